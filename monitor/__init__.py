@@ -1,0 +1,1 @@
+"""The monitor: python -m monitor."""

@@ -1,0 +1,1 @@
+"""Workloads: model, data, loss."""
