@@ -1,0 +1,224 @@
+#!/usr/bin/env bash
+# Once per rank: the rank contract, the monitor on local rank 0, the command, its log, its end.
+#
+#   launcher.sh [trainer options]
+#   launcher.sh -- any command
+#
+# Started by srun (SLURM_* variables), by prelaunch.sh or torchrun (RANK and friends), or by hand.
+unset CDPATH POSIXLY_CORRECT BASH_ENV
+set +o posix
+set -Eeuo pipefail
+IFS=$' \t\n'
+
+export LOG_NAME=launcher
+JOBS_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+source "$JOBS_DIR/lib.sh"
+# shellcheck source=lib/ranks.sh
+source "$JOBS_DIR/lib/ranks.sh"
+
+CHILD_PID='' MONITOR_PID='' FOLLOWER_PID='' KILLER_PID=''
+STOP_SIGNAL='' INTERRUPTED=0 IS_NODE_TASK=0
+
+main() {
+    if [[ $(parse_switch DEBUG "${DEBUG:-0}") == 1 ]]; then trace_start; fi
+    DDP_NODE=${DDP_NODE:-$(uname -n)}
+    ranks_resolve
+    run_defaults
+    trap 'on_signal TERM' TERM INT HUP
+    trap 'on_signal USR1' USR1
+    ulimit -l unlimited 2>/dev/null || : # RDMA pins memory; srun may have lowered the limit
+    if ((IS_NODE_TASK)); then
+        run_node "$@"
+    else
+        run_rank "$@"
+    fi
+}
+
+# By hand, without prelaunch.sh, a rank still has a run directory.
+run_defaults() {
+    export DDP_NODE DDP_JOB_ID=${DDP_JOB_ID:-local-$(date -u +%Y%m%dT%H%M%S)-$$}
+    export DDP_OUT=${DDP_OUT:-$PWD/out} DDP_ATTEMPT=${DDP_ATTEMPT:-1}
+    export DDP_RUN_DIR=${DDP_RUN_DIR:-$DDP_OUT/slurm-$DDP_JOB_ID}
+    export DDP_LAUNCH_ID=${DDP_LAUNCH_ID:-$DDP_JOB_ID.$DDP_ATTEMPT.$$}
+    mkdir -p -- "$DDP_RUN_DIR/logs" 2>/dev/null || :
+    [[ -w $DDP_RUN_DIR/logs ]] ||
+        die "the run directory must be writable on every node, found that $DDP_RUN_DIR is not on $DDP_NODE: set DDP_OUT to a directory on the shared file system"
+}
+
+run_rank() {
+    local code
+    build_command "$@"
+    LOG=$DDP_RUN_DIR/logs/rank-$RANK.log
+    if ((LOCAL_RANK == 0)); then monitor_start; fi
+    child_start
+    event_write rank_up rank "$RANK" local_rank "$LOCAL_RANK" node "$(json_string "$DDP_NODE")" pid "$CHILD_PID"
+    child_wait
+    code=$CHILD_CODE
+    event_write rank_end rank "$RANK" node "$(json_string "$DDP_NODE")" code "$code" \
+        signal "$(json_or_null "$(signal_of_code "$code")")" requested "$(is_requested)"
+    child_sweep
+    monitor_stop
+    follower_stop
+    exit "$code"
+}
+
+# One task on this node: torchrun starts a launcher per rank, and they do the rest.
+run_node() {
+    local python worker=("$JOBS_DIR/launcher.sh" "$@")
+    python=$(find_python "$JOBS_DIR/..")
+    [[ $python ]] || die "DDP_NPROC_PER_NODE needs Python with torch for torchrun, found no python3 on $DDP_NODE: set DDP_PYTHON, or use --ntasks-per-node"
+    unset SLURM_PROCID SLURM_LOCALID
+    LOG=$DDP_RUN_DIR/logs/torchrun-$DDP_NODE.log
+    # Signals reach the ranks through their launchers; a shell cannot trap what it inherits ignored.
+    COMMAND=(env --ignore-signal=USR1 "$python" -m torch.distributed.run
+        --nnodes="$NUM_NODES" --node-rank="$NODE_RANK" --nproc-per-node="$DDP_NPROC_PER_NODE"
+        --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" --max-restarts=0 --no-python
+        env --default-signal=USR1 --default-signal=INT "${worker[@]}")
+    FOLLOWED=0
+    child_start
+    child_wait
+    child_sweep
+    exit "$CHILD_CODE"
+}
+
+# build_command: our trainer, or after -- the user's own command.
+build_command() {
+    local python
+    FOLLOWED=1
+    if [[ ${1-} == -- ]]; then
+        shift
+        COMMAND=("$@")
+        return 0
+    fi
+    python=$(find_python "$JOBS_DIR/..")
+    [[ $python ]] || die "the trainer needs Python, found none on $DDP_NODE: set DDP_PYTHON, or run in the image"
+    mapfile -t COMMAND < <(python_command "$(dirname -- "$JOBS_DIR")" "$python" trainer)
+    COMMAND+=("$@")
+}
+
+# The child writes to its own log and to nothing else: no pipe can block or outlive it.
+# It carries DDP_RANK_ID, by which its descendants are found, and dies with this script.
+child_start() {
+    local guard offset
+    mapfile -t guard < <(with_parent "$(if ((IS_NODE_TASK)); then echo TERM; else echo KILL; fi)")
+    DDP_RANK_ID=$DDP_LAUNCH_ID/${RANK:-node$NODE_RANK}
+    touch -- "$LOG"
+    offset=$(stat -c %s -- "$LOG")
+    env --default-signal=INT,QUIT DDP_RANK_ID="$DDP_RANK_ID" "${guard[@]}" "${COMMAND[@]}" \
+        </dev/null >>"$LOG" 2>&1 &
+    CHILD_PID=$!
+    if ((FOLLOWED)); then follower_start "$((offset + 1))"; else follower_start "$((offset + 1))" ''; fi
+    if [[ $STOP_SIGNAL ]]; then child_signal "$STOP_SIGNAL"; fi # it came before there was a child
+}
+
+# child_wait: sets CHILD_CODE. A trap interrupts wait with a code of its own.
+child_wait() {
+    local code
+    CHILD_CODE=127
+    while :; do
+        INTERRUPTED=0
+        code=0
+        wait "$CHILD_PID" || code=$?
+        if ((code != 127)); then CHILD_CODE=$code; fi
+        ((INTERRUPTED)) || break
+    done
+    if [[ $KILLER_PID ]]; then kill -KILL "$KILLER_PID" 2>/dev/null || :; fi
+}
+
+on_signal() {
+    INTERRUPTED=1
+    STOP_SIGNAL=$1
+    if [[ $CHILD_PID ]]; then child_signal "$1"; fi
+}
+
+# child_signal NAME. TERM has an end: KILL after the grace, a short one if a rank has failed already,
+# because then the others wait in a collective that nobody will complete.
+child_signal() {
+    local grace=${DDP_GRACE:-25}
+    if [[ $1 == USR1 ]]; then
+        child_notify
+        return 0
+    fi
+    kill -TERM "$CHILD_PID" 2>/dev/null || :
+    if [[ $KILLER_PID ]]; then return; fi
+    if attempt_has_failed; then grace=3; fi
+    (
+        trap - TERM INT HUP USR1
+        pause "$grace"
+        kill -KILL "$CHILD_PID" 2>/dev/null
+    ) &
+    KILLER_PID=$!
+}
+
+attempt_has_failed() {
+    grep -qsE "\"event\": \"rank_end\".*\"attempt\": $DDP_ATTEMPT,.*\"code\": [1-9].*\"requested\": false" \
+        "$DDP_RUN_DIR/events.jsonl"
+}
+
+# SIGUSR1 ends a program that has no handler for it, so only those that have one are told.
+child_notify() {
+    local pid
+    if catches_signal "$CHILD_PID" USR1; then
+        kill -USR1 "$CHILD_PID" 2>/dev/null || :
+        return 0
+    fi
+    while IFS= read -r pid; do
+        if catches_signal "$pid" USR1; then kill -USR1 "$pid" 2>/dev/null || :; fi
+    done < <(processes_with "DDP_RANK_ID=$DDP_RANK_ID")
+}
+
+is_requested() {
+    if [[ $STOP_SIGNAL ]]; then echo true; else echo false; fi
+}
+
+# What the command left behind, data loaders and detached children.
+child_sweep() {
+    local leftovers
+    mapfile -t leftovers < <(processes_with "DDP_RANK_ID=$DDP_RANK_ID")
+    stop_processes 2 "${leftovers[@]}"
+}
+
+# follower_start OFFSET [PREFIX]: copies the log to the job's own as it grows, until the child ends.
+follower_start() {
+    local prefix=${2-"[$RANK] "}
+    (
+        trap '' TERM INT HUP USR1
+        tail -c "+$1" -s 0.1 -f --pid="$CHILD_PID" -- "$LOG" | sed -u "s/^/$prefix/"
+    ) &
+    FOLLOWER_PID=$!
+}
+
+follower_stop() {
+    local deadline=$((SECONDS + 5))
+    while process_alive "$FOLLOWER_PID" && ((SECONDS < deadline)); do pause 0.05; done
+    kill -KILL "$FOLLOWER_PID" 2>/dev/null || :
+}
+
+# The monitor never decides anything: without it the ranks run on.
+monitor_start() {
+    local python monitor guard
+    [[ ${DDP_MONITOR:-1} != 0 ]] || return 0
+    python=$(find_python "$JOBS_DIR/..")
+    if [[ ! $python ]]; then
+        log_info "no monitor on $DDP_NODE: no python3; set DDP_PYTHON"
+        return 0
+    fi
+    mapfile -t monitor < <(python_command "$(dirname -- "$JOBS_DIR")" "$python" monitor)
+    mapfile -t guard < <(with_parent TERM)
+    "${guard[@]}" "${monitor[@]}" record --out "$DDP_OUT/slurm-$DDP_JOB_ID.$DDP_NODE.gutil" \
+        --interval "${DDP_MONITOR_INTERVAL:-15}" --compose "$DDP_RUN_DIR" --launch-id "$DDP_LAUNCH_ID" \
+        </dev/null >>"$DDP_RUN_DIR/logs/monitor-$DDP_NODE.log" 2>&1 &
+    MONITOR_PID=$!
+    event_write monitor_up node "$(json_string "$DDP_NODE")" pid "$MONITOR_PID"
+}
+
+monitor_stop() {
+    local code=0
+    [[ $MONITOR_PID ]] || return 0
+    stop_processes 3 "$MONITOR_PID"
+    wait "$MONITOR_PID" || code=$?
+    event_write monitor_end node "$(json_string "$DDP_NODE")" pid "$MONITOR_PID" code "$code"
+}
+
+main "$@"

@@ -1,0 +1,186 @@
+# shellcheck shell=bash
+# ddp jobs library: messages, JSON, events, processes.
+# Sourced by every script of this folder; knows neither Slurm nor training.
+
+readonly EXIT_USAGE=64 # the user's input or environment is wrong: no retry
+
+# ---- messages: people read stderr, programs read stdout -----------------------------------------
+
+log_info() {
+    printf '%s: %s\n' "${LOG_NAME:-ddp}" "$*" >&2
+}
+
+die() {
+    log_info "$@"
+    exit "$EXIT_USAGE"
+}
+
+# Bash tracing with time, host and line, for DEBUG=on.
+trace_start() {
+    PS4='+ \D{%H:%M:%S} \h ${BASH_SOURCE[0]##*/}:${LINENO}: '
+    set -x
+}
+
+# parse_switch NAME VALUE: prints 1 or 0; anything that is neither is the user's mistake.
+parse_switch() {
+    case ${2,,} in
+        1 | on | yes | true) echo 1 ;;
+        0 | off | no | false) echo 0 ;;
+        *) die "$1 must be 1/0, on/off, yes/no or true/false, found '$2': set one of these, or unset it" ;;
+    esac
+}
+
+# require_integer NAME VALUE MIN MAX
+require_integer() {
+    if [[ ! $2 =~ ^[0-9]{1,9}$ ]] || ((10#$2 < $3 || 10#$2 > $4)); then
+        die "$1 must be a whole number from $3 to $4, found '$2': correct it, or unset it for the default"
+    fi
+}
+
+# ---- JSON and events ----------------------------------------------------------------------------
+
+json_string() {
+    local text=$1 backslash=$'\\'
+    text=${text//\\/"$backslash$backslash"}
+    text=${text//\"/'\"'}
+    text=${text//$'\n'/'\n'}
+    text=${text//$'\t'/'\t'}
+    text=${text//[[:cntrl:]]/'?'}
+    printf '"%s"' "$text"
+}
+
+json_list() {
+    local separator='' item
+    printf '['
+    for item in "$@"; do
+        printf '%s%s' "$separator" "$(json_string "$item")"
+        separator=', '
+    done
+    printf ']'
+}
+
+# json_or_null VALUE: an empty value does not exist.
+json_or_null() {
+    if [[ $1 ]]; then json_string "$1"; else printf 'null'; fi
+}
+
+time_utc() {
+    local now=${EPOCHREALTIME-$(date +%s.%N)} fraction
+    fraction=${now#*[^0-9]} # the separator is the locale's
+    TZ=UTC0 printf '%(%Y-%m-%dT%H:%M:%S)T.%sZ' "${now%%[^0-9]*}" "${fraction:0:3}"
+}
+
+# event_write NAME [KEY JSON]...: one line, one write. A full disk must not end the job.
+event_write() {
+    local line
+    line="{\"time\": \"$(time_utc)\", \"event\": \"$1\", \"source\": \"$LOG_NAME\""
+    line+=", \"attempt\": $DDP_ATTEMPT, \"host\": $(json_string "$DDP_NODE")"
+    shift
+    while (($#)); do
+        line+=", \"$1\": $2"
+        shift 2
+    done
+    # dd, because printf splits what is longer than its buffer into several writes.
+    printf '%s}\n' "$line" |
+        dd bs=1M iflag=fullblock oflag=append conv=notrunc of="$DDP_RUN_DIR/events.jsonl" status=none ||
+        log_info "could not append to $DDP_RUN_DIR/events.jsonl; going on"
+}
+
+# event_field NAME LINE: prints the plain value of one key of an event written above.
+event_field() {
+    local pattern="\"$1\": \"?([^,\"}]*)"
+    [[ $2 =~ $pattern ]] && printf '%s' "${BASH_REMATCH[1]}"
+}
+
+# ---- processes ----------------------------------------------------------------------------------
+
+# pause SECONDS: waits without a child process, so that nothing outlives a killed shell.
+pause() {
+    if [[ ! ${PAUSE_FD-} ]]; then exec {PAUSE_FD}<> <(:); fi
+    read -rt "$1" -u "$PAUSE_FD" || :
+}
+
+# A zombie has ended: it only waits for its parent.
+process_alive() {
+    local state
+    state=$(sed -n 's/^State:[[:space:]]*\(.\).*/\1/p' "/proc/$1/status" 2>/dev/null) || return 1
+    [[ $state && $state != Z && $state != X ]]
+}
+
+# processes_with NAME=VALUE: ids of the processes that were started with it in their environment.
+processes_with() {
+    local file pid
+    while IFS= read -r file; do
+        pid=${file#/proc/}
+        pid=${pid%%/*}
+        if [[ $pid != "$$" && $pid != "$BASHPID" ]]; then printf '%s\n' "$pid"; fi
+    done < <(grep -lszFx -e "$1" /proc/[0-9]*/environ || :)
+}
+
+# catches_signal PID NAME: has the process a handler of its own for the signal?
+catches_signal() {
+    local mask number
+    mask=$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$1/status" 2>/dev/null) || return 1
+    number=$(kill -l "$2")
+    [[ $mask ]] && ((16#${mask: -8} >> (number - 1) & 1))
+}
+
+# stop_processes GRACE_S PID...: TERM, then KILL for what is left after the grace.
+stop_processes() {
+    local deadline=$((SECONDS + $1)) pid alive
+    shift
+    (($#)) || return 0
+    kill -TERM "$@" 2>/dev/null || :
+    while :; do
+        alive=()
+        for pid in "$@"; do
+            if process_alive "$pid"; then alive+=("$pid"); fi
+        done
+        ((${#alive[@]})) || return 0
+        if ((SECONDS >= deadline)); then break; fi
+        pause 0.1
+    done
+    kill -KILL "${alive[@]}" 2>/dev/null || :
+}
+
+# with_parent SIGNAL COMMAND...: prints the words that end COMMAND when its parent dies.
+with_parent() {
+    if setpriv --pdeathsig "$1" true 2>/dev/null; then
+        printf '%s\n' setpriv --pdeathsig "$1" --
+    fi
+}
+
+# signal_of_code CODE: the signal's name if the code is 128+N, else nothing.
+signal_of_code() {
+    if (($1 > 128 && $1 <= 192)); then kill -l $(($1 - 128)) 2>/dev/null || :; fi
+}
+
+# describe_code CODE: words for a person.
+describe_code() {
+    local signal
+    signal=$(signal_of_code "$1")
+    if [[ $signal ]]; then
+        printf 'was killed by signal %d (SIG%s), code %d' $(($1 - 128)) "$signal" "$1"
+    else
+        printf 'ended with code %d' "$1"
+    fi
+}
+
+# ---- where our Python is ------------------------------------------------------------------------
+
+# find_python ROOT: the interpreter that runs trainer and monitor; none is not an error here.
+find_python() {
+    local candidate
+    for candidate in "${DDP_PYTHON-}" "$1/.venv/bin/python" python3; do
+        if [[ $candidate ]] && command -v "$candidate" >/dev/null; then
+            command -v "$candidate"
+            return 0
+        fi
+    done
+}
+
+# python_command ROOT PYTHON MODULE: prints, a word a line, how one of our modules is run.
+# -P keeps a trainer.py in the working directory from being taken for ours.
+python_command() {
+    printf '%s\n' env "PYTHONPATH=$1${PYTHONPATH:+:$PYTHONPATH}" "$2" -P -m "$3"
+}

@@ -1,0 +1,88 @@
+# shellcheck shell=bash
+# MASTER_ADDR and MASTER_PORT: where the ranks find each other.
+
+# master_resolve: sets NODES, MASTER_ADDR and MASTER_PORT with their origins.
+master_resolve() {
+    local master address port status=0
+    master_list_nodes
+    master=$(master_node)
+    if [[ -v MASTER_PORT ]]; then require_integer MASTER_PORT "$MASTER_PORT" 1 65535; fi
+    read -r address port < <(master_probe "$master") || :
+    wait "$!" || status=$?
+    case $status in
+        0) ;;
+        3) die "DDP_IFACE must name an interface with an address on $master, found none on '$DDP_IFACE': see 'ip -br addr' there" ;;
+        4) die "MASTER_PORT must be free on $master, found $MASTER_PORT taken: unset it to have a free one chosen" ;;
+        *) die "the port of rank 0 must be probed on $master, and the probe ended with code $status: is the node up (sinfo -N)?" ;;
+    esac
+    master_choose_address "$master" "$address"
+    setting MASTER_PORT "by job id, free on $master" "$port"
+}
+
+master_list_nodes() {
+    NODES=("$DDP_NODE")
+    if ((HAVE_CLIENT)); then
+        mapfile -t NODES < <(scontrol show hostnames "${SLURM_JOB_NODELIST:-$SLURM_NODELIST}")
+    fi
+}
+
+# The node of rank 0, in Slurm's own order; a host file of the user's has an order of its own.
+master_node() {
+    if [[ ${SLURM_DISTRIBUTION-} == arbitrary && -r ${SLURM_HOSTFILE-} ]]; then
+        head -n 1 -- "$SLURM_HOSTFILE"
+    else
+        echo "${NODES[0]}"
+    fi
+}
+
+# master_probe NODE: runs lib/probe.sh there, through standard input where that is another machine.
+master_probe() {
+    local number=${SLURM_JOB_ID:-$$} probe=$JOBS_DIR/lib/probe.sh
+    local arguments=("$number" "${DDP_IFACE-}" "${MASTER_PORT-}")
+    if [[ $1 == "$DDP_NODE" || $PLACE == *-local ]]; then
+        bash "$probe" "${arguments[@]}"
+    else
+        timeout 120 srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" --export=ALL \
+            bash -s -- "${arguments[@]}" <"$probe"
+    fi
+}
+
+# master_choose_address NODE INTERFACE_ADDRESS
+master_choose_address() {
+    if [[ -v MASTER_ADDR ]]; then
+        ((NUM_NODES == 1)) || ! is_loopback "$MASTER_ADDR" ||
+            die "MASTER_ADDR must not be a loopback address with $NUM_NODES nodes, found '$MASTER_ADDR': unset it, or set DDP_IFACE"
+        setting_note MASTER_ADDR 'the environment'
+    elif [[ ${DDP_IFACE-} ]]; then
+        setting MASTER_ADDR "DDP_IFACE on $1" "$2"
+    elif [[ $PLACE == *-local ]]; then
+        setting MASTER_ADDR 'one machine' 127.0.0.1
+    elif master_name_is_good "$1"; then
+        setting MASTER_ADDR "the node of rank 0" "$1"
+    else
+        master_fall_back "$1"
+    fi
+}
+
+# A name is good if it means the same machine to every node: it resolves, and not to loopback.
+master_name_is_good() {
+    local address
+    address=$(getent ahosts "$1" | awk 'NR == 1 { print $1 }')
+    [[ $address ]] && ! is_loopback "$address"
+}
+
+master_fall_back() {
+    local address
+    address=$(scontrol --oneliner show node "$1" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
+    if [[ $address ]] && master_name_is_good "$address"; then
+        setting MASTER_ADDR "Slurm's NodeAddr of $1" "$address"
+    elif ((NUM_NODES == 1)); then
+        setting MASTER_ADDR 'one machine' 127.0.0.1
+    else
+        die "the name of rank 0's node must resolve to an address other nodes reach, found none for '$1': set DDP_IFACE to its network interface, or MASTER_ADDR"
+    fi
+}
+
+is_loopback() {
+    [[ $1 == 127.* || $1 == ::1 || $1 == localhost* || $1 == 0.0.0.0 ]]
+}

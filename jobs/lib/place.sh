@@ -1,0 +1,138 @@
+# shellcheck shell=bash disable=SC2034,SC2100 # set here, read by the scripts; a-b is a name
+# Where the batch script runs, and so where and how the ranks run: the five places.
+
+# place_detect: sets UNDER_SLURM, IN_CONTAINER, INTERACTIVE, SUBMIT_DIR, JOB_ID, PLACE and the counts.
+place_detect() {
+    UNDER_SLURM=0 IN_CONTAINER=0 INTERACTIVE=0 HAVE_CLIENT=0
+    if [[ ${SLURM_JOB_ID-} ]]; then UNDER_SLURM=1; fi
+    if place_is_container; then IN_CONTAINER=1; fi
+    # sbatch alone says BATCH; srun --pty and salloc leave it out.
+    if ((UNDER_SLURM)) && [[ ${ENVIRONMENT-} != BATCH || ${SLURM_PTY_PORT-} ]]; then INTERACTIVE=1; fi
+    SUBMIT_DIR=${SLURM_SUBMIT_DIR:-$PWD}
+    place_name_job
+    place_choose
+    place_count_ranks
+}
+
+# Pyxis leaves its options in the environment of a batch script it put into a container; our image
+# says where it keeps the project.
+place_is_container() {
+    [[ ${SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_image-} ]] ||
+        [[ ${DDP_HOME-} && -d $DDP_HOME/jobs ]]
+}
+
+place_name_job() {
+    JOB_ID_ORIGIN='Slurm'
+    if [[ ${SLURM_ARRAY_TASK_ID-} ]]; then
+        JOB_ID=${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}
+    elif ((UNDER_SLURM)); then
+        JOB_ID=$SLURM_JOB_ID
+    else
+        JOB_ID_ORIGIN='no Slurm: time and process'
+        JOB_ID=local-$(date -u +%Y%m%dT%H%M%S)-$$
+    fi
+    unset DDP_JOB_ID # an outer job's, if any
+    DDP_NODE=${SLURMD_NODENAME:-$(uname -n)}
+    DDP_NODE=${DDP_NODE%%.*}
+}
+
+# A client counts only if the controller answers it: in a container, its plugins, configuration and
+# munge socket may be missing although the program is there.
+place_has_client() {
+    command -v srun >/dev/null && command -v scontrol >/dev/null &&
+        timeout 30 scontrol --oneliner show job "$SLURM_JOB_ID" >/dev/null 2>&1
+}
+
+place_choose() {
+    NUM_NODES=1
+    if ((! UNDER_SLURM)); then
+        if ((IN_CONTAINER)); then PLACE=container-local; else PLACE=bare-local; fi
+        [[ ! ${DDP_IMAGE-} ]] || die "DDP_IMAGE needs Slurm with Pyxis to start ranks in containers, found no Slurm job: submit with sbatch, or use docker run, or unset DDP_IMAGE"
+        return 0
+    fi
+    NUM_NODES=${SLURM_JOB_NUM_NODES:-${SLURM_NNODES:-1}}
+    if place_has_client; then HAVE_CLIENT=1; fi
+    if ((IN_CONTAINER && HAVE_CLIENT)); then
+        PLACE=container-srun
+    elif ((IN_CONTAINER)); then
+        PLACE=container-local
+        ((NUM_NODES == 1)) || place_die_no_way
+    elif ((HAVE_CLIENT)) && [[ ${DDP_IMAGE-} ]]; then
+        PLACE=host-image
+        place_check_image
+    elif ((HAVE_CLIENT)); then
+        PLACE=bare-srun
+    else
+        ((NUM_NODES == 1)) || place_die_no_way
+        PLACE=bare-local
+    fi
+    if ((IN_CONTAINER)) && [[ ${DDP_IMAGE-} ]]; then
+        log_info "warning: DDP_IMAGE is ignored, the batch script already runs in a container"
+    fi
+}
+
+place_die_no_way() {
+    log_info "the ranks of $NUM_NODES nodes need srun, and no Slurm client works here; paste one of these:"
+    log_info "    eval \"\$(container/pyxis_env.sh)\" && sbatch --container-image=./ddp.sqsh jobs/prelaunch.sh   # on the submit host: mounts the client"
+    log_info "    DDP_IMAGE=./ddp.sqsh sbatch --nodes=$NUM_NODES jobs/prelaunch.sh   # the script on the host, the ranks in containers"
+    exit "$EXIT_USAGE"
+}
+
+place_check_image() {
+    if [[ $DDP_IMAGE == [./]* ]]; then
+        [[ -r $DDP_IMAGE ]] || die "DDP_IMAGE must be a readable squashfs file, found nothing at '$DDP_IMAGE': make it with container/to_squashfs.sh ddp ddp.sqsh"
+    elif [[ -e $DDP_IMAGE ]]; then
+        die "DDP_IMAGE must begin with / or . (else Pyxis takes it for a registry image), found '$DDP_IMAGE': write ./$DDP_IMAGE"
+    fi
+    srun --help 2>&1 | grep -q -e --container-image ||
+        die "DDP_IMAGE needs the Pyxis plugin, found an srun without --container-image: ask the admins for Pyxis, or unset DDP_IMAGE"
+}
+
+# place_count_ranks: NUM_TASKS launchers of this step, NUM_LOCAL_TASKS of them and NUM_LOCAL_RANKS
+# ranks on each node, WORLD_SIZE ranks in all.
+place_count_ranks() {
+    local ranks=${DDP_NPROC_PER_NODE-}
+    [[ ! ${DDP_NPROC_PER_NODE+set} ]] || require_integer DDP_NPROC_PER_NODE "$ranks" 1 1024
+    if [[ $PLACE == *-local ]]; then
+        place_count_local_ranks "$ranks"
+        return 0
+    fi
+    NUM_TASKS=$((NUM_NODES * ${SLURM_NTASKS_PER_NODE:-1}))
+    # Inside a step (srun --pty) the count is that of the shell's own step.
+    if [[ ! ${SLURM_STEP_ID-} && ${SLURM_NTASKS-} ]]; then NUM_TASKS=$SLURM_NTASKS; fi
+    NUM_LOCAL_TASKS=$(((NUM_TASKS + NUM_NODES - 1) / NUM_NODES))
+    NUM_LOCAL_RANKS=${ranks:-$NUM_LOCAL_TASKS}
+    if ((NUM_TASKS != NUM_NODES && NUM_LOCAL_RANKS != NUM_LOCAL_TASKS)); then
+        die "DDP_NPROC_PER_NODE must agree with the tasks per node unless there is one, found $ranks and $NUM_LOCAL_TASKS: unset it, or give --ntasks-per-node=1"
+    fi
+    WORLD_SIZE=$((NUM_LOCAL_RANKS == NUM_LOCAL_TASKS ? NUM_TASKS : NUM_NODES * NUM_LOCAL_RANKS))
+}
+
+place_count_local_ranks() {
+    local gpus
+    gpus=$(place_count_gpus)
+    if ((UNDER_SLURM)); then gpus=${SLURM_NTASKS:-${SLURM_NTASKS_PER_NODE:-1}}; fi
+    NUM_LOCAL_RANKS=${1:-$((gpus > 0 ? gpus : 1))}
+    NUM_TASKS=$NUM_LOCAL_RANKS NUM_LOCAL_TASKS=$NUM_LOCAL_RANKS WORLD_SIZE=$NUM_LOCAL_RANKS
+}
+
+place_count_gpus() {
+    local devices=()
+    if [[ -v CUDA_VISIBLE_DEVICES ]]; then
+        IFS=, read -ra devices <<<"$CUDA_VISIBLE_DEVICES"
+    else
+        mapfile -t devices < <(compgen -G '/dev/nvidia[0-9]*' || :)
+    fi
+    echo "${#devices[@]}"
+}
+
+# place_check_output DIRECTORY: what a container writes into its own file system is gone at its end.
+place_check_output() {
+    local directory=$1 kind mount
+    ((IN_CONTAINER)) || return 0
+    while [[ ! -d $directory ]]; do directory=$(dirname -- "$directory"); done
+    read -r kind mount < <(df --output=fstype,target -- "$directory" | tail -n 1)
+    if [[ $mount == / || $kind == tmpfs ]]; then
+        die "the output must outlive the container, found $1 on the container's own file system: add --container-mounts=./:/submit --container-env=DDP_OUT with DDP_OUT=/submit/out, or run eval \"\$(container/pyxis_env.sh)\" before sbatch (docker: -v \"\$PWD/out:/out\")"
+    fi
+}

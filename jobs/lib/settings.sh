@@ -1,0 +1,139 @@
+# shellcheck shell=bash disable=SC2034,SC2153 # set here, read by the other parts
+# The settings in force and where each came from. Knows names and defaults; starts nothing.
+
+declare -a SETTING_NAMES=()
+declare -A SETTING_ORIGINS=()
+
+# Names that a rank must see as the job sees them, also where an image sets them otherwise.
+readonly FORWARDED_PREFIXES='DDP_|NCCL_|TORCH_|TORCHELASTIC_|GLOO_|CUDA_|OMP_|MKL_|PYTHON|UCX_|FI_|MASTER_|HF_|WANDB_'
+
+# setting NAME ORIGIN VALUE: the default of a setting; what the user set stays as it is.
+setting() {
+    if [[ -v $1 ]]; then
+        setting_note "$1" 'the environment'
+    else
+        printf -v "$1" '%s' "$3"
+        setting_note "$1" "$2"
+    fi
+}
+
+# setting_note NAME ORIGIN: records and exports what is in force.
+setting_note() {
+    [[ -v SETTING_ORIGINS[$1] ]] || SETTING_NAMES+=("$1")
+    SETTING_ORIGINS[$1]=$2
+    export "${1?}"
+}
+
+settings_debug_flags() {
+    setting DEBUG 'the default' 0
+    DEBUG=$(parse_switch DEBUG "$DEBUG")
+    if ((DEBUG)); then
+        setting NCCL_DEBUG 'DEBUG=1' INFO
+        setting TORCH_DISTRIBUTED_DEBUG 'DEBUG=1' DETAIL
+        setting CUDA_LAUNCH_BLOCKING 'DEBUG=1' 1
+    else
+        setting PYTHONFAULTHANDLER 'DEBUG=0' 1
+        setting NCCL_DEBUG 'DEBUG=0' WARN
+        # The flight recorder; torch 2.11 renamed its variables and still reads the old ones.
+        setting TORCH_NCCL_TRACE_BUFFER_SIZE 'DEBUG=0' 2000
+        setting TORCH_NCCL_DUMP_ON_TIMEOUT 'DEBUG=0' 1
+        setting TORCH_NCCL_DEBUG_INFO_TEMP_FILE 'DEBUG=0' "$DDP_RUN_DIR/debug/nccl-trace-rank-"
+        setting TORCH_FR_BUFFER_SIZE 'DEBUG=0' 2000
+        setting TORCH_FR_DUMP_TEMP_FILE 'DEBUG=0' "$DDP_RUN_DIR/debug/nccl-trace-rank-"
+    fi
+}
+
+# Ranks of one node share its CPUs: Slurm says how many a task has, else we divide.
+settings_cpus() {
+    local cpus ranks=$NUM_LOCAL_RANKS
+    if [[ ${SLURM_CPUS_PER_TASK-} ]]; then
+        cpus=$SLURM_CPUS_PER_TASK
+        # Since 22.05 srun no longer takes it from SLURM_CPUS_PER_TASK: every rank on one core.
+        setting SRUN_CPUS_PER_TASK 'SLURM_CPUS_PER_TASK' "$cpus"
+        ranks=$((NUM_LOCAL_RANKS / NUM_LOCAL_TASKS))
+    else
+        cpus=${SLURM_CPUS_ON_NODE:-$(nproc)}
+    fi
+    cpus=$((cpus / ranks))
+    ((DEBUG)) || setting OMP_NUM_THREADS "CPUs of a rank" "$((cpus > 0 ? cpus : 1))"
+}
+
+settings_run() {
+    setting DDP_OUT 'out/ in the submit directory' "$SUBMIT_DIR/out"
+    [[ $DDP_OUT == /* ]] || DDP_OUT=$PWD/$DDP_OUT
+    setting DDP_JOB_ID "$JOB_ID_ORIGIN" "$JOB_ID"
+    if [[ -v DDP_RUN_NAME ]]; then
+        [[ $DDP_RUN_NAME =~ ^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$ ]] ||
+            die "DDP_RUN_NAME must be letters, digits, '.', '_' and '-', found '$DDP_RUN_NAME': give the run such a name"
+        setting_note DDP_RUN_NAME 'the environment'
+    fi
+    # The directory is this job's own: what an outer job exported does not count.
+    DDP_RUN_DIR=$DDP_OUT/${DDP_RUN_NAME:-slurm-$DDP_JOB_ID}
+    setting_note DDP_RUN_DIR 'DDP_OUT and the run'"'"'s name'
+    DDP_ATTEMPT=$(($(grep -cs '"event": "start"' "$DDP_RUN_DIR/events.jsonl" || :) + 1))
+    setting_note DDP_ATTEMPT 'starts in events.jsonl'
+    # The same after a requeue and in every link of a chain, because it comes from the name.
+    setting DDP_SEED "the run's name" "$(printf '%s' "${DDP_RUN_DIR##*/}" | cksum | cut -d' ' -f1)"
+    [[ $DDP_SEED =~ ^[0-9]{1,10}$ ]] ||
+        die "DDP_SEED must be a whole number below 10^10, found '$DDP_SEED': correct it, or unset it"
+    DDP_LAUNCH_ID=$DDP_JOB_ID.$DDP_ATTEMPT.$$
+    setting_note DDP_LAUNCH_ID 'this start'
+    setting DDP_MONITOR 'the default' 1
+    DDP_MONITOR=$(parse_switch DDP_MONITOR "$DDP_MONITOR")
+    setting DDP_MONITOR_INTERVAL 'the default' 15
+    setting DDP_TIMESTAMP_INTERVAL 'the default' 120
+    require_integer DDP_TIMESTAMP_INTERVAL "$DDP_TIMESTAMP_INTERVAL" 1 86400
+    setting DDP_GRACE 'the default' 25
+    require_integer DDP_GRACE "$DDP_GRACE" 0 86400
+}
+
+# An interface for the master's address is the one for the traffic, too.
+settings_network() {
+    setting_note MASTER_ADDR "${SETTING_ORIGINS[MASTER_ADDR]}"
+    if [[ ${DDP_IFACE-} ]]; then
+        setting_note DDP_IFACE 'the environment'
+        setting NCCL_SOCKET_IFNAME 'DDP_IFACE' "$DDP_IFACE"
+        setting GLOO_SOCKET_IFNAME 'DDP_IFACE' "$DDP_IFACE"
+    fi
+}
+
+# A mistyped setting would be silently without effect.
+settings_warn_unknown() {
+    local known=' DDP_HOME DDP_IMAGE DDP_MOUNTS DDP_PYTHON DDP_IFACE DDP_NPROC_PER_NODE DDP_RUN_NAME DDP_SWEEP_FILE DDP_NODE DDP_CLUSTER_DIR '
+    local name
+    for name in $(compgen -e DDP_); do
+        if [[ ! -v SETTING_ORIGINS[$name] && $known != *" $name "* ]]; then
+            log_info "warning: there is no setting $name; it has no effect (settings are listed in README.md)"
+        fi
+    done
+}
+
+is_secret() {
+    [[ $1 =~ (TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|COOKIE) ]]
+}
+
+settings_print() {
+    local name
+    printf '%-34s %-44s %s\n' setting value from >&2
+    for name in "${SETTING_NAMES[@]}"; do
+        printf '%-34s %-44q %s\n' "$name" "${!name}" "${SETTING_ORIGINS[$name]}" >&2
+    done
+}
+
+# The settings, and beside them what else a rank will see of the forwarded names.
+settings_json() {
+    local name separator=''
+    printf '{'
+    while IFS= read -r name; do
+        if is_secret "$name"; then continue; fi
+        printf '%s"%s": {"value": %s, "origin": %s}' "$separator" "$name" \
+            "$(json_string "${!name}")" "$(json_string "${SETTING_ORIGINS[$name]:-the environment}")"
+        separator=', '
+    done < <(printf '%s\n' "${SETTING_NAMES[@]}" "$(forwarded_names)" | awk 'NF && !seen[$0]++')
+    printf '}'
+}
+
+# forwarded_names: the exported names with one of the prefixes, one a line.
+forwarded_names() {
+    compgen -e | grep -E "^($FORWARDED_PREFIXES)" || :
+}

@@ -1,0 +1,106 @@
+# shellcheck shell=bash
+# The step: all ranks of one attempt. Builds its command, starts it, waits, ends it.
+
+declare -a STEP_PIDS=() STEP_COMMAND=()
+STEP_CODE=0
+
+# step_build ARGUMENTS...: STEP_COMMAND for srun; in place the launcher is started once per rank.
+step_build() {
+    local launcher=$JOBS_DIR/launcher.sh
+    STEP_COMMAND=()
+    if [[ $PLACE == *-srun || $PLACE == host-image ]]; then
+        STEP_COMMAND=(srun --kill-on-bad-exit=1 --nodes="$NUM_NODES" --ntasks="$NUM_TASKS"
+            --export=ALL --input=none)
+        if ((INTERACTIVE)); then STEP_COMMAND+=(--overlap); fi
+    fi
+    if [[ $PLACE == host-image ]]; then
+        launcher=/opt/ddp/jobs/launcher.sh # the image's own
+        STEP_COMMAND+=(--container-image="$DDP_IMAGE" --container-mounts="$(step_mounts)"
+        --container-env="$(step_forwarded)")
+    fi
+    STEP_COMMAND+=("$launcher" "$@")
+}
+
+step_mounts() {
+    local mounts=$SUBMIT_DIR:$SUBMIT_DIR
+    [[ $DDP_OUT == "$SUBMIT_DIR"/* ]] || mounts+=,$DDP_OUT:$DDP_OUT
+    printf '%s' "$mounts${DDP_MOUNTS:+,$DDP_MOUNTS}"
+}
+
+step_forwarded() {
+    forwarded_names | paste -sd,
+}
+
+# A nested srun inherits the image from Pyxis's own variables; so it does the names that win over it.
+step_forward_in_container() {
+    local -n option=SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_env
+    [[ $PLACE == container-srun ]] || return 0
+    option=${option:+$option,}$(step_forwarded)
+    export "${!option}"
+}
+
+step_start() {
+    local local_rank guard
+    mapfile -t guard < <(with_parent TERM)
+    if [[ $PLACE != *-local ]]; then
+        step_forward_in_container
+        "${guard[@]}" "${STEP_COMMAND[@]}" </dev/null &
+        STEP_PIDS=("$!")
+        return 0
+    fi
+    # Pyxis and Slurm describe the batch script's own task: not these ranks.
+    unset SLURM_PROCID SLURM_LOCALID SLURM_NODEID RANK LOCAL_RANK
+    for ((local_rank = 0; local_rank < NUM_LOCAL_RANKS; local_rank++)); do
+        env RANK="$local_rank" LOCAL_RANK="$local_rank" WORLD_SIZE="$WORLD_SIZE" \
+            LOCAL_WORLD_SIZE="$WORLD_SIZE" NODE_RANK=0 \
+            "${guard[@]}" "${STEP_COMMAND[@]}" </dev/null &
+        STEP_PIDS+=("$!")
+    done
+}
+
+# step_wait: returns when every process of the step has ended. In place it is what
+# srun --kill-on-bad-exit is under Slurm: the first failure ends the others.
+step_wait() {
+    local code alive pid
+    while :; do
+        alive=()
+        for pid in "${STEP_PIDS[@]}"; do
+            if process_alive "$pid"; then alive+=("$pid"); fi
+        done
+        ((${#alive[@]})) || break
+        code=0
+        wait -n "${alive[@]}" || code=$?
+        # A trap interrupts wait with a code of its own; then nobody has ended.
+        if ((code && ! INTERRUPTED)); then
+            ((STEP_CODE)) || STEP_CODE=$code
+            if [[ $PLACE == *-local ]]; then stop_processes 8 "${alive[@]}"; fi
+        fi
+        INTERRUPTED=0
+    done
+    step_collect
+}
+
+# The codes of those that ended while nobody waited for them.
+step_collect() {
+    local pid code
+    for pid in "${STEP_PIDS[@]}"; do
+        code=0
+        wait "$pid" 2>/dev/null || code=$?
+        if ((code && code != 127 && ! STEP_CODE)); then STEP_CODE=$code; fi
+    done
+}
+
+# step_signal NAME: srun hands it to every rank's launcher; in place we do.
+step_signal() {
+    local pid
+    for pid in "${STEP_PIDS[@]}"; do
+        kill -s "$1" "$pid" 2>/dev/null || :
+    done
+}
+
+# step_end: whatever happened, nothing of this attempt stays behind on this node.
+step_end() {
+    stop_processes 5 "${STEP_PIDS[@]}"
+    mapfile -t leftovers < <(processes_with "DDP_LAUNCH_ID=$DDP_LAUNCH_ID")
+    stop_processes 2 "${leftovers[@]}"
+}

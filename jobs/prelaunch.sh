@@ -1,0 +1,209 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=ddp
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@120
+#
+# Once per job: checks, resolves, starts the ranks, judges their end.
+#
+#   sbatch [sbatch options] jobs/prelaunch.sh [--dry-run] [trainer options]
+#   sbatch [sbatch options] jobs/prelaunch.sh [--dry-run] -- any command
+#   jobs/prelaunch.sh …        the same without Slurm, or inside salloc and srun --pty
+#
+# Settings come from the environment and are listed in README.md; --dry-run shows them.
+unset CDPATH POSIXLY_CORRECT BASH_ENV
+set +o posix
+set -Eeuo pipefail
+IFS=$' \t\n'
+
+export LOG_NAME=prelaunch
+
+# Slurm runs a copy from its spool directory, beside which nothing lies.
+find_jobs_dir() {
+    local candidate submitted=''
+    if [[ ${SLURM_JOB_ID-} ]] && command -v scontrol >/dev/null; then
+        submitted=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null |
+            sed -n 's#.* Command=\(.*\)/prelaunch\.sh.*#\1#p')
+    fi
+    for candidate in "$(dirname -- "${BASH_SOURCE[0]}")" "$submitted" "${SLURM_SUBMIT_DIR-.}/jobs" \
+        "${DDP_HOME:-/opt/ddp}/jobs"; do
+        if [[ $candidate && -r $candidate/lib.sh && -x $candidate/launcher.sh ]]; then
+            (cd -- "$candidate" && pwd -P)
+            return 0
+        fi
+    done
+    echo "prelaunch: lib.sh and launcher.sh must lie beside the submitted script, in \$SLURM_SUBMIT_DIR/jobs or in the image's /opt/ddp/jobs, found in none: submit from the project's directory" >&2
+    return 64
+}
+
+JOBS_DIR=$(find_jobs_dir) || exit 64
+# shellcheck source=lib.sh
+source "$JOBS_DIR/lib.sh"
+# shellcheck source=lib/settings.sh
+source "$JOBS_DIR/lib/settings.sh"
+# shellcheck source=lib/place.sh
+source "$JOBS_DIR/lib/place.sh"
+# shellcheck source=lib/master.sh
+source "$JOBS_DIR/lib/master.sh"
+# shellcheck source=lib/step.sh
+source "$JOBS_DIR/lib/step.sh"
+# shellcheck source=lib/judge.sh
+source "$JOBS_DIR/lib/judge.sh"
+
+STOP_SIGNAL='' INTERRUPTED=0 DRY_RUN=0
+
+main() {
+    parse_arguments "$@"
+    place_detect
+    resolve_settings
+    step_build "${ARGUMENTS[@]}"
+    settings_print
+    printf 'step: %s\n' "$(printf '%q ' "${STEP_COMMAND[@]}")" >&2
+    if ((DRY_RUN)); then return 0; fi
+    check_trainer_options
+    run_open
+    trap 'on_exit $?' EXIT
+    trap 'on_signal INT' INT
+    trap 'on_signal TERM' TERM HUP
+    trap 'on_signal USR1' USR1
+    timestamps_start
+    step_start
+    if [[ $STOP_SIGNAL ]]; then step_signal "$STOP_SIGNAL"; fi # it came before there was a step
+    step_wait
+    run_judge
+}
+
+parse_arguments() {
+    case ${1-} in
+        --dry-run)
+            DRY_RUN=1
+            shift
+            ;;
+        -h | --help)
+            sed -n '6,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+            exit 0
+            ;;
+    esac
+    if [[ ${1-} == -- && $# -eq 1 ]]; then
+        die "a command must follow --, found nothing: give one, or leave -- away to run the trainer"
+    fi
+    ARGUMENTS=("$@")
+    sweep_point
+}
+
+# One task of a job array takes its line of the file that jobs/sweep.sh wrote.
+sweep_point() {
+    local point
+    [[ ${DDP_SWEEP_FILE-} && ${SLURM_ARRAY_TASK_ID-} ]] || return 0
+    point=$(sed -n "${SLURM_ARRAY_TASK_ID}p" -- "$DDP_SWEEP_FILE" || :)
+    [[ $point ]] ||
+        die "DDP_SWEEP_FILE must have a line ${SLURM_ARRAY_TASK_ID}, found none in '$DDP_SWEEP_FILE': submit with jobs/sweep.sh"
+    read -ra point <<<"$point"
+    ARGUMENTS+=("${point[@]}")
+}
+
+resolve_settings() {
+    settings_run
+    settings_debug_flags
+    if ((DEBUG)); then trace_start; fi
+    master_resolve
+    settings_cpus
+    settings_network
+    setting_note WORLD_SIZE "$NUM_NODES nodes, $NUM_LOCAL_RANKS ranks on each"
+    settings_warn_unknown
+    place_check_output "$DDP_OUT"
+}
+
+# Where our Python is at hand, wrong trainer options end here, before anything is written.
+check_trainer_options() {
+    local python check
+    python=$(find_python "$JOBS_DIR/..")
+    if [[ ${ARGUMENTS[0]-} == -- || ! $python || $PLACE == host-image ]]; then return 0; fi
+    mapfile -t check < <(python_command "$(dirname -- "$JOBS_DIR")" "$python" trainer)
+    "${check[@]}" --check "${ARGUMENTS[@]}" </dev/null || exit
+}
+
+run_open() {
+    mkdir -p -- "$DDP_RUN_DIR"/{logs,debug,checkpoints} 2>/dev/null || :
+    [[ -w $DDP_RUN_DIR/logs ]] ||
+        die "the run directory must be writable, found that $DDP_RUN_DIR is not: set DDP_OUT to a directory on the shared file system"
+    event_write start job_id "$(json_string "$DDP_JOB_ID")" run "$(json_string "${DDP_RUN_DIR##*/}")" \
+        place "$(json_string "$PLACE")" nodes "$(json_list "${NODES[@]}")" world_size "$WORLD_SIZE" \
+        command "$(json_list "${ARGUMENTS[@]}")" restart_count "${SLURM_RESTART_COUNT:-0}" \
+        image "$(json_or_null "$(image_path)")" image_digest "$(json_or_null "$(image_digest)")"
+    event_write settings settings "$(settings_json)"
+}
+
+image_path() {
+    printf '%s' "${DDP_IMAGE:-${SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_image-}}"
+}
+
+# container/to_squashfs.sh leaves the digest beside the file.
+image_digest() {
+    local image
+    image=$(image_path)
+    if [[ -r $image.sha256 ]]; then cut -d' ' -f1 <"$image.sha256"; fi
+}
+
+# In a log that nobody watches, a line now and then tells a slow job from a dead one.
+timestamps_start() {
+    TIMESTAMPS_PID=''
+    if ((INTERACTIVE || ! UNDER_SLURM)); then return; fi
+    (
+        trap - INT TERM HUP USR1 EXIT
+        while pause "$DDP_TIMESTAMP_INTERVAL" && process_alive $$; do
+            log_info "$(date '+%Y-%m-%d %H:%M:%S %z') job $DDP_JOB_ID is running"
+        done
+    ) &
+    TIMESTAMPS_PID=$!
+}
+
+on_signal() {
+    INTERRUPTED=1
+    STOP_SIGNAL=$1
+    event_write signal signal "$(json_string "$1")"
+    case $1 in
+        USR1)
+            log_info "SIGUSR1: the time limit is near, asking every rank for a checkpoint"
+            step_signal USR1
+            ;;
+        *)
+            log_info "SIG$1: ending every rank"
+            step_signal TERM
+            ;;
+    esac
+}
+
+run_judge() {
+    local code
+    step_end
+    judge_failure
+    code=$(judge_code)
+    judge_event
+    exit "$code"
+}
+
+# on_exit CODE: the only way out once the run directory exists.
+on_exit() {
+    local code=$1
+    trap - EXIT
+    trap '' INT TERM HUP USR1
+    if [[ $TIMESTAMPS_PID ]]; then stop_processes 0 "$TIMESTAMPS_PID"; fi
+    step_end
+    event_write end code "$code"
+    compose_record
+    judge_report "$code"
+    exit "$code"
+}
+
+# The run record is a view of the events; without our Python it is made later, on demand.
+compose_record() {
+    local python compose
+    python=$(find_python "$JOBS_DIR/..")
+    [[ $python ]] || return 0
+    mapfile -t compose < <(python_command "$(dirname -- "$JOBS_DIR")" "$python" monitor)
+    timeout 60 "${compose[@]}" compose "$DDP_RUN_DIR" </dev/null >/dev/null ||
+        log_info "the run record is not composed; later: python -m monitor compose $DDP_RUN_DIR"
+}
+
+main "$@"
