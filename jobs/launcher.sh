@@ -149,6 +149,7 @@ child_signal() {
         kill -KILL "$CHILD_PID" 2>/dev/null
     ) &
     KILLER_PID=$!
+    disown "$KILLER_PID" # bash reports a killed job that it knows
 }
 
 attempt_has_failed() {
@@ -187,6 +188,7 @@ follower_start() {
         tail -c "+$1" -s 0.1 -f --pid="$CHILD_PID" -- "$LOG" | sed -u "s/^/$prefix/"
     ) &
     FOLLOWER_PID=$!
+    disown "$FOLLOWER_PID"
 }
 
 follower_stop() {

@@ -156,6 +156,7 @@ timestamps_start() {
         done
     ) &
     TIMESTAMPS_PID=$!
+    disown "$TIMESTAMPS_PID" # bash reports a killed job that it knows
 }
 
 on_signal() {

@@ -47,6 +47,8 @@ judge_report() {
         log_info "the ranks could not be started: the step $(describe_code "$1"); see the lines above"
     elif (($1 == 75)); then
         log_info "stopped on request, a checkpoint is written (code 75); start again with DDP_RUN_NAME=${DDP_RUN_DIR##*/} to go on"
+    elif [[ $STOP_SIGNAL ]]; then
+        log_info "stopped on request (SIG$STOP_SIGNAL); rank $FAILED_RANK on $FAILED_NODE $(describe_code "$1"); its log: $log"
     else
         log_info "the end of $log:"
         tail -n 20 -- "$log" 2>/dev/null | sed 's/^/    /' >&2 || :

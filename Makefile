@@ -1,0 +1,71 @@
+# The project's commands; `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+IMAGE ?= ddp
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+help: ## show this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
+
+demo: $(VENV)/.runtime ## train on real digits with 2 ranks and a monitor, under Slurm if it answers
+	@examples/demo.sh
+
+test: $(VENV)/.dev ## run every test; as root on Debian, first install and start what they need
+	@tests/provision.sh
+	@$(PY) -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+test-fast: $(VENV)/.dev ## run the tests that need neither root nor network nor Docker (under 60 s)
+	@$(PY) -m pytest -q -m "not slurm and not docker and not slow"
+
+lint: $(VENV)/.dev ## check style, types, imports and shell scripts
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-logo
+	$(VENV)/bin/shellcheck $(SCRIPTS)
+	$(VENV)/bin/shfmt -i 4 -ci -d $(SCRIPTS)
+
+image: ## build the Docker image (IMAGE=ddp)
+	docker build -t $(IMAGE) $(BUILD_ARGS) .
+
+sqsh: ## turn the image into ddp.sqsh
+	container/to_squashfs.sh $(IMAGE) ddp.sqsh
+
+cluster-up: ## start a virtual Slurm cluster of 2 nodes on this machine (root)
+	@tests/provision.sh
+	@tests/cluster/cluster.sh up
+
+cluster-down: ## stop the virtual Slurm cluster
+	@tests/cluster/cluster.sh down
+
+bench: $(VENV)/.dev ## measure speed side by side and write benchmarks/results.md
+	@benchmarks/run.sh
+
+SCRIPTS = $(shell git ls-files '*.sh') .ci/run
+
+# The environment: says what it installs, where pip and venv themselves are missing, too.
+$(PY):
+	@if ! $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null; then \
+	    if [[ $$(id -u) == 0 ]] && command -v apt-get >/dev/null; then \
+	        echo "installing Debian packages: python3-venv python3-pip"; \
+	        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv python3-pip; \
+	    else echo "make: Python's venv is missing, found none in $(PYTHON): install python3-venv" >&2; exit 64; fi; fi
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "make: Python must be 3.11 or later, found $$($(PYTHON) -V): give another with PYTHON=…" >&2; exit 64; }
+	@echo "creating the virtual environment $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: pyproject.toml | $(PY)
+	@echo "installing Python packages into $(VENV): torch, torchvision and what pyproject.toml names (minutes, the first time)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(PY)
+	@echo "installing Python packages into $(VENV), with the tools for tests and lint (minutes, the first time)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(VENV)/.runtime
+
+.PHONY: help demo test test-fast lint image sqsh cluster-up cluster-down bench

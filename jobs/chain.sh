@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Dependent jobs that carry one run on: each starts where the one before it stopped.
+#
+#   jobs/chain.sh NAME COUNT [sbatch options] [-- trainer options]
+#
+# A link starts when the one before it ended without finishing; once the run has finished, Slurm
+# removes the links that are left. Prints a job id a line.
+set -Eeuo pipefail
+
+LOG_NAME=chain
+JOBS_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+# shellcheck source=lib.sh
+source "$JOBS_DIR/lib.sh"
+
+main() {
+    local count=${2-} link job='' options=() dependency=()
+    [[ ${1-} =~ ^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$ ]] ||
+        die "the first argument must name the run with letters, digits, '.', '_' and '-', found '${1-}': see the head of $0"
+    require_integer 'the number of jobs' "$count" 1 1000
+    export DDP_RUN_NAME=$1
+    shift 2
+    while (($#)) && [[ $1 != -- ]]; do
+        options+=("$1")
+        shift
+    done
+    if (($#)); then shift; fi
+    command -v sbatch >/dev/null || die "a chain needs Slurm's sbatch, found none: run jobs/prelaunch.sh with DDP_RUN_NAME=$DDP_RUN_NAME again and again"
+    for ((link = 0; link < count; link++)); do
+        if [[ $job ]]; then dependency=("--dependency=afternotok:$job" --kill-on-invalid-dep=yes); fi
+        # --resume auto is the trainer's default under a run name of its own.
+        job=$(sbatch --parsable --no-requeue "${dependency[@]}" "${options[@]}" "$JOBS_DIR/prelaunch.sh" "$@")
+        job=${job%%;*} # with several clusters: id;cluster
+        echo "$job"
+    done
+}
+
+main "$@"

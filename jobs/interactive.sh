@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# A shell on a compute node, in the image if there is one, in which jobs/prelaunch.sh just runs.
+#
+#   [DDP_IMAGE=./ddp.sqsh] jobs/interactive.sh [srun options]      e.g. --nodes=2 --gpus-per-node=8
+set -Eeuo pipefail
+
+LOG_NAME=interactive
+JOBS_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+# shellcheck source=lib.sh
+source "$JOBS_DIR/lib.sh"
+
+main() {
+    local options=(--job-name=ddp-interactive --pty)
+    command -v srun >/dev/null || die "an interactive session needs Slurm's srun, found none: run jobs/prelaunch.sh here instead"
+    if [[ ${DDP_IMAGE-} ]]; then
+        # The submit directory and the Slurm client must be visible in the container.
+        eval "$("$JOBS_DIR/../container/pyxis_env.sh")"
+        options+=(--container-image="$DDP_IMAGE")
+        unset DDP_IMAGE # the ranks inherit the container they are started from
+    fi
+    exec srun "${options[@]}" "$@" bash # nothing to clean up here: no trap to lose
+}
+
+main "$@"

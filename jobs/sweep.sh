@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# A job array over a small grid file: one task for every combination of its lines.
+#
+#   jobs/sweep.sh GRID [sbatch options] [-- trainer options]
+#
+# A line of GRID is an option and its values; # begins a comment:
+#   --lr 0.01 0.1
+#   --seed 1 2 3
+# gives six tasks. The points lie in $DDP_OUT/sweep-<time>.txt, one line a task.
+set -Eeuo pipefail
+
+LOG_NAME=sweep
+JOBS_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+# shellcheck source=lib.sh
+source "$JOBS_DIR/lib.sh"
+
+# expand_grid FILE: prints every combination, the first line's values changing slowest.
+expand_grid() {
+    local points=('') grown line option values value point
+    while IFS= read -r line || [[ $line ]]; do
+        read -r option values <<<"${line%%#*}"
+        [[ $option ]] || continue
+        [[ $option == --* && $values ]] ||
+            die "a line of the grid must be an option and its values, found '$line': write for example --lr 0.01 0.1"
+        grown=()
+        for point in "${points[@]}"; do
+            for value in $values; do grown+=("$point$option $value "); done
+        done
+        points=("${grown[@]}")
+    done <"$1"
+    printf '%s\n' "${points[@]}"
+}
+
+main() {
+    local grid=${1-} file points count options=()
+    [[ -r $grid && -f $grid ]] || die "the first argument must be a readable grid file, found '$grid': see examples/sweep.grid"
+    shift
+    points=$(set -f && expand_grid "$grid")
+    [[ $points ]] || die "the grid must have at least one line with values, found none in '$grid'"
+    while (($#)) && [[ $1 != -- ]]; do
+        options+=("$1")
+        shift
+    done
+    if (($#)); then shift; fi
+    command -v sbatch >/dev/null || die "a sweep needs Slurm's sbatch, found none: run jobs/prelaunch.sh once per point"
+    export DDP_OUT=${DDP_OUT:-$PWD/out}
+    mkdir -p -- "$DDP_OUT"
+    file=$DDP_OUT/sweep-$(date -u +%Y%m%dT%H%M%S)-$$.txt
+    printf '%s\n' "$points" >"$file"
+    count=$(wc -l <"$file")
+    log_info "$count points in $file"
+    # Commas in a path would end an --export list, so the variable travels in the environment.
+    DDP_SWEEP_FILE=$file sbatch --job-name=ddp-sweep --array="1-$count" "${options[@]}" \
+        "$JOBS_DIR/prelaunch.sh" "$@"
+}
+
+main "$@"
