@@ -1,0 +1,159 @@
+#!/usr/bin/env bash
+# One file of a Docker image, for Enroot and Pyxis.
+#
+#   container/to_squashfs.sh IMAGE FILE [--force]      e.g. ddp ddp.sqsh
+#
+# With Enroot: enroot import. Without: the same format from docker export and mksquashfs.
+# FILE appears whole or not at all, FILE.sha256 beside it. Needs about the image's size in $TMPDIR.
+# ENROOT_SQUASH_OPTIONS replaces the compression (docs/image.md has the numbers).
+unset CDPATH POSIXLY_CORRECT BASH_ENV
+set -Eeuo pipefail
+
+HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+readonly HERE
+readonly DEFAULT_SQUASH_OPTIONS='-comp zstd -Xcompression-level 6 -exit-on-error'
+STAGE='' SCRATCH='' CONTAINER='' CHILD=''
+
+log() {
+    printf 'to_squashfs: %s\n' "$*" >&2
+}
+
+die() {
+    log "$@"
+    exit 64
+}
+
+# shellcheck source=container/rootfs.sh
+. "$HERE/rootfs.sh"
+
+usage() {
+    sed -n '2,/^unset/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+}
+
+parse_arguments() {
+    local words=()
+    FORCE=0
+    while (($#)); do
+        case $1 in
+            --force) FORCE=1 ;;
+            -h | --help)
+                usage
+                exit 0
+                ;;
+            -*) die "the option must be --force, found '$1': see --help" ;;
+            *) words+=("$1") ;;
+        esac
+        shift
+    done
+    ((${#words[@]} == 2)) || die "there must be an IMAGE and a FILE, found ${#words[@]} words: write container/to_squashfs.sh ddp ddp.sqsh"
+    IMAGE=${words[0]} FILE=${words[1]}
+}
+
+check_target() {
+    local directory
+    directory=$(dirname -- "$FILE")
+    [[ -d $directory ]] || die "the file's directory must exist, found no $directory: make it with mkdir -p"
+    [[ -w $directory ]] || die "the file's directory must be writable, found $directory is not: choose another"
+    [[ ! -d $FILE ]] || die "the file must not be a directory, found '$FILE' is one: give a name in it, such as $FILE/ddp.sqsh"
+    [[ ! -e $FILE ]] || ((FORCE)) || die "the file must not exist, found $FILE: add --force to replace it"
+}
+
+check_source() {
+    command -v docker >/dev/null || die "a Docker engine must hold the image, found no docker on PATH: install it, or run this where the image was built"
+    docker info >/dev/null 2>&1 || die "a Docker engine must answer, found none that does: start dockerd, or set DOCKER_HOST, or ask for access to it"
+    docker image inspect -- "$IMAGE" >/dev/null 2>&1 ||
+        die "the image must be one of this engine's (docker images), found no '$IMAGE': build it with docker build -t $IMAGE ."
+}
+
+check_tools() {
+    local tool
+    if command -v enroot >/dev/null; then return; fi
+    for tool in mksquashfs tar; do
+        command -v "$tool" >/dev/null || die "the file must be made by enroot, or by mksquashfs and tar, found no $tool: install it (squashfs-tools)"
+    done
+}
+
+# Nothing is left behind, whatever happened.
+clean_up() {
+    if [[ $CHILD ]]; then
+        kill -- "-$CHILD" 2>/dev/null || :
+        wait "$CHILD" 2>/dev/null || :
+    fi
+    if [[ $CONTAINER ]]; then docker rm -f -v "$CONTAINER" >/dev/null 2>&1 || :; fi
+    if [[ $SCRATCH ]]; then
+        chmod -R u+rwX -- "$SCRATCH" 2>/dev/null || :
+        rm -rf -- "$SCRATCH"
+    fi
+    if [[ $STAGE ]]; then rm -rf -- "$STAGE"; fi
+}
+
+# attentively COMMAND...: in the background, so that a trap acts at once, and in a process group of
+# its own, so that the whole pipeline can be ended.
+attentively() {
+    local code=0
+    set -m
+    "$@" &
+    CHILD=$!
+    set +m
+    wait "$CHILD" || code=$?
+    CHILD=''
+    return "$code"
+}
+
+# Enroot refuses an existing target: it gets one in the staging directory.
+import_with_enroot() {
+    log "importing $IMAGE with enroot"
+    ENROOT_SQUASH_OPTIONS=${ENROOT_SQUASH_OPTIONS-$DEFAULT_SQUASH_OPTIONS} \
+        attentively enroot import -o "$STAGE/image" "dockerd://$IMAGE"
+}
+
+import_with_docker() {
+    SCRATCH=$(mktemp -d "${TMPDIR:-/tmp}/to_squashfs.XXXXXXXX")
+    mkdir -- "$SCRATCH/rootfs"
+    # The command is never run; without one, an image that has none could not be exported.
+    CONTAINER=$(docker create "$IMAGE" /bin/sh)
+    log "exporting $IMAGE"
+    attentively rootfs_export "$CONTAINER" "$SCRATCH/rootfs" ||
+        die "the image must be exported to $SCRATCH, and that failed (see above): is there room? TMPDIR may name another place"
+    rootfs_fix_modes "$SCRATCH/rootfs"
+    rootfs_configure "$IMAGE" "$SCRATCH/rootfs"
+    log "compressing"
+    attentively make_squashfs "$SCRATCH/rootfs" "$STAGE/image" ||
+        die "mksquashfs must succeed, and it failed (see above): is there room beside $FILE? does mksquashfs know zstd?"
+}
+
+# Everything belongs to root, as Enroot has it; the host's extended attributes stay here. Times from
+# the image: the same image gives the same file.
+make_squashfs() {
+    local options
+    read -ra options <<<"${ENROOT_SQUASH_OPTIONS-$DEFAULT_SQUASH_OPTIONS}"
+    SOURCE_DATE_EPOCH=$(date -d "$(image_field "$IMAGE" Created)" +%s)
+    export SOURCE_DATE_EPOCH
+    exec mksquashfs "$1" "$2" -noappend -all-root -no-xattrs -no-progress -quiet "${options[@]}" >&2
+}
+
+# The old checksum goes first: at no time does a wrong one lie beside the file.
+publish() {
+    local sum
+    sum=$(sha256sum <"$STAGE/image")
+    printf '%s  %s\n' "${sum%% *}" "$(basename -- "$FILE")" >"$STAGE/sum"
+    rm -f -- "$FILE.sha256"
+    mv -f -- "$STAGE/image" "$FILE"
+    mv -f -- "$STAGE/sum" "$FILE.sha256"
+    log "wrote $FILE ($(du -h -- "$FILE" | cut -f1)), its checksum beside it"
+}
+
+main() {
+    parse_arguments "$@"
+    check_target
+    check_source
+    check_tools
+    trap clean_up EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
+    STAGE=$(mktemp -d "$(dirname -- "$FILE")/.$(basename -- "$FILE").XXXXXXXX")
+    if command -v enroot >/dev/null; then import_with_enroot; else import_with_docker; fi
+    publish
+}
+
+main "$@"
