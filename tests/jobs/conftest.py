@@ -1,0 +1,130 @@
+"""Runs the batch script as a user would, and fakes the Slurm client at the door."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+KEPT = ("PATH", "LANG", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a finished script left behind."""
+
+    code: int
+    out: str
+    err: str
+    directory: Path
+
+    @property
+    def run_dir(self) -> Path:
+        """The one run directory that was made."""
+        (found,) = (path.parent for path in self.directory.glob("**/events.jsonl"))
+        return found
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """All events of the run, in order."""
+        lines = (self.run_dir / "events.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        """The events of one name."""
+        return [event for event in self.events if event["event"] == name]
+
+    def setting(self, name: str) -> str:
+        """A setting's value as --dry-run printed it."""
+        (line,) = (text for text in self.err.splitlines() if text.startswith(f"{name} "))
+        return line.split()[1]
+
+    @property
+    def step(self) -> str:
+        """The step's command as printed."""
+        (line,) = (text for text in self.err.splitlines() if text.startswith("step: "))
+        return line.removeprefix("step: ")
+
+
+class Scripts:
+    """Starts scripts of jobs/ in a directory of their own, with a clean environment."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.root = ROOT
+        self.env = {name: os.environ[name] for name in KEPT if name in os.environ}
+        self.env |= {"HOME": str(directory), "DDP_MONITOR": "0", "DDP_NPROC_PER_NODE": "2"}
+
+    def start(
+        self, script: str, *args: str, cwd: Path | None = None, **env: str
+    ) -> subprocess.Popen[str]:
+        """Starts a script; signals reach it as they reach one started from a terminal."""
+        return subprocess.Popen(
+            [ROOT / "jobs" / script, *args],
+            cwd=cwd or self.directory,
+            env=self.env | env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self, process: subprocess.Popen[str], timeout: float = 60) -> Result:
+        """Waits for the script's end."""
+        out, err = process.communicate(timeout=timeout)
+        return Result(process.returncode, out, err, self.directory)
+
+    def run(self, script: str, *args: str, cwd: Path | None = None, **env: str) -> Result:
+        """Runs a script to its end."""
+        return self.finish(self.start(script, *args, cwd=cwd, **env))
+
+    def fake(self, name: str, body: str) -> None:
+        """Puts a program of this name first on PATH."""
+        programs = self.directory / "fake-bin"
+        programs.mkdir(exist_ok=True)
+        path = programs / name
+        path.write_text(f"#!/bin/bash\n{body}\n")
+        path.chmod(0o755)
+        self.env["PATH"] = f"{programs}:{os.environ['PATH']}"
+
+    def fake_slurm(self, *hosts: str, pyxis: bool = True) -> None:
+        """A Slurm client whose controller answers: these hosts, and steps that run in place."""
+        names = " ".join(hosts)
+        self.fake(
+            "scontrol",
+            f"""case "$*" in
+                *"show hostnames"*) printf '%s\\n' {names} ;;
+                *"show node"*) echo "NodeName=$4 NodeAddr=10.9.8.7 X=1" ;;
+                *"show job"*) echo "JobId=7 Command=/nowhere/prelaunch.sh" ;;
+            esac""",
+        )
+        option = "--container-image=[USER@][REGISTRY#]IMAGE" if pyxis else ""
+        self.fake(
+            "srun",
+            f"""if [[ $1 == --help ]]; then echo "{option}"; exit; fi
+            echo "$*" >>'{self.directory}/srun.calls'
+            while [[ $1 == -* ]]; do shift; done
+            exec "$@" """,
+        )
+        self.env |= {
+            "SLURM_JOB_ID": "4242",
+            "SLURM_JOB_NUM_NODES": str(len(hosts)),
+            "SLURM_NTASKS": str(2 * len(hosts)),
+            "SLURM_JOB_NODELIST": "fake",
+            "SLURMD_NODENAME": hosts[0],
+            "SLURM_SUBMIT_DIR": str(self.directory),
+            "ENVIRONMENT": "BATCH",
+        }
+        self.env.pop("DDP_NPROC_PER_NODE", None)
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Scripts:
+    """The scripts of jobs/, run in a directory of their own."""
+    return Scripts(tmp_path)

@@ -1,0 +1,221 @@
+"""prelaunch.sh without Slurm: the ranks start in place."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Scripts
+
+
+def wait_for(directory: Path, event: str, count: int, timeout_s: float = 20) -> list[dict]:
+    """Waits until the run's events hold the event that often."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        found = [
+            json.loads(line)
+            for path in directory.glob("out/*/events.jsonl")
+            for line in path.read_text().splitlines()
+            if f'"event": "{event}"' in line
+        ]
+        if len(found) >= count:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"no {count} events {event} within {timeout_s} s")
+
+
+def carriers(token: str) -> list[int]:
+    """Ids of live processes whose environment or command line holds the token."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if token.encode() in text and state != "Z":
+            found.append(int(process.name))
+    return found
+
+
+def gone(token: str, timeout_s: float = 15) -> bool:
+    """Whether every process that carries the token ends in time."""
+    deadline = time.monotonic() + timeout_s
+    while carriers(token):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_every_rank_gets_the_contract(scripts: Scripts) -> None:
+    """Two ranks see torchrun's variables, consistent with each other."""
+    result = scripts.run(
+        "prelaunch.sh",
+        "--",
+        "bash",
+        "-c",
+        'echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $NODE_RANK $MASTER_ADDR"',
+    )
+    assert result.code == 0, result.err
+    lines = sorted(line for line in result.out.splitlines() if line.startswith("["))
+    assert lines == ["[0] 0 0 2 2 0 127.0.0.1", "[1] 1 1 2 2 0 127.0.0.1"]
+    assert (result.run_dir / "logs" / "rank-1.log").read_text() == "1 1 2 2 0 127.0.0.1\n"
+
+
+def test_the_first_failing_rank_decides(scripts: Scripts) -> None:
+    """The job ends with the failing rank's code, ends the others, and names it last."""
+    began = time.monotonic()
+    result = scripts.run(
+        "prelaunch.sh", "--", "bash", "-c", "if ((RANK)); then echo lost; exit 41; fi; sleep 100"
+    )
+    assert result.code == 41
+    assert time.monotonic() - began < 15
+    (failure,) = result.of("first_failure")
+    assert (failure["rank"], failure["code"], failure["signal"]) == (1, 41, None)
+    assert result.err.splitlines()[-2].strip() == "lost"
+    assert "rank 1 on" in result.err.splitlines()[-1]
+    assert "ended with code 41" in result.err.splitlines()[-1]
+    ends = {event["rank"]: event for event in result.of("rank_end")}
+    assert ends[0]["requested"] is True
+    assert ends[1]["requested"] is False
+
+
+LEAVES_CHILDREN = "setsid sleep 600 & sleep 601 & wait"
+
+
+@pytest.mark.parametrize(
+    ("victim", "code"), [("rank", 137), ("launcher", 137), ("prelaunch", -9)]
+)
+def test_kill_leaves_nothing_behind(scripts: Scripts, victim: str, code: int) -> None:
+    """kill -9 of a rank, of a launcher or of the script itself ends every process."""
+    process = scripts.start("prelaunch.sh", "--", "bash", "-c", LEAVES_CHILDREN)
+    up = wait_for(scripts.directory, "rank_up", 2)
+    rank_pid = next(event["pid"] for event in up if event["rank"] == 1)
+    stat = Path(f"/proc/{rank_pid}/stat").read_text()
+    parent = int(stat.rpartition(")")[2].split()[1])
+    pids = {"rank": rank_pid, "launcher": parent, "prelaunch": process.pid}
+    subprocess.run(["kill", "-9", str(pids[victim])], check=True)
+    result = scripts.finish(process)
+    assert result.code == code
+    assert gone(str(scripts.directory))
+    if victim != "prelaunch":
+        assert result.of("first_failure")[0]["rank"] == 1
+        assert "rank 1 on" in result.err.splitlines()[-1]
+        assert "SIGKILL" in result.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT", "HUP"])
+def test_signals_end_every_rank(scripts: Scripts, name: str) -> None:
+    """A signal to the script acts at once, although the ranks would run for minutes."""
+    process = scripts.start("prelaunch.sh", "--", "bash", "-c", LEAVES_CHILDREN)
+    wait_for(scripts.directory, "rank_up", 2)
+    began = time.monotonic()
+    process.send_signal(getattr(signal, f"SIG{name}"))
+    result = scripts.finish(process)
+    assert time.monotonic() - began < 8
+    assert result.code == 143
+    assert gone(str(scripts.directory))
+    assert result.of("signal")[0]["signal"] in {name, "TERM"}
+    assert result.of("end")[-1]["code"] == 143
+
+
+def test_usr1_reaches_only_programs_that_catch_it(scripts: Scripts) -> None:
+    """SIGUSR1 asks for a checkpoint; a program without a handler is not killed by it."""
+    program = 'if ((RANK)); then trap "exit 75" USR1; echo ready; while :; do sleep 0.1; done; '
+    process = scripts.start(
+        "prelaunch.sh", "--", "bash", "-c", program + "else echo ready; sleep 3; exit 0; fi"
+    )
+    wait_for(scripts.directory, "rank_up", 2)
+    logs = next(scripts.directory.glob("out/*/logs"))
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and "ready" not in (logs / "rank-1.log").read_text():
+        time.sleep(0.02)
+    process.send_signal(signal.SIGUSR1)
+    result = scripts.finish(process)
+    ends = {event["rank"]: event["code"] for event in result.of("rank_end")}
+    assert ends[1] == 75
+    assert ends[0] in {0, 143}  # ended by itself, or told to when its peer had stopped
+    assert result.code == 75
+    assert "checkpoint" in result.err.splitlines()[-1]
+
+
+def test_a_term_that_is_ignored_ends_after_the_grace(scripts: Scripts) -> None:
+    """A rank that ignores SIGTERM is killed when DDP_GRACE is over."""
+    process = scripts.start(
+        "prelaunch.sh", "--", "bash", "-c", "trap '' TERM; while :; do sleep 0.1; done", DDP_GRACE="1"
+    )
+    wait_for(scripts.directory, "rank_up", 2)
+    process.terminate()
+    result = scripts.finish(process, timeout=20)
+    assert result.code == 137
+    assert gone(str(scripts.directory))
+
+
+def test_output_of_a_killed_rank_is_complete(scripts: Scripts) -> None:
+    """The job's log holds the last line a rank wrote, also without its newline."""
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", "printf 'last words'; kill -9 $$")
+    assert result.code == 137
+    assert "last words" in result.out
+
+
+def test_a_second_start_is_a_second_attempt(scripts: Scripts) -> None:
+    """Under a run name the directory is shared, attempts are counted and the seed stays."""
+    first = scripts.run("prelaunch.sh", "--", "true", DDP_RUN_NAME="mine")
+    second = scripts.run("prelaunch.sh", "--", "true", DDP_RUN_NAME="mine")
+    assert second.run_dir == scripts.directory / "out" / "mine"
+    assert [event["attempt"] for event in second.of("start")] == [1, 2]
+    assert first.setting("DDP_SEED") == second.setting("DDP_SEED")
+
+
+def test_a_command_that_is_not_there(scripts: Scripts) -> None:
+    """A mistyped command ends with the shell's own code and its message."""
+    result = scripts.run("prelaunch.sh", "--", "no-such-program")
+    assert result.code == 127
+    assert "no-such-program" in result.err
+
+
+def test_hundred_quick_ranks(scripts: Scripts) -> None:
+    """Events of many ranks that end at once stay whole lines, and none is lost."""
+    result = scripts.run("prelaunch.sh", "--", "true", DDP_NPROC_PER_NODE="24")
+    assert result.code == 0
+    assert sorted(event["rank"] for event in result.of("rank_end")) == list(range(24))
+
+
+def test_debug_traces_with_time_host_and_line(scripts: Scripts) -> None:
+    """DEBUG=on traces both scripts, and sets the flags that find a hang."""
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", "env", DEBUG="Yes")
+    assert result.code == 0
+    assert "[0] NCCL_DEBUG=INFO" in result.out
+    assert "[0] TORCH_DISTRIBUTED_DEBUG=DETAIL" in result.out
+    assert "[0] CUDA_LAUNCH_BLOCKING=1" in result.out
+    assert any("prelaunch.sh:" in line and line.startswith("+") for line in result.err.splitlines())
+    assert any("launcher.sh:" in line and line.startswith("+") for line in result.err.splitlines())
+
+
+def test_without_debug_hangs_still_leave_traces(scripts: Scripts) -> None:
+    """DEBUG=off turns on what costs nothing; what the user set wins."""
+    result = scripts.run("prelaunch.sh", "--", "env", NCCL_DEBUG="TRACE")
+    assert "[0] PYTHONFAULTHANDLER=1" in result.out
+    assert "[0] NCCL_DEBUG=TRACE" in result.out
+    assert f"[0] TORCH_FR_DUMP_TEMP_FILE={result.run_dir}/debug/nccl-trace-rank-" in result.out
+    assert "[0] OMP_NUM_THREADS=" in result.out
+
+
+@pytest.mark.parametrize("value", ["1", "ON", "yes", "True"])
+def test_debug_on(scripts: Scripts, value: str) -> None:
+    """DEBUG is read in any case."""
+    assert scripts.run("prelaunch.sh", "--dry-run", DEBUG=value).setting("DEBUG") == "1"
+
+
+@pytest.mark.parametrize("value", ["0", "Off", "NO", "false"])
+def test_debug_off(scripts: Scripts, value: str) -> None:
+    """DEBUG is read in any case."""
+    assert scripts.run("prelaunch.sh", "--dry-run", DEBUG=value).setting("DEBUG") == "0"
