@@ -1,0 +1,266 @@
+"""The five places of the batch script, the srun command of each, and the master's address."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Scripts
+
+HOST = socket.gethostname()
+MOUNTED = "/sys/x"  # on a mount of its own, as a directory of the host would be
+PYXIS = "SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_image"
+
+
+@pytest.fixture
+def slurm(scripts: Scripts) -> Scripts:
+    """A job of two nodes with two tasks each; this machine is the first."""
+    scripts.fake_slurm(HOST, "other")
+    scripts.fake("getent", 'echo "10.1.2.3 STREAM $2"')
+    return scripts
+
+
+def test_bare_machine_under_slurm(slurm: Scripts) -> None:
+    """On the host without an image: srun starts the launchers, and a bad exit ends them all."""
+    result = slurm.run("prelaunch.sh", "--dry-run", "--epochs", "3")
+    assert result.code == 0, result.err
+    words = result.step.split()
+    assert words[0] == "srun"
+    assert {"--kill-on-bad-exit=1", "--nodes=2", "--ntasks=4", "--export=ALL"} <= set(words)
+    assert "--overlap" not in words
+    assert words[-3:] == [f"{slurm.root}/jobs/launcher.sh", "--epochs", "3"]
+    assert result.setting("WORLD_SIZE") == "4"
+    assert result.setting("MASTER_ADDR") == HOST
+    assert not list(slurm.directory.glob("out"))
+
+
+def test_host_with_an_image(slurm: Scripts) -> None:
+    """DDP_IMAGE: the ranks run in containers, with mounts, and with the user's variables winning."""
+    (slurm.directory / "ddp.sqsh").touch()
+    result = slurm.run("prelaunch.sh", "--dry-run", DDP_IMAGE="./ddp.sqsh", NCCL_ALGO="Ring")
+    assert "--container-image=./ddp.sqsh" in result.step
+    assert f"--container-mounts={slurm.directory}:{slurm.directory}" in result.step
+    assert "/opt/ddp/jobs/launcher.sh" in result.step
+    (names,) = [
+        word.partition("=")[2] for word in result.step.split() if "--container-env=" in word
+    ]
+    names = names.replace("\\", "")
+    assert {"NCCL_ALGO", "MASTER_ADDR", "MASTER_PORT", "DDP_RUN_DIR"} <= set(names.split(","))
+
+
+def test_image_without_a_leading_dot(slurm: Scripts) -> None:
+    """Pyxis would take ddp.sqsh for a registry image: said before anything starts."""
+    (slurm.directory / "ddp.sqsh").touch()
+    result = slurm.run("prelaunch.sh", DDP_IMAGE="ddp.sqsh")
+    assert result.code == 64
+    assert "write ./ddp.sqsh" in result.err
+
+
+def test_image_without_pyxis(scripts: Scripts) -> None:
+    """An srun that knows no containers is said so."""
+    scripts.fake_slurm(HOST, pyxis=False)
+    result = scripts.run("prelaunch.sh", DDP_IMAGE="ubuntu")
+    assert result.code == 64
+    assert "Pyxis" in result.err
+
+
+def test_in_the_container_with_a_client(slurm: Scripts) -> None:
+    """A nested srun inherits image and mounts, and must not name them again."""
+    result = slurm.run("prelaunch.sh", "--dry-run", **{PYXIS: "/x.sqsh"}, DDP_OUT=MOUNTED)
+    assert result.step.split()[0] == "srun"
+    assert "--container" not in result.step
+
+
+def test_in_the_container_without_a_client_on_one_node(scripts: Scripts) -> None:
+    """The ranks start in this container, as many as tasks were asked for."""
+    scripts.fake_slurm(HOST)
+    scripts.fake("scontrol", "exit 1")
+    result = scripts.run("prelaunch.sh", "--dry-run", **{PYXIS: "/x.sqsh"}, DDP_OUT=MOUNTED)
+    assert "srun" not in result.step
+    assert result.setting("WORLD_SIZE") == "2"
+    assert result.setting("DDP_JOB_ID") == "4242"
+
+
+def test_in_the_container_without_a_client_on_several_nodes(slurm: Scripts) -> None:
+    """No way to start the other node's ranks: both remedies, as commands to paste."""
+    slurm.fake("scontrol", "exit 1")
+    result = slurm.run("prelaunch.sh", **{PYXIS: "/x.sqsh"})
+    assert result.code == 64
+    assert "pyxis_env.sh" in result.err
+    assert "DDP_IMAGE=./ddp.sqsh sbatch" in result.err
+    assert not list(slurm.directory.glob("out"))
+
+
+def test_output_that_would_be_lost(scripts: Scripts) -> None:
+    """In a container whose output directory is not mounted: one line, before anything starts."""
+    scripts.fake_slurm(HOST)
+    scripts.fake("df", "printf 'Type Mounted\\noverlay /\\n'")
+    result = scripts.run("prelaunch.sh", "--", "true", **{PYXIS: "/x.sqsh"})
+    assert result.code == 64
+    (line,) = [line for line in result.err.splitlines() if "outlive" in line]
+    assert "--container-mounts" in line
+    assert "pyxis_env.sh" in line
+    assert not list(scripts.directory.glob("out"))
+
+
+def test_interactive_session(slurm: Scripts) -> None:
+    """In salloc or srun --pty the step overlaps the shell's own, and its count is the job's."""
+    del slurm.env["ENVIRONMENT"]
+    result = slurm.run(
+        "prelaunch.sh", "--dry-run", SLURM_STEP_ID="0", SLURM_NTASKS="1", SLURM_NTASKS_PER_NODE="2"
+    )
+    assert {"--overlap", "--ntasks=4"} <= set(result.step.split())
+
+
+def test_one_task_per_node(slurm: Scripts) -> None:
+    """DDP_NPROC_PER_NODE ranks on each node, started by torchrun from one task."""
+    result = slurm.run("prelaunch.sh", "--dry-run", SLURM_NTASKS="2", DDP_NPROC_PER_NODE="8")
+    assert "--ntasks=2" in result.step
+    assert result.setting("WORLD_SIZE") == "16"
+
+
+def test_ranks_per_node_that_disagree(slurm: Scripts) -> None:
+    """Two tasks a node and three ranks a node cannot both be."""
+    result = slurm.run("prelaunch.sh", DDP_NPROC_PER_NODE="3")
+    assert result.code == 64
+    assert "found 3 and 2" in result.err
+
+
+def test_cpus_per_task(slurm: Scripts) -> None:
+    """srun no longer inherits --cpus-per-task, so it is handed on."""
+    result = slurm.run("prelaunch.sh", "--dry-run", SLURM_CPUS_PER_TASK="6")
+    assert result.setting("SRUN_CPUS_PER_TASK") == "6"
+    assert result.setting("OMP_NUM_THREADS") == "6"
+
+
+def test_master_is_never_sorted(scripts: Scripts) -> None:
+    """Rank 0's node is the first in Slurm's order, and is probed there when it is another."""
+    scripts.fake_slurm("gpu007", "gpu001", "login-1")
+    scripts.fake("getent", 'echo "10.1.2.3 STREAM $2"')
+    result = scripts.run("prelaunch.sh", "--dry-run", SLURMD_NODENAME="login-1")
+    assert result.setting("MASTER_ADDR") == "gpu007"
+    assert "--nodelist=gpu007" in (scripts.directory / "srun.calls").read_text()
+
+
+def test_master_of_a_host_file(slurm: Scripts) -> None:
+    """With an arbitrary distribution the user's own order counts."""
+    hosts = slurm.directory / "hosts"
+    hosts.write_text("other\nfirst\n")
+    result = slurm.run(
+        "prelaunch.sh", "--dry-run", SLURM_DISTRIBUTION="arbitrary", SLURM_HOSTFILE=str(hosts)
+    )
+    assert result.setting("MASTER_ADDR") == "other"
+
+
+def test_master_is_never_loopback_with_several_nodes(slurm: Scripts) -> None:
+    """A name that resolves to loopback is replaced by Slurm's address of the node."""
+    slurm.fake("getent", '[[ $2 == 10.* ]] && echo "$2 STREAM" || echo "127.0.1.1 STREAM $2"')
+    result = slurm.run("prelaunch.sh", "--dry-run")
+    assert result.setting("MASTER_ADDR") == "10.9.8.7"
+
+
+def test_a_loopback_master_of_the_users(slurm: Scripts) -> None:
+    """What the user set is not replaced: it is refused."""
+    result = slurm.run("prelaunch.sh", MASTER_ADDR="127.0.0.1")
+    assert result.code == 64
+    assert "MASTER_ADDR" in result.err
+
+
+def test_interface(scripts: Scripts) -> None:
+    """DDP_IFACE gives the master's address and the traffic's interface."""
+    scripts.fake("ip", "[[ $3 == addr && $2 == -4 ]] && echo '2: ib0 inet 10.4.4.4/24 scope global ib0'")
+    result = scripts.run("prelaunch.sh", "--dry-run", DDP_IFACE="ib0")
+    assert result.setting("MASTER_ADDR") == "10.4.4.4"
+    assert result.setting("NCCL_SOCKET_IFNAME") == "ib0"
+    assert result.setting("GLOO_SOCKET_IFNAME") == "ib0"
+
+
+def test_interface_that_is_not_there(scripts: Scripts) -> None:
+    """An interface without an address is one clear line."""
+    result = scripts.run("prelaunch.sh", DDP_IFACE="nope0")
+    assert result.code == 64
+    assert "nope0" in result.err.splitlines()[-1]
+
+
+def ephemeral() -> range:
+    """The kernel's range for outgoing connections."""
+    low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    return range(int(low), int(high) + 1)
+
+
+def test_port_by_job_and_the_next_one_if_taken(slurm: Scripts) -> None:
+    """Outside the ephemeral range; a port somebody listens on is passed over."""
+    port = int(slurm.run("prelaunch.sh", "--dry-run").setting("MASTER_PORT"))
+    assert port not in ephemeral()
+    with socket.socket(socket.AF_INET6) as taken:
+        taken.bind(("::", port))
+        taken.listen()
+        again = int(slurm.run("prelaunch.sh", "--dry-run").setting("MASTER_PORT"))
+        assert again == port + 1
+        wanted = slurm.run("prelaunch.sh", MASTER_PORT=str(port))
+    assert wanted.code == 64
+    assert f"found {port} taken" in wanted.err
+
+
+def test_requeued_job_keeps_its_seed(slurm: Scripts) -> None:
+    """The seed comes from the job, not from the start."""
+    first = slurm.run("prelaunch.sh", "--dry-run")
+    second = slurm.run("prelaunch.sh", "--dry-run", SLURM_RESTART_COUNT="1")
+    assert first.setting("DDP_SEED") == second.setting("DDP_SEED")
+
+
+def test_array_tasks_take_their_point(slurm: Scripts) -> None:
+    """Task n of a sweep adds line n of the points to the trainer's options."""
+    points = slurm.directory / "points.txt"
+    points.write_text("--lr 0.1 --seed 1\n--lr 0.2 --seed 1\n")
+    result = slurm.run(
+        "prelaunch.sh",
+        "--dry-run",
+        DDP_SWEEP_FILE=str(points),
+        SLURM_ARRAY_TASK_ID="2",
+        SLURM_ARRAY_JOB_ID="90",
+    )
+    assert result.step.split()[-4:] == ["--lr", "0.2", "--seed", "1"]
+    assert result.setting("DDP_RUN_DIR").endswith("slurm-90_2")
+
+
+def test_sweep_expands_its_grid(scripts: Scripts) -> None:
+    """Every combination is one line of the file and one task of the array."""
+    scripts.fake("sbatch", 'printf "%s\\n" "$@"')
+    result = scripts.run("sweep.sh", f"{scripts.root}/examples/sweep.grid", "--nodes=2", "--", "-x")
+    assert {"--array=1-6", "--nodes=2", "-x"} <= set(result.out.split())
+    (points,) = scripts.directory.glob("out/sweep-*.txt")
+    lines = [line.split() for line in points.read_text().splitlines()]
+    assert lines[0] == ["--lr", "0.01", "--seed", "1"]
+    assert lines[-1] == ["--lr", "0.1", "--seed", "3"]
+
+
+def test_chain_links_its_jobs(scripts: Scripts) -> None:
+    """Each job waits for the one before it to have stopped unfinished."""
+    scripts.fake("sbatch", f'echo "$DDP_RUN_NAME $*" >>{scripts.directory}/calls; wc -l <{scripts.directory}/calls')
+    result = scripts.run("chain.sh", "long-run", "3", "--nodes=2", "--", "--epochs", "9")
+    assert result.out.split() == ["1", "2", "3"]
+    calls = (scripts.directory / "calls").read_text().splitlines()
+    assert "--dependency" not in calls[0]
+    assert "--dependency=afternotok:2" in calls[2]
+    assert all(line.startswith("long-run ") and line.endswith("--epochs 9") for line in calls)
+
+
+@pytest.mark.parametrize("script", ["sweep.sh", "chain.sh", "interactive.sh"])
+def test_job_scripts_say_what_is_missing(scripts: Scripts, script: str) -> None:
+    """Wrong use of the small scripts is one line and exit 64."""
+    scripts.env["PATH"] = "/usr/bin-without-slurm:/bin"
+    arguments = {"sweep.sh": ["nope"], "chain.sh": ["a b"], "interactive.sh": []}
+    if script == "interactive.sh":
+        scripts.fake("dirname", 'exec /usr/bin/dirname "$@"')
+        scripts.env["PATH"] = str(scripts.directory / "fake-bin")
+        result = scripts.run(script)  # no bash on this PATH either: env says so
+        assert result.code in {64, 127}
+        return
+    result = scripts.run(script, *arguments[script])
+    assert result.code == 64
+    assert len(result.err.splitlines()) == 1
