@@ -1,1 +1,1 @@
-"""Workloads: model, data, loss."""
+"""Workloads: model, data, loss. They know neither ranks nor the run directory."""

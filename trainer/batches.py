@@ -1,0 +1,86 @@
+"""How a global batch is cut into ranks and microbatches. Pure arithmetic, no torch.
+
+Step s of an epoch trains on samples `perm[s*G:(s+1)*G]`, whatever the number of ranks.
+Rank r takes the r-th of `world_size` equal, contiguous slices, in equal microbatches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """Sizes in samples; every division here is exact."""
+
+    global_batch_size: int
+    micro_batch_size: int
+    num_microbatches: int
+    rank: int
+    world_size: int
+
+    @property
+    def rank_batch_size(self) -> int:
+        """Samples of one step that this rank trains on."""
+        return self.micro_batch_size * self.num_microbatches
+
+    def steps_per_epoch(self, num_samples: int) -> int:
+        """Whole global batches in `num_samples`; the rest waits for another epoch's shuffle."""
+        steps = num_samples // self.global_batch_size
+        if steps == 0:
+            raise UserError(
+                "--global-batch-size",
+                rule="at most the number of training samples",
+                found=f"{self.global_batch_size} with {num_samples} samples",
+                remedy="lower it",
+            )
+        return steps
+
+    def rank_slice(self, step_in_epoch: int) -> slice:
+        """Where in the epoch's permutation this rank's samples of that step lie."""
+        start = step_in_epoch * self.global_batch_size + self.rank * self.rank_batch_size
+        return slice(start, start + self.rank_batch_size)
+
+
+def plan_batches(
+    *, global_batch_size: int, micro_batch_size: int | None, rank: int, world_size: int
+) -> BatchPlan:
+    """Cut a global batch; without a microbatch size a rank's share is one microbatch.
+
+    Raises UserError when something does not divide: nothing is ever rounded.
+    """
+    if micro_batch_size is None:
+        if global_batch_size % world_size:
+            raise UserError(
+                "--global-batch-size",
+                rule="a multiple of the number of ranks",
+                found=f"{global_batch_size} with {world_size} ranks",
+                remedy=f"take {_next_multiple(global_batch_size, world_size)}",
+            )
+        micro_batch_size = global_batch_size // world_size
+    unit = micro_batch_size * world_size
+    if global_batch_size % unit:
+        raise UserError(
+            "--global-batch-size",
+            rule="a multiple of --micro-batch-size times the number of ranks",
+            found=f"{global_batch_size} with {micro_batch_size} x {world_size}",
+            remedy=f"take {_next_multiple(global_batch_size, unit)} or another microbatch",
+        )
+    return BatchPlan(
+        global_batch_size=global_batch_size,
+        micro_batch_size=micro_batch_size,
+        num_microbatches=global_batch_size // unit,
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+def shard(num_samples: int, rank: int, world_size: int) -> range:
+    """This rank's samples of an evaluation: contiguous, disjoint, none left out."""
+    return range(rank * num_samples // world_size, (rank + 1) * num_samples // world_size)
+
+
+def _next_multiple(value: int, unit: int) -> int:
+    return -(-value // unit) * unit

@@ -1,0 +1,176 @@
+"""Every option of `python -m trainer`, checked where it is built.
+
+Each field is an option of the same name (`global_batch_size` is `--global-batch-size`) and a key
+of the TOML file; the text under it is its help.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trainer.errors import UserError
+
+Schedule = Literal["constant", "cosine"]
+OptimizerName = Literal["adamw", "adam", "sgd"]
+Precision = Literal["fp32", "bf16", "fp16"]
+
+_AT_LEAST: dict[str, int] = {
+    "epochs": 1,
+    "max_steps": 1,
+    "global_batch_size": 1,
+    "micro_batch_size": 1,
+    "warmup_steps": 0,
+    "weight_decay": 0,
+    "seed": 0,
+    "num_workers": 0,
+    "val_every": 0,
+    "early_stop_patience": 0,
+    "log_every": 1,
+    "checkpoint_every": 0,
+    "keep_checkpoints": 1,
+    "image_size": 1,
+    "num_samples": 1,
+    "num_classes": 1,
+}
+_MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Train a model on one process or many, on CPUs or GPUs, and leave a record."""
+
+    config: Path | None = None
+    """A TOML file with these same options; what stands on the command line wins over it."""
+
+    workload: str = "mnist"
+    """What to train: mnist, imagefolder, fake-images, or a class of your own as
+    package.module:Class."""
+
+    model: str = ""
+    """Its model, by name. mnist: cnn (default) or mlp; imagefolder and fake-images: any
+    classification model of torchvision (default resnet18)."""
+
+    data_dir: Path | None = None
+    """Where the data lies. mnist without it trains on 5,000 digits that ship with the package;
+    with it on all of MNIST, downloaded into it if absent."""
+
+    epochs: int | None = None
+    """Passes over the training data; default: as many as suit the workload."""
+
+    max_steps: int | None = None
+    """End after this many optimizer steps, whatever the epochs."""
+
+    global_batch_size: int = 64
+    """Samples of one optimizer step, over all ranks."""
+
+    micro_batch_size: int | None = None
+    """Samples of one forward and backward on one rank; smaller than a rank's share of the global
+    batch means gradient accumulation. Default: the whole share."""
+
+    lr: float = 1e-3
+    """Peak learning rate."""
+
+    schedule: Schedule = "cosine"
+    """The learning rate after warm-up: constant, or a cosine down to zero at the last step."""
+
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly from zero."""
+
+    optimizer: OptimizerName = "adamw"
+    """adamw, adam, or sgd (momentum 0.9), in their fused form where the device has one."""
+
+    weight_decay: float = 0.01
+    """Decoupled for adamw, an L2 term for the others."""
+
+    dropout: float = 0.0
+    """Dropout of the mnist models. Off by default: its masks are drawn on each rank, so that with it
+    the losses depend on the number of ranks."""
+
+    seed: int | None = None
+    """One seed for weights, order of samples and everything else; default DDP_SEED, else 1."""
+
+    precision: Precision = "fp32"
+    """fp32, or autocast to bf16 or fp16 (fp16 with a gradient scaler)."""
+
+    clip_grad_norm: float | None = None
+    """Clip the gradient to this global norm."""
+
+    num_workers: int = 2
+    """Loader processes of each rank, for data that does not fit in memory; 0 loads in the rank."""
+
+    val_every: int = 0
+    """Validate every so many steps; 0: after each epoch. Always at the end."""
+
+    early_stop_patience: int = 0
+    """End after so many validations without a better accuracy; 0: never."""
+
+    log_every: int = 50
+    """Steps between lines of the log and of metrics.jsonl."""
+
+    compile: bool = False
+    """Compile the model with torch.compile."""
+
+    profile_steps: str = ""
+    """Write a profiler trace of these steps, as FIRST:LAST, to debug/ in the run directory."""
+
+    tensorboard: bool = False
+    """Also write TensorBoard events to tensorboard/ in the run directory."""
+
+    resume: str = "auto"
+    """auto: carry on from the run directory's newest complete checkpoint, if any; none: start
+    afresh; or the path of a checkpoint."""
+
+    out: Path | None = None
+    """The run directory; default DDP_RUN_DIR, else out/local-<time>-<pid>."""
+
+    checkpoint_every: int = 0
+    """Also write a checkpoint every so many steps; 0: after each epoch only. Always at the end."""
+
+    keep_checkpoints: int = 3
+    """How many of the newest checkpoints to keep; the best one is kept besides."""
+
+    image_size: int = 224
+    """imagefolder and fake-images: side of the square images, in pixels."""
+
+    num_samples: int = 1024
+    """fake-images: training samples."""
+
+    num_classes: int = 1000
+    """fake-images: classes."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError at the first value that breaks its rule."""
+        for name, low in _AT_LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not value >= low:  # `not >=` also catches nan
+                raise _error(name, f"at least {low}", value)
+        for name in ("lr", "clip_grad_norm"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise _error(name, "a finite number above 0", value)
+        if not 0 <= self.dropout < 1:
+            raise _error("dropout", "from 0 up to, not including, 1", self.dropout)
+        if self.seed is not None and self.seed > _MAX_SEED:
+            raise _error("seed", f"at most {_MAX_SEED}", self.seed)
+        self.profile_range()
+
+    def profile_range(self) -> range | None:
+        """The steps to trace, counted from 1, or None."""
+        if not self.profile_steps:
+            return None
+        match = re.fullmatch(r"(\d+):(\d+)", self.profile_steps)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise _error("profile_steps", "FIRST:LAST with 1 <= FIRST <= LAST", self.profile_steps)
+        return range(int(match[1]), int(match[2]) + 1)
+
+
+def option_name(field: str) -> str:
+    """The command line's name for a field."""
+    return "--" + field.replace("_", "-")
+
+
+def _error(field: str, rule: str, found: object) -> UserError:
+    return UserError(option_name(field), rule=rule, found=repr(found), remedy="change it")

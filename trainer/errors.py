@@ -1,0 +1,22 @@
+"""What can go wrong, and the exit code it ends with."""
+
+from typing import Final
+
+EXIT_FINISHED: Final = 0
+"""The run reached its last step."""
+EXIT_USER: Final = 64
+"""The user's input or environment is wrong: a retry would end the same way."""
+EXIT_FAILED: Final = 70
+"""A rank failed."""
+EXIT_STOPPED: Final = 75
+"""Stopped on request, with a checkpoint written: requeue me."""
+
+
+class UserError(Exception):
+    """Something the user did, told in one line of four parts: what, rule, found, remedy.
+
+    It is not a ValueError, so that no library on the way takes it for one of its own.
+    """
+
+    def __init__(self, what: str, *, rule: str, found: object, remedy: str) -> None:
+        super().__init__(" ".join(f"{what}: {rule}; found {found}; {remedy}".split()))

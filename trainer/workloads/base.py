@@ -1,0 +1,69 @@
+"""What a workload is. Subclass `Workload` to bring your own as `package.module:Class`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.utils.data import Dataset
+
+    from trainer.config import Config
+
+
+
+@dataclass(frozen=True)
+class TensorData:
+    """A set that fits in memory, ready for the model: no transform is left to do.
+
+    `inputs` has shape (samples, ...), `targets` has shape (samples,).
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+class Workload(ABC):
+    """A model, its data and its loss, built from the options.
+
+    Nothing heavy in `__init__` and `check`: they run before torch is imported, so that wrong input
+    is answered at once.
+    """
+
+    default_epochs: ClassVar[int] = 1
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def check(self) -> None:
+        """Raise UserError if the options or the data are no good. Cheap, writes nothing."""
+
+    def prepare(self) -> None:
+        """Fetch what is missing. Called by one rank of each node while the others wait."""
+
+    @abstractmethod
+    def build_model(self) -> nn.Module:
+        """Return the model on the CPU, its weights drawn from torch's global generator."""
+
+    @abstractmethod
+    def train_data(self) -> TensorData | Dataset[Any]:
+        """Return the training samples; a map-style Dataset gives (input, target) pairs."""
+
+    @abstractmethod
+    def test_data(self) -> TensorData | Dataset[Any] | None:
+        """Return the held-out samples, or None if there are none."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss over a microbatch, a scalar; here cross entropy."""
+        from torch.nn.functional import cross_entropy  # noqa: PLC0415 -- see the class docstring
+
+        return cross_entropy(outputs, targets)
+
+    def num_correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return how many of a batch are right, a scalar; here by the largest output."""
+        return (outputs.argmax(dim=1) == targets).sum()

@@ -1,0 +1,142 @@
+"""Images for any classification model of torchvision: from folders, or made up."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from trainer.errors import UserError
+from trainer.workloads.base import TensorData, Workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+    from torch.utils.data import Dataset
+
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, per channel
+_SPLITS = ("train", "val")
+
+
+class _TorchvisionModel(Workload):
+    """Shared by both: the model by name."""
+
+    def build_model(self) -> nn.Module:
+        """Return torchvision's model of that name, freshly initialised."""
+        from torchvision import models  # noqa: PLC0415 -- 0.5 s, and only here
+
+        name = self.config.model or "resnet18"
+        valid = models.list_models(module=models)
+        if name not in valid:
+            raise UserError(
+                "--model",
+                rule="a classification model of torchvision",
+                found=repr(name),
+                remedy=f"take one of {', '.join(valid)}",
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some announce a change of their initialisation
+            model: nn.Module = models.get_model(name, num_classes=self.num_classes())
+        return model
+
+    def num_classes(self) -> int:
+        """Return the number of outputs."""
+        return self.config.num_classes
+
+
+class FakeImages(_TorchvisionModel):
+    """Random images whose class shows in their mean: no files, any size, yet learnable."""
+
+    def train_data(self) -> TensorData:
+        """Return inputs of shape (num_samples, 3, image_size, image_size)."""
+        return self._make(self.config.num_samples, seed=0)
+
+    def test_data(self) -> TensorData:
+        """Return an eighth as many, drawn with another seed."""
+        return self._make(max(1, self.config.num_samples // 8), seed=1)
+
+    def _make(self, num_samples: int, seed: int) -> TensorData:
+        import torch  # noqa: PLC0415 -- not before the input is checked
+
+        generator = torch.Generator().manual_seed(seed)
+        side_px = self.config.image_size
+        targets = torch.randint(self.config.num_classes, (num_samples,), generator=generator)
+        inputs = torch.randn(num_samples, 3, side_px, side_px, generator=generator)
+        inputs += (targets / self.config.num_classes * 4 - 2).view(-1, 1, 1, 1)
+        return TensorData(inputs=inputs, targets=targets)
+
+
+class ImageFolder(_TorchvisionModel):
+    """`data_dir/train/CLASS/*.jpg`, and `data_dir/val/CLASS/*.jpg` for validation."""
+
+    def check(self) -> None:
+        """Raise UserError unless both folders are there and have the same classes."""
+        if self.config.data_dir is None:
+            raise UserError(
+                "--data-dir",
+                rule="given for workload imagefolder",
+                found="none",
+                remedy="name the directory that holds train/ and val/",
+            )
+        train, val = (_classes(self.config.data_dir / split) for split in _SPLITS)
+        if train != val:
+            raise UserError(
+                f"--data-dir {self.config.data_dir}",
+                rule="the same classes in train/ and val/",
+                found=f"only in one: {', '.join(sorted(set(train) ^ set(val)))}",
+                remedy="add the missing folders",
+            )
+
+    def num_classes(self) -> int:
+        """Return the number of class folders."""
+        assert self.config.data_dir is not None  # noqa: S101 -- `check` saw to it
+        return len(_classes(self.config.data_dir / "train"))
+
+    def train_data(self) -> Dataset[Any]:
+        """Return random crops, flipped at random."""
+        from torchvision import transforms as t  # noqa: PLC0415 -- slow, and only here
+
+        side_px = self.config.image_size
+        return self._dataset("train", [t.RandomResizedCrop(side_px), t.RandomHorizontalFlip()])
+
+    def test_data(self) -> Dataset[Any]:
+        """Return centre crops."""
+        from torchvision import transforms as t  # noqa: PLC0415 -- slow, and only here
+
+        side_px = self.config.image_size
+        return self._dataset("val", [t.Resize(side_px * 8 // 7), t.CenterCrop(side_px)])
+
+    def _dataset(self, split: str, steps: list[Any]) -> Dataset[Any]:
+        from torchvision import datasets, transforms as t  # noqa: PLC0415 -- slow, and only here
+
+        assert self.config.data_dir is not None  # noqa: S101 -- `check` saw to it
+        transform = t.Compose([*steps, t.ToTensor(), t.Normalize(_MEAN, _STD)])
+        try:
+            dataset: Dataset[Any] = datasets.ImageFolder(
+                str(self.config.data_dir / split), transform=transform
+            )
+        except FileNotFoundError as error:
+            raise UserError(
+                f"--data-dir {self.config.data_dir}",
+                rule="an image in every class folder",
+                found=error,
+                remedy="add images, or remove the empty folders",
+            ) from error
+        return dataset
+
+
+def _classes(folder: Path) -> list[str]:
+    try:
+        found = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    except OSError as error:
+        raise UserError(
+            f"--data-dir {folder.parent}",
+            rule="train/ and val/ with a folder for each class",
+            found=error,
+            remedy="correct the path or the layout",
+        ) from error
+    if not found:
+        raise UserError(
+            str(folder), rule="a folder for each class", found="none", remedy="add them"
+        )
+    return found

@@ -1,0 +1,44 @@
+"""A workload by its name, or by `package.module:Class`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from trainer.errors import UserError
+from trainer.workloads.base import Workload
+
+if TYPE_CHECKING:
+    from trainer.config import Config
+
+_BUILT_IN = {
+    "mnist": "trainer.workloads.mnist:Mnist",
+    "imagefolder": "trainer.workloads.images:ImageFolder",
+    "fake-images": "trainer.workloads.images:FakeImages",
+}
+
+
+def build_workload(config: Config) -> Workload:
+    """Build the workload that `config` names. Raises UserError when there is none such."""
+    name = config.workload
+    module_name, _, class_name = _BUILT_IN.get(name, name).partition(":")
+    if not class_name:
+        raise _error(name, "no such name")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise _error(name, error) from error
+    cls = getattr(module, class_name, None)
+    if not (isinstance(cls, type) and issubclass(cls, Workload)):
+        raise _error(name, f"{module_name} has no such class")
+    return cls(config)
+
+
+def _error(name: str, found: object) -> UserError:
+    return UserError(
+        f"--workload {name}",
+        rule=f"one of {', '.join(_BUILT_IN)}, or package.module:Class, "
+        "a subclass of trainer.workloads.base.Workload",
+        found=found,
+        remedy="correct the name, or install the package",
+    )
