@@ -75,17 +75,19 @@ run_node() {
         --nnodes="$NUM_NODES" --node-rank="$NODE_RANK" --nproc-per-node="$DDP_NPROC_PER_NODE"
         --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" --max-restarts=0 --no-python
         env --default-signal=USR1 --default-signal=INT "${worker[@]}")
-    FOLLOWED=0
     child_start
     child_wait
     child_sweep
+    # torchrun's own log is long, and only of interest where no rank of this node came up.
+    if ((CHILD_CODE)) && ! grep -qs "\"event\": \"rank_up\".*\"attempt\": $DDP_ATTEMPT,.*\"node\": \"$DDP_NODE\"" "$DDP_RUN_DIR/events.jsonl"; then
+        tail -n 20 -- "$LOG" >&2
+    fi
     exit "$CHILD_CODE"
 }
 
 # build_command: our trainer, or after -- the user's own command.
 build_command() {
     local python
-    FOLLOWED=1
     if [[ ${1-} == -- ]]; then
         shift
         COMMAND=("$@")
@@ -108,7 +110,7 @@ child_start() {
     env --default-signal=INT,QUIT DDP_RANK_ID="$DDP_RANK_ID" "${guard[@]}" "${COMMAND[@]}" \
         </dev/null >>"$LOG" 2>&1 &
     CHILD_PID=$!
-    if ((FOLLOWED)); then follower_start "$((offset + 1))"; else follower_start "$((offset + 1))" ''; fi
+    if ((! IS_NODE_TASK)); then follower_start "$((offset + 1))"; fi
     if [[ $STOP_SIGNAL ]]; then child_signal "$STOP_SIGNAL"; fi # it came before there was a child
 }
 
@@ -119,7 +121,7 @@ child_wait() {
     while :; do
         INTERRUPTED=0
         code=0
-        wait "$CHILD_PID" || code=$?
+        wait "$CHILD_PID" 2>/dev/null || code=$? # its stderr: bash announces killed jobs there
         if ((code != 127)); then CHILD_CODE=$code; fi
         ((INTERRUPTED)) || break
     done
@@ -180,12 +182,11 @@ child_sweep() {
     stop_processes 2 "${leftovers[@]}"
 }
 
-# follower_start OFFSET [PREFIX]: copies the log to the job's own as it grows, until the child ends.
+# follower_start OFFSET: copies the log to the job's own as it grows, until the child ends.
 follower_start() {
-    local prefix=${2-"[$RANK] "}
     (
         trap '' TERM INT HUP USR1
-        tail -c "+$1" -s 0.1 -f --pid="$CHILD_PID" -- "$LOG" | sed -u "s/^/$prefix/"
+        tail -c "+$1" -s 0.1 -f --pid="$CHILD_PID" -- "$LOG" | sed -u "s/^/[$RANK] /"
     ) &
     FOLLOWER_PID=$!
     disown "$FOLLOWER_PID"

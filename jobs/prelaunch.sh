@@ -54,6 +54,7 @@ STOP_SIGNAL='' INTERRUPTED=0 DRY_RUN=0
 
 main() {
     parse_arguments "$@"
+    leave_to_task_zero
     place_detect
     resolve_settings
     step_build "${ARGUMENTS[@]}"
@@ -100,6 +101,14 @@ sweep_point() {
         die "DDP_SWEEP_FILE must have a line ${SLURM_ARRAY_TASK_ID}, found none in '$DDP_SWEEP_FILE': submit with jobs/sweep.sh"
     read -ra point <<<"$point"
     ARGUMENTS+=("${point[@]}")
+}
+
+# srun --pty with several tasks starts this script in each, and one of them is enough.
+leave_to_task_zero() {
+    if [[ ${SLURM_STEP_ID-} && ${SLURM_PROCID:-0} != 0 && ${ENVIRONMENT-} != BATCH ]]; then
+        log_info "task 0 of this step starts the ranks; task $SLURM_PROCID has nothing to do"
+        exit 0
+    fi
 }
 
 resolve_settings() {
