@@ -1,1 +1,3 @@
 """The monitor: python -m monitor."""
+
+__version__ = "0.1.0"

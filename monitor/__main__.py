@@ -1,0 +1,21 @@
+"""`python -m monitor record|report|compose`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+
+def main(argv: list[str]) -> int:
+    """Dispatch to a subcommand; the exit code."""
+    if argv[:1] == ["record"]:
+        # before anything that takes time: these three are meant for the ranks, not for us
+        for signum in (signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_IGN)
+    from monitor import cli  # noqa: PLC0415 - after the signals
+
+    return cli.main(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,120 @@
+"""The command line: parse, build, run, close. Each subcommand imports only what it needs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from monitor.errors import EXIT_USER, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_DEFAULT_COLUMNS = "pumtcjrgh"
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with our exit code and one line."""
+
+    def error(self, message: str) -> NoReturn:
+        hint = f"run `{self.prog} --help` for what there is"
+        raise UserError(f"command line: {message}: {hint}")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a subcommand; its exit code: 0, or 64 with one line if the input is wrong."""
+    try:
+        options = _parser().parse_args(argv)
+        return int(options.run(options))
+    except UserError as error:
+        say(str(error))
+        return EXIT_USER
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0  # the reader of our output has seen enough
+
+
+def say(message: str) -> None:
+    """Tell a person, in one line; a closed stderr is nobody's trouble."""
+    try:
+        os.write(2, f"monitor: {message}\n".encode(errors="replace"))
+    except OSError:
+        pass
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="python -m monitor", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="record|report|compose")
+    _add_record(commands.add_parser("record", help="sample the GPUs and the host into a log"))
+    report = commands.add_parser("report", help="a table per node and GPU of such logs")
+    report.add_argument("files", nargs="+", metavar="FILES", help="logs, or directories of logs")
+    report.add_argument("--json", action="store_true", help="one JSON document, for programs")
+    report.set_defaults(run=_report)
+    compose = commands.add_parser("compose", help="write run.json from a run's events")
+    compose.add_argument("run_dir", metavar="RUN_DIR", help="such as out/slurm-123")
+    compose.set_defaults(run=_compose)
+    return parser
+
+
+def _add_record(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", required=True, help="the log; appended to if it is there")
+    parser.add_argument("--interval", type=float, default=15.0, metavar="S", help="default 15")
+    parser.add_argument(
+        "--columns",
+        default=_DEFAULT_COLUMNS,
+        help="pumt, then letters: c clocks, j energy, r throttle reasons, g SM, tensor and DRAM"
+        f" activity, h host (default {_DEFAULT_COLUMNS})",
+    )
+    parser.add_argument(
+        "--parent-pid", type=int, metavar="PID", help="end with this process (default: the parent)"
+    )
+    parser.add_argument("--host", help="the node's name (default: DDP_NODE, else the host name)")
+    parser.add_argument("--compose", metavar="RUN_DIR", help="write its run.json at the end")
+    parser.add_argument(
+        "--launch-id",
+        metavar="TOKEN",
+        help="when the parent dies, end the processes of this node that carry DDP_LAUNCH_ID=TOKEN",
+    )
+    parser.set_defaults(run=_record)
+
+
+def _record(options: argparse.Namespace) -> int:
+    from monitor import recording  # noqa: PLC0415 - each subcommand imports only what it needs
+
+    return recording.record(
+        recording.Settings(
+            out=options.out,
+            interval_s=options.interval,
+            columns=options.columns,
+            parent_pid=os.getppid() if options.parent_pid is None else options.parent_pid,
+            host=options.host or os.environ.get("DDP_NODE") or platform.node(),
+            node=os.environ.get("DDP_NODE"),
+            job_id=os.environ.get("DDP_JOB_ID"),
+            attempt=os.environ.get("DDP_ATTEMPT"),
+            launch_id=options.launch_id,
+            run_dir=options.compose,
+        ),
+        say,
+    )
+
+
+def _report(options: argparse.Namespace) -> int:
+    from monitor import report  # noqa: PLC0415
+
+    return report.report(options.files, as_json=options.json)
+
+
+def _compose(options: argparse.Namespace) -> int:
+    from monitor import record  # noqa: PLC0415
+
+    try:
+        print(record.compose_file(options.run_dir))
+    except OSError as error:
+        raise UserError(
+            f"run.json: must be writable; found {error.strerror} in {options.run_dir}:"
+            " make room or name a directory that you may write to"
+        ) from error
+    return 0

@@ -1,0 +1,83 @@
+"""The run's log of events: one JSON line an event, each appended with a single write."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EventLog:
+    """Where to tell events, and as whom.
+
+    Args:
+        path: `events.jsonl` of the run.
+        attempt: the number of this start of the run, from 1.
+        host: the node's name.
+        now: the time, with an offset.
+
+    """
+
+    path: str
+    attempt: int
+    host: str
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    def append(self, event: str, **further: object) -> None:
+        """Append one event, its keys in the order of the contract.
+
+        Raises:
+            OSError: it could not be written.
+
+        """
+        stamp = self.now().astimezone(UTC).isoformat(timespec="milliseconds")
+        line: Event = {
+            "time": stamp.replace("+00:00", "Z"),
+            "event": event,
+            "source": "monitor",
+            "attempt": self.attempt,
+            "host": self.host,
+            **further,
+        }
+        data = (json.dumps(line, ensure_ascii=False) + "\n").encode()
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            os.write(fd, data)  # one write: lines of several writers never mix
+        finally:
+            os.close(fd)
+
+
+def read(data: bytes) -> tuple[list[Event], int]:
+    """Read JSON lines; a line that is no JSON object, such as a torn last one, is left out.
+
+    Returns:
+        The objects, and the number of lines left out.
+
+    """
+    events: list[Event] = []
+    num_unreadable = 0
+    for line in data.split(b"\n"):
+        if not line.strip():
+            continue
+        event = _parse(line)
+        if event is None:
+            num_unreadable += 1
+        else:
+            events.append(event)
+    return events, num_unreadable
+
+
+def _parse(line: bytes) -> Event | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None

@@ -1,0 +1,112 @@
+"""A log file that takes whole blocks or nothing, and outlives a full disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from monitor.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_USERS_FAULT = {
+    errno.ENOENT: "create its directory first",
+    errno.ENOTDIR: "create its directory first",
+    errno.EISDIR: "name a file in it",
+    errno.EACCES: "name a place that you may write to",
+    errno.EPERM: "name a place that you may write to",
+    errno.EROFS: "name a place that you may write to",
+    errno.ENAMETOOLONG: "use a shorter name",
+}
+
+
+class Sink:
+    """Appends blocks of whole lines to one file, each with a single write.
+
+    A block that does not fit is taken back entirely. The first failure is told to `say`, later
+    ones only when a write had succeeded in between.
+    """
+
+    def __init__(self, path: str, say: Callable[[str], None]) -> None:
+        """Open `path` for appending; what it holds already stays.
+
+        Raises:
+            UserError: the path cannot be written, for a reason that waiting does not mend.
+
+        """
+        self._path = path
+        self._say = say
+        self._fd: int | None = None
+        self._failing = False
+        self.num_lost = 0
+        try:
+            self._open()
+        except OSError as error:
+            if error.errno in _USERS_FAULT:
+                raise UserError(_explain(path, error)) from error
+            self._tell(error)
+
+    def append(self, block: str) -> bool:
+        """Write a block; False, with `num_lost` one higher, if not all of it could be kept."""
+        try:
+            self._write(self._open(), block.encode())
+        except OSError as error:
+            self._tell(error)
+            self.num_lost += 1
+            return False
+        self._failing = False
+        return True
+
+    def close(self) -> None:
+        """Close the file; raises nothing."""
+        if self._fd is not None:
+            self._close_quietly()
+
+    def _open(self) -> int:
+        if self._fd is None:
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._fd = os.open(self._path, flags, 0o666)
+            self._end_torn_line(self._fd)
+        return self._fd
+
+    @staticmethod
+    def _end_torn_line(fd: int) -> None:
+        """A recorder that was killed may have left half a line: ours begins on the next."""
+        try:
+            size = os.fstat(fd).st_size
+            if size and os.pread(fd, 1, size - 1) != b"\n":
+                os.write(fd, b"\n")
+        except OSError:
+            pass  # a pipe or a device has no end to look at
+
+    def _write(self, fd: int, data: bytes) -> None:
+        size = os.fstat(fd).st_size
+        num_written = os.write(fd, data)
+        if num_written != len(data):
+            os.ftruncate(fd, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _tell(self, error: OSError) -> None:
+        if not self._failing:
+            self._say(
+                f"log {self._path}: a sample must be written whole; found {error.strerror}:"
+                " going on without it, make room and later samples are kept"
+            )
+        self._failing = True
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) and self._fd is not None:
+            self._close_quietly()  # a stale or broken file is opened anew at the next sample
+
+    def _close_quietly(self) -> None:
+        fd, self._fd = self._fd, None
+        try:
+            if fd is not None:
+                os.close(fd)
+        except OSError:
+            pass
+
+
+def _explain(path: str, error: OSError) -> str:
+    remedy = _USERS_FAULT[error.errno or 0]
+    return f"--out: must be a file that can be appended to; found {path}: {error.strerror}: {remedy}"
