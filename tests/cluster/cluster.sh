@@ -1,0 +1,216 @@
+#!/usr/bin/env bash
+# A Slurm cluster on one machine: real slurmctld, slurmd and munged; every node has its own
+# network, address and host name, and GPUs to allocate that are plain files.
+set -Eeuo pipefail
+
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)
+# shellcheck source=tests/cluster/lib.sh
+source "$here/lib.sh"
+# shellcheck source=tests/cluster/network.sh
+source "$here/network.sh"
+# shellcheck source=tests/cluster/slurm.sh
+source "$here/slurm.sh"
+
+usage() {
+    cat <<'END'
+usage: cluster.sh COMMAND
+  up [NODES]         start the cluster (2 nodes), mend it, or change its number of nodes
+  down               stop it; nothing is left behind
+  status             show the nodes; exit 0 if the cluster is up, 3 if it is not
+  env                print the export lines that make Slurm's commands use it
+  exec NODE COMMAND  run a command in a node
+  cut NODE           pull the node's network cable
+  heal NODE          plug it in again; after kill, switch the node on
+  kill NODE          pull the node's power: everything on it dies at once
+environment: DDP_CLUSTER_DIR (/var/lib/ddp-cluster), DDP_CLUSTER_SUBNET (10.213.77),
+  DDP_CLUSTER_CPUS (8) and DDP_CLUSTER_GPUS (2) of each node
+END
+}
+
+require_machine() {
+    [[ $(uname -s) == Linux ]] || die "no cluster here" "it needs Linux" "$(uname -s)" "use a Linux machine"
+    ((EUID == 0)) || die "no cluster here" "it needs root for network namespaces" "user $EUID" "run it with sudo"
+    local program
+    for program in slurmctld slurmd munged sinfo ip nsenter unshare flock; do
+        command -v "$program" >/dev/null ||
+            die "no cluster here" "it needs $program" "none on PATH" "run tests/provision.sh --install-only"
+    done
+}
+
+require_settings() {
+    [[ $CLUSTER_DIR =~ ^/[A-Za-z0-9._/-]+$ ]] ||
+        die "bad DDP_CLUSTER_DIR" "slurm.conf takes only letters, digits and ._/-" "$CLUSTER_DIR" "choose another directory"
+    [[ $CLUSTER_SUBNET =~ ^[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}$ ]] ||
+        die "bad DDP_CLUSTER_SUBNET" "it is the first three numbers of a /24" "$CLUSTER_SUBNET" "for example 10.213.77"
+    [[ $CLUSTER_CPUS =~ ^[1-9][0-9]{0,2}$ && $CLUSTER_GPUS =~ ^[0-9]{1,2}$ ]] ||
+        die "bad DDP_CLUSTER_CPUS or _GPUS" "they are small whole numbers" "$CLUSTER_CPUS, $CLUSTER_GPUS" "unset them for 8 and 2"
+    local owner
+    owner=$(bridge_owner)
+    [[ -z $owner || $owner == "$CLUSTER_DIR" ]] ||
+        die "another virtual cluster is up" "one a machine" "one in $owner" "use it, or end it with DDP_CLUSTER_DIR=$owner $0 down"
+}
+
+require_node() {
+    [[ -f $CLUSTER_DIR/nodes ]] || die "no cluster" "it must be up" "nothing in $CLUSTER_DIR" "run $0 up"
+    local number
+    for number in $(node_numbers); do [[ ${1:-} != "node$number" ]] || return 0; done
+    die "unknown node" "nodes are node1 to node$(<"$CLUSTER_DIR/nodes")" "${1:-none}" "name one of them"
+}
+
+# Two who start or stop it at once take turns.
+lock() {
+    exec 9>"/run/lock/ddp-cluster.lock"
+    flock -w 120 9 || die "cluster is busy" "one change at a time" "another one still running after 120 s" "look for it with: fuser /run/lock/ddp-cluster.lock"
+}
+
+is_off() { [[ -e $CLUSTER_DIR/run/$1.off ]]; }
+
+wanted_nodes() {
+    local count=${1:-}
+    [[ -n $count ]] || count=$(cat "$CLUSTER_DIR/nodes" 2>/dev/null || printf 2)
+    [[ $count =~ ^([1-9]|1[0-6])$ ]] ||
+        die "bad number of nodes" "1 to $CLUSTER_MAX_NODES" "$count" "try: $0 up 2"
+    printf '%s' "$count"
+}
+
+cmd_up() {
+    local count number names=()
+    count=$(wanted_nodes "$@")
+    require_names_free "$count"
+    if [[ -e $CLUSTER_DIR && ! -e $CLUSTER_MARK && -n $(ls -A "$CLUSTER_DIR") ]]; then
+        die "cannot use $CLUSTER_DIR" "it must be new, empty or a cluster's" "other files in it" "set DDP_CLUSTER_DIR"
+    fi
+    mkdir -p "$CLUSTER_DIR" && : >"$CLUSTER_MARK"
+    resize "$count"
+    for ((number = 1; number <= count; number++)); do names+=("node$number"); done
+    network_up
+    hosts_write "${names[@]}"
+    munged_start
+    for number in "${names[@]}"; do node_network_up "$number"; done
+    slurmctld_start
+    for number in "${names[@]}"; do node_heal "$number"; done
+    await_ready "${names[@]}"
+    say "$count nodes up; for this shell: eval \"\$($0 env)\""
+}
+
+# A host name of ours that already means something else here would send jobs to that machine.
+require_names_free() {
+    local number address
+    for ((number = 1; number <= $1; number++)); do
+        address=$(getent ahostsv4 "node$number" | awk 'NR == 1 { print $1 }') || true
+        [[ -z $address || $address == "$(node_address "node$number")" ]] ||
+            die "host name node$number is taken" "the cluster needs node1 to node$1" "$address for it" "rename that one in /etc/hosts"
+    done
+}
+
+# Slurm 22.05 takes a changed list of nodes only when its daemons start; running steps live on.
+resize() {
+    local count=$1 number had
+    had=$(cat "$CLUSTER_DIR/nodes" 2>/dev/null || printf 0)
+    [[ -f $CLUSTER_CONF && $(_slurm_conf "$count") == "$(<"$CLUSTER_CONF")" ]] && return 0
+    slurmctld_stop
+    for ((number = 1; number <= had; number++)); do
+        slurmd_stop "node$number"
+        ((number <= count)) || node_remove "node$number"
+    done
+    write_configuration "$count"
+}
+
+node_remove() {
+    node_kill_processes "$1"
+    node_network_down "$1"
+    cgroups_remove "$1"
+    rm -rf "${CLUSTER_DIR:?}/spool/$1" "$CLUSTER_DIR/run/$1.off"
+}
+
+node_heal() {
+    plug "$1"
+    if is_off "$1"; then
+        slurmd_start "$1" -b # -b: the node says that it was rebooted
+        rm -f "$CLUSTER_DIR/run/$1.off"
+    else
+        slurmd_start "$1"
+    fi
+}
+
+await_ready() {
+    local node
+    for node in "$@"; do
+        wait_for "$CLUSTER_READY_S" _node_usable "$node" && continue
+        say "$node is not ready after $CLUSTER_READY_S s; last lines of $CLUSTER_DIR/log/$node.log:"
+        tail -n 5 "$CLUSTER_DIR/log/$node.log" "$CLUSTER_DIR/log/start.log" >&2 || true
+        exit 70
+    done
+}
+
+cmd_down() {
+    local number
+    slurmctld_stop
+    for number in $(node_numbers); do
+        node_remove "node$number"
+    done
+    munged_stop
+    network_down
+    [[ ! -e $CLUSTER_MARK ]] || rm -rf "${CLUSTER_DIR:?}"
+    say "down"
+}
+
+cmd_status() {
+    local number node cable power states
+    if ! is_running slurmctld "$CLUSTER_CONF"; then
+        printf 'the cluster is down\n'
+        return 3
+    fi
+    states=$(slurm_states)
+    printf '%-8s %-16s %-8s %-6s %s\n' node address cable power slurm
+    for number in $(node_numbers); do
+        node=node$number cable=cut power=on
+        ! is_plugged "$node" || cable=plugged
+        ! is_off "$node" || power=off
+        printf '%-8s %-16s %-8s %-6s %s\n' "$node" "$(node_address "$node")" "$cable" "$power" \
+            "$(awk -v node="$node" '$1 == node { print $2; exit }' <<<"$states")"
+    done
+}
+
+cmd_env() {
+    [[ -f $CLUSTER_CONF ]] || die "no cluster" "it must be up" "nothing in $CLUSTER_DIR" "run $0 up"
+    printf 'export SLURM_CONF=%s\n' "$CLUSTER_CONF"
+}
+
+cmd_exec() {
+    require_node "${1:-}"
+    (($# > 1)) || die "nothing to run" "exec takes a node and a command" "no command" "try: $0 exec $1 hostname"
+    ! is_off "$1" || die "$1 is off" "a command needs a node that is on" "a killed node" "run $0 heal $1"
+    export SLURM_CONF=$CLUSTER_CONF SLURMD_NODENAME=$1
+    in_node "$@"
+}
+
+cmd_cut() { unplug "$1"; }
+cmd_heal() { node_heal "$1"; }
+
+# The cable first: a machine that loses its power says goodbye to nobody.
+cmd_kill() {
+    unplug "$1"
+    : >"$CLUSTER_DIR/run/$1.off"
+    node_kill_processes "$1"
+    cgroups_remove "$1"
+}
+
+main() {
+    local command=${1:-help}
+    shift || true
+    case $command in
+        help | -h | --help) usage && return ;;
+        up | down | cut | heal | kill)
+            require_machine
+            require_settings
+            [[ $command == up || $command == down ]] || require_node "${1:-}"
+            lock
+            ;;
+        status | env | exec) require_settings ;;
+        *) die "unknown command" "one of up, down, status, env, exec, cut, heal, kill" "$command" "see $0 --help" ;;
+    esac
+    "cmd_$command" "$@"
+}
+
+main "$@"

@@ -1,0 +1,137 @@
+# shellcheck shell=bash
+# Configuration and daemons: munged, slurmctld on the host, one slurmd in each node.
+
+# proctrack/cgroup is what clusters run, and it finds processes that left their parents; Slurm
+# 22.05 can use it in several slurmd on one machine with the freezer of cgroup v1. Under cgroup v2
+# it asks systemd for a scope per slurmd, and they get into each other's way: there, linuxproc.
+_proctrack() {
+    if [[ -d /sys/fs/cgroup/freezer ]]; then
+        printf 'proctrack/cgroup'
+    else
+        printf 'proctrack/linuxproc'
+    fi
+}
+
+write_configuration() {
+    local count=$1 number
+    mkdir -p "$CLUSTER_DIR"/{etc,log,munge,state,spool,run,gpu,uts}
+    for ((number = 0; number < CLUSTER_GPUS; number++)); do : >>"$CLUSTER_DIR/gpu/gpu$number"; done
+    _slurm_conf "$count" >"$CLUSTER_CONF"
+    : >"$CLUSTER_DIR/etc/gres.conf"
+    ((CLUSTER_GPUS == 0)) ||
+        # A count without File= is reported as 0, and the node becomes INVAL.
+        printf 'Name=gpu File=%s/gpu/gpu[0-%d]\n' "$CLUSTER_DIR" $((CLUSTER_GPUS - 1)) \
+            >"$CLUSTER_DIR/etc/gres.conf"
+    printf 'CgroupMountpoint=/sys/fs/cgroup\nCgroupAutomount=no\n' >"$CLUSTER_DIR/etc/cgroup.conf"
+    printf '%s\n' "$count" >"$CLUSTER_DIR/nodes"
+}
+
+_slurm_conf() {
+    local gres='' number
+    ((CLUSTER_GPUS == 0)) || gres="Gres=gpu:$CLUSTER_GPUS"
+    cat <<END
+ClusterName=ddp
+SlurmctldHost=$(hostname -s)($(host_address))
+SlurmctldPort=26817
+SlurmdPort=26818
+SlurmUser=root
+AuthType=auth/munge
+# A requeued job waits for its old credential to expire: 120 s by default, too long for a test.
+AuthInfo=socket=$CLUSTER_DIR/munge/munge.socket.2,cred_expire=15
+MpiDefault=none
+StateSaveLocation=$CLUSTER_DIR/state
+SlurmdSpoolDir=$CLUSTER_DIR/spool/%n
+SlurmctldPidFile=$CLUSTER_DIR/run/slurmctld.pid
+SlurmdPidFile=$CLUSTER_DIR/run/%n.pid
+SlurmctldLogFile=$CLUSTER_DIR/log/slurmctld.log
+SlurmdLogFile=$CLUSTER_DIR/log/%n.log
+SlurmctldDebug=info
+SlurmdDebug=info
+ProctrackType=$(_proctrack)
+TaskPlugin=task/none
+# More CPUs than the machine has.
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+GresTypes=gpu
+# A job is looked at at once, not when the next batch of them is.
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
+# Seconds between SIGTERM and SIGKILL: 30 by default. 10 is enough for a clean-up, and leaves
+# room below the 15 s within which a job that ends must be gone from its nodes.
+KillWait=10
+# A node that does not answer this long is DOWN.
+SlurmdTimeout=15
+# A node that comes back is used again, whatever took it away.
+ReturnToService=2
+JobRequeue=1
+InactiveLimit=0
+OverTimeLimit=0
+CompleteWait=0
+# Ended jobs stay visible to scontrol for a day.
+MinJobAge=86400
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/filetxt
+JobCompLoc=$CLUSTER_DIR/log/jobcomp.log
+JobAcctGatherType=jobacct_gather/none
+END
+    for ((number = 1; number <= $1; number++)); do
+        printf 'NodeName=node%d NodeAddr=%s CPUs=%d Sockets=1 CoresPerSocket=%d ThreadsPerCore=1 RealMemory=64000 %s State=UNKNOWN\n' \
+            "$number" "$(node_address "node$number")" "$CLUSTER_CPUS" "$CLUSTER_CPUS" "$gres"
+    done
+    printf 'PartitionName=debug Nodes=ALL Default=YES MaxTime=UNLIMITED State=UP\n'
+}
+
+# One munged serves all nodes, because they share the host's files; it is not /run/munge's.
+munged_start() {
+    local key=$CLUSTER_DIR/munge/munge.key
+    ! is_running munged "--key-file=$key" || return 0
+    [[ -s $key ]] || (umask 077 && head -c 128 /dev/urandom >"$key")
+    rm -f "$CLUSTER_DIR"/munge/munge.socket.2*
+    start_daemon munged "--key-file=$key" "--socket=$CLUSTER_DIR/munge/munge.socket.2" \
+        "--pid-file=$CLUSTER_DIR/munge/munged.pid" "--log-file=$CLUSTER_DIR/log/munged.log" \
+        "--seed-file=$CLUSTER_DIR/munge/munged.seed"
+}
+
+munged_stop() { stop_daemon munged "--key-file=$CLUSTER_DIR/munge/munge.key"; }
+
+slurmctld_start() {
+    is_running slurmctld "$CLUSTER_CONF" || start_daemon slurmctld -f "$CLUSTER_CONF"
+}
+
+slurmctld_stop() { stop_daemon slurmctld "$CLUSTER_CONF"; }
+
+# slurmd_start NODE [OPTION…]
+slurmd_start() {
+    local node=$1
+    shift
+    is_running slurmd "$CLUSTER_CONF" "$node" ||
+        start_daemon nsenter --net="/run/netns/$(netns_of "$node")" --uts="$(uts_of "$node")" -- \
+            slurmd -f "$CLUSTER_CONF" -N "$node" "$@"
+}
+
+slurmd_stop() { stop_daemon slurmd "$CLUSTER_CONF" "$1"; }
+
+# Slurm leaves its directories in every cgroup hierarchy; only empty ones can be removed.
+cgroups_remove() {
+    local top
+    for top in /sys/fs/cgroup/slurm_"$1" /sys/fs/cgroup/*/slurm_"$1"; do
+        [[ ! -d $top ]] || find "$top" -depth -type d -exec rmdir {} + 2>/dev/null || true
+    done
+}
+
+# Prints "NODE STATE" lines, or nothing where no controller answers.
+slurm_states() {
+    SLURM_CONF=$CLUSTER_CONF timeout 15 sinfo -h -N -o '%N %T' 2>/dev/null || true
+}
+
+_node_usable() {
+    case $(slurm_states | awk -v node="$1" '$1 == node { print $2; exit }') in
+        idle | mixed | allocated | completing) ;;
+        down | drained | drain)
+            # It was taken out for a fault that `up` has just mended.
+            SLURM_CONF=$CLUSTER_CONF timeout 15 scontrol update "nodename=$1" state=resume 2>/dev/null || true
+            return 1
+            ;;
+        *) return 1 ;;
+    esac
+}
