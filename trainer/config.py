@@ -45,6 +45,9 @@ class Config:
     config: Path | None = None
     """A TOML file with these same options; what stands on the command line wins over it."""
 
+    check: bool = False
+    """Only check the options and the input, write nothing, and end."""
+
     workload: str = "mnist"
     """What to train: mnist, imagefolder, fake-images, or a class of your own as
     package.module:Class."""

@@ -1,0 +1,97 @@
+"""python -m trainer: parse, check, run, close. The only reader of the environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
+
+from trainer.batches import plan_batches
+from trainer.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, EXIT_USER, UserError
+from trainer.options import parse
+from trainer.ranks import Ranks
+from trainer.settings import RunSettings
+from trainer.stop import StopRequest
+from trainer.workloads.registry import build_workload
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping, Sequence
+
+    from trainer.config import Config
+    from trainer.run import Job
+
+
+def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
+    """Train as `argv` and `env` say; return the exit code."""
+    stop = StopRequest()
+    stop.install()  # first: a request during the seconds of `import torch` counts, too
+    speaks = env.get("RANK", "0") == "0"
+    try:
+        config = parse(argv)
+        ranks = _ranks(config, env)
+        plan = plan_batches(
+            global_batch_size=config.global_batch_size,
+            micro_batch_size=config.micro_batch_size,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+        )
+        settings = RunSettings.from_environment(env, socket.gethostname())
+        speaks = ranks.is_node_main  # from here on it is about files, which each node has its own of
+        workload = build_workload(config)
+        workload.check()
+        if config.check:
+            return EXIT_FINISHED
+
+        from trainer.run import Job  # noqa: PLC0415 -- imports torch: wrong input is told before
+
+        job = Job(
+            config=config, ranks=ranks, settings=settings, plan=plan, workload=workload, stop=stop
+        )
+        return _run(job, env)
+    except UserError as error:
+        if speaks:
+            print(f"trainer: {error}", file=sys.stderr, flush=True)
+        return EXIT_USER
+
+
+def _ranks(config: Config, env: MutableMapping[str, str]) -> Ranks:
+    """With --check, before ranks are started, only their number is known, and only maybe."""
+    if config.check and not env.get("RANK"):
+        size = env.get("WORLD_SIZE", "1")
+        return replace(Ranks(), world_size=int(size) if size.isdecimal() and int(size) else 1)
+    return Ranks.from_environment(env)
+
+
+def _run(job: Job, env: MutableMapping[str, str]) -> int:
+    from trainer.run import Run  # noqa: PLC0415 -- imports torch
+
+    run = Run(job)
+    try:
+        is_finished = run.execute(env)
+    except UserError as error:
+        if job.ranks.world_size == 1:
+            raise
+        if job.ranks.is_node_main:
+            print(f"trainer: {error}", file=sys.stderr, flush=True)
+        _end_at_once(EXIT_USER)
+    except Exception as error:  # noqa: BLE001 -- whatever it is, it is told and ends this rank
+        traceback.print_exc()
+        run.fail(error)
+        if job.ranks.world_size == 1:
+            return EXIT_FAILED
+        _end_at_once(EXIT_FAILED)
+    return EXIT_FINISHED if is_finished else EXIT_STOPPED
+
+
+def _end_at_once(code: int) -> NoReturn:
+    """End without taking leave: with a rank gone, the process group could wait for ever."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

@@ -1,0 +1,131 @@
+"""Samples in the order that the global batch prescribes, whatever the number of ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer.workloads.base import TensorData
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+    from torch.utils.data import Dataset
+
+    from trainer.batches import BatchPlan
+
+    Batch = tuple[Tensor, Tensor]
+
+_EVALUATION_BATCH = 1000
+_MAX_GATHER_BYTES = 4 << 20
+"""Steps are gathered together up to this size: fewer calls, and still in the cache of a CPU."""
+
+
+def permutation(seed: int, epoch: int, num_samples: int) -> Tensor:
+    """Return the order of an epoch, the same on every rank and after every resume."""
+    # Multiplied by a large odd number, so that (seed, epoch + 1) is not (seed + 1, epoch).
+    mixed = (seed * 0x9E3779B97F4A7C15 + epoch) % 2**63
+    return torch.randperm(num_samples, generator=torch.Generator().manual_seed(mixed))
+
+
+class TensorBatches:
+    """Microbatches of a set in memory: it lies on the device once, and is gathered by index."""
+
+    def __init__(self, data: TensorData, plan: BatchPlan, seed: int, device: torch.device) -> None:
+        self._inputs = data.inputs.to(device)
+        self._targets = data.targets.to(device)
+        self._plan = plan
+        self._seed = seed
+        bytes_per_step = plan.rank_batch_size * data.inputs[0].nbytes
+        self._steps_per_gather = max(1, _MAX_GATHER_BYTES // bytes_per_step)
+
+    def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
+        """Yield the microbatches of this rank from `first_step` of `epoch` on."""
+        order = permutation(self._seed, epoch, len(self._targets))
+        num_steps = self._plan.steps_per_epoch(len(self._targets))
+        for start in range(first_step, num_steps, self._steps_per_gather):
+            steps = range(start, min(start + self._steps_per_gather, num_steps))
+            chosen = torch.cat([order[self._plan.rank_slice(step)] for step in steps])
+            # The only copy to the device: a few indices, and no wait for it.
+            chosen = chosen.to(self._inputs.device, non_blocking=True)
+            size = self._plan.micro_batch_size
+            yield from zip(
+                self._inputs.index_select(0, chosen).split(size),
+                self._targets.index_select(0, chosen).split(size),
+                strict=True,
+            )
+
+    def evaluation(self, indices: range) -> Iterator[Batch]:
+        """Yield batches of the samples in `indices`, in order."""
+        for start in range(indices.start, indices.stop, _EVALUATION_BATCH):
+            part = slice(start, min(start + _EVALUATION_BATCH, indices.stop))
+            yield self._inputs[part], self._targets[part]
+
+
+class LoadedBatches:
+    """Microbatches of a map-style dataset through DataLoader workers."""
+
+    def __init__(
+        self,
+        data: Dataset[Any],
+        plan: BatchPlan,
+        seed: int,
+        device: torch.device,
+        num_workers: int,
+    ) -> None:
+        self._data = data
+        self._plan = plan
+        self._seed = seed
+        self._device = device
+        self._num_workers = num_workers
+
+    def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
+        """Yield the microbatches of this rank from `first_step` of `epoch` on."""
+        num_samples = len(self._data)  # type: ignore[arg-type] # map-style sets have a length
+        order = permutation(self._seed, epoch, num_samples)
+        size = self._plan.micro_batch_size
+        batches = [
+            part.tolist()
+            for step in range(first_step, self._plan.steps_per_epoch(num_samples))
+            for part in order[self._plan.rank_slice(step)].split(size)
+        ]
+        return self._load(batches, seed=int(order[0]) + self._seed)
+
+    def evaluation(self, indices: range) -> Iterator[Batch]:
+        """Yield batches of the samples in `indices`, in order."""
+        size = max(64, self._plan.micro_batch_size)
+        batches = [list(indices[i : i + size]) for i in range(0, len(indices), size)]
+        return self._load(batches, seed=self._seed)
+
+    def _load(self, batches: list[list[int]], seed: int) -> Iterator[Batch]:
+        loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
+            self._data,
+            batch_sampler=batches,
+            num_workers=self._num_workers,
+            pin_memory=self._device.type == "cuda",
+            generator=torch.Generator().manual_seed(seed),
+        )
+        for inputs, targets in loader:
+            yield (
+                inputs.to(self._device, non_blocking=True),
+                targets.to(self._device, non_blocking=True),
+            )
+
+
+Batches = TensorBatches | LoadedBatches
+
+
+def build_batches(
+    data: TensorData | Dataset[Any],
+    plan: BatchPlan,
+    *,
+    seed: int,
+    device: torch.device,
+    num_workers: int,
+) -> Batches:
+    """Choose the way that suits the data."""
+    if isinstance(data, TensorData):
+        return TensorBatches(data, plan, seed, device)
+    return LoadedBatches(data, plan, seed, device, num_workers)

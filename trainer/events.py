@@ -1,0 +1,55 @@
+"""events.jsonl: who did what, when. One line, one write, to a file opened for appending."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def utc_now() -> str:
+    """Return the time as the contract writes it, such as 2026-11-21T04:17:29.123Z."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def append_line(path: Path, line: dict[str, object]) -> None:
+    """Append `line` as JSON; a number that is not finite becomes null, as JSON has none.
+
+    A record that cannot be written costs a warning, never the run.
+    """
+    values = {key: finite(value) for key, value in line.items()}
+    data = (json.dumps(values, ensure_ascii=False) + "\n").encode()
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        print(f"trainer: could not write to {path}: {error}", file=sys.stderr, flush=True)
+
+
+def finite(value: object) -> object:
+    """Return `value`, or None if it is a float that JSON has no word for."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventLog:
+    """The trainer's pen for a run's event log."""
+
+    path: Path
+    attempt: int
+    host: str
+
+    def write(self, event: str, **further: object) -> None:
+        """Append an event with the keys that the contract asks for, in its order."""
+        head = {"time": utc_now(), "event": event, "source": "trainer"}
+        append_line(self.path, {**head, "attempt": self.attempt, "host": self.host, **further})

@@ -1,0 +1,259 @@
+"""The training loop. No device is waited for between log intervals."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer.batches import shard
+from trainer.checkpoint import Position
+from trainer.metrics import Interval, Validation, resident_mib
+from trainer.state import gather_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor, nn
+
+    from trainer.agreement import StopAgreement
+    from trainer.batches import BatchPlan
+    from trainer.checkpoint import Checkpoints
+    from trainer.config import Config
+    from trainer.data import Batches
+    from trainer.mesh import Mesh
+    from trainer.metrics import Sinks
+    from trainer.optim import Update
+    from trainer.profiling import StepProfiler
+    from trainer.schedule import LearningRate
+    from trainer.workloads.base import Workload
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What the loop works with; every part is built elsewhere."""
+
+    config: Config
+    mesh: Mesh
+    plan: BatchPlan
+    workload: Workload
+    model: nn.Module
+    """The model itself: saved, restored, validated."""
+    train_model: nn.Module
+    """The same one as it is trained: compiled, and within DistributedDataParallel."""
+    update: Update
+    learning_rate: LearningRate
+    train: Batches
+    test: Batches | None
+    num_test_samples: int
+    steps_per_epoch: int
+    checkpoints: Checkpoints
+    sinks: Sinks
+    agreement: StopAgreement
+    profiler: StepProfiler
+
+
+class Loop:
+    """Trains from a position to the last step, an early stop, or a request to stop."""
+
+    def __init__(self, parts: Parts, position: Position) -> None:
+        self._parts = parts
+        self.position = position
+        self.started_step = position.step
+        self._total_steps = parts.learning_rate.total_steps
+        self._loss_sum = torch.zeros((), device=parts.mesh.device)
+        self._started_s = time.perf_counter()
+        self._interval_s = self._started_s
+        self._interval_step = position.step
+        self._wait_s = 0.0
+        self._validated_step = -1
+        self._microbatches: Iterator[tuple[Tensor, Tensor]] = iter(())
+        self._microbatches_epoch = -1
+
+    @property
+    def train_time_s(self) -> float:
+        """Seconds since training began, in this attempt, validation and checkpoints included."""
+        return time.perf_counter() - self._started_s
+
+    def run(self) -> bool:
+        """Train; return whether the run is finished, False if it was asked to stop."""
+        config = self._parts.config
+        stopped = self._parts.agreement.reached(self.position.step)
+        while not stopped and self.position.step < self._total_steps and not self._is_stale():
+            stopped = self._train_until_pause()
+            epoch_ended = self.position.step % self._parts.steps_per_epoch == 0
+            if not stopped and self._is_due(config.val_every, at_epoch_end=epoch_ended):
+                self._validate()
+            if self._is_due(config.checkpoint_every, at_epoch_end=epoch_ended, besides=True):
+                self._save()
+        if not stopped and self._validated_step != self.position.step:
+            self._validate()
+        self._save()
+        self._parts.profiler.close()
+        return not stopped
+
+    def _is_stale(self) -> bool:
+        patience = self._parts.config.early_stop_patience
+        return 0 < patience <= self.position.num_validations_without_gain
+
+    def _is_due(self, every: int, *, at_epoch_end: bool, besides: bool = False) -> bool:
+        """Whether it is time, every so many steps, or, with 0 or `besides`, at an epoch's end."""
+        by_step = every > 0 and self.position.step % every == 0
+        return by_step or (at_epoch_end and (besides or every == 0))
+
+    def _train_until_pause(self) -> bool:
+        """Train to the next validation, checkpoint or epoch's end; return whether to stop."""
+        parts = self._parts
+        epoch, step_in_epoch = divmod(self.position.step, parts.steps_per_epoch)
+        if epoch != self._microbatches_epoch:
+            self._microbatches = parts.train.epoch(epoch, step_in_epoch)
+            self._microbatches_epoch = epoch
+        log_every, reached = parts.config.log_every, parts.agreement.reached
+        parts.train_model.train()
+        for step in range(self.position.step + 1, self._pause_step() + 1):
+            parts.profiler.before(step)
+            self._train_step(step)
+            parts.profiler.after(step)
+            if step % log_every == 0 or step == self._total_steps:
+                self._log(step, epoch + 1)
+            if reached(step):
+                self.position = replace(self.position, step=step)
+                return True
+        self.position = replace(self.position, step=self._pause_step())
+        return False
+
+    def _pause_step(self) -> int:
+        step, config = self.position.step, self._parts.config
+        periods = (self._parts.steps_per_epoch, config.val_every, config.checkpoint_every)
+        nexts = [(step // period + 1) * period for period in periods if period]
+        return min(*nexts, self._total_steps)
+
+    def _train_step(self, step: int) -> None:
+        parts = self._parts
+        num_microbatches = parts.plan.num_microbatches
+        for number in range(1, num_microbatches + 1):
+            asked_s = time.perf_counter()
+            inputs, targets = next(self._microbatches)
+            self._wait_s += time.perf_counter() - asked_s
+            with self._without_reduction() if number < num_microbatches else _NOTHING:
+                with self._autocast():
+                    loss = parts.workload.loss(parts.train_model(inputs), targets)
+                if num_microbatches > 1:
+                    loss = loss / num_microbatches
+                parts.update.scaler.scale(loss).backward()  # type: ignore[no-untyped-call] # torch's
+            self._loss_sum += loss.detach()
+        parts.update.apply(parts.learning_rate.at(step - 1))
+
+    def _without_reduction(self) -> contextlib.AbstractContextManager[Any]:
+        """Gradients of all microbatches but the last stay on their rank: one reduction a step."""
+        if not self._parts.mesh.is_distributed:
+            return _NOTHING
+        no_sync: contextlib.AbstractContextManager[Any] = self._parts.train_model.no_sync()
+        return no_sync
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        dtype = _DTYPES.get(self._parts.config.precision)
+        if dtype is None:
+            return _NOTHING
+        return torch.autocast(self._parts.mesh.device.type, dtype)
+
+    def _log(self, step: int, epoch: int) -> None:
+        """Reduce and tell the interval that ends with `step`: the one place that awaits a device."""
+        mesh, plan = self._parts.mesh, self._parts.plan
+        num_steps = step - self._interval_step
+        loss_sum, wait_s = mesh.sum([self._loss_sum.item(), self._wait_s])
+        loss = loss_sum / (plan.world_size * num_steps)
+        now_s = time.perf_counter()
+        elapsed_s = now_s - self._interval_s
+        self._parts.sinks.interval(
+            Interval(
+                step=step,
+                epoch=epoch,
+                loss=loss,
+                lr=self._parts.learning_rate.at(step - 1),
+                samples_per_s=num_steps * plan.global_batch_size / elapsed_s,
+                data_wait_pct=100 * wait_s / plan.world_size / elapsed_s,
+                memory_mib=_memory_mib(mesh.device),
+                train_time_s=self.train_time_s,
+            )
+        )
+        self.position = replace(self.position, last_loss=loss)
+        self._loss_sum.zero_()
+        self._interval_s, self._interval_step, self._wait_s = now_s, step, 0.0
+
+    def _validate(self) -> None:
+        """Measure on the held-out samples; keep a checkpoint if it is the best so far."""
+        parts, position = self._parts, self.position
+        self._validated_step = position.step
+        if parts.test is None:
+            return
+        began_s = time.perf_counter()
+        loss, accuracy = self._measure(parts.test)
+        best = position.best_accuracy
+        is_best = best is None or accuracy > best
+        self.position = replace(
+            position,
+            last_accuracy=accuracy,
+            best_accuracy=accuracy if is_best else best,
+            num_validations_without_gain=0
+            if is_best
+            else position.num_validations_without_gain + 1,
+        )
+        parts.sinks.validation(
+            Validation(
+                step=position.step,
+                epoch=-(-position.step // parts.steps_per_epoch),
+                test_loss=loss,
+                test_accuracy=accuracy,
+                num_samples=parts.num_test_samples,
+                train_time_s=self.train_time_s,
+            )
+        )
+        if is_best:
+            self._save(is_best=True)
+        self._interval_s += time.perf_counter() - began_s  # training did not go on meanwhile
+
+    def _measure(self, test: Batches) -> tuple[float, float]:
+        """Return mean loss and accuracy over all ranks' shares, each sample counted once."""
+        parts = self._parts
+        # Running statistics, such as a batch norm's, differ between ranks: all measure rank 0's.
+        parts.mesh.broadcast(list(parts.model.buffers()))
+        parts.model.eval()
+        device = parts.mesh.device
+        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        correct = torch.zeros((), dtype=torch.int64, device=device)
+        share = shard(parts.num_test_samples, parts.mesh.ranks.rank, parts.mesh.ranks.world_size)
+        with torch.no_grad(), self._autocast():
+            for inputs, targets in test.evaluation(share):
+                outputs = parts.model(inputs)
+                loss_sum += parts.workload.loss(outputs, targets) * len(targets)
+                correct += parts.workload.num_correct(outputs, targets)
+        totals = parts.mesh.sum([loss_sum.item(), correct.item(), len(share)])
+        return totals[0] / totals[2], totals[1] / totals[2]
+
+    def _save(self, *, is_best: bool = False) -> None:
+        parts, began_s = self._parts, time.perf_counter()
+        scaler = parts.update.scaler
+        state = scaler.state_dict() if scaler.is_enabled() else None
+        parts.checkpoints.save(
+            gather_tensors(parts.model, parts.update.optimizer),
+            replace(self.position, scaler=state),
+            is_best=is_best,
+        )
+        if not is_best:
+            self._interval_s += time.perf_counter() - began_s
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+def _memory_mib(device: torch.device) -> float:
+    """Return the peak of allocated GPU memory, or this process's memory on a CPU, in MiB."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resident_mib()

@@ -1,0 +1,193 @@
+"""The processes of a run as one: device, backend, process group, exact reductions."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import distributed as dist
+
+from trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping, Sequence
+
+    from torch import Tensor
+
+    from trainer.ranks import Ranks
+
+Backend = Literal["none", "gloo", "nccl"]
+_RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """Where this process computes and how it talks to the others.
+
+    Tensors on the CPU are always reduced over gloo, without touching a GPU.
+    """
+
+    ranks: Ranks
+    device: torch.device
+    backend: Backend
+    num_threads: int
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there is anybody to talk to."""
+        return self.backend != "none"
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Sum each value over all ranks, in float64. A point of synchronisation of the CPUs."""
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def max(self, values: Sequence[float]) -> list[float]:
+        """Take each value's maximum over all ranks. A point of synchronisation of the CPUs."""
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
+        if not self.is_distributed:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, op)
+        return tensor.tolist()
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Give every rank the values of rank 0, in place."""
+        if self.is_distributed:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
+
+    def describe(self) -> str:
+        """Say in a few words who computes where."""
+        count = self.ranks.world_size
+        ranks = f"{count} rank{'s' if count > 1 else ''} on {self.device.type}"
+        over = f" over {self.backend}" if self.is_distributed else ""
+        return f"{ranks}{over}, {self.num_threads} threads each"
+
+    def close(self) -> None:
+        """Leave the group, after a good end only: after a failure this could wait for ever."""
+        if self.is_distributed:
+            dist.destroy_process_group()
+
+
+def open_mesh(ranks: Ranks, env: MutableMapping[str, str]) -> Mesh:
+    """Choose device, backend and threads, and meet the other ranks.
+
+    `env` is read for OMP_NUM_THREADS, and GLOO_SOCKET_IFNAME is set in it where it is not.
+    Raises UserError when the others cannot be reached.
+    """
+    num_threads = choose_num_threads(
+        env, num_cpus=len(os.sched_getaffinity(0)), local_world_size=ranks.local_world_size
+    )
+    torch.set_num_threads(num_threads)
+    device = _choose_device(ranks)
+    backend: Backend = "none"
+    if ranks.world_size > 1:
+        backend = _open_group(ranks, device, env)
+    return Mesh(ranks=ranks, device=device, backend=backend, num_threads=num_threads)
+
+
+def choose_num_threads(env: Mapping[str, str], *, num_cpus: int, local_world_size: int) -> int:
+    """OMP_NUM_THREADS if the user set it, else this rank's share of the CPUs it may use."""
+    try:
+        return max(1, int(env["OMP_NUM_THREADS"]))
+    except (KeyError, ValueError):
+        return max(1, num_cpus // local_world_size)
+
+
+def choose_backend(places: Sequence[str]) -> Backend:
+    """Choose from each rank's place, its GPU's UUID or "" without one: the same on all ranks.
+
+    NCCL wants a GPU to each rank; ranks that share one talk over gloo.
+    """
+    return "nccl" if all(places) and len(set(places)) == len(places) else "gloo"
+
+
+def choose_interface(address: str, interfaces: Mapping[str, Sequence[str]]) -> str | None:
+    """Name the interface that owns the local `address`."""
+    return next((name for name, owned in interfaces.items() if address in owned), None)
+
+
+def _choose_device(ranks: Ranks) -> torch.device:
+    num_gpus = torch.cuda.device_count()
+    if num_gpus == 0:
+        return torch.device("cpu")
+    device = torch.device("cuda", ranks.local_rank % num_gpus)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _open_group(ranks: Ranks, device: torch.device, env: MutableMapping[str, str]) -> Backend:
+    try:
+        store = dist.TCPStore(
+            ranks.master_addr,
+            ranks.master_port,
+            ranks.world_size,
+            # Under torchrun its agent already serves the store on that port.
+            is_master=ranks.rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+            timeout=_RENDEZVOUS_TIMEOUT,
+        )
+        # torchrun's store outlives a restart of the ranks: keys of an attempt of their own.
+        attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
+        spaced = dist.PrefixStore(f"trainer/{attempt}", store)
+        spaced.set(f"place/{ranks.rank}", _place(device))
+        places = [spaced.get(f"place/{r}").decode() for r in range(ranks.world_size)]
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        raise UserError(
+            f"rendezvous at {ranks.master_addr}:{ranks.master_port}",
+            rule=f"all {ranks.world_size} ranks reach rank 0 there",
+            found=str(error).splitlines()[0],
+            remedy="check MASTER_ADDR and MASTER_PORT, and whether every rank was started",
+        ) from error
+    _name_interface(ranks, env)
+    backend = choose_backend(places)
+    # With NCCL, tensors on the CPU still travel over gloo: agreeing costs the GPU nothing.
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
+        store=spaced,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+    )
+    return backend
+
+
+def _place(device: torch.device) -> str:
+    if device.type != "cuda":
+        return ""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def _name_interface(ranks: Ranks, env: MutableMapping[str, str]) -> None:
+    """Let gloo use the interface that leads to rank 0: its own guess goes by the host name."""
+    if env.get("GLOO_SOCKET_IFNAME"):
+        return
+    import psutil  # noqa: PLC0415 -- only several ranks need it
+
+    address = _local_address(ranks.master_addr, ranks.master_port)
+    interfaces = {
+        name: [entry.address for entry in entries]
+        for name, entries in psutil.net_if_addrs().items()
+    }
+    name = choose_interface(address, interfaces) if address else None
+    loopback = address is not None and (address.startswith("127.") or address == "::1")
+    several_nodes = ranks.local_world_size < ranks.world_size
+    if name and not (loopback and several_nodes):
+        env["GLOO_SOCKET_IFNAME"] = name
+
+
+def _local_address(host: str, port: int) -> str | None:
+    """Return the local address from which `host` would be reached; nothing is sent."""
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[
+            0
+        ]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None

@@ -1,0 +1,216 @@
+"""What a run tells while it runs: metrics.jsonl, a log line or a live bar, TensorBoard."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trainer.events import append_line, utc_now
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """One log interval, over all ranks."""
+
+    step: int
+    epoch: int
+    loss: float
+    lr: float
+    samples_per_s: float
+    data_wait_pct: float
+    memory_mib: float
+    train_time_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """One pass over the held-out samples, over all ranks, each sample counted once."""
+
+    step: int
+    epoch: int
+    test_loss: float
+    test_accuracy: float
+    num_samples: int
+    train_time_s: float
+
+
+class Sink(Protocol):
+    """Somewhere to tell things to."""
+
+    def interval(self, interval: Interval) -> None:
+        """Tell of a log interval."""
+
+    def validation(self, validation: Validation) -> None:
+        """Tell of a validation."""
+
+    def close(self) -> None:
+        """Tell no more."""
+
+
+class MetricsFile:
+    """metrics.jsonl."""
+
+    def __init__(self, path: Path, attempt: int) -> None:
+        self._path = path
+        self._attempt = attempt
+
+    def interval(self, interval: Interval) -> None:
+        """Append a line."""
+        self._append(asdict(interval))
+
+    def validation(self, validation: Validation) -> None:
+        """Append a line."""
+        self._append(asdict(validation))
+
+    def close(self) -> None:
+        """Nothing is open between lines."""
+
+    def _append(self, values: dict[str, Any]) -> None:
+        rounded = {k: round(v, 3) if k.endswith(("_s", "_pct", "_mib")) else v
+                   for k, v in values.items()}
+        append_line(self._path, {"time": utc_now(), "attempt": self._attempt, **rounded})
+
+
+class LogLines:
+    """A line per interval, for a log that is read later."""
+
+    def __init__(self, total_steps: int) -> None:
+        self._total_steps = total_steps
+
+    def interval(self, interval: Interval) -> None:
+        """Print where we are, how fast, and how long it will take."""
+        remaining = (self._total_steps - interval.step) * interval.train_time_s
+        eta = timedelta(seconds=round(remaining / max(1, interval.step)))
+        print(
+            f"step {interval.step}/{self._total_steps}  epoch {interval.epoch}  "
+            f"loss {interval.loss:.4f}  lr {interval.lr:.2e}  "
+            f"{interval.samples_per_s:.0f} samples/s  data wait {interval.data_wait_pct:.0f} %  "
+            f"memory {interval.memory_mib:.0f} MiB  eta {eta}",
+            flush=True,
+        )
+
+    def validation(self, validation: Validation) -> None:
+        """Print loss and accuracy."""
+        print(validation_line(validation), flush=True)
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class LiveBar:
+    """A bar for a person who watches; drawn at log intervals, never per step."""
+
+    def __init__(self, total_steps: int) -> None:
+        from rich import progress  # noqa: PLC0415 -- only on a terminal
+
+        self._progress = progress.Progress(
+            progress.TextColumn("epoch {task.fields[epoch]}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("loss {task.fields[loss]:.4f}"),
+            progress.TextColumn("{task.fields[rate]:.0f} samples/s"),
+            progress.TimeRemainingColumn(),
+            auto_refresh=False,
+        )
+        self._task = self._progress.add_task(
+            "", total=total_steps, epoch=1, loss=float("nan"), rate=0.0
+        )
+        self._progress.start()
+
+    def interval(self, interval: Interval) -> None:
+        """Move the bar."""
+        self._progress.update(
+            self._task,
+            completed=interval.step,
+            epoch=interval.epoch,
+            loss=interval.loss,
+            rate=interval.samples_per_s,
+            refresh=True,
+        )
+
+    def validation(self, validation: Validation) -> None:
+        """Print a line above the bar."""
+        self._progress.console.print(validation_line(validation), highlight=False)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        self._progress.stop()
+
+
+class TensorBoard:
+    """TensorBoard's event files."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 -- slow, and only if asked
+
+        self._writer: Any = SummaryWriter(str(folder))
+
+    def interval(self, interval: Interval) -> None:
+        """Write the curves of training."""
+        for name in ("loss", "lr", "samples_per_s", "data_wait_pct", "memory_mib"):
+            self._writer.add_scalar(f"train/{name}", getattr(interval, name), interval.step)
+
+    def validation(self, validation: Validation) -> None:
+        """Write the curves of validation."""
+        self._writer.add_scalar("test/loss", validation.test_loss, validation.step)
+        self._writer.add_scalar("test/accuracy", validation.test_accuracy, validation.step)
+
+    def close(self) -> None:
+        """Flush."""
+        self._writer.close()
+
+
+class Sinks:
+    """All of them at once; none on ranks other than 0: the null object."""
+
+    def __init__(self, sinks: list[Sink]) -> None:
+        self._sinks = sinks
+
+    def interval(self, interval: Interval) -> None:
+        """Tell each."""
+        for sink in self._sinks:
+            sink.interval(interval)
+
+    def validation(self, validation: Validation) -> None:
+        """Tell each."""
+        for sink in self._sinks:
+            sink.validation(validation)
+
+    def close(self) -> None:
+        """Close each."""
+        for sink in self._sinks:
+            sink.close()
+
+
+def open_sinks(run_dir: Path, *, attempt: int, total_steps: int, tensorboard: bool) -> Sinks:
+    """Open the sinks of rank 0: a live bar on a terminal, log lines elsewhere."""
+    on_terminal = sys.stdout.isatty()
+    sinks: list[Sink] = [MetricsFile(run_dir / "metrics.jsonl", attempt)]
+    sinks.append(LiveBar(total_steps) if on_terminal else LogLines(total_steps))
+    if tensorboard:
+        sinks.append(TensorBoard(run_dir / "tensorboard"))
+    return Sinks(sinks)
+
+
+def validation_line(validation: Validation) -> str:
+    """Say a validation in one line."""
+    return (
+        f"step {validation.step}  epoch {validation.epoch}  test loss {validation.test_loss:.4f}  "
+        f"test accuracy {100 * validation.test_accuracy:.2f} % of {validation.num_samples}"
+    )
+
+
+def resident_mib() -> float:
+    """Memory of this process that lies in RAM, in MiB."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123 -- one line
+            pages = int(statm.read().split()[1])
+    except OSError:
+        return float("nan")
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -1,0 +1,322 @@
+"""One run, from the first look at the other ranks to its summary."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.agreement import StopAgreement
+from trainer.checkpoint import Checkpoints, Position
+from trainer.data import build_batches
+from trainer.errors import UserError
+from trainer.events import EventLog, finite
+from trainer.lean import without_compiler
+from trainer.loop import Loop, Parts
+from trainer.mesh import open_mesh
+from trainer.metrics import Sinks, open_sinks
+from trainer.optim import Update
+from trainer.profiling import StepProfiler
+from trainer.schedule import LearningRate
+from trainer.state import restore_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from torch import nn
+
+    from torch.utils.data import Dataset
+
+    from trainer.batches import BatchPlan
+    from trainer.config import Config
+    from trainer.data import Batches
+    from trainer.mesh import Mesh
+    from trainer.ranks import Ranks
+    from trainer.settings import RunSettings
+    from trainer.stop import StopRequest
+    from trainer.workloads.base import TensorData, Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What was asked for, all of it checked."""
+
+    config: Config
+    ranks: Ranks
+    settings: RunSettings
+    plan: BatchPlan
+    workload: Workload
+    stop: StopRequest
+
+
+class Run:
+    """Builds the parts, trains, and tells how it ended.
+
+    What was not reached yet is None, so that a failure at any point can still be told.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._mesh: Mesh | None = None
+        self._run_dir: Path | None = None
+        self._events: EventLog | None = None
+        self._loop: Loop | None = None
+        self._sinks = Sinks([])
+
+    def execute(self, env: MutableMapping[str, str]) -> bool:
+        """Train to an end; return whether the run is finished, False if it was asked to stop.
+
+        Raises UserError for input that turns out to be wrong, before anything is written.
+        """
+        self._mesh = open_mesh(self._job.ranks, env)
+        loop = self._build(self._mesh)
+        self._loop = loop
+        try:
+            is_finished = loop.run()
+        finally:
+            self._sinks.close()
+        if self._job.stop.signal_name is not None and self._events is not None:
+            self._events.write("signal", signal=self._job.stop.signal_name)
+        self._summarise("finished" if is_finished else "stopped")
+        self._mesh.close()
+        return is_finished
+
+    def fail(self, error: BaseException) -> None:
+        """Record a failure. It waits for no other rank: they may be gone."""
+        if self._events is not None:
+            line = " ".join(f"{type(error).__name__}: {error}".split())
+            self._events.write("failure", rank=self._job.ranks.rank, error=line)
+            self._summarise("failed")
+
+    def _build(self, mesh: Mesh) -> Loop:
+        """Put the parts together; what can be the user's mistake comes before what writes."""
+        job, config = self._job, self._job.config
+        _prepare(job.workload, mesh)
+        data = _Data(train=job.workload.train_data(), test=job.workload.test_data())
+        steps_per_epoch = job.plan.steps_per_epoch(data.num_train)
+        seed = job.settings.seed if config.seed is None else config.seed
+        torch.manual_seed(seed)
+        model = job.workload.build_model().to(mesh.device)
+        with without_compiler():
+            update = Update(model, config, mesh.device)
+            train_model = _as_trained(model, mesh, compiled=config.compile)
+        run_dir = self._open_run_dir(mesh)
+        assert self._events is not None  # noqa: S101 -- opened with the run directory
+        checkpoints = Checkpoints(
+            run_dir / "checkpoints", mesh, self._events, config.keep_checkpoints
+        )
+        position = Position(
+            seed=seed,
+            global_batch_size=config.global_batch_size,
+            num_train_samples=data.num_train,
+        )
+        position = _resume(checkpoints, config.resume, position, model, update)
+        # Dropout and augmentation differ between ranks, and after a resume do not start over.
+        torch.manual_seed((position.seed + job.ranks.rank * 2**32 + position.step) % 2**63)
+        total_steps = (config.epochs or job.workload.default_epochs) * steps_per_epoch
+        total_steps = min(total_steps, config.max_steps or total_steps)
+        if job.ranks.is_main:
+            _greet(mesh, model, run_dir, position, total_steps)
+            self._sinks = open_sinks(
+                run_dir,
+                attempt=job.settings.attempt,
+                total_steps=total_steps,
+                tensorboard=config.tensorboard,
+            )
+        train, test = data.batches(job.plan, position.seed, mesh, config.num_workers)
+        return Loop(
+            Parts(
+                config=config,
+                mesh=mesh,
+                plan=job.plan,
+                workload=job.workload,
+                model=model,
+                train_model=train_model,
+                update=update,
+                learning_rate=LearningRate(
+                    peak=config.lr,
+                    kind=config.schedule,
+                    warmup_steps=config.warmup_steps,
+                    total_steps=total_steps,
+                ),
+                train=train,
+                test=test,
+                num_test_samples=data.num_test,
+                steps_per_epoch=steps_per_epoch,
+                checkpoints=checkpoints,
+                sinks=self._sinks,
+                agreement=StopAgreement(mesh, job.stop),
+                profiler=StepProfiler(
+                    config.profile_range() if job.ranks.is_main else None,
+                    run_dir / "debug" / "trace.json",
+                ),
+            ),
+            position,
+        )
+
+    def _open_run_dir(self, mesh: Mesh) -> Path:
+        """Create the run directory, the same on all ranks, and its event log."""
+        settings = self._job.settings
+        chosen = self._job.config.out or settings.run_dir
+        if chosen is None:
+            mine = [time.time(), os.getpid()] if mesh.ranks.is_main else [0.0, 0.0]
+            started, pid = mesh.max(mine)
+            stamp = time.strftime("%Y%m%dT%H%M%S", time.localtime(started))
+            chosen = Path("out") / f"local-{stamp}-{int(pid)}"
+        run_dir = chosen.absolute()
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"run directory {run_dir}",
+                rule="a directory that can be written to",
+                found=error,
+                remedy="give another --out",
+            ) from error
+        self._run_dir = run_dir
+        self._events = EventLog(
+            path=run_dir / "events.jsonl", attempt=settings.attempt, host=settings.node
+        )
+        return run_dir
+
+    def _summarise(self, outcome: str) -> None:
+        """Rank 0 leaves the record's summary, and tells a person the same."""
+        if not self._job.ranks.is_main or self._events is None or self._run_dir is None:
+            return
+        summary = _summary(outcome, self._loop, self._job)
+        self._events.write("summary", summary=summary)
+        print(closing_block(summary, self._run_dir), flush=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Data:
+    """Both sets as the workload gave them."""
+
+    train: TensorData | Dataset[Any]
+    test: TensorData | Dataset[Any] | None
+
+    @property
+    def num_train(self) -> int:
+        return len(self.train)  # type: ignore[arg-type] # map-style sets have a length
+
+    @property
+    def num_test(self) -> int:
+        return 0 if self.test is None else len(self.test)  # type: ignore[arg-type] # the same
+
+    def batches(
+        self, plan: BatchPlan, seed: int, mesh: Mesh, num_workers: int
+    ) -> tuple[Batches, Batches | None]:
+        train = build_batches(
+            self.train, plan, seed=seed, device=mesh.device, num_workers=num_workers
+        )
+        if not self.num_test or self.test is None:
+            return train, None
+        return train, build_batches(
+            self.test, plan, seed=seed, device=mesh.device, num_workers=num_workers
+        )
+
+
+def _prepare(workload: Workload, mesh: Mesh) -> None:
+    """Let one rank of each node fetch what is missing; all ranks fail if one does."""
+    problem: UserError | None = None
+    if mesh.ranks.is_node_main:
+        try:
+            workload.prepare()
+        except UserError as error:
+            problem = error
+    (failed,) = mesh.max([float(problem is not None)])
+    if problem:
+        raise problem
+    if failed:
+        raise UserError(
+            "data", rule="there on every node", found="absent on another", remedy="see its message"
+        )
+    workload.check()  # what was fetched is no better than what was there
+
+
+def _as_trained(model: nn.Module, mesh: Mesh, *, compiled: bool) -> nn.Module:
+    """Compile the model if asked to, and tie its replicas together if there are several."""
+    if compiled:
+        model = torch.compile(model)  # type: ignore[assignment] # a module for a module
+    if not mesh.is_distributed:
+        return model  # a wrapper would only cost time
+    return DistributedDataParallel(
+        model,
+        device_ids=[mesh.device.index] if mesh.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+    )
+
+
+def _resume(
+    checkpoints: Checkpoints, wish: str, fresh: Position, model: nn.Module, update: Update
+) -> Position:
+    """Return where to begin, with model and optimizer as they were there."""
+    loaded = checkpoints.load(wish)
+    if loaded is None:
+        return fresh
+    tensors, position = loaded
+    for name in ("global_batch_size", "num_train_samples"):
+        found, now = getattr(position, name), getattr(fresh, name)
+        if found != now:
+            raise UserError(
+                "--resume",
+                rule=f"the {name} that the run began with, or the order of samples is lost",
+                found=f"{now} where the checkpoint has {found}",
+                remedy="give the same options, or --resume none",
+            )
+    restore_tensors(tensors, model, update.optimizer)
+    if position.scaler and update.scaler.is_enabled():
+        update.scaler.load_state_dict(position.scaler)
+    return position
+
+
+def _greet(
+    mesh: Mesh, model: nn.Module, run_dir: Path, position: Position, total_steps: int
+) -> None:
+    num_parameters = sum(p.numel() for p in model.parameters())
+    print(
+        f"trainer: {mesh.describe()}, {num_parameters:,} parameters, seed {position.seed}, "
+        f"steps {position.step} to {total_steps}, run directory {run_dir}",
+        flush=True,
+    )
+
+
+def _summary(outcome: str, loop: Loop | None, job: Job) -> dict[str, object]:
+    if loop is None:
+        time_s, position, steps = 0.0, None, 0
+    else:
+        time_s, position = loop.train_time_s, loop.position
+        steps = position.step - loop.started_step
+    num_samples = steps * job.config.global_batch_size
+    return {
+        "outcome": outcome,
+        "train_time_s": round(time_s, 3),
+        "samples_per_s": round(num_samples / time_s, 1) if time_s else 0.0,
+        "final_loss": finite(position.last_loss) if position else None,
+        "test_accuracy": position.last_accuracy if position else None,
+        "world_size": job.ranks.world_size,
+        "steps": position.step if position else 0,
+    }
+
+
+def closing_block(summary: dict[str, object], run_dir: Path) -> str:
+    """Say a summary to a person."""
+    accuracy, loss = summary["test_accuracy"], summary["final_loss"]
+    told_accuracy = f"{100 * accuracy:.2f} %" if isinstance(accuracy, float) else "never measured"
+    told_loss = f"{loss:.4f}" if isinstance(loss, float) else "-"
+    return "\n".join(
+        [
+            "",
+            f"{str(summary['outcome']).upper()}  test accuracy {told_accuracy}",
+            f"  loss         {told_loss}",
+            f"  steps        {summary['steps']} on {summary['world_size']} ranks",
+            f"  time         {summary['train_time_s']} s, {summary['samples_per_s']} samples/s",
+            f"  metrics      {run_dir / 'metrics.jsonl'}",
+            f"  checkpoints  {run_dir / 'checkpoints'}",
+        ]
+    )

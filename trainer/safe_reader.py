@@ -1,0 +1,70 @@
+"""Read a distributed checkpoint without running code that somebody put into it.
+
+The tensors are read with `weights_only`, but the index beside them, `.metadata`, is a pickle, which
+torch opens with the plain unpickler: a checkpoint from a stranger could run anything. Here only the
+few classes that an index is made of are let in.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_PLAIN = {
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size"},
+    "pathlib": {"PosixPath", "PurePosixPath"},
+    "collections": {"OrderedDict"},
+}
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str) -> Any:  # noqa: ANN401 -- pickle's
+        known = global_name in _PLAIN.get(module_name, ())
+        is_dtype = module_name == "torch" and isinstance(
+            getattr(torch, global_name, None), torch.dtype
+        )
+        if not (known or is_dtype):
+            raise pickle.UnpicklingError(f"a checkpoint's index has no {module_name}.{global_name}")
+        return super().find_class(module_name, global_name)
+
+
+class SafeReader(FileSystemReader):
+    """FileSystemReader with the restricted unpickler."""
+
+    def read_metadata(self, *_args: object, **_kwargs: object) -> Metadata:
+        """Read the index. Raises pickle.UnpicklingError for anything foreign in it."""
+        with (self.path / ".metadata").open("rb") as file:  # type: ignore[union-attr] # a Path here
+            metadata = _IndexUnpickler(file).load()
+        if not isinstance(metadata, Metadata):
+            raise pickle.UnpicklingError("a checkpoint's index is not one")
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+    def empty_state(self) -> dict[str, Tensor]:
+        """Return an uninitialised tensor for each that the checkpoint holds."""
+        return {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for name, entry in self.read_metadata().state_dict_metadata.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }

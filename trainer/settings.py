@@ -1,0 +1,47 @@
+"""What the launcher tells through the environment, besides the ranks. A pure function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_DEFAULT_SEED = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """The variables of the contract in docs/architecture.md."""
+
+    run_dir: Path | None = None
+    attempt: int = 1
+    seed: int = _DEFAULT_SEED
+    node: str = ""
+
+    @staticmethod
+    def from_environment(env: Mapping[str, str], host: str) -> RunSettings:
+        """Read DDP_* from `env`; `host` names this node where DDP_NODE does not.
+
+        Raises UserError for a number that is none.
+        """
+        run_dir = env.get("DDP_RUN_DIR")
+        return RunSettings(
+            run_dir=Path(run_dir) if run_dir else None,
+            attempt=_count(env, "DDP_ATTEMPT", 1),
+            seed=_count(env, "DDP_SEED", _DEFAULT_SEED),
+            node=env.get("DDP_NODE") or host,
+        )
+
+
+def _count(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name) or str(default)
+    if not (text.isascii() and text.isdecimal() and int(text) < 2**63):
+        raise UserError(
+            name, rule="a whole number from 0 on", found=repr(text), remedy="correct or unset it"
+        )
+    return int(text)
