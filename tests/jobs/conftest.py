@@ -110,6 +110,8 @@ class Scripts:
             f"""if [[ $1 == --help ]]; then echo "{option}"; exit; fi
             echo "$*" >>'{self.directory}/srun.calls'
             while [[ $1 == -* ]]; do shift; done
+            export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_STEP_ID=0
+            export SLURM_STEP_NUM_TASKS=$SLURM_NTASKS SLURM_STEP_TASKS_PER_NODE='2(x{len(hosts)})'
             exec "$@" """,
         )
         self.env |= {

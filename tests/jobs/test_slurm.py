@@ -1,0 +1,261 @@
+"""prelaunch.sh on the virtual cluster: real slurmctld, real slurmd, real kills."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PRELAUNCH = str(ROOT / "jobs" / "prelaunch.sh")
+TWO_BY_TWO = ("--nodes=2", "--ntasks-per-node=2")
+LEAVES_CHILDREN = ("bash", "-c", "setsid sleep 600 & sleep 601 & wait")
+
+pytestmark = pytest.mark.slurm
+
+
+class Job:
+    """One submitted job, in a directory of its own."""
+
+    def __init__(self, cluster: Any, directory: Path, *args: str, **env: str) -> None:
+        self.cluster = cluster
+        self.directory = directory
+        self.id = cluster.submit(*args, cwd=directory, env={"DDP_MONITOR_INTERVAL": "1"} | env)
+        self.run_dir = directory / "out" / f"slurm-{self.id}"
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        """The events so far, or those of one name."""
+        path = self.run_dir / "events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        events = [json.loads(line) for line in lines]
+        return [event for event in events if name in (None, event["event"])]
+
+    def wait_for(self, name: str, count: int = 1, timeout_s: float = 60) -> list[dict[str, Any]]:
+        """Waits for so many events of a name."""
+        deadline = time.monotonic() + timeout_s
+        while len(found := self.events(name)) < count:
+            assert time.monotonic() < deadline, f"no {count} x {name}: {self.log}"
+            time.sleep(0.05)
+        return found
+
+    def end(self, timeout_s: float = 120) -> tuple[str, int, int]:
+        """Waits for the end; gives Slurm's state, exit code and signal."""
+        return self.cluster.wait(self.id, timeout_s)
+
+    @property
+    def log(self) -> str:
+        """The job's own log."""
+        path = self.directory / f"slurm-{self.id}.out"
+        return path.read_text() if path.exists() else ""
+
+    def left(self) -> list[int]:
+        """Processes on any node that carry the run's directory."""
+        token = str(self.directory).encode()
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                carries = token in (process / "environ").read_bytes()
+                state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            # slurmd's own per-job daemons end by themselves
+            name = (process / "comm").read_text() if process.exists() else ""
+            if carries and state != "Z" and "slurmstepd" not in name:
+                found.append(int(process.name))
+        return [pid for pid in found if pid != 1 and str(pid) not in str(Path("/proc/self").resolve())]
+
+    def all_gone(self, timeout_s: float = 15) -> bool:
+        """Whether nothing of the job is left on any node in time."""
+        deadline = time.monotonic() + timeout_s
+        while self.left():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def pid(self, rank: int) -> int:
+        """The process of a rank."""
+        return next(event["pid"] for event in self.events("rank_up") if event["rank"] == rank)
+
+
+def parent(pid: int) -> int:
+    """A process's parent."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, as a hostile user or the kernel would."""
+    subprocess.run(["kill", "-9", str(pid)], check=True)
+
+
+@pytest.fixture
+def job(cluster: Any, tmp_path: Path) -> Any:
+    """Submits jobs in a directory of their own and cancels what is left of them."""
+    jobs: list[Job] = []
+
+    def submit(*args: str, **env: str) -> Job:
+        jobs.append(Job(cluster, tmp_path, *args, **env))
+        return jobs[-1]
+
+    yield submit
+    for each in jobs:
+        cluster.run("scancel", "--quiet", each.id, check=False)
+
+
+def test_ranks_on_two_nodes(job: Any) -> None:
+    """Four ranks find their places, and rank 0's node is the master."""
+    done = job(
+        *TWO_BY_TWO,
+        PRELAUNCH,
+        "--",
+        "bash",
+        "-c",
+        'echo "$RANK $LOCAL_RANK $NODE_RANK $WORLD_SIZE $MASTER_ADDR $(hostname)"',
+    )
+    assert done.end() == ("COMPLETED", 0, 0)
+    lines = sorted(line for line in done.log.splitlines() if line.startswith("["))
+    assert lines == [
+        "[0] 0 0 0 4 node1 node1",
+        "[1] 1 1 0 4 node1 node1",
+        "[2] 2 0 1 4 node1 node2",
+        "[3] 3 1 1 4 node1 node2",
+    ]
+    assert {path.name for path in (done.directory / "out").glob("*.gutil")} == {
+        f"slurm-{done.id}.node1.gutil",
+        f"slurm-{done.id}.node2.gutil",
+    }
+    assert done.all_gone()
+
+
+@pytest.mark.parametrize("victim", ["rank", "launcher"])
+def test_kill_of_a_rank_ends_the_job(job: Any, victim: str) -> None:
+    """kill -9 of a rank or of its launcher: the others end, the last line names it."""
+    done = job(*TWO_BY_TWO, PRELAUNCH, "--", *LEAVES_CHILDREN)
+    done.wait_for("rank_up", 4)
+    pid = done.pid(3)
+    began = time.monotonic()
+    kill(pid if victim == "rank" else parent(pid))
+    assert done.end() == ("FAILED", 137, 0)
+    assert time.monotonic() - began < 15
+    assert done.all_gone()
+    last = done.log.splitlines()[-1]
+    assert "rank 3 on node2" in last
+    assert "SIGKILL" in last
+    record = json.loads((done.run_dir / "run.json").read_text())
+    assert record["attempts"][-1]["first_failure"]["rank"] == 3
+    assert record["summary"]["outcome"] == "failed"
+
+
+def test_kill_of_the_batch_script(job: Any) -> None:
+    """kill -9 of the script: Slurm ends the step, nothing is left, the record can be made."""
+    done = job(*TWO_BY_TWO, PRELAUNCH, "--", *LEAVES_CHILDREN)
+    done.wait_for("rank_up", 4)
+    (script,) = [
+        pid
+        for pid in done.left()
+        if b"slurm_script" in Path(f"/proc/{pid}/cmdline").read_bytes() and parent(pid)
+        and b"slurm_script" not in Path(f"/proc/{parent(pid)}/cmdline").read_bytes()
+    ]
+    kill(script)
+    assert done.end() == ("FAILED", 0, 9)
+    assert done.all_gone()
+    record = json.loads((done.run_dir / "run.json").read_text())
+    assert record["summary"]["outcome"] in {"killed", "failed", "stopped"}
+
+
+def test_scancel(job: Any) -> None:
+    """scancel ends every process, and the record says so."""
+    done = job(*TWO_BY_TWO, PRELAUNCH, "--", *LEAVES_CHILDREN)
+    done.wait_for("rank_up", 4)
+    done.cluster.run("scancel", done.id)
+    state, code, _ = done.end()
+    assert (state, code) == ("CANCELLED", 143)
+    assert done.all_gone()
+    assert done.events("signal")[0]["signal"] == "TERM"
+    assert done.events("end")[0]["code"] == 143
+
+
+def test_death_of_a_monitor_changes_nothing(job: Any) -> None:
+    """kill -9 of a node's monitor leaves the ranks untouched."""
+    done = job(*TWO_BY_TWO, PRELAUNCH, "--", "sleep", "4")
+    (one, _) = done.wait_for("monitor_up", 2)
+    done.wait_for("rank_up", 4)
+    kill(one["pid"])
+    assert done.end() == ("COMPLETED", 0, 0)
+    assert done.all_gone()
+
+
+@pytest.mark.slow
+def test_one_task_per_node(job: Any) -> None:
+    """torchrun starts the ranks of a node; the first failing one decides as ever."""
+    done = job(
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        PRELAUNCH,
+        "--",
+        "bash",
+        "-c",
+        'echo "$RANK $LOCAL_RANK $WORLD_SIZE $(hostname)"; sleep 1; exit $((RANK == 2 ? 7 : 0))',
+        DDP_NPROC_PER_NODE="2",
+    )
+    assert done.end() == ("FAILED", 7, 0)
+    assert "[3] 3 1 4 node2" in done.log
+    assert "[1] 1 1 4 node1" in done.log
+    assert "rank 2 on node2 ended with code 7" in done.log.splitlines()[-1]
+    assert done.all_gone()
+
+
+@pytest.mark.slow
+def test_time_limit(job: Any) -> None:
+    """Before the limit every rank is asked for a checkpoint; the job ends with 75."""
+    program = 'trap "echo saved; exit 75" USR1; while :; do sleep 0.2; done'
+    done = job(*TWO_BY_TWO, "--time=1", "--signal=B:USR1@55", PRELAUNCH, "--", "bash", "-c", program)
+    assert done.end() == ("FAILED", 75, 0)
+    assert done.log.count("] saved") == 4
+    assert done.events("signal")[0]["signal"] == "USR1"
+    assert done.all_gone()
+
+
+def test_salloc_runs_in_the_foreground(cluster: Any, tmp_path: Path) -> None:
+    """Inside salloc the same script runs, with all nodes and without timestamps."""
+    done = cluster.run(
+        "salloc",
+        *TWO_BY_TWO,
+        "--immediate=30",
+        PRELAUNCH,
+        "--",
+        "hostname",
+        cwd=tmp_path,
+        env={"DDP_MONITOR": "0", "DDP_TIMESTAMP_INTERVAL": "1"},
+        timeout=60,
+    )
+    assert "[3] node2" in done.stdout
+    assert "is running" not in done.stderr
+
+
+def test_pty_session(cluster: Any, tmp_path: Path) -> None:
+    """Inside srun --pty the nested step overlaps the shell's."""
+    command = f"srun --immediate=30 --nodes=2 --ntasks-per-node=1 --pty {PRELAUNCH} -- hostname"
+    done = cluster.run("script", "-qec", command, "/dev/null", cwd=tmp_path, env={"DDP_MONITOR": "0"}, timeout=60)
+    assert "[1] node2" in done.stdout
+    assert "all 2 ranks finished" in done.stdout
+
+
+def test_port_is_probed_where_rank_zero_runs(cluster: Any, tmp_path: Path) -> None:
+    """From a login node the probe runs on the first node, whose name becomes the master."""
+    done = cluster.run(
+        "salloc", *TWO_BY_TWO, "--immediate=30", PRELAUNCH, "--dry-run", cwd=tmp_path, timeout=60
+    )
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("MASTER_PORT")]
+    assert "free on node1" in line
+
+
+def test_timestamps_in_a_batch_job(job: Any) -> None:
+    """A line now and then tells a slow job from a dead one."""
+    done = job(PRELAUNCH, "--", "sleep", "3", DDP_TIMESTAMP_INTERVAL="1")
+    assert done.end() == ("COMPLETED", 0, 0)
+    assert done.log.count(f"job {done.id} is running") >= 2
