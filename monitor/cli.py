@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from monitor.errors import EXIT_USER, UserError
@@ -39,10 +39,8 @@ def main(argv: Sequence[str]) -> int:
 
 def say(message: str) -> None:
     """Tell a person, in one line; a closed stderr is nobody's trouble."""
-    try:
+    with suppress(OSError):
         os.write(2, f"monitor: {message}\n".encode(errors="replace"))
-    except OSError:
-        pass
 
 
 def _parser() -> _Parser:
@@ -90,7 +88,7 @@ def _record(options: argparse.Namespace) -> int:
             interval_s=options.interval,
             columns=options.columns,
             parent_pid=os.getppid() if options.parent_pid is None else options.parent_pid,
-            host=options.host or os.environ.get("DDP_NODE") or platform.node(),
+            host=options.host or os.environ.get("DDP_NODE") or os.uname().nodename,
             node=os.environ.get("DDP_NODE"),
             job_id=os.environ.get("DDP_JOB_ID"),
             attempt=os.environ.get("DDP_ATTEMPT"),

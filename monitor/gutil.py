@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError
@@ -26,6 +27,7 @@ NO_READING = "-"
 _BASE_LETTERS = "pumt"
 _NAMES_PREFIX = "#Date        Time         gpu"
 _UNITS_PREFIX = "#YYYYMMDD    HH:MM:SS     Idx"
+_KEYS = ("Date", "Time", "gpu")
 _DATE_WIDTH = _TIME_WIDTH = 8
 _DATA_CELL_525 = 7  # the 525 series writes rows wider than its own header
 
@@ -91,7 +93,7 @@ class Layout:
         self.columns = tuple(c for x in letters for c in COLUMNS if c.letter == x)
 
     def header(self) -> str:
-        """The two header lines."""
+        """Give the two header lines."""
         names = "".join(f" {c.name:>{c.width}}" for c in self.columns)
         units = "".join(f" {c.unit:>{c.width}}" for c in self.columns)
         return f"{_NAMES_PREFIX}{names} \n{_UNITS_PREFIX}{units} \n"
@@ -126,13 +128,13 @@ class Layout:
 
 
 def comment(key: str, value: str) -> str:
-    """A `##` line, such as `## host: node1`."""
+    """Write a `##` line, such as `## host: node1`."""
     clean = " ".join(f"{value}".split())
     return f"## {key}: {clean}\n"
 
 
 def parse_comment(line: str) -> tuple[str, str] | None:
-    """The key and value of a `##` line; None for any other line."""
+    """Read the key and value of a `##` line; None for any other line."""
     if not line.startswith("## "):
         return None
     key, found, value = line[3:].rstrip("\n").partition(": ")
@@ -150,17 +152,17 @@ class Header:
 
     def spans(self, length: int) -> tuple[tuple[int, int], ...] | None:
         """Where each cell lies in a row of `length` characters; None if that does not fit."""
-        if self.names[:3] != ("Date", "Time", "gpu") or self.csv:
+        if self.names[:3] != _KEYS or self.csv:
             return None
         ends = self._ends(length)
         if ends is None:
             return None
         time = self.ends[1] - len("Time")  # both are left-aligned, unlike all that follows
         fixed = ((1, 1 + _DATE_WIDTH), (time, time + _TIME_WIDTH), (time + _TIME_WIDTH, ends[0]))
-        return fixed + tuple(zip(ends, ends[1:], strict=False))
+        return fixed + tuple(pairwise(ends))
 
     def row_lengths(self) -> tuple[int, ...]:
-        """The lengths of rows whose cells can be cut by position."""
+        """Give the lengths of rows whose cells can be cut by position."""
         return (self.length, self._length_525())
 
     def _ends(self, length: int) -> tuple[int, ...] | None:
@@ -171,7 +173,8 @@ class Header:
         return None
 
     def _length_525(self) -> int:
-        return self.ends[2] + _DATA_CELL_525 * (len(self.names) - 3) + 1 if len(self.ends) > 2 else 0
+        num_cells = len(self.names) - len(_KEYS)
+        return self.ends[2] + _DATA_CELL_525 * num_cells + 1 if num_cells >= 0 else 0
 
 
 @lru_cache(maxsize=64)
@@ -189,7 +192,7 @@ def parse_header(line: str) -> Header | None:
 
 
 def parse_row(line: str, header: Header) -> dict[str, str] | None:
-    """The cells of a row by column name; None if the row cannot be read.
+    """Read the cells of a row by column name; None if the row cannot be read.
 
     Cells are split at spaces; where their number is not the header's, because two of them touch,
     they are cut by the header's columns.
@@ -220,7 +223,7 @@ def _is_sound(row: Mapping[str, str]) -> bool:
 
 
 def parse_value(cell: str) -> float | None:
-    """A cell's number; None where there was no reading."""
+    """Read a cell's number; None where there was no reading."""
     return None if cell == NO_READING else float(cell)
 
 

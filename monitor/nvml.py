@@ -7,6 +7,7 @@ but its index, and when NVML itself is gone it is started again now and then.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ Handle = Any  # pynvml is untyped: a ctypes pointer
 
 
 class _GpuLostError(Exception):
-    """This GPU answers nothing more in this look."""
+    """The GPU answers nothing more in this look."""
 
 
 def _memory_temp_c(handle: Handle) -> int:
@@ -153,7 +154,7 @@ class _Gpm:
         return {
             name: round(entry.value)
             for name, entry in answers
-            if entry.nvmlReturn == pynvml.NVML_SUCCESS and entry.value == entry.value  # noqa: PLR0124
+            if entry.nvmlReturn == pynvml.NVML_SUCCESS and entry.value == entry.value
         }
 
 
@@ -180,7 +181,8 @@ class _Gpu:
         """UUID and name, or what is known of them."""
         try:
             self._open()
-            return f"{pynvml.nvmlDeviceGetUUID(self.handle)} {pynvml.nvmlDeviceGetName(self.handle)}"
+            uuid = pynvml.nvmlDeviceGetUUID(self.handle)
+            return f"{uuid} {pynvml.nvmlDeviceGetName(self.handle)}"
         except (pynvml.NVMLError, _GpuLostError, UnicodeDecodeError):
             return "-"
 
@@ -261,10 +263,8 @@ class Nvml:
         self._next_start_s = self._monotonic() + self._retry_s
         for gpu in self._gpus:
             gpu.handle = gpu.gpm = None
-        try:
+        with suppress(pynvml.NVMLError):  # it may be dead already
             pynvml.nvmlShutdown()
-        except pynvml.NVMLError:
-            pass  # it was dead already
 
 
 def _text(ask: Callable[[], str]) -> str:

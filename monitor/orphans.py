@@ -21,7 +21,7 @@ class Ended:
 
 
 def find(launch_id: str, node: str | None) -> list[int]:
-    """Processes of this user that were started as, or by, a rank of this launch on this node.
+    """Find processes of this user that were started as, or by, a rank of this launch on this node.
 
     A rank is known by its environment as it was when the program started: `DDP_LAUNCH_ID` must be
     the token, and `DDP_NODE` must be `node` (with no node given, `LOCAL_RANK` must be there). The
@@ -30,7 +30,11 @@ def find(launch_id: str, node: str | None) -> list[int]:
     wanted = {f"DDP_LAUNCH_ID={launch_id}".encode()}
     if node is not None:
         wanted.add(f"DDP_NODE={node}".encode())
-    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    pids = (
+        int(name)
+        for name in os.listdir("/proc")  # noqa: PTH208 - pathlib costs start time
+        if name.isdigit()
+    )
     return [pid for pid in pids if pid != os.getpid() and _carries(pid, wanted, node)]
 
 

@@ -65,14 +65,14 @@ def _attempt(number: int, events: Sequence[Event], metrics: Sequence[Event]) -> 
         "code": code,
         "failure_class": _class(code),
         "first_failure": first_failure or _first_bad(ranks),
-        "failures": [
-            _picked(e, ("rank", "error")) for e in events if e.get("event") == "failure"
-        ],
+        "failures": [_picked(e, ("rank", "error")) for e in events if e.get("event") == "failure"],
         **{key: start.get(key) for key in _START_KEYS},
         "settings": _settings(_last(events, "settings").get("settings")),
         "signals": [s for s in signals if s is not None],
         "checkpoints": [
-            _picked(e, ("step", "path", "seconds")) for e in events if e.get("event") == "checkpoint"
+            _picked(e, ("step", "path", "seconds"))
+            for e in events
+            if e.get("event") == "checkpoint"
         ],
         "ranks": ranks,
         "summary": _summary(number, events, metrics, outcome),
@@ -118,7 +118,7 @@ def _first_bad(ranks: Sequence[Record]) -> Record | None:
 def _summary(
     number: int, events: Sequence[Event], metrics: Sequence[Event], outcome: str
 ) -> Record:
-    """The trainer's own last summary, else what can be derived from the metrics."""
+    """Take the trainer's own last summary, else what can be derived from the metrics."""
     told = _last(events, "summary").get("summary")
     if isinstance(told, dict):
         return told
@@ -135,10 +135,8 @@ def _summary(
     }
 
 
-def _metrics_of(
-    number: int, events: Sequence[Event], metrics: Sequence[Event]
-) -> list[Event]:
-    """The metrics of one attempt: by number, else by time."""
+def _metrics_of(number: int, events: Sequence[Event], metrics: Sequence[Event]) -> list[Event]:
+    """Pick the metrics of one attempt: by number, else by time."""
     since = str(events[0].get("time", "")) if events else ""
     return [
         line
@@ -149,7 +147,7 @@ def _metrics_of(
 
 
 def _time(line: Event) -> str:
-    """A line's time; one that has none is taken for recent."""
+    """Give a line's time; one that has none is taken for recent."""
     return str(line.get("time", "~"))
 
 
@@ -174,7 +172,7 @@ def _int(value: object) -> int | None:
 
 
 def _settings(settings: object) -> Record:
-    """The settings without secrets: the script removed them already, this is the second lock."""
+    """Take the settings without secrets: the script removed them, we look again."""
     if not isinstance(settings, dict):
         return {}
     return {k: v for k, v in settings.items() if not any(s in k.upper() for s in _SECRET)}

@@ -34,7 +34,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """This machine's clock."""
+    """The clock of this machine."""
 
     def now(self) -> datetime:
         """Local time, with its offset from UTC."""
@@ -105,7 +105,7 @@ class BoundedSource:
 
     def _take(self, timeout_s: float) -> Reading | Exception | None:
         try:
-            answer = self._answers.get(timeout=timeout_s) if timeout_s else self._answers.get_nowait()
+            answer = self._answers.get(block=timeout_s > 0, timeout=timeout_s)
         except queue.Empty:
             return None
         self._num_open = 0
@@ -175,7 +175,7 @@ class Recorder:
                 return reason
 
     def _head(self) -> None:
-        """The header lines and what is known before any GPU was asked, so that it is there soon."""
+        """Write the header lines and what is known before any GPU was asked: at once."""
         self._headed = self.log.append(self.layout.header() + self._new_facts(self.facts))
         if self._headed:
             self._written_facts |= dict(self.facts)
@@ -230,7 +230,7 @@ class Recorder:
 
 
 def _offset_fact(now: datetime) -> tuple[tuple[str, str], ...]:
-    """The offset from UTC, which the rows themselves do not tell."""
+    """Tell the offset from UTC, which the rows themselves do not."""
     offset = now.utcoffset() or timedelta()
     minutes = int(offset.total_seconds()) // 60
     sign = "-" if minutes < 0 else "+"

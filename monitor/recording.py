@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import platform
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from monitor import __version__, gutil
 from monitor.errors import UserError
 from monitor.recorder import BoundedSource, Recorder, SystemClock
-from monitor.sample import HostSample, Reading
 from monitor.sink import Sink
 from monitor.stop import ProcessStop, Reason
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from monitor import orphans
-    from monitor.sample import GpuSource, HostSource
+    from monitor.sample import GpuSource, HostSample, HostSource, Reading
 
 _MIN_INTERVAL_S, _MAX_INTERVAL_S = 0.1, 86400.0
 _LIMIT_S = 5.0  # a look at the GPUs that takes longer leaves its cells empty
@@ -107,10 +106,10 @@ class _Host:
 
 
 def _facts(settings: Settings) -> tuple[tuple[str, str], ...]:
-    """What the head of the log says before any GPU was asked."""
+    """Tell what the head of the log says before any GPU was asked."""
     known = (
         ("host", settings.host),
-        ("monitor", f"{__version__} python {platform.python_version()}"),
+        ("monitor", f"{__version__} python {sys.version.split()[0]}"),
         ("interval_s", f"{settings.interval_s:g}"),
         ("job", settings.job_id),
         ("attempt", settings.attempt),

@@ -73,7 +73,7 @@ class Sink:
 
     @staticmethod
     def _end_torn_line(fd: int) -> None:
-        """A recorder that was killed may have left half a line: ours begins on the next."""
+        """End the half line that a killed recorder may have left: ours begins on the next."""
         try:
             size = os.fstat(fd).st_size
             if size and os.pread(fd, 1, size - 1) != b"\n":
@@ -109,4 +109,5 @@ class Sink:
 
 def _explain(path: str, error: OSError) -> str:
     remedy = _USERS_FAULT[error.errno or 0]
-    return f"--out: must be a file that can be appended to; found {path}: {error.strerror}: {remedy}"
+    found = f"{path}: {error.strerror}"
+    return f"--out: must be a file that can be appended to; found {found}: {remedy}"

@@ -42,7 +42,7 @@ class ProcessStop:
         self._reason: Reason | None = None
         self._wakeup, writer = os.pipe()
         for fd in (self._wakeup, writer):
-            os.set_blocking(fd, False)  # noqa: FBT003
+            os.set_blocking(fd, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self._on_term)
         self._pidfd = self._open_pidfd()
