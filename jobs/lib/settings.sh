@@ -34,8 +34,8 @@ settings_debug_flags() {
     else
         setting PYTHONFAULTHANDLER 'DEBUG=0' 1
         setting NCCL_DEBUG 'DEBUG=0' WARN
-        # The flight recorder; torch 2.11 renamed its variables and still reads the old ones.
-        setting TORCH_NCCL_TRACE_BUFFER_SIZE 'DEBUG=0' 2000
+        # The flight recorder. Before torch 2.9 the buffer was on by default and the file had the
+        # other name; the old name of the buffer earns a warning from every rank today.
         setting TORCH_NCCL_DUMP_ON_TIMEOUT 'DEBUG=0' 1
         setting TORCH_NCCL_DEBUG_INFO_TEMP_FILE 'DEBUG=0' "$DDP_RUN_DIR/debug/nccl-trace-rank-"
         setting TORCH_FR_BUFFER_SIZE 'DEBUG=0' 2000

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +131,83 @@ class Scripts:
 def scripts(tmp_path: Path) -> Scripts:
     """The scripts of jobs/, run in a directory of their own."""
     return Scripts(tmp_path)
+
+
+class Job:
+    """One submitted job, in a directory of its own."""
+
+    def __init__(self, cluster: Any, directory: Path, *args: str, **env: str) -> None:
+        self.cluster = cluster
+        self.directory = directory
+        self.id = cluster.submit(*args, cwd=directory, env={"DDP_MONITOR_INTERVAL": "1"} | env)
+        self.run_dir = directory / "out" / f"slurm-{self.id}"
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        """The events so far, or those of one name."""
+        path = self.run_dir / "events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        events = [json.loads(line) for line in lines]
+        return [event for event in events if name in (None, event["event"])]
+
+    def wait_for(self, name: str, count: int = 1, timeout_s: float = 60) -> list[dict[str, Any]]:
+        """Waits for so many events of a name."""
+        deadline = time.monotonic() + timeout_s
+        while len(found := self.events(name)) < count:
+            assert time.monotonic() < deadline, f"no {count} x {name}: {self.log}"
+            time.sleep(0.05)
+        return found
+
+    def end(self, timeout_s: float = 120) -> tuple[str, int, int]:
+        """Waits for the end; gives Slurm's state, exit code and signal."""
+        return self.cluster.wait(self.id, timeout_s)
+
+    @property
+    def log(self) -> str:
+        """The job's own log."""
+        path = self.directory / f"slurm-{self.id}.out"
+        return path.read_text() if path.exists() else ""
+
+    def left(self) -> list[int]:
+        """Processes on any node that carry the run's directory."""
+        token = str(self.directory).encode()
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                carries = token in (process / "environ").read_bytes()
+                state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            # slurmd's own per-job daemons end by themselves
+            name = (process / "comm").read_text() if process.exists() else ""
+            if carries and state != "Z" and "slurmstepd" not in name:
+                found.append(int(process.name))
+        return [
+            pid for pid in found if pid != 1 and str(pid) not in str(Path("/proc/self").resolve())
+        ]
+
+    def all_gone(self, timeout_s: float = 15) -> bool:
+        """Whether nothing of the job is left on any node in time."""
+        deadline = time.monotonic() + timeout_s
+        while self.left():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def pid(self, rank: int) -> int:
+        """The process of a rank."""
+        return next(event["pid"] for event in self.events("rank_up") if event["rank"] == rank)
+
+
+@pytest.fixture
+def job(cluster: Any, tmp_path: Path) -> Any:
+    """Submits jobs in a directory of their own and cancels what is left of them."""
+    jobs: list[Job] = []
+
+    def submit(*args: str, **env: str) -> Job:
+        jobs.append(Job(cluster, tmp_path, *args, **env))
+        return jobs[-1]
+
+    yield submit
+    for each in jobs:
+        cluster.run("scancel", "--quiet", each.id, check=False)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from conftest import Scripts
 
 
 @pytest.mark.parametrize(
     "name",
-    ["with space", "quote'\"s", "$(touch x)", "semi;touch x", "back\\slash", "ünïcode", "-dash", "*"],
+    [
+        "with space",
+        "quote'\"s",
+        "$(touch x)",
+        "semi;touch x",
+        "back\\slash",
+        "ünïcode",
+        "-dash",
+        "*",
+    ],
 )
 def test_odd_directories(scripts: Scripts, name: str) -> None:
     """Paths with spaces, quotes and shell syntax are only names."""
@@ -25,7 +34,7 @@ def test_odd_directories(scripts: Scripts, name: str) -> None:
     result = scripts.run("prelaunch.sh", "--", "bash", "-c", 'echo "$DDP_RUN_DIR"', cwd=directory)
     assert result.code == 0, result.err
     assert str(directory) in result.out
-    assert os.listdir(directory) == ["out"]
+    assert [path.name for path in directory.iterdir()] == ["out"]
     assert not list(scripts.directory.glob("**/x"))
     assert result.setting  # the events are valid JSON whatever the path holds
     assert len(result.of("rank_end")) == 2
@@ -69,7 +78,10 @@ def test_private_umask(scripts: Scripts) -> None:
 
 def test_secrets_stay_out_of_the_record(scripts: Scripts) -> None:
     """Tokens reach the ranks, and nothing that is written."""
-    result = scripts.run("prelaunch.sh", "--", "bash", "-c", 'echo "${#HF_TOKEN}"', HF_TOKEN="hunter2")
+    secret = "hunter2"
+    result = scripts.run(
+        "prelaunch.sh", "--", "bash", "-c", 'echo "${#HF_TOKEN}"', HF_TOKEN=secret
+    )
     assert "[0] 7" in result.out
     assert "hunter2" not in (result.run_dir / "events.jsonl").read_text()
     assert "hunter2" not in result.err
@@ -120,7 +132,7 @@ def test_wrong_settings(scripts: Scripts, name: str, value: str, rule: str) -> N
     result = scripts.run("prelaunch.sh", "--", "true", **{name: value})
     assert result.code == 64
     assert rule in one_line(result.err)
-    assert os.listdir(scripts.directory) == []
+    assert list(scripts.directory.iterdir()) == []
 
 
 def test_no_command_after_the_dashes(scripts: Scripts) -> None:
@@ -150,7 +162,9 @@ def test_launcher_refuses_a_rank_that_disagrees(scripts: Scripts) -> None:
         "MASTER_PORT": "12345",
     }
     del scripts.env["DDP_NPROC_PER_NODE"]
-    agreeing = scripts.run("launcher.sh", "--", "bash", "-c", "echo $RANK/$WORLD_SIZE", RANK="1", **slurm)
+    agreeing = scripts.run(
+        "launcher.sh", "--", "bash", "-c", "echo $RANK/$WORLD_SIZE", RANK="1", **slurm
+    )
     assert (agreeing.code, agreeing.out) == (0, "[1] 1/2\n")
     result = scripts.run("launcher.sh", "--", "true", RANK="0", **slurm)
     assert result.code == 64

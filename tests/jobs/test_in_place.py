@@ -91,9 +91,7 @@ def test_the_first_failing_rank_decides(scripts: Scripts) -> None:
 LEAVES_CHILDREN = "setsid sleep 600 & sleep 601 & wait"
 
 
-@pytest.mark.parametrize(
-    ("victim", "code"), [("rank", 137), ("launcher", 137), ("prelaunch", -9)]
-)
+@pytest.mark.parametrize(("victim", "code"), [("rank", 137), ("launcher", 137), ("prelaunch", -9)])
 def test_kill_leaves_nothing_behind(scripts: Scripts, victim: str, code: int) -> None:
     """kill -9 of a rank, of a launcher or of the script itself ends every process."""
     process = scripts.start("prelaunch.sh", "--", "bash", "-c", LEAVES_CHILDREN)
@@ -150,7 +148,12 @@ def test_usr1_reaches_only_programs_that_catch_it(scripts: Scripts) -> None:
 def test_a_term_that_is_ignored_ends_after_the_grace(scripts: Scripts) -> None:
     """A rank that ignores SIGTERM is killed when DDP_GRACE is over."""
     process = scripts.start(
-        "prelaunch.sh", "--", "bash", "-c", "trap '' TERM; while :; do sleep 0.1; done", DDP_GRACE="1"
+        "prelaunch.sh",
+        "--",
+        "bash",
+        "-c",
+        "trap '' TERM; while :; do sleep 0.1; done",
+        DDP_GRACE="1",
     )
     wait_for(scripts.directory, "rank_up", 2)
     process.terminate()

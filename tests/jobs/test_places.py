@@ -39,7 +39,7 @@ def test_bare_machine_under_slurm(slurm: Scripts) -> None:
 
 
 def test_host_with_an_image(slurm: Scripts) -> None:
-    """DDP_IMAGE: the ranks run in containers, with mounts, and with the user's variables winning."""
+    """DDP_IMAGE: the ranks run in containers, with mounts; the user's variables win."""
     (slurm.directory / "ddp.sqsh").touch()
     result = slurm.run("prelaunch.sh", "--dry-run", DDP_IMAGE="./ddp.sqsh", NCCL_ALGO="Ring")
     assert "--container-image=./ddp.sqsh" in result.step
@@ -172,7 +172,9 @@ def test_a_loopback_master_of_the_users(slurm: Scripts) -> None:
 
 def test_interface(scripts: Scripts) -> None:
     """DDP_IFACE gives the master's address and the traffic's interface."""
-    scripts.fake("ip", "[[ $3 == addr && $2 == -4 ]] && echo '2: ib0 inet 10.4.4.4/24 scope global ib0'")
+    scripts.fake(
+        "ip", "[[ $3 == addr && $2 == -4 ]] && echo '2: ib0 inet 10.4.4.4/24 scope global ib0'"
+    )
     result = scripts.run("prelaunch.sh", "--dry-run", DDP_IFACE="ib0")
     assert result.setting("MASTER_ADDR") == "10.4.4.4"
     assert result.setting("NCCL_SOCKET_IFNAME") == "ib0"
@@ -241,7 +243,10 @@ def test_sweep_expands_its_grid(scripts: Scripts) -> None:
 
 def test_chain_links_its_jobs(scripts: Scripts) -> None:
     """Each job waits for the one before it to have stopped unfinished."""
-    scripts.fake("sbatch", f'echo "$DDP_RUN_NAME $*" >>{scripts.directory}/calls; wc -l <{scripts.directory}/calls')
+    scripts.fake(
+        "sbatch",
+        f'echo "$DDP_RUN_NAME $*" >>{scripts.directory}/calls; wc -l <{scripts.directory}/calls',
+    )
     result = scripts.run("chain.sh", "long-run", "3", "--nodes=2", "--", "--epochs", "9")
     assert result.out.split() == ["1", "2", "3"]
     calls = (scripts.directory / "calls").read_text().splitlines()

@@ -18,70 +18,6 @@ LEAVES_CHILDREN = ("bash", "-c", "setsid sleep 600 & sleep 601 & wait")
 pytestmark = pytest.mark.slurm
 
 
-class Job:
-    """One submitted job, in a directory of its own."""
-
-    def __init__(self, cluster: Any, directory: Path, *args: str, **env: str) -> None:
-        self.cluster = cluster
-        self.directory = directory
-        self.id = cluster.submit(*args, cwd=directory, env={"DDP_MONITOR_INTERVAL": "1"} | env)
-        self.run_dir = directory / "out" / f"slurm-{self.id}"
-
-    def events(self, name: str | None = None) -> list[dict[str, Any]]:
-        """The events so far, or those of one name."""
-        path = self.run_dir / "events.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        events = [json.loads(line) for line in lines]
-        return [event for event in events if name in (None, event["event"])]
-
-    def wait_for(self, name: str, count: int = 1, timeout_s: float = 60) -> list[dict[str, Any]]:
-        """Waits for so many events of a name."""
-        deadline = time.monotonic() + timeout_s
-        while len(found := self.events(name)) < count:
-            assert time.monotonic() < deadline, f"no {count} x {name}: {self.log}"
-            time.sleep(0.05)
-        return found
-
-    def end(self, timeout_s: float = 120) -> tuple[str, int, int]:
-        """Waits for the end; gives Slurm's state, exit code and signal."""
-        return self.cluster.wait(self.id, timeout_s)
-
-    @property
-    def log(self) -> str:
-        """The job's own log."""
-        path = self.directory / f"slurm-{self.id}.out"
-        return path.read_text() if path.exists() else ""
-
-    def left(self) -> list[int]:
-        """Processes on any node that carry the run's directory."""
-        token = str(self.directory).encode()
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                carries = token in (process / "environ").read_bytes()
-                state = (process / "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            # slurmd's own per-job daemons end by themselves
-            name = (process / "comm").read_text() if process.exists() else ""
-            if carries and state != "Z" and "slurmstepd" not in name:
-                found.append(int(process.name))
-        return [pid for pid in found if pid != 1 and str(pid) not in str(Path("/proc/self").resolve())]
-
-    def all_gone(self, timeout_s: float = 15) -> bool:
-        """Whether nothing of the job is left on any node in time."""
-        deadline = time.monotonic() + timeout_s
-        while self.left():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.1)
-        return True
-
-    def pid(self, rank: int) -> int:
-        """The process of a rank."""
-        return next(event["pid"] for event in self.events("rank_up") if event["rank"] == rank)
-
-
 def parent(pid: int) -> int:
     """A process's parent."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -90,20 +26,6 @@ def parent(pid: int) -> int:
 def kill(pid: int) -> None:
     """SIGKILL, as a hostile user or the kernel would."""
     subprocess.run(["kill", "-9", str(pid)], check=True)
-
-
-@pytest.fixture
-def job(cluster: Any, tmp_path: Path) -> Any:
-    """Submits jobs in a directory of their own and cancels what is left of them."""
-    jobs: list[Job] = []
-
-    def submit(*args: str, **env: str) -> Job:
-        jobs.append(Job(cluster, tmp_path, *args, **env))
-        return jobs[-1]
-
-    yield submit
-    for each in jobs:
-        cluster.run("scancel", "--quiet", each.id, check=False)
 
 
 def test_ranks_on_two_nodes(job: Any) -> None:
@@ -157,7 +79,8 @@ def test_kill_of_the_batch_script(job: Any) -> None:
     (script,) = [
         pid
         for pid in done.left()
-        if b"slurm_script" in Path(f"/proc/{pid}/cmdline").read_bytes() and parent(pid)
+        if b"slurm_script" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        and parent(pid)
         and b"slurm_script" not in Path(f"/proc/{parent(pid)}/cmdline").read_bytes()
     ]
     kill(script)
@@ -213,7 +136,9 @@ def test_one_task_per_node(job: Any) -> None:
 def test_time_limit(job: Any) -> None:
     """Before the limit every rank is asked for a checkpoint; the job ends with 75."""
     program = 'trap "echo saved; exit 75" USR1; while :; do sleep 0.2; done'
-    done = job(*TWO_BY_TWO, "--time=1", "--signal=B:USR1@55", PRELAUNCH, "--", "bash", "-c", program)
+    done = job(
+        *TWO_BY_TWO, "--time=1", "--signal=B:USR1@55", PRELAUNCH, "--", "bash", "-c", program
+    )
     assert done.end() == ("FAILED", 75, 0)
     assert done.log.count("] saved") == 4
     assert done.events("signal")[0]["signal"] == "USR1"
@@ -240,7 +165,9 @@ def test_salloc_runs_in_the_foreground(cluster: Any, tmp_path: Path) -> None:
 def test_pty_session(cluster: Any, tmp_path: Path) -> None:
     """Inside srun --pty the nested step overlaps the shell's."""
     command = f"srun --immediate=30 --nodes=2 --ntasks-per-node=1 --pty {PRELAUNCH} -- hostname"
-    done = cluster.run("script", "-qec", command, "/dev/null", cwd=tmp_path, env={"DDP_MONITOR": "0"}, timeout=60)
+    done = cluster.run(
+        "script", "-qec", command, "/dev/null", cwd=tmp_path, env={"DDP_MONITOR": "0"}, timeout=60
+    )
     assert "[1] node2" in done.stdout
     assert "all 2 ranks finished" in done.stdout
 

@@ -1,0 +1,178 @@
+"""The main job end to end: the trainer on the virtual cluster, on real digits, with real kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PRELAUNCH = str(ROOT / "jobs" / "prelaunch.sh")
+MNIST = ROOT.parent / "shared" / "mnist"
+TWO_BY_TWO = ("--nodes=2", "--ntasks-per-node=2")
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+def record(job: Any) -> dict[str, Any]:
+    """The run record."""
+    return json.loads((job.run_dir / "run.json").read_text())
+
+
+def steps(job: Any) -> list[int]:
+    """The steps of the metrics so far."""
+    path = job.run_dir / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line)["step"] for line in lines]
+
+
+def training(job: Any, *options: str, **env: str) -> Any:
+    """A job of 2 x 2 ranks that trains for hours, and has begun."""
+    began = job(
+        *TWO_BY_TWO,
+        PRELAUNCH,
+        "--model",
+        "mlp",
+        "--epochs",
+        "9999",
+        "--log-every",
+        "5",
+        *options,
+        **env,
+    )
+    deadline = time.monotonic() + 90
+    while not steps(began):
+        assert time.monotonic() < deadline, began.log
+        time.sleep(0.1)
+    return began
+
+
+@pytest.mark.skipif(
+    not MNIST.is_dir(), reason="no full MNIST beside the checkout (../shared/mnist)"
+)
+def test_full_mnist_on_two_nodes(job: Any) -> None:
+    """One epoch of all 60,000 digits on 2 nodes x 2 ranks: above 97.5 % on the 10,000 held out."""
+    done = job(*TWO_BY_TWO, PRELAUNCH, "--data-dir", str(MNIST), "--epochs", "1")
+    assert done.end(timeout_s=280) == ("COMPLETED", 0, 0), done.log
+    summary = record(done)["summary"]
+    assert summary["outcome"] == "finished"
+    assert summary["test_accuracy"] > 0.975
+    assert summary["world_size"] == 4
+    for node in ("node1", "node2"):
+        text = (done.directory / "out" / f"slurm-{done.id}.{node}.gutil").read_text()
+        assert f"host: {node}" in text
+    assert done.all_gone()
+
+
+@pytest.mark.parametrize("victim", ["rank", "monitor"])
+def test_kills_while_training(job: Any, victim: str) -> None:
+    """kill -9 of a rank fails the job with a record; of a monitor, it changes nothing."""
+    run = training(job)
+    if victim == "rank":
+        subprocess.run(["kill", "-9", str(run.pid(2))], check=True)
+        assert run.end() == ("FAILED", 137, 0)
+        assert "rank 2 on node2" in run.log.splitlines()[-1]
+        assert record(run)["attempts"][-1]["first_failure"]["rank"] == 2
+        assert record(run)["summary"]["outcome"] == "failed"
+        assert record(run)["summary"]["steps"] >= 5
+    else:
+        subprocess.run(["kill", "-9", str(run.events("monitor_up")[0]["pid"])], check=True)
+        seen = steps(run)[-1]
+        deadline = time.monotonic() + 30
+        while steps(run)[-1] < seen + 20:
+            assert time.monotonic() < deadline, run.log
+            time.sleep(0.1)
+    run.cluster.run("scancel", "--quiet", run.id, check=False)
+    run.end()
+    assert run.all_gone()
+
+
+def test_scancel_leaves_a_checkpoint(job: Any) -> None:
+    """scancel: all ranks agree on a step, write a checkpoint, and end with 75; the run goes on."""
+    run = training(job, DDP_RUN_NAME="carried")
+    run.run_dir = run.directory / "out" / "carried"
+    run.cluster.run("scancel", run.id)
+    state, code, _ = run.end()
+    assert (state, code) == ("CANCELLED", 75), run.log
+    assert run.all_gone()
+    assert record(run)["summary"]["outcome"] == "stopped"
+    stopped_at = record(run)["summary"]["steps"]
+    assert (run.run_dir / "checkpoints" / f"step-{stopped_at}").is_dir()
+    again = job(
+        *TWO_BY_TWO,
+        PRELAUNCH,
+        "--model",
+        "mlp",
+        "--max-steps",
+        str(stopped_at + 7),
+        "--resume",
+        "auto",
+        DDP_RUN_NAME="carried",
+    )
+    assert again.end() == ("COMPLETED", 0, 0), again.log
+    assert record(run)["summary"]["steps"] == stopped_at + 7
+    assert [attempt["attempt"] for attempt in record(run)["attempts"]] == [1, 2]
+
+
+def test_time_limit_leaves_a_checkpoint(job: Any) -> None:
+    """The signal before the limit reaches every rank; exit 75 and a complete checkpoint."""
+    run = job(
+        *TWO_BY_TWO,
+        "--time=1",
+        "--signal=B:USR1@30",
+        PRELAUNCH,
+        "--model",
+        "mlp",
+        "--epochs",
+        "9999",
+    )
+    assert run.end() == ("FAILED", 75, 0), run.log
+    assert record(run)["summary"]["outcome"] == "stopped"
+    assert list((run.run_dir / "checkpoints").glob("step-*"))
+    assert run.all_gone()
+
+
+def test_wrong_options_start_nothing(job: Any) -> None:
+    """An unknown option ends the job at once with 64, and nothing is written."""
+    run = job(*TWO_BY_TWO, PRELAUNCH, "--lerning-rate", "1")
+    assert run.end() == ("FAILED", 64, 0)
+    assert "--lerning-rate" in run.log
+    assert "Traceback" not in run.log
+    assert not run.run_dir.exists()
+
+
+def test_the_demo_in_slurm(cluster: Any, tmp_path: Path) -> None:
+    """Where a controller answers, the demo submits, follows, and ends with the report."""
+    done = cluster.run(
+        str(ROOT / "examples" / "demo.sh"), env={"DDP_OUT": str(tmp_path / "out")}, timeout=200
+    )
+    assert "FINISHED" in done.stdout
+    assert "run.json" in done.stdout
+    (summary,) = (
+        json.loads(path.read_text())["summary"] for path in tmp_path.glob("out/slurm-*/run.json")
+    )
+    assert summary["test_accuracy"] > 0.95
+    assert summary["world_size"] == 2
+
+
+def test_the_demo_in_place(tmp_path: Path) -> None:
+    """Without Slurm, root or network: the same."""
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "DDP_OUT": str(tmp_path / "out")}
+    done = subprocess.run(
+        [ROOT / "examples" / "demo.sh"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (summary,) = (
+        json.loads(path.read_text())["summary"] for path in tmp_path.glob("out/*/run.json")
+    )
+    assert summary["test_accuracy"] > 0.95
