@@ -91,7 +91,7 @@ def join(tallies: Sequence[pl.DataFrame]) -> pl.DataFrame:
 
 
 def hosts(joined: pl.DataFrame) -> pl.DataFrame:
-    """Make a row per host of the joined tallies: processor share, memory, and its number of GPUs."""
+    """Make a row per host of the joined tallies: processor, memory, number of GPUs."""
     count, total = pl.col("cpu_count").sum(), pl.col("cpu_sum").sum()
     mem_count, mem_total = pl.col("hmem_count").sum(), pl.col("hmem_sum").sum()
     return (

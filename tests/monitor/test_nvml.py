@@ -1,0 +1,188 @@
+"""The real nvidia-ml-py against a stand-in driver library, each time in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+# looks `argv[2]` times; before each look, the clock goes on by `argv[3]` seconds
+LOOK = """
+import json, sys, time
+from dataclasses import asdict
+from monitor.nvml import Nvml
+clock = [0.0]
+nvml = Nvml(sys.argv[1], retry_s=60, monotonic=lambda: clock[0])
+for _ in range(int(sys.argv[2])):
+    reading = nvml.read()
+    print(json.dumps({"gpus": [asdict(g) for g in reading.gpus], "facts": dict(reading.facts)}))
+    clock[0] += float(sys.argv[3])
+    time.sleep(0.12 if "g" in sys.argv[1] else 0)
+"""
+
+
+def look(driver: Any, letters: str = "pumt", times: int = 1, step_s: float = 1) -> list[Any]:
+    command = [sys.executable, "-c", LOOK, letters, str(times), str(step_s)]
+    env = {**os.environ, **driver.env}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stderr == ""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def readings(gpu: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in gpu.items() if value is not None and name != "index"}
+
+
+def test_values_are_cut_as_the_driver_cuts_them(driver: Any) -> None:
+    """MW, KB/s and bytes become W, MB/s and MiB without rounding up."""
+    gpu = look(driver)[0]["gpus"][1]
+    assert gpu["index"] == 1
+    assert readings(gpu) == {
+        "power_w": 294,
+        "temp_c": 61,
+        "sm_pct": 98,
+        "mem_pct": 57,
+        "enc_pct": 0,
+        "dec_pct": 0,
+        "jpg_pct": 0,
+        "ofa_pct": 0,
+        "fb_used_mib": 71680,
+        "bar1_used_mib": 4,
+        "pcie_rx_mb_s": 847,
+        "pcie_tx_mb_s": 9,
+    }
+
+
+def test_names_and_versions_are_facts(driver: Any) -> None:
+    """UUID, name and driver version are told beside the samples."""
+    facts = look(driver)[0]["facts"]
+    assert facts["driver"] == "550.163.01"
+    assert facts["gpu 1"] == "GPU-00000000-0000-0000-0000-000000000001 NVIDIA Stand-In"
+
+
+def test_further_readings_by_letter(driver: Any) -> None:
+    """Clocks, energy and throttle reasons are asked for where their letter is given."""
+    gpu = look(driver, "pumtcjr")[0]["gpus"][0]
+    assert (gpu["mem_clock_mhz"], gpu["sm_clock_mhz"]) == (2619, 1980)
+    assert (gpu["energy_j"], gpu["throttle_bits"]) == (123456789, 4)
+    assert look(driver)[0]["gpus"][0]["energy_j"] is None
+
+
+def test_memory_temperature_and_protected_memory(driver: Any) -> None:
+    """Where the driver tells them they are there; its own entry's return code counts."""
+    driver.does("set mtemp 0 77", f"set ccpm 0 {5 * 2**20}")
+    first, second = look(driver)[0]["gpus"]
+    assert (first["mem_temp_c"], first["protected_used_mib"]) == (77, 5)
+    assert (second["mem_temp_c"], second["protected_used_mib"]) == (None, None)
+
+
+def test_gpm_needs_two_samples(driver: Any) -> None:
+    """SM and tensor activity come from the second look on; a NaN or a refusal is no reading."""
+    driver.does("set gpm * 1", "set gpm2 * 91.6", "set gpm5 * nan")
+    first, second = look(driver, "pumtg", times=2)
+    assert first["gpus"][0]["sm_active_pct"] is None
+    assert second["gpus"][0]["sm_active_pct"] == 92
+    assert second["gpus"][0]["tensor_active_pct"] is None
+    assert second["gpus"][0]["dram_active_pct"] is None
+
+
+def test_looks_too_close_together_give_no_gpm(driver: Any) -> None:
+    """Less than 100 ms apart GPM is not asked, as NVML demands."""
+    driver.does("set gpm * 1", "set gpm2 * 91.6", "slow nvmlGpmSampleGet 0")
+    script = LOOK.replace("time.sleep(0.12", "time.sleep(0.0")
+    command = [sys.executable, "-c", script, "pumtg", "2", "1"]
+    env = {**os.environ, **driver.env}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout.splitlines()[1])["gpus"][0]["sm_active_pct"] is None
+
+
+def test_gpm_that_cannot_be_asked_costs_nothing_else(driver: Any) -> None:
+    """A GPU whose GPM query fails still gives all the rest."""
+    driver.does("fail nvmlGpmQueryDeviceSupport * 3")
+    gpu = look(driver, "pumtg", times=2)[1]["gpus"][0]
+    assert gpu["power_w"] == 294
+    assert gpu["sm_active_pct"] is None
+
+
+def test_an_old_driver_lacks_functions(old_driver: Any) -> None:
+    """Without the newer symbols their readings are None, or come by the older name."""
+    gpu = look(old_driver, "pumtcjrg", times=2)[1]["gpus"][0]
+    assert gpu["fb_used_mib"] == 72896
+    assert gpu["throttle_bits"] == 4
+    assert gpu["power_w"] == 294
+    for name in ("jpg_pct", "ofa_pct", "mem_temp_c", "protected_used_mib", "sm_active_pct"):
+        assert gpu[name] is None
+
+
+def test_mig_refuses_utilisation_only(driver: Any) -> None:
+    """A GPU cut into MIG slices gives everything but the utilisations."""
+    names = ["UtilizationRates", "EncoderUtilization", "DecoderUtilization"]
+    names += ["JpgUtilization", "OfaUtilization"]
+    driver.does(*(f"fail nvmlDeviceGet{name} 0 3" for name in names))
+    first, second = look(driver)[0]["gpus"]
+    assert "sm_pct" not in readings(first)
+    assert first["power_w"] == 294
+    assert second["sm_pct"] == 98
+
+
+def test_a_lost_gpu_keeps_its_place(driver: Any) -> None:
+    """From the moment it is lost only its index is left; the other goes on."""
+    driver.does("lost 1 20")
+    looks = look(driver, times=4)
+    assert looks[0]["gpus"][1]["power_w"] == 294
+    assert looks[3]["gpus"][1]["index"] == 1
+    assert readings(looks[3]["gpus"][1]) == {}
+    assert all(one["gpus"][0]["power_w"] == 294 for one in looks)
+
+
+def test_a_gpu_lost_from_the_start_keeps_its_place(driver: Any) -> None:
+    """A GPU that gives not even a handle has a row and a fact without content."""
+    driver.does("lost 0 0")
+    (only,) = look(driver)
+    assert readings(only["gpus"][0]) == {}
+    assert only["gpus"][1]["power_w"] == 294
+    assert only["facts"]["gpu 0"] == "-"
+
+
+def test_dead_nvml_is_started_again_now_and_then(driver: Any) -> None:
+    """Rows stay empty until a restart after 60 s finds the GPUs back, which then answer again."""
+    driver.does("dead 40")
+    script = LOOK.replace(
+        "    clock[0] +=",
+        "    import os\n"
+        "    if not any(g.power_w for g in reading.gpus): open(os.environ['NVML_STANDIN'], 'w')"
+        ".write('gpus 2 \\n')\n    clock[0] +=",
+    )
+    command = [sys.executable, "-c", script, "pumt", "9", "20"]
+    env = {**os.environ, **driver.env}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
+    looks = [json.loads(line) for line in done.stdout.splitlines()]
+    powers = [one["gpus"][0]["power_w"] for one in looks]
+    assert powers[0] == 294
+    first_gone = powers.index(None)
+    assert powers[first_gone : first_gone + 3] == [None] * 3
+    assert powers[first_gone + 3 :] == [294] * (6 - first_gone)
+    assert [gpu["index"] for gpu in looks[first_gone]["gpus"]] == [0, 1]
+    assert looks[-1]["facts"]["gpu 0"].startswith("GPU-")
+
+
+@pytest.mark.parametrize("rule", ["noinit 9", "gpus 0", "fail nvmlDeviceGetCount_v2 * 999"])
+def test_no_gpus_to_see(driver: Any, rule: str) -> None:
+    """A driver that does not start, or has no GPU, gives an empty reading each time."""
+    driver.does(rule)
+    assert [one["gpus"] for one in look(driver, times=2)] == [[], []]
+
+
+def test_no_driver_library_at_all(driver: Any, tmp_path: Any) -> None:
+    """On a machine without libnvidia-ml.so.1 there are no GPUs, and no error."""
+    driver = type(driver)(tmp_path, tmp_path / "none")
+    assert look(driver)[0]["gpus"] == []
+
+
+def test_versions_that_cannot_be_asked(driver: Any) -> None:
+    """A version that the driver refuses to tell is a dash."""
+    driver.does("fail nvmlSystemGetDriverVersion * 999", "fail nvmlDeviceGetUUID 0 999")
+    facts = look(driver)[0]["facts"]
+    assert (facts["driver"], facts["gpu 0"]) == ("-", "-")
