@@ -107,10 +107,16 @@ child_start() {
     DDP_RANK_ID=$DDP_LAUNCH_ID/${RANK:-node$NODE_RANK}
     touch -- "$LOG"
     offset=$(stat -c %s -- "$LOG")
-    env --default-signal=INT,QUIT DDP_RANK_ID="$DDP_RANK_ID" "${guard[@]}" "${COMMAND[@]}" \
-        </dev/null >>"$LOG" 2>&1 &
-    CHILD_PID=$!
-    if ((! IS_NODE_TASK)); then follower_start "$((offset + 1))"; fi
+    COMMAND=(env --default-signal=INT --default-signal=QUIT "DDP_RANK_ID=$DDP_RANK_ID" "${guard[@]}" "${COMMAND[@]}")
+    if ((IS_NODE_TASK)); then
+        # What its launchers say goes on to the job's log; torchrun's own words do not.
+        "${COMMAND[@]}" </dev/null 2>>"$LOG" &
+        CHILD_PID=$!
+    else
+        "${COMMAND[@]}" </dev/null >>"$LOG" 2>&1 &
+        CHILD_PID=$!
+        follower_start "$((offset + 1))"
+    fi
     if [[ $STOP_SIGNAL ]]; then child_signal "$STOP_SIGNAL"; fi # it came before there was a child
 }
 
@@ -209,7 +215,8 @@ monitor_start() {
     fi
     mapfile -t monitor < <(python_command "$(dirname -- "$JOBS_DIR")" "$python" monitor)
     mapfile -t guard < <(with_parent TERM)
-    "${guard[@]}" "${monitor[@]}" record --out "$DDP_OUT/slurm-$DDP_JOB_ID.$DDP_NODE.gutil" \
+    MONITOR_LOG=$DDP_OUT/slurm-$DDP_JOB_ID.$DDP_NODE.gutil
+    "${guard[@]}" "${monitor[@]}" record --out "$MONITOR_LOG" \
         --interval "${DDP_MONITOR_INTERVAL:-15}" --compose "$DDP_RUN_DIR" --launch-id "$DDP_LAUNCH_ID" \
         </dev/null >>"$DDP_RUN_DIR/logs/monitor-$DDP_NODE.log" 2>&1 &
     MONITOR_PID=$!
@@ -217,8 +224,12 @@ monitor_start() {
 }
 
 monitor_stop() {
-    local code=0
+    local code=0 deadline=$((SECONDS + 3))
     [[ $MONITOR_PID ]] || return 0
+    # A command of a blink still has its log: the monitor writes a first sample before it can stop.
+    while [[ ! -s $MONITOR_LOG ]] && process_alive "$MONITOR_PID" && ((SECONDS < deadline)); do
+        pause 0.05
+    done
     stop_processes 3 "$MONITOR_PID"
     wait "$MONITOR_PID" || code=$?
     event_write monitor_end node "$(json_string "$DDP_NODE")" pid "$MONITOR_PID" code "$code"

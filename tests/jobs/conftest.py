@@ -139,7 +139,7 @@ class Job:
     def __init__(self, cluster: Any, directory: Path, *args: str, **env: str) -> None:
         self.cluster = cluster
         self.directory = directory
-        self.id = cluster.submit(*args, cwd=directory, env={"DDP_MONITOR_INTERVAL": "1"} | env)
+        self.id = cluster.submit(list(args), cwd=directory, env={"DDP_MONITOR_INTERVAL": "1"} | env)
         self.run_dir = directory / "out" / f"slurm-{self.id}"
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
@@ -156,6 +156,10 @@ class Job:
             assert time.monotonic() < deadline, f"no {count} x {name}: {self.log}"
             time.sleep(0.05)
         return found
+
+    def cancel(self) -> None:
+        """Cancel it, as its user would."""
+        self.cluster.run(["scancel", str(self.id)])
 
     def end(self, timeout_s: float = 120) -> tuple[str, int, int]:
         """Waits for the end; gives Slurm's state, exit code and signal."""
@@ -210,4 +214,4 @@ def job(cluster: Any, tmp_path: Path) -> Any:
 
     yield submit
     for each in jobs:
-        cluster.run("scancel", "--quiet", each.id, check=False)
+        cluster.run(["scancel", "--quiet", str(each.id)])

@@ -79,9 +79,7 @@ def test_private_umask(scripts: Scripts) -> None:
 def test_secrets_stay_out_of_the_record(scripts: Scripts) -> None:
     """Tokens reach the ranks, and nothing that is written."""
     value = "hunter2"
-    result = scripts.run(
-        "prelaunch.sh", "--", "bash", "-c", 'echo "${#HF_TOKEN}"', HF_TOKEN=value
-    )
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", 'echo "${#HF_TOKEN}"', HF_TOKEN=value)
     assert "[0] 7" in result.out
     assert "hunter2" not in (result.run_dir / "events.jsonl").read_text()
     assert "hunter2" not in result.err

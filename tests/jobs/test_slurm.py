@@ -94,7 +94,7 @@ def test_scancel(job: Any) -> None:
     """scancel ends every process, and the record says so."""
     done = job(*TWO_BY_TWO, PRELAUNCH, "--", *LEAVES_CHILDREN)
     done.wait_for("rank_up", 4)
-    done.cluster.run("scancel", done.id)
+    done.cancel()
     state, code, _ = done.end()
     assert (state, code) == ("CANCELLED", 143)
     assert done.all_gone()
@@ -148,12 +148,7 @@ def test_time_limit(job: Any) -> None:
 def test_salloc_runs_in_the_foreground(cluster: Any, tmp_path: Path) -> None:
     """Inside salloc the same script runs, with all nodes and without timestamps."""
     done = cluster.run(
-        "salloc",
-        *TWO_BY_TWO,
-        "--immediate=30",
-        PRELAUNCH,
-        "--",
-        "hostname",
+        ["salloc", *TWO_BY_TWO, "--immediate=30", PRELAUNCH, "--", "hostname"],
         cwd=tmp_path,
         env={"DDP_MONITOR": "0", "DDP_TIMESTAMP_INTERVAL": "1"},
         timeout=60,
@@ -166,7 +161,7 @@ def test_pty_session(cluster: Any, tmp_path: Path) -> None:
     """Inside srun --pty the nested step overlaps the shell's."""
     command = f"srun --immediate=30 --nodes=2 --ntasks-per-node=1 --pty {PRELAUNCH} -- hostname"
     done = cluster.run(
-        "script", "-qec", command, "/dev/null", cwd=tmp_path, env={"DDP_MONITOR": "0"}, timeout=60
+        ["script", "-qec", command, "/dev/null"], cwd=tmp_path, env={"DDP_MONITOR": "0"}
     )
     assert "[1] node2" in done.stdout
     assert "all 2 ranks finished" in done.stdout
@@ -175,7 +170,7 @@ def test_pty_session(cluster: Any, tmp_path: Path) -> None:
 def test_port_is_probed_where_rank_zero_runs(cluster: Any, tmp_path: Path) -> None:
     """From a login node the probe runs on the first node, whose name becomes the master."""
     done = cluster.run(
-        "salloc", *TWO_BY_TWO, "--immediate=30", PRELAUNCH, "--dry-run", cwd=tmp_path, timeout=60
+        ["salloc", *TWO_BY_TWO, "--immediate=30", PRELAUNCH, "--dry-run"], cwd=tmp_path
     )
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("MASTER_PORT")]
     assert "free on node1" in line

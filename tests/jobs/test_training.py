@@ -87,7 +87,7 @@ def test_kills_while_training(job: Any, victim: str) -> None:
         while steps(run)[-1] < seen + 20:
             assert time.monotonic() < deadline, run.log
             time.sleep(0.1)
-    run.cluster.run("scancel", "--quiet", run.id, check=False)
+    run.cancel()
     run.end()
     assert run.all_gone()
 
@@ -96,7 +96,7 @@ def test_scancel_leaves_a_checkpoint(job: Any) -> None:
     """scancel: all ranks agree on a step, write a checkpoint, and end with 75; the run goes on."""
     run = training(job, DDP_RUN_NAME="carried")
     run.run_dir = run.directory / "out" / "carried"
-    run.cluster.run("scancel", run.id)
+    run.cancel()
     state, code, _ = run.end()
     assert (state, code) == ("CANCELLED", 75), run.log
     assert run.all_gone()
@@ -149,7 +149,7 @@ def test_wrong_options_start_nothing(job: Any) -> None:
 def test_the_demo_in_slurm(cluster: Any, tmp_path: Path) -> None:
     """Where a controller answers, the demo submits, follows, and ends with the report."""
     done = cluster.run(
-        str(ROOT / "examples" / "demo.sh"), env={"DDP_OUT": str(tmp_path / "out")}, timeout=200
+        [ROOT / "examples" / "demo.sh"], env={"DDP_OUT": str(tmp_path / "out")}, timeout=200
     )
     assert "FINISHED" in done.stdout
     assert "run.json" in done.stdout
