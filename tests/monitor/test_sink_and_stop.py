@@ -1,0 +1,124 @@
+import errno
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monitor import stop
+from monitor.errors import UserError
+from monitor.sink import Sink
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def test_blocks_are_appended_whole(tmp_path: Path, said: list[str]) -> None:
+    """What was there stays; half a line is ended first."""
+    path = tmp_path / "log"
+    path.write_text("half")
+    sink = Sink(str(path), said.append)
+    assert sink.append("one\n")
+    assert sink.append("two\n")
+    sink.close()
+    sink.close()
+    assert path.read_text() == "half\none\ntwo\n"
+    assert said == []
+
+
+def test_a_short_write_is_taken_back(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When only part of a block fits nothing of it stays, so that every line is whole."""
+    path = tmp_path / "log"
+    sink = Sink(str(path), said.append)
+    sink.append("one\n")
+    real = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, data: real(fd, data[:2]))
+        assert not sink.append("two\n")
+        assert not sink.append("three\n")
+    assert path.read_text() == "one\n"
+    assert sink.append("four\n")
+    assert path.read_text() == "one\nfour\n"
+    assert sink.num_lost == 2
+    assert len(said) == 1
+    sink.close()
+
+
+def test_a_full_device_is_said_once(said: list[str]) -> None:
+    """/dev/full refuses everything: one line, no end."""
+    sink = Sink("/dev/full", said.append)
+    assert [sink.append("x\n") for _ in range(3)] == [False] * 3
+    assert len(said) == 1
+    assert "No space left on device" in said[0]
+    sink.close()
+
+
+def test_a_broken_file_is_opened_anew(tmp_path: Path, said: list[str]) -> None:
+    """After an error other than a full disk the next block goes through a new descriptor."""
+    path = tmp_path / "log"
+    sink = Sink(str(path), said.append)
+    sink.append("one\n")
+    os.close(sink._fd or 0)  # noqa: SLF001 - as a network file system does it under our feet
+    assert not sink.append("two\n")
+    assert sink.append("three\n")
+    assert path.read_text() == "one\nthree\n"
+    sink.close()
+
+
+def test_trouble_that_passes_is_no_users_fault(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full at the start is waited for; a missing directory is an error."""
+
+    def refuse(*_args: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        sink = Sink(str(tmp_path / "log"), said.append)
+    assert sink.append("one\n")
+    assert len(said) == 1
+    sink.close()
+    with pytest.raises(UserError, match="create its directory first"):
+        Sink(str(tmp_path / "none" / "log"), said.append)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("pidfd", [True, False])
+def test_a_zombie_counts_as_dead(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, *, pidfd: bool
+) -> None:
+    """A parent that was killed but not yet waited for has ended."""
+    if not pidfd:
+        monkeypatch.delattr(os, "pidfd_open")
+    monkeypatch.setattr(stop.signal, "set_wakeup_fd", lambda *_a, **_k: -1)
+    monkeypatch.setattr(stop.signal, "signal", lambda *_a: None)
+    watching = stop.ProcessStop(sleeper.pid)
+    began = time.monotonic()
+    assert watching.wait(0.1) is None
+    assert time.monotonic() - began >= 0.1
+    sleeper.kill()
+    assert watching.wait(5) is stop.Reason.ORPHANED
+    assert time.monotonic() - began < 1.5
+
+
+def test_no_such_process_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was never there has ended, with pidfd and without."""
+    monkeypatch.setattr(stop.signal, "set_wakeup_fd", lambda *_a, **_k: -1)
+    monkeypatch.setattr(stop.signal, "signal", lambda *_a: None)
+    assert stop.ProcessStop(999999999).wait(5) is stop.Reason.ORPHANED
+    monkeypatch.delattr(os, "pidfd_open")
+    assert stop.ProcessStop(999999999).wait(5) is stop.Reason.ORPHANED
