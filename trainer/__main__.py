@@ -39,7 +39,9 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
             world_size=ranks.world_size,
         )
         settings = RunSettings.from_environment(env, socket.gethostname())
-        speaks = ranks.is_node_main  # from here on it is about files, which each node has its own of
+        speaks = (
+            ranks.is_node_main
+        )  # from here on it is about files, which each node has its own of
         workload = build_workload(config)
         workload.check()
         if config.check:

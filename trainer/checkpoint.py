@@ -140,14 +140,16 @@ def _existing(wish: str, folder: Path) -> Path:
 
 
 def _write_tensors(tensors: dict[str, Tensor], folder: Path, *, is_distributed: bool) -> None:
-    from torch.distributed import checkpoint as dcp  # noqa: PLC0415 -- 1 s, not before it is needed
+    # An import of a second, not before it is needed.
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter  # noqa: PLC0415
+    from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         warnings.filterwarnings("ignore", category=FutureWarning)
-        dcp.save(
+        save(
             tensors,
-            storage_writer=dcp.FileSystemWriter(folder, sync_files=True),
+            storage_writer=FileSystemWriter(folder, sync_files=True),
             no_dist=not is_distributed,
         )
 
@@ -174,24 +176,26 @@ def _try_load(path: Path) -> tuple[str, tuple[dict[str, Tensor], Position] | Non
             found_bytes = (path / name).stat().st_size
             if found_bytes != size_bytes:
                 return f"{name} has {found_bytes} of {size_bytes} bytes", None
-        position = replace(Position(seed=0, global_batch_size=1, num_train_samples=1),
-                           **state["position"])
+        position = replace(
+            Position(seed=0, global_batch_size=1, num_train_samples=1), **state["position"]
+        )
         return "", (_read_tensors(path), position)
     except Exception as error:  # noqa: BLE001 -- whatever a torn file makes a reader raise
         return " ".join(f"{type(error).__name__}: {error}".split())[:300], None
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    from torch.distributed import checkpoint as dcp  # noqa: PLC0415 -- 1 s, not before it is needed
+    # The same import.
+    from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
 
-    from trainer.safe_reader import SafeReader  # noqa: PLC0415 -- imports the same
+    from trainer.safe_reader import SafeReader  # noqa: PLC0415
 
     reader = SafeReader(path)
     tensors = reader.empty_state()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         # Every rank reads all by itself: a replica needs all, and nobody waits for anybody.
-        dcp.load(tensors, storage_reader=reader, no_dist=True)
+        load(tensors, storage_reader=reader, no_dist=True)
     return tensors
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 -- tyro reads the annotations
 from typing import Literal
 
 from trainer.errors import UserError
@@ -89,8 +89,8 @@ class Config:
     """Decoupled for adamw, an L2 term for the others."""
 
     dropout: float = 0.0
-    """Dropout of the mnist models. Off by default: its masks are drawn on each rank, so that with it
-    the losses depend on the number of ranks."""
+    """Dropout of the mnist models. Off by default: its masks are drawn on each rank, so that with
+    it the losses depend on the number of ranks."""
 
     seed: int | None = None
     """One seed for weights, order of samples and everything else; default DDP_SEED, else 1."""

@@ -52,8 +52,8 @@ class TensorBatches:
             chosen = chosen.to(self._inputs.device, non_blocking=True)
             size = self._plan.micro_batch_size
             yield from zip(
-                self._inputs.index_select(0, chosen).split(size),
-                self._targets.index_select(0, chosen).split(size),
+                torch.split(self._inputs.index_select(0, chosen), size),
+                torch.split(self._targets.index_select(0, chosen), size),
                 strict=True,
             )
 
@@ -89,7 +89,7 @@ class LoadedBatches:
         batches = [
             part.tolist()
             for step in range(first_step, self._plan.steps_per_epoch(num_samples))
-            for part in order[self._plan.rank_slice(step)].split(size)
+            for part in torch.split(order[self._plan.rank_slice(step)], size)
         ]
         return self._load(batches, seed=int(order[0]) + self._seed)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ def plain_step(optimizer: Optimizer) -> Callable[[], object]:
     under `torch.no_grad()`.
     """
     step = inspect.unwrap(type(optimizer).step)
-    return step.__get__(optimizer)
+    return partial(step, optimizer)
 
 
 def _skip_disabling(cls: type) -> None:
@@ -57,5 +58,5 @@ def _skip_disabling(cls: type) -> None:
         inner = getattr(member, "__wrapped__", None)
         while inner is not None:
             if not hasattr(inner, "__dynamo_disable"):
-                inner.__dynamo_disable = inner
+                inner.__dynamo_disable = inner  # noqa: SLF001 -- torch's own mark
             inner = getattr(inner, "__wrapped__", None)

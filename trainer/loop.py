@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from trainer.batches import shard
-from trainer.checkpoint import Position
 from trainer.metrics import Interval, Validation, resident_mib
 from trainer.state import gather_tensors
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from trainer.agreement import StopAgreement
     from trainer.batches import BatchPlan
-    from trainer.checkpoint import Checkpoints
+    from trainer.checkpoint import Checkpoints, Position
     from trainer.config import Config
     from trainer.data import Batches
     from trainer.mesh import Mesh
@@ -151,10 +151,8 @@ class Loop:
 
     def _without_reduction(self) -> contextlib.AbstractContextManager[Any]:
         """Gradients of all microbatches but the last stay on their rank: one reduction a step."""
-        if not self._parts.mesh.is_distributed:
-            return _NOTHING
-        no_sync: contextlib.AbstractContextManager[Any] = self._parts.train_model.no_sync()
-        return no_sync
+        model = self._parts.train_model
+        return model.no_sync() if isinstance(model, DistributedDataParallel) else _NOTHING
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         dtype = _DTYPES.get(self._parts.config.precision)
@@ -163,7 +161,7 @@ class Loop:
         return torch.autocast(self._parts.mesh.device.type, dtype)
 
     def _log(self, step: int, epoch: int) -> None:
-        """Reduce and tell the interval that ends with `step`: the one place that awaits a device."""
+        """Reduce and tell the interval that ends with `step`; only here a device is awaited."""
         mesh, plan = self._parts.mesh, self._parts.plan
         num_steps = step - self._interval_step
         loss_sum, wait_s = mesh.sum([self._loss_sum.item(), self._wait_s])

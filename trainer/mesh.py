@@ -124,7 +124,7 @@ def _choose_device(ranks: Ranks) -> torch.device:
 
 def _open_group(ranks: Ranks, device: torch.device, env: MutableMapping[str, str]) -> Backend:
     try:
-        store = dist.TCPStore(
+        store = dist.TCPStore(  # type: ignore[attr-defined] # public, though not in __all__
             ranks.master_addr,
             ranks.master_port,
             ranks.world_size,
@@ -134,7 +134,9 @@ def _open_group(ranks: Ranks, device: torch.device, env: MutableMapping[str, str
         )
         # torchrun's store outlives a restart of the ranks: keys of an attempt of their own.
         attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
-        spaced = dist.PrefixStore(f"trainer/{attempt}", store)
+        spaced = dist.PrefixStore(  # type: ignore[attr-defined] # the same
+            f"trainer/{attempt}", store
+        )
         spaced.set(f"place/{ranks.rank}", _place(device))
         places = [spaced.get(f"place/{r}").decode() for r in range(ranks.world_size)]
     except (dist.DistError, RuntimeError, ValueError) as error:

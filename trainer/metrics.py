@@ -72,8 +72,9 @@ class MetricsFile:
         """Nothing is open between lines."""
 
     def _append(self, values: dict[str, Any]) -> None:
-        rounded = {k: round(v, 3) if k.endswith(("_s", "_pct", "_mib")) else v
-                   for k, v in values.items()}
+        rounded = {
+            k: round(v, 3) if k.endswith(("_s", "_pct", "_mib")) else v for k, v in values.items()
+        }
         append_line(self._path, {"time": utc_now(), "attempt": self._attempt, **rounded})
 
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
     from torch import nn
-
     from torch.utils.data import Dataset
 
     from trainer.batches import BatchPlan

@@ -8,10 +8,11 @@ few classes that an index is made of are let in.
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class SafeReader(FileSystemReader):
 
     def read_metadata(self, *_args: object, **_kwargs: object) -> Metadata:
         """Read the index. Raises pickle.UnpicklingError for anything foreign in it."""
-        with (self.path / ".metadata").open("rb") as file:  # type: ignore[union-attr] # a Path here
+        with (Path(self.path) / ".metadata").open("rb") as file:
             metadata = _IndexUnpickler(file).load()
         if not isinstance(metadata, Metadata):
             raise pickle.UnpicklingError("a checkpoint's index is not one")

@@ -46,7 +46,8 @@ def restore_tensors(
 
 def _optimizer_state(tensors: dict[str, Tensor], model: nn.Module) -> dict[int, dict[str, Any]]:
     """Return the state in torch's own form, by the parameter's number."""
-    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    numbers = {name: number for number, name in enumerate(trained)}
     state: dict[int, dict[str, Any]] = {}
     for full_name, tensor in tensors.items():
         if full_name.startswith(_OPTIMIZER):
@@ -58,5 +59,12 @@ def _optimizer_state(tensors: dict[str, Tensor], model: nn.Module) -> dict[int, 
                     found=f"optimizer state of an unknown parameter {name}",
                     remedy="give the same --workload and --model, or --resume none",
                 )
-            state.setdefault(trained.index(name), {})[key] = tensor
+            state.setdefault(numbers[name], {})[key] = _laid_out_as(trained[name], tensor)
     return state
+
+
+def _laid_out_as(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """Return `tensor` with the strides of its parameter: fused optimizers walk both in step."""
+    if tensor.shape != parameter.shape:
+        return tensor  # a count of steps
+    return torch.empty_like(parameter, dtype=tensor.dtype, device="cpu").copy_(tensor)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from trainer.config import Config
 
 
-
 @dataclass(frozen=True)
 class TensorData:
     """A set that fits in memory, ready for the model: no transform is left to do.
@@ -40,10 +39,10 @@ class Workload(ABC):
     def __init__(self, config: Config) -> None:
         self.config = config
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 -- nothing to check is a fair answer
         """Raise UserError if the options or the data are no good. Cheap, writes nothing."""
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027 -- so is nothing to fetch
         """Fetch what is missing. Called by one rank of each node while the others wait."""
 
     @abstractmethod

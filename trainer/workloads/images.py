@@ -107,7 +107,8 @@ class ImageFolder(_TorchvisionModel):
         return self._dataset("val", [t.Resize(side_px * 8 // 7), t.CenterCrop(side_px)])
 
     def _dataset(self, split: str, steps: list[Any]) -> Dataset[Any]:
-        from torchvision import datasets, transforms as t  # noqa: PLC0415 -- slow, and only here
+        from torchvision import datasets  # noqa: PLC0415 -- slow, and only here
+        from torchvision import transforms as t
 
         assert self.config.data_dir is not None  # noqa: S101 -- `check` saw to it
         transform = t.Compose([*steps, t.ToTensor(), t.Normalize(_MEAN, _STD)])
