@@ -7,7 +7,9 @@
 # FILE appears whole or not at all, FILE.sha256 beside it. Needs about the image's size in $TMPDIR.
 # ENROOT_SQUASH_OPTIONS replaces the compression (docs/image.md has the numbers).
 unset CDPATH POSIXLY_CORRECT BASH_ENV
+set +o posix
 set -Eeuo pipefail
+shopt -s inherit_errexit
 
 HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly HERE
