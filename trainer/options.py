@@ -49,9 +49,9 @@ def _named_options(argv: Sequence[str]) -> set[str]:
 
 def _config_path(argv: Sequence[str]) -> Path | None:
     path = None
-    for word, following in zip(argv, [*argv[1:], None], strict=True):
-        if word == "--config" and following is not None:
-            path = Path(following)
+    for number, word in enumerate(argv, start=1):
+        if word == "--config" and number < len(argv):
+            path = Path(argv[number])
         elif word.startswith("--config="):
             path = Path(word.partition("=")[2])
     return path
