@@ -1,0 +1,157 @@
+"""All contestants take turns, round by round, so that a slow moment of the machine hits each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Protocol, Self
+
+from benchmarks import ours
+from benchmarks.contestant import Lap
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from benchmarks.task import Task
+
+_ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A row of the table."""
+
+    label: str
+    module: str
+    """The contestant's module in benchmarks/; `ours` is the trainer."""
+    divide_steps_by: int = 1
+    """A slow contestant need not run as many steps for the same rate."""
+
+
+PLAIN = "plain"
+ENTRIES = (
+    Entry(label="plain loop: DataLoader over tensors, Adam", module=PLAIN),
+    Entry(
+        label="plain loop, transforms per sample (the tutorial)",
+        module="tutorial",
+        divide_steps_by=4,
+    ),
+    Entry(label="Lightning", module="lightning_loop"),
+    Entry(label="Accelerate", module="accelerate_loop"),
+    Entry(label="by hand: indexed tensors, fused Adam", module="indexed"),
+    Entry(label="**`python -m trainer`**", module="ours"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One contestant on one task, over all rounds."""
+
+    steps_per_s: float
+    """The median."""
+    ratio: float
+    """To the plain loop of the same round; the median of these."""
+    loss: float
+
+
+class Racer(Protocol):
+    """Runs a round."""
+
+    def run(self, task: Task, digits: Path) -> Lap:
+        """Run one."""
+        ...
+
+
+class _Ours:
+    def run(self, task: Task, digits: Path) -> Lap:
+        return ours.run_round(task, digits)
+
+
+class _Contestant:
+    """A process of `benchmarks.contestant.serve`."""
+
+    def __init__(self, module: str, python: str) -> None:
+        self._module = module
+        self._process = subprocess.Popen(
+            [python, "-P", "-m", f"benchmarks.{module}"],
+            env=os.environ | {"PYTHONPATH": str(_ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        self._read()  # "ready"
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def run(self, task: Task, digits: Path) -> Lap:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"task": asdict(task), "digits": str(digits)}) + "\n")
+        self._process.stdin.flush()
+        return Lap(**json.loads(self._read()))
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"benchmarks.{self._module} ended; its last words are above")
+        return line
+
+
+def race(
+    tasks: Mapping[str, Task], digits: Path, *, num_rounds: int, python: str
+) -> dict[str, dict[str, Result]]:
+    """Run `num_rounds` of every task; a result for each task's name and entry's module.
+
+    `python` is an interpreter that has Lightning and Accelerate beside torch.
+    """
+    laps: dict[str, dict[str, list[Lap]]] = {
+        name: {entry.module: [] for entry in ENTRIES} for name in tasks
+    }
+    with ExitStack() as stack:
+        racers: dict[str, Racer] = {
+            entry.module: _Ours()
+            if entry.module == "ours"
+            else stack.enter_context(_Contestant(entry.module, python))
+            for entry in ENTRIES
+        }
+        for round_index in range(num_rounds):
+            for name, task in tasks.items():
+                for entry in ENTRIES:
+                    steps = task.num_steps // entry.divide_steps_by
+                    lap = racers[entry.module].run(replace(task, num_steps=steps), digits)
+                    laps[name][entry.module].append(lap)
+                    _tell(f"round {round_index + 1}, task {name}, {entry.module}", lap)
+    return {name: _results(laps_of_task) for name, laps_of_task in laps.items()}
+
+
+def _results(laps: Mapping[str, list[Lap]]) -> dict[str, Result]:
+    plain = [lap.steps_per_s for lap in laps[PLAIN]]
+    return {
+        module: Result(
+            steps_per_s=median(lap.steps_per_s for lap in own),
+            ratio=median(lap.steps_per_s / base for lap, base in zip(own, plain, strict=True)),
+            loss=median(lap.loss for lap in own),
+        )
+        for module, own in laps.items()
+    }
+
+
+def _tell(what: str, lap: Lap) -> None:
+    print(f"bench: {what}: {lap.steps_per_s:.1f} steps/s, loss {lap.loss:.3f}", file=sys.stderr)
