@@ -123,15 +123,14 @@ def _summary(
     if isinstance(told, dict):
         return told
     mine = _metrics_of(number, events, metrics)
-    last = mine[-1] if mine else {}
     return {
         "outcome": outcome,
-        "train_time_s": last.get("train_time_s"),
-        "samples_per_s": last.get("samples_per_s"),
-        "final_loss": last.get("loss"),
+        "train_time_s": _last_value(mine, "train_time_s"),
+        "samples_per_s": _last_value(mine, "samples_per_s"),
+        "final_loss": _last_value(mine, "loss"),
         "test_accuracy": _last_value(mine, "test_accuracy"),
         "world_size": _last(events, "start").get("world_size"),
-        "steps": last.get("step"),
+        "steps": _last_value(mine, "step"),
     }
 
 

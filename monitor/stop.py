@@ -39,6 +39,7 @@ class ProcessStop:
 
     def __init__(self, parent_pid: int) -> None:
         self._parent_pid = parent_pid
+        self._is_child = os.getppid() == parent_pid
         self._reason: Reason | None = None
         self._wakeup, writer = os.pipe()
         for fd in (self._wakeup, writer):
@@ -53,6 +54,8 @@ class ProcessStop:
         while True:
             self._look()
             left_s = deadline_s - time.monotonic()
+            if self._reason is Reason.TERMINATED and self._parent_died():
+                self._reason = Reason.ORPHANED  # the signal was the kernel's word of that death
             if self._reason or left_s <= 0:
                 return self._reason
             self._sleep(left_s)
@@ -72,6 +75,15 @@ class ProcessStop:
     def _look(self) -> None:
         if self._reason is None and self._pidfd is None and not _lives(self._parent_pid):
             self._reason = Reason.ORPHANED
+
+    def _parent_died(self) -> bool:
+        """Look again at a SIGTERM: PR_SET_PDEATHSIG sends one when a parent dies.
+
+        The kernel gives its children away before it sends them that signal, and only later calls
+        it dead: so the parent's id is what to look at first.
+        """
+        given_away = self._is_child and os.getppid() != self._parent_pid
+        return given_away or not _lives(self._parent_pid)
 
     def _sleep(self, timeout_s: float) -> None:
         fds = [self._wakeup] if self._pidfd is None else [self._wakeup, self._pidfd]
