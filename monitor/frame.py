@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _KEYS = ("Date", "Time", "gpu")
 _WIDE = frozenset({"energy"})  # its counts pass 2**24, where a Float32 loses whole joules
 _TIME = pl.Datetime("ms")
+_SEPARATOR = b"\x1f"  # in no log; where a damaged one has it, its line is unreadable anyway
 _LOG_NAME = re.compile(r"slurm-[^.]+\.(?P<host>.+)")
 
 
@@ -83,9 +84,9 @@ def _lines(data: bytes) -> pl.DataFrame:
     if not data.strip():
         return pl.DataFrame(schema={"number": pl.UInt32, "line": pl.String})
     frame = pl.read_csv(
-        BytesIO(data + b"\n"),
+        BytesIO(data.replace(_SEPARATOR, b"?") + b"\n"),
         has_header=False,
-        separator="\x1f",  # never in a log: each line is one field
+        separator=_SEPARATOR.decode(),  # each line is one field
         quote_char=None,
         schema={"line": pl.String},
         encoding="utf8-lossy",
@@ -139,7 +140,9 @@ def _offset(text: str) -> timedelta:
 def _read(lines: pl.DataFrame, segment: _Segment) -> tuple[pl.DataFrame, int]:
     """Read the rows of a segment, and count the lines that cannot be read."""
     line = pl.col("line")
-    is_row = line.is_not_null() & ~line.str.starts_with("#") & (line.str.strip_chars() != "")
+    is_row = (
+        line.is_not_null() & ~line.str.starts_with("#") & (line.str.strip_chars(gutil.BLANKS) != "")
+    )
     data = lines.filter(is_row).with_columns(line.str.strip_chars_end("\r"))
     if segment.header is None or data.is_empty():
         return _empty(), data.height

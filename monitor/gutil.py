@@ -24,6 +24,10 @@ ROWS_PER_HEADER = 44
 """The two header lines come again after this many rows, whatever the number of GPUs."""
 
 NO_READING = "-"
+
+BLANKS = " \t\r"
+"""A line of nothing but these is blank."""
+
 _BASE_LETTERS = "pumt"
 _NAMES_PREFIX = "#Date        Time         gpu"
 _UNITS_PREFIX = "#YYYYMMDD    HH:MM:SS     Idx"
@@ -234,7 +238,7 @@ def parse(text: str) -> Iterator[tuple[Header, dict[str, str]] | None]:
     """
     header: Header | None = None
     for line in text.split("\n")[:-1]:
-        if not line.strip():
+        if not line.strip(BLANKS):
             continue
         if line.startswith("#"):
             header = parse_header(line) or header

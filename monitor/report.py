@@ -102,14 +102,21 @@ def _document(joined: pl.DataFrame, files: Sequence[_File]) -> dict[str, Any]:
 
 
 def _print(joined: pl.DataFrame, files: Sequence[_File]) -> None:
-    from rich.console import Console  # noqa: PLC0415 - `--json` does not need it
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(width=_WIDTH, highlight=False)
+    console = _console()
     for part in _parts(joined):
         console.print(part)
     _print_notes(console, files)
+
+
+def _console() -> Console:
+    from rich.console import Console  # noqa: PLC0415 - `--json` does not need it
+
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # noqa: PLE0704 - the command line ends quietly; rich would exit with code 1
+
+    console = _Console(highlight=False)
+    return console if console.is_terminal else _Console(width=_WIDTH, highlight=False)
 
 
 def _parts(joined: pl.DataFrame) -> Iterable[RenderableType]:

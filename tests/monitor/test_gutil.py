@@ -135,7 +135,9 @@ def test_every_series_is_read_by_its_header(data: Path, series: str) -> None:
 
 def test_touching_cells_are_cut_by_the_header(data: Path) -> None:
     """A value of six digits that touches its neighbour in a 418 log is still told apart."""
-    text = (data / "pumt_DT.418.226.00.2gpu.gutil").read_text().replace("    0 71680", "    0143771")
+    text = (
+        (data / "pumt_DT.418.226.00.2gpu.gutil").read_text().replace("    0 71680", "    0143771")
+    )
     cells = [found for found in read(text) if found]
     assert [c["fb"] for c in cells] == ["143771"] * 4
     assert [(c["dec"], c["bar1"]) for c in cells] == [("0", "4")] * 4

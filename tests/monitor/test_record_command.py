@@ -44,7 +44,9 @@ def test_it_never_imports_torch_or_other_heavy_things(bench: Any) -> None:
         "heavy = {'torch', 'numpy', 'polars', 'rich', 'tyro', 'asyncio'} & set(sys.modules)\n"
         "print(code, sorted(heavy), 'pynvml' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "0 [] True\n"
     assert done.stderr == ""
 
@@ -247,7 +249,11 @@ def test_wrong_input_is_one_line_and_64(bench: Any, options: list[str], found: s
     """No traceback, nothing written, code 64."""
     out = bench.directory / "job.gutil"
     done = subprocess.run(
-        bench.command("--out", out, *options), capture_output=True, text=True, timeout=30, check=False
+        bench.command("--out", out, *options),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
     assert done.returncode == 64
     assert found in done.stderr

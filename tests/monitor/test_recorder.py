@@ -57,9 +57,7 @@ class World:
 
     def record(self, interval_s: float = 10, host: object = None) -> str:
         facts = (("host", "n1"),)
-        recorder = Recorder(
-            self, host or Still(), self, PUMT, self, facts, self.said.append
-        )
+        recorder = Recorder(self, host or Still(), self, PUMT, self, facts, self.said.append)
         assert recorder.run(self, interval_s) is Reason.TERMINATED
         return "".join(self.blocks)
 

@@ -1,0 +1,292 @@
+import json
+import os
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor import events, record
+from monitor.errors import UserError
+
+TOLD = {"outcome": "finished", "train_time_s": 9.5, "test_accuracy": 0.98, "steps": 40}
+
+
+def event(name: str, second: int = 0, attempt: int = 1, **further: object) -> dict[str, Any]:
+    time = f"2026-11-21T04:17:{second:02d}.000Z"
+    source = {"source": "prelaunch", "attempt": attempt, "host": "n1"}
+    return {"time": time, "event": name, **source, **further}
+
+
+START = {
+    "job_id": "42",
+    "run": "slurm-42",
+    "place": "slurm",
+    "nodes": ["n1", "n2"],
+    "world_size": 2,
+    "command": ["python", "-m", "trainer"],
+    "restart_count": 0,
+    "image": "./ddp.sqsh",
+    "image_digest": "sha256:0",
+}
+
+
+def life(code: int | None, attempt: int = 1, **ends: object) -> list[dict[str, Any]]:
+    """One attempt of two ranks, of which rank 1 ends first and with `code`."""
+    settings = {"DEBUG": {"value": "0", "origin": "default"}, "MY_API_KEY": {"value": "secret"}}
+    told = [
+        event("start", 1, attempt, **START),
+        event("settings", 2, attempt, settings=settings),
+        event("rank_up", 3, attempt, rank=0, local_rank=0, node="n1", pid=10),
+        event("rank_up", 3, attempt, rank=1, local_rank=0, node="n2", pid=11),
+    ]
+    if code is not None:
+        signal = "KILL" if code == 137 else None
+        told += [
+            event(
+                "rank_end", 8, attempt, rank=0, node="n1", code=143, signal="TERM", requested=True
+            ),
+            event(
+                "rank_end", 7, attempt, rank=1, node="n2", code=code, signal=signal, requested=False
+            ),
+            event("end", 9, attempt, code=code),
+        ]
+    return told
+
+
+def test_an_event_is_one_line_with_its_keys_in_order(tmp_path: Path) -> None:
+    """Time in UTC to the millisecond, event, source, attempt, host, then the rest."""
+    path = tmp_path / "events.jsonl"
+    now = datetime(2026, 11, 21, 4, 17, 29, 123999, UTC)
+    log = events.EventLog(str(path), 2, "n1", now=lambda: now)
+    log.append("orphans", node="n1", note="a\nb")
+    assert path.read_text() == (
+        '{"time": "2026-11-21T04:17:29.123Z", "event": "orphans", "source": "monitor",'
+        ' "attempt": 2, "host": "n1", "node": "n1", "note": "a\\nb"}\n'
+    )
+
+
+def test_events_of_many_writers_do_not_mix(tmp_path: Path) -> None:
+    """Four writers with long lines at once: every line is whole."""
+    path = tmp_path / "events.jsonl"
+
+    def write(number: int) -> None:
+        log = events.EventLog(str(path), 1, f"n{number}")
+        for _ in range(50):
+            log.append("note", text="x" * 9000)
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found, num_bad = events.read(path.read_bytes())
+    assert (len(found), num_bad) == (200, 0)
+
+
+@given(st.integers(0, 400), st.binary(max_size=40))
+def test_events_cut_anywhere_are_read_as_far_as_they_go(cut: int, garbage: bytes) -> None:
+    """A torn last line, or garbage in the file, is counted and the rest is there."""
+    whole = "".join(json.dumps(event("note", n)) + "\n" for n in range(4)).encode()
+    found, num_bad = events.read(whole[:cut])
+    assert len(found) >= whole[:cut].count(b"\n")
+    assert len(found) + num_bad <= 4
+    found, _ = events.read(whole + garbage + b"\n" + whole)
+    assert len(found) >= 8
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "blame"),
+    [
+        (0, "finished", None),
+        (64, "failed", "user"),
+        (70, "failed", "program"),
+        (1, "failed", "program"),
+        (75, "stopped", "preempted"),
+        (76, "failed", "hung"),
+        (137, "failed", "signal"),
+        (None, "killed", "killed"),
+    ],
+)
+def test_an_end_is_judged_by_its_code(code: int | None, outcome: str, blame: str | None) -> None:
+    """Outcome and class follow the exit code; with no end at all the run was killed."""
+    made = record.compose(life(code), [])
+    assert (made["outcome"], made["failure_class"], made["code"]) == (outcome, blame, code)
+    assert made["summary"]["outcome"] == outcome
+
+
+def test_the_record_holds_what_the_run_was() -> None:
+    """Job, image, nodes, command, and settings without secrets."""
+    made = record.compose(life(0), [])
+    for key in ("job_id", "run", "image", "image_digest", "nodes", "world_size", "command"):
+        assert made[key] == START[key]
+    assert made["environment"] == {"DEBUG": "0"}
+    assert made["settings"] == {"DEBUG": {"value": "0", "origin": "default"}}
+    assert "secret" not in json.dumps(made)
+
+
+def test_each_rank_has_its_end() -> None:
+    """In order of ranks; one whose end nobody saw has no code."""
+    ranks = record.compose(life(137), [])["attempts"][0]["ranks"]
+    assert [(r["rank"], r["node"], r["code"], r["signal"]) for r in ranks] == [
+        (0, "n1", 143, "TERM"),
+        (1, "n2", 137, "KILL"),
+    ]
+    assert (ranks[1]["pid"], ranks[1]["up_time"][-4:-1]) == (11, "000")
+    assert record.compose(life(None), [])["attempts"][0]["ranks"][1]["code"] is None
+
+
+def test_the_first_failure_is_named() -> None:
+    """As the script named it, else the first rank that failed without being told to end."""
+    told = {"rank": 0, "node": "n1", "code": 1, "signal": None}
+    assert record.compose([*life(137), event("first_failure", **told)], [])["first_failure"] == told
+    found = record.compose(life(137), [])["first_failure"]
+    assert found == {"rank": 1, "node": "n2", "code": 137, "signal": "KILL"}
+    assert record.compose(life(0), [])["first_failure"] is None
+
+
+def test_attempts_are_kept_apart() -> None:
+    """A killed attempt and one that finished: the run finished, both are told."""
+    made = record.compose([*life(None), *life(0, attempt=2)], [])
+    assert [a["outcome"] for a in made["attempts"]] == ["killed", "finished"]
+    assert made["outcome"] == "finished"
+
+
+def test_the_trainers_summary_is_taken_as_it_is() -> None:
+    """The last one of the attempt; the other events of the trainer are listed."""
+    told = [
+        event("signal", signal="USR1"),
+        event("checkpoint", step=20, path="p", seconds=0.1),
+        event("failure", rank=1, error="ValueError: x"),
+        event("summary", summary={"outcome": "stopped"}),
+        event("summary", summary=TOLD),
+        event("decision", decision="requeue"),
+    ]
+    made = record.compose(life(0) + told, [{"step": 1, "loss": 9.0}])
+    assert made["summary"] == TOLD
+    assert made["decision"] == "requeue"
+    (attempt,) = made["attempts"]
+    assert attempt["signals"] == ["USR1"]
+    assert attempt["checkpoints"] == [{"step": 20, "path": "p", "seconds": 0.1}]
+    assert attempt["failures"] == [{"rank": 1, "error": "ValueError: x"}]
+
+
+def test_a_killed_runs_summary_comes_from_its_metrics() -> None:
+    """Step, loss and rate of its own last lines, not of another attempt's."""
+    metrics = [
+        {"attempt": 1, "step": 90, "loss": 0.1},
+        {"attempt": 2, "step": 10, "loss": 2.0, "samples_per_s": 50.0, "train_time_s": 3.0},
+        {"attempt": 2, "step": 20, "test_accuracy": 0.7, "train_time_s": 4.0},
+    ]
+    made = record.compose([*life(0), *life(None, attempt=2)], metrics)
+    assert made["summary"] == {
+        "outcome": "killed",
+        "train_time_s": 4.0,
+        "samples_per_s": 50.0,
+        "final_loss": 2.0,
+        "test_accuracy": 0.7,
+        "world_size": 2,
+        "steps": 20,
+    }
+
+
+def test_metrics_without_an_attempt_go_by_time() -> None:
+    """Lines written before the attempt began are another's."""
+    metrics = [
+        {"time": "2026-11-21T04:16:00.000Z", "step": 5},
+        {"time": "2026-11-21T04:18:00.000Z", "step": 7},
+    ]
+    assert record.compose(life(None), metrics)["summary"]["steps"] == 7
+    assert record.compose(life(None), metrics[:1])["summary"]["steps"] is None
+
+
+@given(st.data())
+def test_a_record_is_composed_wherever_the_events_break_off(data: st.DataObject) -> None:
+    """However many events there are, and whatever one of them holds, it does not fail."""
+    told = [*life(137), event("summary", summary=TOLD)][: data.draw(st.integers(0, 9))]
+    strange = data.draw(st.sampled_from([None, "x", [], {}, 1.5, True]))
+    key = data.draw(st.sampled_from(["code", "rank", "settings", "summary", "attempt", "time"]))
+    made = record.compose([{**one, **({key: strange} if key in one else {})} for one in told], [])
+    json.dumps(made)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    lines = [json.dumps(one) for one in life(0)]
+    (tmp_path / "events.jsonl").write_text("\n".join(lines) + '\n{"time": "torn')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.5}\n')
+    return tmp_path
+
+
+def compose(directory: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "monitor", "compose", str(directory)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_compose_writes_run_json(run_dir: Path) -> None:
+    """From a directory with a torn last event; beside and renamed, nothing else is left."""
+    done = compose(run_dir)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip() == str(run_dir / "run.json")
+    made = json.loads((run_dir / "run.json").read_text())
+    assert made["num_unreadable_lines"] == 1
+    assert made["summary"]["final_loss"] == 1.5
+    assert {p.name for p in run_dir.iterdir()} == {"events.jsonl", "metrics.jsonl", "run.json"}
+
+
+def test_compose_without_events_is_wrong_input(tmp_path: Path) -> None:
+    """One line, code 64, nothing written."""
+    done = compose(tmp_path / "none")
+    assert done.returncode == 64
+    assert "events.jsonl" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_record_that_cannot_be_written_leaves_nothing(run_dir: Path) -> None:
+    """Where run.json cannot be replaced, one line says so and nothing lies beside it."""
+    (run_dir / "run.json").mkdir()
+    done = compose(run_dir)
+    assert done.returncode == 64
+    assert "run.json" in done.stderr
+    assert not list(run_dir.glob("*.new"))
+
+
+def test_events_told_meanwhile_are_not_missed(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An end that is told while the record is composed is in the record that stays."""
+    real = record.compose
+    later = [event("end", 30, code=75)]
+
+    def slow(*args: Any) -> dict[str, Any]:
+        made = real(*args)
+        if later:
+            with (run_dir / "events.jsonl").open("a") as file:
+                file.write("\n" + json.dumps(later.pop()) + "\n")
+        return made
+
+    monkeypatch.setattr(record, "compose", slow)
+    record.compose_file(str(run_dir))
+    assert json.loads((run_dir / "run.json").read_text())["code"] == 75
+
+
+def test_only_the_end_of_long_metrics_is_read(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file larger than the limit is read from a whole line on; a missing one is no trouble."""
+    monkeypatch.setattr(record, "_TAIL_BYTES", 30)
+    record.compose_file(str(run_dir))
+    made = json.loads((run_dir / "run.json").read_text())
+    assert made["num_unreadable_lines"] == 1
+    assert made["summary"]["steps"] == 2
+    (run_dir / "metrics.jsonl").unlink()
+    record.compose_file(str(run_dir))
+    assert json.loads((run_dir / "run.json").read_text())["summary"]["steps"] is None
+    os.unlink(run_dir / "events.jsonl")  # noqa: PTH108
+    with pytest.raises(UserError, match="run directory"):
+        record.compose_file(str(run_dir))
