@@ -22,8 +22,10 @@ usage: cluster.sh COMMAND
   cut NODE           pull the node's network cable
   heal NODE          plug it in again; after kill, switch the node on
   kill NODE          pull the node's power: everything on it dies at once
-environment: DDP_CLUSTER_DIR (/var/lib/ddp-cluster), DDP_CLUSTER_SUBNET (10.213.77),
-  DDP_CLUSTER_CPUS (8) and DDP_CLUSTER_GPUS (2) of each node
+environment:
+  DDP_CLUSTER_CPUS, DDP_CLUSTER_GPUS   CPUs (8) and GPUs (2) of each node
+  DDP_CLUSTER_DIR, _PREFIX, _SUBNET    /var/lib/ddp-cluster, node, 10.213.77: all three
+                                       different for a second cluster on the machine
 END
 }
 
@@ -40,6 +42,8 @@ require_machine() {
 require_settings() {
     [[ $CLUSTER_DIR =~ ^/[A-Za-z0-9._/-]+$ ]] ||
         die "bad DDP_CLUSTER_DIR" "slurm.conf takes only letters, digits and ._/-" "$CLUSTER_DIR" "choose another directory"
+    [[ $CLUSTER_PREFIX =~ ^[a-z]{1,6}$ ]] || # an interface name has 15 characters at most
+        die "bad DDP_CLUSTER_PREFIX" "one to six small letters" "$CLUSTER_PREFIX" "for example node"
     [[ $CLUSTER_SUBNET =~ ^[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}$ ]] ||
         die "bad DDP_CLUSTER_SUBNET" "it is the first three numbers of a /24" "$CLUSTER_SUBNET" "for example 10.213.77"
     [[ $CLUSTER_CPUS =~ ^[1-9][0-9]{0,2}$ && $CLUSTER_GPUS =~ ^[0-9]{1,2}$ ]] ||
@@ -47,14 +51,14 @@ require_settings() {
     local owner
     owner=$(bridge_owner)
     [[ -z $owner || $owner == "$CLUSTER_DIR" ]] ||
-        die "another virtual cluster is up" "one a machine" "one in $owner" "use it, or end it with DDP_CLUSTER_DIR=$owner $0 down"
+        die "another cluster has nodes named $CLUSTER_PREFIX…" "names are used once a machine" "one in $owner" "end it with DDP_CLUSTER_DIR=$owner and down, or choose another DDP_CLUSTER_PREFIX and _SUBNET"
 }
 
 require_node() {
     [[ -f $CLUSTER_DIR/nodes ]] || die "no cluster" "it must be up" "nothing in $CLUSTER_DIR" "run $0 up"
-    local number
-    for number in $(node_numbers); do [[ ${1:-} != "node$number" ]] || return 0; done
-    die "unknown node" "nodes are node1 to node$(<"$CLUSTER_DIR/nodes")" "${1:-none}" "name one of them"
+    local node
+    for node in $(node_names); do [[ ${1:-} != "$node" ]] || return 0; done
+    die "unknown node" "one of $(node_names | xargs)" "${1:-none}" "name one of them"
 }
 
 # Two who start or stop it at once take turns.
@@ -74,44 +78,54 @@ wanted_nodes() {
 }
 
 cmd_up() {
-    local count number names=()
+    local count node nodes
     count=$(wanted_nodes "$@")
-    require_names_free "$count"
+    mapfile -t nodes < <(first_nodes "$count")
+    require_names_free "${nodes[@]}"
+    require_directory
+    umask 022
+    mkdir -p "$CLUSTER_DIR" && : >"$CLUSTER_MARK"
+    resize "$count"
+    network_up
+    hosts_write "${nodes[@]}"
+    munged_start
+    for node in "${nodes[@]}"; do node_network_up "$node"; done
+    slurmctld_start
+    for node in "${nodes[@]}"; do node_heal "$node"; done
+    await_ready "${nodes[@]}"
+    say "$count nodes up; for this shell: eval \"\$($0 env)\""
+}
+
+require_directory() {
+    local parent=$CLUSTER_DIR
     if [[ -e $CLUSTER_DIR && ! -e $CLUSTER_MARK && -n $(ls -A "$CLUSTER_DIR") ]]; then
         die "cannot use $CLUSTER_DIR" "it must be new, empty or a cluster's" "other files in it" "set DDP_CLUSTER_DIR"
     fi
-    mkdir -p "$CLUSTER_DIR" && : >"$CLUSTER_MARK"
-    resize "$count"
-    for ((number = 1; number <= count; number++)); do names+=("node$number"); done
-    network_up
-    hosts_write "${names[@]}"
-    munged_start
-    for number in "${names[@]}"; do node_network_up "$number"; done
-    slurmctld_start
-    for number in "${names[@]}"; do node_heal "$number"; done
-    await_ready "${names[@]}"
-    say "$count nodes up; for this shell: eval \"\$($0 env)\""
+    while [[ $parent == /*/* ]]; do
+        parent=${parent%/*}
+        [[ ! -e $parent || $(stat -c %A -- "$parent") == *[xt] ]] ||
+            die "cannot use $CLUSTER_DIR" "every user must be able to enter it, or munged refuses" "$parent closed to others" "set DDP_CLUSTER_DIR"
+    done
 }
 
 # A host name of ours that already means something else here would send jobs to that machine.
 require_names_free() {
-    local number address
-    for ((number = 1; number <= $1; number++)); do
-        address=$(getent ahostsv4 "node$number" | awk 'NR == 1 { print $1 }') || true
-        [[ -z $address || $address == "$(node_address "node$number")" ]] ||
-            die "host name node$number is taken" "the cluster needs node1 to node$1" "$address for it" "rename that one in /etc/hosts"
+    local node address
+    for node in "$@"; do
+        address=$(getent ahostsv4 "$node" | awk 'NR == 1 { print $1 }') || true
+        [[ -z $address || $address == "$(node_address "$node")" ]] ||
+            die "host name $node is taken" "the cluster needs $*" "$address for it" "choose another DDP_CLUSTER_PREFIX"
     done
 }
 
 # Slurm 22.05 takes a changed list of nodes only when its daemons start; running steps live on.
 resize() {
-    local count=$1 number had
-    had=$(cat "$CLUSTER_DIR/nodes" 2>/dev/null || printf 0)
+    local count=$1 node
     [[ -f $CLUSTER_CONF && $(_slurm_conf "$count") == "$(<"$CLUSTER_CONF")" ]] && return 0
     slurmctld_stop
-    for ((number = 1; number <= had; number++)); do
-        slurmd_stop "node$number"
-        ((number <= count)) || node_remove "node$number"
+    for node in $(node_names); do
+        slurmd_stop "$node"
+        (($(node_number "$node") <= count)) || node_remove "$node"
     done
     write_configuration "$count"
 }
@@ -144,11 +158,9 @@ await_ready() {
 }
 
 cmd_down() {
-    local number
+    local node
     slurmctld_stop
-    for number in $(node_numbers); do
-        node_remove "node$number"
-    done
+    for node in $({ node_names && network_nodes; } | sort -u); do node_remove "$node"; done
     munged_stop
     network_down
     [[ ! -e $CLUSTER_MARK ]] || rm -rf "${CLUSTER_DIR:?}"
@@ -156,15 +168,15 @@ cmd_down() {
 }
 
 cmd_status() {
-    local number node cable power states
+    local node cable power states
     if ! is_running slurmctld "$CLUSTER_CONF"; then
         printf 'the cluster is down\n'
         return 3
     fi
     states=$(slurm_states)
     printf '%-8s %-16s %-8s %-6s %s\n' node address cable power slurm
-    for number in $(node_numbers); do
-        node=node$number cable=cut power=on
+    for node in $(node_names); do
+        cable=cut power=on
         ! is_plugged "$node" || cable=plugged
         ! is_off "$node" || power=off
         printf '%-8s %-16s %-8s %-6s %s\n' "$node" "$(node_address "$node")" "$cable" "$power" \

@@ -8,12 +8,13 @@ CLUSTER_DIR=$(realpath -m -- "${DDP_CLUSTER_DIR:-/var/lib/ddp-cluster}")
 CLUSTER_CONF=$CLUSTER_DIR/etc/slurm.conf
 # `down` removes only a directory that holds this file.
 CLUSTER_MARK=$CLUSTER_DIR/.ddp-cluster
+CLUSTER_PREFIX=${DDP_CLUSTER_PREFIX:-node}      # node names are this and a number
 CLUSTER_SUBNET=${DDP_CLUSTER_SUBNET:-10.213.77} # first three numbers of a /24
 CLUSTER_CPUS=${DDP_CLUSTER_CPUS:-8}
 CLUSTER_GPUS=${DDP_CLUSTER_GPUS:-2}
 CLUSTER_MAX_NODES=16
 CLUSTER_READY_S=60 # how long `up` waits for the nodes to be ready
-readonly CLUSTER_DIR CLUSTER_CONF CLUSTER_MARK CLUSTER_SUBNET CLUSTER_CPUS CLUSTER_GPUS
+readonly CLUSTER_DIR CLUSTER_CONF CLUSTER_MARK CLUSTER_PREFIX CLUSTER_SUBNET CLUSTER_CPUS CLUSTER_GPUS
 readonly CLUSTER_MAX_NODES CLUSTER_READY_S
 
 say() { printf 'cluster: %s\n' "$*" >&2; }
@@ -76,9 +77,14 @@ stop_daemon() {
 start_daemon() {
     (cd / && exec env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
         LANG=C.UTF-8 SLURM_CONF="$CLUSTER_CONF" "$@") \
-        </dev/null >>"$CLUSTER_DIR/log/start.log" 2>&1 9>&-
+        </dev/null >>"$CLUSTER_DIR/log/start.log" 2>&1 9>&- && return
+    say "cannot start: $*; the last lines of $CLUSTER_DIR/log/start.log:"
+    tail -n 5 "$CLUSTER_DIR/log/start.log" >&2
+    exit 70
 }
 
-node_numbers() { [[ ! -f $CLUSTER_DIR/nodes ]] || seq 1 "$(<"$CLUSTER_DIR/nodes")"; }
-node_address() { printf '%s.%d' "$CLUSTER_SUBNET" "${1#node}"; }
+node_names() { [[ ! -f $CLUSTER_DIR/nodes ]] || first_nodes "$(<"$CLUSTER_DIR/nodes")"; }
+first_nodes() { seq -f "$CLUSTER_PREFIX%.0f" 1 "$1"; }
+node_number() { printf '%d' "${1#"$CLUSTER_PREFIX"}"; }
+node_address() { printf '%s.%d' "$CLUSTER_SUBNET" "$(node_number "$1")"; }
 host_address() { printf '%s.254' "$CLUSTER_SUBNET"; }

@@ -1,15 +1,23 @@
 # shellcheck shell=bash disable=SC2119,SC2120
 # A bridge on the host; for each node a network namespace, a host name and a cable to the bridge.
 
-readonly BRIDGE=ddpbr0
-readonly HOSTS_BEGIN='# ddp virtual cluster: begin'
-readonly HOSTS_END='# ddp virtual cluster: end'
+readonly BRIDGE=ddp-$CLUSTER_PREFIX
+readonly HOSTS_BEGIN="# ddp virtual cluster $CLUSTER_PREFIX: begin"
+readonly HOSTS_END="# ddp virtual cluster $CLUSTER_PREFIX: end"
 
-cable_of() { printf 'ddpv%d' "${1#node}"; } # host end of the node's cable
+cable_of() { printf 'ddpv-%s' "$1"; } # host end of the node's cable
 netns_of() { printf 'ddp-%s' "$1"; }
 uts_of() { printf '%s/uts/%s' "$CLUSTER_DIR" "$1"; }
 
 bridge_owner() { cat "/sys/class/net/$BRIDGE/ifalias" 2>/dev/null || true; }
+
+# Nodes that still have a network, even where the cluster's own files were lost.
+network_nodes() {
+    local path
+    for path in /run/netns/ddp-"$CLUSTER_PREFIX"[0-9]*; do
+        [[ ! -e $path ]] || printf '%s\n' "${path##*/ddp-}"
+    done
+}
 
 # in_node NODE COMMAND…: with the node's network and host name, and the host's files.
 # Not `ip netns exec`: it remounts /sys, and slurmd then finds no cgroup file system.

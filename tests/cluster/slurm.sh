@@ -13,27 +13,37 @@ _proctrack() {
 }
 
 write_configuration() {
-    local count=$1 number
+    local count=$1
     mkdir -p "$CLUSTER_DIR"/{etc,log,munge,state,spool,run,gpu,uts}
-    for ((number = 0; number < CLUSTER_GPUS; number++)); do : >>"$CLUSTER_DIR/gpu/gpu$number"; done
     _slurm_conf "$count" >"$CLUSTER_CONF"
-    : >"$CLUSTER_DIR/etc/gres.conf"
-    ((CLUSTER_GPUS == 0)) ||
-        # A count without File= is reported as 0, and the node becomes INVAL.
-        printf 'Name=gpu File=%s/gpu/gpu[0-%d]\n' "$CLUSTER_DIR" $((CLUSTER_GPUS - 1)) \
-            >"$CLUSTER_DIR/etc/gres.conf"
+    write_gpus
     printf 'CgroupMountpoint=/sys/fs/cgroup\nCgroupAutomount=no\n' >"$CLUSTER_DIR/etc/cgroup.conf"
     printf '%s\n' "$count" >"$CLUSTER_DIR/nodes"
 }
 
+# The GPUs are files. Slurm allocates plain ones, too, but it sets CUDA_VISIBLE_DEVICES and
+# SLURM_JOB_GPUS only for devices: so they are further names of /dev/null, where mknod is allowed.
+# A count without File= would be reported as 0, and the node would be INVAL.
+write_gpus() {
+    local number file
+    : >"$CLUSTER_DIR/etc/gres.conf"
+    for ((number = 0; number < CLUSTER_GPUS; number++)); do
+        file=$CLUSTER_DIR/gpu/gpu$number
+        [[ -c $file ]] || { rm -f "$file" && mknod -m 666 "$file" c 1 3 2>/dev/null; } || : >"$file"
+        printf 'Name=gpu File=%s\n' "$file" >>"$CLUSTER_DIR/etc/gres.conf"
+    done
+}
+
 _slurm_conf() {
-    local gres='' number
+    local gres='' node ports
+    # Beside Slurm's own 6817 and 6818, and different for every subnet.
+    ports=$((26000 + 2 * ${CLUSTER_SUBNET##*.}))
     ((CLUSTER_GPUS == 0)) || gres="Gres=gpu:$CLUSTER_GPUS"
     cat <<END
-ClusterName=ddp
+ClusterName=ddp-$CLUSTER_PREFIX
 SlurmctldHost=$(hostname -s)($(host_address))
-SlurmctldPort=26817
-SlurmdPort=26818
+SlurmctldPort=$ports
+SlurmdPort=$((ports + 1))
 SlurmUser=root
 AuthType=auth/munge
 # A requeued job waits for its old credential to expire: 120 s by default, too long for a test.
@@ -74,9 +84,9 @@ JobCompType=jobcomp/filetxt
 JobCompLoc=$CLUSTER_DIR/log/jobcomp.log
 JobAcctGatherType=jobacct_gather/none
 END
-    for ((number = 1; number <= $1; number++)); do
-        printf 'NodeName=node%d NodeAddr=%s CPUs=%d Sockets=1 CoresPerSocket=%d ThreadsPerCore=1 RealMemory=64000 %s State=UNKNOWN\n' \
-            "$number" "$(node_address "node$number")" "$CLUSTER_CPUS" "$CLUSTER_CPUS" "$gres"
+    for node in $(first_nodes "$1"); do
+        printf 'NodeName=%s NodeAddr=%s CPUs=%d Sockets=1 CoresPerSocket=%d ThreadsPerCore=1 RealMemory=64000 %s State=UNKNOWN\n' \
+            "$node" "$(node_address "$node")" "$CLUSTER_CPUS" "$CLUSTER_CPUS" "$gres"
     done
     printf 'PartitionName=debug Nodes=ALL Default=YES MaxTime=UNLIMITED State=UP\n'
 }
@@ -126,7 +136,7 @@ slurm_states() {
 
 _node_usable() {
     case $(slurm_states | awk -v node="$1" '$1 == node { print $2; exit }') in
-        idle | mixed | allocated | completing) ;;
+        idle | mixed | allocated | completing | planned) ;;
         down | drained | drain)
             # It was taken out for a fault that `up` has just mended.
             SLURM_CONF=$CLUSTER_CONF timeout 15 scontrol update "nodename=$1" state=resume 2>/dev/null || true

@@ -1,0 +1,205 @@
+"""What all tests share: the virtual cluster, and a last line that counts what was skipped."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+
+CLUSTER_SCRIPT = Path(__file__).parent / "cluster" / "cluster.sh"
+CLUSTER_PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "ip", "nsenter", "unshare")
+ENDED_STATES = frozenset(
+    ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "TIMEOUT")
+)
+POLL_S = 0.2
+
+
+class JobEnd(NamedTuple):
+    """How a job ended, in Slurm's words: state, exit code, and the signal or 0."""
+
+    state: str
+    exit_code: int
+    signal: int
+
+
+class Cluster:
+    """A virtual cluster, driven through `tests/cluster/cluster.sh`.
+
+    `env` is the environment with which Slurm's commands reach it: this process's own, without
+    the variables of a surrounding job.
+    """
+
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH"))}
+        self.env |= settings or {}
+
+    def script(self, *args: str, timeout: float = 150) -> subprocess.CompletedProcess[str]:
+        """Run `cluster.sh ARGS`; never raises for its exit code."""
+        return self.run([CLUSTER_SCRIPT, *args], timeout=timeout)
+
+    def up(self, *nodes: str) -> None:
+        """Start or mend the cluster; fail the test if that does not work."""
+        result = self.script("up", *nodes)
+        assert result.returncode == 0, result.stderr
+        line = self.script("env").stdout.strip()
+        self.env["SLURM_CONF"] = line.removeprefix("export SLURM_CONF=")
+
+    @property
+    def nodes(self) -> list[str]:
+        """The names of the nodes, in order."""
+        return [line.split()[0] for line in self.script("status").stdout.splitlines()[1:]]
+
+    def node_state(self, node: str) -> str:
+        """Slurm's word for the node's state, such as `idle` or `down*`."""
+        return self.run(["sinfo", "-h", "-N", "-n", node, "-o", "%T"]).stdout.strip()
+
+    def run(
+        self,
+        command: list[str | Path],
+        *,
+        timeout: float = 60,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on the host with Slurm reachable; `env` is added to the environment."""
+        return subprocess.run(
+            command,
+            timeout=timeout,
+            cwd=cwd,
+            env=self.env | dict(env or {}),
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def exec(
+        self, node: str, *command: str, timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in a node, outside any job."""
+        return self.script("exec", node, *command, timeout=timeout)
+
+    def submit(
+        self,
+        args: list[str | Path],
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> int:
+        """`sbatch ARGS`; the job's id."""
+        result = self.run(["sbatch", "--parsable", *args], cwd=cwd, env=env)
+        assert result.returncode == 0, result.stderr
+        return int(result.stdout.split(";")[0])
+
+    def job(self, job: int) -> dict[str, str]:
+        """What `scontrol show job` tells; an ended job stays visible for a day."""
+        result = self.run(["scontrol", "show", "job", "-o", str(job)])
+        assert result.returncode == 0, result.stderr
+        return dict(re.findall(r"(\S+?)=(\S*)", result.stdout.splitlines()[0]))
+
+    def wait(self, job: int, timeout: float = 120) -> JobEnd:
+        """Wait until the job has ended and its nodes are clean; `timeout` in seconds."""
+        self.until(lambda: self.job(job)["JobState"] in ENDED_STATES, timeout, f"job {job} ended")
+        found = self.job(job)
+        exit_code, signal = found["ExitCode"].split(":")
+        return JobEnd(found["JobState"], int(exit_code), int(signal))
+
+    def wait_running(self, job: int, timeout: float = 60) -> None:
+        """Wait until the job runs; `timeout` in seconds."""
+        self.until(lambda: self.job(job)["JobState"] == "RUNNING", timeout, f"job {job} runs")
+
+    @staticmethod
+    def until(condition: Callable[[], bool], timeout: float, what: str) -> None:
+        """Poll until the condition holds; fail the test after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
+            time.sleep(POLL_S)
+
+    def processes(self, node: str, token: str) -> list[tuple[int, str]]:
+        """Living processes of a node with `token` in command line or environment: pid, command.
+
+        They are found by the node's network, so that one that left its parents is found, too.
+        """
+        netns = self._netns(node)
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                if (path / "ns/net").stat().st_ino != netns:
+                    continue
+                command = (path / "cmdline").read_bytes()
+                if token.encode() in command + b"\0" + (path / "environ").read_bytes():
+                    found.append((int(path.name), command.replace(b"\0", b" ").decode().strip()))
+            except (FileNotFoundError, PermissionError, ProcessLookupError):
+                continue  # ended while we looked at it, or not ours to look at
+        return found
+
+    @staticmethod
+    def _netns(node: str) -> int:
+        return Path(f"/run/netns/ddp-{node}").stat().st_ino
+
+
+def _why_no_cluster() -> str | None:
+    if not sys.platform.startswith("linux"):
+        return "the virtual cluster needs Linux"
+    if os.geteuid() != 0:
+        return "the virtual cluster needs root"
+    missing = [program for program in CLUSTER_PROGRAMS if not shutil.which(program)]
+    if missing:
+        return f"the virtual cluster needs {', '.join(missing)}: run tests/provision.sh"
+    if subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode:
+        return "the virtual cluster needs the right to make network namespaces"
+    return None
+
+
+@pytest.fixture(scope="session")
+def cluster_at() -> Callable[[Mapping[str, str]], Cluster]:
+    """Build a cluster of one's own from DDP_CLUSTER_… settings, not yet up."""
+    reason = _why_no_cluster()
+    if reason:
+        pytest.skip(reason)
+    return Cluster
+
+
+@pytest.fixture(scope="session")
+def cluster(cluster_at: Callable[[Mapping[str, str]], Cluster]) -> Generator[Cluster]:
+    """The shared cluster of at least two nodes; one that was already up is mended and left up."""
+    shared = cluster_at({})
+    was_up = shared.script("status").returncode == 0
+    shared.up(str(max(2, len(shared.nodes) if was_up else 0)))
+    yield shared
+    if not was_up:
+        assert shared.script("down").returncode == 0
+
+
+def _skip_line(reports: list[pytest.TestReport]) -> str:
+    def reason(report: pytest.TestReport) -> str:
+        where = report.longrepr
+        text = where[2] if isinstance(where, tuple) else str(where)
+        return text.removeprefix("Skipped: ")
+
+    counted = Counter(reason(report) for report in reports).most_common()
+    tests = "test" if len(reports) == 1 else "tests"
+    return f"{len(reports)} {tests} skipped here: " + ", ".join(f"{r} x{n}" for r, n in counted)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter,
+) -> Generator[None, None, None]:
+    """Count the skipped tests on the last line before pytest's own closing line."""
+    yield
+    skipped = terminalreporter.getreports("skipped")
+    if skipped:
+        terminalreporter.write_line(_skip_line(skipped))
