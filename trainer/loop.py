@@ -115,7 +115,8 @@ class Loop:
             self._microbatches_epoch = epoch
         log_every, reached = parts.config.log_every, parts.agreement.reached
         parts.train_model.train()
-        for step in range(self.position.step + 1, self._pause_step() + 1):
+        pause_step = self._pause_step()
+        for step in range(self.position.step + 1, pause_step + 1):
             parts.profiler.before(step)
             self._train_step(step)
             parts.profiler.after(step)
@@ -124,7 +125,7 @@ class Loop:
             if reached(step):
                 self.position = replace(self.position, step=step)
                 return True
-        self.position = replace(self.position, step=self._pause_step())
+        self.position = replace(self.position, step=pause_step)
         return False
 
     def _pause_step(self) -> int:
@@ -180,7 +181,7 @@ class Loop:
                 train_time_s=self.train_time_s,
             )
         )
-        self.position = replace(self.position, last_loss=loss)
+        self.position = replace(self.position, step=step, last_loss=loss)  # a failure tells these
         self._loss_sum.zero_()
         self._interval_s, self._interval_step, self._wait_s = now_s, step, 0.0
 
