@@ -83,7 +83,20 @@ settings_run() {
     setting DDP_MONITOR_INTERVAL 'the default' 15
     setting DDP_TIMESTAMP_INTERVAL 'the default' 120
     require_integer DDP_TIMESTAMP_INTERVAL "$DDP_TIMESTAMP_INTERVAL" 1 86400
-    setting DDP_GRACE 'the default' 25
+    settings_grace
+}
+
+# A rank must be gone before Slurm's own SIGKILL ends the scripts that tell what happened.
+settings_grace() {
+    local kill_wait=''
+    if ((HAVE_CLIENT)); then
+        kill_wait=$(scontrol show config | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p')
+    fi
+    if [[ $kill_wait ]]; then
+        setting DDP_GRACE "Slurm's KillWait of $kill_wait s, less 5" "$((kill_wait > 6 ? kill_wait - 5 : 1))"
+    else
+        setting DDP_GRACE 'the default' 25
+    fi
     require_integer DDP_GRACE "$DDP_GRACE" 0 86400
 }
 

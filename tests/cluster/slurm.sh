@@ -66,9 +66,9 @@ SelectTypeParameters=CR_Core
 GresTypes=gpu
 # A job is looked at at once, not when the next batch of them is.
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
-# Seconds between SIGTERM and SIGKILL: 30 by default. 10 is enough for a clean-up, and leaves
-# room below the 15 s within which a job that ends must be gone from its nodes.
-KillWait=10
+# Seconds between SIGTERM and SIGKILL: Slurm's default, because four ranks that have just started
+# on two busy cores need more than ten to reach the end of a step.
+KillWait=30
 # A node that does not answer this long is DOWN.
 SlurmdTimeout=15
 # A node that comes back is used again, whatever took it away.

@@ -140,7 +140,7 @@ class Job:
         self.cluster = cluster
         self.directory = directory
         self.id = cluster.submit(list(args), cwd=directory, env={"DDP_MONITOR_INTERVAL": "1"} | env)
-        self.run_dir = directory / "out" / f"slurm-{self.id}"
+        self.run_dir = directory / "out" / env.get("DDP_RUN_NAME", f"slurm-{self.id}")
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
         """The events so far, or those of one name."""
@@ -163,6 +163,10 @@ class Job:
 
     def end(self, timeout_s: float = 120) -> tuple[str, int, int]:
         """Waits for the end; gives Slurm's state, exit code and signal."""
+        self.cluster.wait(self.id, timeout_s)
+        # A cancelled job has its state at once, and its code when its last process has ended.
+        listed = ["squeue", "--noheader", f"--jobs={self.id}"]
+        self.cluster.until(lambda: not self.cluster.run(listed).stdout, 60, "the nodes are clean")
         return self.cluster.wait(self.id, timeout_s)
 
     @property
