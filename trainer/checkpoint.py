@@ -7,6 +7,7 @@ the rest is `state.json`, which also lists the size of every file, so that a tor
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -139,14 +140,27 @@ def _existing(wish: str, folder: Path) -> Path:
     return path if path.exists() else folder / wish
 
 
+@contextlib.contextmanager
+def _as_exception() -> Iterator[None]:
+    """Make torch's CheckpointException, which is no Exception, one; and keep it to the point."""
+    from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415 -- see below
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            yield
+    except CheckpointException as error:
+        first = next(iter(error.failures.values()))[0]
+        raise RuntimeError(f"{type(first).__name__}: {first}") from error
+
+
 def _write_tensors(tensors: dict[str, Tensor], folder: Path, *, is_distributed: bool) -> None:
     # An import of a second, not before it is needed.
     from torch.distributed.checkpoint.filesystem import FileSystemWriter  # noqa: PLC0415
     from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        warnings.filterwarnings("ignore", category=FutureWarning)
+    with _as_exception():
         save(
             tensors,
             storage_writer=FileSystemWriter(folder, sync_files=True),
@@ -192,8 +206,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
     reader = SafeReader(path)
     tensors = reader.empty_state()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    with _as_exception():
         # Every rank reads all by itself: a replica needs all, and nobody waits for anybody.
         load(tensors, storage_reader=reader, no_dist=True)
     return tensors

@@ -107,14 +107,13 @@ class ImageFolder(_TorchvisionModel):
         return self._dataset("val", [t.Resize(side_px * 8 // 7), t.CenterCrop(side_px)])
 
     def _dataset(self, split: str, steps: list[Any]) -> Dataset[Any]:
-        from torchvision import datasets  # noqa: PLC0415 -- slow, and only here
-        from torchvision import transforms as t
+        from torchvision import datasets, transforms  # noqa: PLC0415 -- slow, and only here
 
         assert self.config.data_dir is not None  # noqa: S101 -- `check` saw to it
-        transform = t.Compose([*steps, t.ToTensor(), t.Normalize(_MEAN, _STD)])
+        tail = [transforms.ToTensor(), transforms.Normalize(_MEAN, _STD)]
         try:
             dataset: Dataset[Any] = datasets.ImageFolder(
-                str(self.config.data_dir / split), transform=transform
+                str(self.config.data_dir / split), transform=transforms.Compose([*steps, *tail])
             )
         except FileNotFoundError as error:
             raise UserError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.errors import UserError
@@ -24,6 +26,8 @@ def build_workload(config: Config) -> Workload:
     module_name, _, class_name = _BUILT_IN.get(name, name).partition(":")
     if not class_name:
         raise _error(name, "no such name")
+    if name not in _BUILT_IN and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # `python -P`, as the launcher runs us, leaves it out
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

@@ -1,0 +1,149 @@
+"""Real runs for the tests: in this process, or as ranks in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK",
+                   "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@dataclass
+class RunDir:
+    """What a run left behind."""
+
+    path: Path
+
+    def metrics(self, key: str = "loss") -> list[dict[str, Any]]:
+        return [line for line in read_lines(self.path / "metrics.jsonl") if key in line]
+
+    def losses(self) -> list[float]:
+        return [line["loss"] for line in self.metrics()]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        events = read_lines(self.path / "events.jsonl")
+        return [event for event in events if event["event"] == name]
+
+    def summary(self) -> dict[str, Any]:
+        (*_, last) = self.events("summary")
+        summary: dict[str, Any] = last["summary"]
+        return summary
+
+    def checkpoints(self) -> set[str]:
+        return {entry.name for entry in (self.path / "checkpoints").iterdir()}
+
+
+@dataclass
+class Ranks:
+    """Processes of `python -m trainer`, one a rank."""
+
+    processes: list[subprocess.Popen[str]]
+    run: RunDir
+    output: list[tuple[str, str]] = field(default_factory=list)
+
+    def wait(self, timeout_s: float = 120) -> list[int]:
+        """Wait for all ranks; return their exit codes."""
+        deadline_s = time.monotonic() + timeout_s
+        for process in self.processes:
+            out, err = process.communicate(timeout=max(0.1, deadline_s - time.monotonic()))
+            self.output.append((out, err))
+        return [process.returncode for process in self.processes]
+
+    def wait_for_step(self, step: int, timeout_s: float = 90) -> None:
+        """Wait until metrics.jsonl tells of `step`."""
+        deadline_s = time.monotonic() + timeout_s
+        file = self.run.path / "metrics.jsonl"
+        while not (file.exists() and self.run.metrics() and self.run.metrics()[-1]["step"] >= step):
+            assert time.monotonic() < deadline_s, "the run did not get there"
+            assert all(p.poll() is None for p in self.processes), "a rank ended early"
+            time.sleep(0.05)
+
+    def end(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
+@pytest.fixture
+def clean_env(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment without what a launcher or a user may have set."""
+    for name in [*_RANK_VARIABLES, *(n for n in os.environ if n.startswith("DDP_"))]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # other tests may want the other cores
+    return dict(os.environ)
+
+
+@pytest.fixture
+def start_ranks(clean_env: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
+    """Start `count` ranks with options; what still runs at the end of the test is killed."""
+    started: list[Ranks] = []
+
+    def start(count: int, *options: str, out: str = "run", env: dict[str, str] | None = None) -> Ranks:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        processes = []
+        for rank in range(count):
+            place = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "WORLD_SIZE": count,
+                "LOCAL_WORLD_SIZE": count,
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "OMP_NUM_THREADS": 1,
+            }
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "trainer", "--out", str(tmp_path / out), *options],
+                    env={**clean_env, **{k: str(v) for k, v in place.items()}, **(env or {})},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    cwd=tmp_path,
+                )
+            )
+        ranks = Ranks(processes, RunDir(tmp_path / out))
+        started.append(ranks)
+        return ranks
+
+    yield start
+    for ranks in started:
+        ranks.end()
+
+
+@pytest.fixture
+def train(clean_env: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., tuple[int, RunDir]]]:
+    """Run the trainer in this process, one rank; return its exit code and its run directory."""
+    from trainer.__main__ import main  # noqa: PLC0415 -- for the fast tests, torch stays out
+
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    handlers = [signal.getsignal(number) for number in numbers]
+
+    def run(*options: str, out: str = "run") -> tuple[int, RunDir]:
+        code = main(["--out", str(tmp_path / out), *options], clean_env)
+        return code, RunDir(tmp_path / out)
+
+    yield run
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)

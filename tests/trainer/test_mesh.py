@@ -1,0 +1,118 @@
+import pytest
+import torch
+
+from trainer.agreement import StopAgreement
+from trainer.errors import UserError
+from trainer.mesh import (
+    Mesh,
+    choose_backend,
+    choose_interface,
+    choose_num_threads,
+    open_mesh,
+)
+from trainer.ranks import Ranks
+from trainer.stop import StopRequest
+
+
+def test_nccl_wants_a_gpu_to_each_rank() -> None:
+    """Ranks that share a GPU, or have none, talk over gloo; one without is enough for that."""
+    assert choose_backend(["GPU-a", "GPU-b"]) == "nccl"
+    assert choose_backend(["GPU-a", "GPU-a"]) == "gloo"
+    assert choose_backend(["", ""]) == "gloo"
+    assert choose_backend(["GPU-a", ""]) == "gloo"
+
+
+def test_threads_are_the_users_or_a_share_of_the_cpus() -> None:
+    """Never none, and nonsense in the variable counts as unset."""
+    assert choose_num_threads({"OMP_NUM_THREADS": "7"}, num_cpus=2, local_world_size=2) == 7
+    assert choose_num_threads({}, num_cpus=8, local_world_size=3) == 2
+    assert choose_num_threads({}, num_cpus=2, local_world_size=4) == 1
+    assert choose_num_threads({"OMP_NUM_THREADS": "x"}, num_cpus=4, local_world_size=1) == 4
+
+
+def test_the_interface_is_the_one_that_owns_the_address() -> None:
+    """Not the first, and none when nobody does."""
+    interfaces = {"lo": ["127.0.0.1"], "ib0": ["10.0.0.7", "fe80::1"]}
+    assert choose_interface("10.0.0.7", interfaces) == "ib0"
+    assert choose_interface("10.0.0.8", interfaces) is None
+
+
+def test_a_single_process_needs_no_group() -> None:
+    """Its reductions are what it has."""
+    mesh = open_mesh(Ranks(), {"OMP_NUM_THREADS": "1"})
+    assert not mesh.is_distributed
+    assert mesh.sum([1.5, 2]) == [1.5, 2]
+    mesh.broadcast([torch.zeros(1)])
+    mesh.close()
+    assert mesh.describe().startswith(f"1 rank on {mesh.device.type}, 1 threads")
+
+
+def test_a_rendezvous_that_cannot_be_is_a_user_error() -> None:
+    """An address that does not resolve is told with the variables to look at."""
+    ranks = Ranks(rank=0, world_size=2, local_world_size=2, master_addr="127.0.0.1", master_port=1)
+    env = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+    import trainer.mesh  # noqa: PLC0415
+
+    taken = ranks
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.mesh, "_RENDEZVOUS_TIMEOUT", trainer.mesh.timedelta(seconds=1))
+        with pytest.raises(UserError, match="check MASTER_ADDR and MASTER_PORT"):
+            open_mesh(taken, env)
+
+
+class TwoRanks:
+    """A mesh of this rank and another, which answers as told."""
+
+    is_distributed = True
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.other_told = 0.0
+        self.other_gap = 1e9
+
+    def max(self, values: list[float]) -> list[float]:
+        self.asked += 1
+        return [max(values[0], self.other_told), max(values[1], -self.other_gap)]
+
+
+def agreement(mesh: object, stop: StopRequest, step_s: float) -> StopAgreement:
+    ticks = iter(range(10**6))
+    # The clock moves on by a step at each look at it, one look a question and one an answer.
+    return StopAgreement(mesh, stop, clock=lambda: next(ticks) * step_s)  # type: ignore[arg-type]
+
+
+def test_alone_a_request_counts_at_once() -> None:
+    """Without other ranks there is nobody to ask."""
+    stop = StopRequest()
+    mesh = Mesh(ranks=Ranks(), device=torch.device("cpu"), backend="none", num_threads=1)
+    alone = StopAgreement(mesh, stop)
+    assert not alone.reached(1)
+    stop.signal_name = "TERM"
+    assert alone.reached(2)
+
+
+def test_quick_steps_are_not_all_asked_about() -> None:
+    """Thousands of steps of no time cost a handful of reductions."""
+    mesh = TwoRanks()
+    asks = agreement(mesh, StopRequest(), step_s=1e-5)
+    assert not any(asks.reached(step) for step in range(5000))
+    assert 3 <= mesh.asked <= 12
+
+
+def test_slow_steps_are_asked_about_each_time() -> None:
+    """When a step takes longer than the lag, every one is asked about."""
+    mesh = TwoRanks()
+    asks = agreement(mesh, StopRequest(), step_s=1.0)
+    assert not any(asks.reached(step) for step in range(20))
+    assert mesh.asked == 20
+
+
+def test_the_slowest_rank_sets_the_pace_and_any_rank_stops_all() -> None:
+    """The gap is the least of all ranks' wishes; another rank's request is ours."""
+    mesh = TwoRanks()
+    mesh.other_gap = 3
+    asks = agreement(mesh, StopRequest(), step_s=1e-5)
+    assert not any(asks.reached(step) for step in range(31))
+    assert mesh.asked == 11
+    mesh.other_told = 1.0
+    assert [asks.reached(step) for step in (31, 32, 33)] == [False, False, True]

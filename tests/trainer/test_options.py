@@ -1,0 +1,86 @@
+from pathlib import Path
+
+import pytest
+
+from trainer.config import Config
+from trainer.errors import UserError
+from trainer.options import parse
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    path = tmp_path / "my options.toml"
+    path.write_text('global-batch-size = 32\nlr = 0.5\nmodel = "mlp"\ncompile = true\n')
+    return path
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(toml: Path) -> None:
+    """Precedence, for each kind of value, and for a switch turned off again."""
+    config = parse(["--lr", "0.25", "--config", str(toml), "--no-compile"])
+    assert (config.lr, config.global_batch_size, config.model) == (0.25, 32, "mlp")
+    assert (config.compile, config.epochs) == (False, None)
+    assert parse([f"--config={toml}"]).compile is True
+
+
+def test_underscores_do_for_dashes(toml: Path) -> None:
+    """--global_batch_size is --global-batch-size."""
+    assert parse(["--config", str(toml), "--global_batch_size", "16"]).global_batch_size == 16
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["--epchs", "3"], r"--epchs: a known name; .*did you mean epochs\?.*--epochs"),
+        (["--epochs", "x"], r"--epochs"),
+        (["--epochs", "0"], r"--epochs: at least 1; found 0"),
+        (["--epochs"], r"--epochs"),
+        (["--schedule", "step"], r"'constant', 'cosine'"),
+        (["stray"], r"stray"),
+        (["--lr", "nan"], r"--lr: a finite number above 0; found nan"),
+        (["--clip-grad-norm", "0"], r"--clip-grad-norm: .* above 0; found 0"),
+        (["--dropout", "1"], r"--dropout: from 0"),
+        (["--seed", str(2**63)], r"--seed: at most"),
+        (["--weight-decay", "nan"], r"--weight-decay: at least 0; found nan"),
+        (["--profile-steps", "5:2"], r"--profile-steps: FIRST:LAST"),
+        (["--profile-steps", "5"], r"--profile-steps: FIRST:LAST"),
+        (["--config", "/nonexistent.toml"], r"--config /nonexistent.toml: a readable TOML file"),
+    ],
+)
+def test_a_wrong_option_is_one_line_that_names_it(argv: list[str], told: str) -> None:
+    """Unknown name, missing or wrong value: what, rule, found and remedy in one line."""
+    with pytest.raises(UserError, match=told) as caught:
+        parse(argv)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("epochz = 1", "key 'epochz' in .*valid: .*epochs"),
+        ("lr = [1]", "key 'lr' in .*a string, a number or a boolean"),
+        ('epochs = "many"', "--epochs"),
+        ("epochs = ", "a readable TOML file"),
+        ("[train]\nlr = 1.0", "key 'train' in"),
+        ('config = "other.toml"', "key 'config' in"),
+    ],
+)
+def test_a_wrong_file_is_one_line_that_names_the_key(tmp_path: Path, text: str, told: str) -> None:
+    """Unknown keys list the valid ones; values are checked like options."""
+    path = tmp_path / "o.toml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=told):
+        parse(["--config", str(path)])
+
+
+def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    """--help ends with 0 and names each field."""
+    with pytest.raises(SystemExit) as ended:
+        parse(["--help"])
+    told = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert all("--" + name.replace("_", "-") in told for name in Config.__dataclass_fields__)
+
+
+def test_profile_steps_are_inclusive() -> None:
+    """10:12 traces three steps."""
+    assert list(Config(profile_steps="10:12").profile_range() or ()) == [10, 11, 12]

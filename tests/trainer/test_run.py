@@ -1,0 +1,334 @@
+"""Whole runs of one rank, in this process."""
+
+import os
+import re
+import signal
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import trainer.loop
+
+QUICK = ("--model", "mlp", "--global-batch-size", "250", "--log-every", "5")
+"""20 steps an epoch on the shipped digits, some milliseconds each."""
+
+Train = Callable[..., tuple[int, "RunDir"]]  # noqa: F821 -- of conftest.py
+
+
+def test_a_run_leaves_what_the_contract_asks_for(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Metrics, events, pointers, a summary, and a block for a person; then exit 0."""
+    code, run = train(*QUICK, "--epochs", "2", "--lr", "0.003")
+    summary = run.summary()
+    assert code == 0
+    assert list(summary) == [
+        "outcome", "train_time_s", "samples_per_s", "final_loss", "test_accuracy", "world_size",
+        "steps",
+    ]  # fmt: skip
+    assert (summary["outcome"], summary["steps"], summary["world_size"]) == ("finished", 40, 1)
+    assert summary["test_accuracy"] > 0.85
+    assert [line["step"] for line in run.metrics()] == [5, 10, 15, 20, 25, 30, 35, 40]
+    assert set(run.metrics()[0]) >= {
+        "time", "attempt", "step", "epoch", "loss", "lr", "samples_per_s", "data_wait_pct",
+        "memory_mib",
+    }  # fmt: skip
+    assert run.losses()[-1] < run.losses()[0] / 2
+    assert summary["final_loss"] == run.losses()[-1]
+    assert [line["step"] for line in run.metrics("test_accuracy")] == [20, 40]
+    assert run.metrics("test_accuracy")[-1]["test_accuracy"] == summary["test_accuracy"]
+    assert run.checkpoints() == {"step-20", "step-40", "latest", "best"}
+    assert [event["step"] for event in run.events("checkpoint")] == [20, 40]
+    told = capsys.readouterr().out
+    assert "step 5/40  epoch 1  loss" in told
+    assert re.search(r"FINISHED  test accuracy \d\d\.\d\d %", told)
+    assert str(run.path) in told
+
+
+def test_the_run_directory_is_the_launchers(
+    train: Train, clean_env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DDP_RUN_DIR, attempt, seed and node; without any of them, out/local-<time>-<pid>."""
+    from trainer.__main__ import main  # noqa: PLC0415 -- as the fixture has it
+
+    env = {"DDP_RUN_DIR": str(tmp_path / "d"), "DDP_ATTEMPT": "4", "DDP_NODE": "n9"}
+    assert main([*QUICK, "--max-steps", "1"], {**clean_env, **env}) == 0
+    told = (tmp_path / "d" / "events.jsonl").read_text()
+    assert '"attempt": 4, "host": "n9"' in told
+    monkeypatch.chdir(tmp_path)
+    assert main([*QUICK, "--max-steps", "1"], clean_env) == 0
+    (made,) = (tmp_path / "out").iterdir()
+    assert re.fullmatch(rf"local-\d{{8}}T\d{{6}}-{os.getpid()}", made.name)
+
+
+def test_accumulation_changes_nothing_but_the_memory(train: Train) -> None:
+    """One microbatch of 250, or five of 50: the same losses."""
+    _, whole = train(*QUICK, "--max-steps", "10", out="a")
+    _, cut = train(*QUICK, "--max-steps", "10", "--micro-batch-size", "50", out="b")
+    assert whole.losses() == pytest.approx(cut.losses(), rel=1e-5)
+
+
+def test_a_resumed_run_is_the_run_that_never_stopped(train: Train) -> None:
+    """From the middle of an epoch, with the same losses to the last bit."""
+    options = (*QUICK, "--log-every", "1", "--schedule", "constant", "--weight-decay", "0.1")
+    _, whole = train(*options, "--max-steps", "33", out="whole")
+    train(*options, "--max-steps", "27", out="parts")
+    code, parts = train(*options, "--max-steps", "33", out="parts")
+    assert code == 0
+    assert parts.losses() == whole.losses()
+    assert parts.summary()["steps"] == 33
+
+
+def test_a_finished_run_started_again_has_nothing_left_to_do(train: Train) -> None:
+    """It says finished, with the same numbers; --resume none starts afresh."""
+    _, first = train(*QUICK, "--epochs", "1")
+    before = first.summary()
+    code, again = train(*QUICK, "--epochs", "1")
+    after = again.summary()
+    assert code == 0
+    for key in ("outcome", "final_loss", "test_accuracy", "steps"):
+        assert before[key] == after[key]
+    assert len(again.metrics()) == 4
+    train(*QUICK, "--epochs", "1", "--resume", "none")
+    assert len(again.metrics()) == 8
+
+
+def test_a_resume_with_another_batch_is_refused(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The order of samples would be lost."""
+    train(*QUICK, "--max-steps", "2")
+    code, _ = train(*QUICK, "--max-steps", "4", "--global-batch-size", "100")
+    assert code == 64
+    assert "the global_batch_size that the run began with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--precision", "bf16"),
+        ("--precision", "fp16", "--clip-grad-norm", "1.0"),
+        ("--optimizer", "sgd", "--lr", "0.05", "--clip-grad-norm", "1.0"),
+        ("--optimizer", "adam", "--dropout", "0.1", "--warmup-steps", "5"),
+    ],
+    ids=lambda options: " ".join(options),
+)
+@pytest.mark.filterwarnings("ignore:torch.cuda.amp")
+def test_every_precision_and_optimizer_learns(train: Train, options: tuple[str, ...]) -> None:
+    """The loss falls by half in two epochs."""
+    code, run = train(*QUICK, "--epochs", "2", *options)
+    assert code == 0
+    assert run.losses()[-1] < run.losses()[0] / 2
+
+
+def test_clipping_bounds_the_step(train: Train) -> None:
+    """With plain descent and a norm of almost nothing, nothing moves."""
+    options = ("--optimizer", "sgd", "--lr", "0.1", "--weight-decay", "0", "--schedule", "constant")
+    _, run = train(*QUICK, *options, "--max-steps", "20", "--clip-grad-norm", "1e-9")
+    assert run.losses()[-1] > run.losses()[0] * 0.9
+
+
+def test_validation_comes_every_n_steps_and_at_the_end(train: Train) -> None:
+    """Also a checkpoint every n steps, besides each epoch's."""
+    options = ("--val-every", "8", "--checkpoint-every", "7", "--keep-checkpoints", "9")
+    _, run = train(*QUICK, "--max-steps", "30", *options)
+    assert [line["step"] for line in run.metrics("test_accuracy")] == [8, 16, 24, 30]
+    steps = {event["step"] for event in run.events("checkpoint")}
+    assert steps >= {7, 14, 20, 21, 28, 30}
+
+
+def test_early_stopping_ends_a_run_that_no_longer_gains(train: Train) -> None:
+    """A learning rate of nothing gains once, then never: two validations later it ends."""
+    options = ("--lr", "1e-12", "--epochs", "50", "--early-stop-patience", "2")
+    code, run = train(*QUICK, *options)
+    assert (code, run.summary()["outcome"], run.summary()["steps"]) == (0, "finished", 60)
+    train(*QUICK, *options)
+    assert run.summary()["steps"] == 60
+
+
+def test_a_profile_and_tensorboard_when_asked(train: Train) -> None:
+    """A trace of the chosen steps, and the curves."""
+    code, run = train(*QUICK, "--max-steps", "6", "--profile-steps", "3:4", "--tensorboard")
+    assert code == 0
+    assert '"traceEvents"' in (run.path / "debug" / "trace.json").read_text()
+    assert list((run.path / "tensorboard").glob("events.out.tfevents.*"))
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT", "USR1"])
+def test_a_request_to_stop_leaves_a_checkpoint_and_75(
+    train: Train, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """At the end of the step; the next start finishes the run with the same losses."""
+    whole = train(*QUICK, "--log-every", "1", "--max-steps", "12", out="whole")[1].losses()
+    one_step = trainer.loop.Loop._train_step  # noqa: SLF001 -- to send the signal within a step
+
+    def interrupted(loop: trainer.loop.Loop, step: int) -> None:
+        one_step(loop, step)
+        if step == 7:
+            os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.loop.Loop, "_train_step", interrupted)
+        code, run = train(*QUICK, "--log-every", "1", "--max-steps", "12")
+    assert (code, run.summary()["outcome"], run.summary()["steps"]) == (75, "stopped", 7)
+    assert run.events("signal")[0]["signal"] == name
+    assert run.checkpoints() == {"step-7", "latest"}
+    code, run = train(*QUICK, "--log-every", "1", "--max-steps", "12")
+    assert (code, run.summary()["outcome"]) == (0, "finished")
+    assert run.losses() == whole
+
+
+def test_a_failure_is_recorded_and_ends_with_70(
+    train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line in the record, the traceback on stderr."""
+
+    def broken(loop: trainer.loop.Loop, step: int) -> None:
+        raise RuntimeError(f"at step {step}:\n  it broke")
+
+    monkeypatch.setattr(trainer.loop.Loop, "_train_step", broken)
+    code, run = train(*QUICK)
+    assert code == 70
+    (failure,) = run.events("failure")
+    assert (failure["rank"], failure["error"]) == (0, "RuntimeError: at step 1: it broke")
+    assert run.summary()["outcome"] == "failed"
+    assert "Traceback" in capsys.readouterr().err
+
+
+def _images(folder: Path, *splits: str) -> None:
+    from PIL import Image  # noqa: PLC0415 -- only here
+
+    for split in splits:
+        for name, colour in (("blue", (0, 0, 255)), ("red", (255, 0, 0))):
+            (folder / split / name).mkdir(parents=True)
+            for i in range(6):
+                Image.new("RGB", (40, 40), colour).save(folder / split / name / f"{i}.png")
+
+
+def test_folders_of_images_train_a_model_of_torchvision(train: Train, tmp_path: Path) -> None:
+    """Through loader workers, from files."""
+    _images(tmp_path / "images", "train", "val")
+    code, run = train(
+        *("--workload", "imagefolder", "--data-dir", str(tmp_path / "images")),
+        *("--model", "squeezenet1_1", "--image-size", "32", "--global-batch-size", "4"),
+        *("--epochs", "1", "--num-workers", "1"),
+    )
+    assert (code, run.summary()["steps"]) == (0, 3)
+    assert run.summary()["test_accuracy"] is not None
+
+
+def test_folders_that_do_not_fit_are_one_line(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No folder, no val, other classes, no images: 64 and nothing written."""
+    _images(tmp_path / "a", "train")
+    _images(tmp_path / "b", "train", "val")
+    (tmp_path / "b" / "val" / "green").mkdir()
+    for split in ("train", "val"):
+        (tmp_path / "c" / split / "empty").mkdir(parents=True)
+    (tmp_path / "d" / "train").mkdir(parents=True)
+    for options in ([], *(["--data-dir", str(tmp_path / name)] for name in "xabcd")):
+        code, run = train("--workload", "imagefolder", *options)
+        assert code == 64
+        assert capsys.readouterr().err.count("\n") == 1
+        assert not run.path.exists()
+
+
+def test_fake_images_need_no_files(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    """Any classification model by name; an unknown one is an error that lists them."""
+    fake = ("--workload", "fake-images", "--num-samples", "16", "--num-classes", "2")
+    small = ("--image-size", "32", "--global-batch-size", "8", "--model", "squeezenet1_1")
+    code, run = train(*fake, *small)
+    assert (code, run.summary()["steps"]) == (0, 2)
+    code, _ = train(*fake, "--model", "resnet19", out="other")
+    assert code == 64
+    assert "resnet18" in capsys.readouterr().err
+
+
+def test_a_workload_of_ones_own(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """package.module:Class from the working directory; without test data nothing is validated."""
+    (tmp_path / "own_workload.py").write_text(
+        textwrap.dedent("""
+            import torch
+            from trainer.workloads.base import TensorData, Workload
+
+            class Line(Workload):
+                default_epochs = 5
+                def build_model(self): return torch.nn.Linear(1, 1)
+                def train_data(self):
+                    x = torch.linspace(-1, 1, 64).view(-1, 1)
+                    return TensorData(inputs=x, targets=2 * x[:, 0])
+                def test_data(self): return None
+                def loss(self, outputs, targets): return (outputs[:, 0] - targets).square().mean()
+        """)
+    )
+    monkeypatch.chdir(tmp_path)
+    code, run = train("--workload", "own_workload:Line", "--lr", "0.05", "--optimizer", "sgd",
+                      "--global-batch-size", "8", "--schedule", "constant", "--log-every", "8")
+    assert code == 0
+    assert run.summary()["test_accuracy"] is None
+    assert run.summary()["steps"] == 40
+    assert run.losses()[-1] < 1e-3
+
+
+def test_a_live_bar_on_a_terminal(
+    train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With loss and speed; the log's lines stay away."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    code, _ = train(*QUICK, "--epochs", "1")
+    told = capsys.readouterr().out
+    assert code == 0
+    assert "samples/s" in told
+    assert "20/20" in told
+    assert "step 5/20" not in told
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--nonesuch",),
+        ("--global-batch-size", "64", "--micro-batch-size", "7"),
+        ("--global-batch-size", "5001"),
+        ("--data-dir", "/nonexistent"),
+        ("--model", "nonesuch"),
+        ("--workload", "nonesuch"),
+        ("--config", "/nonexistent.toml"),
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_wrong_input_is_64_one_line_and_nothing_written(
+    train: Train, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    """No traceback, no run directory."""
+    code, run = train(*options)
+    told = capsys.readouterr().err
+    assert code == 64
+    assert told.startswith("trainer: ")
+    assert told.count("\n") == 1
+    assert not run.path.exists()
+
+
+def test_check_only_checks(train: Train, clean_env: dict[str, str]) -> None:
+    """--check answers for as many ranks as WORLD_SIZE will be, and writes nothing."""
+    from trainer.__main__ import main  # noqa: PLC0415 -- as the fixture has it
+
+    code, run = train("--check")
+    assert code == 0
+    assert not run.path.exists()
+    assert main(["--check"], {**clean_env, "WORLD_SIZE": "3"}) == 64
+
+
+@pytest.mark.slow
+def test_a_compiled_model_trains(train: Train) -> None:
+    """With torch.compile: the same losses as without."""
+    _, plain = train(*QUICK, "--max-steps", "10", out="plain")
+    code, compiled = train(*QUICK, "--max-steps", "10", "--compile", out="compiled")
+    assert code == 0
+    assert compiled.losses() == pytest.approx(plain.losses(), rel=1e-4)
+    torch.compiler.reset()
