@@ -19,6 +19,7 @@ DEADLINE_S = 20.0
 
 @pytest.fixture
 def data() -> Path:
+    """True dmon logs."""
     return DATA
 
 
@@ -53,6 +54,7 @@ class Driver:
 
     @property
     def env(self) -> dict[str, str]:
+        """What a process needs in its environment to find this driver."""
         return {"LD_LIBRARY_PATH": str(self.library), "NVML_STANDIN": str(self.script)}
 
     def does(self, *lines: str) -> None:
@@ -64,16 +66,19 @@ class Driver:
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A driver of today."""
     return _compile(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture(scope="session")
 def old_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A driver of yesterday: newer functions are not there at all."""
     return _compile(tmp_path_factory.mktemp("nvml-old"), "-DOLD_DRIVER")
 
 
 @pytest.fixture
 def driver(library: Path, tmp_path: Path) -> Driver:
+    """Two GPUs under a driver of today."""
     made = Driver(library, tmp_path / "driver.txt")
     made.does("gpus 2")
     return made
@@ -81,6 +86,7 @@ def driver(library: Path, tmp_path: Path) -> Driver:
 
 @pytest.fixture
 def old_driver(old_library: Path, tmp_path: Path) -> Driver:
+    """Two GPUs under a driver of yesterday."""
     made = Driver(old_library, tmp_path / "driver.txt")
     made.does("gpus 2")
     return made
@@ -94,9 +100,11 @@ class Recording:
     out: Path
 
     def text(self) -> str:
+        """What the log holds now."""
         return self.out.read_text() if self.out.exists() else ""
 
     def rows(self) -> list[str]:
+        """The rows of the log now."""
         return [line for line in self.text().splitlines() if line.startswith(" ")]
 
     def end(self) -> tuple[int, str]:
@@ -114,9 +122,11 @@ class Bench:
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def command(self, *options: object) -> list[str]:
+        """The words of a `record` command."""
         return [sys.executable, "-m", "monitor", "record", *map(str, options)]
 
     def start(self, *options: object, env: dict[str, str] | None = None) -> Recording:
+        """Start a recorder that writes job.gutil."""
         out = self.directory / "job.gutil"
         process = subprocess.Popen(
             self.command("--out", out, *options),
@@ -130,6 +140,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
+    """Start recorders; they are ended with the test."""
     made = Bench(tmp_path)
     yield made
     for process in made.started:

@@ -18,6 +18,7 @@ TOLD = {"outcome": "finished", "train_time_s": 9.5, "test_accuracy": 0.98, "step
 
 
 def event(name: str, second: int = 0, attempt: int = 1, **further: object) -> dict[str, Any]:
+    """An event as prelaunch.sh writes it."""
     time = f"2026-11-21T04:17:{second:02d}.000Z"
     source = {"source": "prelaunch", "attempt": attempt, "host": "n1"}
     return {"time": time, "event": name, **source, **further}
@@ -36,7 +37,7 @@ START = {
 }
 
 
-def life(code: int | None, attempt: int = 1, **ends: object) -> list[dict[str, Any]]:
+def life(code: int | None, attempt: int = 1) -> list[dict[str, Any]]:
     """One attempt of two ranks, of which rank 1 ends first and with `code`."""
     settings = {"DEBUG": {"value": "0", "origin": "default"}, "MY_API_KEY": {"value": "secret"}}
     told = [
@@ -217,6 +218,7 @@ def test_a_record_is_composed_wherever_the_events_break_off(data: st.DataObject)
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
+    """A run that finished, and a last event that is torn."""
     lines = [json.dumps(one) for one in life(0)]
     (tmp_path / "events.jsonl").write_text("\n".join(lines) + '\n{"time": "torn')
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.5}\n')
@@ -224,6 +226,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def compose(directory: Path) -> "subprocess.CompletedProcess[str]":
+    """Run the `compose` command."""
     command = [sys.executable, "-m", "monitor", "compose", str(directory)]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 

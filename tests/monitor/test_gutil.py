@@ -15,6 +15,7 @@ SERIES = ["418.226.00.2gpu", "525.147.05.2gpu", "550.163.01.2gpu"]
 
 
 def row(second: int, index: int, **readings: int | None) -> Row:
+    """A row as the samples have it."""
     known = {
         "power_w": 294,
         "temp_c": 61,
@@ -34,6 +35,7 @@ def row(second: int, index: int, **readings: int | None) -> Row:
 
 
 def read(text: str) -> list[dict[str, str] | None]:
+    """The cells of each row of a log."""
     return [found and found[1] for found in gutil.parse(text)]
 
 

@@ -24,6 +24,7 @@ for _ in range(int(sys.argv[2])):
 
 
 def look(driver: Any, letters: str = "pumt", times: int = 1, step_s: float = 1) -> list[Any]:
+    """Look some times, in a process of its own."""
     command = [sys.executable, "-c", LOOK, letters, str(times), str(step_s)]
     env = {**os.environ, **driver.env}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
@@ -32,6 +33,7 @@ def look(driver: Any, letters: str = "pumt", times: int = 1, step_s: float = 1) 
 
 
 def readings(gpu: dict[str, Any]) -> dict[str, Any]:
+    """The readings that exist."""
     return {name: value for name, value in gpu.items() if value is not None and name != "index"}
 
 

@@ -32,30 +32,36 @@ class World:
     num_lost: int = 0
 
     def now(self) -> datetime:
+        """Two hours east of UTC, unless told otherwise."""
         return datetime(2026, 11, 21, tzinfo=timezone(self.offset)) + timedelta(
             seconds=self.seconds
         )
 
     def monotonic_s(self) -> float:
+        """As far as the test has come."""
         return self.seconds
 
     def wait(self, timeout_s: float) -> Reason | None:
+        """Let the time go on at once."""
         assert timeout_s > 0
         self.seconds += timeout_s
         return Reason.TERMINATED if len(self.looks) >= self.num_cycles else None
 
     def read(self) -> Reading:
+        """Look, and let the look take its time."""
         self.looks.append(self.seconds - 100)
         self.seconds += self.look_s.pop(0) if self.look_s else 0
         return self.reading()
 
     def append(self, block: str) -> bool:
+        """Keep the block, unless the disk is full."""
         self.num_lost += self.full
         if not self.full:
             self.blocks.append(block)
         return not self.full
 
     def record(self, interval_s: float = 10, host: object = None) -> str:
+        """Record until the cycles are done; what the log holds."""
         facts = (("host", "n1"),)
         recorder = Recorder(self, host or Still(), self, PUMT, self, facts, self.said.append)
         assert recorder.run(self, interval_s) is Reason.TERMINATED
@@ -63,11 +69,15 @@ class World:
 
 
 class Still:
+    """A host that never changes."""
+
     def read(self) -> HostSample:
+        """Look once."""
         return HostSample(3, 1000)
 
 
 def broken() -> Reading:
+    """A look that fails."""
     raise RuntimeError("boom")
 
 
@@ -178,6 +188,7 @@ class Gate:
         self.num_looks = 0
 
     def read(self) -> Reading:
+        """Look at once the first time; later wait at the gate."""
         self.num_looks += 1
         if self.num_looks > 1:
             self.open.wait(20)
@@ -185,9 +196,12 @@ class Gate:
 
 
 class Never:
+    """It is never time to stop, unless told so."""
+
     reason: Reason | None = None
 
     def wait(self, _timeout_s: float) -> Reason | None:
+        """Do not wait."""
         return self.reason
 
 

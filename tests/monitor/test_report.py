@@ -22,7 +22,7 @@ Written = Callable[..., Path]
 def written(tmp_path: Path) -> Written:
     """Write a log of ours: `gpu(cycle, index)` every `step_s`; no GPUs where `num_gpus` is 0."""
 
-    def write(
+    def write(  # noqa: PLR0913 - each has its default
         num_cycles: int,
         gpu: Callable[[int, int], dict[str, Any]] = lambda _c, _i: {},
         *,
@@ -47,10 +47,12 @@ def written(tmp_path: Path) -> Written:
 
 
 def gpus(*paths: Path) -> list[dict[str, Any]]:
+    """The statistics of some logs."""
     return stats.gpus([frame.load(str(path)) for path in paths]).to_dicts()
 
 
 def run(*options: object) -> "subprocess.CompletedProcess[str]":
+    """Run the `report` command."""
     command = [sys.executable, "-m", "monitor", "report", *map(str, options)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
@@ -253,11 +255,8 @@ def test_json_is_for_programs(written: Written, data: Path) -> None:
     """The same numbers under their names, with hosts, files and rules."""
     path = written(3, lambda _c, _i: {"energy_j": 7_200_000 * _c})
     made = json.loads(run("--json", path, data / "pumt_DT.550.163.01.gpu1_lost.gutil").stdout)
-    assert [(g["host"], g["gpu"], g["energy_from"]) for g in made["gpus"]][0] == (
-        "n1",
-        0,
-        "counter",
-    )
+    first = made["gpus"][0]
+    assert (first["host"], first["gpu"], first["energy_from"]) == ("n1", 0, "counter")
     assert made["hosts"][0]["cpu_mean"] == 40
     assert made["files"][1]["num_unreadable"] == 1
     assert "busy" in made["rules"]

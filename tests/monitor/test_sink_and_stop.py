@@ -14,6 +14,7 @@ from monitor.sink import Sink
 
 @pytest.fixture
 def said() -> list[str]:
+    """What a person was told."""
     return []
 
 
@@ -91,6 +92,7 @@ def test_trouble_that_passes_is_no_users_fault(
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that could be a parent."""
     process = subprocess.Popen(["sleep", "60"])
     yield process
     process.kill()
