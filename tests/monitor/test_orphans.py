@@ -14,11 +14,19 @@ import pytest
 
 from monitor import orphans
 
-TOKEN = "launch-5f2a"  # noqa: S105 - no secret
+TOKEN = f"launch-{os.getpid()}"  # another run of the tests beside this one is another launch
 RANK = {"DDP_LAUNCH_ID": TOKEN, "DDP_NODE": "n1", "LOCAL_RANK": "0"}
 STUBBORN = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
 
 Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    """Leave no process behind, whatever the test found."""
+    yield
+    for pid in orphans.find(TOKEN, "n1"):
+        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -46,7 +54,7 @@ def start() -> Iterator[Start]:
 def test_ranks_of_this_launch_on_this_node_are_found(start: Start) -> None:
     """Another launch's, another node's and the batch script's processes are not."""
     mine = start(**RANK)
-    start(**{**RANK, "DDP_LAUNCH_ID": "launch-5f2a0"})
+    start(**{**RANK, "DDP_LAUNCH_ID": f"{TOKEN}0"})
     start(**{**RANK, "DDP_NODE": "n10"})
     start(DDP_LAUNCH_ID=TOKEN)
     assert orphans.find(TOKEN, "n1") == [mine.pid]
