@@ -17,8 +17,16 @@ from typing import Any
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK",
-                   "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+_RANK_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -98,7 +106,9 @@ def start_ranks(clean_env: dict[str, str], tmp_path: Path) -> Iterator[Callable[
     """Start `count` ranks with options; what still runs at the end of the test is killed."""
     started: list[Ranks] = []
 
-    def start(count: int, *options: str, out: str = "run", env: dict[str, str] | None = None) -> Ranks:
+    def start(
+        count: int, *options: str, out: str = "run", env: dict[str, str] | None = None
+    ) -> Ranks:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]

@@ -12,7 +12,12 @@ def plan(batch: int, micro: int | None = None, rank: int = 0, world: int = 1) ->
     )
 
 
-@given(world=st.integers(1, 9), micro=st.integers(1, 9), count=st.integers(1, 5), step=st.integers(0, 9))
+@given(
+    world=st.integers(1, 9),
+    micro=st.integers(1, 9),
+    count=st.integers(1, 5),
+    step=st.integers(0, 9),
+)
 def test_ranks_together_cover_each_global_batch_once(
     world: int, micro: int, count: int, step: int
 ) -> None:

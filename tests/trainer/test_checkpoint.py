@@ -167,9 +167,7 @@ def take_steps(model: Any, update: Update, steps: int) -> None:
 def test_a_restored_model_trains_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     """Weights, buffers and the optimizer's state, bit by bit, through a file."""
     model, update = trained(1, 3)
-    open_folder(tmp_path).save(
-        gather_tensors(model, update.optimizer), position(3), is_best=False
-    )
+    open_folder(tmp_path).save(gather_tensors(model, update.optimizer), position(3), is_best=False)
     other, other_update = trained(2, 0)
     loaded = open_folder(tmp_path).load("auto")
     assert loaded is not None

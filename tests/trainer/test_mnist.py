@@ -14,6 +14,7 @@ from trainer.errors import UserError
 from trainer.workloads.idx import read_idx
 from trainer.workloads.mnist import Mnist
 
+
 class QuietHandler(SimpleHTTPRequestHandler):
     """Serves files and keeps no log."""
 

@@ -6,6 +6,7 @@ import signal
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import trainer.loop
 QUICK = ("--model", "mlp", "--global-batch-size", "250", "--log-every", "5")
 """20 steps an epoch on the shipped digits, some milliseconds each."""
 
-Train = Callable[..., tuple[int, "RunDir"]]  # noqa: F821 -- of conftest.py
+Train = Callable[..., tuple[int, Any]]
 
 
 def test_a_run_leaves_what_the_contract_asks_for(
@@ -243,7 +244,7 @@ def test_fake_images_need_no_files(train: Train, capsys: pytest.CaptureFixture[s
     small = ("--image-size", "32", "--global-batch-size", "8", "--model", "squeezenet1_1")
     code, run = train(*fake, *small)
     assert (code, run.summary()["steps"]) == (0, 2)
-    code, _ = train(*fake, "--model", "resnet19", out="other")
+    code, _ = train(*fake, *small[:-1], "resnet19", out="other")
     assert code == 64
     assert "resnet18" in capsys.readouterr().err
 
@@ -268,12 +269,24 @@ def test_a_workload_of_ones_own(
         """)
     )
     monkeypatch.chdir(tmp_path)
-    code, run = train("--workload", "own_workload:Line", "--lr", "0.05", "--optimizer", "sgd",
-                      "--global-batch-size", "8", "--schedule", "constant", "--log-every", "8")
+    code, run = train(
+        "--workload",
+        "own_workload:Line",
+        "--lr",
+        "0.05",
+        "--optimizer",
+        "sgd",
+        "--global-batch-size",
+        "8",
+        "--schedule",
+        "constant",
+        "--log-every",
+        "8",
+    )
     assert code == 0
     assert run.summary()["test_accuracy"] is None
     assert run.summary()["steps"] == 40
-    assert run.losses()[-1] < 1e-3
+    assert run.losses()[-1] < run.losses()[0] / 10
 
 
 def test_a_live_bar_on_a_terminal(
