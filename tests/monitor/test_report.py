@@ -201,6 +201,16 @@ def test_windows_line_ends_and_an_empty_file(data: Path, tmp_path: Path) -> None
     assert "no samples" in done.stdout
 
 
+@pytest.mark.parametrize("byte", [b"\x00", b"\x1e", b"\x1f", b"\x1c", b"\xff"])
+def test_a_stray_byte_costs_its_line_only(data: Path, tmp_path: Path, byte: bytes) -> None:
+    """Whatever a damaged disk leaves in a line, all others are read."""
+    whole = (data / "pumt_DT.550.163.01.2gpu.gutil").read_bytes()
+    path = tmp_path / "damaged.gutil"
+    path.write_bytes(whole[:-20] + byte + whole[-19:])
+    log = frame.load(str(path))
+    assert (log.rows.height, log.num_unreadable) == (3, 1)
+
+
 def test_logs_without_dates_are_read(tmp_path: Path) -> None:
     """Written without `-o DT` they have no times: means, but no energy."""
     path = tmp_path / "plain.gutil"
