@@ -95,6 +95,8 @@ install_dependencies() {
 install_project() {
     pip_install --no-deps --editable "$ROOT"
     compile "$ROOT/trainer" "$ROOT/monitor"
+    # Where the scripts look first, whatever PATH is.
+    ln -s "$VENV" "$ROOT/.venv"
     install --directory --mode=1777 "${DDP_INSTALL_OUT:-/out}"
     chmod -R a+rX,go-w "$ROOT"
 }

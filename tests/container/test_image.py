@@ -1,0 +1,128 @@
+"""The real image: built by a real engine, run as a user would."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+# A stranger without a home, on a root file system that cannot be written.
+STRANGER = ("--user", "1234:1234", "--read-only", "--tmpfs", "/tmp")
+LIMITED = ("run", "--rm", "--network", "none")
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A directory to mount as /out that any user may write."""
+    directory = tmp_path / "out put"
+    directory.mkdir()
+    directory.chmod(0o777)
+    return directory
+
+
+def _mounted(out: Path) -> tuple[str, str]:
+    return "--mount", f"type=bind,source={out},target=/out"
+
+
+def _record(out: Path) -> dict[str, Any]:
+    (path,) = out.glob("*/run.json")
+    return json.loads(path.read_text())  # type: ignore[no-any-return]
+
+
+def test_the_smoke_test_trains_with_two_ranks_as_a_stranger_on_a_read_only_root(
+    image: str, out: Path, run: Run
+) -> None:
+    """`docker run ddp` finishes with 0 and leaves model, record and monitor log on the volume."""
+    ended = run(
+        *("docker", *LIMITED, *STRANGER, *_mounted(out), image, "--max-steps", "20"), timeout=240
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    summary = _record(out)["summary"]
+    assert (summary["outcome"], summary["world_size"], summary["steps"]) == ("finished", 2, 20)
+    (run_dir,) = (path.parent for path in out.glob("*/run.json"))
+    assert (run_dir / "checkpoints/step-20/.metadata").stat().st_uid == 1234
+    assert len(list(out.glob("slurm-*.gutil"))) == 1
+
+
+def test_the_image_keeps_the_torch_of_its_base(image: str, base_image: str, run: Run) -> None:
+    """Version and place of torch are the base image's; ours are the only ddp packages."""
+    show = "import torch; print(torch.__version__, torch.__file__)"
+    theirs = run("docker", *LIMITED, base_image, "python3", "-c", show)
+    ours = run("docker", *LIMITED, image, "python", "-c", show)
+    assert theirs.stdout.startswith("2.13.0")
+    assert ours.stdout == theirs.stdout, ours.stderr
+    places = "import trainer, monitor; print(trainer.__file__, monitor.__file__)"
+    found = run("docker", *LIMITED, "--workdir", "/", image, "python", "-c", places)
+    assert found.stdout.split() == ["/opt/ddp/trainer/__init__.py", "/opt/ddp/monitor/__init__.py"]
+
+
+def test_the_image_sets_nothing_that_would_beat_a_job(
+    image: str, base_image: str, run: Run
+) -> None:
+    """Under Enroot an image's environment wins, so ours is PATH and DDP_HOME alone."""
+    shown = [
+        run("docker", "image", "inspect", "--format", "{{json .Config.Env}}", tag).stdout
+        for tag in (base_image, image)
+    ]
+    theirs, ours = (dict(e.split("=", 1) for e in json.loads(text) or []) for text in shown)
+    assert {name for name in ours if ours[name] != theirs.get(name)} == {"PATH", "DDP_HOME"}
+
+
+@pytest.mark.parametrize(
+    ("words", "ending"),
+    [
+        (
+            ["--", "sh", "-c", 'echo "rank $RANK of $WORLD_SIZE"; exit $((RANK * 3))'],
+            (3, "rank 1 of 2"),
+        ),
+        (["sh", "-c", "echo as it is; exit 5"], (5, "as it is")),
+        (["no-such-program"], (64, "entrypoint: the first word must be")),
+        (["--no-such-option"], (64, "--no-such-option")),
+    ],
+    ids=["any command", "a program", "no program", "no option"],
+)
+def test_words_after_the_image_are_options_a_command_or_a_program(
+    image: str, out: Path, run: Run, words: list[str], ending: tuple[int, str]
+) -> None:
+    """The container ends with the ranks' own exit code, or 64 for wrong input."""
+    ended = run("docker", *LIMITED, *STRANGER, *_mounted(out), image, *words)
+    assert ended.returncode == ending[0], ended.stdout + ended.stderr
+    assert ending[1] in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stdout + ended.stderr
+
+
+def test_docker_stop_ends_a_run_with_a_checkpoint(image: str, out: Path, run: Run) -> None:
+    """The entry point is process 1: TERM reaches the ranks, and 75 the caller."""
+    name = f"ddp-test-{uuid.uuid4().hex[:8]}"
+    run(
+        *("docker", "run", "--detach", "--network", "none", "--name", name),
+        *(*_mounted(out), image, "--epochs", "1000", "--log-interval", "1"),
+    )
+    try:
+        _until(lambda: any(path.stat().st_size for path in out.glob("*/metrics.jsonl")), 120)
+        run("docker", "stop", "--time", "90", name, timeout=120)
+        state = run("docker", "inspect", "--format", "{{.State.ExitCode}}", name)
+        logs = run("docker", "logs", name)
+        assert state.stdout.strip() == "75", logs.stdout + logs.stderr
+    finally:
+        run("docker", "rm", "--force", name)
+    assert _record(out)["summary"]["outcome"] == "stopped"
+    assert list(out.glob("*/checkpoints/step-*/.metadata"))
+
+
+def _until(condition: Callable[[], bool], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s"
+        time.sleep(0.2)

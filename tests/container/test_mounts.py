@@ -1,0 +1,247 @@
+"""slurm_mounts.sh and pyxis_env.sh: what a Pyxis job is told, on a stand-in Slurm installation."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MOUNTS = ROOT / "container/slurm_mounts.sh"
+ENVIRONMENT = ROOT / "container/pyxis_env.sh"
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+class Host:
+    """A host's Slurm: programs, plugins, configuration and munge socket in one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.conf = directory / "etc/slurm.conf"
+        self.plugins = directory / "plugins"
+        self.socket = directory / "munge/socket"
+        for folder in ("bin", "etc", "munge", "plugins"):
+            (directory / folder).mkdir(parents=True)
+        for name in ("srun", "scontrol", "sbatch"):
+            shutil.copy("/bin/true", directory / "bin" / name)
+        (self.plugins / "auth_munge.so").touch()
+        self.configure()
+        self._listener = socket.socket(socket.AF_UNIX)
+        here = Path.cwd()
+        os.chdir(self.socket.parent)  # a socket's path is short
+        self._listener.bind(self.socket.name)
+        os.chdir(here)
+
+    def configure(self, *lines: str) -> None:
+        """Write slurm.conf with further lines."""
+        auth = f"AuthInfo=cred_expire=15,socket={self.socket}"
+        self.conf.write_text("\n".join([f"pluginDIR = {self.plugins}  # here", auth, *lines, ""]))
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment in which this Slurm is the host's."""
+        kept = {name: os.environ[name] for name in ("LANG", "HOME") if name in os.environ}
+        path = f"{self.directory}/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+        return kept | {"PATH": path, "SLURM_CONF": str(self.conf)}
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._listener.close()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Generator[Host]:
+    """A host with a whole Slurm."""
+    made = Host(tmp_path / "host")
+    yield made
+    made.close()
+
+
+def _mounts(ended: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """Target to source of the printed mounts."""
+    assert ended.returncode == 0, ended.stderr
+    return {e.split(":")[1]: e.split(":")[0] for e in ended.stdout.strip().split(",")}
+
+
+def test_a_whole_slurm_is_mounted_where_a_container_looks(run: Run, host: Host) -> None:
+    """Programs on every image's PATH; plugins, configuration, socket and names at their places."""
+    mounts = _mounts(run(MOUNTS, env=host.env))
+    assert mounts["/usr/bin/srun"] == str(host.directory / "bin/srun")
+    assert mounts["/usr/bin/scontrol"] == str(host.directory / "bin/scontrol")
+    for place in (host.plugins, host.conf.parent, host.socket.parent):
+        assert mounts[str(place)] == str(place)
+    assert mounts["/etc/hosts"] == "/etc/hosts"
+    assert "/etc/passwd" not in mounts  # SlurmUser is root: it has a number in every image
+
+
+def test_the_images_own_c_library_is_left_alone(run: Run, host: Host) -> None:
+    """A host's libc over the image's would break every program of the image."""
+    shutil.copy("/usr/bin/python3", host.directory / "bin/sbatch")
+    targets = [Path(target).name for target in _mounts(run(MOUNTS, env=host.env))]
+    assert not [name for name in targets if name.startswith(("libc.", "libm.", "libz.", "ld-"))]
+
+
+def test_a_slurm_user_takes_the_names_along(run: Run, host: Host) -> None:
+    """Slurm's client ends if SlurmUser has no number in the container."""
+    host.configure("SlurmUser=daemon")
+    assert "/etc/passwd" in _mounts(run(MOUNTS, env=host.env))
+
+
+def test_what_plugstack_names_is_mounted_too(run: Run, host: Host) -> None:
+    """Also from included files; an optional plugin that is not there is no error."""
+    plugin, other = host.directory / "elsewhere/pyxis.so", host.directory / "other/other.so"
+    for path in (plugin, other):
+        path.parent.mkdir()
+        path.touch()
+    parts = host.conf.parent / "plugstack.conf.d"
+    parts.mkdir()
+    (parts / "a.conf").write_text(f"optional {other} some=argument\n# required /commented.so\n")
+    (host.conf.parent / "plugstack.conf").write_text(
+        f"required {plugin}\noptional /no/such.so\ninclude plugstack.conf.d/*.conf\n"
+    )
+    mounts = _mounts(run(MOUNTS, env=host.env))
+    assert {str(plugin), str(other)} <= set(mounts)
+    assert "/no/such.so" not in mounts
+    assert "/commented.so" not in mounts
+
+
+def _lose_srun(host: Host) -> None:
+    (host.directory / "bin/srun").unlink()
+
+
+def _lose_socket(host: Host) -> None:
+    host.socket.unlink()
+
+
+def _lose_plugins(host: Host) -> None:
+    shutil.rmtree(host.plugins)
+
+
+def _require_a_lost_plugin(host: Host) -> None:
+    (host.conf.parent / "plugstack.conf").write_text("required /no/such.so\n")
+
+
+@pytest.mark.parametrize(
+    ("breakage", "text"),
+    [
+        (lambda host: host.conf.unlink(), "SLURM_CONF must name a readable file"),
+        (_lose_socket, "munge must be running"),
+        (_lose_plugins, "plugin directory must exist"),
+        (_require_a_lost_plugin, "found no /no/such.so"),
+    ],
+)
+def test_what_is_missing_is_one_line(
+    run: Run, host: Host, breakage: Callable[[Host], None], text: str
+) -> None:
+    """Exit 64, nothing on stdout, and pyxis_env.sh then prints nothing and makes nothing, too."""
+    breakage(host)
+    ended = run(MOUNTS, env=host.env)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (64, "", 1), ended.stderr
+    assert text in ended.stderr
+    submit = host.directory / "submit"
+    submit.mkdir()
+    env = run(ENVIRONMENT, env=host.env, cwd=submit)
+    assert (env.returncode, env.stdout, env.stderr) == (64, "", ended.stderr)
+    assert list(submit.iterdir()) == []
+
+
+def test_a_host_without_srun_says_so(run: Run, host: Host, tmp_path: Path) -> None:
+    """PATH without srun: exit 64 and one line."""
+    _lose_srun(host)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("bash", "dirname", "sed", "tail", "realpath", "ldd", "uname", "env", "grep", "id"):
+        (tools / name).symlink_to(shutil.which(name) or "")
+    ended = run(MOUNTS, env=host.env | {"PATH": f"{host.directory}/bin:{tools}"})
+    assert (ended.returncode, ended.stderr.count("\n")) == (64, 1)
+    assert "found no srun on PATH" in ended.stderr
+
+
+EVALUATE = 'eval "$("$0")" && env --null'
+
+
+def _evaluated(run: Run, cwd: Path, env: dict[str, str], shell: str = "bash") -> dict[str, str]:
+    ended = run(shell, "-c", EVALUATE, ENVIRONMENT, cwd=cwd, env=env)
+    assert ended.returncode == 0, ended.stderr
+    return dict(entry.split("=", 1) for entry in ended.stdout.split("\0") if "=" in entry)
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+def test_an_odd_directory_is_mounted_at_its_own_path(
+    run: Run, host: Host, tmp_path: Path, shell: str
+) -> None:
+    """Quotes, spaces and globs in the submit directory survive eval, in any shell of the family."""
+    submit = tmp_path / "it's * a;dir & #1"
+    submit.mkdir()
+    env = _evaluated(run, submit, host.env | {"NCCL_DEBUG": "INFO", "DDP_PYTHON": "/x"}, shell)
+    mounts = env["PYXIS_CONTAINER_MOUNTS"].split(",")
+    assert mounts[0] == f"{submit}:{submit}"
+    assert f"{host.conf.parent}:{host.conf.parent}" in mounts
+    assert env["PYXIS_CONTAINER_WORKDIR"] == str(submit)
+    assert env["DDP_OUT"] == f"{submit}/out"
+    assert (submit / "out").is_dir()
+    names = env["PYXIS_CONTAINER_ENV"].split(",")
+    assert {"DDP_OUT", "NCCL_DEBUG"} <= set(names)
+    assert "DDP_PYTHON" not in names  # a path of the host's
+
+
+def test_what_the_user_set_stays_and_a_second_time_changes_nothing(
+    run: Run, host: Host, tmp_path: Path
+) -> None:
+    """Mounts of the user's come first, an output elsewhere is mounted, and it is idempotent."""
+    settings = {
+        "DDP_OUT": str(tmp_path / "results"),
+        "DDP_MOUNTS": "/data:/data",
+        "PYXIS_CONTAINER_MOUNTS": "/scratch:/scratch",
+        "PYXIS_CONTAINER_WORKDIR": "/mine",
+    }
+    once = _evaluated(run, tmp_path, host.env | settings)
+    mounts = once["PYXIS_CONTAINER_MOUNTS"].split(",")
+    assert mounts[0] == "/scratch:/scratch"
+    assert "/data:/data" in mounts
+    assert once["PYXIS_CONTAINER_WORKDIR"] == "/mine"
+    twice = _evaluated(run, tmp_path, once | host.env)
+    assert twice["PYXIS_CONTAINER_MOUNTS"] == once["PYXIS_CONTAINER_MOUNTS"]
+
+
+@pytest.mark.parametrize("name", ["a,b", "a:b", "a$(touch x)b", "a`b`", 'a"b', "a\\b", "a\nb"])
+def test_a_path_that_pyxis_cannot_be_told_is_refused(
+    run: Run, host: Host, tmp_path: Path, name: str
+) -> None:
+    """Commas and colons would split the mount; Enroot's bash would run the rest."""
+    submit = tmp_path / name
+    submit.mkdir()
+    ended = run(ENVIRONMENT, cwd=submit, env=host.env)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (64, "", 1), ended.stderr
+    assert "a path to mount must hold none of" in ended.stderr
+    assert list(submit.iterdir()) == []
+
+
+def test_a_value_of_several_lines_is_not_forwarded(run: Run, host: Host, tmp_path: Path) -> None:
+    """Enroot reads one line a variable: the rest would become variables of their own."""
+    ended = run(ENVIRONMENT, cwd=tmp_path, env=host.env | {"NCCL_X": "a\nLD_PRELOAD=evil"})
+    assert ended.returncode == 0, ended.stderr
+    assert "NCCL_X" not in ended.stdout
+    assert "NCCL_X is not forwarded" in ended.stderr
+
+
+def test_a_value_too_long_for_pyxis_is_refused(run: Run, host: Host, tmp_path: Path) -> None:
+    """Pyxis reads 4095 characters and takes nothing of a longer value: the mounts would be lost."""
+    mounts = ",".join(f"/data{n:03}:/data{n:03}" for n in range(300))
+    ended = run(ENVIRONMENT, cwd=tmp_path, env=host.env | {"DDP_MOUNTS": mounts})
+    assert (ended.returncode, ended.stdout) == (64, "")
+    assert "at most 4095 characters" in ended.stderr
+
+
+def test_jobs_on_one_node_need_no_client(run: Run, tmp_path: Path) -> None:
+    """--no-client works where no Slurm is configured, and another option is refused."""
+    env = {"PATH": os.environ["PATH"], "SLURM_CONF": "/no/such"}
+    ended = run(ENVIRONMENT, "--no-client", cwd=tmp_path, env=env)
+    assert ended.returncode == 0, ended.stderr
+    assert f"PYXIS_CONTAINER_MOUNTS='{tmp_path}:{tmp_path}'\n" in ended.stdout
+    assert run(ENVIRONMENT, "--fast", cwd=tmp_path, env=env).returncode == 64
