@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator  # noqa: TC003 -- fixtures' annotations are read
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,21 +41,26 @@ class RunDir:
     path: Path
 
     def metrics(self, key: str = "loss") -> list[dict[str, Any]]:
+        """Lines of metrics.jsonl that have `key`."""
         return [line for line in read_lines(self.path / "metrics.jsonl") if key in line]
 
     def losses(self) -> list[float]:
+        """The loss of each log interval."""
         return [line["loss"] for line in self.metrics()]
 
     def events(self, name: str) -> list[dict[str, Any]]:
+        """Events of that name."""
         events = read_lines(self.path / "events.jsonl")
         return [event for event in events if event["event"] == name]
 
     def summary(self) -> dict[str, Any]:
+        """The last summary."""
         (*_, last) = self.events("summary")
         summary: dict[str, Any] = last["summary"]
         return summary
 
     def checkpoints(self) -> set[str]:
+        """The names in checkpoints/."""
         return {entry.name for entry in (self.path / "checkpoints").iterdir()}
 
 
@@ -85,10 +90,13 @@ class Ranks:
             time.sleep(0.05)
 
     def end(self) -> None:
+        """Kill what still runs."""
         for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
+            process.kill()
+            process.wait()
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from trainer.errors import UserError
 
 
 def plan(batch: int, micro: int | None = None, rank: int = 0, world: int = 1) -> BatchPlan:
+    """A plan with short names."""
     return plan_batches(
         global_batch_size=batch, micro_batch_size=micro, rank=rank, world_size=world
     )

@@ -21,21 +21,25 @@ ALONE = Mesh(ranks=Ranks(), device=CPU, backend="none", num_threads=1)
 
 
 def open_folder(path: Path, num_kept: int = 3) -> Checkpoints:
+    """The checkpoints folder of a run, as one rank opens it."""
     events = EventLog(path=path / "events.jsonl", attempt=1, host="h")
     return Checkpoints(path / "checkpoints", ALONE, events, num_kept)
 
 
 def position(step: int) -> Position:
+    """A position at `step`."""
     return Position(step=step, seed=1, global_batch_size=8, num_train_samples=80, last_loss=0.5)
 
 
 def save(checkpoints: Checkpoints, *steps: int, best: int = -1) -> None:
+    """Save each of `steps`, its tensor full of the step."""
     for step in steps:
         tensors = {"model/w": torch.full((3,), float(step))}
         checkpoints.save(tensors, position(step), is_best=step == best)
 
 
 def pointer(path: Path, name: str) -> str:
+    """What the file `name` points to."""
     return (path / "checkpoints" / name).read_text().strip()
 
 
@@ -149,6 +153,7 @@ def test_loading_runs_no_code_from_a_checkpoint(tmp_path: Path, file: str) -> No
 
 
 def trained(seed: int, steps: int, model: torch.nn.Module | None = None) -> tuple[Any, Update]:
+    """A model and its update after `steps`."""
     torch.manual_seed(seed)
     model = model or torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
     model = model.to(memory_format=torch.channels_last)  # strides that a file does not keep
@@ -158,6 +163,7 @@ def trained(seed: int, steps: int, model: torch.nn.Module | None = None) -> tupl
 
 
 def take_steps(model: Any, update: Update, steps: int) -> None:
+    """Train a little, on the same data each time."""
     for step in range(steps):
         torch.manual_seed(step)
         model(torch.randn(2, 3, 5, 5)).square().mean().backward()
@@ -186,7 +192,7 @@ def test_another_models_checkpoint_is_a_user_error() -> None:
         restore_tensors(
             gather_tensors(model, update.optimizer), other, Update(other, Config(), CPU).optimizer
         )
-    smaller = {k: v for k, v in gather_tensors(model, update.optimizer).items()}
+    smaller = dict(gather_tensors(model, update.optimizer))
     smaller["optimizer/9.weight/exp_avg"] = torch.zeros(1)
-    with pytest.raises(UserError, match="unknown parameter 9.weight"):
+    with pytest.raises(UserError, match=r"unknown parameter 9\.weight"):
         restore_tensors(smaller, model, update.optimizer)

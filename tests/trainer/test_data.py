@@ -25,6 +25,7 @@ class Numbers(Dataset[Any]):
 
 
 def numbers(count: int, kind: str) -> Any:
+    """As many numbers, as tensors or as a dataset."""
     if kind == "loaded":
         return Numbers(count)
     return TensorData(inputs=torch.arange(count).float().view(-1, 1), targets=torch.arange(count))

@@ -71,11 +71,13 @@ class TwoRanks:
         self.other_gap = 1e9
 
     def max(self, values: list[float]) -> list[float]:
+        """Our values and the other rank's, the larger of each."""
         self.asked += 1
         return [max(values[0], self.other_told), max(values[1], -self.other_gap)]
 
 
 def agreement(mesh: object, stop: StopRequest, step_s: float) -> StopAgreement:
+    """An agreement whose clock we hold."""
     ticks = iter(range(10**6))
     # The clock moves on by a step at each look at it, one look a question and one an answer.
     return StopAgreement(mesh, stop, clock=lambda: next(ticks) * step_s)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ class QuietHandler(SimpleHTTPRequestHandler):
     """Serves files and keeps no log."""
 
     def log_message(self, *_args: object) -> None:
-        pass
+        """Say nothing."""
 
 
 DIGITS = Path(__file__).parents[2] / "trainer" / "digits"
@@ -70,7 +70,7 @@ def _no_header(file: Path) -> None:
 
 
 def _torn_gzip(file: Path) -> None:
-    file.with_suffix(".gz").write_bytes(gzip.compress(file.read_bytes())[:-100])
+    file.with_suffix(".gz").write_bytes(gzip.compress(file.read_bytes(), 1)[:-100])
     file.unlink()
 
 
@@ -97,13 +97,13 @@ def test_labels_that_do_not_fit_are_damage_too(folder: Path, labels: bytes) -> N
     """A label that is no digit would end in a far-away index error."""
     file = folder / "MNIST" / "raw" / "t10k-labels-idx1-ubyte"
     file.write_bytes(struct.pack(">II", 2049, len(labels)) + labels)
-    with pytest.raises(UserError, match="as many 28 x 28 images as labels from 0 to 9"):
+    with pytest.raises(UserError, match=r"as many 28 x 28 images as labels from 0 to 9"):
         Mnist(Config(data_dir=folder)).check()
 
 
 def test_a_missing_folder_and_an_unknown_model_are_errors(tmp_path: Path) -> None:
     """Nothing is created for them."""
-    with pytest.raises(UserError, match="--data-dir .*: a directory that exists"):
+    with pytest.raises(UserError, match=r"--data-dir .*: a directory that exists"):
         Mnist(Config(data_dir=tmp_path / "absent")).check()
     with pytest.raises(UserError, match="--model: one of cnn, mlp"):
         Mnist(Config(model="resnet18")).check()
@@ -118,7 +118,7 @@ def test_a_failed_download_is_one_line_and_leaves_nothing(
 
     # A port that nobody listens on: a real failure, whatever network there is.
     monkeypatch.setattr(MNIST, "mirrors", ["http://127.0.0.1:9/"])
-    with pytest.raises(UserError, match="leave --data-dir out") as caught:
+    with pytest.raises(UserError, match=r"leave --data-dir out") as caught:
         Mnist(Config(data_dir=tmp_path)).prepare()
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())

@@ -9,6 +9,7 @@ from trainer.options import parse
 
 @pytest.fixture
 def toml(tmp_path: Path) -> Path:
+    """A file with a value of each kind."""
     path = tmp_path / "my options.toml"
     path.write_text('global-batch-size = 32\nlr = 0.5\nmodel = "mlp"\ncompile = true\n')
     return path

@@ -68,7 +68,7 @@ def test_one_rank_told_to_stop_stops_all_at_the_same_step(start_ranks: Start) ->
 
 def test_a_killed_rank_ends_the_others(start_ranks: Start) -> None:
     """They fail by themselves, with 70, a failure in the record and a summary; nobody hangs."""
-    started = start_ranks(3, *ENDLESS)
+    started = start_ranks(3, *ENDLESS, "--global-batch-size", "63")
     started.wait_for_step(20)
     started.processes[2].kill()
     assert started.wait(60) == [70, 70, -signal.SIGKILL]

@@ -49,8 +49,9 @@ def test_a_run_leaves_what_the_contract_asks_for(
     assert str(run.path) in told
 
 
+@pytest.mark.usefixtures("train")  # it puts the signal handlers back
 def test_the_run_directory_is_the_launchers(
-    train: Train, clean_env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clean_env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DDP_RUN_DIR, attempt, seed and node; without any of them, out/local-<time>-<pid>."""
     from trainer.__main__ import main  # noqa: PLC0415 -- as the fixture has it
@@ -115,7 +116,7 @@ def test_a_resume_with_another_batch_is_refused(
         ("--optimizer", "sgd", "--lr", "0.05", "--clip-grad-norm", "1.0"),
         ("--optimizer", "adam", "--dropout", "0.1", "--warmup-steps", "5"),
     ],
-    ids=lambda options: " ".join(options),
+    ids=" ".join,
 )
 @pytest.mark.filterwarnings("ignore:torch.cuda.amp")
 def test_every_precision_and_optimizer_learns(train: Train, options: tuple[str, ...]) -> None:
@@ -187,7 +188,7 @@ def test_a_failure_is_recorded_and_ends_with_70(
 ) -> None:
     """One line in the record, the traceback on stderr."""
 
-    def broken(loop: trainer.loop.Loop, step: int) -> None:
+    def broken(_loop: trainer.loop.Loop, step: int) -> None:
         raise RuntimeError(f"at step {step}:\n  it broke")
 
     monkeypatch.setattr(trainer.loop.Loop, "_train_step", broken)
@@ -313,7 +314,7 @@ def test_a_live_bar_on_a_terminal(
         ("--workload", "nonesuch"),
         ("--config", "/nonexistent.toml"),
     ],
-    ids=lambda options: " ".join(options),
+    ids=" ".join,
 )
 def test_wrong_input_is_64_one_line_and_nothing_written(
     train: Train, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
