@@ -216,7 +216,8 @@ monitor_start() {
     mapfile -t monitor < <(python_command "$(dirname -- "$JOBS_DIR")" "$python" monitor)
     mapfile -t guard < <(with_parent TERM)
     MONITOR_LOG=$DDP_OUT/slurm-$DDP_JOB_ID.$DDP_NODE.gutil
-    "${guard[@]}" "${monitor[@]}" record --out "$MONITOR_LOG" \
+    # SIGUSR1 may reach every process of the step, before Python has a handler for it.
+    env --ignore-signal=USR1 "${guard[@]}" "${monitor[@]}" record --out "$MONITOR_LOG" \
         --interval "${DDP_MONITOR_INTERVAL:-15}" --compose "$DDP_RUN_DIR" --launch-id "$DDP_LAUNCH_ID" \
         </dev/null >>"$DDP_RUN_DIR/logs/monitor-$DDP_NODE.log" 2>&1 &
     MONITOR_PID=$!
