@@ -15,6 +15,8 @@ from benchmarks.task import LEARNING_RATE
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from torch import nn
+
     from benchmarks.task import Stopwatch, Task
 
 
@@ -24,9 +26,8 @@ def build_loader(task: Task, digits: Path) -> DataLoader[Any]:
     return DataLoader(dataset, batch_size=task.batch_size, shuffle=True)
 
 
-def train_on(loader: DataLoader[Any], task: Task, watch: Stopwatch) -> None:
-    """Train for the task's steps."""
-    model = task.build_model()
+def train_on(loader: DataLoader[Any], model: nn.Module, watch: Stopwatch) -> None:
+    """Train until the watch has seen enough."""
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     model.train()
     for inputs, targets in loader:
@@ -40,7 +41,7 @@ def train_on(loader: DataLoader[Any], task: Task, watch: Stopwatch) -> None:
 
 def train(task: Task, digits: Path, watch: Stopwatch) -> None:
     """Train for the task's steps."""
-    train_on(build_loader(task, digits), task, watch)
+    train_on(build_loader(task, digits), task.build_model(), watch)
 
 
 if __name__ == "__main__":

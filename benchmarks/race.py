@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,21 +32,23 @@ class Entry:
     label: str
     module: str
     """The contestant's module in benchmarks/; `ours` is the trainer."""
+    tasks: str = "ab"
     divide_steps_by: int = 1
     """A slow contestant need not run as many steps for the same rate."""
 
 
 PLAIN = "plain"
 ENTRIES = (
-    Entry(label="plain loop: DataLoader over tensors, Adam", module=PLAIN),
+    Entry(label="plain loop: `DataLoader` over tensors, Adam", module=PLAIN),
     Entry(
-        label="plain loop, transforms per sample (the tutorial)",
+        label="plain loop with the tutorials' data: transforms per sample",
         module="tutorial",
         divide_steps_by=4,
     ),
     Entry(label="Lightning", module="lightning_loop"),
     Entry(label="Accelerate", module="accelerate_loop"),
-    Entry(label="by hand: indexed tensors, fused Adam", module="indexed"),
+    Entry(label="indexed tensors and fused Adam, by hand", module="indexed"),
+    Entry(label="plain loop with the trainer's own form of the CNN", module="plain_cnn", tasks="a"),
     Entry(label="**`python -m trainer`**", module="ours"),
 )
 
@@ -58,7 +61,16 @@ class Result:
     """The median."""
     ratio: float
     """To the plain loop of the same round; the median of these."""
-    loss: float
+    num_rounds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How many rounds: no further one is begun once `budget_s` is spent."""
+
+    min_rounds: int
+    max_rounds: int
+    budget_s: float
 
 
 class Racer(Protocol):
@@ -115,30 +127,34 @@ class _Contestant:
 
 
 def race(
-    tasks: Mapping[str, Task], digits: Path, *, num_rounds: int, python: str
+    tasks: Mapping[str, Task], digits: Path, pace: Pace, python: str
 ) -> dict[str, dict[str, Result]]:
-    """Run `num_rounds` of every task; a result for each task's name and entry's module.
+    """Run rounds of every task; a result for each task's name and entry's module.
 
     `python` is an interpreter that has Lightning and Accelerate beside torch.
     """
     laps: dict[str, dict[str, list[Lap]]] = {
-        name: {entry.module: [] for entry in ENTRIES} for name in tasks
+        name: {entry.module: [] for entry in ENTRIES if name in entry.tasks} for name in tasks
     }
     with ExitStack() as stack:
-        racers: dict[str, Racer] = {
-            entry.module: _Ours()
-            if entry.module == "ours"
-            else stack.enter_context(_Contestant(entry.module, python))
-            for entry in ENTRIES
-        }
-        for round_index in range(num_rounds):
+        racers = {entry.module: _racer(entry.module, python, stack) for entry in ENTRIES}
+        began_s = time.monotonic()
+        for round_index in range(pace.max_rounds):
+            if round_index >= pace.min_rounds and time.monotonic() - began_s > pace.budget_s:
+                break
             for name, task in tasks.items():
-                for entry in ENTRIES:
+                for entry in (e for e in ENTRIES if name in e.tasks):
                     steps = task.num_steps // entry.divide_steps_by
                     lap = racers[entry.module].run(replace(task, num_steps=steps), digits)
                     laps[name][entry.module].append(lap)
-                    _tell(f"round {round_index + 1}, task {name}, {entry.module}", lap)
+                    _tell(f"round {round_index + 1}, ({name}) {entry.module}", lap)
     return {name: _results(laps_of_task) for name, laps_of_task in laps.items()}
+
+
+def _racer(module: str, python: str, stack: ExitStack) -> Racer:
+    if module == "ours":
+        return _Ours()
+    return stack.enter_context(_Contestant(module, python))
 
 
 def _results(laps: Mapping[str, list[Lap]]) -> dict[str, Result]:
@@ -147,7 +163,7 @@ def _results(laps: Mapping[str, list[Lap]]) -> dict[str, Result]:
         module: Result(
             steps_per_s=median(lap.steps_per_s for lap in own),
             ratio=median(lap.steps_per_s / base for lap, base in zip(own, plain, strict=True)),
-            loss=median(lap.loss for lap in own),
+            num_rounds=len(own),
         )
         for module, own in laps.items()
     }

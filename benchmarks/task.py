@@ -29,15 +29,15 @@ class Task:
         return self.num_warmup_steps + self.num_steps
 
     def build_model(self) -> nn.Module:
-        """Return the model, the same one for all, with dropout off."""
-        from trainer.workloads import mnist_models  # noqa: PLC0415 -- imports torch
+        """Return the model as the tutorials write it, without dropout."""
+        from benchmarks import models  # noqa: PLC0415 -- imports torch
 
-        return mnist_models.Cnn() if self.model == "cnn" else mnist_models.perceptron()
+        return models.TutorialCnn() if self.model == "cnn" else models.perceptron()
 
 
 FULL_TASKS = {
-    "a": Task(model="cnn", batch_size=16, num_steps=150),
-    "b": Task(model="mlp", batch_size=64, num_steps=850),
+    "a": Task(model="cnn", batch_size=16, num_steps=100),
+    "b": Task(model="mlp", batch_size=64, num_steps=600),
 }
 QUICK_TASKS = {
     "a": Task(model="cnn", batch_size=16, num_steps=50),

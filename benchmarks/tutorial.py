@@ -23,7 +23,7 @@ def train(task: Task, digits: Path, watch: Stopwatch) -> None:
     )
     dataset = datasets.MNIST(str(digits), train=True, transform=transform)
     loader: DataLoader[Any] = DataLoader(dataset, batch_size=task.batch_size, shuffle=True)
-    train_on(loader, task, watch)
+    train_on(loader, task.build_model(), watch)
 
 
 if __name__ == "__main__":

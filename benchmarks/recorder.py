@@ -1,0 +1,125 @@
+"""What the monitor's recorder costs at an interval of 1 s."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ROOT = Path(__file__).parent.parent
+_STANDIN = _ROOT / "tests" / "monitor" / "nvml_standin.c"
+_NUM_GPUS = 8
+_DEADLINE_S = 30.0
+_NUM_STARTS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorder:
+    """One recorder over `duration_s`, and the medians of several starts."""
+
+    duration_s: float
+    cpu_pct: float
+    """Of one core."""
+    memory_mb: float
+    """The largest resident set seen, in 10^6 bytes."""
+    first_line_s: float
+    """From starting the process to its first line."""
+    first_row_s: float
+    """To its first row of readings."""
+    gpus: str
+    """Where the readings came from."""
+
+
+def measure(duration_s: float) -> Recorder:
+    """Record for `duration_s`, then start some more."""
+    with tempfile.TemporaryDirectory() as folder:
+        env, gpus = _driver(Path(folder))
+        log = Path(folder) / "job.gutil"
+        cpu_pct, memory_mb = _watch(log, env, duration_s)
+        starts = [_time_start(Path(folder) / f"{i}.gutil", env) for i in range(_NUM_STARTS)]
+    return Recorder(
+        duration_s=duration_s,
+        cpu_pct=cpu_pct,
+        memory_mb=memory_mb,
+        first_line_s=median(line_s for line_s, _ in starts),
+        first_row_s=median(row_s for _, row_s in starts),
+        gpus=gpus,
+    )
+
+
+def _driver(folder: Path) -> tuple[dict[str, str], str]:
+    """Compile the tests' stand-in for the driver's library where there is a compiler."""
+    if shutil.which("gcc") is None:
+        return {}, "none: the host's readings alone (no gcc to build the stand-in for NVML)"
+    library = folder / "libnvidia-ml.so.1"
+    command = ["gcc", "-shared", "-fPIC", "-O1", "-o", str(library), str(_STANDIN)]
+    subprocess.run(command, check=True)
+    script = folder / "driver.txt"
+    script.write_text(f"gpus {_NUM_GPUS}\n", encoding="ascii")
+    env = {"LD_LIBRARY_PATH": str(folder), "NVML_STANDIN": str(script)}
+    return env, f"{_NUM_GPUS}, of a stand-in for NVML under the real nvidia-ml-py"
+
+
+def _watch(log: Path, env: dict[str, str], duration_s: float) -> tuple[float, float]:
+    with _recording(log, env) as process:
+        _wait_for_row(log)
+        seen = psutil.Process(process.pid)
+        began_s, began_cpu_s = time.monotonic(), _cpu_s(seen)
+        memory_bytes = 0
+        while time.monotonic() < began_s + duration_s:
+            memory_bytes = max(memory_bytes, seen.memory_info().rss)
+            time.sleep(0.5)
+        cpu_s = _cpu_s(seen) - began_cpu_s
+        return 100 * cpu_s / (time.monotonic() - began_s), memory_bytes / 1e6
+
+
+def _time_start(log: Path, env: dict[str, str]) -> tuple[float, float]:
+    began_s = time.monotonic()
+    with _recording(log, env):
+        _wait_for(log, "#")
+        line_s = time.monotonic() - began_s
+        _wait_for_row(log)
+        return line_s, time.monotonic() - began_s
+
+
+@contextmanager
+def _recording(log: Path, env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-P", "-m", "monitor", "record", "--interval", "1"]
+    process = subprocess.Popen(
+        [*command, "--out", str(log)], env=os.environ | {"PYTHONPATH": str(_ROOT)} | env
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(timeout=_DEADLINE_S)
+
+
+def _wait_for_row(log: Path) -> None:
+    _wait_for(log, "\n ")
+
+
+def _wait_for(log: Path, text: str) -> None:
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while not (log.exists() and text in log.read_text(encoding="utf-8")):
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"the recorder wrote nothing within {_DEADLINE_S:g} s")
+        time.sleep(0.002)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)

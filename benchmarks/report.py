@@ -1,0 +1,154 @@
+"""Results -> benchmarks/results.md, as pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from benchmarks.race import ENTRIES, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from benchmarks.recorder import Recorder
+    from benchmarks.startup import Startup
+
+_RATIO_TARGETS = {"a": 1.1, "b": 1.5}
+_OURS_TARGET_S = 0.5
+
+_HEAD = """\
+# Measured
+
+Written by `make bench`, all in one run on one machine.
+
+{machine}.
+Load average {load_before:.1f} before and {load_after:.1f} after; other work on the machine makes
+the absolute numbers smaller, and the ratios less so, because the rows take turns.
+
+## Training speed
+
+"""
+
+_NOTES = """
+Steps per second, and in brackets the ratio to the plain loop, both medians of {num_rounds} round(s).
+In a round every row runs once, so that a slow moment of the machine hits each; a ratio is taken
+within its round.
+All rows: one process, {num_threads} CPU thread{plural}, no loader workers, the 5,000 digits that ship
+with the package repeated to MNIST's 60,000, shuffled, fp32, Adam at a constant rate, the loss read
+every 50 steps, and nothing timed but steps: no imports, first steps, validation or checkpoints.
+Lightning has its logger, bar, checkpoints and validation off; it and Accelerate are given the plain
+loop's DataLoader, model and Adam.
+The trainer runs as `python -m trainer` does for everybody, timed by its own metrics.jsonl, which it
+writes meanwhile.
+Its CNN computes the values of the tutorial's, but pools before relu and lays its weights out
+channels-last; the row before it shows what that alone is worth.
+"""
+
+_STARTUP = """
+## From jobs/prelaunch.sh to the first optimizer step
+
+Medians of {num_repetitions} repetitions, in turns with bare interpreters; in brackets the smallest,
+which other work on the machine disturbs least.
+The lines of the further run follow each other; on one rank there is no process group to meet in.
+
+"""
+
+_RECORDER = """
+## The monitor's recorder at an interval of 1 s
+
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """All there is to tell."""
+
+    machine: str
+    load_before: float
+    load_after: float
+    num_threads: int
+    speed: Mapping[str, Mapping[str, Result]]
+    startups: Sequence[Startup]
+    recorder: Recorder
+
+
+def render(measured: Measured) -> str:
+    """Return the text of results.md."""
+    num_rounds = next(iter(measured.speed["a"].values())).num_rounds
+    return "".join(
+        [
+            _HEAD.format(
+                machine=measured.machine,
+                load_before=measured.load_before,
+                load_after=measured.load_after,
+            ),
+            _speed_table(measured.speed),
+            _NOTES.format(
+                num_rounds=num_rounds,
+                num_threads=measured.num_threads,
+                plural="s" * (measured.num_threads > 1),
+            ),
+            _STARTUP.format(num_repetitions=len(measured.startups[0].total_s)),
+            _startup_table(measured.startups),
+            _RECORDER,
+            _recorder_table(measured.recorder),
+        ]
+    )
+
+
+def _speed_table(speed: Mapping[str, Mapping[str, Result]]) -> str:
+    rows = [
+        [entry.label, *(_cell(speed[name].get(entry.module)) for name in ("a", "b"))]
+        for entry in ENTRIES
+    ]
+    rows.append(["target", *(f"at least {_RATIO_TARGETS[name]}" for name in ("a", "b"))])
+    return _table(["", "(a) CNN of 1.2 M, batch 16", "(b) 784-128-10, batch 64"], rows)
+
+
+def _cell(result: Result | None) -> str:
+    return f"{result.steps_per_s:.1f} ({result.ratio:.2f})" if result else "as the plain loop"
+
+
+def _startup_table(startups: Sequence[Startup]) -> str:
+    columns = [f"{s.num_ranks} rank{'s' if s.num_ranks > 1 else ''}" for s in startups]
+    rows = [
+        ["**total**", *(_spread(s.total_s) for s in startups)],
+        [
+            "`import torch` alone, in as many processes at once",
+            *(_spread(s.import_torch_s) for s in startups),
+        ],
+        ["**ours**, the difference", *(_difference(s) for s in startups)],
+        ["target for ours", *(f"under {_OURS_TARGET_S} s" for _ in startups)],
+    ]
+    rows += [
+        [f"a further run: {name}", *(_spread(s.phases_s[name]) for s in startups)]
+        for name in startups[0].phases_s
+    ]
+    return _table(["median (smallest)", *columns], rows)
+
+
+def _spread(values_s: Sequence[float]) -> str:
+    return f"{median(values_s):.2f} s ({min(values_s):.2f} s)"
+
+
+def _difference(startup: Startup) -> str:
+    pairs = zip(startup.total_s, startup.import_torch_s, strict=True)
+    typical_s = median(total_s - import_s for total_s, import_s in pairs)
+    return f"{typical_s:.2f} s ({min(startup.total_s) - min(startup.import_torch_s):.2f} s)"
+
+
+def _recorder_table(recorder: Recorder) -> str:
+    rows = [
+        ["CPU, of one core", f"{recorder.cpu_pct:.2f} %", "under 0.5 %"],
+        ["memory, resident", f"{recorder.memory_mb:.1f} MB", "under 40 MB"],
+        ["start to first line", f"{recorder.first_line_s:.2f} s", "under 0.2 s"],
+        ["start to first row of readings", f"{recorder.first_row_s:.2f} s", ""],
+    ]
+    head = [f"over {recorder.duration_s:.0f} s", "measured", "target"]
+    return _table(head, rows) + f"\nGPUs: {recorder.gpus}.\n"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
