@@ -72,7 +72,7 @@ add_libraries() {
         elif [[ ! $name =~ $OF_THE_IMAGE ]]; then
             add_mount "$(realpath -- "$path")" "$(library_directory)/$name"
         fi
-    done < <(ldd "$1" | sed -nE 's/^[[:space:]]*([^ ]+) => (not found|[^ (]+).*/\1 \2/p')
+    done < <(ldd "$1" 2>/dev/null | sed -nE 's/^[[:space:]]*([^ ]+) => (not found|[^ (]+).*/\1 \2/p')
 }
 
 # Where the loader of a Debian or Ubuntu image looks, whatever this host is.

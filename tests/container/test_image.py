@@ -107,7 +107,7 @@ def test_docker_stop_ends_a_run_with_a_checkpoint(image: str, out: Path, run: Ru
     name = f"ddp-test-{uuid.uuid4().hex[:8]}"
     run(
         *("docker", "run", "--detach", "--network", "none", "--name", name),
-        *(*_mounted(out), image, "--epochs", "1000", "--log-interval", "1"),
+        *(*_mounted(out), image, "--epochs", "1000", "--log-every", "1"),
     )
     try:
         _until(lambda: any(path.stat().st_size for path in out.glob("*/metrics.jsonl")), 120)
