@@ -11,7 +11,7 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
-WIDTH = 118  # columns; a terminal window of common size
+WIDTH = 130  # columns; what the widest table takes
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
     path, title = sys.argv[1:3]
     console = Console(width=WIDTH, record=True, file=io.StringIO(), force_terminal=True)
     for line in sys.stdin:
-        console.print(Text.from_ansi(line.rstrip("\n")), soft_wrap=False, overflow="ellipsis")
+        console.print(Text.from_ansi(line.rstrip("\n")), no_wrap=True, overflow="ellipsis")
     console.save_svg(path, title=title)
 
 
