@@ -25,6 +25,7 @@ class Lap:
     """What a round gave."""
 
     steps_per_s: float
+    steps_per_cpu_s: float
     loss: float
     """The loss last read, to see that something was learnt."""
 
@@ -37,5 +38,9 @@ def serve(train: Train) -> None:
         task = Task(**question["task"])
         watch = Stopwatch(task)
         train(task, Path(question["digits"]), watch)
-        lap = Lap(steps_per_s=watch.steps_per_s, loss=watch.last_loss)
+        lap = Lap(
+            steps_per_s=watch.steps_per_s,
+            steps_per_cpu_s=watch.steps_per_cpu_s,
+            loss=watch.last_loss,
+        )
         print(json.dumps(asdict(lap)), flush=True)

@@ -1,4 +1,9 @@
-"""The trainer as a user runs it, timed by the lines it writes to metrics.jsonl."""
+"""The trainer, its command line and its own loop, timed by the lines it writes to metrics.jsonl.
+
+    python -P -m benchmarks.ours FILE [trainer options]
+
+runs it, and notes in FILE the CPU time at each of those lines; it is otherwise `python -m trainer`.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +12,16 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.contestant import Lap
 from benchmarks.task import LEARNING_RATE, LOG_EVERY_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from benchmarks.task import Task
 
@@ -26,7 +32,9 @@ _TIMEOUT_S = 300
 def run_round(task: Task, digits: Path) -> Lap:
     """Run `python -m trainer` for the task's steps; the time is from one line to another."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-P", "-m", "trainer", *_options(task, digits, Path(folder))]
+        cpu_path = Path(folder) / "cpu.json"
+        words = _options(task, digits, Path(folder))
+        command = [sys.executable, "-P", "-m", "benchmarks.ours", str(cpu_path), *words]
         ended = subprocess.run(
             command,
             check=False,
@@ -37,8 +45,9 @@ def run_round(task: Task, digits: Path) -> Lap:
         )
         if ended.returncode:
             raise RuntimeError(f"{' '.join(command)} ended with {ended.returncode}: {ended.stderr}")
+        cpu_s = {int(k): v for k, v in json.loads(cpu_path.read_text(encoding="utf-8")).items()}
         lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return _lap(task, lines)
+    return _lap(task, lines, cpu_s)
 
 
 def _options(task: Task, digits: Path, out: Path) -> list[str]:
@@ -57,12 +66,40 @@ def _options(task: Task, digits: Path, out: Path) -> list[str]:
     return [f"--{name}={value}" for name, value in chosen.items()]
 
 
-def _lap(task: Task, lines: Sequence[str]) -> Lap:
+def _lap(task: Task, lines: Sequence[str], cpu_s: Mapping[int, float]) -> Lap:
     intervals = {m["step"]: m for m in map(json.loads, lines) if "loss" in m}
     first, last = intervals[task.num_warmup_steps], intervals[task.total_steps]
     seconds = (_time(last) - _time(first)).total_seconds()
-    return Lap(steps_per_s=task.num_steps / seconds, loss=last["loss"])
+    cpu_seconds = cpu_s[task.total_steps] - cpu_s[task.num_warmup_steps]
+    return Lap(
+        steps_per_s=task.num_steps / seconds,
+        steps_per_cpu_s=task.num_steps / cpu_seconds,
+        loss=last["loss"],
+    )
 
 
 def _time(line: dict[str, str]) -> datetime:
     return datetime.fromisoformat(line["time"])
+
+
+def main(path: Path, argv: list[str]) -> int:
+    """Train, with the CPU time noted at each log interval."""
+    from trainer import __main__ as entry  # noqa: PLC0415 -- the race itself needs no torch
+    from trainer.loop import Loop  # noqa: PLC0415 -- the same
+
+    cpu_s: dict[int, float] = {}
+    log = Loop._log  # noqa: SLF001 -- no public hook; what it does is left as it is
+
+    def marked(loop: Loop, step: int, epoch: int) -> None:
+        log(loop, step, epoch)
+        cpu_s[step] = time.process_time()
+
+    patched: Any = Loop
+    patched._log = marked  # noqa: SLF001 -- see above
+    code = entry.main(argv, os.environ)
+    path.write_text(json.dumps(cpu_s), encoding="utf-8")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

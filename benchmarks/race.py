@@ -17,7 +17,7 @@ from benchmarks import ours
 from benchmarks.contestant import Lap
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     from benchmarks.task import Task
@@ -61,6 +61,8 @@ class Result:
     """The median."""
     ratio: float
     """To the plain loop of the same round; the median of these."""
+    cpu_ratio: float
+    """The same ratio of steps per second of CPU time."""
     num_rounds: int
 
 
@@ -157,12 +159,15 @@ def _racer(module: str, python: str, stack: ExitStack) -> Racer:
     return stack.enter_context(_Contestant(module, python))
 
 
-def _results(laps: Mapping[str, list[Lap]]) -> dict[str, Result]:
-    plain = [lap.steps_per_s for lap in laps[PLAIN]]
+def _results(laps: Mapping[str, Sequence[Lap]]) -> dict[str, Result]:
+    def ratio(own: Sequence[Lap], rate: Callable[[Lap], float]) -> float:
+        return median(rate(a) / rate(b) for a, b in zip(own, laps[PLAIN], strict=True))
+
     return {
         module: Result(
             steps_per_s=median(lap.steps_per_s for lap in own),
-            ratio=median(lap.steps_per_s / base for lap, base in zip(own, plain, strict=True)),
+            ratio=ratio(own, lambda lap: lap.steps_per_s),
+            cpu_ratio=ratio(own, lambda lap: lap.steps_per_cpu_s),
             num_rounds=len(own),
         )
         for module, own in laps.items()

@@ -31,8 +31,12 @@ environment_build() {
     constraints=$(mktemp)
     "$PYTHON" -m pip list --format=freeze --disable-pip-version-check |
         grep -E '^(torch|torchvision|numpy)==' >"$constraints"
-    "$BENCH_PYTHON" -m pip install --quiet --disable-pip-version-check \
-        --constraint "$constraints" lightning accelerate
+    if ! "$BENCH_PYTHON" -m pip install --quiet --disable-pip-version-check \
+        --constraint "$constraints" lightning accelerate; then
+        rm -rf -- "$constraints" .venv-bench
+        echo "bench: lightning and accelerate must be at hand, but could not be installed (see above): run it once with a package index in reach" >&2
+        exit 64
+    fi
     rm -f -- "$constraints"
 }
 

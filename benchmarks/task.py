@@ -53,6 +53,7 @@ class Stopwatch:
         self._step = 0
         self._started_s = 0.0
         self._stopped_s = 0.0
+        self._cpu_s = 0.0
         self.last_loss = float("nan")
 
     def step_done(self, loss: Tensor) -> bool:
@@ -62,12 +63,19 @@ class Stopwatch:
             self.last_loss = loss.item()
         if self._step == self._task.num_warmup_steps:
             self._started_s = time.perf_counter()
+            self._cpu_s = -time.process_time()
         if self._step < self._task.total_steps:
             return False
         self._stopped_s = time.perf_counter()
+        self._cpu_s += time.process_time()
         return True
 
     @property
     def steps_per_s(self) -> float:
         """Steps per second after the warm-up."""
         return self._task.num_steps / (self._stopped_s - self._started_s)
+
+    @property
+    def steps_per_cpu_s(self) -> float:
+        """The same by the process's CPU time, which other work on the machine disturbs less."""
+        return self._task.num_steps / self._cpu_s

@@ -1,0 +1,92 @@
+"""`make bench`, in its short form."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks import race, report
+from benchmarks.contestant import Lap
+from benchmarks.recorder import Recorder
+from benchmarks.startup import Startup
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def measured() -> report.Measured:
+    """Return numbers that are easily told apart."""
+    laps = {
+        entry.module: [
+            Lap(steps_per_s=rate, steps_per_cpu_s=2 * rate, loss=0.1) for rate in (10.0, 20.0, 90.0)
+        ]
+        for entry in race.ENTRIES
+    }
+    laps["ours"] = [
+        Lap(steps_per_s=rate, steps_per_cpu_s=rate * 4, loss=0.1) for rate in (30.0, 50.0, 99.0)
+    ]
+    results = race._results(laps)  # noqa: SLF001 -- the arithmetic itself is under test
+    without = {k: v for k, v in results.items() if k != "plain_cnn"}
+    start = Startup(
+        num_ranks=1,
+        total_s=[5.0, 3.0, 4.0],
+        import_torch_s=[4.5, 2.9, 2.6],
+        phases_s={"first step": [0.1, 0.2, 0.3]},
+    )
+    recorder = Recorder(
+        duration_s=60,
+        cpu_pct=0.31,
+        memory_mb=21.0,
+        first_line_s=0.12,
+        first_row_s=0.2,
+        gpus="none",
+    )
+    return report.Measured(
+        machine="A CPU, 2 cores",
+        load_before=0.5,
+        load_after=1.5,
+        num_threads=1,
+        speed={"a": results, "b": without},
+        startups=[start],
+        recorder=recorder,
+    )
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    """A ratio is the median of the rounds' own ratios, not a ratio of medians."""
+    text = report.render(measured())
+    (row,) = (line for line in text.splitlines() if "python -m trainer`**" in line)
+    # rounds: 30/10, 50/20, 99/90; by CPU time twice that
+    assert row == "| **`python -m trainer`** | 50.0 | 2.50 | 5.00 | 50.0 | 2.50 | 5.00 |"
+
+
+def test_what_is_ours_is_the_difference_within_a_repetition() -> None:
+    """The start's own share is the median of differences, beside the smallest values' one."""
+    text = report.render(measured())
+    (row,) = (line for line in text.splitlines() if "**ours**" in line)
+    assert row == "| **ours**, the difference | 0.50 s (0.40 s) |"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_quick_run_writes_every_row(tmp_path: Path) -> None:
+    """The command measures all contestants, the start and the recorder, and names no path."""
+    out = tmp_path / "results.md"
+    env = {k: v for k, v in os.environ.items() if not k.startswith("DDP_")}
+    ended = subprocess.run(
+        [ROOT / "benchmarks" / "run.sh", "--quick", "--out", out],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+    )
+    if "could not be installed" in ended.stderr:
+        pytest.skip("Lightning and Accelerate cannot be installed: no package index at hand")
+    assert ended.returncode == 0, ended.stderr
+    text = out.read_text()
+    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")]
+    assert [e.label for e in race.ENTRIES if e.label not in rows] == []
+    assert {"**total**", "**ours**, the difference", "memory, resident"} <= set(rows)
+    assert "nan" not in text
+    assert str(ROOT) not in text
