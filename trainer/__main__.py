@@ -57,6 +57,9 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         if speaks:
             print(f"trainer: {error}", file=sys.stderr, flush=True)
         return EXIT_USER
+    except Exception:  # noqa: BLE001 -- such as a workload of one's own that cannot be built
+        traceback.print_exc()
+        return EXIT_FAILED
 
 
 def _ranks(config: Config, env: MutableMapping[str, str]) -> Ranks:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Batch = tuple[Tensor, Tensor]
 
-_EVALUATION_BATCH = 1000
+_EVALUATION_BATCH = 250
 _MAX_GATHER_BYTES = 4 << 20
 """Steps are gathered together up to this size: fewer calls, and still in the cache of a CPU."""
 

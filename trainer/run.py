@@ -15,7 +15,7 @@ from trainer.agreement import StopAgreement
 from trainer.checkpoint import Checkpoints, Position
 from trainer.data import build_batches
 from trainer.errors import UserError
-from trainer.events import EventLog, finite
+from trainer.events import EventLog
 from trainer.lean import without_compiler
 from trainer.loop import Loop, Parts
 from trainer.mesh import open_mesh
@@ -24,6 +24,7 @@ from trainer.optim import Update
 from trainer.profiling import StepProfiler
 from trainer.schedule import LearningRate
 from trainer.state import restore_tensors
+from trainer.summary import closing_block, summarise
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -187,7 +188,12 @@ class Run:
         """Rank 0 leaves the record's summary, and tells a person the same."""
         if not self._job.ranks.is_main or self._events is None or self._run_dir is None:
             return
-        summary = _summary(outcome, self._loop, self._job)
+        summary = summarise(
+            outcome,
+            self._loop,
+            world_size=self._job.ranks.world_size,
+            global_batch_size=self._job.config.global_batch_size,
+        )
         self._events.write("summary", summary=summary)
         print(closing_block(summary, self._run_dir), flush=True)
 
@@ -282,40 +288,4 @@ def _greet(
         f"trainer: {mesh.describe()}, {num_parameters:,} parameters, seed {position.seed}, "
         f"steps {position.step} to {total_steps}, run directory {run_dir}",
         flush=True,
-    )
-
-
-def _summary(outcome: str, loop: Loop | None, job: Job) -> dict[str, object]:
-    if loop is None:
-        time_s, position, steps = 0.0, None, 0
-    else:
-        time_s, position = loop.train_time_s, loop.position
-        steps = position.step - loop.started_step
-    num_samples = steps * job.config.global_batch_size
-    return {
-        "outcome": outcome,
-        "train_time_s": round(time_s, 3),
-        "samples_per_s": round(num_samples / time_s, 1) if time_s else 0.0,
-        "final_loss": finite(position.last_loss) if position else None,
-        "test_accuracy": position.last_accuracy if position else None,
-        "world_size": job.ranks.world_size,
-        "steps": position.step if position else 0,
-    }
-
-
-def closing_block(summary: dict[str, object], run_dir: Path) -> str:
-    """Say a summary to a person."""
-    accuracy, loss = summary["test_accuracy"], summary["final_loss"]
-    told_accuracy = f"{100 * accuracy:.2f} %" if isinstance(accuracy, float) else "never measured"
-    told_loss = f"{loss:.4f}" if isinstance(loss, float) else "-"
-    return "\n".join(
-        [
-            "",
-            f"{str(summary['outcome']).upper()}  test accuracy {told_accuracy}",
-            f"  loss         {told_loss}",
-            f"  steps        {summary['steps']} on {summary['world_size']} ranks",
-            f"  time         {summary['train_time_s']} s, {summary['samples_per_s']} samples/s",
-            f"  metrics      {run_dir / 'metrics.jsonl'}",
-            f"  checkpoints  {run_dir / 'checkpoints'}",
-        ]
     )
