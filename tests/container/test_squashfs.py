@@ -144,8 +144,11 @@ def tiny_image(docker: None, run: Run, tmp_path: Path) -> Generator[str]:  # noq
     context = tmp_path / "context"
     context.mkdir()
     (context / "hello").write_text("hello\n")
+    (context / "etc").mkdir()
+    (context / "etc/environment").symlink_to(tmp_path / "the host's own")
+    (context / "etc/rc").write_text("the image's own\n")
     (context / "Dockerfile").write_text(
-        "FROM scratch\nCOPY hello /bin/hello\nCOPY hello /etc/rc\n"
+        "FROM scratch\nCOPY hello /bin/hello\nCOPY etc /etc\n"
         "ENV GREETING='it is \"so\"' PRICE=\\$5\n"
         'LABEL note="one line"\nWORKDIR /a/b\n'
         """ENTRYPOINT ["/bin/it's", "$(touch x)"]\nCMD ["a b", ""]\n"""
@@ -173,6 +176,7 @@ class TestTheFormat:
         assert "# note one line\n" in script
         environment = run("unsquashfs", "-cat", file, "etc/environment").stdout
         assert 'GREETING=it is "so"\nPRICE=$5\n' in environment
+        assert not (tmp_path / "the host's own").exists()  # a link of the image's leads nowhere
         assert "squashfs-root/a/b" in run("unsquashfs", "-ls", file).stdout.splitlines()
 
     def test_the_same_image_gives_the_same_file(
