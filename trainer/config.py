@@ -64,7 +64,7 @@ class Config:
     """Passes over the training data; default: as many as suit the workload."""
 
     max_steps: int | None = None
-    """End after this many optimizer steps, whatever the epochs."""
+    """End after this many optimizer steps; with --epochs, at whichever comes first."""
 
     global_batch_size: int = 64
     """Samples of one optimizer step, over all ranks."""

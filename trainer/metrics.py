@@ -207,6 +207,24 @@ def validation_line(validation: Validation) -> str:
     )
 
 
+def closing_block(summary: dict[str, object], run_dir: Path) -> str:
+    """Say a summary to a person."""
+    accuracy, loss = summary["test_accuracy"], summary["final_loss"]
+    told_accuracy = f"{100 * accuracy:.2f} %" if isinstance(accuracy, float) else "never measured"
+    told_loss = f"{loss:.4f}" if isinstance(loss, float) else "-"
+    return "\n".join(
+        [
+            "",
+            f"{str(summary['outcome']).upper()}  test accuracy {told_accuracy}",
+            f"  loss         {told_loss}",
+            f"  steps        {summary['steps']} on {summary['world_size']} ranks",
+            f"  time         {summary['train_time_s']} s, {summary['samples_per_s']} samples/s",
+            f"  metrics      {run_dir / 'metrics.jsonl'}",
+            f"  checkpoints  {run_dir / 'checkpoints'}",
+        ]
+    )
+
+
 def resident_mib() -> float:
     """Memory of this process that lies in RAM, in MiB."""
     try:

@@ -15,16 +15,15 @@ from trainer.agreement import StopAgreement
 from trainer.checkpoint import Checkpoints, Position
 from trainer.data import build_batches
 from trainer.errors import UserError
-from trainer.events import EventLog
+from trainer.events import EventLog, finite
 from trainer.lean import without_compiler
 from trainer.loop import Loop, Parts
 from trainer.mesh import open_mesh
-from trainer.metrics import Sinks, open_sinks
+from trainer.metrics import Sinks, closing_block, open_sinks
 from trainer.optim import Update
 from trainer.profiling import StepProfiler
 from trainer.schedule import LearningRate
 from trainer.state import restore_tensors
-from trainer.summary import closing_block, summarise
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -105,90 +104,46 @@ class Run:
         with without_compiler():
             update = Update(model, config, mesh.device)
             train_model = _as_trained(model, mesh, compiled=config.compile)
-        run_dir = self._open_run_dir(mesh)
-        assert self._events is not None  # noqa: S101 -- opened with the run directory
-        checkpoints = Checkpoints(
-            run_dir / "checkpoints", mesh, self._events, config.keep_checkpoints
-        )
-        position = Position(
+        self._run_dir, self._events = run_dir, events = _open_run_dir(job, mesh)
+        checkpoints = Checkpoints(run_dir / "checkpoints", mesh, events, config.keep_checkpoints)
+        fresh = Position(
             seed=seed,
             global_batch_size=config.global_batch_size,
             num_train_samples=data.num_train,
         )
-        position = _resume(checkpoints, config.resume, position, model, update)
+        position = _resume(checkpoints, config.resume, fresh, model, update)
         # Dropout and augmentation differ between ranks, and after a resume do not start over.
         torch.manual_seed((position.seed + job.ranks.rank * 2**32 + position.step) % 2**63)
-        total_steps = (config.epochs or job.workload.default_epochs) * steps_per_epoch
-        total_steps = min(total_steps, config.max_steps or total_steps)
+        learning_rate = _learning_rate(job, steps_per_epoch)
         if job.ranks.is_main:
-            _greet(mesh, model, run_dir, position, total_steps)
-            self._sinks = open_sinks(
-                run_dir,
-                attempt=job.settings.attempt,
-                total_steps=total_steps,
-                tensorboard=config.tensorboard,
-            )
+            _greet(mesh, model, run_dir, position, learning_rate.total_steps)
+            self._sinks = _open_sinks(job, run_dir, learning_rate.total_steps)
         train, test = data.batches(job.plan, position.seed, mesh, config.num_workers)
-        return Loop(
-            Parts(
-                config=config,
-                mesh=mesh,
-                plan=job.plan,
-                workload=job.workload,
-                model=model,
-                train_model=train_model,
-                update=update,
-                learning_rate=LearningRate(
-                    peak=config.lr,
-                    kind=config.schedule,
-                    warmup_steps=config.warmup_steps,
-                    total_steps=total_steps,
-                ),
-                train=train,
-                test=test,
-                num_test_samples=data.num_test,
-                steps_per_epoch=steps_per_epoch,
-                checkpoints=checkpoints,
-                sinks=self._sinks,
-                agreement=StopAgreement(mesh, job.stop),
-                profiler=StepProfiler(
-                    config.profile_range() if job.ranks.is_main else None,
-                    run_dir / "debug" / "trace.json",
-                ),
-            ),
-            position,
+        parts = Parts(
+            config=config,
+            mesh=mesh,
+            plan=job.plan,
+            workload=job.workload,
+            model=model,
+            train_model=train_model,
+            update=update,
+            learning_rate=learning_rate,
+            train=train,
+            test=test,
+            num_test_samples=data.num_test,
+            steps_per_epoch=steps_per_epoch,
+            checkpoints=checkpoints,
+            sinks=self._sinks,
+            agreement=StopAgreement(mesh, job.stop),
+            profiler=_profiler(job, run_dir),
         )
-
-    def _open_run_dir(self, mesh: Mesh) -> Path:
-        """Create the run directory, the same on all ranks, and its event log."""
-        settings = self._job.settings
-        chosen = self._job.config.out or settings.run_dir
-        if chosen is None:
-            mine = [time.time(), os.getpid()] if mesh.ranks.is_main else [0.0, 0.0]
-            started, pid = mesh.max(mine)
-            stamp = time.strftime("%Y%m%dT%H%M%S", time.localtime(started))
-            chosen = Path("out") / f"local-{stamp}-{int(pid)}"
-        run_dir = chosen.absolute()
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(
-                f"run directory {run_dir}",
-                rule="a directory that can be written to",
-                found=error,
-                remedy="give another --out",
-            ) from error
-        self._run_dir = run_dir
-        self._events = EventLog(
-            path=run_dir / "events.jsonl", attempt=settings.attempt, host=settings.node
-        )
-        return run_dir
+        return Loop(parts, position)
 
     def _summarise(self, outcome: str) -> None:
         """Rank 0 leaves the record's summary, and tells a person the same."""
         if not self._job.ranks.is_main or self._events is None or self._run_dir is None:
             return
-        summary = summarise(
+        summary = _summarise(
             outcome,
             self._loop,
             world_size=self._job.ranks.world_size,
@@ -244,6 +199,58 @@ def _prepare(workload: Workload, mesh: Mesh) -> None:
     workload.check()  # what was fetched is no better than what was there
 
 
+def _open_run_dir(job: Job, mesh: Mesh) -> tuple[Path, EventLog]:
+    """Create the run directory, the same on all ranks, and its event log."""
+    settings = job.settings
+    chosen = job.config.out or settings.run_dir
+    if chosen is None:
+        mine = [time.time(), os.getpid()] if mesh.ranks.is_main else [0.0, 0.0]
+        started, pid = mesh.max(mine)
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.localtime(started))
+        chosen = Path("out") / f"local-{stamp}-{int(pid)}"
+    run_dir = chosen.absolute()
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"run directory {run_dir}",
+            rule="a directory that can be written to",
+            found=error,
+            remedy="give another --out",
+        ) from error
+    return run_dir, EventLog(
+        path=run_dir / "events.jsonl", attempt=settings.attempt, host=settings.node
+    )
+
+
+def _learning_rate(job: Job, steps_per_epoch: int) -> LearningRate:
+    config = job.config
+    total_steps = (config.epochs or job.workload.default_epochs) * steps_per_epoch
+    if config.max_steps is not None:
+        # Without --epochs, the steps alone say when to end.
+        total_steps = min(total_steps, config.max_steps) if config.epochs else config.max_steps
+    return LearningRate(
+        peak=config.lr,
+        kind=config.schedule,
+        warmup_steps=config.warmup_steps,
+        total_steps=total_steps,
+    )
+
+
+def _open_sinks(job: Job, run_dir: Path, total_steps: int) -> Sinks:
+    return open_sinks(
+        run_dir,
+        attempt=job.settings.attempt,
+        total_steps=total_steps,
+        tensorboard=job.config.tensorboard,
+    )
+
+
+def _profiler(job: Job, run_dir: Path) -> StepProfiler:
+    steps = job.config.profile_range() if job.ranks.is_main else None
+    return StepProfiler(steps, run_dir / "debug" / "trace.json")
+
+
 def _as_trained(model: nn.Module, mesh: Mesh, *, compiled: bool) -> nn.Module:
     """Compile the model if asked to, and tie its replicas together if there are several."""
     if compiled:
@@ -289,3 +296,27 @@ def _greet(
         f"steps {position.step} to {total_steps}, run directory {run_dir}",
         flush=True,
     )
+
+
+def _summarise(
+    outcome: str, loop: Loop | None, *, world_size: int, global_batch_size: int
+) -> dict[str, object]:
+    """Return the record's summary, also of a run that failed before it had a loop.
+
+    `samples_per_s` is over all of this attempt's time, validation and checkpoints included.
+    """
+    if loop is None:
+        time_s, position, steps = 0.0, None, 0
+    else:
+        time_s, position = loop.train_time_s, loop.position
+        steps = position.step - loop.started_step
+    num_samples = steps * global_batch_size
+    return {
+        "outcome": outcome,
+        "train_time_s": round(time_s, 3),
+        "samples_per_s": round(num_samples / time_s, 1) if time_s else 0.0,
+        "final_loss": finite(position.last_loss) if position else None,
+        "test_accuracy": position.last_accuracy if position else None,
+        "world_size": world_size,
+        "steps": position.step if position else 0,
+    }

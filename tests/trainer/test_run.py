@@ -66,6 +66,13 @@ def test_the_run_directory_is_the_launchers(
     assert re.fullmatch(rf"local-\d{{8}}T\d{{6}}-{os.getpid()}", made.name)
 
 
+def test_epochs_and_steps_end_a_run_at_whichever_comes_first(train: Train) -> None:
+    """Steps alone go beyond the workload's own number of epochs, which is 3 of 20 steps."""
+    for options, steps in (((), 65), (("--epochs", "1"), 20), (("--epochs", "9"), 65)):
+        _, run = train(*QUICK, "--max-steps", "65", *options, out=f"run{len(options)}{steps}")
+        assert run.summary()["steps"] == steps
+
+
 def test_accumulation_changes_nothing_but_the_memory(train: Train) -> None:
     """One microbatch of 250, or five of 50: the same losses."""
     _, whole = train(*QUICK, "--max-steps", "10", out="a")
