@@ -25,8 +25,6 @@ main() {
     DDP_NODE=${DDP_NODE:-$(uname -n)}
     ranks_resolve
     run_defaults
-    trap 'on_signal TERM' TERM INT HUP
-    trap 'on_signal USR1' USR1
     ulimit -l unlimited 2>/dev/null || : # RDMA pins memory; srun may have lowered the limit
     if ((IS_NODE_TASK)); then
         run_node "$@"
@@ -51,9 +49,7 @@ run_rank() {
     build_command "$@"
     LOG=$DDP_RUN_DIR/logs/rank-$RANK.log
     if ((LOCAL_RANK == 0)); then monitor_start; fi
-    child_start
-    event_write rank_up rank "$RANK" local_rank "$LOCAL_RANK" node "$(json_string "$DDP_NODE")" pid "$CHILD_PID"
-    child_wait
+    child_run
     code=$CHILD_CODE
     event_write rank_end rank "$RANK" node "$(json_string "$DDP_NODE")" code "$code" \
         signal "$(json_or_null "$(signal_of_code "$code")")" requested "$(is_requested)"
@@ -75,8 +71,7 @@ run_node() {
         --nnodes="$NUM_NODES" --node-rank="$NODE_RANK" --nproc-per-node="$DDP_NPROC_PER_NODE"
         --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" --max-restarts=0 --no-python
         env --default-signal=USR1 --default-signal=INT "${worker[@]}")
-    child_start
-    child_wait
+    child_run
     child_sweep
     # torchrun's own log is long, and only of interest where no rank of this node came up.
     if ((CHILD_CODE)) && ! grep -qs "\"event\": \"rank_up\".*\"attempt\": $DDP_ATTEMPT,.*\"node\": \"$DDP_NODE\"" "$DDP_RUN_DIR/events.jsonl"; then
@@ -99,15 +94,29 @@ build_command() {
     COMMAND+=("$@")
 }
 
-# The child writes to its own log and to nothing else: no pipe can block or outlive it.
-# It carries DDP_RANK_ID, by which its descendants are found, and dies with this script.
-child_start() {
-    local guard offset
+# child_run: from here to its end signals are for the child; see lib.sh for what may run meanwhile.
+child_run() {
+    child_prepare
+    trap 'on_signal TERM' TERM INT HUP
+    trap 'on_signal USR1' USR1
+    child_start
+    child_wait
+    trap '' TERM INT HUP USR1
+}
+
+# The child carries DDP_RANK_ID, by which its descendants are found, and dies with this script.
+child_prepare() {
+    local guard
     mapfile -t guard < <(with_parent "$(if ((IS_NODE_TASK)); then echo TERM; else echo KILL; fi)")
     DDP_RANK_ID=$DDP_LAUNCH_ID/${RANK:-node$NODE_RANK}
     touch -- "$LOG"
-    offset=$(stat -c %s -- "$LOG")
+    LOG_SIZE=$(stat -c %s -- "$LOG")
+    NODE_JSON=$(json_string "$DDP_NODE")
     COMMAND=(env --default-signal=INT --default-signal=QUIT "DDP_RANK_ID=$DDP_RANK_ID" "${guard[@]}" "${COMMAND[@]}")
+}
+
+# The child writes to its own log and to nothing else: no pipe can block or outlive it.
+child_start() {
     if ((IS_NODE_TASK)); then
         # What its launchers say goes on to the job's log; torchrun's own words do not.
         "${COMMAND[@]}" </dev/null 2>>"$LOG" &
@@ -115,7 +124,8 @@ child_start() {
     else
         "${COMMAND[@]}" </dev/null >>"$LOG" 2>&1 &
         CHILD_PID=$!
-        follower_start "$((offset + 1))"
+        follower_start "$((LOG_SIZE + 1))"
+        (event_write rank_up rank "$RANK" local_rank "$LOCAL_RANK" node "$NODE_JSON" pid "$CHILD_PID")
     fi
     if [[ $STOP_SIGNAL ]]; then child_signal "$STOP_SIGNAL"; fi # it came before there was a child
 }
@@ -145,7 +155,7 @@ on_signal() {
 child_signal() {
     local grace=${DDP_GRACE:-25}
     if [[ $1 == USR1 ]]; then
-        child_notify
+        (child_notify)
         return 0
     fi
     kill -TERM "$CHILD_PID" 2>/dev/null || :

@@ -93,18 +93,22 @@ event_field() {
 }
 
 # ---- processes ----------------------------------------------------------------------------------
+#
+# bash 5.2 breaks off with a syntax error if a trap runs while it parses a command or process
+# substitution. So between setting its traps and ignoring signals again, a script uses neither in
+# its own shell: it prepares before, waits, and puts what it must do meanwhile into subshells.
 
 # pause SECONDS: waits without a child process, so that nothing outlives a killed shell.
 pause() {
-    if [[ ! ${PAUSE_FD-} ]]; then exec {PAUSE_FD}<> <(:); fi
     read -rt "$1" -u "$PAUSE_FD" || :
 }
+exec {PAUSE_FD}<> <(:)
 
 # A zombie has ended: it only waits for its parent.
 process_alive() {
-    local state
-    state=$(sed -n 's/^State:[[:space:]]*\(.\).*/\1/p' "/proc/$1/status" 2>/dev/null) || return 1
-    [[ $state && $state != Z && $state != X ]]
+    local stat
+    { read -r stat <"/proc/$1/stat"; } 2>/dev/null || return 1
+    [[ ${stat##*) } != [ZX]* ]]
 }
 
 # processes_with NAME=VALUE: ids of the processes that were started with it in their environment.

@@ -63,6 +63,7 @@ main() {
     if ((DRY_RUN)); then return 0; fi
     check_trainer_options
     run_open
+    step_prepare
     trap 'on_exit $?' EXIT
     trap 'on_signal INT' INT
     trap 'on_signal TERM' TERM HUP
@@ -71,6 +72,7 @@ main() {
     step_start
     if [[ $STOP_SIGNAL ]]; then step_signal "$STOP_SIGNAL"; fi # it came before there was a step
     step_wait
+    trap '' INT TERM HUP USR1
     run_judge
 }
 
@@ -171,7 +173,7 @@ timestamps_start() {
 on_signal() {
     INTERRUPTED=1
     STOP_SIGNAL=$1
-    event_write signal signal "$(json_string "$1")"
+    (event_write signal signal "\"$1\"")
     case $1 in
         USR1)
             log_info "SIGUSR1: the time limit is near, asking every rank for a checkpoint"

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # The step: all ranks of one attempt. Builds its command, starts it, waits, ends it.
 
-declare -a STEP_PIDS=() STEP_COMMAND=()
+declare -a STEP_PIDS=() STEP_COMMAND=() STEP_GUARD=()
 STEP_CODE=0
 
 # step_build ARGUMENTS...: STEP_COMMAND for srun; in place the launcher is started once per rank.
@@ -39,12 +39,16 @@ step_forward_in_container() {
     export "${!option}"
 }
 
+# step_prepare: what needs substitutions, before there are traps.
+step_prepare() {
+    mapfile -t STEP_GUARD < <(with_parent TERM)
+    step_forward_in_container
+}
+
 step_start() {
-    local local_rank guard
-    mapfile -t guard < <(with_parent TERM)
+    local local_rank
     if [[ $PLACE != *-local ]]; then
-        step_forward_in_container
-        "${guard[@]}" "${STEP_COMMAND[@]}" </dev/null &
+        "${STEP_GUARD[@]}" "${STEP_COMMAND[@]}" </dev/null &
         STEP_PIDS=("$!")
         return 0
     fi
@@ -53,7 +57,7 @@ step_start() {
     for ((local_rank = 0; local_rank < NUM_LOCAL_RANKS; local_rank++)); do
         env RANK="$local_rank" LOCAL_RANK="$local_rank" WORLD_SIZE="$WORLD_SIZE" \
             LOCAL_WORLD_SIZE="$WORLD_SIZE" NODE_RANK=0 \
-            "${guard[@]}" "${STEP_COMMAND[@]}" </dev/null &
+            "${STEP_GUARD[@]}" "${STEP_COMMAND[@]}" </dev/null &
         STEP_PIDS+=("$!")
     done
 }

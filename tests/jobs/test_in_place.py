@@ -222,3 +222,22 @@ def test_debug_on(scripts: Scripts, value: str) -> None:
 def test_debug_off(scripts: Scripts, value: str) -> None:
     """DEBUG is read in any case."""
     assert scripts.run("prelaunch.sh", "--dry-run", DEBUG=value).setting("DEBUG") == "0"
+
+
+def test_a_signal_at_any_instant_is_survived(scripts: Scripts) -> None:
+    """Ranks that are told to stop in the middle of their start still say how they ended.
+
+    bash 5.2 can break off with a syntax error when a trap runs while it parses a substitution.
+    """
+    for number in range(12):
+        result = scripts.run(
+            "prelaunch.sh",
+            "--",
+            "bash",
+            "-c",
+            "exit $((RANK == 3 ? 3 : 0))",
+            DDP_NPROC_PER_NODE="4",
+            DDP_RUN_NAME=f"run-{number}",
+        )
+        assert result.code == 3, result.err
+        assert "unexpected EOF" not in result.err
