@@ -68,6 +68,8 @@ def _pip_settings() -> tuple[str, Path | None]:
         key, plain = name.split(".")[-1].lower().replace("_", "-"), value.strip("'\"")
         if key == "find-links":
             wheels = Path(plain) if Path(plain).is_dir() else None
+        elif plain.startswith("file:"):
+            continue  # a folder of this machine's, which the image does not see
         elif key in ("index-url", "extra-index-url", "trusted-host", "default-timeout"):
             lines.append(f"{'timeout' if key == 'default-timeout' else key} = {plain}")
     return "\n".join(["[global]", f"cert = {CA_BUNDLE}", *lines, ""]), wheels
