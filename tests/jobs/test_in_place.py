@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from conftest import Scripts
 
 
+pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
+
+
 def wait_for(directory: Path, event: str, count: int, timeout_s: float = 20) -> list[dict]:
     """Waits until the run's events hold the event that often."""
     deadline = time.monotonic() + timeout_s

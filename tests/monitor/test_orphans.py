@@ -14,6 +14,8 @@ import pytest
 
 from monitor import orphans
 
+pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
+
 TOKEN = f"launch-{os.getpid()}"  # another run of the tests beside this one is another launch
 RANK = {"DDP_LAUNCH_ID": TOKEN, "DDP_NODE": "n1", "LOCAL_RANK": "0"}
 STUBBORN = "trap '' TERM; echo ready; while :; do sleep 0.1; done"

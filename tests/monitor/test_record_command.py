@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 Until = Callable[..., None]
+pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
+
 NO_COVERAGE = {"COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
 
 

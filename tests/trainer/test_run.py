@@ -13,6 +13,8 @@ import torch
 
 import trainer.loop
 
+pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
+
 QUICK = ("--model", "mlp", "--global-batch-size", "250", "--log-every", "5")
 """20 steps an epoch on the shipped digits, some milliseconds each."""
 
