@@ -159,7 +159,7 @@ child_signal() {
         return 0
     fi
     kill -TERM "$CHILD_PID" 2>/dev/null || :
-    if [[ $KILLER_PID ]]; then return; fi
+    if [[ $KILLER_PID ]]; then return 0; fi
     if attempt_has_failed; then grace=3; fi
     (
         trap - TERM INT HUP USR1

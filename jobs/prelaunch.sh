@@ -159,7 +159,7 @@ image_digest() {
 # In a log that nobody watches, a line now and then tells a slow job from a dead one.
 timestamps_start() {
     TIMESTAMPS_PID=''
-    if ((INTERACTIVE || ! UNDER_SLURM)); then return; fi
+    if ((INTERACTIVE || ! UNDER_SLURM)); then return 0; fi
     (
         trap - INT TERM HUP USR1 EXIT
         while pause "$DDP_TIMESTAMP_INTERVAL" && process_alive $$; do
