@@ -41,7 +41,9 @@ step_forward_in_container() {
 
 # step_prepare: what needs substitutions, before there are traps.
 step_prepare() {
-    mapfile -t STEP_GUARD < <(with_parent TERM)
+    # When a batch script is killed, Slurm itself ends the step, with SIGTERM first, so that the ranks
+    # can say how they ended; an srun that dies with the script would have it killed at once.
+    if [[ $PLACE == *-local ]] || ((INTERACTIVE)); then mapfile -t STEP_GUARD < <(with_parent TERM); fi
     step_forward_in_container
 }
 
