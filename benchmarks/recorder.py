@@ -11,13 +11,12 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _ROOT = Path(__file__).parent.parent
 _STANDIN = _ROOT / "tests" / "monitor" / "nvml_standin.c"
@@ -28,16 +27,16 @@ _NUM_STARTS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Recorder:
-    """One recorder over `duration_s`, and the medians of several starts."""
+    """One recorder over `duration_s`, and several starts."""
 
     duration_s: float
     cpu_pct: float
     """Of one core."""
     memory_mb: float
     """The largest resident set seen, in 10^6 bytes."""
-    first_line_s: float
+    first_line_s: Sequence[float]
     """From starting the process to its first line."""
-    first_row_s: float
+    first_row_s: Sequence[float]
     """To its first row of readings."""
     gpus: str
     """Where the readings came from."""
@@ -54,8 +53,8 @@ def measure(duration_s: float) -> Recorder:
         duration_s=duration_s,
         cpu_pct=cpu_pct,
         memory_mb=memory_mb,
-        first_line_s=median(line_s for line_s, _ in starts),
-        first_row_s=median(row_s for _, row_s in starts),
+        first_line_s=[line_s for line_s, _ in starts],
+        first_row_s=[row_s for _, row_s in starts],
         gpus=gpus,
     )
 

@@ -150,11 +150,14 @@ def _recorder_table(recorder: Recorder) -> str:
     rows = [
         ["CPU, of one core", f"{recorder.cpu_pct:.2f} %", "under 0.5 %"],
         ["memory, resident", f"{recorder.memory_mb:.1f} MB", "under 40 MB"],
-        ["start to first line", f"{recorder.first_line_s:.2f} s", "under 0.2 s"],
-        ["start to first row of readings", f"{recorder.first_row_s:.2f} s", ""],
+        ["start to first line", _spread(recorder.first_line_s), "under 0.2 s"],
+        ["start to first row of readings", _spread(recorder.first_row_s), ""],
     ]
     head = [f"over {recorder.duration_s:.0f} s", "measured", "target"]
-    return _table(head, rows) + f"\nGPUs: {recorder.gpus}.\n"
+    return (
+        _table(head, rows)
+        + f"\nGPUs: {recorder.gpus}.\nStarts: median and smallest of {len(recorder.first_line_s)}.\n"
+    )
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

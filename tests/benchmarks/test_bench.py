@@ -37,8 +37,8 @@ def measured() -> report.Measured:
         duration_s=60,
         cpu_pct=0.31,
         memory_mb=21.0,
-        first_line_s=0.12,
-        first_row_s=0.2,
+        first_line_s=[0.12, 0.1],
+        first_row_s=[0.2, 0.3],
         gpus="none",
     )
     return report.Measured(
