@@ -22,8 +22,9 @@ export LOG_NAME=prelaunch
 find_jobs_dir() {
     local candidate submitted=''
     if [[ ${SLURM_JOB_ID-} ]] && command -v scontrol >/dev/null; then
+        # The last task of an array has the array's own id, which shows all of them: take one.
         submitted=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null |
-            sed -n 's#.* Command=\(.*\)/prelaunch\.sh.*#\1#p')
+            sed -n 's#.* Command=\(.*\)/prelaunch\.sh.*#\1#p' | sort -u)
     fi
     for candidate in "$(dirname -- "${BASH_SOURCE[0]}")" "$submitted" "${SLURM_SUBMIT_DIR-.}/jobs" \
         "${DDP_HOME:-/opt/ddp}/jobs"; do

@@ -145,6 +145,20 @@ def test_time_limit(job: Any) -> None:
     assert done.all_gone()
 
 
+def test_every_task_of_a_sweep_runs(cluster: Any, tmp_path: Path) -> None:
+    """All points run, the last one too, whose job id is the array's own."""
+    grid = tmp_path / "grid"
+    grid.write_text("--lr 0.1 0.2 0.3\n")
+    sweep = [ROOT / "jobs" / "sweep.sh", grid, "--ntasks=1", "--parsable", "--", "--max-steps", "1"]
+    done = cluster.run([*sweep, "--model", "mlp"], cwd=tmp_path, env={"DDP_MONITOR": "0"})
+    array = done.stdout.strip()
+    listed = ["squeue", "--noheader", f"--jobs={array}"]
+    cluster.until(lambda: not cluster.run(listed).stdout, 120, "the array has ended")
+    for task in (1, 2, 3):
+        log = (tmp_path / f"slurm-{array}_{task}.out").read_text()
+        assert "all 1 ranks finished" in log, log
+
+
 def test_salloc_runs_in_the_foreground(cluster: Any, tmp_path: Path) -> None:
     """Inside salloc the same script runs, with all nodes and without timestamps."""
     done = cluster.run(
