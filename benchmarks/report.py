@@ -154,10 +154,8 @@ def _recorder_table(recorder: Recorder) -> str:
         ["start to first row of readings", _spread(recorder.first_row_s), ""],
     ]
     head = [f"over {recorder.duration_s:.0f} s", "measured", "target"]
-    return (
-        _table(head, rows)
-        + f"\nGPUs: {recorder.gpus}.\nStarts: median and smallest of {len(recorder.first_line_s)}.\n"
-    )
+    foot = f"GPUs: {recorder.gpus}.\nStarts: median (smallest) of {len(recorder.first_line_s)}.\n"
+    return f"{_table(head, rows)}\n{foot}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
