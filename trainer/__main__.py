@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from trainer.batches import plan_batches
+from trainer.beat import Stacks, open_beat
 from trainer.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, EXIT_USER, UserError
 from trainer.options import parse
 from trainer.ranks import Ranks
@@ -47,12 +48,22 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         if config.check:
             return EXIT_FINISHED
 
+        # The stacks before the beat: who sees the beat may ask for them.
+        stacks = Stacks(settings.run_dir, settings.attempt, ranks.rank)
+        beat = open_beat(settings.beat_dir, ranks.rank)
+
         from trainer.run import Job  # noqa: PLC0415 -- imports torch: wrong input is told before
 
         job = Job(
-            config=config, ranks=ranks, settings=settings, plan=plan, workload=workload, stop=stop
+            config=config,
+            ranks=ranks,
+            settings=settings,
+            plan=plan,
+            workload=workload,
+            stop=stop,
+            beat=beat,
         )
-        return _run(job, env)
+        return _run(job, env, stacks)
     except UserError as error:
         if speaks:
             print(f"trainer: {error}", file=sys.stderr, flush=True)
@@ -70,7 +81,7 @@ def _ranks(config: Config, env: MutableMapping[str, str]) -> Ranks:
     return Ranks.from_environment(env)
 
 
-def _run(job: Job, env: MutableMapping[str, str]) -> int:
+def _run(job: Job, env: MutableMapping[str, str], stacks: Stacks) -> int:
     from trainer.run import Run  # noqa: PLC0415 -- imports torch
 
     run = Run(job)
@@ -88,6 +99,7 @@ def _run(job: Job, env: MutableMapping[str, str]) -> int:
         if job.ranks.world_size == 1:
             return EXIT_FAILED
         _end_at_once(EXIT_FAILED)
+    stacks.close()
     return EXIT_FINISHED if is_finished else EXIT_STOPPED
 
 

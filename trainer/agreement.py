@@ -11,9 +11,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from trainer.beat import AGREE
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from trainer.beat import Beat
     from trainer.mesh import Mesh
     from trainer.stop import StopRequest
 
@@ -26,10 +29,15 @@ class StopAgreement:
     """Asks whether any rank was told to stop."""
 
     def __init__(
-        self, mesh: Mesh, request: StopRequest, clock: Callable[[], float] = time.monotonic
+        self,
+        mesh: Mesh,
+        request: StopRequest,
+        beat: Beat,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._mesh = mesh
         self._request = request
+        self._beat = beat
         self._clock = clock
         self._gap_steps = 1
         self._next_step = 0
@@ -44,6 +52,7 @@ class StopAgreement:
         now_s = self._clock()
         pace = self._gap_steps / max(now_s - self._asked_s, 1e-6)
         wish = min(max(1, int(pace * _LAG_S)), _MAX_GROWTH * self._gap_steps)
+        self._beat.meet(AGREE)
         told = float(self._request.signal_name is not None)
         stop, minus_gap = self._mesh.max([told, -float(wish)])
         self._gap_steps = int(-minus_gap)

@@ -11,6 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.batches import shard
+from trainer.beat import BACKWARD, DATA, FORWARD, LOG, SAVE, UPDATE, VALIDATE
 from trainer.metrics import Interval, Validation, resident_mib
 from trainer.state import gather_tensors
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from trainer.agreement import StopAgreement
     from trainer.batches import BatchPlan
+    from trainer.beat import Beat
     from trainer.checkpoint import Checkpoints, Position
     from trainer.config import Config
     from trainer.data import Batches
@@ -55,6 +57,7 @@ class Parts:
     checkpoints: Checkpoints
     sinks: Sinks
     agreement: StopAgreement
+    beat: Beat
     profiler: StepProfiler
 
 
@@ -65,6 +68,7 @@ class Loop:
         self._parts = parts
         self.position = position
         self.started_step = position.step
+        parts.beat.step = position.step
         self._total_steps = parts.learning_rate.total_steps
         self._loss_sum = torch.zeros((), device=parts.mesh.device)
         self._started_s = time.perf_counter()
@@ -113,12 +117,13 @@ class Loop:
         if epoch != self._microbatches_epoch:
             self._microbatches = parts.train.epoch(epoch, step_in_epoch)
             self._microbatches_epoch = epoch
-        log_every, reached = parts.config.log_every, parts.agreement.reached
+        log_every, reached, beat = parts.config.log_every, parts.agreement.reached, parts.beat
         parts.train_model.train()
         pause_step = self._pause_step()
         for step in range(self.position.step + 1, pause_step + 1):
             parts.profiler.before(step)
             self._train_step(step)
+            beat.step = step
             parts.profiler.after(step)
             if step % log_every == 0 or step == self._total_steps:
                 self._log(step, epoch + 1)
@@ -135,19 +140,23 @@ class Loop:
         return min(*nexts, self._total_steps)
 
     def _train_step(self, step: int) -> None:
-        parts = self._parts
+        parts, beat = self._parts, self._parts.beat
         num_microbatches = parts.plan.num_microbatches
         for number in range(1, num_microbatches + 1):
+            beat.enter(DATA)
             asked_s = time.perf_counter()
             inputs, targets = next(self._microbatches)
             self._wait_s += time.perf_counter() - asked_s
+            beat.enter(FORWARD)
             with self._without_reduction() if number < num_microbatches else _NOTHING:
                 with self._autocast():
                     loss = parts.workload.loss(parts.train_model(inputs), targets)
                 if num_microbatches > 1:
                     loss = loss / num_microbatches
+                (beat.enter if number < num_microbatches else beat.meet)(BACKWARD)
                 parts.update.scaler.scale(loss).backward()  # type: ignore[no-untyped-call] # torch's
             self._loss_sum += loss.detach()
+        beat.enter(UPDATE)
         parts.update.apply(parts.learning_rate.at(step - 1))
 
     def _without_reduction(self) -> contextlib.AbstractContextManager[Any]:
@@ -164,6 +173,7 @@ class Loop:
     def _log(self, step: int, epoch: int) -> None:
         """Reduce and tell the interval that ends with `step`; only here a device is awaited."""
         mesh, plan = self._parts.mesh, self._parts.plan
+        self._parts.beat.meet(LOG)
         num_steps = step - self._interval_step
         loss_sum, wait_s = mesh.sum([self._loss_sum.item(), self._wait_s])
         loss = loss_sum / (plan.world_size * num_steps)
@@ -220,6 +230,7 @@ class Loop:
     def _measure(self, test: Batches) -> tuple[float, float]:
         """Return mean loss and accuracy over all ranks' shares, each sample counted once."""
         parts = self._parts
+        parts.beat.meet(VALIDATE)
         # Running statistics, such as a batch norm's, differ between ranks: all measure rank 0's.
         parts.mesh.broadcast(list(parts.model.buffers()))
         parts.model.eval()
@@ -229,14 +240,17 @@ class Loop:
         share = shard(parts.num_test_samples, parts.mesh.ranks.rank, parts.mesh.ranks.world_size)
         with torch.no_grad(), self._autocast():
             for inputs, targets in test.evaluation(share):
+                parts.beat.enter(VALIDATE)
                 outputs = parts.model(inputs)
                 loss_sum += parts.workload.loss(outputs, targets) * len(targets)
                 correct += parts.workload.num_correct(outputs, targets)
+        parts.beat.meet(VALIDATE)
         totals = parts.mesh.sum([loss_sum.item(), correct.item(), len(share)])
         return totals[0] / totals[2], totals[1] / totals[2]
 
     def _save(self, *, is_best: bool = False) -> None:
         parts, began_s = self._parts, time.perf_counter()
+        parts.beat.meet(SAVE)
         scaler = parts.update.scaler
         state = scaler.state_dict() if scaler.is_enabled() else None
         parts.checkpoints.save(

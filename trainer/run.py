@@ -12,6 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.agreement import StopAgreement
+from trainer.beat import END, LOAD
 from trainer.checkpoint import Checkpoints, Position
 from trainer.data import build_batches
 from trainer.errors import UserError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from trainer.batches import BatchPlan
+    from trainer.beat import Beat
     from trainer.config import Config
     from trainer.data import Batches
     from trainer.mesh import Mesh
@@ -51,6 +53,7 @@ class Job:
     plan: BatchPlan
     workload: Workload
     stop: StopRequest
+    beat: Beat
 
 
 class Run:
@@ -82,6 +85,7 @@ class Run:
         if self._job.stop.signal_name is not None and self._events is not None:
             self._events.write("signal", signal=self._job.stop.signal_name)
         self._summarise("finished" if is_finished else "stopped")
+        self._job.beat.meet(END)
         self._mesh.close()
         return is_finished
 
@@ -111,6 +115,7 @@ class Run:
             global_batch_size=config.global_batch_size,
             num_train_samples=data.num_train,
         )
+        job.beat.meet(LOAD)
         position = _resume(checkpoints, config.resume, fresh, model, update)
         # Dropout and augmentation differ between ranks, and after a resume do not start over.
         torch.manual_seed((position.seed + job.ranks.rank * 2**32 + position.step) % 2**63)
@@ -134,7 +139,8 @@ class Run:
             steps_per_epoch=steps_per_epoch,
             checkpoints=checkpoints,
             sinks=self._sinks,
-            agreement=StopAgreement(mesh, job.stop),
+            agreement=StopAgreement(mesh, job.stop, job.beat),
+            beat=job.beat,
             profiler=_profiler(job, run_dir),
         )
         return Loop(parts, position)

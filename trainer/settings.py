@@ -22,6 +22,7 @@ class RunSettings:
     attempt: int = 1
     seed: int = _DEFAULT_SEED
     node: str = ""
+    beat_dir: Path | None = None
 
     @staticmethod
     def from_environment(env: Mapping[str, str], host: str) -> RunSettings:
@@ -29,12 +30,13 @@ class RunSettings:
 
         Raises UserError for a number that is none.
         """
-        run_dir = env.get("DDP_RUN_DIR")
+        run_dir, beat_dir = env.get("DDP_RUN_DIR"), env.get("DDP_BEAT_DIR")
         return RunSettings(
             run_dir=Path(run_dir) if run_dir else None,
             attempt=_count(env, "DDP_ATTEMPT", 1),
             seed=_count(env, "DDP_SEED", _DEFAULT_SEED),
             node=env.get("DDP_NODE") or host,
+            beat_dir=Path(beat_dir) if beat_dir else None,
         )
 
 

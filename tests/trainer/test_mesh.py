@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from trainer.agreement import StopAgreement
+from trainer.beat import NoBeat
 from trainer.errors import UserError
 from trainer.mesh import (
     Mesh,
@@ -80,14 +81,14 @@ def agreement(mesh: object, stop: StopRequest, step_s: float) -> StopAgreement:
     """An agreement whose clock we hold."""
     ticks = iter(range(10**6))
     # The clock moves on by a step at each look at it, one look a question and one an answer.
-    return StopAgreement(mesh, stop, clock=lambda: next(ticks) * step_s)  # type: ignore[arg-type]
+    return StopAgreement(mesh, stop, NoBeat(), clock=lambda: next(ticks) * step_s)  # type: ignore[arg-type]
 
 
 def test_alone_a_request_counts_at_once() -> None:
     """Without other ranks there is nobody to ask."""
     stop = StopRequest()
     mesh = Mesh(ranks=Ranks(), device=torch.device("cpu"), backend="none", num_threads=1)
-    alone = StopAgreement(mesh, stop)
+    alone = StopAgreement(mesh, stop, NoBeat())
     assert not alone.reached(1)
     stop.signal_name = "TERM"
     assert alone.reached(2)

@@ -1,0 +1,86 @@
+import os
+import signal
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.beat import AGREE, BACKWARD, END, FORWARD, SAVE, NoBeat, SharedBeat, open_beat
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The beat as a watcher reads it, by the format alone."""
+    names = ("magic", "pid", "step", "time_ns", "phase", "count", "meetings", "reserved")
+    return dict(zip(names, struct.unpack("<8s7q", path.read_bytes()), strict=True))
+
+
+def test_a_beat_says_where_its_rank_is(tmp_path: Path) -> None:
+    """Step, phase, a rising count and the time of the clock that all processes share."""
+    before_ns = time.monotonic_ns()
+    beat = open_beat(tmp_path, 3)
+    assert read(tmp_path / "rank-3") | {"time_ns": 0} == {
+        "magic": b"DDPBEAT1", "pid": os.getpid(), "step": 0, "time_ns": 0, "phase": 0,
+        "count": 1, "meetings": 0, "reserved": 0,
+    }  # fmt: skip
+    beat.enter(FORWARD)
+    beat.meet(BACKWARD)
+    beat.step = 7
+    beat.meet(SAVE)
+    told = read(tmp_path / "rank-3")
+    assert (told["step"], told["phase"], told["count"], told["meetings"]) == (7, SAVE, 4, 2)
+    assert before_ns <= told["time_ns"] <= time.monotonic_ns()
+
+
+def test_a_second_start_begins_anew(tmp_path: Path) -> None:
+    """What an earlier process left in the file is gone."""
+    first = SharedBeat(tmp_path / "rank-0")
+    first.step = 99
+    first.meet(END)
+    SharedBeat(tmp_path / "rank-0")
+    told = read(tmp_path / "rank-0")
+    assert (told["step"], told["phase"], told["count"]) == (0, 0, 1)
+
+
+def test_without_a_folder_nobody_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No variable, no beat; a folder that is not there is a warning, never the run's end."""
+    assert isinstance(open_beat(None, 0), NoBeat)
+    beat = open_beat(tmp_path / "nonesuch", 0)
+    assert isinstance(beat, NoBeat)
+    beat.enter(FORWARD)
+    beat.meet(AGREE)
+    assert "no beat" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ranks_beat_alike_and_show_their_stacks(
+    start_ranks: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Both move on; a signal writes each one's stacks and disturbs nothing; empty files go."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "beats").mkdir()
+    env = {"DDP_BEAT_DIR": str(tmp_path / "beats"), "DDP_RUN_DIR": str(tmp_path / "run")}
+    options = ("--model", "mlp", "--log-every", "1", "--epochs", "100000", "--val-every", "1000000")
+    started = start_ranks(2, *options, env=env)
+    started.wait_for_step(10)
+    beats = [read(tmp_path / "beats" / f"rank-{rank}") for rank in (0, 1)]
+    assert [beat["pid"] for beat in beats] == [process.pid for process in started.processes]
+    assert min(beat["step"] for beat in beats) >= 9
+    assert all(beat["meetings"] > 2 * 9 for beat in beats)  # a reduction and a log line each step
+    started.processes[1].send_signal(signal.SIGUSR2)
+    file = tmp_path / "run" / "debug" / "stack-1-rank-1.txt"
+    deadline_s = time.monotonic() + 10
+    while "loop.py" not in file.read_text():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    started.processes[1].send_signal(signal.SIGTERM)
+    assert started.wait() == [75, 75]
+    ends = [read(tmp_path / "beats" / f"rank-{rank}") for rank in (0, 1)]
+    assert [end["phase"] for end in ends] == [END, END]
+    assert ends[0]["meetings"] == ends[1]["meetings"]
+    assert ends[0]["step"] == ends[1]["step"] == started.run.summary()["steps"]
+    assert [entry.name for entry in file.parent.iterdir()] == ["stack-1-rank-1.txt"]
