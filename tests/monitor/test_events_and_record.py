@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor import events, record
+from monitor import events, evidence, record
 from monitor.errors import UserError
 
 TOLD = {"outcome": "finished", "train_time_s": 9.5, "test_accuracy": 0.98, "steps": 40}
@@ -47,7 +47,7 @@ def life(code: int | None, attempt: int = 1) -> list[dict[str, Any]]:
         event("rank_up", 3, attempt, rank=1, local_rank=0, node="n2", pid=11),
     ]
     if code is not None:
-        signal = "KILL" if code == 137 else None
+        signal = {137: "KILL", 139: "SEGV"}.get(code)
         told += [
             event(
                 "rank_end", 8, attempt, rank=0, node="n1", code=143, signal="TERM", requested=True
@@ -110,7 +110,8 @@ def test_events_cut_anywhere_are_read_as_far_as_they_go(cut: int, garbage: bytes
         (1, "failed", "program"),
         (75, "stopped", "preempted"),
         (76, "failed", "hung"),
-        (137, "failed", "signal"),
+        (137, "failed", "killed"),
+        (139, "failed", "program"),
         (None, "killed", "killed"),
     ],
 )
@@ -266,8 +267,8 @@ def test_events_told_meanwhile_are_not_missed(
     real = record.compose
     later = [event("end", 30, code=75)]
 
-    def slow(*args: Any) -> dict[str, Any]:
-        made = real(*args)
+    def slow(*args: Any, **options: Any) -> dict[str, Any]:
+        made = real(*args, **options)
         if later:
             with (run_dir / "events.jsonl").open("a") as file:
                 file.write("\n" + json.dumps(later.pop()) + "\n")
@@ -282,7 +283,7 @@ def test_only_the_end_of_long_metrics_is_read(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file larger than the limit is read from a whole line on; a missing one is no trouble."""
-    monkeypatch.setattr(record, "_TAIL_BYTES", 30)
+    monkeypatch.setattr(evidence, "_TAIL_BYTES", 30)
     record.compose_file(str(run_dir))
     made = json.loads((run_dir / "run.json").read_text())
     assert made["num_unreadable_lines"] == 1

@@ -1,0 +1,146 @@
+"""Who is to blame: one table from what was seen to the class of a failure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """A row of the table: if `pattern` is found in that `place`, the failure is of this class.
+
+    The words complete a sentence that begins with the rank, or with `the run`.
+    """
+
+    place: str
+    pattern: str
+    failure_class: str | None
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What an attempt ended of; `line` is the evidence, word for word."""
+
+    failure_class: str | None
+    words: str
+    place: str
+    line: str
+
+
+# Places, and what stands in them (see `Case`):
+#   code    the attempt's exit code                 stop     why the job was asked to end
+#   signal  of the failed rank, such as KILL        node     how a node was lost
+#   verdict the watchdog's kind                     end      `none` if the attempt told no end
+#   log     the end of the failed rank's own log    error    its exceptions, its last lines
+#   save    why the last checkpoint was not written nan      what was done about a non-finite loss
+TABLE: tuple[Sign, ...] = (
+    Sign("code", r"0", None, "finished"),
+    Sign("code", r"64", "user", "ended because its input or environment is wrong"),
+    # ---- the machine itself, before what follows from it
+    Sign("log", r"NVRM: Xid|\bXid \(|uncorrectable ECC|double[- ]bit ECC|fallen off the bus|"
+         r"NVLink.*(uncorrectable|fatal) error", "hardware", "was hit by a fault of its GPU"),
+    Sign("node", r".+", "hardware", "lost its node"),
+    # ---- the watchdog
+    Sign("verdict", r"network", "network", "could not reach the others"),
+    Sign("verdict", r"stopped", "hung", "was stopped from outside and did not go on"),
+    Sign("verdict", r"hung", "hung", "did no more steps"),
+    Sign("code", r"76", "hung", "did no more steps"),
+    # ---- somebody asked for the end
+    Sign("stop", r"preempted", "preempted", "made way for another job"),
+    Sign("stop", r"time limit", "time limit", "was ended by the time limit"),
+    Sign("stop", r"cancelled", "cancelled", "was cancelled"),
+    # ---- what the rank said
+    Sign("error", r"No space left on device|Disk quota exceeded|ENOSPC|EDQUOT", "storage",
+         "found no room on the disk"),
+    Sign("error", r"Stale file handle|Input/output error|Read-only file system|ESTALE|\bEIO\b|"
+         r"Transport endpoint is not connected", "storage", "could not use the file system"),
+    Sign("error", r"(FileNotFoundError|No such file or directory).*"
+         r"\.(?!(?:py|pyc|so|sh|toml|ya?ml|json|cfg|ini)\b)\w+", "storage",
+         "missed a file of its data"),
+    Sign("log", r"oom[-_ ]?kill|[Oo]ut of memory: Killed|Memory cgroup out of memory", "program",
+         "was ended because it used more memory than it may"),
+    Sign("error", r"MemoryError|CUDA out of memory|OutOfMemoryError|[Oo]ut of memory|bad_alloc|"
+         r"Cannot allocate memory|not enough memory", "program", "ran out of memory"),
+    Sign("nan", r"stop", "program", "met a loss or gradient that is not finite"),
+    Sign("error", r"Address already in use|EADDRINUSE", "network", "found the port taken"),
+    Sign("error", r"Name or service not known|Temporary failure in name resolution|"
+         r"No route to host|Network is unreachable", "network", "could not reach the others"),
+    Sign("follows", r".+", "network", "lost its connection, and no rank says why"),
+    Sign("save", r".+", "storage", "could not write its checkpoint"),
+    # ---- how it ended, where it said nothing
+    Sign("signal", r"SEGV|BUS|ILL|FPE|ABRT|TRAP|SYS", "program", "crashed"),
+    Sign("signal", r"KILL|TERM|HUP|INT|QUIT", "killed", "was killed from outside"),
+    Sign("signal", r".+", "program", "was ended by a signal"),
+    Sign("code", r"127", "program", "could not find its command"),
+    Sign("code", r"126", "program", "may not execute its command"),
+    Sign("end", r"none", "killed", "was killed and could not say why"),
+    Sign("code", r".+", "program", "failed"),
+)  # fmt: skip
+"""Rows in order: the first that is found decides."""
+
+CLASSES = tuple(dict.fromkeys(sign.failure_class for sign in TABLE if sign.failure_class))
+
+FOLLOWS = re.compile(
+    r"Connection (closed|reset) by (remote )?peer|Broken pipe|Connection refused|Socket Timeout|"
+    r"remote process exited|ncclRemoteError|ncclSystemError|NCCL.*(watchdog|timeout)|"
+    r"TCPStore(?!.*(in use|EADDRINUSE))|store->get|recvValue failed|Timed out waiting"
+)
+"""What a rank says whose peer failed first: the consequence of a failure, never its cause."""
+
+_EXCEPTION = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b.*|terminate called.*|.*: error: .*")
+_PREFIX = re.compile(r"^\s*(?:\[rank\d+\]:\s?|\[\d+\]\s)?")
+_NUM_LINES = 60  # of the end of a log: older words are about something else
+_NUM_LAST = 3
+_MAX_LINE = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """All that is known about one end: a text for each place of the table, empty if none."""
+
+    signs: Mapping[str, str] = field(default_factory=dict)
+
+    def judge(self) -> Finding:
+        """Find the first row of the table that fits."""
+        for sign in TABLE:
+            text = self.signs.get(sign.place, "")
+            is_whole = sign.place in ("code", "signal", "verdict", "stop", "end")
+            found = (re.fullmatch if is_whole else re.search)(sign.pattern, text)
+            if found and text:
+                line = _line_at(text, found.start())
+                return Finding(sign.failure_class, sign.words, sign.place, line)
+        return Finding("killed", "was killed and could not say why", "end", "")
+
+
+def errors_in(log_end: str) -> list[str]:
+    """Pick the lines that say what went wrong: exceptions near the end, and the last lines."""
+    lines = [_PREFIX.sub("", line).rstrip() for line in log_end.splitlines()[-_NUM_LINES:]]
+    lines = [line for line in lines if line]
+    head, last = lines[:-_NUM_LAST], lines[-_NUM_LAST:]
+    return [line[:_MAX_LINE] for line in (*filter(_EXCEPTION.match, head), *last)]
+
+
+def headline(told: str | None, log_end: str) -> str:
+    """Give the one line that says best why a rank failed; empty if it said nothing."""
+    if told:
+        return told[:_MAX_LINE]
+    errors = errors_in(log_end)
+    exceptions = [line for line in errors if _EXCEPTION.match(line)]
+    return (exceptions or errors or [""])[-1]
+
+
+def is_consequence(line: str) -> bool:
+    """Whether a rank that says this only lost a peer."""
+    return FOLLOWS.search(line) is not None
+
+
+def _line_at(text: str, position: int) -> str:
+    begin = text.rfind("\n", 0, position) + 1
+    end = text.find("\n", position)
+    return text[begin : end if end >= 0 else None].strip()[:_MAX_LINE]

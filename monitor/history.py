@@ -1,0 +1,183 @@
+"""A run's events and metrics, told apart by attempt; every reading of them is safe on torn ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from monitor.events import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start of the run: its events and its lines of metrics, each in the order of the file.
+
+    The order of the file is the order of what happened: the clocks of nodes may differ.
+    """
+
+    number: int
+    events: tuple[Event, ...]
+    metrics: tuple[Event, ...]
+
+    def all(self, name: str) -> list[Event]:
+        """Every event of a name."""
+        return [event for event in self.events if event.get("event") == name]
+
+    def last(self, name: str) -> Event:
+        """Give the last event of a name, empty if there is none."""
+        return next((e for e in reversed(self.events) if e.get("event") == name), {})
+
+    @property
+    def code(self) -> int | None:
+        """The exit code that the attempt ended with; None if no end was told."""
+        return integer(self.last("end").get("code"))
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it ran a command of the user's own and not our trainer."""
+        command = self.last("start").get("command")
+        is_told = isinstance(command, list) and command[:1] == ["--"]
+        return is_told and not any(e.get("source") == "trainer" for e in self.events)
+
+    def steps(self) -> list[int]:
+        """All steps that anybody saw done, in no order that matters."""
+        told = [line.get("step") for line in self.metrics]
+        told += [e.get("step") for e in self.events if e.get("event") in ("first_step", "resume")]
+        told += [e.get("step") for e in self.all("checkpoint")]
+        for event in self.all("last_beats"):
+            told += [one.get("step") for one in mappings(event.get("ranks"))]
+        for event in self.all("hang_report"):
+            told += [one.get("step") for one in mappings(event.get("ranks"))]
+        summary = self.last("summary").get("summary")
+        told.append(summary.get("steps") if isinstance(summary, dict) else None)
+        return [step for step in map(integer, told) if step is not None]
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step that was reached; None where steps are unknown."""
+        return max(self.steps(), default=None)
+
+    @property
+    def resumed_step(self) -> int | None:
+        """The step it began from; None where nobody said so."""
+        event = self.last("resume")
+        if not event:
+            return None
+        return integer(event.get("step")) or 0
+
+    @property
+    def saved_step(self) -> int | None:
+        """The step that the next start can begin from, as far as this attempt knows."""
+        saved = [integer(e.get("step")) for e in self.all("checkpoint")]
+        steps = [step for step in saved if step is not None]
+        return max(steps) if steps else self.resumed_step
+
+
+def attempts(events: Sequence[Event], metrics: Sequence[Event]) -> list[Attempt]:
+    """Tell apart the attempts, in the order of their numbers."""
+    mine: dict[int, list[Event]] = {}
+    for event in events:
+        mine.setdefault(_number(event), []).append(event)
+    return [
+        Attempt(number, tuple(mine[number]), tuple(_metrics_of(number, mine[number], metrics)))
+        for number in sorted(mine)
+    ]
+
+
+def _number(event: Event) -> int:
+    return integer(event.get("attempt")) or 1
+
+
+def _metrics_of(number: int, events: Sequence[Event], metrics: Sequence[Event]) -> list[Event]:
+    """Pick the metrics of one attempt: by number, else by time; one without a time is recent."""
+    since = str(events[0].get("time", "")) if events else ""
+    return [
+        line
+        for line in metrics
+        if (
+            line.get("attempt") == number
+            if "attempt" in line
+            else str(line.get("time", "~")) >= since
+        )
+        and "step" in line
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When an attempt began and ended, in seconds since 1970; never the wrong way round."""
+
+    begin_s: float
+    end_s: float
+
+
+def spans(several: Sequence[Attempt]) -> list[Span]:
+    """Place the attempts in time, one after the other, also where a clock was set back.
+
+    An attempt that never told its end is taken to its last sign of life.
+    """
+    placed: list[Span] = []
+    begins = [_begin_s(one) for one in several]
+    known = [begin_s for begin_s in begins if begin_s is not None]
+    at_s = known[0] if known else 0.0
+    for index, (one, begin_s) in enumerate(zip(several, begins, strict=True)):
+        end_s, next_s = _end_s(one), begins[index + 1] if index + 1 < len(begins) else None
+        if end_s is not None and next_s is not None and not one.last("end"):
+            end_s = min(end_s, next_s)  # what it left behind spoke on
+        first_s = at_s if begin_s is None else max(at_s, begin_s)
+        at_s = first_s if end_s is None else max(first_s, end_s)
+        placed.append(Span(first_s, at_s))
+    return placed
+
+
+def _begin_s(attempt: Attempt) -> float | None:
+    told = [attempt.last("start"), *attempt.events]
+    return next((s for s in (seconds(e.get("time")) for e in told) if s is not None), None)
+
+
+def _end_s(attempt: Attempt) -> float | None:
+    told = seconds(attempt.last("end").get("time"))
+    if told is not None:
+        return told
+    # Another node's clock may be an hour off: the node that told the start is the measure.
+    host = attempt.last("start").get("host")
+    near = [e for e in attempt.events if e.get("host") == host] or attempt.events
+    signs = [seconds(line.get("time")) for line in (*near, *attempt.metrics)]
+    return max((s for s in signs if s is not None), default=None)
+
+
+def seconds(time: object) -> float | None:
+    """Read a time as events have it, as seconds since 1970; None if it is none."""
+    if not isinstance(time, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(time)
+        return moment.timestamp() if moment.tzinfo else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def integer(value: object) -> int | None:
+    """Give a whole number as it is, and None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def number(value: object) -> float | None:
+    """Give a number of 0 or more as it is, and None for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value < float("inf") else None  # type: ignore[operator,arg-type] # just seen
+
+
+def mappings(value: object) -> list[Event]:
+    """Give the mappings in a list, or those that a mapping leads to."""
+    items = value.values() if isinstance(value, dict) else value
+    return [item for item in items if isinstance(item, dict)] if hasattr(items, "__iter__") else []
+
+
+def picked(event: Event, keys: Sequence[str]) -> Event:
+    """Take some keys of an event, None where it lacks one; empty from an empty one."""
+    return {key: event.get(key) for key in keys} if event else {}
