@@ -125,7 +125,7 @@ child_start() {
         "${COMMAND[@]}" </dev/null >>"$LOG" 2>&1 &
         CHILD_PID=$!
         follower_start "$((LOG_SIZE + 1))"
-        (event_write rank_up rank "$RANK" local_rank "$LOCAL_RANK" node "$NODE_JSON" pid "$CHILD_PID")
+        (event_write rank_up rank "$RANK" local_rank "$LOCAL_RANK" node "$NODE_JSON" pid "$CHILD_PID" log_offset "$LOG_SIZE")
     fi
     if [[ $STOP_SIGNAL ]]; then child_signal "$STOP_SIGNAL"; fi # it came before there was a child
 }
