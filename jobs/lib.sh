@@ -1,8 +1,11 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034 # the codes are used by the other parts
 # ddp jobs library: messages, JSON, events, processes.
 # Sourced by every script of this folder; knows neither Slurm nor training.
 
-readonly EXIT_USAGE=64 # the user's input or environment is wrong: no retry
+readonly EXIT_USAGE=64   # the user's input or environment is wrong: no retry
+readonly EXIT_FAILED=70  # a rank failed
+readonly EXIT_STOPPED=75 # stopped on request, a checkpoint is written
+readonly EXIT_HUNG=76    # a rank is stuck
 
 # ---- messages: people read stderr, programs read stdout -----------------------------------------
 
@@ -97,6 +100,25 @@ event_field() {
 # bash 5.2 breaks off with a syntax error if a trap runs while it parses a command or process
 # substitution. So between setting its traps and ignoring signals again, a script uses neither in
 # its own shell: it prepares before, waits, and puts what it must do meanwhile into subshells.
+
+# aside COMMAND...: runs it in a subshell that no signal disturbs, while this shell waits for it and
+# acts on its traps. The subshell leaves what it finds out in a file. Returns the command's code.
+aside() {
+    local pid code
+    (
+        trap '' INT TERM HUP USR1
+        trap - EXIT
+        "$@"
+    ) </dev/null &
+    pid=$!
+    while :; do
+        INTERRUPTED=0
+        code=0
+        wait "$pid" 2>/dev/null || code=$?
+        if ((! INTERRUPTED)); then break; fi
+    done
+    return "$code"
+}
 
 # pause SECONDS: waits without a child process, so that nothing outlives a killed shell.
 pause() {

@@ -50,31 +50,34 @@ source "$JOBS_DIR/lib/master.sh"
 source "$JOBS_DIR/lib/step.sh"
 # shellcheck source=lib/judge.sh
 source "$JOBS_DIR/lib/judge.sh"
+# shellcheck source=lib/decide.sh
+source "$JOBS_DIR/lib/decide.sh"
+# shellcheck source=lib/attempt.sh
+source "$JOBS_DIR/lib/attempt.sh"
 
-STOP_SIGNAL='' INTERRUPTED=0 DRY_RUN=0
+STOP_SIGNAL='' INTERRUPTED=0 DRY_RUN=0 ATTEMPT_IS_OPEN=0
+RESTARTS=0 IDLE=0 CODE=0 LAST_WORDS=''
 
 main() {
     parse_arguments "$@"
     leave_to_task_zero
     place_detect
     resolve_settings
+    step_prepare
     step_build "${ARGUMENTS[@]}"
     settings_print
     printf 'step: %s\n' "$(printf '%q ' "${STEP_COMMAND[@]}")" >&2
     if ((DRY_RUN)); then return 0; fi
     check_trainer_options
     run_open
-    step_prepare
     trap 'on_exit $?' EXIT
     trap 'on_signal INT' INT
     trap 'on_signal TERM' TERM HUP
     trap 'on_signal USR1' USR1
     timestamps_start
-    step_start
-    if [[ $STOP_SIGNAL ]]; then step_signal "$STOP_SIGNAL"; fi # it came before there was a step
-    step_wait
+    attempts_run
     trap '' INT TERM HUP USR1
-    run_judge
+    exit "$CODE"
 }
 
 parse_arguments() {
@@ -118,6 +121,7 @@ resolve_settings() {
     settings_run
     settings_debug_flags
     if ((DEBUG)); then trace_start; fi
+    master_list_nodes
     master_resolve
     settings_cpus
     settings_network
@@ -139,22 +143,8 @@ run_open() {
     mkdir -p -- "$DDP_RUN_DIR"/{logs,debug,checkpoints} 2>/dev/null || :
     [[ -w $DDP_RUN_DIR/logs ]] ||
         die "the run directory must be writable, found that $DDP_RUN_DIR is not: set DDP_OUT to a directory on the shared file system"
-    event_write start job_id "$(json_string "$DDP_JOB_ID")" run "$(json_string "${DDP_RUN_DIR##*/}")" \
-        place "$(json_string "$PLACE")" nodes "$(json_list "${NODES[@]}")" world_size "$WORLD_SIZE" \
-        command "$(json_list "${ARGUMENTS[@]}")" restart_count "${SLURM_RESTART_COUNT:-0}" \
-        image "$(json_or_null "$(image_path)")" image_digest "$(json_or_null "$(image_digest)")"
-    event_write settings settings "$(settings_json)"
-}
-
-image_path() {
-    printf '%s' "${DDP_IMAGE:-${SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_image-}}"
-}
-
-# container/to_squashfs.sh leaves the digest beside the file.
-image_digest() {
-    local image
-    image=$(image_path)
-    if [[ -r $image.sha256 ]]; then cut -d' ' -f1 <"$image.sha256"; fi
+    WORK_DIR=$(mktemp -d "${TMPDIR:-/tmp}/ddp-$DDP_JOB_ID.XXXXXX") ||
+        die "a temporary directory is needed, found none in ${TMPDIR:-/tmp}: set TMPDIR to one that is writable"
 }
 
 # In a log that nobody watches, a line now and then tells a slow job from a dead one.
@@ -174,7 +164,10 @@ timestamps_start() {
 on_signal() {
     INTERRUPTED=1
     STOP_SIGNAL=$1
-    (event_write signal signal "\"$1\"")
+    (
+        trap '' INT TERM HUP USR1
+        event_write signal signal "\"$1\""
+    )
     case $1 in
         USR1)
             log_info "SIGUSR1: the time limit is near, asking every rank for a checkpoint"
@@ -187,36 +180,24 @@ on_signal() {
     esac
 }
 
-run_judge() {
-    local code
-    step_end
-    judge_failure
-    code=$(judge_code)
-    judge_event
-    exit "$code"
-}
-
 # on_exit CODE: the only way out once the run directory exists.
 on_exit() {
-    local code=$1
     trap - EXIT
     trap '' INT TERM HUP USR1
+    CODE=$1
     if [[ $TIMESTAMPS_PID ]]; then stop_processes 0 "$TIMESTAMPS_PID"; fi
-    step_end
-    event_write end code "$code"
-    compose_record
-    judge_report "$code"
-    exit "$code"
+    if ((ATTEMPT_IS_OPEN)); then run_break "$1"; fi
+    rm -rf -- "$WORK_DIR"
+    log_info "$LAST_WORDS"
+    exit "$CODE"
 }
 
-# The run record is a view of the events; without our Python it is made later, on demand.
-compose_record() {
-    local python compose
-    python=$(find_python "$JOBS_DIR/..")
-    [[ $python ]] || return 0
-    mapfile -t compose < <(python_command "$(dirname -- "$JOBS_DIR")" "$python" monitor)
-    timeout 60 "${compose[@]}" compose "$DDP_RUN_DIR" </dev/null >/dev/null ||
-        log_info "the run record is not composed; later: python -m monitor compose $DDP_RUN_DIR"
+# run_break CODE: the script itself fails; what it started ends, and the record says so.
+run_break() {
+    step_end
+    event_write end code "$1"
+    compose_record
+    LAST_WORDS="prelaunch.sh itself failed ($(describe_code "$1")); see the lines above"
 }
 
 main "$@"

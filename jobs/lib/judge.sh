@@ -1,4 +1,4 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2153 # set by the other parts
 # The end of an attempt: the first failing rank and the job's own exit code, from events.jsonl.
 
 # judge_failure: sets FAILED_RANK, FAILED_NODE and FAILED_CODE, empty if no rank failed; and
@@ -40,22 +40,30 @@ judge_code() {
     if [[ $FAILED_RANK ]]; then echo "$FAILED_CODE"; else echo "$STEP_CODE"; fi
 }
 
-# judge_report CODE: the end of the failed rank's log, then the one line that says it all.
-judge_report() {
+# judge_words: what happened, in the words of the job's last line.
+judge_words() {
     local log=$DDP_RUN_DIR/logs/rank-$FAILED_RANK.log
-    if (($1 == 0)); then
-        log_info "all $WORLD_SIZE ranks finished; $DDP_RUN_DIR"
+    if ((CODE == 0)); then
+        echo "all $WORLD_SIZE ranks finished; $DDP_RUN_DIR"
+    elif ((CODE == EXIT_STOPPED)) && [[ $FAILED_RANK ]]; then
+        echo "stopped on request${STOP_SIGNAL:+ (SIG$STOP_SIGNAL)}, a checkpoint is written (code $CODE)"
+    elif ((CODE == EXIT_STOPPED)); then
+        echo "stopped on request${STOP_SIGNAL:+ (SIG$STOP_SIGNAL)} before the ranks were started (code $CODE)"
     elif [[ ! $FAILED_RANK ]]; then
-        log_info "the ranks could not be started: the step $(describe_code "$1"); see the lines above"
-    elif (($1 == 75)); then
-        log_info "stopped on request, a checkpoint is written (code 75); start again with DDP_RUN_NAME=${DDP_RUN_DIR##*/} to go on"
+        echo "the ranks could not be started: the step $(describe_code "$CODE"), see the lines above"
     elif [[ $STOP_SIGNAL ]] && ((FAILED_BY_REQUEST)); then
-        log_info "stopped on request (SIG$STOP_SIGNAL); rank $FAILED_RANK on $FAILED_NODE $(describe_code "$1"); its log: $log"
+        echo "stopped on request (SIG$STOP_SIGNAL); rank $FAILED_RANK on $FAILED_NODE $(describe_code "$CODE"); its log: $log"
     else
-        log_info "the end of $log:"
-        tail -n 20 -- "$log" 2>/dev/null | sed 's/^/    /' >&2 || :
-        log_info "rank $FAILED_RANK on $FAILED_NODE $(describe_code "$1"); its log: $log"
+        echo "rank $FAILED_RANK on $FAILED_NODE $(describe_code "$CODE"); its log: $log"
     fi
+}
+
+# judge_show_log: the last lines of the failed rank's log, before the line that names it.
+judge_show_log() {
+    local log=$DDP_RUN_DIR/logs/rank-$FAILED_RANK.log
+    if [[ ! $FAILED_RANK ]] || ((CODE == EXIT_STOPPED || FAILED_BY_REQUEST)); then return 0; fi
+    log_info "the end of $log:"
+    tail -n 20 -- "$log" 2>/dev/null | sed 's/^/    /' >&2 || :
 }
 
 judge_event() {

@@ -1,10 +1,13 @@
 # shellcheck shell=bash
 # MASTER_ADDR and MASTER_PORT: where the ranks find each other.
 
-# master_resolve: sets NODES, MASTER_ADDR and MASTER_PORT with their origins.
+# master_resolve: sets MASTER_ADDR and MASTER_PORT with their origins, for this attempt on NODES.
+# What an attempt before chose is chosen anew; what the user set stays.
 master_resolve() {
-    local master address port status=0
-    master_list_nodes
+    local master address port name status=0
+    for name in MASTER_ADDR MASTER_PORT; do
+        if [[ ${SETTING_ORIGINS[$name]:-the environment} != 'the environment' ]]; then unset "$name"; fi
+    done
     master=$(master_node)
     if [[ -v MASTER_PORT ]]; then require_integer MASTER_PORT "$MASTER_PORT" 1 65535; fi
     read -r address port < <(master_probe "$master") || :
@@ -37,7 +40,8 @@ master_node() {
 
 # master_probe NODE: runs lib/probe.sh there, through standard input where that is another machine.
 master_probe() {
-    local number=${SLURM_JOB_ID:-$$} probe=$JOBS_DIR/lib/probe.sh
+    # Every attempt begins its search elsewhere: the port before may not be free again yet.
+    local number=$((${SLURM_JOB_ID:-$$} + 1009 * (DDP_ATTEMPT - 1))) probe=$JOBS_DIR/lib/probe.sh
     local arguments=("$number" "${DDP_IFACE-}" "${MASTER_PORT-}")
     if [[ $1 == "$DDP_NODE" || $PLACE == *-local ]]; then
         bash "$probe" "${arguments[@]}"

@@ -84,6 +84,7 @@ settings_run() {
     setting DDP_TIMESTAMP_INTERVAL 'the default' 120
     require_integer DDP_TIMESTAMP_INTERVAL "$DDP_TIMESTAMP_INTERVAL" 1 86400
     settings_grace
+    settings_restarts
 }
 
 # A rank must be gone before Slurm's own SIGKILL ends the scripts that tell what happened.
@@ -98,6 +99,19 @@ settings_grace() {
         setting DDP_GRACE 'the default' 25
     fi
     require_integer DDP_GRACE "$DDP_GRACE" 0 86400
+}
+
+# What a command of the user's own does when it starts again, only the user knows: so that one is
+# started again on demand only, our trainer by default.
+settings_restarts() {
+    if [[ ${ARGUMENTS[0]-} == -- ]]; then
+        setting DDP_MAX_RESTARTS "a command of one's own" 0
+    else
+        setting DDP_MAX_RESTARTS 'the default' 3
+    fi
+    require_integer DDP_MAX_RESTARTS "$DDP_MAX_RESTARTS" 0 1000
+    setting DDP_MAX_IDLE_RESTARTS 'the default' 1
+    require_integer DDP_MAX_IDLE_RESTARTS "$DDP_MAX_IDLE_RESTARTS" 0 1000
 }
 
 # An interface for the master's address is the one for the traffic, too.

@@ -1,0 +1,127 @@
+# shellcheck shell=bash disable=SC2034,SC2153 # set here, read by the other parts
+# The attempts: one start of all ranks after the other, within the allocation this job has.
+#
+# All of this runs while signals may arrive: what needs substitutions is done aside (see lib.sh), in
+# a subshell that leaves its results in a file of $WORK_DIR, one a line.
+
+# attempts_run: returns when no further attempt is to follow; CODE, DECISION and LAST_WORDS say why.
+attempts_run() {
+    while :; do
+        attempt_open
+        attempt_step
+        attempt_close
+        [[ $DECISION == restart ]] || return 0
+        attempt_wait "$DELAY_S"
+        attempt_next
+    done
+}
+
+attempt_open() {
+    STEP_CODE=0 STEP_PIDS=() ATTEMPT_IS_OPEN=1
+    checkpoint_latest
+    LATEST_AT_START=$LATEST
+    aside attempt_tell || :
+}
+
+attempt_tell() {
+    event_write start job_id "$(json_string "$DDP_JOB_ID")" run "$(json_string "${DDP_RUN_DIR##*/}")" \
+        place "$(json_string "$PLACE")" nodes "$(json_list "${NODES[@]}")" world_size "$WORLD_SIZE" \
+        command "$(json_list "${ARGUMENTS[@]}")" restart_count "${SLURM_RESTART_COUNT:-0}" \
+        image "$(json_or_null "$(image_path)")" image_digest "$(json_or_null "$(image_digest)")"
+    event_write settings settings "$(settings_json)"
+}
+
+# A signal that came before the ranks starts none.
+attempt_step() {
+    if [[ $STOP_SIGNAL ]]; then
+        STEP_CODE=$EXIT_STOPPED
+        return 0
+    fi
+    step_start
+    if [[ $STOP_SIGNAL ]]; then step_signal "$STOP_SIGNAL"; fi # it came before there was a step
+    step_wait
+    STEP_PIDS=()
+}
+
+# attempt_close: sets CODE, DECISION, IDLE, RESTARTS, DELAY_S and LAST_WORDS.
+attempt_close() {
+    rm -f -- "$WORK_DIR/decision"
+    aside attempt_judge || :
+    {
+        read -r CODE
+        read -r DECISION
+        read -r RESTARTS
+        read -r IDLE
+        read -r DELAY_S
+        read -r LAST_WORDS
+    } 2>/dev/null <"$WORK_DIR/decision" || {
+        CODE=$((STEP_CODE ? STEP_CODE : EXIT_FAILED)) DECISION=fail
+        LAST_WORDS="how the ranks ended could not be judged; see $DDP_RUN_DIR/logs"
+    }
+    ATTEMPT_IS_OPEN=0
+}
+
+# attempt_judge, aside: the end of the step, who failed, what follows, and the record of it.
+attempt_judge() {
+    step_end
+    judge_failure
+    judge_event
+    checkpoint_latest
+    decide
+    event_write decision decision "$(json_string "$DECISION")" reason "$(json_string "$REASON")" \
+        restarts "$RESTARTS" idle "$IDLE" exclude null
+    event_write end code "$CODE"
+    judge_show_log
+    printf '%s\n' "$CODE" "$DECISION" "$RESTARTS" "$IDLE" "$DELAY_S" "$LAST_WORDS" >"$WORK_DIR/decision"
+    if [[ $DECISION == restart ]]; then log_info "$LAST_WORDS"; fi
+    compose_record
+}
+
+# attempt_wait SECONDS: a signal ends it.
+attempt_wait() {
+    local deadline=$((SECONDS + $1))
+    while ((SECONDS < deadline)) && [[ ! $STOP_SIGNAL ]]; do pause 0.2; done
+}
+
+# attempt_next: what is different in every attempt: its number, its token and its port.
+attempt_next() {
+    DDP_ATTEMPT=$((DDP_ATTEMPT + 1))
+    DDP_LAUNCH_ID=$DDP_JOB_ID.$DDP_ATTEMPT.$$
+    if [[ $STOP_SIGNAL ]]; then return 0; fi
+    rm -f -- "$WORK_DIR/master"
+    aside attempt_master || :
+    # Without a new port the old one is as good: its owner is gone.
+    if [[ -s $WORK_DIR/master ]]; then read -r MASTER_ADDR MASTER_PORT <"$WORK_DIR/master"; fi
+}
+
+attempt_master() {
+    master_resolve
+    printf '%s %s\n' "$MASTER_ADDR" "$MASTER_PORT" >"$WORK_DIR/master"
+}
+
+# checkpoint_latest: sets LATEST to what checkpoints/latest names, empty if there is none.
+checkpoint_latest() {
+    LATEST=''
+    { read -r LATEST <"$DDP_RUN_DIR/checkpoints/latest"; } 2>/dev/null || :
+}
+
+# The run record is a view of the events; without our Python it is made later, on demand.
+compose_record() {
+    local python compose
+    python=$(find_python "$JOBS_DIR/..")
+    [[ $python ]] || return 0
+    mapfile -t compose < <(python_command "$(dirname -- "$JOBS_DIR")" "$python" monitor)
+    timeout 60 "${compose[@]}" compose "$DDP_RUN_DIR" </dev/null >/dev/null ||
+        log_info "the run record is not composed; later: python -m monitor compose $DDP_RUN_DIR"
+}
+
+image_path() {
+    printf '%s' "${DDP_IMAGE:-${SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_image-}}"
+}
+
+# container/to_squashfs.sh leaves the digest beside the file.
+image_digest() {
+    local image
+    image=$(image_path)
+    if [[ -r $image.sha256 ]]; then cut -d' ' -f1 <"$image.sha256"; fi
+}

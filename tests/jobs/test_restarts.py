@@ -1,0 +1,113 @@
+"""Restarts within the allocation, without Slurm: what follows a failure, and when it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Scripts
+
+pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
+
+# Rank 1 kills itself in the attempts before the given one; every attempt writes a "checkpoint".
+FAILS_BEFORE = """
+echo "port $MASTER_PORT launch $DDP_LAUNCH_ID"
+[[ $SAVES != 1 ]] || echo "step-$((DDP_ATTEMPT * 20))" >"$DDP_RUN_DIR/checkpoints/latest"
+if ((RANK == 1 && DDP_ATTEMPT < GOOD)); then kill -9 $$; fi
+((DDP_ATTEMPT >= GOOD)) || sleep 60
+"""
+
+
+def failing(scripts: Scripts, *, good: int, saves: bool, **env: str) -> object:
+    """Runs two ranks of which one dies in every attempt before number `good`."""
+    return scripts.run(
+        "prelaunch.sh",
+        "--",
+        "bash",
+        "-c",
+        FAILS_BEFORE,
+        **{"GOOD": str(good), "SAVES": str(int(saves)), "DDP_MAX_RESTARTS": "3"} | env,
+    )
+
+
+def test_a_failed_rank_starts_again(scripts: Scripts) -> None:
+    """The step starts again with a new port and a new token, and the job finishes."""
+    result = failing(scripts, good=3, saves=True)
+    assert result.code == 0, result.err
+    assert [event["attempt"] for event in result.of("start")] == [1, 2, 3]
+    assert [event["code"] for event in result.of("end")] == [137, 137, 0]
+    decisions = [(e["decision"], e["restarts"], e["idle"]) for e in result.of("decision")]
+    assert decisions == [("restart", 1, 0), ("restart", 2, 0), ("finish", 2, 0)]
+    lines = {line for line in result.out.splitlines() if line.startswith("[0] port")}
+    assert len({line.split()[2] for line in lines}) == 3
+    assert len({line.split()[4] for line in lines}) == 3
+    assert "SIGKILL" in result.err
+    assert "restart 1 of 3 from step 20 in 2 s" in result.err
+    assert result.err.splitlines()[-1].startswith("prelaunch: all 2 ranks finished")
+    record = json.loads((result.run_dir / "run.json").read_text())
+    assert [attempt["code"] for attempt in record["attempts"]] == [137, 137, 0]
+
+
+def test_restarts_have_a_limit(scripts: Scripts) -> None:
+    """After DDP_MAX_RESTARTS the job ends with the failure's code, and says why."""
+    result = failing(scripts, good=9, saves=True, DDP_MAX_RESTARTS="1")
+    assert result.code == 137
+    assert len(result.of("start")) == 2
+    last = result.err.splitlines()[-1]
+    assert "rank 1 on" in last
+    assert "all 1 of DDP_MAX_RESTARTS are used" in last
+
+
+@pytest.mark.parametrize(("limit", "starts"), [("0", 1), ("1", 2)])
+def test_starts_without_progress_end_sooner(scripts: Scripts, limit: str, starts: int) -> None:
+    """No new checkpoint between two starts: the smaller limit ends it."""
+    result = failing(scripts, good=9, saves=False, DDP_MAX_IDLE_RESTARTS=limit)
+    assert result.code == 137
+    assert len(result.of("start")) == starts
+    assert "no new checkpoint" in result.err.splitlines()[-1]
+    assert result.of("decision")[-1]["decision"] == "fail"
+
+
+def test_a_users_mistake_is_not_tried_again(scripts: Scripts) -> None:
+    """64 ends the job at once."""
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", "exit 64", DDP_MAX_RESTARTS="3")
+    assert result.code == 64
+    assert len(result.of("start")) == 1
+
+
+def test_a_command_of_ones_own_is_not_started_again_by_itself(scripts: Scripts) -> None:
+    """What it does at a second start only its user knows."""
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", "exit 3")
+    assert result.code == 3
+    assert len(result.of("start")) == 1
+    assert "DDP_MAX_RESTARTS=0" in result.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT", "USR1"])
+def test_a_signal_between_two_attempts_is_acted_upon(scripts: Scripts, name: str) -> None:
+    """While the job waits for its restart a signal ends it: no rank starts again."""
+    process = scripts.start(
+        "prelaunch.sh", "--", "bash", "-c", "kill -9 $$", DDP_MAX_RESTARTS="9",
+        DDP_MAX_IDLE_RESTARTS="9", DDP_NPROC_PER_NODE="1",
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    events = scripts.directory / "out"
+    while sum(text.count('"end"') for text in map(_text, events.glob("*/events.jsonl"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    began = time.monotonic()
+    process.send_signal(getattr(signal, f"SIG{name}"))
+    result = scripts.finish(process)
+    assert time.monotonic() - began < 4  # the third restart would wait for 8 s
+    assert result.code == 75
+    assert len(result.of("rank_up")) == 2
+    assert "stopped on request" in result.err.splitlines()[-1]
+
+
+def _text(path: object) -> str:
+    return path.read_text()
