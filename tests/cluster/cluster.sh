@@ -24,6 +24,9 @@ usage: cluster.sh COMMAND
   kill NODE          pull the node's power: everything on it dies at once
 environment:
   DDP_CLUSTER_CPUS, DDP_CLUSTER_GPUS   CPUs (8) and GPUs (2) of each node
+  DDP_CLUSTER_PREEMPT=1                a partition that preempts (urgent) and one whose jobs
+                                       are cancelled by it, not requeued (spot)
+  DDP_CLUSTER_EXTRA                    a file with further lines for slurm.conf
   DDP_CLUSTER_DIR, _PREFIX, _SUBNET    /var/lib/ddp-cluster, node, 10.213.77: all three
                                        different for a second cluster on the machine
 END
@@ -48,6 +51,10 @@ require_settings() {
         die "bad DDP_CLUSTER_SUBNET" "it is the first three numbers of a /24" "$CLUSTER_SUBNET" "for example 10.213.77"
     [[ $CLUSTER_CPUS =~ ^[1-9][0-9]{0,2}$ && $CLUSTER_GPUS =~ ^[0-9]{1,2}$ ]] ||
         die "bad DDP_CLUSTER_CPUS or _GPUS" "they are small whole numbers" "$CLUSTER_CPUS, $CLUSTER_GPUS" "unset them for 8 and 2"
+    [[ $CLUSTER_PREEMPT == [01] ]] ||
+        die "bad DDP_CLUSTER_PREEMPT" "it is 0 or 1" "$CLUSTER_PREEMPT" "unset it for 0"
+    [[ -z $CLUSTER_EXTRA || -r $CLUSTER_EXTRA ]] ||
+        die "bad DDP_CLUSTER_EXTRA" "a file that can be read" "$CLUSTER_EXTRA" "correct it, or unset it"
     local owner
     owner=$(bridge_owner)
     [[ -z $owner || $owner == "$CLUSTER_DIR" ]] ||

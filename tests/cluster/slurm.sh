@@ -89,6 +89,16 @@ END
             "$node" "$(node_address "$node")" "$CLUSTER_CPUS" "$CLUSTER_CPUS" "$gres"
     done
     printf 'PartitionName=debug Nodes=ALL Default=YES MaxTime=UNLIMITED State=UP\n'
+    [[ -z $CLUSTER_EXTRA ]] || cat -- "$CLUSTER_EXTRA"
+    ((CLUSTER_PREEMPT == 0)) || _preemption
+}
+
+# A job of the partition urgent takes the nodes of one in debug, which is requeued; in the partition
+# spot it is cancelled instead, with some seconds of grace.
+_preemption() {
+    printf '%s\n' 'PreemptType=preempt/partition_prio' 'PreemptMode=REQUEUE' \
+        'PartitionName=spot Nodes=ALL MaxTime=UNLIMITED State=UP PreemptMode=CANCEL GraceTime=20' \
+        'PartitionName=urgent Nodes=ALL MaxTime=UNLIMITED State=UP PriorityTier=100'
 }
 
 # One munged serves all nodes, because they share the host's files; it is not /run/munge's.
