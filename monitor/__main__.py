@@ -1,4 +1,4 @@
-"""`python -m monitor record|report|compose`."""
+"""`python -m monitor record|report|compose|why`."""
 
 from __future__ import annotations
 

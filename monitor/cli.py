@@ -45,7 +45,7 @@ def say(message: str) -> None:
 
 def _parser() -> _Parser:
     parser = _Parser(prog="python -m monitor", description=__doc__, allow_abbrev=False)
-    commands = parser.add_subparsers(required=True, metavar="record|report|compose")
+    commands = parser.add_subparsers(required=True, metavar="record|report|compose|why")
     _add_record(commands.add_parser("record", help="sample the GPUs and the host into a log"))
     report = commands.add_parser("report", help="a table per node and GPU of such logs")
     report.add_argument("files", nargs="+", metavar="FILES", help="logs, or directories of logs")
@@ -54,6 +54,10 @@ def _parser() -> _Parser:
     compose = commands.add_parser("compose", help="write run.json from a run's events")
     compose.add_argument("run_dir", metavar="RUN_DIR", help="such as out/slurm-123")
     compose.set_defaults(run=_compose)
+    why = commands.add_parser("why", help="say on one screen why a run ended")
+    why.add_argument("run_dir", metavar="RUN_DIR", help="such as out/slurm-123")
+    why.add_argument("--json", action="store_true", help="one JSON document, for programs")
+    why.set_defaults(run=_why)
     return parser
 
 
@@ -116,3 +120,9 @@ def _compose(options: argparse.Namespace) -> int:
             " make room or name a directory that you may write to"
         ) from error
     return 0
+
+
+def _why(options: argparse.Namespace) -> int:
+    from monitor import why  # noqa: PLC0415
+
+    return why.why(options.run_dir, as_json=options.json)

@@ -1,0 +1,327 @@
+"""Words for a person: what happened, the evidence, what was lost, and what to do next."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from datetime import datetime
+from typing import Any
+
+_HEIGHT = 23  # of 24: the prompt comes after
+_LABEL = 8
+_MIN_SAID = 2
+_MAX_SAID = 9
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_PREFIX = re.compile(r"^\[rank\d+\]:\s?")
+_MIB_PER_GIB = 1024
+
+ADVICE: dict[str | None, str] = {
+    None: "nothing: it is done",
+    "user": "correct what the lines above name, and submit again; it is not tried again by itself",
+    "program": "mend the program where the lines above point; DEBUG=1 tells more",
+    "hardware": "exclude the node ({exclude}) and tell its keepers what stands above",
+    "network": "look at the links between the nodes (or exclude one: {exclude}); it may pass",
+    "storage": "see that the disk has room, answers, and still holds the data (df -h, ls)",
+    "preempted": "nothing is wrong: let it start again; it goes on where it stopped",
+    "time limit": "let it start again, or ask for more time (sbatch --time=…)",
+    "cancelled": "nothing is wrong: somebody ended it; start it again to go on",
+    "hung": "look at the line where that rank stands; if it only was slow, raise DDP_HANG_TIMEOUT",
+    "killed": "look for who killed it: memory (sbatch --mem=…), an administrator, a node's reboot",
+}
+"""What to do next, one line a class."""
+
+_PARTS = {
+    "compute_s": "compute",
+    "start_up_s": "start-up",
+    "data_wait_s": "data wait",
+    "validation_s": "validation",
+    "checkpoint_s": "checkpoints",
+    "lost_s": "lost work",
+    "restart_s": "between starts",
+    "shutdown_s": "shutdown",
+    "unknown_s": "",
+}
+
+
+def clean(line: str) -> str:
+    """Take out what would move the cursor or colour the screen; tabs become spaces."""
+    return _PREFIX.sub("", _ESCAPE.sub("", line.expandtabs(4))).rstrip()
+
+
+def advice(attempt: dict[str, Any], record: dict[str, Any]) -> str:
+    """Say what to do next, and how to go on from the last checkpoint."""
+    text = ADVICE.get(attempt["failure_class"], ADVICE["program"])
+    node = (attempt["failure"] or {}).get("node")
+    text = text.format(exclude=f"sbatch --exclude={node}" if node else "sbatch --exclude=NODE")
+    if attempt["code"] == 0 or attempt["failure_class"] is None:
+        return text
+    saved = max((c["step"] or 0 for c in attempt["checkpoints"]), default=None)
+    used = (attempt["checkpoint_used"] or {}).get("step")
+    step = used if saved is None else saved
+    name = record["run"]
+    if not name or not step:
+        return text
+    return f"{text}. To go on from step {step}: DDP_RUN_NAME={name} and submit as before"
+
+
+def lines(found: dict[str, Any], width: int = 80) -> list[str]:
+    """Write the screen: at most 23 lines of `width` characters."""
+    before = [_cut(_headline(found), width)]
+    before += _block("run", _run(found), width, 2)
+    after = _evidence(found, width)
+    after += _block("done", _done(found), width, 4)
+    after += _block("lost", _lost(found), width, 2)
+    after += _block("time", _time(found["goodput"], _unknown(found["attempt"])), width, 2)
+    after += _block("next", found["next"] if _is_over(found) else _wait(found), width, 3)
+    room = min(_MAX_SAID, max(_MIN_SAID, _HEIGHT - len(before) - len(after)))
+    return (before + _said(found, width, room) + after)[: _HEIGHT + _MIN_SAID]
+
+
+# ---- what happened -------------------------------------------------------------------------------
+
+
+def _headline(found: dict[str, Any]) -> str:
+    attempt, state = found["attempt"], found["state"]
+    if state == "running":
+        step = attempt["last_step"]
+        at = "no step yet" if step is None else f"step {step}"
+        return f"STILL RUNNING: {at}, last line {_ago(found['quiet_s'])}"
+    happened = _happened(attempt)
+    if state == "queued":
+        return f"WAITING in Slurm's queue; before, {happened}"
+    if state == "restarting":
+        return f"STARTING AGAIN; before, {happened}"
+    if attempt["code"] == 0:
+        return "FINISHED: all ranks ended well"
+    word = {"stopped": "STOPPED", "killed": "KILLED"}.get(attempt["outcome"], "FAILED")
+    return f"{word}: {happened}"
+
+
+def _happened(attempt: dict[str, Any]) -> str:
+    failed = attempt["failure"]
+    if failed is None:
+        return "all ranks ended well"
+    who = "the run"
+    if failed["rank"] is not None:
+        who = f"rank {failed['rank']} on {failed['node']}"
+    elif failed["node"] is not None:
+        who = f"node {failed['node']}"
+    how = f"code {failed['code']}" if failed["code"] is not None else "no exit code"
+    if failed["signal"]:
+        how = f"SIG{failed['signal']}, {how}"
+    return f"{who} {failed['words']} [{failed['class']}; {how}]"
+
+
+def _run(found: dict[str, Any]) -> str:
+    attempt = found["attempt"]
+    nodes = attempt["nodes"] if isinstance(attempt["nodes"], list) else []
+    size = attempt["world_size"]
+    place = f", {size} rank{'' if size == 1 else 's'} on {_some(nodes)}" if nodes else ""
+    when = "" if not _is_over(found) else f", ended {_ago(found['ended_s'])}"
+    if found["state"] == "killed":
+        when = f", last heard of {_ago(found['ended_s'])}"
+    total = max(len(found["attempts"]), attempt["attempt"])
+    return f"{found['run']}: start {attempt['attempt']} of {total}{place}{when}"
+
+
+def _said(found: dict[str, Any], width: int, room: int) -> list[str]:
+    """Quote the log; of a traceback the first line and the last ones."""
+    attempt, said = found["attempt"], found["said"]
+    if not said or attempt["code"] == 0:
+        return []
+    error = (attempt["failure"] or {}).get("error")
+    if error and not any(str(error)[:40] in line for line in said):
+        said = [*said, str(error)]
+    head = [] if len(said) <= room else said[:1] if said[0].startswith("Fatal") else []
+    rest = said[-(room - len(head)) :] if not head else said[1:room]
+    return [_labelled("said" if not i else "", line, width) for i, line in enumerate(head + rest)]
+
+
+# ---- the evidence --------------------------------------------------------------------------------
+
+
+def _evidence(found: dict[str, Any], width: int) -> list[str]:
+    made: list[str] = []
+    verdict, stack = found["attempt"]["verdict"], found["stack"]
+    if verdict is not None and verdict["text"]:
+        made += _block("verdict", str(verdict["text"]), width, 2)
+    if stack is not None and stack["top"]:
+        file = f" (all of it: {stack['file']})" if stack["file"] else ""
+        made += _block("stack", f"{stack['top']}{file}", width, 2)
+    if found["log"] and found["attempt"]["code"] != 0:
+        made += _block("log", _short(found["log"], found["run_dir"]), width, 1)
+    for line in found["faults"]:
+        made += _block("fault", line, width, 1)
+    if found["node"] is not None:
+        made += _block("node", _node(found["node"]), width, 2)
+    for slow in found["slow_ranks"][:2]:
+        made += _block("slow", _slow(slow), width, 2)
+    if found["slurm"] is not None:
+        made += _block("Slurm", _slurm(found["attempt"]["job_id"], found["slurm"]), width, 1)
+    return made
+
+
+def _node(node: dict[str, Any]) -> str:
+    moment = datetime.fromtimestamp(node["time_s"]).astimezone().strftime("%H:%M:%S")
+    gpu = "no GPU" if node["gpu"] is None else f"GPU {node['gpu']}"
+    parts = [
+        _reading("busy", node["sm"], "%"),
+        _reading("", node["pwr"], "W"),
+        _reading("", node["gtemp"], "C"),
+        _reading("", node["pclk"], "MHz"),
+        ", ".join(node["throttle"]),
+    ]
+    host = [_reading("CPUs", node["cpu"], "%"), _reading("memory", _gib(node["hmem"]), "GiB")]
+    seen = ", ".join(filter(None, [*parts, *host]))
+    return f"{node['node']}, {gpu} at {moment}: {seen or 'no readings'}"
+
+
+def _slow(slow: dict[str, Any]) -> str:
+    seen = slow.get("seen") or {}
+    parts = [
+        _reading("", seen.get("sm_clock_mhz"), "MHz"),
+        ", ".join(seen.get("throttle") or []),
+        _reading("", seen.get("temp_c"), "C"),
+        _reading("CPUs", seen.get("cpu_pct"), "%"),
+    ]
+    told = ", ".join(filter(None, parts))
+    text = f"rank {slow['rank']} on {slow['node']} took {slow['ratio']} x its peers' time a step"
+    return f"{text}: {told}" if told else text
+
+
+def _slurm(job_id: object, job: dict[str, Any]) -> str:
+    parts = [f"job {job_id} {job['state']}"]
+    if job["exit_code"]:
+        parts.append(f"exit code {job['exit_code']}")
+    if job["reason"]:
+        parts.append(f"reason {job['reason']}")
+    return ", ".join(parts)
+
+
+# ---- what came of it -----------------------------------------------------------------------------
+
+
+def _done(found: dict[str, Any]) -> str:
+    """Say what was done about it; earlier starts in a few words each."""
+    earlier = [_attempt(one) for one in found["attempts"][:-1]][-3:]
+    decision = found["decision"] or {}
+    told = {
+        "finish": "",
+        "restart": "started again in the same allocation",
+        "requeue": "sent back to Slurm's queue",
+        "successor": "a successor was submitted",
+        "fail": "not started again",
+    }.get(str(decision.get("decision")), str(decision.get("decision") or ""))
+    if told and decision.get("reason"):
+        told += f": {decision['reason']}"
+    if told and decision.get("exclude"):
+        told += f"; without node {decision['exclude']}"
+    return "; ".join(filter(None, [*earlier, told]))
+
+
+def _attempt(one: dict[str, Any]) -> str:
+    """Tell an earlier start in a few words, such as `start 1: rank 3 on node2 (program)`."""
+    where = "" if one["rank"] is None else f" rank {one['rank']} on {one['node']}"
+    reached = "" if one["last_step"] is None else f" at step {one['last_step']}"
+    return f"start {one['attempt']}:{where} {one['failure_class'] or one['outcome']}{reached}"
+
+
+def _lost(found: dict[str, Any]) -> str:
+    goodput, steps = found["goodput"], found["steps_lost"]
+    parts = [] if steps is None else [f"{steps} step{'' if steps == 1 else 's'}"]
+    if goodput["lost_s"]:
+        parts.append(f"{_duration(goodput['lost_s'])} of work")
+    if goodput["restart_s"]:
+        parts.append(f"{_duration(goodput['restart_s'])} between starts")
+    text = ", ".join(parts)
+    if found["num_unreadable_lines"]:
+        text += f"{'; ' if text else ''}{found['num_unreadable_lines']} torn lines left out"
+    return text
+
+
+def _unknown(attempt: dict[str, Any]) -> str:
+    """Name the time of which nobody told: a command of the user's own keeps its times to itself."""
+    command = attempt["command"]
+    is_foreign = isinstance(command, list) and command[:1] == ["--"]
+    return "the command itself" if is_foreign else "not told"
+
+
+def _time(goodput: dict[str, Any], unknown: str) -> str:
+    wall_s = goodput["wall_s"]
+    if not wall_s:
+        return ""
+    shares = [
+        f"{name or unknown} {100 * goodput[key] / wall_s:.0f} %"
+        for key, name in _PARTS.items()
+        if goodput[key] >= wall_s / 200
+    ]
+    return f"{_duration(wall_s)}: {', '.join(shares)}"
+
+
+def _is_over(found: dict[str, Any]) -> bool:
+    return found["state"] in ("ended", "killed")
+
+
+def _wait(found: dict[str, Any]) -> str:
+    if found["state"] == "queued":
+        return "nothing: it goes on by itself when Slurm starts it"
+    if found["state"] == "restarting":
+        return "nothing: it goes on by itself"
+    return f"watch it: tail -f {found['log']}" if found["log"] else "nothing: it runs"
+
+
+# ---- how it is written ---------------------------------------------------------------------------
+
+
+def _block(label: str, text: str, width: int, max_lines: int) -> list[str]:
+    if not text:
+        return []
+    wrapped = textwrap.wrap(
+        clean(text),
+        width - _LABEL,
+        max_lines=max_lines,
+        placeholder=" …",
+        break_on_hyphens=False,
+    )
+    return [_labelled(label if not i else "", line, width) for i, line in enumerate(wrapped)]
+
+
+def _labelled(label: str, text: str, width: int) -> str:
+    return _cut(f"{label:<{_LABEL}}{text}", width)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _some(names: list[Any]) -> str:
+    shown = [str(name) for name in names[:3]]
+    return ", ".join([*shown, f"and {len(names) - 3} more"] if len(names) > len(shown) else shown)
+
+
+def _short(path: str, run_dir: str) -> str:
+    return path.removeprefix(run_dir).lstrip("/")
+
+
+def _reading(name: str, value: float | None, unit: str) -> str:
+    return "" if value is None else f"{name} {value:g} {unit}".strip()
+
+
+def _gib(mib: float | None) -> float | None:
+    return None if mib is None else round(mib / _MIB_PER_GIB, 1)
+
+
+def _ago(seconds: float | None) -> str:
+    return "at an unknown time" if seconds is None else f"{_duration(seconds)} ago"
+
+
+def _duration(seconds: float) -> str:
+    """Say a time as a person would: 34 s, 12 min, 3 h 05 min, 2 d 4 h."""
+    if seconds < 100:  # noqa: PLR2004
+        return f"{seconds:.0f} s"
+    minutes, hours = round(seconds / 60), round(seconds / 3600)
+    if minutes < 100:  # noqa: PLR2004
+        return f"{minutes} min"
+    if hours < 48:  # noqa: PLR2004
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{hours // 24} d {hours % 24} h"
