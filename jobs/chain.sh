@@ -18,6 +18,7 @@ main() {
         die "the first argument must name the run with letters, digits, '.', '_' and '-', found '${1-}': see the head of $0"
     require_integer 'the number of jobs' "$count" 1 1000
     export DDP_RUN_NAME=$1
+    export DDP_REQUEUE=0 # the next link is the successor
     shift 2
     while (($#)) && [[ $1 != -- ]]; do
         options+=("$1")

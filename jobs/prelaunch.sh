@@ -50,13 +50,15 @@ source "$JOBS_DIR/lib/master.sh"
 source "$JOBS_DIR/lib/step.sh"
 # shellcheck source=lib/judge.sh
 source "$JOBS_DIR/lib/judge.sh"
+# shellcheck source=lib/requeue.sh
+source "$JOBS_DIR/lib/requeue.sh"
 # shellcheck source=lib/decide.sh
 source "$JOBS_DIR/lib/decide.sh"
 # shellcheck source=lib/attempt.sh
 source "$JOBS_DIR/lib/attempt.sh"
 
 STOP_SIGNAL='' INTERRUPTED=0 DRY_RUN=0 ATTEMPT_IS_OPEN=0
-RESTARTS=0 IDLE=0 CODE=0 LAST_WORDS=''
+RESTARTS=0 IDLE=0 CODE=0 DECISION='' LAST_WORDS=''
 
 main() {
     parse_arguments "$@"
@@ -94,7 +96,8 @@ parse_arguments() {
     if [[ ${1-} == -- && $# -eq 1 ]]; then
         die "a command must follow --, found nothing: give one, or leave -- away to run the trainer"
     fi
-    ARGUMENTS=("$@")
+    SUBMITTED=("$@") ARGUMENTS=("$@")
+    IS_OWN_COMMAND=$([[ ${1-} == -- ]] && echo 1 || echo 0)
     sweep_point
 }
 
@@ -134,7 +137,7 @@ resolve_settings() {
 check_trainer_options() {
     local python check
     python=$(find_python "$JOBS_DIR/..")
-    if [[ ${ARGUMENTS[0]-} == -- || ! $python || $PLACE == host-image ]]; then return 0; fi
+    if ((IS_OWN_COMMAND)) || [[ ! $python || $PLACE == host-image ]]; then return 0; fi
     mapfile -t check < <(python_command "$(dirname -- "$JOBS_DIR")" "$python" trainer)
     "${check[@]}" --check "${ARGUMENTS[@]}" </dev/null || exit
 }
@@ -145,6 +148,7 @@ run_open() {
         die "the run directory must be writable, found that $DDP_RUN_DIR is not: set DDP_OUT to a directory on the shared file system"
     WORK_DIR=$(mktemp -d "${TMPDIR:-/tmp}/ddp-$DDP_JOB_ID.XXXXXX") ||
         die "a temporary directory is needed, found none in ${TMPDIR:-/tmp}: set TMPDIR to one that is writable"
+    attempts_count
 }
 
 # In a log that nobody watches, a line now and then tells a slow job from a dead one.
@@ -189,6 +193,7 @@ on_exit() {
     if ((ATTEMPT_IS_OPEN)); then run_break "$1"; fi
     rm -rf -- "$WORK_DIR"
     log_info "$LAST_WORDS"
+    case $DECISION in requeue | successor) requeue_job ;; esac
     exit "$CODE"
 }
 
@@ -197,6 +202,7 @@ run_break() {
     step_end
     event_write end code "$1"
     compose_record
+    DECISION=fail
     LAST_WORDS="prelaunch.sh itself failed ($(describe_code "$1")); see the lines above"
 }
 

@@ -50,8 +50,11 @@ main() {
     count=$(wc -l <"$file")
     log_info "$count points in $file"
     # Commas in a path would end an --export list, so the variable travels in the environment.
-    DDP_SWEEP_FILE=$file sbatch --job-name=ddp-sweep --array="1-$count" "${options[@]}" \
-        "$JOBS_DIR/prelaunch.sh" "$@"
+    if ! DDP_SWEEP_FILE=$file sbatch --job-name=ddp-sweep --array="1-$count" "${options[@]}" \
+        "$JOBS_DIR/prelaunch.sh" "$@"; then
+        rm -f -- "$file"
+        die "sbatch must take the array, it did not: see its message above; the points file is removed"
+    fi
 }
 
 main "$@"

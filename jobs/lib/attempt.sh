@@ -16,6 +16,17 @@ attempts_run() {
     done
 }
 
+# attempts_count: the counters of a run that carries on where a requeued job left it.
+attempts_count() {
+    local decision
+    checkpoint_latest
+    LATEST_AT_JOB_START=$LATEST
+    decision=$(grep -s '"event": "decision"' "$DDP_RUN_DIR/events.jsonl" | tail -n 1) || :
+    case $(event_field decision "$decision") in
+        requeue | successor) IDLE=$(event_field idle "$decision") ;;
+    esac
+}
+
 attempt_open() {
     STEP_CODE=0 STEP_PIDS=() ATTEMPT_IS_OPEN=1
     checkpoint_latest
@@ -43,7 +54,7 @@ attempt_step() {
     STEP_PIDS=()
 }
 
-# attempt_close: sets CODE, DECISION, IDLE, RESTARTS, DELAY_S and LAST_WORDS.
+# attempt_close: sets CODE, and what decide sets.
 attempt_close() {
     rm -f -- "$WORK_DIR/decision"
     aside attempt_judge || :
@@ -53,6 +64,8 @@ attempt_close() {
         read -r RESTARTS
         read -r IDLE
         read -r DELAY_S
+        read -r FATE
+        read -r EXCLUDE
         read -r LAST_WORDS
     } 2>/dev/null <"$WORK_DIR/decision" || {
         CODE=$((STEP_CODE ? STEP_CODE : EXIT_FAILED)) DECISION=fail
@@ -69,10 +82,11 @@ attempt_judge() {
     checkpoint_latest
     decide
     event_write decision decision "$(json_string "$DECISION")" reason "$(json_string "$REASON")" \
-        restarts "$RESTARTS" idle "$IDLE" exclude null
+        restarts "$RESTARTS" idle "$IDLE" exclude "$(json_or_null "$EXCLUDE")"
     event_write end code "$CODE"
     judge_show_log
-    printf '%s\n' "$CODE" "$DECISION" "$RESTARTS" "$IDLE" "$DELAY_S" "$LAST_WORDS" >"$WORK_DIR/decision"
+    printf '%s\n' "$CODE" "$DECISION" "$RESTARTS" "$IDLE" "$DELAY_S" \
+        "$FATE" "$EXCLUDE" "$LAST_WORDS" >"$WORK_DIR/decision"
     if [[ $DECISION == restart ]]; then log_info "$LAST_WORDS"; fi
     compose_record
 }

@@ -6,17 +6,19 @@
 #
 #   finish     all ranks finished
 #   restart    the ranks start again in this allocation
-#   requeue    the job goes back to Slurm's queue, or a successor is submitted
+#   requeue    the job goes back to Slurm's queue
+#   successor  a job like this one is submitted, because this one may not be requeued
 #   fail       nothing is done
 decide() {
-    DELAY_S=0
+    DELAY_S=0 FATE=unknown EXCLUDE=''
+    GO_ON="to go on: start again with DDP_RUN_NAME=${DDP_RUN_DIR##*/}"
     CODE=$(judge_code)
     if ((CODE == 0)); then
         decide_as finish ''
     elif ((CODE == EXIT_USAGE)); then
         decide_as fail 'the input or the environment is wrong: not tried again'
     elif decide_is_persons_wish; then
-        decide_as fail "to go on: start again with DDP_RUN_NAME=${DDP_RUN_DIR##*/}"
+        decide_as fail "$GO_ON"
     elif [[ $STOP_SIGNAL ]] || ((CODE == EXIT_STOPPED)); then
         decide_requeue
     else
@@ -35,12 +37,43 @@ decide_is_persons_wish() {
     [[ $STOP_SIGNAL == INT ]] || { [[ $STOP_SIGNAL ]] && ((! UNDER_SLURM)); }
 }
 
+# decide_requeue: the allocation ends, the run does not.
 decide_requeue() {
-    decide_as fail "to go on: start again with DDP_RUN_NAME=${DDP_RUN_DIR##*/}"
+    local info=''
+    if ((UNDER_SLURM && HAVE_CLIENT && ! INTERACTIVE)); then info=$(job_info || :); fi
+    if [[ $info ]]; then FATE=$(requeue_fate "$info"); fi
+    if [[ $FATE == requeued ]]; then
+        decide_count_idle "$LATEST_AT_JOB_START"
+        decide_as requeue "Slurm has requeued job $DDP_JOB_ID, which will go on $(decide_from)"
+    elif ((! UNDER_SLURM || INTERACTIVE || ! HAVE_CLIENT)); then
+        decide_as fail "$GO_ON"
+    elif ((! DDP_REQUEUE)); then
+        decide_as fail "no requeue: DDP_REQUEUE=0; $GO_ON"
+    elif [[ $FATE == cancelled ]]; then
+        decide_as fail "no requeue: the job was cancelled; $GO_ON"
+    elif [[ $FATE == unknown ]]; then
+        decide_as fail "no requeue: Slurm does not answer; $GO_ON"
+    elif ((CODE != EXIT_STOPPED && DDP_MAX_RESTARTS == 0)); then
+        decide_as fail "no requeue: it did not end with code $EXIT_STOPPED, a checkpoint written; $GO_ON"
+    else
+        decide_requeue_counted "$info"
+    fi
+}
+
+# decide_requeue_counted INFO
+decide_requeue_counted() {
+    decide_count_idle "$LATEST_AT_JOB_START"
+    if ((IDLE > DDP_MAX_IDLE_RESTARTS)); then
+        decide_as fail "no requeue: $(decide_idle_words); $GO_ON"
+    elif [[ $(job_field Requeue "$1") == 0 ]]; then
+        decide_as successor "a successor of job $DDP_JOB_ID goes on $(decide_from)"
+    else
+        decide_as requeue "job $DDP_JOB_ID is requeued and will go on $(decide_from)"
+    fi
 }
 
 decide_restart() {
-    decide_count_idle
+    decide_count_idle "$LATEST_AT_START"
     if ((DDP_MAX_RESTARTS == 0)); then
         decide_as fail 'no restart: DDP_MAX_RESTARTS=0'
     elif ((RESTARTS >= DDP_MAX_RESTARTS)); then
@@ -54,9 +87,14 @@ decide_restart() {
     fi
 }
 
-# A start that brought no new checkpoint would end in the same place for ever.
+# decide_count_idle LATEST_BEFORE: a start that brought no new checkpoint would end in the same place
+# for ever. A command of the user's own that keeps no checkpoints/latest is believed its code 75.
 decide_count_idle() {
-    if [[ $LATEST && $LATEST != "$LATEST_AT_START" ]]; then IDLE=0; else IDLE=$((IDLE + 1)); fi
+    if [[ $LATEST != "$1" ]] || { [[ ! $LATEST ]] && ((CODE == EXIT_STOPPED && IS_OWN_COMMAND)); }; then
+        IDLE=0
+    else
+        IDLE=$((IDLE + 1))
+    fi
 }
 
 decide_idle_words() {

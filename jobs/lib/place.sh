@@ -39,12 +39,11 @@ place_name_job() {
 # A client counts only if the controller answers it: in a container, its plugins, configuration and
 # munge socket may be missing although the program is there.
 place_has_client() {
-    command -v srun >/dev/null && command -v scontrol >/dev/null &&
-        timeout 30 scontrol --oneliner show job "$SLURM_JOB_ID" >/dev/null 2>&1
+    command -v srun >/dev/null && command -v scontrol >/dev/null && JOB_INFO=$(job_info)
 }
 
 place_choose() {
-    NUM_NODES=1
+    NUM_NODES=1 JOB_INFO=''
     if ((! UNDER_SLURM)); then
         if ((IN_CONTAINER)); then PLACE=container-local; else PLACE=bare-local; fi
         [[ ! ${DDP_IMAGE-} ]] || die "DDP_IMAGE needs Slurm with Pyxis to start ranks in containers, found no Slurm job: submit with sbatch, or use docker run, or unset DDP_IMAGE"

@@ -85,6 +85,7 @@ settings_run() {
     require_integer DDP_TIMESTAMP_INTERVAL "$DDP_TIMESTAMP_INTERVAL" 1 86400
     settings_grace
     settings_restarts
+    settings_end_time
 }
 
 # A rank must be gone before Slurm's own SIGKILL ends the scripts that tell what happened.
@@ -101,10 +102,20 @@ settings_grace() {
     require_integer DDP_GRACE "$DDP_GRACE" 0 86400
 }
 
+# When the time limit ends the job, for whoever has to plan a last checkpoint; empty if unknown.
+settings_end_time() {
+    local end
+    end=$(job_field EndTime "$JOB_INFO")
+    DDP_END_TIME=$(if [[ $end && $end != Unknown ]]; then date -d "$end" +%s 2>/dev/null || :; fi)
+    setting_note DDP_END_TIME "Slurm's EndTime of the job"
+    DDP_NUM_NODES=$NUM_NODES
+    setting_note DDP_NUM_NODES 'the nodes of this step'
+}
+
 # What a command of the user's own does when it starts again, only the user knows: so that one is
 # started again on demand only, our trainer by default.
 settings_restarts() {
-    if [[ ${ARGUMENTS[0]-} == -- ]]; then
+    if ((IS_OWN_COMMAND)); then
         setting DDP_MAX_RESTARTS "a command of one's own" 0
     else
         setting DDP_MAX_RESTARTS 'the default' 3
@@ -112,6 +123,15 @@ settings_restarts() {
     require_integer DDP_MAX_RESTARTS "$DDP_MAX_RESTARTS" 0 1000
     setting DDP_MAX_IDLE_RESTARTS 'the default' 1
     require_integer DDP_MAX_IDLE_RESTARTS "$DDP_MAX_IDLE_RESTARTS" 0 1000
+    setting DDP_REQUEUE 'the default' 1
+    DDP_REQUEUE=$(parse_switch DDP_REQUEUE "$DDP_REQUEUE")
+    # Slurm does not show whether a job has --no-kill.
+    setting DDP_NO_KILL 'SBATCH_NO_KILL' "$([[ -v SBATCH_NO_KILL ]] && echo 1 || echo 0)"
+    DDP_NO_KILL=$(parse_switch DDP_NO_KILL "$DDP_NO_KILL")
+    if [[ -v DDP_HANG_TIMEOUT ]]; then
+        require_integer DDP_HANG_TIMEOUT "$DDP_HANG_TIMEOUT" 0 86400
+        setting_note DDP_HANG_TIMEOUT 'the environment'
+    fi
 }
 
 # An interface for the master's address is the one for the traffic, too.
@@ -126,7 +146,7 @@ settings_network() {
 
 # A mistyped setting would be silently without effect.
 settings_warn_unknown() {
-    local known=' DDP_HOME DDP_IMAGE DDP_MOUNTS DDP_PYTHON DDP_IFACE DDP_NPROC_PER_NODE DDP_RUN_NAME DDP_SWEEP_FILE DDP_NODE DDP_CLUSTER_DIR '
+    local known=' DDP_HOME DDP_IMAGE DDP_MOUNTS DDP_PYTHON DDP_IFACE DDP_NPROC_PER_NODE DDP_RUN_NAME DDP_SWEEP_FILE DDP_NODE DDP_BEAT_DIR DDP_CLUSTER_DIR '
     local name
     for name in $(compgen -e DDP_); do
         if [[ ! -v SETTING_ORIGINS[$name] && $known != *" $name "* ]]; then

@@ -1,0 +1,132 @@
+# shellcheck shell=bash disable=SC2034,SC2153 # set here, read by the other parts
+# Back to the queue: what Slurm has in mind with this job, its requeue, its successor.
+#
+# Seen with Slurm 22.05: `scontrol requeue` works on a running job, and on one that is completing
+# after its time limit or a preemption by cancelling; it is refused where Requeue=0; and it brings
+# back a job that was cancelled, too, which therefore must be told from the others.
+
+# What a successor inherits from `scontrol show job`: field, and option of sbatch.
+readonly REQUEUE_FIELDS='NumNodes=--nodes NumTasks=--ntasks Partition=--partition Account=--account
+    QOS=--qos TimeLimit=--time Features=--constraint Reservation=--reservation Licenses=--licenses
+    MinMemoryNode=--mem MinMemoryCPU=--mem-per-cpu TresPerNode=--gres TresPerJob=--gpus
+    TresPerTask=--gpus-per-task Nice=--nice Network=--network'
+
+# requeue_name: the job as scontrol takes it. An array's last task has the id of the whole array.
+requeue_name() {
+    printf '%s' "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
+    if [[ ! ${SLURM_ARRAY_JOB_ID-} ]]; then printf '%s' "$SLURM_JOB_ID"; fi
+}
+
+# job_info: what the controller says of this job, in one line. Under load it may not answer at once.
+job_info() {
+    timeout 30 scontrol --oneliner show job "$(requeue_name)" 2>/dev/null && return 0
+    pause 1
+    timeout 30 scontrol --oneliner show job "$(requeue_name)" 2>/dev/null
+}
+
+# job_field NAME INFO: a field without spaces; nothing where it is not set.
+job_field() {
+    local pattern="(^| )$1=([^ ]+)"
+    if [[ $2 =~ $pattern && ${BASH_REMATCH[2]} != '(null)' && ${BASH_REMATCH[2]} != N/A ]]; then
+        printf '%s' "${BASH_REMATCH[2]}"
+    fi
+}
+
+# requeue_fate INFO: prints what Slurm does with the job:
+#   running, time limit, preempted, requeued (by Slurm itself), cancelled (by a person), unknown
+# A completing job does not show its state: it was cancelled if nothing else explains its end.
+requeue_fate() {
+    local state reason restarts preempted
+    state=$(job_field JobState "$1") reason=$(job_field Reason "$1")
+    restarts=$(job_field Restarts "$1") preempted=$(job_field PreemptTime "$1")
+    if [[ ! $state ]]; then
+        echo unknown
+    elif [[ ${restarts:-0} =~ ^[0-9]+$ ]] && ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0})); then
+        echo requeued
+    elif [[ ${preempted:-None} != None || $state == *PREEMPTED* ]]; then
+        echo preempted
+    elif [[ $reason == TimeLimit || $state == *TIMEOUT* ]]; then
+        echo 'time limit'
+    elif [[ $state == RUNNING ]]; then
+        echo running
+    else
+        echo cancelled
+    fi
+}
+
+# requeue_job: does what was decided. Prints nothing on success; Slurm ends this script soon after.
+requeue_job() {
+    local said
+    if [[ $FATE == requeued ]]; then
+        requeue_exclude
+        return 0
+    fi
+    if [[ $DECISION == requeue ]]; then
+        if said=$(timeout 60 scontrol requeue "$(requeue_name)" 2>&1); then
+            requeue_exclude
+            return 0
+        fi
+        log_info "the requeue of job $DDP_JOB_ID was refused (${said//$'\n'/ }): submitting a successor"
+    fi
+    requeue_submit
+}
+
+# Only a pending job takes it.
+requeue_exclude() {
+    local excluded
+    [[ $EXCLUDE ]] || return 0
+    excluded=$(job_field ExcNodeList "$(job_info)") || :
+    timeout 60 scontrol update JobId="$(requeue_name)" ExcNodeList="${excluded:+$excluded,}$EXCLUDE" ||
+        log_info "job $DDP_JOB_ID may get $EXCLUDE again: Slurm does not take it out"
+}
+
+requeue_submit() {
+    local options=() clean=() job
+    mapfile -t options < <(requeue_options "$(job_info)")
+    mapfile -t clean < <(requeue_environment)
+    if job=$(env "${clean[@]}" sbatch --parsable "${options[@]}" "$JOBS_DIR/prelaunch.sh" "${SUBMITTED[@]}"); then
+        log_info "job ${job%%;*} is submitted and carries on with ${DDP_RUN_DIR##*/} when job $DDP_JOB_ID has ended"
+    else
+        DECISION=fail
+        event_write decision decision '"fail"' reason '"the successor could not be submitted"' \
+            restarts "$RESTARTS" idle "$IDLE" exclude null
+        log_info "no successor could be submitted; to go on: start again with DDP_RUN_NAME=${DDP_RUN_DIR##*/}"
+    fi
+}
+
+# requeue_options INFO: sbatch's options, a line each, for a job like this one.
+requeue_options() {
+    local pair value excluded
+    printf '%s\n' "--dependency=afterany:$(requeue_name)" "--job-name=${SLURM_JOB_NAME:-ddp}" --open-mode=append
+    if [[ $(job_field Requeue "$1") == 0 ]]; then echo --no-requeue; fi
+    for pair in $REQUEUE_FIELDS; do
+        value=$(job_field "${pair%%=*}" "$1")
+        value=${value//gres[:\/]/}
+        if [[ $pair == Tres* && $pair != TresPerNode=* ]]; then value=${value#gpu:}; fi
+        if [[ $value && $value != 0 ]]; then echo "${pair#*=}=$value"; fi
+    done
+    if [[ ${SLURM_NTASKS_PER_NODE-} ]]; then echo "--ntasks-per-node=$SLURM_NTASKS_PER_NODE"; fi
+    if [[ ${SLURM_CPUS_PER_TASK-} ]]; then echo "--cpus-per-task=$SLURM_CPUS_PER_TASK"; fi
+    if [[ ${SLURM_ARRAY_TASK_ID-} ]]; then echo "--array=$SLURM_ARRAY_TASK_ID"; fi
+    if [[ $(job_field OverSubscribe "$1") == NO ]]; then echo --exclusive; fi
+    if ((DDP_NO_KILL)); then echo --no-kill; fi
+    excluded=$(job_field ExcNodeList "$1")
+    excluded+=${EXCLUDE:+${excluded:+,}$EXCLUDE}
+    if [[ $excluded ]]; then echo "--exclude=$excluded"; fi
+    # Paths may hold spaces; these fields follow each other.
+    sed -n 'h; s/.* WorkDir=\(.*\) StdErr=.*/--chdir=\1/p; g; s/.* StdErr=\(.*\) StdIn=.*/--error=\1/p
+        g; s/.* StdOut=\(.*\) Power=.*/--output=\1/p' <<<"$1"
+}
+
+# requeue_environment: what env takes so that the successor starts as this job did: without Slurm's
+# variables of this job, without what this script chose, with the run's name, place and seed.
+requeue_environment() {
+    local name
+    while IFS= read -r name; do
+        if [[ $name != SLURM_CONF && $name != SLURM_SPANK_* ]]; then printf '%s\n' -u "$name"; fi
+    done < <(compgen -e | grep -E '^(SLURM_|SLURMD_|ENVIRONMENT$)')
+    for name in "${SETTING_NAMES[@]}"; do
+        if [[ ${SETTING_ORIGINS[$name]} != 'the environment' ]]; then printf '%s\n' -u "$name"; fi
+    done
+    printf '%s\n' "DDP_RUN_NAME=${DDP_RUN_DIR##*/}" "DDP_OUT=$DDP_OUT" "DDP_SEED=$DDP_SEED"
+}
