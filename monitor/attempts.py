@@ -180,7 +180,7 @@ def _stop(attempt: Attempt) -> str:
             return name
     if "USR1" in signals:
         return "time limit"
-    is_local = str(attempt.last("start").get("place") or "").endswith("-local")
+    is_local = str(attempt.last("start").get("job_id") or "").startswith("local-")
     is_by_hand = "INT" in signals or "HUP" in signals or (bool(signals) and is_local)
     return "cancelled" if is_by_hand else "preempted"
 

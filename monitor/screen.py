@@ -11,9 +11,11 @@ _HEIGHT = 23  # of 24: the prompt comes after
 _LABEL = 8
 _MIN_SAID = 2
 _MAX_SAID = 9
+_MAX_HAPPENED = 72  # so that the class stands on the line, however long the error
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _PREFIX = re.compile(r"^\[rank\d+\]:\s?")
 _MIB_PER_GIB = 1024
+_GLUE = "\u00a0"  # keeps a number and its unit on one line
 
 ADVICE: dict[str | None, str] = {
     None: "nothing: it is done",
@@ -66,7 +68,7 @@ def advice(attempt: dict[str, Any], record: dict[str, Any]) -> str:
 
 def lines(found: dict[str, Any], width: int = 80) -> list[str]:
     """Write the screen: at most 23 lines of `width` characters."""
-    before = [_cut(_headline(found), width)]
+    before = [_cut(_headline(found).replace(_GLUE, " "), width)]
     before += _block("run", _run(found), width, 2)
     after = _evidence(found, width)
     after += _block("done", _done(found), width, 4)
@@ -101,7 +103,9 @@ def _happened(attempt: dict[str, Any]) -> str:
     failed = attempt["failure"]
     if failed is None:
         return "all ranks ended well"
-    who = "the run"
+    who, words = "the run", failed["words"]
+    if words == "failed" and failed["error"]:
+        words = f"failed: {failed['error']}"
     if failed["rank"] is not None:
         who = f"rank {failed['rank']} on {failed['node']}"
     elif failed["node"] is not None:
@@ -109,7 +113,8 @@ def _happened(attempt: dict[str, Any]) -> str:
     how = f"code {failed['code']}" if failed["code"] is not None else "no exit code"
     if failed["signal"]:
         how = f"SIG{failed['signal']}, {how}"
-    return f"{who} {failed['words']} [{failed['class']}; {how}]"
+    end = f" [{failed['class']}; {how}]"
+    return f"{_cut(f'{who} {words}', _MAX_HAPPENED - len(end))}{end}"
 
 
 def _run(found: dict[str, Any]) -> str:
@@ -127,8 +132,10 @@ def _run(found: dict[str, Any]) -> str:
 def _said(found: dict[str, Any], width: int, room: int) -> list[str]:
     """Quote the log; of a traceback the first line and the last ones."""
     attempt, said = found["attempt"], found["said"]
-    if not said or attempt["code"] == 0:
+    if attempt["failure"] is None or attempt["failure"]["rank"] is None:
         return []
+    if not said:
+        return [_labelled("said", "nothing: its log is empty", width)]
     error = (attempt["failure"] or {}).get("error")
     if error and not any(str(error)[:40] in line for line in said):
         said = [*said, str(error)]
@@ -212,8 +219,9 @@ def _done(found: dict[str, Any]) -> str:
         "successor": "a successor was submitted",
         "fail": "not started again",
     }.get(str(decision.get("decision")), str(decision.get("decision") or ""))
-    if told and decision.get("reason"):
-        told += f": {decision['reason']}"
+    reason = str(decision.get("reason") or "").removeprefix("no restart: ")
+    if told and reason:
+        told += f": {reason}"
     if told and decision.get("exclude"):
         told += f"; without node {decision['exclude']}"
     return "; ".join(filter(None, [*earlier, told]))
@@ -251,7 +259,7 @@ def _time(goodput: dict[str, Any], unknown: str) -> str:
     if not wall_s:
         return ""
     shares = [
-        f"{name or unknown} {100 * goodput[key] / wall_s:.0f} %"
+        f"{name or unknown} {100 * goodput[key] / wall_s:.0f}{_GLUE}%"
         for key, name in _PARTS.items()
         if goodput[key] >= wall_s / 200
     ]
@@ -287,7 +295,7 @@ def _block(label: str, text: str, width: int, max_lines: int) -> list[str]:
 
 
 def _labelled(label: str, text: str, width: int) -> str:
-    return _cut(f"{label:<{_LABEL}}{text}", width)
+    return _cut(f"{label:<{_LABEL}}{text}".replace(_GLUE, " "), width)
 
 
 def _cut(text: str, width: int) -> str:
@@ -312,16 +320,16 @@ def _gib(mib: float | None) -> float | None:
 
 
 def _ago(seconds: float | None) -> str:
-    return "at an unknown time" if seconds is None else f"{_duration(seconds)} ago"
+    return "at an unknown time" if seconds is None else f"{_duration(seconds)}{_GLUE}ago"
 
 
 def _duration(seconds: float) -> str:
     """Say a time as a person would: 34 s, 12 min, 3 h 05 min, 2 d 4 h."""
     if seconds < 100:  # noqa: PLR2004
-        return f"{seconds:.0f} s"
+        return f"{seconds:.0f}{_GLUE}s"
     minutes, hours = round(seconds / 60), round(seconds / 3600)
     if minutes < 100:  # noqa: PLR2004
-        return f"{minutes} min"
+        return f"{minutes}{_GLUE}min"
     if hours < 48:  # noqa: PLR2004
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    return f"{hours // 24} d {hours % 24} h"
+        return f"{minutes // 60}{_GLUE}h {minutes % 60:02d}{_GLUE}min"
+    return f"{hours // 24}{_GLUE}d {hours % 24}{_GLUE}h"

@@ -1,5 +1,6 @@
 """A recorder as users run it, and the driver library it finds."""
 
+import json
 import os
 import shutil
 import signal
@@ -8,7 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -149,3 +152,104 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         process.wait()
         if process.stderr:
             process.stderr.close()
+
+
+class Story:
+    """A run told by hand: its events, metrics and logs, a second after one another.
+
+    Two ranks, rank 0 on n1 and rank 1 on n2, unless a test tells of others.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.run_dir = directory / "out" / "slurm-42"
+        self.now_s = datetime(2026, 11, 21, 4, 17, 0, tzinfo=UTC).timestamp()
+        self.attempt = 1
+        self.events: list[dict[str, Any]] = []
+        self.metrics: list[dict[str, Any]] = []
+        self.logs: dict[int, str] = {}
+
+    @property
+    def time(self) -> str:
+        """Now, as events have it."""
+        moment = datetime.fromtimestamp(self.now_s, UTC)
+        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    def tell(self, name: str, after_s: float = 1.0, **further: object) -> None:
+        """Add an event, so many seconds after the last one."""
+        self.now_s += after_s
+        head = {"time": self.time, "event": name, "source": "trainer" if further.get("by") else "x"}
+        self.events.append(head | {"attempt": self.attempt, "host": "n1"} | further)
+
+    def start(
+        self, *, job_id: str = "42", command: tuple[str, ...] = (), **further: object
+    ) -> None:
+        """Start an attempt: both ranks are up."""
+        nodes = {"nodes": ["n1", "n2"], "world_size": 2, "place": "bare-srun"}
+        told = {"job_id": job_id, "run": "slurm-42", "command": list(command), **nodes, **further}
+        self.tell("start", **told)
+        for rank in (0, 1):
+            offset = len(self.logs.get(rank, "").encode())
+            where = {"rank": rank, "local_rank": 0, "node": f"n{rank + 1}", "pid": 10 + rank}
+            self.tell("rank_up", log_offset=offset, **where)
+
+    def train(self, begin: int, last: int, every: int = 10, saves: tuple[int, ...] = ()) -> None:
+        """Train from one step to another, a second a step, with a checkpoint at some."""
+        path = f"checkpoints/step-{begin}" if begin else None
+        self.tell("resume", 0, by="trainer", step=begin, path=path, skipped=[])
+        self.tell("first_step", by="trainer", step=begin + 1)
+        for step in range(begin + 2, last + 1):
+            self.now_s += 1
+            if step % every == 0:
+                sums = {"data_wait_s": 0.1 * (step - begin), "validation_s": 0.0}
+                sums["checkpoint_s"] = 0.0
+                line = {"time": self.time, "attempt": self.attempt, "step": step, "loss": 1 / step}
+                self.metrics.append(line | sums)
+            if step in saves:
+                self.tell("checkpoint", 0, step=step, path=f"checkpoints/step-{step}", seconds=0.1)
+
+    def say(self, rank: int, text: str) -> None:
+        """Let a rank write to its log."""
+        self.logs[rank] = self.logs.get(rank, "") + text
+
+    def rank_end(
+        self, rank: int, code: int, signal: str | None = None, *, requested: bool = False
+    ) -> None:
+        """End a rank."""
+        node = f"n{rank + 1}"
+        self.tell("rank_end", rank=rank, node=node, code=code, signal=signal, requested=requested)
+
+    def fail(self, rank: int, code: int, signal: str | None = None, text: str = "") -> None:
+        """Let a rank fail: the other is told to end, and the attempt ends with the code."""
+        self.say(rank, text)
+        self.rank_end(rank, code, signal)
+        self.rank_end(1 - rank, 143, "TERM", requested=True)
+        self.tell("end", code=code)
+
+    def again(self) -> None:
+        """Go on to the next attempt."""
+        self.attempt += 1
+
+    def write(self) -> Path:
+        """Write the run directory; its path."""
+        (self.run_dir / "logs").mkdir(parents=True, exist_ok=True)
+        for name, lines in (("events", self.events), ("metrics", self.metrics)):
+            text = "".join(json.dumps(line) + "\n" for line in lines)
+            (self.run_dir / f"{name}.jsonl").write_text(text)
+        for rank, text in self.logs.items():
+            (self.run_dir / "logs" / f"rank-{rank}.log").write_text(text)
+        return self.run_dir
+
+    def gutil(self, node: str, rows: str) -> None:
+        """Leave a monitor's log of a node: the rows under a header of ours, in UTC."""
+        from monitor import gutil  # noqa: PLC0415
+
+        head = gutil.Layout("pumtcjrgh").header() + "## utc_offset: +00:00\n"
+        path = self.run_dir.parent / f"slurm-42.{node}.gutil"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(head + rows)
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Story:
+    """A run to be told by hand."""
+    return Story(tmp_path)

@@ -1,0 +1,318 @@
+"""Who failed first, and of what: a story for each class, and for each way to be misled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from monitor import failure, record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BY_PEER = "RuntimeError: [gloo/pair.cc:534] Connection closed by peer [10.213.77.2]:51612\n"
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
+
+
+def judged(story: Any) -> dict[str, Any]:
+    """The last attempt of a story, as the record has it."""
+    return record.read(str(story.write()))["attempts"][-1]
+
+
+def blame(story: Any) -> tuple[str | None, int | None]:
+    """Class and rank of a story's last attempt."""
+    attempt = judged(story)
+    return attempt["failure_class"], (attempt["failure"] or {}).get("rank")
+
+
+SAID = [
+    ("program", TRACEBACK + "ValueError: boom\n"),
+    ("program", TRACEBACK + "MemoryError\n"),
+    ("program", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"),
+    ("program", "terminate called after throwing an instance of 'std::bad_alloc'\n"),
+    ("program", "Memory cgroup out of memory: Killed process 4242 (python)\n"),
+    ("program", TRACEBACK + "FileNotFoundError: [Errno 2] No such file or directory: 'a.py'\n"),
+    ("storage", "OSError: [Errno 28] No space left on device\n"),
+    ("storage", "cp: error writing '/data/x': No space left on device\n"),
+    ("storage", "OSError: [Errno 116] Stale file handle: '/data/train.bin'\n"),
+    ("storage", "OSError: [Errno 5] Input/output error\n"),
+    ("storage", "[rank1]: FileNotFoundError: [Errno 2] No such file or directory: '/d/7.jpg'\n"),
+    ("hardware", "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"),
+    ("hardware", "[123.4] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\nx\n"),
+    ("network", BY_PEER),
+    ("network", "RuntimeError: The server socket has failed to bind: EADDRINUSE\n"),
+    ("network", "socket.gaierror: [Errno -3] Temporary failure in name resolution\n"),
+]
+
+
+@pytest.mark.parametrize(("blamed", "text"), SAID)
+def test_what_a_rank_said_tells_the_class(story: Any, blamed: str, text: str) -> None:
+    """The failed rank's own last words, each by a row of the table."""
+    story.start()
+    story.fail(1, 1, text="epoch 1\n" + text)
+    assert blame(story) == (blamed, 1)
+    evidence = judged(story)["failure"]["evidence"]
+    assert evidence["line"] in text or evidence == {"place": "code", "line": "1"}
+
+
+@pytest.mark.parametrize(
+    ("code", "signal", "blamed"),
+    [
+        (3, None, "program"),
+        (127, None, "program"),
+        (64, None, "user"),
+        (139, "SEGV", "program"),
+        (134, "ABRT", "program"),
+        (136, "FPE", "program"),
+        (132, "ILL", "program"),
+        (135, "BUS", "program"),
+        (137, "KILL", "killed"),
+        (143, "TERM", "killed"),
+        (129, "HUP", "killed"),
+    ],
+)
+def test_how_a_silent_rank_ended_tells_the_class(
+    story: Any, code: int, signal: str | None, blamed: str
+) -> None:
+    """A rank that says nothing is judged by its exit code or its signal."""
+    story.start()
+    story.fail(1, code, signal)
+    assert blame(story) == (blamed, 1)
+
+
+def test_a_crash_by_xid_is_the_machines(story: Any) -> None:
+    """A segmentation fault whose log has an XID line is no fault of the program."""
+    story.start()
+    story.fail(1, 139, "SEGV", text="NVRM: Xid (PCI:0000:3b:00): 48, DBE\n")
+    assert blame(story) == ("hardware", 1)
+
+
+def test_killed_for_its_memory(story: Any) -> None:
+    """SIGKILL with the kernel's word for it in the log: the program used too much memory."""
+    story.start()
+    story.fail(1, 137, "KILL", text="slurmstepd: error: Detected 1 oom_kill event in step 42.0\n")
+    attempt = judged(story)
+    assert attempt["failure_class"] == "program"
+    assert "memory" in attempt["failure"]["words"]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_consequence_is_not_the_cause(story: Any, *, told: bool) -> None:
+    """Rank 0 ends first because rank 1 closed its connection: rank 1 is to blame, all the same."""
+    story.start()
+    story.say(0, TRACEBACK + BY_PEER)
+    story.say(1, TRACEBACK + "KeyError: 'label'\n")
+    story.rank_end(0, 1)
+    story.rank_end(1, 1)
+    if told:
+        story.tell("first_failure", rank=0, node="n1", code=1, signal=None)
+    story.tell("end", code=1)
+    assert blame(story) == ("program", 1)
+    failed = judged(story)["failure"]
+    assert (failed["node"], failed["error"]) == ("n2", "KeyError: 'label'")
+
+
+def test_the_trainers_failure_events_count_as_words(story: Any) -> None:
+    """The type and message that the trainer told, also where the log says less."""
+    story.start()
+    story.tell("failure", rank=0, error=BY_PEER.strip())
+    story.tell("failure", rank=1, error="OSError: [Errno 28] No space left on device: '/out'")
+    story.rank_end(0, 70)
+    story.rank_end(1, 70)
+    story.tell("end", code=70)
+    assert blame(story) == ("storage", 1)
+
+
+def test_a_rank_whose_launcher_was_killed_counts_first(story: Any) -> None:
+    """It came up and never ended; the others only lost it."""
+    story.start()
+    story.say(0, BY_PEER)
+    story.rank_end(0, 1)
+    story.tell("end", code=137)
+    attempt = judged(story)
+    assert blame(story) == ("killed", 1)
+    assert attempt["first_failure"] == {"rank": 1, "node": "n2", "code": 137, "signal": "KILL"}
+
+
+def test_a_crash_of_a_peer_explains_a_lost_connection(story: Any) -> None:
+    """A crashed rank says nothing; what its peers say of it is no fault of the network."""
+    story.start()
+    story.say(0, BY_PEER)
+    story.rank_end(0, 70)
+    story.rank_end(1, 139, "SEGV")
+    story.tell("end", code=70)
+    assert blame(story) == ("program", 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "blamed"), [("hung", "hung"), ("network", "network"), ("stopped", "hung")]
+)
+def test_the_watchdogs_verdict_beats_what_followed(story: Any, kind: str, blamed: str) -> None:
+    """The verdict names the rank; that all ranks were then killed says nothing."""
+    story.start()
+    told = {"kind": kind, "rank": 1, "node": "n2", "gpu": "no GPU", "top": "train.py:9 in step"}
+    story.tell("verdict", text="rank 1 on n2 is stuck in train.py:9", **told)
+    story.rank_end(0, 137, "KILL")
+    story.rank_end(1, 137, "KILL")
+    story.tell("end", code=76)
+    attempt = judged(story)
+    assert blame(story) == (blamed, 1)
+    assert attempt["verdict"]["top"] == "train.py:9 in step"
+
+
+def test_code_76_without_a_verdict_is_hung(story: Any) -> None:
+    """The code alone says it."""
+    story.start()
+    story.rank_end(0, 143, "TERM", requested=True)
+    story.rank_end(1, 143, "TERM", requested=True)
+    story.tell("end", code=76)
+    assert blame(story) == ("hung", None)
+
+
+def test_a_lost_node_is_hardware(story: Any) -> None:
+    """Whatever the others say of the connection."""
+    story.start()
+    story.say(0, BY_PEER)
+    story.rank_end(0, 1)
+    story.tell("lost_node", node="n2", how="no answer from slurmd")
+    story.tell("end", code=137)
+    attempt = judged(story)
+    assert blame(story) == ("hardware", 1)
+    assert attempt["failure"]["node"] == "n2"
+    assert attempt["lost_nodes"] == [{"node": "n2", "how": "no answer from slurmd"}]
+
+
+@pytest.mark.parametrize(
+    ("signals", "job_id", "reason", "blamed"),
+    [
+        (["USR1"], "42", "", "time limit"),
+        (["USR1", "TERM"], "42", "", "time limit"),
+        (["TERM"], "42", "preempted by a higher partition", "preempted"),
+        (["TERM"], "42", "cancelled by its user", "cancelled"),
+        (["TERM"], "42", "the time limit", "time limit"),
+        (["TERM"], "local-1-2", "", "cancelled"),
+        (["INT"], "42", "", "cancelled"),
+        ([], "42", "", "preempted"),
+    ],
+)
+def test_a_stop_on_request_has_its_reason(
+    story: Any, signals: list[str], job_id: str, reason: str, blamed: str
+) -> None:
+    """By Slurm's word in the decision, else by the signal; nobody failed."""
+    story.start(job_id=job_id)
+    for signal in signals:
+        story.tell("signal", signal=signal)
+    story.rank_end(0, 75, requested=True)
+    story.rank_end(1, 75)  # told by its peers, not by its launcher
+    story.tell("decision", decision="requeue", reason=reason, restarts=0, idle=0, exclude=None)
+    story.tell("end", code=75)
+    attempt = judged(story)
+    assert (attempt["failure_class"], attempt["first_failure"]) == (blamed, None)
+    assert attempt["steps_lost"] is None
+
+
+def test_a_command_that_is_cancelled_was_not_killed_from_outside(story: Any) -> None:
+    """143 because the launcher passed the signal on: the request is the reason."""
+    story.start(command=("--", "sleep", "9"))
+    story.tell("signal", signal="TERM")
+    story.rank_end(0, 143, "TERM", requested=True)
+    story.rank_end(1, 143, "TERM", requested=True)
+    story.tell("decision", decision="fail", reason="Slurm: CANCELLED", restarts=0, idle=0)
+    story.tell("end", code=143)
+    assert blame(story) == ("cancelled", None)
+
+
+def test_a_failure_before_the_request_counts(story: Any) -> None:
+    """A program that breaks while it is asked to stop has failed by itself."""
+    story.start()
+    story.tell("signal", signal="USR1")
+    story.fail(1, 1, text=TRACEBACK + "TypeError: in my handler\n")
+    assert blame(story) == ("program", 1)
+
+
+def test_a_checkpoint_that_could_not_be_written(story: Any) -> None:
+    """It is the cause where the rank itself told nothing; an exception beats it."""
+    story.start()
+    story.tell("checkpoint_failed", step=5, reason="no space", error="OSError: [Errno 28]")
+    story.fail(0, 70)
+    assert blame(story) == ("storage", 0)
+    story.tell("failure", rank=0, error="ValueError: x")
+    assert blame(story) == ("program", 0)
+
+
+def test_a_loss_that_is_not_finite(story: Any) -> None:
+    """The program's own, in these words."""
+    story.start()
+    story.tell("non_finite", step=5, epoch=1, samples=[3], policy="stop", action="stop")
+    story.fail(0, 70, text="trainer: stopped\n")
+    attempt = judged(story)
+    assert attempt["failure_class"] == "program"
+    assert "not finite" in attempt["failure"]["words"]
+
+
+def test_an_end_that_nobody_told(story: Any) -> None:
+    """The batch script was killed: nobody failed, the run was killed."""
+    story.start()
+    assert blame(story) == ("killed", None)
+
+
+def test_old_words_do_not_count(story: Any) -> None:
+    """What stands far from the end of the log was survived."""
+    story.start()
+    story.say(1, "OSError: [Errno 28] No space left on device\n" + "step\n" * 100)
+    story.fail(1, 1, text="ValueError: x\n")
+    assert blame(story) == ("program", 1)
+
+
+def test_each_attempt_has_its_own_words(story: Any) -> None:
+    """All attempts write to one log a rank; each is judged by its own part."""
+    story.start()
+    story.fail(1, 1, text="OSError: [Errno 28] No space left on device\n")
+    story.again()
+    story.start()
+    story.fail(1, 1, text="ValueError: x\n")
+    made = record.read(str(story.write()))["attempts"]
+    assert [one["failure_class"] for one in made] == ["storage", "program"]
+    assert [one["failure"]["error"][:7] for one in made] == ["OSError", "ValueEr"]
+
+
+def test_the_order_of_the_file_counts_not_the_clocks(story: Any) -> None:
+    """A node whose clock is an hour behind did not fail first."""
+    story.start()
+    story.rank_end(0, 1)
+    story.rank_end(1, 2)
+    story.events[-1]["time"] = "2026-11-21T03:17:00.000Z"
+    story.tell("end", code=1)
+    assert judged(story)["first_failure"]["rank"] == 0
+
+
+def test_every_class_has_rows_and_every_row_a_place() -> None:
+    """The table speaks of the classes of the contract, and of no others."""
+    classes = {"user", "program", "hardware", "network", "storage", "preempted", "time limit"}
+    assert set(failure.CLASSES) == classes | {"hung", "killed", "cancelled"}
+    places = "code log node verdict stop error nan follows save signal end"
+    assert {sign.place for sign in failure.TABLE} == set(places.split())
+
+
+@pytest.mark.parametrize("strange", [None, "x", [], {}, 1.5, True, -1, [None], {"a": 1}])
+def test_strange_values_break_nothing(story: Any, strange: object) -> None:
+    """Whatever one key of one event holds, the record is composed."""
+    story.start()
+    story.train(0, 20, saves=(10,))
+    told: list[Callable[[], None]] = [
+        lambda: story.tell("verdict", kind="hung", rank=1, node="n2", gpu=0, top="x", text="y"),
+        lambda: story.tell("lost_node", node="n2", how="x"),
+        lambda: story.tell("last_beats", node="n1", ranks={"0": {"step": 3, "phase": 1}}),
+        lambda: story.tell("hang_report", node="n1", ranks=[{"rank": 0, "step": 3}]),
+        lambda: story.tell("decision", decision="fail", reason="x", restarts=0, idle=0),
+        lambda: story.tell("summary", summary={"slow_ranks": [{"rank": 0, "node": "n1"}]}),
+    ]
+    for one in told:
+        one()
+    story.fail(1, 1, text="x\n")
+    for event in story.events:
+        for key in [key for key in event if key != "event"]:
+            kept, event[key] = event[key], strange
+            assert judged(story)["attempt"] == 1 or key == "attempt"
+            event[key] = kept
