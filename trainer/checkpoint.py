@@ -1,101 +1,140 @@
-"""Checkpoints that count only when they are complete.
+"""The checkpoints of a run: when one is taken, which is loaded, and what is told about it.
 
-One is written into a hidden folder beside its place, flushed, and renamed; then the pointer files
-`latest` and `best` move. The tensors are a distributed checkpoint, written by all ranks together;
-the rest is `state.json`, which also lists the size of every file, so that a torn one shows.
+A checkpoint is taken by all ranks at the same step. It is written by a thread of each, behind the
+training from copies in host memory (`async`), or while the training waits (`sync`). It counts only
+when it is complete: written into a hidden folder, every file forced to the disk and named with its
+SHA-256 in the manifest, renamed, and only then pointed to.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import shutil
 import sys
+import threading
 import time
-import warnings
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
+from trainer import loading, saving
+from trainer.checkpoint_folder import CheckpointFolder, step_of
 from trainer.errors import UserError
+from trainer.manifest import DamagedError
+from trainer.peers import open_peers
+from trainer.position import State
+from trainer.saving import SaveError
+from trainer.staging import HostCopies
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
     from trainer.events import EventLog
+    from trainer.loading import Stored
     from trainer.mesh import Mesh
+    from trainer.peers import Peers
+    from trainer.position import Position
 
-_STATE_FILE = "state.json"
+T = TypeVar("T")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Position:
-    """Where a run stands: all that is not a tensor."""
-
-    step: int = 0
-    seed: int
-    global_batch_size: int
-    num_train_samples: int
-    last_loss: float | None = None
-    best_accuracy: float | None = None
-    last_accuracy: float | None = None
-    num_validations_without_gain: int = 0
-    scaler: dict[str, float] | None = None
+_SPACE_MARGIN = 1.02
+_SPACE_MARGIN_BYTES = 1 << 20
+RANK_PREFIX = "rank/"
+"""Tensors of one rank alone are named rank/<r>/…; all others belong to the run as a whole."""
 
 
 class Checkpoints:
-    """The folder `checkpoints/` of a run directory."""
+    """The folder `checkpoints/` of a run directory, as one rank works with it."""
 
-    def __init__(self, folder: Path, mesh: Mesh, events: EventLog, num_kept: int) -> None:
-        self._folder = folder
+    def __init__(  # noqa: PLR0913 -- all of it by name
+        self,
+        folder: Path,
+        mesh: Mesh,
+        events: EventLog,
+        *,
+        num_kept: int,
+        is_async: bool,
+        identity: Mapping[str, object],
+    ) -> None:
+        self._folder = CheckpointFolder(folder)
         self._mesh = mesh
         self._events = events
         self._num_kept = num_kept
+        self._is_async = is_async
+        self._identity = identity
+        self._copies = HostCopies()
+        self._peers: Peers | None = None
+        self._writing: _Writing | None = None
+        self._position: Position | None = None
+        """What the newest checkpoint holds, be it complete or being written."""
+        self._damaged: list[str] = []
         self.latest_step: int | None = None
+        """The last complete one of this run that this process knows of."""
+        self.failure: str | None = None
+        """Why the last one could not be written; None if it could."""
         if mesh.ranks.is_main:
-            folder.mkdir(parents=True, exist_ok=True)
-            for leftover in folder.glob(".step-*"):  # of a run that died while writing
-                shutil.rmtree(leftover, ignore_errors=True)
+            self._folder.open()
         mesh.max([0.0])  # nobody writes before the leftovers are gone
 
-    def save(self, tensors: dict[str, Tensor], position: Position, *, is_best: bool) -> None:
-        """Write a checkpoint of that step, all ranks together; a second one only moves `best`."""
-        name = f"step-{position.step}"
-        if self.latest_step != position.step:
-            started_s = time.monotonic()
-            partial = self._folder / f".{name}.partial"
-            _write_tensors(tensors, partial, is_distributed=self._mesh.is_distributed)
-            if self._mesh.ranks.is_main:
-                _seal(partial, self._folder / name, position)
-                self._point("latest", name)
-                path, seconds = str(self._folder / name), round(time.monotonic() - started_s, 3)
-                self._events.write("checkpoint", step=position.step, path=path, seconds=seconds)
-            self.latest_step = position.step
-        if self._mesh.ranks.is_main:
-            if is_best:
-                self._point("best", name)
-            self._prune()
+    def save(self, tensors: Mapping[str, Tensor], position: Position, *, is_best: bool) -> None:
+        """Take a checkpoint, all ranks together; where nothing is new, only `best` moves.
 
-    def load(self, wish: str) -> tuple[dict[str, Tensor], Position] | None:
+        Waits for the one before. What fails is reported, and the training goes on; see `wait`.
+        """
+        began_s = time.monotonic()
+        if position == self._position:
+            if is_best and self.wait() and self._mesh.ranks.is_main:
+                self._folder.point("best", position.step)
+            return
+        self.wait()
+        if not self._has_space(tensors, position.step):
+            return
+        peers = self._meet()
+        writing = _Writing(self._folder, peers, self._state(position))
+        writing.tensors = self._copies.take(tensors) if self._is_async else tensors
+        writing.stall_s = time.monotonic() - began_s if self._is_async else None
+        writing.began_s = began_s
+        writing.when_done = lambda: self._told(writing, is_best=is_best)
+        self._position, self._writing = position, writing
+        writing.start()
+        if not self._is_async:
+            self.wait()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is being written; return whether the last checkpoint is complete.
+
+        False after `timeout_s` as well: it is then reported as too late, and goes on being written.
+        """
+        writing = self._writing
+        if writing is None:
+            return self.failure is None
+        writing.join(timeout_s)
+        if writing.is_alive():
+            self._fail(writing.step, saving.TOO_LATE, f"not written within {timeout_s:.1f} s")
+            return False
+        self._writing = None
+        if writing.error is None:
+            self.latest_step, self.failure = writing.step, None
+        else:
+            self._position, self.failure = None, str(writing.error)
+        return self.failure is None
+
+    def load(
+        self, wish: str, prepare: Callable[[Stored], dict[str, Tensor]]
+    ) -> tuple[dict[str, Tensor], Position] | None:
         """Load what `--resume` asks for: `auto`, `none` or a path; None means a fresh start.
 
-        A torn checkpoint is skipped with a warning that names it, and the one before it is used.
-        Raises UserError when a path was given and cannot be loaded.
+        `prepare` looks at what a checkpoint holds, and returns the tensors to read it into. A
+        damaged one is skipped with a warning that names it, and the one before it is used.
+        Raises UserError when a path was given and cannot be loaded, and what `prepare` raises.
         """
-        if wish == "none":
-            return None
-        candidates = self._candidates() if wish == "auto" else iter([_existing(wish, self._folder)])
-        for path in candidates:
-            problem, loaded = _try_load(path)
-            # A point of synchronisation: all ranks take it, or none.
-            (failed,) = self._mesh.max([float(loaded is None)])
-            if not failed and loaded is not None:
-                self.latest_step = loaded[1].step if path.parent == self._folder else None
+        self.wait()
+        skipped: list[dict[str, str]] = []
+        for path in self._candidates(wish):
+            loaded, problem = self._try_load(path, prepare)
+            if loaded is not None:
+                self._take_up(path, loaded[1])
+                self._tell_resume(loaded[1].step, str(path), skipped)
                 return loaded
-            problem = problem or "another rank could not read it"
             if wish != "auto":
                 raise UserError(
                     f"--resume {wish}",
@@ -103,119 +142,167 @@ class Checkpoints:
                     found=problem,
                     remedy="name another one, or --resume auto",
                 )
+            skipped.append({"path": str(path), "problem": problem})
+            self._damaged.append(path.name)
             if self._mesh.ranks.is_main:
                 print(f"trainer: skipped checkpoint {path}: {problem}", file=sys.stderr, flush=True)
+        self._tell_resume(0, None, skipped)
         return None
 
-    def _candidates(self) -> Iterator[Path]:
-        """Checkpoints in the folder, newest first, as rank 0 sees them: the same on all ranks."""
-        steps = sorted(_steps(self._folder), reverse=True) if self._mesh.ranks.is_main else []
-        (count,) = self._mesh.max([float(len(steps))])
-        for i in range(int(count)):
-            (step,) = self._mesh.max([float(steps[i]) if steps else -1.0])
-            yield self._folder / f"step-{int(step)}"
+    def _candidates(self, wish: str) -> list[Path]:
+        """What to try, in this order, as rank 0 sees it: the same on all ranks."""
+        if wish == "none":
+            return []
+        if wish != "auto":
+            path = Path(wish).expanduser()
+            return [path if path.exists() else self._folder.path / wish]
+        names = self._folder.names() if self._mesh.ranks.is_main else []
+        (count,) = self._mesh.max([float(len(names))])
+        names = self._meet().share(names) if count else []
+        return [self._folder.path / name for name in names]
 
-    def _point(self, pointer: str, name: str) -> None:
-        beside = self._folder / f".{pointer}.partial"
-        beside.write_text(name + "\n", encoding="utf-8")
-        _flush(beside)
-        beside.replace(self._folder / pointer)
-        _flush(self._folder)
+    def _try_load(
+        self, path: Path, prepare: Callable[[Stored], dict[str, Tensor]]
+    ) -> tuple[tuple[dict[str, Tensor], Position] | None, str]:
+        """Return what the checkpoint holds, or None and what is wrong with it, on all ranks."""
+        peers = self._meet()
 
-    def _prune(self) -> None:
-        best = self._folder / "best"
-        kept = {best.read_text(encoding="utf-8").strip()} if best.exists() else set()
-        for step in sorted(_steps(self._folder), reverse=True)[self._num_kept :]:
-            if f"step-{step}" not in kept:
-                shutil.rmtree(self._folder / f"step-{step}", ignore_errors=True)
+        def verified() -> Stored:
+            loading.verify(path, part=peers.rank, num_parts=peers.world_size)
+            return loading.look_into(path)
 
+        stored, problem = _agreed(peers, verified)
+        if stored is None:
+            return None, problem
+        tensors = prepare(stored)
+        _, problem = _agreed(peers, lambda: loading.read_into(path, tensors))
+        if problem:
+            return None, problem
+        return (tensors, stored.state.position), ""
 
-def _steps(folder: Path) -> list[int]:
-    names = [entry.name.removeprefix("step-") for entry in folder.glob("step-*")]
-    return [int(name) for name in names if name.isdecimal()]
+    def _take_up(self, path: Path, position: Position) -> None:
+        """Go on from a loaded checkpoint; a pointer that means nothing is written anew."""
+        if path.parent != self._folder.path:
+            return
+        self._position, self.latest_step = position, position.step
+        if not self._mesh.ranks.is_main:
+            return
+        if self._folder.pointed("latest") is None:
+            self._folder.point("latest", position.step)
+        best_step = position.best_step
+        if self._folder.pointed("best") is None and best_step is not None:
+            self._folder.point("best", best_step)
 
+    def _meet(self) -> Peers:
+        """The other ranks; the group is opened at the first need."""
+        if self._peers is None:
+            self._peers = open_peers(self._mesh)
+        return self._peers
 
-def _existing(wish: str, folder: Path) -> Path:
-    path = type(folder)(wish).expanduser()
-    return path if path.exists() else folder / wish
-
-
-@contextlib.contextmanager
-def _as_exception() -> Iterator[None]:
-    """Make torch's CheckpointException, which is no Exception, one; and keep it to the point."""
-    from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415 -- see below
-
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            warnings.filterwarnings("ignore", category=FutureWarning)
-            yield
-    except CheckpointException as error:
-        first = next(iter(error.failures.values()))[0]
-        raise RuntimeError(f"{type(first).__name__}: {first}") from error
-
-
-def _write_tensors(tensors: dict[str, Tensor], folder: Path, *, is_distributed: bool) -> None:
-    # An import of a second, not before it is needed.
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter  # noqa: PLC0415
-    from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415
-
-    with _as_exception():
-        save(
-            tensors,
-            storage_writer=FileSystemWriter(folder, sync_files=True),
-            no_dist=not is_distributed,
+    def _state(self, position: Position) -> State:
+        return State(
+            position=position,
+            identity={**self._identity, "seed": position.seed},
+            world_size=self._mesh.ranks.world_size,
+            serial=0,
         )
 
+    def _has_space(self, tensors: Mapping[str, Tensor], step: int) -> bool:
+        """Ask before writing; all ranks take rank 0's answer."""
+        (needed,) = self._mesh.sum([_num_own_bytes(tensors, self._mesh.ranks.world_size)])
+        needed = needed * _SPACE_MARGIN + _SPACE_MARGIN_BYTES
+        free = float(saving.num_free_bytes(self._folder.path)) if self._mesh.ranks.is_main else 0.0
+        (free,) = self._mesh.max([free])
+        if needed <= free:
+            return True
+        text = f"{needed / 2**20:.1f} MiB needed, {free / 2**20:.1f} MiB free"
+        self._position, self.failure = None, f"{saving.NO_SPACE}: {text}"
+        self._fail(step, saving.NO_SPACE, text)
+        return False
 
-def _seal(partial: Path, final: Path, position: Position) -> None:
-    """Complete the folder that all ranks have written, and give it its name."""
-    sizes = {entry.name: entry.stat().st_size for entry in partial.iterdir()}
-    state = {"position": asdict(position), "sizes": sizes}
-    file = partial / _STATE_FILE
-    file.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-    _flush(file)
-    _flush(partial)
-    if final.exists():  # a torn one that was skipped at the start
-        shutil.rmtree(final)
-    partial.rename(final)
-    _flush(final.parent)
-
-
-def _try_load(path: Path) -> tuple[str, tuple[dict[str, Tensor], Position] | None]:
-    """Return ("", what it holds), or (what is wrong with it, None)."""
-    try:
-        state = json.loads((path / _STATE_FILE).read_text(encoding="utf-8"))
-        for name, size_bytes in state["sizes"].items():
-            found_bytes = (path / name).stat().st_size
-            if found_bytes != size_bytes:
-                return f"{name} has {found_bytes} of {size_bytes} bytes", None
-        position = replace(
-            Position(seed=0, global_batch_size=1, num_train_samples=1), **state["position"]
+    def _told(self, writing: _Writing, *, is_best: bool) -> None:
+        """On rank 0, in the thread that wrote: tell the end, and make room."""
+        if not self._mesh.ranks.is_main:
+            return
+        step, error = writing.step, writing.error
+        if error is not None:
+            self._fail(step, error.reason, error.text)
+            return
+        seconds = time.monotonic() - writing.began_s
+        self._events.write(
+            "checkpoint",
+            step=step,
+            path=str(self._folder.path / f"step-{step}"),
+            seconds=round(seconds, 4),
+            stall_s=round(seconds if writing.stall_s is None else writing.stall_s, 4),
+            is_async=self._is_async,
+            bytes=writing.size_bytes,
         )
-        return "", (_read_tensors(path), position)
-    except Exception as error:  # noqa: BLE001 -- whatever a torn file makes a reader raise
-        return " ".join(f"{type(error).__name__}: {error}".split())[:300], None
+        if is_best:
+            self._folder.point("best", step)
+        best_step = writing.state.position.best_step
+        damaged = [name for name in self._damaged if step_of(name) != step]
+        self._folder.prune(self._num_kept, kept={f"step-{best_step}"}, damaged=damaged)
+
+    def _fail(self, step: int, reason: str, text: str) -> None:
+        if self._mesh.ranks.is_main:
+            last = "there is none yet" if self.latest_step is None else f"step {self.latest_step}"
+            print(
+                f"trainer: the checkpoint of step {step} was not written: {reason}: {text}; "
+                f"the last one: {last}",
+                file=sys.stderr,
+                flush=True,
+            )
+            self._events.write("checkpoint_failed", step=step, reason=reason, error=text)
+
+    def _tell_resume(self, step: int, path: str | None, skipped: list[dict[str, str]]) -> None:
+        if self._mesh.ranks.is_main:
+            self._events.write("resume", step=step, path=path, skipped=skipped)
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    # The same import.
-    from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
+class _Writing(threading.Thread):
+    """One checkpoint on its way to the disk."""
 
-    from trainer.safe_reader import SafeReader  # noqa: PLC0415
+    tensors: Mapping[str, Tensor]
+    stall_s: float | None
+    began_s: float
+    when_done: Callable[[], None]
 
-    reader = SafeReader(path)
-    tensors = reader.empty_state()
-    with _as_exception():
-        # Every rank reads all by itself: a replica needs all, and nobody waits for anybody.
-        load(tensors, storage_reader=reader, no_dist=True)
-    return tensors
+    def __init__(self, folder: CheckpointFolder, peers: Peers, state: State) -> None:
+        # A daemon: a process that must end does not wait for a disk, or a rank that is gone.
+        super().__init__(name="checkpoint", daemon=True)
+        self._folder = folder
+        self._peers = peers
+        self.state = state
+        self.step = state.position.step
+        self.size_bytes = 0
+        self.error: SaveError | None = None
+
+    def run(self) -> None:
+        try:
+            self.size_bytes = saving.write(self._folder, self.tensors, self.state, self._peers)
+        except SaveError as error:
+            self.error = error
+        except Exception as error:  # noqa: BLE001 -- such as another rank's death
+            line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            self.error = SaveError(saving.WRITE_ERROR, line)
+        self.when_done()
 
 
-def _flush(path: Path) -> None:
-    """Force a file or a folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+def _agreed(peers: Peers, work: Callable[[], T]) -> tuple[T | None, str]:
+    """Return the result, or None and a problem if any rank had one. A point of synchronisation."""
+    result, problem = None, ""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        result = work()
+    except DamagedError as error:
+        problem = str(error)
+    problem = next((told for told in peers.gather(problem) if told), "")
+    return (None if problem else result), problem
+
+
+def _num_own_bytes(tensors: Mapping[str, Tensor], world_size: int) -> float:
+    """This rank's part of a checkpoint; what belongs to the run is written once, by shares."""
+    return sum(
+        tensor.numel() * tensor.element_size() / (1 if name.startswith(RANK_PREFIX) else world_size)
+        for name, tensor in tensors.items()
+    )

@@ -16,6 +16,7 @@ from trainer.errors import UserError
 Schedule = Literal["constant", "cosine"]
 OptimizerName = Literal["adamw", "adam", "sgd"]
 Precision = Literal["fp32", "bf16", "fp16"]
+CheckpointMode = Literal["async", "sync"]
 
 _AT_LEAST: dict[str, int] = {
     "epochs": 1,
@@ -30,6 +31,7 @@ _AT_LEAST: dict[str, int] = {
     "early_stop_patience": 0,
     "log_every": 1,
     "checkpoint_every": 0,
+    "checkpoint_minutes": 0,
     "keep_checkpoints": 1,
     "image_size": 1,
     "num_samples": 1,
@@ -126,11 +128,22 @@ class Config:
     """auto: carry on from the run directory's newest complete checkpoint, if any; none: start
     afresh; or the path of a checkpoint."""
 
+    force: bool = False
+    """Carry on from a checkpoint even if options that change the numbers differ from those that
+    the run began with."""
+
     out: Path | None = None
     """The run directory; default DDP_RUN_DIR, else out/local-<time>-<pid>."""
 
     checkpoint_every: int = 0
     """Also write a checkpoint every so many steps; 0: after each epoch only. Always at the end."""
+
+    checkpoint_minutes: float = 30
+    """Also write a checkpoint when the last one is so many minutes old; 0: never for that."""
+
+    checkpoint_mode: CheckpointMode = "async"
+    """async: training goes on as soon as a copy is made in host memory; sync: when all is on the
+    disk."""
 
     keep_checkpoints: int = 3
     """How many of the newest checkpoints to keep; the best one is kept besides."""

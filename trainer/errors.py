@@ -20,3 +20,11 @@ class UserError(Exception):
 
     def __init__(self, what: str, *, rule: str, found: object, remedy: str) -> None:
         super().__init__(" ".join(f"{what}: {rule}; found {found}; {remedy}".split()))
+
+
+class RunFailedError(Exception):
+    """The run cannot go on; one line that says it all, and all ranks know."""
+
+
+class CheckpointError(Exception):
+    """A run trained to its end, and what it came to could not be kept."""

@@ -12,8 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.batches import shard
 from trainer.beat import BACKWARD, DATA, FORWARD, LOG, SAVE, UPDATE, VALIDATE
+from trainer.errors import CheckpointError
 from trainer.metrics import Interval, Validation, resident_mib
-from trainer.state import gather_tensors
+from trainer.state import gather_rank, gather_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,12 +24,13 @@ if TYPE_CHECKING:
     from trainer.agreement import StopAgreement
     from trainer.batches import BatchPlan
     from trainer.beat import Beat
-    from trainer.checkpoint import Checkpoints, Position
+    from trainer.checkpoint import Checkpoints
     from trainer.config import Config
     from trainer.data import Batches
     from trainer.mesh import Mesh
     from trainer.metrics import Sinks
     from trainer.optim import Update
+    from trainer.position import Position
     from trainer.profiling import StepProfiler
     from trainer.schedule import LearningRate
     from trainer.workloads.base import Workload
@@ -64,18 +66,18 @@ class Parts:
 class Loop:
     """Trains from a position to the last step, an early stop, or a request to stop."""
 
-    def __init__(self, parts: Parts, position: Position) -> None:
+    def __init__(self, parts: Parts, position: Position, loss_sum: Tensor) -> None:
+        """Go on from `position`; `loss_sum` is this rank's, of the interval that it lies in."""
         self._parts = parts
         self.position = position
         self.started_step = position.step
         parts.beat.step = position.step
         self._total_steps = parts.learning_rate.total_steps
-        self._loss_sum = torch.zeros((), device=parts.mesh.device)
+        self._loss_sum = loss_sum
         self._started_s = time.perf_counter()
         self._interval_s = self._started_s
-        self._interval_step = position.step
+        self._interval_step = position.interval_step
         self._wait_s = 0.0
-        self._validated_step = -1
         self._microbatches: Iterator[tuple[Tensor, Tensor]] = iter(())
         self._microbatches_epoch = -1
 
@@ -88,27 +90,46 @@ class Loop:
         """Train; return whether the run is finished, False if it was asked to stop."""
         config = self._parts.config
         stopped = self._parts.agreement.reached(self.position.step)
+        if not stopped:
+            self._validate_if_due()  # a stop may have come before it
         while not stopped and self.position.step < self._total_steps and not self._is_stale():
             stopped = self._train_until_pause()
-            epoch_ended = self.position.step % self._parts.steps_per_epoch == 0
-            if not stopped and self._is_due(config.val_every, at_epoch_end=epoch_ended):
-                self._validate()
-            if self._is_due(config.checkpoint_every, at_epoch_end=epoch_ended, besides=True):
+            if not stopped:
+                self._validate_if_due()
+            if self._is_due(config.checkpoint_every, besides=True):
                 self._save()
-        if not stopped and self._validated_step != self.position.step:
+        if not stopped and self.position.validated_step != self.position.step:
             self._validate()
         self._save()
+        self._keep_last(is_finished=not stopped)
         self._parts.profiler.close()
         return not stopped
+
+    def _keep_last(self, *, is_finished: bool) -> None:
+        """Wait for the last checkpoint. Raises CheckpointError if a finished run has lost it."""
+        checkpoints = self._parts.checkpoints
+        if not checkpoints.wait() and is_finished:
+            kept = checkpoints.latest_step
+            raise CheckpointError(
+                f"the last checkpoint, of step {self.position.step}, could not be written "
+                f"({checkpoints.failure}); "
+                + ("there is none" if kept is None else f"the last one there is: step {kept}")
+            )
 
     def _is_stale(self) -> bool:
         patience = self._parts.config.early_stop_patience
         return 0 < patience <= self.position.num_validations_without_gain
 
-    def _is_due(self, every: int, *, at_epoch_end: bool, besides: bool = False) -> bool:
+    def _is_due(self, every: int, *, besides: bool = False) -> bool:
         """Whether it is time, every so many steps, or, with 0 or `besides`, at an epoch's end."""
-        by_step = every > 0 and self.position.step % every == 0
-        return by_step or (at_epoch_end and (besides or every == 0))
+        step = self.position.step
+        at_epoch_end = step % self._parts.steps_per_epoch == 0
+        return (every > 0 and step % every == 0) or (at_epoch_end and (besides or every == 0))
+
+    def _validate_if_due(self) -> None:
+        is_new = self.position.validated_step != self.position.step
+        if is_new and self._is_due(self._parts.config.val_every):
+            self._validate()
 
     def _train_until_pause(self) -> bool:
         """Train to the next validation, checkpoint or epoch's end; return whether to stop."""
@@ -175,6 +196,7 @@ class Loop:
         mesh, plan = self._parts.mesh, self._parts.plan
         self._parts.beat.meet(LOG)
         num_steps = step - self._interval_step
+        num_timed = step - max(self._interval_step, self.started_step)  # in this attempt
         loss_sum, wait_s = mesh.sum([self._loss_sum.item(), self._wait_s])
         loss = loss_sum / (plan.world_size * num_steps)
         now_s = time.perf_counter()
@@ -185,20 +207,22 @@ class Loop:
                 epoch=epoch,
                 loss=loss,
                 lr=self._parts.learning_rate.at(step - 1),
-                samples_per_s=num_steps * plan.global_batch_size / elapsed_s,
+                samples_per_s=num_timed * plan.global_batch_size / elapsed_s,
                 data_wait_pct=100 * wait_s / plan.world_size / elapsed_s,
                 memory_mib=_memory_mib(mesh.device),
                 train_time_s=self.train_time_s,
             )
         )
         self.position = replace(self.position, step=step, last_loss=loss)  # a failure tells these
-        self._loss_sum.zero_()
-        self._interval_s, self._interval_step, self._wait_s = now_s, step, 0.0
+        self._interval_s, self._wait_s = now_s, 0.0
+        if step % self._parts.config.log_every == 0:  # not at an end between: a run may go on
+            self._loss_sum.zero_()
+            self._interval_step = step
 
     def _validate(self) -> None:
         """Measure on the held-out samples; keep a checkpoint if it is the best so far."""
         parts, position = self._parts, self.position
-        self._validated_step = position.step
+        position = self.position = replace(position, validated_step=position.step)
         if parts.test is None:
             return
         began_s = time.perf_counter()
@@ -209,6 +233,7 @@ class Loop:
             position,
             last_accuracy=accuracy,
             best_accuracy=accuracy if is_best else best,
+            best_step=position.step if is_best else position.best_step,
             num_validations_without_gain=0
             if is_best
             else position.num_validations_without_gain + 1,
@@ -253,9 +278,11 @@ class Loop:
         parts.beat.meet(SAVE)
         scaler = parts.update.scaler
         state = scaler.state_dict() if scaler.is_enabled() else None
+        ranks, device = parts.mesh.ranks, parts.mesh.device
         parts.checkpoints.save(
-            gather_tensors(parts.model, parts.update.optimizer),
-            replace(self.position, scaler=state),
+            gather_tensors(parts.model, parts.update.optimizer, with_buffers=ranks.is_main)
+            | gather_rank(ranks.rank, self._loss_sum, device),
+            replace(self.position, scaler=state, interval_step=self._interval_step),
             is_best=is_best,
         )
         if not is_best:

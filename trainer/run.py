@@ -13,21 +13,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.agreement import StopAgreement
 from trainer.beat import END, LOAD
-from trainer.checkpoint import Checkpoints, Position
+from trainer.checkpoint import Checkpoints
 from trainer.data import build_batches
 from trainer.errors import UserError
 from trainer.events import EventLog, finite
+from trainer.identity import identity_of
 from trainer.lean import without_compiler
 from trainer.loop import Loop, Parts
 from trainer.mesh import open_mesh
 from trainer.metrics import Sinks, closing_block, open_sinks
 from trainer.optim import Update
+from trainer.position import Position
 from trainer.profiling import StepProfiler
+from trainer.resume import Resume
 from trainer.schedule import LearningRate
-from trainer.state import restore_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Mapping, MutableMapping
 
     from torch import nn
     from torch.utils.data import Dataset
@@ -102,26 +104,28 @@ class Run:
         _prepare(job.workload, mesh)
         data = _Data(train=job.workload.train_data(), test=job.workload.test_data())
         steps_per_epoch = job.plan.steps_per_epoch(data.num_train)
-        seed = job.settings.seed if config.seed is None else config.seed
-        torch.manual_seed(seed)
-        model = job.workload.build_model().to(mesh.device)
-        with without_compiler():
-            update = Update(model, config, mesh.device)
-            train_model = _as_trained(model, mesh, compiled=config.compile)
-        self._run_dir, self._events = run_dir, events = _open_run_dir(job, mesh)
-        checkpoints = Checkpoints(run_dir / "checkpoints", mesh, events, config.keep_checkpoints)
         fresh = Position(
-            seed=seed,
+            seed=job.settings.seed if config.seed is None else config.seed,
             global_batch_size=config.global_batch_size,
             num_train_samples=data.num_train,
         )
+        trained = _build_model(job, mesh, fresh.seed)
+        self._run_dir, self._events = run_dir, events = _open_run_dir(job, mesh)
+        identity = identity_of(config, data.num_train)
+        checkpoints = _open_checkpoints(job, mesh, run_dir, events, identity)
         job.beat.meet(LOAD)
-        position = _resume(checkpoints, config.resume, fresh, model, update)
-        # Dropout and augmentation differ between ranks, and after a resume do not start over.
-        torch.manual_seed((position.seed + job.ranks.rank * 2**32 + position.step) % 2**63)
+        resumed = Resume(
+            checkpoints=checkpoints,
+            mesh=mesh,
+            model=trained.model,
+            update=trained.update,
+            identity=identity,
+            is_forced=config.force,
+        )(config.resume, fresh)
+        position = resumed.position
         learning_rate = _learning_rate(job, steps_per_epoch)
         if job.ranks.is_main:
-            _greet(mesh, model, run_dir, position, learning_rate.total_steps)
+            _greet(mesh, trained.model, run_dir, position, learning_rate.total_steps)
             self._sinks = _open_sinks(job, run_dir, learning_rate.total_steps)
         train, test = data.batches(job.plan, position.seed, mesh, config.num_workers)
         parts = Parts(
@@ -129,9 +133,9 @@ class Run:
             mesh=mesh,
             plan=job.plan,
             workload=job.workload,
-            model=model,
-            train_model=train_model,
-            update=update,
+            model=trained.model,
+            train_model=trained.train_model,
+            update=trained.update,
             learning_rate=learning_rate,
             train=train,
             test=test,
@@ -143,7 +147,7 @@ class Run:
             beat=job.beat,
             profiler=_profiler(job, run_dir),
         )
-        return Loop(parts, position)
+        return Loop(parts, position, resumed.loss_sum)
 
     def _summarise(self, outcome: str) -> None:
         """Rank 0 leaves the record's summary, and tells a person the same."""
@@ -157,6 +161,15 @@ class Run:
         )
         self._events.write("summary", summary=summary)
         print(closing_block(summary, self._run_dir), flush=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trained:
+    """The model as it is and as it is trained, and what changes it."""
+
+    model: nn.Module
+    train_model: nn.Module
+    update: Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,6 +270,29 @@ def _profiler(job: Job, run_dir: Path) -> StepProfiler:
     return StepProfiler(steps, run_dir / "debug" / "trace.json")
 
 
+def _build_model(job: Job, mesh: Mesh, seed: int) -> _Trained:
+    """Build the model, with the same weights on all ranks, and its optimizer."""
+    torch.manual_seed(seed)
+    model = job.workload.build_model().to(mesh.device)
+    with without_compiler():
+        update = Update(model, job.config, mesh.device)
+        train_model = _as_trained(model, mesh, compiled=job.config.compile)
+    return _Trained(model=model, train_model=train_model, update=update)
+
+
+def _open_checkpoints(
+    job: Job, mesh: Mesh, run_dir: Path, events: EventLog, identity: Mapping[str, object]
+) -> Checkpoints:
+    return Checkpoints(
+        run_dir / "checkpoints",
+        mesh,
+        events,
+        num_kept=job.config.keep_checkpoints,
+        is_async=job.config.checkpoint_mode == "async",
+        identity=identity,
+    )
+
+
 def _as_trained(model: nn.Module, mesh: Mesh, *, compiled: bool) -> nn.Module:
     """Compile the model if asked to, and tie its replicas together if there are several."""
     if compiled:
@@ -268,29 +304,6 @@ def _as_trained(model: nn.Module, mesh: Mesh, *, compiled: bool) -> nn.Module:
         device_ids=[mesh.device.index] if mesh.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
     )
-
-
-def _resume(
-    checkpoints: Checkpoints, wish: str, fresh: Position, model: nn.Module, update: Update
-) -> Position:
-    """Return where to begin, with model and optimizer as they were there."""
-    loaded = checkpoints.load(wish)
-    if loaded is None:
-        return fresh
-    tensors, position = loaded
-    for name in ("global_batch_size", "num_train_samples"):
-        found, now = getattr(position, name), getattr(fresh, name)
-        if found != now:
-            raise UserError(
-                "--resume",
-                rule=f"the {name} that the run began with, or the order of samples is lost",
-                found=f"{now} where the checkpoint has {found}",
-                remedy="give the same options, or --resume none",
-            )
-    restore_tensors(tensors, model, update.optimizer)
-    if position.scaler and update.scaler.is_enabled():
-        update.scaler.load_state_dict(position.scaler)
-    return position
 
 
 def _greet(

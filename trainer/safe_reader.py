@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _PLAIN = {
     "torch.distributed.checkpoint.metadata": {
@@ -57,15 +54,18 @@ class SafeReader(FileSystemReader):
             metadata = _IndexUnpickler(file).load()
         if not isinstance(metadata, Metadata):
             raise pickle.UnpicklingError("a checkpoint's index is not one")
+        for place in (metadata.storage_data or {}).values():
+            if "/" in place.relative_path:
+                raise pickle.UnpicklingError("a checkpoint's index names files outside its folder")
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
 
-    def empty_state(self) -> dict[str, Tensor]:
-        """Return an uninitialised tensor for each that the checkpoint holds."""
+    def entries(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Return shape and type of each tensor that the checkpoint holds."""
         return {
-            name: torch.empty(entry.size, dtype=entry.properties.dtype)
+            name: (entry.size, entry.properties.dtype)
             for name, entry in self.read_metadata().state_dict_metadata.items()
             if isinstance(entry, TensorStorageMetadata)
         }

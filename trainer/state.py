@@ -1,4 +1,10 @@
-"""Model and optimizer as flat, named tensors, and back."""
+"""Model, optimizer and what each rank has for itself as flat, named tensors, and back.
+
+model/<name>                    weights and buffers
+optimizer/<parameter>/<key>     what the optimizer keeps for a parameter
+rank/<r>/loss_sum               the losses of the current log interval
+rank/<r>/generator/<name>       random generators
+"""
 
 from __future__ import annotations
 
@@ -7,17 +13,33 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from trainer import generators
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import nn
 
-_MODEL, _OPTIMIZER = "model/", "optimizer/"
+    Entries = Mapping[str, tuple[torch.Size, torch.dtype]]
+
+MODEL = "model/"
+_OPTIMIZER = "optimizer/"
 
 
-def gather_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return weights, buffers and the optimizer's state, by name; no copies are made."""
-    tensors = {_MODEL + name: tensor for name, tensor in model.state_dict().items()}
+def gather_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, with_buffers: bool = True
+) -> dict[str, Tensor]:
+    """Return weights, buffers and the optimizer's state, by name; no copies are made.
+
+    Buffers such as a batch norm's differ between ranks, and rank 0's are the run's: the others
+    leave them out.
+    """
+    state = model.state_dict()
+    if not with_buffers:
+        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        state = {name: value for name, value in state.items() if name in parameters}
+    tensors = {MODEL + name: tensor for name, tensor in state.items()}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
@@ -25,11 +47,40 @@ def gather_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
     return tensors
 
 
+def gather_rank(rank: int, loss_sum: Tensor, device: torch.device) -> dict[str, Tensor]:
+    """Return what is this rank's own: small copies, the loss aside."""
+    states = generators.capture(device)
+    own = {f"rank/{rank}/generator/{name}": state for name, state in states.items()}
+    return {f"rank/{rank}/loss_sum": loss_sum, **own}
+
+
+def destinations(entries: Entries, model: nn.Module, rank: int) -> dict[str, Tensor]:
+    """Return tensors to read a checkpoint into, on the CPU, laid out as the model's are.
+
+    Of what other ranks have for themselves, only the sums of losses are of use.
+    """
+    templates = {MODEL + name: tensor for name, tensor in model.state_dict().items()}
+    parameters = dict(model.named_parameters())
+    chosen = {}
+    for name, (shape, dtype) in entries.items():
+        is_loss = name.startswith("rank/") and name.endswith("/loss_sum")
+        if name.startswith("rank/") and not (is_loss or name.startswith(f"rank/{rank}/")):
+            continue
+        template = templates.get(name)
+        if name.startswith(_OPTIMIZER):
+            template = parameters.get(name.removeprefix(_OPTIMIZER).rpartition("/")[0])
+        if template is not None and template.shape == shape:
+            chosen[name] = torch.empty_like(template, dtype=dtype, device="cpu")
+        else:
+            chosen[name] = torch.empty(shape, dtype=dtype)
+    return chosen
+
+
 def restore_tensors(
-    tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
+    tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
     """Put back what `gather_tensors` returned. Raises UserError when it is of another model."""
-    weights = {k.removeprefix(_MODEL): v for k, v in tensors.items() if k.startswith(_MODEL)}
+    weights = {k.removeprefix(MODEL): v for k, v in tensors.items() if k.startswith(MODEL)}
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -44,7 +95,31 @@ def restore_tensors(
     optimizer.load_state_dict(saved)
 
 
-def _optimizer_state(tensors: dict[str, Tensor], model: nn.Module) -> dict[int, dict[str, Any]]:
+def restore_rank(
+    tensors: Mapping[str, Tensor], *, rank: int, world_size: int, device: torch.device, seed: int
+) -> Tensor:
+    """Put this rank's generators back, and return its sum of losses, on the device.
+
+    A rank that did not exist then is seeded with `seed`. `world_size` is the number of ranks now;
+    if it has changed, rank 0 takes the sum of all, so scaled that the mean over ranks is the same.
+    """
+    own = f"rank/{rank}/generator/"
+    states = {k.removeprefix(own): v for k, v in tensors.items() if k.startswith(own)}
+    if states:
+        generators.restore(states, device)
+    else:
+        generators.seed_all(seed)
+    sums = {k: v for k, v in tensors.items() if k.startswith("rank/") and k.endswith("/loss_sum")}
+    if len(sums) == world_size:
+        loss_sum = sums[f"rank/{rank}/loss_sum"]
+    elif rank == 0 and sums:
+        loss_sum = torch.stack(list(sums.values())).sum() * (world_size / len(sums))
+    else:
+        loss_sum = torch.zeros(())
+    return loss_sum.to(device)
+
+
+def _optimizer_state(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[int, dict[str, Any]]:
     """Return the state in torch's own form, by the parameter's number."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     numbers = {name: number for number, name in enumerate(trained)}
@@ -65,6 +140,6 @@ def _optimizer_state(tensors: dict[str, Tensor], model: nn.Module) -> dict[int, 
 
 def _laid_out_as(parameter: Tensor, tensor: Tensor) -> Tensor:
     """Return `tensor` with the strides of its parameter: fused optimizers walk both in step."""
-    if tensor.shape != parameter.shape:
-        return tensor  # a count of steps
+    if tensor.shape != parameter.shape or tensor.stride() == parameter.stride():
+        return tensor  # a count of steps, or as it should be
     return torch.empty_like(parameter, dtype=tensor.dtype, device="cpu").copy_(tensor)

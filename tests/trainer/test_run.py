@@ -107,14 +107,38 @@ def test_a_finished_run_started_again_has_nothing_left_to_do(train: Train) -> No
     assert len(again.metrics()) == 8
 
 
-def test_a_resume_with_another_batch_is_refused(
+def test_a_resume_with_other_numbers_is_refused(
     train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The order of samples would be lost."""
-    train(*QUICK, "--max-steps", "2")
-    code, _ = train(*QUICK, "--max-steps", "4", "--global-batch-size", "100")
+    """With 64 and the differences in one line; --force goes on, and then they are the run's."""
+    train(*QUICK, "--max-steps", "2", "--lr", "0.002")
+    other = (*QUICK[:2], "--global-batch-size", "100", "--max-steps", "4", "--lr", "0.001")
+    capsys.readouterr()
+    code, run = train(*other, "--seed", "9")
+    told = capsys.readouterr().err
     assert code == 64
-    assert "the global_batch_size that the run began with" in capsys.readouterr().err
+    assert "lr: 0.001 where the run began with 0.002" in told
+    assert "global_batch_size: 100 where the run began with 250" in told
+    assert "seed: 9 where the run began with 1" in told
+    assert told.count("\n") == 1
+    assert run.summary()["steps"] == 2
+    code, run = train(*other, "--seed", "9", "--force")
+    assert (code, run.summary()["steps"]) == (0, 4)
+    code, _ = train(*other, "--seed", "9")
+    assert code == 0
+
+
+def test_what_does_not_change_the_numbers_may_change(train: Train) -> None:
+    """How long, in which microbatches, what is validated, logged and kept; and DDP_SEED."""
+    train(*QUICK, "--max-steps", "3")
+    code, run = train(
+        *(*QUICK[:4], "--log-every", "2", "--epochs", "1", "--micro-batch-size", "50"),
+        *("--val-every", "7", "--checkpoint-every", "4", "--checkpoint-mode", "sync"),
+        *("--checkpoint-minutes", "5", "--keep-checkpoints", "9", "--num-workers", "0"),
+    )
+    assert (code, run.summary()["steps"]) == (0, 20)
+    (resume,) = [event for event in run.events("resume") if event["path"]]
+    assert resume["step"] == 3
 
 
 @pytest.mark.parametrize(

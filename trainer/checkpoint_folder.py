@@ -1,0 +1,123 @@
+"""The folder `checkpoints/`: which names are in it, and how a checkpoint gets or loses one.
+
+    step-<n>/             complete
+    .step-<n>.partial/    being written
+    .step-<n>.replaced/   for the moment in which a step is replaced by a newer state of it
+    latest, best          files that hold a name
+
+Only rank 0 changes anything here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from typing import TYPE_CHECKING
+
+from trainer import manifest
+from trainer.position import State
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+STATE_FILE = "state.json"
+
+
+def step_of(name: str) -> int | None:
+    """Return n of `step-<n>`, None for any other name."""
+    match = re.fullmatch(r"step-(\d{1,18})", name, re.ASCII)
+    return int(match[1]) if match else None
+
+
+class CheckpointFolder:
+    """`checkpoints/` of a run directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def open(self) -> None:
+        """Create it, and clean up after a run that died while writing."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for leftover in self.path.glob(".step-*.replaced"):
+            original = self.path / leftover.name[1:].removesuffix(".replaced")
+            if not original.exists():
+                leftover.rename(original)
+        for leftover in self.path.glob(".step-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def names(self) -> list[str]:
+        """Return the checkpoints, the last written one first.
+
+        One whose place in that order cannot be read comes before all others: it is damaged, and
+        whoever looks for a good one should be told.
+        """
+        names = [
+            entry.name for entry in self.path.glob("step-*") if step_of(entry.name) is not None
+        ]
+        return sorted(names, key=lambda name: (self._serial(name), step_of(name)), reverse=True)
+
+    def next_serial(self) -> int:
+        """Return the number of the next checkpoint in the order of writing."""
+        serials = [self._serial(name) for name in self.names()]
+        return 1 + max((int(serial) for serial in serials if serial != float("inf")), default=0)
+
+    def _serial(self, name: str) -> float:
+        try:
+            return State.from_json((self.path / name / STATE_FILE).read_text("utf-8")).serial
+        except (OSError, ValueError):
+            return float("inf")
+
+    def partial(self, step: int) -> Path:
+        """Return where to write the checkpoint of `step`."""
+        return self.path / f".step-{step}.partial"
+
+    def discard(self, step: int) -> None:
+        """Remove what was written of `step` so far."""
+        shutil.rmtree(self.partial(step), ignore_errors=True)
+
+    def complete(self, step: int) -> Path:
+        """Give the written folder its name; at any instant a complete one of the step is there."""
+        final, replaced = self.path / f"step-{step}", self.path / f".step-{step}.replaced"
+        if final.exists():
+            final.rename(replaced)
+        try:
+            self.partial(step).rename(final)
+        except OSError:
+            if replaced.exists():
+                replaced.rename(final)
+            raise
+        manifest.flush(self.path)
+        shutil.rmtree(replaced, ignore_errors=True)
+        return final
+
+    def point(self, pointer: str, step: int) -> None:
+        """Let `latest` or `best` name the checkpoint of `step`."""
+        beside = self.path / f".{pointer}.partial"
+        beside.write_text(f"step-{step}\n", encoding="utf-8")
+        manifest.flush(beside)
+        beside.replace(self.path / pointer)
+        manifest.flush(self.path)
+
+    def pointed(self, pointer: str) -> str | None:
+        """Return the name in a pointer file; None if it names no checkpoint that is there."""
+        with contextlib.suppress(OSError, ValueError):
+            name = (self.path / pointer).read_text("utf-8").strip()
+            if step_of(name) is not None and (self.path / name).is_dir():
+                return name
+        return None
+
+    def prune(self, num_kept: int, *, kept: Collection[str], damaged: Collection[str]) -> None:
+        """Remove all but the last `num_kept`, what `best` names, and `kept`.
+
+        Those known to be damaged do not count: they go when there are enough good ones.
+        """
+        spared = {self.pointed("best"), *kept}
+        good = [name for name in self.names() if name not in damaged]
+        surplus = good[num_kept:]
+        if len(good) >= num_kept:
+            surplus += damaged
+        for name in surplus:
+            if name not in spared:
+                shutil.rmtree(self.path / name, ignore_errors=True)

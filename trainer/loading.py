@@ -1,0 +1,110 @@
+"""Look into a checkpoint, and read it. Everything here works on one process, without a cluster."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainer import manifest
+from trainer.checkpoint_folder import STATE_FILE, CheckpointFolder
+from trainer.errors import UserError
+from trainer.manifest import DamagedError
+from trainer.position import State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What a checkpoint holds, without its values."""
+
+    path: Path
+    state: State
+    entries: Mapping[str, tuple[torch.Size, torch.dtype]]
+    """Shape and type of each tensor."""
+
+
+def verify(path: Path, *, part: int = 0, num_parts: int = 1) -> None:
+    """Compare all sizes, then this part of the files with their SHA-256. Raises DamagedError."""
+    records = manifest.read(path)
+    for name in (STATE_FILE, ".metadata"):
+        if name not in records:
+            raise DamagedError(f"{manifest.FILE} does not name {name}")
+    manifest.check_sizes(path, records)
+    manifest.check_digests(path, records, sorted(records)[part::num_parts])
+
+
+def look_into(path: Path) -> Stored:
+    """Read all but the tensors. Raises DamagedError for what is no checkpoint, or no safe one."""
+    from trainer.safe_reader import SafeReader  # noqa: PLC0415 -- a second of imports
+
+    try:
+        state = State.from_json((path / STATE_FILE).read_text("utf-8"))
+        return Stored(path=path, state=state, entries=SafeReader(path).entries())
+    except Exception as error:
+        raise _damage(error) from error
+
+
+def read_into(path: Path, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Fill `tensors` with the values of their names, and return them.
+
+    Raises DamagedError when that cannot be.
+
+    Every rank reads all by itself, and only what it asks for: nobody waits for anybody.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415 -- as above
+    from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
+
+    from trainer.safe_reader import SafeReader  # noqa: PLC0415
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            load(dict(tensors), storage_reader=SafeReader(path), no_dist=True)
+    except CheckpointException as error:  # it is no Exception
+        raise _damage(next(iter(error.failures.values()))[0]) from error
+    except Exception as error:
+        raise _damage(error) from error
+    return tensors
+
+
+def read_named(stored: Stored, prefix: str) -> dict[str, Tensor]:
+    """Read every tensor whose name begins with `prefix`, whole, into plain memory."""
+    tensors = {
+        name: torch.empty(shape, dtype=dtype)
+        for name, (shape, dtype) in stored.entries.items()
+        if name.startswith(prefix)
+    }
+    read_into(stored.path, tensors)
+    return tensors
+
+
+def find(path: Path) -> Path:
+    """Return the checkpoint that `path` means: one, or the last one of a run's folder.
+
+    Raises UserError when there is none.
+    """
+    if (path / manifest.FILE).exists():
+        return path
+    for folder in (path / "checkpoints", path):
+        names = CheckpointFolder(folder).names()
+        if names:
+            return folder / names[0]
+    raise UserError(
+        str(path),
+        rule="a checkpoint, or a run directory that has one",
+        found="none",
+        remedy="name a folder such as out/RUN/checkpoints/step-100",
+    )
+
+
+def _damage(error: BaseException) -> DamagedError:
+    return DamagedError(" ".join(f"{type(error).__name__}: {error}".split())[:300])

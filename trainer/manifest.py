@@ -1,0 +1,103 @@
+"""manifest.json: the size and the SHA-256 of every other file of a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+FILE = "manifest.json"
+_VERSION = 1
+_BLOCK_BYTES = 8 << 20
+"""So large that other threads wait for the interpreter only some hundred times a gigabyte."""
+
+
+class DamagedError(Exception):
+    """A checkpoint is not what was written; one line says what is wrong."""
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What a file must be."""
+
+    bytes: int
+    sha256: str
+
+
+def seal(path: Path) -> FileRecord:
+    """Force a file to the disk and tell what it is."""
+    flush(path)
+    return _look_at(path)
+
+
+def _look_at(path: Path) -> FileRecord:
+    with path.open("rb", buffering=0) as file:
+        digest, block, size_bytes = hashlib.sha256(), bytearray(_BLOCK_BYTES), 0
+        while count := file.readinto(block):
+            digest.update(memoryview(block)[:count])
+            size_bytes += count
+    return FileRecord(size_bytes, digest.hexdigest())
+
+
+def write(folder: Path, records: Mapping[str, FileRecord]) -> None:
+    """Write the manifest, and force it and the folder's list of files to the disk."""
+    files = {name: asdict(records[name]) for name in sorted(records)}
+    path = folder / FILE
+    path.write_text(json.dumps({"version": _VERSION, "files": files}, indent=1) + "\n", "utf-8")
+    flush(path)
+    flush(folder)
+
+
+def read(folder: Path) -> dict[str, FileRecord]:
+    """Read the manifest. Raises DamagedError if there is none, or none that can be understood."""
+    try:
+        content = json.loads((folder / FILE).read_text("utf-8"))
+        if content["version"] != _VERSION:
+            raise DamagedError(f"{FILE} is of version {content['version']}, not {_VERSION}")
+        records = {name: FileRecord(**values) for name, values in content["files"].items()}
+    except OSError as error:
+        raise DamagedError(f"{FILE}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{FILE} cannot be read: {error}") from error
+    if any("/" in name or name in ("", ".", "..") for name in records):
+        raise DamagedError(f"{FILE} names files outside its folder")
+    return records
+
+
+def check_sizes(folder: Path, records: Mapping[str, FileRecord]) -> None:
+    """Look at the size of every file: cheap. Raises DamagedError, naming the first wrong one."""
+    for name, expected in records.items():
+        try:
+            found_bytes = (folder / name).stat().st_size
+        except OSError as error:
+            raise DamagedError(f"{name}: {error.strerror}") from error
+        if found_bytes != expected.bytes:
+            raise DamagedError(f"{name} has {found_bytes} of {expected.bytes} bytes")
+
+
+def check_digests(
+    folder: Path, records: Mapping[str, FileRecord], names: Iterable[str] | None = None
+) -> None:
+    """Read `names`, or all files. Raises DamagedError, naming the first that has changed."""
+    for name in records if names is None else names:
+        try:
+            found = _look_at(folder / name)
+        except OSError as error:
+            raise DamagedError(f"{name}: {error.strerror}") from error
+        if found != records[name]:
+            raise DamagedError(f"{name} has changed since it was written: its SHA-256 differs")
+
+
+def flush(path: Path) -> None:
+    """Force a file or a folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,88 @@
+"""Go on where a checkpoint stands: is it of this run, and then everything as it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer import generators
+from trainer.errors import UserError
+from trainer.identity import differences
+from trainer.state import destinations, restore_rank, restore_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+
+    from trainer.checkpoint import Checkpoints
+    from trainer.loading import Stored
+    from trainer.mesh import Mesh
+    from trainer.optim import Update
+    from trainer.position import Position
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """Where to begin."""
+
+    position: Position
+    loss_sum: Tensor
+    """This rank's losses in the log interval so far, a scalar on the device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """Loads into one model and its optimizer."""
+
+    checkpoints: Checkpoints
+    mesh: Mesh
+    model: nn.Module
+    update: Update
+    identity: Mapping[str, Any]
+    """What the run is by its options; without a seed, the run keeps the one it has."""
+    is_forced: bool
+    """Take a checkpoint of a run with other options, too."""
+
+    def __call__(self, wish: str, fresh: Position) -> Resumed:
+        """Load what `--resume` asks for, else begin at `fresh`.
+
+        Raises UserError when the checkpoint is of a run with other options, or of another model.
+        """
+        rank, device = self.mesh.ranks.rank, self.mesh.device
+        loaded = self.checkpoints.load(wish, self._prepare)
+        if loaded is None:
+            generators.seed_all(generators.derive_seed(fresh.seed, "rank", rank))
+            return Resumed(position=fresh, loss_sum=torch.zeros((), device=device))
+        tensors, position = loaded
+        position = replace(  # only `--force` makes a difference
+            position,
+            seed=self.identity.get("seed", position.seed),
+            global_batch_size=fresh.global_batch_size,
+            num_train_samples=fresh.num_train_samples,
+        )
+        restore_tensors(tensors, self.model, self.update.optimizer)
+        scaler = self.update.scaler
+        if position.scaler and scaler.is_enabled():
+            scaler.load_state_dict(position.scaler)
+        loss_sum = restore_rank(
+            tensors,
+            rank=rank,
+            world_size=self.mesh.ranks.world_size,
+            device=device,
+            seed=generators.derive_seed(position.seed, "rank", rank, position.step),
+        )
+        return Resumed(position=position, loss_sum=loss_sum)
+
+    def _prepare(self, stored: Stored) -> dict[str, Tensor]:
+        found = differences(self.identity, stored.state.identity)
+        if found and not self.is_forced:
+            raise UserError(
+                f"--resume, {stored.path}",
+                rule="the options that the run began with",
+                found="; ".join(found),
+                remedy="give them again, or --force to go on nevertheless, or --resume none",
+            )
+        return destinations(stored.entries, self.model, self.mesh.ranks.rank)

@@ -1,0 +1,150 @@
+"""Write a checkpoint, all ranks together, and make it complete."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import threading
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from trainer import manifest
+from trainer.checkpoint_folder import STATE_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from trainer.checkpoint_folder import CheckpointFolder
+    from trainer.manifest import FileRecord
+    from trainer.peers import Peers
+    from trainer.position import State
+
+NO_SPACE, WRITE_ERROR, TOO_LATE = "no space", "write error", "too late"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NEARLY_FULL_BYTES = 1 << 20
+
+
+class SaveError(Exception):
+    """A checkpoint could not be written; `reason` is one of the three above."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(f"{reason}: {text}")
+        self.reason = reason
+        self.text = text
+
+
+def write(
+    folder: CheckpointFolder, tensors: Mapping[str, Tensor], state: State, peers: Peers
+) -> int:
+    """Write a checkpoint and return its size in bytes. Every rank calls it with what it holds.
+
+    The serial of `state` is given here. Raises SaveError, on all ranks alike; nothing of the
+    checkpoint is left then, and those before are untouched.
+    """
+    step = state.position.step
+    partial = folder.partial(step)
+    problem: tuple[str, str] | None = None
+    records: dict[str, FileRecord] = {}
+    try:
+        _write_tensors(tensors, partial, peers)
+        own = sorted(partial.glob(f"__{peers.rank}_*"))
+        records = {path.name: manifest.seal(path) for path in own}
+    except Exception as error:  # noqa: BLE001 -- whatever it is, the others must hear of it
+        problem = _explain(error, folder.path)
+    answers = peers.gather((problem, records))
+    problem = next((told for told, _ in answers if told), None)
+    size_bytes = 0
+    if peers.rank == 0:
+        if problem is None:
+            written = {name: r for _, records in answers for name, r in records.items()}
+            problem, size_bytes = _complete(folder, state, written)
+        if problem is not None:
+            folder.discard(step)
+    problem, size_bytes = peers.share((problem, size_bytes))
+    if problem is not None:
+        raise SaveError(*problem)
+    return size_bytes
+
+
+def num_free_bytes(path: Path) -> int:
+    """Return what a user may still write to that file system."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
+def _complete(
+    folder: CheckpointFolder, state: State, records: dict[str, FileRecord]
+) -> tuple[tuple[str, str] | None, int]:
+    """Add the rest of the files and the manifest, then the name, then the pointer."""
+    step = state.position.step
+    partial = folder.partial(step)
+    try:
+        text = replace(state, serial=folder.next_serial()).to_json()
+        (partial / STATE_FILE).write_text(text, encoding="utf-8")
+        for name in (STATE_FILE, ".metadata"):
+            records[name] = manifest.seal(partial / name)
+        manifest.write(partial, records)
+        folder.complete(step)
+        folder.point("latest", step)
+    except Exception as error:  # noqa: BLE001 -- the others wait to hear of it
+        return _explain(error, folder.path), 0
+    return None, sum(found.bytes for found in records.values())
+
+
+def _write_tensors(tensors: Mapping[str, Tensor], folder: Path, peers: Peers) -> None:
+    dcp = _distributed_checkpoint()
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    try:
+        dcp.save(
+            dict(tensors),
+            storage_writer=dcp.FileSystemWriter(folder, sync_files=True),
+            process_group=peers.group,
+            no_dist=peers.group is None,
+        )
+    except dcp.CheckpointException as error:  # it is no Exception
+        first = next(iter(error.failures.values()))[0]
+        raise OSError(str(error)) from first
+
+
+_IMPORTING = threading.RLock()
+
+
+@functools.cache
+def _keep_forks_out() -> None:
+    """Loader workers are forked while this module's thread may import: let a fork wait for it.
+
+    The child would inherit the locks of half-imported modules, and nobody to release them.
+    """
+    os.register_at_fork(
+        before=_IMPORTING.acquire,
+        after_in_parent=_IMPORTING.release,
+        after_in_child=_IMPORTING.release,
+    )
+
+
+def _distributed_checkpoint() -> Any:  # noqa: ANN401 -- a module
+    """torch.distributed.checkpoint, a second of imports, not before the first checkpoint."""
+    _keep_forks_out()
+    with _IMPORTING:
+        from torch.distributed import checkpoint  # noqa: PLC0415 -- see above
+    return checkpoint
+
+
+def _explain(error: BaseException, path: Path) -> tuple[str, str]:
+    """Return the reason and one line for what was raised while writing."""
+    chain = list(_chain(error))
+    text = " ".join(f"{type(chain[-1]).__name__}: {chain[-1]}".split())[:300]
+    full = any(isinstance(e, OSError) and e.errno in _FULL for e in chain)
+    # torch's writer swallows the number of the error on its way through C++.
+    return (NO_SPACE if full or num_free_bytes(path) < _NEARLY_FULL_BYTES else WRITE_ERROR), text
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
