@@ -15,10 +15,10 @@ demo: $(VENV)/.runtime ## train on real digits with 2 ranks and a monitor, under
 
 test: $(VENV)/.dev ## run every test; as root on Debian, first install and start what they need
 	@tests/provision.sh
-	@$(PY) -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=90
+	@$(PY) -m pytest $(PARALLEL) --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 test-fast: $(VENV)/.dev ## run the tests that need neither root nor network nor Docker (under 60 s)
-	@$(PY) -m pytest -q -m "not slurm and not docker and not slow"
+	@$(PY) -m pytest -q $(PARALLEL) -m "not slurm and not docker and not slow"
 
 lint: $(VENV)/.dev ## check style, types, imports and shell scripts
 	$(VENV)/bin/ruff check
@@ -43,6 +43,9 @@ cluster-down: ## stop the virtual Slurm cluster
 
 bench: $(VENV)/.dev ## measure speed side by side and write benchmarks/results.md
 	@benchmarks/run.sh
+
+# Most tests wait for a clock, a signal or a daemon: three processes share two cores well.
+PARALLEL := -n 3 --dist loadgroup
 
 SCRIPTS = $(shell git ls-files '*.sh') .ci/run
 

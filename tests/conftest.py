@@ -183,6 +183,19 @@ def cluster(cluster_at: Callable[[Mapping[str, str]], Cluster]) -> Generator[Clu
         assert shared.script("down").returncode == 0
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep what shares a thing of the machine in one process: `make test` runs several."""
+    for item in items:
+        group = "faults" if "faults" in item.path.parts else _shared_thing(item)
+        if group:
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _shared_thing(item: pytest.Item) -> str | None:
+    return next((name for name in ("slurm", "docker") if item.get_closest_marker(name)), None)
+
+
 def _skip_line(reports: list[pytest.TestReport]) -> str:
     def reason(report: pytest.TestReport) -> str:
         where = report.longrepr
