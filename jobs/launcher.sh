@@ -48,13 +48,16 @@ run_rank() {
     local code
     build_command "$@"
     LOG=$DDP_RUN_DIR/logs/rank-$RANK.log
+    beats_open
     if ((LOCAL_RANK == 0)); then monitor_start; fi
     child_run
     code=$CHILD_CODE
     event_write rank_end rank "$RANK" node "$(json_string "$DDP_NODE")" code "$code" \
         signal "$(json_or_null "$(signal_of_code "$code")")" requested "$(is_requested)"
     child_sweep
+    if ((code == 0)); then peers_wait; fi
     monitor_stop
+    beats_close
     follower_stop
     exit "$code"
 }
@@ -83,8 +86,10 @@ run_node() {
 # build_command: our trainer, or after -- the user's own command.
 build_command() {
     local python
+    COMMAND_KIND="trainer"
     if [[ ${1-} == -- ]]; then
         shift
+        COMMAND_KIND="command"
         COMMAND=("$@")
         return 0
     fi
@@ -124,6 +129,7 @@ child_start() {
     else
         "${COMMAND[@]}" </dev/null >>"$LOG" 2>&1 &
         CHILD_PID=$!
+        beats_add
         follower_start "$((LOG_SIZE + 1))"
         (event_write rank_up rank "$RANK" local_rank "$LOCAL_RANK" node "$NODE_JSON" pid "$CHILD_PID" log_offset "$LOG_SIZE")
     fi
@@ -214,7 +220,49 @@ follower_stop() {
     kill -KILL "$FOLLOWER_PID" 2>/dev/null || :
 }
 
-# The monitor never decides anything: without it the ranks run on.
+# beats_open: where the ranks of this node beat and the monitor looks; in memory if it can be.
+beats_open() {
+    local parent
+    for parent in /dev/shm "${TMPDIR:-/tmp}"; do
+        export DDP_BEAT_DIR=$parent/ddp.$DDP_LAUNCH_ID.$DDP_NODE
+        mkdir -m 700 -- "$DDP_BEAT_DIR" 2>/dev/null || : # another rank of this node may have
+        # A name that can be guessed: what another user made in our place is not ours.
+        if [[ -d $DDP_BEAT_DIR && -O $DDP_BEAT_DIR && ! -L $DDP_BEAT_DIR ]]; then
+            # Torch's flight recorder dumps when something is written to <this><rank>.pipe.
+            export TORCH_NCCL_DEBUG_INFO_PIPE_FILE=${TORCH_NCCL_DEBUG_INFO_PIPE_FILE:-$DDP_BEAT_DIR/nccl-rank-}
+            return 0
+        fi
+    done
+    unset DDP_BEAT_DIR
+    log_info "nobody watches for hung ranks on $DDP_NODE: neither /dev/shm nor ${TMPDIR:-/tmp} can be written"
+}
+
+# beats_add: tells the monitor which process this rank's command is.
+beats_add() {
+    if [[ ${DDP_BEAT_DIR-} ]]; then
+        echo "$CHILD_PID $LOCAL_RANK $COMMAND_KIND" 2>/dev/null >"$DDP_BEAT_DIR/child-$RANK" || :
+    fi
+}
+
+beats_close() {
+    [[ ${DDP_BEAT_DIR-} ]] || return 0
+    rm -f -- "$DDP_BEAT_DIR/child-$RANK"
+    if ((LOCAL_RANK == 0)); then rm -rf -- "$DDP_BEAT_DIR"; fi
+}
+
+# peers_wait: whoever hangs while it says goodbye is watched, too, until the node's last rank ends.
+peers_wait() {
+    local file pid
+    [[ $MONITOR_PID && ${DDP_BEAT_DIR-} ]] || return 0
+    for file in "$DDP_BEAT_DIR"/child-*; do
+        [[ $file != */child-"$RANK" ]] || continue
+        while [[ -e $file ]] && { read -r pid _ <"$file"; } 2>/dev/null && process_alive "$pid"; do
+            pause 0.1
+        done
+    done
+}
+
+# The monitor decides only that ranks hang: without it they run on.
 monitor_start() {
     local python monitor guard
     [[ ${DDP_MONITOR:-1} != 0 ]] || return 0

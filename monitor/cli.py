@@ -80,24 +80,38 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
         metavar="TOKEN",
         help="when the parent dies, end the processes of this node that carry DDP_LAUNCH_ID=TOKEN",
     )
+    parser.add_argument(
+        "--hang-timeout",
+        metavar="S",
+        help="how long a rank may be silent before it counts as hung (default: DDP_HANG_TIMEOUT,"
+        " else learned from the ranks; 0: for ever); ranks are watched where DDP_BEAT_DIR,"
+        " --launch-id and --compose are given",
+    )
     parser.set_defaults(run=_record)
 
 
 def _record(options: argparse.Namespace) -> int:
-    from monitor import recording  # noqa: PLC0415 - each subcommand imports only what it needs
+    # each subcommand imports only what it needs
+    from monitor import recording, watch_settings  # noqa: PLC0415
 
+    env = dict(os.environ)
+    if options.hang_timeout is not None:
+        env["DDP_HANG_TIMEOUT"] = options.hang_timeout
+    host = options.host or env.get("DDP_NODE") or os.uname().nodename
+    node = env.get("DDP_NODE") or host
     return recording.record(
         recording.Settings(
             out=options.out,
             interval_s=options.interval,
             columns=options.columns,
             parent_pid=os.getppid() if options.parent_pid is None else options.parent_pid,
-            host=options.host or os.environ.get("DDP_NODE") or os.uname().nodename,
-            node=os.environ.get("DDP_NODE"),
-            job_id=os.environ.get("DDP_JOB_ID"),
-            attempt=os.environ.get("DDP_ATTEMPT"),
+            host=host,
+            node=env.get("DDP_NODE"),
+            job_id=env.get("DDP_JOB_ID"),
+            attempt=env.get("DDP_ATTEMPT"),
             launch_id=options.launch_id,
             run_dir=options.compose,
+            watch=watch_settings.from_environment(env, options.compose, options.launch_id, node),
         ),
         say,
     )

@@ -6,6 +6,10 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _TERM_S = 2.0  # how long a process may take to end by itself
 _KILL_S = 3.0  # how long the kernel may take to bury what was killed
@@ -38,32 +42,57 @@ def find(launch_id: str, node: str | None) -> list[int]:
     return [pid for pid in pids if pid != os.getpid() and _carries(pid, wanted, node)]
 
 
+def find_ranks(launch_id: str, node: str | None) -> dict[int, list[int]]:
+    """Find the processes of each rank of this launch on this node: its command and descendants.
+
+    They carry `DDP_RANK_ID`, the token and the rank; launchers and torchrun itself do not.
+    """
+    prefix = f"DDP_RANK_ID={launch_id}/".encode()
+    ranks: dict[int, list[int]] = {}
+    for pid in find(launch_id, node):
+        for variable in _variables(pid):
+            number = variable.removeprefix(prefix)
+            if number != variable and number.isdigit():
+                ranks.setdefault(int(number), []).append(pid)
+    return ranks
+
+
 def end(launch_id: str, node: str | None, term_s: float = _TERM_S) -> Ended:
     """Ask every such process to end, and kill what is left after `term_s` seconds."""
+    return _end(lambda: find(launch_id, node), term_s)
+
+
+def end_ranks(launch_id: str, node: str | None, term_s: float = _TERM_S) -> Ended:
+    """End the commands of all ranks, and leave their launchers to see it and to tell."""
+    return _end(lambda: [p for pids in find_ranks(launch_id, node).values() for p in pids], term_s)
+
+
+def _end(find_living: Callable[[], list[int]], term_s: float) -> Ended:
     asked: set[int] = set()
-    _drive(launch_id, node, signal.SIGTERM, asked, term_s)
+    _drive(find_living, signal.SIGTERM, asked, term_s)
     killed: set[int] = set()
-    _drive(launch_id, node, signal.SIGKILL, killed, _KILL_S)
+    _drive(find_living, signal.SIGKILL, killed, _KILL_S)
     return Ended(tuple(sorted(asked | killed)), tuple(sorted(killed)))
 
 
 def _drive(
-    launch_id: str, node: str | None, signum: signal.Signals, told: set[int], limit_s: float
+    find_living: Callable[[], list[int]], signum: signal.Signals, told: set[int], limit_s: float
 ) -> None:
     """Signal each process once, those that appear meanwhile too, until none is left."""
     deadline_s = time.monotonic() + limit_s
     while True:
-        living = find(launch_id, node)
+        living = find_living()
         for pid in living:
             if pid not in told:
                 told.add(pid)
-                _send(pid, signum)
+                send(pid, signum)
         if not living or time.monotonic() >= deadline_s:
             return
         time.sleep(_POLL_S)
 
 
-def _send(pid: int, signum: signal.Signals) -> None:
+def send(pid: int, signum: signal.Signals) -> None:
+    """Signal a process that may be gone by now, and wake it if it is stopped."""
     try:
         os.kill(pid, signum)
         if signum == signal.SIGTERM:
@@ -73,14 +102,19 @@ def _send(pid: int, signum: signal.Signals) -> None:
 
 
 def _carries(pid: int, wanted: set[bytes], node: str | None) -> bool:
+    variables = _variables(pid)
+    if not variables or not wanted <= variables:
+        return False
+    return node is not None or any(v.startswith(b"LOCAL_RANK=") for v in variables)
+
+
+def _variables(pid: int) -> set[bytes]:
+    """Read what a process of this user was started with; nothing of anybody else's."""
     directory = f"/proc/{pid}"
     try:
         if os.stat(directory).st_uid != os.geteuid():  # noqa: PTH116 - pathlib costs start time
-            return False
+            return set()
         with open(f"{directory}/environ", "rb") as file:  # noqa: PTH123
-            variables = set(file.read().split(b"\0"))
+            return set(file.read().split(b"\0"))
     except OSError:
-        return False  # ended meanwhile, or not ours to look into
-    if not wanted <= variables:
-        return False
-    return node is not None or any(v.startswith(b"LOCAL_RANK=") for v in variables)
+        return set()  # ended meanwhile, or not ours to look into

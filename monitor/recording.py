@@ -11,12 +11,14 @@ from monitor.errors import UserError
 from monitor.recorder import BoundedSource, Recorder, SystemClock
 from monitor.sink import Sink
 from monitor.stop import ProcessStop, Reason
+from monitor.watcher import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from monitor import orphans
     from monitor.sample import GpuSource, HostSample, HostSource, Reading
+    from monitor.watch_settings import WatchSettings
 
 _MIN_INTERVAL_S, _MAX_INTERVAL_S = 0.1, 86400.0
 _LIMIT_S = 5.0  # a look at the GPUs that takes longer leaves its cells empty
@@ -43,6 +45,8 @@ class Settings:
     """DDP_LAUNCH_ID of the ranks to end when the parent dies."""
     run_dir: str | None = None
     """Where to compose run.json at the end."""
+    watch: WatchSettings | None = None
+    """Which ranks to watch; None: nobody watches."""
 
     def __post_init__(self) -> None:
         """Raise UserError where a value breaks its rule."""
@@ -68,11 +72,13 @@ def record(settings: Settings, say: Callable[[str], None]) -> int:
     layout = gutil.Layout(settings.columns)
     sink = Sink(settings.out, say)
     stop = ProcessStop(settings.parent_pid)
-    gpus = BoundedSource(_Gpus(layout.letters), _LIMIT_S, stop)
+    watcher = Watcher(settings.watch, say)
+    gpus = watcher.shown(BoundedSource(_Gpus(layout.letters), _LIMIT_S, stop))
     recorder = Recorder(gpus, _Host(), sink, layout, SystemClock(), _facts(settings), say)
+    watcher.start()
     reason = recorder.run(stop, settings.interval_s)
     sink.close()
-    _leave(settings, reason, say)
+    _leave(settings, reason, watcher, say)
     return 0
 
 
@@ -117,11 +123,14 @@ def _facts(settings: Settings) -> tuple[tuple[str, str], ...]:
     return tuple((key, value) for key, value in known if value)
 
 
-def _leave(settings: Settings, reason: Reason, say: Callable[[str], None]) -> None:
+def _leave(
+    settings: Settings, reason: Reason, watcher: Watcher, say: Callable[[str], None]
+) -> None:
     """Once nothing is recorded any more: end orphaned ranks, and compose the record."""
-    steps: list[Callable[[], None]] = []
+    steps: list[Callable[[], None]] = [watcher.end]
     if reason is Reason.ORPHANED and settings.launch_id:
         steps.append(lambda: _end_orphans(settings, say))
+        steps.append(lambda: _remove_beats(settings.watch))
     if settings.run_dir is not None:
         steps.append(lambda: _compose(settings.run_dir or ""))
     for step in steps:
@@ -146,13 +155,21 @@ def _end_orphans(settings: Settings, say: Callable[[str], None]) -> None:
 def _tell(settings: Settings, ended: orphans.Ended) -> None:
     from monitor.events import EventLog  # noqa: PLC0415
 
-    attempt = settings.attempt or ""
-    log = EventLog(
-        f"{settings.run_dir}/events.jsonl",
-        int(attempt) if attempt.isdecimal() else 1,
-        settings.host,
-    )
+    log = EventLog(f"{settings.run_dir}/events.jsonl", _attempt(settings), settings.host)
     log.append("orphans", node=settings.host, pids=ended.asked, killed=ended.killed)
+
+
+def _attempt(settings: Settings) -> int:
+    attempt = settings.attempt or ""
+    return int(attempt) if attempt.isdecimal() else 1
+
+
+def _remove_beats(watch: WatchSettings | None) -> None:
+    """Do what the launcher, which made the directory, can no longer do."""
+    if watch is not None:
+        import shutil  # noqa: PLC0415
+
+        shutil.rmtree(watch.beat_dir, ignore_errors=True)
 
 
 def _compose(run_dir: str) -> None:

@@ -113,7 +113,7 @@ def test_a_process_that_ends_meanwhile_is_no_trouble(start: Start) -> None:
     mine = start(**RANK)
     mine.kill()
     mine.wait()
-    orphans._send(mine.pid, signal.SIGTERM)  # noqa: SLF001 - the race cannot be timed from outside
+    orphans.send(mine.pid, signal.SIGTERM)
 
 
 LAUNCHER = """

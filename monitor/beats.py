@@ -1,0 +1,121 @@
+"""What the ranks of this node leave in DDP_BEAT_DIR: where each of them is, and what runs there.
+
+`rank-<r>` has 64 bytes, little-endian, and is written by `trainer/beat.py`:
+
+| bytes | what |
+| --- | --- |
+| 0-7 | the letters DDPBEAT1 |
+| 8-15 | pid |
+| 16-23 | steps completed in this run |
+| 24-31 | time of this beat: CLOCK_MONOTONIC, ns |
+| 32-39 | the phase that began then: a place in `PHASES` |
+| 40-47 | beats so far |
+| 48-55 | points so far at which all ranks meet |
+| 56-63 | 0 |
+
+`child-<r>` is a line of text by the launcher: pid of the rank's command, its local rank, and
+`trainer` or `command`.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+
+_MAGIC = b"DDPBEAT1"
+_LAYOUT = struct.Struct("<8s7q")
+
+PHASES = (
+    "start",
+    "data",
+    "forward",
+    "backward",
+    "update",
+    "agree",
+    "log",
+    "validate",
+    "save",
+    "load",
+    "end",
+)
+"""A phase's name by its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The last beat of one rank: what began then and has not ended yet."""
+
+    rank: int
+    pid: int
+    step: int
+    time_ns: int
+    """CLOCK_MONOTONIC, which all processes of a node share."""
+    phase: str
+    count: int
+    collective: int
+    """Points so far at which all ranks meet; the same number on each rank at the same place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """The command of one rank, as its launcher started it."""
+
+    rank: int
+    pid: int
+    local_rank: int
+    is_trainer: bool
+    """Our trainer, which beats; a command of the user's own does not."""
+
+
+def read_beats(directory: str) -> dict[int, Beat]:
+    """Read every rank's last beat; a file that is none, or not yet, is left out."""
+    beats = (parse_beat(rank, data) for rank, data in _files(directory, "rank-", _LAYOUT.size))
+    return {beat.rank: beat for beat in beats if beat is not None}
+
+
+def read_children(directory: str) -> dict[int, Child]:
+    """Read which commands the launchers of this node have started."""
+    children = (parse_child(rank, data) for rank, data in _files(directory, "child-", 64))
+    return {child.rank: child for child in children if child is not None}
+
+
+def parse_beat(rank: int, data: bytes) -> Beat | None:
+    """Read the 64 bytes of a beat; None if they are not one."""
+    if len(data) != _LAYOUT.size:
+        return None
+    magic, pid, step, time_ns, phase, count, collective, _ = _LAYOUT.unpack(data)
+    if magic != _MAGIC or pid <= 0:
+        return None
+    return Beat(rank, pid, step, time_ns, _phase_name(phase), count, collective)
+
+
+def parse_child(rank: int, data: bytes) -> Child | None:
+    """Read a launcher's line; None if it is not complete."""
+    words = data.decode(errors="replace").split()
+    if len(words) != 3 or not (words[0].isdecimal() and words[1].isdecimal()):  # noqa: PLR2004
+        return None
+    return Child(rank, int(words[0]), int(words[1]), words[2] == "trainer")
+
+
+def _phase_name(number: int) -> str:
+    return PHASES[number] if 0 <= number < len(PHASES) else f"phase {number}"
+
+
+def _files(directory: str, prefix: str, num_bytes: int) -> list[tuple[int, bytes]]:
+    """Read the head of each file `<prefix><rank>`; what cannot be read is gone or not ours."""
+    found = []
+    try:
+        names = os.listdir(directory)  # noqa: PTH208 - pathlib costs start time
+    except OSError:
+        return []
+    for name in names:
+        number = name.removeprefix(prefix)
+        if number == name or not number.isdecimal():
+            continue
+        try:
+            with open(f"{directory}/{name}", "rb", buffering=0) as file:  # noqa: PTH123
+                found.append((int(number), file.read(num_bytes)))
+        except OSError:
+            continue
+    return found

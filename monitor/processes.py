@@ -1,0 +1,120 @@
+"""What /proc tells of a process: its state, its time, what it listens to.
+
+`state`, `identity`, `cpu_s` and `catches` never wait for the process looked at. What reads its
+memory (`environment`, `command_line`) may: ask those in a thread with a bound.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_STATE, _UTIME, _STIME, _START = 0, 11, 12, 19  # places after the name in /proc/<pid>/stat
+
+WORDS = {
+    "R": "running",
+    "S": "asleep",
+    "D": "waiting for the kernel, such as for a file system",
+    "T": "stopped by a signal",
+    "t": "held by a debugger",
+}
+"""A state in words."""
+
+
+class Identity(NamedTuple):
+    """A process beyond the reuse of its number: when it started, in ticks since boot."""
+
+    pid: int
+    start_ticks: int
+
+
+def state(pid: int) -> str | None:
+    """Tell the state as /proc does (R, S, D, T, t); None once it has ended, as a zombie has."""
+    fields = _stat(pid)
+    if fields is None or fields[_STATE] in ("Z", "X"):
+        return None
+    return fields[_STATE]
+
+
+def identity(pid: int) -> Identity | None:
+    """Tell who this process is; None if there is none."""
+    fields = _stat(pid)
+    return None if fields is None else Identity(pid, int(fields[_START]))
+
+
+def cpu_s(pid: int) -> float | None:
+    """Processor time used so far, in seconds; None if there is no such process."""
+    fields = _stat(pid)
+    if fields is None:
+        return None
+    return (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS_PER_S
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether the process has a handler of its own for the signal."""
+    for line in _read(f"/proc/{pid}/status").splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    return False
+
+
+def environment(pid: int) -> dict[str, str]:
+    """Tell the variables that the program was started with; {} where we may not look."""
+    pairs = (entry.partition("=") for entry in _read(f"/proc/{pid}/environ").split("\0"))
+    return {name: value for name, found, value in pairs if found}
+
+
+def command_line(pid: int) -> list[str]:
+    """Tell the words of the command; [] where we may not look."""
+    return _read(f"/proc/{pid}/cmdline").split("\0")[:-1]
+
+
+def is_python(pid: int) -> bool:
+    """Whether a Python interpreter runs there."""
+    try:
+        program = os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115 - pathlib costs start time
+    except OSError:
+        return False
+    return program.rpartition("/")[2].startswith("python")
+
+
+def describe(pid: int) -> str:
+    """Write down all that /proc tells of a process and its threads, for a person to read."""
+    parts = [f"process {pid}: {' '.join(command_line(pid))}", _read(f"/proc/{pid}/status").strip()]
+    for thread in sorted(_threads(pid)):
+        where = f"/proc/{pid}/task/{thread}"
+        parts.append(f"thread {thread} {_read(f'{where}/comm').strip()}")
+        parts += [
+            f"  {name}: {' | '.join(text.split(chr(10)))}"
+            for name in ("wchan", "syscall", "stack")
+            if (text := _read(f"{where}/{name}").strip())
+        ]
+    return "\n".join(parts) + "\n"
+
+
+def waits_in(pid: int) -> str | None:
+    """Tell the kernel function in which the first thread sleeps; None if it does not."""
+    name = _read(f"/proc/{pid}/wchan").strip()
+    return None if name in ("", "0") else name
+
+
+def _threads(pid: int) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208
+    except OSError:
+        return []
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Read the fields after the name, which itself may hold anything."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields if len(fields) > _START else None
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib costs start time
+            return file.readall().decode(errors="replace")
+    except OSError:
+        return ""  # ended meanwhile, or not ours to look into

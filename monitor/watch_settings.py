@@ -1,0 +1,100 @@
+"""What the watchdog of a node watches; imported before the first line of the log: light."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from monitor.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MAX_HANG_S = 30 * 86400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchSettings:
+    """What to watch; the environment of the launcher, parsed."""
+
+    beat_dir: str
+    """DDP_BEAT_DIR."""
+    run_dir: str
+    launch_id: str
+    node: str
+    attempt: int = 1
+    node_rank: int = 0
+    num_nodes: int = 1
+    master_addr: str | None = None
+    master_port: int | None = None
+    hang_timeout_s: float | None = None
+    """None: learn it from the beats; 0: decide nothing."""
+    trace_pipe: str | None = None
+    """TORCH_NCCL_DEBUG_INFO_PIPE_FILE: where to ask the flight recorder for a dump."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError where a value breaks its rule."""
+        limit_s = self.hang_timeout_s
+        if limit_s is not None and not 0 <= limit_s <= _MAX_HANG_S:
+            raise UserError(
+                f"DDP_HANG_TIMEOUT: must lie between 0 (off) and {_MAX_HANG_S:g} seconds;"
+                f" found {limit_s:g}: unset it to learn it from the ranks"
+            )
+
+    @property
+    def master(self) -> str:
+        """MASTER_ADDR:MASTER_PORT."""
+        return f"{self.master_addr}:{self.master_port}"
+
+
+def from_environment(
+    env: Mapping[str, str], run_dir: str | None, launch_id: str | None, node: str
+) -> WatchSettings | None:
+    """Read what the launcher has set; None outside of a launch.
+
+    Raises:
+        UserError: DDP_HANG_TIMEOUT is no number of seconds.
+
+    """
+    beat_dir = env.get("DDP_BEAT_DIR")
+    if not (beat_dir and run_dir and launch_id):
+        return None
+    return WatchSettings(
+        beat_dir=beat_dir,
+        run_dir=run_dir,
+        launch_id=launch_id,
+        node=node,
+        attempt=_number(env, "DDP_ATTEMPT", 1),
+        node_rank=_number(env, "NODE_RANK", 0),
+        num_nodes=_num_nodes(env),
+        master_addr=env.get("MASTER_ADDR") or None,
+        master_port=_number(env, "MASTER_PORT", 0) or None,
+        hang_timeout_s=_hang_timeout_s(env.get("DDP_HANG_TIMEOUT", "")),
+        trace_pipe=env.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE") or None,
+    )
+
+
+def _num_nodes(env: Mapping[str, str]) -> int:
+    """Tell how many nodes there are; uneven ones have as many ranks as the first."""
+    told = _number(env, "DDP_NUM_NODES", 0)
+    if told:
+        return told
+    per_node = max(1, _number(env, "LOCAL_WORLD_SIZE", 1))
+    return max(1, -(-_number(env, "WORLD_SIZE", 1) // per_node))
+
+
+def _number(env: Mapping[str, str], name: str, otherwise: int) -> int:
+    text = env.get(name, "")
+    return int(text) if text.isdecimal() else otherwise
+
+
+def _hang_timeout_s(text: str) -> float | None:
+    if not text.strip():
+        return None
+    try:
+        return float(text)
+    except ValueError as error:
+        raise UserError(
+            f"DDP_HANG_TIMEOUT: must be a number of seconds; found {text!r}:"
+            " unset it to learn it from the ranks, or set 0 to switch the watchdog off"
+        ) from error
