@@ -25,7 +25,11 @@ _END_KEYS = ("rank", "node", "code", "signal")
 _DECISION_KEYS = ("decision", "reason", "restarts", "idle", "exclude")
 _VERDICT_KEYS = ("kind", "rank", "node", "gpu", "top", "text")
 _MAX_LOGS = 16  # of failed ranks are looked at for the one that failed by its own doing
-_REASONS = (("preempted", r"pre-?empt"), ("time limit", r"time.?limit"), ("cancelled", r"cancel"))
+_REASONS = (
+    ("preempted", r"pre-?empt|Slurm has requeued"),
+    ("time limit", r"time.?limit"),
+    ("cancelled", r"cancel"),
+)
 
 
 def describe(attempt: Attempt, later: Sequence[Attempt], log_end: LogEnd) -> Record:
@@ -171,7 +175,7 @@ def _stop(attempt: Attempt) -> str:
 
     Slurm's own word, which stands in the decision's reason, beats what a signal can tell.
     """
-    reason = str(attempt.last("decision").get("reason") or "")
+    reason = re.sub(r"DDP_RUN_NAME=\S+", "", str(attempt.last("decision").get("reason") or ""))
     signals = _signals(attempt)
     if not signals and attempt.code != _STOPPED:
         return ""

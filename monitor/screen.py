@@ -7,6 +7,7 @@ import textwrap
 from datetime import datetime
 from typing import Any
 
+_STOPPED = 75
 _HEIGHT = 23  # of 24: the prompt comes after
 _LABEL = 8
 _MIN_SAID = 2
@@ -68,9 +69,10 @@ def advice(attempt: dict[str, Any], record: dict[str, Any]) -> str:
 
 def lines(found: dict[str, Any], width: int = 80) -> list[str]:
     """Write the screen: at most 23 lines of `width` characters."""
-    before = [_cut(_headline(found).replace(_GLUE, " "), width)]
+    before = [_cut(_ESCAPE.sub("", _headline(found).replace(_GLUE, " ")), width)]
     before += _block("run", _run(found), width, 2)
-    after = _evidence(found, width)
+    after = _block("result", _result(found["attempt"]), width, 1)
+    after += _evidence(found, width)
     after += _block("done", _done(found), width, 4)
     after += _block("lost", _lost(found), width, 2)
     after += _block("time", _time(found["goodput"], _unknown(found["attempt"])), width, 2)
@@ -129,6 +131,20 @@ def _run(found: dict[str, Any]) -> str:
     return f"{found['run']}: start {attempt['attempt']} of {total}{place}{when}"
 
 
+def _result(attempt: dict[str, Any]) -> str:
+    """Give the numbers of a sound end."""
+    summary = attempt["summary"] or {}
+    if attempt["code"] not in (0, _STOPPED) or summary.get("steps") is None:
+        return ""
+    loss, accuracy = summary.get("final_loss"), summary.get("test_accuracy")
+    parts = [f"step {summary['steps']}"]
+    if isinstance(loss, float):
+        parts.append(f"loss {loss:.4f}")
+    if isinstance(accuracy, float):
+        parts.append(f"test accuracy {100 * accuracy:.2f}{_GLUE}%")
+    return ", ".join(parts)
+
+
 def _said(found: dict[str, Any], width: int, room: int) -> list[str]:
     """Quote the log; of a traceback the first line and the last ones."""
     attempt, said = found["attempt"], found["said"]
@@ -136,9 +152,9 @@ def _said(found: dict[str, Any], width: int, room: int) -> list[str]:
         return []
     if not said:
         return [_labelled("said", "nothing: its log is empty", width)]
-    error = (attempt["failure"] or {}).get("error")
-    if error and not any(str(error)[:40] in line for line in said):
-        said = [*said, str(error)]
+    error = clean(str(attempt["failure"]["error"] or ""))
+    if not any(error[:40] in line for line in said):
+        said = [*said, error]
     head = [] if len(said) <= room else said[:1] if said[0].startswith("Fatal") else []
     rest = said[-(room - len(head)) :] if not head else said[1:room]
     return [_labelled("said" if not i else "", line, width) for i, line in enumerate(head + rest)]
@@ -295,7 +311,7 @@ def _block(label: str, text: str, width: int, max_lines: int) -> list[str]:
 
 
 def _labelled(label: str, text: str, width: int) -> str:
-    return _cut(f"{label:<{_LABEL}}{text}".replace(_GLUE, " "), width)
+    return _cut(_ESCAPE.sub("", f"{label:<{_LABEL}}{text.replace(_GLUE, ' ')}"), width)
 
 
 def _cut(text: str, width: int) -> str:
