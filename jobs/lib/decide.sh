@@ -10,16 +10,20 @@
 #   successor  a job like this one is submitted, because this one may not be requeued
 #   fail       nothing is done
 decide() {
-    DELAY_S=0 FATE=unknown EXCLUDE=''
+    DELAY_S=0 FATE=unknown EXCLUDE=$LOST_NODES${LOST:+${LOST_NODES:+ }$LOST}
     GO_ON="to go on: start again with DDP_RUN_NAME=${DDP_RUN_DIR##*/}"
     CODE=$(judge_code)
     if ((CODE == 0)); then
         decide_as finish ''
+    elif ((CODE == EXIT_USAGE && NUM_NODES < NUM_NODES_ALLOCATED)); then
+        decide_requeue # fewer ranks than this run can have, not the user's mistake
     elif ((CODE == EXIT_USAGE)); then
         decide_as fail 'the input or the environment is wrong: not tried again'
     elif decide_is_persons_wish; then
         decide_as fail "$GO_ON"
     elif [[ $STOP_SIGNAL ]] || ((CODE == EXIT_STOPPED)); then
+        decide_requeue
+    elif [[ $LOST ]] && ! nodes_can_do_without "$LOST"; then
         decide_requeue
     else
         decide_restart
@@ -53,7 +57,7 @@ decide_requeue() {
         decide_as fail "no requeue: the job was cancelled; $GO_ON"
     elif [[ $FATE == unknown ]]; then
         decide_as fail "no requeue: Slurm does not answer; $GO_ON"
-    elif ((CODE != EXIT_STOPPED && DDP_MAX_RESTARTS == 0)); then
+    elif ((CODE != EXIT_STOPPED && DDP_MAX_RESTARTS == 0)) && [[ ! $LOST ]]; then
         decide_as fail "no requeue: it did not end with code $EXIT_STOPPED, a checkpoint written; $GO_ON"
     else
         decide_requeue_counted "$info"
@@ -82,8 +86,8 @@ decide_restart() {
         decide_as fail "no restart: $(decide_idle_words)"
     else
         RESTARTS=$((RESTARTS + 1))
-        DELAY_S=$((RESTARTS < 5 ? 1 << RESTARTS : 30))
-        decide_as restart "restart $RESTARTS of $DDP_MAX_RESTARTS $(decide_from) in $DELAY_S s"
+        DELAY_S=$((IDLE < 5 ? 1 << IDLE : 30)) # longer only where the last one brought nothing
+        decide_as restart "restart $RESTARTS of $DDP_MAX_RESTARTS ${LOST:+on $((NUM_NODES - $(wc -w <<<"$LOST"))) nodes }$(decide_from) in $DELAY_S s"
     fi
 }
 
