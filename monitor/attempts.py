@@ -200,7 +200,7 @@ def _told(
     """Put the failure into words; None where there was none."""
     if finding.failure_class is None:
         return None
-    rank = integer(first.get("rank"))
+    rank, is_told = integer(first.get("rank")), finding.place in ("verdict", "node", "stop")
     error = None
     if rank is not None:
         error = failure.headline(_error_of(attempt, rank), log_end(attempt.number, rank)) or None
@@ -209,8 +209,9 @@ def _told(
         "words": finding.words,
         "rank": rank,
         "node": first.get("node"),
-        "code": first.get("code", attempt.code),
-        "signal": first.get("signal"),
+        # what was ended for its verdict, or with its node, has a code that says nothing
+        "code": attempt.code if is_told else first.get("code", attempt.code),
+        "signal": None if is_told else first.get("signal"),
         "error": error,
         "evidence": {"place": finding.place, "line": finding.line},
     }

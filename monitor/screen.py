@@ -25,16 +25,16 @@ ADVICE: dict[str | None, str] = {
     "hardware": "exclude the node ({exclude}) and tell its keepers what stands above",
     "network": "look at the links between the nodes (or exclude one: {exclude}); it may pass",
     "storage": "see that the disk has room, answers, and still holds the data (df -h, ls)",
-    "preempted": "nothing is wrong: let it start again; it goes on where it stopped",
-    "time limit": "let it start again, or ask for more time (sbatch --time=…)",
-    "cancelled": "nothing is wrong: somebody ended it; start it again to go on",
+    "preempted": "nothing is wrong: it gave way, and goes on where it stopped once it is started",
+    "time limit": "nothing is wrong: start it again, or ask for more time (sbatch --time=…)",
+    "cancelled": "nothing is wrong: somebody ended it",
     "hung": "look at the line where that rank stands; if it only was slow, raise DDP_HANG_TIMEOUT",
     "killed": "look for who killed it: memory (sbatch --mem=…), an administrator, a node's reboot",
 }
 """What to do next, one line a class."""
 
 _PARTS = {
-    "compute_s": "compute",
+    "compute_s": "compute (goodput)",
     "start_up_s": "start-up",
     "data_wait_s": "data wait",
     "validation_s": "validation",
@@ -56,7 +56,8 @@ def advice(attempt: dict[str, Any], record: dict[str, Any]) -> str:
     text = ADVICE.get(attempt["failure_class"], ADVICE["program"])
     node = (attempt["failure"] or {}).get("node")
     text = text.format(exclude=f"sbatch --exclude={node}" if node else "sbatch --exclude=NODE")
-    if attempt["code"] == 0 or attempt["failure_class"] is None:
+    decision = (attempt["decision"] or {}).get("decision")
+    if attempt["failure_class"] is None or decision in ("requeue", "successor", "restart"):
         return text
     saved = max((c["step"] or 0 for c in attempt["checkpoints"]), default=None)
     used = (attempt["checkpoint_used"] or {}).get("step")

@@ -135,6 +135,7 @@ def time_limit(story: Any) -> None:
 def cancelled(story: Any) -> None:
     """By a person."""
     stop(story, "TERM", "no requeue: the job was cancelled; to go on: start again")
+    story.events[-2]["decision"] = "fail"
 
 
 def hung(story: Any) -> None:
@@ -164,7 +165,7 @@ TALES: dict[str, tuple[Callable[[Any], None], str, str]] = {
     "preempted": (preempted, "STOPPED: the run made way for another job", "[preempted; code 75]"),
     "time limit": (time_limit, "the run was ended by the time limit", "[time limit; code 75]"),
     "cancelled": (cancelled, "STOPPED: the run was cancelled", "[cancelled; code 75]"),
-    "hung": (hung, "rank 1 on n2 did no more steps", "[hung; SIGKILL, code 137]"),
+    "hung": (hung, "rank 1 on n2 did no more steps", "[hung; code 76]"),
     "killed": (killed, "rank 1 on n2 was killed from outside", "[killed; SIGKILL, code 137]"),
 }
 
