@@ -95,6 +95,15 @@ event_field() {
     [[ $2 =~ $pattern ]] && printf '%s' "${BASH_REMATCH[1]}"
 }
 
+# event_text NAME LINE: prints a text of one key, which may hold anything, without its escapes.
+event_text() {
+    local pattern="\"$1\": \"(([^\"\\]|\\\\.)*)\"" text
+    [[ $2 =~ $pattern ]] || return 0
+    text=${BASH_REMATCH[1]//\\\"/\"}
+    text=${text//\\[nrt]/ }
+    printf '%s' "${text//\\\\/\\}"
+}
+
 # ---- processes ----------------------------------------------------------------------------------
 #
 # bash 5.2 breaks off with a syntax error if a trap runs while it parses a command or process

@@ -52,13 +52,17 @@ source "$JOBS_DIR/lib/step.sh"
 source "$JOBS_DIR/lib/judge.sh"
 # shellcheck source=lib/requeue.sh
 source "$JOBS_DIR/lib/requeue.sh"
+# shellcheck source=lib/nodes.sh
+source "$JOBS_DIR/lib/nodes.sh"
+# shellcheck source=lib/guard.sh
+source "$JOBS_DIR/lib/guard.sh"
 # shellcheck source=lib/decide.sh
 source "$JOBS_DIR/lib/decide.sh"
 # shellcheck source=lib/attempt.sh
 source "$JOBS_DIR/lib/attempt.sh"
 
-STOP_SIGNAL='' INTERRUPTED=0 DRY_RUN=0 ATTEMPT_IS_OPEN=0
-RESTARTS=0 IDLE=0 CODE=0 DECISION='' LAST_WORDS=''
+STOP_SIGNAL='' INTERRUPTED=0 GUARD_PID='' DRY_RUN=0 ATTEMPT_IS_OPEN=0
+RESTARTS=0 IDLE=0 CODE=0 DECISION='' LAST_WORDS='' LOST_NODES=''
 
 main() {
     parse_arguments "$@"
@@ -190,6 +194,7 @@ on_exit() {
     trap '' INT TERM HUP USR1
     CODE=$1
     if [[ $TIMESTAMPS_PID ]]; then stop_processes 0 "$TIMESTAMPS_PID"; fi
+    guard_stop
     if ((ATTEMPT_IS_OPEN)); then run_break "$1"; fi
     rm -rf -- "$WORK_DIR"
     log_info "$LAST_WORDS"

@@ -48,9 +48,12 @@ attempt_step() {
         STEP_CODE=$EXIT_STOPPED
         return 0
     fi
+    step_build "${ARGUMENTS[@]}"
     step_start
     if [[ $STOP_SIGNAL ]]; then step_signal "$STOP_SIGNAL"; fi # it came before there was a step
+    guard_start
     step_wait
+    guard_stop
     STEP_PIDS=()
 }
 
@@ -71,7 +74,7 @@ attempt_close() {
         CODE=$((STEP_CODE ? STEP_CODE : EXIT_FAILED)) DECISION=fail
         LAST_WORDS="how the ranks ended could not be judged; see $DDP_RUN_DIR/logs"
     }
-    ATTEMPT_IS_OPEN=0
+    LOST_NODES=$EXCLUDE ATTEMPT_IS_OPEN=0
 }
 
 # attempt_judge, aside: the end of the step, who failed, what follows, and the record of it.
@@ -82,7 +85,7 @@ attempt_judge() {
     checkpoint_latest
     decide
     event_write decision decision "$(json_string "$DECISION")" reason "$(json_string "$REASON")" \
-        restarts "$RESTARTS" idle "$IDLE" exclude "$(json_or_null "$EXCLUDE")"
+        restarts "$RESTARTS" idle "$IDLE" exclude "$(json_or_null "${EXCLUDE// /,}")"
     event_write end code "$CODE"
     judge_show_log
     printf '%s\n' "$CODE" "$DECISION" "$RESTARTS" "$IDLE" "$DELAY_S" \
@@ -102,6 +105,7 @@ attempt_next() {
     DDP_ATTEMPT=$((DDP_ATTEMPT + 1))
     DDP_LAUNCH_ID=$DDP_JOB_ID.$DDP_ATTEMPT.$$
     if [[ $STOP_SIGNAL ]]; then return 0; fi
+    if [[ $LOST_NODES ]]; then nodes_do_without "$LOST_NODES"; fi
     rm -f -- "$WORK_DIR/master"
     aside attempt_master || :
     # Without a new port the old one is as good: its owner is gone.

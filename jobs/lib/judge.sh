@@ -1,38 +1,82 @@
-# shellcheck shell=bash disable=SC2153 # set by the other parts
+# shellcheck shell=bash disable=SC2034,SC2153 # set by the other parts, and for them
 # The end of an attempt: the first failing rank and the job's own exit code, from events.jsonl.
 
-# judge_failure: sets FAILED_RANK, FAILED_NODE and FAILED_CODE, empty if no rank failed; and
-# FAILED_BY_REQUEST if that rank only ended because it had been told to.
+# judge_failure: sets FAILED_RANK, FAILED_NODE and FAILED_CODE, empty if no rank failed;
+# FAILED_BY_REQUEST if that rank only ended because it had been told to; VERDICT, the watchdog's
+# line, if it gave one; and LOST, the nodes that are gone.
 #
-# A rank that came up and never ended lost its launcher to SIGKILL, or its node: that is the cause,
-# and the errors of its peers follow from it. Else the first that failed without being told to stop.
+# What is a cause comes before what follows from it: the watchdog's verdict; a lost node; a rank that
+# came up and never ended, because its launcher was killed, unless the guard ended it so; the first
+# that failed without being told to stop; and last, one that was told to.
 judge_failure() {
-    local line rank code
+    local guard='' rank
     local -A up=()
-    local first='' stopped=''
-    FAILED_RANK='' FAILED_NODE='' FAILED_CODE=0 FAILED_BY_REQUEST=0
-    while IFS= read -r line; do
-        rank=$(event_field rank "$line")
-        if [[ $line == *'"event": "rank_up"'* ]]; then
-            up[$rank]=$(event_field node "$line")
-            continue
-        fi
-        unset "up[$rank]"
-        code=$(event_field code "$line")
-        ((code)) || continue
-        if [[ $line == *'"requested": false'* ]]; then first=${first:-$line}; else stopped=${stopped:-$line}; fi
-    done < <(grep -E "\"event\": \"rank_(up|end)\".*\"attempt\": $DDP_ATTEMPT," "$DDP_RUN_DIR/events.jsonl" || :)
-    if ((${#up[@]})); then
+    local first='' stopped='' verdict=''
+    FAILED_RANK='' FAILED_NODE='' FAILED_CODE=0 FAILED_BY_REQUEST=0 VERDICT='' LOST='' LOST_HOW=''
+    { read -r guard <"$WORK_DIR/guard"; } 2>/dev/null || :
+    judge_read
+    judge_lost_nodes
+    if [[ $verdict ]]; then
+        VERDICT=$(event_text text "$verdict")
+        judge_blame "$verdict" "$EXIT_HUNG"
+    elif [[ $LOST ]]; then
+        FAILED_NODE=${LOST%% *} FAILED_CODE=137
+        for rank in "${!up[@]}"; do
+            if [[ ${up[$rank]} == "$FAILED_NODE" ]] && ((rank < ${FAILED_RANK:-999999999})); then FAILED_RANK=$rank; fi
+        done
+    elif ((${#up[@]})) && [[ ! $guard || ! $first ]]; then
         FAILED_RANK=$(printf '%s\n' "${!up[@]}" | sort -n | head -n 1)
         FAILED_NODE=${up[$FAILED_RANK]}
         FAILED_CODE=$((STEP_CODE > 128 ? STEP_CODE : 137))
     elif [[ $first$stopped ]]; then
-        line=${first:-$stopped}
         if [[ ! $first ]]; then FAILED_BY_REQUEST=1; fi
-        FAILED_RANK=$(event_field rank "$line")
-        FAILED_NODE=$(event_field node "$line")
-        FAILED_CODE=$(event_field code "$line")
+        judge_blame "${first:-$stopped}" ''
     fi
+}
+
+# judge_blame EVENT CODE: an empty code is the event's own.
+judge_blame() {
+    FAILED_RANK=$(event_field rank "$1")
+    FAILED_NODE=$(event_field node "$1")
+    FAILED_CODE=${2:-$(event_field code "$1")}
+}
+
+# judge_read: fills up, first, stopped, verdict and LOST of judge_failure.
+judge_read() {
+    local line rank code
+    while IFS= read -r line; do
+        rank=$(event_field rank "$line")
+        case $line in
+            *'"event": "rank_up"'*) up[$rank]=$(event_field node "$line") ;;
+            *'"event": "verdict"'*) verdict=${verdict:-$line} ;;
+            *'"event": "lost_node"'*) judge_lost "$(event_field node "$line")" "$(event_text how "$line")" ;;
+            *)
+                unset "up[$rank]"
+                code=$(event_field code "$line")
+                ((code)) || continue
+                if [[ $line == *'"requested": false'* ]]; then first=${first:-$line}; else stopped=${stopped:-$line}; fi
+                ;;
+        esac
+    done < <(grep -E "\"event\": \"(rank_up|rank_end|verdict|lost_node)\".*\"attempt\": $DDP_ATTEMPT," "$DDP_RUN_DIR/events.jsonl" || :)
+}
+
+# judge_lost NODE HOW
+judge_lost() {
+    LOST+=${LOST:+ }$1
+    LOST_HOW=${LOST_HOW:-$2}
+}
+
+# judge_lost_nodes: a node is asked if ranks of it never ended, or if the watchdog does not reach it.
+judge_lost_nodes() {
+    local node asked=' '
+    for node in "${up[@]}" "$(if [[ $verdict == *'"kind": "network"'* ]]; then event_field node "$verdict"; fi)"; do
+        if [[ ! $node || "$asked$LOST " == *" $node "* ]]; then continue; fi
+        asked+="$node "
+        if nodes_lost "$node"; then
+            event_write lost_node node "$(json_string "$node")" how "$(json_string "$HOW")"
+            judge_lost "$node" "$HOW"
+        fi
+    done
 }
 
 # judge_code: the first failing rank's code, else what the step itself ended with.
@@ -49,6 +93,10 @@ judge_words() {
         echo "stopped on request${STOP_SIGNAL:+ (SIG$STOP_SIGNAL)}, a checkpoint is written (code $CODE)"
     elif ((CODE == EXIT_STOPPED)); then
         echo "stopped on request${STOP_SIGNAL:+ (SIG$STOP_SIGNAL)} before the ranks were started (code $CODE)"
+    elif [[ $VERDICT ]]; then
+        echo "$VERDICT"
+    elif [[ $LOST ]]; then
+        echo "node $FAILED_NODE is lost with ${FAILED_RANK:+rank $FAILED_RANK and }all of its ranks, code $CODE: $LOST_HOW"
     elif [[ ! $FAILED_RANK ]]; then
         echo "the ranks could not be started: the step $(describe_code "$CODE"), see the lines above"
     elif [[ $STOP_SIGNAL ]] && ((FAILED_BY_REQUEST)); then
@@ -61,7 +109,7 @@ judge_words() {
 # judge_show_log: the last lines of the failed rank's log, before the line that names it.
 judge_show_log() {
     local log=$DDP_RUN_DIR/logs/rank-$FAILED_RANK.log
-    if [[ ! $FAILED_RANK ]] || ((CODE == EXIT_STOPPED || FAILED_BY_REQUEST)); then return 0; fi
+    if [[ ! $FAILED_RANK || $LOST ]] || ((CODE == EXIT_STOPPED || FAILED_BY_REQUEST)); then return 0; fi
     log_info "the end of $log:"
     tail -n 20 -- "$log" 2>/dev/null | sed 's/^/    /' >&2 || :
 }

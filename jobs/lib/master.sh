@@ -1,4 +1,4 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034 # set here, read by the other parts
 # MASTER_ADDR and MASTER_PORT: where the ranks find each other.
 
 # master_resolve: sets MASTER_ADDR and MASTER_PORT with their origins, for this attempt on NODES.
@@ -27,6 +27,7 @@ master_list_nodes() {
     if ((HAVE_CLIENT)); then
         mapfile -t NODES < <(scontrol show hostnames "${SLURM_JOB_NODELIST:-$SLURM_NODELIST}")
     fi
+    NUM_NODES_ALLOCATED=$NUM_NODES
 }
 
 # The node of rank 0, in Slurm's own order; a host file of the user's has an order of its own.

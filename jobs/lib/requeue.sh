@@ -32,6 +32,11 @@ job_field() {
     fi
 }
 
+# job_path NAME INFO: a field that may hold spaces: it ends where the next field begins.
+job_path() {
+    sed -n "/ $1=/{s/.* $1=//; s/ [A-Z][A-Za-z]*=.*//; p}" <<<"$2"
+}
+
 # requeue_fate INFO: prints what Slurm does with the job:
 #   running, time limit, preempted, requeued (by Slurm itself), cancelled (by a person), unknown
 # A completing job does not show its state: it was cancelled if nothing else explains its end.
@@ -76,7 +81,7 @@ requeue_exclude() {
     local excluded
     [[ $EXCLUDE ]] || return 0
     excluded=$(job_field ExcNodeList "$(job_info)") || :
-    timeout 60 scontrol update JobId="$(requeue_name)" ExcNodeList="${excluded:+$excluded,}$EXCLUDE" ||
+    timeout 60 scontrol update JobId="$(requeue_name)" ExcNodeList="${excluded:+$excluded,}${EXCLUDE// /,}" ||
         log_info "job $DDP_JOB_ID may get $EXCLUDE again: Slurm does not take it out"
 }
 
@@ -111,11 +116,10 @@ requeue_options() {
     if [[ $(job_field OverSubscribe "$1") == NO ]]; then echo --exclusive; fi
     if ((DDP_NO_KILL)); then echo --no-kill; fi
     excluded=$(job_field ExcNodeList "$1")
-    excluded+=${EXCLUDE:+${excluded:+,}$EXCLUDE}
+    excluded+=${EXCLUDE:+${excluded:+,}${EXCLUDE// /,}}
     if [[ $excluded ]]; then echo "--exclude=$excluded"; fi
-    # Paths may hold spaces; these fields follow each other.
-    sed -n 'h; s/.* WorkDir=\(.*\) StdErr=.*/--chdir=\1/p; g; s/.* StdErr=\(.*\) StdIn=.*/--error=\1/p
-        g; s/.* StdOut=\(.*\) Power=.*/--output=\1/p' <<<"$1"
+    printf '%s\n' "--chdir=$(job_path WorkDir "$1")" "--output=$(job_path StdOut "$1")" \
+        "--error=$(job_path StdErr "$1")"
 }
 
 # requeue_environment: what env takes so that the successor starts as this job did: without Slurm's

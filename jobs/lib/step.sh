@@ -2,21 +2,27 @@
 # The step: all ranks of one attempt. Builds its command, starts it, waits, ends it.
 
 declare -a STEP_PIDS=() STEP_COMMAND=() STEP_GUARD=()
-STEP_CODE=0
+STEP_CODE=0 STEP_MOUNTS='' STEP_FORWARDED=''
 
 # step_build ARGUMENTS...: STEP_COMMAND for srun; in place the launcher is started once per rank.
+# Every attempt builds it anew, for the nodes that are left.
 step_build() {
-    local launcher=$JOBS_DIR/launcher.sh
+    local launcher=$JOBS_DIR/launcher.sh IFS=,
     STEP_COMMAND=()
     if [[ $PLACE == *-srun || $PLACE == host-image ]]; then
-        STEP_COMMAND=(srun --kill-on-bad-exit=1 --nodes="$NUM_NODES" --ntasks="$NUM_TASKS"
-            --export=ALL --input=none)
-        if ((INTERACTIVE)); then STEP_COMMAND+=(--overlap); fi
+        # Its name tells the guard which of the job's steps it is.
+        STEP_COMMAND=(srun --job-name="ddp-$DDP_ATTEMPT" --kill-on-bad-exit=1 --nodes="$NUM_NODES"
+            --ntasks="$NUM_TASKS" --export=ALL --input=none)
+        # A step that was killed may hold on to its share of the nodes for a while.
+        if ((INTERACTIVE || RESTARTS)); then STEP_COMMAND+=(--overlap); fi
+        if ((NUM_NODES < NUM_NODES_ALLOCATED)); then
+            STEP_COMMAND+=(--nodelist="${NODES[*]}")
+        fi
     fi
     if [[ $PLACE == host-image ]]; then
         launcher=/opt/ddp/jobs/launcher.sh # the image's own
-        STEP_COMMAND+=(--container-image="$DDP_IMAGE" --container-mounts="$(step_mounts)"
-        --container-env="$(step_forwarded)")
+        STEP_COMMAND+=(--container-image="$DDP_IMAGE" --container-mounts="$STEP_MOUNTS"
+            --container-env="$STEP_FORWARDED")
     fi
     STEP_COMMAND+=("$launcher" "$@")
 }
@@ -27,15 +33,11 @@ step_mounts() {
     printf '%s' "$mounts${DDP_MOUNTS:+,$DDP_MOUNTS}"
 }
 
-step_forwarded() {
-    forwarded_names | paste -sd,
-}
-
 # A nested srun inherits the image from Pyxis's own variables; so it does the names that win over it.
 step_forward_in_container() {
     local -n option=SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_env
     [[ $PLACE == container-srun ]] || return 0
-    option=${option:+$option,}$(step_forwarded)
+    option=${option:+$option,}$STEP_FORWARDED
     export "${!option}"
 }
 
@@ -44,6 +46,8 @@ step_prepare() {
     # When a batch script is killed, Slurm itself ends the step, with SIGTERM first, so that the ranks
     # can say how they ended; an srun that dies with the script would have it killed at once.
     if [[ $PLACE == *-local ]] || ((INTERACTIVE)); then mapfile -t STEP_GUARD < <(with_parent TERM); fi
+    STEP_MOUNTS=$(step_mounts)
+    STEP_FORWARDED=$(forwarded_names | paste -sd,)
     step_forward_in_container
 }
 
@@ -75,7 +79,7 @@ step_wait() {
         done
         ((${#alive[@]})) || break
         code=0
-        wait -n "${alive[@]}" || code=$?
+        wait -n "${alive[@]}" 2>/dev/null || code=$? # its stderr: bash announces killed jobs there
         # A trap interrupts wait with a code of its own; then nobody has ended.
         if ((code && ! INTERRUPTED)); then
             ((STEP_CODE)) || STEP_CODE=$code
