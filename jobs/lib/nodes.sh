@@ -1,0 +1,48 @@
+# shellcheck shell=bash disable=SC2034,SC2153 # set here, read by the other parts
+# The nodes of the allocation: which one is lost, and what the others carry.
+
+# nodes_lost NODE: does it answer neither Slurm nor us? Sets HOW. Where the controller does not answer
+# either, it may be this machine that lost its network: then nobody is said to be lost.
+nodes_lost() {
+    local info state address port try
+    HOW=''
+    [[ $PLACE != *-local && $1 != "$DDP_NODE" ]] || return 1
+    info=$(timeout 20 scontrol --oneliner show node "$1" 2>/dev/null) || return 1
+    state=$(job_field State "$info")
+    address=$(job_field NodeAddr "$info") port=$(job_field Port "$info")
+    if [[ ${port:-0} == 0 ]]; then port=$(nodes_slurmd_port); fi
+    for try in 1 2; do
+        # slurmd's port answers at once where srun could start something.
+        # shellcheck disable=SC2016 # expanded by the inner bash
+        if timeout -k 1 3 bash -c '</dev/tcp/"$1"/"$2"' _ "${address:-$1}" "$port" 2>/dev/null; then return 1; fi
+        if ((try == 1)); then pause 1; fi
+    done
+    HOW="it does not answer on port $port; Slurm's state of it is ${state:-unknown}"
+}
+
+# With several ports configured (SlurmdPort=7000-7003) the first is as good.
+nodes_slurmd_port() {
+    local port
+    port=$(timeout 20 scontrol show config 2>/dev/null | sed -n 's/^SlurmdPort *= *\([0-9]*\).*/\1/p')
+    echo "${port:-6818}"
+}
+
+# nodes_can_do_without LOST: could the step run on the rest? LOST is a list with spaces between.
+nodes_can_do_without() {
+    local lost
+    read -ra lost <<<"$1"
+    ((DDP_NO_KILL && NUM_TASKS == NUM_NODES * NUM_LOCAL_TASKS && NUM_NODES > ${#lost[@]}))
+}
+
+# nodes_do_without LOST: the next attempt's nodes and ranks.
+nodes_do_without() {
+    local node left=()
+    for node in "${NODES[@]}"; do
+        if [[ " $1 " != *" $node "* ]]; then left+=("$node"); fi
+    done
+    NODES=("${left[@]}")
+    NUM_NODES=${#NODES[@]}
+    NUM_TASKS=$((NUM_NODES * NUM_LOCAL_TASKS))
+    WORLD_SIZE=$((NUM_NODES * NUM_LOCAL_RANKS))
+    DDP_NUM_NODES=$NUM_NODES
+}
