@@ -38,10 +38,15 @@ class BatchPlan:
             )
         return steps
 
-    def rank_slice(self, step_in_epoch: int) -> slice:
+    def rank_range(self, step_in_epoch: int) -> range:
         """Where in the epoch's permutation this rank's samples of that step lie."""
         start = step_in_epoch * self.global_batch_size + self.rank * self.rank_batch_size
-        return slice(start, start + self.rank_batch_size)
+        return range(start, start + self.rank_batch_size)
+
+    def rank_slice(self, step_in_epoch: int) -> slice:
+        """The same, as a slice."""
+        places = self.rank_range(step_in_epoch)
+        return slice(places.start, places.stop)
 
 
 def plan_batches(

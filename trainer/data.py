@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainer import generators
 from trainer.workloads.base import TensorData
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
     from torch.utils.data import Dataset
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     Batch = tuple[Tensor, Tensor]
 
 _EVALUATION_BATCH = 250
+_EVALUATION_EPOCH = -1
+"""Every evaluation sees the same samples, and none of them an epoch's."""
 _MAX_GATHER_BYTES = 4 << 20
 """Steps are gathered together up to this size: fewer calls, and still in the cache of a CPU."""
 
@@ -32,6 +35,8 @@ def permutation(seed: int, epoch: int, num_samples: int) -> Tensor:
 
 class TensorBatches:
     """Microbatches of a set in memory: it lies on the device once, and is gathered by index."""
+
+    evaluation_batch_size = _EVALUATION_BATCH
 
     def __init__(self, data: TensorData, plan: BatchPlan, seed: int, device: torch.device) -> None:
         self._inputs = data.inputs.to(device)
@@ -64,8 +69,33 @@ class TensorBatches:
             yield self._inputs[part], self._targets[part]
 
 
+class SeededSamples(torch.utils.data.Dataset[Any]):
+    """A map-style dataset whose samples are drawn with generators of their own.
+
+    Its keys are (index, seed): what a random crop does then depends on neither the worker that
+    makes it, nor the rank, nor what came before.
+    """
+
+    def __init__(self, data: Dataset[Any]) -> None:
+        self._data = data
+
+    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Any]:
+        """Return the samples of a batch."""
+        if torch.utils.data.get_worker_info() is not None:
+            return [self._draw(*key) for key in keys]
+        with generators.undisturbed():  # the rank's own go on with the model
+            return [self._draw(*key) for key in keys]
+
+    def _draw(self, index: int, seed: int) -> Any:  # noqa: ANN401 -- whatever the dataset gives
+        generators.seed_cpu(seed)
+        return self._data[index]
+
+
 class LoadedBatches:
-    """Microbatches of a map-style dataset through DataLoader workers."""
+    """Microbatches of a map-style dataset through DataLoader workers.
+
+    Each sample of an epoch is seeded by (seed, epoch, its place in the epoch's order).
+    """
 
     def __init__(
         self,
@@ -80,38 +110,62 @@ class LoadedBatches:
         self._seed = seed
         self._device = device
         self._num_workers = num_workers
+        self.evaluation_batch_size = max(64, plan.micro_batch_size)
 
     def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
         """Yield the microbatches of this rank from `first_step` of `epoch` on."""
         num_samples = len(self._data)  # type: ignore[arg-type] # map-style sets have a length
-        order = permutation(self._seed, epoch, num_samples)
+        order = permutation(self._seed, epoch, num_samples).tolist()
         size = self._plan.micro_batch_size
-        batches = [
-            part.tolist()
+        places = [
+            range(start, start + size)
             for step in range(first_step, self._plan.steps_per_epoch(num_samples))
-            for part in torch.split(order[self._plan.rank_slice(step)], size)
+            for start in self._plan.rank_range(step)[::size]
         ]
-        return self._load(batches, seed=int(order[0]) + self._seed)
+        return self._load(_Keys(places, order, self._seed, epoch))
 
     def evaluation(self, indices: range) -> Iterator[Batch]:
         """Yield batches of the samples in `indices`, in order."""
-        size = max(64, self._plan.micro_batch_size)
-        batches = [list(indices[i : i + size]) for i in range(0, len(indices), size)]
-        return self._load(batches, seed=self._seed)
+        size = self.evaluation_batch_size
+        batches = [indices[i : i + size] for i in range(0, len(indices), size)]
+        return self._load(_Keys(batches, range(indices.stop), self._seed, _EVALUATION_EPOCH))
 
-    def _load(self, batches: list[list[int]], seed: int) -> Iterator[Batch]:
+    def _load(self, keys: _Keys) -> Iterator[Batch]:
         loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
-            self._data,
-            batch_sampler=batches,
+            SeededSamples(self._data),
+            batch_sampler=keys,
             num_workers=self._num_workers,
             pin_memory=self._device.type == "cuda",
-            generator=torch.Generator().manual_seed(seed),
+            generator=torch.Generator(),  # else the loader would draw from the rank's own
         )
         for inputs, targets in loader:
             yield (
                 inputs.to(self._device, non_blocking=True),
                 targets.to(self._device, non_blocking=True),
             )
+
+
+class _Keys(torch.utils.data.Sampler[list[tuple[int, int]]]):
+    """The keys of `SeededSamples`, batch by batch, made when they are asked for."""
+
+    def __init__(
+        self, places: Sequence[range], order: Sequence[int], seed: int, epoch: int
+    ) -> None:
+        """Batch i holds the samples at `places[i]` of `order`."""
+        self._places = places
+        self._order = order
+        self._seed = seed
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for places in self._places:
+            yield [
+                (self._order[place], generators.derive_seed(self._seed, self._epoch, place))
+                for place in places
+            ]
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 Batches = TensorBatches | LoadedBatches

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import sys
 import threading
 import warnings
 from dataclasses import replace
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 NO_SPACE, WRITE_ERROR, TOO_LATE = "no space", "write error", "too late"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NEARLY_FULL_BYTES = 1 << 20
+_SHORT_TURN_S = 0.0005
 
 
 class SaveError(Exception):
@@ -129,10 +131,14 @@ def _keep_forks_out() -> None:
 
 def _distributed_checkpoint() -> Any:  # noqa: ANN401 -- a module
     """torch.distributed.checkpoint, a second of imports, not before the first checkpoint."""
-    _keep_forks_out()
-    with _IMPORTING:
-        from torch.distributed import checkpoint  # noqa: PLC0415 -- see above
-    return checkpoint
+    if "torch.distributed.checkpoint" not in sys.modules:
+        _keep_forks_out()
+        usual_s = sys.getswitchinterval()
+        sys.setswitchinterval(_SHORT_TURN_S)  # an import yields seldom, a training step often
+        with _IMPORTING:
+            from torch.distributed import checkpoint as _  # noqa: F401, PLC0415 -- see above
+        sys.setswitchinterval(usual_s)
+    return sys.modules["torch.distributed.checkpoint"]
 
 
 def _explain(error: BaseException, path: Path) -> tuple[str, str]:

@@ -1,5 +1,7 @@
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
@@ -93,3 +95,61 @@ def test_the_way_follows_the_data() -> None:
     assert [type(way) for way in ways] == [TensorBatches, LoadedBatches]
     first, second = ([t.tolist() for _, t in way.epoch(0, 0)] for way in ways)
     assert first == second
+
+
+def python_random() -> float:
+    """Draw from Python's global generator."""
+    return random.random()  # noqa: S311 -- no secret
+
+
+class Noisy(Numbers):
+    """A sample is its number and what each generator says to it."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        drawn = [torch.rand(()).item(), python_random(), np.random.rand()]  # noqa: NPY002
+        return torch.tensor([float(index), *drawn], dtype=torch.float64), index
+
+
+def noisy(
+    *, world: int = 1, workers: int = 0, micro: int = 2, first: int = 0, epoch: int = 1
+) -> dict[int, list[float]]:
+    """What each sample of an epoch comes to."""
+    found = {}
+    for rank in range(world):
+        plan = plan_batches(
+            global_batch_size=12, micro_batch_size=micro, rank=rank, world_size=world
+        )
+        batches = build_batches(Noisy(50), plan, seed=5, device=CPU, num_workers=workers)
+        for inputs, targets in batches.epoch(epoch, first):
+            found.update(zip(targets.tolist(), inputs.tolist(), strict=True))
+    return found
+
+
+def test_a_sample_does_not_depend_on_who_loads_it() -> None:
+    """Nor on microbatches, or where a run was resumed: its augmentation is its own."""
+    expected = noisy()
+    assert len(expected) == 48
+    assert len({tuple(values[1:]) for values in expected.values()}) == 48
+    assert noisy(workers=2) == expected
+    assert noisy(world=3, micro=4) == expected
+    later = noisy(first=2, workers=1)
+    assert later == {sample: expected[sample] for sample in later}
+    assert len(later) == 24
+    other = noisy(epoch=2)
+    assert all(other[sample] != expected[sample] for sample in set(other) & set(expected))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loading_leaves_the_ranks_generators_alone(workers: int) -> None:
+    """So the masks of a dropout do not depend on how many workers there are."""
+    torch.manual_seed(3)
+    random.seed(3)
+    expected = torch.rand(2).tolist(), python_random()
+    torch.manual_seed(3)
+    random.seed(3)
+    noisy(workers=workers)
+    plan = plan_batches(global_batch_size=12, micro_batch_size=None, rank=0, world_size=1)
+    batches = build_batches(Noisy(50), plan, seed=5, device=CPU, num_workers=workers)
+    once, again = ([x.tolist() for x, _ in batches.evaluation(range(9))] for _ in range(2))
+    assert once == again
+    assert (torch.rand(2).tolist(), python_random()) == expected
