@@ -24,6 +24,7 @@ _IDLE_PCT = 5
 _MAX_TRAFFIC_PCT = 1  # it reads one flag again and again, out of a cache
 _MAX_POWER = 0.45  # of the limit; what computes at that utilisation draws more
 _MIN_CORE_SHARE = 0.01
+_RECHECK_S = 5.0
 
 
 def gpu_pattern(gpu: GpuSample, power_limit_w: float | None) -> str | None:
@@ -61,7 +62,8 @@ class Silence:
     _mark: Hashable = None
     _since_s: float | None = None
     _times: Mapping[int, float] | None = None
-    _times_since_s: float = 0.0
+    _quiet_since_s: float = 0.0
+    _checked_s: float = 0.0
 
     def update(
         self, now_s: float, mark: Hashable, pattern: str | None, limit_s: float | None
@@ -83,15 +85,21 @@ class Silence:
         if pattern == "waiting":
             return now_s - self._since_s
         if self._times is None:
-            self._times, self._times_since_s = self.times(), now_s
-        elif limit_s is not None and now_s - self._times_since_s >= limit_s:
+            self._times = self.times()
+            self._quiet_since_s = self._checked_s = now_s
+        elif limit_s is not None and now_s - self._checked_s >= self._pause_s(limit_s):
             self._check_times(now_s)
-        return now_s - self._times_since_s
+        return now_s - self._quiet_since_s
+
+    def _pause_s(self, limit_s: float) -> float:
+        """Give how long to wait for the next check: the first one decides, the rest confirm it."""
+        is_first = self._checked_s == self._quiet_since_s
+        return limit_s if is_first else max(_RECHECK_S, limit_s / 10)
 
     def _check_times(self, now_s: float) -> None:
-        """Start over if the processes have worked meanwhile."""
+        """Start over if the processes have worked since the last check."""
         now, before = self.times(), self._times or {}
         used_s = sum(s - before.get(pid, 0.0) for pid, s in now.items())
-        if used_s >= _MIN_CORE_SHARE * (now_s - self._times_since_s):
-            self._since_s = self._times_since_s = now_s
-        self._times = now
+        if used_s >= _MIN_CORE_SHARE * (now_s - self._checked_s):
+            self._since_s = self._quiet_since_s = now_s
+        self._times, self._checked_s = now, now_s

@@ -1,0 +1,70 @@
+"""The files in DDP_BEAT_DIR, read while others write them."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from monitor.beats import PHASES, Beat, Child, parse_beat, parse_child, read_beats, read_children
+from trainer.beat import Phase, SharedBeat
+
+
+def test_what_the_trainer_beats_is_read(tmp_path: Path) -> None:
+    """Writer and reader cite one table: every field arrives."""
+    beat = SharedBeat(tmp_path / "rank-3")
+    beat.step = 17
+    beat.meet(int(Phase.AGREE))
+    beat.enter(int(Phase.FORWARD))
+    (read,) = read_beats(str(tmp_path)).values()
+    assert (read.rank, read.pid, read.step, read.phase) == (3, os.getpid(), 17, "forward")
+    assert (read.count, read.collective) == (3, 1)
+    assert 0 <= time.monotonic() - read.time_ns / 1e9 < 5
+
+
+def test_phases_have_the_trainers_numbers() -> None:
+    """A phase's name stands at its number."""
+    assert tuple(PHASES) == tuple(phase.name.lower() for phase in Phase)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"DDPBEAT1", b"\0" * 64, b"DDPBEAT2" + b"\1" * 56, b"DDPBEAT1" + b"\0" * 56],
+    ids=["empty", "short", "not yet begun", "another version", "no pid"],
+)
+def test_what_is_no_beat_is_left_out(data: bytes, tmp_path: Path) -> None:
+    """A file that is being made, or not ours, is no rank."""
+    assert parse_beat(0, data) is None
+    (tmp_path / "rank-0").write_bytes(data)
+    assert read_beats(str(tmp_path)) == {}
+
+
+def test_an_unknown_phase_keeps_its_number() -> None:
+    """A trainer of tomorrow may have more of them."""
+    head = b"DDPBEAT1" + b"".join(n.to_bytes(8, "little") for n in (7, 1, 2, 99, 3, 4, 0))
+    assert parse_beat(5, head) == Beat(5, 7, 1, 2, "phase 99", 3, 4)
+
+
+def test_other_files_are_no_ranks(tmp_path: Path) -> None:
+    """Pipes of torch and names that are no numbers lie there, too."""
+    for name in ("rank-", "rank-x", "nccl-rank-0.pipe", "child-0.new"):
+        (tmp_path / name).write_text("1 0 trainer\n")
+    (tmp_path / "child-0").write_text("12 3 trainer\n")
+    (tmp_path / "child-1").write_text("13 1 command\n")
+    assert read_beats(str(tmp_path)) == {}
+    assert read_children(str(tmp_path)) == {
+        0: Child(0, 12, 3, is_trainer=True),
+        1: Child(1, 13, 1, is_trainer=False),
+    }
+
+
+@pytest.mark.parametrize("text", [b"", b"12", b"12 0", b"x 0 trainer", b"12 y command"])
+def test_a_line_that_is_not_complete_is_no_child(text: bytes) -> None:
+    """It is read again at the next look."""
+    assert parse_child(0, text) is None
+
+
+def test_without_a_directory_there_are_no_ranks(tmp_path: Path) -> None:
+    """The launcher has removed it, or never made it."""
+    assert read_beats(str(tmp_path / "gone")) == {}
+    assert read_children(str(tmp_path / "gone")) == {}
