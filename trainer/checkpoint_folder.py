@@ -16,6 +16,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from trainer import manifest
+from trainer.errors import UserError
 from trainer.position import State
 
 if TYPE_CHECKING:
@@ -121,3 +122,30 @@ class CheckpointFolder:
         for name in surplus:
             if name not in spared:
                 shutil.rmtree(self.path / name, ignore_errors=True)
+
+
+def find_folder(path: Path) -> CheckpointFolder | None:
+    """Return the checkpoints that `path`, a run directory or its `checkpoints/`, holds; or None."""
+    for candidate in (path / "checkpoints", path):
+        folder = CheckpointFolder(candidate)
+        if folder.names():
+            return folder
+    return None
+
+
+def find(path: Path) -> Path:
+    """Return the checkpoint that `path` means: one, or the last one of a run.
+
+    Raises UserError when there is none.
+    """
+    if (step_of(path.name) is not None and path.is_dir()) or (path / manifest.FILE).exists():
+        return path
+    folder = find_folder(path)
+    if folder is None:
+        raise UserError(
+            str(path),
+            rule="a checkpoint, or a run directory that has one",
+            found="none",
+            remedy="name a folder such as out/RUN/checkpoints/step-100",
+        )
+    return folder.path / folder.names()[0]

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainer import manifest
-from trainer.checkpoint_folder import STATE_FILE, CheckpointFolder
-from trainer.errors import UserError
+from trainer.checkpoint_folder import STATE_FILE
 from trainer.manifest import DamagedError
 from trainer.position import State
 
@@ -85,25 +84,6 @@ def read_named(stored: Stored, prefix: str) -> dict[str, Tensor]:
     }
     read_into(stored.path, tensors)
     return tensors
-
-
-def find(path: Path) -> Path:
-    """Return the checkpoint that `path` means: one, or the last one of a run's folder.
-
-    Raises UserError when there is none.
-    """
-    if (path / manifest.FILE).exists():
-        return path
-    for folder in (path / "checkpoints", path):
-        names = CheckpointFolder(folder).names()
-        if names:
-            return folder / names[0]
-    raise UserError(
-        str(path),
-        rule="a checkpoint, or a run directory that has one",
-        found="none",
-        remedy="name a folder such as out/RUN/checkpoints/step-100",
-    )
 
 
 def _damage(error: BaseException) -> DamagedError:

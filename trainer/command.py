@@ -1,0 +1,40 @@
+"""What the small commands beside the trainer share: options, and one line for wrong input."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from trainer.errors import EXIT_USER, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with our exit code and one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UserError."""
+        raise UserError(
+            "command line",
+            rule="as --help says",
+            found=message,
+            remedy=f"see {self.prog} --help",
+        )
+
+
+def run(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """Return main's exit code, or 64 after one line if the input is wrong."""
+    try:
+        code = main(argv)
+        sys.stdout.flush()
+    except UserError as error:
+        print(f"trainer: {error}", file=sys.stderr, flush=True)
+        return EXIT_USER
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0  # the reader of our output has seen enough
+    return code

@@ -1,0 +1,105 @@
+"""python -m trainer.export CHECKPOINT OUT: the weights in files that other programs read.
+
+OUT.safetensors is written in the form of that name, OUT.pt (or .pth) so that
+`torch.load(OUT, weights_only=True)` reads it; without one of these endings, both are. One process
+is enough, whatever number of ranks wrote the checkpoint; nothing but torch and safetensors is used.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer import command, manifest
+from trainer.checkpoint_folder import find
+from trainer.errors import EXIT_FINISHED, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from trainer.loading import Stored
+
+_SAFETENSORS, _TORCH = ".safetensors", ".pt"
+_ENDINGS = (_SAFETENSORS, _TORCH, ".pth")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Export. Raises UserError for wrong input; nothing is written then."""
+    parser = command.Parser(prog="python -m trainer.export", description=__doc__)
+    parser.add_argument("checkpoint", type=Path, help="a checkpoint, or a run directory: its last")
+    parser.add_argument("out", type=Path, help="the file to write, or its name without an ending")
+    parser.add_argument("--force", action="store_true", help="overwrite what is there")
+    options = parser.parse_args(argv)
+    checkpoint = find(options.checkpoint)
+    targets = _targets(options.out, may_overwrite=options.force)
+    stored, weights = _read(checkpoint)
+    for target in targets:
+        _write(target, weights, stored)
+        size_mib = target.stat().st_size / 2**20
+        print(f"{target}: {len(weights)} tensors, {size_mib:.1f} MiB, of {checkpoint}")
+    return EXIT_FINISHED
+
+
+def _targets(out: Path, *, may_overwrite: bool) -> list[Path]:
+    targets = [out]
+    if out.suffix not in _ENDINGS:
+        targets = [out.with_name(out.name + ending) for ending in (_SAFETENSORS, _TORCH)]
+    for target in targets:
+        if not target.parent.is_dir():
+            raise UserError(
+                str(target), rule="in a directory that exists", found="none", remedy="create it"
+            )
+        if target.is_dir() or (target.exists() and not may_overwrite):
+            raise UserError(
+                str(target),
+                rule="a file that is not there yet",
+                found="one",
+                remedy="name another, or give --force",
+            )
+    return targets
+
+
+def _read(checkpoint: Path) -> tuple[Stored, dict[str, Tensor]]:
+    from trainer import loading  # noqa: PLC0415 -- imports torch: wrong input is told before
+    from trainer.state import MODEL  # noqa: PLC0415 -- the same
+
+    try:
+        loading.verify(checkpoint)
+        stored = loading.look_into(checkpoint)
+        tensors = loading.read_named(stored, MODEL)
+    except manifest.DamagedError as error:
+        raise UserError(
+            str(checkpoint), rule="a complete checkpoint", found=error, remedy="name another one"
+        ) from error
+    return stored, {name.removeprefix(MODEL): tensor for name, tensor in tensors.items()}
+
+
+def _write(target: Path, weights: Mapping[str, Tensor], stored: Stored) -> None:
+    """Write beside, then rename: whoever reads `target` never sees half of it."""
+    import torch  # noqa: PLC0415 -- see above
+    from safetensors.torch import save_file  # noqa: PLC0415
+
+    beside = target.with_name(f".{target.name}.partial")
+    try:
+        if target.suffix == _SAFETENSORS:
+            about = {"step": str(stored.state.position.step), "format": "pt"}
+            save_file(
+                dict(weights), beside, {**about, "identity": json.dumps(stored.state.identity)}
+            )
+        else:
+            torch.save(dict(weights), beside)
+        manifest.flush(beside)
+        beside.replace(target)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise UserError(
+            str(target), rule="a file that can be written", found=error, remedy="name another"
+        ) from error
+
+
+if __name__ == "__main__":
+    sys.exit(command.run(main, sys.argv[1:]))

@@ -1,0 +1,135 @@
+"""python -m trainer.inspect PATH: what is in a checkpoint, and whether it is what was written.
+
+Of a run directory, all checkpoints are verified, and the last written one is shown. The exit code
+is 64 if one of them is damaged.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer import command
+from trainer.checkpoint_folder import find, find_folder
+from trainer.errors import EXIT_FINISHED, EXIT_USER
+from trainer.identity import fingerprint
+from trainer.manifest import DamagedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trainer.loading import Stored
+
+
+def main(argv: Sequence[str]) -> int:
+    """Show. Raises UserError for a path that has no checkpoint."""
+    parser = command.Parser(prog="python -m trainer.inspect", description=__doc__)
+    parser.add_argument("path", type=Path, help="a checkpoint, or a run directory")
+    parser.add_argument("--json", action="store_true", help="one JSON document, for programs")
+    options = parser.parse_args(argv)
+    chosen = find(options.path)
+    folder = None if chosen == options.path else find_folder(options.path)
+    others = folder.names()[1:] if folder else []
+    report = {
+        **_look_at(chosen),
+        "others": {name: _problem(chosen.with_name(name)) for name in others},
+        "latest": folder.pointed("latest") if folder else None,
+        "best": folder.pointed("best") if folder else None,
+    }
+    print(json.dumps(report, indent=1) if options.json else "\n".join(_lines(report)))
+    is_damaged = report["problem"] or any(report["others"].values())
+    return EXIT_USER if is_damaged else EXIT_FINISHED
+
+
+def _problem(path: Path) -> str | None:
+    from trainer import loading  # noqa: PLC0415 -- imports torch: wrong input is told before
+
+    try:
+        loading.verify(path)
+    except DamagedError as error:
+        return str(error)
+    return None
+
+
+def _look_at(path: Path) -> dict[str, Any]:
+    """Return all that can be told of a checkpoint, as JSON values; what cannot be read is None."""
+    from trainer import loading  # noqa: PLC0415 -- see above
+
+    report: dict[str, Any] = {"path": str(path), "problem": _problem(path)}
+    keys = ("step", "fingerprint", "identity", "position", "world_size", "tensors", "ranks")
+    try:
+        stored = loading.look_into(path)
+    except DamagedError as error:
+        report["problem"] = report["problem"] or str(error)
+        return report | dict.fromkeys(keys)
+    return report | _describe(stored)
+
+
+def _describe(stored: Stored) -> dict[str, Any]:
+    state, tensors = stored.state, {}
+    ranks: dict[str, list[str]] = {}
+    for name, (shape, dtype) in sorted(stored.entries.items()):
+        size_bytes = shape.numel() * dtype.itemsize
+        if name.startswith("rank/"):
+            _, rank, own = name.split("/", 2)
+            ranks.setdefault(rank, []).append(own)
+        else:
+            kind = str(dtype).removeprefix("torch.")
+            tensors[name] = {"shape": list(shape), "dtype": kind, "bytes": size_bytes}
+    return {
+        "step": state.position.step,
+        "fingerprint": fingerprint(state.identity),
+        "identity": dict(state.identity),
+        "position": asdict(state.position),
+        "world_size": state.world_size,
+        "tensors": tensors,
+        "ranks": ranks,
+    }
+
+
+def _lines(report: Mapping[str, Any]) -> list[str]:
+    """Say a report to a person."""
+    lines = [
+        f"checkpoint   {report['path']}",
+        f"files        {_verdict(report['problem'])}",
+    ]
+    if report["others"]:
+        lines += [f"others       {name}: {_verdict(p)}" for name, p in report["others"].items()]
+        lines.append(f"pointers     latest: {report['latest']}, best: {report['best']}")
+    if report["tensors"] is None:
+        return lines
+    lines += [
+        f"step         {report['step']}, written by {report['world_size']} rank(s)",
+        f"identity     {report['fingerprint']}",
+        *_table(report["identity"]),
+        "position",
+        *_table(report["position"]),
+        "ranks",
+        *_table({rank: ", ".join(own) for rank, own in report["ranks"].items()}),
+        _sum_up(report["tensors"]),
+    ]
+    width = max((len(name) for name in report["tensors"]), default=0)
+    for name, entry in report["tensors"].items():
+        shape = "x".join(map(str, entry["shape"])) or "scalar"
+        lines.append(f"  {name:<{width}}  {shape:>16}  {entry['dtype']:<8}  {entry['bytes']:>14,}")
+    return lines
+
+
+def _verdict(problem: str | None) -> str:
+    return "verified" if problem is None else f"DAMAGED: {problem}"
+
+
+def _table(values: Mapping[str, object]) -> list[str]:
+    return [f"  {name:<28} {'-' if value is None else value}" for name, value in values.items()]
+
+
+def _sum_up(tensors: Mapping[str, Mapping[str, Any]]) -> str:
+    size_bytes = sum(entry["bytes"] for entry in tensors.values())
+    return f"tensors      {len(tensors)}, {size_bytes:,} bytes"
+
+
+if __name__ == "__main__":
+    sys.exit(command.run(main, sys.argv[1:]))
