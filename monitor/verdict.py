@@ -1,7 +1,8 @@
 """From what the nodes report of a run that stands still: who did not arrive, and where it is stuck.
 
 The ranks that are furthest behind decide. A rank ahead of others waits for them, however long; so
-there is a verdict only when every rank that is furthest behind has been silent past its limit.
+there is a verdict only when every rank that is furthest behind has been silent past its limit, and
+no rank has beaten just now: reports of other nodes may be some seconds old.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _ORDER = (
     "end",
 )
 _MAX_NAMED = 8
+_STILL_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,11 @@ class RankReport:
     stack: str | None = None
     waiting: bool = False
     """Whether its stack stands in a call that waits for other ranks."""
+
+    def is_still(self) -> bool:
+        """Whether it has given no sign of life for a good part of what it may take."""
+        usual_s = _STILL_S if self.limit_s is None else min(_STILL_S, self.limit_s / 2)
+        return self.hung or self.age_s >= usual_s
 
     def position(self) -> tuple[int, int, int]:
         """How far it has come; of a rank without a beat nothing is known: it is behind all."""
@@ -128,12 +135,12 @@ class _Placed:
         return f"rank {self.it.rank} on {self.node} ({self.it.gpu})"
 
     def where(self) -> str:
-        """Say step, phase and line."""
-        parts = [f"step {self.it.step} in {self.it.phase}"] if self.it.step is not None else []
+        """Say step, phase and line; of a process that shows none of them, its state."""
+        parts = [f"at step {self.it.step} in {self.it.phase}"] if self.it.step is not None else []
         if self.it.top is not None:
-            parts.append(self.it.top)
+            parts.append(self.it.top if parts else f"at {self.it.top}")
         elif self.it.state is not None:
-            parts.append(processes.WORDS.get(self.it.state, f"state {self.it.state}"))
+            parts.append(processes.WORDS.get(self.it.state, f"in state {self.it.state}"))
         return ", ".join(parts)
 
 
@@ -167,7 +174,7 @@ def compose(
     ranks.sort(key=lambda placed: placed.it.rank)
     least = min(placed.it.position() for placed in ranks)
     last = [placed for placed in ranks if placed.it.position() == least]
-    if not all(placed.it.hung for placed in last):
+    if not (all(p.it.hung for p in last) and all(p.it.is_still() for p in ranks)):
         return None
     scene = _Scene(reports, ranks, last, lost, master)
     return next(verdict for rule in _RULES if (verdict := rule(scene)) is not None)
@@ -289,7 +296,7 @@ def _verdict(kind: str, named: Sequence[_Placed], text: str, *, node: str | None
 
 def _both(scene: _Scene, named: Sequence[_Placed], what: str) -> Verdict:
     other = scene.others(named)[0]
-    text = f"{what}: {_named(named)} at {named[0].where()}; {other.name()} at {other.where()}"
+    text = f"{what}: {_named(named)} {named[0].where()}; {other.name()} {other.where()}"
     return _verdict("hung", named, text + _since(scene.ranks))
 
 
@@ -306,8 +313,7 @@ def _is(named: Sequence[_Placed]) -> str:
 
 
 def _hangs(named: Sequence[_Placed]) -> str:
-    where = named[0].where()
-    return ("hangs" if len(named) == 1 else "hang") + (f" at {where}" if where else "")
+    return ("hangs " if len(named) == 1 else "hang ") + named[0].where()
 
 
 def _since(named: Sequence[_Placed]) -> str:
@@ -330,8 +336,7 @@ def _who_waits(ranks: Sequence[_Placed]) -> str:
         return "no rank of it is known"
     numbers = _listed([str(placed.it.rank) for placed in ranks])
     plural, verb = ("rank", "waits") if len(ranks) == 1 else ("ranks", "wait")
-    where = ranks[0].where()
-    return f"{plural} {numbers} {verb}" + (f" at {where}" if where else "")
+    return f"{plural} {numbers} {verb} {ranks[0].where()}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -116,6 +116,19 @@ class _Others:
         for node in [n for n in self.reports if now_s - self.heard_s[n] > _FORGET_S]:
             del self.reports[node]
 
+    def aged(self, now_s: float) -> list[NodeReport]:
+        """Give the newest report of each node; who has moved on since would have told."""
+        return [
+            replace(
+                report,
+                ranks=tuple(
+                    replace(rank, age_s=rank.age_s + now_s - self.heard_s[node])
+                    for rank in report.ranks
+                ),
+            )
+            for node, report in self.reports.items()
+        ]
+
     def suspect(self) -> bool:
         return any(rank.hung for report in self.reports.values() for rank in report.ranks)
 
@@ -211,7 +224,7 @@ class Watchdog:
 
     def _report(self, ranks: Sequence[RankReport]) -> NodeReport:
         """Add the stacks: of each rank once where it stands, as long as it stands there."""
-        still = [rank for rank in ranks if rank.state is not None and _is_silent(rank)]
+        still = [rank for rank in ranks if rank.state is not None and rank.is_still()]
         fresh = [rank for rank in still if self._seen_at(rank) != _spot(rank)]
         if fresh:
             self._traces = tuple(self._hands.traces())
@@ -261,15 +274,11 @@ class Watchdog:
         turn_s = COLLECT_S + _DEPUTY_S + _PER_PLACE_S * place if place else 0.0
         if waited_s < turn_s or (lost and waited_s < COLLECT_S):
             return None
-        return compose([mine, *self._others.reports.values()], lost, self._place.master)
+        return compose([mine, *self._others.aged(now_s)], lost, self._place.master)
 
     def _act(self, text: str) -> None:
         self._hands.say(text)
         self._hands.end_ranks()
-
-
-def _is_silent(rank: RankReport) -> bool:
-    return rank.hung or (rank.limit_s is not None and rank.age_s >= rank.limit_s / 2)
 
 
 def _spot(rank: RankReport) -> tuple[object, ...]:

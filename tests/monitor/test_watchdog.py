@@ -1,0 +1,310 @@
+"""Watchdogs of several nodes that meet on one board, in a time that goes on as it is told."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from monitor.rankwatch import Look
+from monitor.stacks import Stack
+from monitor.verdict import RankReport
+from monitor.watchdog import COLLECT_S, Place, Watchdog
+
+LIMIT_S = 300.0
+
+
+@dataclass
+class World:
+    """The time, and the board on which all nodes meet."""
+
+    now_s: float = 1000.0
+    events: list[dict[str, Any]] = field(default_factory=list)
+    nodes: list["Node"] = field(default_factory=list)
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        """The events of one name."""
+        return [event for event in self.events if event["event"] == name]
+
+    def verdict(self) -> dict[str, Any]:
+        """The one verdict."""
+        (verdict,) = self.of("verdict")
+        return verdict
+
+    def passes(self, seconds: float) -> None:
+        """Let every watchdog tick when it wants to."""
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            for node in self.nodes:
+                node.tick(self.now_s)
+            self.now_s += 0.25
+
+
+@dataclass
+class Node:
+    """One node: board, hands and ranks of one watchdog."""
+
+    world: World
+    number: int
+    num_nodes: int
+    ranks: dict[int, RankReport] = field(default_factory=dict)
+    beat_s: dict[int, float] = field(default_factory=dict)
+    alive: bool = True
+    deaf: bool = False
+    reaches: bool | None = True
+    num_heard: int = 0
+    num_stacks: int = 0
+    ended: bool = False
+    said: list[str] = field(default_factory=list)
+    due_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Start its watchdog."""
+        self.world.nodes.append(self)
+        place = Place(node=f"n{self.number}", node_rank=self.number, num_nodes=self.num_nodes)
+        self.dog = Watchdog(place, self, self, 5.0, lambda: self.world.now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Let the watchdog look if it wants to."""
+        if self.alive and now_s >= self.due_s:
+            delay_s = self.dog.tick()
+            self.due_s = now_s + delay_s if delay_s is not None else float("inf")
+
+    def beats(self, *numbers: int, **changes: Any) -> None:
+        """Some of its ranks beat, and are somewhere new."""
+        for number in numbers:
+            self.beat_s[number] = self.world.now_s
+            self.ranks[number] = replace(
+                self.ranks.get(number, RankReport(rank=number, step=0, collective=0, pid=number)),
+                **{"state": "S", "phase": "backward", "limit_s": LIMIT_S, **changes},
+            )
+
+    def look(self) -> Look:
+        """Judge by the time of the last beat."""
+        seen = []
+        for number, rank in self.ranks.items():
+            age_s = self.world.now_s - self.beat_s[number]
+            hung = rank.limit_s is not None and age_s > rank.limit_s
+            seen.append(replace(rank, age_s=age_s, hung=hung))
+        return Look(tuple(seen), any(rank.hung for rank in seen))
+
+    def stacks(self, ranks: Sequence[RankReport]) -> Mapping[int, Stack]:
+        """Tell a line for each."""
+        self.num_stacks += len(ranks)
+        return {rank.rank: Stack(f"f.py:{rank.rank} in f", f"s{rank.rank}") for rank in ranks}
+
+    def traces(self) -> Sequence[str]:
+        """Name one dump."""
+        return ("debug/nccl-trace-rank-0",)
+
+    def reaches_master(self) -> bool | None:
+        """Whatever the test says."""
+        return self.reaches
+
+    def end_ranks(self) -> None:
+        """Remember it."""
+        self.ended = True
+
+    def say(self, message: str) -> None:
+        """Remember it."""
+        self.said.append(message)
+
+    def tell(self, event: str, **keys: object) -> None:
+        """Write on the board, as JSON."""
+        if not self.deaf:
+            line = {"event": event, "attempt": 1, **keys}
+            self.world.events.append(json.loads(json.dumps(line)))
+
+    def hear(self) -> list[dict[str, Any]]:
+        """Read on."""
+        if self.deaf:
+            return []
+        heard = self.world.events[self.num_heard :]
+        self.num_heard = len(self.world.events)
+        return heard
+
+
+def nodes(number: int) -> tuple[World, list[Node]]:
+    """Two ranks a node; all have beaten just now."""
+    world = World()
+    made = [Node(world, index, number) for index in range(number)]
+    for node in made:
+        world.events += [
+            {"event": "rank_up", "attempt": 1, "rank": rank, "node": f"n{node.number}"}
+            for rank in (2 * node.number, 2 * node.number + 1)
+        ]
+        node.beats(2 * node.number, 2 * node.number + 1, step=10, collective=20)
+    return world, made
+
+
+def test_nothing_happens_while_beats_advance() -> None:
+    """Nothing told, no stack taken, nobody ended."""
+    world, (node,) = nodes(1)
+    for step in range(20):
+        world.passes(100)
+        node.beats(0, 1, step=step)
+    assert not world.of("hang_report")
+    assert (node.num_stacks, node.ended) == (0, False)
+
+
+def test_on_one_node_it_decides_at_once() -> None:
+    """Suspicion, stacks, report, verdict, end: all within one look."""
+    world, (node,) = nodes(1)
+    node.beats(0, collective=21)
+    world.passes(295)
+    assert not world.events[2:]
+    world.passes(11)
+    (report,) = world.of("hang_report")
+    assert [rank["top"] for rank in report["ranks"]] == ["f.py:0 in f", "f.py:1 in f"]
+    assert report["traces"] == ["debug/nccl-trace-rank-0"]
+    assert (world.verdict()["rank"], world.verdict()["kind"]) == (1, "hung")
+    assert node.said == [world.verdict()["text"]]
+    assert node.ended
+    world.passes(1000)
+    assert len(world.of("verdict")) == 1
+
+
+def test_a_rank_that_goes_on_in_time_trips_nothing() -> None:
+    """Stopped for 20 s, or for 299."""
+    world, (node,) = nodes(1)
+    for pause_s in (20, 299):
+        world.passes(pause_s)
+        node.beats(0, 1)
+    assert not world.of("hang_report")
+
+
+def test_all_nodes_report_and_all_end() -> None:
+    """Node rank 0 decides; the others hear it, and end their ranks, too."""
+    world, made = nodes(3)
+    made[1].beats(2, step=10, collective=19, phase="forward")
+    world.passes(315)
+    assert {event["node"] for event in world.of("hang_report")} == {"n0", "n1", "n2"}
+    assert (world.verdict()["rank"], world.verdict()["node"]) == (2, "n1")
+    assert all(node.ended for node in made)
+    assert all(node.said == [world.verdict()["text"]] for node in made)
+
+
+def test_a_node_that_is_alive_and_working_prevents_a_verdict() -> None:
+    """Rank 0 validates for an hour while the others wait for it; then it goes on."""
+    world, made = nodes(2)
+    made[0].beats(1, phase="agree", collective=22)
+    made[1].beats(2, 3, phase="agree", collective=22)
+    for _ in range(36):
+        made[0].beats(0, phase="validate", collective=21)
+        world.passes(100)
+    assert world.of("hang_report")
+    assert not world.of("verdict")
+    made[0].beats(0, 1, step=11, collective=23)
+    made[1].beats(2, 3, step=11, collective=23)
+    world.passes(20)
+    reports = {event["node"]: event for event in world.of("hang_report")}
+    assert not any(rank["hung"] for event in reports.values() for rank in event["ranks"])
+    num_told = len(world.events)
+    for _ in range(5):
+        made[0].beats(0, 1)
+        made[1].beats(2, 3)
+        world.passes(100)
+    assert len(world.events) == num_told
+
+
+def test_then_it_hangs_after_all() -> None:
+    """The same rank 0, once it beats no more."""
+    world, made = nodes(2)
+    made[0].beats(1, phase="agree", collective=22)
+    made[1].beats(2, 3, phase="agree", collective=22)
+    for _ in range(5):
+        made[0].beats(0, phase="validate", collective=21)
+        world.passes(100)
+    world.passes(300)
+    assert world.verdict()["rank"] == 0
+    assert all(node.ended for node in made)
+
+
+def test_a_node_that_says_nothing_is_lost() -> None:
+    """Its watcher and its ranks are gone; the leader waits a while, then names it."""
+    world, made = nodes(3)
+    made[2].alive = False
+    world.passes(LIMIT_S + COLLECT_S - 5)
+    assert not world.of("verdict")
+    world.passes(15)
+    assert (world.verdict()["kind"], world.verdict()["node"]) == ("network", "n2")
+    assert made[0].ended
+    assert made[1].ended
+
+
+def test_without_a_leader_the_next_in_line_decides() -> None:
+    """Node rank 0 is gone: after a while the next one leads, and only that one."""
+    world, made = nodes(3)
+    made[0].alive = False
+    world.passes(LIMIT_S + 60)
+    assert world.verdict()["node"] == "n0"
+    assert [node.ended for node in made] == [False, True, True]
+
+
+def test_a_watcher_that_ended_is_not_waited_for() -> None:
+    """Its ranks have finished; who still hangs at the end is judged without it."""
+    world, made = nodes(2)
+    made[0].tell("last_beats", node="n0", node_rank=0, ranks={})
+    made[0].alive = False
+    made[1].beats(2, 3, phase="end", collective=30)
+    world.passes(LIMIT_S + 10)
+    assert world.verdict()["kind"] == "hung"
+    assert made[1].ended
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_run_directory_that_hangs_stops_nobody(number: int) -> None:
+    """Who can neither tell nor hear ends its own ranks all the same."""
+    world, made = nodes(2)
+    for node in made:
+        node.deaf = True
+    world.passes(LIMIT_S + 60)
+    assert made[number].ended
+    assert not world.of("verdict")
+
+
+def test_a_node_that_cannot_reach_the_master_is_named() -> None:
+    """Each node tries for itself."""
+    world, made = nodes(2)
+    made[1].reaches = False
+    world.passes(LIMIT_S + 10)
+    assert (world.verdict()["kind"], world.verdict()["node"]) == ("network", "n1")
+
+
+def test_the_word_of_a_dead_watcher_grows_old() -> None:
+    """It said that its ranks hang, then it was killed, and they went on."""
+    world, made = nodes(2)
+    for node, numbers in zip(made, ((0, 1), (2, 3)), strict=True):
+        node.beats(*numbers, step=50)
+    made[0].beats(0, phase="validate", collective=19)
+    world.passes(150)
+    made[0].beats(0, phase="validate", collective=19)
+    world.passes(160)
+    assert any(rank["hung"] for event in world.of("hang_report") for rank in event["ranks"])
+    made[1].alive = False
+    for step in range(51, 90):
+        made[0].beats(0, 1, step=step, collective=step)
+        world.passes(10)
+    world.passes(250)
+    assert not world.of("verdict")
+
+
+def test_another_attempts_words_mean_nothing() -> None:
+    """The log holds all attempts of the run."""
+    world, made = nodes(2)
+    world.events += [{"event": "verdict", "attempt": 2, "text": "x"}]
+    world.passes(30)
+    assert not made[0].ended
+
+
+def test_reports_do_not_fill_the_log() -> None:
+    """An hour of waiting costs each node a few lines a minute."""
+    world, made = nodes(2)
+    made[1].beats(2, 3, phase="agree", collective=22)
+    made[0].beats(1, phase="agree", collective=22)
+    for _ in range(360):
+        made[0].beats(0, phase="validate", collective=21)
+        world.passes(10)
+    assert len(world.of("hang_report")) < 2 * 2.5 * 60
+    assert made[1].num_stacks == 2
