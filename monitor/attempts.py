@@ -59,7 +59,7 @@ def describe(attempt: Attempt, later: Sequence[Attempt], log_end: LogEnd) -> Rec
         "verdict": picked(attempt.last("verdict"), _VERDICT_KEYS) or None,
         "lost_nodes": [picked(e, ("node", "how")) for e in attempt.all("lost_node")],
         "decision": picked(attempt.last("decision"), _DECISION_KEYS) or None,
-        "checkpoint_used": picked(attempt.last("resume"), ("step", "path", "skipped")) or None,
+        "checkpoint_used": picked(attempt.first("resume"), ("step", "path", "skipped")) or None,
         "last_step": attempt.last_step,
         "steps_lost": ledger.steps_lost(attempt, later),
         **{key: start.get(key) for key in ("job_id", *_START_KEYS)},
@@ -100,6 +100,8 @@ def first_failure(attempt: Attempt, ranks: Sequence[Record], log_end: LogEnd) ->
         return {**dict.fromkeys(_END_KEYS), **rank, "rank": verdict["rank"]} | {
             "node": verdict.get("node") or rank.get("node")
         }
+    if verdict:
+        return {**dict.fromkeys(_END_KEYS), "node": verdict.get("node")}
     if lost:
         there = [rank for rank in ranks if rank["node"] == lost.get("node")]
         return there[0] if there else {**dict.fromkeys(_END_KEYS), "node": lost.get("node")}

@@ -27,6 +27,10 @@ class Attempt:
         """Every event of a name."""
         return [event for event in self.events if event.get("event") == name]
 
+    def first(self, name: str) -> Event:
+        """Give the first event of a name, empty if there is none."""
+        return next((e for e in self.events if e.get("event") == name), {})
+
     def last(self, name: str) -> Event:
         """Give the last event of a name, empty if there is none."""
         return next((e for e in reversed(self.events) if e.get("event") == name), {})
@@ -64,10 +68,22 @@ class Attempt:
     @property
     def resumed_step(self) -> int | None:
         """The step it began from; None where nobody said so."""
-        event = self.last("resume")
-        if not event:
-            return None
-        return integer(event.get("step")) or 0
+        event = self.first("resume")
+        return (integer(event.get("step")) or 0) if event else None
+
+    @property
+    def num_rolled_back(self) -> int:
+        """How many steps were undone within the attempt: each later `resume` goes back."""
+        undone = at = 0
+        is_under_way = False
+        for event in self.events:
+            step = integer(event.get("step")) or 0
+            if event.get("event") == "non_finite":
+                at = step
+            elif event.get("event") == "resume":
+                undone += max(0, at - step) if is_under_way else 0
+                at, is_under_way = step, True
+        return undone
 
     @property
     def saved_step(self) -> int | None:

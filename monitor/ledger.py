@@ -82,13 +82,14 @@ def steps_lost(attempt: Attempt, later: Sequence[Attempt]) -> int | None:
 
     Where there was no next start yet, those after the attempt's own last checkpoint.
     """
+    undone = attempt.num_rolled_back
     if attempt.code == 0:
-        return 0
+        return undone
     resumed = next((a.resumed_step for a in later if a.resumed_step is not None), None)
     kept = attempt.saved_step if resumed is None else resumed
     if attempt.last_step is None or kept is None:
         return None
-    return max(0, attempt.last_step - kept)
+    return max(0, attempt.last_step - kept) + undone
 
 
 def _kept_share(attempt: Attempt, later: Sequence[Attempt]) -> float:
@@ -100,7 +101,8 @@ def _kept_share(attempt: Attempt, later: Sequence[Attempt]) -> float:
     if not resumed:
         saved = attempt.saved_step
         resumed = [last if attempt.code == 0 or saved is None else saved]
-    return min(1.0, max(0.0, (min(resumed) - begin) / (last - begin)))
+    kept = min(max(0, min(resumed) - begin), last - begin)
+    return kept / (last - begin + attempt.num_rolled_back)
 
 
 def _within(attempt: Attempt, span: Span) -> Ledger:

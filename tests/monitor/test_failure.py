@@ -127,7 +127,7 @@ def test_the_trainers_failure_events_count_as_words(story: Any) -> None:
 def test_a_rank_whose_launcher_was_killed_counts_first(story: Any) -> None:
     """It came up and never ended; the others only lost it."""
     story.start()
-    story.say(0, BY_PEER)
+    story.say(0, "RuntimeError: a peer is gone, in words that nobody knows\n")
     story.rank_end(0, 1)
     story.tell("end", code=137)
     attempt = judged(story)
@@ -159,6 +159,18 @@ def test_the_watchdogs_verdict_beats_what_followed(story: Any, kind: str, blamed
     attempt = judged(story)
     assert blame(story) == (blamed, 1)
     assert attempt["verdict"]["top"] == "train.py:9 in step"
+
+
+def test_a_verdict_may_name_a_node_alone(story: Any) -> None:
+    """A node whose links are down: none of its ranks is to blame."""
+    story.start()
+    told = {"kind": "network", "rank": None, "node": "n2", "gpu": None, "top": None}
+    story.tell("verdict", text="n2 does not reach the others", **told)
+    story.rank_end(0, 137, "KILL")
+    story.tell("end", code=76)
+    failed = judged(story)["failure"]
+    assert (failed["class"], failed["rank"], failed["node"]) == ("network", None, "n2")
+    assert (failed["code"], failed["signal"]) == (76, None)
 
 
 def test_code_76_without_a_verdict_is_hung(story: Any) -> None:

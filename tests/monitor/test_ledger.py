@@ -162,6 +162,21 @@ def test_a_checkpoint_that_did_not_load_costs_more(story: Any) -> None:
     assert computed[1] == 0
 
 
+def test_a_rollback_loses_steps_within_an_attempt(story: Any) -> None:
+    """Back from step 31 to 20 because of a NaN: 11 of 51 steps are lost, and nothing else."""
+    story.start()
+    story.train(0, 30, saves=(20,))
+    story.tell("non_finite", 0, step=31, epoch=1, samples=[1], policy="rollback", action="rollback")
+    story.tell("resume", 0, step=20, path="checkpoints/step-20", skipped=[])
+    story.now_s += 20
+    story.metrics.append({"time": story.time, "attempt": 1, "step": 40, "data_wait_s": 3.0})
+    story.tell("end", code=0)
+    (attempt,) = record.read(str(story.write()))["attempts"]
+    assert attempt["checkpoint_used"]["step"] == 0
+    assert attempt["steps_lost"] == 11
+    assert attempt["ledger"]["lost_s"] == pytest.approx((29 + 20 - 3) * 11 / 51, abs=0.001)
+
+
 def test_steps_that_only_the_beat_saw_count(story: Any) -> None:
     """The last step is the one of the last beat, not of the last line of metrics."""
     story.start()
