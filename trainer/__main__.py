@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from trainer.batches import plan_batches
 from trainer.beat import Stacks, open_beat
-from trainer.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, EXIT_USER, UserError
+from trainer.errors import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_STOPPED,
+    EXIT_USER,
+    RunFailedError,
+    UserError,
+)
 from trainer.options import parse
 from trainer.ranks import Ranks
 from trainer.settings import RunSettings
@@ -94,7 +101,10 @@ def _run(job: Job, env: MutableMapping[str, str], stacks: Stacks) -> int:
             print(f"trainer: {error}", file=sys.stderr, flush=True)
         _end_at_once(EXIT_USER)
     except Exception as error:  # noqa: BLE001 -- whatever it is, it is told and ends this rank
-        traceback.print_exc()
+        if not isinstance(error, RunFailedError):
+            traceback.print_exc()
+        elif job.ranks.is_main:
+            print(f"trainer: {error}", file=sys.stderr, flush=True)
         run.fail(error)
         if job.ranks.world_size == 1:
             return EXIT_FAILED

@@ -1,9 +1,9 @@
-"""All ranks stop at the same step, though a signal reaches each at its own time.
+"""All ranks stop at the same point, though a signal reaches each at its own time.
 
-Asking at every step would cost a reduction a step. Instead the ranks ask each other at steps that
-all of them know beforehand: every answer also carries the number of steps until the next question,
-the least that any rank's own pace allows for the lag below. The question travels over CPU tensors,
-so that no GPU is waited for.
+Asking at every tick (a step, a batch of a validation) would cost a reduction each. Instead the
+ranks ask each other at ticks that all of them know beforehand: every answer also carries the number
+of ticks until the next question, the least that any rank's own pace allows for the lag below. The
+question travels over CPU tensors, so that no GPU is waited for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _LAG_S = 0.5
 _MAX_GROWTH = 4
-"""The first steps are slow; the gap between questions grows by no more than this."""
+"""The first ticks are slow; the gap between questions grows by no more than this."""
 
 
 class StopAgreement:
@@ -39,23 +39,30 @@ class StopAgreement:
         self._request = request
         self._beat = beat
         self._clock = clock
-        self._gap_steps = 1
-        self._next_step = 0
-        self._asked_s = clock()
+        self.begin()
 
-    def reached(self, step: int) -> bool:
-        """Return whether to stop now; the same on every rank that calls it with `step`."""
+    def begin(self) -> None:
+        """Start again with a question at the next tick: what comes has a pace of its own."""
+        self._gap = self._num_left = 1
+        self._asked_s = self._clock()
+
+    def reached(self) -> bool:
+        """Count a tick; return whether to stop now: the same on all ranks, which all call it."""
         if not self._mesh.is_distributed:
             return self._request.signal_name is not None
-        if step < self._next_step:
-            return False
-        now_s = self._clock()
-        pace = self._gap_steps / max(now_s - self._asked_s, 1e-6)
-        wish = min(max(1, int(pace * _LAG_S)), _MAX_GROWTH * self._gap_steps)
-        self._beat.meet(AGREE)
+        self._num_left -= 1
+        return self._num_left == 0 and self._ask()
+
+    def _ask(self) -> bool:
+        pace = self._gap / max(self._clock() - self._asked_s, 1e-6)
+        wish = min(max(1, int(pace * _LAG_S)), _MAX_GROWTH * self._gap)
         told = float(self._request.signal_name is not None)
-        stop, minus_gap = self._mesh.max([told, -float(wish)])
-        self._gap_steps = int(-minus_gap)
-        self._next_step = step + self._gap_steps
+        self._beat.meet(AGREE)
+        stop, minus_gap, minus_remaining_s = self._mesh.max(
+            [told, -float(wish), -self._request.remaining_s]
+        )
+        if stop:
+            self._request.agree(-minus_remaining_s)
+        self._gap = self._num_left = int(-minus_gap)
         self._asked_s = self._clock()
         return stop > 0

@@ -69,6 +69,8 @@ class Checkpoints:
         self._damaged: list[str] = []
         self.latest_step: int | None = None
         """The last complete one of this run that this process knows of."""
+        self.last_seconds: float | None = None
+        """How long the last complete one took, from the first copy to the pointer."""
         self.failure: str | None = None
         """Why the last one could not be written; None if it could."""
         if mesh.ranks.is_main:
@@ -99,6 +101,10 @@ class Checkpoints:
         if not self._is_async:
             self.wait()
 
+    def holds(self, position: Position) -> bool:
+        """Whether the newest checkpoint, complete or being written, is of just that position."""
+        return position == self._position
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is being written; return whether the last checkpoint is complete.
 
@@ -114,6 +120,7 @@ class Checkpoints:
         self._writing = None
         if writing.error is None:
             self.latest_step, self.failure = writing.step, None
+            self.last_seconds = writing.ended_s - writing.began_s
         else:
             self._position, self.failure = None, str(writing.error)
         return self.failure is None
@@ -266,6 +273,7 @@ class _Writing(threading.Thread):
     tensors: Mapping[str, Tensor]
     stall_s: float | None
     began_s: float
+    ended_s: float
     when_done: Callable[[], None]
 
     def __init__(self, folder: CheckpointFolder, peers: Peers, state: State) -> None:
@@ -286,6 +294,7 @@ class _Writing(threading.Thread):
         except Exception as error:  # noqa: BLE001 -- such as another rank's death
             line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             self.error = SaveError(saving.WRITE_ERROR, line)
+        self.ended_s = time.monotonic()
         self.when_done()
 
 

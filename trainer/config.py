@@ -17,6 +17,7 @@ Schedule = Literal["constant", "cosine"]
 OptimizerName = Literal["adamw", "adam", "sgd"]
 Precision = Literal["fp32", "bf16", "fp16"]
 CheckpointMode = Literal["async", "sync"]
+OnNan = Literal["stop", "skip", "rollback"]
 
 _AT_LEAST: dict[str, int] = {
     "epochs": 1,
@@ -102,6 +103,11 @@ class Config:
 
     clip_grad_norm: float | None = None
     """Clip the gradient to this global norm."""
+
+    on_nan: OnNan = "stop"
+    """A loss or gradient that is not finite never reaches the weights. stop: end the run and name
+    the samples; skip: leave that step out; rollback: go back to the last checkpoint, and on without
+    that batch."""
 
     num_workers: int = 2
     """Loader processes of each rank, for data that does not fit in memory; 0 loads in the rank."""

@@ -35,6 +35,8 @@ class Mesh:
     device: torch.device
     backend: Backend
     num_threads: int
+    nodes: tuple[str, ...] = ("",)
+    """Each rank's node, by rank."""
 
     @property
     def is_distributed(self) -> bool:
@@ -75,8 +77,8 @@ class Mesh:
             dist.destroy_process_group()
 
 
-def open_mesh(ranks: Ranks, env: MutableMapping[str, str]) -> Mesh:
-    """Choose device, backend and threads, and meet the other ranks.
+def open_mesh(ranks: Ranks, env: MutableMapping[str, str], node: str = "") -> Mesh:
+    """Choose device, backend and threads, and meet the other ranks; `node` is where this one is.
 
     `env` is read for OMP_NUM_THREADS, and GLOO_SOCKET_IFNAME is set in it where it is not.
     Raises UserError when the others cannot be reached.
@@ -87,9 +89,16 @@ def open_mesh(ranks: Ranks, env: MutableMapping[str, str]) -> Mesh:
     torch.set_num_threads(num_threads)
     device = _choose_device(ranks)
     backend: Backend = "none"
+    nodes = [node]
     if ranks.world_size > 1:
-        backend = _open_group(ranks, device, env)
-    return Mesh(ranks=ranks, device=device, backend=backend, num_threads=num_threads)
+        backend, nodes = _open_group(ranks, device, env, node)
+    return Mesh(
+        ranks=ranks,
+        device=device,
+        backend=backend,
+        num_threads=num_threads,
+        nodes=tuple(nodes),
+    )
 
 
 def choose_num_threads(env: Mapping[str, str], *, num_cpus: int, local_world_size: int) -> int:
@@ -122,7 +131,10 @@ def _choose_device(ranks: Ranks) -> torch.device:
     return device
 
 
-def _open_group(ranks: Ranks, device: torch.device, env: MutableMapping[str, str]) -> Backend:
+def _open_group(
+    ranks: Ranks, device: torch.device, env: MutableMapping[str, str], node: str
+) -> tuple[Backend, list[str]]:
+    """Meet the others; return the backend, and each rank's node."""
     try:
         store = dist.TCPStore(  # type: ignore[attr-defined] # public, though not in __all__
             ranks.master_addr,
@@ -137,8 +149,8 @@ def _open_group(ranks: Ranks, device: torch.device, env: MutableMapping[str, str
         spaced = dist.PrefixStore(  # type: ignore[attr-defined] # the same
             f"trainer/{attempt}", store
         )
-        spaced.set(f"place/{ranks.rank}", _place(device))
-        places = [spaced.get(f"place/{r}").decode() for r in range(ranks.world_size)]
+        spaced.set(f"place/{ranks.rank}", f"{_place(device)}\n{node}")
+        told = [spaced.get(f"place/{r}").decode() for r in range(ranks.world_size)]
     except (dist.DistError, RuntimeError, ValueError) as error:
         raise UserError(
             f"rendezvous at {ranks.master_addr}:{ranks.master_port}",
@@ -147,6 +159,7 @@ def _open_group(ranks: Ranks, device: torch.device, env: MutableMapping[str, str
             remedy="check MASTER_ADDR and MASTER_PORT, and whether every rank was started",
         ) from error
     _name_interface(ranks, env)
+    places, nodes = zip(*(text.split("\n", 1) for text in told), strict=True)
     backend = choose_backend(places)
     # With NCCL, tensors on the CPU still travel over gloo: agreeing costs the GPU nothing.
     dist.init_process_group(
@@ -155,7 +168,7 @@ def _open_group(ranks: Ranks, device: torch.device, env: MutableMapping[str, str
         rank=ranks.rank,
         world_size=ranks.world_size,
     )
-    return backend
+    return backend, list(nodes)
 
 
 def _place(device: torch.device) -> str:

@@ -13,6 +13,8 @@ from trainer.events import append_line, utc_now
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from trainer.stragglers import SlowRank
+
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
@@ -26,6 +28,13 @@ class Interval:
     data_wait_pct: float
     memory_mib: float
     train_time_s: float
+    start_s: float = 0.0
+    data_wait_s: float = 0.0
+    """This sum and those below are over the attempt so far."""
+    checkpoint_s: float = 0.0
+    validation_s: float = 0.0
+    slow_ranks: list[SlowRank] | None = None
+    """None where no rank was slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +82,9 @@ class MetricsFile:
 
     def _append(self, values: dict[str, Any]) -> None:
         rounded = {
-            k: round(v, 3) if k.endswith(("_s", "_pct", "_mib")) else v for k, v in values.items()
+            k: round(v, 3) if k.endswith(("_s", "_pct", "_mib")) else v
+            for k, v in values.items()
+            if k != "slow_ranks" or v
         }
         append_line(self._path, {"time": utc_now(), "attempt": self._attempt, **rounded})
 
@@ -204,24 +215,6 @@ def validation_line(validation: Validation) -> str:
     return (
         f"step {validation.step}  epoch {validation.epoch}  test loss {validation.test_loss:.4f}  "
         f"test accuracy {100 * validation.test_accuracy:.2f} % of {validation.num_samples}"
-    )
-
-
-def closing_block(summary: dict[str, object], run_dir: Path) -> str:
-    """Say a summary to a person."""
-    accuracy, loss = summary["test_accuracy"], summary["final_loss"]
-    told_accuracy = f"{100 * accuracy:.2f} %" if isinstance(accuracy, float) else "never measured"
-    told_loss = f"{loss:.4f}" if isinstance(loss, float) else "-"
-    return "\n".join(
-        [
-            "",
-            f"{str(summary['outcome']).upper()}  test accuracy {told_accuracy}",
-            f"  loss         {told_loss}",
-            f"  steps        {summary['steps']} on {summary['world_size']} ranks",
-            f"  time         {summary['train_time_s']} s, {summary['samples_per_s']} samples/s",
-            f"  metrics      {run_dir / 'metrics.jsonl'}",
-            f"  checkpoints  {run_dir / 'checkpoints'}",
-        ]
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +20,10 @@ class Position:
     num_train_samples: int
     interval_step: int = 0
     """The step at which the current log interval began."""
+    interval_num_bad: int = 0
+    """How many of its steps were left out, with --on-nan."""
+    skipped_steps: list[int] = field(default_factory=list)
+    """Steps that are not taken: what --on-nan rollback left out."""
     last_loss: float | None = None
     best_accuracy: float | None = None
     best_step: int | None = None

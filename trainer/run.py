@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +16,17 @@ from trainer.agreement import StopAgreement
 from trainer.beat import END, LOAD
 from trainer.checkpoint import Checkpoints
 from trainer.data import build_batches
+from trainer.ending import closing_block, out_of_time, summary_of
 from trainer.errors import UserError
-from trainer.events import EventLog, finite
+from trainer.evaluation import Evaluation
+from trainer.events import EventLog
 from trainer.identity import identity_of
 from trainer.lean import without_compiler
-from trainer.loop import Loop, Parts
+from trainer.loop import Loop
 from trainer.mesh import open_mesh
-from trainer.metrics import Sinks, closing_block, open_sinks
+from trainer.metrics import Sinks, open_sinks
 from trainer.optim import Update
+from trainer.parts import Parts
 from trainer.position import Position
 from trainer.profiling import StepProfiler
 from trainer.resume import Resume
@@ -69,6 +73,7 @@ class Run:
         self._mesh: Mesh | None = None
         self._run_dir: Path | None = None
         self._events: EventLog | None = None
+        self._checkpoints: Checkpoints | None = None
         self._loop: Loop | None = None
         self._sinks = Sinks([])
 
@@ -77,15 +82,20 @@ class Run:
 
         Raises UserError for input that turns out to be wrong, before anything is written.
         """
-        self._mesh = open_mesh(self._job.ranks, env)
+        settings = self._job.settings
+        self._job.stop.allow(
+            grace_s=settings.grace_s,
+            end_epoch_s=settings.end_epoch_s,
+            say_goodbye=self._say_goodbye,
+        )
+        self._mesh = open_mesh(self._job.ranks, env, settings.node)
         loop = self._build(self._mesh)
         self._loop = loop
         try:
             is_finished = loop.run()
         finally:
             self._sinks.close()
-        if self._job.stop.signal_name is not None and self._events is not None:
-            self._events.write("signal", signal=self._job.stop.signal_name)
+        self._tell_signal()
         self._summarise("finished" if is_finished else "stopped")
         self._job.beat.meet(END)
         self._mesh.close()
@@ -112,22 +122,36 @@ class Run:
         trained = _build_model(job, mesh, fresh.seed)
         self._run_dir, self._events = run_dir, events = _open_run_dir(job, mesh)
         identity = identity_of(config, data.num_train)
-        checkpoints = _open_checkpoints(job, mesh, run_dir, events, identity)
+        self._checkpoints = checkpoints = _open_checkpoints(job, mesh, run_dir, events, identity)
         job.beat.meet(LOAD)
-        resumed = Resume(
+        resume = Resume(
             checkpoints=checkpoints,
             mesh=mesh,
             model=trained.model,
             update=trained.update,
             identity=identity,
             is_forced=config.force,
-        )(config.resume, fresh)
+        )
+        resumed = resume(config.resume, fresh)
         position = resumed.position
         learning_rate = _learning_rate(job, steps_per_epoch)
         if job.ranks.is_main:
             _greet(mesh, trained.model, run_dir, position, learning_rate.total_steps)
             self._sinks = _open_sinks(job, run_dir, learning_rate.total_steps)
         train, test = data.batches(job.plan, position.seed, mesh, config.num_workers)
+        agreement = StopAgreement(mesh, job.stop, job.beat)
+        evaluation = None
+        if test is not None:
+            evaluation = Evaluation(
+                workload=job.workload,
+                model=trained.model,
+                test=test,
+                num_samples=data.num_test,
+                precision=config.precision,
+                mesh=mesh,
+                agreement=agreement,
+                beat=job.beat,
+            )
         parts = Parts(
             config=config,
             mesh=mesh,
@@ -138,27 +162,50 @@ class Run:
             update=trained.update,
             learning_rate=learning_rate,
             train=train,
-            test=test,
-            num_test_samples=data.num_test,
+            evaluation=evaluation,
             steps_per_epoch=steps_per_epoch,
             checkpoints=checkpoints,
+            go_back=lambda position: resume("auto", position),
             sinks=self._sinks,
-            agreement=StopAgreement(mesh, job.stop, job.beat),
+            events=events,
+            stop=job.stop,
+            agreement=agreement,
             beat=job.beat,
             profiler=_profiler(job, run_dir),
         )
-        return Loop(parts, position, resumed.loss_sum)
+        return Loop(parts, resumed)
+
+    def _tell_signal(self) -> None:
+        if self._job.stop.signal_name is not None and self._events is not None:
+            self._events.write("signal", signal=self._job.stop.signal_name)
+
+    def _say_goodbye(self, left_s: float) -> None:
+        """Tell that there was no time for a checkpoint. It waits for no other rank."""
+        if not self._job.ranks.is_main:
+            return
+        if self._checkpoints is None or self._events is None or self._loop is None:
+            print(f"trainer: told to stop before training began, {left_s:.1f} s left", flush=True)
+            return
+        line = out_of_time(left_s, self._checkpoints)
+        print(f"trainer: no time for a checkpoint: {line}", file=sys.stderr, flush=True)
+        self._tell_signal()
+        step = self._loop.position.step
+        self._events.write("checkpoint_failed", step=step, reason="too late", error=line)
+        self._summarise("stopped")
 
     def _summarise(self, outcome: str) -> None:
         """Rank 0 leaves the record's summary, and tells a person the same."""
         if not self._job.ranks.is_main or self._events is None or self._run_dir is None:
             return
-        summary = _summarise(
+        summary = summary_of(
             outcome,
             self._loop,
+            self._checkpoints,
             world_size=self._job.ranks.world_size,
             global_batch_size=self._job.config.global_batch_size,
         )
+        if self._loop is not None:
+            self._events.write("ledger", **self._loop.progress.told())
         self._events.write("summary", summary=summary)
         print(closing_block(summary, self._run_dir), flush=True)
 
@@ -315,27 +362,3 @@ def _greet(
         f"steps {position.step} to {total_steps}, run directory {run_dir}",
         flush=True,
     )
-
-
-def _summarise(
-    outcome: str, loop: Loop | None, *, world_size: int, global_batch_size: int
-) -> dict[str, object]:
-    """Return the record's summary, also of a run that failed before it had a loop.
-
-    `samples_per_s` is over all of this attempt's time, validation and checkpoints included.
-    """
-    if loop is None:
-        time_s, position, steps = 0.0, None, 0
-    else:
-        time_s, position = loop.train_time_s, loop.position
-        steps = position.step - loop.started_step
-    num_samples = steps * global_batch_size
-    return {
-        "outcome": outcome,
-        "train_time_s": round(time_s, 3),
-        "samples_per_s": round(num_samples / time_s, 1) if time_s else 0.0,
-        "final_loss": finite(position.last_loss) if position else None,
-        "test_accuracy": position.last_accuracy if position else None,
-        "world_size": world_size,
-        "steps": position.step if position else 0,
-    }

@@ -23,6 +23,10 @@ class RunSettings:
     seed: int = _DEFAULT_SEED
     node: str = ""
     beat_dir: Path | None = None
+    grace_s: float | None = None
+    """How long this process may live after SIGTERM or SIGINT; None: nobody says."""
+    end_epoch_s: float | None = None
+    """When the time limit ends the job, in seconds since 1970; None: nobody says."""
 
     @staticmethod
     def from_environment(env: Mapping[str, str], host: str) -> RunSettings:
@@ -37,6 +41,8 @@ class RunSettings:
             seed=_count(env, "DDP_SEED", _DEFAULT_SEED),
             node=env.get("DDP_NODE") or host,
             beat_dir=Path(beat_dir) if beat_dir else None,
+            grace_s=_count(env, "DDP_GRACE", 0) if env.get("DDP_GRACE") else None,
+            end_epoch_s=_count(env, "DDP_END_TIME", 0) if env.get("DDP_END_TIME") else None,
         )
 
 

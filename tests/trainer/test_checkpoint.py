@@ -356,7 +356,7 @@ def take_steps(model: Any, update: Update, steps: int) -> None:
     for step in range(steps):
         torch.manual_seed(step)
         model(torch.randn(2, 3, 5, 5)).square().mean().backward()
-        update.apply(0.01)
+        update.apply(0.01, torch.zeros(()))
 
 
 def test_a_restored_model_trains_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:

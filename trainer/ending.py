@@ -1,0 +1,79 @@
+"""What is told at a run's end, to the record and to a person."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trainer.events import finite
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trainer.checkpoint import Checkpoints
+    from trainer.loop import Loop
+
+
+def summary_of(
+    outcome: str,
+    loop: Loop | None,
+    checkpoints: Checkpoints | None,
+    *,
+    world_size: int,
+    global_batch_size: int,
+) -> dict[str, object]:
+    """Return the record's summary, also of a run that failed before it had a loop.
+
+    `samples_per_s` is over all of this attempt's time, validation and checkpoints included.
+    """
+    if loop is None:
+        time_s, position, steps = 0.0, None, 0
+    else:
+        time_s, position = loop.progress.train_time_s, loop.position
+        steps = position.step - loop.started_step
+    num_samples = steps * global_batch_size
+    return {
+        "outcome": outcome,
+        "train_time_s": round(time_s, 3),
+        "samples_per_s": round(num_samples / time_s, 1) if time_s else 0.0,
+        "final_loss": finite(position.last_loss) if position else None,
+        "test_accuracy": position.last_accuracy if position else None,
+        "world_size": world_size,
+        "steps": position.step if position else 0,
+        "checkpoint_step": checkpoints.latest_step if checkpoints else None,
+        "non_finite_steps": loop.progress.non_finite.num_steps if loop else 0,
+        "slow_ranks": loop.progress.stragglers.over_the_run() if loop else [],
+    }
+
+
+def closing_block(summary: dict[str, Any], run_dir: Path) -> str:
+    """Say a summary to a person."""
+    accuracy, loss = summary["test_accuracy"], summary["final_loss"]
+    told_accuracy = f"{100 * accuracy:.2f} %" if isinstance(accuracy, float) else "never measured"
+    told_loss = f"{loss:.4f}" if isinstance(loss, float) else "-"
+    notes = [
+        f"  slow         rank {slow['rank']} on {slow['node']} was {slow['ratio']:.1f} x slower "
+        "than the median rank"
+        for slow in summary["slow_ranks"]
+    ]
+    if summary["non_finite_steps"]:
+        notes.append(f"  not finite   the loss or gradient of {summary['non_finite_steps']} steps")
+    return "\n".join(
+        [
+            "",
+            f"{summary['outcome'].upper()}  test accuracy {told_accuracy}",
+            f"  loss         {told_loss}",
+            f"  steps        {summary['steps']} on {summary['world_size']} ranks",
+            f"  time         {summary['train_time_s']} s, {summary['samples_per_s']} samples/s",
+            *notes,
+            f"  metrics      {run_dir / 'metrics.jsonl'}",
+            f"  checkpoints  {run_dir / 'checkpoints'}",
+        ]
+    )
+
+
+def out_of_time(left_s: float, checkpoints: Checkpoints) -> str:
+    """Say that there is no time for another checkpoint, and which one counts."""
+    took_s, kept = checkpoints.last_seconds, checkpoints.latest_step
+    took = "none was written yet" if took_s is None else f"the last took {took_s:.1f} s"
+    counts = "none counts, the run begins anew" if kept is None else f"step {kept} counts"
+    return f"{left_s:.1f} s left, {took}; {counts}"

@@ -1,0 +1,80 @@
+"""Measuring a model on the held-out samples, each of them once, over all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainer import generators
+from trainer.batches import shard
+from trainer.beat import VALIDATE
+from trainer.precision import autocast
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainer.agreement import StopAgreement
+    from trainer.beat import Beat
+    from trainer.config import Precision
+    from trainer.data import Batches
+    from trainer.mesh import Mesh
+    from trainer.workloads.base import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The samples, and what it takes to measure on them."""
+
+    workload: Workload
+    model: nn.Module
+    test: Batches
+    num_samples: int
+    precision: Precision
+    mesh: Mesh
+    agreement: StopAgreement
+    beat: Beat
+
+    def measure(self) -> tuple[float, float] | None:
+        """Return mean loss and accuracy; None if the run was asked to stop meanwhile."""
+        self.beat.meet(VALIDATE)
+        # Running statistics, such as a batch norm's, differ between ranks: all measure rank 0's.
+        self.mesh.broadcast(list(self.model.buffers()))
+        self.model.eval()
+        # Whatever is drawn here, training goes on as if nothing had been, also after half of it.
+        drawn = generators.capture(self.mesh.device)
+        sums = self._sums()
+        generators.restore(drawn, self.mesh.device)
+        if sums is None:
+            return None
+        self.beat.meet(VALIDATE)
+        loss_sum, num_correct, num_samples = self.mesh.sum(sums)
+        return loss_sum / num_samples, num_correct / num_samples
+
+    def _sums(self) -> list[float] | None:
+        """Sum loss, right answers and samples over this rank's share; None if asked to stop."""
+        device, ranks = self.mesh.device, self.mesh.ranks
+        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        correct = torch.zeros((), dtype=torch.int64, device=device)
+        share = shard(self.num_samples, ranks.rank, ranks.world_size)
+        batches = iter(self.test.evaluation(share))
+        num_ticks = self._num_ticks()
+        self.agreement.begin()
+        with torch.no_grad(), autocast(self.precision, device):
+            for tick in range(1, num_ticks + 1):
+                self.beat.enter(VALIDATE)
+                batch = next(batches, None)
+                if batch is not None:
+                    inputs, targets = batch
+                    outputs = self.model(inputs)
+                    loss_sum += self.workload.loss(outputs, targets) * len(targets)
+                    correct += self.workload.num_correct(outputs, targets)
+                if tick < num_ticks and self.agreement.reached():
+                    return None
+        return [loss_sum.item(), correct.item(), len(share)]
+
+    def _num_ticks(self) -> int:
+        """Batches of the rank that has the most: all ranks ask as often, with or without one."""
+        largest_share = -(-self.num_samples // self.mesh.ranks.world_size)
+        return -(-largest_share // self.test.evaluation_batch_size)

@@ -1,0 +1,58 @@
+"""What the loop works with; every part is built elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from trainer.agreement import StopAgreement
+    from trainer.batches import BatchPlan
+    from trainer.beat import Beat
+    from trainer.checkpoint import Checkpoints
+    from trainer.config import Config
+    from trainer.data import Batches
+    from trainer.evaluation import Evaluation
+    from trainer.events import EventLog
+    from trainer.mesh import Mesh
+    from trainer.metrics import Sinks
+    from trainer.optim import Update
+    from trainer.position import Position
+    from trainer.profiling import StepProfiler
+    from trainer.resume import Resumed
+    from trainer.schedule import LearningRate
+    from trainer.stop import StopRequest
+    from trainer.workloads.base import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """All of them."""
+
+    config: Config
+    mesh: Mesh
+    plan: BatchPlan
+    workload: Workload
+    model: nn.Module
+    """The model itself: saved, restored, validated."""
+    train_model: nn.Module
+    """The same one as it is trained: compiled, and within DistributedDataParallel."""
+    update: Update
+    learning_rate: LearningRate
+    train: Batches
+    evaluation: Evaluation | None
+    """None where nothing is held out."""
+    steps_per_epoch: int
+    checkpoints: Checkpoints
+    go_back: Callable[[Position], Resumed]
+    """Loads the newest checkpoint into model and optimizer; all ranks call it together."""
+    sinks: Sinks
+    events: EventLog
+    stop: StopRequest
+    agreement: StopAgreement
+    beat: Beat
+    profiler: StepProfiler

@@ -1,0 +1,86 @@
+"""One optimizer step: data, forward, backward, update. Nothing in here waits for the device."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.beat import BACKWARD, DATA, FORWARD, UPDATE
+from trainer.nonfinite import StepTable
+from trainer.precision import NOTHING, autocast
+from trainer.stragglers import ForwardTime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
+
+    from trainer.parts import Parts
+
+
+class Stepper:
+    """Takes steps, on the samples that follow."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        log_every, device = parts.config.log_every, parts.mesh.device
+        self.table = StepTable(log_every, device)
+        self.wait_s = 0.0
+        """Seconds this rank has waited for data."""
+        self.forward_time: ForwardTime | None = None
+        """None for a single rank, which is as fast as it is."""
+        model = parts.train_model
+        if isinstance(model, DistributedDataParallel):
+            num_forwards = log_every * parts.plan.num_microbatches
+            self.forward_time = ForwardTime(model.module, device, num_forwards)
+        self._microbatches: Iterator[tuple[Tensor, Tensor]] = iter(())
+        self._epoch = -1
+
+    def seek(self, step: int) -> None:
+        """Get ready for the samples that follow `step` steps; with -1, forget where we were."""
+        epoch, step_in_epoch = divmod(step, self._parts.steps_per_epoch)
+        if epoch != self._epoch:
+            self._microbatches = (
+                self._parts.train.epoch(epoch, step_in_epoch) if step >= 0 else iter(())
+            )
+            self._epoch = epoch
+
+    def take(self, step: int) -> None:
+        """Take step `step`, counted from 1."""
+        parts, beat, table = self._parts, self._parts.beat, self.table
+        num_microbatches = parts.plan.num_microbatches
+        for number in range(1, num_microbatches + 1):
+            inputs, targets = self._next()
+            beat.enter(FORWARD)
+            with self._without_reduction() if number < num_microbatches else NOTHING:
+                with autocast(parts.config.precision, parts.mesh.device):
+                    loss = parts.workload.loss(parts.train_model(inputs), targets)
+                if num_microbatches > 1:
+                    loss = loss / num_microbatches
+                gradient = table.add_loss(loss)
+                (beat.enter if number < num_microbatches else beat.meet)(BACKWARD)
+                parts.update.scaler.scale(loss).backward(gradient)  # type: ignore[no-untyped-call] # torch's
+        beat.enter(UPDATE)
+        parts.update.apply(parts.learning_rate.at(step - 1), table.found)
+        table.next_step()
+
+    def leave_out(self) -> None:
+        """Pass over a step's samples without training on them."""
+        for _ in range(self._parts.plan.num_microbatches):
+            self._next()
+        self.table.next_step()
+
+    def _next(self) -> tuple[Tensor, Tensor]:
+        self._parts.beat.enter(DATA)
+        asked_s = time.perf_counter()
+        microbatch = next(self._microbatches)
+        self.wait_s += time.perf_counter() - asked_s
+        return microbatch
+
+    def _without_reduction(self) -> AbstractContextManager[Any]:
+        """Gradients of all microbatches but the last stay on their rank: one reduction a step."""
+        model = self._parts.train_model
+        return model.no_sync() if isinstance(model, DistributedDataParallel) else NOTHING

@@ -1,0 +1,114 @@
+"""Which ranks are slower than the others, by the time that is a rank's own.
+
+A step ends on all ranks at once: whoever is early waits in the reduction of the gradients. What
+tells ranks apart lies before that: waiting for data, and the forward.
+"""
+
+from __future__ import annotations
+
+import time
+from statistics import median_low
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+_SLOW_RATIO = 1.5
+_SAMPLED_FORWARD = 2
+"""Which forward of an interval is timed on a GPU, if there are as many: the first one follows a
+wait for the device."""
+
+
+class SlowRank(TypedDict):
+    """A rank that takes over 1.5 times as long as the median rank."""
+
+    rank: int
+    node: str
+    ratio: float
+
+
+class ForwardTime:
+    """Times the forward of the module that DistributedDataParallel wraps.
+
+    Not around DistributedDataParallel: its own forward sends rank 0's buffers to all, so that each
+    rank would count the slowest one's time. On a CPU every forward is timed; on a GPU one an
+    interval, by a pair of events, as a launch takes no time and asking for more would cost some.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device, num_forwards: int) -> None:
+        """Time the forwards of `module`, of which an interval has `num_forwards`."""
+        self._sampled = min(_SAMPLED_FORWARD, num_forwards)
+        self._seconds = 0.0
+        self._num_timed = 0
+        self._num_seen = 0
+        self._began_s = 0.0
+        self._events: Any = None
+        if device.type == "cuda":
+            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call] # torch's
+            module.register_forward_pre_hook(self._record_begin)
+            module.register_forward_hook(self._record_end)
+        else:
+            module.register_forward_pre_hook(self._begin)
+            module.register_forward_hook(self._end)
+
+    def take_s(self) -> float:
+        """Return the mean of a forward in this interval, and begin another. Awaits the device."""
+        if self._events is not None and self._num_timed:
+            self._events[1].synchronize()
+            self._seconds = self._events[0].elapsed_time(self._events[1]) / 1e3
+        mean_s = self._seconds / self._num_timed if self._num_timed else 0.0
+        self._seconds, self._num_timed, self._num_seen = 0.0, 0, 0
+        return mean_s
+
+    def _begin(self, module: nn.Module, _inputs: object) -> None:
+        if module.training:
+            self._began_s = time.perf_counter()
+
+    def _end(self, module: nn.Module, _inputs: object, _outputs: object) -> None:
+        if module.training:
+            self._seconds += time.perf_counter() - self._began_s
+            self._num_timed += 1
+
+    def _record_begin(self, module: nn.Module, _inputs: object) -> None:
+        if module.training:
+            self._num_seen += 1
+            if self._num_seen == self._sampled:
+                self._events[0].record()
+
+    def _record_end(self, module: nn.Module, _inputs: object, _outputs: object) -> None:
+        if module.training and self._num_seen == self._sampled and not self._num_timed:
+            self._events[1].record()
+            self._num_timed = 1
+
+
+class Stragglers:
+    """Compares the ranks, in an interval and over the run."""
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        self._nodes = nodes
+        self._total_s = [0.0] * len(nodes)
+
+    def compare(self, own_s: Sequence[float], num_steps: int) -> list[SlowRank]:
+        """Take each rank's own seconds a step in an interval; return who was slow in it."""
+        pairs = zip(self._total_s, own_s, strict=True)
+        self._total_s = [total + num_steps * own for total, own in pairs]
+        return self._slow(own_s)
+
+    def over_the_run(self) -> list[SlowRank]:
+        """Return who was slow in all."""
+        return self._slow(self._total_s)
+
+    def _slow(self, own_s: Sequence[float]) -> list[SlowRank]:
+        typical_s = median_low(own_s)  # of two ranks, the quicker: else none is over 1.5 times
+        if typical_s <= 0:
+            return []
+        ratios = [own / typical_s for own in own_s]
+        return [
+            SlowRank(rank=rank, node=self._nodes[rank], ratio=round(ratio, 2))
+            for rank, ratio in enumerate(ratios)
+            if ratio > _SLOW_RATIO
+        ]
