@@ -1,0 +1,90 @@
+"""Plays the scenarios of the fault matrix, several at a time, for the tests that look at them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:  # where pytest is not run as `python -m pytest`
+    sys.path.insert(0, str(ROOT))
+
+from tests.faults import injectors  # noqa: E402
+from tests.faults.driver import play  # noqa: E402
+from tests.faults.table import (  # noqa: E402
+    NUM_NODES,
+    PREFIX,
+    SCENARIOS,
+    SKEW_S,
+    SKEWED_NODE,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from concurrent.futures import Future
+
+    from tests.faults.rows import Row
+
+    Results = dict[str, Row | BaseException]
+
+FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
+PROLOG = f"""#!/bin/sh
+[ "$SLURMD_NODENAME" = {SKEWED_NODE} ] || exit 0
+echo export LD_PRELOAD={FAKETIME} FAKETIME=+{SKEW_S} FAKETIME_DONT_FAKE_MONOTONIC=1
+"""
+
+
+@pytest.fixture(scope="session")
+def fault_cluster(cluster_at: Callable[..., Any]) -> Generator[Any]:
+    """A cluster of its own, with a partition that preempts and a node whose clock is off."""
+    # Not in tmp_path, which is closed to others: munged wants its socket reachable.
+    folder = Path(tempfile.mkdtemp(prefix="ddp-faults-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    prolog = folder / "task_prolog.sh"
+    prolog.write_text(PROLOG)
+    prolog.chmod(0o755)
+    (folder / "extra.conf").write_text(f"TaskProlog={prolog}\n")
+    own = cluster_at(
+        {
+            "DDP_CLUSTER_DIR": str(folder / "cluster"),
+            "DDP_CLUSTER_PREFIX": PREFIX,
+            "DDP_CLUSTER_SUBNET": "10.213.88",
+            "DDP_CLUSTER_EXTRA": str(folder / "extra.conf"),
+            "DDP_CLUSTER_PREEMPT": "1",
+        }
+    )
+    own.up(str(NUM_NODES))
+    yield own
+    assert own.script("down").returncode == 0
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def played(
+    request: pytest.FixtureRequest, fault_cluster: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[dict[str, Future[Results]]]:
+    """Play the scenarios whose faults are among the chosen tests; a future each, by name."""
+    chosen = {
+        item.callspec.params["fault"].name
+        for item in request.session.items
+        if "played" in getattr(item, "fixturenames", ()) and hasattr(item, "callspec")
+    }
+    directory = tmp_path_factory.mktemp("faults", numbered=True)
+    # Most of the time they wait: more of them than cores.
+    with ThreadPoolExecutor(int(os.environ.get("DDP_FAULT_JOBS", "4"))) as pool:
+        futures = {
+            scenario.name: pool.submit(play, scenario, fault_cluster, directory)
+            for scenario in SCENARIOS
+            if chosen & {fault.name for fault in scenario.faults}
+        }
+        yield futures
+        for future in futures.values():
+            future.cancel()
+    injectors.remove_memory_limits()

@@ -1,0 +1,282 @@
+"""Starts jobs, brings faults about, watches what follows, and measures it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import hashlib
+import json
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.faults.job import PATIENCE_S, POLL_S, FaultJob, TooLateError, when
+from tests.faults.rows import Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.faults.injectors import Injector
+    from tests.faults.job import Event
+
+GONE_S = 15.0
+"""No process of a job may be left after this time."""
+
+
+class Then(enum.Enum):
+    """What must become of the run."""
+
+    NOTHING = "goes on"
+    RESTART = "starts again in the allocation"
+    REQUEUE = "goes back to the queue"
+    END = "ends"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A row of the matrix: how it is brought about, and what must follow."""
+
+    name: str
+    how: str
+    inject: Injector
+    then: Then
+    signs: tuple[str, ...] = ("rank_end",)
+    """Events of which the first shows that somebody saw it."""
+    code: int | tuple[int, ...] | None = None
+    failure_class: str | None = None
+    says: str = ""
+    """The line for people must match this; for a run that goes on, any line of the log."""
+    restarts_before: int = 0
+    """How often it starts again and fails again before the end."""
+    at_start: bool = False
+    """It strikes before the first step."""
+    mend: Callable[[FaultJob], None] = lambda _: None
+    """Called once the fault was seen: plugs a cable in again, for example."""
+    check: Callable[[FaultJob, Event], None] = lambda job, event: None  # noqa: ARG005
+    """Looks at the `resume` event of the next attempt, or at the event that showed the fault."""
+    notice: Callable[[FaultJob, float], float | None] = lambda job, struck: None  # noqa: ARG005
+    """For a run that goes on: waits until it was seen without an event, and gives the moment."""
+    num_saved: int = 1
+    """Checkpoints that this attempt must have written before."""
+    damages: bool = False
+    """It damages the newest checkpoint: the one before must be good."""
+    is_sign: Callable[[Event], bool] = lambda _: True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A job and the faults that befall it, one after the other."""
+
+    name: str
+    sbatch: tuple[str, ...]
+    faults: tuple[Fault, ...]
+    options: tuple[str, ...] = ("--max-steps", "1000000", "--checkpoint-every", "20")
+    env: dict[str, str] = dataclasses.field(default_factory=dict)
+    prepare: Callable[[FaultJob], Callable[[], None]] = lambda _: lambda: None
+    """Called before the job is submitted; gives what tidies up after its end."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Strike:
+    """A fault that has befallen an attempt of a job."""
+
+    job: FaultJob
+    fault: Fault
+    attempt: int
+    saved: Path | None
+    """The checkpoint that was newest before it."""
+    moment: float
+    """When it struck, in seconds since the epoch."""
+    reached: int
+    """The last step that was done before it."""
+
+    @property
+    def row(self) -> Row:
+        """The row, as far as the table knows it."""
+        fault = self.fault
+        return Row(name=fault.name, how=fault.how, outcome=fault.then.value)
+
+    @property
+    def since(self) -> float:
+        """The moment as the event log writes it: whole milliseconds."""
+        return int(self.moment * 1000) / 1000
+
+
+def play(scenario: Scenario, cluster: Any, directory: Path) -> dict[str, Row | BaseException]:
+    """Run a scenario; give each fault's row, or why there is none."""
+    results: dict[str, Row | BaseException] = {}
+    job = FaultJob(cluster, directory / scenario.name, f"fault-{scenario.name}")
+    job.directory.mkdir(parents=True)
+    tidy = scenario.prepare(job)
+    try:
+        job.submit(scenario.sbatch, scenario.options, scenario.env)
+        for fault in scenario.faults:
+            results[fault.name] = suffer(job, fault)
+        leave_nothing(job)
+    except BaseException as error:  # noqa: BLE001 -- every test of the scenario tells it
+        for fault in scenario.faults:
+            results.setdefault(fault.name, error)
+        with contextlib.suppress(AssertionError):  # the first error is the one to tell
+            leave_nothing(job)
+    finally:
+        tidy()
+    return results
+
+
+def suffer(job: FaultJob, fault: Fault) -> Row:
+    """Bring one fault about, once training goes well, and see what follows."""
+    attempt, saved = await_progress(job, fault)
+    moment = fault.inject(job)
+    reached = last_step(job, attempt, moment)
+    strike = Strike(
+        job=job, fault=fault, attempt=attempt, saved=saved, moment=moment, reached=reached
+    )
+    if fault.then is Then.NOTHING:
+        return endure(strike)
+    row, sign = watch_end(strike)
+    fault.mend(job)
+    if saved is not None:
+        verify(saved)
+    return end(strike, row, sign) if fault.then is Then.END else recover(strike, row)
+
+
+def await_progress(job: FaultJob, fault: Fault) -> tuple[int, Path | None]:
+    """Wait until this attempt trains and has written a checkpoint; attempt and checkpoint."""
+    job.until(lambda: job.attempt, "the first attempt")
+    if fault.at_start:
+        return job.attempt, None
+    job.until_event("first_step", attempt=job.attempt)
+    job.until_event("checkpoint", attempt=job.attempt, since=time.time() - 0.5)
+    saved = job.until(
+        lambda: job.events("checkpoint", attempt=job.attempt)[fault.num_saved - 1 :],
+        f"{fault.num_saved} checkpoints",
+    )
+    return job.attempt, None if fault.damages else Path(saved[-1]["path"])
+
+
+def last_step(job: FaultJob, attempt: int, moment: float) -> int:
+    """Give the last step that was done before a moment."""
+    return max((step for step, at in job.steps(attempt) if at <= moment), default=0)
+
+
+def watch_end(strike: Strike) -> tuple[Row, Event]:
+    """Wait until the fault was seen and no process of a rank is left; the times, and the sign."""
+    job, fault = strike.job, strike.fault
+    seen: Event | None = None
+    down_s: float | None = None
+    deadline = time.monotonic() + PATIENCE_S
+    while seen is None or down_s is None:
+        signs = job.events(*fault.signs, attempt=strike.attempt, since=strike.since)
+        seen = seen or next(filter(fault.is_sign, signs), None)
+        if down_s is None and not job.rank_processes(strike.attempt):
+            down_s = time.time() - strike.moment
+        if time.monotonic() > deadline:
+            message = f"{fault.name}: seen {seen}, torn down after {down_s} s"
+            raise TooLateError(message + "\n" + "\n".join(job.log.splitlines()[-30:]))
+        time.sleep(POLL_S)
+    seen_s = max(0.0, when(seen) - strike.moment)
+    return dataclasses.replace(strike.row, seen_s=seen_s, down_s=down_s), seen
+
+
+def recover(strike: Strike, row: Row) -> Row:
+    """See the next attempt begin from the last checkpoint."""
+    job, fault, attempt = strike.job, strike.fault, strike.attempt
+    first = job.until_event("first_step", attempt=attempt + 1)
+    resume = job.until_event("resume", attempt=attempt + 1)
+    if resume["path"] is not None:
+        verify(Path(resume["path"]))
+    fault.check(job, resume)
+    lost = strike.reached - resume["step"]
+    told = job.attempt_record(attempt)
+    decision = (told["decision"] or {}).get("decision")
+    expected = {Then.RESTART: "restart", Then.REQUEUE: "requeue"}[fault.then]
+    assert decision == expected, (decision, job.words())
+    reason = told["decision"]["reason"]
+    line = next(words for words in reversed(job.words()) if words.endswith(reason))
+    expect(fault, told, line)
+    assert abs(told["steps_lost"] - lost) <= 1, (told["steps_lost"], lost)
+    return dataclasses.replace(
+        row, recovered_s=when(first) - strike.moment, steps_lost=lost, **_told(told, line)
+    )
+
+
+def end(strike: Strike, row: Row, sign: Event) -> Row:
+    """See the job end, and say why."""
+    job, fault = strike.job, strike.fault
+    job.until_ended()
+    leave_nothing(job)
+    fault.check(job, sign)
+    told = job.record()["attempts"][-1]
+    assert told["attempt"] == strike.attempt + fault.restarts_before, told
+    line = job.words()[-1]
+    expect(fault, told, line)
+    return dataclasses.replace(row, steps_lost=told["steps_lost"], **_told(told, line))
+
+
+def _told(told: Event, line: str) -> dict[str, Any]:
+    return {"code": told["code"], "failure_class": told["failure_class"], "last_line": line}
+
+
+def endure(strike: Strike) -> Row:
+    """See the attempt train on, and save again."""
+    job, fault, attempt = strike.job, strike.fault, strike.attempt
+    noticed = None
+    if fault.signs:
+        sign = job.until_event(
+            *fault.signs, attempt=attempt, since=strike.since, matches=fault.is_sign
+        )
+        noticed = when(sign)
+        fault.check(job, sign)
+    noticed = fault.notice(job, strike.moment) or noticed
+    fault.mend(job)
+    over = time.time()
+    again = job.until(
+        lambda: next((at for _, at in job.steps(attempt) if at > over), None), "a step after it"
+    )
+    verify(Path(job.until_event("checkpoint", attempt=attempt, since=over)["path"]))
+    assert job.attempt == attempt, job.words()
+    line = next((line for line in job.log.splitlines() if re.search(fault.says, line)), "")
+    assert line, f"nobody said {fault.says}: {job.log}"
+    return dataclasses.replace(
+        strike.row,
+        seen_s=None if noticed is None else noticed - strike.moment,
+        recovered_s=again - strike.moment,
+        steps_lost=0,
+        last_line=line if fault.says else "",
+    )
+
+
+def expect(fault: Fault, told: Event, line: str) -> None:
+    """Code, class and the line for people are what they must be."""
+    codes = fault.code if isinstance(fault.code, tuple) else (fault.code,)
+    assert told["code"] in codes, (told["code"], codes, line)
+    assert told["failure_class"] == fault.failure_class, (told["failure_class"], line, told)
+    assert re.search(fault.says, line), line
+
+
+def verify(checkpoint: Path) -> None:
+    """Every file is what the manifest says, by our own reading; one that was pruned is no loss."""
+    try:
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+    except FileNotFoundError:
+        newer = (checkpoint.parent / "latest").read_text().strip()
+        assert int(newer.removeprefix("step-")) > int(checkpoint.name.removeprefix("step-"))
+        return verify(checkpoint.parent / newer)
+    files = {path.name for path in checkpoint.iterdir()} - {"manifest.json"}
+    assert files == set(manifest["files"]), (checkpoint, files)
+    for name, expected in manifest["files"].items():
+        content = (checkpoint / name).read_bytes()
+        assert len(content) == expected["bytes"], (checkpoint, name)
+        assert hashlib.sha256(content).hexdigest() == expected["sha256"], (checkpoint, name)
+    return None
+
+
+def leave_nothing(job: FaultJob) -> None:
+    """End the job, if it has not ended, and see that nothing of it is left anywhere in time."""
+    if not job.id:
+        return
+    job.cluster.run(["scancel", "--quiet", str(job.id)])
+    job.until_ended()
+    job.until(lambda: not job.processes(), "no process is left", GONE_S)

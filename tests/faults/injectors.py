@@ -1,0 +1,239 @@
+"""How the faults are brought about, for real: signals, cables, mounts, cgroups, damaged files.
+
+An injector takes the job and gives the moment of the fault, in seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.faults.job import parent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.faults.job import Event, FaultJob
+
+    Injector = Callable[[FaultJob], float]
+
+
+def strike(fault: str, rank: int) -> Injector:
+    """Let the workload break in the middle of a step of this rank."""
+
+    def inject(job: FaultJob) -> float:
+        order, struck = job.directory / "strike", job.directory / "struck"
+        struck.unlink(missing_ok=True)
+        beside = job.directory / "strike.new"
+        beside.write_text(f"{rank} {fault}\n")
+        beside.replace(order)
+        job.until(struck.exists, f"rank {rank} takes the order {fault}")
+        return struck.stat().st_ctime  # a rename leaves the time of writing
+
+    return inject
+
+
+def signal_rank(rank: int, number: signal.Signals) -> Injector:
+    """Send a signal to a rank's own process."""
+
+    def inject(job: FaultJob) -> float:
+        return _signal(job.rank_pid(rank), number)
+
+    return inject
+
+
+def kill_launcher(rank: int) -> Injector:
+    """SIGKILL to the script that started the rank."""
+
+    def inject(job: FaultJob) -> float:
+        return _signal(parent(job.rank_pid(rank)), signal.SIGKILL)
+
+    return inject
+
+
+def kill_monitor(job: FaultJob) -> float:
+    """SIGKILL to a node's monitor."""
+    (*_, newest) = job.events("monitor_up", attempt=job.attempt)
+    return _signal(newest["pid"], signal.SIGKILL)
+
+
+def kill_script(job: FaultJob) -> float:
+    """SIGKILL to the batch script."""
+    return _signal(job.script_pid(), signal.SIGKILL)
+
+
+def cancel(job: FaultJob) -> float:
+    """Run scancel, as its user would."""
+    moment = time.time()
+    job.cluster.run(["scancel", str(job.id)])
+    return moment
+
+
+def stop_for(rank: int, seconds: float) -> Injector:
+    """SIGSTOP, and SIGCONT after some seconds."""
+
+    def inject(job: FaultJob) -> float:
+        pid = job.rank_pid(rank)
+        moment = _signal(pid, signal.SIGSTOP)
+        time.sleep(seconds)  # the fault itself: it lasts that long
+        _signal(pid, signal.SIGCONT)
+        return moment
+
+    return inject
+
+
+def _signal(pid: int, number: signal.Signals) -> float:
+    moment = time.time()
+    os.kill(pid, number)
+    return moment
+
+
+# ---- nodes -------------------------------------------------------------------------------------
+
+
+def cut(rank: int) -> Injector:
+    """Pull the cable of a rank's node."""
+
+    def inject(job: FaultJob) -> float:
+        moment = time.time()
+        job.cluster.script("cut", job.node_of(rank))
+        return moment
+
+    return inject
+
+
+def cut_for(rank: int, seconds: float) -> Injector:
+    """Pull the cable of a rank's node, and plug it in after some seconds."""
+
+    def inject(job: FaultJob) -> float:
+        node, moment = job.node_of(rank), time.time()
+        job.cluster.script("cut", node)
+        time.sleep(seconds)  # the fault itself: it lasts that long
+        job.cluster.script("heal", node)
+        return moment
+
+    return inject
+
+
+def kill_node(rank: int) -> Injector:
+    """Pull the power of a rank's node: slurmd and everything on it die at once."""
+
+    def inject(job: FaultJob) -> float:
+        node, moment = job.node_of(rank), time.time()
+        job.cluster.script("kill", node)
+        return moment
+
+    return inject
+
+
+def preempt(job: FaultJob) -> float:
+    """Submit a job of the higher partition that needs the whole node."""
+    node, moment = job.node_of(0), time.time()
+    wait = f"until [ -e {job.directory}/go ]; do sleep 0.2; done"
+    urgent = ["--partition=urgent", f"--nodelist={node}", "--exclusive", "--output=/dev/null"]
+    job.cluster.submit([*urgent, "--no-requeue", "--wrap", wait], cwd=job.directory)
+    return moment
+
+
+def await_time_limit(job: FaultJob) -> float:
+    """Wait for the signal that Slurm sends before the limit."""
+    event = job.until_event("signal", attempt=job.attempt)
+    return float(job.moment(event))
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+MEMORY = Path("/sys/fs/cgroup/memory")
+HEADROOM_BYTES = 64 << 20
+
+
+def exhaust_memory(rank: int) -> Injector:
+    """Put the rank and its launcher under a memory limit of the kernel's, and let it allocate."""
+
+    def inject(job: FaultJob) -> float:
+        pid = job.rank_pid(rank)
+        limited = MEMORY / f"ddp-faults-{os.getpid()}-{job.id}"
+        limited.mkdir(exist_ok=True)
+        (limited / "memory.limit_in_bytes").write_text(str(HEADROOM_BYTES))
+        for each in (parent(pid), pid):
+            (limited / "cgroup.procs").write_text(str(each))
+        return strike("eat-memory", rank)(job)
+
+    return inject
+
+
+def remove_memory_limits() -> None:
+    """Remove the limits that are left; a group that still has a process stays."""
+    for limited in MEMORY.glob(f"ddp-faults-{os.getpid()}-*"):
+        with contextlib.suppress(OSError):
+            limited.rmdir()
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------
+
+
+def newest_checkpoint(job: FaultJob) -> Path:
+    """The complete checkpoint that was written last."""
+    return Path(job.events("checkpoint")[-1]["path"])
+
+
+def damage(how: Callable[[Path], None]) -> Injector:
+    """Kill a rank, and damage the newest checkpoint before the next attempt reads it."""
+
+    def inject(job: FaultJob) -> float:
+        attempt = job.attempt
+        moment = _signal(job.rank_pid(1), signal.SIGKILL)
+        job.until(lambda: not job.rank_processes(attempt), "the ranks are gone")
+        how(newest_checkpoint(job))
+        return moment
+
+    return inject
+
+
+def _largest(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.distcp"), key=lambda path: (-path.stat().st_size, path.name))
+
+
+def truncate(folder: Path) -> None:
+    """Cut a file of tensors to half its length."""
+    path = _largest(folder)[0]
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip_bit(folder: Path) -> None:
+    """Turn one bit around in the middle of a file of tensors."""
+    path = _largest(folder)[0]
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+
+
+def delete(folder: Path) -> None:
+    """Delete a file of tensors."""
+    _largest(folder)[0].unlink()
+
+
+def swap(folder: Path) -> None:
+    """Swap the tensors of two ranks."""
+    first, second = _largest(folder)[:2]
+    beside = folder / "swapping"
+    first.rename(beside)
+    second.rename(first)
+    beside.rename(second)
+
+
+def damage_pointer(folder: Path) -> None:
+    """Fill the pointer file with noise."""
+    (folder.parent / "latest").write_bytes(b"\xff\x00step-\n7")
+
+
+def checkpoint_before(job: FaultJob, resume: Event) -> Path:
+    """The checkpoint that was newest when this attempt began."""
+    saved = job.events("checkpoint", attempt=resume["attempt"] - 1)
+    return Path(saved[-1]["path"])

@@ -1,0 +1,228 @@
+"""What surrounds a job when a fault strikes: ports, disks, data, clocks, other jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.faults import injectors
+from tests.faults.fault_files import NUM_FILES, write_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.faults.injectors import Injector
+    from tests.faults.job import Event, FaultJob
+
+    Tidy = Callable[[], None]
+
+CLUSTER_SCRIPT = Path(__file__).parents[1] / "cluster" / "cluster.sh"
+
+# ---- a port --------------------------------------------------------------------------------------
+
+_BINDER = """
+import socket, sys
+with socket.socket() as taken:
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    taken.bind(("", int(sys.stdin.readline())))
+    taken.listen()
+    print("taken", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def take_port(job: FaultJob) -> Tidy:
+    """Let a process wait on the first node, ready to bind a port at once."""
+    command = [CLUSTER_SCRIPT, "exec", "fx1", sys.executable, "-c", _BINDER]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    binder = subprocess.Popen(command, env=job.cluster.env, text=True, **pipes)
+    job.helpers["binder"] = binder
+
+    def tidy() -> None:
+        binder.communicate()  # the end of its input is its end
+
+    return tidy
+
+
+def port_was_taken(job: FaultJob) -> float:
+    """Take the port as soon as the script has told which it is."""
+    binder = job.helpers["binder"]
+    settings = job.until_event("settings", attempt=1)["settings"]
+    binder.stdin.write(settings["MASTER_PORT"]["value"] + "\n")
+    binder.stdin.flush()
+    assert binder.stdout.readline() == "taken\n"
+    return time.time()
+
+
+# ---- nodes and other jobs ------------------------------------------------------------------------
+
+
+def heal_after(*numbers: int) -> Callable[[FaultJob], Tidy]:
+    """At the end the nodes are as they were."""
+
+    def prepare(job: FaultJob) -> Tidy:
+        def tidy() -> None:
+            for number in numbers:
+                job.cluster.script("heal", f"fx{number}")
+
+        return tidy
+
+    return prepare
+
+
+def runs_without(node: str) -> Callable[[FaultJob, Event], None]:
+    """The next attempt runs, and not on that node."""
+
+    def check(job: FaultJob, resume: Event) -> None:
+        (start,) = job.events("start", attempt=resume["attempt"])
+        assert node not in start["nodes"], start
+
+    return check
+
+
+def let_urgent_job_end(job: FaultJob) -> None:
+    """The job of the higher partition has had its turn."""
+    (job.directory / "go").touch()
+
+
+def slow_rank_is_named(job: FaultJob, struck: float) -> float:
+    """Wait until metrics.jsonl names the slow rank and its node; the moment."""
+
+    def named() -> float | None:
+        for line in job.metrics():
+            for slow in line.get("slow_ranks", ()):
+                if job.moment(line) > struck:
+                    assert (slow["rank"], slow["node"]) == (1, "fx2"), line
+                    assert 1.5 < slow["ratio"] < 8, line
+                    return job.moment(line)
+        return None
+
+    moment: float = job.until(named, "the slow rank is named")
+    injectors.strike("speed-up", 1)(job)
+    return moment
+
+
+# ---- disks ---------------------------------------------------------------------------------------
+
+DISK_MIB = 256
+_FULL = "filler"
+
+
+def small_disk(job: FaultJob) -> Tidy:
+    """Mount a small tmpfs where the checkpoints go."""
+    folder = job.run_dir / "checkpoints"
+    folder.mkdir(parents=True)
+    return _mount(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", folder], folder)
+
+
+def fill_disk(job: FaultJob) -> float:
+    """Fill the disk as soon as a save has begun to write."""
+    folder = job.run_dir / "checkpoints"
+    job.until(lambda: any(folder.glob(".step-*.partial/*")), "a save is under way")
+    descriptor = os.open(folder / _FULL, os.O_WRONLY | os.O_CREAT)
+    try:
+        size_bytes = 0
+        for piece_bytes in (8 << 20, 1 << 20, 1 << 16, 4096):
+            with contextlib.suppress(OSError):  # no space: smaller pieces
+                while True:
+                    os.posix_fallocate(descriptor, size_bytes, piece_bytes)
+                    size_bytes += piece_bytes
+    finally:
+        os.close(descriptor)
+    return time.time()
+
+
+def free_disk(job: FaultJob) -> None:
+    """Make room again."""
+    (job.run_dir / "checkpoints" / _FULL).unlink()
+
+
+def reason_is(reason: str) -> Callable[[FaultJob, Event], None]:
+    """The checkpoint failed for this reason."""
+
+    def check(_: FaultJob, event: Event) -> None:
+        assert event["reason"] == reason, event
+
+    return check
+
+
+def own_disk(job: FaultJob) -> Tidy:
+    """Mount a file system of its own where the run directory goes."""
+    image = job.directory / "disk.img"
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    job.run_dir.mkdir(parents=True)
+    unmount = _mount(["mount", "-o", "loop,noatime", image, job.run_dir], job.run_dir)
+    shutil.rmtree(job.run_dir / "lost+found")
+
+    def tidy() -> None:
+        subprocess.run(["fsfreeze", "-u", job.run_dir], check=False, capture_output=True)
+        unmount()
+
+    return tidy
+
+
+def freeze_for(seconds: float) -> Injector:
+    """Let every write to the run directory wait."""
+
+    def inject(job: FaultJob) -> float:
+        moment = time.time()
+        subprocess.run(["fsfreeze", "-f", job.run_dir], check=True)
+        time.sleep(seconds)  # the fault itself: it lasts that long
+        subprocess.run(["fsfreeze", "-u", job.run_dir], check=True)
+        return moment
+
+    return inject
+
+
+def _mount(command: list[str | Path], where: Path) -> Tidy:
+    subprocess.run(command, check=True)
+
+    def tidy() -> None:
+        # What a test looks at after its end stays: the files, but not the mount.
+        kept = where.with_name(where.name + ".kept")
+        shutil.copytree(where, kept, ignore=shutil.ignore_patterns(_FULL, "*.distcp"))
+        subprocess.run(["umount", "--lazy", where], check=True)
+
+    return tidy
+
+
+# ---- data and clocks -----------------------------------------------------------------------------
+
+
+def data_files(job: FaultJob) -> Tidy:
+    """Write a data set of small files."""
+    write_files(job.directory / "data")
+    return lambda: None
+
+
+def lose_data(job: FaultJob) -> float:
+    """Delete every other file."""
+    moment = time.time()
+    for number in range(0, NUM_FILES, 2):
+        (job.directory / "data" / f"{number}.sample").unlink()
+    return moment
+
+
+def clock_is_off(job: FaultJob) -> float:
+    """See that the second node's clock is an hour ahead of the first one's."""
+    first, second = (
+        job.moment(event)
+        for node in ("fx7", "fx9")
+        for event in job.events("rank_up", attempt=job.attempt)
+        if event["node"] == node
+    )
+    assert 3500 < second - first < 3700, (first, second)
+    return time.time()
+
+
+def wall_time_is_sane(job: FaultJob, _: float) -> None:
+    """The record does not count the hour."""
+    assert job.record()["goodput"]["wall_s"] < 1800
