@@ -12,7 +12,9 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from monitor import processes
@@ -74,7 +76,7 @@ class Stack:
     """Whether the main thread is in a call that waits for other ranks."""
 
 
-def describe(frames: Sequence[Frame], path: str) -> Stack:
+def describe(frames: Sequence[Frame], path: str | None) -> Stack:
     """Sum up the frames of a main thread, innermost first."""
     if not frames:
         return Stack(path=path)
@@ -82,12 +84,17 @@ def describe(frames: Sequence[Frame], path: str) -> Stack:
     if _LIBRARY.search(frames[0].file):
         own = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
         top += f", called from {own}" if own else ""
-    waiting = any(part in frame.file for frame in frames[:6] for part in _WAITS_IN)
-    return Stack(top=top, path=path, is_waiting=waiting)
+    return Stack(top=top, path=path, is_waiting=_is_waiting(frames))
+
+
+def _is_waiting(frames: Sequence[Frame]) -> bool:
+    """Whether torch's own innermost frames wait for others; a hook of the user's does not."""
+    inner = takewhile(lambda frame: "/torch/" in frame.file, frames)
+    return any(part in frame.file for frame in inner for part in _WAITS_IN)
 
 
 _FAULT_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-_SPY_FRAME = re.compile(r" {4}(.*) \((.*):(\d+)\)")
+_SPY_FRAME = re.compile(r" {4}(\S+) \((.*):(\d+)\)")
 
 
 def parse_faulthandler(text: str) -> list[Frame]:
@@ -150,7 +157,8 @@ class StackTaker:
             path = f"{self.directory}/stack-{self.attempt}-rank-{target.rank}.txt"
             if self._can_answer(target.pid):
                 asked[target.rank] = (path, _size(path))
-                os.kill(target.pid, signal.SIGUSR2)
+                with suppress(ProcessLookupError):  # it may have ended meanwhile
+                    os.kill(target.pid, signal.SIGUSR2)
         return _collect(asked)
 
     @staticmethod
@@ -169,13 +177,15 @@ class StackTaker:
         if not _write(path, text):
             path = ""
         frames = parse_py_spy(dumps[0][1]) if dumps else []
-        return describe(frames, path) if frames else Stack(path=path or None)
+        return (
+            describe(frames, path or None) if frames else Stack(_kernel(target.pid), path or None)
+        )
 
     def _spy_on(self, pid: int) -> str:
         """Ask py-spy, which reads the memory of the process and does not stop it."""
         if self._spy is None:
             return ""
-        command = [self._spy, "dump", "--nonblocking", "--pid", str(pid)]
+        command = [self._spy, "dump", "--full-filenames", "--nonblocking", "--pid", str(pid)]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=_SPY_LIMIT_S, check=False
@@ -183,6 +193,12 @@ class StackTaker:
         except (OSError, subprocess.TimeoutExpired):
             return ""
         return done.stdout if done.returncode == 0 else ""
+
+
+def _kernel(pid: int) -> str | None:
+    """Tell where the kernel keeps a process; where a stopped one was says nothing."""
+    name = None if processes.state(pid) in ("T", "t") else processes.waits_in(pid)
+    return f"the kernel's {name}" if name else None
 
 
 def _collect(asked: Mapping[int, tuple[str, int]]) -> dict[int, Stack]:

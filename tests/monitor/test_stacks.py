@@ -1,0 +1,255 @@
+"""Stacks of real processes that hang in real ways."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from monitor import processes
+from monitor.stacks import (
+    Frame,
+    StackTaker,
+    Target,
+    ask_for_trace,
+    describe,
+    parse_faulthandler,
+    parse_py_spy,
+)
+
+RANKS = Path(__file__).parent / "ranks.py"
+Start = Callable[..., "subprocess.Popen[str]"]
+
+FAULTHANDLER = """\
+Thread 0x00007f2 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+
+Current thread 0x00007f1 (most recent call first):
+  File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 9 in barrier
+  File "/home/me/a b/train.py", line 12 in <lambda>
+  File "/home/me/a b/train.py", line 20 in <module>
+"""
+
+PY_SPY = """\
+Process 77: python train.py
+Python v3.11.2 (/usr/bin/python3.11)
+
+Thread 80 (idle): "loader"
+    wait (threading.py:324)
+Thread 77 (active+gil): "MainThread"
+    <lambda> (/home/me/a (b)/train.py:12)
+    <module> (train.py:20)
+"""
+
+
+def test_the_main_thread_of_a_faulthandler_dump() -> None:
+    """It stands last; the newest dump counts if there are several."""
+    frames = parse_faulthandler(FAULTHANDLER)
+    assert [frame.function for frame in frames] == ["barrier", "<lambda>", "<module>"]
+    assert frames[1] == Frame("/home/me/a b/train.py", 12, "<lambda>")
+    assert parse_faulthandler("") == []
+    assert parse_faulthandler('  File "x", line 1 in f\n') == []
+
+
+def test_the_main_thread_of_py_spy() -> None:
+    """By its name, wherever it stands."""
+    assert parse_py_spy(PY_SPY) == [
+        Frame("/home/me/a (b)/train.py", 12, "<lambda>"),
+        Frame("train.py", 20, "<module>"),
+    ]
+    assert parse_py_spy("Error: no permission\n") == []
+
+
+def test_the_top_names_the_users_line_too() -> None:
+    """A line in a library says little without the one that called it."""
+    stack = describe(parse_faulthandler(FAULTHANDLER), "f")
+    assert stack.top == (
+        "torch/distributed/distributed_c10d.py:9 in barrier, called from me/a b/train.py:12 in"
+        " <lambda>"
+    )
+    assert stack.is_waiting
+    own = describe([Frame("/home/me/train.py", 3, "f")], "f")
+    assert (own.top, own.is_waiting) == ("home/me/train.py:3 in f", False)
+    assert describe([], "f").top is None
+
+
+def test_a_hook_inside_of_backward_does_not_wait() -> None:
+    """Only what the innermost frames wait in counts."""
+    graph = Frame("/x/site-packages/torch/autograd/graph.py", 5, "_engine_run_backward")
+    assert describe([graph], "f").is_waiting
+    assert not describe([Frame("/me/hook.py", 1, "h"), graph], "f").is_waiting
+    op = Frame("/x/site-packages/torch/_ops.py", 1, "__call__")
+    collective = Frame("/x/site-packages/torch/distributed/_functional.py", 1, "wait_tensor")
+    assert describe([op, collective], "f").is_waiting
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a rank that hangs as told, and wait until it does."""
+    (tmp_path / "debug").mkdir()
+    started = []
+
+    def begin(mode: str, rank: int = 0) -> "subprocess.Popen[str]":
+        command = [sys.executable, str(RANKS), mode, str(tmp_path), str(rank), str(tmp_path)]
+        env = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE")}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.1)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture
+def taker(tmp_path: Path) -> StackTaker:
+    """Takes stacks without py-spy."""
+    return StackTaker(f"{tmp_path}/debug", 1, _spy=None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "function"),
+    [("sleep", "hang_in_sleep"), ("c", "hang_in_c"), ("regex", "hang_in_regex")],
+)
+def test_a_trainer_tells_its_line_whatever_it_hangs_in(
+    start: Start, taker: StackTaker, mode: str, function: str
+) -> None:
+    """Asleep, in C with the GIL held, in a loop in C with the GIL held."""
+    rank = start(mode)
+    taken = taker.take([Target(0, rank.pid, answers=True)])
+    assert function in str(taken[0].top)
+    assert taken[0].path == f"{taker.directory}/stack-1-rank-0.txt"
+    assert function in Path(taken[0].path).read_text()
+    assert rank.poll() is None
+    again = taker.take([Target(0, rank.pid, answers=True)])
+    assert function in str(again[0].top)
+
+
+@pytest.mark.slow
+def test_a_process_without_a_handler_is_not_signalled(start: Start, taker: StackTaker) -> None:
+    """SIGUSR2 would end it."""
+    rank = start("deaf")
+    taken = taker.take([Target(0, rank.pid, answers=True)])
+    assert rank.poll() is None
+    assert "nanosleep" in str(taken[0].top)
+    text = Path(taken[0].path or "").read_text()
+    assert "ranks.py deaf" in text
+    assert "wchan" in text
+
+
+@pytest.mark.slow
+def test_a_stopped_process_is_not_signalled(start: Start, taker: StackTaker) -> None:
+    """It would answer when it goes on, much later; /proc tells that it is stopped."""
+    rank = start("stop")
+    taken = taker.take([Target(0, rank.pid, answers=True)])
+    assert taken[0].top is None
+    assert "T (stopped)" in Path(taken[0].path or "").read_text()
+    rank.send_signal(signal.SIGCONT)
+    time.sleep(0.3)
+    assert (Path(taker.directory) / "stack-1-rank-0.txt").read_text() == ""
+
+
+@pytest.mark.slow
+def test_py_spy_is_asked_where_it_is_installed(
+    start: Start, tmp_path: Path, taker: StackTaker
+) -> None:
+    """Of a command's Python processes, without stopping them; its words are kept."""
+    spy = tmp_path / "py-spy"
+    spy.write_text(f"#!/bin/sh\necho \"$@\" >>{tmp_path}/calls\ncat <<'END'\n{PY_SPY}END\n")
+    spy.chmod(0o755)
+    taker._spy = str(spy)  # noqa: SLF001 - as if it were on PATH
+    rank = start("deaf")
+    shell = subprocess.Popen(["sleep", "60"])
+    taken = taker.take([Target(0, rank.pid, pids=(shell.pid, rank.pid))])
+    shell.kill()
+    shell.wait()
+    assert taken[0].top == "me/a (b)/train.py:12 in <lambda>"
+    assert (tmp_path / "calls").read_text() == (
+        f"dump --full-filenames --nonblocking --pid {rank.pid}\n"
+    )
+    assert "active+gil" in Path(taken[0].path or "").read_text()
+
+
+@pytest.mark.slow
+def test_a_py_spy_that_may_not_look_costs_nothing(start: Start, taker: StackTaker) -> None:
+    """Then /proc tells what it can."""
+    taker._spy = "false"  # noqa: SLF001
+    rank = start("deaf")
+    assert "nanosleep" in str(taker.take([Target(0, rank.pid)])[0].top)
+
+
+def test_a_directory_that_cannot_be_written_costs_the_file_only() -> None:
+    """The kernel's function is told all the same."""
+    sleeper = subprocess.Popen(["sleep", "60"])
+    time.sleep(0.1)
+    taken = StackTaker("/nowhere/debug", 1, _spy=None).take([Target(0, sleeper.pid)])
+    sleeper.kill()
+    sleeper.wait()
+    assert "nanosleep" in str(taken[0].top)
+    assert taken[0].path is None
+
+
+def test_a_process_that_is_gone_has_no_stack(taker: StackTaker) -> None:
+    """Between the look and the question it may end."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    taken = taker.take([Target(0, gone.pid, answers=True)])
+    assert taken[0].top is None
+
+
+def test_the_flight_recorder_is_asked_through_its_pipe(tmp_path: Path) -> None:
+    """Whatever is written there makes torch dump; a pipe that nobody reads is left alone."""
+    for rank in (0, 1):
+        os.mkfifo(tmp_path / f"nccl-rank-{rank}.pipe")
+    reader = os.open(tmp_path / "nccl-rank-0.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    done = threading.Event()
+    asked = ask_for_trace(f"{tmp_path}/nccl-rank-", [0, 1, 2])
+    done.set()
+    assert asked == [0]
+    assert os.read(reader, 16) == b"1"
+    os.close(reader)
+
+
+def test_dumps_are_named(tmp_path: Path) -> None:
+    """Those of torch alone."""
+    for name in ("nccl-trace-rank-1", "nccl-trace-rank-0", "stack-1-rank-0.txt"):
+        (tmp_path / name).touch()
+    assert StackTaker(str(tmp_path), 1).traces() == [
+        f"{tmp_path}/nccl-trace-rank-0",
+        f"{tmp_path}/nccl-trace-rank-1",
+    ]
+    assert StackTaker("/nowhere", 1).traces() == []
+
+
+def test_what_proc_tells() -> None:
+    """State, identity, time and handlers of a process; nothing of one that is gone."""
+    sleeper = subprocess.Popen(["sleep", "60"])
+    pid = sleeper.pid
+    assert processes.identity(pid) == processes.identity(pid)
+    assert processes.cpu_s(pid) is not None
+    assert not processes.catches(pid, signal.SIGUSR2)
+    assert not processes.is_python(pid)
+    assert processes.is_python(os.getpid())
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 5
+    while processes.state(pid) != "T":
+        assert time.monotonic() < deadline
+    sleeper.kill()
+    while processes.state(pid) is not None:  # a zombie has ended
+        assert time.monotonic() < deadline
+    sleeper.wait()
+    assert processes.identity(pid) is None
+    assert processes.cpu_s(pid) is None
+    assert processes.environment(pid) == {}
+    assert not processes.catches(pid, signal.SIGUSR2)
