@@ -52,6 +52,8 @@ source "$JOBS_DIR/lib/step.sh"
 source "$JOBS_DIR/lib/judge.sh"
 # shellcheck source=lib/requeue.sh
 source "$JOBS_DIR/lib/requeue.sh"
+# shellcheck source=lib/lock.sh
+source "$JOBS_DIR/lib/lock.sh"
 # shellcheck source=lib/nodes.sh
 source "$JOBS_DIR/lib/nodes.sh"
 # shellcheck source=lib/guard.sh
@@ -61,7 +63,7 @@ source "$JOBS_DIR/lib/decide.sh"
 # shellcheck source=lib/attempt.sh
 source "$JOBS_DIR/lib/attempt.sh"
 
-STOP_SIGNAL='' INTERRUPTED=0 GUARD_PID='' DRY_RUN=0 ATTEMPT_IS_OPEN=0
+STOP_SIGNAL='' INTERRUPTED=0 GUARD_PID='' HELPER_PID='' DRY_RUN=0 ATTEMPT_IS_OPEN=0
 RESTARTS=0 IDLE=0 CODE=0 DECISION='' LAST_WORDS='' LOST_NODES=''
 
 main() {
@@ -80,7 +82,7 @@ main() {
     trap 'on_signal INT' INT
     trap 'on_signal TERM' TERM HUP
     trap 'on_signal USR1' USR1
-    timestamps_start
+    helper_start
     attempts_run
     trap '' INT TERM HUP USR1
     exit "$CODE"
@@ -147,26 +149,37 @@ check_trainer_options() {
 }
 
 run_open() {
-    mkdir -p -- "$DDP_RUN_DIR"/{logs,debug,checkpoints} 2>/dev/null || :
-    [[ -w $DDP_RUN_DIR/logs ]] ||
-        die "the run directory must be writable, found that $DDP_RUN_DIR is not: set DDP_OUT to a directory on the shared file system"
     WORK_DIR=$(mktemp -d "${TMPDIR:-/tmp}/ddp-$DDP_JOB_ID.XXXXXX") ||
         die "a temporary directory is needed, found none in ${TMPDIR:-/tmp}: set TMPDIR to one that is writable"
+    trap 'rm -rf -- "$WORK_DIR"' EXIT
+    mkdir -p -- "$DDP_RUN_DIR" 2>/dev/null || :
+    [[ -w $DDP_RUN_DIR ]] ||
+        die "the run directory must be writable, found that $DDP_RUN_DIR is not: set DDP_OUT to a directory on the shared file system"
+    lock_take
+    settings_attempt # while we waited, its owner may have counted on
+    mkdir -p -- "$DDP_RUN_DIR"/{logs,debug,checkpoints}
     attempts_count
 }
 
-# In a log that nobody watches, a line now and then tells a slow job from a dead one.
-timestamps_start() {
-    TIMESTAMPS_PID=''
-    if ((INTERACTIVE || ! UNDER_SLURM)); then return 0; fi
+# In a log that nobody watches, a line now and then tells a slow job from a dead one; and the lock is
+# renewed, for those who cannot ask Slurm.
+helper_start() {
+    local is_watched=$((INTERACTIVE || ! UNDER_SLURM)) said_at=$SECONDS renewed_at=$SECONDS
     (
         trap - INT TERM HUP USR1 EXIT
-        while pause "$DDP_TIMESTAMP_INTERVAL" && process_alive $$; do
-            log_info "$(date '+%Y-%m-%d %H:%M:%S %z') job $DDP_JOB_ID is running"
+        while pause 1 && process_alive $$; do
+            if ((SECONDS - renewed_at >= 15)); then
+                renewed_at=$SECONDS
+                lock_renew
+            fi
+            if ((! is_watched && SECONDS - said_at >= DDP_TIMESTAMP_INTERVAL)); then
+                said_at=$SECONDS
+                log_info "$(date '+%Y-%m-%d %H:%M:%S %z') job $DDP_JOB_ID is running"
+            fi
         done
     ) &
-    TIMESTAMPS_PID=$!
-    disown "$TIMESTAMPS_PID" # bash reports a killed job that it knows
+    HELPER_PID=$!
+    disown "$HELPER_PID" # bash reports a killed job that it knows
 }
 
 on_signal() {
@@ -193,12 +206,15 @@ on_exit() {
     trap - EXIT
     trap '' INT TERM HUP USR1
     CODE=$1
-    if [[ $TIMESTAMPS_PID ]]; then stop_processes 0 "$TIMESTAMPS_PID"; fi
+    if [[ $HELPER_PID ]]; then stop_processes 0 "$HELPER_PID"; fi
     guard_stop
     if ((ATTEMPT_IS_OPEN)); then run_break "$1"; fi
     rm -rf -- "$WORK_DIR"
     log_info "$LAST_WORDS"
-    case $DECISION in requeue | successor) requeue_job ;; esac
+    case $DECISION in
+        requeue | successor) requeue_job ;; # which keeps the lock, or hands it on
+        *) lock_release ;;
+    esac
     exit "$CODE"
 }
 

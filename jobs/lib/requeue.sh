@@ -90,9 +90,10 @@ requeue_submit() {
     mapfile -t options < <(requeue_options "$(job_info)")
     mapfile -t clean < <(requeue_environment)
     if job=$(env "${clean[@]}" sbatch --parsable "${options[@]}" "$JOBS_DIR/prelaunch.sh" "${SUBMITTED[@]}"); then
+        lock_release "${job%%;*}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}" # it owns the run from now on, though it has to wait
         log_info "job ${job%%;*} is submitted and carries on with ${DDP_RUN_DIR##*/} when job $DDP_JOB_ID has ended"
     else
-        DECISION=fail
+        lock_release
         event_write decision decision '"fail"' reason '"the successor could not be submitted"' \
             restarts "$RESTARTS" idle "$IDLE" exclude null
         log_info "no successor could be submitted; to go on: start again with DDP_RUN_NAME=${DDP_RUN_DIR##*/}"

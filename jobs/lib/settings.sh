@@ -70,14 +70,11 @@ settings_run() {
     # The directory is this job's own: what an outer job exported does not count.
     DDP_RUN_DIR=$DDP_OUT/${DDP_RUN_NAME:-slurm-$DDP_JOB_ID}
     setting_note DDP_RUN_DIR 'DDP_OUT and the run'"'"'s name'
-    DDP_ATTEMPT=$(($(grep -cs '"event": "start"' "$DDP_RUN_DIR/events.jsonl" || :) + 1))
-    setting_note DDP_ATTEMPT 'starts in events.jsonl'
+    settings_attempt
     # The same after a requeue and in every link of a chain, because it comes from the name.
     setting DDP_SEED "the run's name" "$(printf '%s' "${DDP_RUN_DIR##*/}" | cksum | cut -d' ' -f1)"
     [[ $DDP_SEED =~ ^[0-9]{1,10}$ ]] ||
         die "DDP_SEED must be a whole number below 10^10, found '$DDP_SEED': correct it, or unset it"
-    DDP_LAUNCH_ID=$DDP_JOB_ID.$DDP_ATTEMPT.$$
-    setting_note DDP_LAUNCH_ID 'this start'
     setting DDP_MONITOR 'the default' 1
     DDP_MONITOR=$(parse_switch DDP_MONITOR "$DDP_MONITOR")
     setting DDP_MONITOR_INTERVAL 'the default' 15
@@ -86,6 +83,13 @@ settings_run() {
     settings_grace
     settings_restarts
     settings_end_time
+}
+
+settings_attempt() {
+    DDP_ATTEMPT=$(($(grep -cs '"event": "start"' "$DDP_RUN_DIR/events.jsonl" || :) + 1))
+    setting_note DDP_ATTEMPT 'starts in events.jsonl'
+    DDP_LAUNCH_ID=$DDP_JOB_ID.$DDP_ATTEMPT.$$
+    setting_note DDP_LAUNCH_ID 'this start'
 }
 
 # A rank must be gone before Slurm's own SIGKILL ends the scripts that tell what happened.
@@ -125,6 +129,9 @@ settings_restarts() {
     require_integer DDP_MAX_IDLE_RESTARTS "$DDP_MAX_IDLE_RESTARTS" 0 1000
     setting DDP_REQUEUE 'the default' 1
     DDP_REQUEUE=$(parse_switch DDP_REQUEUE "$DDP_REQUEUE")
+    setting DDP_ON_BUSY 'the default' refuse
+    [[ $DDP_ON_BUSY == refuse || $DDP_ON_BUSY == wait ]] ||
+        die "DDP_ON_BUSY must be refuse or wait, found '$DDP_ON_BUSY': set one of them, or unset it"
     # Slurm does not show whether a job has --no-kill.
     setting DDP_NO_KILL 'SBATCH_NO_KILL' "$([[ -v SBATCH_NO_KILL ]] && echo 1 || echo 0)"
     DDP_NO_KILL=$(parse_switch DDP_NO_KILL "$DDP_NO_KILL")

@@ -1,0 +1,147 @@
+"""Two jobs on the same run name: the second waits or refuses, and they never write together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from conftest import Scripts
+
+pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
+
+RUN = {"DDP_RUN_NAME": "mine", "DDP_NPROC_PER_NODE": "1"}
+FOREIGN = "elsewhere pid:[1] 77 88 local.1.77"  # an owner on another machine
+
+
+def wait_for(path: Path, text: str, timeout_s: float = 30) -> None:
+    """Waits until the file holds the text."""
+    deadline = time.monotonic() + timeout_s
+    while not path.exists() or text not in path.read_text():
+        assert time.monotonic() < deadline, f"no {text} in {path}"
+        time.sleep(0.02)
+
+
+def begin(scripts: Scripts, *command: str) -> subprocess.Popen[str]:
+    """A first job on the run, with its rank up."""
+    process = scripts.start("prelaunch.sh", "--", *command, **RUN)
+    wait_for(scripts.directory / "out" / "mine" / "events.jsonl", "rank_up")
+    return process
+
+
+def lock(scripts: Scripts, line: str) -> Path:
+    """Leaves a lock as another owner would."""
+    run_dir = scripts.directory / "out" / "mine"
+    run_dir.mkdir(parents=True, exist_ok=True)
+    path = run_dir / "lock.7"
+    path.write_text(f"{line}\n")
+    return path
+
+
+def test_a_second_job_is_refused(scripts: Scripts) -> None:
+    """It ends with 64 and one line that names the owner and the remedies; it writes nothing."""
+    first = begin(scripts, "sleep", "60")
+    run_dir = scripts.directory / "out" / "mine"
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    second = scripts.run("prelaunch.sh", "--", "true", **RUN)
+    assert second.code == 64
+    last = second.err.splitlines()[-1]
+    assert f"belongs to process {first.pid} on {socket.gethostname()}" in last
+    assert "DDP_ON_BUSY=wait" in last
+    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+    first.terminate()
+    assert scripts.finish(first).code == 143
+
+
+def test_a_second_job_waits_its_turn(scripts: Scripts) -> None:
+    """DDP_ON_BUSY=wait: it says so once, and begins when the first has ended."""
+    first = begin(scripts, "sleep", "6")
+    second = scripts.run("prelaunch.sh", "--", "true", DDP_ON_BUSY="wait", **RUN)
+    assert second.code == 0, second.err
+    assert second.err.count("waiting for the run mine") == 1
+    assert scripts.finish(first).code == 0
+    names = [event["event"] for event in second.events if event["event"] in {"start", "end"}]
+    assert names == ["start", "end", "start", "end"]
+    assert [event["attempt"] for event in second.of("start")] == [1, 2]
+
+
+def test_a_signal_ends_the_wait(scripts: Scripts) -> None:
+    """SIGTERM while it waits: nothing was started, and the owner is not disturbed."""
+    first = begin(scripts, "sleep", "60")
+    second = scripts.start("prelaunch.sh", "--", "true", DDP_ON_BUSY="wait", **RUN)
+    time.sleep(3)
+    began = time.monotonic()
+    second.send_signal(signal.SIGTERM)
+    result = scripts.finish(second)
+    assert time.monotonic() - began < 4
+    assert result.code == 75
+    assert "nothing was started" in result.err.splitlines()[-1]
+    assert first.poll() is None
+    first.terminate()
+    scripts.finish(first)
+    assert not list(Path(os.environ.get("TMPDIR", "/tmp")).glob(f"ddp-local-*-{second.pid}.*"))
+
+
+def test_a_dead_owners_lock_is_taken_over(scripts: Scripts) -> None:
+    """kill -9 of the script leaves its lock behind, and nobody has to remove it."""
+    first = begin(scripts, "sleep", "60")
+    first.kill()
+    scripts.finish(first)
+    assert list((scripts.directory / "out" / "mine").glob("lock.*"))
+    second = scripts.run("prelaunch.sh", "--", "true", **RUN)
+    assert second.code == 0, second.err
+
+
+def test_of_several_takers_one_wins(scripts: Scripts) -> None:
+    """Eight jobs find the same dead owner: one runs, and the others are refused."""
+    lock(scripts, f"- 0 {socket.gethostname()} pid:[0] 1 1 dead.1.1")
+    old = scripts.directory / "out" / "mine" / "lock.7"
+    os.utime(old, (1, 1))
+    jobs = [scripts.start("prelaunch.sh", "--", "sleep", "8", **RUN) for _ in range(8)]
+    codes = sorted(scripts.finish(each).code for each in jobs)
+    assert codes == [0] + [64] * 7
+    (events,) = scripts.directory.glob("out/*/events.jsonl")
+    assert events.read_text().count('"event": "start"') == 1
+
+
+@pytest.mark.parametrize(("age_s", "code"), [(5, 64), (120, 0)])
+def test_an_owner_on_another_machine_must_renew(scripts: Scripts, age_s: int, code: int) -> None:
+    """Without Slurm a lock renewed within a minute is alive, an older one is dead."""
+    path = lock(scripts, f"- 0 {FOREIGN}")
+    then = time.time() - age_s
+    os.utime(path, (then, then))
+    assert scripts.run("prelaunch.sh", "--", "true", **RUN).code == code
+
+
+@pytest.mark.parametrize(
+    ("owner", "listed", "code"),
+    [
+        ("99 0", "echo RUNNING", 64),
+        ("99 0", "echo PENDING", 64),
+        ("99 0", "echo COMPLETING", 64),
+        ("99 0", "true", 0),
+        ("99 0", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", 0),
+        ("99 0", "echo 'Socket timed out on send/recv operation' >&2; exit 1", 64),
+        ("4242 0", "echo RUNNING", 0),
+        ("4242 -", "echo RUNNING", 0),
+    ],
+)
+def test_slurm_knows_whether_the_owner_lives(
+    scripts: Scripts, owner: str, listed: str, code: int
+) -> None:
+    """Another job that Slurm lists owns the run; this job itself, before its requeue, does not."""
+    scripts.fake_slurm(socket.gethostname())
+    scripts.fake("squeue", listed)
+    lock(scripts, f"{owner} {FOREIGN}")
+    result = scripts.run("prelaunch.sh", "--", "true", DDP_RUN_NAME="mine", SLURM_RESTART_COUNT="1")
+    assert result.code == code, result.err
+    if code:
+        assert "belongs to job 99 on elsewhere" in result.err.splitlines()[-1]
