@@ -22,8 +22,9 @@ export LOG_NAME=prelaunch
 find_jobs_dir() {
     local candidate submitted=''
     if [[ ${SLURM_JOB_ID-} ]] && command -v scontrol >/dev/null; then
-        # The last task of an array has the array's own id, which shows all of them: take one.
-        submitted=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null |
+        # Twice, because under load the controller may not answer at once. The last task of an array
+        # has the array's own id, which shows all of them: take one.
+        submitted=$({ scontrol --oneliner show job "$SLURM_JOB_ID" || scontrol --oneliner show job "$SLURM_JOB_ID"; } 2>/dev/null |
             sed -n 's#.* Command=\(.*\)/prelaunch\.sh.*#\1#p' | sort -u)
     fi
     for candidate in "$(dirname -- "${BASH_SOURCE[0]}")" "$submitted" "${SLURM_SUBMIT_DIR-.}/jobs" \
@@ -64,7 +65,7 @@ source "$JOBS_DIR/lib/decide.sh"
 source "$JOBS_DIR/lib/attempt.sh"
 
 STOP_SIGNAL='' INTERRUPTED=0 GUARD_PID='' HELPER_PID='' DRY_RUN=0 ATTEMPT_IS_OPEN=0
-RESTARTS=0 IDLE=0 CODE=0 DECISION='' LAST_WORDS='' LOST_NODES=''
+RESTARTS=0 IDLE=0 CODE=0 DECISION='' LAST_WORDS='' LOST_NODES='' CARRIES_ON=0
 
 main() {
     parse_arguments "$@"

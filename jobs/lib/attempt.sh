@@ -18,13 +18,30 @@ attempts_run() {
 
 # attempts_count: the counters of a run that carries on where a requeued job left it.
 attempts_count() {
-    local decision
+    local decision attempt
     checkpoint_latest
     LATEST_AT_JOB_START=$LATEST
     decision=$(grep -s '"event": "decision"' "$DDP_RUN_DIR/events.jsonl" | tail -n 1) || :
     case $(event_field decision "$decision") in
-        requeue | successor) IDLE=$(event_field idle "$decision") ;;
+        requeue | successor)
+            IDLE=$(event_field idle "$decision")
+            if [[ $(event_field carries_on "$decision") == true ]]; then attempts_carry_on; fi
+            ;;
     esac
+    # Slurm requeues a job whose node died, too, and then nobody was left to decide and to count.
+    attempt=$(event_field attempt "$decision") || :
+    if ((${SLURM_RESTART_COUNT:-0} > 0 && DDP_ATTEMPT - 1 > ${attempt:-0})) &&
+        ! grep -qs "\"event\": \"checkpoint\".*\"attempt\": $((DDP_ATTEMPT - 1))," "$DDP_RUN_DIR/events.jsonl"; then
+        IDLE=$((IDLE + 1))
+    fi
+}
+
+# attempts_carry_on: whatever the user wanted to begin with (--resume none, another run's checkpoint),
+# a later start of our trainer carries on with what this run has itself.
+attempts_carry_on() {
+    if ((IS_OWN_COMMAND || CARRIES_ON)); then return 0; fi
+    CARRIES_ON=1
+    ARGUMENTS+=(--resume auto)
 }
 
 attempt_open() {
@@ -85,13 +102,18 @@ attempt_judge() {
     checkpoint_latest
     decide
     event_write decision decision "$(json_string "$DECISION")" reason "$(json_string "$REASON")" \
-        restarts "$RESTARTS" idle "$IDLE" exclude "$(json_or_null "${EXCLUDE// /,}")"
+        restarts "$RESTARTS" idle "$IDLE" exclude "$(json_or_null "${EXCLUDE// /,}")" carries_on "$(attempt_carries_on)"
     event_write end code "$CODE"
     judge_show_log
     printf '%s\n' "$CODE" "$DECISION" "$RESTARTS" "$IDLE" "$DELAY_S" \
         "$FATE" "$EXCLUDE" "$LAST_WORDS" >"$WORK_DIR/decision"
     if [[ $DECISION == restart ]]; then log_info "$LAST_WORDS"; fi
     compose_record
+}
+
+# Has this run, since it was submitted, a checkpoint of its own?
+attempt_carries_on() {
+    if ((CARRIES_ON)) || [[ $LATEST != "$LATEST_AT_JOB_START" ]]; then echo true; else echo false; fi
 }
 
 # attempt_wait SECONDS: a signal ends it.
@@ -105,6 +127,8 @@ attempt_next() {
     DDP_ATTEMPT=$((DDP_ATTEMPT + 1))
     DDP_LAUNCH_ID=$DDP_JOB_ID.$DDP_ATTEMPT.$$
     if [[ $STOP_SIGNAL ]]; then return 0; fi
+    checkpoint_latest
+    if [[ $LATEST != "$LATEST_AT_JOB_START" ]]; then attempts_carry_on; fi
     if [[ $LOST_NODES ]]; then nodes_do_without "$LOST_NODES"; fi
     rm -f -- "$WORK_DIR/master"
     aside attempt_master || :

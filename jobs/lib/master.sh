@@ -47,7 +47,8 @@ master_probe() {
     if [[ $1 == "$DDP_NODE" || $PLACE == *-local ]]; then
         bash "$probe" "${arguments[@]}"
     else
-        timeout 120 srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" --export=ALL \
+        # Between two attempts nobody waits so long for a node that may be gone.
+        timeout "$((RESTARTS ? 20 : 120))" srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" --export=ALL \
             bash -s -- "${arguments[@]}" <"$probe"
     fi
 }
