@@ -253,11 +253,13 @@ def _attempt(one: dict[str, Any]) -> str:
 
 def _lost(found: dict[str, Any]) -> str:
     goodput, steps = found["goodput"], found["steps_lost"]
-    parts = [] if steps is None else [f"{steps} step{'' if steps == 1 else 's'}"]
+    parts = [f"{steps} step{'' if steps == 1 else 's'}"] if steps else []
     if goodput["lost_s"]:
         parts.append(f"{_duration(goodput['lost_s'])} of work")
     if goodput["restart_s"]:
         parts.append(f"{_duration(goodput['restart_s'])} between starts")
+    if not parts and steps == 0 and _is_over(found):
+        parts.append("nothing")
     text = ", ".join(parts)
     if found["num_unreadable_lines"]:
         text += f"{'; ' if text else ''}{found['num_unreadable_lines']} torn lines left out"

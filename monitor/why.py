@@ -58,12 +58,15 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
     quiet_s = None if written_s is None else max(0.0, now_s - written_s)
     told_s = seconds(attempt["end_time"])
     job = slurm.ask(attempt["job_id"], max(filter(None, (told_s, written_s)), default=None))
+    state = life.state(run_dir, attempt, job, quiet_s)
+    if state == "running":
+        _lose_nothing_yet(made, attempt)
     where = attempt["failure"] or {}
     log = _log_of(run_dir, attempt, where.get("rank"))
     return {
         "run_dir": run_dir,
         "run": made["run"] or os.path.basename(run_dir),  # noqa: PTH119 - start time
-        "state": life.state(run_dir, attempt, job, quiet_s),
+        "state": state,
         "quiet_s": None if quiet_s is None else round(quiet_s, 1),
         "ended_s": None if told_s is None else round(max(0.0, now_s - told_s), 1),
         "attempt": attempt,
@@ -81,6 +84,19 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
         "next": screen.advice(attempt, made),
         "num_unreadable_lines": made["num_unreadable_lines"],
     }
+
+
+def _lose_nothing_yet(made: dict[str, Any], attempt: dict[str, Any]) -> None:
+    """Take back what would be lost if the attempt that still runs had ended by now."""
+    lost_s = attempt["ledger"]["lost_s"]
+    for ledger in (made["goodput"], attempt["ledger"]):
+        ledger["compute_s"] = round(ledger["compute_s"] + lost_s, 3)
+        ledger["lost_s"] = round(ledger["lost_s"] - lost_s, 3)
+        if ledger["wall_s"] and ledger["compute_s"]:
+            ledger["goodput_pct"] = round(100 * ledger["compute_s"] / ledger["wall_s"], 1)
+    if made["steps_lost"] is not None:
+        made["steps_lost"] -= attempt["steps_lost"] or 0
+    attempt["steps_lost"] = None
 
 
 def _as_json(job: slurm.Job) -> dict[str, str | None]:

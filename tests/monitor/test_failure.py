@@ -243,6 +243,18 @@ def test_a_failure_before_the_request_counts(story: Any) -> None:
     assert blame(story) == ("program", 1)
 
 
+def test_a_rank_that_stopped_as_agreed_did_not_fail(story: Any) -> None:
+    """Rank 0 ends with 75 and is the script's choice; rank 1 broke at its last checkpoint."""
+    story.start()
+    story.tell("signal", signal="USR1")
+    story.rank_end(0, 75)
+    story.say(1, "OSError: [Errno 28] No space left on device\n")
+    story.rank_end(1, 70)
+    story.tell("first_failure", rank=0, node="n1", code=75, signal=None)
+    story.tell("end", code=70)
+    assert blame(story) == ("storage", 1)
+
+
 def test_a_checkpoint_that_could_not_be_written(story: Any) -> None:
     """It is the cause where the rank itself told nothing; an exception beats it."""
     story.start()

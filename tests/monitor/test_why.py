@@ -323,7 +323,9 @@ def test_slurm_knows_whether_it_still_runs(
     story.start()
     story.train(0, 25, 5)
     programs = client(tmp_path, scontrol=f"echo 'JobId=42 JobState={state} ExitCode=0:0'")
-    assert shown(story.write(), programs=programs)[0].startswith(head)
+    lines = shown(story.write(), programs=programs)
+    assert lines[0].startswith(head)
+    assert any(line.startswith("lost    25 steps") for line in lines) == (state != "RUNNING")
 
 
 def test_torn_files(story: Any) -> None:
