@@ -68,7 +68,7 @@ TABLE: tuple[Sign, ...] = (
     Sign("error", r"MemoryError|CUDA out of memory|OutOfMemoryError|[Oo]ut of memory|bad_alloc|"
          r"Cannot allocate memory|not enough memory", "program", "ran out of memory"),
     Sign("nan", r"stop", "program", "met a loss or gradient that is not finite"),
-    Sign("error", r"Address already in use|EADDRINUSE", "network", "found the port taken"),
+    Sign("error", r"[Aa]ddress already in use|EADDRINUSE", "network", "found the port taken"),
     Sign("error", r"Name or service not known|Temporary failure in name resolution|"
          r"No route to host|Network is unreachable", "network", "could not reach the others"),
     Sign("follows", r".+", "network", "lost its connection, and no rank says why"),

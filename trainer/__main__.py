@@ -103,7 +103,7 @@ def _run(job: Job, env: MutableMapping[str, str], stacks: Stacks) -> int:
     except Exception as error:  # noqa: BLE001 -- whatever it is, it is told and ends this rank
         if not isinstance(error, RunFailedError):
             traceback.print_exc()
-        elif job.ranks.is_main:
+        else:  # on every rank: its own log is where a person looks
             print(f"trainer: {error}", file=sys.stderr, flush=True)
         run.fail(error)
         if job.ranks.world_size == 1:

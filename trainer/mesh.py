@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import distributed as dist
 
-from trainer.errors import UserError
+from trainer.errors import RunFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
@@ -81,7 +81,7 @@ def open_mesh(ranks: Ranks, env: MutableMapping[str, str], node: str = "") -> Me
     """Choose device, backend and threads, and meet the other ranks; `node` is where this one is.
 
     `env` is read for OMP_NUM_THREADS, and GLOO_SOCKET_IFNAME is set in it where it is not.
-    Raises UserError when the others cannot be reached.
+    Raises RunFailedError when the others cannot be reached.
     """
     num_threads = choose_num_threads(
         env, num_cpus=len(os.sched_getaffinity(0)), local_world_size=ranks.local_world_size
@@ -152,11 +152,11 @@ def _open_group(
         spaced.set(f"place/{ranks.rank}", f"{_place(device)}\n{node}")
         told = [spaced.get(f"place/{r}").decode() for r in range(ranks.world_size)]
     except (dist.DistError, RuntimeError, ValueError) as error:
-        raise UserError(
-            f"rendezvous at {ranks.master_addr}:{ranks.master_port}",
-            rule=f"all {ranks.world_size} ranks reach rank 0 there",
-            found=str(error).splitlines()[0],
-            remedy="check MASTER_ADDR and MASTER_PORT, and whether every rank was started",
+        # Seldom the user's mistake: the port was free when it was chosen, and nodes come and go.
+        raise RunFailedError(
+            f"rendezvous at {ranks.master_addr}:{ranks.master_port}: "
+            f"all {ranks.world_size} ranks reach rank 0 there; found {str(error).splitlines()[0]}; "
+            "check MASTER_ADDR and MASTER_PORT, and whether every rank was started"
         ) from error
     _name_interface(ranks, env)
     places, nodes = zip(*(text.split("\n", 1) for text in told), strict=True)

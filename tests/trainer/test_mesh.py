@@ -5,7 +5,7 @@ import torch
 
 from trainer.agreement import StopAgreement
 from trainer.beat import NoBeat
-from trainer.errors import UserError
+from trainer.errors import RunFailedError
 from trainer.mesh import (
     Mesh,
     choose_backend,
@@ -50,8 +50,8 @@ def test_a_single_process_needs_no_group() -> None:
     assert mesh.describe().startswith(f"1 rank on {mesh.device.type}, 1 threads")
 
 
-def test_a_rendezvous_that_cannot_be_is_a_user_error() -> None:
-    """An address that does not resolve is told with the variables to look at."""
+def test_a_rendezvous_that_cannot_be_fails_the_run() -> None:
+    """It is tried again, unlike a mistake; one line names the variables to look at."""
     ranks = Ranks(rank=0, world_size=2, local_world_size=2, master_addr="127.0.0.1", master_port=1)
     env = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
     import trainer.mesh  # noqa: PLC0415
@@ -59,7 +59,7 @@ def test_a_rendezvous_that_cannot_be_is_a_user_error() -> None:
     taken = ranks
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.mesh, "_RENDEZVOUS_TIMEOUT", trainer.mesh.timedelta(seconds=1))
-        with pytest.raises(UserError, match="check MASTER_ADDR and MASTER_PORT"):
+        with pytest.raises(RunFailedError, match="check MASTER_ADDR and MASTER_PORT"):
             open_mesh(taken, env)
 
 
