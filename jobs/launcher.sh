@@ -52,8 +52,11 @@ run_rank() {
     if ((LOCAL_RANK == 0)); then monitor_start; fi
     child_run
     code=$CHILD_CODE
+    if [[ $(is_oom) == true ]]; then
+        echo "launcher: out of memory: Killed by the kernel, because this task used more than it may on $DDP_NODE; ask for more with --mem" >>"$LOG"
+    fi
     event_write rank_end rank "$RANK" node "$(json_string "$DDP_NODE")" code "$code" \
-        signal "$(json_or_null "$(signal_of_code "$code")")" requested "$(is_requested)"
+        signal "$(json_or_null "$(signal_of_code "$code")")" requested "$(is_requested)" oom "$(is_oom)"
     child_sweep
     if ((code == 0)); then peers_wait; fi
     monitor_stop
@@ -116,6 +119,7 @@ child_prepare() {
     DDP_RANK_ID=$DDP_LAUNCH_ID/${RANK:-node$NODE_RANK}
     touch -- "$LOG"
     LOG_SIZE=$(stat -c %s -- "$LOG")
+    OOM_KILLS=$(oom_kills)
     NODE_JSON=$(json_string "$DDP_NODE")
     COMMAND=(env --default-signal=INT --default-signal=QUIT "DDP_RANK_ID=$DDP_RANK_ID" "${guard[@]}" "${COMMAND[@]}")
 }
@@ -161,7 +165,11 @@ on_signal() {
 child_signal() {
     local grace=${DDP_GRACE:-25}
     if [[ $1 == USR1 ]]; then
-        (child_notify)
+        (
+            trap '' TERM INT HUP USR1
+            child_notify
+        ) &
+        disown "$!"
         return 0
     fi
     kill -TERM "$CHILD_PID" 2>/dev/null || :
@@ -181,20 +189,36 @@ attempt_has_failed() {
         "$DDP_RUN_DIR/events.jsonl"
 }
 
-# SIGUSR1 ends a program that has no handler for it, so only those that have one are told.
+# SIGUSR1 ends a program that has no handler for it, so only those that have one are told, and a
+# program that is still starting is told as soon as it has one.
 child_notify() {
-    local pid
-    if catches_signal "$CHILD_PID" USR1; then
-        kill -USR1 "$CHILD_PID" 2>/dev/null || :
-        return 0
-    fi
-    while IFS= read -r pid; do
-        if catches_signal "$pid" USR1; then kill -USR1 "$pid" 2>/dev/null || :; fi
-    done < <(processes_with "DDP_RANK_ID=$DDP_RANK_ID")
+    local pid pids
+    while process_alive "$CHILD_PID"; do
+        if catches_signal "$CHILD_PID" USR1; then
+            kill -USR1 "$CHILD_PID" 2>/dev/null || :
+            return 0
+        fi
+        pids=()
+        while IFS= read -r pid; do
+            if catches_signal "$pid" USR1; then pids+=("$pid"); fi
+        done < <(processes_with "DDP_RANK_ID=$DDP_RANK_ID")
+        if ((${#pids[@]})); then
+            kill -USR1 "${pids[@]}" 2>/dev/null || :
+            return 0
+        fi
+        pause 1
+    done
 }
 
 is_requested() {
     if [[ $STOP_SIGNAL ]]; then echo true; else echo false; fi
+}
+
+# Has the kernel ended the command for want of memory?
+is_oom() {
+    local kills
+    kills=$(oom_kills)
+    if ((CHILD_CODE == 137 && ${kills:-0} > ${OOM_KILLS:-0})); then echo true; else echo false; fi
 }
 
 # What the command left behind, data loaders and detached children.

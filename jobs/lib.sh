@@ -185,6 +185,19 @@ with_parent() {
     fi
 }
 
+# oom_kills: how many processes of this cgroup the kernel has ended for want of memory; empty if
+# it does not say.
+oom_kills() {
+    local line path
+    while IFS= read -r line; do
+        path=${line#*:*:}
+        case $line in
+            0::*) sed -n 's/^oom_kill //p' "/sys/fs/cgroup$path/memory.events" ;;
+            *:memory:*) sed -n 's/^oom_kill //p' "/sys/fs/cgroup/memory$path/memory.oom_control" ;;
+        esac 2>/dev/null || :
+    done </proc/self/cgroup | head -n 1
+}
+
 # signal_of_code CODE: the signal's name if the code is 128+N, else nothing.
 signal_of_code() {
     if (($1 > 128 && $1 <= 192)); then kill -l $(($1 - 128)) 2>/dev/null || :; fi

@@ -12,7 +12,7 @@ judge_failure() {
     local guard='' rank
     local -A up=()
     local first='' stopped='' verdict=''
-    FAILED_RANK='' FAILED_NODE='' FAILED_CODE=0 FAILED_BY_REQUEST=0 VERDICT='' LOST='' LOST_HOW=''
+    FAILED_RANK='' FAILED_NODE='' FAILED_CODE=0 FAILED_BY_REQUEST=0 FAILED_WHY='' VERDICT='' LOST='' LOST_HOW=''
     { read -r guard <"$WORK_DIR/guard"; } 2>/dev/null || :
     judge_read
     judge_lost_nodes
@@ -39,6 +39,7 @@ judge_blame() {
     FAILED_RANK=$(event_field rank "$1")
     FAILED_NODE=$(event_field node "$1")
     FAILED_CODE=${2:-$(event_field code "$1")}
+    if [[ $1 == *'"oom": true'* ]]; then FAILED_WHY=': out of memory, ask for more with --mem'; fi
 }
 
 # judge_read: fills up, first, stopped, verdict and LOST of judge_failure.
@@ -102,7 +103,7 @@ judge_words() {
     elif [[ $STOP_SIGNAL ]] && ((FAILED_BY_REQUEST)); then
         echo "stopped on request (SIG$STOP_SIGNAL); rank $FAILED_RANK on $FAILED_NODE $(describe_code "$CODE"); its log: $log"
     else
-        echo "rank $FAILED_RANK on $FAILED_NODE $(describe_code "$CODE"); its log: $log"
+        echo "rank $FAILED_RANK on $FAILED_NODE $(describe_code "$CODE")$FAILED_WHY; its log: $log"
     fi
 }
 

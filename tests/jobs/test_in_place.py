@@ -148,6 +148,15 @@ def test_usr1_reaches_only_programs_that_catch_it(scripts: Scripts) -> None:
     assert "checkpoint" in result.err.splitlines()[-1]
 
 
+def test_usr1_waits_for_a_program_that_is_still_starting(scripts: Scripts) -> None:
+    """The time limit may be near before a program has a handler: it is told when it has one."""
+    program = 'sleep 2; trap "exit 75" USR1; for _ in {1..100}; do sleep 0.1; done'
+    process = scripts.start("prelaunch.sh", "--", "bash", "-c", program)
+    wait_for(scripts.directory, "rank_up", 2)
+    process.send_signal(signal.SIGUSR1)
+    assert scripts.finish(process).code == 75
+
+
 def test_a_term_that_is_ignored_ends_after_the_grace(scripts: Scripts) -> None:
     """A rank that ignores SIGTERM is killed when DDP_GRACE is over."""
     process = scripts.start(
