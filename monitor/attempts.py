@@ -120,13 +120,16 @@ def _suspects(attempt: Attempt, ranks: Sequence[Record]) -> list[Event]:
     unended = [r for r in ranks if r["up_time"] and r["code"] is None and r["end_time"] is None]
     if attempt.code is None and len(unended) == len(ranks):
         unended = []  # nobody saw any end: the whole attempt was killed, or still runs
+    # Slurm ends what was asked to end and did not, launchers too: such ranks did not fail first.
+    is_asked = bool({"TERM", "INT", "HUP"} & set(_signals(attempt)))
+    excused = {rank["rank"] for rank in unended} if is_asked else set()
     lost = [{**rank, "code": 137, "signal": "KILL"} for rank in unended]
     ended = [
         e for e in attempt.all("rank_end") if integer(e.get("code")) and not e.get("requested")
     ]
     found: dict[int | None, Event] = {}
     for one in [told, *lost, *ended]:
-        if one and one.get("code") != _STOPPED:
+        if one and one.get("code") != _STOPPED and integer(one.get("rank")) not in excused:
             found.setdefault(integer(one.get("rank")), one)
     return list(found.values())
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 _STOPPED = 75
+_ON_REQUEST = ("preempted", "time limit", "cancelled")
 _HEIGHT = 23  # of 24: the prompt comes after
 _LABEL = 8
 _MIN_SAID = 2
@@ -98,8 +99,9 @@ def _headline(found: dict[str, Any]) -> str:
         return f"STARTING AGAIN; before, {happened}"
     if attempt["code"] == 0:
         return "FINISHED: all ranks ended well"
-    word = {"stopped": "STOPPED", "killed": "KILLED"}.get(attempt["outcome"], "FAILED")
-    return f"{word}: {happened}"
+    if attempt["failure_class"] in _ON_REQUEST:
+        return f"STOPPED: {happened}"
+    return f"{'KILLED' if attempt['outcome'] == 'killed' else 'FAILED'}: {happened}"
 
 
 def _happened(attempt: dict[str, Any]) -> str:
@@ -181,7 +183,8 @@ def _evidence(found: dict[str, Any], width: int) -> list[str]:
     for slow in found["slow_ranks"][:2]:
         made += _block("slow", _slow(slow), width, 2)
     if found["slurm"] is not None:
-        made += _block("Slurm", _slurm(found["attempt"]["job_id"], found["slurm"]), width, 1)
+        told = _slurm(found["attempt"]["job_id"], found["slurm"], is_over=_is_over(found))
+        made += _block("Slurm", told, width, 1)
     return made
 
 
@@ -213,9 +216,9 @@ def _slow(slow: dict[str, Any]) -> str:
     return f"{text}: {told}" if told else text
 
 
-def _slurm(job_id: object, job: dict[str, Any]) -> str:
+def _slurm(job_id: object, job: dict[str, Any], *, is_over: bool) -> str:
     parts = [f"job {job_id} {job['state']}"]
-    if job["exit_code"]:
+    if job["exit_code"] and is_over:
         parts.append(f"exit code {job['exit_code']}")
     if job["reason"]:
         parts.append(f"reason {job['reason']}")

@@ -61,6 +61,7 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
     state = life.state(run_dir, attempt, job, quiet_s)
     if state == "running":
         _lose_nothing_yet(made, attempt)
+        _go_on_until(made["goodput"], seconds(made["attempts"][0]["start_time"]), now_s)
     where = attempt["failure"] or {}
     log = _log_of(run_dir, attempt, where.get("rank"))
     return {
@@ -86,14 +87,20 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
     }
 
 
+def _go_on_until(goodput: dict[str, Any], began_s: float | None, now_s: float) -> None:
+    """Let the time of a run that goes on reach to now: of its last moments nobody told yet."""
+    if began_s is not None and began_s + goodput["wall_s"] < now_s:
+        goodput["unknown_s"] += round(now_s - began_s - goodput["wall_s"], 3)
+        goodput["wall_s"] = round(now_s - began_s, 3)
+    if goodput["wall_s"] and goodput["compute_s"]:
+        goodput["goodput_pct"] = round(100 * goodput["compute_s"] / goodput["wall_s"], 1)
+
+
 def _lose_nothing_yet(made: dict[str, Any], attempt: dict[str, Any]) -> None:
     """Take back what would be lost if the attempt that still runs had ended by now."""
-    lost_s = attempt["ledger"]["lost_s"]
-    for ledger in (made["goodput"], attempt["ledger"]):
-        ledger["compute_s"] = round(ledger["compute_s"] + lost_s, 3)
-        ledger["lost_s"] = round(ledger["lost_s"] - lost_s, 3)
-        if ledger["wall_s"] and ledger["compute_s"]:
-            ledger["goodput_pct"] = round(100 * ledger["compute_s"] / ledger["wall_s"], 1)
+    goodput, lost_s = made["goodput"], attempt["ledger"]["lost_s"]
+    goodput["compute_s"] = round(goodput["compute_s"] + lost_s, 3)
+    goodput["lost_s"] = round(goodput["lost_s"] - lost_s, 3)
     if made["steps_lost"] is not None:
         made["steps_lost"] -= attempt["steps_lost"] or 0
     attempt["steps_lost"] = None

@@ -235,6 +235,17 @@ def test_a_command_that_is_cancelled_was_not_killed_from_outside(story: Any) -> 
     assert blame(story) == ("cancelled", None)
 
 
+def test_what_slurm_killed_after_the_request_did_not_fail(story: Any) -> None:
+    """A launcher that got SIGKILL after the grace tells no end; the script names its rank."""
+    story.start(command=("--", "sleep", "9"))
+    story.tell("signal", signal="TERM")
+    story.rank_end(0, 143, "TERM", requested=True)
+    story.tell("first_failure", rank=1, node="n2", code=137, signal="KILL")
+    story.tell("decision", decision="fail", reason="the job was cancelled", restarts=0, idle=0)
+    story.tell("end", code=137)
+    assert blame(story) == ("cancelled", None)
+
+
 def test_a_failure_before_the_request_counts(story: Any) -> None:
     """A program that breaks while it is asked to stop has failed by itself."""
     story.start()

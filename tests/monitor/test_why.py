@@ -286,6 +286,27 @@ def test_slurms_own_word(story: Any, tmp_path: Path) -> None:
     )
 
 
+def test_a_run_that_goes_on_has_its_time_until_now(story: Any, tmp_path: Path) -> None:
+    """Also of a command that tells nothing; a job that runs has no exit code yet."""
+    story.now_s = time.time() - 7200
+    story.start(command=("--", "sleep", "9"))
+    programs = client(tmp_path, scontrol="echo 'JobId=42 JobState=RUNNING ExitCode=0:0'")
+    text = "\n".join(shown(story.write(), programs=programs))
+    assert "time    2 h 00 min: the command itself 100 %" in text
+    assert "Slurm   job 42 RUNNING\n" in text
+
+
+def test_a_cancelled_command_was_stopped(story: Any) -> None:
+    """Whatever code its program makes of SIGTERM."""
+    story.start(command=("--", "sleep", "9"))
+    story.tell("signal", signal="TERM")
+    story.rank_end(0, 143, "TERM", requested=True)
+    reason = "no requeue: the job was cancelled; to go on: start again"
+    story.tell("decision", decision="fail", reason=reason, restarts=0, idle=0, exclude=None)
+    story.tell("end", code=143)
+    assert shown(story.write())[0] == "STOPPED: the run was cancelled [cancelled; code 143]"
+
+
 def test_a_slurm_that_does_not_answer_is_not_waited_for(story: Any, tmp_path: Path) -> None:
     """Five seconds, and the screen is there without it."""
     story.start()
