@@ -34,8 +34,12 @@ class StopAgreement:
         request: StopRequest,
         beat: Beat,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        wants_save: Callable[[], bool] = lambda: False,
     ) -> None:
+        """Ask `request` whether to stop and, with the same question, `wants_save`."""
         self._mesh = mesh
+        self._wants_save = wants_save
         self._request = request
         self._beat = beat
         self._clock = clock
@@ -45,6 +49,15 @@ class StopAgreement:
         """Start again with a question at the next tick: what comes has a pace of its own."""
         self._gap = self._num_left = 1
         self._asked_s = self._clock()
+        self._save_agreed = False
+
+    @property
+    def is_save_due(self) -> bool:
+        """Whether the ranks agreed that it is time for a checkpoint, be it the step for it or not.
+
+        It holds until `begin`.
+        """
+        return self._save_agreed if self._mesh.is_distributed else self._wants_save()
 
     def reached(self) -> bool:
         """Count a tick; return whether to stop now: the same on all ranks, which all call it."""
@@ -58,9 +71,10 @@ class StopAgreement:
         wish = min(max(1, int(pace * _LAG_S)), _MAX_GROWTH * self._gap)
         told = float(self._request.signal_name is not None)
         self._beat.meet(AGREE)
-        stop, minus_gap, minus_remaining_s = self._mesh.max(
-            [told, -float(wish), -self._request.remaining_s]
+        stop, save, minus_gap, minus_remaining_s = self._mesh.max(
+            [told, float(self._wants_save()), -float(wish), -self._request.remaining_s]
         )
+        self._save_agreed |= save > 0
         if stop:
             self._request.agree(-minus_remaining_s)
         self._gap = self._num_left = int(-minus_gap)

@@ -54,6 +54,7 @@ class Checkpoints:
         num_kept: int,
         is_async: bool,
         identity: Mapping[str, object],
+        interval_s: float = 0.0,
     ) -> None:
         self._folder = CheckpointFolder(folder)
         self._mesh = mesh
@@ -61,6 +62,8 @@ class Checkpoints:
         self._num_kept = num_kept
         self._is_async = is_async
         self._identity = identity
+        self._interval_s = interval_s
+        self._last_s = time.monotonic()
         self._copies = HostCopies()
         self._peers: Peers | None = None
         self._writing: _Writing | None = None
@@ -88,6 +91,7 @@ class Checkpoints:
                 self._folder.point("best", position.step)
             return
         self.wait()
+        self._last_s = began_s
         if not self._has_space(tensors, position.step):
             return
         peers = self._meet()
@@ -100,6 +104,11 @@ class Checkpoints:
         writing.start()
         if not self._is_async:
             self.wait()
+
+    def is_due(self) -> bool:
+        """Whether the last one is older than the interval; by rank 0's clock, the others say no."""
+        is_old = time.monotonic() - self._last_s >= self._interval_s > 0
+        return is_old and self._mesh.ranks.is_main
 
     def holds(self, position: Position) -> bool:
         """Whether the newest checkpoint, complete or being written, is of just that position."""

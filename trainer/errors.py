@@ -26,5 +26,5 @@ class RunFailedError(Exception):
     """The run cannot go on; one line that says it all, and all ranks know."""
 
 
-class CheckpointError(Exception):
+class CheckpointError(RunFailedError):
     """A run trained to its end, and what it came to could not be kept."""

@@ -49,7 +49,7 @@ class Loop:
 
     def _begin(self, resumed: Resumed) -> None:
         self.position: Position = resumed.position
-        self._left_out = frozenset(self.position.skipped_steps)
+        self._stepper.left_out = frozenset(self.position.skipped_steps)
         self.progress.begin(self.position, resumed.loss_sum.item())
         self._stepper.seek(-1)
         self._parts.beat.step = self.position.step
@@ -64,7 +64,8 @@ class Loop:
         is_new = self.position.validated_step != step
         if not stopped and is_new and (self._is_over() or self._is_due(config.val_every)):
             stopped = not self._validate()
-        if step != self.started_step and self._is_due(config.checkpoint_every, besides=True):
+        is_due = self._is_due(config.checkpoint_every, besides=True)
+        if step != self.started_step and (is_due or self._parts.agreement.is_save_due):
             self._save()
             if not stopped and not self._is_over():
                 stopped = self._parts.agreement.reached()  # before a step more is to be saved
@@ -85,7 +86,7 @@ class Loop:
         """Train to the next validation, checkpoint or epoch's end; return whether to stop."""
         parts = self._parts
         self._stepper.seek(self.position.step)
-        log_every, reached, beat = parts.config.log_every, parts.agreement.reached, parts.beat
+        log_every, agreement, beat = parts.config.log_every, parts.agreement, parts.beat
         parts.train_model.train()
         pause_step = self._pause_step()
         for step in range(self.position.step + 1, pause_step + 1):
@@ -97,9 +98,12 @@ class Loop:
                 self.progress.first_step_done(step)
             if step % log_every == 0 or step == self._total_steps:
                 self._log(step)
-            if reached():
+            if agreement.reached():
                 self.position = replace(self.position, step=step)
                 return True
+            if agreement.is_save_due:
+                self.position = replace(self.position, step=step)
+                return False
         self.position = replace(self.position, step=pause_step)
         return False
 
@@ -110,11 +114,7 @@ class Loop:
         return min(*nexts, self._total_steps, step + self._stepper.table.num_free)
 
     def _train_step(self, step: int) -> None:
-        if step in self._left_out:
-            self._stepper.leave_out()
-            self.progress.loss.num_left_out += 1
-        else:
-            self._stepper.take(step)
+        self._stepper.take(step)
 
     def _log(self, step: int) -> None:
         self._parts.beat.meet(LOG)
@@ -211,7 +211,7 @@ class Loop:
 
     def _roll_back(self, wish: RollBack) -> None:
         """Go back to the last checkpoint; on the way from there, leave the bad steps out."""
-        left_out = self._left_out.union(wish.steps)
+        left_out = self._stepper.left_out.union(wish.steps)
         self._parts.beat.meet(LOAD)
         resumed = self._parts.go_back(self.position)
         position = replace(resumed.position, skipped_steps=sorted(left_out))

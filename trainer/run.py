@@ -139,7 +139,7 @@ class Run:
             _greet(mesh, trained.model, run_dir, position, learning_rate.total_steps)
             self._sinks = _open_sinks(job, run_dir, learning_rate.total_steps)
         train, test = data.batches(job.plan, position.seed, mesh, config.num_workers)
-        agreement = StopAgreement(mesh, job.stop, job.beat)
+        agreement = StopAgreement(mesh, job.stop, job.beat, wants_save=checkpoints.is_due)
         evaluation = None
         if test is not None:
             evaluation = Evaluation(
@@ -337,6 +337,7 @@ def _open_checkpoints(
         num_kept=job.config.keep_checkpoints,
         is_async=job.config.checkpoint_mode == "async",
         identity=identity,
+        interval_s=60 * job.config.checkpoint_minutes,
     )
 
 

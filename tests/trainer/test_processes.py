@@ -66,6 +66,21 @@ def test_one_rank_told_to_stop_stops_all_at_the_same_step(start_ranks: Start) ->
     )
 
 
+def test_ranks_save_by_the_clock_of_rank_0(start_ranks: Start) -> None:
+    """All at the same step, in the middle of an epoch, with all that each has for itself."""
+    started = start_ranks(
+        2, *QUICK, "--max-steps", "70", "--checkpoint-minutes", "0.0005", "--keep-checkpoints", "99"
+    )
+    assert started.wait() == [0, 0]
+    saved = [event["step"] for event in started.run.events("checkpoint")]
+    assert len(saved) > 2
+    for step in saved:
+        folder = started.run.path / "checkpoints" / f"step-{step}"
+        assert {entry.name for entry in folder.iterdir()} == {
+            ".metadata", "__0_0.distcp", "__1_0.distcp", "state.json", "manifest.json",
+        }  # fmt: skip
+
+
 def test_a_killed_rank_ends_the_others(start_ranks: Start) -> None:
     """They fail by themselves, with 70, a failure in the record and a summary; nobody hangs."""
     started = start_ranks(3, *ENDLESS, "--global-batch-size", "63")

@@ -175,6 +175,16 @@ def test_validation_comes_every_n_steps_and_at_the_end(train: Train) -> None:
     assert steps >= {7, 14, 20, 21, 28, 30}
 
 
+def test_checkpoints_come_every_few_minutes(train: Train) -> None:
+    """In the middle of an epoch, too, by the clock; 0 turns them off."""
+    for minutes, is_more in (("0.0005", True), ("0", False)):
+        options = ("--max-steps", "39", "--checkpoint-minutes", minutes)
+        _, run = train(*QUICK, *options, "--keep-checkpoints", "99", out=f"run{minutes}")
+        saved = [event["step"] for event in run.events("checkpoint")]
+        assert {20, 39} <= set(saved)
+        assert (len(saved) > 2) is is_more
+
+
 def test_early_stopping_ends_a_run_that_no_longer_gains(train: Train) -> None:
     """A learning rate of nothing gains once, then never: two validations later it ends."""
     options = ("--lr", "1e-12", "--epochs", "50", "--early-stop-patience", "2")
