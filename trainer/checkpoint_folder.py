@@ -3,6 +3,7 @@
     step-<n>/             complete
     .step-<n>.partial/    being written
     .step-<n>.replaced/   for the moment in which a step is replaced by a newer state of it
+    .step-<n>.removed/    for the moment in which it is removed
     latest, best          files that hold a name
 
 Only rank 0 changes anything here.
@@ -121,7 +122,14 @@ class CheckpointFolder:
             surplus += damaged
         for name in surplus:
             if name not in spared:
-                shutil.rmtree(self.path / name, ignore_errors=True)
+                self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        """Take the name away first: half a checkpoint must not look like a damaged one."""
+        removed = self.path / f".{name}.removed"
+        with contextlib.suppress(OSError):
+            (self.path / name).rename(removed)
+            shutil.rmtree(removed)
 
 
 def find_folder(path: Path) -> CheckpointFolder | None:

@@ -1,0 +1,130 @@
+"""Disks that are full: real ones, small and in memory."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainer import saving
+from trainer.checkpoint import Checkpoints
+from trainer.events import EventLog
+from trainer.mesh import Mesh
+from trainer.position import Position
+from trainer.ranks import Ranks
+
+ALONE = Mesh(ranks=Ranks(), device=torch.device("cpu"), backend="none", num_threads=1)
+_MIB = 1 << 20
+
+
+@dataclass
+class Disk:
+    """A small disk, and a file for events elsewhere."""
+
+    path: Path
+    events: Path
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Disk]:
+    """A file system of 8 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    path = tmp_path / "disk"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", path], check=True)
+    yield Disk(path, tmp_path / "events.jsonl")
+    subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def open_folder(disk: Disk, *, is_async: bool = True) -> Checkpoints:
+    """Checkpoints on the small disk."""
+    return Checkpoints(
+        disk.path / "checkpoints",
+        ALONE,
+        EventLog(path=disk.events, attempt=1, host="h"),
+        num_kept=5,
+        is_async=is_async,
+        identity={},
+    )
+
+
+def save(checkpoints: Checkpoints, step: int, size_bytes: int) -> bool:
+    """Save so many bytes; return whether that worked."""
+    tensors = {"model/w": torch.full((size_bytes // 4,), float(step))}
+    position = Position(step=step, seed=1, global_batch_size=1, num_train_samples=1)
+    checkpoints.save(tensors, position, is_best=False)
+    return checkpoints.wait()
+
+
+def loaded_step(disk: Disk) -> int:
+    """What a new start would take."""
+    loaded = open_folder(disk).load(
+        "auto", lambda stored: {k: torch.empty(s, dtype=d) for k, (s, d) in stored.entries.items()}
+    )
+    assert loaded is not None
+    assert loaded[0]["model/w"].unique().tolist() == [loaded[1].step]
+    return loaded[1].step
+
+
+def failures(events: Path) -> list[dict[str, Any]]:
+    """The failed saves that were told of."""
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    return [line for line in lines if line["event"] == "checkpoint_failed"]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("is_foreseen", [True, False])
+def test_a_full_disk_is_reported_and_harms_nothing(
+    small_disk: Disk,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    is_foreseen: bool,
+    is_async: bool,
+) -> None:
+    """Whether it shows before writing or in the middle; with room again, saves go on."""
+    checkpoints = open_folder(small_disk, is_async=is_async)
+    assert save(checkpoints, 1, 3 * _MIB)
+    with monkeypatch.context() as patch:
+        if not is_foreseen:  # somebody else fills it while we write
+            patch.setattr(saving, "num_free_bytes", lambda _path: 1 << 40)
+        assert not save(checkpoints, 2, 6 * _MIB)
+    (told,) = failures(small_disk.events)
+    assert (told["step"], told["reason"]) == (2, "no space")
+    assert ("MiB needed" in told["error"]) is is_foreseen
+    line = capsys.readouterr().err
+    assert line.startswith("trainer: the checkpoint of step 2 was not written: no space: ")
+    assert line.endswith("the last one: step 1\n")
+    assert line.count("\n") == 1
+    assert checkpoints.latest_step == 1
+    assert {e.name for e in (small_disk.path / "checkpoints").iterdir()} == {"step-1", "latest"}
+    assert loaded_step(small_disk) == 1
+    assert save(checkpoints, 3, _MIB)
+    assert loaded_step(small_disk) == 3
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_without_checkpoints_but_does_not_end_well(
+    small_disk: Disk,
+    train: Callable[..., tuple[int, Any]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """All steps are trained; at the end 70, and one line says which checkpoint there is."""
+    options = ("--model", "cnn", "--global-batch-size", "50", "--log-every", "1")
+    code, run = train(
+        *options, "--max-steps", "5", "--checkpoint-every", "1", out=str(small_disk.path / "run")
+    )
+    assert code == 70  # 14 MiB were needed at once
+    assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4, 5]
+    assert run.summary()["outcome"] == "failed"
+    assert "the last checkpoint, of step 5, could not be written (no space: " in (
+        told := capsys.readouterr().err
+    )
+    assert "Traceback" not in told
+    assert "there is none" in told
