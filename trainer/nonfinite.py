@@ -126,6 +126,9 @@ class NonFinitePolicy:
         self._plan = plan
         self._events = events
         self._num_in_a_row = 0
+        self.last_good_step = 0
+        """The last step that was taken and finite."""
+        self._last_bad_step = 0
         self._last_rollback: int | None = None
         self._num_rollbacks = 0
         self.num_steps = 0
@@ -150,6 +153,7 @@ class NonFinitePolicy:
         is_all = len(bad.steps) == len(reduced)
         self._num_in_a_row = self._num_in_a_row + len(bad.steps) if is_all else 0
         action, why = self._decide(saved_step)
+        self._last_bad_step = bad.steps[-1]
         self._tell(bad, action, why)
         if action == "stop":
             raise RunFailedError(f"{bad}: {why}")
@@ -162,13 +166,15 @@ class NonFinitePolicy:
                 "without them by --on-nan skip or rollback"
             )
         if self._policy == "rollback" and saved_step is not None:
-            is_same = saved_step == self._last_rollback
-            self._num_rollbacks = self._num_rollbacks + 1 if is_same else 1
+            # A checkpoint is no newer for steps that were left out on the way to it.
+            is_newer = saved_step != self._last_rollback
+            is_better = is_newer and self.last_good_step > self._last_bad_step
+            self._num_rollbacks = 1 if is_better else self._num_rollbacks + 1
             self._last_rollback = saved_step
             if self._num_rollbacks > _MAX_NUM_ROLLBACKS:
                 return "stop", (
-                    f"after {_MAX_NUM_ROLLBACKS} rollbacks to step {saved_step} it is no better; "
-                    "lower --lr, or resume from an earlier checkpoint"
+                    f"{_MAX_NUM_ROLLBACKS} rollbacks in a row, the last one to step {saved_step}, "
+                    "have not mended it; lower --lr, or resume from an earlier checkpoint"
                 )
             return "rollback", f"going back to step {saved_step}, and on without these batches"
         if not self._are_buffers_finite():

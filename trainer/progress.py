@@ -98,20 +98,27 @@ class Progress:
         losses, found = self._stepper.table.read()
         if not losses and not more:
             return []
-        is_bad = found or not all(map(math.isfinite, losses))
+        is_bad = bool(found) or not all(map(math.isfinite, losses))
         attempt = LossSum(self.loss.value, 0, 0)
         attempt.add(losses)
-        total, any_bad, *sums = self._parts.mesh.sum([attempt.value, float(bool(is_bad)), *more])
+        total, any_bad, *sums = self._parts.mesh.sum([attempt.value, float(is_bad), *more])
+        first_step = step - len(losses) + 1
+        left_out = self._stepper.left_out.intersection(range(first_step, step + 1))
+        self.loss.num_left_out += len(left_out)
+        bad: Sequence[int] = []
         if any_bad:
-            self._judge(losses, found, position, step - len(losses) + 1)
+            bad = self._judge(losses, found, position, first_step)
             (total,) = self._parts.mesh.sum([self.loss.value])
         else:
             self.loss.value = attempt.value
+        good = set(range(first_step, step + 1)).difference(left_out, bad)
+        self.non_finite.last_good_step = max(good, default=self.non_finite.last_good_step)
         return [total, *sums]
 
     def _judge(
         self, losses: Sequence[float], found: set[int], position: Position, first_step: int
-    ) -> None:
+    ) -> Sequence[int]:
+        """Return the steps of a reading that are not finite, without whose losses we go on."""
         own = [math.nan if i in found else loss for i, loss in enumerate(losses)]
         reduced = self._parts.mesh.sum(own)
         self._parts.checkpoints.wait()  # one on its way may be the one to go back to
@@ -122,6 +129,7 @@ class Progress:
             raise RollBack(steps)
         self.loss.add([v for i, v in enumerate(losses) if math.isfinite(reduced[i])])
         self.loss.num_left_out += len(steps)
+        return steps
 
     def log(self, step: int, position: Position) -> float | None:
         """Tell of the interval that ends with `step`; return its loss, None if it has none."""

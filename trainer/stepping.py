@@ -36,6 +36,8 @@ class Stepper:
         if isinstance(model, DistributedDataParallel):
             num_forwards = log_every * parts.plan.num_microbatches
             self.forward_time = ForwardTime(model.module, device, num_forwards)
+        self.left_out: frozenset[int] = frozenset()
+        """Steps that are passed over."""
         self._microbatches: Iterator[tuple[Tensor, Tensor]] = iter(())
         self._epoch = -1
 
@@ -49,7 +51,10 @@ class Stepper:
             self._epoch = epoch
 
     def take(self, step: int) -> None:
-        """Take step `step`, counted from 1."""
+        """Take step `step`, counted from 1, or pass it over."""
+        if step in self.left_out:
+            self._leave_out()
+            return
         parts, beat, table = self._parts, self._parts.beat, self.table
         num_microbatches = parts.plan.num_microbatches
         for number in range(1, num_microbatches + 1):
@@ -67,8 +72,8 @@ class Stepper:
         parts.update.apply(parts.learning_rate.at(step - 1), table.found)
         table.next_step()
 
-    def leave_out(self) -> None:
-        """Pass over a step's samples without training on them."""
+    def _leave_out(self) -> None:
+        """Take a step's samples, and do not train on them."""
         for _ in range(self._parts.plan.num_microbatches):
             self._next()
         self.table.next_step()
