@@ -186,6 +186,14 @@ class _Gpu:
         except (pynvml.NVMLError, _GpuLostError, UnicodeDecodeError):
             return "-"
 
+    def power_limit_w(self) -> int | None:
+        """What it may draw; None where that is not told."""
+        try:
+            self._open()
+            return int(pynvml.nvmlDeviceGetEnforcedPowerLimit(self.handle)) // 1000
+        except (pynvml.NVMLError, _GpuLostError):
+            return None
+
     def _open(self) -> None:
         if self.handle is not None:
             return
@@ -256,6 +264,9 @@ class Nvml:
             key = f"gpu {gpu.index}"
             fact = gpu.fact()
             facts.append((key, known.get(key, "-") if fact == "-" else fact))
+            limit_w = gpu.power_limit_w()
+            if limit_w is not None:
+                facts.append((f"power_limit_w {gpu.index}", str(limit_w)))
         return tuple(facts)
 
     def _stop(self) -> None:

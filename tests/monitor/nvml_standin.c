@@ -115,6 +115,7 @@ int nvmlDeviceGetUUID(Device *d, char *text, unsigned n) {
 }
 int nvmlDeviceGetName(Device *d, char *text, unsigned n) { ENTER(d); snprintf(text, n, "NVIDIA Stand-In"); return SUCCESS; }
 int nvmlDeviceGetPowerUsage(Device *d, unsigned *mw) { ENTER(d); *mw = value("power_mw", d, 294999); return SUCCESS; }
+int nvmlDeviceGetEnforcedPowerLimit(Device *d, unsigned *mw) { ENTER(d); *mw = value("limit_mw", d, 700000); return SUCCESS; }
 int nvmlDeviceGetTemperature(Device *d, int sensor, unsigned *c) { (void)sensor; ENTER(d); *c = value("temp", d, 61); return SUCCESS; }
 int nvmlDeviceGetUtilizationRates(Device *d, unsigned *gpu_mem) {
     ENTER(d);

@@ -54,7 +54,7 @@ def hang_in_regex() -> None:
 
 def go_on(beats: Beats) -> None:
     """Beat for ever."""
-    step = 1000
+    step = 10**6
     while True:
         step += 1
         beats.beat("forward", step, step)
@@ -62,20 +62,24 @@ def go_on(beats: Beats) -> None:
 
 
 def main(mode: str, directory: Path, rank: int, run_dir: Path) -> None:
-    """Take ten steps, then do what `mode` says."""
+    """Take steps until there is a file `hang`, then do what `mode` says."""
     attempt = os.environ.get("DDP_ATTEMPT", "1")
     path = run_dir / "debug" / f"stack-{attempt}-rank-{rank}.txt"
     if mode != "deaf":
         faulthandler.register(signal.SIGUSR2, file=path.open("a"), all_threads=True)
     beats = Beats(directory, rank)
-    for step in range(10):
+    print("ready", flush=True)
+    step = 0
+    while not (directory / "hang").exists():
+        step += 1
         beats.beat("forward", step, 2 * step)
         time.sleep(0.02)
         beats.beat("backward", step, 2 * step + 1)
     if mode == "wait":  # as in a collective that one of the others does not come to
-        beats.beat("backward", 10, 99)
+        beats.beat("backward", 10**6, 10**6)
         mode = "sleep"
-    print("ready", flush=True)
+    else:
+        beats.beat("forward", 10**5, 10**5)
     ways = {"sleep": hang_in_sleep, "c": hang_in_c, "regex": hang_in_regex, "deaf": hang_in_sleep}
     if mode in ways:
         ways[mode]()

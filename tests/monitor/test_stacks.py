@@ -92,6 +92,7 @@ def test_a_hook_inside_of_backward_does_not_wait() -> None:
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start a rank that hangs as told, and wait until it does."""
     (tmp_path / "debug").mkdir()
+    (tmp_path / "hang").touch()
     started = []
 
     def begin(mode: str, rank: int = 0) -> "subprocess.Popen[str]":
@@ -101,7 +102,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         started.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        time.sleep(0.1)
+        time.sleep(0.3)
         return process
 
     yield begin
