@@ -37,6 +37,7 @@ judge_failure() {
 # judge_blame EVENT CODE: an empty code is the event's own.
 judge_blame() {
     FAILED_RANK=$(event_field rank "$1")
+    if [[ $FAILED_RANK == null ]]; then FAILED_RANK=''; fi # a verdict may name a node alone
     FAILED_NODE=$(event_field node "$1")
     FAILED_CODE=${2:-$(event_field code "$1")}
     if [[ $1 == *'"oom": true'* ]]; then FAILED_WHY=': out of memory, ask for more with --mem'; fi
@@ -82,7 +83,7 @@ judge_lost_nodes() {
 
 # judge_code: the first failing rank's code, else what the step itself ended with.
 judge_code() {
-    if [[ $FAILED_RANK ]]; then echo "$FAILED_CODE"; else echo "$STEP_CODE"; fi
+    if [[ $FAILED_RANK || $FAILED_NODE ]]; then echo "$FAILED_CODE"; else echo "$STEP_CODE"; fi
 }
 
 # judge_words: what happened, in the words of the job's last line.

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ("PATH", "LANG", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
@@ -208,14 +212,20 @@ class Job:
 
 
 @pytest.fixture
-def job(cluster: Any, tmp_path: Path) -> Any:
-    """Submits jobs in a directory of their own and cancels what is left of them."""
+def job_on(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Submits jobs to a cluster, in a directory of their own; cancels what is left of them."""
     jobs: list[Job] = []
 
-    def submit(*args: str, **env: str) -> Job:
+    def submit(cluster: Any, *args: str, **env: str) -> Job:
         jobs.append(Job(cluster, tmp_path, *args, **env))
         return jobs[-1]
 
     yield submit
     for each in jobs:
-        cluster.run(["scancel", "--quiet", str(each.id)])
+        each.cluster.run(["scancel", "--quiet", str(each.id)])
+
+
+@pytest.fixture
+def job(cluster: Any, job_on: Callable[..., Job]) -> Callable[..., Job]:
+    """Submits jobs to the shared cluster."""
+    return functools.partial(job_on, cluster)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import json
 import subprocess
 import time
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 def when(event: dict[str, Any]) -> float:
     """An event's time, seconds since the epoch."""
-    return datetime.datetime.fromisoformat(event["time"]).timestamp()
+    return dt.datetime.fromisoformat(event["time"]).timestamp()
 
 
 def kill(pid: int) -> None:

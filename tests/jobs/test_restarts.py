@@ -111,3 +111,38 @@ def test_a_signal_between_two_attempts_is_acted_upon(scripts: Scripts, name: str
 
 def _text(path: object) -> str:
     return path.read_text()
+
+
+def test_a_verdict_is_the_last_word(scripts: Scripts) -> None:
+    """What the watchdog found names the failure, also where a rank's end came first: code 76."""
+    verdict = (
+        '{"time": "2026-11-21T08:00:00.000Z", "event": "verdict", "source": "monitor", '
+        '"attempt": 1, "host": "n1", "kind": "hung", "rank": 1, "node": "n1", "gpu": null, '
+        '"top": "x", "text": "rank 1 on n1 hangs in \\"data\\", C:\\\\x"}'
+    )
+    program = (
+        'if ((RANK == 0)); then echo "$LINE" >>"$DDP_RUN_DIR/events.jsonl"; exit 9; fi; sleep 60'
+    )
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", program, LINE=verdict)
+    assert result.code == 76
+    assert 'rank 1 on n1 hangs in "data", C:\\x; no restart' in result.err.splitlines()[-1]
+    (failure,) = result.of("first_failure")
+    assert (failure["rank"], failure["code"]) == (1, 76)
+
+
+def test_a_verdict_ends_ranks_that_nobody_ends(scripts: Scripts) -> None:
+    """After a verdict the step ends within seconds, though every rank would hang for ever."""
+    verdict = (
+        '{"time": "t", "event": "verdict", "source": "monitor", "attempt": 1, "host": "n1", '
+        '"kind": "network", "rank": null, "node": "n2", "text": "n2 is not reached"}'
+    )
+    program = (
+        'echo "$LINE" >>"$DDP_RUN_DIR/events.jsonl"; trap \'\' TERM; while :; do sleep 1; done'
+    )
+    began = time.monotonic()
+    result = scripts.run(
+        "prelaunch.sh", "--", "bash", "-c", program, LINE=verdict, DDP_NPROC_PER_NODE="1"
+    )
+    assert result.code == 76
+    assert time.monotonic() - began < 25
+    assert "n2 is not reached" in result.err.splitlines()[-1]

@@ -1,0 +1,141 @@
+"""Back to the queue, on a virtual cluster of its own whose jobs may be preempted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from conftest import Job
+
+PRELAUNCH = str(Path(__file__).resolve().parents[2] / "jobs" / "prelaunch.sh")
+NEAR_LIMIT = ("--time=1", "--signal=B:USR1@55")
+# Writes a checkpoint when it is asked to stop, and finishes in its second start.
+PROGRAM = (
+    "bash",
+    "-c",
+    (
+        """trap 'echo "step-$DDP_ATTEMPT" >"$DDP_RUN_DIR/checkpoints/latest"; exit 75' USR1 TERM;"""
+        """ echo "start $DDP_ATTEMPT seed $DDP_SEED"; ((DDP_ATTEMPT < LAST)) || exit 0;"""
+        """ while :; do sleep 0.2; done"""
+    ),
+)
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def own(cluster_at: Callable[..., Any]) -> Iterator[Any]:
+    """A cluster with a partition that preempts and one whose jobs are cancelled by it."""
+    own = cluster_at(
+        {
+            "DDP_CLUSTER_DIR": "/var/tmp/ddp-cluster-requeue",
+            "DDP_CLUSTER_PREFIX": "tr",
+            "DDP_CLUSTER_SUBNET": "10.213.97",
+            "DDP_CLUSTER_PREEMPT": "1",
+        }
+    )
+    own.up("2")
+    yield own
+    assert own.script("down").returncode == 0
+
+
+@pytest.fixture
+def submit(own: Any, job_on: Callable[..., Job]) -> Callable[..., Job]:
+    """Submits the program above."""
+
+    def submit(*args: str, last: int = 2, **env: str) -> Job:
+        settings = {"LAST": str(last), "DDP_MONITOR": "0"} | env
+        return job_on(own, *args, PRELAUNCH, "--", *PROGRAM, **settings)
+
+    return submit
+
+
+def decisions(job: Job) -> list[str]:
+    """The decisions so far."""
+    return [event["decision"] for event in job.events("decision")]
+
+
+def seeds(job: Job) -> set[str]:
+    """The seeds that the rank has seen in its starts."""
+    text = (job.run_dir / "logs" / "rank-0.log").read_text()
+    return {line.split()[3] for line in text.splitlines() if line.startswith("start")}
+
+
+def test_at_the_time_limit_the_job_is_requeued(submit: Callable[..., Job]) -> None:
+    """The same job starts again, in the same directory, with the same seed, and finishes."""
+    job = submit("--ntasks=2", *NEAR_LIMIT)
+    job.wait_for("decision", 2, timeout_s=120)
+    assert job.end() == ("COMPLETED", 0, 0)
+    assert decisions(job) == ["requeue", "finish"]
+    assert [event["restart_count"] for event in job.events("start")] == [0, 1]
+    assert f"job {job.id} is requeued and will go on from step 1" in job.log
+    assert len(seeds(job)) == 1
+    record = json.loads((job.run_dir / "run.json").read_text())
+    assert [attempt["code"] for attempt in record["attempts"]] == [75, 0]
+
+
+def test_where_requeue_is_off_a_successor_carries_on(own: Any, submit: Callable[..., Job]) -> None:
+    """The successor has the job's resources, its run and its seed."""
+    job = submit("--ntasks=2", "--no-requeue", "--gres=gpu:1", "--mem=100M", *NEAR_LIMIT)
+    job.wait_for("decision", 2, timeout_s=120)
+    assert decisions(job) == ["successor", "finish"]
+    (line,) = [line for line in job.log.splitlines() if "is submitted and carries on" in line]
+    successor = int(line.split()[2])
+    assert own.wait(successor) == ("COMPLETED", 0, 0)
+    first, second = own.job(job.id), own.job(successor)
+    for field in ("NumTasks", "TresPerNode", "MinMemoryNode", "TimeLimit", "Partition", "StdOut"):
+        assert second[field] == first[field], (field, second)
+    assert second["Requeue"] == "0"
+    assert len(seeds(job)) == 1
+    assert [event["job_id"] for event in job.events("start")] == [str(job.id), str(successor)]
+
+
+def test_a_cancelled_job_stays_away(submit: Callable[..., Job]) -> None:
+    """scancel ends the run, although the ranks end with 75."""
+    job = submit("--ntasks=2")
+    job.wait_for("rank_up", 2)
+    job.cancel()
+    assert job.end()[0] == "CANCELLED"
+    assert decisions(job) == ["fail"]
+    last = job.log.splitlines()[-1]
+    assert "the job was cancelled" in last
+    assert f"DDP_RUN_NAME=slurm-{job.id}" in last
+    assert job.all_gone()
+
+
+def test_requeue_can_be_turned_off(submit: Callable[..., Job]) -> None:
+    """DDP_REQUEUE=0: the job ends with 75 and says how to go on."""
+    job = submit("--ntasks=1", *NEAR_LIMIT, DDP_REQUEUE="0")
+    assert job.end() == ("FAILED", 75, 0)
+    assert "DDP_REQUEUE=0" in job.log.splitlines()[-1]
+
+
+@pytest.mark.parametrize("partition", ["debug", "spot"])
+def test_a_preempted_job_comes_back(own: Any, submit: Callable[..., Job], partition: str) -> None:
+    """Slurm requeues a preempted job itself, or cancels it, and then we bring it back."""
+    job = submit("--exclusive", "--nodelist=tr1", f"--partition={partition}")
+    job.wait_for("rank_up", 1)
+    urgent = ["--partition=urgent", "--exclusive", "--nodelist=tr1", "--output=/dev/null"]
+    own.submit([*urgent, "--wrap", "sleep 3"])
+    job.wait_for("decision", 2, timeout_s=150)
+    assert decisions(job) == ["requeue", "finish"]
+    assert job.end() == ("COMPLETED", 0, 0)
+    assert "step 1" in job.log
+
+
+def test_a_preempted_job_without_requeue_has_a_successor(
+    own: Any, submit: Callable[..., Job]
+) -> None:
+    """Requeue=0: what was preempted is submitted anew."""
+    job = submit("--exclusive", "--nodelist=tr2", "--no-requeue")
+    job.wait_for("rank_up", 1)
+    urgent = ["--partition=urgent", "--exclusive", "--nodelist=tr2", "--output=/dev/null"]
+    own.submit([*urgent, "--wrap", "sleep 3"])
+    job.wait_for("decision", 2, timeout_s=150)
+    assert decisions(job) == ["successor", "finish"]
