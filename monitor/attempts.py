@@ -162,10 +162,12 @@ def judge(attempt: Attempt, first: Event, log_end: LogEnd) -> failure.Finding:
     signs = {
         "code": "" if code is None else str(code),
         "log": text if first else "",
+        "oom": "true" if first and _was_oom(attempt, rank) else "",
         "node": _text(attempt.last("lost_node"), "node", "how"),
         "verdict": str(attempt.last("verdict").get("kind") or ""),
         "stop": _stop(attempt) if code == _STOPPED or not first else "",
         "error": errors if has_failed else "",
+        "later": errors if has_failed and (attempt.last_step or 0) > 0 else "",
         "follows": line if has_failed and failure.is_consequence(line) else "",
         "nan": str(attempt.last("non_finite").get("action") or "") if has_failed else "",
         "save": _text(save, "reason", "error") if not told else "",
@@ -175,6 +177,11 @@ def judge(attempt: Attempt, first: Event, log_end: LogEnd) -> failure.Finding:
     return failure.Case(signs).judge()
 
 
+def _was_oom(attempt: Attempt, rank: int | None) -> bool:
+    """Whether the kernel ended the rank for want of memory, as its launcher saw it."""
+    return any(e.get("rank") == rank and e.get("oom") is True for e in attempt.all("rank_end"))
+
+
 def _stop(attempt: Attempt) -> str:
     """Tell why the job was asked to end; empty if it was not.
 
@@ -182,7 +189,9 @@ def _stop(attempt: Attempt) -> str:
     """
     reason = re.sub(r"DDP_RUN_NAME=\S+", "", str(attempt.last("decision").get("reason") or ""))
     signals = _signals(attempt)
-    if not signals and attempt.code != _STOPPED:
+    # what the trainer alone was told is no reason for an end that nobody told
+    by_script = [e for e in attempt.all("signal") if e.get("source") != "trainer"]
+    if (not signals and attempt.code != _STOPPED) or (attempt.code is None and not by_script):
         return ""
     for name, pattern in _REASONS:
         if re.search(pattern, reason, re.IGNORECASE):

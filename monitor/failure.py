@@ -33,12 +33,14 @@ class Finding:
     line: str
 
 
-# Places, and what stands in them (see `Case`):
-#   code    the attempt's exit code                 stop     why the job was asked to end
-#   signal  of the failed rank, such as KILL        node     how a node was lost
-#   verdict the watchdog's kind                     end      `none` if the attempt told no end
-#   log     the end of the failed rank's own log    error    its exceptions, its last lines
-#   save    why the last checkpoint was not written nan      what was done about a non-finite loss
+# Places, and what stands in them; only what is known of the end is filled:
+#   code     the attempt's exit code              signal   of the failed rank, such as KILL
+#   verdict  the watchdog's kind                  node     which node was lost, and how
+#   stop     why the job was asked to end         end      `none` if no end was told
+#   log      the end of the failed rank's log     error    its exceptions there, its last lines
+#   later    as `error`, once a step was done     follows  its word for having lost a peer
+#   oom      `true`: the kernel ended it          nan      what was done about a non-finite loss
+#   save     why its checkpoint was not written
 TABLE: tuple[Sign, ...] = (
     Sign("code", r"0", None, "finished"),
     Sign("code", r"64", "user", "ended because its input or environment is wrong"),
@@ -63,6 +65,9 @@ TABLE: tuple[Sign, ...] = (
     Sign("error", r"(FileNotFoundError|No such file or directory).*"
          r"\.(?!(?:py|pyc|so|sh|toml|ya?ml|json|cfg|ini)\b)\w+", "storage",
          "missed a file of its data"),
+    Sign("later", r"FileNotFoundError|No such file or directory", "storage",
+         "missed a file that was there before"),
+    Sign("oom", r"true", "program", "was ended because it used more memory than it may"),
     Sign("log", r"oom[-_ ]?kill|[Oo]ut of memory: Killed|Memory cgroup out of memory", "program",
          "was ended because it used more memory than it may"),
     Sign("error", r"MemoryError|CUDA out of memory|OutOfMemoryError|[Oo]ut of memory|bad_alloc|"
@@ -93,6 +98,7 @@ FOLLOWS = re.compile(
 )
 """What a rank says whose peer failed first: the consequence of a failure, never its cause."""
 
+_WHOLE = ("code", "signal", "verdict", "stop", "end", "oom")  # places of one word
 _EXCEPTION = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b.*|terminate called.*|.*: error: .*")
 _PREFIX = re.compile(r"^\s*(?:\[rank\d+\]:\s?|\[\d+\]\s)?")
 _NUM_LINES = 60  # of the end of a log: older words are about something else
@@ -110,7 +116,7 @@ class Case:
         """Find the first row of the table that fits."""
         for sign in TABLE:
             text = self.signs.get(sign.place, "")
-            is_whole = sign.place in ("code", "signal", "verdict", "stop", "end")
+            is_whole = sign.place in _WHOLE
             found = (re.fullmatch if is_whole else re.search)(sign.pattern, text)
             if found and text:
                 line = _line_at(text, found.start())

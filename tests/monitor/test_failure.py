@@ -97,6 +97,31 @@ def test_killed_for_its_memory(story: Any) -> None:
     assert "memory" in attempt["failure"]["words"]
 
 
+def test_a_file_that_vanishes_is_storages_whatever_its_name(story: Any) -> None:
+    """Before the first step a missing file without a suffix may be anything; later it is data."""
+    text = "FileNotFoundError: [Errno 2] No such file or directory: '/data/part-17'\n"
+    story.start()
+    story.fail(1, 1, text=text)
+    assert blame(story) == ("program", 1)
+    story.again()
+    story.start()
+    story.train(0, 20)
+    story.fail(1, 1, text=text)
+    assert blame(story) == ("storage", 1)
+
+
+def test_killed_for_its_memory_as_the_launcher_saw_it(story: Any) -> None:
+    """The counter of its cgroup, without a word in its log; the first failure is told without."""
+    story.start()
+    story.rank_end(1, 137, "KILL")
+    story.events[-1]["oom"] = True
+    story.tell("first_failure", rank=1, node="n2", code=137, signal="KILL")
+    story.tell("end", code=137)
+    attempt = judged(story)
+    assert (attempt["failure_class"], attempt["failure"]["rank"]) == ("program", 1)
+    assert "memory" in attempt["failure"]["words"]
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_a_consequence_is_not_the_cause(story: Any, *, told: bool) -> None:
     """Rank 0 ends first because rank 1 closed its connection: rank 1 is to blame, all the same."""
@@ -292,6 +317,15 @@ def test_an_end_that_nobody_told(story: Any) -> None:
     assert blame(story) == ("killed", None)
 
 
+def test_a_killed_script_was_not_asked_to_end(story: Any) -> None:
+    """Slurm then tells the ranks, and the trainer notes it: the script itself was told nothing."""
+    story.start()
+    story.tell("signal", signal="TERM", source="trainer")
+    story.rank_end(0, 75, requested=True)
+    story.rank_end(1, 75, requested=True)
+    assert blame(story) == ("killed", None)
+
+
 def test_old_words_do_not_count(story: Any) -> None:
     """What stands far from the end of the log was survived."""
     story.start()
@@ -312,6 +346,18 @@ def test_each_attempt_has_its_own_words(story: Any) -> None:
     assert [one["failure"]["error"][:7] for one in made] == ["OSError", "ValueEr"]
 
 
+def test_without_offsets_only_the_last_attempt_has_words(story: Any) -> None:
+    """Whose words the earlier ones are, nobody knows: they count for none of the earlier."""
+    for _ in range(2):
+        story.start()
+        story.fail(1, 1, text="OSError: [Errno 28] No space left on device\n")
+        story.again()
+    for event in story.events:
+        event.pop("log_offset", None)
+    made = record.read(str(story.write()))["attempts"]
+    assert [one["failure_class"] for one in made] == ["program", "storage"]
+
+
 def test_the_order_of_the_file_counts_not_the_clocks(story: Any) -> None:
     """A node whose clock is an hour behind did not fail first."""
     story.start()
@@ -326,7 +372,7 @@ def test_every_class_has_rows_and_every_row_a_place() -> None:
     """The table speaks of the classes of the contract, and of no others."""
     classes = {"user", "program", "hardware", "network", "storage", "preempted", "time limit"}
     assert set(failure.CLASSES) == classes | {"hung", "killed", "cancelled"}
-    places = "code log node verdict stop error nan follows save signal end"
+    places = "code log oom later node verdict stop error nan follows save signal end"
     assert {sign.place for sign in failure.TABLE} == set(places.split())
 
 
