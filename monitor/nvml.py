@@ -248,13 +248,17 @@ class Nvml:
         try:
             pynvml.nvmlInit()
             num_gpus = pynvml.nvmlDeviceGetCount()
-        except pynvml.NVMLError:
+        except pynvml.NVMLError as error:
+            self._facts = self._with_count(f"no readings: {error}")
             return
         # a GPU that has fallen off the bus may no longer be counted: its row stays
         num_gpus = max(num_gpus, len(self._gpus))
         self._gpus = tuple(_Gpu(index, self._letters) for index in range(num_gpus))
         self._alive = num_gpus > 0
         self._facts = self._learn()
+        self._facts = self._with_count(
+            str(num_gpus) if num_gpus else "no readings: NVML finds none"
+        )
 
     def _learn(self) -> tuple[tuple[str, str], ...]:
         facts = [("driver", _text(pynvml.nvmlSystemGetDriverVersion))]
@@ -269,8 +273,13 @@ class Nvml:
                 facts.append((f"power_limit_w {gpu.index}", str(limit_w)))
         return tuple(facts)
 
+    def _with_count(self, text: str) -> tuple[tuple[str, str], ...]:
+        """Say first how many GPUs there are, or why there are no readings."""
+        return (("gpus", text), *(fact for fact in self._facts if fact[0] != "gpus"))
+
     def _stop(self) -> None:
         self._alive = False
+        self._facts = self._with_count("no readings: NVML answers nothing more")
         self._next_start_s = self._monotonic() + self._retry_s
         for gpu in self._gpus:
             gpu.handle = gpu.gpm = None

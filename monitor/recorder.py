@@ -84,7 +84,8 @@ class BoundedSource:
         answer = None if self._num_open else self._ask()
         if answer is None:
             silent = tuple(GpuSample(index=gpu.index) for gpu in self._known.gpus)
-            return Reading(silent, self._known.facts)
+            why = (("gpus", f"no readings: no answer within {self._limit_s:g} s"),)
+            return Reading(silent, self._known.facts or why)
         if isinstance(answer, Exception):
             raise answer
         self._known = answer
@@ -206,7 +207,7 @@ class Recorder:
             return self.gpus.read()
         except Exception as error:  # noqa: BLE001 - the monitor never fails the job
             self._say_once(f"GPUs: {type(error).__name__}: {error}: their readings stay empty")
-            return Reading()
+            return Reading(facts=(("gpus", f"no readings: {type(error).__name__}: {error}"),))
 
     def _read_host(self) -> HostSample:
         try:

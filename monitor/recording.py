@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from monitor import __version__, gutil
 from monitor.errors import UserError
 from monitor.recorder import BoundedSource, Recorder, SystemClock
+from monitor.sample import Reading
 from monitor.sink import Sink
 from monitor.stop import ProcessStop, Reason
 from monitor.watcher import Watcher
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from monitor import orphans
-    from monitor.sample import GpuSource, HostSample, HostSource, Reading
+    from monitor.sample import GpuSource, HostSample, HostSource
     from monitor.watch_settings import WatchSettings
 
 _MIN_INTERVAL_S, _MAX_INTERVAL_S = 0.1, 86400.0
@@ -91,8 +92,10 @@ class _Gpus:
 
     def read(self) -> Reading:
         if self._source is None:
-            from monitor.nvml import Nvml  # noqa: PLC0415
-
+            try:
+                from monitor.nvml import Nvml  # noqa: PLC0415
+            except ImportError as error:
+                return Reading(facts=(("gpus", f"no readings: {error}"),))
             self._source = Nvml(self._letters)
         return self._source.read()
 

@@ -170,6 +170,29 @@ def test_dead_nvml_is_started_again_now_and_then(driver: Any) -> None:
     assert looks[-1]["facts"]["gpu 0"].startswith("GPU-")
 
 
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        ("noinit 9", "no readings: Driver Not Loaded"),
+        ("gpus 0", "no readings: NVML finds none"),
+        ("fail nvmlDeviceGetCount_v2 * 999", "no readings: Unknown Error"),
+    ],
+)
+def test_the_facts_say_why_there_are_no_readings(driver: Any, rule: str, why: str) -> None:
+    """And how many GPUs there are once there are some."""
+    driver.does(rule)
+    assert look(driver)[0]["facts"]["gpus"] == why
+    driver.does("gpus 2")
+    assert look(driver)[0]["facts"]["gpus"] == "2"
+
+
+def test_the_power_limit_is_a_fact(driver: Any) -> None:
+    """In W, where the driver tells it."""
+    assert look(driver)[0]["facts"]["power_limit_w 1"] == "700"
+    driver.does("fail nvmlDeviceGetEnforcedPowerLimit * 3")
+    assert "power_limit_w 1" not in look(driver)[0]["facts"]
+
+
 @pytest.mark.parametrize("rule", ["noinit 9", "gpus 0", "fail nvmlDeviceGetCount_v2 * 999"])
 def test_no_gpus_to_see(driver: Any, rule: str) -> None:
     """A driver that does not start, or has no GPU, gives an empty reading each time."""

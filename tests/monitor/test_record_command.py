@@ -248,6 +248,16 @@ def test_run_facts_come_from_the_environment(bench: Any) -> None:
         assert line in recording.text().splitlines()
 
 
+def test_without_a_driver_the_log_says_why_there_are_no_readings(bench: Any) -> None:
+    """One `##` line near its head; the rows have `-`, and the host's columns go on."""
+    recording = bench.start("--parent-pid", 999999999, env={"LD_LIBRARY_PATH": ""})
+    assert recording.process.wait(timeout=20) == 0
+    why = [line for line in recording.text().splitlines() if line.startswith("## gpus: ")]
+    if any("-" not in row.split()[2] for row in recording.rows()):
+        pytest.skip("this machine has a GPU")
+    assert why == ["## gpus: no readings: NVML Shared Library Not Found"]
+
+
 @pytest.mark.parametrize(
     ("options", "found"),
     [

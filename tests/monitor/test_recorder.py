@@ -227,6 +227,15 @@ def test_the_end_does_not_wait_for_a_look_that_hangs() -> None:
     gate.open.set()
 
 
+def test_a_look_that_never_came_back_is_told() -> None:
+    """Where nothing is known of the GPUs yet, the log says why."""
+    gate = Gate()
+    gate.num_looks = 1
+    reading = BoundedSource(gate, 0.1, Never()).read()
+    assert reading.facts == (("gpus", "no readings: no answer within 0.1 s"),)
+    gate.open.set()
+
+
 def test_what_a_look_raises_comes_through() -> None:
     """The thread hands errors on and lives."""
 
