@@ -247,6 +247,7 @@ follower_stop() {
 # beats_open: where the ranks of this node beat and the monitor looks; in memory if it can be.
 beats_open() {
     local parent
+    if ((LOCAL_RANK == 0)); then beats_sweep; fi
     for parent in /dev/shm "${TMPDIR:-/tmp}"; do
         export DDP_BEAT_DIR=$parent/ddp.$DDP_LAUNCH_ID.$DDP_NODE
         mkdir -m 700 -- "$DDP_BEAT_DIR" 2>/dev/null || : # another rank of this node may have
@@ -259,6 +260,17 @@ beats_open() {
     done
     unset DDP_BEAT_DIR
     log_info "nobody watches for hung ranks on $DDP_NODE: neither /dev/shm nor ${TMPDIR:-/tmp} can be written"
+}
+
+# beats_sweep: what launchers of other jobs left that were killed together with their monitors.
+beats_sweep() {
+    local old file pid
+    while IFS= read -r old; do
+        for file in "$old"/child-*; do
+            if { read -r pid _ <"$file"; } 2>/dev/null && process_alive "$pid"; then continue 2; fi
+        done
+        rm -rf -- "$old"
+    done < <(find /dev/shm -maxdepth 1 -type d -name 'ddp.*' -user "$EUID" -mmin +10 2>/dev/null)
 }
 
 # beats_add: tells the monitor which process this rank's command is.

@@ -113,4 +113,5 @@ step_end() {
     stop_processes 5 "${STEP_PIDS[@]}"
     mapfile -t leftovers < <(processes_with "DDP_LAUNCH_ID=$DDP_LAUNCH_ID")
     stop_processes 2 "${leftovers[@]}"
+    rm -rf -- {/dev/shm,"${TMPDIR:-/tmp}"}/ddp."$DDP_LAUNCH_ID".* # of launchers that were killed
 }
