@@ -1,39 +1,29 @@
-"""The log format of `nvidia-smi dmon -s pumt -o DT`, both ways. The only file that knows it.
+"""Our log: what `nvidia-smi dmon -s pumt -o DT` writes, and more. Written here, read by `dmon`.
 
-Written is the layout of the 550 driver series; read are those of 418 and later, by their headers.
+Written is the layout of the 550 driver series.
 Ours adds columns after pumt, and lines that begin with `##` for what dmon does not tell. They come
 after the two header lines and not before them, since readers take the first line for the header.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from monitor.dmon import NO_READING
 from monitor.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
     from monitor.sample import Row
 
 ROWS_PER_HEADER = 44
 """The two header lines come again after this many rows, whatever the number of GPUs."""
 
-NO_READING = "-"
-
-BLANKS = " \t\r"
-"""A line of nothing but these is blank."""
-
 _BASE_LETTERS = "pumt"
 _NAMES_PREFIX = "#Date        Time         gpu"
 _UNITS_PREFIX = "#YYYYMMDD    HH:MM:SS     Idx"
-_KEYS = ("Date", "Time", "gpu")
-_DATE_WIDTH = _TIME_WIDTH = 8
-_DATA_CELL_525 = 7  # the 525 series writes rows wider than its own header
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,105 +133,3 @@ def parse_comment(line: str) -> tuple[str, str] | None:
         return None
     key, found, value = line[3:].rstrip("\n").partition(": ")
     return (key, value) if found else None
-
-
-@dataclass(frozen=True)
-class Header:
-    """What a header line says of the rows under it: names in order, and where cells end."""
-
-    names: tuple[str, ...]
-    ends: tuple[int, ...]
-    length: int
-    csv: bool = False
-
-    def spans(self, length: int) -> tuple[tuple[int, int], ...] | None:
-        """Where each cell lies in a row of `length` characters; None if that does not fit."""
-        if self.names[:3] != _KEYS or self.csv:
-            return None
-        ends = self._ends(length)
-        if ends is None:
-            return None
-        time = self.ends[1] - len("Time")  # both are left-aligned, unlike all that follows
-        fixed = ((1, 1 + _DATE_WIDTH), (time, time + _TIME_WIDTH), (time + _TIME_WIDTH, ends[0]))
-        return fixed + tuple(pairwise(ends))
-
-    def row_lengths(self) -> tuple[int, ...]:
-        """Give the lengths of rows whose cells can be cut by position."""
-        return (self.length, self._length_525())
-
-    def _ends(self, length: int) -> tuple[int, ...] | None:
-        if length == self.length:
-            return self.ends[2:]
-        if length == self._length_525():
-            return tuple(self.ends[2] + _DATA_CELL_525 * i for i in range(len(self.names) - 2))
-        return None
-
-    def _length_525(self) -> int:
-        num_cells = len(self.names) - len(_KEYS)
-        return self.ends[2] + _DATA_CELL_525 * num_cells + 1 if num_cells >= 0 else 0
-
-
-@lru_cache(maxsize=64)
-def parse_header(line: str) -> Header | None:
-    """Read the line of names; None for any other line, the line of units included."""
-    if not line.startswith("#") or line.startswith("##"):
-        return None
-    text = line.rstrip("\r\n")
-    csv = "," in text
-    tokens = list(re.finditer(r"[^\s,]+", text.replace("#", " ", 1)))
-    names = tuple(token.group() for token in tokens)
-    if "gpu" not in names or len(set(names)) != len(names):
-        return None
-    return Header(names, tuple(token.end() for token in tokens), len(text), csv)
-
-
-def parse_row(line: str, header: Header) -> dict[str, str] | None:
-    """Read the cells of a row by column name; None if the row cannot be read.
-
-    Cells are split at spaces; where their number is not the header's, because two of them touch,
-    they are cut by the header's columns.
-    """
-    text = line.rstrip("\r\n")
-    cells = text.split(",") if header.csv else text.split()
-    if len(cells) != len(header.names):
-        spans = header.spans(len(text))
-        if spans is None:
-            return None
-        cells = [text[start:end] for start, end in spans]
-    elif len(text) < header.length and not header.csv:
-        return None  # the last cell has lost digits: no row is shorter than its header
-    row = {name: cell.strip() for name, cell in zip(header.names, cells, strict=True)}
-    return row if _is_sound(row) else None
-
-
-_NUMBER = re.compile(r"-|-?[0-9]+(\.[0-9]+)?")
-_SHAPES = {
-    "Date": re.compile(r"[0-9]{8}"),
-    "Time": re.compile(r"[0-9]{2}:[0-9]{2}:[0-9]{2}"),
-    "gpu": re.compile(r"-|[0-9]{1,4}"),
-}
-
-
-def _is_sound(row: Mapping[str, str]) -> bool:
-    return all(_SHAPES.get(name, _NUMBER).fullmatch(cell) for name, cell in row.items())
-
-
-def parse_value(cell: str) -> float | None:
-    """Read a cell's number; None where there was no reading."""
-    return None if cell == NO_READING else float(cell)
-
-
-def parse(text: str) -> Iterator[tuple[Header, dict[str, str]] | None]:
-    """Read a log row by row; None for each row that cannot be read.
-
-    An unterminated last line is left for the next read: it may still be growing.
-    """
-    header: Header | None = None
-    for line in text.split("\n")[:-1]:
-        if not line.strip(BLANKS):
-            continue
-        if line.startswith("#"):
-            header = parse_header(line) or header
-            continue
-        row = parse_row(line, header) if header else None
-        yield (header, row) if header and row else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
-from monitor import gutil
+from monitor import dmon
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,14 +64,14 @@ def read(path: str) -> NodeLog:
     zone = _zone(head)
     samples: list[Sample] = []
     faults: list[str] = []
-    header: gutil.Header | None = None
+    header: dmon.Header | None = None
     for line in tail.split("\n")[:-1]:
         if line.startswith("#"):
-            header = gutil.parse_header(line) or header
+            header = dmon.parse_header(line) or header
             zone = _zone(line + "\n") if line.startswith("## utc_offset") else zone
             if line.startswith("##") and _FAULT.search(line):
                 faults.append(line[2:].strip())
-        elif header is not None and (row := gutil.parse_row(line, header)) is not None:
+        elif header is not None and (row := dmon.parse_row(line, header)) is not None:
             sample = _sample(row, zone)
             if sample is not None:
                 samples.append(sample)
@@ -142,8 +142,8 @@ def _sample(row: dict[str, str], zone: timezone | None) -> Sample | None:
     try:
         moment = datetime.strptime(row["Date"] + row["Time"], "%Y%m%d%H:%M:%S")  # noqa: DTZ007 - local
         placed = moment.replace(tzinfo=zone) if zone else moment.astimezone(UTC)
-        gpu = None if row["gpu"] == gutil.NO_READING else int(row["gpu"])
+        gpu = None if row["gpu"] == dmon.NO_READING else int(row["gpu"])
     except (KeyError, ValueError, OverflowError):
         return None
-    values = {name: gutil.parse_value(row[name]) for name in _COLUMNS if name in row}
+    values = {name: dmon.parse_value(row[name]) for name in _COLUMNS if name in row}
     return Sample(placed.timestamp(), gpu, values)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor import gutil
+from monitor import dmon, gutil
 from monitor.errors import UserError
 from monitor.sample import GpuSample, HostSample, Row
 
@@ -36,7 +36,7 @@ def row(second: int, index: int, **readings: int | None) -> Row:
 
 def read(text: str) -> list[dict[str, str] | None]:
     """The cells of each row of a log."""
-    return [found and found[1] for found in gutil.parse(text)]
+    return [found and found[1] for found in dmon.parse(text)]
 
 
 def test_pumt_is_what_the_550_series_writes_byte_for_byte(data: Path) -> None:
@@ -103,17 +103,17 @@ def test_what_is_written_is_read_again(row: Row, letters: list[str], num_letters
     (found,) = read(layout.header() + layout.line(row))
     assert found is not None
     assert found["Date"] + found["Time"] == row.time.strftime("%Y%m%d%H:%M:%S")
-    assert gutil.parse_value(found["gpu"]) == row.gpu.index
+    assert dmon.parse_value(found["gpu"]) == row.gpu.index
     for column in layout.columns:
         wanted = getattr(row.host if column.of_host else row.gpu, column.field)
-        assert gutil.parse_value(found[column.name]) == wanted
+        assert dmon.parse_value(found[column.name]) == wanted
 
 
 @given(st.text(), st.text())
 def test_no_text_at_all_makes_the_reader_fail(before: str, after: str) -> None:
     """Garbage before and after the rows is skipped, never raised."""
     layout = gutil.Layout("pumt")
-    list(gutil.parse(before + "\n" + layout.header() + layout.line(row(1, 0)) + after + "\n"))
+    list(dmon.parse(before + "\n" + layout.header() + layout.line(row(1, 0)) + after + "\n"))
 
 
 @given(st.integers(0, 127))
@@ -181,7 +181,7 @@ def test_comments_round_trip_and_are_no_headers() -> None:
     """A `##` line gives its key and value, on one line whatever the value holds."""
     line = gutil.comment("gpu 0", "GPU-1\nNVIDIA  X")
     assert gutil.parse_comment(line) == ("gpu 0", "GPU-1 NVIDIA X")
-    assert gutil.parse_header(line) is None
+    assert dmon.parse_header(line) is None
     assert gutil.parse_comment("#Date") is None
     assert gutil.parse_comment("## nothing") is None
 
@@ -195,12 +195,22 @@ def test_rows_of_other_shapes_are_unreadable() -> None:
         assert read(layout.header() + bad) == [None]
 
 
-def test_a_header_without_date_has_no_positions() -> None:
-    """Logs written without `-o DT` are split at spaces alone."""
-    header = gutil.parse_header("# gpu   pwr\n")
-    assert header is not None
-    assert header.spans(12) is None
-    assert gutil.parse_row("    0   294\n", header) == {"gpu": "0", "pwr": "294"}
-    full = gutil.parse_header("#Date Time gpu\n")
-    assert full is not None
-    assert full.spans(999) is None
+@pytest.mark.parametrize(
+    ("head", "row", "keys"),
+    [
+        ("# gpu   pwr\n# Idx     W\n", "    0   294\n", {"gpu": "0"}),
+        (
+            "#Time        gpu    pwr \n#HH:MM:SS    Idx      W \n",
+            " 03:26:31      0    294 \n",
+            {"Time": "03:26:31", "gpu": "0"},
+        ),
+        (
+            "#Date       gpu   pwr\n#YYYYMMDD   Idx     W\n",
+            " 20261121     0   294\n",
+            {"Date": "20261121", "gpu": "0"},
+        ),
+    ],
+)
+def test_logs_without_date_or_time(head: str, row: str, keys: dict[str, str]) -> None:
+    """Written without `-o`, or with one of its letters, they are read by their header as well."""
+    assert read(head + row) == [{**keys, "pwr": "294"}]

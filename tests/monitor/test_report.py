@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monitor import __version__, frame, gutil, report, stats
+from monitor import __version__, dmon, frame, gutil, report, stats
 from monitor.errors import UserError
 from monitor.sample import GpuSample, HostSample, Row
 
@@ -173,7 +173,7 @@ def test_rows_of_odd_lengths_are_read_in_their_place(data: Path, tmp_path: Path)
     text = (data / "pumt_DT.418.226.00.2gpu.gutil").read_text()
     lines = text.splitlines(keepends=True)
     lines[3] = lines[3].replace(" 71680", "143771")
-    lines[4] = lines[4].replace(" 71680", "  1143771")
+    lines[4] = lines[4].replace(" 71680", " 1143771")
     path = tmp_path / "wide.gutil"
     path.write_text("".join(lines))
     assert frame.load(str(path)).rows["fb"].to_list() == [71680, 143771, 1143771, 71680]
@@ -233,13 +233,13 @@ def test_both_ways_of_reading_agree(tmp_path: Path, garbage: list[str], data: An
     path = tmp_path / "log.gutil"
     path.write_bytes(text.encode())
     log = frame.load(str(path))
-    slow = list(gutil.parse(text))
+    slow = list(dmon.parse(text))
     assert log.num_unreadable == slow.count(None)
     cells = [found[1] for found in slow if found]
     assert log.rows.height == len(cells)
     for name in ("pwr", "fb", "txpci"):
         if cells:
-            wanted = [gutil.parse_value(row[name]) if name in row else None for row in cells]
+            wanted = [dmon.parse_value(row[name]) if name in row else None for row in cells]
             assert log.rows[name].to_list() == wanted
 
 

@@ -1,0 +1,274 @@
+"""Reading what `nvidia-smi dmon` writes, any series, any choice of columns, and our logs as well.
+
+A column is known by the header above it and by nothing else. A row counts only if it lies in its
+header's cells byte for byte, so that a torn or damaged one is never taken for another number:
+`parse_row` is the rule, and what reads faster must agree with it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import date
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NO_READING = "-"
+
+BLANKS = " \t\r"
+"""A line of nothing but these is blank."""
+
+UNITS = {
+    **dict.fromkeys(("pwr",), "W"),
+    **dict.fromkeys(("gtemp", "mtemp"), "C"),
+    **dict.fromkeys(("sm", "mem", "enc", "dec", "jpg", "ofa", "smact", "tensor", "cpu"), "%"),
+    **dict.fromkeys(("fb", "bar1", "ccpm", "hmem"), "MB"),
+    **dict.fromkeys(("rxpci", "txpci"), "MB/s"),
+    **dict.fromkeys(("mclk", "pclk"), "MHz"),
+    "energy": "J",
+    "throt": "bits",
+}
+"""What a column is told in; a header that says otherwise is damaged. `dram` is ours or GPM's."""
+
+_STAMPS = {"Date": "YYYYMMDD", "Time": "HH:MM:SS"}
+_STAMP_WIDTH = 8
+_WIDENED = 6
+"""The 525 series writes cells of this width one wider than its own header."""
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Where the cells of a row of `length` characters lie; a blank may have to end it."""
+
+    length: int
+    spans: tuple[Span, ...]
+    open_end: bool
+    """No blank follows the last cell: one that is too wide looks like a torn one."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a line of names says of the rows under it: names in order, and where cells end."""
+
+    names: tuple[str, ...]
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    length: int
+    csv: bool = False
+
+    @cached_property
+    def num_stamps(self) -> int:
+        """How many of Date and Time stand before the GPU's index."""
+        return self.names.index("gpu")
+
+    @cached_property
+    def layouts(self) -> tuple[Cells, ...]:
+        """How rows may lie under this header: under its names, or as the 525 series has them."""
+        if self.csv:
+            return ()
+        stamps = tuple((s, s + _STAMP_WIDTH) for s in self.starts[: self.num_stamps])
+        first = (stamps[-1][1] if stamps else 0, self.ends[self.num_stamps])
+        tails = list(pairwise(self.ends[self.num_stamps :]))
+        open_end = self.length == self.ends[-1]
+        own = Cells(self.length, (*stamps, first, *tails), open_end)
+        if not (open_end and tails and tails[0][1] - tails[0][0] == _WIDENED):
+            return (own,)
+        layouts = [own]
+        for widened in ({_WIDENED}, {e - s for s, e in tails}):
+            spans, end = [*stamps, first], first[1]
+            for start, stop in tails:
+                width = stop - start
+                spans.append((end, end + width + (width in widened)))
+                end = spans[-1][1]
+            layouts.append(Cells(end + 1, tuple(spans), open_end=False))
+        return tuple({cells.length: cells for cells in layouts}.values())
+
+    def agrees(self, line: str) -> bool:
+        """Whether this is the line of units under these names."""
+        units = _tokens(line, csv="," in line)
+        if len(units) != len(self.names) or ("," in line) != self.csv:
+            return False
+        for i, (name, unit) in enumerate(zip(self.names, units, strict=True)):
+            wanted = {**UNITS, **_STAMPS, "gpu": "Idx"}.get(name)
+            if wanted is not None and unit.group() != wanted:
+                return False
+            left = i < self.num_stamps
+            place = unit.start() == self.starts[i] if left else unit.end() == self.ends[i]
+            if not (self.csv or place):
+                return False
+        return True
+
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:/%-]*")
+
+
+@lru_cache(maxsize=64)
+def parse_header(line: str) -> Header | None:
+    """Read the line of names; None for any other line, the line of units included."""
+    if not line.startswith("#") or line.startswith("##"):
+        return None
+    text = line.rstrip("\r\n")
+    csv = "," in text
+    tokens = _tokens(text, csv=csv)
+    names = tuple(token.group() for token in tokens)
+    if "gpu" not in names or len(set(names)) != len(names):
+        return None
+    stamps = names[: names.index("gpu")]
+    if stamps not in ((), ("Date",), ("Time",), ("Date", "Time")):
+        return None
+    if not all(_NAME.fullmatch(name) for name in names) or {*_STAMPS} & {*names[len(stamps) :]}:
+        return None
+    starts, ends = (tuple(getattr(t, side)() for t in tokens) for side in ("start", "end"))
+    return Header(names, starts, ends, len(text), csv)
+
+
+def _tokens(line: str, *, csv: bool) -> list[re.Match[str]]:
+    text = line.rstrip("\r\n").replace("#", " ", 1)
+    return list(re.finditer(r"[^\s,](?:[^,]*[^\s,])?" if csv else r"\S+", text))
+
+
+class Heads:
+    """Follows the header lines of a log. What is not understood leaves the rows without a header.
+
+    A line of units has to follow its line of names and agree with it, if there is one at all.
+    """
+
+    def __init__(self) -> None:
+        self.header: Header | None = None
+        self._open: str | None = None
+        self._known: tuple[str, str] | None = None
+
+    def see(self, line: str) -> None:
+        """Look at a line that begins with `#`, but not with `##`."""
+        if self._known is not None and self._open is None and line == self._known[0]:
+            self._open = line  # the usual case, every 44 rows: nothing changes
+            return
+        if self._open is not None and self._known == (self._open, line):
+            self._open = None
+            return
+        header = parse_header(line)
+        if header is not None:
+            self.header, self._open, self._known = header, line, None
+        elif self.header and self._open is not None and self.header.agrees(line):
+            self._known, self._open = (self._open, line), None
+        else:
+            self.header = self._open = self._known = None
+
+
+_NUMBER = re.compile(r"-|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?")
+_INDEX = re.compile(r"-|0|[1-9][0-9]{0,3}")
+_CLOCK = re.compile(r"(?:[01][0-9]|2[0-3])(?::[0-5][0-9]){2}")
+
+
+def parse_row(line: str, header: Header) -> dict[str, str] | None:
+    """Read the cells of a row by column name; None if the row cannot be read."""
+    text = line.removesuffix("\n").removesuffix("\r")
+    cells = _split(text, header) if header.csv else _cut(text, header) or _shifted(text, header)
+    if cells is None:
+        return None
+    row = dict(zip(header.names, cells, strict=True))
+    return row if _is_sound(row) else None
+
+
+def _cut(text: str, header: Header) -> list[str] | None:
+    """Cut by position: cells may touch, as those of six digits do up to driver 470."""
+    for layout in header.layouts:
+        if len(text) == layout.length:
+            cells = [text[start:end] for start, end in layout.spans]
+            if _rest_is_blank(text, layout):
+                return [cell.strip(" ") for cell in cells]
+    return None
+
+
+def _rest_is_blank(text: str, layout: Cells) -> bool:
+    edges = [0, *(edge for span in layout.spans for edge in span), layout.length]
+    gaps = zip(edges[::2], edges[1::2], strict=True)
+    return not any(text[start:end].strip(" ") for start, end in gaps)
+
+
+def _shifted(text: str, header: Header) -> list[str] | None:
+    """Read a row that a value wider than its cell has moved; all else must lie as written."""
+    tokens = list(re.finditer(r"[^ ]+", text))
+    if len(tokens) != len(header.names):
+        return None
+    for layout in header.layouts:
+        if len(text) > layout.length and _fits(text, tokens, header.num_stamps, layout):
+            return [token.group() for token in tokens]
+    return None
+
+
+def _fits(text: str, tokens: list[re.Match[str]], num_stamps: int, layout: Cells) -> bool:
+    end = 0
+    for i, ((start, stop), token) in enumerate(zip(layout.spans, tokens, strict=True)):
+        if i <= num_stamps:
+            place, end = (start, stop), stop
+            found = token.span() if i < num_stamps else (start, token.end())
+            if found != place:
+                return False
+            continue
+        too_wide = token.end() - token.start() >= stop - start
+        if too_wide and layout.open_end and i == len(tokens) - 1:
+            return False
+        end += max(stop - start, 1 + token.end() - token.start())
+        if token.end() != end:
+            return False
+    return text[end:] == " " * (not layout.open_end)
+
+
+def _split(text: str, header: Header) -> list[str] | None:
+    """Split a row at its commas; a cell may repeat its column's unit."""
+    cells = [cell.strip(" ") for cell in text.split(",")]
+    if len(cells) != len(header.names):
+        return None
+    units = (UNITS.get(name) for name in header.names)
+    return [
+        cell.removesuffix(f" {unit}") if unit else cell
+        for cell, unit in zip(cells, units, strict=True)
+    ]
+
+
+def _is_sound(row: dict[str, str]) -> bool:
+    for name, cell in row.items():
+        if name == "Date":
+            if parse_date(cell) is None:
+                return False
+        elif not {"Time": _CLOCK, "gpu": _INDEX}.get(name, _NUMBER).fullmatch(cell):
+            return False
+    return True
+
+
+@lru_cache(maxsize=256)
+def parse_date(cell: str) -> date | None:
+    """Read a day such as 20261121; None if there is no such day."""
+    if not re.fullmatch(r"[0-9]{8}", cell):
+        return None
+    try:
+        return date(int(cell[:4]), int(cell[4:6]), int(cell[6:]))
+    except ValueError:
+        return None
+
+
+def parse_value(cell: str) -> float | None:
+    """Read a cell's number; None where there was no reading."""
+    return None if cell == NO_READING else float(cell)
+
+
+def parse(text: str) -> Iterator[tuple[Header, dict[str, str]] | None]:
+    """Read a log row by row; None for each row that cannot be read.
+
+    An unterminated last line is left for the next read: it may still be growing.
+    """
+    heads = Heads()
+    for line in text.split("\n")[:-1]:
+        if line.startswith("#"):
+            if not line.startswith("##"):
+                heads.see(line)
+        elif line.strip(BLANKS):
+            row = parse_row(line, heads.header) if heads.header else None
+            yield (heads.header, row) if heads.header and row else None

@@ -1,0 +1,269 @@
+"""A log file as columns, whatever of it can be read, a block of the file at a time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from monitor import cells, dmon, gutil
+from monitor.cells import NO_TIME
+from monitor.errors import UserError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_BLOCK_BYTES = 2**20
+_DAY_S = 86_400
+_LOG_NAME = re.compile(r"slurm-(?P<job>[^.]+)\.(?P<host>.+)")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Whose rows these are."""
+
+    job: str | None
+    host: str
+
+
+@dataclass(frozen=True)
+class Log:
+    """What one file holds, in the order of its rows.
+
+    `time_s` counts from 1970, in UTC where the log tells its offset, else in local time; NO_TIME
+    where rows carry no time. Where they carry no date (`dated` is False) it counts from the
+    midnight before the first row. `gpu` is -1 where a node has none. `values` has the log's own
+    columns by name, in its units; a NaN is a reading that does not exist.
+    """
+
+    path: str
+    places: tuple[Place, ...]
+    place: NDArray[np.int16]
+    """Of each row, in `places`."""
+    time_s: NDArray[np.int64]
+    gpu: NDArray[np.int32]
+    values: dict[str, NDArray[np.floating]]
+    dated: bool
+    facts: dict[str, str]
+    num_unreadable: int
+    torn: bool
+    """The last line has no end: it is still growing, or its writer was killed."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows could be read."""
+        return len(self.gpu)
+
+
+def read(path: str, wanted: frozenset[str] | None = None) -> Log:
+    """Read a log, ours or dmon's; of its columns those `wanted`, if not all.
+
+    Raises:
+        UserError: the file cannot be read.
+
+    """
+    reader = _Reader(path, wanted)
+    try:
+        rest = reader.read()
+    except OSError as error:
+        raise UserError(
+            f"log: must be a file that can be read; found {path}: {error.strerror}:"
+            " name .gutil files, or a directory that holds some"
+        ) from error
+    return reader.log(torn=bool(rest.strip()))
+
+
+def _place_of(path: str) -> Place:
+    """Tell job and node by the name of a log; what its own lines say wins."""
+    stem = Path(path).stem
+    found = _LOG_NAME.fullmatch(stem)
+    return Place(found["job"], found["host"]) if found else Place(None, stem)
+
+
+@dataclass
+class _Part:
+    """Rows under one header, at one place."""
+
+    place: Place
+    offset: timedelta
+    rows: cells.Rows
+
+
+@dataclass
+class _Reader:
+    path: str
+    wanted: frozenset[str] | None
+    facts: dict[str, str] = field(default_factory=dict)
+    num_unreadable: int = 0
+    parts: list[_Part] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._heads = dmon.Heads()
+        self._place = _place_of(self.path)
+        self._offset = timedelta()
+
+    def read(self) -> bytes:
+        """Read the file; what is left without an end."""
+        rest = b""
+        with Path(self.path).open("rb") as file:
+            while data := file.read(_BLOCK_BYTES):
+                whole, newline, tail = data.rpartition(b"\n")
+                if newline:
+                    self._block(rest + whole + newline)
+                    rest = tail
+                else:
+                    rest += tail
+        return rest
+
+    def log(self, *, torn: bool) -> Log:
+        """Join what was read."""
+        places = tuple(dict.fromkeys(part.place for part in self.parts))
+        sizes = [len(part.rows.gpu) for part in self.parts]
+        codes = [places.index(part.place) for part in self.parts]
+        names = dict.fromkeys(name for part in self.parts for name in part.rows.values)
+        time_s, dated = self._times()
+        return Log(
+            path=self.path,
+            places=places,
+            place=np.repeat(np.array(codes, np.int16), sizes),
+            time_s=time_s,
+            gpu=np.concatenate([np.empty(0, np.int32), *(p.rows.gpu for p in self.parts)]),
+            values={name: self._column(name) for name in names},
+            dated=dated,
+            facts=self.facts,
+            num_unreadable=self.num_unreadable,
+            torn=torn,
+        )
+
+    def _column(self, name: str) -> NDArray[np.floating]:
+        """Join a column's parts; those that lack it have no readings."""
+        return np.concatenate(
+            [
+                part.rows.values.get(name, np.full(len(part.rows.gpu), np.nan, np.float32))
+                for part in self.parts
+            ]
+        )
+
+    def _times(self) -> tuple[NDArray[np.int64], bool]:
+        """Join times; without dates, a step back by more than half a day is midnight."""
+        days = [part.rows.days for part in self.parts]
+        clocks = [
+            np.where(p.rows.clock_s == NO_TIME, NO_TIME, p.rows.clock_s - _seconds(p.offset))
+            for p in self.parts
+        ]
+        day = np.concatenate([np.empty(0, np.int64), *days])
+        clock = np.concatenate([np.empty(0, np.int64), *clocks])
+        dated = not (day == NO_TIME).any()
+        if not dated:
+            passed = np.diff(clock, prepend=clock[:1]) < -_DAY_S // 2
+            day = np.cumsum(passed & (clock != NO_TIME))
+        return np.where(clock == NO_TIME, NO_TIME, day * _DAY_S + clock), dated
+
+    def _block(self, data: bytes) -> None:
+        """Read whole lines: those between two changes of header, place or offset at once."""
+        text = np.frombuffer(data, np.uint8)
+        ends = np.flatnonzero(text == ord("\n"))
+        starts = np.concatenate(([0], ends[:-1] + 1))
+        if b"\r" in data:
+            ends = ends - ((ends > starts) & (text[ends - 1] == ord("\r")))
+        lines = _Lines(data, text, starts, ends, text[starts] == ord("#"))
+        begin = 0
+        for number in np.flatnonzero(lines.special).tolist():
+            before = (self._heads.header, self._place, self._offset)
+            self._learn(lines.text_of(number))
+            if before != (self._heads.header, self._place, self._offset):
+                self._rows(lines.between(begin, number), *before)
+                begin = number
+        end = len(starts)
+        self._rows(lines.between(begin, end), self._heads.header, self._place, self._offset)
+
+    def _learn(self, line: str) -> None:
+        """Look at a line that begins with `#`."""
+        if not line.startswith("##"):
+            self._heads.see(line)
+            return
+        known = gutil.parse_comment(line)
+        if known is None:
+            return
+        key, value = known
+        self.facts[key] = value
+        if key in ("host", "job"):
+            self._place = replace(self._place, **{key: value})
+        elif key == "utc_offset":
+            self._offset = _offset(value)
+
+    def _rows(
+        self, lines: _Lines, header: dmon.Header | None, place: Place, offset: timedelta
+    ) -> None:
+        """Read lines under one header: by position, and what is left over one by one."""
+        left = ~lines.special & (lines.ends > lines.starts)
+        found: list[tuple[NDArray[np.int64], cells.Rows]] = []
+        for layout in header.layouts if header else ():
+            fits = np.flatnonzero(left & (lines.ends - lines.starts == layout.length))
+            if header is None or not fits.size:
+                continue
+            rows = cells.decode(lines.bytes, lines.starts[fits], header, layout.length, self.wanted)
+            found.append((fits[rows.ok], rows if rows.ok.all() else cells.take(rows, rows.ok)))
+            left[fits[rows.ok]] = False
+        if left.any():
+            found += self._patiently(lines, np.flatnonzero(left).tolist(), header)
+        if not found:
+            return
+        rows = found[0][1]
+        if len(found) > 1:
+            order = np.argsort(np.concatenate([numbers for numbers, _ in found]), kind="stable")
+            rows = cells.take(cells.join([rows for _, rows in found]), order)
+        self.parts.append(_Part(place, offset, rows))
+
+    def _patiently(
+        self, lines: _Lines, numbers: list[int], header: dmon.Header | None
+    ) -> list[tuple[NDArray[np.int64], cells.Rows]]:
+        """Read lines one by one, and count those that cannot be read."""
+        texts = ((number, lines.text_of(number)) for number in numbers)
+        told = [(number, text) for number, text in texts if text.strip(dmon.BLANKS)]
+        if header is None:
+            self.num_unreadable += len(told)
+            return []
+        read = [(number, dmon.parse_row(text, header)) for number, text in told]
+        rows = [(number, row) for number, row in read if row is not None]
+        self.num_unreadable += len(told) - len(rows)
+        if not rows:
+            return []
+        place = np.array([number for number, _ in rows], np.int64)
+        return [(place, cells.from_text([row for _, row in rows], header, self.wanted))]
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Whole lines of a block: where they begin and end, and which begin with `#`."""
+
+    data: bytes
+    bytes: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    special: NDArray[np.bool_]
+
+    def text_of(self, number: int) -> str:
+        return self.data[self.starts[number] : self.ends[number]].decode("utf-8", "replace")
+
+    def between(self, begin: int, end: int) -> _Lines:
+        part = slice(begin, end)
+        return replace(
+            self, starts=self.starts[part], ends=self.ends[part], special=self.special[part]
+        )
+
+
+def _seconds(offset: timedelta) -> int:
+    return offset.days * _DAY_S + offset.seconds
+
+
+def _offset(text: str) -> timedelta:
+    found = re.fullmatch(r"([+-])(\d\d):(\d\d)", text)
+    if found is None:
+        return timedelta()
+    offset = timedelta(hours=int(found[2]), minutes=int(found[3]))
+    return -offset if found[1] == "-" else offset
