@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from monitor.history import number, seconds, spans
+from monitor.history import mappings, number, seconds, spans
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,7 +166,19 @@ def _trained(attempt: Attempt) -> tuple[float, float] | None:
         first = _loop_began_s(attempt.metrics)
     if first is None:
         return None
-    return first, max([first, *told])
+    stood_s = _stood_from_s(attempt)
+    last = max([first, *told])
+    return first, last if stood_s is None else max(first, min(last, stood_s))
+
+
+def _stood_from_s(attempt: Attempt) -> float | None:
+    """Tell since when the steps had stood still when the watchdog gave its verdict."""
+    verdict_s = seconds(attempt.last("verdict").get("time"))
+    if verdict_s is None:
+        return None
+    reports = [mappings(event.get("ranks")) for event in attempt.all("hang_report")]
+    ages = [number(rank.get("age_s")) for ranks in reports for rank in ranks]
+    return verdict_s - max((age for age in ages if age is not None), default=0.0)
 
 
 def _loop_began_s(metrics: Sequence[Event]) -> float | None:

@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from monitor import gutil
+from monitor.sample import GpuSample, HostSample, Row
+
 HERE = Path(__file__).parent
 DATA = HERE / "data"
 DEADLINE_S = 20.0
@@ -239,14 +242,16 @@ class Story:
             (self.run_dir / "logs" / f"rank-{rank}.log").write_text(text)
         return self.run_dir
 
-    def gutil(self, node: str, rows: str) -> None:
-        """Leave a monitor's log of a node: the rows under a header of ours, in UTC."""
-        from monitor import gutil  # noqa: PLC0415
-
-        head = gutil.Layout("pumtcjrgh").header() + "## utc_offset: +00:00\n"
+    def gutil(self, node: str, *rows: tuple[str, GpuSample, HostSample], more: str = "") -> None:
+        """Leave a monitor's log of a node: samples at times such as 04:17:02, in UTC."""
+        layout = gutil.Layout("pumtcjrgh")
+        text = layout.header() + "## utc_offset: +00:00\n"
+        for clock, gpu, host in rows:
+            moment = datetime.strptime(f"2026-11-21 {clock}", "%Y-%m-%d %H:%M:%S")  # noqa: DTZ007
+            text += layout.line(Row(moment, gpu, host))
         path = self.run_dir.parent / f"slurm-42.{node}.gutil"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(head + rows)
+        path.write_text(text + more)
 
 
 @pytest.fixture

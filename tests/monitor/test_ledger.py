@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor import record
+from monitor.sample import GpuSample, HostSample
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = (
@@ -187,6 +188,19 @@ def test_steps_that_only_the_beat_saw_count(story: Any) -> None:
     assert (attempt["last_step"], attempt["steps_lost"]) == (27, 7)
 
 
+def test_standing_still_before_a_verdict_is_lost(story: Any) -> None:
+    """Also where the trainer's own last word comes after the verdict and counts it as computing."""
+    story.start()
+    story.train(0, 40, saves=(40,))
+    story.tell("hang_report", 30, node="n1", ranks=[{"rank": 0, "age_s": 30.0}, {"rank": 1}])
+    story.tell("verdict", 0, kind="hung", rank=1, node="n2", gpu="no GPU", top=None, text="x")
+    story.tell("ledger", 1, data_wait_s=4.0, checkpoint_s=0.0, validation_s=0.0, compute_s=70.0)
+    story.rank_end(0, 76)
+    story.tell("end", 0, code=76)
+    ledger = record.read(str(story.write()))["attempts"][0]["ledger"]
+    assert (ledger["compute_s"], ledger["data_wait_s"], ledger["lost_s"]) == (35.0, 4.0, 32.0)
+
+
 def test_of_a_killed_run_the_last_moments_are_unknown(story: Any) -> None:
     """From the last line of metrics to the last sign of life nobody told."""
     story.start()
@@ -228,16 +242,18 @@ def test_another_nodes_clock_does_not_stretch_a_killed_run(story: Any) -> None:
 
 def test_what_a_slow_rank_went_through(story: Any) -> None:
     """The record names it, with clocks, reasons and load that the monitor saw in that time."""
-    row = " 20261121    {}       0    400     60      -     90     30      0      0      0      0  "
-    row += "40000     10      0    100    100   2619   {}        12345 {}     80     40     30 "
-    row += "    97    64000 \n"
-    rows = [
-        row.format("04:17:02", "  1980", "     0"),
-        row.format("04:17:12", "  1200", "     4"),
-        row.format("04:17:22", "  1000", "    68"),
-        row.format("05:17:22", "   345", "     1"),
-    ]
-    story.gutil("n2", "".join(rows))
+
+    def look(mhz: int, bits: int) -> tuple[GpuSample, HostSample]:
+        gpu = GpuSample(0, 400, 60, sm_pct=90, sm_clock_mhz=mhz, throttle_bits=bits)
+        return gpu, HostSample(cpu_pct=97, mem_used_mib=64000)
+
+    story.gutil(
+        "n2",
+        ("04:17:02", *look(1980, 0)),
+        ("04:17:12", *look(1200, 4)),
+        ("04:17:22", *look(1000, 68)),
+        ("05:17:22", *look(345, 1)),
+    )
     story.start()
     story.train(0, 30)
     slow = {"rank": 1, "node": "n2", "ratio": 1.9}

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from monitor import screen
+from monitor.sample import GpuSample, HostSample
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACEBACK = 'Traceback (most recent call last):\n  File "/w/train.py", line 3, in <module>\n'
-ROW = (
-    " 20261121    04:17:04       0     62     41      -      0      0      0      0      0      0  "
-    "40000     10      0      0      0   2619   1980        12345      0      0      0      0 "
-    "     3    12000 \n"
+SEEN = (
+    "04:17:04",
+    GpuSample(0, 62, 41, sm_pct=0, sm_clock_mhz=1980, throttle_bits=0),
+    HostSample(cpu_pct=3, mem_used_mib=12000),
 )
 
 
@@ -87,7 +88,7 @@ def crash(story: Any) -> None:
 
 def hardware(story: Any) -> None:
     """An XID in the log, and a GPU that the monitor watched."""
-    story.gutil("n2", ROW + "## xid: 79 GPU 0 has fallen off the bus\n")
+    story.gutil("n2", SEEN, more="## xid: 79 GPU 0 has fallen off the bus\n")
     story.fail(1, 134, "ABRT", text="NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n")
 
 
@@ -254,7 +255,7 @@ def test_what_was_done_about_it(story: Any) -> None:
 
 def test_a_slow_rank_is_named_with_what_was_seen(story: Any) -> None:
     """Also of a run that ended well."""
-    story.gutil("n2", ROW.replace("     0      0      0      0 \n", "") + "")
+    story.gutil("n2", SEEN)
     story.start()
     story.train(0, 20)
     slow = {"rank": 1, "node": "n2", "ratio": 1.9}
