@@ -319,7 +319,7 @@ def run(directory: Path, *args: str, **env: str) -> subprocess.CompletedProcess[
 @pytest.mark.slow
 def test_a_real_run_adds_up(tmp_path: Path) -> None:
     """Two ranks in place: the parts are the wall time within 1 %, and most of it is told."""
-    done = run(tmp_path, "--max-steps", "300", "--log-every", "20", "--checkpoint-every", "100")
+    done = run(tmp_path, "--max-steps", "120", "--log-every", "10", "--checkpoint-every", "50")
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("out/*/run.json")
     made = json.loads(path.read_text())
