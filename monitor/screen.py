@@ -15,6 +15,7 @@ _MIN_SAID = 2
 _MAX_SAID = 9
 _MAX_HAPPENED = 72  # so that the class stands on the line, however long the error
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_GO_ON = re.compile(r"(; )?to go on: start again.*")  # stands in the last line
 _PREFIX = re.compile(r"^\[rank\d+\]:\s?")
 _MIB_PER_GIB = 1024
 _GLUE = "\u00a0"  # keeps a number and its unit on one line
@@ -239,7 +240,7 @@ def _done(found: dict[str, Any]) -> str:
         "successor": "a successor was submitted",
         "fail": "not started again",
     }.get(str(decision.get("decision")), str(decision.get("decision") or ""))
-    reason = str(decision.get("reason") or "").removeprefix("no restart: ")
+    reason = _GO_ON.sub("", str(decision.get("reason") or "")).removeprefix("no restart: ")
     if told and reason:
         told += f": {reason}"
     if told and decision.get("exclude"):
