@@ -76,11 +76,17 @@ requeue_job() {
     requeue_submit
 }
 
-# Only a pending job takes it.
+# Only a pending job takes it. A node that the user asked for by name stays: without it the job would
+# never start.
 requeue_exclude() {
-    local excluded
+    local info excluded
     [[ $EXCLUDE ]] || return 0
-    excluded=$(job_field ExcNodeList "$(job_info)") || :
+    info=$(job_info) || :
+    if [[ $(job_field ReqNodeList "$info") ]]; then
+        log_info "job $DDP_JOB_ID may get $EXCLUDE again: it asks for nodes by name"
+        return 0
+    fi
+    excluded=$(job_field ExcNodeList "$info") || :
     timeout 60 scontrol update JobId="$(requeue_name)" ExcNodeList="${excluded:+$excluded,}${EXCLUDE// /,}" ||
         log_info "job $DDP_JOB_ID may get $EXCLUDE again: Slurm does not take it out"
 }
@@ -117,6 +123,8 @@ requeue_options() {
     if [[ $(job_field OverSubscribe "$1") == NO ]]; then echo --exclusive; fi
     if ((DDP_NO_KILL)); then echo --no-kill; fi
     excluded=$(job_field ExcNodeList "$1")
+    value=$(job_field ReqNodeList "$1")
+    if [[ $value && ! $EXCLUDE ]]; then echo "--nodelist=$value"; fi
     excluded+=${EXCLUDE:+${excluded:+,}${EXCLUDE// /,}}
     if [[ $excluded ]]; then echo "--exclude=$excluded"; fi
     printf '%s\n' "--chdir=$(job_path WorkDir "$1")" "--output=$(job_path StdOut "$1")" \
