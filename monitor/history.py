@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from monitor.events import Event
 
 
+_CODES = {"finished": 0, "stopped": 75, "failed": 70}
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One start of the run: its events and its lines of metrics, each in the order of the file.
@@ -37,8 +40,19 @@ class Attempt:
 
     @property
     def code(self) -> int | None:
-        """The exit code that the attempt ended with; None if no end was told."""
-        return integer(self.last("end").get("code"))
+        """The exit code that the attempt ended with; None if no end was told.
+
+        Without the batch script nobody tells an end: then it is what the launchers saw, or what
+        the trainer says of itself.
+        """
+        if self.last("end") or self.last("start"):
+            return integer(self.last("end").get("code"))
+        ends = [integer(e.get("code")) for e in self.all("rank_end")]
+        if ends and len(ends) >= len(self.all("rank_up")):
+            return next((code for code in ends if code), 0)
+        summary = self.last("summary").get("summary")
+        outcome = summary.get("outcome") if isinstance(summary, dict) else None
+        return _CODES.get(outcome) if isinstance(outcome, str) else None
 
     @property
     def is_foreign(self) -> bool:

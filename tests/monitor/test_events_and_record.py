@@ -122,6 +122,27 @@ def test_an_end_is_judged_by_its_code(code: int | None, outcome: str, blame: str
     assert made["summary"]["outcome"] == outcome
 
 
+@pytest.mark.parametrize(
+    ("outcome", "code"), [("finished", 0), ("stopped", 75), ("failed", 70), ("?", None)]
+)
+def test_a_trainer_without_the_batch_script_speaks_for_itself(
+    outcome: str, code: int | None
+) -> None:
+    """`python -m trainer` by hand: its summary is the end."""
+    told = [event("resume", step=0, path=None), event("summary", summary={"outcome": outcome})]
+    assert record.compose(told, [])["code"] == code
+
+
+@pytest.mark.parametrize(("codes", "code"), [((0, 0), 0), ((0, 3), 3), ((0,), None)])
+def test_launchers_without_the_batch_script_are_believed(
+    codes: tuple[int, ...], code: int | None
+) -> None:
+    """torchrun or a hand started them: the first bad end, once all have ended."""
+    told = [event("rank_up", rank=rank, node="n1", pid=rank) for rank in (0, 1)]
+    told += [event("rank_end", rank=rank, node="n1", code=c) for rank, c in enumerate(codes)]
+    assert record.compose(told, [])["code"] == code
+
+
 def test_the_record_holds_what_the_run_was() -> None:
     """Job, image, nodes, command, and settings without secrets."""
     made = record.compose(life(0), [])
