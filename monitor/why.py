@@ -46,12 +46,7 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
         UserError: the directory is none of a run.
 
     """
-    made = record.read(run_dir)
-    if not made["attempts"]:
-        raise UserError(
-            f"run directory: must hold a run's events; found none in events.jsonl of {run_dir}:"
-            " name the directory of a run that was started"
-        )
+    made = _record_of(run_dir)
     now_s = time.time() if now_s is None else now_s
     attempt = made["attempts"][-1]
     written_s = life.last_written_s(run_dir, attempt)
@@ -85,6 +80,16 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
         "next": screen.advice(attempt, made),
         "num_unreadable_lines": made["num_unreadable_lines"],
     }
+
+
+def _record_of(run_dir: str) -> dict[str, Any]:
+    made = record.read(run_dir)
+    if not made["attempts"]:
+        raise UserError(
+            f"run directory: must hold a run's events; found none in events.jsonl of {run_dir}:"
+            " name the directory of a run that was started"
+        )
+    return made
 
 
 def _go_on_until(goodput: dict[str, Any], began_s: float | None, now_s: float) -> None:
