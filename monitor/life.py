@@ -32,7 +32,10 @@ def state(run_dir: str, attempt: dict[str, Any], job: Job | None, quiet_s: float
         return "queued"
     if attempt["code"] is not None:
         decision = (attempt["decision"] or {}).get("decision")
-        goes_on = decision == "restart" and (job.is_running if job else is_fresh)
+        if job is not None:
+            goes_on = decision in ("restart", "requeue") and job.is_running
+        else:
+            goes_on = decision == "restart" and is_fresh
         return "restarting" if goes_on else "ended"
     if job is not None:
         return "running" if job.is_running else "killed"

@@ -251,7 +251,7 @@ def test_what_a_slow_rank_went_through(story: Any) -> None:
         "n2",
         ("04:17:02", *look(1980, 0)),
         ("04:17:12", *look(1200, 4)),
-        ("04:17:22", *look(1000, 68)),
+        ("04:17:22", *look(1000, 64)),
         ("05:17:22", *look(345, 1)),
     )
     story.start()

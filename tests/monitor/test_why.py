@@ -287,6 +287,27 @@ def test_slurms_own_word(story: Any, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("decision", "state", "head"),
+    [
+        ("requeue", "PENDING", "WAITING in Slurm's queue; before, the run was ended by the time"),
+        ("requeue", "RUNNING", "STARTING AGAIN; before, the run was ended by the time limit"),
+        ("restart", "RUNNING", "STARTING AGAIN; before, "),
+        ("fail", "COMPLETING", "STOPPED: the run was ended by the time limit"),
+    ],
+)
+def test_between_two_starts(
+    story: Any, tmp_path: Path, decision: str, state: str, head: str
+) -> None:
+    """The attempt has ended and the run has not: Slurm and the decision tell."""
+    story.start()
+    story.train(0, 25, 5, saves=(25,))
+    time_limit(story)
+    story.events[-2]["decision"] = decision
+    programs = client(tmp_path, scontrol=f"echo 'JobId=42 JobState={state} ExitCode=0:0'")
+    assert shown(story.write(), programs=programs)[0].startswith(head)
+
+
 def test_a_run_that_goes_on_has_its_time_until_now(story: Any, tmp_path: Path) -> None:
     """Also of a command that tells nothing; a job that runs has no exit code yet."""
     story.now_s = time.time() - 7200
