@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -14,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.agreement import StopAgreement
 from trainer.beat import END, LOAD
+from trainer.buckets import settle_buckets
 from trainer.checkpoint import Checkpoints
 from trainer.data import build_batches
 from trainer.ending import closing_block, out_of_time, summary_of
@@ -321,7 +323,7 @@ def _build_model(job: Job, mesh: Mesh, seed: int) -> _Trained:
     """Build the model, with the same weights on all ranks, and its optimizer."""
     torch.manual_seed(seed)
     model = job.workload.build_model().to(mesh.device)
-    with without_compiler():
+    with contextlib.nullcontext() if job.config.compile else without_compiler():
         update = Update(model, job.config, mesh.device)
         train_model = _as_trained(model, mesh, compiled=job.config.compile)
     return _Trained(model=model, train_model=train_model, update=update)
@@ -347,11 +349,13 @@ def _as_trained(model: nn.Module, mesh: Mesh, *, compiled: bool) -> nn.Module:
         model = torch.compile(model)  # type: ignore[assignment] # a module for a module
     if not mesh.is_distributed:
         return model  # a wrapper would only cost time
-    return DistributedDataParallel(
+    parallel = DistributedDataParallel(
         model,
         device_ids=[mesh.device.index] if mesh.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
     )
+    settle_buckets(parallel)
+    return parallel
 
 
 def _greet(
