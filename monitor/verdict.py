@@ -262,10 +262,8 @@ def _apart(scene: _Scene) -> Verdict | None:
 
 def _together(scene: _Scene) -> Verdict:
     """All are in the same place, and nothing tells them apart."""
-    if len(scene.ranks) == 1:
-        text = f"{_named(scene.ranks)} {_hangs(scene.ranks)}{_since(scene.ranks)}"
-    else:
-        text = f"no rank is behind: {_who_waits(scene.ranks)}"
+    what = "no rank is behind: " if len(scene.ranks) > 1 else ""
+    text = f"{what}{_named(scene.ranks)} {_hangs(scene.ranks)}{_since(scene.ranks)}"
     return _verdict("hung", scene.ranks, text)
 
 

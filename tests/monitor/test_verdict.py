@@ -195,7 +195,10 @@ def test_all_at_the_same_line() -> None:
     """Then that is all that can be said."""
     verdict = composed(nodes(rank(0), rank(1)))
     assert verdict.rank == 0
-    assert verdict.text == f"no rank is behind: ranks 0, 1 wait at step 120 in backward, {WAIT}"
+    assert verdict.text == (
+        "no rank is behind: rank 0 on n0 (GPU 0), rank 1 on n0 hang at step 120 in backward,"
+        f" {WAIT}, for 312 s"
+    )
     assert composed(nodes(rank(0))).text.startswith("rank 0 on n0 (GPU 0) hangs at step 120")
 
 
@@ -213,8 +216,10 @@ def test_many_ranks_stay_one_line() -> None:
     """Eight are named, the rest counted."""
     many = nodes(*(rank(number) for number in range(64)))
     text = composed(many).text
-    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 56 more wait" in text
-    assert len(text) < 200
+    assert "rank 7 on n3, 56 more hang at step 120" in text
+    assert len(text) < 300
+    text = composed(nodes(rank(0, **BEHIND), *(rank(number) for number in range(1, 64)))).text
+    assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 55 more wait" in text
 
 
 def test_reports_travel_as_events() -> None:

@@ -1,0 +1,233 @@
+"""Ranks that hang, under prelaunch.sh as users start it: one line says where, the code is 76."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from conftest import Result, Scripts
+
+pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
+
+ROOT = Path(__file__).resolve().parents[2]
+PRELAUNCH = str(ROOT / "jobs" / "prelaunch.sh")
+
+WORKLOAD = '''\
+"""Digits, until there is a file: then one rank hangs in its loss."""
+
+import os
+import re
+import time
+from pathlib import Path
+
+import torch
+from trainer.workloads.mnist import Mnist
+
+
+def hold_the_gil():
+    re.match(r"(a+)+$", "a" * 64 + "b")
+
+
+def join_another_collective():
+    torch.distributed.barrier()
+
+
+class Digits(Mnist):
+    def loss(self, outputs, targets):
+        time.sleep(0.01)
+        if os.environ["RANK"] == "1" and Path("hang").exists():
+            {"gil": hold_the_gil, "barrier": join_another_collective}[Path("hang").read_text()]()
+        return super().loss(outputs, targets)
+'''
+FIVE = {"DDP_HANG_TIMEOUT": "5"}
+TRAIN = ("--workload", "digits_that_hang:Digits", "--model", "mlp", "--epochs", "9999")
+
+
+class Training:
+    """A run in place whose two ranks take steps."""
+
+    def __init__(self, scripts: Scripts, *args: str, **env: str) -> None:
+        self.directory = scripts.directory
+        self.scripts = scripts
+        (self.directory / "digits_that_hang.py").write_text(WORKLOAD)
+        settings = {"DDP_MONITOR": "1", "DDP_MAX_RESTARTS": "0"}
+        self.process = scripts.start("prelaunch.sh", *args, **(settings | env))
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The events of one name so far."""
+        lines = [
+            json.loads(line)
+            for path in self.directory.glob("out/*/events.jsonl")
+            for line in path.read_text().splitlines()
+        ]
+        return [event for event in lines if event["event"] == name]
+
+    def wait_for(self, name: str, count: int = 1, timeout_s: float = 90) -> list[dict[str, Any]]:
+        """Wait until there are so many events of a name."""
+        deadline = time.monotonic() + timeout_s
+        while len(found := self.events(name)) < count:
+            assert time.monotonic() < deadline, f"no {name}"
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.05)
+        return found
+
+    def pid(self, rank: int) -> int:
+        """The process of a rank."""
+        return next(e["pid"] for e in self.wait_for("rank_up", 2) if e["rank"] == rank)
+
+    def end(self, timeout_s: float = 60) -> Result:
+        """Wait for the end."""
+        return self.scripts.finish(self.process, timeout_s)
+
+
+@pytest.fixture
+def train(scripts: Scripts) -> Iterator[Callable[..., Training]]:
+    """Start trainings, and leave none behind."""
+    started: list[Training] = []
+
+    def begin(*args: str, **env: str) -> Training:
+        started.append(Training(scripts, *args, **env))
+        return started[-1]
+
+    yield begin
+    for training in started:
+        if training.process.poll() is None:
+            training.process.terminate()
+            training.process.communicate(timeout=60)
+
+
+def beats_left(result: Result) -> list[str]:
+    """What is left of this run where beats lie."""
+    job_id = result.of("start")[0]["job_id"]
+    return [path.name for path in Path("/dev/shm").glob(f"ddp.{job_id}.*")]
+
+
+def check_verdict(result: Result, *words: str) -> dict[str, Any]:
+    """Code 76, one verdict, which is the last line's beginning; nothing is left."""
+    assert result.code == 76, result.err
+    (verdict,) = result.of("verdict")
+    last = result.err.splitlines()[-1]
+    for word in words:
+        assert word in verdict["text"]
+        assert word in last
+    assert not beats_left(result)
+    assert [event["node"] for event in result.of("last_beats")]
+    return verdict
+
+
+def test_a_stopped_rank_ends_the_job_with_76(train: Callable[..., Training]) -> None:
+    """Seen within the limit and a little, torn down at once, and named in the last line."""
+    training = train(*TRAIN, **FIVE)
+    training.wait_for("first_step")
+    time.sleep(2)
+    os.kill(training.pid(1), signal.SIGSTOP)
+    stopped_s = time.monotonic()
+    training.wait_for("verdict", timeout_s=20)
+    seen_s = time.monotonic() - stopped_s
+    result = training.end()
+    assert 4 < seen_s < 15
+    verdict = check_verdict(result, "rank 1 on ", "(no GPU) is stopped", "(state T), for 5 s")
+    assert (verdict["kind"], verdict["rank"]) == ("stopped", 1)
+    (report,) = result.of("hang_report")
+    waiting = report["ranks"][0]
+    assert "_engine_run_backward" in waiting["top"] or "all_reduce" in waiting["top"]
+    assert Path(waiting["stack"]).stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("gil", ("rank 1 on ", "hangs at step ", " in forward, ", "in hold_the_gil")),
+        ("barrier", ("different collectives: rank 1 on ", "in join_another_collective")),
+    ],
+)
+def test_a_rank_that_hangs_in_its_own_code(
+    train: Callable[..., Training], how: str, words: tuple[str, ...]
+) -> None:
+    """While it holds the GIL, and in a collective that no other rank enters."""
+    training = train(*TRAIN, **FIVE)
+    training.wait_for("first_step")
+    time.sleep(2)
+    (training.directory / "new").write_text(how)
+    (training.directory / "new").rename(training.directory / "hang")
+    training.wait_for("verdict", timeout_s=30)
+    verdict = check_verdict(training.end(), *words)
+    assert (verdict["kind"], verdict["rank"]) == ("hung", 1)
+
+
+def test_a_rank_stopped_for_20_s_goes_on(train: Callable[..., Training]) -> None:
+    """The default is patient, and sees that it goes on."""
+    training = train(*TRAIN, "--log-every", "10")
+    training.wait_for("first_step")
+    os.kill(training.pid(1), signal.SIGSTOP)
+    time.sleep(20)
+    os.kill(training.pid(1), signal.SIGCONT)
+    time.sleep(5)
+    training.process.terminate()
+    result = training.end()
+    assert result.code == 75
+    assert not result.of("hang_report")
+    last = result.of("last_beats")[0]["ranks"]
+    assert {rank["step"] for rank in last.values()} != {0}
+    assert not beats_left(result)
+
+
+def test_a_command_that_sleeps_is_ended(scripts: Scripts) -> None:
+    """Silent for as long as was given, and no processor time: 76 for a foreign command, too."""
+    scripts.env["DDP_MONITOR"] = "1"
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", "echo up; exec sleep 600", **FIVE)
+    check_verdict(result, "hang")
+
+
+def test_who_hangs_while_the_others_have_ended_is_watched(scripts: Scripts) -> None:
+    """Rank 0 has finished, and its launcher with the monitor waits for the node's last rank."""
+    scripts.env["DDP_MONITOR"] = "1"
+    script = '[ "$RANK" = 0 ] || exec sleep 600'
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", script, **FIVE)
+    verdict = check_verdict(result, "rank 1 on ")
+    assert verdict["rank"] == 1
+
+
+def test_without_a_monitor_nothing_is_watched_and_nothing_stays(scripts: Scripts) -> None:
+    """DDP_MONITOR=0: the ranks run as they did."""
+    result = scripts.run("prelaunch.sh", "--", "sleep", "3", DDP_HANG_TIMEOUT="1")
+    assert result.code == 0
+    assert not beats_left(result)
+    assert not result.of("last_beats")
+
+
+@pytest.mark.slurm
+def test_a_rank_stopped_on_another_node(job: Any) -> None:
+    """Each node reports its own ranks, node rank 0 decides, both end theirs."""
+    run = job(
+        "--nodes=2",
+        "--ntasks-per-node=2",
+        PRELAUNCH,
+        "--model",
+        "mlp",
+        "--epochs",
+        "9999",
+        DDP_HANG_TIMEOUT="6",
+        DDP_MAX_RESTARTS="0",
+    )
+    run.wait_for("first_step", timeout_s=120)
+    time.sleep(2)
+    subprocess.run(["kill", "-STOP", str(run.pid(2))], check=True)
+    state, code, _ = run.end()
+    assert (state, code) == ("FAILED", 76), run.log
+    assert {event["node"] for event in run.events("hang_report")} == {"node1", "node2"}
+    verdict = run.events("verdict")[0]
+    assert (verdict["kind"], verdict["rank"], verdict["node"]) == ("stopped", 2, "node2")
+    assert "rank 2 on node2 (no GPU) is stopped" in run.log.splitlines()[-1]
+    assert {event["node"] for event in run.events("last_beats")} == {"node1", "node2"}
+    assert run.all_gone()
