@@ -52,6 +52,7 @@ attempt_open() {
 }
 
 attempt_tell() {
+    { stat -c %s -- "$DDP_RUN_DIR/events.jsonl" 2>/dev/null || echo 0; } >"$WORK_DIR/events_before"
     event_write start job_id "$(json_string "$DDP_JOB_ID")" run "$(json_string "${DDP_RUN_DIR##*/}")" \
         place "$(json_string "$PLACE")" nodes "$(json_list "${NODES[@]}")" world_size "$WORLD_SIZE" \
         command "$(json_list "${ARGUMENTS[@]}")" restart_count "${SLURM_RESTART_COUNT:-0}" \

@@ -66,7 +66,8 @@ decide_requeue() {
 
 # decide_requeue_counted INFO
 decide_requeue_counted() {
-    decide_count_idle "$LATEST_AT_JOB_START"
+    # What could not begin on fewer nodes was no start.
+    if ((CODE != EXIT_USAGE)); then decide_count_idle "$LATEST_AT_JOB_START"; fi
     if ((IDLE > DDP_MAX_IDLE_RESTARTS)); then
         decide_as fail "no requeue: $(decide_idle_words); $GO_ON"
     elif [[ $(job_field Requeue "$1") == 0 ]]; then

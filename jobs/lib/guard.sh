@@ -29,6 +29,7 @@ guard_stop() {
 guard_watch() {
     local events line partial='' failed_at='' look_at=$((SECONDS + 5))
     exec {events}<"$DDP_RUN_DIR/events.jsonl"
+    head -c "$(<"$WORK_DIR/events_before")" <&"$events" >/dev/null # a long run's past may be large
     while process_alive "$$"; do
         while IFS= read -r line <&"$events"; do
             guard_see "$partial$line"

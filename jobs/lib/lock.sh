@@ -142,6 +142,8 @@ lock_name() {
     read -r job restarts host namespace pid _ <<<"$1"
     if [[ $job == - ]]; then
         echo "process $pid on $host"
+    elif [[ $host == - ]]; then
+        echo "job $job" # a successor that has not begun
     else
         echo "job $job on $host"
     fi

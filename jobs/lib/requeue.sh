@@ -38,7 +38,8 @@ job_path() {
 }
 
 # requeue_fate INFO: prints what Slurm does with the job:
-#   running, time limit, preempted, requeued (by Slurm itself), cancelled (by a person), unknown
+#   running, preempted, requeued (by Slurm itself), time limit or whatever reason Slurm gives,
+#   cancelled (by a person), unknown
 # A completing job does not show its state: it was cancelled if nothing else explains its end.
 requeue_fate() {
     local state reason restarts preempted
@@ -50,10 +51,12 @@ requeue_fate() {
         echo requeued
     elif [[ ${preempted:-None} != None || $state == *PREEMPTED* ]]; then
         echo preempted
-    elif [[ $reason == TimeLimit || $state == *TIMEOUT* ]]; then
-        echo 'time limit'
     elif [[ $state == RUNNING ]]; then
         echo running
+    elif [[ $state == *TIMEOUT* || $reason == TimeLimit ]]; then
+        echo 'time limit'
+    elif [[ ${reason:-None} != None ]]; then
+        echo "$reason" # such as NodeDown
     else
         echo cancelled
     fi

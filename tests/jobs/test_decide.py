@@ -1,0 +1,182 @@
+"""What follows an attempt's end: pure comparisons of codes, counters and Slurm's own words."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+JOBS = Path(__file__).resolve().parents[2] / "jobs"
+RUNNING = "JobId=7 JobState=RUNNING Reason=None Requeue=1 Restarts=0"
+COMPLETING = "JobId=7 JobState=COMPLETING Reason=None Requeue=1 Restarts=0"
+# As Slurm 22.05 tells it; the second column is what we take it for.
+FATES = [
+    (RUNNING, "running"),
+    (COMPLETING, "cancelled"),
+    ("JobId=7 JobState=CANCELLED Reason=None Requeue=1 Restarts=0", "cancelled"),
+    ("JobId=7 JobState=COMPLETING Reason=TimeLimit Restarts=0", "time limit"),
+    ("JobId=7 JobState=TIMEOUT Reason=None Restarts=0", "time limit"),
+    ("JobId=7 JobState=COMPLETING Reason=NodeDown Restarts=0", "NodeDown"),
+    ("JobId=7 JobState=COMPLETING Reason=None Restarts=1", "requeued"),
+    ("JobId=7 JobState=COMPLETING Reason=None Restarts=0 PreemptTime=None", "cancelled"),
+    (
+        "JobId=7 JobState=COMPLETING Reason=None Restarts=0 PreemptTime=2026-11-21T07:59:33",
+        "preempted",
+    ),
+    ("", "unknown"),
+]
+DEFAULTS = {
+    "DDP_RUN_DIR": "/out/mine",
+    "DDP_JOB_ID": "7",
+    "SLURM_JOB_ID": "7",
+    "DDP_MAX_RESTARTS": "3",
+    "DDP_MAX_IDLE_RESTARTS": "1",
+    "DDP_REQUEUE": "1",
+    "DDP_NO_KILL": "0",
+    "WORLD_SIZE": "4",
+    "NUM_NODES": "2",
+    "NUM_NODES_ALLOCATED": "2",
+    "NUM_TASKS": "4",
+    "NUM_LOCAL_TASKS": "2",
+    "UNDER_SLURM": "1",
+    "HAVE_CLIENT": "1",
+    "INTERACTIVE": "0",
+    "IS_OWN_COMMAND": "0",
+    "STOP_SIGNAL": "",
+    "LATEST": "step-40",
+    "LATEST_AT_START": "step-20",
+    "LATEST_AT_JOB_START": "",
+    "LOST": "",
+    "LOST_HOW": "it does not answer",
+    "LOST_NODES": "",
+    "VERDICT": "",
+    "FAILED_WHY": "",
+    "RESTARTS": "0",
+    "IDLE": "0",
+    "STEP_CODE": "137",
+    "FAILED_RANK": "2",
+    "FAILED_NODE": "n2",
+    "FAILED_CODE": "137",
+    "FAILED_BY_REQUEST": "0",
+    "INFO": RUNNING,
+}
+
+
+def bash(script: str, **env: str) -> str:
+    """Runs a line with the library's parts; what it printed."""
+    parts = ("", "/judge", "/nodes", "/requeue", "/decide")
+    sources = "".join(f"source {JOBS}/lib{part}.sh;" for part in parts)
+    done = subprocess.run(
+        ["bash", "-euc", f"LOG_NAME=t; {sources} {script}"],
+        env={"PATH": "/usr/bin:/bin"} | env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.rstrip("\n")
+
+
+def decide(**env: str) -> tuple[str, str]:
+    """The decision and the last words."""
+    script = 'job_info() { echo "$INFO"; }; decide; echo "$DECISION"; echo "$LAST_WORDS"'
+    decision, words = bash(script, **DEFAULTS | env).split("\n")
+    return decision, words
+
+
+@pytest.mark.parametrize(("info", "fate"), FATES)
+def test_what_slurm_has_in_mind(info: str, fate: str) -> None:
+    """A completing job does not show its state: what explains its end tells it."""
+    assert bash('requeue_fate "$INFO"', INFO=info) == fate
+
+
+@pytest.mark.parametrize(
+    ("given", "decision", "words"),
+    [
+        ({"FAILED_RANK": "", "FAILED_NODE": "", "STEP_CODE": "0"}, "finish", "all 4 ranks"),
+        ({}, "restart", "SIGKILL), code 137; its log: /out/mine/logs/rank-2.log; restart 1 of 3"),
+        ({"RESTARTS": "3"}, "fail", "no restart: all 3"),
+        ({"DDP_MAX_RESTARTS": "0"}, "fail", "no restart: DDP_MAX_RESTARTS=0"),
+        ({"LATEST_AT_START": "step-40"}, "restart", "from step 40 in 2 s"),
+        ({"LATEST_AT_START": "step-40", "IDLE": "1"}, "fail", "2 starts in a row"),
+        ({"IDLE": "1"}, "restart", "from step 40 in 1 s"),
+        ({"FAILED_CODE": "64"}, "fail", "not tried again"),
+        ({"FAILED_CODE": "76", "VERDICT": "rank 2 hangs"}, "restart", "rank 2 hangs; restart"),
+    ],
+)
+def test_a_failure(given: dict[str, str], decision: str, words: str) -> None:
+    """A failed step starts again as long as both limits allow it."""
+    found = decide(**given)
+    assert found[0] == decision
+    assert words in found[1]
+
+
+STOPPED = {"FAILED_CODE": "75", "STOP_SIGNAL": "USR1"}
+CANCELLED = {"STOP_SIGNAL": "TERM", "INFO": COMPLETING}
+
+
+@pytest.mark.parametrize(
+    ("given", "decision", "words"),
+    [
+        ({}, "requeue", "job 7 is requeued and will go on from step 40"),
+        ({"INFO": RUNNING.replace("Requeue=1", "Requeue=0")}, "successor", "a successor of job 7"),
+        ({"DDP_REQUEUE": "0"}, "fail", "DDP_REQUEUE=0; to go on: start again"),
+        (CANCELLED, "fail", "the job was cancelled; to go on: start again with DDP_RUN_NAME=mine"),
+        (
+            CANCELLED | {"INFO": f"{COMPLETING} Restarts=1".replace("Restarts=0 ", "")},
+            "requeue",
+            "",
+        ),
+        ({"STOP_SIGNAL": "INT"}, "fail", "to go on"),
+        ({"INTERACTIVE": "1"}, "fail", "to go on"),
+        ({"UNDER_SLURM": "0"}, "fail", "to go on"),
+        ({"HAVE_CLIENT": "0"}, "fail", "to go on"),
+        ({"INFO": ""}, "fail", "Slurm does not answer"),
+        ({"LATEST": ""}, "requeue", "from the beginning"),
+        ({"LATEST": "", "IDLE": "1"}, "fail", "no requeue: 2 starts in a row"),
+        ({"LATEST": "", "IDLE": "1", "IS_OWN_COMMAND": "1"}, "requeue", ""),
+        ({"FAILED_CODE": "143"}, "requeue", ""),
+        ({"FAILED_CODE": "143", "DDP_MAX_RESTARTS": "0"}, "fail", "did not end with code 75"),
+        ({"STOP_SIGNAL": ""}, "requeue", ""),
+    ],
+)
+def test_a_stop(given: dict[str, str], decision: str, words: str) -> None:
+    """After 75 the job goes back to the queue, unless a person ended it."""
+    found = decide(**STOPPED | given)
+    assert found[0] == decision
+    assert words in found[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "decision"),
+    [
+        ({}, "requeue"),
+        ({"DDP_NO_KILL": "1"}, "restart"),
+        ({"DDP_NO_KILL": "1", "NUM_TASKS": "3"}, "requeue"),
+        ({"DDP_NO_KILL": "1", "LOST": "n1 n2"}, "requeue"),
+        ({"DDP_NO_KILL": "1", "DDP_MAX_RESTARTS": "0"}, "fail"),
+        ({"DDP_MAX_RESTARTS": "0"}, "requeue"),
+    ],
+)
+def test_a_lost_node(given: dict[str, str], decision: str) -> None:
+    """With --no-kill on what is left, if that is enough; else elsewhere."""
+    assert decide(**{"LOST": "n2"} | given)[0] == decision
+
+
+def test_options_of_a_successor() -> None:
+    """It is a job like this one; paths with spaces stay whole, unset fields are left out."""
+    info = (
+        "JobId=7 JobName=x Account=(null) QOS=low Requeue=0 TimeLimit=01:00:00 Partition=gpu "
+        "ReqNodeList=(null) ExcNodeList=n9 NumNodes=2 NumTasks=4 MinMemoryNode=100M "
+        "OverSubscribe=NO Features=(null) Command=/x WorkDir=/a b StdErr=/a b/C d.out "
+        "StdIn=/dev/null StdOut=/a b/C d.out Power= TresPerNode=gres:gpu:1 "
+    )
+    settings = {"EXCLUDE": "n2 n3", "DDP_NO_KILL": "1", "SLURM_NTASKS_PER_NODE": "2"}
+    options = bash('requeue_options "$INFO"', INFO=info, SLURM_JOB_ID="7", **settings)
+    assert set(options.splitlines()) == {
+        "--dependency=afterany:7", "--job-name=ddp", "--open-mode=append", "--no-requeue",
+        "--nodes=2", "--ntasks=4", "--partition=gpu", "--qos=low", "--time=01:00:00",
+        "--mem=100M", "--gres=gpu:1", "--ntasks-per-node=2", "--exclusive", "--no-kill",
+        "--exclude=n9,n2,n3", "--chdir=/a b", "--output=/a b/C d.out", "--error=/a b/C d.out",
+    }  # fmt: skip

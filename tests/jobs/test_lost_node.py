@@ -1,0 +1,108 @@
+"""A node that dies under a job, on a virtual cluster of its own: the others go on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from conftest import Job
+
+PRELAUNCH = str(Path(__file__).resolve().parents[2] / "jobs" / "prelaunch.sh")
+# Runs for ever in its first start; in the later ones it finishes, or cannot use so few ranks.
+PROGRAM = (
+    "bash",
+    "-c",
+    (
+        'echo "attempt $DDP_ATTEMPT: $RANK of $WORLD_SIZE at $MASTER_ADDR, $DDP_NUM_NODES nodes";'
+        " ((DDP_ATTEMPT > 1)) || sleep 600;"
+        ' if [[ $NEEDS == "$WORLD_SIZE" ]]; then exit 0; fi; exit 64'
+    ),
+)
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def own(cluster_at: Callable[..., Any]) -> Iterator[Any]:
+    """A cluster whose nodes may be killed."""
+    own = cluster_at(
+        {
+            "DDP_CLUSTER_DIR": "/var/tmp/ddp-cluster-lost",
+            "DDP_CLUSTER_PREFIX": "tl",
+            "DDP_CLUSTER_SUBNET": "10.213.96",
+        }
+    )
+    own.up("3")
+    yield own
+    assert own.script("down").returncode == 0
+
+
+@pytest.fixture
+def submit(own: Any, job_on: Callable[..., Job]) -> Iterator[Callable[..., Job]]:
+    """Submits the program above when every node is well."""
+    own.until(lambda: {own.node_state(n) for n in own.nodes} == {"idle"}, 90, "idle nodes")
+
+    def submit(*args: str, needs: int, **env: str) -> Job:
+        job = job_on(own, *args, PRELAUNCH, "--", *PROGRAM, NEEDS=str(needs), **env)
+        job.wait_for("monitor_up", int(args[0].rpartition("=")[2]))
+        job.wait_for("rank_up", needs if "DDP_NO_KILL" not in env else 3)
+        return job
+
+    yield submit
+    for node in own.nodes:
+        own.script("heal", node)
+
+
+def lose(own: Any, job: Job, node: str) -> float:
+    """Pulls the node's power; seconds until the job has noticed."""
+    began = time.monotonic()
+    assert own.script("kill", node).returncode == 0
+    (event,) = job.wait_for("lost_node", 1, timeout_s=60)
+    assert event["node"] == node
+    return time.monotonic() - began
+
+
+def test_the_run_goes_on_with_what_is_left(own: Any, submit: Callable[..., Job]) -> None:
+    """With --no-kill the next attempt runs on the other nodes, in the same allocation."""
+    settings = {"DDP_NO_KILL": "1", "DDP_MAX_RESTARTS": "3"}
+    job = submit("--nodes=3", "--ntasks-per-node=1", "--no-kill", needs=2, **settings)
+    seen_s = lose(own, job, "tl2")
+    decisions = job.wait_for("decision", 2, timeout_s=60)
+    assert [event["decision"] for event in decisions] == ["restart", "finish"]
+    print(f"seen after {seen_s:.1f} s")
+    assert "[1] attempt 2: 1 of 2 at tl1, 2 nodes" in job.log
+    assert job.events("start")[1]["nodes"] == ["tl1", "tl3"]
+    assert "node tl2 is lost with rank 1" in job.log
+    assert "restart 1 of 3 on 2 nodes" in job.log
+    assert job.end()[0] == "COMPLETED"
+
+
+def test_otherwise_the_job_asks_for_another_node(own: Any, submit: Callable[..., Job]) -> None:
+    """Without --no-kill it is requeued, and does not get that node again."""
+    job = submit("--nodes=2", "--ntasks-per-node=1", needs=2)
+    first, second = job.events("start")[0]["nodes"]
+    lose(own, job, second)
+    decisions = job.wait_for("decision", 2, timeout_s=120)
+    assert [event["decision"] for event in decisions] == ["requeue", "finish"]
+    assert decisions[0]["exclude"] == second
+    assert own.job(job.id)["ExcNodeList"] == second
+    assert set(job.events("start")[1]["nodes"]) == set(own.nodes) - {second}
+    assert first in job.events("start")[1]["nodes"]
+    assert job.end() == ("COMPLETED", 0, 0)
+
+
+def test_fewer_ranks_than_the_run_can_have(own: Any, submit: Callable[..., Job]) -> None:
+    """64 on fewer nodes (a batch that does not divide) is nobody's mistake: it is requeued."""
+    settings = {"DDP_NO_KILL": "1", "DDP_MAX_RESTARTS": "3"}
+    job = submit("--nodes=3", "--ntasks-per-node=1", "--no-kill", needs=3, **settings)
+    lose(own, job, "tl3")
+    decisions = job.wait_for("decision", 2, timeout_s=60)
+    assert [event["decision"] for event in decisions] == ["restart", "requeue"]
+    assert decisions[1]["exclude"] == "tl3"
+    assert own.job(job.id)["JobState"] in {"PENDING", "COMPLETING"}
