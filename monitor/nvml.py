@@ -40,12 +40,15 @@ def _memory_temp_c(handle: Handle) -> int:
     return int(field.value.uiVal)
 
 
-def _fb_used_mib(handle: Handle) -> int:
-    try:  # the figure of driver 525 and later: without what the driver keeps for itself
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+def _memory(handle: Handle) -> Any:  # noqa: ANN401 - pynvml is untyped: a ctypes structure
+    try:  # the figures of driver 525 and later: without what the driver keeps for itself
+        return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except pynvml.NVMLError_FunctionNotFound:
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    return int(memory.used) // _MIB
+        return pynvml.nvmlDeviceGetMemoryInfo(handle)
+
+
+def _fb_used_mib(handle: Handle) -> int:
+    return int(_memory(handle).used) // _MIB
 
 
 def _throttle_bits(handle: Handle) -> int:
@@ -186,6 +189,14 @@ class _Gpu:
         except (pynvml.NVMLError, _GpuLostError, UnicodeDecodeError):
             return "-"
 
+    def memory_mib(self) -> int | None:
+        """All the memory it has; None where the driver does not tell."""
+        try:
+            self._open()
+            return int(_memory(self.handle).total) // _MIB
+        except (pynvml.NVMLError, _GpuLostError):
+            return None
+
     def power_limit_w(self) -> int | None:
         """What it may draw; None where that is not told."""
         try:
@@ -271,6 +282,9 @@ class Nvml:
             limit_w = gpu.power_limit_w()
             if limit_w is not None:
                 facts.append((f"power_limit_w {gpu.index}", str(limit_w)))
+            memory_mib = gpu.memory_mib()
+            if memory_mib is not None:
+                facts.append((f"memory_mib {gpu.index}", str(memory_mib)))
         return tuple(facts)
 
     def _with_count(self, text: str) -> tuple[tuple[str, str], ...]:

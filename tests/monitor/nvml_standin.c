@@ -127,7 +127,7 @@ static int percent(Device *d, const char *name, unsigned *pct, unsigned *period)
 int nvmlDeviceGetEncoderUtilization(Device *d, unsigned *pct, unsigned *us) { ENTER(d); return percent(d, "enc", pct, us); }
 int nvmlDeviceGetDecoderUtilization(Device *d, unsigned *pct, unsigned *us) { ENTER(d); return percent(d, "dec", pct, us); }
 typedef struct { unsigned long long total, free, used; } Memory;
-int nvmlDeviceGetMemoryInfo(Device *d, Memory *m) { ENTER(d); m->used = value("fb_v1", d, 72896.0 * 1048576); return SUCCESS; }
+int nvmlDeviceGetMemoryInfo(Device *d, Memory *m) { ENTER(d); m->total = value("fb_total", d, 81559.0 * 1048576); m->used = value("fb_v1", d, 72896.0 * 1048576); return SUCCESS; }
 int nvmlDeviceGetBAR1MemoryInfo(Device *d, unsigned long long *m) { ENTER(d); m[2] = value("bar1", d, 4.9 * 1048576); return SUCCESS; }
 int nvmlDeviceGetPcieThroughput(Device *d, int counter, unsigned *kb) { ENTER(d); *kb = value(counter ? "rx_kb" : "tx_kb", d, counter ? 847999 : 9999); return SUCCESS; }
 int nvmlDeviceGetClockInfo(Device *d, int kind, unsigned *mhz) { ENTER(d); *mhz = kind == 2 ? 2619 : 1980; return SUCCESS; }
@@ -136,7 +136,7 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(Device *d, unsigned long long *bit
 
 #ifndef OLD_DRIVER
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } MemoryV2;
-int nvmlDeviceGetMemoryInfo_v2(Device *d, MemoryV2 *m) { ENTER(d); m->used = value("fb", d, 71680.5 * 1048576); return SUCCESS; }
+int nvmlDeviceGetMemoryInfo_v2(Device *d, MemoryV2 *m) { ENTER(d); m->total = value("fb_total", d, 81559.0 * 1048576); m->used = value("fb", d, 71680.5 * 1048576); return SUCCESS; }
 int nvmlDeviceGetJpgUtilization(Device *d, unsigned *pct, unsigned *us) { ENTER(d); return percent(d, "jpg", pct, us); }
 int nvmlDeviceGetOfaUtilization(Device *d, unsigned *pct, unsigned *us) { ENTER(d); return percent(d, "ofa", pct, us); }
 int nvmlDeviceGetCurrentClocksEventReasons(Device *d, unsigned long long *bits) { ENTER(d); *bits = value("throttle", d, 4); return SUCCESS; }

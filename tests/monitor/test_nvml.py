@@ -186,6 +186,14 @@ def test_the_facts_say_why_there_are_no_readings(driver: Any, rule: str, why: st
     assert look(driver)[0]["facts"]["gpus"] == "2"
 
 
+def test_the_memory_of_a_gpu_is_a_fact(driver: Any, old_driver: Any) -> None:
+    """In MiB, of either form of the driver's answer; left out where it does not tell."""
+    assert look(driver)[0]["facts"]["memory_mib 1"] == "81559"
+    assert look(old_driver)[0]["facts"]["memory_mib 1"] == "81559"
+    driver.does("fail nvmlDeviceGetMemoryInfo_v2 * 3")
+    assert "memory_mib 1" not in look(driver)[0]["facts"]
+
+
 def test_the_power_limit_is_a_fact(driver: Any) -> None:
     """In W, where the driver tells it."""
     assert look(driver)[0]["facts"]["power_limit_w 1"] == "700"
