@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from monitor.beats import Beat, Child
     from monitor.sample import GpuSample, Reading
 
-_MAX_STEP_S = 5.0  # between two looks, beyond the usual: more than this nobody has watched
+_LATE_S = 2.0  # a look that comes later than this was kept from it: so were the ranks, perhaps
 
 
 class Node(Protocol):
@@ -104,8 +104,9 @@ class RankWatch:
         """Give the time, and notice how much of it nobody watched."""
         now_s = self.monotonic()
         if self._looked_s is not None:
-            longest_s = self.patience.look_s() + _MAX_STEP_S
-            self._skipped_s += max(0.0, now_s - self._looked_s - longest_s)
+            passed_s, usual_s = now_s - self._looked_s, self.patience.look_s()
+            if passed_s > usual_s + _LATE_S:
+                self._skipped_s += passed_s - usual_s
         self._looked_s = now_s
         return now_s
 

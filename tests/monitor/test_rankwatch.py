@@ -1,0 +1,273 @@
+"""All ranks of a node at one moment, and what the watchdog is told to watch."""
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor import orphans, processes, watch_settings
+from monitor.beats import Beat, Child
+from monitor.board import EventBoard
+from monitor.bounded import Bounded
+from monitor.errors import UserError
+from monitor.events import EventLog
+from monitor.patience import Patience
+from monitor.rankwatch import RankWatch
+from monitor.sample import GpuSample, Reading
+
+
+@dataclass
+class Machine:
+    """One node: its ranks are this very process, the rest is as the test tells it."""
+
+    now_s: float = 5000.0
+    beating: dict[int, Beat] = field(default_factory=dict)
+    running: dict[int, Child] = field(default_factory=dict)
+    mark: Hashable = 1
+    env: dict[str, str] = field(default_factory=dict)
+
+    def beats(self) -> Mapping[int, Beat]:
+        """The last beats."""
+        return self.beating
+
+    def children(self) -> Mapping[int, Child]:
+        """What runs."""
+        return self.running
+
+    def log_mark(self, _rank: int) -> Hashable:
+        """The same for all."""
+        return self.mark
+
+    def environment(self, _pid: int) -> Mapping[str, str]:
+        """The same for all."""
+        return self.env
+
+    def times(self, _rank: int) -> Mapping[int, float]:
+        """Nothing works."""
+        return {1: 0.0}
+
+    def beat(self, rank: int, step: int, phase: str = "forward", pid: int = 0) -> None:
+        """Beat now."""
+        time_ns = int(self.now_s * 1e9)
+        self.beating[rank] = Beat(rank, pid or os.getpid(), step, time_ns, phase, step, step)
+
+
+def watched(machine: Machine, given_s: float | None = 5.0) -> RankWatch:
+    """A watch whose clock is the machine's."""
+    return RankWatch(machine, Patience(given_s), lambda: machine.now_s)
+
+
+def stepping(machine: Machine, watch: RankWatch) -> None:
+    """Take two steps on two ranks."""
+    for step in (1, 2):
+        machine.beat(0, step)
+        machine.beat(1, step)
+        watch.look()
+        machine.now_s += 0.5
+
+
+def test_who_is_silent_past_the_limit_hangs() -> None:
+    """Each rank by its own beat."""
+    machine = Machine()
+    watch = watched(machine)
+    stepping(machine, watch)
+    for _ in range(10):
+        machine.beat(0, 3)
+        look = watch.look()
+        assert not look.is_suspicious
+        machine.now_s += 0.45
+    machine.now_s += 0.2
+    first, second = watch.look().ranks
+    assert (first.hung, second.hung) == (False, True)
+    assert (second.step, second.phase, second.limit_s) == (2, "forward", 5)
+
+
+def test_a_suspended_job_has_not_hung() -> None:
+    """Nobody has watched for an hour, since nobody ran."""
+    machine = Machine()
+    watch = watched(machine)
+    stepping(machine, watch)
+    machine.now_s += 3600
+    assert not watch.look().is_suspicious
+    machine.now_s += 5
+    assert watch.look().is_suspicious
+
+
+def test_a_rank_that_is_gone_is_not_hung() -> None:
+    """Neither one whose process has ended nor one whose number another process has."""
+    machine = Machine()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    watch = watched(machine)
+    machine.beat(0, 5, pid=gone.pid)
+    machine.now_s += 1000
+    (rank,) = watch.look().ranks
+    assert (rank.state, rank.hung) == (None, False)
+
+
+def test_a_number_that_was_given_away_is_not_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process is known by its start, too."""
+    machine = Machine()
+    watch = watched(machine)
+    stepping(machine, watch)
+    other = processes.Identity(os.getpid(), 1)
+    monkeypatch.setattr(processes, "identity", lambda _pid: other)
+    machine.now_s += 100
+    assert [rank.state for rank in watch.look().ranks] == [None, None]
+
+
+def looks(machine: Machine, watch: RankWatch, seconds: float) -> Any:
+    """Look every 5 s; the last look."""
+    for _ in range(int(seconds / 5)):
+        machine.now_s += 5
+        look = watch.look()
+    return look
+
+
+def test_our_trainer_without_a_beat_has_the_patience_of_a_start() -> None:
+    """And even then only silence counts against it."""
+    machine = Machine(running={0: Child(0, os.getpid(), 0, is_trainer=True)})
+    watch = watched(machine)
+    assert not looks(machine, watch, 120).is_suspicious
+    assert looks(machine, watch, 15).is_suspicious
+    machine.mark = 2
+    assert not watch.look().is_suspicious
+
+
+def test_a_command_without_a_limit_is_judged_by_its_gpu_alone() -> None:
+    """A silent command that uses nothing may be waiting for its user; a collective does not."""
+    machine = Machine(running={0: Child(0, os.getpid(), 0, is_trainer=False)})
+    watch = watched(machine, None)
+    assert not looks(machine, watch, 4000).is_suspicious
+    waiting = GpuSample(index=0, sm_pct=100, mem_pct=0, power_w=100)
+    watch.see_gpus(Reading((waiting,), (("power_limit_w 0", "700"),)))
+    look = looks(machine, watch, 10)
+    assert look.is_suspicious
+    assert (look.ranks[0].gpu, look.ranks[0].pattern) == ("GPU 0", "waiting")
+
+
+def test_without_a_told_limit_the_most_that_was_drawn_counts() -> None:
+    """Low is low beside what this GPU drew while it worked."""
+    machine = Machine(running={0: Child(0, os.getpid(), 0, is_trainer=False)})
+    watch = watched(machine)
+    for power_w, pattern in ((300, "working"), (100, "waiting")):
+        watch.see_gpus(Reading((GpuSample(index=0, sm_pct=99, mem_pct=0, power_w=power_w),)))
+        assert watch.look().ranks[0].pattern == pattern
+
+
+def test_a_call_that_hangs_holds_up_nobody() -> None:
+    """Its caller goes on after the limit, later ones sooner; what was asked is done in the end."""
+    calls, gate, done = Bounded("test"), threading.Event(), []
+    assert calls.ask(lambda: 7, 5) == 7
+    began = time.monotonic()
+    assert calls.ask(lambda: gate.wait(20), 0.3) is None
+    assert calls.is_stuck
+    for number in range(3):
+        assert calls.ask(lambda number=number: done.append(number), 60) is None
+    assert time.monotonic() - began < 5
+    gate.set()
+    assert calls.ask(lambda: 8, 5) == 8
+    assert done == [0, 1, 2]
+    assert not calls.is_stuck
+
+
+def test_a_call_that_fails_gives_nothing() -> None:
+    """And the thread lives on."""
+
+    def broken() -> int:
+        raise OSError("stale")
+
+    calls = Bounded("test")
+    assert calls.ask(broken, 5) is None
+    calls.post(broken)
+    assert calls.ask(lambda: 1, 5) == 1
+
+
+def board(path: Path, host: str = "n1") -> EventBoard:
+    """A watcher's board."""
+    return EventBoard(EventLog(str(path), 1, host), Bounded("test"))
+
+
+def test_watchers_hear_each_other_through_the_events(tmp_path: Path) -> None:
+    """Each line once, whole lines only, and only what concerns them."""
+    path = tmp_path / "events.jsonl"
+    assert board(path).hear() == []
+    mine, yours = board(path), board(path, "n2")
+    mine.tell("hang_report", node="n1")
+    mine.tell("checkpoint", step=1)
+    assert [event["event"] for event in yours.hear()] == ["hang_report"]
+    assert yours.hear() == []
+    with path.open("a") as file:
+        file.write('{"event": "verdict", ')
+        file.flush()
+        assert yours.hear() == []
+        file.write('"text": "x"}\n')
+    assert [event["text"] for event in yours.hear()] == ["x"]
+
+
+LAUNCH = {"DDP_BEAT_DIR": "/dev/shm/x", "DDP_ATTEMPT": "3", "NODE_RANK": "2"}
+
+
+def test_what_to_watch_comes_from_the_launcher() -> None:
+    """Its environment, parsed once."""
+    env = LAUNCH | {
+        "WORLD_SIZE": "12",
+        "LOCAL_WORLD_SIZE": "4",
+        "MASTER_ADDR": "n0",
+        "MASTER_PORT": "29500",
+        "DDP_HANG_TIMEOUT": "7.5",
+    }
+    settings = watch_settings.from_environment(env, "/run", "token", "n2")
+    assert settings is not None
+    assert (settings.node, settings.node_rank, settings.attempt) == ("n2", 2, 3)
+    assert (settings.num_nodes, settings.master, settings.hang_timeout_s) == (3, "n0:29500", 7.5)
+    env["DDP_NUM_NODES"] = "2"
+    settings = watch_settings.from_environment(env, "/run", "token", "n2")
+    assert settings is not None
+    assert settings.num_nodes == 2
+
+
+@pytest.mark.parametrize(
+    ("env", "run_dir", "launch_id"), [({}, "r", "t"), (LAUNCH, None, "t"), (LAUNCH, "r", None)]
+)
+def test_outside_of_a_launch_nobody_is_watched(
+    env: dict[str, str], run_dir: str | None, launch_id: str | None
+) -> None:
+    """The recorder alone records."""
+    assert watch_settings.from_environment(env, run_dir, launch_id, "n") is None
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf", "9999999999"])
+def test_a_wrong_timeout_is_the_users_mistake(text: str) -> None:
+    """It is not guessed."""
+    with pytest.raises(UserError, match="DDP_HANG_TIMEOUT: must"):
+        watch_settings.from_environment(LAUNCH | {"DDP_HANG_TIMEOUT": text}, "r", "t", "n")
+
+
+def test_ranks_are_found_by_what_they_carry() -> None:
+    """Rank and descendants by number; launchers, torchrun and other launches are none."""
+    token = f"find-{os.getpid()}"
+    carried = [f"{token}/0", f"{token}/0", f"{token}/11", f"{token}/node0", f"{token}0/5", ""]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("DDP_")}
+    started = [
+        subprocess.Popen(
+            ["sleep", "30"],
+            env=env | {"DDP_LAUNCH_ID": token, "DDP_NODE": "n1", "DDP_RANK_ID": rank_id},
+        )
+        for rank_id in carried
+    ]
+    time.sleep(0.3)
+    found = orphans.find_ranks(token, "n1")
+    for process in started:
+        process.kill()
+        process.wait()
+    assert {rank: sorted(pids) for rank, pids in found.items()} == {
+        0: sorted(process.pid for process in started[:2]),
+        11: [started[2].pid],
+    }
