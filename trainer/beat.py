@@ -89,7 +89,8 @@ class SharedBeat:
 
     def __init__(self, path: Path) -> None:
         """Create the file. Raises OSError where that cannot be."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        beside = path.with_name(f".{path.name}.partial")  # nobody finds a file that is not whole
+        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             os.posix_fallocate(descriptor, 0, _SIZE_BYTES)  # a full disk is an error here
             self._memory = mmap.mmap(descriptor, _SIZE_BYTES)
@@ -100,6 +101,7 @@ class SharedBeat:
         self._num_meetings = 0
         self.enter(START)
         _HEAD.pack_into(self._memory, 0, _MAGIC, os.getpid())
+        beside.replace(path)
 
     def enter(self, phase: int) -> None:
         """A phase begins that waits for nobody."""
