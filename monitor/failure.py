@@ -43,7 +43,7 @@ class Finding:
 #   save     why its checkpoint was not written
 TABLE: tuple[Sign, ...] = (
     Sign("code", r"0", None, "finished"),
-    Sign("code", r"64", "user", "ended because its input or environment is wrong"),
+    Sign("code", r"64", "user", "found its input or environment wrong"),
     # ---- the machine itself, before what follows from it
     Sign("log", r"NVRM: Xid|\bXid \(|uncorrectable ECC|double[- ]bit ECC|fallen off the bus|"
          r"NVLink.*(uncorrectable|fatal) error", "hardware", "was hit by a fault of its GPU"),
@@ -67,9 +67,9 @@ TABLE: tuple[Sign, ...] = (
          "missed a file of its data"),
     Sign("later", r"FileNotFoundError|No such file or directory", "storage",
          "missed a file that was there before"),
-    Sign("oom", r"true", "program", "was ended because it used more memory than it may"),
+    Sign("oom", r"true", "program", "used more memory than it may"),
     Sign("log", r"oom[-_ ]?kill|[Oo]ut of memory: Killed|Memory cgroup out of memory", "program",
-         "was ended because it used more memory than it may"),
+         "used more memory than it may"),
     Sign("error", r"MemoryError|CUDA out of memory|OutOfMemoryError|[Oo]ut of memory|bad_alloc|"
          r"Cannot allocate memory|not enough memory", "program", "ran out of memory"),
     Sign("nan", r"stop", "program", "met a loss or gradient that is not finite"),
@@ -88,6 +88,15 @@ TABLE: tuple[Sign, ...] = (
     Sign("code", r".+", "program", "failed"),
 )  # fmt: skip
 """Rows in order: the first that is found decides."""
+
+BY_SLURM = {
+    "OUT_OF_MEMORY": ("program", "used more memory than it may"),
+    "NODE_FAIL": ("hardware", "lost its node"),
+    "TIMEOUT": ("time limit", "was ended by the time limit"),
+    "PREEMPTED": ("preempted", "made way for another job"),
+    "CANCELLED": ("cancelled", "was cancelled"),
+}
+"""Class and words of what was killed and could not say why, by the state in which Slurm has it."""
 
 CLASSES = tuple(dict.fromkeys(sign.failure_class for sign in TABLE if sign.failure_class))
 

@@ -9,7 +9,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
-from monitor import events, evidence, life, nodes, record, screen, slurm
+from monitor import events, evidence, failure, life, nodes, record, screen, slurm
 from monitor.errors import UserError
 from monitor.history import integer, seconds
 
@@ -57,6 +57,8 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
     if state == "running":
         _lose_nothing_yet(made, attempt)
         _go_on_until(made["goodput"], seconds(made["attempts"][0]["start_time"]), now_s)
+    if job is not None:
+        _believe(job, attempt)
     where = attempt["failure"] or {}
     log = _log_of(run_dir, attempt, where.get("rank"))
     return {
@@ -109,6 +111,15 @@ def _lose_nothing_yet(made: dict[str, Any], attempt: dict[str, Any]) -> None:
     if made["steps_lost"] is not None:
         made["steps_lost"] -= attempt["steps_lost"] or 0
     attempt["steps_lost"] = None
+
+
+def _believe(job: slurm.Job, attempt: dict[str, Any]) -> None:
+    """Take Slurm's word for the end of what was killed and could not say why."""
+    failed = attempt["failure"]
+    if job.state in failure.BY_SLURM and failed is not None and failed["class"] == "killed":
+        failed["class"], failed["words"] = failure.BY_SLURM[job.state]
+        failed["evidence"] = {"place": "slurm", "line": job.state}
+        attempt["failure_class"] = failed["class"]
 
 
 def _as_json(job: slurm.Job) -> dict[str, str | None]:

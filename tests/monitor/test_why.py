@@ -156,7 +156,7 @@ def killed(story: Any) -> None:
 
 
 TALES: dict[str, tuple[Callable[[Any], None], str, str]] = {
-    "user": (user, "rank 0 on n1 ended because its input", "[user; code 64]"),
+    "user": (user, "rank 0 on n1 found its input or environment wrong", "[user; code 64]"),
     "program": (program, "rank 1 on n2 failed: ValueError: bad bad", "[program; code 1]"),
     "crash": (crash, "rank 1 on n2 crashed", "[program; SIGSEGV, code 139]"),
     "hardware": (hardware, "rank 1 on n2 was hit by a fault of its GPU", "[hardware;"),
@@ -282,9 +282,9 @@ def test_slurms_own_word(story: Any, tmp_path: Path) -> None:
     programs = client(
         tmp_path, scontrol="exit 1", sacct="echo 'OUT_OF_MEMORY|0:125|None|n[1-2]|Unknown'"
     )
-    assert "Slurm   job 42 OUT_OF_MEMORY, exit code 0:125" in shown(
-        story.run_dir, programs=programs
-    )
+    lines = shown(story.run_dir, programs=programs)
+    assert "Slurm   job 42 OUT_OF_MEMORY, exit code 0:125" in lines
+    assert lines[0].endswith("used more memory than it may [program; SIGKILL, code 137]")
 
 
 @pytest.mark.parametrize(
@@ -327,6 +327,27 @@ def test_a_cancelled_command_was_stopped(story: Any) -> None:
     story.tell("decision", decision="fail", reason=reason, restarts=0, idle=0, exclude=None)
     story.tell("end", code=143)
     assert shown(story.write())[0] == "STOPPED: the run was cancelled [cancelled; code 143]"
+
+
+@pytest.mark.parametrize(
+    ("state", "head"),
+    [
+        ("OUT_OF_MEMORY", "used more memory than it may [program; no exit code]"),
+        ("NODE_FAIL", "lost its node [hardware; no exit code]"),
+        ("TIMEOUT", "was ended by the time limit [time limit; no exit code]"),
+        ("PREEMPTED", "made way for another job [preempted; no exit code]"),
+        ("CANCELLED", "was cancelled [cancelled; no exit code]"),
+        ("FAILED", "was killed and could not say why [killed; no exit code]"),
+    ],
+)
+def test_slurm_knows_what_a_killed_run_could_not_say(
+    story: Any, tmp_path: Path, state: str, head: str
+) -> None:
+    """Its state names the class where nobody else could."""
+    story.start()
+    story.train(0, 25, 5)
+    programs = client(tmp_path, scontrol=f"echo 'JobId=42 JobState={state} ExitCode=0:9'")
+    assert shown(story.write(), programs=programs)[0].endswith(head)
 
 
 def test_a_slurm_that_does_not_answer_is_not_waited_for(story: Any, tmp_path: Path) -> None:
