@@ -28,6 +28,11 @@ lint: $(VENV)/.dev ## check style, types, imports and shell scripts
 	$(VENV)/bin/shellcheck $(SCRIPTS)
 	$(VENV)/bin/shfmt -i 4 -ci -d $(SCRIPTS)
 
+faults: $(VENV)/.dev ## bring every fault about and write docs/faults.md (root; some minutes)
+	@tests/provision.sh --install-only
+	@results=$$(mktemp -d) && DDP_FAULT_RESULTS=$$results $(PY) -m pytest tests/faults && \
+	    $(PY) -m tests.faults.write $$results && rm -r $$results
+
 image: ## build the Docker image (IMAGE=ddp)
 	docker build -t $(IMAGE) $(BUILD_ARGS) .
 
@@ -71,4 +76,4 @@ $(VENV)/.dev: pyproject.toml | $(PY)
 	@$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@ $(VENV)/.runtime
 
-.PHONY: help demo test test-fast lint image sqsh cluster-up cluster-down bench
+.PHONY: help demo test test-fast lint faults image sqsh cluster-up cluster-down bench

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tests.faults.injectors import Injector
     from tests.faults.job import Event
 
+LONG = ("--max-steps", "1000000", "--checkpoint-every", "20")
 GONE_S = 15.0
 """No process of a job may be left after this time."""
 
@@ -58,6 +59,8 @@ class Fault:
     """Looks at the `resume` event of the next attempt, or at the event that showed the fault."""
     notice: Callable[[FaultJob, float], float | None] = lambda job, struck: None  # noqa: ARG005
     """For a run that goes on: waits until it was seen without an event, and gives the moment."""
+    nobody_speaks: bool = False
+    """Whoever would say the last line is dead: `python -m monitor why` must say it."""
     num_saved: int = 1
     """Checkpoints that this attempt must have written before."""
     damages: bool = False
@@ -72,7 +75,7 @@ class Scenario:
     name: str
     sbatch: tuple[str, ...]
     faults: tuple[Fault, ...]
-    options: tuple[str, ...] = ("--max-steps", "1000000", "--checkpoint-every", "20")
+    options: tuple[str, ...] = LONG
     env: dict[str, str] = dataclasses.field(default_factory=dict)
     prepare: Callable[[FaultJob], Callable[[], None]] = lambda _: lambda: None
     """Called before the job is submitted; gives what tidies up after its end."""
@@ -188,7 +191,7 @@ def recover(strike: Strike, row: Row) -> Row:
     if resume["path"] is not None:
         verify(Path(resume["path"]))
     fault.check(job, resume)
-    lost = strike.reached - resume["step"]
+    lost = max(0, strike.reached - resume["step"])  # some steps may be done yet, and saved
     told = job.attempt_record(attempt)
     decision = (told["decision"] or {}).get("decision")
     expected = {Then.RESTART: "restart", Then.REQUEUE: "requeue"}[fault.then]
@@ -210,7 +213,7 @@ def end(strike: Strike, row: Row, sign: Event) -> Row:
     fault.check(job, sign)
     told = job.record()["attempts"][-1]
     assert told["attempt"] == strike.attempt + fault.restarts_before, told
-    line = job.words()[-1]
+    line = job.why() if fault.nobody_speaks else job.words()[-1]
     expect(fault, told, line)
     return dataclasses.replace(row, steps_lost=told["steps_lost"], **_told(told, line))
 

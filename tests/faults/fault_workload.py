@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from fault_files import NUM_FILES
+from torch import nn
 from torch.utils.data import Dataset
 
 from trainer.workloads.base import TensorData, Workload
@@ -25,7 +26,7 @@ from trainer.workloads.base import TensorData, Workload
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from trainer.config import Config
 
@@ -50,6 +51,21 @@ class Files(Dataset[Any]):
         return torch.full((NUM_INPUTS,), float(value)), torch.tensor(value % NUM_CLASSES)
 
 
+class Paced(nn.Module):
+    """A module whose forward takes its time, and is where a rank breaks."""
+
+    def __init__(self, inner: nn.Module, before: Callable[[], None]) -> None:
+        super().__init__()
+        self.inner = inner
+        self._before = before
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Wait, perhaps break, and compute."""
+        self._before()
+        outputs: Tensor = self.inner(inputs)
+        return outputs
+
+
 class Breakable(Workload):
     """A linear model on numbers; `--model wide` has 1.6 million parameters instead of 170."""
 
@@ -64,10 +80,9 @@ class Breakable(Workload):
         """Return the model."""
         hidden = 60_000 if self.config.model == "wide" else 0
         if not hidden:
-            return torch.nn.Linear(NUM_INPUTS, NUM_CLASSES)
-        return torch.nn.Sequential(
-            torch.nn.Linear(NUM_INPUTS, hidden), torch.nn.Linear(hidden, NUM_CLASSES)
-        )
+            return Paced(nn.Linear(NUM_INPUTS, NUM_CLASSES), self._begin_step)
+        wide = nn.Sequential(nn.Linear(NUM_INPUTS, hidden), nn.Linear(hidden, NUM_CLASSES))
+        return Paced(wide, self._begin_step)
 
     def train_data(self) -> TensorData | Dataset[Any]:
         """Return noise, or the files of --data-dir."""
@@ -81,16 +96,15 @@ class Breakable(Workload):
         """Return nothing: validation has its own tests."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss; here is where it breaks."""
-        time.sleep(self._step_s)
-        self._break_if_told()
+        """Return the loss, which is not finite if it was poisoned."""
         loss = super().loss(outputs, targets)
         if self._poison:
             self._poison = False
             return loss * float("nan")
         return loss
 
-    def _break_if_told(self) -> None:
+    def _begin_step(self) -> None:
+        time.sleep(self._step_s)
         order = self._folder / "strike"
         try:
             rank, fault = order.read_text().split()

@@ -237,3 +237,15 @@ def checkpoint_before(job: FaultJob, resume: Event) -> Path:
     """The checkpoint that was newest when this attempt began."""
     saved = job.events("checkpoint", attempt=resume["attempt"] - 1)
     return Path(saved[-1]["path"])
+
+
+def kill_during_save(rank: int) -> Injector:
+    """SIGKILL to a rank while the ranks write a checkpoint."""
+
+    def inject(job: FaultJob) -> float:
+        folder, pid = job.run_dir / "checkpoints", job.rank_pid(rank)
+        job.until(lambda: not any(folder.glob(".step-*")), "no save is under way")
+        job.until(lambda: any(folder.glob(".step-*/*")), "a save is under way", poll_s=0.002)
+        return _signal(pid, signal.SIGKILL)
+
+    return inject

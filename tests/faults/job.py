@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,14 +122,27 @@ class FaultJob:
 
     def record(self) -> Event:
         """The run record, composed anew: the script may have died before it could."""
-        command = [str(ROOT / ".venv" / "bin" / "python"), "-P", "-m", "monitor", "compose"]
-        env = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            [*command, str(self.run_dir)], env=env, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        self._monitor("compose")
         found: Event = json.loads((self.run_dir / "run.json").read_text())
         return found
+
+    def why(self) -> str:
+        """The first line of `python -m monitor why`, and what it says is to be done next."""
+        first, *rest = self._monitor("why").splitlines()
+        begin = next(i for i, line in enumerate(rest) if line.startswith("next "))
+        following = " ".join(" ".join(rest[begin:]).split())
+        return f"{first}; {following}"
+
+    def _monitor(self, command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "monitor", command, str(self.run_dir)],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def attempt_record(self, attempt: int) -> Event:
         """What the run record holds of an attempt."""
@@ -143,7 +157,13 @@ class FaultJob:
 
     # ---- waiting ---------------------------------------------------------------------------------
 
-    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
+    def until(
+        self,
+        condition: Callable[[], Any],
+        what: str,
+        timeout_s: float = PATIENCE_S,
+        poll_s: float = POLL_S,
+    ) -> Any:
         """Poll until the condition holds; give what it gave. Raises TooLateError."""
         deadline = time.monotonic() + timeout_s
         while not (found := condition()):
@@ -152,7 +172,7 @@ class FaultJob:
                 told = "\n".join(map(json.dumps, self.events()[-12:]))
                 message = f"{self.name}: not within {timeout_s} s: {what}\n{told}\n{end}"
                 raise TooLateError(message)
-            time.sleep(POLL_S)
+            time.sleep(poll_s)
         return found
 
     def until_event(

