@@ -15,7 +15,7 @@ decide() {
     CODE=$(judge_code)
     if ((CODE == 0)); then
         decide_as finish ''
-    elif ((CODE == EXIT_USAGE && NUM_NODES < NUM_NODES_ALLOCATED)); then
+    elif ((CODE == EXIT_USAGE && NUM_NODES < NUM_NODES_WANTED)); then
         decide_requeue # fewer ranks than this run can have, not the user's mistake
     elif ((CODE == EXIT_USAGE)); then
         decide_as fail 'the input or the environment is wrong: not tried again'
@@ -23,7 +23,7 @@ decide() {
         decide_as fail "$GO_ON"
     elif [[ $STOP_SIGNAL ]] || ((CODE == EXIT_STOPPED)); then
         decide_requeue
-    elif [[ $LOST ]] && ! nodes_can_do_without "$LOST"; then
+    elif [[ $LOST ]] && ! nodes_can_do_without "$EXCLUDE"; then
         decide_requeue
     else
         decide_restart
@@ -88,7 +88,7 @@ decide_restart() {
     else
         RESTARTS=$((RESTARTS + 1))
         DELAY_S=$((IDLE < 5 ? 1 << IDLE : 30)) # longer only where the last one brought nothing
-        decide_as restart "restart $RESTARTS of $DDP_MAX_RESTARTS ${LOST:+on $((NUM_NODES - $(wc -w <<<"$LOST"))) nodes }$(decide_from) in $DELAY_S s"
+        decide_as restart "restart $RESTARTS of $DDP_MAX_RESTARTS ${LOST:+on $(nodes_left "$EXCLUDE") nodes }$(decide_from) in $DELAY_S s"
     fi
 }
 

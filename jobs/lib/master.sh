@@ -22,12 +22,13 @@ master_resolve() {
     setting MASTER_PORT "by job id, free on $master" "$port"
 }
 
+# master_list_nodes: ALL_NODES of the allocation, and the NODES of the first attempt.
 master_list_nodes() {
-    NODES=("$DDP_NODE")
+    ALL_NODES=("$DDP_NODE")
     if ((HAVE_CLIENT)); then
-        mapfile -t NODES < <(scontrol show hostnames "${SLURM_JOB_NODELIST:-$SLURM_NODELIST}")
+        mapfile -t ALL_NODES < <(scontrol show hostnames "${SLURM_JOB_NODELIST:-$SLURM_NODELIST}")
     fi
-    NUM_NODES_ALLOCATED=$NUM_NODES
+    NODES=("${ALL_NODES[@]:0:NUM_NODES}")
 }
 
 # The node of rank 0, in Slurm's own order; a host file of the user's has an order of its own.

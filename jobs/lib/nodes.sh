@@ -27,20 +27,26 @@ nodes_slurmd_port() {
     echo "${port:-6818}"
 }
 
-# nodes_can_do_without LOST: could the step run on the rest? LOST is a list with spaces between.
-nodes_can_do_without() {
-    local lost
+# nodes_left LOST: how many nodes the next attempt can have. LOST is a list with spaces between.
+nodes_left() {
+    local lost left
     read -ra lost <<<"$1"
-    ((DDP_NO_KILL && NUM_TASKS == NUM_NODES * NUM_LOCAL_TASKS && NUM_NODES > ${#lost[@]}))
+    left=$((NUM_NODES_ALLOCATED - ${#lost[@]}))
+    echo $((left < NUM_NODES_WANTED ? left : NUM_NODES_WANTED))
 }
 
-# nodes_do_without LOST: the next attempt's nodes and ranks.
+# nodes_can_do_without LOST: could the step run on the rest?
+nodes_can_do_without() {
+    ((DDP_NO_KILL && NUM_TASKS == NUM_NODES * NUM_LOCAL_TASKS && $(nodes_left "$1") > 0))
+}
+
+# nodes_do_without LOST: the next attempt's nodes and ranks: spare nodes first, else fewer.
 nodes_do_without() {
     local node left=()
-    for node in "${NODES[@]}"; do
+    for node in "${ALL_NODES[@]}"; do
         if [[ " $1 " != *" $node "* ]]; then left+=("$node"); fi
     done
-    NODES=("${left[@]}")
+    NODES=("${left[@]:0:NUM_NODES_WANTED}")
     NUM_NODES=${#NODES[@]}
     NUM_TASKS=$((NUM_NODES * NUM_LOCAL_TASKS))
     WORLD_SIZE=$((NUM_NODES * NUM_LOCAL_RANKS))

@@ -11,7 +11,9 @@ place_detect() {
     SUBMIT_DIR=${SLURM_SUBMIT_DIR:-$PWD}
     place_name_job
     place_choose
+    NUM_NODES_ALLOCATED=$NUM_NODES
     place_count_ranks
+    NUM_NODES_WANTED=$NUM_NODES
 }
 
 # Pyxis leaves its options in the environment of a batch script it put into a container; our image
@@ -104,7 +106,19 @@ place_count_ranks() {
     if ((NUM_TASKS != NUM_NODES && NUM_LOCAL_RANKS != NUM_LOCAL_TASKS)); then
         die "DDP_NPROC_PER_NODE must agree with the tasks per node unless there is one, found $ranks and $NUM_LOCAL_TASKS: unset it, or give --ntasks-per-node=1"
     fi
+    place_keep_spare
     WORLD_SIZE=$((NUM_LOCAL_RANKS == NUM_LOCAL_TASKS ? NUM_TASKS : NUM_NODES * NUM_LOCAL_RANKS))
+}
+
+# place_keep_spare: nodes of the allocation that stay idle until another one is lost.
+place_keep_spare() {
+    local spare=${DDP_SPARE_NODES:-0}
+    require_integer DDP_SPARE_NODES "$spare" 0 $((NUM_NODES - 1))
+    ((spare)) || return 0
+    ((NUM_TASKS == NUM_NODES * NUM_LOCAL_TASKS)) ||
+        die "DDP_SPARE_NODES needs as many tasks on every node, found $NUM_TASKS on $NUM_NODES: give --ntasks-per-node, or unset it"
+    NUM_NODES=$((NUM_NODES - spare))
+    NUM_TASKS=$((NUM_NODES * NUM_LOCAL_TASKS))
 }
 
 place_count_local_ranks() {

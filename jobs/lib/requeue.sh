@@ -6,7 +6,7 @@
 # back a job that was cancelled, too, which therefore must be told from the others.
 
 # What a successor inherits from `scontrol show job`: field, and option of sbatch.
-readonly REQUEUE_FIELDS='NumNodes=--nodes NumTasks=--ntasks Partition=--partition Account=--account
+readonly REQUEUE_FIELDS='NumTasks=--ntasks Partition=--partition Account=--account
     QOS=--qos TimeLimit=--time Features=--constraint Reservation=--reservation Licenses=--licenses
     MinMemoryNode=--mem MinMemoryCPU=--mem-per-cpu TresPerNode=--gres TresPerJob=--gpus
     TresPerTask=--gpus-per-task Nice=--nice Network=--network'
@@ -112,7 +112,8 @@ requeue_submit() {
 # requeue_options INFO: sbatch's options, a line each, for a job like this one.
 requeue_options() {
     local pair value excluded
-    printf '%s\n' "--dependency=afterany:$(requeue_name)" "--job-name=${SLURM_JOB_NAME:-ddp}" --open-mode=append
+    printf '%s\n' "--dependency=afterany:$(requeue_name)" "--job-name=${SLURM_JOB_NAME:-ddp}" --open-mode=append \
+        "--nodes=$NUM_NODES_ALLOCATED" # Slurm shows how many are left
     if [[ $(job_field Requeue "$1") == 0 ]]; then echo --no-requeue; fi
     for pair in $REQUEUE_FIELDS; do
         value=$(job_field "${pair%%=*}" "$1")

@@ -37,6 +37,7 @@ DEFAULTS = {
     "WORLD_SIZE": "4",
     "NUM_NODES": "2",
     "NUM_NODES_ALLOCATED": "2",
+    "NUM_NODES_WANTED": "2",
     "NUM_TASKS": "4",
     "NUM_LOCAL_TASKS": "2",
     "UNDER_SLURM": "1",
@@ -155,6 +156,8 @@ def test_a_stop(given: dict[str, str], decision: str, words: str) -> None:
         ({"DDP_NO_KILL": "1"}, "restart"),
         ({"DDP_NO_KILL": "1", "NUM_TASKS": "3"}, "requeue"),
         ({"DDP_NO_KILL": "1", "LOST": "n1 n2"}, "requeue"),
+        ({"DDP_NO_KILL": "1", "LOST": "n1 n2", "NUM_NODES_ALLOCATED": "3"}, "restart"),
+        ({"DDP_NO_KILL": "1", "LOST_NODES": "n1"}, "requeue"),
         ({"DDP_NO_KILL": "1", "DDP_MAX_RESTARTS": "0"}, "fail"),
         ({"DDP_MAX_RESTARTS": "0"}, "requeue"),
     ],
@@ -172,11 +175,16 @@ def test_options_of_a_successor() -> None:
         "OverSubscribe=NO Features=(null) Command=/x WorkDir=/a b StdErr=/a b/C d.out "
         "StdIn=/dev/null StdOut=/a b/C d.out Power= TresPerNode=gres:gpu:1 "
     )
-    settings = {"EXCLUDE": "n2 n3", "DDP_NO_KILL": "1", "SLURM_NTASKS_PER_NODE": "2"}
+    settings = {
+        "EXCLUDE": "n2 n3",
+        "DDP_NO_KILL": "1",
+        "NUM_NODES_ALLOCATED": "3",
+        "SLURM_NTASKS_PER_NODE": "2",
+    }
     options = bash('requeue_options "$INFO"', INFO=info, SLURM_JOB_ID="7", **settings)
     assert set(options.splitlines()) == {
         "--dependency=afterany:7", "--job-name=ddp", "--open-mode=append", "--no-requeue",
-        "--nodes=2", "--ntasks=4", "--partition=gpu", "--qos=low", "--time=01:00:00",
+        "--nodes=3", "--ntasks=4", "--partition=gpu", "--qos=low", "--time=01:00:00",
         "--mem=100M", "--gres=gpu:1", "--ntasks-per-node=2", "--exclusive", "--no-kill",
         "--exclude=n9,n2,n3", "--chdir=/a b", "--output=/a b/C d.out", "--error=/a b/C d.out",
     }  # fmt: skip

@@ -50,8 +50,9 @@ def submit(own: Any, job_on: Callable[..., Job]) -> Iterator[Callable[..., Job]]
 
     def submit(*args: str, needs: int, **env: str) -> Job:
         job = job_on(own, *args, PRELAUNCH, "--", *PROGRAM, NEEDS=str(needs), **env)
-        job.wait_for("monitor_up", int(args[0].rpartition("=")[2]))
-        job.wait_for("rank_up", needs if "DDP_NO_KILL" not in env else 3)
+        num_nodes = int(args[0].rpartition("=")[2]) - int(env.get("DDP_SPARE_NODES", "0"))
+        job.wait_for("monitor_up", num_nodes)
+        job.wait_for("rank_up", num_nodes)
         return job
 
     yield submit
@@ -81,6 +82,18 @@ def test_the_run_goes_on_with_what_is_left(own: Any, submit: Callable[..., Job])
     assert "node tl2 is lost with rank 1" in job.log
     assert "restart 1 of 3 on 2 nodes" in job.log
     assert job.end()[0] == "COMPLETED"
+
+
+def test_a_spare_node_takes_the_place(own: Any, submit: Callable[..., Job]) -> None:
+    """With DDP_SPARE_NODES the run keeps its number of ranks."""
+    settings = {"DDP_NO_KILL": "1", "DDP_MAX_RESTARTS": "3", "DDP_SPARE_NODES": "1"}
+    job = submit("--nodes=3", "--ntasks-per-node=1", "--no-kill", needs=2, **settings)
+    assert job.events("start")[0]["nodes"] == ["tl1", "tl2"]
+    lose(own, job, "tl2")
+    decisions = job.wait_for("decision", 2, timeout_s=60)
+    assert [event["decision"] for event in decisions] == ["restart", "finish"]
+    assert job.events("start")[1]["nodes"] == ["tl1", "tl3"]
+    assert "restart 1 of 3 on 2 nodes" in job.log
 
 
 def test_otherwise_the_job_asks_for_another_node(own: Any, submit: Callable[..., Job]) -> None:
