@@ -1,5 +1,6 @@
 """`python -m monitor record` as the launcher starts it, beside real ranks that really hang."""
 
+import contextlib
 import json
 import os
 import signal
@@ -63,7 +64,11 @@ class Launch:
         carried = {"DDP_RANK_ID": f"{self.token}/{number}", "LOCAL_RANK": str(number)}
         log = (self.run_dir / "logs" / f"rank-{number}.log").open("a")
         process = subprocess.Popen(
-            command, env=self.env(**carried, **further) | NO_COVERAGE, stdout=log, text=True
+            command,
+            env=self.env(**carried, **further) | NO_COVERAGE,
+            stdout=log,
+            text=True,
+            start_new_session=True,  # its children end with it
         )
         log.close()
         self.started.append(process)
@@ -114,7 +119,8 @@ def launch(tmp_path: Path, bench: Any) -> Iterator[Launch]:
     made = Launch(tmp_path, bench, f"watch-{os.getpid()}-{tmp_path.name}")
     yield made
     for process in made.started:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
