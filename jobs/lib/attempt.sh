@@ -142,10 +142,20 @@ attempt_master() {
     printf '%s %s\n' "$MASTER_ADDR" "$MASTER_PORT" >"$WORK_DIR/master"
 }
 
-# checkpoint_latest: sets LATEST to what checkpoints/latest names, empty if there is none.
+# checkpoint_latest: sets LATEST to what checkpoints/latest names, empty if there is none. Where that
+# file is damaged it is the largest step that is there: noise must not get into the events.
 checkpoint_latest() {
+    local folder step largest=-1
     LATEST=''
-    { read -r LATEST <"$DDP_RUN_DIR/checkpoints/latest"; } 2>/dev/null || :
+    { read -r LATEST <"$DDP_RUN_DIR/checkpoints/latest"; } 2>/dev/null || return 0
+    if [[ $LATEST =~ ^step-[0-9]{1,18}$ ]]; then return 0; fi
+    LATEST=''
+    for folder in "$DDP_RUN_DIR"/checkpoints/step-*; do
+        step=${folder##*/step-}
+        if [[ $step =~ ^[0-9]{1,18}$ ]] && ((10#$step > largest)); then
+            largest=$((10#$step)) LATEST=step-$step
+        fi
+    done
 }
 
 # The run record is a view of the events; without our Python it is made later, on demand.
