@@ -76,14 +76,12 @@ def heal_after(*numbers: int) -> Callable[[FaultJob], Tidy]:
     return prepare
 
 
-def runs_without(node: str) -> Callable[[FaultJob, Event], None]:
-    """The next attempt runs, and not on that node."""
-
-    def check(job: FaultJob, resume: Event) -> None:
-        (start,) = job.events("start", attempt=resume["attempt"])
-        assert node not in start["nodes"], start
-
-    return check
+def runs_elsewhere(job: FaultJob, resume: Event) -> None:
+    """See that the next attempt runs without the node that was lost."""
+    (lost,) = job.events("lost_node", attempt=resume["attempt"] - 1)
+    (start,) = job.events("start", attempt=resume["attempt"])
+    assert len(start["nodes"]) == 2, start
+    assert lost["node"] not in start["nodes"], start
 
 
 def let_urgent_job_end(job: FaultJob) -> None:
