@@ -39,9 +39,11 @@ def settle_buckets(model: DistributedDataParallel) -> None:
     if not parameters:
         return
     model.module = _Touch(parameters)
+    model.require_forward_param_sync = False  # it has none of the model's buffers to send
     try:
         model().backward()
     finally:
         model.module = module
+        model.require_forward_param_sync = True
     for parameter in parameters:
         parameter.grad = None
