@@ -318,7 +318,7 @@ def _block(label: str, text: str, width: int, max_lines: int) -> list[str]:
 
 
 def _labelled(label: str, text: str, width: int) -> str:
-    return _cut(_ESCAPE.sub("", f"{label:<{_LABEL}}{text.replace(_GLUE, ' ')}"), width)
+    return _cut(f"{label:<{_LABEL}}{text.replace(_GLUE, ' ')}", width)
 
 
 def _cut(text: str, width: int) -> str:
