@@ -147,7 +147,8 @@ attempt_master() {
 checkpoint_latest() {
     local folder step largest=-1
     LATEST=''
-    { read -r LATEST <"$DDP_RUN_DIR/checkpoints/latest"; } 2>/dev/null || return 0
+    { read -r LATEST <"$DDP_RUN_DIR/checkpoints/latest"; } 2>/dev/null ||
+        [[ -e $DDP_RUN_DIR/checkpoints/latest ]] || return 0
     if [[ $LATEST =~ ^step-[0-9]{1,18}$ ]]; then return 0; fi
     LATEST=''
     for folder in "$DDP_RUN_DIR"/checkpoints/step-*; do
