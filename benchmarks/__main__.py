@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import machine, race, recorder, report, startup
+from benchmarks import checkpoint, machine, race, recorder, report, startup
 from benchmarks.digits import write_digits
 from benchmarks.task import FULL_TASKS, QUICK_TASKS
 
@@ -38,6 +38,8 @@ def _measure(python: str, num_threads: int, *, quick: bool) -> report.Measured:
         startup.measure(num_ranks, num_repetitions=1 if quick else 5)
         for num_ranks in ((2,) if quick else (1, 2))
     ]
+    print("bench: checkpoints", file=sys.stderr)
+    saves = checkpoint.measure(quick=quick)
     with tempfile.TemporaryDirectory() as folder:
         digits = Path(folder)
         write_digits(digits)
@@ -55,6 +57,7 @@ def _measure(python: str, num_threads: int, *, quick: bool) -> report.Measured:
         speed=speed,
         startups=startups,
         recorder=recorded,
+        saves=saves,
     )
 
 

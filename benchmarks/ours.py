@@ -90,8 +90,8 @@ def main(path: Path, argv: list[str]) -> int:
     cpu_s: dict[int, float] = {}
     log = Loop._log  # noqa: SLF001 -- no public hook; what it does is left as it is
 
-    def marked(loop: Loop, step: int, epoch: int) -> None:
-        log(loop, step, epoch)
+    def marked(loop: Loop, step: int) -> None:
+        log(loop, step)
         cpu_s[step] = time.process_time()
 
     patched: Any = Loop

@@ -114,18 +114,17 @@ class Checkpoints:
         """Whether the newest checkpoint, complete or being written, is of just that position."""
         return position == self._position
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is being written; return whether the last checkpoint is complete.
+    @property
+    def is_writing(self) -> bool:
+        """Whether one is being written behind the training."""
+        return self._writing is not None and self._writing.is_alive()
 
-        False after `timeout_s` as well: it is then reported as too late, and goes on being written.
-        """
+    def wait(self) -> bool:
+        """Wait until nothing is being written; return whether the last checkpoint is complete."""
         writing = self._writing
         if writing is None:
             return self.failure is None
-        writing.join(timeout_s)
-        if writing.is_alive():
-            self._fail(writing.step, saving.TOO_LATE, f"not written within {timeout_s:.1f} s")
-            return False
+        writing.join()
         self._writing = None
         if writing.error is None:
             self.latest_step, self.failure = writing.step, None

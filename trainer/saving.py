@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from trainer.peers import Peers
     from trainer.position import State
 
-NO_SPACE, WRITE_ERROR, TOO_LATE = "no space", "write error", "too late"
+NO_SPACE, WRITE_ERROR = "no space", "write error"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NEARLY_FULL_BYTES = 1 << 20
 _SHORT_TURN_S = 0.0005
 
 
 class SaveError(Exception):
-    """A checkpoint could not be written; `reason` is one of the three above."""
+    """A checkpoint could not be written; `reason` is one of the two above."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(f"{reason}: {text}")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import race, report
+from benchmarks.checkpoint import Saves
 from benchmarks.contestant import Lap
 from benchmarks.recorder import Recorder
 from benchmarks.startup import Startup
@@ -41,6 +42,14 @@ def measured() -> report.Measured:
         first_row_s=[0.2, 0.3],
         gpus="none",
     )
+    saves = Saves(
+        num_parameters=50_380_800,
+        size_bytes=605_257_646,
+        stall_s={"sync": [2.0, 1.0, 4.0], "async": [0.1, 0.2, 0.08]},
+        written_s={"sync": [2.0, 1.0, 4.0], "async": [3.0, 4.0, 5.0]},
+        slowed_s=[0.5, 0.6, 0.7],
+        first_stall_s=0.3,
+    )
     return report.Measured(
         machine="A CPU, 2 cores",
         load_before=0.5,
@@ -49,6 +58,7 @@ def measured() -> report.Measured:
         speed={"a": results, "b": without},
         startups=[start],
         recorder=recorder,
+        saves=saves,
     )
 
 
@@ -65,6 +75,16 @@ def test_what_is_ours_is_the_difference_within_a_repetition() -> None:
     text = report.render(measured())
     (row,) = (line for line in text.splitlines() if "**ours**" in line)
     assert row == "| **ours**, the difference | 0.50 s (0.40 s) |"
+
+
+def test_the_stall_of_a_save_is_compared_within_a_repetition() -> None:
+    """The ratio is the median of 5, 20 and 2 %, not that of the medians."""
+    text = report.render(measured())
+    (row,) = (line for line in text.splitlines() if "stands still" in line)
+    assert row == (
+        "| training stands still for | 2.00 s (1.00 s) | 0.10 s (0.08 s) | 5.0 % | under 10 % |"
+    )
+    assert "50 million parameters and AdamW's state: 605 MB" in text
 
 
 @pytest.mark.slow
@@ -88,5 +108,6 @@ def test_a_quick_run_writes_every_row(tmp_path: Path) -> None:
     rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")]
     assert [e.label for e in race.ENTRIES if e.label not in rows] == []
     assert {"**total**", "**ours**, the difference", "memory, resident"} <= set(rows)
+    assert "training stands still for" in rows
     assert "nan" not in text
     assert str(ROOT) not in text
