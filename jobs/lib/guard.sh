@@ -27,7 +27,7 @@ guard_stop() {
 }
 
 guard_watch() {
-    local events line partial='' failed_at='' look_at=$((SECONDS + 5))
+    local events line partial='' failed_at='' look_at=$SECONDS
     exec {events}<"$DDP_RUN_DIR/events.jsonl"
     head -c "$(<"$WORK_DIR/events_before")" <&"$events" >/dev/null # a long run's past may be large
     while process_alive "$$"; do
@@ -41,7 +41,7 @@ guard_watch() {
             return 0
         fi
         if [[ $PLACE != *-local ]] && ((NUM_NODES > 1 && SECONDS >= look_at)); then
-            look_at=$((SECONDS + 5))
+            look_at=$((SECONDS + 2 + NUM_NODES / 16))
             guard_look_at_nodes || return 0
         fi
         pause 1
@@ -86,12 +86,16 @@ guard_look_at_nodes() {
     done
 }
 
-# guard_traces NODE: sizes and times of the files that its ranks and its monitor write.
+# guard_traces NODE: size and time of what its monitor writes, or without one its ranks.
 guard_traces() {
-    local rank files=("$DDP_OUT/slurm-$DDP_JOB_ID.$1.gutil")
-    for rank in "${!GUARD_UP[@]}"; do
-        if [[ ${GUARD_UP[$rank]} == "$1" ]]; then files+=("$DDP_RUN_DIR/logs/rank-$rank.log"); fi
-    done
+    local rank files=()
+    if ((DDP_MONITOR)); then
+        files=("$DDP_OUT/slurm-$DDP_JOB_ID.$1.gutil")
+    else
+        for rank in "${!GUARD_UP[@]}"; do
+            if [[ ${GUARD_UP[$rank]} == "$1" ]]; then files+=("$DDP_RUN_DIR/logs/rank-$rank.log"); fi
+        done
+    fi
     stat -c '%n %s %y' -- "${files[@]}" 2>/dev/null
 }
 

@@ -134,11 +134,10 @@ def test_one_task_per_node(job: Any) -> None:
 
 @pytest.mark.slow
 def test_time_limit(job: Any) -> None:
-    """Before the limit every rank is asked for a checkpoint; the job ends with 75."""
+    """Before the limit every rank is asked for a checkpoint; without a requeue it ends with 75."""
     program = 'trap "echo saved; exit 75" USR1; while :; do sleep 0.2; done'
-    done = job(
-        *TWO_BY_TWO, "--time=1", "--signal=B:USR1@55", PRELAUNCH, "--", "bash", "-c", program
-    )
+    limit = ("--time=1", "--signal=B:USR1@55")
+    done = job(*TWO_BY_TWO, *limit, PRELAUNCH, "--", "bash", "-c", program, DDP_REQUEUE="0")
     assert done.end() == ("FAILED", 75, 0)
     assert done.log.count("] saved") == 4
     assert done.events("signal")[0]["signal"] == "USR1"

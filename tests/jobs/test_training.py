@@ -129,6 +129,7 @@ def test_time_limit_leaves_a_checkpoint(job: Any) -> None:
         "mlp",
         "--epochs",
         "9999",
+        DDP_REQUEUE="0",
     )
     assert run.end() == ("FAILED", 75, 0), run.log
     assert record(run)["summary"]["outcome"] == "stopped"
