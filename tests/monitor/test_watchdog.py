@@ -253,6 +253,20 @@ def test_a_watcher_that_ended_is_not_waited_for() -> None:
     assert made[1].ended
 
 
+def test_what_a_watcher_said_before_it_ended_is_void() -> None:
+    """It told that its ranks hang, then they ended: nobody waits for them any more."""
+    world, made = nodes(2)
+    made[0].beats(0, 1, phase="save", collective=21, limit_s=10 * LIMIT_S)
+    world.passes(LIMIT_S - 5)
+    made[0].beats(0, 1, phase="save", collective=21)
+    world.passes(15)
+    assert any(rank["hung"] for event in world.of("hang_report") for rank in event["ranks"])
+    made[1].tell("last_beats", node="n1", node_rank=1, ranks={})
+    made[1].alive = False
+    world.passes(80)
+    assert not world.of("verdict")
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_run_directory_that_hangs_stops_nobody(number: int) -> None:
     """Who can neither tell nor hear ends its own ranks all the same."""
