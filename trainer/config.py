@@ -121,6 +121,10 @@ class Config:
     log_every: int = 50
     """Steps between lines of the log and of metrics.jsonl."""
 
+    deterministic: bool = False
+    """The same bits from a GPU each time, at some cost of speed; an operation that has no
+    deterministic form is an error. A CPU gives them anyway."""
+
     compile: bool = False
     """Compile the model with torch.compile."""
 

@@ -18,6 +18,7 @@ from trainer.beat import END, LOAD
 from trainer.buckets import settle_buckets
 from trainer.checkpoint import Checkpoints
 from trainer.data import build_batches
+from trainer.determinism import be_deterministic
 from trainer.ending import closing_block, out_of_time, summary_of
 from trainer.errors import UserError
 from trainer.evaluation import Evaluation
@@ -90,6 +91,8 @@ class Run:
             end_epoch_s=settings.end_epoch_s,
             say_goodbye=self._say_goodbye,
         )
+        if self._job.config.deterministic:
+            be_deterministic(env)
         self._mesh = open_mesh(self._job.ranks, env, settings.node)
         loop = self._build(self._mesh)
         self._loop = loop

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,13 @@ def assert_same(run: Any, other: Any) -> None:
     assert differing(run, other) == []
     positions = [loading.look_into(find(r.path)).state.position for r in (run, other)]
     assert positions[0] == positions[1]
+
+
+@pytest.fixture(autouse=True)
+def freely_chosen() -> Iterator[None]:
+    """What --deterministic turned on ends with the test."""
+    yield
+    torch.use_deterministic_algorithms(mode=False)
 
 
 @pytest.fixture
@@ -101,7 +108,7 @@ def test_pieces_add_up_to_the_run(
     """With dropout and accumulation; stopped in an interval, at a validation, and in one."""
     options = (*MLP, "--max-steps", "33", "--val-every", "8", "--micro-batch-size", micro)
     _, whole = train(*options, out="whole")
-    options = (*options, "--checkpoint-mode", mode)
+    options = (*options, "--checkpoint-mode", mode, "--deterministic")
     assert_same(whole, in_pieces(train, stop_at, options, [3, 8, 9, 20], validation=True))
 
 
