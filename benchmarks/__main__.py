@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import checkpoint, machine, race, recorder, report, startup
+from benchmarks import beat, checkpoint, machine, race, recorder, report, startup
 from benchmarks.digits import write_digits
 from benchmarks.task import FULL_TASKS, QUICK_TASKS
 
@@ -57,6 +57,7 @@ def _measure(python: str, num_threads: int, *, quick: bool) -> report.Measured:
         speed=speed,
         startups=startups,
         recorder=recorded,
+        beats=beat.measure(),
         saves=saves,
     )
 

@@ -1,7 +1,4 @@
-"""What the beat costs: all beats of a step, one after the other, as the loop makes them.
-
-    python -m benchmarks.beat
-"""
+"""What the beat costs: all beats of a step, one after the other, as the loop makes them."""
 
 from __future__ import annotations
 

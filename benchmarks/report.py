@@ -11,6 +11,7 @@ from benchmarks.race import ENTRIES, Result
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from benchmarks.beat import Beats
     from benchmarks.checkpoint import Saves
     from benchmarks.recorder import Recorder
     from benchmarks.startup import Startup
@@ -64,6 +65,11 @@ _RECORDER = """
 
 """
 
+_BEAT = """
+## The beat that the watchdog reads
+
+"""
+
 
 _SAVES = """
 ## A checkpoint of a model of {millions:.0f} million parameters and AdamW's state: {size_mb:.0f} MB
@@ -86,6 +92,7 @@ class Measured:
     speed: Mapping[str, Mapping[str, Result]]
     startups: Sequence[Startup]
     recorder: Recorder
+    beats: Beats
     saves: Saves
 
 
@@ -109,6 +116,8 @@ def render(measured: Measured) -> str:
             _startup_table(measured.startups),
             _RECORDER,
             _recorder_table(measured.recorder),
+            _BEAT,
+            _beat_table(measured.beats),
             _SAVES.format(
                 millions=measured.saves.num_parameters / 1e6,
                 size_mb=measured.saves.size_bytes / 1e6,
@@ -175,6 +184,18 @@ def _recorder_table(recorder: Recorder) -> str:
     head = [f"over {recorder.duration_s:.0f} s", "measured", "target"]
     foot = f"GPUs: {recorder.gpus}.\nStarts: median (smallest) of {len(recorder.first_line_s)}.\n"
     return f"{_table(head, rows)}\n{foot}"
+
+
+def _beat_table(beats: Beats) -> str:
+    rows = [
+        [
+            f"{beats.num_beats} beats into shared memory",
+            f"{beats.watched_us:.1f} us",
+            "under 10 us",
+        ],
+        ["nobody watches", f"{beats.unwatched_us:.1f} us", ""],
+    ]
+    return _table(["CPU time a step", "measured", "target: 1 % of a step of 1 ms"], rows)
 
 
 def _saves_table(saves: Saves) -> str:
