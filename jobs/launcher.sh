@@ -135,7 +135,8 @@ child_start() {
         CHILD_PID=$!
         beats_add
         follower_start "$((LOG_SIZE + 1))"
-        (event_write rank_up rank "$RANK" local_rank "$LOCAL_RANK" node "$NODE_JSON" pid "$CHILD_PID" log_offset "$LOG_SIZE")
+        (event_write rank_up rank "$RANK" local_rank "$LOCAL_RANK" node "$NODE_JSON" pid "$CHILD_PID" log_offset "$LOG_SIZE" \
+            step_id "${SLURM_STEP_ID:-null}")
     fi
     if [[ $STOP_SIGNAL ]]; then child_signal "$STOP_SIGNAL"; fi # it came before there was a child
 }

@@ -6,6 +6,7 @@
 
 readonly GUARD_TEARDOWN_S=8 # from the first failure to the end of srun
 
+GUARD_STEP_ID=''
 declare -A GUARD_UP=() GUARD_TRACES=() GUARD_HEARD=()
 
 # guard_start: in the background, until guard_stop or the end of this script.
@@ -54,7 +55,10 @@ guard_see() {
     [[ $1 == *"\"attempt\": $DDP_ATTEMPT,"* ]] || return 0
     rank=$(event_field rank "$1")
     case $1 in
-        *'"event": "rank_up"'*) GUARD_UP[$rank]=$(event_field node "$1") ;;
+        *'"event": "rank_up"'*)
+            GUARD_UP[$rank]=$(event_field node "$1")
+            if [[ $1 =~ '"step_id": '([0-9]+) ]]; then GUARD_STEP_ID=${BASH_REMATCH[1]}; fi
+            ;;
         *'"event": "verdict"'*) failed_at=${failed_at:-$SECONDS} ;;
         *'"event": "rank_end"'*)
             unset "GUARD_UP[$rank]"
@@ -101,15 +105,24 @@ guard_traces() {
 
 # guard_end_step WHY: on the nodes that answer Slurm ends what runs; srun is not waited for.
 guard_end_step() {
-    local steps deadline=$((SECONDS + 4))
+    local steps=() deadline=$((SECONDS + 4))
     printf '%s\n' "$1" >"$WORK_DIR/guard"
     if [[ $PLACE != *-local ]]; then
-        # Only this attempt's step: a shell's own, or the batch script's, is none of it.
-        mapfile -t steps < <(timeout 10 squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format='%i %j' |
-            awk -v name="ddp-$DDP_ATTEMPT" '$2 == name { print $1 }')
+        guard_step_ids
         # It reaches the others at once, and then waits long for the node that is gone.
         if ((${#steps[@]})); then timeout 30 scancel --signal=KILL "${steps[@]}" 2>/dev/null & fi
-        while ((SECONDS < deadline)) && [[ ${steps[*]-} ]] && process_alive "${STEP_PIDS[0]}"; do pause 0.2; done
+        while ((SECONDS < deadline && ${#steps[@]})) && process_alive "${STEP_PIDS[0]}"; do pause 0.2; done
     fi
     kill -KILL "${STEP_PIDS[@]}" 2>/dev/null
+}
+
+# guard_step_ids: sets steps, only this attempt's: a shell's own or a neighbour's is none of it. If no
+# rank came up to name it, it is known by its program, but in a shell's allocation it may be another's.
+guard_step_ids() {
+    if [[ $GUARD_STEP_ID ]]; then
+        steps=("$SLURM_JOB_ID.$GUARD_STEP_ID")
+    elif ((! INTERACTIVE)); then
+        mapfile -t steps < <(timeout 10 squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format='%i %j' |
+            awk '$2 == "launcher.sh" { print $1 }')
+    fi
 }

@@ -10,9 +10,8 @@ step_build() {
     local launcher=$JOBS_DIR/launcher.sh IFS=,
     STEP_COMMAND=()
     if [[ $PLACE == *-srun || $PLACE == host-image ]]; then
-        # Its name tells the guard which of the job's steps it is.
-        STEP_COMMAND=(srun --job-name="ddp-$DDP_ATTEMPT" --kill-on-bad-exit=1 --nodes="$NUM_NODES"
-            --ntasks="$NUM_TASKS" --export=ALL --input=none)
+        STEP_COMMAND=(srun --kill-on-bad-exit=1 --nodes="$NUM_NODES" --ntasks="$NUM_TASKS"
+            --export=ALL --input=none)
         # A step that was killed may hold on to its share of the nodes for a while.
         if ((INTERACTIVE || RESTARTS)); then STEP_COMMAND+=(--overlap); fi
         if ((NUM_NODES < NUM_NODES_ALLOCATED)); then
