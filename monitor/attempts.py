@@ -157,8 +157,8 @@ def judge(attempt: Attempt, first: Event, log_end: LogEnd) -> failure.Finding:
     told = None if rank is None else _error_of(attempt, rank)
     errors = "\n".join(filter(None, (told, *failure.errors_in(text))))
     line = failure.headline(told, text)
-    has_failed = bool(first) and first.get("signal") not in ("KILL", "SEGV")
-    save = attempt.last("checkpoint_failed")
+    is_killed = first.get("signal") in ("KILL", "SEGV")
+    has_failed = bool(first) and not is_killed
     signs = {
         "code": "" if code is None else str(code),
         "log": text if first else "",
@@ -170,7 +170,7 @@ def judge(attempt: Attempt, first: Event, log_end: LogEnd) -> failure.Finding:
         "later": errors if has_failed and (attempt.last_step or 0) > 0 else "",
         "follows": line if has_failed and failure.is_consequence(line) else "",
         "nan": str(attempt.last("non_finite").get("action") or "") if has_failed else "",
-        "save": _text(save, "reason", "error") if not told else "",
+        "save": "" if told or is_killed else _own_save(attempt),
         "signal": str(first.get("signal") or "") if first else "",
         "end": "none" if code is None else "",
     }
@@ -180,6 +180,12 @@ def judge(attempt: Attempt, first: Event, log_end: LogEnd) -> failure.Finding:
 def _was_oom(attempt: Attempt, rank: int | None) -> bool:
     """Whether the kernel ended the rank for want of memory, as its launcher saw it."""
     return any(e.get("rank") == rank and e.get("oom") is True for e in attempt.all("rank_end"))
+
+
+def _own_save(attempt: Attempt) -> str:
+    """Give why the last checkpoint failed; empty if only because a peer was gone."""
+    text = _text(attempt.last("checkpoint_failed"), "reason", "error")
+    return "" if failure.is_consequence(text) else text
 
 
 def _stop(attempt: Attempt) -> str:

@@ -301,6 +301,17 @@ def test_a_checkpoint_that_could_not_be_written(story: Any) -> None:
     assert blame(story) == ("program", 0)
 
 
+def test_a_save_that_failed_because_a_peer_was_killed(story: Any) -> None:
+    """The kill is the cause, not what the save then met; nor is an older full disk."""
+    story.start()
+    story.tell("checkpoint_failed", step=3, reason="no space", error="OSError: [Errno 28]")
+    story.fail(1, 137)
+    assert blame(story) == ("killed", 1)
+    met = "RuntimeError: Read error: Connection reset by peer"
+    story.tell("checkpoint_failed", step=5, reason="write error", error=met)
+    assert blame(story) == ("killed", 1)
+
+
 def test_a_loss_that_is_not_finite(story: Any) -> None:
     """The program's own, in these words."""
     story.start()
