@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 PROLOG = f"""#!/bin/sh
 [ "$SLURMD_NODENAME" = {SKEWED_NODE} ] || exit 0
-echo export LD_PRELOAD={FAKETIME} FAKETIME=+{SKEW_S} FAKETIME_DONT_FAKE_MONOTONIC=1
+echo export LD_PRELOAD={FAKETIME}
+echo export FAKETIME=+{SKEW_S}
+echo export FAKETIME_DONT_FAKE_MONOTONIC=1
 """
 
 

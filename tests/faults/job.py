@@ -136,7 +136,7 @@ class FaultJob:
     def _monitor(self, command: str) -> str:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "monitor", command, str(self.run_dir)],
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            env=self.cluster.env | {"PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             check=False,

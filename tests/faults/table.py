@@ -444,6 +444,7 @@ DAMAGE = Scenario(
 DATA = Scenario(
     name="data",
     sbatch=on(1, ranks_per_node=2),
+    env={"DDP_MAX_IDLE_RESTARTS": "0"},
     prepare=places.data_files,
     options=(
         *LONG,
