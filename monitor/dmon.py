@@ -44,12 +44,10 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Cells:
-    """Where the cells of a row of `length` characters lie; a blank may have to end it."""
+    """Where the cells of a row of `length` characters lie."""
 
     length: int
     spans: tuple[Span, ...]
-    open_end: bool
-    """No blank follows the last cell: one that is too wide looks like a torn one."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +73,9 @@ class Header:
         stamps = tuple((s, s + _STAMP_WIDTH) for s in self.starts[: self.num_stamps])
         first = (stamps[-1][1] if stamps else 0, self.ends[self.num_stamps])
         tails = list(pairwise(self.ends[self.num_stamps :]))
-        open_end = self.length == self.ends[-1]
-        own = Cells(self.length, (*stamps, first, *tails), open_end)
-        if not (open_end and tails and tails[0][1] - tails[0][0] == _WIDENED):
+        own = Cells(self.length, (*stamps, first, *tails))
+        spaced = self.length > self.ends[-1]
+        if spaced or not tails or tails[0][1] - tails[0][0] != _WIDENED:
             return (own,)
         layouts = [own]
         for widened in ({_WIDENED}, {e - s for s, e in tails}):
@@ -86,7 +84,7 @@ class Header:
                 width = stop - start
                 spans.append((end, end + width + (width in widened)))
                 end = spans[-1][1]
-            layouts.append(Cells(end + 1, tuple(spans), open_end=False))
+            layouts.append(Cells(end + 1, tuple(spans)))
         return tuple({cells.length: cells for cells in layouts}.values())
 
     def agrees(self, line: str) -> bool:
@@ -161,7 +159,7 @@ class Heads:
             self.header = self._open = self._known = None
 
 
-_NUMBER = re.compile(r"-|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?")
+_NUMBER = re.compile(r"-|0|[1-9][0-9]*")  # dmon tells whole numbers only, those of GPM as well
 _INDEX = re.compile(r"-|0|[1-9][0-9]{0,3}")
 _CLOCK = re.compile(r"(?:[01][0-9]|2[0-3])(?::[0-5][0-9]){2}")
 
@@ -169,7 +167,7 @@ _CLOCK = re.compile(r"(?:[01][0-9]|2[0-3])(?::[0-5][0-9]){2}")
 def parse_row(line: str, header: Header) -> dict[str, str] | None:
     """Read the cells of a row by column name; None if the row cannot be read."""
     text = line.removesuffix("\n").removesuffix("\r")
-    cells = _split(text, header) if header.csv else _cut(text, header) or _shifted(text, header)
+    cells = _split(text, header) if header.csv else _cut(text, header)
     if cells is None:
         return None
     row = dict(zip(header.names, cells, strict=True))
@@ -177,7 +175,11 @@ def parse_row(line: str, header: Header) -> dict[str, str] | None:
 
 
 def _cut(text: str, header: Header) -> list[str] | None:
-    """Cut by position: cells may touch, as those of six digits do up to driver 470."""
+    """Cut by position: cells may touch, as those of six digits do up to driver 470.
+
+    A number too wide for its cell moves the rest of its row, which then is what a hole of some
+    bytes would have left of two rows: no reader can tell, and it does not count.
+    """
     for layout in header.layouts:
         if len(text) == layout.length:
             cells = [text[start:end] for start, end in layout.spans]
@@ -190,35 +192,6 @@ def _rest_is_blank(text: str, layout: Cells) -> bool:
     edges = [0, *(edge for span in layout.spans for edge in span), layout.length]
     gaps = zip(edges[::2], edges[1::2], strict=True)
     return not any(text[start:end].strip(" ") for start, end in gaps)
-
-
-def _shifted(text: str, header: Header) -> list[str] | None:
-    """Read a row that a value wider than its cell has moved; all else must lie as written."""
-    tokens = list(re.finditer(r"[^ ]+", text))
-    if len(tokens) != len(header.names):
-        return None
-    for layout in header.layouts:
-        if len(text) > layout.length and _fits(text, tokens, header.num_stamps, layout):
-            return [token.group() for token in tokens]
-    return None
-
-
-def _fits(text: str, tokens: list[re.Match[str]], num_stamps: int, layout: Cells) -> bool:
-    end = 0
-    for i, ((start, stop), token) in enumerate(zip(layout.spans, tokens, strict=True)):
-        if i <= num_stamps:
-            place, end = (start, stop), stop
-            found = token.span() if i < num_stamps else (start, token.end())
-            if found != place:
-                return False
-            continue
-        too_wide = token.end() - token.start() >= stop - start
-        if too_wide and layout.open_end and i == len(tokens) - 1:
-            return False
-        end += max(stop - start, 1 + token.end() - token.start())
-        if token.end() != end:
-            return False
-    return text[end:] == " " * (not layout.open_end)
 
 
 def _split(text: str, header: Header) -> list[str] | None:

@@ -82,7 +82,7 @@ def test_wrong_letters_are_named(letters: str) -> None:
         gutil.Layout(letters)
 
 
-readings = st.one_of(st.none(), st.integers(0, 2_000_000))
+readings = st.one_of(st.none(), st.integers(0, 999_999))
 gpu_samples = st.builds(
     GpuSample,
     **{f.name: readings for f in fields(GpuSample) if f.name != "index"},
@@ -150,6 +150,12 @@ def test_touching_cells_of_525_are_cut_by_the_rows_own_width(data: Path) -> None
     text = (data / "pumt_DT.525.147.05.2gpu.gutil").read_text()
     cells = [found for found in read(text.replace("      0  71680", "      01143771")) if found]
     assert [c["fb"] for c in cells] == ["1143771"] * 4
+
+
+def test_a_number_too_wide_for_its_cell_costs_its_row(data: Path) -> None:
+    """It moves what follows, as a hole over the end of a line would: nobody can tell them apart."""
+    text = (data / "pumt_DT.550.163.01.2gpu.gutil").read_text()
+    assert read(text.replace("  71680", " 11437710")) == [None] * 4
 
 
 def test_an_unterminated_last_line_is_left_for_later(data: Path) -> None:

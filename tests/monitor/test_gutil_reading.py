@@ -1,0 +1,326 @@
+"""Logs of every series, as files, read back: whole columns and row by row."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from monitor import dmon, frame, logs
+from monitor.cells import NO_TIME
+from monitor.errors import UserError
+
+SAMPLES = sorted((Path(__file__).parent / "data").glob("*.gutil"))
+Values = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Series:
+    """How the drivers of a series write, as their format strings say."""
+
+    gap: int
+    index: int
+    head_cell: int
+    cell: int
+    head_end: str
+    end: str
+
+
+SERIES = {
+    "418": Series(3, 7, 5, 5, "", ""),
+    "525": Series(3, 7, 5, 6, "", " "),
+    "535": Series(3, 7, 6, 6, " ", " "),
+    "550": Series(4, 8, 6, 6, " ", " "),
+}
+LETTERS = {
+    "p": [("pwr", "W"), ("gtemp", "C"), ("mtemp", "C")],
+    "u": [("sm", "%"), ("mem", "%"), ("enc", "%"), ("dec", "%")],
+    "c": [("mclk", "MHz"), ("pclk", "MHz")],
+    "v": [("pviol", "%"), ("tviol", "bool")],
+    "m": [("fb", "MB"), ("bar1", "MB")],
+    "e": [("sbecc", "errs"), ("dbecc", "errs"), ("pci", "errs")],
+    "t": [("rxpci", "MB/s"), ("txpci", "MB/s")],
+}
+GPM = [("smutil", "GPM:%"), ("mmaact", "GPM:%"), ("pcirxut", "GPM:MiB/s")]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured."""
+
+    time: datetime
+    gpu: int
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes as `nvidia-smi dmon` does."""
+
+    series: Series
+    stamps: str
+    columns: list[tuple[str, str]]
+    gpm: list[tuple[str, str]]
+    csv: bool = False
+    units: bool = True
+
+    @property
+    def names(self) -> list[str]:
+        """The columns after the GPU's index."""
+        return [name for name, _ in self.columns + self.gpm]
+
+    def head(self) -> str:
+        """The header lines."""
+        date = self._line(
+            ["Date", "Time"], "gpu", [c[0] for c in self.columns + self.gpm], head=True
+        )
+        unit = self._line(
+            ["YYYYMMDD", "HH:MM:SS"], "Idx", [c[1] for c in self.columns + self.gpm], head=True
+        )
+        lines = [date, unit] if self.units else [date]
+        return "".join(f"#{line[1:] if not self.csv else line}\n" for line in lines)
+
+    def row(self, row: Row) -> str:
+        """A line of data."""
+        stamps = [row.time.strftime("%Y%m%d"), row.time.strftime("%H:%M:%S")]
+        cells = ["-" if value is None else f"{value:g}" for value in row.values]
+        return self._line(stamps, str(row.gpu), cells, head=False) + "\n"
+
+    def _line(self, stamps: list[str], index: str, cells: list[str], *, head: bool) -> str:
+        chosen = [s for s, letter in zip(stamps, "DT", strict=True) if letter in self.stamps]
+        if self.csv:
+            return ", ".join([*chosen, index, *cells])
+        series = self.series
+        width = series.head_cell if head else series.cell
+        gpm_from = len(cells) - len(self.gpm)
+        told = "".join(f" {cell:>{width if i < gpm_from else 9}}" for i, cell in enumerate(cells))
+        gap = " " * series.gap
+        before = " " + gap.join(f"{stamp:<8}" for stamp in chosen) if chosen else ""
+        place = f"{index:>{series.index if chosen else 5}}"
+        return before + place + told + (series.head_end if head else series.end)
+
+    def text(self, rows: list[Row]) -> str:
+        """A whole log."""
+        parts = []
+        for number, row in enumerate(rows):
+            parts.append(self.head() if number % 44 == 0 else "")
+            parts.append(self.row(row))
+        return "".join(parts)
+
+
+def told(log: logs.Log) -> list[tuple[int, int, Values]]:
+    """Time, GPU and readings of each row."""
+    return [
+        (
+            int(log.time_s[i]),
+            int(log.gpu[i]),
+            {
+                name: None if np.isnan(column[i]) else float(column[i])
+                for name, column in log.values.items()
+            },
+        )
+        for i in range(log.num_rows)
+    ]
+
+
+def tiny(text: str) -> list[dict[str, str]]:
+    """A parser of its own, for whole and tidy logs: names over cells, split at spaces."""
+    rows, names = [], []
+    for line in text.splitlines():
+        if line.startswith("#"):
+            names = names if "Idx" in line else line[1:].split()
+        elif len(line.split()) == len(names):
+            rows.append(dict(zip(names, line.split(), strict=True)))
+    return rows
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
+def test_every_sample_reads_exactly(path: Path) -> None:
+    """Every cell of the true logs, by a parser that shares nothing with ours."""
+    log = logs.read(str(path))
+    wanted = tiny(path.read_text())
+    assert log.num_rows == len(wanted) > 0
+    epoch = datetime(1970, 1, 1)  # noqa: DTZ001
+    for (time_s, gpu, values), row in zip(told(log), wanted, strict=True):
+        time = datetime.strptime(row.pop("Date") + row.pop("Time"), "%Y%m%d%H:%M:%S")  # noqa: DTZ007
+        assert epoch + timedelta(seconds=time_s) == time
+        assert gpu == int(row.pop("gpu"))
+        assert values == {k: None if v == "-" else float(v) for k, v in row.items()}
+
+
+values = st.one_of(st.none(), st.integers(0, 100), st.integers(0, 99_999))
+columns = st.permutations(sorted(LETTERS)).flatmap(
+    lambda letters: st.integers(1, len(letters)).map(
+        lambda num: [column for letter in letters[:num] for column in LETTERS[letter]]
+    )
+)
+
+
+@st.composite
+def writers(draw: Any) -> Writer:
+    """Any series, any columns in any order, with and without date, time, GPM, CSV, units."""
+    csv = draw(st.booleans())
+    return Writer(
+        series=SERIES[draw(st.sampled_from(sorted(SERIES)))],
+        stamps=draw(st.sampled_from(["DT", "D", "T", ""])),
+        columns=draw(columns),
+        gpm=GPM[: draw(st.integers(0, 3))],
+        csv=csv,
+        units=not csv or draw(st.booleans()),
+    )
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(writers(), st.data())
+def test_logs_of_every_series_read_back(tmp_path: Path, writer: Writer, data: Any) -> None:
+    """Whatever was chosen to be written, each reading comes back under its own name and time."""
+    start = data.draw(st.datetimes(datetime(2000, 1, 1), datetime(2099, 1, 1)))  # noqa: DTZ001
+    num = data.draw(st.sampled_from([1, 3, 50]))
+    num_gpus = data.draw(st.integers(1, 16))
+    seed = data.draw(st.randoms(use_true_random=False))
+    pool = data.draw(st.lists(values, min_size=1, max_size=8))
+    rows = [
+        Row(
+            start + timedelta(seconds=15 * (i // num_gpus)),
+            i % num_gpus,
+            tuple(seed.choice(pool) for _ in writer.names),
+        )
+        for i in range(num)
+    ]
+    path = tmp_path / "slurm-1.n.gutil"
+    path.write_text(writer.text(rows))
+    log = logs.read(str(path))
+    assert (log.num_unreadable, log.torn, log.num_rows) == (0, False, num)
+    for (time_s, gpu, found), row in zip(told(log), rows, strict=True):
+        assert gpu == row.gpu
+        assert found == dict(zip(writer.names, row.values, strict=True))
+        whole = row.time.replace(microsecond=0)
+        if writer.stamps == "DT":
+            assert time_s == (whole - datetime(1970, 1, 1)).total_seconds()  # noqa: DTZ001
+        elif writer.stamps == "T":
+            assert time_s % 86_400 == (whole - whole.replace(hour=0, minute=0, second=0)).seconds
+        else:
+            assert time_s == NO_TIME
+    assert log.dated == ("D" in writer.stamps)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.text(max_size=140), max_size=6), st.data())
+def test_both_ways_of_reading_agree(tmp_path: Path, garbage: list[str], data: Any) -> None:
+    """Reading whole columns gives what reading row by row gives, whatever lies in between."""
+    lines = data.draw(st.sampled_from(SAMPLES)).read_text().split("\n")
+    for line in garbage:
+        place = data.draw(st.integers(0, len(lines)))
+        lines.insert(place, line.encode("utf-8", "replace").decode().replace("\r", " "))
+    text = "\n".join(lines)
+    path = tmp_path / "log.gutil"
+    path.write_bytes(text.encode())
+    log = logs.read(str(path))
+    slow = list(dmon.parse(text))
+    assert log.num_unreadable == slow.count(None)
+    cells = [found[1] for found in slow if found]
+    assert log.num_rows == len(cells)
+    for (_, _, found), row in zip(told(log), cells, strict=True):
+        for name in ("pwr", "fb", "txpci"):
+            assert found.get(name) == (dmon.parse_value(row[name]) if name in row else None)
+
+
+def test_a_log_is_read_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path
+) -> None:
+    """Wherever a block ends, the rows are the same, and a growing end is left for later."""
+    text = (data / "pumt_DT.550.163.01.gpu1_lost.gutil").read_text() * 3 + " 2026112"
+    path = tmp_path / "log.gutil"
+    path.write_text(text)
+    whole = logs.read(str(path))
+    assert (whole.num_rows, whole.num_unreadable, whole.torn) == (30, 3, True)
+    for size in (1, 7, 128, 129, 500):
+        monkeypatch.setattr(logs, "_BLOCK_BYTES", size)
+        assert told(logs.read(str(path))) == told(whole)
+
+
+def test_only_the_wanted_columns_are_kept(data: Path) -> None:
+    """And what counts as a row does not hang on them."""
+    path = str(data / "pumt_DT.550.163.01.gpu1_lost.gutil")
+    some = logs.read(path, frozenset({"sm", "none"}))
+    assert (list(some.values), some.num_rows, some.num_unreadable) == (["sm"], 10, 1)
+
+
+def test_midnight_in_a_log_without_dates(tmp_path: Path) -> None:
+    """Time goes on where the clock starts anew; a small step back is a step back."""
+    head = "#Time        gpu    sm\n#HH:MM:SS    Idx     %\n"
+    rows = "".join(f" {time}      0     7\n" for time in ("23:59:50", "00:00:05", "00:00:04"))
+    path = tmp_path / "log.gutil"
+    path.write_text(head + rows)
+    log = logs.read(str(path))
+    assert (np.diff(log.time_s).tolist(), log.dated) == ([15, -1], False)
+    assert frame.load(str(path)).rows["time"].to_list() == [None] * 3
+
+
+HEAD = "# gpu    pwr     sm \n# Idx      W      % \n"
+ROW = "    0    294     98 \n"
+
+
+@pytest.mark.parametrize(
+    ("text", "num_rows", "num_unreadable"),
+    [
+        (HEAD + ROW, 1, 0),
+        (ROW + HEAD + ROW, 1, 1),
+        ("# gpu    pwr     sm \n" + ROW, 1, 0),
+        ("# Idx      W      % \n" + ROW, 0, 1),
+        (HEAD + "# something else\n" + ROW, 0, 1),
+        (HEAD + "# gpu    p#r     sm \n" + ROW, 0, 1),
+        (HEAD + "# gpu    pwr     s\n# Idx      W      % \n" + ROW, 0, 1),
+        (HEAD.replace("W", "C") + ROW, 0, 1),
+        (HEAD.replace("pwr     sm", "pwr    pwr") + ROW, 0, 1),
+        (HEAD.replace("gpu", "   ") + ROW, 0, 1),
+        (HEAD + "## any: thing\n" + ROW, 1, 0),
+        (HEAD + "\n \t\n" + ROW, 1, 0),
+        (HEAD + ROW.replace("294", "94"), 0, 1),
+        (HEAD + ROW.replace(" 294", "0294"), 0, 1),
+        (HEAD + ROW.replace("294", "2 4"), 0, 1),
+        (HEAD + ROW.replace("294", "2.4"), 0, 1),
+        (HEAD + ROW.replace("294", "-94"), 0, 1),
+        (HEAD + ROW.replace("  0", "1 0"), 0, 1),
+        (HEAD + ROW.rstrip() + "\n", 0, 1),
+        (HEAD + ROW.replace("    294", "1234567"), 1, 0),
+        (HEAD + ROW.replace("    294", " 1234567"), 0, 1),
+        ("#gpu, pwr, sm\n#Idx, W, %\n0, 294 W, 98 %\n1, -, 7\n", 2, 0),
+        ("#gpu, pwr, sm\n0, 294, 98, 7\n0, 294\n0, 294 C, 8\n", 0, 3),
+        ("0, 294, 98\n", 0, 1),
+    ],
+)
+def test_a_column_is_never_guessed(
+    tmp_path: Path, text: str, num_rows: int, num_unreadable: int
+) -> None:
+    """What has no header, or does not lie in it, is counted; the next whole header heals it."""
+    path = tmp_path / "log.gutil"
+    path.write_text(text)
+    log = logs.read(str(path))
+    assert (log.num_rows, log.num_unreadable) == (num_rows, num_unreadable)
+    path.write_text(text + HEAD + ROW)
+    healed = logs.read(str(path))
+    assert (healed.num_rows, healed.num_unreadable) == (num_rows + 1, num_unreadable)
+
+
+def test_a_file_that_is_none_is_the_users_error(tmp_path: Path) -> None:
+    """A directory, a missing file."""
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(UserError, match="must be a file that can be read"):
+            logs.read(str(path))
+
+
+def test_wide_numbers_keep_every_digit(tmp_path: Path) -> None:
+    """Energies of twelve digits, and what lies just past a part of four characters."""
+    numbers = [0, 9, 9999, 10_000, 10_001, 100_000, 99_999_999, 100_000_000, 123_456_789_012]
+    head = "# gpu       energy \n# Idx            J \n"
+    rows = "".join(f"    0 {number:>12} \n" for number in numbers)
+    path = tmp_path / "log.gutil"
+    path.write_text(head + rows + "    0       1    2 \n" + "    0       -00002 \n")
+    log = logs.read(str(path))
+    assert log.values["energy"].tolist() == numbers
+    assert log.num_unreadable == 2
