@@ -305,7 +305,7 @@ def test_a_save_that_failed_because_a_peer_was_killed(story: Any) -> None:
     """The kill is the cause, not what the save then met; nor is an older full disk."""
     story.start()
     story.tell("checkpoint_failed", step=3, reason="no space", error="OSError: [Errno 28]")
-    story.fail(1, 137)
+    story.fail(1, 137, "KILL")
     assert blame(story) == ("killed", 1)
     met = "RuntimeError: Read error: Connection reset by peer"
     story.tell("checkpoint_failed", step=5, reason="write error", error=met)
