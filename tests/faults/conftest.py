@@ -66,6 +66,9 @@ def fault_cluster(cluster_at: Callable[..., Any]) -> Generator[Any]:
     yield own
     assert own.script("down").returncode == 0
     shutil.rmtree(folder)
+    for leftover in Path("/dev/shm").glob("*faketime_s*_[0-9]*"):  # of processes that were killed
+        if not Path("/proc", leftover.name.rpartition("_")[2]).exists():
+            leftover.unlink()
 
 
 @pytest.fixture(scope="session")

@@ -51,6 +51,8 @@ class Fault:
     """The line for people must match this; for a run that goes on, any line of the log."""
     restarts_before: int = 0
     """How often it starts again and fails again before the end."""
+    down_within_s: float = PATIENCE_S
+    """So soon no process of a rank may be left."""
     at_start: bool = False
     """It strikes before the first step."""
     mend: Callable[[FaultJob], None] = lambda _: None
@@ -179,6 +181,7 @@ def watch_end(strike: Strike) -> tuple[Row, Event]:
             message = f"{fault.name}: seen {seen}, torn down after {down_s} s"
             raise TooLateError(message + "\n" + "\n".join(job.log.splitlines()[-30:]))
         time.sleep(POLL_S)
+    assert down_s < fault.down_within_s, f"torn down after {down_s} s"
     seen_s = max(0.0, when(seen) - strike.moment)
     return dataclasses.replace(strike.row, seen_s=seen_s, down_s=down_s), seen
 
@@ -201,7 +204,7 @@ def recover(strike: Strike, row: Row) -> Row:
     expect(fault, told, line)
     assert abs(told["steps_lost"] - lost) <= 1, (told["steps_lost"], lost)
     return dataclasses.replace(
-        row, recovered_s=when(first) - strike.moment, steps_lost=lost, **_told(told, line)
+        row, recovered_s=when(first) - strike.moment, steps_lost=lost, **_told(job, told, line)
     )
 
 
@@ -215,10 +218,11 @@ def end(strike: Strike, row: Row, sign: Event) -> Row:
     assert told["attempt"] == strike.attempt + fault.restarts_before, told
     line = job.why() if fault.nobody_speaks else job.words()[-1]
     expect(fault, told, line)
-    return dataclasses.replace(row, steps_lost=told["steps_lost"], **_told(told, line))
+    return dataclasses.replace(row, steps_lost=told["steps_lost"], **_told(job, told, line))
 
 
-def _told(told: Event, line: str) -> dict[str, Any]:
+def _told(job: FaultJob, told: Event, line: str) -> dict[str, Any]:
+    line = line.replace(str(job.run_dir), "RUN_DIR")
     return {"code": told["code"], "failure_class": told["failure_class"], "last_line": line}
 
 

@@ -15,13 +15,14 @@ HEAD = """\
 # Faults
 
 Every row was brought about for real on the [virtual cluster](virtual-cluster.md), and measured: \
-this page is written by `make faults`, from what the tests in `tests/faults/` saw.
-Measured on {cores} cores ({machine}), which up to {jobs} of these jobs shared; \
-two ranks that `import torch` at once take {import_s} of the time until training goes on again.
+`make faults` writes this page from what the tests in `tests/faults/` saw.
+Measured on {cores} cores ({machine}), which up to {jobs} jobs shared: \
+most of the time until training goes on again is `import torch`, once a rank.
 
-In all of them nothing that was saved was lost: \
-the last complete checkpoint before the fault still verified, and the next start began from it.
-No process was left 15 s after a job's end.
+In every one nothing that was saved was lost: \
+the last complete checkpoint before the fault still verified, file by file, \
+and the next start began from it, or from the one before where the fault was its damage.
+No process of a job was left 15 s after its end.
 
 | column | what it means |
 | --- | --- |
@@ -29,6 +30,7 @@ No process was left 15 s after a job's end.
 | torn down | until no process of any rank was left on any node |
 | training again | until the first step after it was done |
 | steps lost | steps that had been done and had to be done again |
+| exit code | of that start of the run; `-` where it went on, or where nobody was left to tell one |
 | class | the failure class in `run.json`; `python -m monitor why RUN_DIR` explains it |
 
 """
@@ -44,7 +46,6 @@ def main(results: Path) -> int:
         cores=os.cpu_count(),
         machine=platform.machine(),
         jobs=os.environ.get("DDP_FAULT_JOBS", "4"),
-        import_s="most",
     )
     DOCUMENT.write_text(head + rows.render(found) + "\n", encoding="utf-8")
     print(f"faults: {len(found)} rows in {DOCUMENT}")
