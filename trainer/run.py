@@ -108,6 +108,8 @@ class Run:
 
     def fail(self, error: BaseException) -> None:
         """Record a failure. It waits for no other rank: they may be gone."""
+        if self._checkpoints is not None and self._job.ranks.world_size == 1:
+            self._checkpoints.wait()  # nobody can be gone: what is being written still counts
         if self._events is not None:
             line = " ".join(f"{type(error).__name__}: {error}".split())
             self._events.write("failure", rank=self._job.ranks.rank, error=line)

@@ -81,6 +81,24 @@ def test_ranks_save_by_the_clock_of_rank_0(start_ranks: Start) -> None:
         }  # fmt: skip
 
 
+def test_all_ranks_skip_what_one_finds_damaged(start_ranks: Start) -> None:
+    """The files are verified by shares: whoever reads the bad one tells the others."""
+    options = (*QUICK, "--checkpoint-every", "4")
+    before = start_ranks(2, *options, "--max-steps", "8")
+    assert before.wait() == [0, 0]
+    bad = before.run.path / "checkpoints" / "step-8" / "__1_0.distcp"
+    data = bytearray(bad.read_bytes())
+    data[len(data) // 3] ^= 16
+    bad.write_bytes(data)
+    parts = start_ranks(2, *options, "--max-steps", "12")
+    assert parts.wait() == [0, 0]
+    told = parts.output[0][1] + parts.output[1][1]
+    assert told.count("skipped checkpoint") == 1
+    assert "__1_0.distcp has changed since it was written" in told
+    resume = parts.run.events("resume")[-1]
+    assert (resume["step"], len(resume["skipped"])) == (4, 1)
+
+
 def test_a_killed_rank_ends_the_others(start_ranks: Start) -> None:
     """They fail by themselves, with 70, a failure in the record and a summary; nobody hangs."""
     started = start_ranks(3, *ENDLESS, "--global-batch-size", "63")

@@ -243,6 +243,23 @@ def test_a_failure_is_recorded_and_ends_with_70(
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_a_failure_waits_for_the_checkpoint_on_its_way(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank alone can finish what it began to write; nothing that was saved is lost."""
+    one_step = trainer.loop.Loop._train_step  # noqa: SLF001 -- as above
+
+    def broken(loop: trainer.loop.Loop, step: int) -> None:
+        one_step(loop, step)
+        if step == 8:
+            raise RuntimeError("it broke")
+
+    monkeypatch.setattr(trainer.loop.Loop, "_train_step", broken)
+    code, run = train(*QUICK, "--checkpoint-every", "7")
+    assert code == 70
+    assert run.checkpoints() == {"step-7", "latest"}
+
+
 def _images(folder: Path, *splits: str) -> None:
     from PIL import Image  # noqa: PLC0415 -- only here
 
