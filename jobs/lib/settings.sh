@@ -136,6 +136,7 @@ settings_restarts() {
     setting DDP_NO_KILL 'SBATCH_NO_KILL' "$([[ -v SBATCH_NO_KILL ]] && echo 1 || echo 0)"
     DDP_NO_KILL=$(parse_switch DDP_NO_KILL "$DDP_NO_KILL")
     setting DDP_SPARE_NODES 'the default' 0
+    require_integer DDP_SPARE_NODES "$DDP_SPARE_NODES" 0 $((NUM_NODES_ALLOCATED - 1))
     if [[ -v DDP_HANG_TIMEOUT ]]; then
         require_integer DDP_HANG_TIMEOUT "$DDP_HANG_TIMEOUT" 0 86400
         setting_note DDP_HANG_TIMEOUT 'the environment'

@@ -122,6 +122,13 @@ def test_output_directory_that_cannot_be_made(scripts: Scripts) -> None:
         ("DDP_SEED", "-1", "DDP_SEED must be"),
         ("DDP_TIMESTAMP_INTERVAL", "0", "from 1 to"),
         ("DDP_GRACE", "soon", "from 0 to"),
+        ("DDP_MAX_RESTARTS", "many", "from 0 to"),
+        ("DDP_MAX_IDLE_RESTARTS", "-1", "from 0 to"),
+        ("DDP_REQUEUE", "2", "DDP_REQUEUE must be"),
+        ("DDP_NO_KILL", "x", "DDP_NO_KILL must be"),
+        ("DDP_ON_BUSY", "ask", "DDP_ON_BUSY must be refuse or wait"),
+        ("DDP_HANG_TIMEOUT", "1h", "from 0 to"),
+        ("DDP_SPARE_NODES", "1", "from 0 to"),
         ("DDP_IMAGE", "./ddp.sqsh", "needs Slurm"),
     ],
 )

@@ -208,6 +208,25 @@ def test_port_by_job_and_the_next_one_if_taken(slurm: Scripts) -> None:
     assert f"found {port} taken" in wanted.err
 
 
+def test_the_end_of_the_time_limit_is_told(slurm: Scripts) -> None:
+    """DDP_END_TIME is Slurm's EndTime in seconds since the epoch, and empty if unknown."""
+    told = "JobId=4242 EndTime=2026-11-21T08:00:00 Command=/x"
+    body = f'case "$*" in *hostnames*) echo {HOST}; echo other;; *) echo "TOLD";; esac'
+    slurm.fake("scontrol", body.replace("TOLD", told))
+    result = slurm.run("prelaunch.sh", "--dry-run", TZ="UTC")
+    assert result.setting("DDP_END_TIME") == "1795248000"
+    assert result.setting("DDP_NUM_NODES") == "2"
+    slurm.fake("scontrol", body.replace("TOLD", told.replace("2026-11-21T08:00:00", "Unknown")))
+    assert slurm.run("prelaunch.sh", "--dry-run").setting("DDP_END_TIME") == "''"
+
+
+def test_spare_nodes_stay_idle(slurm: Scripts) -> None:
+    """The step takes the first nodes, and leaves the others to the day one is lost."""
+    result = slurm.run("prelaunch.sh", "--dry-run", DDP_SPARE_NODES="1")
+    assert {"--nodes=1", "--ntasks=2", f"--nodelist={HOST}"} <= set(result.step.split())
+    assert result.setting("WORLD_SIZE") == "2"
+
+
 def test_requeued_job_keeps_its_seed(slurm: Scripts) -> None:
     """The seed comes from the job, not from the start."""
     first = slurm.run("prelaunch.sh", "--dry-run")
@@ -241,18 +260,41 @@ def test_sweep_expands_its_grid(scripts: Scripts) -> None:
     assert lines[-1] == ["--lr", "0.1", "--seed", "3"]
 
 
+def test_a_refused_sweep_leaves_no_file(scripts: Scripts) -> None:
+    """If sbatch fails there are no points that no job will ever take."""
+    scripts.fake("sbatch", "echo 'sbatch: error: Invalid partition' >&2; exit 1")
+    result = scripts.run("sweep.sh", f"{scripts.root}/examples/sweep.grid", "--partition=nope")
+    assert result.code == 64
+    assert "Invalid partition" in result.err
+    assert not list(scripts.directory.glob("out/*"))
+
+
+def test_a_controller_that_is_slow_once(slurm: Scripts) -> None:
+    """One time-out of scontrol does not make the job believe that there is no Slurm client."""
+    real = (slurm.directory / "fake-bin" / "scontrol").read_text()
+    mark = slurm.directory / "asked"
+    # The first question looks for the scripts, twice; the next one is the first about the place.
+    count = f"echo >>{mark}; (($(wc -l <{mark}) > 3)) || exit 1"
+    slow = f'if [[ "$*" == *"show job"* ]]; then {count}; fi'
+    slurm.fake("scontrol", f"{slow}\n{real}")
+    result = slurm.run("prelaunch.sh", "--dry-run")
+    assert result.code == 0, result.err
+    assert result.step.startswith("srun ")
+    assert mark.read_text().count("\n") >= 4
+
+
 def test_chain_links_its_jobs(scripts: Scripts) -> None:
     """Each job waits for the one before it to have stopped unfinished."""
     scripts.fake(
         "sbatch",
-        f'echo "$DDP_RUN_NAME $*" >>{scripts.directory}/calls; wc -l <{scripts.directory}/calls',
+        f'cd {scripts.directory}; echo "$DDP_RUN_NAME $DDP_REQUEUE $*" >>calls; wc -l <calls',
     )
     result = scripts.run("chain.sh", "long-run", "3", "--nodes=2", "--", "--epochs", "9")
     assert result.out.split() == ["1", "2", "3"]
     calls = (scripts.directory / "calls").read_text().splitlines()
     assert "--dependency" not in calls[0]
     assert "--dependency=afternotok:2" in calls[2]
-    assert all(line.startswith("long-run ") and line.endswith("--epochs 9") for line in calls)
+    assert all(line.startswith("long-run 0 ") and line.endswith("--epochs 9") for line in calls)
 
 
 @pytest.mark.parametrize("script", ["sweep.sh", "chain.sh", "interactive.sh"])

@@ -70,3 +70,21 @@ def test_a_killed_rank_costs_seconds(job: Any) -> None:
     run.cancel()
     run.end()
     assert run.all_gone()
+
+
+def test_two_jobs_on_one_run(cluster: Any, job: Any) -> None:
+    """Of two jobs with one run name the second is refused, or waits until the first is gone."""
+    program = ("--", "sleep", "15")
+    first = job(PRELAUNCH, *program, DDP_RUN_NAME="one")
+    first.wait_for("rank_up", 1)
+    refused = job(PRELAUNCH, *program, DDP_RUN_NAME="one")
+    waiting = job(PRELAUNCH, "--", "true", DDP_RUN_NAME="one", DDP_ON_BUSY="wait")
+    assert refused.end() == ("FAILED", 64, 0)
+    assert f"belongs to job {first.id} on node" in refused.log.splitlines()[-1]
+    assert first.end() == ("COMPLETED", 0, 0)
+    assert waiting.end() == ("COMPLETED", 0, 0)
+    assert waiting.log.count("waiting for the run one") == 1
+    owners = [event["job_id"] for event in first.events("start")]
+    assert owners == [str(first.id), str(waiting.id)]
+    names = [e["event"] for e in first.events() if e["event"] in {"start", "end"}]
+    assert names == ["start", "end", "start", "end"]
