@@ -72,7 +72,7 @@ def test_a_killed_rank_costs_seconds(job: Any) -> None:
     assert run.all_gone()
 
 
-def test_two_jobs_on_one_run(cluster: Any, job: Any) -> None:
+def test_two_jobs_on_one_run(job: Any) -> None:
     """Of two jobs with one run name the second is refused, or waits until the first is gone."""
     program = ("--", "sleep", "15")
     first = job(PRELAUNCH, *program, DDP_RUN_NAME="one")
