@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from contextlib import suppress
@@ -47,10 +48,7 @@ def _parser() -> _Parser:
     parser = _Parser(prog="python -m monitor", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="record|report|compose|why")
     _add_record(commands.add_parser("record", help="sample the GPUs and the host into a log"))
-    report = commands.add_parser("report", help="a table per node and GPU of such logs")
-    report.add_argument("files", nargs="+", metavar="FILES", help="logs, or directories of logs")
-    report.add_argument("--json", action="store_true", help="one JSON document, for programs")
-    report.set_defaults(run=_report)
+    _add_report(commands.add_parser("report", help="how jobs used their GPUs, by such logs"))
     compose = commands.add_parser("compose", help="write run.json from a run's events")
     compose.add_argument("run_dir", metavar="RUN_DIR", help="such as out/slurm-123")
     compose.set_defaults(run=_compose)
@@ -90,6 +88,16 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_record)
 
 
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="+", metavar="FILES", help="logs, or directories of logs")
+    parser.add_argument("--json", action="store_true", help="one JSON document, for programs")
+    parser.add_argument("--full", action="store_true", help="every GPU, with all that is known")
+    parser.add_argument(
+        "--co2", type=float, metavar="G_PER_KWH", help="tell CO2 as well, at so many g a kWh"
+    )
+    parser.set_defaults(run=_report)
+
+
 def _record(options: argparse.Namespace) -> int:
     # each subcommand imports only what it needs
     from monitor import recording, watch_settings  # noqa: PLC0415
@@ -120,7 +128,14 @@ def _record(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from monitor import report  # noqa: PLC0415
 
-    return report.report(options.files, as_json=options.json)
+    if options.co2 is not None and not 0 <= options.co2 < math.inf:
+        raise UserError(
+            f"--co2: must be a number of grams a kWh, 0 or more; found {options.co2:g}:"
+            " 30 to 800 is what power grids have"
+        )
+    return report.report(
+        options.files, as_json=options.json, full=options.full, co2_g_per_kwh=options.co2
+    )
 
 
 def _compose(options: argparse.Namespace) -> int:

@@ -184,7 +184,7 @@ def _cut(text: str, header: Header) -> list[str] | None:
         if len(text) == layout.length:
             cells = [text[start:end] for start, end in layout.spans]
             if _rest_is_blank(text, layout):
-                return [cell.strip(" ") for cell in cells]
+                return [cell.lstrip(" ") for cell in cells]
     return None
 
 

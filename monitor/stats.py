@@ -1,19 +1,26 @@
-"""What a log amounts to: per GPU and per host, means, peaks, busy share and energy.
+"""What logs amount to: how busy each GPU was, for how long it idled, what it drew and cost.
 
-Files are counted one at a time and then joined, so that a thousand of them need no more memory
-than the largest.
+A file is counted on its own and then joined with others, so that a thousand of them need no more
+memory than the largest, and several processes can share the work.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
-import polars as pl
+import numpy as np
+
+from monitor import spread
+from monitor.cells import NO_TIME
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from monitor.frame import Log
+    from numpy.typing import NDArray
+
+    from monitor.logs import Log, Place
+    from monitor.spread import Counts, Spread
 
 BUSY_SM_PCT = 5
 """A GPU counts as busy in a sample in which `sm` is above this."""
@@ -21,114 +28,295 @@ BUSY_SM_PCT = 5
 MAX_GAP = 5
 """A gap of more than this many usual intervals is no running time: it adds no energy."""
 
-GPU_COLUMNS = ("sm", "mem", "pwr", "fb", "gtemp", "rxpci", "txpci", "pclk", "smact", "tensor")
-HOST_COLUMNS = ("cpu", "hmem")
-_KEYS = ("host", "gpu")
-_NAMES = ("time", "energy", "throt", *_KEYS, *GPU_COLUMNS, *HOST_COLUMNS)
+GPU_METRICS = {
+    "sm_pct": ("sm",),
+    "sm_active_pct": ("smact", "smutil"),
+    "tensor_active_pct": ("tensor", "mmaact"),
+    "dram_active_pct": ("dram",),
+    "fb_used_mib": ("fb",),
+    "power_w": ("pwr",),
+    "temp_c": ("gtemp",),
+    "mem_temp_c": ("mtemp",),
+    "sm_clock_mhz": ("pclk",),
+    "mem_clock_mhz": ("mclk",),
+    "pcie_rx_mb_s": ("rxpci",),
+    "pcie_tx_mb_s": ("txpci",),
+}
+"""What is told of a GPU, and the columns it is read from: ours, and dmon's for GPM."""
+
+HOST_METRICS = {"cpu_pct": ("cpu",), "host_mem_mib": ("hmem",)}
+
+COLUMNS = frozenset(name for names in (GPU_METRICS | HOST_METRICS).values() for name in names) | {
+    "energy"
+}
+"""All that is looked at here."""
+
+_SIGNS_OF_LIFE = ("sm_pct", "power_w", "temp_c", "fb_used_mib")
 
 
-def gpus(logs: Sequence[Log]) -> pl.DataFrame:
-    """Make a row per host and GPU: what `tally` counted in each log, joined."""
-    return join([tally(log) for log in logs])
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The longest time without a pause in which a GPU did nothing."""
+
+    duration_s: float
+    begin_s: int | None
+    """Since 1970; None where the log has no dates."""
 
 
-def tally(log: Log) -> pl.DataFrame:
-    """Count one log: a row per host and GPU with sums and peaks; no mean yet.
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """What a GPU did, or the GPUs of a node or a job: times and energies are then sums."""
 
-    `gpu` is null in the row of the node itself where it has no GPU.
-    """
-    rows = _complete(log.rows)
-    gap_s = pl.col("time").diff().dt.total_milliseconds() / 1000
-    counts = gap_s.is_between(0, MAX_GAP * gap_s.median().clip(1))
-    joules = pl.col("energy").diff()
-    both_w = (pl.col("pwr") + pl.col("pwr").shift()) / 2  # trapezoids
-    values = GPU_COLUMNS + HOST_COLUMNS
-    return rows.group_by(_KEYS, maintain_order=True).agg(
-        pl.len().alias("num_samples"),
-        pl.col("time").min().alias("first"),
-        pl.col("time").max().alias("last"),
-        gap_s.filter(counts).sum().alias("span_s"),
-        # a counter that falls was set back by a reload of the driver
-        joules.filter(counts & (joules >= 0)).sum().alias("counter_j"),
-        joules.filter(counts & (joules >= 0)).len().alias("num_counter"),
-        (both_w * gap_s).filter(counts).sum().cast(pl.Float64).alias("power_j"),
-        (both_w * gap_s).filter(counts).count().alias("num_power"),
-        (pl.col("sm") > BUSY_SM_PCT).sum().alias("num_busy"),
-        *(pl.col(name).count().alias(f"{name}_count") for name in values),
-        *(pl.col(name).cast(pl.Float64).sum().alias(f"{name}_sum") for name in values),
-        *(pl.col(name).cast(pl.Float64).max().alias(f"{name}_max") for name in values),
-    )
+    num_samples: int
+    num_silent: int
+    """Samples without any reading: the GPU or the driver was lost."""
+    num_told: int
+    """Samples that tell whether it was busy."""
+    num_busy: int
+    span_s: float | None
+    """Time under watch; None where the log has no times."""
+    idle_s: float | None
+    energy_j: float | None
+    energy_from: str | None
+    """`counter`, `power` or, of several, `counter+power`."""
+    first_s: int | None
+    """Of the first sample, since 1970."""
+    last_s: int | None
+    spreads: Mapping[str, Spread | None]
 
-
-def join(tallies: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Join the tallies of several logs into one row per host and GPU, with means and shares.
-
-    Energy is the counter's where a log has one, else power over time; `energy_from` says which.
-    """
-    values = GPU_COLUMNS + HOST_COLUMNS
-    by_counter = pl.col("num_counter") > 0
-    by_power = ~by_counter & (pl.col("num_power") > 0)
-    told = pl.concat(tallies).with_columns(
-        pl.when(by_counter).then("counter_j").when(by_power).then("power_j").alias("energy_j"),
-        pl.when(by_counter)
-        .then(pl.lit("counter"))
-        .when(by_power)
-        .then(pl.lit("power"))
-        .alias("energy_from"),
-    )
-    sums = ["num_samples", "span_s", "num_busy"]
-    sums += [f"{name}_{part}" for name in values for part in ("count", "sum")]
-    energy_j = pl.when(pl.col("energy_j").count() > 0).then(pl.col("energy_j").sum())
-    joined = told.group_by(_KEYS).agg(
-        pl.col(sums).sum(),
-        pl.col("first").min(),
-        pl.col("last").max(),
-        energy_j.alias("energy_j"),
-        pl.col("energy_from").drop_nulls().unique().sort().str.join("+").alias("energy_from"),
-        pl.col([f"{name}_max" for name in values]).max(),
-    )
-    return _shares(joined, values).sort(_KEYS, nulls_last=True)
+    @property
+    def busy_pct(self) -> float | None:
+        """The share of samples in which it was busy."""
+        return 100 * self.num_busy / self.num_told if self.num_told else None
 
 
-def hosts(joined: pl.DataFrame) -> pl.DataFrame:
-    """Make a row per host of the joined tallies: processor, memory, number of GPUs."""
-    count, total = pl.col("cpu_count").sum(), pl.col("cpu_sum").sum()
-    mem_count, mem_total = pl.col("hmem_count").sum(), pl.col("hmem_sum").sum()
-    return (
-        joined.group_by("host")
-        .agg(
-            pl.col("gpu").count().alias("num_gpus"),
-            pl.col("num_samples").max(),
-            pl.col("span_s").max(),
-            _mean(total, count).alias("cpu_mean"),
-            pl.col("cpu_max").max(),
-            _mean(mem_total, mem_count).alias("hmem_mean"),
-            pl.col("hmem_max").max(),
-            (count + mem_count).alias("num_readings"),
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU of a node in a job."""
+
+    place: Place
+    index: int
+    use: Use
+    longest_idle: Idle | None
+    memory_mib: int | None
+    """What it has; None where the log does not tell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node in a job; `use` is that of its GPUs, and its spreads those of the host as well."""
+
+    place: Place
+    use: Use
+    gpus: tuple[Gpu, ...]
+    counts: Mapping[str, Counts] = field(repr=False)
+    """What the spreads were made of, to be joined with other nodes'."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All nodes of a job."""
+
+    name: str | None
+    use: Use
+    nodes: tuple[Node, ...]
+
+
+def tally(logs: Sequence[Log]) -> list[Node]:
+    """Count logs of the same nodes: a node for each place in them."""
+    table = _Table.of(logs)
+    return [_node(place, table.at(code), table.facts) for code, place in enumerate(table.places)]
+
+
+def join(nodes: Sequence[Node]) -> list[Job]:
+    """Put nodes together by their jobs."""
+    jobs: dict[str | None, list[Node]] = {}
+    for node in nodes:
+        jobs.setdefault(node.place.job, []).append(node)
+    return [_job(name, jobs[name]) for name in sorted(jobs, key=lambda name: (name or "", name))]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Rows of one or several logs, in the order of time."""
+
+    places: tuple[Place, ...]
+    place: NDArray[np.int16]
+    time_s: NDArray[np.int64]
+    gpu: NDArray[np.int32]
+    values: Mapping[str, NDArray[np.floating]]
+    dated: bool
+    facts: Mapping[str, str]
+
+    @classmethod
+    def of(cls, logs: Sequence[Log]) -> _Table:
+        """Join logs."""
+        places = tuple(dict.fromkeys(place for log in logs for place in log.places))
+        values = {
+            key: np.concatenate([_column(log, names) for log in logs])
+            for key, names in {**GPU_METRICS, **HOST_METRICS, "energy": ("energy",)}.items()
+        }
+        codes = [np.array([places.index(p) for p in log.places], np.int16) for log in logs]
+        made = cls(
+            places,
+            np.concatenate([code[log.place] for code, log in zip(codes, logs, strict=True)]),
+            np.concatenate([log.time_s for log in logs]),
+            np.concatenate([log.gpu for log in logs]),
+            values,
+            all(log.dated for log in logs),
+            {key: value for log in logs for key, value in log.facts.items()},
         )
-        .filter(pl.col("num_readings") > 0)
-        .drop("num_readings")
-        .sort("host")
+        return made if len(logs) == 1 else made.take(np.argsort(made.time_s, kind="stable"))
+
+    def at(self, code: int) -> _Table:
+        """Give the rows of one place."""
+        return self if len(self.places) == 1 else self.take(self.place == code)
+
+    def by_gpu(self) -> Iterator[tuple[int, _Table]]:
+        """Give each GPU's rows; -1 where there is none."""
+        order = np.argsort(self.gpu.astype(np.int16), kind="stable")
+        table = self.take(order)
+        first = np.flatnonzero(np.diff(table.gpu, prepend=-2))
+        for begin, end in zip(first, [*first[1:], len(order)], strict=True):
+            yield int(table.gpu[begin]), table.take(slice(begin, end))
+
+    def take(self, which: NDArray[np.generic] | slice) -> _Table:
+        """Choose rows."""
+        values = {name: column[which] for name, column in self.values.items()}
+        place, time_s, gpu = self.place[which], self.time_s[which], self.gpu[which]
+        return _Table(self.places, place, time_s, gpu, values, self.dated, self.facts)
+
+
+def _column(log: Log, names: Sequence[str]) -> NDArray[np.floating]:
+    found = next((log.values[name] for name in names if name in log.values), None)
+    return np.full(log.num_rows, np.nan, np.float32) if found is None else found
+
+
+def _node(place: Place, table: _Table, facts: Mapping[str, str]) -> Node:
+    gpus = tuple(_gpu(place, index, rows, facts) for index, rows in table.by_gpu() if index >= 0)
+    counts = {key: spread.count(table.values[key]) for key in (*GPU_METRICS, *HOST_METRICS)}
+    uses = [gpu.use for gpu in gpus] or [_use(table, {})]
+    return Node(place=place, use=_sum(uses, counts), gpus=gpus, counts=counts)
+
+
+def _gpu(place: Place, index: int, rows: _Table, facts: Mapping[str, str]) -> Gpu:
+    spreads = {key: spread.count(rows.values[key]).spread() for key in GPU_METRICS}
+    memory = facts.get(f"memory_mib {index}", "")
+    return Gpu(
+        place=place,
+        index=index,
+        use=_use(rows, spreads),
+        longest_idle=_longest_idle(rows),
+        memory_mib=int(memory) if memory.isdecimal() else None,
     )
 
 
-def _shares(joined: pl.DataFrame, values: Sequence[str]) -> pl.DataFrame:
-    means = [
-        _mean(pl.col(f"{name}_sum"), pl.col(f"{name}_count")).alias(f"{name}_mean")
-        for name in values
-    ]
-    busy = _mean(100 * pl.col("num_busy"), pl.col("sm_count")).alias("busy_pct")
-    return joined.with_columns(*means, busy)
-
-
-def _mean(total: pl.Expr, count: pl.Expr) -> pl.Expr:
-    """Divide; the mean of nothing is null, not NaN."""
-    return pl.when(count > 0).then(total / count)
-
-
-def _complete(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add the columns this log lacks, all null."""
-    missing = [name for name in _NAMES if name not in rows.columns]
-    return rows.with_columns(pl.lit(None, pl.Float64).alias(name) for name in missing).select(
-        pl.col(name) for name in _NAMES
+def _use(rows: _Table, spreads: Mapping[str, Spread | None]) -> Use:
+    sm = rows.values["sm_pct"]
+    timed = bool((rows.time_s != NO_TIME).all())
+    steps_s = _steps_s(rows)
+    silent = np.logical_and.reduce([np.isnan(rows.values[key]) for key in _SIGNS_OF_LIFE])
+    energy_j, energy_from = _energy(rows, steps_s)
+    told = ~np.isnan(sm)
+    is_idle = sm <= BUSY_SM_PCT
+    return Use(
+        num_samples=len(sm),
+        num_silent=int(silent.sum()),
+        num_told=int(told.sum()),
+        num_busy=int(told.sum() - is_idle.sum()),
+        span_s=float(np.nansum(steps_s)) if timed else None,
+        idle_s=float(np.nansum(steps_s[is_idle])) if timed and told.any() else None,
+        energy_j=energy_j,
+        energy_from=energy_from,
+        first_s=int(rows.time_s.min()) if timed and rows.dated else None,
+        last_s=int(rows.time_s.max()) if timed and rows.dated else None,
+        spreads=spreads,
     )
+
+
+def _steps_s(rows: _Table) -> NDArray[np.float64]:
+    """Time that each sample speaks for: since the one before; NaN after a gap or a step back."""
+    steps_s = np.full(len(rows.time_s), np.nan)
+    if len(steps_s) < 2 or (rows.time_s == NO_TIME).any():  # noqa: PLR2004 - a step takes two
+        return steps_s
+    steps_s[1:] = np.diff(rows.time_s)
+    longest_s = MAX_GAP * max(1.0, float(np.median(steps_s[1:])))
+    steps_s[~((steps_s >= 0) & (steps_s <= longest_s))] = np.nan
+    return steps_s
+
+
+def _energy(rows: _Table, steps_s: NDArray[np.float64]) -> tuple[float | None, str | None]:
+    """Take the counter's growth, else power over time by trapezoids."""
+    counted_j = np.diff(rows.values["energy"], prepend=np.nan)
+    # one that falls was set back by a reload of the driver
+    counts = (counted_j >= 0) & ~np.isnan(steps_s)
+    if counts.any():
+        return float(counted_j[counts].sum()), "counter"
+    power_w = rows.values["power_w"].astype(np.float64)
+    powered_j = (power_w + np.concatenate(([np.nan], power_w[:-1]))) / 2 * steps_s
+    if np.isnan(powered_j).all():
+        return None, None
+    return float(np.nansum(powered_j)), "power"
+
+
+def _longest_idle(rows: _Table) -> Idle | None:
+    """Find the longest stretch in which each sample says idle; a gap ends it."""
+    steps_s = _steps_s(rows)
+    is_idle = (rows.values["sm_pct"] <= BUSY_SM_PCT) & ~np.isnan(steps_s)
+    idle_s = np.cumsum(np.where(is_idle, steps_s, 0))
+    before_s = np.maximum.accumulate(np.where(is_idle, 0, idle_s))
+    lasted_s = idle_s - before_s
+    if not lasted_s.any():
+        return None
+    last = int(lasted_s.argmax())
+    begin_s = int(rows.time_s[last] - lasted_s[last]) if rows.dated else None
+    return Idle(float(lasted_s[last]), begin_s)
+
+
+def _sum(uses: Sequence[Use], counts: Mapping[str, Counts]) -> Use:
+    return Use(
+        num_samples=sum(use.num_samples for use in uses),
+        num_silent=sum(use.num_silent for use in uses),
+        num_told=sum(use.num_told for use in uses),
+        num_busy=sum(use.num_busy for use in uses),
+        span_s=_total([use.span_s for use in uses]),
+        idle_s=_total([use.idle_s for use in uses]),
+        energy_j=_total([use.energy_j for use in uses]),
+        energy_from=_sources(use.energy_from for use in uses),
+        first_s=min((u.first_s for u in uses if u.first_s is not None), default=None),
+        last_s=max((u.last_s for u in uses if u.last_s is not None), default=None),
+        spreads={key: found.spread() for key, found in counts.items()},
+    )
+
+
+def _total(values: Sequence[float | None]) -> float | None:
+    told = [value for value in values if value is not None]
+    return sum(told) if told else None
+
+
+def _sources(sources: Iterator[str | None]) -> str | None:
+    parts = {part for source in sources if source for part in source.split("+")}
+    return "+".join(sorted(parts)) or None
+
+
+def _job(name: str | None, nodes: Sequence[Node]) -> Job:
+    counts = {
+        key: spread.merge([node.counts[key] for node in nodes])
+        for key in (*GPU_METRICS, *HOST_METRICS)
+    }
+    return Job(name=name, use=_sum([node.use for node in nodes], counts), nodes=tuple(nodes))
+
+
+_Used = TypeVar("_Used", "Gpu", "Node")
+
+
+def worst_first(used: Sequence[_Used]) -> list[_Used]:
+    """Sort: what is silent, then what is least busy, then by name."""
+    return sorted(used, key=_badness)
+
+
+def _badness(used: Gpu | Node) -> tuple[float, float, str, int]:
+    use = used.use
+    index = used.index if isinstance(used, Gpu) else -1
+    busy = -1.0 if use.busy_pct is None else use.busy_pct
+    return (-use.num_silent / max(1, use.num_samples), round(busy, 3), used.place.host, index)

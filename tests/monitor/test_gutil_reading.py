@@ -284,6 +284,7 @@ ROW = "    0    294     98 \n"
         (HEAD + ROW.replace(" 294", "0294"), 0, 1),
         (HEAD + ROW.replace("294", "2 4"), 0, 1),
         (HEAD + ROW.replace("294", "2.4"), 0, 1),
+        (HEAD + ROW.replace(" 294", "294 "), 0, 1),
         (HEAD + ROW.replace("294", "-94"), 0, 1),
         (HEAD + ROW.replace("  0", "1 0"), 0, 1),
         (HEAD + ROW.rstrip() + "\n", 0, 1),
