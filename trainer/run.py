@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -17,7 +17,6 @@ from trainer.agreement import StopAgreement
 from trainer.beat import END, LOAD
 from trainer.buckets import settle_buckets
 from trainer.checkpoint import Checkpoints
-from trainer.data import build_batches
 from trainer.determinism import be_deterministic
 from trainer.ending import closing_block, out_of_time, summary_of
 from trainer.errors import UserError
@@ -33,23 +32,22 @@ from trainer.parts import Parts
 from trainer.position import Position
 from trainer.profiling import StepProfiler
 from trainer.resume import Resume
+from trainer.samples import Samples, prepare
 from trainer.schedule import LearningRate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
     from torch import nn
-    from torch.utils.data import Dataset
 
     from trainer.batches import BatchPlan
     from trainer.beat import Beat
     from trainer.config import Config
-    from trainer.data import Batches
     from trainer.mesh import Mesh
     from trainer.ranks import Ranks
     from trainer.settings import RunSettings
     from trainer.stop import StopRequest
-    from trainer.workloads.base import TensorData, Workload
+    from trainer.workloads.base import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +116,9 @@ class Run:
     def _build(self, mesh: Mesh) -> Loop:
         """Put the parts together; what can be the user's mistake comes before what writes."""
         job, config = self._job, self._job.config
-        _prepare(job.workload, mesh)
-        data = _Data(train=job.workload.train_data(), test=job.workload.test_data())
-        steps_per_epoch = job.plan.steps_per_epoch(data.num_train)
+        prepare(job.workload, mesh)
+        data = Samples(train=job.workload.train_data(), test=job.workload.test_data())
+        learning_rate = _learning_rate(job, job.plan.steps_per_epoch(data.num_train))
         fresh = Position(
             seed=job.settings.seed if config.seed is None else config.seed,
             global_batch_size=config.global_batch_size,
@@ -129,10 +127,10 @@ class Run:
         trained = _build_model(job, mesh, fresh.seed)
         self._run_dir, self._events = run_dir, events = _open_run_dir(job, mesh)
         identity = identity_of(config, data.num_train)
-        self._checkpoints = checkpoints = _open_checkpoints(job, mesh, run_dir, events, identity)
+        self._checkpoints = _open_checkpoints(job, mesh, run_dir, events, identity)
         job.beat.meet(LOAD)
         resume = Resume(
-            checkpoints=checkpoints,
+            checkpoints=self._checkpoints,
             mesh=mesh,
             model=trained.model,
             update=trained.update,
@@ -140,47 +138,21 @@ class Run:
             is_forced=config.force,
         )
         resumed = resume(config.resume, fresh)
-        position = resumed.position
-        learning_rate = _learning_rate(job, steps_per_epoch)
         if job.ranks.is_main:
-            _greet(mesh, trained.model, run_dir, position, learning_rate.total_steps)
-            self._sinks = _open_sinks(job, run_dir, learning_rate.total_steps)
-        train, test = data.batches(job.plan, position.seed, mesh, config.num_workers)
-        agreement = StopAgreement(mesh, job.stop, job.beat, wants_save=checkpoints.is_due)
-        evaluation = None
-        if test is not None:
-            evaluation = Evaluation(
-                workload=job.workload,
-                model=trained.model,
-                test=test,
-                num_samples=data.num_test,
-                precision=config.precision,
-                mesh=mesh,
-                agreement=agreement,
-                beat=job.beat,
-            )
-        parts = Parts(
-            config=config,
-            mesh=mesh,
-            plan=job.plan,
-            workload=job.workload,
-            model=trained.model,
-            train_model=trained.train_model,
-            update=trained.update,
+            total_steps = learning_rate.total_steps
+            _greet(mesh, trained.model, run_dir, resumed.position, total_steps)
+            self._sinks = _open_sinks(job, run_dir, total_steps)
+        begun = _Begun(
+            data=data,
+            seed=resumed.position.seed,
+            trained=trained,
+            resume=resume,
             learning_rate=learning_rate,
-            train=train,
-            evaluation=evaluation,
-            steps_per_epoch=steps_per_epoch,
-            checkpoints=checkpoints,
-            go_back=lambda position: resume("auto", position),
-            sinks=self._sinks,
             events=events,
-            stop=job.stop,
-            agreement=agreement,
-            beat=job.beat,
+            sinks=self._sinks,
             profiler=_profiler(job, run_dir),
         )
-        return Loop(parts, resumed)
+        return Loop(_parts(job, begun), resumed)
 
     def _tell_signal(self) -> None:
         if self._job.stop.signal_name is not None and self._events is not None:
@@ -227,49 +199,58 @@ class _Trained:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Data:
-    """Both sets as the workload gave them."""
+class _Begun:
+    """What stands when the run knows where to begin."""
 
-    train: TensorData | Dataset[Any]
-    test: TensorData | Dataset[Any] | None
+    data: Samples
+    seed: int
+    trained: _Trained
+    resume: Resume
+    learning_rate: LearningRate
+    events: EventLog
+    sinks: Sinks
+    profiler: StepProfiler
 
-    @property
-    def num_train(self) -> int:
-        return len(self.train)  # type: ignore[arg-type] # map-style sets have a length
 
-    @property
-    def num_test(self) -> int:
-        return 0 if self.test is None else len(self.test)  # type: ignore[arg-type] # the same
-
-    def batches(
-        self, plan: BatchPlan, seed: int, mesh: Mesh, num_workers: int
-    ) -> tuple[Batches, Batches | None]:
-        train = build_batches(
-            self.train, plan, seed=seed, device=mesh.device, num_workers=num_workers
+def _parts(job: Job, begun: _Begun) -> Parts:
+    """Return what the loop works with."""
+    data, trained, resume = begun.data, begun.trained, begun.resume
+    mesh, checkpoints = resume.mesh, resume.checkpoints
+    train, test = data.batches(job.plan, begun.seed, mesh, job.config.num_workers)
+    agreement = StopAgreement(mesh, job.stop, job.beat, wants_save=checkpoints.is_due)
+    evaluation = None
+    if test is not None:
+        evaluation = Evaluation(
+            workload=job.workload,
+            model=trained.model,
+            test=test,
+            num_samples=data.num_test,
+            precision=job.config.precision,
+            mesh=mesh,
+            agreement=agreement,
+            beat=job.beat,
         )
-        if not self.num_test or self.test is None:
-            return train, None
-        return train, build_batches(
-            self.test, plan, seed=seed, device=mesh.device, num_workers=num_workers
-        )
-
-
-def _prepare(workload: Workload, mesh: Mesh) -> None:
-    """Let one rank of each node fetch what is missing; all ranks fail if one does."""
-    problem: UserError | None = None
-    if mesh.ranks.is_node_main:
-        try:
-            workload.prepare()
-        except UserError as error:
-            problem = error
-    (failed,) = mesh.max([float(problem is not None)])
-    if problem:
-        raise problem
-    if failed:
-        raise UserError(
-            "data", rule="there on every node", found="absent on another", remedy="see its message"
-        )
-    workload.check()  # what was fetched is no better than what was there
+    return Parts(
+        config=job.config,
+        mesh=mesh,
+        plan=job.plan,
+        workload=job.workload,
+        model=trained.model,
+        train_model=trained.train_model,
+        update=trained.update,
+        learning_rate=begun.learning_rate,
+        train=train,
+        evaluation=evaluation,
+        steps_per_epoch=job.plan.steps_per_epoch(data.num_train),
+        checkpoints=checkpoints,
+        go_back=lambda position: resume("auto", position),
+        sinks=begun.sinks,
+        events=begun.events,
+        stop=job.stop,
+        agreement=agreement,
+        beat=job.beat,
+        profiler=begun.profiler,
+    )
 
 
 def _open_run_dir(job: Job, mesh: Mesh) -> tuple[Path, EventLog]:
