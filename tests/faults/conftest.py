@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ if str(ROOT) not in sys.path:  # where pytest is not run as `python -m pytest`
 
 from tests.faults import injectors  # noqa: E402
 from tests.faults.driver import play  # noqa: E402
+from tests.faults.job import ABANDONED  # noqa: E402
 from tests.faults.table import (  # noqa: E402
     NUM_NODES,
     PREFIX,
@@ -47,21 +47,22 @@ echo export FAKETIME_DONT_FAKE_MONOTONIC=1
 def fault_cluster(cluster_at: Callable[..., Any]) -> Generator[Any]:
     """A cluster of its own, with a partition that preempts and a node whose clock is off."""
     # Not in tmp_path, which is closed to others: munged wants its socket reachable.
-    folder = Path(tempfile.mkdtemp(prefix="ddp-faults-", dir="/var/tmp"))
-    folder.chmod(0o755)
+    folder = Path("/var/tmp/ddp-cluster-faults.etc")
+    folder.mkdir(exist_ok=True)
     prolog = folder / "task_prolog.sh"
     prolog.write_text(PROLOG)
     prolog.chmod(0o755)
     (folder / "extra.conf").write_text(f"TaskProlog={prolog}\n")
     own = cluster_at(
         {
-            "DDP_CLUSTER_DIR": str(folder / "cluster"),
+            "DDP_CLUSTER_DIR": "/var/tmp/ddp-cluster-faults",
             "DDP_CLUSTER_PREFIX": PREFIX,
             "DDP_CLUSTER_SUBNET": "10.213.88",
             "DDP_CLUSTER_EXTRA": str(folder / "extra.conf"),
             "DDP_CLUSTER_PREEMPT": "1",
         }
     )
+    assert own.script("down").returncode == 0  # what a run that was killed left behind
     own.up(str(NUM_NODES))
     yield own
     assert own.script("down").returncode == 0
@@ -89,7 +90,9 @@ def played(
             for scenario in SCENARIOS
             if chosen & {fault.name for fault in scenario.faults}
         }
-        yield futures
-        for future in futures.values():
-            future.cancel()
+        try:
+            yield futures
+        finally:
+            ABANDONED.set()
+            pool.shutdown(cancel_futures=True)
     injectors.remove_memory_limits()

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.faults.job import PATIENCE_S, POLL_S, FaultJob, TooLateError, when
+from tests.faults.job import ABANDONED, PATIENCE_S, POLL_S, FaultJob, TooLateError, when
 from tests.faults.rows import Row
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def watch_end(strike: Strike) -> tuple[Row, Event]:
         seen = seen or next(filter(fault.is_sign, signs), None)
         if down_s is None and not job.rank_processes(strike.attempt):
             down_s = time.time() - strike.moment
-        if time.monotonic() > deadline:
+        if ABANDONED.is_set() or time.monotonic() > deadline:
             message = f"{fault.name}: seen {seen}, torn down after {down_s} s"
             raise TooLateError(message + "\n" + "\n".join(job.log.splitlines()[-30:]))
         time.sleep(POLL_S)

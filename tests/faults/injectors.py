@@ -147,7 +147,7 @@ def await_time_limit(job: FaultJob) -> float:
 
 # ---- memory --------------------------------------------------------------------------------------
 
-MEMORY = Path("/sys/fs/cgroup/memory")
+CGROUPS = Path("/sys/fs/cgroup")
 HEADROOM_BYTES = 64 << 20
 
 
@@ -156,9 +156,13 @@ def exhaust_memory(rank: int) -> Injector:
 
     def inject(job: FaultJob) -> float:
         pid = job.rank_pid(rank)
-        limited = MEMORY / f"ddp-faults-{os.getpid()}-{job.id}"
+        limited = _memory_folder() / f"ddp-faults-{os.getpid()}-{job.id}"
         limited.mkdir(exist_ok=True)
-        (limited / "memory.limit_in_bytes").write_text(str(HEADROOM_BYTES))
+        for name in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max"):
+            if (limited / name).exists():
+                (limited / name).write_text(str(HEADROOM_BYTES))
+        if (limited / "memory.swap.max").exists():
+            (limited / "memory.swap.max").write_text("0")
         for each in (parent(pid), pid):
             (limited / "cgroup.procs").write_text(str(each))
         return strike("eat-memory", rank)(job)
@@ -168,9 +172,14 @@ def exhaust_memory(rank: int) -> Injector:
 
 def remove_memory_limits() -> None:
     """Remove the limits that are left; a group that still has a process stays."""
-    for limited in MEMORY.glob(f"ddp-faults-{os.getpid()}-*"):
+    for limited in _memory_folder().glob(f"ddp-faults-{os.getpid()}-*"):
         with contextlib.suppress(OSError):
             limited.rmdir()
+
+
+def _memory_folder() -> Path:
+    """Give the memory controller's top: of its own in cgroup v1, everybody's in v2."""
+    return CGROUPS / "memory" if (CGROUPS / "memory").is_dir() else CGROUPS
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------

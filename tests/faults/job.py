@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,10 @@ PRELAUNCH = ROOT / "jobs" / "prelaunch.sh"
 POLL_S = 0.05
 PATIENCE_S = 90.0
 """For what takes seconds on a quiet machine."""
+
+
+ABANDONED = threading.Event()
+"""Set when the test run ends early: nobody waits for anything any more."""
 
 
 class TooLateError(AssertionError):
@@ -167,7 +172,7 @@ class FaultJob:
         """Poll until the condition holds; give what it gave. Raises TooLateError."""
         deadline = time.monotonic() + timeout_s
         while not (found := condition()):
-            if time.monotonic() > deadline:
+            if ABANDONED.is_set() or time.monotonic() > deadline:
                 end = "\n".join(self.log.splitlines()[-40:])
                 told = "\n".join(map(json.dumps, self.events()[-12:]))
                 message = f"{self.name}: not within {timeout_s} s: {what}\n{told}\n{end}"
