@@ -27,6 +27,8 @@ class Update:
         self._clip_grad_norm = config.clip_grad_norm
         self._step = plain_step(self.optimizer)
         self._one = torch.ones((), device=device)
+        types = {p.dtype for p in self.parameters}
+        self._of_each_type = [[p for p in self.parameters if p.dtype == t] for t in types]
         is_fused = self.optimizer.defaults["fused"]
         self._is_read = device.type == "cpu" or not is_fused
         """Whether the check's result is read here: on a CPU there is nothing to wait for."""
@@ -69,17 +71,11 @@ class Update:
         Reduced gradients are the same on all ranks, and so is the answer. Of gradients that are
         sharded each rank sees its own part: their ranks take the maximum of `found` here.
         """
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        if len({gradient.dtype for gradient in gradients}) <= 1:
-            _check_alike(gradients, found, self._one)
-            return
-        for dtype in {gradient.dtype for gradient in gradients}:
-            _check_alike([g for g in gradients if g.dtype == dtype], found, self._one)
-
-
-def _check_alike(gradients: list[Tensor], found: Tensor, one: Tensor) -> None:
-    # Named for what it does to scaled gradients: it multiplies them by `one`, too.
-    torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, one)
+        for parameters in self._of_each_type:
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            if gradients:
+                # Named for what it does to scaled gradients: it multiplies them by `_one`, too.
+                torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, self._one)
 
 
 def _build_optimizer(parameters: list[nn.Parameter], config: Config) -> torch.optim.Optimizer:
