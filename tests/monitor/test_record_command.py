@@ -49,11 +49,16 @@ def test_it_starts_in_a_blink(bench: Any, until: Until) -> None:
 
 def test_it_never_imports_torch_or_other_heavy_things(bench: Any) -> None:
     """Neither torch nor what the readers need is loaded by recording."""
+    log = bench.directory / "x"
     script = (
-        "import sys, os, signal, threading\n"
-        "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
+        "import sys, os, signal, threading, time\n"
+        "def end_after_the_first_row():\n"
+        f"    while not (os.path.exists({str(log)!r}) and '\\n ' in open({str(log)!r}).read()):\n"
+        "        time.sleep(0.05)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "threading.Thread(target=end_after_the_first_row).start()\n"
         "from monitor.__main__ import main\n"
-        f"code = main(['record', '--out', {str(bench.directory / 'x')!r}])\n"
+        f"code = main(['record', '--out', {str(log)!r}])\n"
         "heavy = {'torch', 'numpy', 'polars', 'rich', 'tyro', 'asyncio'} & set(sys.modules)\n"
         "print(code, sorted(heavy), 'pynvml' in sys.modules)"
     )
