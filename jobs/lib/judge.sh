@@ -92,7 +92,7 @@ judge_words() {
     if ((CODE == 0)); then
         echo "all $WORLD_SIZE ranks finished; $DDP_RUN_DIR"
     elif ((CODE == EXIT_STOPPED)) && [[ $FAILED_RANK ]]; then
-        echo "stopped on request${STOP_SIGNAL:+ (SIG$STOP_SIGNAL)}, a checkpoint is written (code $CODE)"
+        echo "stopped on request${STOP_SIGNAL:+ (SIG$STOP_SIGNAL)}, code $CODE; $(judge_checkpoint)"
     elif ((CODE == EXIT_STOPPED)); then
         echo "stopped on request${STOP_SIGNAL:+ (SIG$STOP_SIGNAL)} before the ranks were started (code $CODE)"
     elif [[ $VERDICT ]]; then
@@ -105,6 +105,16 @@ judge_words() {
         echo "stopped on request (SIG$STOP_SIGNAL); rank $FAILED_RANK on $FAILED_NODE $(describe_code "$CODE"); its log: $log"
     else
         echo "rank $FAILED_RANK on $FAILED_NODE $(describe_code "$CODE")$FAILED_WHY; its log: $log"
+    fi
+}
+
+judge_checkpoint() {
+    if [[ $LATEST ]]; then
+        echo "the newest checkpoint is $LATEST"
+    elif ((IS_OWN_COMMAND)); then
+        echo 'the command says so that it wrote a checkpoint'
+    else
+        echo 'there is no checkpoint yet'
     fi
 }
 

@@ -122,8 +122,8 @@ def test_time_limit_leaves_a_checkpoint(job: Any) -> None:
     """The signal before the limit reaches every rank; exit 75 and a complete checkpoint."""
     run = job(
         *TWO_BY_TWO,
-        "--time=1",
-        "--signal=B:USR1@30",
+        "--time=2",  # on busy cores the ranks need most of a minute to begin
+        "--signal=B:USR1@60",
         PRELAUNCH,
         "--model",
         "mlp",
