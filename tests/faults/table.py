@@ -298,11 +298,11 @@ PREEMPTION = Scenario(
 
 TIME_LIMIT = Scenario(
     name="time-limit",
-    sbatch=(*on(1), "--time=2", "--signal=B:USR1@50"),
+    sbatch=(*on(1), "--time=2", "--signal=B:USR1@25"),
     faults=(
         Fault(
             name="time limit",
-            how="`--time=2 --signal=B:USR1@50`",
+            how="`--time=2 --signal=B:USR1@25`",
             inject=injectors.await_time_limit,
             then=Then.REQUEUE,
             signs=("signal",),
