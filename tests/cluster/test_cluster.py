@@ -218,6 +218,13 @@ def test_wrong_input_is_one_line_and_code_64(own: Cluster, args: list[str], expe
     assert result.stderr.count("\n") == 1
 
 
+def test_further_lines_of_slurm_conf_come_from_a_file(own: Cluster) -> None:
+    """A file that is not there is named, and the cluster stays as it was."""
+    missing = {"DDP_CLUSTER_EXTRA": "/nowhere/extra.conf"}
+    result = own.run([Path(__file__).parent / "cluster.sh", "up"], env=missing)
+    assert (result.returncode, "bad DDP_CLUSTER_EXTRA" in result.stderr) == (64, True)
+
+
 def test_it_does_not_take_over_a_directory_or_a_name_of_others(
     own: Cluster, tmp_path: Path
 ) -> None:
