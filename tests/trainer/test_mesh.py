@@ -77,8 +77,8 @@ class TwoRanks:
     def max(self, values: list[float]) -> list[float]:
         """Our values and the other rank's, the larger of each."""
         self.asked += 1
-        told = [max(values[0], self.other_told), max(values[1], -self.other_gap)]
-        return [*told, max(values[2], -self.other_remaining_s)]
+        others = [self.other_told, 0.0, -self.other_gap, -self.other_remaining_s]
+        return [max(pair) for pair in zip(values, others, strict=True)]
 
 
 def agreement(mesh: object, stop: StopRequest, step_s: float) -> StopAgreement:
