@@ -3,7 +3,7 @@
 What this accepts, `dmon.parse_row` accepts, with the same values. The reverse need not hold: the
 patient way has the last word on rows that are not accepted here.
 
-Four characters at a time are looked up in a table of all that such a part of a cell may be.
+Four characters at a time are taken for a number, and count if that number is written so.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ _PAD = 16
 
 _PART = 4
 _BLANKS = np.uint32(0x20202020)
+_ABSENT = np.uint32(int.from_bytes(b"   -", "little"))
+_NUM_VALUES = 15 * 1111 + 1
+"""What four half-bytes may come to."""
+
 _NARROW = 7
 """Numbers of up to this many characters are whole in a Float32."""
 
@@ -52,31 +56,24 @@ class Rows(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """What four characters are worth, and how they may be written, by their low half-bytes."""
+    """How numbers of up to four digits are written, by the number."""
 
-    value: NDArray[np.float32]
     leading: NDArray[np.uint32]
-    """Blanks and then a number, or `-`."""
+    """Blanks before it."""
     inner: NDArray[np.uint32]
-    """Four digits."""
+    """Zeros before it, as within a longer number."""
 
 
 @cache
 def _table() -> _Table:
-    digits = np.arange(10_000, dtype=np.uint32)
-    places = [digits // 10**e % 10 for e in (3, 2, 1, 0)]
-    index = sum(place << np.uint32(12 - 4 * i) for i, place in enumerate(places))
-    inner = np.zeros(65_536, np.uint32)
-    leading = np.zeros(65_536, np.uint32)
-    value = np.full(65_536, np.nan, np.float32)
-    value[index] = digits
-    written = [place + np.uint32(ord("0")) for place in places]
-    inner[index] = sum(char << np.uint32(8 * i) for i, char in enumerate(written))
-    for i in range(3):
-        written[i] = np.where(digits < 10 ** (3 - i), np.uint32(ord(" ")), written[i])
-    leading[index] = sum(char << np.uint32(8 * i) for i, char in enumerate(written))
-    leading[ord("-") & 15] = int.from_bytes(b"   -", "little")
-    return _Table(value, leading, inner)
+    numbers = np.arange(10_000, dtype=np.uint32)
+    written = [numbers // 10**e % 10 + np.uint32(ord("0")) for e in (3, 2, 1, 0)]
+    table = _Table(np.zeros(_NUM_VALUES, np.uint32), np.zeros(_NUM_VALUES, np.uint32))
+    for i, char in enumerate(written):
+        table.inner[numbers] |= char << np.uint32(8 * i)
+        absent = (numbers < 10 ** (3 - i)) & (i < _PART - 1)
+        table.leading[numbers] |= np.where(absent, np.uint32(ord(" ")), char) << np.uint32(8 * i)
+    return table
 
 
 def decode(
@@ -224,17 +221,37 @@ def _numbers(
 
     Returns: their values, column by column, and which rows are sound in all of these cells.
     """
-    table = _table()
     text = _part(rows, span, 0, count)
-    index = _index(text)
-    sound = table.leading[index] == text
-    columns: list[NDArray[np.floating]] = list(table.value[index])
+    varies = (text != text[:, :1]).any(1)  # many columns never do, and cost next to nothing
+    is_long = np.zeros(count, np.bool_)
     for part in range(1, -(-width // _PART)):
-        is_long = (_part(rows, span, part, count) != _BLANKS).any(1)
-        for number in np.flatnonzero(is_long):
-            shift = int(number) * width
-            columns[number], sound[number] = _long(rows, (span[0] + shift, span[1] + shift))
-    return columns, sound.all(0)
+        is_long |= (_part(rows, span, part, count) != _BLANKS).any(1)
+    columns: list[NDArray[np.floating]] = []
+    sound = np.ones(len(rows), np.bool_)
+    for number in range(count):
+        if is_long[number]:
+            shift = number * width
+            numbers, fits = _long(rows, (span[0] + shift, span[1] + shift))
+        elif varies[number]:
+            numbers, fits = _leading(text[number])
+        else:
+            few, fits = _leading(text[number, :1])
+            numbers = np.full(len(rows), few[0])
+        columns.append(numbers)
+        sound &= fits
+    return columns, sound
+
+
+def _leading(text: NDArray[np.uint32]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Read the last four characters of cells that are no longer than that."""
+    value = _value(text)
+    sound = np.take(_table().leading, value) == text
+    numbers = value.astype(np.float32)
+    if not sound.all():
+        absent = text == _ABSENT
+        numbers[absent] = np.nan
+        sound |= absent
+    return numbers, sound
 
 
 def _long(rows: NDArray[np.uint8], span: Span) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
@@ -244,15 +261,13 @@ def _long(rows: NDArray[np.uint8], span: Span) -> tuple[NDArray[np.floating], ND
     begun, sound = np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_)
     for part in reversed(range(-(-(span[1] - span[0]) // _PART))):
         text = _part(rows, span, part, 1)[0]
-        index = _index(text)
+        value = _value(text)
         blank = text == _BLANKS
-        value = table.value[index]
-        fits = np.where(begun, table.inner[index], table.leading[index]) == text
-        if part:
-            fits = (fits & ~np.isnan(value)) | (blank & ~begun)
-        sound &= fits
+        fits = np.where(begun, np.take(table.inner, value), np.take(table.leading, value)) == text
+        sound &= fits | (blank & ~begun if part else (text == _ABSENT) & ~begun)
         total = total * 10**_PART + value
         begun |= ~blank
+    total[text == _ABSENT] = np.nan
     return (total if span[1] - span[0] > _NARROW else total.astype(np.float32)), sound
 
 
@@ -276,11 +291,15 @@ def _part(rows: NDArray[np.uint8], span: Span, part: int, count: int) -> NDArray
     return (text & ~outside) | (_BLANKS & outside)
 
 
-def _index(text: NDArray[np.uint32]) -> NDArray[np.uint16]:
-    """Join the low half-bytes of four characters, the first highest."""
-    low = text & np.uint32(0x0F0F0F0F)
-    pairs = (low << np.uint32(4) | low >> np.uint32(8)) & np.uint32(0x00FF00FF)
-    return (pairs << np.uint32(8) | pairs >> np.uint32(16)).astype(np.uint16)
+def _value(text: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Read four characters as a number, whatever they are; a blank is a zero."""
+    value = text & np.uint32(0x0F0F0F0F)  # a digit in each byte, the first lowest
+    value *= np.uint32(10 * 2**8 + 1)  # ten times a byte joins the one above it
+    value >>= np.uint32(8)
+    value &= np.uint32(0x00FF00FF)  # two numbers of two digits
+    value *= np.uint32(100 * 2**16 + 1)
+    value >>= np.uint32(16)
+    return value
 
 
 def _days(stamps: NDArray[np.unsignedinteger]) -> NDArray[np.int64]:
