@@ -94,8 +94,6 @@ class Strike:
     """The checkpoint that was newest before it."""
     moment: float
     """When it struck, in seconds since the epoch."""
-    reached: int
-    """The last step that was done before it."""
 
     @property
     def row(self) -> Row:
@@ -134,10 +132,7 @@ def suffer(job: FaultJob, fault: Fault) -> Row:
     """Bring one fault about, once training goes well, and see what follows."""
     attempt, saved = await_progress(job, fault)
     moment = fault.inject(job)
-    reached = last_step(job, attempt, moment)
-    strike = Strike(
-        job=job, fault=fault, attempt=attempt, saved=saved, moment=moment, reached=reached
-    )
+    strike = Strike(job=job, fault=fault, attempt=attempt, saved=saved, moment=moment)
     if fault.then is Then.NOTHING:
         return endure(strike)
     row, sign = watch_end(strike)
@@ -159,11 +154,6 @@ def await_progress(job: FaultJob, fault: Fault) -> tuple[int, Path | None]:
         f"{fault.num_saved} checkpoints",
     )
     return job.attempt, None if fault.damages else Path(saved[-1]["path"])
-
-
-def last_step(job: FaultJob, attempt: int, moment: float) -> int:
-    """Give the last step that was done before a moment."""
-    return max((step for step, at in job.steps(attempt) if at <= moment), default=0)
 
 
 def watch_end(strike: Strike) -> tuple[Row, Event]:
@@ -194,7 +184,8 @@ def recover(strike: Strike, row: Row) -> Row:
     if resume["path"] is not None:
         verify(Path(resume["path"]))
     fault.check(job, resume)
-    lost = max(0, strike.reached - resume["step"])  # some steps may be done yet, and saved
+    reached = max(step for step, _ in job.steps(attempt)) if job.steps(attempt) else 0
+    lost = max(0, reached - resume["step"])  # steps done after it, and saved, are not lost
     told = job.attempt_record(attempt)
     decision = (told["decision"] or {}).get("decision")
     expected = {Then.RESTART: "restart", Then.REQUEUE: "requeue"}[fault.then]

@@ -208,7 +208,7 @@ ENDURED = Scenario(
             signs=("signal",),
             code=75,
             failure_class="cancelled",
-            says=r"checkpoint is written.*DDP_RUN_NAME=fault-endured",
+            says=r"the newest checkpoint is step-\d+;.*start again with DDP_RUN_NAME=fault-endured",
         ),
     ),
 )
@@ -223,7 +223,7 @@ def _heal(job: FaultJob) -> None:
 NETWORK = Scenario(
     name="network",
     sbatch=on(3, 4),
-    env={"DDP_MAX_RESTARTS": "99", "DDP_HANG_TIMEOUT": "8", "SBATCH_NO_KILL": "1"},
+    env={"DDP_MAX_RESTARTS": "99", "DDP_HANG_TIMEOUT": "8", "SBATCH_NO_KILL": "set"},
     prepare=places.heal_after(3, 4),
     faults=(
         Fault(
@@ -246,7 +246,7 @@ NETWORK = Scenario(
         ),
         Fault(
             name="node lost, the rest goes on",
-            how="slurmd and all processes of a node killed and its cable pulled; `--no-kill`",
+            how="slurmd and all processes of a node killed and its cable pulled; `SBATCH_NO_KILL=set`",
             inject=injectors.kill_node(1),
             then=Then.RESTART,
             signs=("lost_node",),
@@ -291,7 +291,7 @@ PREEMPTION = Scenario(
             mend=places.let_urgent_job_end,
             code=75,
             failure_class="preempted",
-            says=r"checkpoint is written",
+            says=r"the newest checkpoint is step-\d+; .*requeued job \d+, .* from step \d+",
         ),
     ),
 )
@@ -308,7 +308,7 @@ TIME_LIMIT = Scenario(
             signs=("signal",),
             code=75,
             failure_class="time limit",
-            says=r"checkpoint is written",
+            says=r"the newest checkpoint is step-\d+; .*is requeued .* from step \d+",
         ),
     ),
 )
