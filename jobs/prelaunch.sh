@@ -71,13 +71,14 @@ main() {
     parse_arguments "$@"
     leave_to_task_zero
     place_detect
+    check_start
     resolve_settings
     step_prepare
     step_build "${ARGUMENTS[@]}"
     settings_print
     printf 'step: %s\n' "$(printf '%q ' "${STEP_COMMAND[@]}")" >&2
     if ((DRY_RUN)); then return 0; fi
-    check_trainer_options
+    check_finish
     run_open
     trap 'on_exit $?' EXIT
     trap 'on_signal INT' INT
@@ -140,13 +141,28 @@ resolve_settings() {
     place_check_output "$DDP_OUT"
 }
 
-# Where our Python is at hand, wrong trainer options end here, before anything is written.
-check_trainer_options() {
+# Where our Python is at hand, wrong trainer options end here, before anything is written. The check
+# runs beside what follows, because half a second of every start would be its own.
+check_start() {
     local python check
+    CHECK_FD=''
     python=$(find_python "$JOBS_DIR/..")
-    if ((IS_OWN_COMMAND)) || [[ ! $python || $PLACE == host-image ]]; then return 0; fi
+    if ((DRY_RUN || IS_OWN_COMMAND)) || [[ ! $python || $PLACE == host-image ]]; then return 0; fi
     mapfile -t check < <(python_command "$(dirname -- "$JOBS_DIR")" "$python" trainer)
-    "${check[@]}" --check "${ARGUMENTS[@]}" </dev/null || exit
+    exec {CHECK_FD}< <(
+        code=0
+        WORLD_SIZE=$WORLD_SIZE "${check[@]}" --check "${ARGUMENTS[@]}" </dev/null 2>&1 || code=$?
+        echo "$code"
+    )
+}
+
+check_finish() {
+    local said
+    if [[ ! $CHECK_FD ]]; then return 0; fi
+    mapfile -t said <&"$CHECK_FD"
+    exec {CHECK_FD}<&-
+    if ((${#said[@]} > 1)); then printf '%s\n' "${said[@]::${#said[@]}-1}" >&2; fi
+    ((said[-1] == 0)) || exit "${said[-1]}"
 }
 
 run_open() {
