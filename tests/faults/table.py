@@ -246,7 +246,7 @@ NETWORK = Scenario(
         ),
         Fault(
             name="node lost, the rest goes on",
-            how="slurmd and all processes of a node killed and its cable pulled; `SBATCH_NO_KILL=set`",
+            how="slurmd and all processes of a node killed and its cable pulled; `--no-kill`",
             inject=injectors.kill_node(1),
             then=Then.RESTART,
             signs=("lost_node",),
