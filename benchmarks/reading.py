@@ -31,8 +31,11 @@ import numpy as np, pandas as pd
 path, out, names = sys.argv[1], sys.argv[2], sys.argv[3].split(",")
 for _ in range(int(sys.argv[4])):
     wall_s, cpu_s = time.perf_counter(), time.process_time()
-    frame = pd.read_csv(path, sep=r"\\s+", comment="#", header=None, names=names, na_values="-")
+    frame = pd.read_csv(path, sep=r"\\s+", comment="#", header=None, names=names, na_values="-",
+                        dtype={"Date": str, "Time": str})
+    frame["time"] = pd.to_datetime(frame["Date"] + frame["Time"], format="%Y%m%d%H:%M:%S")
     print(time.perf_counter() - wall_s, time.process_time() - cpu_s, flush=True)
+frame["time"] = (frame["time"] - pd.Timestamp(0)) // pd.Timedelta(seconds=1)
 np.save(out, frame.drop(columns=["Date", "Time"]).to_numpy(np.float64))
 """
 
@@ -62,26 +65,27 @@ class Reading:
         return median(self.pandas_cpu_s) / median(self.ours_cpu_s)
 
 
-def measure(python: str, num_nodes: int = NUM_NODES) -> Reading:
+def measure(python: str, *, quick: bool) -> Reading:
     """Write logs, report on them, and read one of them in turns with pandas.
 
     Args:
         python: an interpreter that has pandas.
-        num_nodes: how many nodes' days to write; their contents repeat after a few.
+        quick: a few rows once, which gives no numbers.
 
     """
+    num_nodes, num_cycles, num_rounds = (2, 60, 1) if quick else (NUM_NODES, NUM_CYCLES, _ROUNDS)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
-        kinds = [_day(seed) for seed in range(min(_NUM_KINDS, num_nodes))]
+        kinds = [_day(seed, num_cycles) for seed in range(min(_NUM_KINDS, num_nodes))]
         for node in range(num_nodes):
             name = f"slurm-7.gpu{node + 1:03}.gutil"
             (out / name).write_text(kinds[node % len(kinds)], encoding="ascii")
         one = out / "slurm-7.gpu001.gutil"
         report_s, report_cpu_s, report_mib = _report(str(out))
-        alone = [_report(str(one)) for _ in range(_ROUNDS)]
-        ours_cpu_s, pandas_cpu_s = _race(one, out / "pandas.npy", python)
+        alone = [_report(str(one)) for _ in range(num_rounds)]
+        ours_cpu_s, pandas_cpu_s = _race(one, out / "pandas.npy", python, num_rounds)
         return Reading(
-            num_rows=num_nodes * NUM_GPUS * NUM_CYCLES,
+            num_rows=num_nodes * NUM_GPUS * num_cycles,
             num_bytes=sum(path.stat().st_size for path in out.glob("*.gutil")),
             report_s=report_s,
             report_cpu_s=report_cpu_s,
@@ -93,20 +97,20 @@ def measure(python: str, num_nodes: int = NUM_NODES) -> Reading:
         )
 
 
-def _day(seed: int) -> str:
+def _day(seed: int, num_cycles: int) -> str:
     """Write a day of a node: busy GPUs that rest now and then."""
     rng = np.random.default_rng(seed)
     layout = gutil.Layout(_LETTERS)
     start = datetime(2026, 11, 21)  # noqa: DTZ001 - the log's own local time
     parts = [layout.header(), gutil.comment("utc_offset", "+01:00")]
-    shape = (NUM_CYCLES, NUM_GPUS)
+    shape = (num_cycles, NUM_GPUS)
     busy = rng.random(shape) < 0.9
     sm = np.where(busy, rng.integers(90, 101, shape), 0).tolist()
     power = np.where(busy, rng.integers(400, 690, shape), 90)
     energy = (10**7 + np.cumsum(power * INTERVAL_S, axis=0)).tolist()
     power, small = power.tolist(), rng.integers(0, 64, (*shape, 4)).tolist()
     memory = rng.integers(60_000, 61_000, shape).tolist()
-    for cycle in range(NUM_CYCLES):
+    for cycle in range(num_cycles):
         host = HostSample(small[cycle][0][0], 300_000 + small[cycle][0][1])
         rows = [
             Row(
@@ -166,19 +170,20 @@ def _report(path: str) -> tuple[float, float, float]:
     return wall_s, cpu_s, peak_kib / 1024 * num_processes
 
 
-def _race(path: Path, out: Path, python: str) -> tuple[list[float], list[float]]:
+def _race(path: Path, out: Path, python: str, num_rounds: int) -> tuple[list[float], list[float]]:
     """Read a log in turns; both must come to the same numbers."""
     first = path.read_text(encoding="ascii").partition("\n")[0]
     names = first[1:].split()
     ours_s, theirs_s = [], []
     logs.read(str(path))  # its tables are made
-    for _ in range(_ROUNDS):
+    for _ in range(num_rounds):
         began_s = time.process_time()
         log = logs.read(str(path))
         ours_s.append(time.process_time() - began_s)
         command = [python, "-c", _WITH_PANDAS, str(path), str(out), ",".join(names), "2"]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         theirs_s.append(float(done.stdout.split()[-1]))  # its second time
-    ours = np.column_stack([log.gpu, *(log.values[name] for name in names[3:])])
+    local_s = log.time_s + 3600  # theirs know of no offset
+    ours = np.column_stack([log.gpu, *(log.values[name] for name in names[3:]), local_s])
     np.testing.assert_array_equal(ours.astype(np.float64), np.load(out))
     return ours_s, theirs_s

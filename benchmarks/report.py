@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from benchmarks.beat import Beats
     from benchmarks.checkpoint import Saves
+    from benchmarks.reading import Reading
     from benchmarks.recorder import Recorder
     from benchmarks.startup import Startup
 
@@ -81,6 +82,12 @@ Each is written, forced to the disk and hashed; ratios are taken within a repeti
 """
 
 
+_READING = """
+## Reading logs
+
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """All there is to tell."""
@@ -92,6 +99,7 @@ class Measured:
     speed: Mapping[str, Mapping[str, Result]]
     startups: Sequence[Startup]
     recorder: Recorder
+    reading: Reading
     beats: Beats
     saves: Saves
 
@@ -116,6 +124,8 @@ def render(measured: Measured) -> str:
             _startup_table(measured.startups),
             _RECORDER,
             _recorder_table(measured.recorder),
+            _READING,
+            _reading_table(measured.reading),
             _BEAT,
             _beat_table(measured.beats),
             _SAVES.format(
@@ -210,6 +220,21 @@ def _saves_table(saves: Saves) -> str:
         ["the first of a process, which allocates", "", f"{saves.first_stall_s:.2f} s", "", ""],
     ]
     return _table(["", "`sync`", "`async`", "ratio", "target"], rows)
+
+
+def _reading_table(reading: Reading) -> str:
+    of = f"{reading.num_rows / 1e6:.1f} million rows, {reading.num_bytes / 1e9:.1f} GB"
+    rows = [
+        [f"report on {of}", f"{reading.report_s:.1f} s", "under 30 s"],
+        ["its CPU time, all processes", f"{reading.report_cpu_s:.1f} s", ""],
+        ["its memory, all processes at their peak", f"{reading.report_mib:.0f} MiB", "4096 MiB"],
+        ["report on a node's day, with the start", _spread(reading.node_s), "under 0.5 s"],
+        ["its CPU time", _spread(reading.node_cpu_s), ""],
+        ["that day's rows into memory, CPU time", _spread(reading.ours_cpu_s), ""],
+        ["the same by `pandas.read_csv`", _spread(reading.pandas_cpu_s), ""],
+        ["ratio", f"{reading.ratio:.1f}", "at least 10"],
+    ]
+    return _table(["median (smallest)", "measured", "target"], rows)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

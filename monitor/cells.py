@@ -36,7 +36,7 @@ _NUM_VALUES = 15 * 1111 + 1
 _NARROW = 7
 """Numbers of up to this many characters are whole in a Float32."""
 
-_CHUNK = 4096
+_CHUNK = 8192
 _EPOCH = date(1970, 1, 1).toordinal()
 NO_TIME = np.iinfo(np.int64).min
 """Where a row has no time, or no GPU index."""

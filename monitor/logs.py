@@ -17,7 +17,7 @@ from monitor.errors import UserError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_BLOCK_BYTES = 2**20
+_BLOCK_BYTES = 2**22
 _DAY_S = 86_400
 _LOG_NAME = re.compile(r"slurm-(?P<job>[^.]+)\.(?P<host>.+)")
 
