@@ -32,6 +32,7 @@ _MAX_GPUS = 16
 _MAX_JOBS = 3
 _MAX_LINES = 10
 _MAX_OUTLIERS = 6
+_MAX_NAMES = 24
 
 
 @dataclass(frozen=True)
@@ -226,18 +227,18 @@ def _gpus(gpus: Sequence[Gpu], *, wide: bool) -> Table:
 
 _NARROW_READINGS: tuple[Reading, ...] = (
     ("busy %", lambda use: use.busy_pct),
-    ("util %", _reading("sm_pct", lambda s: s.mean)),
     ("max GiB", _reading("fb_used_mib", lambda s: s.peak)),
     ("mean W", _reading("power_w", lambda s: s.mean)),
     ("max C", _reading("temp_c", lambda s: s.peak)),
 )
 _WIDE_READINGS: tuple[Reading, ...] = (
-    *_NARROW_READINGS[:2],
+    _NARROW_READINGS[0],
+    ("util %", _reading("sm_pct", lambda s: s.mean)),
     ("SM act %", _reading("sm_active_pct", lambda s: s.mean)),
     ("tensor %", _reading("tensor_active_pct", lambda s: s.mean)),
-    *_NARROW_READINGS[2:4],
+    *_NARROW_READINGS[1:3],
     ("SM MHz", _reading("sm_clock_mhz", lambda s: s.p50)),
-    *_NARROW_READINGS[4:],
+    *_NARROW_READINGS[3:],
 )
 
 
@@ -245,13 +246,20 @@ def _nodes(groups: Sequence[Sequence[Node]], *, wide: bool) -> Table:
     readings = _WIDE_READINGS if wide else _NARROW_READINGS
     uses = [node.use for group in groups for node in group]
     told = [(h, read) for h, read in readings if any(read(use) is not None for use in uses)]
-    table = _table("nodes", "GPUs each", *(head for head, _ in told), "idle each", "energy")
+    table = _table("nodes", "GPUs", *(head for head, _ in told), "idle", "energy")
     for group in groups:
-        names = words.host_list(node.place.host for node in group)
+        names = _names(group)
         each = _range([len(node.gpus) for node in group])
         ranges = (_range([read(node.use) for node in group]) for _, read in told)
         table.add_row(names, each, *ranges, _idle_each(group), _energy(group))
     return table
+
+
+def _names(nodes: Sequence[Node]) -> str:
+    """Name nodes on one line: all, or of many scattered ones how many and between which."""
+    hosts = sorted(node.place.host for node in nodes)
+    names = words.host_list(hosts)
+    return names if len(names) <= _MAX_NAMES else f"{len(hosts)} of {hosts[0]}-{hosts[-1]}"
 
 
 def _range(values: Sequence[float | None]) -> str:

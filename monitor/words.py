@@ -17,10 +17,10 @@ J_PER_KWH = 3.6e6
 _J_PER_KJ = 1e3
 _G_PER_KG = 1000
 
-IDLE_S = 60
+IDLE_S = 120
 """An idle time shorter than this is not worth a word."""
 
-IDLE_SHARE = 0.02
+IDLE_SHARE = 0.05
 """Nor one of less than this share of the time under watch."""
 
 ROOM_SHARE = 0.6
@@ -95,7 +95,7 @@ def minutes(seconds: float | None) -> str:
     """Write a time for people: 41 min, 3 h 20 min, 25 s."""
     if seconds is None:
         return NONE
-    if seconds < IDLE_S:
+    if seconds < 60:  # noqa: PLR2004 - a minute
         return f"{seconds:.0f} s"
     whole = round(seconds / 60)
     hours, rest = divmod(whole, 60)

@@ -386,6 +386,10 @@ def test_nodes_that_are_alike_are_one_line(written: Written) -> None:
     lines = lines_of(run(folder).stdout)
     assert any(line.startswith("gpu007 2 56 ") for line in lines)
     assert any(line.startswith("gpu[001-006,008-040] 2 92-94 ") for line in lines)
+    folder = cluster(written, 40, lambda n, _i: 92 if n % 3 else 40)
+    assert any(
+        line.startswith("27 of gpu001-gpu040 2 92 ") for line in lines_of(run(folder).stdout)
+    )
     assert any(line.startswith("gpu007 1 20 ") for line in lines)
     assert not any(line.startswith("gpu007 0 ") for line in lines)
     assert len(lines) < 30
