@@ -223,7 +223,8 @@ def _heal(job: FaultJob) -> None:
 NETWORK = Scenario(
     name="network",
     sbatch=on(3, 4),
-    env={"DDP_MAX_RESTARTS": "99", "DDP_HANG_TIMEOUT": "8", "SBATCH_NO_KILL": "set"},
+    # Above the time in which a lost node is noticed, else the survivor is told as hung first.
+    env={"DDP_MAX_RESTARTS": "99", "DDP_HANG_TIMEOUT": "25", "SBATCH_NO_KILL": "set"},
     prepare=places.heal_after(3, 4),
     faults=(
         Fault(
