@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.faults.job import Event, FaultJob
 
 PREFIX = "fx"
-NUM_NODES = 9
+NUM_NODES = 11
 SKEWED_NODE = "fx9"
 SKEW_S = 3600
 
@@ -223,8 +223,7 @@ def _heal(job: FaultJob) -> None:
 NETWORK = Scenario(
     name="network",
     sbatch=on(3, 4),
-    # Above the time in which a lost node is noticed, else the survivor is told as hung first.
-    env={"DDP_MAX_RESTARTS": "99", "DDP_HANG_TIMEOUT": "25", "SBATCH_NO_KILL": "set"},
+    env={"DDP_MAX_RESTARTS": "99", "DDP_HANG_TIMEOUT": "8"},  # below Slurm's own timeout
     prepare=places.heal_after(3, 4),
     faults=(
         Fault(
@@ -245,6 +244,15 @@ NETWORK = Scenario(
             failure_class="network",
             says=r"fx4.*restart \d of 99 from step \d+",
         ),
+    ),
+)
+
+SHRINKING = Scenario(
+    name="shrinking",
+    sbatch=on(10, 11),
+    env={"DDP_MAX_RESTARTS": "99", "SBATCH_NO_KILL": "set"},
+    prepare=places.heal_after(11),
+    faults=(
         Fault(
             name="node lost, the rest goes on",
             how="slurmd and all processes of a node killed and its cable pulled; `--no-kill`",
@@ -253,14 +261,14 @@ NETWORK = Scenario(
             signs=("lost_node",),
             code=137,
             failure_class="hardware",
-            says=r"fx4.*restart \d of 99 from step \d+",
+            says=r"fx11.*restart \d of 99 from step \d+",
         ),
     ),
 )
 
 LOST_NODE = Scenario(
     name="lost-node",
-    sbatch=("--exclude=fx[1-4,8-9]", "--nodes=2", "--ntasks-per-node=1"),
+    sbatch=("--exclude=fx[1-4,8-11]", "--nodes=2", "--ntasks-per-node=1"),
     prepare=places.heal_after(5, 6, 7),
     faults=(
         Fault(
@@ -488,6 +496,7 @@ SCENARIOS = (
     TIME_LIMIT,
     PREEMPTION,
     LOST_NODE,
+    SHRINKING,
     CRASHES,
     NETWORK,
     HANGS,
@@ -508,6 +517,7 @@ ROWS = (
     *ENDURED.faults[:1],
     *SCRIPT.faults,
     *NETWORK.faults,
+    *SHRINKING.faults,
     *LOST_NODE.faults,
     *HANGS.faults,
     *ENDURED.faults[1:],
