@@ -261,7 +261,7 @@ SHRINKING = Scenario(
             signs=("lost_node",),
             code=137,
             failure_class="hardware",
-            says=r"fx11.*restart \d of 99 from step \d+",
+            says=r"node fx11 is lost.*restart \d of 99 on 1 nodes? from step \d+",
         ),
     ),
 )
