@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import sys
@@ -120,5 +121,15 @@ def _end_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
+def _leave(code: int) -> NoReturn:
+    """End without the interpreter's own teardown, for which nobody waits.
+
+    Leaving a process group can wait for ever, and a thread of torch that still runs while Python
+    is taken down ends the process with SIGABRT, after all the work is done and told.
+    """
+    atexit._run_exitfuncs()  # noqa: SLF001 -- whoever registered something counts on it
+    _end_at_once(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], os.environ))
+    _leave(main(sys.argv[1:], os.environ))

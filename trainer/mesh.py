@@ -71,11 +71,6 @@ class Mesh:
         over = f" over {self.backend}" if self.is_distributed else ""
         return f"{ranks}{over}, {self.num_threads} threads each"
 
-    def close(self) -> None:
-        """Leave the group, after a good end only: after a failure this could wait for ever."""
-        if self.is_distributed:
-            dist.destroy_process_group()
-
 
 def open_mesh(ranks: Ranks, env: MutableMapping[str, str], node: str = "") -> Mesh:
     """Choose device, backend and threads, and meet the other ranks; `node` is where this one is.

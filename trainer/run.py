@@ -101,7 +101,6 @@ class Run:
         self._tell_signal()
         self._summarise("finished" if is_finished else "stopped")
         self._job.beat.meet(END)
-        self._mesh.close()
         return is_finished
 
     def fail(self, error: BaseException) -> None:
