@@ -11,7 +11,7 @@
 | 32-39 | the phase that began then: a place in `PHASES` |
 | 40-47 | beats so far |
 | 48-55 | points so far at which all ranks meet |
-| 56-63 | 0 |
+| 56-63 | 1 + the steps completed when this start of the run began to train; before that 0 |
 
 `child-<r>` is a line of text by the launcher: pid of the rank's command, its local rank, and
 `trainer` or `command`.
@@ -55,6 +55,8 @@ class Beat:
     count: int
     collective: int
     """Points so far at which all ranks meet; the same number on each rank at the same place."""
+    first_step: int | None = None
+    """Steps completed when this start of the run began to train; None before that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,11 @@ def parse_beat(rank: int, data: bytes) -> Beat | None:
     """Read the 64 bytes of a beat; None if they are not one."""
     if len(data) != _LAYOUT.size:
         return None
-    magic, pid, step, time_ns, phase, count, collective, _ = _LAYOUT.unpack(data)
+    magic, pid, step, time_ns, phase, count, collective, first = _LAYOUT.unpack(data)
     if magic != _MAGIC or pid <= 0:
         return None
-    return Beat(rank, pid, step, time_ns, _phase_name(phase), count, collective)
+    first_step = first - 1 if first > 0 else None
+    return Beat(rank, pid, step, time_ns, _phase_name(phase), count, collective, first_step)
 
 
 def parse_child(rank: int, data: bytes) -> Child | None:

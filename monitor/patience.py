@@ -61,7 +61,6 @@ class BeatAge:
     patience: Patience
     has_stepped: bool = False
     _last: Beat | None = None
-    _first_step: int | None = None
     _age_s: float = 0.0
     _skipped_s: float = 0.0
 
@@ -88,9 +87,7 @@ class BeatAge:
         return self.patience.limit_s(phase, has_stepped=self.has_stepped)
 
     def _learn(self, last: Beat | None, beat: Beat) -> None:
-        """A gap counts once it is over; the first step ends where a resumed run's number moves."""
+        """A gap counts once it is over. A resumed run's first step is not its number 1."""
         if last is not None and self.has_stepped and last.phase in _NORMAL:
             self.patience.longest_gap_s = max(self.patience.longest_gap_s, self._age_s)
-        if beat.phase in _NORMAL and beat.phase != "end" and self._first_step is None:
-            self._first_step = beat.step
-        self.has_stepped |= self._first_step is not None and beat.step > self._first_step
+        self.has_stepped |= beat.first_step is not None and beat.step > beat.first_step

@@ -11,7 +11,7 @@ The file `rank-<RANK>` in DDP_BEAT_DIR has 64 bytes, little-endian:
 | 32-39 | the phase that begins now: a `Phase` |
 | 40-47 | beats so far |
 | 48-55 | points so far at which all ranks meet: the same number on each rank at the same place |
-| 56-63 | 0 |
+| 56-63 | 1 + the steps completed when this start of the run began to train; before that 0 |
 
 Every number is stored at once, so a reader never sees half of one; a beat as a whole may be read
 while it is written.
@@ -36,6 +36,7 @@ _MAGIC: Final = b"DDPBEAT1"
 _SIZE_BYTES: Final = 64
 _HEAD: Final = struct.Struct("<8sq")
 _BEAT: Final = struct.Struct("<qqqqq")
+_FIRST: Final = struct.Struct("<q")
 
 
 class Phase(IntEnum):
@@ -65,6 +66,9 @@ class Beat(Protocol):
     step: int
     """Steps completed; set before the beat that is to tell it."""
 
+    def begin(self, step: int) -> None:
+        """Training begins, or begins again, after so many steps of the run."""
+
     def enter(self, phase: int) -> None:
         """A phase begins that waits for nobody."""
 
@@ -76,6 +80,9 @@ class NoBeat:
     """Nobody watches: the null object."""
 
     step = 0
+
+    def begin(self, step: int) -> None:
+        """Tell nobody."""
 
     def enter(self, phase: int) -> None:
         """Tell nobody."""
@@ -102,6 +109,11 @@ class SharedBeat:
         self.enter(START)
         _HEAD.pack_into(self._memory, 0, _MAGIC, os.getpid())
         beside.replace(path)
+
+    def begin(self, step: int) -> None:
+        """Training begins, or begins again, after so many steps of the run."""
+        self.step = step
+        _FIRST.pack_into(self._memory, 56, step + 1)
 
     def enter(self, phase: int) -> None:
         """A phase begins that waits for nobody."""

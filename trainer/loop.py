@@ -52,7 +52,7 @@ class Loop:
         self._stepper.left_out = frozenset(self.position.skipped_steps)
         self.progress.begin(self.position, resumed.loss_sum.item())
         self._stepper.seek(-1)
-        self._parts.beat.step = self.position.step
+        self._parts.beat.begin(self.position.step)
 
     def _pause(self, *, stopped: bool) -> bool:
         """Do what is due at this step; return whether to stop.

@@ -31,7 +31,7 @@ class Beats:
         """Beat once."""
         self.count += 1
         now_ns = time.monotonic_ns()
-        fields = (os.getpid(), step, now_ns, PHASES.index(phase), self.count, collective, 0)
+        fields = (os.getpid(), step, now_ns, PHASES.index(phase), self.count, collective, 1)
         self.memory[:] = BEAT.pack(b"DDPBEAT1", *fields)
 
 

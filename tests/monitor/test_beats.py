@@ -13,12 +13,13 @@ from trainer.beat import Phase, SharedBeat
 def test_what_the_trainer_beats_is_read(tmp_path: Path) -> None:
     """Writer and reader cite one table: every field arrives."""
     beat = SharedBeat(tmp_path / "rank-3")
+    beat.begin(16)
     beat.step = 17
     beat.meet(int(Phase.AGREE))
     beat.enter(int(Phase.FORWARD))
     (read,) = read_beats(str(tmp_path)).values()
     assert (read.rank, read.pid, read.step, read.phase) == (3, os.getpid(), 17, "forward")
-    assert (read.count, read.collective) == (3, 1)
+    assert (read.count, read.collective, read.first_step) == (3, 1, 16)
     assert 0 <= time.monotonic() - read.time_ns / 1e9 < 5
 
 

@@ -7,7 +7,7 @@ import pytest
 from monitor.beats import Beat
 from monitor.patience import BeatAge, Patience
 
-BEAT = Beat(rank=0, pid=1, step=0, time_ns=0, phase="start", count=1, collective=0)
+BEAT = Beat(rank=0, pid=1, step=0, time_ns=0, phase="start", count=1, collective=0, first_step=0)
 
 
 @pytest.mark.parametrize(
@@ -79,16 +79,25 @@ def test_the_first_step_is_done_where_the_number_moves() -> None:
     """A resumed run begins with a large number: that is no step of this attempt."""
     rank = Rank()
     rank.looks(5)
-    for phase, step, has_stepped in (
-        ("load", 0, False),
-        ("agree", 500, False),
-        ("forward", 500, False),
-        ("data", 501, True),
+    for phase, first, step, has_stepped in (
+        ("load", None, 0, False),
+        ("agree", 500, 500, False),
+        ("forward", 500, 500, False),
+        ("data", 500, 501, True),
     ):
+        rank.beat = replace(rank.beat, first_step=first)
         rank.beats(phase, step)
         rank.looks(5)
         assert rank.age.has_stepped is has_stepped
     assert rank.age.limit_s() == 300
+
+
+def test_steps_between_two_looks_are_steps() -> None:
+    """A fast run has hung in step 56 before it was looked at for the first time."""
+    rank = Rank()
+    rank.beats("forward", 56)
+    rank.looks(5)
+    assert rank.age.has_stepped
 
 
 def test_gaps_are_learned_once_they_are_over() -> None:

@@ -55,7 +55,7 @@ class Machine:
     def beat(self, rank: int, step: int, phase: str = "forward", pid: int = 0) -> None:
         """Beat now."""
         time_ns = int(self.now_s * 1e9)
-        self.beating[rank] = Beat(rank, pid or os.getpid(), step, time_ns, phase, step, step)
+        self.beating[rank] = Beat(rank, pid or os.getpid(), step, time_ns, phase, step, step, 0)
 
 
 def watched(machine: Machine, given_s: float | None = 5.0) -> RankWatch:

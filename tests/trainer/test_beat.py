@@ -13,7 +13,7 @@ from trainer.beat import AGREE, BACKWARD, END, FORWARD, SAVE, NoBeat, SharedBeat
 
 def read(path: Path) -> dict[str, Any]:
     """The beat as a watcher reads it, by the format alone."""
-    names = ("magic", "pid", "step", "time_ns", "phase", "count", "meetings", "reserved")
+    names = ("magic", "pid", "step", "time_ns", "phase", "count", "meetings", "first")
     return dict(zip(names, struct.unpack("<8s7q", path.read_bytes()), strict=True))
 
 
@@ -23,14 +23,16 @@ def test_a_beat_says_where_its_rank_is(tmp_path: Path) -> None:
     beat = open_beat(tmp_path, 3)
     assert read(tmp_path / "rank-3") | {"time_ns": 0} == {
         "magic": b"DDPBEAT1", "pid": os.getpid(), "step": 0, "time_ns": 0, "phase": 0,
-        "count": 1, "meetings": 0, "reserved": 0,
+        "count": 1, "meetings": 0, "first": 0,
     }  # fmt: skip
+    beat.begin(6)
     beat.enter(FORWARD)
     beat.meet(BACKWARD)
     beat.step = 7
     beat.meet(SAVE)
     told = read(tmp_path / "rank-3")
     assert (told["step"], told["phase"], told["count"], told["meetings"]) == (7, SAVE, 4, 2)
+    assert told["first"] == 6 + 1
     assert before_ns <= told["time_ns"] <= time.monotonic_ns()
 
 
