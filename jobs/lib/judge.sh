@@ -5,9 +5,10 @@
 # FAILED_BY_REQUEST if that rank only ended because it had been told to; VERDICT, the watchdog's
 # line, if it gave one; and LOST, the nodes that are gone.
 #
-# What is a cause comes before what follows from it: the watchdog's verdict; a lost node; a rank that
-# came up and never ended, because its launcher was killed, unless the guard ended it so; the first
-# that failed without being told to stop; and last, one that was told to.
+# What is a cause comes before what follows from it: a verdict that names the network; a lost node,
+# whose peers only wait; any other verdict; a rank that came up and never ended, because its launcher
+# was killed, unless the guard ended it so; the first that failed without being told to stop; and last,
+# one that was told to.
 judge_failure() {
     local guard='' rank
     local -A up=()
@@ -16,7 +17,7 @@ judge_failure() {
     { read -r guard <"$WORK_DIR/guard"; } 2>/dev/null || :
     judge_read
     judge_lost_nodes
-    if [[ $verdict ]]; then
+    if [[ $verdict && (! $LOST || $verdict == *'"kind": "network"'*) ]]; then
         VERDICT=$(event_text text "$verdict")
         judge_blame "$verdict" "$EXIT_HUNG"
     elif [[ $LOST ]]; then
@@ -68,17 +69,26 @@ judge_lost() {
     LOST_HOW=${LOST_HOW:-$2}
 }
 
-# judge_lost_nodes: a node is asked if ranks of it never ended, or if the watchdog does not reach it.
+# judge_lost_nodes: a node is asked if ranks of it never ended, or if the watchdog does not reach it;
+# and what Slurm has taken out of the job is lost although it may answer again.
 judge_lost_nodes() {
     local node asked=' '
     for node in "${up[@]}" "$(if [[ $verdict == *'"kind": "network"'* ]]; then event_field node "$verdict"; fi)"; do
         if [[ ! $node || "$asked$LOST " == *" $node "* ]]; then continue; fi
         asked+="$node "
-        if nodes_lost "$node"; then
-            event_write lost_node node "$(json_string "$node")" how "$(json_string "$HOW")"
-            judge_lost "$node" "$HOW"
-        fi
+        if nodes_lost "$node"; then judge_tell_lost "$node"; fi
     done
+    if ((STEP_CODE == 0)); then return 0; fi
+    HOW='Slurm has taken it out of the job'
+    while IFS= read -r node; do
+        if [[ " $LOST " != *" $node "* ]]; then judge_tell_lost "$node"; fi
+    done < <(nodes_dropped)
+}
+
+# judge_tell_lost NODE: HOW says how it was lost.
+judge_tell_lost() {
+    event_write lost_node node "$(json_string "$1")" how "$(json_string "$HOW")"
+    judge_lost "$1" "$HOW"
 }
 
 # judge_code: the first failing rank's code, else what the step itself ended with.

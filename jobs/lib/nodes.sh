@@ -20,6 +20,18 @@ nodes_lost() {
     HOW="it does not answer on port $port; Slurm's state of it is ${state:-unknown}"
 }
 
+# nodes_dropped: the nodes of this attempt that the job no longer has, one a line. With --no-kill Slurm
+# takes a node out of the job that it does not reach for a while, and leaves it out when it is back.
+nodes_dropped() {
+    local info kept node
+    ((DDP_NO_KILL)) && [[ $PLACE != *-local ]] || return 0
+    info=$(job_info) && kept=$(scontrol show hostnames "$(job_field NodeList "$info")" 2>/dev/null) || return 0
+    [[ $kept ]] || return 0
+    for node in "${NODES[@]}"; do
+        grep -qxF -e "$node" <<<"$kept" || echo "$node"
+    done
+}
+
 # With several ports configured (SlurmdPort=7000-7003) the first is as good.
 nodes_slurmd_port() {
     local port

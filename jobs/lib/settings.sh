@@ -133,7 +133,7 @@ settings_restarts() {
     [[ $DDP_ON_BUSY == refuse || $DDP_ON_BUSY == wait ]] ||
         die "DDP_ON_BUSY must be refuse or wait, found '$DDP_ON_BUSY': set one of them, or unset it"
     # Slurm does not show whether a job has --no-kill.
-    setting DDP_NO_KILL 'SBATCH_NO_KILL' "$([[ -v SBATCH_NO_KILL ]] && echo 1 || echo 0)"
+    setting DDP_NO_KILL 'SBATCH_NO_KILL' "$([[ -v SBATCH_NO_KILL && $SBATCH_NO_KILL != off ]] && echo 1 || echo 0)"
     DDP_NO_KILL=$(parse_switch DDP_NO_KILL "$DDP_NO_KILL")
     setting DDP_SPARE_NODES 'the default' 0
     require_integer DDP_SPARE_NODES "$DDP_SPARE_NODES" 0 $((NUM_NODES_ALLOCATED - 1))

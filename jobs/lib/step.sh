@@ -2,6 +2,7 @@
 # The step: all ranks of one attempt. Builds its command, starts it, waits, ends it.
 
 declare -a STEP_PIDS=() STEP_COMMAND=() STEP_GUARD=()
+readonly STEP_CREATION_S=120 # how long Slurm may take to start a step once more
 STEP_CODE=0 STEP_MOUNTS='' STEP_FORWARDED=''
 
 # step_build ARGUMENTS...: STEP_COMMAND for srun; in place the launcher is started once per rank.
@@ -14,6 +15,8 @@ step_build() {
             --export=ALL --input=none)
         # A step that was killed may hold on to its share of the nodes for a while.
         if ((INTERACTIVE || RESTARTS)); then STEP_COMMAND+=(--overlap); fi
+        # Nor may it wait for ever for a node that Slurm counts as busy or no longer as the job's.
+        if ((RESTARTS)); then STEP_COMMAND+=(--immediate="$STEP_CREATION_S"); fi
         if ((NUM_NODES < NUM_NODES_ALLOCATED)); then
             STEP_COMMAND+=(--nodelist="${NODES[*]}")
         fi

@@ -10,6 +10,7 @@ from benchmarks import race, report
 from benchmarks.beat import Beats
 from benchmarks.checkpoint import Saves
 from benchmarks.contestant import Lap
+from benchmarks.reading import Reading
 from benchmarks.recorder import Recorder
 from benchmarks.startup import Startup
 
@@ -51,6 +52,17 @@ def measured() -> report.Measured:
         slowed_s=[0.5, 0.6, 0.7],
         first_stall_s=0.3,
     )
+    reading = Reading(
+        num_rows=46_080,
+        num_bytes=9_000_000,
+        report_s=1.0,
+        report_cpu_s=1.5,
+        report_mib=150.0,
+        node_s=[0.4, 0.5, 0.6],
+        node_cpu_s=[0.3, 0.3, 0.4],
+        ours_cpu_s=[0.04, 0.05, 0.02],
+        pandas_cpu_s=[0.4, 0.2, 0.6],
+    )
     return report.Measured(
         machine="A CPU, 2 cores",
         load_before=0.5,
@@ -59,6 +71,7 @@ def measured() -> report.Measured:
         speed={"a": results, "b": without},
         startups=[start],
         recorder=recorder,
+        reading=reading,
         beats=Beats(watched_us=3.21, unwatched_us=0.4, num_beats=6),
         saves=saves,
     )
@@ -87,6 +100,11 @@ def test_the_stall_of_a_save_is_compared_within_a_repetition() -> None:
         "| training stands still for | 2.00 s (1.00 s) | 0.10 s (0.08 s) | 5.0 % | under 10 % |"
     )
     assert "50 million parameters and AdamW's state: 605 MB" in text
+
+
+def test_reading_is_compared_by_medians() -> None:
+    """0.4 s of pandas to 0.04 s of ours."""
+    assert measured().reading.ratio == pytest.approx(10)
 
 
 @pytest.mark.slow
