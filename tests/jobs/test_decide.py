@@ -189,3 +189,20 @@ def test_options_of_a_successor() -> None:
         "--mem=100M", "--gres=gpu:1", "--ntasks-per-node=2", "--exclusive", "--no-kill",
         "--exclude=n9,n2,n3", "--chdir=/a b", "--output=/a b/C d.out", "--error=/a b/C d.out",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("no_kill", "kept", "dropped"),
+    [("1", "n1 n3", ["n2"]), ("1", "n1 n2", []), ("0", "n1 n3", []), ("1", "", [])],
+    ids=["one is gone", "all are there", "not with --no-kill", "no answer"],
+)
+def test_a_node_that_slurm_took_out_of_the_job_is_lost(
+    no_kill: str, kept: str, dropped: list[str]
+) -> None:
+    """It may answer again, and a step on it would still wait for ever."""
+    script = f"""
+        job_info() {{ echo "JobId=7 NodeList={"kept" if kept else "(null)"} X=1"; }}
+        scontrol() {{ if [[ $3 == kept ]]; then printf '%s\\n' {kept}; fi; }}
+        NODES=(n1 n2); nodes_dropped
+    """
+    assert bash(script, PLACE="bare-srun", DDP_NO_KILL=no_kill).split() == dropped
