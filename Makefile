@@ -50,7 +50,7 @@ bench: $(VENV)/.dev ## measure speed side by side and write benchmarks/results.m
 	@benchmarks/run.sh
 
 # Most tests wait for a clock, a signal or a daemon: three processes share two cores well.
-PARALLEL := -n 3 --dist loadgroup
+PARALLEL := -n 3 --dist loadscope --no-loadscope-reorder # see tests/conftest.py
 
 SCRIPTS = $(shell git ls-files '*.sh') .ci/run
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -23,6 +23,13 @@ ENDED_STATES = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "TIMEOUT")
 )
 POLL_S = 0.2
+THINGS = {
+    "cluster": "the shared cluster",
+    "jobs": "the shared cluster",
+    "faults": "a cluster of its own",
+    "container": "Docker",
+}
+"""What the tests of a folder share, so that no two of them may run at once."""
 
 
 class JobEnd(NamedTuple):
@@ -183,17 +190,21 @@ def cluster(cluster_at: Callable[[Mapping[str, str]], Cluster]) -> Generator[Clu
         assert shared.script("down").returncode == 0
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep what shares a thing of the machine in one process: `make test` runs several."""
-    for item in items:
-        group = "faults" if "faults" in item.path.parts else _shared_thing(item)
-        if group:
-            item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep what shares a thing of the machine in one process: `make test` runs several.
 
+    Marks would say it where the tests are, but xdist's own groups are lost under pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 -- only with xdist at hand
 
-def _shared_thing(item: pytest.Item) -> str | None:
-    return next((name for name in ("slurm", "docker") if item.get_closest_marker(name)), None)
+    class ByThing(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::", maxsplit=1)[0]
+            folder = file.split("/")[1] if "/" in file else file
+            return THINGS.get(folder, file)
+
+    return ByThing(config, log)
 
 
 def _skip_line(reports: list[pytest.TestReport]) -> str:
