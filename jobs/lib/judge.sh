@@ -44,9 +44,10 @@ judge_blame() {
     if [[ $1 == *'"oom": true'* ]]; then FAILED_WHY=': out of memory, ask for more with --mem'; fi
 }
 
-# judge_read: fills up, first, stopped, verdict and LOST of judge_failure.
+# judge_read: fills up, first, stopped, verdict and LOST of judge_failure. A rank that loses a peer ends
+# with 70, often before that peer's own launcher can tell: any other code is the cause, not that one.
 judge_read() {
-    local line rank code
+    local line rank code failed=''
     while IFS= read -r line; do
         rank=$(event_field rank "$line")
         case $line in
@@ -57,10 +58,17 @@ judge_read() {
                 unset "up[$rank]"
                 code=$(event_field code "$line")
                 ((code)) || continue
-                if [[ $line == *'"requested": false'* ]]; then first=${first:-$line}; else stopped=${stopped:-$line}; fi
+                if [[ $line == *'"requested": true'* ]]; then
+                    stopped=${stopped:-$line}
+                elif ((code == EXIT_FAILED)); then
+                    failed=${failed:-$line}
+                else
+                    first=${first:-$line}
+                fi
                 ;;
         esac
     done < <(grep -E "\"event\": \"(rank_up|rank_end|verdict|lost_node)\".*\"attempt\": $DDP_ATTEMPT," "$DDP_RUN_DIR/events.jsonl" || :)
+    first=${first:-$failed}
 }
 
 # judge_lost NODE HOW
