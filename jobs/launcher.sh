@@ -45,18 +45,19 @@ run_defaults() {
 }
 
 run_rank() {
-    local code
+    local code oom
     build_command "$@"
     LOG=$DDP_RUN_DIR/logs/rank-$RANK.log
     beats_open
     if ((LOCAL_RANK == 0)); then monitor_start; fi
     child_run
     code=$CHILD_CODE
-    if [[ $(is_oom) == true ]]; then
+    oom=$(is_oom)
+    if [[ $oom == true ]]; then
         echo "launcher: out of memory: Killed by the kernel, because this task used more than it may on $DDP_NODE; ask for more with --mem" >>"$LOG"
     fi
     event_write rank_end rank "$RANK" node "$(json_string "$DDP_NODE")" code "$code" \
-        signal "$(json_or_null "$(signal_of_code "$code")")" requested "$(is_requested)" oom "$(is_oom)"
+        signal "$(json_or_null "$(signal_of_code "$code")")" requested "$(is_requested)" oom "$oom"
     child_sweep
     if ((code == 0)); then peers_wait; fi
     monitor_stop
