@@ -1,4 +1,7 @@
-"""What a user did wrong, told in one line."""
+"""What a user did wrong, and how a person is told: in one line."""
+
+import os
+from contextlib import suppress
 
 
 class UserError(ValueError):
@@ -10,3 +13,9 @@ class UserError(ValueError):
 
 EXIT_USER = 64
 """The exit code for wrong input or a wrong environment: no retry helps."""
+
+
+def say(message: str) -> None:
+    """Tell a person, in one line; a closed stderr is nobody's trouble."""
+    with suppress(OSError):
+        os.write(2, f"monitor: {message}\n".encode(errors="replace"))

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 
+_MAX_LOOKS = 5
+
 
 def compose(
     events: Sequence[Event],
@@ -111,7 +113,8 @@ def compose_file(run_dir: str) -> str:
     """Write `run.json` of a run directory, beside and renamed; the path written.
 
     Events told while it composes are not missed: it looks again, so that of several writers the
-    last one writes the newest view.
+    last one writes the newest view. Of a run that lives and tells something all the time, no view
+    is the newest: it looks `_MAX_LOOKS` times at most.
 
     Raises:
         UserError: there are no events to compose from.
@@ -121,7 +124,9 @@ def compose_file(run_dir: str) -> str:
     run_dir = os.path.abspath(run_dir)  # noqa: PTH100 - the monitor's logs lie beside it
     target = os.path.join(run_dir, "run.json")  # noqa: PTH118
     seen = -1
-    while seen != (seen := _size(run_dir)):
+    for _ in range(_MAX_LOOKS):
+        if seen == (seen := _size(run_dir)):
+            break
         _replace(target, read(run_dir))
     return target
 

@@ -207,6 +207,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByThing(config, log)
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a failure when it happens, not only at the end of a long run."""
+    if report.failed and not os.environ.get("PYTEST_XDIST_WORKER"):
+        why = str(report.longrepr).strip().splitlines()[-1:]
+        took = f"{report.when} failed after {report.duration:.0f} s"
+        print(f"\n{report.nodeid}: {took}: {' '.join(why)}", file=sys.__stderr__, flush=True)
+
+
 def _skip_line(reports: list[pytest.TestReport]) -> str:
     def reason(report: pytest.TestReport) -> str:
         where = report.longrepr

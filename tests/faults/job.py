@@ -70,6 +70,7 @@ class FaultJob:
             capture_output=True,
             text=True,
             check=False,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == 0, done.stderr
         self.id = int(done.stdout)
@@ -145,6 +146,7 @@ class FaultJob:
             capture_output=True,
             text=True,
             check=False,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

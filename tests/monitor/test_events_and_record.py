@@ -300,6 +300,25 @@ def test_events_told_meanwhile_are_not_missed(
     assert json.loads((run_dir / "run.json").read_text())["code"] == 75
 
 
+def test_a_run_that_tells_something_all_the_time_is_composed_too(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Composing ends, also when a new event stands in the log whenever it is done."""
+    real, num_looks = record.compose, 0
+
+    def slow(*args: Any, **options: Any) -> dict[str, Any]:
+        nonlocal num_looks
+        num_looks += 1
+        assert num_looks < 20, "it looks for ever"
+        with (run_dir / "events.jsonl").open("a") as file:
+            file.write("\n" + json.dumps(event("checkpoint", 30, step=num_looks)) + "\n")
+        return real(*args, **options)
+
+    monkeypatch.setattr(record, "compose", slow)
+    record.compose_file(str(run_dir))
+    assert json.loads((run_dir / "run.json").read_text())["attempts"]
+
+
 def test_only_the_end_of_long_metrics_is_read(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

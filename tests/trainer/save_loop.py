@@ -6,7 +6,9 @@ step, and appends each step to FOLDER/acknowledged when it is complete. Its pid 
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -20,19 +22,28 @@ from trainer.mesh import Mesh
 from trainer.position import Position
 from trainer.ranks import Ranks
 
+PR_SET_PDEATHSIG = 1
+
 
 def main() -> None:
     """Fork for each line."""
+    die_with_parent()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # nothing before a fork may start threads
     for line in sys.stdin:
         folder, size = line.split()
         pid = os.fork()
         if pid == 0:
+            die_with_parent()
             save_for_ever(Path(folder), int(size))
         print(pid, flush=True)
         os.waitpid(pid, 0)
         print("ended", flush=True)
+
+
+def die_with_parent() -> None:
+    """Leave nothing behind where the tests themselves are killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def save_for_ever(folder: Path, size: int) -> None:

@@ -1,0 +1,73 @@
+"""`python -m monitor record`: its settings come from options and from what a launcher exports."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from monitor import recording, watch_settings
+from monitor.errors import say
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+_DEFAULT_COLUMNS = "pumtcjrgh"
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Tell what it takes."""
+    parser.add_argument("--out", required=True, help="the log; appended to if it is there")
+    parser.add_argument("--interval", type=float, default=15.0, metavar="S", help="default 15")
+    parser.add_argument(
+        "--columns",
+        default=_DEFAULT_COLUMNS,
+        help="pumt, then letters: c clocks, j energy, r throttle reasons, g SM, tensor and DRAM"
+        f" activity, h host (default {_DEFAULT_COLUMNS})",
+    )
+    parser.add_argument(
+        "--parent-pid", type=int, metavar="PID", help="end with this process (default: the parent)"
+    )
+    parser.add_argument("--host", help="the node's name (default: DDP_NODE, else the host name)")
+    parser.add_argument("--compose", metavar="RUN_DIR", help="write its run.json at the end")
+    parser.add_argument(
+        "--launch-id",
+        metavar="TOKEN",
+        help="when the parent dies, end the processes of this node that carry DDP_LAUNCH_ID=TOKEN",
+    )
+    parser.add_argument(
+        "--hang-timeout",
+        metavar="S",
+        help="how long a rank may be silent before it counts as hung (default: DDP_HANG_TIMEOUT,"
+        " else learned from the ranks; 0: for ever); ranks are watched where DDP_BEAT_DIR,"
+        " --launch-id and --compose are given",
+    )
+
+
+def run(options: Namespace) -> int:
+    """Record until told to end; 0.
+
+    Raises:
+        UserError: the input is wrong.
+
+    """
+    env = dict(os.environ)
+    if options.hang_timeout is not None:
+        env["DDP_HANG_TIMEOUT"] = options.hang_timeout
+    host = options.host or env.get("DDP_NODE") or os.uname().nodename
+    node = env.get("DDP_NODE") or host
+    return recording.record(
+        recording.Settings(
+            out=options.out,
+            interval_s=options.interval,
+            columns=options.columns,
+            parent_pid=os.getppid() if options.parent_pid is None else options.parent_pid,
+            host=host,
+            node=env.get("DDP_NODE"),
+            job_id=env.get("DDP_JOB_ID"),
+            attempt=env.get("DDP_ATTEMPT"),
+            launch_id=options.launch_id,
+            run_dir=options.compose,
+            watch=watch_settings.from_environment(env, options.compose, options.launch_id, node),
+        ),
+        say,
+    )
