@@ -6,7 +6,7 @@ set -Eeuo pipefail
 readonly NEEDS=(
     slurmctld=slurm-wlm slurmd=slurm-wlm srun=slurm-wlm munged=munge
     dockerd=docker.io mksquashfs=squashfs-tools shellcheck=shellcheck bwrap=bubblewrap
-    mmdebstrap=mmdebstrap ip=iproute2 iptables=iptables faketime=faketime gcc=gcc gcc=libc6-dev
+    mmdebstrap=mmdebstrap chromium=chromium chromedriver=chromium-driver ip=iproute2 iptables=iptables faketime=faketime gcc=gcc gcc=libc6-dev
 )
 readonly DOCKER_LOG=${DDP_DOCKER_LOG:-/var/log/ddp-dockerd.log}
 readonly DOCKER_START_S=60
