@@ -1,0 +1,82 @@
+"""Who is blamed for an attempt's end, by what its event log holds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+JOBS = Path(__file__).resolve().parents[2] / "jobs"
+
+
+def event(name: str, rank: int | None, **keys: Any) -> str:
+    """A line as the launchers write it."""
+    head = {"time": "2026-11-21T08:00:00.000Z", "event": name, "source": "launcher", "attempt": 1}
+    return json.dumps({**head, "host": "n", "rank": rank, "node": f"n{rank}"} | keys)
+
+
+def ended(rank: int, code: int, *, requested: bool = False, **keys: Any) -> str:
+    """The end of a rank."""
+    return event("rank_end", rank, code=code, requested=requested, **keys)
+
+
+def blame(tmp_path: Path, *lines: str, step_code: int = 1) -> tuple[str, str]:
+    """The rank and the code that the attempt's end is laid to."""
+    (tmp_path / "events.jsonl").write_text("".join(line + "\n" for line in lines))
+    sources = "".join(f"source {JOBS}/lib{part}.sh;" for part in ("", "/judge", "/nodes"))
+    script = "nodes_lost() { return 1; }; nodes_dropped() { :; }; judge_failure;"
+    done = subprocess.run(
+        ["bash", "-euc", f'LOG_NAME=t; {sources} {script} echo "$FAILED_RANK $FAILED_CODE"'],
+        env={
+            "PATH": "/usr/bin:/bin",
+            "DDP_RUN_DIR": str(tmp_path),
+            "WORK_DIR": str(tmp_path),
+            "DDP_ATTEMPT": "1",
+            "STEP_CODE": str(step_code),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rank, _, code = done.stdout.rstrip("\n").partition(" ")
+    return rank, code
+
+
+UPS = tuple(event("rank_up", rank) for rank in range(3))
+
+
+@pytest.mark.parametrize(
+    ("ends", "blamed"),
+    [
+        ((ended(0, 0), ended(1, 0), ended(2, 0)), ("", "0")),
+        ((ended(1, 3), ended(0, 143, requested=True), ended(2, 0)), ("1", "3")),
+        # who lost a peer may tell it before that peer's launcher does
+        ((ended(0, 70), ended(1, 137), ended(2, 70)), ("1", "137")),
+        ((ended(0, 70), ended(2, 70), ended(1, 143, requested=True)), ("0", "70")),
+        ((ended(2, 143, requested=True), ended(0, 0), ended(1, 0)), ("2", "143")),
+        # a launcher that was killed tells no end
+        ((ended(0, 70), ended(2, 70)), ("1", "137")),
+    ],
+)
+def test_the_cause_is_blamed_and_not_what_follows(
+    tmp_path: Path, ends: tuple[str, ...], blamed: tuple[str, str]
+) -> None:
+    """Of several ends the one that explains the others counts."""
+    assert blame(tmp_path, *UPS, *ends) == blamed
+
+
+def test_another_attempts_end_is_no_matter(tmp_path: Path) -> None:
+    """Only the lines of this attempt are looked at."""
+    before = ended(2, 9).replace('"attempt": 1', '"attempt": 11')
+    lines = (before, *UPS, ended(0, 0), ended(2, 0), ended(1, 5))
+    assert blame(tmp_path, *lines) == ("1", "5")
+
+
+def test_a_verdict_comes_before_the_ends_it_caused(tmp_path: Path) -> None:
+    """The ranks that the watchdog ended are not the cause."""
+    verdict = event("verdict", 2, kind="hung", gpu=None, top="x", text="rank 2 hangs")
+    assert blame(tmp_path, *UPS, ended(0, 137), verdict, ended(1, 137)) == ("2", "76")
