@@ -18,13 +18,8 @@ if str(ROOT) not in sys.path:  # where pytest is not run as `python -m pytest`
 from tests.faults import injectors  # noqa: E402
 from tests.faults.driver import play  # noqa: E402
 from tests.faults.job import ABANDONED  # noqa: E402
-from tests.faults.table import (  # noqa: E402
-    NUM_NODES,
-    PREFIX,
-    SCENARIOS,
-    SKEW_S,
-    SKEWED_NODE,
-)
+from tests.faults.layout import NUM_NODES, PREFIX, SKEW_S, SKEWED_NODE  # noqa: E402
+from tests.faults.table import SCENARIOS  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -1,0 +1,156 @@
+"""Faults of nodes and of their network, and Slurm's own wishes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.faults import injectors, places
+from tests.faults.driver import Fault, Scenario, Then
+from tests.faults.layout import PREFIX, on
+
+if TYPE_CHECKING:
+    from tests.faults.job import FaultJob
+
+
+# ---- nodes and their network ---------------------------------------------------------------------
+
+
+def _heal(job: FaultJob) -> None:
+    job.cluster.script("heal", f"{PREFIX}4")
+
+
+NETWORK = Scenario(
+    name="network",
+    sbatch=on(3, 4),
+    env={"DDP_MAX_RESTARTS": "99", "DDP_HANG_TIMEOUT": "8"},  # below Slurm's own timeout
+    prepare=places.heal_after(3, 4),
+    faults=(
+        Fault(
+            name="network cut for 3 s",
+            how="the cable of a node pulled, and plugged in again within the timeout",
+            inject=injectors.cut_for(1, 3),
+            then=Then.NOTHING,
+            signs=(),
+        ),
+        Fault(
+            name="network cut beyond the timeout",
+            how="the cable of a node pulled, and plugged in again when the verdict is there",
+            inject=injectors.cut(1),
+            then=Then.RESTART,
+            signs=("verdict",),
+            mend=_heal,
+            code=76,
+            failure_class="network",
+            says=r"fx4.*restart \d of 99 from step \d+",
+        ),
+    ),
+)
+
+SHRINKING = Scenario(
+    name="shrinking",
+    sbatch=on(10, 11),
+    env={"DDP_MAX_RESTARTS": "99", "SBATCH_NO_KILL": "set"},
+    prepare=places.heal_after(11),
+    faults=(
+        Fault(
+            name="node lost, the rest goes on",
+            how="slurmd and all processes of a node killed and its cable pulled; `--no-kill`",
+            inject=injectors.kill_node(1),
+            then=Then.RESTART,
+            signs=("lost_node",),
+            code=137,
+            failure_class="hardware",
+            says=r"node fx11 is lost.*restart \d of 99 on 1 nodes? from step \d+",
+        ),
+    ),
+)
+
+LOST_NODE = Scenario(
+    name="lost-node",
+    sbatch=("--exclude=fx[1-4,8-11]", "--nodes=2", "--ntasks-per-node=1"),
+    prepare=places.heal_after(5, 6, 7),
+    faults=(
+        Fault(
+            name="node lost, requeued elsewhere",
+            how="slurmd and all processes of a node killed and its cable pulled",
+            inject=injectors.kill_node(1),
+            then=Then.REQUEUE,
+            signs=("lost_node",),
+            code=137,
+            failure_class="hardware",
+            says=r"node fx\d is lost with rank 1 .*will go on from step \d+",
+            check=places.runs_elsewhere,
+        ),
+    ),
+)
+
+# ---- Slurm wants the nodes back ------------------------------------------------------------------
+
+PREEMPTION = Scenario(
+    name="preempted",
+    sbatch=on(8),
+    faults=(
+        Fault(
+            name="preemption",
+            how="a job of a higher partition needs the node",
+            inject=injectors.preempt,
+            then=Then.REQUEUE,
+            signs=("signal",),
+            mend=places.let_urgent_job_end,
+            code=75,
+            failure_class="preempted",
+            says=r"the newest checkpoint is step-\d+; .*requeued job \d+, .* from step \d+",
+        ),
+    ),
+)
+
+TIME_LIMIT = Scenario(
+    name="time-limit",
+    sbatch=(*on(1), "--time=2", "--signal=B:USR1@25"),
+    faults=(
+        Fault(
+            name="time limit",
+            how="`--time=2 --signal=B:USR1@25`",
+            inject=injectors.await_time_limit,
+            then=Then.REQUEUE,
+            signs=("signal",),
+            code=75,
+            failure_class="time limit",
+            says=r"the newest checkpoint is step-\d+; .*is requeued .* from step \d+",
+        ),
+    ),
+)
+
+SCRIPT = Scenario(
+    name="script",
+    sbatch=on(1, 2),
+    faults=(
+        Fault(
+            name="batch script killed",
+            how="`kill -9` of the batch script",
+            inject=injectors.kill_script,
+            then=Then.END,
+            code=None,
+            failure_class="killed",
+            nobody_speaks=True,
+            says=r"KILLED.*To go on from step \d+: DDP_RUN_NAME=fault-script",
+        ),
+    ),
+)
+
+# ---- clocks --------------------------------------------------------------------------------------
+
+CLOCK = Scenario(
+    name="clock",
+    sbatch=on(7, 9),
+    faults=(
+        Fault(
+            name="clock of a node an hour ahead",
+            how="libfaketime in every process of the node's ranks",
+            inject=places.clock_is_off,
+            then=Then.NOTHING,
+            signs=(),
+            notice=places.wall_time_is_sane,
+        ),
+    ),
+)
