@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "record": "sample the GPUs and the host into a log",
     "report": "how jobs used their GPUs, by such logs",
+    "export": "logs and runs for other programs: metrics or rows",
     "compose": "write run.json from a run's events",
     "why": "say on one screen why a run ended",
 }

@@ -1,0 +1,78 @@
+"""Which logs and which runs are meant by what a user names."""
+
+from __future__ import annotations
+
+import glob
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from monitor import export_run, tallies
+from monitor.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True)
+class Found:
+    """Paths, each file and each directory once."""
+
+    logs: tuple[str, ...]
+    runs: tuple[str, ...]
+
+
+def find(paths: Sequence[str]) -> Found:
+    """Find logs and runs.
+
+    Args:
+        paths: logs; run directories, which stand for the logs of their last job as well; and
+            directories that hold logs or run directories.
+
+    Raises:
+        UserError: a directory holds neither, or cannot be looked into.
+
+    """
+    logs: list[str] = []
+    runs: list[str] = []
+    for path in paths:
+        if export_run.is_run(path):
+            runs.append(path)
+            logs += _beside(path)
+        elif os.path.isdir(path):  # noqa: PTH112 - many
+            inner = [one for one in _folders_in(path) if export_run.is_run(one)]
+            here = sorted(map(str, Path(path).glob("*.gutil")))
+            # with nothing at all, the directory is named, and refused
+            logs += here if inner else tallies.find([path])
+            runs += inner
+        else:
+            logs.append(path)
+    return Found(_each_once(logs), _each_once(runs))
+
+
+def _each_once(paths: Sequence[str]) -> tuple[str, ...]:
+    found: dict[str, str] = {}
+    for path in paths:
+        found.setdefault(os.path.realpath(path), path)
+    return tuple(found.values())
+
+
+def _folders_in(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.path for entry in entries if entry.is_dir())
+    except OSError as error:
+        raise UserError(
+            f"directory: must be one that can be looked into; found {path}: {error.strerror}:"
+            " name the output directory of a job"
+        ) from error
+
+
+def _beside(run: str) -> list[str]:
+    job = export_run.job_in(export_run.events_of(run))
+    if job is None:
+        return []
+    whole = os.path.abspath(run)  # noqa: PTH100 - a link is not followed: logs lie beside it
+    pattern = f"{glob.escape(os.path.dirname(whole))}/slurm-{glob.escape(job)}.*.gutil"  # noqa: PTH120
+    return sorted(glob.glob(pattern))  # noqa: PTH207
