@@ -62,7 +62,7 @@ class Fault:
     notice: Callable[[FaultJob, float], float | None] = lambda job, struck: None  # noqa: ARG005
     """For a run that goes on: waits until it was seen without an event, and gives the moment."""
     nobody_speaks: bool = False
-    """Whoever would say the last line is dead: `python -m monitor why` must say it."""
+    """Whoever would decide and say the last line is dead: `python -m monitor why` must say it."""
     num_saved: int = 1
     """Checkpoints that this attempt must have written before."""
     damages: bool = False
@@ -170,7 +170,7 @@ def watch_end(strike: Strike) -> tuple[Row, Event]:
         if ABANDONED.is_set() or time.monotonic() > deadline:
             message = f"{fault.name}: seen {seen}, torn down after {down_s} s"
             raise TooLateError(message + "\n" + "\n".join(job.log.splitlines()[-30:]))
-        time.sleep(POLL_S)
+        time.sleep(2 * POLL_S)  # a look at every process of the machine is not free
     assert down_s < fault.down_within_s, f"torn down after {down_s} s"
     seen_s = max(0.0, when(seen) - strike.moment)
     return dataclasses.replace(strike.row, seen_s=seen_s, down_s=down_s), seen
@@ -187,16 +187,20 @@ def recover(strike: Strike, row: Row) -> Row:
     reached = max(step for step, _ in job.steps(attempt)) if job.steps(attempt) else 0
     lost = max(0, reached - resume["step"])  # steps done after it, and saved, are not lost
     told = job.attempt_record(attempt)
-    decision = (told["decision"] or {}).get("decision")
-    expected = {Then.RESTART: "restart", Then.REQUEUE: "requeue"}[fault.then]
-    assert decision == expected, (decision, job.words())
-    reason = told["decision"]["reason"]
-    line = next(words for words in reversed(job.words()) if words.endswith(reason))
+    line = job.why() if fault.nobody_speaks else _decided(job, fault, told)
     expect(fault, told, line)
     assert abs(told["steps_lost"] - lost) <= 1, (told["steps_lost"], lost)
     return dataclasses.replace(
         row, recovered_s=when(first) - strike.moment, steps_lost=lost, **_told(job, told, line)
     )
+
+
+def _decided(job: FaultJob, fault: Fault, told: Event) -> str:
+    """See that the script decided as it must; the line in which it said so."""
+    decision = told["decision"] or {}
+    expected = {Then.RESTART: "restart", Then.REQUEUE: "requeue"}[fault.then]
+    assert decision.get("decision") == expected, (decision, job.words())
+    return next(words for words in reversed(job.words()) if words.endswith(decision["reason"]))
 
 
 def end(strike: Strike, row: Row, sign: Event) -> Row:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PRELAUNCH = ROOT / "jobs" / "prelaunch.sh"
-POLL_S = 0.05
+POLL_S = 0.1
 PATIENCE_S = 180.0
 """For what takes seconds on a quiet machine, and a minute on one with many other tests."""
 

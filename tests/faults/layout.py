@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 PREFIX = "fx"
-NUM_NODES = 11
+NUM_NODES = 14
 SKEWED_NODE = "fx9"
 SKEW_S = 3600
 

@@ -84,6 +84,26 @@ LOST_NODE = Scenario(
     ),
 )
 
+BATCH_NODE = Scenario(
+    name="batch-node",
+    sbatch=("--exclude=fx[1-11]", "--nodes=2", "--ntasks-per-node=1"),
+    prepare=places.heal_after(12, 13, 14),
+    faults=(
+        Fault(
+            name="the batch script's own node lost",
+            how="slurmd, the batch script and all processes of the first node killed and its cable"
+            " pulled: Slurm itself requeues the job",
+            inject=injectors.kill_node(0),
+            then=Then.REQUEUE,
+            code=None,
+            failure_class="killed",
+            nobody_speaks=True,
+            says=r"STILL RUNNING",
+            check=places.runs_elsewhere,
+        ),
+    ),
+)
+
 # ---- Slurm wants the nodes back ------------------------------------------------------------------
 
 PREEMPTION = Scenario(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.faults.of_files import DAMAGE, DATA, DISK_FULL, STALL
 from tests.faults.of_nodes import (
+    BATCH_NODE,
     CLOCK,
     LOST_NODE,
     NETWORK,
@@ -17,6 +18,7 @@ from tests.faults.of_processes import CRASHES, ENDURED, HANGS, NOT_A_NUMBER, POR
 SCENARIOS = (
     TIME_LIMIT,
     PREEMPTION,
+    BATCH_NODE,
     LOST_NODE,
     SHRINKING,
     CRASHES,
@@ -41,6 +43,7 @@ ROWS = (
     *NETWORK.faults,
     *SHRINKING.faults,
     *LOST_NODE.faults,
+    *BATCH_NODE.faults,
     *HANGS.faults,
     *ENDURED.faults[1:],
     *TIME_LIMIT.faults,
