@@ -159,7 +159,7 @@ def test_augmented_images_come_out_the_same(
     assert_same(whole, in_pieces(train, stop_at, options, [2, 5], validation=False))
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2])
 def test_several_ranks_resume_exactly(start_ranks: Callable[..., Any], count: int) -> None:
     """Each with its own dropout; stopped by a signal to one of them, wherever that is."""
     options = (
