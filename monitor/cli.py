@@ -17,6 +17,7 @@ COMMANDS = {
     "record": "sample the GPUs and the host into a log",
     "report": "how jobs used their GPUs, by such logs",
     "export": "logs and runs for other programs: metrics or rows",
+    "plot": "draw a run into a .png or .svg",
     "compose": "write run.json from a run's events",
     "why": "say on one screen why a run ended",
 }
