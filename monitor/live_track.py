@@ -1,0 +1,117 @@
+"""The last readings of one GPU of a node, or of a node that has none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+CAPACITY = 240
+"""Samples: an hour at 15 s, four minutes at 1 s."""
+
+_FIRST_CAPACITY = 60  # most views are looked at for a while only
+
+
+class Track:
+    """Readings by column, the oldest forgotten.
+
+    Args:
+        host: the node.
+        gpu: its index there; None: the node has no GPU.
+        job: None: the log tells none.
+        facts: the `##` lines of its log, kept up to date by whoever reads it.
+
+    """
+
+    def __init__(
+        self, host: str, gpu: int | None, job: str | None, facts: Mapping[str, str]
+    ) -> None:
+        self.host = host
+        self.gpu = gpu
+        self.job = job
+        self.facts = facts
+        self.num_samples = 0
+        """All that ever came."""
+        self.names: dict[str, int] = {}
+        self._time_s = np.empty(0)
+        self._values = np.empty((0, 0), np.float32)
+
+    def add(
+        self, names: Mapping[str, int], time_s: NDArray[np.float64], values: NDArray[np.floating]
+    ) -> None:
+        """Take up samples, the newest last.
+
+        Args:
+            names: the number of each column. Where they are others than before, the log's writer
+                began anew, and what was before is forgotten.
+            time_s: (samples,) since 1970, NaN where rows carry none.
+            values: (samples, columns), NaN where there is no reading.
+
+        """
+        if names is not self.names and names != self.names:
+            self.names, self.num_samples = dict(names), 0
+            self._time_s = np.empty(0)
+            self._values = np.empty((0, len(names)), np.float32)
+        time_s, values = time_s[-CAPACITY:], values[-CAPACITY:]
+        self._make_room(len(time_s))
+        place = np.arange(self.num_samples, self.num_samples + len(time_s)) % len(self._time_s)
+        self._time_s[place] = time_s
+        self._values[place] = values
+        self.num_samples += len(time_s)
+
+    def _make_room(self, num_more: int) -> None:
+        """Grow while nothing has been forgotten yet; then the newest takes the oldest's place."""
+        needed, have = self.num_samples + num_more, len(self._time_s)
+        if have >= min(needed, CAPACITY):
+            return
+        size = CAPACITY if needed > _FIRST_CAPACITY else _FIRST_CAPACITY
+        time_s, values = np.empty(size), np.empty((size, len(self.names)), np.float32)
+        time_s[: self.num_samples] = self._time_s[: self.num_samples]
+        values[: self.num_samples] = self._values[: self.num_samples]
+        self._time_s, self._values = time_s, values
+
+    def last(self, name: str) -> float | None:
+        """Give the newest reading of a column; None if there is none."""
+        column = self.names.get(name)
+        if column is None or not self.num_samples:
+            return None
+        value = float(self._values[(self.num_samples - 1) % len(self._time_s), column])
+        return None if value != value else value  # noqa: PLR0124 - a NaN
+
+    def column(self, name: str, num: int = CAPACITY) -> NDArray[np.float32]:
+        """Give the newest readings of a column, at most `num`, in their order.
+
+        Returns: (samples,), NaN where there is no reading.
+
+        """
+        place = self._newest(num)
+        if name not in self.names:
+            return np.full(len(place), np.nan, np.float32)
+        values: NDArray[np.float32] = self._values[place, self.names[name]]
+        return values
+
+    def time_s(self, num: int = CAPACITY) -> NDArray[np.float64]:
+        """Give the times of the newest samples, at most `num`, in their order."""
+        return self._time_s[self._newest(num)]
+
+    def number(self, fact: str) -> float | None:
+        """Give a fact of this GPU that is a number, such as `memory_mib`."""
+        return number(self.facts.get(fact if self.gpu is None else f"{fact} {self.gpu}"))
+
+    def _newest(self, num: int) -> NDArray[np.intp]:
+        have = min(num, self.num_samples, len(self._time_s))
+        return np.arange(self.num_samples - have, self.num_samples) % max(1, len(self._time_s))
+
+
+def number(text: str | None) -> float | None:
+    """Read a fact as a number; None if it is none."""
+    try:
+        value = float(text) if text is not None else None
+    except ValueError:
+        return None
+    return value if value is not None and np.isfinite(value) else None
