@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "record": "sample the GPUs and the host into a log",
     "report": "how jobs used their GPUs, by such logs",
+    "watch": "see all nodes of a job live, in a terminal",
     "export": "logs and runs for other programs: metrics or rows",
     "plot": "draw a run into a .png or .svg",
     "compose": "write run.json from a run's events",
