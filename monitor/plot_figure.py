@@ -31,7 +31,7 @@ _PANEL_INCH = (0.24, 1.3)
 """The least and the greatest height of a heat map."""
 _CURVE_INCH = 0.85
 _LANE_INCH = 0.15
-_TITLE_INCH = 0.34
+_TITLE_INCH = 0.4
 _HEADING_INCH = 0.26
 _FOOT_INCH = 0.52
 _BAR_INCH = 0.62
@@ -117,6 +117,10 @@ class _Page:
         text = name if len(name) <= num_chars else name[: num_chars - 1] + "…"
         place = (0.1 / self._width, 1 - 0.2 / self._height)
         self.figure.text(*place, text, size=_FONT_PT + 1, weight="bold", va="center")
+        if _has_gaps(self._picture):
+            place = (0.1 / self._width, 1 - 0.37 / self._height)
+            note = "hatched: no reading"
+            self.figure.text(*place, note, va="center", color="#555555", size=_FONT_PT - 0.5)
         self._top = _TITLE_INCH
 
     def _add(self, height_inch: float, heading: str) -> Axes:
@@ -252,17 +256,15 @@ class _Page:
 
     def _time_axis(self) -> None:
         axis = self._picture.axis
-        places, labels = ticks(axis, max(2, int(self._wide / 0.75)))
+        places, labels = ticks(axis, max(2, int(self._wide / 0.5)))
         for axes in self._axes:
             axes.set_xticks(places, labels if axes is self._axes[-1] else [])
         self._axes[-1].tick_params(bottom=True)
         self._axes[-1].set_xlabel(axis.words, labelpad=2)
-        if any(np.isnan(panel.values).any() for panel in self._picture.panels):
-            place = (1 - 0.1 / self._width, 1 - 0.2 / self._height)
-            self.figure.text(
-                *place, "hatched: no reading", ha="right", va="center", color="#555555",
-                size=_FONT_PT - 0.5,
-            )  # fmt: skip
+
+
+def _has_gaps(picture: Picture) -> bool:
+    return any(bool(np.isnan(panel.values).any()) for panel in picture.panels)
 
 
 def _heading(panel: Panel) -> str:

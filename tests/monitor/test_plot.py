@@ -248,6 +248,8 @@ def test_texts_are_readable_and_inside_at_a_column_s_width(run_dir: Path) -> Non
     for text in texts:
         if text.get_visible():
             assert text.get_fontsize() >= 7
+    title, note = (text.get_window_extent(renderer) for text in figure.texts)
+    assert not title.overlaps(note)
     for axes in figure.axes:
         boxes = [
             label.get_window_extent(renderer)
