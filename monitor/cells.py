@@ -3,7 +3,8 @@
 What this accepts, `dmon.parse_row` accepts, with the same values. The reverse need not hold: the
 patient way has the last word on rows that are not accepted here.
 
-Four characters at a time are taken for a number, and count if that number is written so.
+Most characters of a log are the same in thousands of rows: a cell of such is read once. Of the
+others four characters at a time are taken for a number, and count if that number is written so.
 """
 
 from __future__ import annotations
@@ -18,16 +19,14 @@ from numpy.lib.stride_tricks import sliding_window_view
 from monitor.dmon import NO_READING, parse_date, parse_value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from monitor.dmon import Header, Span
 
-_PAD = 16
-"""Blanks before each row, so that a part may begin before its cell does."""
-
 _PART = 4
+_BLANK = ord(" ")
 _BLANKS = np.uint32(0x20202020)
 _ABSENT = np.uint32(int.from_bytes(b"   -", "little"))
 _NUM_VALUES = 15 * 1111 + 1
@@ -36,7 +35,15 @@ _NUM_VALUES = 15 * 1111 + 1
 _NARROW = 7
 """Numbers of up to this many characters are whole in a Float32."""
 
-_CHUNK = 8192
+_MAX_INDEX = 9999
+"""What the patient reader takes for a GPU's index."""
+
+_CHUNK = 4096
+"""Rows at a time: what is made of them on the way stays in the processor's cache."""
+
+_GROUP = 32
+"""Rows that are compared as one: numpy is slow on short ones."""
+
 _EPOCH = date(1970, 1, 1).toordinal()
 NO_TIME = np.iinfo(np.int64).min
 """Where a row has no time, or no GPU index."""
@@ -83,15 +90,28 @@ def decode(
     length: int,
     wanted: frozenset[str] | None,
 ) -> Rows:
-    """Read rows of one length that begin at `starts` in `text`.
+    """Read rows of one length that begin at `starts` in `text`, which has a further character."""
+    rows = sliding_window_view(text, length + 1)[starts]
+    return join(list(decode_even(rows, header, wanted)))
+
+
+def decode_even(
+    rows: NDArray[np.uint8], header: Header, wanted: frozenset[str] | None
+) -> Iterator[Rows]:
+    """Read rows that are a matrix, some thousand at a time.
 
     All cells are looked at, so that what counts as a row does not hang on what is `wanted`.
+
+    Args:
+        rows: (rows, characters), the one that ends the line too, which is overwritten.
+        header: what they lie under; one of its layouts has their length.
+        wanted: the columns to give, if not all.
+
     """
-    parts = [
-        _decode(_gather(text, starts[i : i + _CHUNK], length), header, length, wanted)
-        for i in range(0, len(starts), _CHUNK)
-    ]
-    return join(parts)
+    rows[:, -1] = _BLANK  # to borrow from where a cell is shorter than a part
+    plan = _plan(header, rows.shape[1] - 1)
+    for i in range(0, len(rows), _CHUNK):
+        yield _decode(rows[i : i + _CHUNK], plan, wanted)
 
 
 def join(parts: Sequence[Rows]) -> Rows:
@@ -139,156 +159,147 @@ def from_text(
     )
 
 
-def _gather(text: NDArray[np.uint8], starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
-    rows = np.empty((len(starts), _PAD + length), np.uint8)
-    rows[:, :_PAD] = ord(" ")
-    rows[:, _PAD:] = sliding_window_view(text, length)[starts]
-    return rows
+class _Plan(NamedTuple):
+    """Where the characters of a row belong, for rows of one layout."""
+
+    names: tuple[str, ...]
+    """Of the stamps, of `gpu`, and of the readings."""
+    spans: tuple[Span, ...]
+    num_stamps: int
+    gaps: NDArray[np.intp]
+    """Characters between cells."""
+    front: NDArray[np.bool_]
+    """(cells, characters): those of a cell, without stamps, before its last four."""
+    last: NDArray[np.intp]
+    """(cells, 4): its last four characters; a blank one for each that it lacks."""
 
 
-def _decode(
-    rows: NDArray[np.uint8], header: Header, length: int, wanted: frozenset[str] | None
-) -> Rows:
-    spans = _spans(header, length)
+@lru_cache(maxsize=64)
+def _plan(header: Header, length: int) -> _Plan:
+    spans = next(layout.spans for layout in header.layouts if layout.length == length)
+    covered = {column for start, end in spans for column in range(start, end)}
+    gaps = [column for column in range(length) if column not in covered]
+    cells = np.array(spans[header.num_stamps :])
+    columns = np.arange(length + 1)
+    front = (columns >= cells[:, :1]) & (columns < cells[:, 1:] - _PART)
+    last = cells[:, 1:] + np.arange(-_PART, 0)
+    last[last < cells[:, :1]] = length
+    return _Plan(header.names, spans, header.num_stamps, np.array(gaps, np.intp), front, last)
+
+
+def _decode(rows: NDArray[np.uint8], plan: _Plan, wanted: frozenset[str] | None) -> Rows:
+    least, most = _extremes(rows)
     ok = np.ones(len(rows), np.bool_)
-    for column in _between(spans, length):
-        ok &= rows[:, _PAD + column] == ord(" ")
-    none = np.full(len(rows), NO_TIME)
-    days = clock_s = none
-    for name, (start, _) in zip(header.names[: header.num_stamps], spans, strict=False):
-        stamp = _word(rows, start, 8)
-        if name == "Date":
-            days = _days(stamp)
-            ok &= days != NO_TIME
-        else:
-            clock_s = _clock_s(stamp)
-            ok &= clock_s != NO_TIME
-    columns: list[NDArray[np.floating]] = []
-    for first, count, width in _runs(spans[header.num_stamps :]):
-        numbers, sound = _numbers(rows, spans[header.num_stamps + first], count, width)
-        ok &= sound
-        columns += numbers
+    if (least[plan.gaps] != _BLANK).any() or (most[plan.gaps] != _BLANK).any():
+        ok &= (rows[:, plan.gaps] == _BLANK).all(1)
+    stamps = {"Date": np.full(len(rows), NO_TIME), "Time": np.full(len(rows), NO_TIME)}
+    for name, (start, _) in zip(plan.names[: plan.num_stamps], plan.spans, strict=False):
+        stamps[name] = (_days if name == "Date" else _clock_s)(_words(rows, start))
+        ok &= stamps[name] != NO_TIME
+    columns, sound = _columns(rows, plan, least != most, most != _BLANK)
+    ok &= sound
     index = columns[0]
-    names = header.names[header.num_stamps + 1 :]
+    ok &= ~(index > _MAX_INDEX)
     values = {
         name: column
-        for name, column in zip(names, columns[1:], strict=True)
+        for name, column in zip(plan.names[plan.num_stamps + 1 :], columns[1:], strict=True)
         if wanted is None or name in wanted
     }
-    ok &= ~(index > 9999)  # noqa: PLR2004 - what the patient reader takes for an index
     gpu = np.where(np.isnan(index), -1, index).astype(np.int32)
-    return Rows(ok, days, clock_s, gpu, values)
+    return Rows(ok, stamps["Date"], stamps["Time"], gpu, values)
 
 
-def _spans(header: Header, length: int) -> tuple[Span, ...]:
-    return next(layout.spans for layout in header.layouts if layout.length == length)
+def _extremes(rows: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Find each character's least and greatest byte over all rows."""
+    whole = len(rows) // _GROUP * _GROUP
+    rest, groups = rows[whole:], rows[:whole].reshape(-1, _GROUP * rows.shape[1])
+    least, most = np.full(rows.shape[1], 255, np.uint8), np.zeros(rows.shape[1], np.uint8)
+    if whole:
+        least = groups.min(0).reshape(_GROUP, -1).min(0)
+        most = groups.max(0).reshape(_GROUP, -1).max(0)
+    return (
+        np.minimum(least, rest.min(0, initial=255)),
+        np.maximum(most, rest.max(0, initial=0)),
+    )
 
 
-@lru_cache(maxsize=64)
-def _between(spans: tuple[Span, ...], length: int) -> tuple[int, ...]:
-    """List the columns that belong to no cell."""
-    covered = {column for start, end in spans for column in range(start, end)}
-    return tuple(column for column in range(length) if column not in covered)
-
-
-@lru_cache(maxsize=64)
-def _runs(spans: tuple[Span, ...]) -> tuple[tuple[int, int, int], ...]:
-    """Group neighbours of one width: number of the first, how many, width."""
-    runs: list[tuple[int, int, int]] = []
-    for number, (start, end) in enumerate(spans):
-        if runs and runs[-1][2] == end - start:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1, end - start)
-        else:
-            runs.append((number, 1, end - start))
-    return tuple(runs)
-
-
-def _word(rows: NDArray[np.uint8], start: int, num_bytes: int) -> NDArray[np.unsignedinteger]:
-    """Take the bytes from `start` on as one number a row."""
-    return np.ndarray(
-        (len(rows),),
-        f"<u{num_bytes}",
-        buffer=rows.data,
-        offset=_PAD + start,
-        strides=(rows.shape[1],),
-    ).copy()
-
-
-def _numbers(
-    rows: NDArray[np.uint8], span: Span, count: int, width: int
+def _columns(
+    rows: NDArray[np.uint8], plan: _Plan, varies: NDArray[np.bool_], inked: NDArray[np.bool_]
 ) -> tuple[list[NDArray[np.floating]], NDArray[np.bool_]]:
-    """Read `count` cells of one width that lie side by side, the first at `span`.
+    """Read the cells, column by column; and tell which rows are sound in all of them.
 
-    Returns: their values, column by column, and which rows are sound in all of these cells.
+    Args:
+        rows: (rows, characters).
+        plan: where they belong.
+        varies: which characters are not the same in all rows.
+        inked: which are no blank somewhere; what varies is.
+
     """
-    text = _part(rows, span, 0, count)
-    varies = (text != text[:, :1]).any(1)  # many columns never do, and cost next to nothing
-    is_long = np.zeros(count, np.bool_)
-    for part in range(1, -(-width // _PART)):
-        is_long |= (_part(rows, span, part, count) != _BLANKS).any(1)
-    columns: list[NDArray[np.floating]] = []
-    sound = np.ones(len(rows), np.bool_)
-    for number in range(count):
-        if is_long[number]:
-            shift = number * width
-            numbers, fits = _long(rows, (span[0] + shift, span[1] + shift))
-        elif varies[number]:
-            numbers, fits = _leading(text[number])
-        else:
-            few, fits = _leading(text[number, :1])
-            numbers = np.full(len(rows), few[0])
-        columns.append(numbers)
+    num_rows, spans = len(rows), plan.spans[plan.num_stamps :]
+    is_long = (plan.front & (inked | varies)).any(1)
+    changes = varies[plan.last].any(1) & ~is_long
+    steady = ~changes & ~is_long
+    columns: list[NDArray[np.floating]] = [np.empty(0)] * len(spans)
+    sound = np.ones(num_rows, np.bool_)
+    for which, some in ((changes, rows), (steady, rows[:1])):
+        numbers, fits = _short(some, plan.last[which])
         sound &= fits
-    return columns, sound
+        for number, column in zip(np.flatnonzero(which).tolist(), numbers, strict=True):
+            columns[number] = column if len(column) == num_rows else np.full(num_rows, column[0])
+    for number in np.flatnonzero(is_long).tolist():
+        columns[number], fits = _long(rows, spans[number], inked | varies)
+        sound &= fits
+    return [
+        column.astype(np.float64 if end - start > _NARROW else np.float32, copy=False)
+        for column, (start, end) in zip(columns, spans, strict=True)
+    ], sound
 
 
-def _leading(text: NDArray[np.uint32]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Read the last four characters of cells that are no longer than that."""
+def _short(
+    rows: NDArray[np.uint8], last: NDArray[np.intp]
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Read cells of which only the last four characters are no blanks.
+
+    Returns: (cells, rows), and which rows are sound in all of these cells.
+    """
+    text = rows.take(last.ravel(), 1).view("<u4")
     value = _value(text)
-    sound = np.take(_table().leading, value) == text
-    numbers = value.astype(np.float32)
+    sound = _table().leading[value] == text
+    numbers = np.empty(text.shape[::-1], np.float32)
+    numbers[:] = value.view(np.int32).T
     if not sound.all():
         absent = text == _ABSENT
-        numbers[absent] = np.nan
+        numbers[absent.T] = np.nan
         sound |= absent
-    return numbers, sound
+    return numbers, sound.all(1)
 
 
-def _long(rows: NDArray[np.uint8], span: Span) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
+def _long(
+    rows: NDArray[np.uint8], span: Span, inked: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Read one column of which some cells are longer than a part, from left to right."""
     table = _table()
+    start = int(np.argmax(inked[span[0] : span[1]])) + span[0]
     total = np.zeros(len(rows))
     begun, sound = np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_)
-    for part in reversed(range(-(-(span[1] - span[0]) // _PART))):
-        text = _part(rows, span, part, 1)[0]
+    for end in reversed(range(span[1], start, -_PART)):
+        where = [c if c >= span[0] else rows.shape[1] - 1 for c in range(end - _PART, end)]
+        text = rows.take(where, 1).view("<u4")[:, 0]
         value = _value(text)
         blank = text == _BLANKS
-        fits = np.where(begun, np.take(table.inner, value), np.take(table.leading, value)) == text
-        sound &= fits | (blank & ~begun if part else (text == _ABSENT) & ~begun)
+        fits = np.where(begun, table.inner[value], table.leading[value]) == text
+        sound &= fits | (blank if end < span[1] else text == _ABSENT) & ~begun
         total = total * 10**_PART + value
         begun |= ~blank
     total[text == _ABSENT] = np.nan
-    return (total if span[1] - span[0] > _NARROW else total.astype(np.float32)), sound
+    return total, sound
 
 
-def _part(rows: NDArray[np.uint8], span: Span, part: int, count: int) -> NDArray[np.uint32]:
-    """Take four characters of `count` cells, counted from a cell's end; the neighbour's blanked.
-
-    Returns: (count, rows).
-    """
-    width = span[1] - span[0]
-    text = np.ndarray(
-        (count, len(rows)),
-        "<u4",
-        buffer=rows.data,
-        offset=_PAD + span[1] - _PART * (part + 1),
-        strides=(width, rows.shape[1]),
+def _words(rows: NDArray[np.uint8], start: int) -> NDArray[np.unsignedinteger]:
+    """Take eight characters from `start` on as one number a row."""
+    return np.ndarray(
+        (len(rows),), "<u8", buffer=rows.data, offset=start, strides=(rows.shape[1],)
     ).copy()
-    num_inside = min(_PART, width - _PART * part)
-    if num_inside == _PART:
-        return text
-    outside = np.uint32((1 << (8 * (_PART - num_inside))) - 1)
-    return (text & ~outside) | (_BLANKS & outside)
 
 
 def _value(text: NDArray[np.uint32]) -> NDArray[np.uint32]:

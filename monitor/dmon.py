@@ -87,6 +87,11 @@ class Header:
             layouts.append(Cells(end + 1, tuple(spans)))
         return tuple({cells.length: cells for cells in layouts}.values())
 
+    @cached_property
+    def max_length(self) -> int:
+        """Of the longest row there may be under it."""
+        return max((layout.length for layout in self.layouts), default=0)
+
     def agrees(self, line: str) -> bool:
         """Whether this is the line of units under these names."""
         units = _tokens(line, csv="," in line)
@@ -141,11 +146,18 @@ class Heads:
         self.header: Header | None = None
         self._open: str | None = None
         self._known: tuple[str, str] | None = None
+        self.repeated = b""
+        """Two lines that would change nothing: the header once more. Empty: there are none."""
 
     def see(self, line: str) -> None:
         """Look at a line that begins with `#`, but not with `##`."""
+        self._see(line)
+        whole = self._known is not None and self._open is None
+        self.repeated = "".join(f"{x}\n" for x in self._known or ()).encode() if whole else b""
+
+    def _see(self, line: str) -> None:
         if self._known is not None and self._open is None and line == self._known[0]:
-            self._open = line  # the usual case, every 44 rows: nothing changes
+            self._open = line
             return
         if self._open is not None and self._known == (self._open, line):
             self._open = None

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor import cells, dmon, gutil
+from monitor import cells, dmon, gutil, lines
 from monitor.cells import NO_TIME
 from monitor.errors import UserError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_BLOCK_BYTES = 2**22
+_BLOCK_BYTES = 2**20
+_HASH = ord("#")
+_NEWLINE = ord("\n")
 _DAY_S = 86_400
 _LOG_NAME = re.compile(r"slurm-(?P<job>[^.]+)\.(?P<host>.+)")
 
@@ -165,21 +167,31 @@ class _Reader:
 
     def _block(self, data: bytes) -> None:
         """Read whole lines: those between two changes of header, place or offset at once."""
-        text = np.frombuffer(data, np.uint8)
-        ends = np.flatnonzero(text == ord("\n"))
-        starts = np.concatenate(([0], ends[:-1] + 1))
-        if b"\r" in data:
-            ends = ends - ((ends > starts) & (text[ends - 1] == ord("\r")))
-        lines = _Lines(data, text, starts, ends, text[starts] == ord("#"))
-        begin = 0
-        for number in np.flatnonzero(lines.special).tolist():
-            before = (self._heads.header, self._place, self._offset)
-            self._learn(lines.text_of(number))
-            if before != (self._heads.header, self._place, self._offset):
-                self._rows(lines.between(begin, number), *before)
-                begin = number
-        end = len(starts)
-        self._rows(lines.between(begin, end), self._heads.header, self._place, self._offset)
+        pos, runs = 0, list[bytes]()
+        while pos < len(data):
+            repeated = self._heads.repeated
+            if data[pos] != _HASH:
+                end = _end_of_rows(data, pos)
+                runs.append(data[pos:end])
+            elif repeated and data.startswith(repeated, pos):  # every 44 rows: nothing changes
+                end = pos + len(repeated)
+            else:
+                end = data.index(b"\n", pos) + 1
+                before = (self._heads.header, self._place, self._offset)
+                line = data[pos : end - 1].removesuffix(b"\r")
+                self._learn(line.decode("utf-8", "replace"))
+                if before != (self._heads.header, self._place, self._offset):
+                    self._rows(runs, *before)
+                    runs = []
+            pos = end
+        self._rows(runs, self._heads.header, self._place, self._offset)
+
+    def _rows(
+        self, runs: list[bytes], header: dmon.Header | None, place: Place, offset: timedelta
+    ) -> None:
+        parts, num_unreadable = lines.read(runs, header, self.wanted)
+        self.parts += [_Part(place, offset, rows) for rows in parts]
+        self.num_unreadable += num_unreadable
 
     def _learn(self, line: str) -> None:
         """Look at a line that begins with `#`."""
@@ -196,65 +208,13 @@ class _Reader:
         elif key == "utc_offset":
             self._offset = _offset(value)
 
-    def _rows(
-        self, lines: _Lines, header: dmon.Header | None, place: Place, offset: timedelta
-    ) -> None:
-        """Read lines under one header: by position, and what is left over one by one."""
-        left = ~lines.special & (lines.ends > lines.starts)
-        found: list[tuple[NDArray[np.int64], cells.Rows]] = []
-        for layout in header.layouts if header else ():
-            fits = np.flatnonzero(left & (lines.ends - lines.starts == layout.length))
-            if header is None or not fits.size:
-                continue
-            rows = cells.decode(lines.bytes, lines.starts[fits], header, layout.length, self.wanted)
-            found.append((fits[rows.ok], rows if rows.ok.all() else cells.take(rows, rows.ok)))
-            left[fits[rows.ok]] = False
-        if left.any():
-            found += self._patiently(lines, np.flatnonzero(left).tolist(), header)
-        if not found:
-            return
-        rows = found[0][1]
-        if len(found) > 1:
-            order = np.argsort(np.concatenate([numbers for numbers, _ in found]), kind="stable")
-            rows = cells.take(cells.join([rows for _, rows in found]), order)
-        self.parts.append(_Part(place, offset, rows))
 
-    def _patiently(
-        self, lines: _Lines, numbers: list[int], header: dmon.Header | None
-    ) -> list[tuple[NDArray[np.int64], cells.Rows]]:
-        """Read lines one by one, and count those that cannot be read."""
-        texts = ((number, lines.text_of(number)) for number in numbers)
-        told = [(number, text) for number, text in texts if text.strip(dmon.BLANKS)]
-        if header is None:
-            self.num_unreadable += len(told)
-            return []
-        read = [(number, dmon.parse_row(text, header)) for number, text in told]
-        rows = [(number, row) for number, row in read if row is not None]
-        self.num_unreadable += len(told) - len(rows)
-        if not rows:
-            return []
-        place = np.array([number for number, _ in rows], np.int64)
-        return [(place, cells.from_text([row for _, row in rows], header, self.wanted))]
-
-
-@dataclass(frozen=True)
-class _Lines:
-    """Whole lines of a block: where they begin and end, and which begin with `#`."""
-
-    data: bytes
-    bytes: NDArray[np.uint8]
-    starts: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    special: NDArray[np.bool_]
-
-    def text_of(self, number: int) -> str:
-        return self.data[self.starts[number] : self.ends[number]].decode("utf-8", "replace")
-
-    def between(self, begin: int, end: int) -> _Lines:
-        part = slice(begin, end)
-        return replace(
-            self, starts=self.starts[part], ends=self.ends[part], special=self.special[part]
-        )
+def _end_of_rows(data: bytes, pos: int) -> int:
+    """Find where the next line that begins with `#` does."""
+    found = data.find(b"#", pos)  # one byte is found many times as fast as two
+    while found > 0 and data[found - 1] != _NEWLINE:
+        found = data.find(b"#", found + 1)
+    return len(data) if found < 0 else found
 
 
 def _seconds(offset: timedelta) -> int:
