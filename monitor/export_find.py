@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor import export_run, tallies
+from monitor import export_run
 from monitor.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,8 +43,12 @@ def find(paths: Sequence[str]) -> Found:
         elif os.path.isdir(path):  # noqa: PTH112 - many
             inner = [one for one in _folders_in(path) if export_run.is_run(one)]
             here = sorted(map(str, Path(path).glob("*.gutil")))
-            # with nothing at all, the directory is named, and refused
-            logs += here if inner else tallies.find([path])
+            if not here and not inner:
+                raise UserError(
+                    f"directory: must hold .gutil files, or run directories; found none in {path}:"
+                    " name the output directory of a job"
+                )
+            logs += here
             runs += inner
         else:
             logs.append(path)

@@ -47,12 +47,9 @@ def log(tmp_path: Path) -> Log:
 
 def export(form: str, out: Path | str, *words: object) -> int:
     """Run the command in this process; its exit code."""
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signal, "signal", lambda *_: None)  # this process is the tests'
         return cli.main(["export", "--format", form, "--out", str(out), *map(str, words)])
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def samples(path: Path) -> dict[str, float]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
@@ -293,6 +293,7 @@ def test_job_and_node_are_told_by_the_name_as_all_readers_do(log: Log, name: str
     assert (found.job, found.host) == (place.job, place.host)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 600))
 def test_no_damage_raises(junk: bytes, at: int) -> None:
     """Whatever stands in a log, there is a number from a row or none."""
@@ -398,6 +399,27 @@ def test_a_run_without_events_has_its_metrics(lived: Path) -> None:
     assert "ddp_trainer_loss" not in found
     assert "ddp_run_up" not in found
     assert "ddp_trainer_last_step_timestamp_seconds" not in found
+
+
+def test_facts_that_are_no_numbers_are_none(log: Log) -> None:
+    """A damaged line costs what it told."""
+    odd = (*FACTS, ("memory_mib 0", "much"), ("power_limit_w 0", "inf"))
+    found = collect(log(facts=odd))
+    assert "ddp_gpu_memory_total_bytes" not in found
+    assert "ddp_gpu_power_limit_watts" not in found
+
+
+def test_a_directory_that_cannot_be_looked_into_is_the_users_to_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may look anywhere: here the system says no in its place."""
+
+    def refuse(path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UserError, match="Permission denied"):
+        collect(tmp_path)
 
 
 def test_a_log_that_cannot_be_read_is_counted_unless_it_was_named(log: Log) -> None:
