@@ -49,13 +49,14 @@ class Follower:
             status = os.stat(self.path)  # noqa: PTH116 - twice a second for hundreds of files
         except FileNotFoundError:
             self.is_there = False
-            return b""
+            rest, self._file = self._rest_of_rotated(), None  # its number may be given to another
+            return rest
         self.is_there, self.written_s = True, status.st_mtime
         seen = (status.st_size, status.st_mtime_ns)
         file = (status.st_dev, status.st_ino)
         if file == self._file and seen == self._seen:
             return b""
-        rest = b"" if self._file in (None, file) else self._rest_of_rotated()
+        rest = b"" if file == self._file else self._rest_of_rotated()
         if file != self._file or status.st_size < self._offset:
             self._begin()
         self._file = file
@@ -99,6 +100,8 @@ class Follower:
 
     def _rest_of_rotated(self) -> bytes:
         """Read what was still written to the old file, if it lies where rotation puts it."""
+        if self._file is None:
+            return b""
         try:
             with open(self.path + _ROTATED, "rb") as file:  # noqa: PTH123 - as above
                 status = os.fstat(file.fileno())
