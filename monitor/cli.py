@@ -19,6 +19,7 @@ COMMANDS = {
     "watch": "see all nodes of a job live, in a terminal",
     "export": "logs and runs for other programs: metrics or rows",
     "plot": "draw a run into a .png or .svg",
+    "html": "write a run as one page to look into, offline",
     "compose": "write run.json from a run's events",
     "why": "say on one screen why a run ended",
 }

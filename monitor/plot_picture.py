@@ -107,7 +107,7 @@ def picture(
             " `python -m monitor report` tells what could not be read"
         )
     panels = tuple(_panel(where, metric, max_rows) for metric in told)
-    name = _name(run, where.gpus) if title is None else title
+    name = named(run, where.gpus) if title is None else title
     return Picture(name, where.axis, panels, drawn, where.events, where.num_left_out)
 
 
@@ -135,7 +135,8 @@ def scale(
     return 0.0, max([high, *whole]) or 1.0
 
 
-def _name(run: Run, gpus: Sequence[GpuSeries]) -> str:
+def named(run: Run, gpus: Sequence[GpuSeries]) -> str:
+    """Name what is shown by its run, and tell its size."""
     num_nodes = len({series.host for series in gpus})
     num_gpus = len(plot_grid.keys(gpus, of_host=False))
     parts = []

@@ -1,0 +1,35 @@
+"""`python -m monitor html`: a run as one page that opens anywhere, offline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from monitor import page_data, page_text, plot_metrics, plot_write, series
+from monitor.errors import say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SUFFIXES = (".html", ".htm")
+
+
+def write_page(paths: Sequence[str], out: str, title: str | None = None) -> int:
+    """Write run directories and logs into one page; 0.
+
+    Args:
+        paths: run directories, logs, or directories of logs.
+        out: an `.html`.
+        title: above it all; None: the run's name and size.
+
+    Raises:
+        UserError: the input is wrong, or there is nothing to show.
+
+    """
+    plot_write.check(out, SUFFIXES)
+    run = series.load(paths, plot_metrics.WANTED)
+    payload = page_data.payload(run, title)
+    plot_write.write(out, page_text.page(payload).encode("utf-8", "replace"))
+    if payload["left_out"]:
+        say(f"left out {payload['left_out']} GPUs whose logs tell no time or no date")
+    print(out)
+    return 0

@@ -1,0 +1,183 @@
+"""`python -m monitor html`: what is in the page, without a browser."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from monitor import cli, page_data, page_table, page_text, plot_metrics, series
+from monitor.errors import UserError
+from monitor.series import GpuSeries, Run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BEGIN_S = 1_795_000_000.0
+HOSTILE = (
+    "n1</script><script>window.hacked=1</script><img src=x onerror='hacked=1'>{{data}}\u2028&amp;"
+)
+
+
+def gpu(host: str = "n1", index: int | None = 0, **columns: object) -> GpuSeries:
+    """A GPU's readings, one a second."""
+    values = {name: np.array(column, np.float32) for name, column in columns.items()}
+    count = len(next(iter(values.values())))
+    time_s = BEGIN_S + np.arange(1.0, count + 1)
+    return GpuSeries(host, index, "7", time_s, values, {"utc_offset": "+01:00"})
+
+
+class Page(HTMLParser):
+    """The tags of a page, its scripts, and what it would fetch."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Remember it."""
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        """Leave it."""
+        del tag
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        """Collect scripts."""
+        if self._inside == "script":
+            self.scripts[-1] += data
+
+    @property
+    def data(self) -> Any:
+        """The payload."""
+        return json.loads(self.scripts[0])
+
+
+def test_one_file_that_asks_for_nothing() -> None:
+    """No address, no import, no link but one within the page; a policy that forbids the rest."""
+    text = page_text.page(page_data.payload(Run("r", (gpu(sm=[1, 2, 3]),)), None))
+    page = Page(text)
+    assert not re.search(r"https?:|//[a-z]+\.|@import|url\(|\bfetch\(|XMLHttp|import\(", text)
+    fetching = {"src", "srcset", "data", "action", "poster", "background"}
+    assert not any(fetching & set(attributes) for _, attributes in page.tags)
+    assert all((a.get("href") or "#").startswith("#") for _, a in page.tags)
+    assert not any(tag in {"link", "iframe", "object", "embed", "img"} for tag, _ in page.tags)
+    policy = next(a["content"] for _, a in page.tags if "http-equiv" in a)
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+
+
+def test_hostile_names_stay_text() -> None:
+    """A name cannot end the script, begin a tag, or stand in for a part of the page."""
+    payload = page_data.payload(Run(HOSTILE, (gpu(HOSTILE, sm=[1, 2, 3]),)), None)
+    page = Page(page_text.page(payload))
+    assert len(page.scripts) == 2
+    assert not any(tag == "img" for tag, _ in page.tags)
+    assert page.data["rows"] == [[HOSTILE, 0]]
+    assert page.data["name"].startswith(HOSTILE)
+
+
+def unpacked(metric: dict[str, Any], shape: tuple[int, int]) -> np.ndarray[Any, Any]:
+    """As the page's script does it."""
+    kind = "<u2" if metric["wide"] else "u1"
+    levels = np.frombuffer(base64.b64decode(metric["data"]), kind).reshape(shape).astype(float)
+    levels[levels == (65535 if metric["wide"] else 255)] = np.nan
+    return np.asarray(metric["low"] + levels * metric["step"])
+
+
+@pytest.mark.parametrize("most", [10**6, 1])
+def test_readings_come_back(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Whole percents, degrees and kinds of throttling exactly, watts to a 250th; gaps as gaps."""
+    monkeypatch.setattr(page_data, "_FEW_CELLS", most)
+    columns = {
+        "sm": [0, 57, np.nan, 100], "pwr": [70, 699, np.nan, 300], "gtemp": [31, 32, np.nan, 90],
+        "throt": [0, 4, np.nan, 32],
+    }  # fmt: skip
+    payload = page_data.payload(Run("r", (gpu(**columns),)), None)
+    found = {metric["name"]: unpacked(metric, (1, 4))[0] for metric in payload["metrics"]}
+    np.testing.assert_array_equal(np.rint(found["util"]), columns["sm"])
+    np.testing.assert_array_equal(np.rint(found["temp"]), columns["gtemp"])
+    np.testing.assert_array_equal(np.rint(found["throttle"]), [0, 1, np.nan, 2])
+    np.testing.assert_allclose(found["power"], columns["pwr"], atol=2)
+
+
+def test_a_large_fleet_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bins grow longer until all cells together fit; what fits no page is refused."""
+    fleet = tuple(gpu(f"n{i}", sm=np.full(900, i % 100)) for i in range(40))
+    monkeypatch.setattr(page_data, "MAX_CELLS", 40 * 5 * 100)
+    payload = page_data.payload(Run("r", fleet), None)
+    assert payload["axis"]["bins"] == 100
+    monkeypatch.setattr(page_data, "_MAX_ROWS", 39)
+    with pytest.raises(UserError, match="found 40"):
+        page_data.payload(Run("r", fleet), None)
+
+
+def test_the_table_tells_what_the_samples_tell() -> None:
+    """Means of all samples, peaks, shares; nothing known is None and not 0."""
+    metrics = plot_metrics.named("util,memory,temp,throttle")
+    one = gpu(sm=[0, 100, np.nan], fb=[1024, 2048, 1], gtemp=[1, 2, np.nan], throt=[0, 4, 4])
+    two = gpu("n2", sm=[np.nan] * 3)
+    found = page_table.numbers([one, two], metrics, [("n1", 0), ("n2", 0)])
+    assert found[0] == [50, 50, 2, 2, pytest.approx(66.67, abs=0.01), 0]
+    assert found[1] == [None, None, None, None, None, 100]
+    headings = [column["title"] for column in page_table.columns(metrics)]
+    assert headings == [
+        "mean utilisation", "busy", "memory peak", "hottest", "throttled", "no reading",
+    ]  # fmt: skip
+
+
+def test_a_node_without_a_gpu_has_a_row(tmp_path: Path) -> None:
+    """Its host's CPUs and memory are the page."""
+    payload = page_data.payload(Run("r", (gpu(index=None, cpu=[3, 4], hmem=[10, 20]),)), None)
+    assert payload["rows"] == [["n1", None]]
+    assert [metric["name"] for metric in payload["metrics"]] == ["cpu", "hostmem"]
+    assert payload["table"][0][0] == 3.5
+    del tmp_path
+
+
+def test_a_run_without_logs_shows_its_training() -> None:
+    """Loss, throughput and events are enough."""
+    line = {"time": "2026-11-21T10:00:00Z", "step": 1, "loss": 2.0, "samples_per_s": 5.0}
+    later = line | {"time": "2026-11-21T10:01:00Z", "step": 2}
+    payload = page_data.payload(Run("r", (), metrics=(line, later)), None)
+    assert [curve["name"] for curve in payload["curves"]] == ["training loss", "throughput"]
+    with pytest.raises(UserError, match="must hold readings"):
+        page_data.payload(Run("r", (gpu(sm=[np.nan, np.nan]),)), None)
+
+
+def test_true_logs_make_a_page(tmp_path: Path, data: Path) -> None:
+    """The command writes one file; a lost GPU has gaps; the title is the user's."""
+    out = tmp_path / "page.html"
+    logs = str(data / "pumt_DT.550.163.01.gpu1_lost.gutil")
+    assert cli.main(["html", logs, "--out", str(out), "--title", "a < b"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    page = Page(out.read_text())
+    assert page.data["name"] == "a < b"
+    assert page.data["rows"][1][1] == 1
+    run = series.load([logs], plot_metrics.WANTED)
+    values = unpacked(page.data["metrics"][0], (2, page.data["axis"]["bins"]))
+    assert np.isnan(values[1]).any()
+    told = run.gpus[0].values["sm"]
+    assert page.data["table"][0][0] == pytest.approx(float(np.nanmean(told)), abs=0.01)
+
+
+@pytest.mark.parametrize("arguments", [["--out", "x.png"], ["--out", "nowhere/x.html"]])
+def test_wrong_input_is_one_line(
+    arguments: list[str], data: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """64, and no file."""
+    log = str(data / "pumt_DT.550.163.01.2gpu.gutil")
+    assert cli.main(["html", log, *arguments]) == 64
+    assert capfd.readouterr().err.count("\n") == 1
