@@ -11,6 +11,7 @@ import os
 
 _ROTATED = ".1"
 _NEWLINE = b"\n"
+_LAST_BYTES = 256  # a row of a log, with its time
 
 
 class Follower:
@@ -36,6 +37,7 @@ class Follower:
         self._head_bytes = head_bytes
         self._file: tuple[int, int] | None = None
         self._offset = 0  # behind the last whole line
+        self._last = b""  # its end: a file that lacks it there is another one
         self._seen = (-1, -1)  # size and time when we last looked inside
 
     def poll(self) -> bytes:
@@ -66,36 +68,32 @@ class Follower:
 
     def _begin(self) -> None:
         self.num_begun += 1
-        self._offset, self.head = 0, b""
+        self._offset, self._last, self.head = 0, b"", b""
 
     def _read(self, size: int) -> bytes:
-        """Read from where we are, or less if there is too much."""
+        """Read from where we are."""
         with open(self.path, "rb") as file:  # noqa: PTH123 - as above
             fd = file.fileno()
-            data = self._since(fd, size)
-            if data is None:  # our place is within a line: this is not what we read before
-                self._begin()
-                data = self._since(fd, size) or b""
-        return data
+            if os.pread(fd, len(self._last), self._offset - len(self._last)) != self._last:
+                self._begin()  # this is not what we read before: it was written anew
+            return self._since(fd, size)
 
-    def _since(self, fd: int, size: int) -> bytes | None:
-        """Read whole lines, and go behind them; None if there is none that ends where we are."""
-        begin, is_cut = self._offset, size - self._offset > self._tail_bytes
-        if is_cut:
+    def _since(self, fd: int, size: int) -> bytes:
+        """Read whole lines, or the last part of too many, and go behind them."""
+        begin = self._offset
+        if size - begin > self._tail_bytes:
             if not begin and self._head_bytes:
                 self.head = _whole(os.pread(fd, self._head_bytes, 0))
-            begin = size - self._tail_bytes
-        before = 1 if begin else 0  # with the end of the line before
-        data = os.pread(fd, self._tail_bytes + before, begin - before)
-        if is_cut:
-            first = data.find(_NEWLINE) + 1
-            begin, data = begin - before + first, data[first:]
-        elif before:
-            if data[:1] != _NEWLINE:
-                return None
-            data = data[1:]
+            begin = size - self._tail_bytes - 1  # with the end of the line before
+            data = os.pread(fd, self._tail_bytes + 1, begin)
+            skipped = data.find(_NEWLINE) + 1
+            begin, data = begin + skipped, data[skipped:]
+        else:
+            data = os.pread(fd, size - begin, begin)
         whole = _whole(data)
-        self._offset = begin + len(whole)
+        if whole:
+            self._offset = begin + len(whole)
+            self._last = whole[-_LAST_BYTES:]
         return whole
 
     def _rest_of_rotated(self) -> bytes:
@@ -107,7 +105,7 @@ class Follower:
                 status = os.fstat(file.fileno())
                 if (status.st_dev, status.st_ino) != self._file or status.st_size <= self._offset:
                     return b""
-                return self._since(file.fileno(), status.st_size) or b""
+                return self._since(file.fileno(), status.st_size)
         except OSError:
             return b""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from monitor.live_board import GONE, IDLE, LOST, STALE, THROTTLED
-from monitor.words import brief, host_list
+from monitor.words import host_list, minutes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -103,7 +103,7 @@ def _fold(group: Sequence[Alert]) -> Alert:
 def _of_row(row: Row, state: str) -> Alert:
     severity, text = _BY_STATE[state]
     text = text.format(
-        quiet=brief(row.quiet_s), idle=brief(row.idle_s), throttle=", ".join(row.throttle)
+        quiet=minutes(row.quiet_s), idle=minutes(row.idle_s), throttle=", ".join(row.throttle)
     )
     gpu = None if state in (STALE, GONE) else row.gpu
     return Alert(severity=severity, rule=state, host=row.host, gpu=gpu, text=text)

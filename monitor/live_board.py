@@ -34,6 +34,9 @@ _STALE_S = 30.0  # a shared file system may tell of a change that late
 _UNKNOWN_INTERVAL_S = 15.0
 
 LOST, STALE, THROTTLED, IDLE, GONE = "lost", "stale", "throttled", "idle", "gone"
+STATES = (LOST, GONE, STALE, THROTTLED, IDLE)
+"""What may be wrong, the worst first."""
+
 _HARD = 8 | 32 | 64 | 128
 """Throttling that is a fault; a power cap is how a busy GPU runs."""
 

@@ -35,6 +35,7 @@ _HOT_C = 85.0
 _BIG_GIB = 99.95
 _MIN_TREND, _MAX_TREND = 8, 60
 _MIN_NODE, _MAX_NODE = 8, 24
+_MAX_STATE = 28
 _STATE_STYLES = {GONE: "bad", LOST: "bad", STALE: "warn", THROTTLED: "warn", IDLE: "warn"}
 
 
@@ -57,7 +58,10 @@ def fit(rows: Sequence[Row], width: int, *, ascii_only: bool) -> list[Column]:
     columns = [node, *_COLUMNS]
     while len(columns) > 1 and _needed(columns) > width:
         columns.remove(max(columns, key=lambda column: column.rank))
-    spare = min(_MAX_TREND - _MIN_TREND, max(0, width - _needed(columns)))
+    spare = max(0, width - _needed(columns))
+    if spare >= _MAX_STATE:  # words are worth more than a longer trend
+        spare -= _MAX_STATE - _COLUMNS[-1].width
+    spare = min(_MAX_TREND - _MIN_TREND, spare)
     return [
         _trend(_MIN_TREND + spare, ascii_only=ascii_only) if column.title == "trend" else column
         for column in columns

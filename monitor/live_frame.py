@@ -26,7 +26,8 @@ _CUT = {False: "…", True: "~"}
 
 _HELP = """\
 up down PgUp PgDn Home End   move through the rows (also k j g G)
-s S        sort by the next, the one before: {sorts}
+s S        sort by the next, the one before of
+           {sorts}
 r          turn the order round
 /          filter: type words; a row must have each of them in its node, gpu3,
            model or state (such as: gpu01 idle); Enter keeps it, Esc drops it
@@ -77,7 +78,7 @@ class Picture:
             lines += self.below
         else:
             lines += [[] for _ in range(num - len(rows))]
-            foot = _foot(self.view, self.num_rows, top, len(rows))
+            foot = _foot(self.view, self.width, self.num_rows, top, len(rows))
             lines = [*[*lines, *self.below][: self.height - 1], foot]
         return [_cut(line, self.width, _CUT[self.ascii_only]) for line in lines]
 
@@ -106,7 +107,7 @@ def picture(
     if not is_low:
         if board.progress is not None:
             above.append(live_head.progress_line(board.progress, width, ascii_only=ascii_only))
-        above.append(live_head.sum_line(board.rows))
+        above.append(live_head.sum_line(board.rows, width))
     below: list[Line] = []
     if view.page == live_view.GPUS:
         rows = live_view.chosen(board.rows, view)
@@ -158,13 +159,13 @@ def _titles(columns: Sequence[Column], view: View, width: int, *, ascii_only: bo
     for column in columns:
         title = column.title
         if title == by:
-            title = (title + arrow if column.is_text else arrow + title)[-column.width - 1 :]
+            title = title + arrow if column.is_text else (arrow + title)[-column.width - 1 :]
         width_of = max(column.width, len(title))
         cells.append(title.ljust(width_of) if column.is_text else title.rjust(width_of))
     text = ""
     for column, cell in zip(columns, cells, strict=True):
         spare = len(cell) - column.width  # an arrow may stand in the gap
-        text = (text[:-spare] if spare > 0 else text) + cell + " "
+        text = (text[:-spare] if spare > 0 and not column.is_text else text) + cell + " "
     return [(text[:width].ljust(width), "head")]
 
 
@@ -193,18 +194,17 @@ def _help() -> list[Line]:
     return [[(line, "")] for line in _HELP.format(sorts=sorts).splitlines()]
 
 
-def _foot(view: View, num_rows: int, top: int, num_shown: int) -> Line:
+def _foot(view: View, width: int, num_rows: int, top: int, num_shown: int) -> Line:
     if view.is_typing:
         return [("filter: ", "key"), (view.words, "title"), ("_", "key"), ("  Enter, Esc", "dim")]
     if view.page != live_view.GPUS:
-        parts = [("q", "back"), ("arrows", "move")]
+        keys = [("q", "back"), ("arrows", "move")]
     else:
-        parts = [("q", "quit"), ("s", f"sort: {view.sort}"), ("/", f"filter {view.words}".strip())]
-        parts += [("p", "go on" if view.is_paused else "pause"), ("a", "alerts"), ("?", "help")]
-    line: Line = [(f"{top + 1 if num_shown else 0}-{top + num_shown} of {num_rows}  ", "dim")]
-    for key, meaning in parts:
-        line += [(key, "key"), (f" {meaning}  ", "")]
-    return line
+        keys = [("q", "quit"), ("s", f"sort: {view.sort}"), ("/", view.words or "filter")]
+        keys += [("p", "go on" if view.is_paused else "pause"), ("a", "alerts"), ("?", "help")]
+    where = f"{top + 1 if num_shown else 0}-{top + num_shown} of {num_rows}"
+    items = [[(where, "dim")], *([(key, "key"), (f" {meaning}", "")] for key, meaning in keys)]
+    return live_head.fitted(items, width)
 
 
 def _cut(line: Line, width: int, mark: str) -> Line:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from monitor import sparkline
-from monitor.live_board import GONE, IDLE, LOST, STALE, THROTTLED, total
+from monitor.live_board import GONE, LOST, STATES, total
 from monitor.words import NONE
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _GAP = ("  ", "")
 _W_PER_KW = 1000
 _OUTCOME_STYLES = {"running": "good", "finished": "good", "starting": "", "stopped": "warn"}
-_STATE_WORDS = {GONE: "gone", LOST: "lost", STALE: "stale", THROTTLED: "throttled", IDLE: "idle"}
 _MAX_BAR, _MAX_LOSSES = 20, 16
 _WIDE = 110
 
@@ -47,50 +46,71 @@ def progress_line(progress: Progress, width: int, *, ascii_only: bool) -> list[S
     """Say step, loss, speed and time left; nothing where the run told nothing yet."""
     if progress.step is None:
         return [("no step told yet", "dim")]
-    of = f"/{progress.num_steps}" if progress.num_steps else ""
-    line: list[Span] = [("step ", "dim"), (f"{progress.step}{of}", "title")]
-    if progress.num_steps:
-        share = min(1.0, progress.step / progress.num_steps)
-        bar = min(_MAX_BAR, max(0, width // 10))
-        line += [(" ", ""), (_bar(share, bar, ascii_only=ascii_only), "good")]
-        line += [(f" {math.floor(100 * share)} %", "")]
+    items = [_steps(progress, progress.step, width, ascii_only=ascii_only)]
     if progress.loss is not None:
-        line += [_GAP, ("loss ", "dim"), (f"{progress.loss:.4f}", "title")]
+        loss = [("loss ", "dim"), (f"{progress.loss:.4f}", "title")]
         if width >= _WIDE:
-            drawn = _losses(progress.losses, ascii_only=ascii_only)
-            line += [(" ", ""), (drawn, "trend")]
+            loss += [(" ", ""), (_losses(progress.losses, ascii_only=ascii_only), "trend")]
+        items.append(loss)
     if progress.samples_per_s is not None:
-        line += [_GAP, (f"{progress.samples_per_s:.0f}", "title"), (" samples/s", "dim")]
+        items.append([(f"{progress.samples_per_s:.0f}", "title"), (" samples/s", "dim")])
     if progress.left_s is not None and progress.outcome == "running":
-        line += [_GAP, (str(timedelta(seconds=round(progress.left_s))), "title"), (" left", "dim")]
+        left = timedelta(seconds=round(progress.left_s))
+        items.append([(str(left), "title"), (" left", "dim")])
     if progress.test_accuracy is not None:
-        line += [_GAP, ("accuracy ", "dim"), (f"{100 * progress.test_accuracy:.2f} %", "")]
+        items.append([("accuracy ", "dim"), (f"{100 * progress.test_accuracy:.2f} %", "")])
     if progress.data_wait_pct is not None:
-        line += [_GAP, ("data wait ", "dim"), (f"{progress.data_wait_pct:.0f} %", "")]
-    return line
+        items.append([("data wait ", "dim"), (f"{progress.data_wait_pct:.0f} %", "")])
+    return fitted(items, width)
 
 
-def sum_line(rows: Sequence[Row]) -> list[Span]:
+def _steps(progress: Progress, step: int, width: int, *, ascii_only: bool) -> list[Span]:
+    if not progress.num_steps:
+        return [("step ", "dim"), (f"{step}", "title")]
+    share = min(1.0, step / progress.num_steps)
+    bar = _bar(share, min(_MAX_BAR, width // 10), ascii_only=ascii_only)
+    return [
+        ("step ", "dim"),
+        (f"{step}/{progress.num_steps}", "title"),
+        (f" {bar}", "good"),
+        (f" {math.floor(100 * share)} %", ""),
+    ]
+
+
+def sum_line(rows: Sequence[Row], width: int) -> list[Span]:
     """Sum up all GPUs."""
     if not rows:
         return [("no samples yet: waiting for logs", "warn")]
     of_all = total(rows)
-    line: list[Span] = [(_num(of_all.num_nodes, "node"), "")]
+    places = _num(of_all.num_nodes, "node")
     if of_all.num_gpus:
-        line += [(", ", ""), (_num(of_all.num_gpus, "GPU"), "")]
+        places += f", {_num(of_all.num_gpus, 'GPU')}"
     what = "util" if of_all.num_gpus else "processors"
-    line += [_GAP, (f"{what} ", "dim"), (_round(of_all.util_pct, " %"), "title")]
-    line += [_GAP, ("memory ", "dim"), (_round(of_all.mem_share_pct, " %"), "title")]
+    items: list[list[Span]] = [[(places, "")]]
+    items.append([(f"{what} ", "dim"), (_round(of_all.util_pct, " %"), "title")])
+    items.append([("memory ", "dim"), (_round(of_all.mem_share_pct, " %"), "title")])
     if of_all.power_w is not None:
         kilo = of_all.power_w >= _W_PER_KW
         told = f"{of_all.power_w / _W_PER_KW:.1f} kW" if kilo else f"{of_all.power_w:.0f} W"
-        line += [_GAP, ("power ", "dim"), (told, "title")]
+        items.append([("power ", "dim"), (told, "title")])
     if of_all.temp_c is not None:
-        line += [_GAP, ("hottest ", "dim"), (f"{of_all.temp_c:.0f} C", "title")]
-    for state, word in _STATE_WORDS.items():
+        items.append([("hottest ", "dim"), (f"{of_all.temp_c:.0f} C", "title")])
+    for state in STATES:
         num = sum(state in row.states for row in rows)
         if num:
-            line += [_GAP, (f"{num} {word}", "bad" if state in (GONE, LOST) else "warn")]
+            items.append([(f"{num} {state}", "bad" if state in (GONE, LOST) else "warn")])
+    return fitted(items, width)
+
+
+def fitted(items: Sequence[list[Span]], width: int) -> list[Span]:
+    """Put items on a line, as many as fit as a whole."""
+    line = [*items[0]]
+    used = sum(len(text) for text, _ in line)
+    for item in items[1:]:
+        used += len(_GAP[0]) + sum(len(text) for text, _ in item)
+        if used > width:
+            break
+        line += [_GAP, *item]
     return line
 
 

@@ -131,13 +131,22 @@ class Terminal:
 
     def show(self, lines: Sequence[list[Span]]) -> None:
         """Draw lines: those that differ from what is there."""
-        with self._console as console:  # one write
-            for number, line in enumerate(lines):
-                if number < len(self._shown) and self._shown[number] == line:
-                    continue
-                segments = [Segment(text, _style(style)) for text, style in line]
-                console.update_screen_lines([[*segments, _CLEAR_REST]], 0, number)
+        try:
+            with self._console as console:  # one write
+                for number, line in enumerate(lines):
+                    if number < len(self._shown) and self._shown[number] == line:
+                        continue
+                    segments = [Segment(text, _style(style)) for text, style in line]
+                    console.update_screen_lines([[*segments, _CLEAR_REST]], 0, number)
+        except OSError:
+            self._hung_up()
         self._shown = list(lines)
+
+    def _hung_up(self) -> None:
+        """Nobody sees anything any more: end, and let the interpreter end without a complaint."""
+        self._told.add(signal.SIGHUP)
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._console.file.fileno())
 
     def wait(self, timeout_s: float) -> list[str]:
         """Wait for keys; none after `timeout_s`, or when a signal came."""
@@ -175,6 +184,8 @@ class Terminal:
 
     def _obey(self) -> None:
         """Do what signals ask for."""
+        if self.ended_by is not None:
+            return  # a terminal that is gone sends SIGCONT, too
         if signal.SIGTSTP in self._told:
             self._told -= {signal.SIGTSTP, signal.SIGCONT}
             self._down()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from monitor.live_board import STATES
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -19,7 +21,7 @@ SORTS: dict[str, Callable[[Row], float | None] | None] = {
     "power": lambda row: None if row.power_w is None else -row.power_w,
     "temp": lambda row: None if row.temp_c is None else -row.temp_c,
     "clock": lambda row: row.clock_mhz,
-    "state": lambda row: None if not row.states else -len(row.states),
+    "state": lambda row: STATES.index(row.states[0]) if row.states else None,
 }
 """What to sort by, each in the direction that puts what may be wrong first."""
 

@@ -127,6 +127,19 @@ def test_a_file_written_anew_and_longer_is_noticed(tmp_path: Path) -> None:
     follower.poll()
     path.write_bytes(b"something else that is longer\nand more\n")
     assert follower.poll() == b"something else that is longer\nand more\n"
+    path.write_bytes(b"something else and as long..\nand more!\n")
+    assert follower.poll() == b"something else and as long..\nand more!\n"
+
+
+def test_a_touched_file_has_nothing_new(tmp_path: Path) -> None:
+    """A shared file system may tell of a change twice: by size, and later by time."""
+    path = tmp_path / "log"
+    append(path, b"one\ntwo\n")
+    follower = Follower(str(path), LARGE)
+    follower.poll()
+    os.utime(path, (1, 1))
+    assert follower.poll() == b""
+    assert follower.num_begun == 1
 
 
 def test_a_file_may_vanish_and_come_back(tmp_path: Path) -> None:
