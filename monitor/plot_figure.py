@@ -271,6 +271,7 @@ def _heading(panel: Panel) -> str:
     if panel.rows.are_single:
         return panel.metric.heading
     how = "highest" if panel.metric.worst else "mean"
+    how = "worst" if panel.metric.is_throttling else how
     return f"{panel.metric.heading}: {how} of {panel.rows.what} a row"
 
 

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     Key = tuple[str, int]
 
 
+THROTTLED_SHARE = 0.5
+"""A bin counts as throttled from this share of its samples on: one in a hundred says little."""
+
+
 @dataclass(frozen=True)
 class Rows:
     """Whose rows a grid has: GPUs, or what is put together of them."""
@@ -71,9 +75,22 @@ def values(
             hosts_done.add((series.host, series.job))
         index = number.get((series.host, -1 if metric.of_host else _index(series)))
         if index is not None:
-            found = binned(axis, series.time_s, reading(series, metric), worst=metric.worst)
+            found = _binned(series, metric, axis)
             grid[index] = np.where(np.isnan(grid[index]), found, grid[index])
     return grid
+
+
+def _binned(series: GpuSeries, metric: Metric, axis: Axis) -> NDArray[np.float32]:
+    told = reading(series, metric)
+    if not metric.is_throttling:
+        return binned(axis, series.time_s, told, worst=metric.worst)
+    absent = np.isnan(told)
+    shares = [
+        binned(axis, series.time_s, np.where(absent, np.nan, told >= least), worst=False)
+        for least in (1, 2)
+    ]
+    throttled = (shares[0] >= THROTTLED_SHARE) * np.where(shares[1] >= THROTTLED_SHARE, 2, 1)
+    return np.where(np.isnan(shares[0]), np.nan, throttled).astype(np.float32)
 
 
 def _index(series: GpuSeries) -> int:

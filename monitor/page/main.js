@@ -122,7 +122,11 @@ addEventListener('pointerup', event => {
 });
 addEventListener('pointercancel', () => { pressed = view.selection = null; });
 charts.addEventListener('pointerleave', () => {
-  if (!pressed) pointAt(null);
+  if (pressed) return;
+  if (pending) cancelAnimationFrame(pending);
+  pending = null;
+  pointAt(null);
+  tellCursor(null);
 });
 charts.addEventListener('dblclick', () => showTime(0, axis.span));
 charts.addEventListener('wheel', event => {

@@ -171,6 +171,15 @@ def test_throttling_is_none_power_or_heat(columns: dict[str, object], expected: 
     np.testing.assert_array_equal(found, expected)
 
 
+def test_a_bin_is_throttled_if_half_of_it_is() -> None:
+    """One sample of four is not told, two are, and heat only where it lasts itself."""
+    bits = [0, 4, 0, 0, 0, 4, 4, 0, 32, 4, 4, 0, 32, 32, 4, 0, np.nan, np.nan, np.nan, np.nan]
+    throttle = plot_metrics.named("throttle")[0]
+    one = gpu(times=np.arange(1, 21), throt=bits)
+    found = plot_grid.values([one], throttle, axis(4, 5), [("n1", 0)])
+    np.testing.assert_array_equal(found[0], [0, 1, 1, 2, np.nan])
+
+
 def test_events_have_kinds_and_words() -> None:
     """Starts after the first are restarts; what the driver tells is a GPU fault."""
     lines = [
