@@ -190,6 +190,15 @@ def cluster(cluster_at: Callable[[Mapping[str, str]], Cluster]) -> Generator[Clu
         assert shared.script("down").returncode == 0
 
 
+@pytest.fixture
+def patience() -> Callable[[float], float]:
+    """Give a limit, in seconds on a quiet machine, as it is on one that is as busy as this one.
+
+    Each process that waits for a core makes all of them slower.
+    """
+    return lambda limit_s: limit_s * (1 + os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep what shares a thing of the machine in one process: `make test` runs several.

@@ -67,7 +67,7 @@ SHRINKING = Scenario(
 
 LOST_NODE = Scenario(
     name="lost-node",
-    sbatch=("--exclude=fx[1-4,8-11]", "--nodes=2", "--ntasks-per-node=1"),
+    sbatch=("--exclude=fx[1-4,8-14]", "--nodes=2", "--ntasks-per-node=1"),
     prepare=places.heal_after(5, 6, 7),
     faults=(
         Fault(

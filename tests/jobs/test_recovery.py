@@ -34,7 +34,7 @@ def record(job: Any) -> dict[str, Any]:
     return json.loads((job.run_dir / "run.json").read_text())
 
 
-def wait_for_checkpoint(job: Any, timeout_s: float = 90) -> str:
+def wait_for_checkpoint(job: Any, timeout_s: float = 240) -> str:
     """Waits until the run has a checkpoint; its name."""
     latest = job.run_dir / "checkpoints" / "latest"
     deadline = time.monotonic() + timeout_s

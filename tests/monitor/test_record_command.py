@@ -69,13 +69,15 @@ def test_it_never_imports_torch_or_other_heavy_things(bench: Any) -> None:
     assert done.stderr == ""
 
 
-def test_sigterm_ends_it_within_a_second(bench: Any, until: Until) -> None:
+def test_sigterm_ends_it_within_a_second(
+    bench: Any, until: Until, patience: Callable[[float], float]
+) -> None:
     """With an hour between samples it still ends at once, code 0, with a last sample."""
     recording = bench.start("--interval", 3600)
     until(recording.rows)
     began = time.monotonic()
     assert recording.end() == (0, "")
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < patience(1)
     assert len(recording.rows()) == 2
     assert recording.text().endswith("\n")
 
@@ -106,7 +108,9 @@ def living(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("kernel", ["with pidfd", "without pidfd"])
-def test_it_ends_with_its_parent(bench: Any, until: Until, tmp_path: Path, kernel: str) -> None:
+def test_it_ends_with_its_parent(
+    bench: Any, until: Until, tmp_path: Path, kernel: str, patience: Callable[[float], float]
+) -> None:
     """`kill -9` of the parent ends it within a second, with a last sample, on any kernel."""
     env = dict(os.environ)
     if kernel == "without pidfd":
@@ -127,18 +131,20 @@ def test_it_ends_with_its_parent(bench: Any, until: Until, tmp_path: Path, kerne
     parent.stdout.close()
     began = time.monotonic()
     until(lambda: not living(pid))
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < patience(1)
     assert out.read_text().count("\n 2") == 2
 
 
-def test_it_ends_with_another_process_if_told_so(bench: Any, until: Until) -> None:
+def test_it_ends_with_another_process_if_told_so(
+    bench: Any, until: Until, patience: Callable[[float], float]
+) -> None:
     """--parent-pid names the process to end with; one that is dead already gives two samples."""
     sleeper = subprocess.Popen(["sleep", "60"])
     recording = bench.start("--parent-pid", sleeper.pid)
     until(recording.rows)
     sleeper.kill()
     sleeper.wait()
-    assert recording.process.wait(timeout=1.5) == 0
+    assert recording.process.wait(timeout=patience(1.5)) == 0
     again = bench.start("--parent-pid", sleeper.pid)
     assert again.process.wait(timeout=20) == 0
     assert len(again.rows()) == 4
@@ -173,7 +179,9 @@ def test_it_goes_on_through_a_lost_gpu_and_a_dead_driver(
     assert recording.end() == (0, "")
 
 
-def test_a_driver_that_hangs_delays_nothing(bench: Any, driver: Any, until: Until) -> None:
+def test_a_driver_that_hangs_delays_nothing(
+    bench: Any, driver: Any, until: Until, patience: Callable[[float], float]
+) -> None:
     """SIGTERM still ends it within a second, with a last row for each GPU."""
     recording = bench.start("--interval", 0.2, env=driver.env)
     until(lambda: len(recording.rows()) >= 2)
@@ -181,7 +189,7 @@ def test_a_driver_that_hangs_delays_nothing(bench: Any, driver: Any, until: Unti
     time.sleep(0.3)  # a look begins meanwhile; the assertion holds if it does not, too
     began = time.monotonic()
     assert recording.end() == (0, "")
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < patience(1)
     assert [row.split()[2:4] for row in recording.rows()[-2:]] == [["0", "-"], ["1", "-"]]
 
 
