@@ -38,7 +38,7 @@ _NARROW = 7
 _MAX_INDEX = 9999
 """What the patient reader takes for a GPU's index."""
 
-_CHUNK = 4096
+_CHUNK = 2**15
 """Rows at a time: what is made of them on the way stays in the processor's cache."""
 
 _GROUP = 32
@@ -188,15 +188,15 @@ def _plan(header: Header, length: int) -> _Plan:
 
 
 def _decode(rows: NDArray[np.uint8], plan: _Plan, wanted: frozenset[str] | None) -> Rows:
-    least, most = _extremes(rows)
+    chars = _Chars(rows, *_extremes(rows))
     ok = np.ones(len(rows), np.bool_)
-    if (least[plan.gaps] != _BLANK).any() or (most[plan.gaps] != _BLANK).any():
+    if chars.inked()[plan.gaps].any():
         ok &= (rows[:, plan.gaps] == _BLANK).all(1)
     stamps = {"Date": np.full(len(rows), NO_TIME), "Time": np.full(len(rows), NO_TIME)}
     for name, (start, _) in zip(plan.names[: plan.num_stamps], plan.spans, strict=False):
         stamps[name] = (_days if name == "Date" else _clock_s)(_words(rows, start))
         ok &= stamps[name] != NO_TIME
-    columns, sound = _columns(rows, plan, least != most, most != _BLANK)
+    columns, sound = _columns(chars, plan)
     ok &= sound
     index = columns[0]
     ok &= ~(index > _MAX_INDEX)
@@ -223,76 +223,127 @@ def _extremes(rows: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.ui
     )
 
 
-def _columns(
-    rows: NDArray[np.uint8], plan: _Plan, varies: NDArray[np.bool_], inked: NDArray[np.bool_]
-) -> tuple[list[NDArray[np.floating]], NDArray[np.bool_]]:
-    """Read the cells, column by column; and tell which rows are sound in all of them.
+class _Chars(NamedTuple):
+    """Rows, and of each character its least and greatest byte in them."""
 
-    Args:
-        rows: (rows, characters).
-        plan: where they belong.
-        varies: which characters are not the same in all rows.
-        inked: which are no blank somewhere; what varies is.
+    rows: NDArray[np.uint8]
+    least: NDArray[np.uint8]
+    most: NDArray[np.uint8]
 
-    """
-    num_rows, spans = len(rows), plan.spans[plan.num_stamps :]
-    is_long = (plan.front & (inked | varies)).any(1)
+    def varies(self) -> NDArray[np.bool_]:
+        """Tell which are not the same in all rows."""
+        return np.not_equal(self.least, self.most)
+
+    def inked(self) -> NDArray[np.bool_]:
+        """Tell which are no blank in some row."""
+        return np.not_equal(self.least, _BLANK) | np.not_equal(self.most, _BLANK)
+
+
+class _Parts(NamedTuple):
+    """Fours of characters."""
+
+    text: NDArray[np.uint32]
+    """(rows, parts)."""
+    value: NDArray[np.uint32]
+    """What they come to."""
+    numbers: NDArray[np.float32]
+    """The same, (parts, rows)."""
+
+
+def _columns(chars: _Chars, plan: _Plan) -> tuple[list[NDArray[np.floating]], NDArray[np.bool_]]:
+    """Read the cells, column by column; and tell which rows are sound in all of them."""
+    spans, varies, inked = plan.spans[plan.num_stamps :], chars.varies(), chars.inked()
+    is_long = (plan.front & inked).any(1)
     changes = varies[plan.last].any(1) & ~is_long
     steady = ~changes & ~is_long
-    columns: list[NDArray[np.floating]] = [np.empty(0)] * len(spans)
-    sound = np.ones(num_rows, np.bool_)
-    for which, some in ((changes, rows), (steady, rows[:1])):
-        numbers, fits = _short(some, plan.last[which])
+    longs = {i: _parts_of(spans[i], inked) for i in np.flatnonzero(is_long).tolist()}
+    further = [part for parts in longs.values() for part in parts if varies[part].any()]
+    parts = _parts(chars.rows, np.concatenate((plan.last[changes], *further), axis=None))
+    found: dict[int, NDArray[np.floating]] = {}
+    sound = np.ones(len(chars.rows), np.bool_)
+    for which, those in ((changes, parts), (steady, _parts(chars.rows[:1], plan.last[steady]))):
+        numbers, fits = _short(those, int(which.sum()))
+        found |= zip(np.flatnonzero(which).tolist(), numbers, strict=True)
         sound &= fits
-        for number, column in zip(np.flatnonzero(which).tolist(), numbers, strict=True):
-            columns[number] = column if len(column) == num_rows else np.full(num_rows, column[0])
-    for number in np.flatnonzero(is_long).tolist():
-        columns[number], fits = _long(rows, spans[number], inked | varies)
+    place = int(changes.sum())
+    for number, wheres in longs.items():
+        found[number], fits = _long(chars, wheres, parts, place)
+        place += sum(bool(varies[where].any()) for where in wheres)
         sound &= fits
-    return [
-        column.astype(np.float64 if end - start > _NARROW else np.float32, copy=False)
-        for column, (start, end) in zip(columns, spans, strict=True)
-    ], sound
+    columns = [_spread(found[i], len(sound), span) for i, span in enumerate(spans)]
+    return columns, sound
 
 
-def _short(
-    rows: NDArray[np.uint8], last: NDArray[np.intp]
-) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Read cells of which only the last four characters are no blanks.
+def _spread(numbers: NDArray[np.floating], num_rows: int, span: Span) -> NDArray[np.floating]:
+    """Give a column its length and its type, which hangs on the column's width alone."""
+    kind = np.float64 if span[1] - span[0] > _NARROW else np.float32
+    if len(numbers) == num_rows:
+        return numbers.astype(kind, copy=False)
+    return np.full(num_rows, numbers[0], kind)
+
+
+def _parts_of(span: Span, inked: NDArray[np.bool_]) -> list[list[int]]:
+    """Cut a cell into parts, from left to right, beginning at the first that is inked."""
+    begin = span[0] + int(np.argmax(inked[span[0] : span[1]]))
+    ends = reversed(range(span[1], begin, -_PART))
+    return [[c if c >= span[0] else -1 for c in range(end - _PART, end)] for end in ends]
+
+
+def _parts(rows: NDArray[np.uint8], where: NDArray[np.intp]) -> _Parts:
+    text = rows.take(where.ravel(), 1).view("<u4")
+    value = _value(text)
+    numbers = np.empty(text.shape[::-1], np.float32)
+    numbers[:] = value.view(np.int32).T
+    return _Parts(text, value, numbers)
+
+
+def _short(parts: _Parts, num: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Read cells that are no longer than a part, the first `num` of these.
 
     Returns: (cells, rows), and which rows are sound in all of these cells.
     """
-    text = rows.take(last.ravel(), 1).view("<u4")
-    value = _value(text)
-    sound = _table().leading[value] == text
-    numbers = np.empty(text.shape[::-1], np.float32)
-    numbers[:] = value.view(np.int32).T
-    if not sound.all():
-        absent = text == _ABSENT
-        numbers[absent.T] = np.nan
-        sound |= absent
-    return numbers, sound.all(1)
+    text, numbers = parts.text[:, :num], parts.numbers[:num]
+    sound = _table().leading.take(parts.value[:, :num]) == text
+    if sound.all():
+        return numbers, np.ones(1, np.bool_)
+    absent = text == _ABSENT
+    numbers[absent.T] = np.nan
+    return numbers, (sound | absent).all(1)
 
 
 def _long(
-    rows: NDArray[np.uint8], span: Span, inked: NDArray[np.bool_]
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Read one column of which some cells are longer than a part, from left to right."""
+    chars: _Chars, wheres: Sequence[Sequence[int]], parts: _Parts, place: int
+) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
+    """Read a cell of several parts, of which those that vary begin at `place`, from left to right.
+
+    Returns: its numbers, and which are sound; one of each if they are the same in all rows.
+    """
+    total, begun, sound = np.zeros(1), np.zeros(1, np.bool_), np.ones(1, np.bool_)
+    absent = np.zeros(1, np.bool_)
+    for where in wheres:
+        least, most = chars.least[where], chars.most[where]
+        varies = bool((least != most).any())
+        those, k = (parts, place) if varies else (_parts(chars.rows[:1], np.array(where)), 0)
+        place += varies
+        total = total * 10**_PART + those.numbers[k]
+        if begun.all() and least.min() >= ord("0") and most.max() <= ord("9"):
+            continue  # four digits in all rows, within a number
+        text, last = those.text[:, k], where is wheres[-1]
+        blank, absent = text == _BLANKS, (text == _ABSENT) & last
+        fits = _written(those.value[:, k], begun) == text
+        sound = sound & (fits | ((absent if last else blank) & ~begun))
+        begun = begun | ~blank
+    return np.where(absent, np.nan, total) if absent.any() else total, sound
+
+
+def _written(value: NDArray[np.uint32], begun: NDArray[np.bool_]) -> NDArray[np.uint32]:
+    """Tell how a part should be written: with blanks before it, or with zeros within a number."""
     table = _table()
-    start = int(np.argmax(inked[span[0] : span[1]])) + span[0]
-    total = np.zeros(len(rows))
-    begun, sound = np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_)
-    for end in reversed(range(span[1], start, -_PART)):
-        where = [c if c >= span[0] else rows.shape[1] - 1 for c in range(end - _PART, end)]
-        text = rows.take(where, 1).view("<u4")[:, 0]
-        value = _value(text)
-        blank = text == _BLANKS
-        fits = np.where(begun, table.inner[value], table.leading[value]) == text
-        sound &= fits | (blank if end < span[1] else text == _ABSENT) & ~begun
-        total = total * 10**_PART + value
-        begun |= ~blank
-    total[text == _ABSENT] = np.nan
-    return total, sound
+    if begun.all():
+        return table.inner.take(value)
+    if not begun.any():
+        return table.leading.take(value)
+    return np.where(begun, table.inner.take(value), table.leading.take(value))
 
 
 def _words(rows: NDArray[np.uint8], start: int) -> NDArray[np.unsignedinteger]:

@@ -25,17 +25,16 @@ _RETURN = ord("\r")
 
 
 def read(
-    runs: Sequence[bytes], header: dmon.Header | None, wanted: frozenset[str] | None
+    text: NDArray[np.uint8], header: dmon.Header | None, wanted: frozenset[str] | None
 ) -> tuple[list[cells.Rows], int]:
     """Read rows, in their order; and count the lines that cannot be read.
 
     Args:
-        runs: whole lines, none of which begins with `#`.
+        text: whole lines, none of which begins with `#`; what ends them may be overwritten.
         header: what they lie under; None: nothing can be read.
         wanted: the columns to give, if not all.
 
     """
-    text = np.frombuffer(bytearray().join(runs), np.uint8)
     if header is None:
         return [], sum(1 for line in text.tobytes().split(b"\n") if not _is_blank(line))
     matrix = _matrix(text, header)

@@ -17,7 +17,10 @@ from monitor.errors import UserError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_BLOCK_BYTES = 2**20
+_BLOCK_BYTES = 2**22
+_KEPT_BYTES = 2**25 - 2**16
+"""As much memory as glibc can be made to keep; pages that are new cost more than reading does."""
+
 _HASH = ord("#")
 _NEWLINE = ord("\n")
 _DAY_S = 86_400
@@ -110,16 +113,18 @@ class _Reader:
 
     def read(self) -> bytes:
         """Read the file; what is left without an end."""
-        rest = b""
-        with Path(self.path).open("rb") as file:
-            while data := file.read(_BLOCK_BYTES):
-                whole, newline, tail = data.rpartition(b"\n")
-                if newline:
-                    self._block(rest + whole + newline)
-                    rest = tail
-                else:
-                    rest += tail
-        return rest
+        np.empty(_KEPT_BYTES, np.uint8)  # freed at once: glibc keeps as much from now on
+        block, filled = bytearray(_BLOCK_BYTES), 0
+        with Path(self.path).open("rb", buffering=0) as file:
+            while num := file.readinto(memoryview(block)[filled:]):
+                filled += num
+                end = block.rfind(b"\n", 0, filled) + 1
+                self._block(block, end)
+                block[: filled - end] = block[end:filled]
+                filled -= end
+                if filled == len(block):
+                    block += bytes(len(block))
+        return bytes(block[:filled])
 
     def log(self, *, torn: bool) -> Log:
         """Join what was read."""
@@ -165,31 +170,36 @@ class _Reader:
             day = np.cumsum(passed & (clock != NO_TIME))
         return np.where(clock == NO_TIME, NO_TIME, day * _DAY_S + clock), dated
 
-    def _block(self, data: bytes) -> None:
-        """Read whole lines: those between two changes of header, place or offset at once."""
-        pos, runs = 0, list[bytes]()
-        while pos < len(data):
+    def _block(self, block: bytearray, size: int) -> None:
+        """Read whole lines: those between two changes of header, place or offset at once.
+
+        Rows move to the front of the block, over the headers between them, and so lie together.
+        """
+        text = memoryview(block)
+        pos = begin = end = 0
+        while pos < size:
             repeated = self._heads.repeated
-            if data[pos] != _HASH:
-                end = _end_of_rows(data, pos)
-                runs.append(data[pos:end])
-            elif repeated and data.startswith(repeated, pos):  # every 44 rows: nothing changes
-                end = pos + len(repeated)
+            if block[pos] != _HASH:
+                stop = _end_of_rows(block, pos, size)
+                text[end : end + stop - pos] = text[pos:stop]
+                end += stop - pos
+            elif repeated and block.startswith(repeated, pos, size):  # every 44 rows
+                stop = pos + len(repeated)
             else:
-                end = data.index(b"\n", pos) + 1
+                stop = block.index(b"\n", pos, size) + 1
                 before = (self._heads.header, self._place, self._offset)
-                line = data[pos : end - 1].removesuffix(b"\r")
+                line = block[pos : stop - 1].removesuffix(b"\r")
                 self._learn(line.decode("utf-8", "replace"))
                 if before != (self._heads.header, self._place, self._offset):
-                    self._rows(runs, *before)
-                    runs = []
-            pos = end
-        self._rows(runs, self._heads.header, self._place, self._offset)
+                    self._rows(text[begin:end], *before)
+                    begin = end
+            pos = stop
+        self._rows(text[begin:end], self._heads.header, self._place, self._offset)
 
     def _rows(
-        self, runs: list[bytes], header: dmon.Header | None, place: Place, offset: timedelta
+        self, text: memoryview, header: dmon.Header | None, place: Place, offset: timedelta
     ) -> None:
-        parts, num_unreadable = lines.read(runs, header, self.wanted)
+        parts, num_unreadable = lines.read(np.frombuffer(text, np.uint8), header, self.wanted)
         self.parts += [_Part(place, offset, rows) for rows in parts]
         self.num_unreadable += num_unreadable
 
@@ -209,12 +219,12 @@ class _Reader:
             self._offset = _offset(value)
 
 
-def _end_of_rows(data: bytes, pos: int) -> int:
+def _end_of_rows(block: bytearray, pos: int, size: int) -> int:
     """Find where the next line that begins with `#` does."""
-    found = data.find(b"#", pos)  # one byte is found many times as fast as two
-    while found > 0 and data[found - 1] != _NEWLINE:
-        found = data.find(b"#", found + 1)
-    return len(data) if found < 0 else found
+    found = block.find(_HASH, pos, size)  # one byte is found many times as fast as two
+    while found > 0 and block[found - 1] != _NEWLINE:
+        found = block.find(_HASH, found + 1, size)
+    return size if found < 0 else found
 
 
 def _seconds(offset: timedelta) -> int:
