@@ -110,9 +110,12 @@ class Rows:
         for log in logs:
             quiet_s = now_s - log.alive_s
             gpus = [track for track in log.tracks if track.gpu is not None]
-            for track in gpus or log.tracks:
-                limit_s = max(_STALE_S, _STALE_INTERVALS * interval_s(track))
-                state = "" if is_over or quiet_s <= limit_s else STALE if log.is_there else GONE
+            tracks = gpus or log.tracks
+            if not tracks:
+                continue
+            limit_s = max(_STALE_S, _STALE_INTERVALS * interval_s(tracks[0]))
+            state = "" if is_over or quiet_s <= limit_s else STALE if log.is_there else GONE
+            for track in tracks:
                 key = (track.num_samples, state, round(quiet_s) if state else 0)
                 made = self._made.get(id(track))
                 if made is None or made[0] != key:
@@ -191,6 +194,8 @@ def _model(track: Track) -> str:
 
 def is_lost(track: Track) -> bool:
     """Whether a GPU that had readings has none now."""
+    if any(track.last(name) is not None for name in ("sm", "fb", "pwr")):
+        return False  # as nearly always
     names = [name for name in track.names if name not in OF_HOST]
     if any(track.last(name) is not None for name in names):
         return False
@@ -199,10 +204,10 @@ def is_lost(track: Track) -> bool:
 
 def _idle_s(track: Track) -> float:
     """Tell for how long the last samples were all idle."""
-    busy = track.column("sm")
-    time_s = track.time_s()
-    if not len(busy) or not busy[-1] <= BUSY_PCT:  # a NaN is no idle sample
+    newest = track.last("sm")
+    if newest is None or newest > BUSY_PCT:
         return 0.0
+    busy, time_s = track.column("sm"), track.time_s()
     is_idle = busy <= BUSY_PCT
     begin = 0 if is_idle.all() else len(is_idle) - int(np.argmin(is_idle[::-1]))
     idle_s = float(time_s[-1] - time_s[begin])

@@ -10,17 +10,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from monitor import dmon, gutil, marks
-from monitor.cells import NO_TIME
 from monitor.follow import Follower
 from monitor.live_track import Track
 
 if TYPE_CHECKING:
-    from monitor.cells import Rows
-    from monitor.dmon import Header
-    from monitor.live_rows import Batch
+    from monitor.live_rows import Batch, Readings
     from monitor.marks import Mark
 
 TAIL_BYTES = 2**17
@@ -29,7 +24,6 @@ TAIL_BYTES = 2**17
 _HEAD_BYTES = 2**13  # what the log tells of its GPUs stands there
 _NAME = re.compile(r"slurm-(?P<job>[^.]+)\.(?P<host>.+)\.gutil(?:\.csv)?")
 _NUM_MARKS = 50
-_DAY_S = 86_400
 
 
 class LiveLog:
@@ -130,29 +124,17 @@ class LiveLog:
         if key == "utc_offset":
             self._offset_s = _offset_s(value)
 
-    def take(self, header: Header, rows: Rows, offset_s: float) -> None:
-        """Take up rows that a batch has read, the newest last.
-
-        Args:
-            header: above them.
-            rows: all of them sound.
-            offset_s: of their time from UTC.
-
-        """
-        if not len(rows.gpu):
-            return
-        names = _numbered(header.names[header.num_stamps + 1 :])
-        time_s = np.where(rows.clock_s == NO_TIME, np.nan, rows.clock_s - offset_s)
-        time_s += np.where(rows.days == NO_TIME, 0, rows.days * _DAY_S)
-        values = np.stack([rows.values[name] for name in names], axis=1)
-        gpus = rows.gpu.tolist()
+    def take(self, readings: Readings) -> None:
+        """Take up readings, the newest last."""
+        names, gpu, time_s, values = readings
+        gpus = gpu.tolist()
         if len(set(gpus)) == len(gpus):  # the usual case: one cycle of the recorder
-            for i, gpu in enumerate(gpus):
-                self._track(gpu).add(names, time_s[i : i + 1], values[i : i + 1])
+            for i, one in enumerate(gpus):
+                self._track(one).add(names, time_s[i : i + 1], values[i : i + 1])
             return
-        for gpu in dict.fromkeys(gpus):
-            chosen = rows.gpu == gpu
-            self._track(gpu).add(names, time_s[chosen], values[chosen])
+        for one in dict.fromkeys(gpus):
+            chosen = gpu == one
+            self._track(one).add(names, time_s[chosen], values[chosen])
 
     def _track(self, gpu: int) -> Track:
         track = self._by_gpu.get(gpu)
@@ -162,17 +144,6 @@ class LiveLog:
             # whoever draws meanwhile keeps the tuple it has
             self.tracks = tuple(self._by_gpu[number] for number in sorted(self._by_gpu))
         return track
-
-
-_NUMBERED: dict[tuple[str, ...], dict[str, int]] = {}
-
-
-def _numbered(names: tuple[str, ...]) -> dict[str, int]:
-    """Number columns; the same object for the same columns."""
-    found = _NUMBERED.get(names)
-    if found is None:
-        found = _NUMBERED[names] = {name: i for i, name in enumerate(names)}
-    return found
 
 
 def _offset_s(text: str) -> float:

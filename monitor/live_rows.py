@@ -11,7 +11,11 @@ from monitor import cells, dmon
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from monitor.dmon import Header
+
+_DAY_S = 86_400
 
 
 class Log(Protocol):
@@ -19,8 +23,21 @@ class Log(Protocol):
 
     num_unreadable: int
 
-    def take(self, header: Header, rows: cells.Rows, offset_s: float) -> None:
-        """Take up rows, the newest last."""
+    def take(self, readings: Readings) -> None:
+        """Take up readings, the newest last."""
+
+
+class Readings(NamedTuple):
+    """Rows as numbers; a NaN is a reading that does not exist."""
+
+    names: dict[str, int]
+    """The number of each column; the same object for the same columns."""
+    gpu: NDArray[np.int32]
+    """(rows,); -1 where the node has none."""
+    time_s: NDArray[np.float64]
+    """(rows,) since 1970, NaN where rows carry no time."""
+    values: NDArray[np.floating]
+    """(rows, columns)."""
 
 
 class _Key(NamedTuple):
@@ -72,12 +89,17 @@ class Batch:
         header = group.header
         fits = any(layout.length == key.length for layout in header.layouts)
         rows = _quickly(group, key.length) if fits else None
+        found = None if rows is None else _readings(header, rows, key.offset_s)
         for log, begin, end in _stretches(group.logs):
-            part = None if rows is None else cells.take(rows, np.arange(begin, end))
-            if part is None or not part.ok.all():
-                part = _patiently(log, header, group.lines[begin:end])
-            if part is not None:
-                log.take(header, part, key.offset_s)
+            if rows is not None and found is not None and rows.ok[begin:end].all():
+                part = slice(begin, end)
+                log.take(
+                    Readings(found.names, found.gpu[part], found.time_s[part], found.values[part])
+                )
+                continue
+            few = _patiently(log, header, group.lines[begin:end])
+            if few is not None:
+                log.take(_readings(header, few, key.offset_s))
 
 
 def _quickly(group: _Group, length: int) -> cells.Rows:
@@ -93,6 +115,27 @@ def _patiently(log: Log, header: Header, lines: Sequence[bytes]) -> cells.Rows |
     read = [row for row in (dmon.parse_row(text, header) for text in told) if row is not None]
     log.num_unreadable += len(told) - len(read)
     return cells.from_text(read, header, None) if read else None
+
+
+def _readings(header: Header, rows: cells.Rows, offset_s: float) -> Readings:
+    names = _numbered(header.names[header.num_stamps + 1 :])
+    clock_s = rows.clock_s.astype(np.float64)
+    time_s = np.where(rows.clock_s == cells.NO_TIME, np.nan, clock_s - offset_s)
+    time_s += np.where(rows.days == cells.NO_TIME, 0, rows.days * float(_DAY_S))
+    values = np.empty((len(rows.gpu), len(names)), np.float32)
+    for name, number in names.items():
+        values[:, number] = rows.values[name]
+    return Readings(names, rows.gpu, time_s, values)
+
+
+_NUMBERED: dict[tuple[str, ...], dict[str, int]] = {}
+
+
+def _numbered(names: tuple[str, ...]) -> dict[str, int]:
+    found = _NUMBERED.get(names)
+    if found is None:
+        found = _NUMBERED[names] = {name: i for i, name in enumerate(names)}
+    return found
 
 
 def _stretches(logs: Sequence[Log]) -> list[tuple[Log, int, int]]:
