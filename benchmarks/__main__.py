@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import beat, checkpoint, machine, race, reading, recorder, report, startup
+from benchmarks import beat, checkpoint, machine, race, reading, recorder, report, startup, watching
 from benchmarks.digits import write_digits
 from benchmarks.task import FULL_TASKS, QUICK_TASKS
 
@@ -35,6 +35,8 @@ def _measure(python: str, num_threads: int, *, quick: bool) -> report.Measured:
     recorded = recorder.measure(duration_s=3 if quick else 60)
     print("bench: reading logs", file=sys.stderr)
     read = reading.measure(python, quick=quick)
+    print("bench: watching logs that grow", file=sys.stderr)
+    watched = watching.measure(quick=quick)
     print("bench: from prelaunch.sh to the first step", file=sys.stderr)
     startups = [
         startup.measure(num_ranks, num_repetitions=1 if quick else 5)
@@ -60,6 +62,7 @@ def _measure(python: str, num_threads: int, *, quick: bool) -> report.Measured:
         startups=startups,
         recorder=recorded,
         reading=read,
+        watching=watched,
         beats=beat.measure(),
         saves=saves,
     )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from benchmarks.reading import Reading
     from benchmarks.recorder import Recorder
     from benchmarks.startup import Startup
+    from benchmarks.watching import Watching
 
 _RATIO_TARGETS = {"a": 1.1, "b": 1.5}
 _OURS_TARGET_S = 0.5
@@ -87,6 +88,11 @@ _READING = """
 
 """
 
+_WATCHING = """
+## Watching logs that grow
+
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -100,6 +106,7 @@ class Measured:
     startups: Sequence[Startup]
     recorder: Recorder
     reading: Reading
+    watching: Watching
     beats: Beats
     saves: Saves
 
@@ -126,6 +133,8 @@ def render(measured: Measured) -> str:
             _recorder_table(measured.recorder),
             _READING,
             _reading_table(measured.reading),
+            _WATCHING,
+            _watching_table(measured.watching),
             _BEAT,
             _beat_table(measured.beats),
             _SAVES.format(
@@ -235,6 +244,17 @@ def _reading_table(reading: Reading) -> str:
         ["ratio", f"{reading.ratio:.1f}", "at least 10"],
     ]
     return _table(["median (smallest)", "measured", "target"], rows)
+
+
+def _watching_table(watching: Watching) -> str:
+    of = f"{watching.num_files} logs of {watching.num_gpus} GPUs, each growing every"
+    rows = [
+        [f"CPU, of one core: {of} {watching.growth_s:g} s", f"{watching.cpu_pct:.1f} %", "< 20 %"],
+        ["pictures in a second", f"{watching.pictures_per_s:.1f}", "2"],
+        ["CPU time until all GPUs are shown", f"{watching.start_cpu_s:.2f} s", ""],
+        ["memory, resident", f"{watching.memory_mb:.0f} MB", ""],
+    ]
+    return _table([f"over {watching.duration_s:.0f} s", "measured", "target"], rows)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -13,6 +13,7 @@ from benchmarks.contestant import Lap
 from benchmarks.reading import Reading
 from benchmarks.recorder import Recorder
 from benchmarks.startup import Startup
+from benchmarks.watching import Watching
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,6 +64,16 @@ def measured() -> report.Measured:
         ours_cpu_s=[0.04, 0.05, 0.02],
         pandas_cpu_s=[0.4, 0.2, 0.6],
     )
+    watching = Watching(
+        num_files=128,
+        num_gpus=8,
+        growth_s=0.5,
+        duration_s=30.0,
+        cpu_pct=13.9,
+        pictures_per_s=1.97,
+        memory_mb=98.0,
+        start_cpu_s=0.9,
+    )
     return report.Measured(
         machine="A CPU, 2 cores",
         load_before=0.5,
@@ -72,6 +83,7 @@ def measured() -> report.Measured:
         startups=[start],
         recorder=recorder,
         reading=reading,
+        watching=watching,
         beats=Beats(watched_us=3.21, unwatched_us=0.4, num_beats=6),
         saves=saves,
     )
@@ -105,6 +117,14 @@ def test_the_stall_of_a_save_is_compared_within_a_repetition() -> None:
 def test_reading_is_compared_by_medians() -> None:
     """0.4 s of pandas to 0.04 s of ours."""
     assert measured().reading.ratio == pytest.approx(10)
+
+
+def test_watching_is_told_with_its_target() -> None:
+    """How many logs, how often each grew, and what that cost."""
+    text = report.render(measured())
+    assert (
+        "| CPU, of one core: 128 logs of 8 GPUs, each growing every 0.5 s | 13.9 % | < 20 % |"
+    ) in text
 
 
 @pytest.mark.slow
