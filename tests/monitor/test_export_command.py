@@ -256,6 +256,20 @@ def test_what_fails_while_it_writes_leaves_the_file_as_it_was(tmp_path: Path) ->
     assert (out.read_text(), list(tmp_path.iterdir())) == ("old", [out])
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: int, code: int) -> None:
+    """In the middle of reading a log; its exit code says which signal it was."""
+    log = tmp_path / "a.gutil"
+    os.mkfifo(log)
+    command = [sys.executable, "-m", "monitor", "export", "--format", "csv"]
+    process = subprocess.Popen([*command, "--out", tmp_path / "x.csv", log])
+    with log.open("wb"):  # it waits until somebody reads
+        assert len(list(tmp_path.iterdir())) == 3  # the log, the file, the scratch directory
+        process.send_signal(number)
+    assert process.wait(timeout=20) == code
+    assert list(tmp_path.iterdir()) == [log]
+
+
 @pytest.fixture
 def follower(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
     """Start `export --follow`; ended with the test."""
