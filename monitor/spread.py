@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _FEW = 8192
-"""Whole numbers below this are counted in an array, others sorted."""
+"""Whole numbers that lie within so many are counted in an array, others sorted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,14 @@ class Counts:
 
 def count(readings: NDArray[np.floating]) -> Counts:
     """Count readings; a NaN is none."""
-    told = readings[~np.isnan(readings)]
+    told = readings
+    if told.size and np.isnan(told.min()):  # a NaN is the least
+        told = told[~np.isnan(told)]
     if not told.size:
         return Counts(np.empty(0), np.empty(0, np.int64))
-    if told.min() >= 0 and told.max() < _FEW:
-        whole = told.astype(np.int32)
-        if (whole == told).all():
-            counts = np.bincount(whole)
-            values = np.flatnonzero(counts)
-            return Counts(values.astype(np.float64), counts[values])
+    counted = _bins(told, None)
+    if counted is not None:
+        return counted
     told = np.sort(told)
     first = np.flatnonzero(np.concatenate(([True], told[1:] != told[:-1])))
     return Counts(told[first].astype(np.float64), np.diff(np.append(first, told.size)))
@@ -64,6 +63,26 @@ def count(readings: NDArray[np.floating]) -> Counts:
 
 def merge(parts: Sequence[Counts]) -> Counts:
     """Count what several have counted."""
-    values, inverse = np.unique(np.concatenate([p.values for p in parts]), return_inverse=True)
-    counts = np.bincount(inverse, np.concatenate([p.counts for p in parts]), values.size)
-    return Counts(values, counts.astype(np.int64))
+    told = [part for part in parts if part.values.size]
+    if not told:
+        return Counts(np.empty(0), np.empty(0, np.int64))
+    values = np.concatenate([part.values for part in told])
+    counts = np.concatenate([part.counts for part in told])
+    counted = _bins(values, counts)
+    if counted is not None:
+        return counted
+    values, inverse = np.unique(values, return_inverse=True)
+    return Counts(values, np.bincount(inverse, counts, values.size).astype(np.int64))
+
+
+def _bins(values: NDArray[np.floating], weights: NDArray[np.int64] | None) -> Counts | None:
+    """Count whole numbers that lie close together; None for any others."""
+    least = float(values.min())
+    if not (least.is_integer() and values.max() - least < _FEW):
+        return None
+    above = (values - least).astype(np.intp)
+    if not (above == values - least).all():
+        return None
+    counts = np.bincount(above, weights).astype(np.int64, copy=False)
+    found = np.flatnonzero(counts)
+    return Counts(found.astype(np.float64) + least, counts[found])

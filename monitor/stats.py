@@ -51,6 +51,8 @@ COLUMNS = frozenset(name for names in (GPU_METRICS | HOST_METRICS).values() for 
 }
 """All that is looked at here."""
 
+_Any = TypeVar("_Any", bound=np.generic)
+_NONE = np.empty(0, np.float32)
 _SIGNS_OF_LIFE = ("sm_pct", "power_w", "temp_c", "fb_used_mib")
 
 
@@ -152,21 +154,30 @@ class _Table:
     def of(cls, logs: Sequence[Log]) -> _Table:
         """Join logs."""
         places = tuple(dict.fromkeys(place for log in logs for place in log.places))
-        values = {
-            key: np.concatenate([_column(log, names) for log in logs])
+        found = {
+            key: [_column(log, names) for log in logs]
             for key, names in {**GPU_METRICS, **HOST_METRICS, "energy": ("energy",)}.items()
         }
         codes = [np.array([places.index(p) for p in log.places], np.int16) for log in logs]
         made = cls(
             places,
-            np.concatenate([code[log.place] for code, log in zip(codes, logs, strict=True)]),
-            np.concatenate([log.time_s for log in logs]),
-            np.concatenate([log.gpu for log in logs]),
-            values,
+            _joined([code[log.place] for code, log in zip(codes, logs, strict=True)]),
+            _joined([log.time_s for log in logs]),
+            _joined([log.gpu for log in logs]),
+            {
+                key: _joined([_or_nan(c, log) for c, log in zip(columns, logs, strict=True)])
+                for key, columns in found.items()
+                if any(column is not None for column in columns)
+            },
             all(log.dated for log in logs),
             {key: value for log in logs for key, value in log.facts.items()},
         )
         return made if len(logs) == 1 else made.take(np.argsort(made.time_s, kind="stable"))
+
+    def column(self, key: str) -> NDArray[np.floating]:
+        """Give a column; without it, no readings."""
+        found = self.values.get(key)
+        return np.full(len(self.gpu), np.nan, np.float32) if found is None else found
 
     def at(self, code: int) -> _Table:
         """Give the rows of one place."""
@@ -187,35 +198,50 @@ class _Table:
         return _Table(self.places, place, time_s, gpu, values, self.dated, self.facts)
 
 
-def _column(log: Log, names: Sequence[str]) -> NDArray[np.floating]:
-    found = next((log.values[name] for name in names if name in log.values), None)
-    return np.full(log.num_rows, np.nan, np.float32) if found is None else found
+def _column(log: Log, names: Sequence[str]) -> NDArray[np.floating] | None:
+    return next((log.values[name] for name in names if name in log.values), None)
+
+
+def _or_nan(column: NDArray[np.floating] | None, log: Log) -> NDArray[np.floating]:
+    return np.full(log.num_rows, np.nan, np.float32) if column is None else column
+
+
+def _joined(parts: Sequence[NDArray[_Any]]) -> NDArray[_Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _node(place: Place, table: _Table, facts: Mapping[str, str]) -> Node:
-    gpus = tuple(_gpu(place, index, rows, facts) for index, rows in table.by_gpu() if index >= 0)
-    counts = {key: spread.count(table.values[key]) for key in (*GPU_METRICS, *HOST_METRICS)}
-    uses = [gpu.use for gpu in gpus] or [_use(table, {})]
-    return Node(place=place, use=_sum(uses, counts), gpus=gpus, counts=counts)
+    gpus: list[Gpu] = []
+    counted: list[dict[str, Counts]] = []
+    for index, rows in table.by_gpu():
+        counted.append({key: spread.count(rows.values.get(key, _NONE)) for key in GPU_METRICS})
+        if index >= 0:
+            gpus.append(_gpu(place, index, rows, counted[-1], facts))
+    counts = {key: spread.merge([mine[key] for mine in counted]) for key in GPU_METRICS}
+    counts |= {key: spread.count(table.values.get(key, _NONE)) for key in HOST_METRICS}
+    uses = [gpu.use for gpu in gpus] or [_use(table, _steps_s(table), {})]
+    return Node(place=place, use=_sum(uses, counts), gpus=tuple(gpus), counts=counts)
 
 
-def _gpu(place: Place, index: int, rows: _Table, facts: Mapping[str, str]) -> Gpu:
-    spreads = {key: spread.count(rows.values[key]).spread() for key in GPU_METRICS}
+def _gpu(
+    place: Place, index: int, rows: _Table, counts: Mapping[str, Counts], facts: Mapping[str, str]
+) -> Gpu:
     memory = facts.get(f"memory_mib {index}", "")
+    steps_s = _steps_s(rows)
     return Gpu(
         place=place,
         index=index,
-        use=_use(rows, spreads),
-        longest_idle=_longest_idle(rows),
+        use=_use(rows, steps_s, {key: found.spread() for key, found in counts.items()}),
+        longest_idle=_longest_idle(rows, steps_s),
         memory_mib=int(memory) if memory.isdecimal() else None,
     )
 
 
-def _use(rows: _Table, spreads: Mapping[str, Spread | None]) -> Use:
-    sm = rows.values["sm_pct"]
+def _use(rows: _Table, steps_s: NDArray[np.float64], spreads: Mapping[str, Spread | None]) -> Use:
+    sm = rows.column("sm_pct")
     timed = bool((rows.time_s != NO_TIME).all())
-    steps_s = _steps_s(rows)
-    silent = np.logical_and.reduce([np.isnan(rows.values[key]) for key in _SIGNS_OF_LIFE])
+    signs = [rows.values[key] for key in _SIGNS_OF_LIFE if key in rows.values]
+    silent = np.logical_and.reduce([np.ones(len(sm), np.bool_), *map(np.isnan, signs)])
     energy_j, energy_from = _energy(rows, steps_s)
     told = ~np.isnan(sm)
     is_idle = sm <= BUSY_SM_PCT
@@ -240,29 +266,34 @@ def _steps_s(rows: _Table) -> NDArray[np.float64]:
     if len(steps_s) < 2 or (rows.time_s == NO_TIME).any():  # noqa: PLR2004 - a step takes two
         return steps_s
     steps_s[1:] = np.diff(rows.time_s)
-    longest_s = MAX_GAP * max(1.0, float(np.median(steps_s[1:])))
+    longest_s = MAX_GAP * max(1.0, _median(steps_s[1:]))
     steps_s[~((steps_s >= 0) & (steps_s <= longest_s))] = np.nan
     return steps_s
 
 
+def _median(values: NDArray[np.float64]) -> float:
+    """As numpy's, which imports masked arrays for it: a tenth of a report's time."""
+    middle = np.partition(values, (half := len(values) // 2, (len(values) - 1) // 2))
+    return float(middle[half] + middle[(len(values) - 1) // 2]) / 2
+
+
 def _energy(rows: _Table, steps_s: NDArray[np.float64]) -> tuple[float | None, str | None]:
     """Take the counter's growth, else power over time by trapezoids."""
-    counted_j = np.diff(rows.values["energy"], prepend=np.nan)
+    counted_j = np.diff(rows.column("energy"), prepend=np.nan)
     # one that falls was set back by a reload of the driver
     counts = (counted_j >= 0) & ~np.isnan(steps_s)
     if counts.any():
         return float(counted_j[counts].sum()), "counter"
-    power_w = rows.values["power_w"].astype(np.float64)
+    power_w = rows.column("power_w").astype(np.float64)
     powered_j = (power_w + np.concatenate(([np.nan], power_w[:-1]))) / 2 * steps_s
     if np.isnan(powered_j).all():
         return None, None
     return float(np.nansum(powered_j)), "power"
 
 
-def _longest_idle(rows: _Table) -> Idle | None:
+def _longest_idle(rows: _Table, steps_s: NDArray[np.float64]) -> Idle | None:
     """Find the longest stretch in which each sample says idle; a gap ends it."""
-    steps_s = _steps_s(rows)
-    is_idle = (rows.values["sm_pct"] <= BUSY_SM_PCT) & ~np.isnan(steps_s)
+    is_idle = (rows.column("sm_pct") <= BUSY_SM_PCT) & ~np.isnan(steps_s)
     idle_s = np.cumsum(np.where(is_idle, steps_s, 0))
     before_s = np.maximum.accumulate(np.where(is_idle, 0, idle_s))
     lasted_s = idle_s - before_s
