@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from monitor import events as event_log
 from monitor import logs, tallies
 from monitor.cells import NO_TIME
 from monitor.errors import UserError
+from monitor.stats import MAX_GAP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,6 +50,22 @@ class GpuSeries:
     def num_samples(self) -> int:
         """How many samples there are."""
         return len(self.time_s)
+
+    @cached_property
+    def interval_s(self) -> float:
+        """The usual time between two samples; NaN where there are no times."""
+        steps_s = np.diff(self.time_s)
+        return float(np.median(steps_s)) if steps_s.size else math.nan
+
+    @cached_property
+    def steps_s(self) -> NDArray[np.float32]:
+        """The time that each sample speaks for, since the one before; NaN where nobody looked.
+
+        That is at the first one, and after a gap of more than `stats.MAX_GAP` usual intervals.
+        """
+        steps_s = np.diff(self.time_s, prepend=np.nan).astype(np.float32)
+        steps_s[steps_s > MAX_GAP * max(1.0, self.interval_s)] = np.nan
+        return steps_s
 
     def column(self, name: str) -> NDArray[np.floating] | None:
         """Give a column; None where the log lacks it or it has no reading."""
@@ -147,6 +166,8 @@ class _Parts:
 
 def _split(log: Log) -> Iterator[GpuSeries]:
     """Tell the GPUs of a log apart."""
+    if not log.num_rows:
+        return
     time_s = log.time_s.astype(np.float64)
     time_s[log.time_s == NO_TIME] = np.nan
     order = np.argsort(log.gpu.astype(np.int16), kind="stable")

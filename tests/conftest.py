@@ -26,10 +26,11 @@ POLL_S = 0.2
 THINGS = {
     "cluster": "the shared cluster",
     "jobs": "the shared cluster",
+    "tests/monitor/test_why_on_slurm.py": "the shared cluster",
     "faults": "a cluster of its own",
     "container": "Docker",
 }
-"""What the tests of a folder share, so that no two of them may run at once."""
+"""What the tests of a folder, or of a file, share, so that no two of them may run at once."""
 
 
 class JobEnd(NamedTuple):
@@ -38,6 +39,14 @@ class JobEnd(NamedTuple):
     state: str
     exit_code: int
     signal: int
+
+
+def on_busy_machine(limit_s: float) -> float:
+    """Give a limit, in seconds on a quiet machine, as it is on one that is as busy as this one.
+
+    Each process that waits for a core makes all of them slower.
+    """
+    return limit_s * (1 + os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 class Cluster:
@@ -128,10 +137,11 @@ class Cluster:
 
     @staticmethod
     def until(condition: Callable[[], bool], timeout: float, what: str) -> None:
-        """Poll until the condition holds; fail the test after `timeout` seconds."""
-        deadline = time.monotonic() + timeout
+        """Poll until the condition holds; fail the test after `timeout` seconds of patience."""
+        began = time.monotonic()
         while not condition():
-            assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
+            waited = time.monotonic() - began
+            assert waited < on_busy_machine(timeout), f"not within {waited:.0f} s: {what}"
             time.sleep(POLL_S)
 
     def processes(self, node: str, token: str) -> list[tuple[int, str]]:
@@ -192,11 +202,8 @@ def cluster(cluster_at: Callable[[Mapping[str, str]], Cluster]) -> Generator[Clu
 
 @pytest.fixture
 def patience() -> Callable[[float], float]:
-    """Give a limit, in seconds on a quiet machine, as it is on one that is as busy as this one.
-
-    Each process that waits for a core makes all of them slower.
-    """
-    return lambda limit_s: limit_s * (1 + os.getloadavg()[0] / (os.cpu_count() or 1))
+    """Give `on_busy_machine`, for a test's own limits."""
+    return on_busy_machine
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -211,7 +218,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::", maxsplit=1)[0]
             folder = file.split("/")[1] if "/" in file else file
-            return THINGS.get(folder, file)
+            return THINGS.get(folder) or THINGS.get(file, file)
 
     return ByThing(config, log)
 

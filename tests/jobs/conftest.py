@@ -155,11 +155,10 @@ class Job:
 
     def wait_for(self, name: str, count: int = 1, timeout_s: float = 60) -> list[dict[str, Any]]:
         """Waits for so many events of a name."""
-        deadline = time.monotonic() + timeout_s
-        while len(found := self.events(name)) < count:
-            assert time.monotonic() < deadline, f"no {count} x {name}: {self.log}"
-            time.sleep(0.05)
-        return found
+        self.cluster.until(
+            lambda: len(self.events(name)) >= count, timeout_s, f"{count} x {name} of job {self.id}"
+        )
+        return self.events(name)
 
     def cancel(self) -> None:
         """Cancel it, as its user would."""
@@ -213,7 +212,10 @@ class Job:
 
 @pytest.fixture
 def job_on(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Submits jobs to a cluster, in a directory of their own; cancels what is left of them."""
+    """Submits jobs to a cluster, in a directory of their own; cancels what is left of them.
+
+    What they said is printed at the end: pytest shows it where the test failed.
+    """
     jobs: list[Job] = []
 
     def submit(cluster: Any, *args: str, **env: str) -> Job:
@@ -223,6 +225,7 @@ def job_on(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     yield submit
     for each in jobs:
         each.cluster.run(["scancel", "--quiet", str(each.id)])
+        print(f"--- the log of job {each.id}", *each.log.splitlines()[-60:], sep="\n")
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +44,7 @@ def training(job: Any, *options: str, **env: str) -> Any:
         *options,
         **env,
     )
-    deadline = time.monotonic() + 90
-    while not steps(began):
-        assert time.monotonic() < deadline, began.log
-        time.sleep(0.1)
+    began.cluster.until(lambda: bool(steps(began)), 90, f"job {began.id} trains")
     return began
 
 
@@ -83,10 +79,7 @@ def test_kills_while_training(job: Any, victim: str) -> None:
     else:
         subprocess.run(["kill", "-9", str(run.events("monitor_up")[0]["pid"])], check=True)
         seen = steps(run)[-1]
-        deadline = time.monotonic() + 30
-        while steps(run)[-1] < seen + 20:
-            assert time.monotonic() < deadline, run.log
-            time.sleep(0.1)
+        run.cluster.until(lambda: steps(run)[-1] >= seen + 20, 30, "it trains on")
     run.cancel()
     run.end()
     assert run.all_gone()
