@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor import cells, dmon, gutil, lines
+from monitor import cells, dmon, gutil, lines, marks
 from monitor.cells import NO_TIME
 from monitor.errors import UserError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from monitor.marks import Mark
+
 _BLOCK_BYTES = 2**22
 _KEPT_BYTES = 2**25 - 2**16
 """As much memory as glibc can be made to keep; pages that are new cost more than reading does."""
 
+_MARK = f"## {marks.KEY}"
 _HASH = ord("#")
 _NEWLINE = ord("\n")
 _DAY_S = 86_400
@@ -54,7 +57,10 @@ class Log:
     values: dict[str, NDArray[np.floating]]
     dated: bool
     facts: dict[str, str]
+    marks: tuple[Mark, ...]
+    """What the log tells of moments, in its order."""
     num_unreadable: int
+    """Rows that cannot be read, and marks."""
     torn: bool
     """The last line has no end: it is still growing, or its writer was killed."""
 
@@ -103,6 +109,7 @@ class _Reader:
     path: str
     wanted: frozenset[str] | None
     facts: dict[str, str] = field(default_factory=dict)
+    marks: list[Mark] = field(default_factory=list)
     num_unreadable: int = 0
     parts: list[_Part] = field(default_factory=list)
 
@@ -142,6 +149,7 @@ class _Reader:
             values={name: self._column(name) for name in names},
             dated=dated,
             facts=self.facts,
+            marks=tuple(self.marks),
             num_unreadable=self.num_unreadable,
             torn=torn,
         )
@@ -208,6 +216,9 @@ class _Reader:
         if not line.startswith("##"):
             self._heads.see(line)
             return
+        if line == _MARK or line.startswith(f"{_MARK}:"):
+            self._mark(line)
+            return
         known = gutil.parse_comment(line)
         if known is None:
             return
@@ -217,6 +228,15 @@ class _Reader:
             self._place = replace(self._place, **{key: value})
         elif key == "utc_offset":
             self._offset = _offset(value)
+
+    def _mark(self, line: str) -> None:
+        """Take up what happened; count it where it is torn or damaged."""
+        key, _, value = line.partition(": ")
+        mark = marks.parse(value) if key == _MARK else None
+        if mark is None:
+            self.num_unreadable += 1
+        else:
+            self.marks.append(mark)
 
 
 def _end_of_rows(block: bytearray, pos: int, size: int) -> int:

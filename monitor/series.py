@@ -155,7 +155,7 @@ class _Parts:
             index = -1 if series.gpu is None else series.gpu
             self.of.setdefault((series.host, series.job, index), []).append(series)
         place = log.places[-1] if log.places else None
-        for mark in getattr(log, "marks", ()):
+        for mark in log.marks:
             host = place.host if place else Path(log.path).stem
             self.marks.append(PlacedMark(host, place.job if place else None, mark))
 

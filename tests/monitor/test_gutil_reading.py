@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monitor import dmon, frame, logs
+from monitor import dmon, frame, logs, marks
 from monitor.cells import NO_TIME
 from monitor.errors import UserError
+from monitor.marks import Mark
 
 SAMPLES = sorted((Path(__file__).parent / "data").glob("*.gutil"))
 Values = dict[str, float | None]
@@ -325,3 +326,17 @@ def test_wide_numbers_keep_every_digit(tmp_path: Path) -> None:
     log = logs.read(str(path))
     assert log.values["energy"].tolist() == numbers
     assert log.num_unreadable == 2
+
+
+def test_what_happened_is_read_and_what_is_torn_of_it_is_counted(tmp_path: Path) -> None:
+    """Marks come in their order, change no rows and are no facts; half a mark is counted."""
+    lost = Mark(1795258800.5, "xid", 3, {"xid": "79", "text": "fallen_off"})
+    back = Mark(1795258860.0, "back", 3)
+    torn = ["## event", "## event:", "## event: ", "## event: 2026-11-21T12:0", "## event: - xid g"]
+    told = [marks.line(lost), *(f"{line}\n" for line in torn), marks.line(back)]
+    path = tmp_path / "log.gutil"
+    path.write_text(HEAD + "".join(line + ROW for line in told) + "## events: 3\n")
+    log = logs.read(str(path))
+    assert log.marks == (lost, back)
+    assert (log.num_rows, log.num_unreadable) == (len(told), len(torn))
+    assert log.facts == {"events": "3"}
