@@ -194,7 +194,7 @@ def _decode(rows: NDArray[np.uint8], plan: _Plan, wanted: frozenset[str] | None)
         ok &= (rows[:, plan.gaps] == _BLANK).all(1)
     stamps = {"Date": np.full(len(rows), NO_TIME), "Time": np.full(len(rows), NO_TIME)}
     for name, (start, _) in zip(plan.names[: plan.num_stamps], plan.spans, strict=False):
-        stamps[name] = (_days if name == "Date" else _clock_s)(_words(rows, start))
+        stamps[name] = (_days if name == "Date" else _clock_s)(_strided(rows, start, "<u8").copy())
         ok &= stamps[name] != NO_TIME
     columns, sound = _columns(chars, plan)
     ok &= sound
@@ -240,14 +240,13 @@ class _Chars(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """Fours of characters."""
+    """Fours of characters, (parts, rows) each."""
 
     text: NDArray[np.uint32]
-    """(rows, parts)."""
     value: NDArray[np.uint32]
     """What they come to."""
     numbers: NDArray[np.float32]
-    """The same, (parts, rows)."""
+    """The same."""
 
 
 def _columns(chars: _Chars, plan: _Plan) -> tuple[list[NDArray[np.floating]], NDArray[np.bool_]]:
@@ -290,11 +289,15 @@ def _parts_of(span: Span, inked: NDArray[np.bool_]) -> list[list[int]]:
 
 
 def _parts(rows: NDArray[np.uint8], where: NDArray[np.intp]) -> _Parts:
-    text = rows.take(where.ravel(), 1).view("<u4")
+    places = where.reshape(-1, _PART).tolist()
+    text = np.empty((len(places), len(rows)), "<u4")
+    for part, columns in zip(text, places, strict=True):
+        if 0 <= columns[0] == columns[-1] - _PART + 1:  # else some are borrowed
+            part[:] = _strided(rows, columns[0], "<u4")
+        else:
+            part[:] = rows.take(columns, 1).view("<u4")[:, 0]
     value = _value(text)
-    numbers = np.empty(text.shape[::-1], np.float32)
-    numbers[:] = value.view(np.int32).T
-    return _Parts(text, value, numbers)
+    return _Parts(text, value, value.view(np.int32).astype(np.float32))
 
 
 def _short(parts: _Parts, num: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
@@ -302,13 +305,13 @@ def _short(parts: _Parts, num: int) -> tuple[NDArray[np.float32], NDArray[np.boo
 
     Returns: (cells, rows), and which rows are sound in all of these cells.
     """
-    text, numbers = parts.text[:, :num], parts.numbers[:num]
-    sound = _table().leading.take(parts.value[:, :num]) == text
+    text, numbers = parts.text[:num], parts.numbers[:num]
+    sound = _table().leading.take(parts.value[:num]) == text
     if sound.all():
         return numbers, np.ones(1, np.bool_)
     absent = text == _ABSENT
-    numbers[absent.T] = np.nan
-    return numbers, (sound | absent).all(1)
+    numbers[absent] = np.nan
+    return numbers, (sound | absent).all(0)
 
 
 def _long(
@@ -328,9 +331,9 @@ def _long(
         total = total * 10**_PART + those.numbers[k]
         if begun.all() and least.min() >= ord("0") and most.max() <= ord("9"):
             continue  # four digits in all rows, within a number
-        text, last = those.text[:, k], where is wheres[-1]
+        text, last = those.text[k], where is wheres[-1]
         blank, absent = text == _BLANKS, (text == _ABSENT) & last
-        fits = _written(those.value[:, k], begun) == text
+        fits = _written(those.value[k], begun) == text
         sound = sound & (fits | ((absent if last else blank) & ~begun))
         begun = begun | ~blank
     return np.where(absent, np.nan, total) if absent.any() else total, sound
@@ -346,11 +349,10 @@ def _written(value: NDArray[np.uint32], begun: NDArray[np.bool_]) -> NDArray[np.
     return np.where(begun, table.inner.take(value), table.leading.take(value))
 
 
-def _words(rows: NDArray[np.uint8], start: int) -> NDArray[np.unsignedinteger]:
-    """Take eight characters from `start` on as one number a row."""
-    return np.ndarray(
-        (len(rows),), "<u8", buffer=rows.data, offset=start, strides=(rows.shape[1],)
-    ).copy()
+def _strided(rows: NDArray[np.uint8], start: int, kind: str) -> NDArray[np.unsignedinteger]:
+    """See the characters from `start` on as one number a row."""
+    shape, strides = (len(rows),), (rows.shape[1],)
+    return np.ndarray(shape, kind, buffer=rows.data, offset=start, strides=strides)
 
 
 def _value(text: NDArray[np.uint32]) -> NDArray[np.uint32]:

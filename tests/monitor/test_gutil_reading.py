@@ -264,6 +264,7 @@ def test_midnight_in_a_log_without_dates(tmp_path: Path) -> None:
 
 HEAD = "# gpu    pwr     sm \n# Idx      W      % \n"
 ROW = "    0    294     98 \n"
+WIDE = HEAD.replace("# ", "#   ")
 
 
 @pytest.mark.parametrize(
@@ -291,6 +292,7 @@ ROW = "    0    294     98 \n"
         (HEAD + ROW.rstrip() + "\n", 0, 1),
         (HEAD + ROW.replace("    294", "1234567"), 1, 0),
         (HEAD + ROW.replace("    294", " 1234567"), 0, 1),
+        (WIDE + "".join(f"{i:>7}{ROW[5:]}" for i in (0, 1234, 12345, 1234567, "12 4")), 2, 3),
         ("#gpu, pwr, sm\n#Idx, W, %\n0, 294 W, 98 %\n1, -, 7\n", 2, 0),
         ("#gpu, pwr, sm\n0, 294, 98, 7\n0, 294\n0, 294 C, 8\n", 0, 3),
         ("0, 294, 98\n", 0, 1),
