@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 
 _MAGIC = b"DDPBEAT1"
@@ -82,6 +83,41 @@ def read_children(directory: str) -> dict[int, Child]:
     return {child.rank: child for child in children if child is not None}
 
 
+class BeatFiles:
+    """The beats of a directory, kept open: for who looks every second."""
+
+    def __init__(self, directory: str) -> None:
+        """Look into `directory`; `find` finds what is there."""
+        self._directory = directory
+        self._files: dict[int, int] = {}
+
+    def find(self) -> None:
+        """Open the files that are there now, and leave those that are gone."""
+        self.close()
+        for name in _names(self._directory):
+            number = name.removeprefix("rank-")
+            if number != name and number.isdecimal():
+                with suppress(OSError):
+                    path = f"{self._directory}/{name}"
+                    self._files[int(number)] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self) -> dict[int, Beat]:
+        """Read every rank's last beat; a file that is none is left out."""
+        found = {}
+        for rank, fd in self._files.items():
+            with suppress(OSError):
+                beat = parse_beat(rank, os.pread(fd, _LAYOUT.size, 0))
+                if beat is not None:
+                    found[rank] = beat
+        return found
+
+    def close(self) -> None:
+        """Close the files."""
+        for fd in self._files.values():
+            os.close(fd)
+        self._files = {}
+
+
 def parse_beat(rank: int, data: bytes) -> Beat | None:
     """Read the 64 bytes of a beat; None if they are not one."""
     if len(data) != _LAYOUT.size:
@@ -108,11 +144,7 @@ def _phase_name(number: int) -> str:
 def _files(directory: str, prefix: str, num_bytes: int) -> list[tuple[int, bytes]]:
     """Read the head of each file `<prefix><rank>`; what cannot be read is gone or not ours."""
     found = []
-    try:
-        names = os.listdir(directory)  # noqa: PTH208 - pathlib costs start time
-    except OSError:
-        return []
-    for name in names:
+    for name in _names(directory):
         number = name.removeprefix(prefix)
         if number == name or not number.isdecimal():
             continue
@@ -122,3 +154,10 @@ def _files(directory: str, prefix: str, num_bytes: int) -> list[tuple[int, bytes
         except OSError:
             continue
     return found
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)  # noqa: PTH208 - pathlib costs start time
+    except OSError:
+        return []

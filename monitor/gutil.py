@@ -8,13 +8,16 @@ after the two header lines and not before them, since readers take the first lin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any
 
 from monitor.dmon import NO_READING
 from monitor.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from datetime import datetime
 
     from monitor.sample import Row
 
@@ -22,6 +25,7 @@ ROWS_PER_HEADER = 44
 """The two header lines come again after this many rows, whatever the number of GPUs."""
 
 _BASE_LETTERS = "pumt"
+_PARTS = ("gpu", "host", "rank")
 _NAMES_PREFIX = "#Date        Time         gpu"
 _UNITS_PREFIX = "#YYYYMMDD    HH:MM:SS     Idx"
 
@@ -35,7 +39,13 @@ class Column:
     unit: str
     field: str
     width: int = 6
-    of_host: bool = False
+    of: str = "gpu"
+    """Which part of a row has the field: `gpu`, `host` or `rank`."""
+
+    @property
+    def of_host(self) -> bool:
+        """Whether it is the same in the rows of all GPUs."""
+        return self.of == "host"
 
 
 COLUMNS: tuple[Column, ...] = (
@@ -60,8 +70,25 @@ COLUMNS: tuple[Column, ...] = (
     Column("g", "smact", "%", "sm_active_pct"),
     Column("g", "tensor", "%", "tensor_active_pct"),
     Column("g", "dram", "%", "dram_active_pct"),
-    Column("h", "cpu", "%", "cpu_pct", of_host=True),
-    Column("h", "hmem", "MB", "mem_used_mib", width=8, of_host=True),
+    Column("h", "cpu", "%", "cpu_pct", of="host"),
+    Column("h", "hmem", "MB", "mem_used_mib", width=8, of="host"),
+    Column("e", "sbecc", "errs", "ecc_corrected", width=8),
+    Column("e", "dbecc", "errs", "ecc_uncorrected"),
+    Column("e", "remap", "rows", "remapped_rows"),
+    Column("v", "pviol", "%", "power_pct"),
+    Column("v", "tviol", "%", "heat_pct"),
+    Column("x", "smavg", "%", "sm_avg_pct"),
+    Column("x", "smmax", "%", "sm_max_pct"),
+    Column("n", "nvrx", "MB/s", "nvlink_rx_mb_s", width=8),
+    Column("n", "nvtx", "MB/s", "nvlink_tx_mb_s", width=8),
+    Column("i", "ibrx", "MB/s", "ib_rx_mb_s", width=8, of="host"),
+    Column("i", "ibtx", "MB/s", "ib_tx_mb_s", width=8, of="host"),
+    Column("s", "step", "count", "step", width=10, of="rank"),
+    Column("q", "rank", "id", "rank", of="rank"),
+    Column("q", "rfb", "MB", "held_mib", width=8, of="rank"),
+    Column("d", "shm", "%", "shm_pct", of="host"),
+    Column("d", "disk", "%", "disk_pct", of="host"),
+    Column("k", "mono", "s", "mono_s", width=10, of="host"),
 )
 FURTHER_LETTERS = "".join(dict.fromkeys(c.letter for c in COLUMNS if c.letter not in _BASE_LETTERS))
 
@@ -85,6 +112,11 @@ class Layout:
             )
         self.letters = letters
         self.columns = tuple(c for x in letters for c in COLUMNS if c.letter == x)
+        self._cells = "".join(f" %{c.width}s" for c in self.columns) + " \n"
+        self._width = len(self._cells % (("",) * len(self.columns)))
+        self._getters = [_getter([c for c in self.columns if c.of == part]) for part in _PARTS]
+        order = [c for part in _PARTS for c in self.columns if c.of == part]
+        self._places = itemgetter(*(order.index(c) for c in self.columns))
 
     def header(self) -> str:
         """Give the two header lines."""
@@ -95,10 +127,13 @@ class Layout:
     def line(self, row: Row) -> str:
         """One row, with its newline."""
         index = NO_READING if row.gpu.index is None else row.gpu.index
-        cells = "".join(self._cell(column, row) for column in self.columns)
-        # isoformat is several times faster than strftime, and knows no locale
-        date = row.time.date().isoformat().replace("-", "")
-        return f" {date}    {row.time.time().isoformat('seconds')}{index:>8}{cells} \n"
+        of_gpu, of_host, of_rank = self._getters
+        found = self._places(of_gpu(row.gpu) + of_host(row.host) + of_rank(row.rank))
+        told = [NO_READING if value is None else value for value in found]
+        cells = self._cells % tuple(told)
+        if len(cells) != self._width:
+            cells = self._cells % tuple(self._fitting(told))
+        return f"{_stamp(row.time)}{index:>8}{cells}"
 
     def block(self, rows: Sequence[Row], num_before: int) -> str:
         """Rows with the headers that fall between them.
@@ -115,10 +150,31 @@ class Layout:
             parts.append(self.line(row))
         return "".join(parts)
 
-    @staticmethod
-    def _cell(column: Column, row: Row) -> str:
-        value = getattr(row.host if column.of_host else row.gpu, column.field)
-        return f" {NO_READING if value is None else value:>{column.width}}"
+    def _fitting(self, cells: Sequence[object]) -> list[object]:
+        """Leave out what is too wide for its cell: it would move the rest, and cost the row.
+
+        The columns of dmon are left as dmon writes them.
+        """
+        return [
+            NO_READING if c.letter not in _BASE_LETTERS and len(str(cell)) > c.width else cell
+            for c, cell in zip(self.columns, cells, strict=True)
+        ]
+
+
+@lru_cache(maxsize=2)
+def _stamp(time: datetime) -> str:
+    """Write the time, which all rows of a look share."""
+    # isoformat is several times faster than strftime, and knows no locale
+    date = time.date().isoformat().replace("-", "")
+    return f" {date}    {time.time().isoformat('seconds')}"
+
+
+def _getter(columns: Sequence[Column]) -> Callable[[Any], tuple[object, ...]]:
+    """Get the fields of one part of a row, in one call."""
+    names = [c.field for c in columns]
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda part: tuple(getattr(part, name) for name in names)
 
 
 def comment(key: str, value: str) -> str:

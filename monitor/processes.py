@@ -1,7 +1,7 @@
 """What /proc tells of a process: its state, its time, what it listens to.
 
-`state`, `identity`, `cpu_s` and `catches` never wait for the process looked at. What reads its
-memory (`environment`, `command_line`) may: ask those in a thread with a bound.
+`state`, `identity`, `parent`, `cpu_s` and `catches` never wait for the process looked at. What
+reads its memory (`environment`, `command_line`) may: ask those in a thread with a bound.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import os
 from typing import NamedTuple
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_STATE, _UTIME, _STIME, _START = 0, 11, 12, 19  # places after the name in /proc/<pid>/stat
+# Places after the name in /proc/<pid>/stat.
+_STATE, _PARENT, _UTIME, _STIME, _START = 0, 1, 11, 12, 19
 
 WORDS = {
     "R": "running",
@@ -41,6 +42,12 @@ def identity(pid: int) -> Identity | None:
     """Tell who this process is; None if there is none."""
     fields = _stat(pid)
     return None if fields is None else Identity(pid, int(fields[_START]))
+
+
+def parent(pid: int) -> int | None:
+    """Tell the process above it; None if there is no such process, or none above it."""
+    fields = _stat(pid)
+    return (int(fields[_PARENT]) or None) if fields is not None else None
 
 
 def cpu_s(pid: int) -> float | None:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Protocol
 
-from monitor import gutil
-from monitor.sample import GpuSample, HostSample, Reading, Row
+from monitor import gutil, marks
+from monitor.sample import GpuSample, HostSample, RankSample, Reading, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from monitor.sample import GpuSource, HostSource
+    from monitor.marks import Mark
+    from monitor.sample import GpuSource, HostSource, RankSource
     from monitor.stop import Reason, Stop
 
-_SLICE_S = 0.05
+_MAX_MARKS = 256  # that wait for a disk to have room
 
 
 class Clock(Protocol):
@@ -45,90 +46,23 @@ class SystemClock:
         return time.monotonic()
 
 
-class BoundedSource:
-    """A source whose look may hang in the driver: after `limit_s` the GPUs count as silent.
-
-    The look itself runs in a thread, so that a driver that answers nothing holds up neither the
-    host's samples nor the end. While a look hangs no further one is begun.
-    """
-
-    def __init__(self, source: GpuSource, limit_s: float, stop: Stop, last_s: float = 0.6) -> None:
-        """Bound `source`.
-
-        Args:
-            source: looked at in a thread of its own.
-            limit_s: the longest that a look may hold up the recorder, in seconds.
-            stop: cuts a look short.
-            last_s: how long a look may take once it is time to stop, in seconds.
-
-        """
-        self._source = source
-        self._limit_s = limit_s
-        self._last_s = last_s
-        self._stop = stop
-        self._questions: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[Reading | Exception] = queue.SimpleQueue()
-        self._num_open = 0
-        self._known = Reading()
-        threading.Thread(target=self._work, name="nvml", daemon=True).start()
-
-    def read(self) -> Reading:
-        """Look once, within the limit.
-
-        Raises:
-            Exception: whatever the source raised.
-
-        """
-        if self._num_open:
-            self._take(0)  # a look that came back too late tells of another moment: dropped
-        answer = None if self._num_open else self._ask()
-        if answer is None:
-            silent = tuple(GpuSample(index=gpu.index) for gpu in self._known.gpus)
-            why = (("gpus", f"no readings: no answer within {self._limit_s:g} s"),)
-            return Reading(silent, self._known.facts or why)
-        if isinstance(answer, Exception):
-            raise answer
-        self._known = answer
-        return answer
-
-    def _ask(self) -> Reading | Exception | None:
-        self._questions.put(None)
-        self._num_open = 1
-        began_s = time.monotonic()
-        while True:
-            limit_s = self._last_s if self._stop.wait(0) else self._limit_s
-            left_s = began_s + limit_s - time.monotonic()
-            if left_s <= 0:
-                return None
-            answer = self._take(min(_SLICE_S, left_s))
-            if answer is not None:
-                return answer
-
-    def _take(self, timeout_s: float) -> Reading | Exception | None:
-        try:
-            answer = self._answers.get(block=timeout_s > 0, timeout=timeout_s)
-        except queue.Empty:
-            return None
-        self._num_open = 0
-        return answer
-
-    def _work(self) -> None:
-        while True:
-            self._questions.get()
-            try:
-                self._answers.put(self._source.read())
-            except Exception as error:  # noqa: BLE001 - handed to the reader, which says it
-                self._answers.put(error)
-
-
 class Log(Protocol):
     """Where blocks of whole lines go."""
-
-    num_lost: int
 
     def append(self, block: str) -> bool:
         """Write a block; False if it could not be kept."""
         ...
+
+    def turn(self) -> bool:
+        """Change the file where that is due; True: what comes next is first in a new one."""
+        ...
+
+
+class _NoRanks:
+    """Nobody trains here, or nobody can tell."""
+
+    def read(self, gpus: Sequence[GpuSample]) -> list[RankSample]:
+        return [RankSample() for _ in gpus]
 
 
 @dataclass
@@ -143,6 +77,7 @@ class Recorder:
         clock: tells the time.
         facts: what the head of the log says, as (key, value) pairs.
         say: tells a person; each kind of trouble once.
+        ranks: tells which rank is on which GPU.
 
     """
 
@@ -153,10 +88,16 @@ class Recorder:
     clock: Clock
     facts: tuple[tuple[str, str], ...]
     say: Callable[[str], None]
+    ranks: RankSource = field(default_factory=_NoRanks)
     _num_rows: int = field(default=0, init=False)
+    _num_lost: int = field(default=0, init=False)
+    """Samples that there was no room for."""
     _headed: bool = field(default=False, init=False)
     _told: set[str] = field(default_factory=set, init=False)
     _written_facts: dict[str, str] = field(default_factory=dict, init=False)
+    _marks: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_MARKS), init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    """Held while the log is written to: what happens is told by other threads."""
 
     def run(self, stop: Stop, interval_s: float) -> Reason:
         """Record at once, then every `interval_s`, and a last time at the end.
@@ -175,9 +116,17 @@ class Recorder:
                 self._cycle()
                 return reason
 
+    def tell(self, mark: Mark) -> None:
+        """Write down what happened, at once; from any thread. What cannot be kept comes later."""
+        line = marks.line(mark)
+        with self._lock:
+            if not (self._headed and self.log.append(line)):
+                self._marks.append(line)
+
     def _head(self) -> None:
         """Write the header lines and what is known before any GPU was asked: at once."""
-        self._headed = self.log.append(self.layout.header() + self._new_facts(self.facts))
+        with self._lock:
+            self._headed = self.log.append(self.layout.header() + self._new_facts(self.facts))
         if self._headed:
             self._written_facts |= dict(self.facts)
 
@@ -193,14 +142,27 @@ class Recorder:
         facts = self.facts + _offset_fact(now) + reading.facts
         host = self._read_host()
         gpus = reading.gpus or (GpuSample(),)
-        rows = [Row(now.replace(tzinfo=None), gpu, host) for gpu in gpus]
+        clock = now.replace(tzinfo=None)
+        rows = [
+            Row(clock, gpu, host, rank)
+            for gpu, rank in zip(gpus, self._read_ranks(gpus), strict=True)
+        ]
+        with self._lock:
+            self._append(facts + self._lost_fact(), rows)
+
+    def _append(self, facts: tuple[tuple[str, str], ...], rows: Sequence[Row]) -> None:
+        """Write rows, and before them what is new; in a new file everything is."""
+        if self.log.turn():
+            self._headed, self._num_rows, self._written_facts = False, 0, {}
         head = "" if self._headed else self.layout.header()
-        lost = self._lost_fact()
-        block = head + self._new_facts(facts + lost) + self.layout.block(rows, self._num_rows)
-        if self.log.append(block):
+        told = self._new_facts(facts) + "".join(self._marks)
+        if self.log.append(head + told + self.layout.block(rows, self._num_rows)):
             self._headed = True
             self._num_rows += len(rows)
-            self._written_facts |= dict(facts + lost)
+            self._written_facts |= dict(facts)
+            self._marks.clear()
+        else:
+            self._num_lost += 1
 
     def _read_gpus(self) -> Reading:
         try:
@@ -216,9 +178,16 @@ class Recorder:
             self._say_once(f"host: {type(error).__name__}: {error}: its readings stay empty")
             return HostSample()
 
+    def _read_ranks(self, gpus: Sequence[GpuSample]) -> Sequence[RankSample]:
+        try:
+            return self.ranks.read(gpus)
+        except Exception as error:  # noqa: BLE001 - the monitor never fails the job
+            self._say_once(f"ranks: {type(error).__name__}: {error}: their readings stay empty")
+            return _NoRanks().read(gpus)
+
     def _lost_fact(self) -> tuple[tuple[str, str], ...]:
-        lost = self.log.num_lost
-        return (("lost", f"{lost} samples could not be written"),) if lost else ()
+        told = f"{self._num_lost} samples could not be written"
+        return (("lost", told),) if self._num_lost else ()
 
     def _new_facts(self, facts: tuple[tuple[str, str], ...]) -> str:
         new = [(key, value) for key, value in facts if self._written_facts.get(key) != value]

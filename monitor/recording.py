@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from monitor import __version__, gutil
 from monitor.errors import UserError
-from monitor.recorder import BoundedSource, Recorder, SystemClock
+from monitor.recorder import Recorder, SystemClock
 from monitor.sample import Reading
+from monitor.seats import Seats
 from monitor.sink import Sink
 from monitor.stop import ProcessStop, Reason
 from monitor.watcher import Watcher
@@ -18,11 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from monitor import orphans
-    from monitor.sample import GpuSource, HostSample, HostSource
+    from monitor.marks import Mark
+    from monitor.sample import GpuSource, HostSource
+    from monitor.stop import Stop
     from monitor.watch_settings import WatchSettings
 
 _MIN_INTERVAL_S, _MAX_INTERVAL_S = 0.1, 86400.0
-_LIMIT_S = 5.0  # a look at the GPUs that takes longer leaves its cells empty
+_MAX_KEPT = 1000
+_MIB = 2**20
+_GARBAGE = 20_000  # objects; the usual 700 would have it search in the middle of every look
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +56,15 @@ class Settings:
     """Where to compose run.json at the end."""
     watch: WatchSettings | None = None
     """Which ranks to watch; None: nobody watches."""
+    user: str | None = None
+    beat_dir: str | None = None
+    """DDP_BEAT_DIR, where the ranks of this node beat."""
+    visible: str | None = None
+    """CUDA_VISIBLE_DEVICES."""
+    rotate_mib: int | None = None
+    """The log is moved away at this size; None: never."""
+    num_kept: int = 4
+    """How many that were moved away are kept."""
 
     def __post_init__(self) -> None:
         """Raise UserError where a value breaks its rule."""
@@ -61,6 +78,16 @@ class Settings:
                 f"--parent-pid: must be a process id of 1 or more; found {self.parent_pid}:"
                 " pass the shell's $$, or leave it out"
             )
+        if self.rotate_mib is not None and self.rotate_mib < 1:
+            raise UserError(
+                f"--rotate-mib: must be a size of 1 MiB or more; found {self.rotate_mib}:"
+                " 64 holds about four days of 8 GPUs at 15 s; leave it out for one file"
+            )
+        if not 1 <= self.num_kept <= _MAX_KEPT:
+            raise UserError(
+                f"--rotate-keep: must lie between 1 and {_MAX_KEPT} files;"
+                f" found {self.num_kept}: the default is 4"
+            )
 
 
 def record(settings: Settings, say: Callable[[str], None]) -> int:
@@ -71,11 +98,19 @@ def record(settings: Settings, say: Callable[[str], None]) -> int:
 
     """
     layout = gutil.Layout(settings.columns)
-    sink = Sink(settings.out, say)
+    max_bytes = None if settings.rotate_mib is None else settings.rotate_mib * _MIB
+    sink = Sink(settings.out, say, max_bytes, settings.num_kept)
+    signal.signal(signal.SIGHUP, lambda _signum, _frame: sink.reopen())
     stop = ProcessStop(settings.parent_pid)
     watcher = Watcher(settings.watch, say)
-    gpus = watcher.shown(BoundedSource(_Gpus(layout.letters), _LIMIT_S, stop))
-    recorder = Recorder(gpus, _Host(), sink, layout, SystemClock(), _facts(settings), say)
+    letters, folder = layout.letters, os.path.dirname(settings.out) or "."  # noqa: PTH120
+    gpus = _Later(lambda: _nvml(letters, stop, recorder.tell))
+    host = _Later(lambda: _host(letters, folder))
+    recorder = Recorder(
+        watcher.shown(gpus), host, sink, layout, SystemClock(), _facts(settings), say
+    )
+    if settings.beat_dir and set("sq") & set(letters):
+        recorder.ranks = Seats(settings.beat_dir, settings.visible)
     watcher.start()
     reason = recorder.run(stop, settings.interval_s)
     sink.close()
@@ -83,34 +118,55 @@ def record(settings: Settings, say: Callable[[str], None]) -> int:
     return 0
 
 
-class _Gpus:
-    """NVML, imported at the first look: the head of the log does not wait for it."""
+def _nvml(letters: str, stop: Stop, tell: Callable[[Mark], None]) -> GpuSource:
+    try:
+        from monitor.nvml import Nvml  # noqa: PLC0415 - the head of the log does not wait for it
+    except ImportError as error:
+        return _NoNvml(str(error))
+    _spare_the_collector()
+    return Nvml(letters, stop, tell)
 
-    def __init__(self, letters: str) -> None:
-        self._letters = letters
-        self._source: GpuSource | None = None
+
+def _host(letters: str, folder: str) -> HostSource:
+    from monitor.host import Host  # noqa: PLC0415 - the same
+
+    return Host(letters, folder)
+
+
+def _spare_the_collector() -> None:
+    """Leave what is loaded for good out of every search for garbage: a look makes next to none."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GARBAGE)
+
+
+class _NoNvml:
+    """There is no nvidia-ml-py: the log says so."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
 
     def read(self) -> Reading:
+        return Reading(facts=(("gpus", f"no readings: {self._why}"),))
+
+
+S_co = TypeVar("S_co", covariant=True)
+
+
+class _Source(Protocol[S_co]):
+    def read(self) -> S_co: ...
+
+
+class _Later(Generic[S_co]):
+    """A source that is built at the first look."""
+
+    def __init__(self, build: Callable[[], _Source[S_co]]) -> None:
+        self._build = build
+        self._source: _Source[S_co] | None = None
+
+    def read(self) -> S_co:
         if self._source is None:
-            try:
-                from monitor.nvml import Nvml  # noqa: PLC0415
-            except ImportError as error:
-                return Reading(facts=(("gpus", f"no readings: {error}"),))
-            self._source = Nvml(self._letters)
-        return self._source.read()
-
-
-class _Host:
-    """psutil, imported at the first look."""
-
-    def __init__(self) -> None:
-        self._source: HostSource | None = None
-
-    def read(self) -> HostSample:
-        if self._source is None:
-            from monitor.host import Host  # noqa: PLC0415
-
-            self._source = Host()
+            self._source = self._build()
         return self._source.read()
 
 
@@ -120,10 +176,16 @@ def _facts(settings: Settings) -> tuple[tuple[str, str], ...]:
         ("host", settings.host),
         ("monitor", f"{__version__} python {sys.version.split()[0]}"),
         ("interval_s", f"{settings.interval_s:g}"),
+        ("host_memory_mib", str(_host_memory_mib())),
+        ("user", settings.user),
         ("job", settings.job_id),
         ("attempt", settings.attempt),
     )
     return tuple((key, value) for key, value in known if value)
+
+
+def _host_memory_mib() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _MIB
 
 
 def _leave(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
 
@@ -38,23 +39,59 @@ class GpuSample:
     sm_active_pct: int | None = None
     tensor_active_pct: int | None = None
     dram_active_pct: int | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    remapped_rows: int | None = None
+    power_pct: int | None = None
+    """Share of the time since the last look in which the power limit held the clocks down."""
+    heat_pct: int | None = None
+    """The same for temperature."""
+    sm_avg_pct: int | None = None
+    """Utilisation by the driver's own samples since the last look."""
+    sm_max_pct: int | None = None
+    nvlink_rx_mb_s: int | None = None
+    nvlink_tx_mb_s: int | None = None
+    processes: tuple[tuple[int, int | None], ...] = ()
+    """Process id (the host's) and MiB held on this GPU, of each process that computes on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostSample:
-    """One look at the machine: share of all its cores that worked since the last look, memory."""
+    """One look at the machine; shares and rates are over the time since the last look."""
 
     cpu_pct: int | None = None
+    """Of all its cores."""
     mem_used_mib: int | None = None
+    ib_rx_mb_s: int | None = None
+    """InfiniBand, all ports."""
+    ib_tx_mb_s: int | None = None
+    shm_pct: int | None = None
+    """Used of /dev/shm."""
+    disk_pct: int | None = None
+    """Used of the disk that the log lies on."""
+    mono_s: int | None = None
+    """CLOCK_MONOTONIC."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSample:
+    """What the trainer tells beside a sample of its GPU."""
+
+    step: int | None = None
+    """Steps done by the rank on this GPU."""
+    rank: int | None = None
+    held_mib: int | None = None
+    """What the rank's processes hold on this GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a log: a GPU (or none) and its host at one moment of local time."""
+    """One line of a log: a GPU (or none), its host and its rank at one moment of local time."""
 
     time: datetime
     gpu: GpuSample
     host: HostSample
+    rank: RankSample = RankSample()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,4 +118,12 @@ class HostSource(Protocol):
 
     def read(self) -> HostSample:
         """Look once."""
+        ...
+
+
+class RankSource(Protocol):
+    """Whatever knows which rank computes on which GPU, and how far it is."""
+
+    def read(self, gpus: Sequence[GpuSample]) -> Sequence[RankSample]:
+        """Look once: a sample for each GPU."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError
@@ -29,8 +30,20 @@ class Sink:
     ones only when a write had succeeded in between.
     """
 
-    def __init__(self, path: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        path: str,
+        say: Callable[[str], None],
+        max_bytes: int | None = None,
+        num_kept: int = 1,
+    ) -> None:
         """Open `path` for appending; what it holds already stays.
+
+        Args:
+            path: the file.
+            say: tells a person.
+            max_bytes: from this size on `turn` moves the file away; None: never.
+            num_kept: how many are kept as `.1` (the newest) and so on.
 
         Raises:
             UserError: the path cannot be written, for a reason that waiting does not mend.
@@ -40,7 +53,9 @@ class Sink:
         self._say = say
         self._fd: int | None = None
         self._failing = False
-        self.num_lost = 0
+        self._max_bytes, self._limit_bytes = max_bytes, max_bytes
+        self._num_kept = num_kept
+        self._reopen = False
         try:
             self._open()
         except OSError as error:
@@ -49,14 +64,55 @@ class Sink:
             self._tell(error)
 
     def append(self, block: str) -> bool:
-        """Write a block; False, with `num_lost` one higher, if not all of it could be kept."""
+        """Write a block; False, with nothing of it kept, where it does not fit."""
         try:
             self._write(self._open(), block.encode())
         except OSError as error:
             self._tell(error)
-            self.num_lost += 1
             return False
         self._failing = False
+        return True
+
+    def reopen(self) -> None:
+        """Look at the next turn whether the file was moved away; may be called by a signal."""
+        self._reopen = True
+
+    def turn(self) -> bool:
+        """Rotate or reopen where that is due; True: what comes next is first in a new file."""
+        try:
+            return self._rotate() or self._follow()
+        except OSError as error:
+            self._say(
+                f"log {self._path}: must be moved away at {self._max_bytes} bytes;"
+                f" found {error.strerror}: it grows on, make its directory writable"
+            )
+            self._limit_bytes = (self._limit_bytes or 0) + (self._max_bytes or 0)
+            return False
+
+    def _rotate(self) -> bool:
+        if self._limit_bytes is None or self._fd is None:
+            return False
+        if os.fstat(self._fd).st_size < self._limit_bytes:
+            return False
+        for number in range(self._num_kept, 0, -1):
+            older = f"{self._path}.{number - 1}" if number > 1 else self._path
+            with suppress(FileNotFoundError):
+                os.replace(older, f"{self._path}.{number}")  # noqa: PTH105 - start time
+        self._limit_bytes = self._max_bytes
+        self._close_quietly()
+        return True
+
+    def _follow(self) -> bool:
+        """Let go of a file that somebody has moved away or removed."""
+        if not self._reopen or self._fd is None:
+            return False
+        self._reopen = False
+        try:
+            if os.path.samestat(os.stat(self._path), os.fstat(self._fd)):  # noqa: PTH116
+                return False
+        except OSError:
+            pass  # it is gone, or was replaced on another machine
+        self._close_quietly()
         return True
 
     def close(self) -> None:

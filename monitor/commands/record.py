@@ -11,7 +11,7 @@ from monitor.errors import say
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-_DEFAULT_COLUMNS = "pumtcjrgh"
+_DEFAULT_COLUMNS = "pumtcjrghevxnisqdk"
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -22,7 +22,15 @@ def add_options(parser: ArgumentParser) -> None:
         "--columns",
         default=_DEFAULT_COLUMNS,
         help="pumt, then letters: c clocks, j energy, r throttle reasons, g SM, tensor and DRAM"
-        f" activity, h host (default {_DEFAULT_COLUMNS})",
+        " activity, h host, e errors of memory, v time throttled, x the driver's own samples,"
+        " n NVLink, i InfiniBand, s step, q rank and its memory, d shared memory and disk,"
+        f" k monotonic time (default: all, {_DEFAULT_COLUMNS})",
+    )
+    parser.add_argument(
+        "--rotate-mib", type=int, metavar="N", help="at N MiB go on in a new file (default: never)"
+    )
+    parser.add_argument(
+        "--rotate-keep", type=int, default=4, metavar="K", help="keep OUT.1 to OUT.K (default 4)"
     )
     parser.add_argument(
         "--parent-pid", type=int, metavar="PID", help="end with this process (default: the parent)"
@@ -67,6 +75,11 @@ def run(options: Namespace) -> int:
             attempt=env.get("DDP_ATTEMPT"),
             launch_id=options.launch_id,
             run_dir=options.compose,
+            user=env.get("SLURM_JOB_USER") or env.get("USER") or env.get("LOGNAME"),
+            beat_dir=env.get("DDP_BEAT_DIR"),
+            visible=env.get("CUDA_VISIBLE_DEVICES"),
+            rotate_mib=options.rotate_mib,
+            num_kept=options.rotate_keep,
             watch=watch_settings.from_environment(env, options.compose, options.launch_id, node),
         ),
         say,

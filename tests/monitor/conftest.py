@@ -45,7 +45,7 @@ def until() -> Callable[..., None]:
 def _compile(directory: Path, *flags: str) -> Path:
     if shutil.which("gcc") is None:
         pytest.skip("gcc is missing: the stand-in driver library cannot be built")
-    command = ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"]
+    command = ["gcc", "-shared", "-fPIC", "-O1", "-pthread", "-Wall", "-Werror", "-o"]
     command += [str(directory / "libnvidia-ml.so.1"), *flags, str(HERE / "nvml_standin.c")]
     subprocess.run(command, check=True)
     return directory

@@ -5,12 +5,18 @@
  *   fail FUNCTION GPU N   that function returns NVML error N; GPU may be *
  *   lost GPU CALLS        after so many calls on it, that GPU answers only "lost"
  *   dead CALLS            after so many calls in all, everything answers "uninitialized"
- *   slow FUNCTION MS      that function takes so long
+ *   slow FUNCTION MS GPU  that function takes so long; without a GPU: of all of them
  *   noinit N              nvmlInit returns error N
+ *   grow NAME GPU RATE    a reading grows by so much a second; `samples`: so many a second
+ *   sample STAMP GPU PCT  the driver has sampled a utilisation, at so many microseconds
+ *   process PID GPU MIB   a process computes there; with -1 MiB it is not told how much it holds
+ *   event TYPE GPU DATA   an event happens, once: type 8 is an XID, 2 and 1 ECC errors
+ *   set mig GPU N         MIG is on, with N devices
  *
  * The file is read anew at each change, so a test may change the world while the recorder runs.
  * Built with -DOLD_DRIVER the functions that old drivers lack are not there at all.
  */
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,17 +24,32 @@
 #include <sys/stat.h>
 #include <time.h>
 
-enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, LOST = 15 };
+enum {
+    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
+    INSUFFICIENT_SIZE = 7, TIMEOUT = 10, LOST = 15
+};
 
-typedef struct { int index, calls; } Device;
+typedef struct { int index, calls, mig; } Device;
 typedef struct { char verb[16], name[64], gpu[8]; double value; } Rule;
 
 static Device devices[16];
 static Rule rules[256];
 static int num_rules, num_gpus = 2, total_calls;
 static int64_t seen;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void load(void) {
+static double now_s(clockid_t clock) {
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+static void pause_ms(double ms) {
+    struct timespec pause = {(time_t)(ms / 1000), (long)ms % 1000 * 1000000L};
+    nanosleep(&pause, NULL);
+}
+
+static void load_anew(void) {
     const char *path = getenv("NVML_STANDIN");
     struct stat info;
     if (path == NULL || stat(path, &info) != 0) return;
@@ -44,12 +65,12 @@ static void load(void) {
         memset(r, 0, sizeof *r);
         if (sscanf(line, "gpus %d", &num_gpus) == 1) continue;
         if (sscanf(line, "%15s", r->verb) != 1) continue;
-        if (!strcmp(r->verb, "set") || !strcmp(r->verb, "fail")) {
+        if (strstr("set fail grow sample process event", r->verb)) {
             if (sscanf(line, "%*s %63s %7s %lf", r->name, r->gpu, &r->value) == 3) num_rules++;
         } else if (!strcmp(r->verb, "lost")) {
             if (sscanf(line, "%*s %7s %lf", r->gpu, &r->value) == 2) num_rules++;
         } else if (!strcmp(r->verb, "slow")) {
-            if (sscanf(line, "%*s %63s %lf", r->name, &r->value) == 2) num_rules++;
+            if (sscanf(line, "%*s %63s %lf %7s", r->name, &r->value, r->gpu) >= 2) num_rules++;
         } else if (sscanf(line, "%*s %lf", &r->value) == 1) {
             num_rules++;
         }
@@ -57,11 +78,21 @@ static void load(void) {
     fclose(file);
 }
 
+static void load(void) { /* a look at the file every few milliseconds costs nothing */
+    static double looked_s = -1;
+    double tick_s = now_s(CLOCK_MONOTONIC_COARSE);
+    pthread_mutex_lock(&lock);
+    if (tick_s != looked_s) load_anew();
+    looked_s = tick_s;
+    pthread_mutex_unlock(&lock);
+}
+
 static const Rule *find(const char *verb, const char *name, int gpu) {
     for (int i = num_rules - 1; i >= 0; i--) { /* the last one that fits wins */
         const Rule *r = &rules[i];
-        int fits = r->gpu[0] == 0 || r->gpu[0] == '*' || atoi(r->gpu) == gpu;
-        if (!strcmp(r->verb, verb) && (name == NULL || !strcmp(r->name, name)) && fits) return r;
+        if (r->verb[0] != verb[0] || strcmp(r->verb, verb)) continue;
+        if (name != NULL && (r->name[0] != name[0] || strcmp(r->name, name))) continue;
+        if (r->gpu[0] == 0 || r->gpu[0] == '*' || atoi(r->gpu) == gpu) return r;
     }
     return NULL;
 }
@@ -70,11 +101,8 @@ static int enter(const char *function, Device *device) {
     load();
     int gpu = device ? device->index : -1;
     const Rule *slow = find("slow", function, gpu), *dead = find("dead", NULL, gpu);
-    if (slow) {
-        struct timespec pause = {(time_t)(slow->value / 1000), (long)slow->value % 1000 * 1000000L};
-        nanosleep(&pause, NULL);
-    }
-    if (dead && total_calls++ >= dead->value) return UNINITIALIZED;
+    if (slow) pause_ms(slow->value);
+    if (dead && (device ? total_calls++ : total_calls) >= dead->value) return UNINITIALIZED;
     if (device) {
         const Rule *lost = find("lost", NULL, gpu);
         if (lost && device->calls++ >= lost->value) return LOST;
@@ -84,8 +112,9 @@ static int enter(const char *function, Device *device) {
 }
 
 static double value(const char *name, Device *device, double otherwise) {
-    const Rule *rule = find("set", name, device->index);
-    return rule ? rule->value : otherwise;
+    const Rule *rule = find("set", name, device->index), *grow = find("grow", name, device->index);
+    double grown = grow ? grow->value * now_s(CLOCK_MONOTONIC) : 0;
+    return grown + (rule ? rule->value : otherwise);
 }
 
 #define ENTER(device) do { int rc = enter(__func__, device); if (rc) return rc; } while (0)
@@ -110,7 +139,8 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **device) {
 }
 int nvmlDeviceGetUUID(Device *d, char *text, unsigned n) {
     ENTER(d);
-    snprintf(text, n, "GPU-00000000-0000-0000-0000-%012d", d->index);
+    int id = d->mig ? 100 * d->index + d->mig : d->index;
+    snprintf(text, n, "%s-00000000-0000-0000-0000-%012d", d->mig ? "MIG" : "GPU", id);
     return SUCCESS;
 }
 int nvmlDeviceGetName(Device *d, char *text, unsigned n) { ENTER(d); snprintf(text, n, "NVIDIA Stand-In"); return SUCCESS; }
@@ -127,7 +157,12 @@ static int percent(Device *d, const char *name, unsigned *pct, unsigned *period)
 int nvmlDeviceGetEncoderUtilization(Device *d, unsigned *pct, unsigned *us) { ENTER(d); return percent(d, "enc", pct, us); }
 int nvmlDeviceGetDecoderUtilization(Device *d, unsigned *pct, unsigned *us) { ENTER(d); return percent(d, "dec", pct, us); }
 typedef struct { unsigned long long total, free, used; } Memory;
-int nvmlDeviceGetMemoryInfo(Device *d, Memory *m) { ENTER(d); m->total = value("fb_total", d, 81559.0 * 1048576); m->used = value("fb_v1", d, 72896.0 * 1048576); return SUCCESS; }
+static int mig_memory(Device *d, Memory *m) {
+    m->total = 9728ULL << 20;
+    m->used = (unsigned long long)value("mig_used_mib", d, 12) * d->mig << 20;
+    return SUCCESS;
+}
+int nvmlDeviceGetMemoryInfo(Device *d, Memory *m) { ENTER(d); if (d->mig) return mig_memory(d, m); m->total = value("fb_total", d, 81559.0 * 1048576); m->used = value("fb_v1", d, 72896.0 * 1048576); return SUCCESS; }
 int nvmlDeviceGetBAR1MemoryInfo(Device *d, unsigned long long *m) { ENTER(d); m[2] = value("bar1", d, 4.9 * 1048576); return SUCCESS; }
 int nvmlDeviceGetPcieThroughput(Device *d, int counter, unsigned *kb) { ENTER(d); *kb = value(counter ? "rx_kb" : "tx_kb", d, counter ? 847999 : 9999); return SUCCESS; }
 int nvmlDeviceGetClockInfo(Device *d, int kind, unsigned *mhz) { ENTER(d); *mhz = kind == 2 ? 2619 : 1980; return SUCCESS; }
@@ -150,8 +185,12 @@ typedef struct { unsigned id, scope; int64_t stamp, latency; int type, rc; union
 int nvmlDeviceGetFieldValues(Device *d, int count, Field *fields) {
     ENTER(d);
     for (int i = 0; i < count; i++) { /* the call succeeds; each entry tells for itself */
-        fields[i].rc = find("set", "mtemp", d->index) ? SUCCESS : NOT_SUPPORTED;
-        fields[i].value.u = value("mtemp", d, 0);
+        int id = (int)fields[i].id;
+        const char *name = id == 82 ? "mtemp" : id == 138 ? "nvtx_kib" : id == 139 ? "nvrx_kib" : "?";
+        int known = find("set", name, d->index) || find("grow", name, d->index);
+        fields[i].rc = known && (id == 82 || fields[i].scope == UINT32_MAX) ? SUCCESS : NOT_SUPPORTED;
+        fields[i].type = id == 82 ? 1 : 3;
+        fields[i].value.ull = (uint64_t)value(name, d, 0);
     }
     return SUCCESS;
 }
@@ -178,5 +217,107 @@ int nvmlGpmMetricsGet(GpmRequest *r) {
         r->metrics[i].value = value(name, &d, 0);
     }
     return SUCCESS;
+}
+int nvmlDeviceGetViolationStatus(Device *d, int policy, uint64_t *times) {
+    ENTER(d);
+    times[0] = (uint64_t)(now_s(CLOCK_MONOTONIC) * 1e6); /* µs, and ns of violation */
+    times[1] = (uint64_t)value(policy == 0 ? "pviol_ns" : "tviol_ns", d, 0);
+    return SUCCESS;
+}
+int nvmlDeviceGetTotalEccErrors(Device *d, int kind, int counter, unsigned long long *count) {
+    ENTER(d);
+    if (counter != 0) return INVALID_ARGUMENT; /* the volatile counter is what dmon shows */
+    *count = value(kind == 0 ? "sbecc" : "dbecc", d, 0);
+    return SUCCESS;
+}
+int nvmlDeviceGetRemappedRows(Device *d, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
+    ENTER(d);
+    *corrected = value("remap_corrected", d, 0);
+    *uncorrected = value("remap_uncorrected", d, 0);
+    *pending = value("remap_pending", d, 0);
+    *failed = value("remap_failed", d, 0);
+    return SUCCESS;
+}
+
+typedef struct { uint64_t stamp_us; union { unsigned u; uint64_t ull; } value; } Sample;
+int nvmlDeviceGetSamples(Device *d, int kind, uint64_t since_us, int *type, unsigned *count, Sample *samples) {
+    ENTER(d);
+    if (kind != 1) return NOT_SUPPORTED;
+    unsigned room = *count, num = 0;
+    *type = 1;
+    const Rule *rate = find("grow", "samples", d->index);
+    uint64_t step_us = rate ? (uint64_t)(1e6 / rate->value) : 0, last_us = 0;
+    if (rate) last_us = (uint64_t)(now_s(CLOCK_REALTIME) * 1e6) / step_us * step_us;
+    for (int i = 99; rate && i >= 0; i--) {
+        uint64_t stamp_us = last_us - (uint64_t)i * step_us;
+        if (stamp_us <= since_us) continue;
+        if (num < room) samples[num] = (Sample){stamp_us, {.ull = 50 + stamp_us / step_us % 50}};
+        num++;
+    }
+    for (int i = 0; i < num_rules; i++) {
+        const Rule *r = &rules[i];
+        uint64_t stamp_us = strtoull(r->name, NULL, 10);
+        int mine = r->gpu[0] == '*' || atoi(r->gpu) == d->index;
+        if (strcmp(r->verb, "sample") || !mine || stamp_us <= since_us) continue;
+        if (num < room) samples[num] = (Sample){stamp_us, {.ull = 0xffffffff00000000 | (unsigned)r->value}};
+        num++;
+    }
+    *count = num;
+    return num > room ? INSUFFICIENT_SIZE : num ? SUCCESS : NOT_FOUND;
+}
+
+typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } Process;
+int nvmlDeviceGetComputeRunningProcesses_v3(Device *d, unsigned *count, Process *found) {
+    ENTER(d);
+    unsigned room = *count, num = 0;
+    for (int i = 0; i < num_rules; i++) {
+        const Rule *r = &rules[i];
+        if (strcmp(r->verb, "process") || (r->gpu[0] != '*' && atoi(r->gpu) != d->index)) continue;
+        unsigned long long used = r->value < 0 ? ~0ULL : (unsigned long long)r->value << 20;
+        if (num < room) found[num] = (Process){(unsigned)atoi(r->name), used, ~0U, ~0U};
+        num++;
+    }
+    *count = num;
+    return num > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+int nvmlDeviceGetMigMode(Device *d, unsigned *current, unsigned *pending) {
+    ENTER(d);
+    *current = *pending = find("set", "mig", d->index) != NULL;
+    return SUCCESS;
+}
+int nvmlDeviceGetMaxMigDeviceCount(Device *d, unsigned *count) { ENTER(d); *count = 7; return SUCCESS; }
+int nvmlDeviceGetMigDeviceHandleByIndex(Device *d, unsigned place, Device **device) {
+    static Device migs[16][8];
+    ENTER(d);
+    if (place >= value("mig", d, 0)) return NOT_FOUND;
+    migs[d->index][place].index = d->index;
+    migs[d->index][place].mig = (int)place + 1;
+    *device = &migs[d->index][place];
+    return SUCCESS;
+}
+int nvmlDeviceGetGpuInstanceId(Device *d, unsigned *id) { ENTER(d); *id = 6U + (unsigned)d->mig; return SUCCESS; }
+int nvmlDeviceGetComputeInstanceId(Device *d, unsigned *id) { ENTER(d); *id = 0; return SUCCESS; }
+
+typedef struct { Device *device; unsigned long long type, data; unsigned gpu_instance, compute_instance; } Event;
+int nvmlEventSetCreate(void **set) { static int only; ENTER(NULL); *set = &only; return SUCCESS; }
+int nvmlEventSetFree(void *set) { (void)set; return SUCCESS; }
+int nvmlDeviceGetSupportedEventTypes(Device *d, unsigned long long *types) { ENTER(d); *types = 1 | 2 | 8; return SUCCESS; }
+int nvmlDeviceRegisterEvents(Device *d, unsigned long long types, void *set) { (void)set; ENTER(d); return types ? SUCCESS : NOT_SUPPORTED; }
+int nvmlEventSetWait_v2(void *set, Event *event, unsigned timeout_ms) {
+    static int delivered;
+    (void)set;
+    for (double left_ms = timeout_ms; left_ms > 0; left_ms -= 1000) {
+        ENTER(NULL);
+        int number = 0;
+        for (int i = 0; i < num_rules; i++) {
+            if (strcmp(rules[i].verb, "event") || number++ < delivered) continue;
+            delivered++;
+            *event = (Event){&devices[atoi(rules[i].gpu)], strtoull(rules[i].name, NULL, 10), (unsigned long long)rules[i].value, ~0U, ~0U};
+            return SUCCESS;
+        }
+        pause_ms(left_ms < 1000 ? left_ms : 1000);
+    }
+    return TIMEOUT;
 }
 #endif

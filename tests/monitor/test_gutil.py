@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from monitor import dmon, gutil
 from monitor.errors import UserError
-from monitor.sample import GpuSample, HostSample, Row
+from monitor.sample import GpuSample, HostSample, RankSample, Row
 
 ALL = "pumt" + gutil.FURTHER_LETTERS
 SERIES = ["418.226.00.2gpu", "525.147.05.2gpu", "550.163.01.2gpu"]
@@ -75,7 +75,7 @@ def test_headers_come_again_after_44_rows() -> None:
     assert heads == [1, 47, 93]
 
 
-@pytest.mark.parametrize("letters", ["", "umt", "pumtx", "pumtjj", "tpum", "pumtjhj"])
+@pytest.mark.parametrize("letters", ["", "umt", "pumtz", "pumtjj", "tpum", "pumtjhj"])
 def test_wrong_letters_are_named(letters: str) -> None:
     """What is no choice of columns is an error that lists the letters there are."""
     with pytest.raises(UserError, match=gutil.FURTHER_LETTERS):
@@ -85,14 +85,15 @@ def test_wrong_letters_are_named(letters: str) -> None:
 readings = st.one_of(st.none(), st.integers(0, 999_999))
 gpu_samples = st.builds(
     GpuSample,
-    **{f.name: readings for f in fields(GpuSample) if f.name != "index"},
+    **{f.name: readings for f in fields(GpuSample) if f.name not in ("index", "processes")},
     index=st.one_of(st.none(), st.integers(0, 127)),
 )
 rows = st.builds(
     Row,
     st.datetimes(datetime(2000, 1, 1), datetime(2099, 1, 1)),  # noqa: DTZ001
     gpu_samples,
-    st.builds(HostSample, readings, readings),
+    st.builds(HostSample, **{f.name: readings for f in fields(HostSample)}),
+    st.builds(RankSample, **{f.name: readings for f in fields(RankSample)}),
 )
 
 
@@ -105,8 +106,18 @@ def test_what_is_written_is_read_again(row: Row, letters: list[str], num_letters
     assert found["Date"] + found["Time"] == row.time.strftime("%Y%m%d%H:%M:%S")
     assert dmon.parse_value(found["gpu"]) == row.gpu.index
     for column in layout.columns:
-        wanted = getattr(row.host if column.of_host else row.gpu, column.field)
+        wanted = getattr(getattr(row, column.of), column.field)
         assert dmon.parse_value(found[column.name]) == wanted
+
+
+def test_a_further_reading_too_wide_for_its_cell_costs_only_itself() -> None:
+    """It would move what follows, and the reader would not believe the row; dmon's stay as is."""
+    layout = gutil.Layout(ALL)
+    wide = row(1, 0, throttle_bits=12_345_678, ecc_corrected=7)
+    (found,) = read(layout.header() + layout.line(wide))
+    assert found is not None
+    assert (found["throt"], found["sbecc"], found["pwr"]) == ("-", "7", "294")
+    assert "1234567" in gutil.Layout("pumt").line(row(1, 0, fb_used_mib=1_234_567))
 
 
 @given(st.text(), st.text())

@@ -1,40 +1,10 @@
 """The real nvidia-ml-py against a stand-in driver library, each time in a process of its own."""
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-# looks `argv[2]` times; before each look, the clock goes on by `argv[3]` seconds
-LOOK = """
-import json, sys, time
-from dataclasses import asdict
-from monitor.nvml import Nvml
-clock = [0.0]
-nvml = Nvml(sys.argv[1], retry_s=60, monotonic=lambda: clock[0])
-for _ in range(int(sys.argv[2])):
-    reading = nvml.read()
-    print(json.dumps({"gpus": [asdict(g) for g in reading.gpus], "facts": dict(reading.facts)}))
-    clock[0] += float(sys.argv[3])
-    time.sleep(0.12 if "g" in sys.argv[1] else 0)
-"""
-
-
-def look(driver: Any, letters: str = "pumt", times: int = 1, step_s: float = 1) -> list[Any]:
-    """Look some times, in a process of its own."""
-    command = [sys.executable, "-c", LOOK, letters, str(times), str(step_s)]
-    env = {**os.environ, **driver.env}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stderr == ""
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def readings(gpu: dict[str, Any]) -> dict[str, Any]:
-    """The readings that exist."""
-    return {name: value for name, value in gpu.items() if value is not None and name != "index"}
+from tests.monitor.nvml_look import between, look, readings
 
 
 def test_values_are_cut_as_the_driver_cuts_them(driver: Any) -> None:
@@ -92,12 +62,8 @@ def test_gpm_needs_two_samples(driver: Any) -> None:
 
 def test_looks_too_close_together_give_no_gpm(driver: Any) -> None:
     """Less than 100 ms apart GPM is not asked, as NVML demands."""
-    driver.does("set gpm * 1", "set gpm2 * 91.6", "slow nvmlGpmSampleGet 0")
-    script = LOOK.replace("time.sleep(0.12", "time.sleep(0.0")
-    command = [sys.executable, "-c", script, "pumtg", "2", "1"]
-    env = {**os.environ, **driver.env}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
-    assert json.loads(done.stdout.splitlines()[1])["gpus"][0]["sm_active_pct"] is None
+    driver.does("set gpm * 1", "set gpm2 * 91.6")
+    assert look(driver, "pumtg", times=2, then="pass")[1]["gpus"][0]["sm_active_pct"] is None
 
 
 def test_gpm_that_cannot_be_asked_costs_nothing_else(driver: Any) -> None:
@@ -131,7 +97,7 @@ def test_mig_refuses_utilisation_only(driver: Any) -> None:
 
 def test_a_lost_gpu_keeps_its_place(driver: Any) -> None:
     """From the moment it is lost only its index is left; the other goes on."""
-    driver.does("lost 1 20")
+    driver.does("lost 1 40")
     looks = look(driver, times=4)
     assert looks[0]["gpus"][1]["power_w"] == 294
     assert looks[3]["gpus"][1]["index"] == 1
@@ -150,23 +116,11 @@ def test_a_gpu_lost_from_the_start_keeps_its_place(driver: Any) -> None:
 
 def test_dead_nvml_is_started_again_now_and_then(driver: Any) -> None:
     """Rows stay empty until a restart after 60 s finds the GPUs back, which then answer again."""
-    driver.does("dead 40")
-    script = LOOK.replace(
-        "    clock[0] +=",
-        "    import os\n"
-        "    if not any(g.power_w for g in reading.gpus): open(os.environ['NVML_STANDIN'], 'w')"
-        ".write('gpus 2 \\n')\n    clock[0] +=",
-    )
-    command = [sys.executable, "-c", script, "pumt", "9", "20"]
-    env = {**os.environ, **driver.env}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
-    looks = [json.loads(line) for line in done.stdout.splitlines()]
+    looks = look(driver, times=9, step_s=20, then=between([], ["dead 0"], []))
     powers = [one["gpus"][0]["power_w"] for one in looks]
-    assert powers[0] == 294
-    first_gone = powers.index(None)
-    assert powers[first_gone : first_gone + 3] == [None] * 3
-    assert powers[first_gone + 3 :] == [294] * (6 - first_gone)
-    assert [gpu["index"] for gpu in looks[first_gone]["gpus"]] == [0, 1]
+    assert powers == [294, 294, None, None, None, 294, 294, 294, 294]
+    assert [gpu["index"] for gpu in looks[2]["gpus"]] == [0, 1]
+    assert looks[3]["facts"]["gpus"] == "no readings: NVML answers nothing more"
     assert looks[-1]["facts"]["gpu 0"].startswith("GPU-")
 
 

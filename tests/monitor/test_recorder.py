@@ -1,16 +1,15 @@
-import threading
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-import psutil
 import pytest
 
 from monitor import gutil
-from monitor.host import Host
-from monitor.recorder import BoundedSource, Recorder, SystemClock
-from monitor.sample import GpuSample, HostSample, Reading
+from monitor.marks import Mark
+from monitor.recorder import Recorder, SystemClock
+from monitor.sample import GpuSample, HostSample, RankSample, Reading
 from monitor.stop import Reason
 
 PUMT = gutil.Layout("pumt")
@@ -29,7 +28,9 @@ class World:
     blocks: list[str] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     full: bool = False
-    num_lost: int = 0
+    turns: tuple[int, ...] = ()
+    """After which looks there is a new file."""
+    tell: Callable[[Mark], None] = lambda _mark: None
 
     def now(self) -> datetime:
         """Two hours east of UTC, unless told otherwise."""
@@ -55,15 +56,19 @@ class World:
 
     def append(self, block: str) -> bool:
         """Keep the block, unless the disk is full."""
-        self.num_lost += self.full
         if not self.full:
             self.blocks.append(block)
         return not self.full
+
+    def turn(self) -> bool:
+        """Change the file where the test says so."""
+        return len(self.looks) in self.turns
 
     def record(self, interval_s: float = 10, host: object = None) -> str:
         """Record until the cycles are done; what the log holds."""
         facts = (("host", "n1"),)
         recorder = Recorder(self, host or Still(), self, PUMT, self, facts, self.said.append)
+        self.tell = recorder.tell
         assert recorder.run(self, interval_s) is Reason.TERMINATED
         return "".join(self.blocks)
 
@@ -176,77 +181,8 @@ def test_what_could_not_be_written_is_counted_in_the_log() -> None:
     world.reading = reading
     lines = world.record().splitlines()
     assert lines[:2] == PUMT.header().splitlines()
-    assert "## lost: 3 samples could not be written" in lines
+    assert "## lost: 2 samples could not be written" in lines
     assert len([line for line in lines if line.startswith(" ")]) == 2
-
-
-class Gate:
-    """A source that hangs until it is let through."""
-
-    def __init__(self) -> None:
-        self.open = threading.Event()
-        self.num_looks = 0
-
-    def read(self) -> Reading:
-        """Look at once the first time; later wait at the gate."""
-        self.num_looks += 1
-        if self.num_looks > 1:
-            self.open.wait(20)
-        return Reading((GpuSample(index=0, power_w=self.num_looks),), (("driver", "1"),))
-
-
-class Never:
-    """It is never time to stop, unless told so."""
-
-    reason: Reason | None = None
-
-    def wait(self, _timeout_s: float) -> Reason | None:
-        """Do not wait."""
-        return self.reason
-
-
-def test_a_look_that_hangs_leaves_cells_empty(until: Callable[..., None]) -> None:
-    """GPUs known before keep their rows, no second look is begun, and later it goes on anew."""
-    gate = Gate()
-    source = BoundedSource(gate, 0.2, Never())
-    assert source.read().gpus[0].power_w == 1
-    for _ in range(3):
-        assert source.read() == Reading((GpuSample(index=0),), (("driver", "1"),))
-    assert gate.num_looks == 2
-    gate.open.set()
-    until(lambda: source.read().gpus[0].power_w == 3)
-
-
-def test_the_end_does_not_wait_for_a_look_that_hangs() -> None:
-    """Once it is time to stop a look gets its last bit of time, not the whole limit."""
-    never, gate = Never(), Gate()
-    source = BoundedSource(gate, 60, never, last_s=0.1)
-    source.read()
-    never.reason = Reason.TERMINATED
-    assert source.read().gpus[0].power_w is None
-    gate.open.set()
-
-
-def test_a_look_that_never_came_back_is_told() -> None:
-    """Where nothing is known of the GPUs yet, the log says why."""
-    gate = Gate()
-    gate.num_looks = 1
-    reading = BoundedSource(gate, 0.1, Never()).read()
-    assert reading.facts == (("gpus", "no readings: no answer within 0.1 s"),)
-    gate.open.set()
-
-
-def test_what_a_look_raises_comes_through() -> None:
-    """The thread hands errors on and lives."""
-
-    class Broken:
-        def read(self) -> Reading:
-            return broken()
-
-    source = BoundedSource(Broken(), 5, Never())
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="boom"):
-            source.read()
 
 
 def test_the_systems_clock_knows_its_offset() -> None:
@@ -256,33 +192,69 @@ def test_the_systems_clock_knows_its_offset() -> None:
     assert clock.monotonic_s() <= clock.monotonic_s()
 
 
-def test_a_share_of_no_time_is_no_reading() -> None:
-    """The first look has no CPU share yet; a second one 0.1 s later has one."""
-    times = iter([0.0, 0.01, 5.0])
-    host = Host(monotonic=lambda: next(times))
-    first, second = host.read(), host.read()
-    assert first.cpu_pct is None
-    assert second.cpu_pct is not None
-    assert 0 <= second.cpu_pct <= 100
-    assert first.mem_used_mib is not None
-    assert first.mem_used_mib < psutil.virtual_memory().total // 2**20
+def test_a_new_file_begins_with_all_that_is_known() -> None:
+    """After a rotation header and facts come again, and the 44 rows are counted anew."""
+    world = World(num_cycles=3, turns=(2,))
+    world.record()
+    assert world.blocks[2].startswith(PUMT.header() + "## host: n1\n## utc_offset: +02:00\n")
+    assert not world.blocks[3].startswith("#")
 
 
-def test_a_host_without_proc_has_no_readings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where psutil cannot look, the readings are None."""
-
-    def refuse(*_args: object, **_options: object) -> None:
-        raise OSError("no /proc")
-
-    monkeypatch.setattr(psutil, "cpu_percent", refuse)
-    monkeypatch.setattr(psutil, "virtual_memory", refuse)
-    times = iter([0.0, 5.0])
-    assert Host(monotonic=lambda: next(times)).read() == HostSample()
+XID = Mark(1795258800.0, "xid", 3, {"xid": "79"})
 
 
-def test_only_nvml_and_host_import_their_libraries() -> None:
-    """pynvml and psutil each have one door."""
+def test_what_happens_is_written_at_once() -> None:
+    """Between two samples, before the next one."""
+    world = World(num_cycles=2)
+
+    def reading() -> Reading:
+        if len(world.looks) == 2:
+            world.tell(XID)
+        return Reading()
+
+    world.reading = reading
+    lines = world.record().splitlines()
+    assert lines[-3].endswith("xid gpu=3 xid=79")
+    assert lines[-3].startswith("## event: 2026-11-21T")
+
+
+def test_what_happens_while_the_disk_is_full_is_told_later() -> None:
+    """With the first sample that there is room for; and not before the header."""
+    world = World(num_cycles=3, full=True)
+
+    def reading() -> Reading:
+        if len(world.looks) == 1:
+            world.tell(XID)
+        world.full = len(world.looks) < 3
+        return Reading()
+
+    world.reading = reading
+    lines = world.record().splitlines()
+    assert lines[0].startswith("#Date")
+    assert [line.split()[3:] for line in lines if line.startswith("## event")] == [
+        ["xid", "gpu=3", "xid=79"]
+    ]
+
+
+def test_nothing_the_ranks_raise_ends_it() -> None:
+    """It is said once, and the rows go on without step and rank."""
+
+    class Broken:
+        def read(self, _gpus: object) -> list[RankSample]:
+            raise OSError("no beats")
+
+    world = World(num_cycles=2)
+    recorder = Recorder(world, Still(), world, PUMT, world, (), world.said.append, Broken())
+    recorder.run(world, 10)
+    assert "".join(world.blocks).count("\n ") == 3
+    assert len(world.said) == 1
+
+
+def test_only_the_files_of_nvml_open_nvml() -> None:
+    """Nothing else imports pynvml, and nothing at all psutil."""
     root = Path(__file__).parents[2] / "monitor"
-    for library, door in (("pynvml", "nvml.py"), ("psutil", "host.py")):
-        importers = [p.name for p in root.glob("*.py") if f"import {library}" in p.read_text()]
-        assert importers == [door]
+    texts = {path.name: path.read_text() for path in root.rglob("*.py")}
+    importers = {name for name, text in texts.items() if re.search(r"(import|from) pynvml", text)}
+    assert importers
+    assert all(name.startswith("nvml") for name in importers)
+    assert not any("import psutil" in text for text in texts.values())

@@ -1,0 +1,72 @@
+"""Looks through the real nvidia-ml-py at the stand-in driver, each time in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+# looks `argv[2]` times; before each look, the clock goes on by `argv[3]` seconds
+_LOOK = """
+import json, os, sys, time
+from dataclasses import asdict
+from monitor.marks import line
+from monitor.nvml import Nvml
+letters, times, step_s, first, then = sys.argv[1:]
+class Never:
+    def wait(self, timeout_s): return None
+clock, marks = [0.0], []
+nvml = Nvml(letters, Never(), marks.append, retry_s=60, monotonic=lambda: clock[0])
+exec(first)
+for turn in range(int(times)):
+    reading = nvml.read()
+    told = [line(mark).split(" ", 3)[3].strip() for mark in marks]
+    gpus = [asdict(gpu) for gpu in reading.gpus]
+    print(json.dumps({"gpus": gpus, "facts": dict(reading.facts), "marks": told}))
+    clock[0] += float(step_s)
+    exec(then)
+os._exit(sys.stdout.flush() or 0)
+"""
+_GPM_GAP = "time.sleep(0.12)"  # which GPM demands between two samples
+
+
+def look(
+    driver: Any, letters: str = "pumt", times: int = 1, step_s: float = 1, **programs: str
+) -> list[Any]:
+    """Look some times, and tell what was seen each time.
+
+    Args:
+        driver: the stand-in.
+        letters: of the columns.
+        times: how often to look.
+        step_s: what the clock, which else stands still, goes on by after each look.
+        programs: `then`, to run after each look, knows `turn`, the number of the look; `first`,
+            to run before the first look, knows `nvml`.
+
+    """
+    then = programs.get("then", _GPM_GAP if "g" in letters else "")
+    words = [letters, str(times), str(step_s), programs.get("first", ""), then]
+    command = [sys.executable, "-c", _LOOK, *words]
+    env = {**os.environ, **driver.env}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stderr == ""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def between(*worlds: list[str]) -> str:
+    """Let the driver of two GPUs behave otherwise after each look: a program for `then`."""
+    texts = ["".join(f"{line}\n" for line in ("gpus 2", *lines)) for lines in worlds]
+    return (
+        f"worlds = {texts!r}\n"
+        "if turn < len(worlds):\n"
+        "    time.sleep(0.02)  # the driver looks at its file once in a tick of the kernel\n"
+        "    path = os.environ['NVML_STANDIN']\n"
+        "    open(path + '.new', 'w').write(worlds[turn]); os.replace(path + '.new', path)\n"
+        "    time.sleep(0.02)\n"
+    )
+
+
+def readings(gpu: dict[str, Any]) -> dict[str, Any]:
+    """The readings that exist."""
+    there = {name: value for name, value in gpu.items() if value not in (None, [])}
+    return {name: value for name, value in there.items() if name != "index"}

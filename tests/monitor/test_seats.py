@@ -1,0 +1,112 @@
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from monitor.sample import GpuSample, RankSample
+from monitor.seats import Seats
+
+NOTHING = RankSample()
+
+
+def beat(place: Path, rank: int, pid: int, step: int) -> None:
+    """Let a rank beat."""
+    data = struct.pack("<8s7q", b"DDPBEAT1", pid, step, 0, 2, 1, 1, 1)
+    (place / f"rank-{rank}").write_bytes(data)
+
+
+def child(place: Path, rank: int, pid: int, local_rank: int) -> None:
+    """Let a launcher have started a rank's command."""
+    (place / f"child-{rank}").write_text(f"{pid} {local_rank} trainer\n")
+
+
+def gpu(index: int | None, *processes: tuple[int, int | None]) -> GpuSample:
+    """A GPU on which these processes compute."""
+    return GpuSample(index=index, processes=processes)
+
+
+def look(place: Path, *gpus: GpuSample, visible: str | None = None, shares: bool = True) -> object:
+    """Look once."""
+    return Seats(str(place), visible, shares_pids=shares).read(gpus)
+
+
+def test_a_process_on_a_gpu_is_the_rank_that_beats(tmp_path: Path) -> None:
+    """Its step, its number, and what its processes hold; what nobody knows is nobody's."""
+    beat(tmp_path, 4, 1001, 120)
+    beat(tmp_path, 5, 1002, 121)
+    found = look(tmp_path, gpu(0, (1002, 300), (77, 9)), gpu(1, (1001, None)), gpu(2, (77, 9)))
+    assert found == [RankSample(121, 5, 300), RankSample(120, 4, None), NOTHING]
+
+
+def test_several_ranks_on_one_gpu(tmp_path: Path) -> None:
+    """The one that holds most is told, with all of its processes."""
+    for rank in (0, 1):
+        beat(tmp_path, rank, 1000 + rank, rank)
+    assert look(tmp_path, gpu(0, (1000, 200), (1001, 300), (1000, 200))) == [RankSample(0, 0, 400)]
+
+
+def test_a_process_below_the_command_is_the_ranks(tmp_path: Path) -> None:
+    """Such as Python under a shell that the launcher started."""
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as below:
+        child(tmp_path, 3, os.getpid(), 0)
+        assert look(tmp_path, gpu(0, (below.pid, 50))) == [RankSample(None, 3, 50)]
+        below.communicate(b"\n")
+
+
+def test_in_a_container_the_pids_are_nobodys(tmp_path: Path) -> None:
+    """Then the rank stays unknown; whose step it is follows from who should be there."""
+    beat(tmp_path, 6, 1001, 120)
+    child(tmp_path, 6, 1000, 1)
+    found = look(tmp_path, gpu(0, (1001, 300)), gpu(1, (1001, 300)), shares=False)
+    assert found == [NOTHING, RankSample(120)]
+
+
+@pytest.mark.parametrize(
+    ("visible", "steps"),
+    [(None, [7, 8, None]), ("2,0", [8, None, 7]), ("GPU-1,", [None] * 3), ("", [None] * 3)],
+)
+def test_without_processes_the_place_tells_the_step(
+    tmp_path: Path, visible: str | None, steps: list[int | None]
+) -> None:
+    """Local rank n has the nth GPU that CUDA_VISIBLE_DEVICES names."""
+    for rank in (0, 1):
+        beat(tmp_path, rank, 1000 + rank, 7 + rank)
+        child(tmp_path, rank, 2000 + rank, rank)
+    found = Seats(str(tmp_path), visible).read([gpu(0), gpu(1), gpu(2)])
+    assert [sample.step for sample in found] == steps
+
+
+def test_a_node_without_gpus_is_as_far_as_its_last_rank(tmp_path: Path) -> None:
+    """Its one row has the least of the steps."""
+    beat(tmp_path, 0, 1000, 9)
+    beat(tmp_path, 1, 1001, 8)
+    assert look(tmp_path, gpu(None)) == [RankSample(8)]
+
+
+def test_steps_are_read_each_time_and_ranks_looked_for_now_and_then(tmp_path: Path) -> None:
+    """A rank that is new is seen within 5 s; one that is gone, or was never whole, is none."""
+    now_s = [0.0]
+    beat(tmp_path, 0, 1000, 1)
+    seats = Seats(str(tmp_path), shares_pids=True, monotonic=lambda: now_s[0])
+    both = [gpu(0, (1000, 1)), gpu(1, (1001, 1))]
+    assert seats.read(both) == [RankSample(1, 0, 1), NOTHING]
+    with (tmp_path / "rank-0").open("r+b") as file:
+        file.seek(16)
+        file.write(struct.pack("<q", 2))
+    beat(tmp_path, 1, 1001, 5)
+    assert seats.read(both) == [RankSample(2, 0, 1), NOTHING]
+    now_s[0] = 5.0
+    assert seats.read(both) == [RankSample(2, 0, 1), RankSample(5, 1, 1)]
+    (tmp_path / "rank-0").unlink()
+    (tmp_path / "rank-1").write_bytes(b"DDPBEAT1")
+    now_s[0] = 10.0
+    assert seats.read(both) == [NOTHING, NOTHING]
+
+
+def test_a_directory_that_is_gone(tmp_path: Path) -> None:
+    """Nobody beats there, and nothing is raised."""
+    assert look(tmp_path / "none", gpu(0, (1, 1)), gpu(None)) == [NOTHING, NOTHING]
