@@ -17,9 +17,10 @@ COMMANDS = {
     "record": "sample the GPUs and the host into a log",
     "report": "how jobs used their GPUs, by such logs",
     "watch": "see all nodes of a job live, in a terminal",
-    "export": "logs and runs for other programs: metrics or rows",
     "plot": "draw a run into a .png or .svg",
     "html": "write a run as one page to look into, offline",
+    "export": "logs and runs for other programs: metrics or rows",
+    "diagnose": "what is wrong with a run, by rules, and what to do",
     "compose": "write run.json from a run's events",
     "why": "say on one screen why a run ended",
 }

@@ -98,7 +98,7 @@ def choose(gpus: Sequence[GpuSeries], more_s: Iterable[float], max_bins: int) ->
     begin_s, end_s = min(begins + moments), max(ends + moments)
     span_s = max(end_s - begin_s, interval_s)
     bin_s = max(span_s / max_bins, interval_s)
-    return Axis(begin_s, bin_s, max(1, math.ceil(span_s / bin_s - 1e-9)), _offset(gpus))
+    return Axis(begin_s, bin_s, max(1, math.ceil(span_s / bin_s - 1e-9)), utc_offset(gpus))
 
 
 def _usual(gpus: Iterable[GpuSeries]) -> float:
@@ -114,7 +114,8 @@ def usual_interval_s(series: GpuSeries) -> float:
     return float(np.median(steps)) if steps.size else 0.0
 
 
-def _offset(gpus: Iterable[GpuSeries]) -> timedelta | None:
+def utc_offset(gpus: Iterable[GpuSeries]) -> timedelta | None:
+    """Give the offset of local time from UTC that the logs tell first; None if none does."""
     for series in gpus:
         found = re.fullmatch(r"([+-])(\d\d):(\d\d)", series.facts.get("utc_offset", ""))
         if found:

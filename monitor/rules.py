@@ -1,0 +1,235 @@
+"""What a rule is, and what several of them look at: samples in time, stretches, places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from monitor.findings import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from monitor.findings import Severity
+    from monitor.series import GpuSeries, Run
+    from monitor.thresholds import Thresholds
+
+FACT = "## "
+"""What begins so in `Rule.needs` is a line of our log and no column."""
+
+METRICS = "metrics.jsonl"
+"""In `Rule.needs` it is the trainer's numbers, which a run directory has."""
+
+ACTIVITY = "sm|smavg|smact|smutil"
+"""What tells how busy a GPU is: one of these columns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A pure function from what was recorded to findings, and what is to be said of it."""
+
+    name: str
+    meaning: str
+    needs: tuple[str, ...]
+    """Columns and facts without which it cannot look; `a|b` where one of them will do."""
+    thresholds: tuple[str, ...]
+    check: Callable[[Run, Thresholds], Iterable[Finding]]
+    reads: tuple[str, ...] = ()
+    """Columns that it looks at where they are there."""
+    sees_silence: bool = False
+    """A column that is there without any reading is something to look at, too."""
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """All columns it may look at."""
+        names = {name for need in self.needs for name in need.split("|")} | {*self.reads}
+        return frozenset(name for name in names if not name.startswith(FACT) and name != METRICS)
+
+    def lacks(self, told: Told) -> str | None:
+        """Say what it would need and a node does not tell; None if it can look there."""
+        there = told.columns if self.sees_silence else told.readings
+        there |= told.facts
+        for need in self.needs:
+            names = need.split("|")
+            if there.isdisjoint(names):
+                return " or ".join(names)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What there is to look at of one node."""
+
+    columns: frozenset[str]
+    readings: frozenset[str]
+    """Columns with at least one."""
+    facts: frozenset[str]
+    """As they stand in `Rule.needs`."""
+
+
+def told_by_node(run: Run) -> Mapping[tuple[str | None, str], Told]:
+    """Tell what there is to look at, by job and host."""
+    nodes: dict[tuple[str | None, str], list[GpuSeries]] = {}
+    for series in run.gpus:
+        nodes.setdefault((series.job, series.host), []).append(series)
+    more = {METRICS} if run.metrics else set()
+    return {place: _told(gpus, more) for place, gpus in nodes.items()}
+
+
+def _told(gpus: Sequence[GpuSeries], more: set[str]) -> Told:
+    columns = frozenset(name for series in gpus for name in series.values)
+    return Told(
+        columns,
+        frozenset(
+            name for name in columns if any(series.column(name) is not None for series in gpus)
+        ),
+        frozenset(FACT + key.split()[0] for series in gpus for key in series.facts) | more,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Samples one after the other: from `begin` on, up to and without `end`."""
+
+    begin: int
+    end: int
+    duration_s: float
+
+
+def finding(  # noqa: PLR0913, PLR0917 - a finding has that many parts
+    rule: str,
+    severity: Severity,
+    series: GpuSeries,
+    where: Stretch | NDArray[np.bool_] | None,
+    evidence: str,
+    suggestion: str,
+    *,
+    weight: float = 0.0,
+    of_host: bool = False,
+) -> Finding:
+    """Make a finding of one GPU, or of its host; `where` are its samples, None for all."""
+    begin_s, end_s = _span(series, where)
+    return Finding(
+        rule=rule,
+        severity=severity,
+        host=series.host,
+        gpu=None if of_host else series.gpu,
+        begin_s=begin_s,
+        end_s=end_s,
+        evidence=evidence,
+        suggestion=suggestion,
+        job=series.job,
+        weight=weight,
+    )
+
+
+def _span(
+    series: GpuSeries, where: Stretch | NDArray[np.bool_] | None
+) -> tuple[float | None, float | None]:
+    """Give when the first and the last of some samples were taken."""
+    if isinstance(where, Stretch):
+        first, last = max(0, where.begin - 1), where.end - 1
+    else:
+        some = np.arange(series.num_samples) if where is None else np.flatnonzero(where)
+        if not some.size:
+            return None, None
+        first, last = int(some[0]), int(some[-1])
+    times = [float(series.time_s[number]) for number in (first, last)]
+    return (None, None) if np.isnan(times).any() else (times[0], times[1])
+
+
+def gpus(run: Run) -> Iterator[GpuSeries]:
+    """Give what belongs to a GPU; nodes without one are left out."""
+    return (series for series in run.gpus if series.gpu is not None and series.num_samples)
+
+
+def hosts(run: Run, column: str) -> Iterator[GpuSeries]:
+    """Give one series of each node that has a column of the host: all its GPUs have the same."""
+    seen: set[tuple[str | None, str]] = set()
+    for series in run.gpus:
+        place = (series.job, series.host)
+        if place not in seen and series.column(column) is not None:
+            seen.add(place)
+            yield series
+
+
+def activity(series: GpuSeries) -> NDArray[np.floating] | None:
+    """Tell how busy a GPU was, in %: by the driver's own window, the ring where that saw more.
+
+    A GPU whose utilisation nobody tells (MIG) has its SM activity; None if it has neither.
+    """
+    told = columns(series, "sm", "smavg")
+    if told:
+        return highest(told)
+    return next(iter(columns(series, "smact", "smutil")), None)
+
+
+def highest(columns: Sequence[NDArray[np.floating]]) -> NDArray[np.floating]:
+    """Give the highest reading of each sample, of one column or several."""
+    found: NDArray[np.floating] = reduce(np.fmax, columns)
+    return found
+
+
+def columns(series: GpuSeries, *names: str) -> list[NDArray[np.floating]]:
+    """Give those of some columns that have readings."""
+    return [column for name in names if (column := series.column(name)) is not None]
+
+
+def settled(series: GpuSeries, thresholds: Thresholds) -> NDArray[np.bool_]:
+    """Tell which samples come after the start-up; all where there are no times."""
+    if np.isnan(series.time_s).all():
+        return np.ones(series.num_samples, np.bool_)
+    return series.time_s >= np.nanmin(series.time_s) + 60 * thresholds.startup_minutes
+
+
+def stretches(mask: NDArray[np.bool_], steps_s: NDArray[np.floating]) -> list[Stretch]:
+    """Find samples one after the other in which `mask` holds; a gap ends a stretch.
+
+    Args:
+        mask: of each sample.
+        steps_s: the time that each speaks for; NaN after a gap.
+
+    """
+    found = _runs(mask & ~np.isnan(steps_s))
+    if not found.size:
+        return []
+    passed_s = np.concatenate(([0.0], np.cumsum(np.nan_to_num(steps_s), dtype=np.float64)))
+    durations_s = passed_s[found[:, 1]] - passed_s[found[:, 0]]
+    return [
+        Stretch(begin, end, duration_s)
+        for (begin, end), duration_s in zip(found.tolist(), durations_s.tolist(), strict=True)
+    ]
+
+
+def longest(found: Sequence[Stretch]) -> Stretch | None:
+    """Give the one that lasted longest."""
+    return max(found, key=lambda one: one.duration_s, default=None)
+
+
+def longest_run(mask: NDArray[np.bool_]) -> slice:
+    """Find the most samples one after the other in which something holds; empty if none."""
+    begin, end = max(_runs(mask).tolist(), key=lambda run: run[1] - run[0], default=(0, 0))
+    return slice(begin, end)
+
+
+def _runs(mask: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Find where something begins to hold and where it ends: (runs, 2)."""
+    marks = np.zeros(len(mask) + 2, np.int8)
+    marks[1:-1] = mask
+    return np.flatnonzero(np.diff(marks)).reshape(-1, 2)
+
+
+def reaches(value: float, limit: float) -> bool:
+    """Tell whether something is there, and as large as a threshold, which may be 0."""
+    return value > 0 and value >= limit
+
+
+def share_pct(mask: NDArray[np.bool_], among: NDArray[np.bool_]) -> float:
+    """Tell in what share of some samples something holds, in %; 0 of none."""
+    total = int(among.sum())
+    return 100 * int((mask & among).sum()) / total if total else 0.0
