@@ -141,7 +141,7 @@ CASES = [
     Case("disk", "warning", run(gpu(disk=95)), run(gpu(disk=94)), "disk was up to 95 % full"),
     Case("ecc", "error", run(gpu(dbecc=at(slice(100, None), 1, 0))), run(gpu(dbecc=0)),
          "1 memory error came up that could not be corrected"),
-    Case("ecc", "warning", run(gpu(dbecc=3)), run(gpu(dbecc=NAN)), "could not be corrected, from before"),
+    Case("ecc", "warning", run(gpu(dbecc=3)), run(gpu(dbecc=NAN)), "corrected, from before"),
     Case("ecc", "hint",
          run(gpu(sbecc=at(slice(100, None), 107, 7))), run(gpu(sbecc=at(slice(100, None), 106, 7))),
          "100 memory errors came up, and could be corrected"),

@@ -111,3 +111,16 @@ def test_a_directory_without_logs_is_named(tmp_path: Path) -> None:
     """As the report does."""
     with pytest.raises(UserError, match=r"must hold \.gutil files"):
         series.load([str(tmp_path)])
+
+
+def test_what_happened_has_its_place_and_order(tmp_path: Path) -> None:
+    """Marks of several logs stand in the order of time."""
+
+    def event(clock: str, gpu: int) -> str:
+        return f"## event: 2026-11-21T{clock}+00:00 xid gpu={gpu} xid=79\n"
+
+    one = log(tmp_path / "slurm-7.n2.gutil", row("12:00:01", 0, 1, 1), event("12:00:02.500", 0))
+    two = log(tmp_path / "slurm-7.n1.gutil", row("12:00:01", 0, 1, 1), event("12:00:01.500", 3))
+    run = series.load([str(one), str(two)])
+    told = [(placed.host, placed.job, placed.mark.kind, placed.mark.gpu) for placed in run.marks]
+    assert told == [("n1", "7", "xid", 3), ("n2", "7", "xid", 0)]
