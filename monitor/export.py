@@ -118,9 +118,10 @@ def _follow(collector: Collector, settings: Settings, every_s: float) -> None:
 
 
 def _rows(settings: Settings) -> None:
-    from monitor import export_find, export_rows  # noqa: PLC0415 - metrics do not need polars
+    from monitor import export_find, export_rows, logfiles  # noqa: PLC0415 - metrics do not need polars
 
-    paths = export_find.find(settings.paths).logs
+    found = export_find.find(settings.paths).logs
+    paths = [file for log in logfiles.find(found) for file in log]
     if not paths:
         raise UserError(
             f"logs: must be .gutil files; found none for {' '.join(settings.paths)}:"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor import export_run
+from monitor import export_run, logfiles
 from monitor.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,7 +40,7 @@ def find(paths: Sequence[str]) -> Found:
             logs += _beside(path)
         elif os.path.isdir(path):  # noqa: PTH112 - many
             inner = [one for one in _folders_in(path) if export_run.is_run(one)]
-            here = sorted(map(str, Path(path).glob("*.gutil")))
+            here = logfiles.in_folder(path)
             if not here and not inner:
                 raise UserError(
                     f"directory: must hold .gutil files, or run directories; found none in {path}:"
@@ -78,5 +76,4 @@ def _beside(run: str) -> list[str]:
     if job is None:
         return []
     whole = os.path.abspath(run)  # noqa: PTH100 - a link is not followed: logs lie beside it
-    pattern = f"{glob.escape(os.path.dirname(whole))}/slurm-{glob.escape(job)}.*.gutil"  # noqa: PTH120
-    return sorted(glob.glob(pattern))  # noqa: PTH207
+    return logfiles.in_folder(os.path.dirname(whole), [job])  # noqa: PTH120

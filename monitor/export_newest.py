@@ -12,10 +12,9 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from monitor import dmon, gutil, marks
+from monitor import dmon, gutil, logfiles, marks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,7 +26,6 @@ _BLOCK_BYTES = 2**22
 _KEPT_BYTES = 2**15  # of the rows under one header
 _KEPT_STRETCHES = 8  # a header comes every 44 rows: 350 rows, several samples of 16 GPUs
 _TIMES_SEEN = 3  # a damaged row or two of a GPU, and the one before counts
-_LOG_NAME = re.compile(r"slurm-(?P<job>[^.]+)\.(?P<host>.+)")
 _OFFSET = re.compile(r"([+-])(\d\d):(\d\d)")
 
 
@@ -132,11 +130,10 @@ class Newest:
         return self._node(gpus) if gpus else None
 
     def _node(self, gpus: Mapping[int | None, GpuNow]) -> NodeNow:
-        facts, stem = self._known.facts, Path(self.path).stem
-        named = _LOG_NAME.fullmatch(stem)
+        facts, (job, host) = self._known.facts, logfiles.named(self.path)
         return NodeNow(
-            job=facts.get("job") or (named["job"] if named else None),
-            host=facts.get("host") or (named["host"] if named else stem),
+            job=facts.get("job") or job,
+            host=facts.get("host") or host,
             gpus=tuple(gpus.values()),
             facts=facts,
             marks=tuple(self._known.marks),

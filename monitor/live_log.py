@@ -7,10 +7,9 @@ import re
 import time
 from collections import deque
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor import dmon, gutil, marks
+from monitor import dmon, gutil, logfiles, marks
 from monitor.follow import Follower
 from monitor.live_track import Track
 
@@ -22,7 +21,6 @@ TAIL_BYTES = 2**17
 """Of a log that is larger: some 70 samples of 8 GPUs."""
 
 _HEAD_BYTES = 2**13  # what the log tells of its GPUs stands there
-_NAME = re.compile(r"slurm-(?P<job>[^.]+)\.(?P<host>.+)\.gutil(?:\.csv)?")
 _NUM_MARKS = 50
 
 
@@ -38,9 +36,7 @@ class LiveLog:
         self.num_unreadable = 0
         self.problem: str | None = None
         """Why it cannot be read; None: it can."""
-        found = _NAME.fullmatch(Path(path).name)
-        self.job = found["job"] if found else None
-        self.host = found["host"] if found else Path(path).stem
+        self.job, self.host = logfiles.named(path)
         self.alive_s = -math.inf
         """When it was seen to be written last, monotonic: clocks of nodes may differ."""
         self._written_s: float | None = None

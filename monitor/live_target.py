@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from monitor import logfiles
 from monitor.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_LOG = re.compile(r"slurm-(?P<job>[^.]+)\..+\.gutil")
-_SUFFIX = ".gutil"
 _RUN_FILES = ("events.jsonl", "metrics.jsonl")
 
 
@@ -50,10 +48,7 @@ class Target:
         if self.folder is None:
             return list(self.files)
         wanted = self.job if self.run_dir is None else (job_ids or [_job_of(self.run_dir)])[-1]
-        found = sorted(name for name in os.listdir(self.folder) if name.endswith(_SUFFIX))  # noqa: PTH208
-        if wanted is not None:
-            found = [name for name in found if _job(name) == wanted]
-        return [os.path.join(self.folder, name) for name in found]  # noqa: PTH118
+        return logfiles.in_folder(self.folder, None if wanted is None else [wanted])
 
 
 def resolve(paths: Sequence[str], env: Mapping[str, str]) -> Target:
@@ -86,7 +81,7 @@ def _newest(out: str) -> Target:
         found = []
     if found:
         return _run(max(found, key=_begun_s))
-    if Path(out).is_dir() and any(name.endswith(_SUFFIX) for name in os.listdir(out)):  # noqa: PTH208
+    if Path(out).is_dir() and logfiles.in_folder(out):
         return _folder(out)
     raise UserError(
         f"watch: must be told what to watch where no run is at hand; found none in {out}:"
@@ -101,10 +96,10 @@ def _run(path: str) -> Target:
 
 def _folder(path: str) -> Target:
     """Choose the job whose log was written last; with the run directory of that name, if any."""
-    logs = [entry for entry in os.scandir(path) if entry.name.endswith(_SUFFIX)]
+    logs = [log for log in logfiles.in_folder(path) if Path(log).is_file()]
     if not logs:
         return Target(folder=path)  # they may appear
-    job = _job(max(logs, key=lambda entry: entry.stat().st_mtime).name)
+    job, _ = logfiles.named(max(logs, key=os.path.getmtime))
     run_dir = None if job is None else str(Path(path, f"slurm-{job}"))
     if run_dir is not None and _is_run(run_dir):
         return _run(run_dir)
@@ -123,11 +118,6 @@ def _begun_s(run_dir: str) -> float:
 
 def _is_run(path: str) -> bool:
     return any(Path(path, name).is_file() for name in _RUN_FILES)
-
-
-def _job(name: str) -> str | None:
-    found = _LOG.fullmatch(name)
-    return found["job"] if found else None
 
 
 def _job_of(run_dir: str) -> str:

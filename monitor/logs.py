@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor import cells, dmon, gutil, lines, marks
+from monitor import cells, dmon, gutil, lines, logfiles, marks
 from monitor.cells import NO_TIME
 from monitor.errors import UserError
 
@@ -27,7 +27,6 @@ _MARK = f"## {marks.KEY}"
 _HASH = ord("#")
 _NEWLINE = ord("\n")
 _DAY_S = 86_400
-_LOG_NAME = re.compile(r"slurm-(?P<job>[^.]+)\.(?P<host>.+)")
 
 
 @dataclass(frozen=True)
@@ -88,13 +87,6 @@ def read(path: str, wanted: frozenset[str] | None = None) -> Log:
     return reader.log(torn=bool(rest.strip()))
 
 
-def _place_of(path: str) -> Place:
-    """Tell job and node by the name of a log; what its own lines say wins."""
-    stem = Path(path).stem
-    found = _LOG_NAME.fullmatch(stem)
-    return Place(found["job"], found["host"]) if found else Place(None, stem)
-
-
 @dataclass
 class _Part:
     """Rows under one header, at one place."""
@@ -115,7 +107,7 @@ class _Reader:
 
     def __post_init__(self) -> None:
         self._heads = dmon.Heads()
-        self._place = _place_of(self.path)
+        self._place = Place(*logfiles.named(self.path))
         self._offset = timedelta()
 
     def read(self) -> bytes:

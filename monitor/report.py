@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from monitor import stats, tallies
+from monitor import logfiles, stats, tallies
 from monitor.document import RULES, document
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def report(
         UserError: a file cannot be read, or there is none.
 
     """
-    nodes, files = tallies.count(tallies.find(paths))
+    nodes, files = tallies.count(logfiles.find(paths))
     jobs = stats.join(nodes)
     if as_json:
         print(json.dumps(document(jobs, files, co2_g_per_kwh), indent=2))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from monitor import events as event_log
-from monitor import logs, tallies
+from monitor import logfiles, logs
 from monitor.cells import NO_TIME
 from monitor.errors import UserError
 from monitor.stats import MAX_GAP
@@ -125,9 +125,9 @@ def load(paths: Sequence[str], wanted: frozenset[str] | None = None) -> Run:
     events = [line for path in run_dirs for line in _lines(path, "events.jsonl")]
     metrics = [line for path in run_dirs for line in _lines(path, "metrics.jsonl")]
     beside = [log for path in run_dirs for log in _logs_beside(path)]
-    files = tallies.find([*(path for path in paths if path not in run_dirs), *beside])
+    found = logfiles.find([*(path for path in paths if path not in run_dirs), *beside])
     parts = _Parts()
-    for path in files:
+    for path in (file for log in found for file in log):
         parts.add(logs.read(path, wanted))
     gpus = parts.series()
     return Run(
@@ -136,7 +136,7 @@ def load(paths: Sequence[str], wanted: frozenset[str] | None = None) -> Run:
         marks=tuple(sorted(parts.marks, key=lambda placed: np.nan_to_num(placed.mark.time_s))),
         metrics=tuple(metrics),
         events=tuple(events),
-        num_logs=len(files),
+        num_logs=len(found),
         num_unreadable=parts.num_unreadable,
     )
 
@@ -256,8 +256,7 @@ def _logs_beside(run_dir: str) -> list[str]:
     whole = Path(os.path.abspath(run_dir))  # noqa: PTH100 - a link is not followed: logs lie beside it
     told = [line.get("job_id") for line in _lines(run_dir, "events.jsonl")]
     jobs = {whole.name.removeprefix("slurm-"), *(job for job in told if isinstance(job, str))}
-    found = sorted(str(log) for log in whole.parent.glob("slurm-*.gutil"))
-    return [log for log in found if Path(log).name.removeprefix("slurm-").split(".")[0] in jobs]
+    return logfiles.in_folder(str(whole.parent), jobs)
 
 
 def _name(run_dirs: Sequence[str], gpus: Iterable[GpuSeries]) -> str | None:

@@ -1,4 +1,4 @@
-"""From files to nodes: which files, and sharing them between processes."""
+"""From files to nodes, shared between processes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monitor import logs, stats
-from monitor.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from monitor.logs import Place
     from monitor.stats import Node
@@ -38,41 +37,20 @@ class File:
     """The last line has no end: it is still growing, or its writer was killed."""
 
 
-def find(paths: Iterable[str]) -> list[str]:
-    """List logs, each once: files as they are named, and what directories hold.
-
-    Raises:
-        UserError: a directory holds none.
-
-    """
-    found: dict[str, str] = {}
-    for path in paths:
-        for log in _in_directory(path) if Path(path).is_dir() else [path]:
-            found.setdefault(os.path.realpath(log), log)
-    return list(found.values())
-
-
-def _in_directory(path: str) -> list[str]:
-    found = sorted(str(log) for log in Path(path).glob("*.gutil"))
-    if not found:
-        raise UserError(
-            f"directory: must hold .gutil files; found none in {path}:"
-            " name the output directory of a job"
-        )
-    return found
-
-
-def count(paths: Sequence[str]) -> tuple[list[Node], list[File]]:
+def count(paths: Sequence[Sequence[str]]) -> tuple[list[Node], list[File]]:
     """Read and count logs, in several processes where that pays.
+
+    Args:
+        paths: of each log its files, the oldest first.
 
     Raises:
         UserError: a file cannot be read.
 
     """
-    counted = _each([[path] for path in paths])
+    counted = _each(paths)
     files = [file for _, found in counted for file in found]
     groups = _together([[node.place for node in nodes] for nodes, _ in counted])
-    several = _each([[paths[i] for i in group] for group in groups if len(group) > 1])
+    several = _each([[p for i in group for p in paths[i]] for group in groups if len(group) > 1])
     alone = [counted[group[0]] for group in groups if len(group) == 1]
     return [node for nodes, _ in alone + several for node in nodes], files
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from monitor import __version__, document, frame, gutil, report, stats, tallies, words
+from monitor import __version__, document, frame, gutil, logfiles, report, stats, tallies, words
 from monitor.errors import UserError
 from monitor.sample import GpuSample, HostSample, Row
 
@@ -47,7 +47,7 @@ def written(tmp_path: Path) -> Written:
 
 def gpus(*paths: Path) -> list[dict[str, Any]]:
     """What the report tells of each GPU, by node and index."""
-    nodes, files = tallies.count([str(path) for path in paths])
+    nodes, files = tallies.count([[str(path)] for path in paths])
     told = document.document(stats.join(nodes), files, None)["gpus"]
     for gpu in told:
         gpu["span_s"] = gpu["hours"] and gpu["hours"] * 3600
@@ -153,7 +153,7 @@ def test_a_job_has_its_nodes_and_two_jobs_on_a_node_stay_apart(written: Written)
     one = written(3, lambda _c, _i: {"power_w": 100}, num_gpus=2)
     two = written(2, lambda _c, _i: {"power_w": 400, "energy_j": 5}, name="slurm-8.n1.gutil")
     other = written(2, name="x.gutil", head=(("host", "n2"), ("job", "8")))
-    nodes, files = tallies.count([str(path) for path in (one, two, other)])
+    nodes, files = tallies.count([[str(path)] for path in (one, two, other)])
     made = document.document(stats.join(nodes), files, 500)
     assert [(j["job"], j["num_nodes"], j["num_gpus"]) for j in made["jobs"]] == [
         ("7", 1, 2),
@@ -176,7 +176,7 @@ def test_the_logs_of_one_node_and_job_are_one(written: Written, tmp_path: Path) 
     (whole,) = gpus(first)
     (parts,) = gpus(tmp_path / "slurm-7.n2.gutil", tmp_path / "slurm-7.n1.1.gutil")
     assert parts == whole
-    assert len(tallies.find([str(first), str(first)])) == 1
+    assert logfiles.find([str(first), str(first)]) == [(str(first),)]
 
 
 def test_processes_count_as_one_does(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +343,7 @@ def test_full_tells_all_of_every_gpu(written: Written) -> None:
 
 def heads(path: Path) -> str:
     """The headline of a log."""
-    nodes, files = tallies.count([str(path)])
+    nodes, files = tallies.count([[str(path)]])
     return str(document.document(stats.join(nodes), files, None)["jobs"][0]["headline"])
 
 

@@ -1,0 +1,109 @@
+"""Which files are logs, whose they are by their names, and which of them are one log.
+
+`record` moves its log away when it has grown: `FILE` becomes `FILE.1`, what was `FILE.1` becomes
+`FILE.2`, and a new `FILE` begins. Together they are one log, the oldest first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from monitor.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_SUFFIX = ".gutil"
+_ROTATED = re.compile(r"(?P<log>.+\.gutil)\.(?P<number>[1-9]\d{0,3})", re.ASCII | re.DOTALL)
+_NAME = re.compile(r"slurm-(?P<job>[^.]+)\.(?P<host>.+)", re.DOTALL)
+
+
+def named(path: str) -> tuple[str | None, str]:
+    """Tell job and node by the name of a log, `slurm-<job>.<host>.gutil`; what it says wins.
+
+    Any other name is no job's, and the node's own.
+    """
+    name = os.path.basename(path)  # noqa: PTH119 - hundreds of logs, twice a second
+    rotated = _ROTATED.fullmatch(name)
+    stem = os.path.splitext(rotated["log"] if rotated else name)[0]  # noqa: PTH122
+    found = _NAME.fullmatch(stem)
+    return (found["job"], found["host"]) if found else (None, stem)
+
+
+def in_folder(folder: str, jobs: Iterable[str] | None = None) -> list[str]:
+    """List the logs of a folder, sorted, each as the path that is written to.
+
+    Args:
+        folder: where to look, not below it.
+        jobs: whose logs to give; None: all.
+
+    Raises:
+        OSError: it cannot be looked into.
+
+    """
+    names = sorted(_listed(folder))
+    if jobs is not None:
+        wanted = frozenset(jobs)
+        names = [name for name in names if named(name)[0] in wanted]
+    return [os.path.join(folder, name) for name in names]  # noqa: PTH118
+
+
+def find(paths: Iterable[str]) -> list[tuple[str, ...]]:
+    """Find logs: those that are named, and those that directories hold.
+
+    Returns: of each log its files, the oldest first; no file twice.
+
+    Raises:
+        UserError: a directory holds none, or cannot be looked into.
+
+    """
+    known: set[str] = set()
+    logs: list[tuple[str, ...]] = []
+    folders: dict[str, dict[str, list[str]]] = {}
+    for path in paths:
+        for log in _in_directory(path) if os.path.isdir(path) else [path]:  # noqa: PTH112
+            folder, name = os.path.split(log)
+            if folder not in folders:
+                folders[folder] = _or_none(folder or ".")
+            files = [os.path.join(folder, old) for old in folders[folder].get(name, [name])]  # noqa: PTH118
+            new = {os.path.realpath(file): file for file in files}
+            logs += [tuple(new[real] for real in new if real not in known)]
+            known |= new.keys()
+    return [log for log in logs if log]
+
+
+def _in_directory(path: str) -> list[str]:
+    try:
+        found = in_folder(path)
+    except OSError as error:
+        raise UserError(
+            f"directory: must be one that can be looked into; found {path}: {error.strerror}:"
+            " name the output directory of a job"
+        ) from error
+    if not found:
+        raise UserError(
+            f"directory: must hold .gutil files; found none in {path}:"
+            " name the output directory of a job"
+        )
+    return found
+
+
+def _listed(folder: str) -> dict[str, list[str]]:
+    """Find the files of each log of a folder, the oldest first, by the name that is written to."""
+    numbered: dict[str, list[tuple[int, str]]] = {}
+    for name in os.listdir(folder):  # noqa: PTH208
+        rotated = _ROTATED.fullmatch(name)
+        if rotated:
+            numbered.setdefault(rotated["log"], []).append((-int(rotated["number"]), name))
+        elif name.endswith(_SUFFIX):
+            numbered.setdefault(name, []).append((0, name))
+    return {log: [name for _, name in sorted(files)] for log, files in numbered.items()}
+
+
+def _or_none(folder: str) -> dict[str, list[str]]:
+    try:
+        return _listed(folder)
+    except OSError:
+        return {}  # whoever reads the log says what is wrong
