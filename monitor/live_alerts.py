@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from monitor import plot_events
 from monitor.live_board import GONE, IDLE, LOST, STALE, THROTTLED
 from monitor.words import host_list, minutes
 
@@ -20,6 +21,9 @@ ERROR, WARNING, HINT = "error", "warning", "hint"
 SEVERITIES = (ERROR, WARNING, HINT)
 _FOLD = 3
 """So many of one rule are told one by one."""
+
+_MILD = {"back": HINT, "slow": WARNING, "remap": WARNING}
+"""Kinds of marks that are no error."""
 
 _BY_STATE = {
     GONE: (ERROR, "the log is gone"),
@@ -110,10 +114,14 @@ def _of_row(row: Row, state: str) -> Alert:
 
 
 def _of_mark(host: str, mark: Mark) -> Alert:
-    details = " ".join(f"{k} {v.replace('_', ' ')}" for k, v in mark.details.items())
-    severity = HINT if mark.kind == "back" else ERROR
-    text = f"{mark.kind}: {details}" if details else mark.kind
-    return Alert(severity=severity, rule=mark.kind, host=host, gpu=mark.gpu, text=text)
+    what, text = plot_events.told(mark)
+    return Alert(
+        severity=_MILD.get(mark.kind, ERROR),
+        rule=mark.kind,
+        host=host,
+        gpu=mark.gpu,
+        text=f"{what}: {text}" if text else what,
+    )
 
 
 def _of_event(event: Event) -> Alert | None:

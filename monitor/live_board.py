@@ -37,6 +37,9 @@ LOST, STALE, THROTTLED, IDLE, GONE = "lost", "stale", "throttled", "idle", "gone
 STATES = (LOST, GONE, STALE, THROTTLED, IDLE)
 """What may be wrong, the worst first."""
 
+_TOLD_BY_GPU = ("memory_mib", "power_limit_w")
+"""Facts that only a GPU that answers has."""
+
 _HARD = 8 | 32 | 64 | 128
 """Throttling that is a fault; a power cap is how a busy GPU runs."""
 
@@ -199,6 +202,8 @@ def is_lost(track: Track) -> bool:
     names = [name for name in track.names if name not in OF_HOST]
     if any(track.last(name) is not None for name in names):
         return False
+    if any(track.number(fact) is not None for fact in _TOLD_BY_GPU):
+        return True  # before the part of the log that we read
     return any(not np.isnan(track.column(name)).all() for name in names)
 
 

@@ -36,6 +36,7 @@ _BIG_GIB = 99.95
 _MIN_TREND, _MAX_TREND = 8, 60
 _MIN_NODE, _MAX_NODE = 8, 24
 _MAX_STATE = 28
+_FIRST_OPTIONAL = 8  # rank of the first column that a log may well not have
 _STATE_STYLES = {GONE: "bad", LOST: "bad", STALE: "warn", THROTTLED: "warn", IDLE: "warn"}
 
 
@@ -55,17 +56,23 @@ def fit(rows: Sequence[Row], width: int, *, ascii_only: bool) -> list[Column]:
     """Choose the columns that fit, and give the rest of the width to the trend."""
     longest = max((len(row.host) for row in rows), default=0)
     node = Column("node", min(_MAX_NODE, max(_MIN_NODE, longest)), 0, _node, is_text=True)
-    columns = [node, *_COLUMNS]
+    columns = [node, *(column for column in _COLUMNS if _is_told(column, rows))]
     while len(columns) > 1 and _needed(columns) > width:
         columns.remove(max(columns, key=lambda column: column.rank))
     spare = max(0, width - _needed(columns))
-    if spare >= _MAX_STATE:  # words are worth more than a longer trend
-        spare -= _MAX_STATE - _COLUMNS[-1].width
+    spare -= min(spare, _MAX_STATE - _COLUMNS[-1].width)  # words are worth more than a long trend
     spare = min(_MAX_TREND - _MIN_TREND, spare)
     return [
         _trend(_MIN_TREND + spare, ascii_only=ascii_only) if column.title == "trend" else column
         for column in columns
     ]
+
+
+def _is_told(column: Column, rows: Sequence[Row]) -> bool:
+    """Whether it is worth its room: the last ones are, if any row has a reading."""
+    if column.rank < _FIRST_OPTIONAL or column.is_text or not rows:
+        return True
+    return any(column.cell(row)[0] != NONE for row in rows)
 
 
 def _needed(columns: Sequence[Column]) -> int:

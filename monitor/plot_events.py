@@ -11,6 +11,7 @@ from monitor.history import integer, seconds
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from monitor.marks import Mark
     from monitor.series import PlacedMark, Run
 
 KINDS = {
@@ -121,9 +122,14 @@ def _marked(placed: PlacedMark) -> Event | None:
     if mark.kind not in _FAULTS:
         return None
     where = placed.host if mark.gpu is None else f"{placed.host} GPU {mark.gpu}"
-    parts = [_FAULTS[mark.kind]]
-    if "xid" in mark.details:
-        parts.append(mark.details["xid"])
-    text = mark.details.get("text", "").replace("_", " ")
-    words = f"{' '.join(parts)} on {where}" + (f": {text}" if text else "")
+    what, text = told(mark)
+    words = f"{what} on {where}" + (f": {text}" if text else "")
     return Event(mark.time_s, "fault", words[:_MAX_TEXT])
+
+
+def told(mark: Mark) -> tuple[str, str]:
+    """Say what a mark is, such as `XID 79`, and whatever else is known of it, maybe nothing."""
+    details = {name: text.replace("_", " ") for name, text in mark.details.items() if text != "-"}
+    what = " ".join([_FAULTS.get(mark.kind, mark.kind), *filter(None, [details.pop("xid", None)])])
+    text = [*filter(None, [details.pop("text", None)])]
+    return what, ", ".join([*text, *(f"{name} {value}" for name, value in details.items())])

@@ -206,6 +206,18 @@ def test_idle_and_lost_gpus_are_named(tmp_path: Path) -> None:
     assert math.isnan(lost_row.trend[-1])
 
 
+def test_a_gpu_lost_long_ago_is_lost(tmp_path: Path) -> None:
+    """Its readings lie before the part that is read; its facts tell that there were some."""
+    writer = log_of(tmp_path, "n1")
+    for lost in (gpu(1), *[NONE.__class__(index=1)] * 400):
+        writer.write(gpu(0), lost)
+    live = LiveLog(str(writer.path))
+    poll(live)
+    assert live.tracks[1].num_samples < 400
+    there, lost_row = rows_of(live)
+    assert (there.states, lost_row.states) == ((), ("lost",))
+
+
 def test_a_silent_log_is_stale_by_its_own_interval(tmp_path: Path) -> None:
     """Five intervals without growth; never where the run is over; gone, where the file is."""
     writer = log_of(tmp_path, "n1", interval_s=15)

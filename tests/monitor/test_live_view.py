@@ -12,9 +12,11 @@ from rich.cells import cell_len
 from monitor import live_alerts, live_frame, live_view, sparkline
 from monitor.live_alerts import Alert
 from monitor.live_board import Board, Row
+from monitor.live_log import LiveLog
 from monitor.live_run import Progress
 from monitor.live_terminal import keys
 from monitor.live_view import View, chosen, press
+from monitor.marks import Mark
 
 
 def row(host: str = "n1", gpu: int | None = 0, **further: Any) -> Row:
@@ -253,6 +255,36 @@ def test_alike_alerts_are_one() -> None:
     assert alert.text == "8 GPUs: idle for 10 min: n1"
     few = live_alerts.folded(live_alerts.of_board(board(*rows[:3])))
     assert [one.where for one in few] == ["n1 GPU 0", "n1 GPU 1", "n1 GPU 2"]
+
+
+def test_what_a_log_says_happened_is_an_alert() -> None:
+    """In words, with the number of an XID; what is no error is not shown as one."""
+    xid = Mark(1.0, "xid", 3, {"xid": "79", "text": "GPU_has_fallen_off_the_bus"})
+    slow = Mark(1.0, "slow", 3, {"call": "power"})
+    log = LiveLog("slurm-7.n1.gutil")
+    log.marks += [xid, slow, Mark(1.0, "back", 3)]
+    told = [(one.severity, one.where, one.text) for one in live_alerts.of_logs([log])]
+    assert told == [
+        ("error", "n1 GPU 3", "XID 79: GPU has fallen off the bus"),
+        ("warning", "n1 GPU 3", "slow: call power"),
+        ("hint", "n1 GPU 3", "back"),
+    ]
+
+
+def test_a_column_without_any_reading_takes_no_room() -> None:
+    """Those that logs may lack; the others stay, so that `-` is seen."""
+    bare: dict[str, Any] = dict.fromkeys(
+        ("clock_mhz", "mem_clock_mhz", "sm_active_pct", "tensor_pct", "pcie_mb_s", "power_w")
+    )
+    states = ("throttled",)
+    throttled = row(throttle=("software thermal",), is_throttled=True, states=states, **bare)
+    lines = text(board(throttled), size=(110, 24))
+    heads = next(line for line in lines if "trend" in line)
+    assert "power" in heads
+    assert "limit" in heads
+    for title in ("clock", "mclk", "smact", "tensor", "pcie"):
+        assert title not in heads
+    assert any("software thermal" in line for line in lines), "words before a long trend"
 
 
 def test_a_filter_and_a_pause_are_seen() -> None:
