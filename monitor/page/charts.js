@@ -122,6 +122,16 @@ function rowHeight() {
   return count <= 10 ? Math.max(18 * count, 24) : Math.min(260, Math.max(180, count));
 }
 
+// A name for each row; where they have no room but their nodes do, a node's name at its first row.
+function rowLabels(height) {
+  const names = view.rows.map((row, i) => [i, rowName(row)]);
+  if (names.length * 15 <= height || hosts.size === 1) return names;
+  const hostOf = i => data.rows[view.rows[i]][0];
+  const first = names.filter(([i]) => !i || hostOf(i) !== hostOf(i - 1));
+  const together = first.length === new Set(first.map(([i]) => hostOf(i))).size;
+  return together ? first.map(([i]) => [i, hostOf(i)]) : names;
+}
+
 function heatMap(metric) {
   const made = panel(metric.title, metric.unit, self => {
     const place = sized(self.canvas, rowHeight());
@@ -131,10 +141,11 @@ function heatMap(metric) {
     context.imageSmoothingEnabled = false;
     if (view.rows.length) context.drawImage(self.image, gutter, 0, across(place), height);
     const tall = height / Math.max(1, view.rows.length);
-    for (let i = 0, below = 0; i < view.rows.length; i++) {
+    let below = 0;
+    for (const [i, name] of rowLabels(height)) {
       const y = Math.max(7, (i + 0.5) * tall);
       if (y < below || y > height - 6) continue;
-      label(place, rowName(view.rows[i]), y);
+      label(place, name, y);
       below = y + 15;
     }
     rules(place);
