@@ -33,6 +33,10 @@ faults: $(VENV)/.dev ## bring every fault about and write docs/faults.md (root; 
 	@results=$$(mktemp -d) && DDP_FAULT_RESULTS=$$results $(PY) -m pytest tests/faults && \
 	    $(PY) -m tests.faults.write $$results && rm -r $$results
 
+pictures: $(VENV)/.dev ## make the pictures and the page that README.md and docs/ show
+	@tests/provision.sh --install-only
+	@$(PY) docs/make_pictures.py
+
 image: ## build the Docker image (IMAGE=ddp)
 	docker build -t $(IMAGE) $(BUILD_ARGS) .
 
@@ -76,4 +80,4 @@ $(VENV)/.dev: pyproject.toml | $(PY)
 	@$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@ $(VENV)/.runtime
 
-.PHONY: help demo test test-fast lint faults image sqsh cluster-up cluster-down bench
+.PHONY: help demo test test-fast lint faults pictures image sqsh cluster-up cluster-down bench

@@ -28,6 +28,7 @@ _SEED = 4
 _LIMIT_W, _MEMORY_MIB = 700, 81_559
 _CHECKPOINT_S = 1800
 _BREAK_S = 300
+_NUM_STEPS = 20_000
 
 
 @dataclass
@@ -39,6 +40,8 @@ class Synthetic:
     gpus: int = 8
     hours: float = 6
     interval_s: float = 15
+    under_way: bool = False
+    """It has not come to its end yet."""
     rng: Generator = field(default_factory=lambda: np.random.default_rng(_SEED))
 
     def __post_init__(self) -> None:
@@ -66,23 +69,28 @@ class Synthetic:
         facts += [(f"power_limit_w {gpu}", f"{_LIMIT_W}") for gpu in range(self.gpus)]
         facts.append(("note", "synthetic: these numbers are invented"))
         if node == self.nodes // 3:
-            facts.append(("event", f"{_time(self.broke_s)} xid gpu=2 xid=79 text=synthetic"))
+            facts.append(
+                ("event", f"{_time(self.broke_s)} xid gpu=2 xid=79 text=GPU_has_fallen_off_the_bus")
+            )
+        header, num_rows = gutil.Layout("pumtr").header(), 0
         with (self.out / f"slurm-synthetic.{host}.gutil").open("w") as file:
-            file.write(gutil.Layout("pumtr").header())
+            file.write(header)
             file.writelines(gutil.comment(key, value) for key, value in facts)
             for cycle, after_s in enumerate(self.passed_s.tolist()):
                 if self.broke_s < after_s < self.broke_s + _BREAK_S:
                     continue  # nothing ran between the two starts
                 stamp = f"{_BEGIN + _OFFSET + timedelta(seconds=after_s):%Y%m%d    %H:%M:%S}"
-                file.writelines(
-                    f" {stamp}{gpu:>8}{cells[gpu][cycle]} \n" for gpu in range(self.gpus)
-                )
+                for gpu in range(self.gpus):
+                    if num_rows and num_rows % gutil.ROWS_PER_HEADER == 0:
+                        file.write(header)
+                    file.write(f" {stamp}{gpu:>8}{cells[gpu][cycle]} \n")
+                    num_rows += 1
 
     def _cells(self, node: int, gpu: int) -> list[str]:
         """Make up the cells of one GPU, a text a cycle."""
         passed_s, count = self.passed_s, len(self.passed_s)
         part = passed_s / max(1.0, self.last_s)
-        busy = np.clip(self.rng.normal(95, 3, count), 0, 100)
+        busy = np.clip(self.rng.normal(88, 6, count), 0, 100)
         busy[passed_s % _CHECKPOINT_S < 60] = 12
         busy[passed_s < 120] = 2
         memory = np.where(passed_s < 90, 600, 61_000 + 300 * (gpu % 4))
@@ -94,7 +102,8 @@ class Synthetic:
         bits = np.where(power > 665, 4, np.where(busy < 5, 1, 0))
         if node == self.nodes // 4:
             hot = part > 0.7
-            temp, power, bits = temp + 11 * hot, power - 150 * hot, np.where(hot, 32, bits)
+            temp, power = temp + 11 * hot, np.where(hot, 0.75 * power, power)
+            bits = np.where(hot, 32, bits)
         none = 0 * busy
         columns = [power, temp, temp + 9, busy, busy * 0.6, none, none, none, none, memory]
         columns += [none + 4, none, none, none, bits]
@@ -114,7 +123,8 @@ class Synthetic:
             rate = 210 if after_s % _CHECKPOINT_S > 60 else 120
             rate *= self.nodes * self.gpus * self.rng.normal(1, 0.012)
             line = {"time": _time(after_s), "attempt": attempt, "step": 20 * number}
-            lines.append(line | {"loss": loss, "samples_per_s": rate})
+            line |= {"loss": loss, "samples_per_s": rate, "data_wait_pct": 1.5}
+            lines.append(line | {"train_time_s": 30 * number, "total_steps": _NUM_STEPS})
         return lines
 
     def _events(self) -> list[dict[str, object]]:
@@ -127,8 +137,9 @@ class Synthetic:
         failed = {"rank": 2, "node": "synthetic", "code": 134, "signal": "ABRT"}
         told.append((self.broke_s, "first_failure", 1, failed))
         told.append((again_s, "start", 2, {"world_size": size, "job_id": "synthetic"}))
-        told.append((self.last_s - 130, "signal", 2, {"signal": "USR1"}))
-        told.append((self.last_s, "end", 2, {"code": 75}))
+        if not self.under_way:
+            told.append((self.last_s - 130, "signal", 2, {"signal": "USR1"}))
+            told.append((self.last_s, "end", 2, {"code": 75}))
         return [
             {"time": _time(after_s), "event": name, "source": "prelaunch", "attempt": number}
             | {"host": "synthetic", **further}

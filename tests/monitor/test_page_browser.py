@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
 SIZES = {"desk": (1280, 800), "hand": (390, 844)}
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>"
 CONTRAST = """
@@ -48,53 +46,47 @@ return [seen, low];
 """
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A synthetic run of 3 nodes with 2 GPUs each, as a page; its name is hostile."""
-    spec = importlib.util.spec_from_file_location("synthetic_logs", ROOT / "docs/synthetic_logs.py")
+def of_docs(name: str) -> Any:
+    """A module of docs/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
+    return module
+
+
+headless = of_docs("headless")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A synthetic run of 3 nodes with 2 GPUs each, as a page; whatever has a name is hostile."""
     out = tmp_path_factory.mktemp("page")
-    run_dir = module.Synthetic(out, 3, 2, 0.5, 5).write()
+    run_dir = of_docs("synthetic_logs").Synthetic(out, 3, 2, 0.5, 5).write()
     log = out / "slurm-synthetic.synthetic02.gutil"
     log.write_text(log.read_text().replace("## host: synthetic02", f"## host: {HOSTILE}"))
+    for name in ("events.jsonl", "metrics.jsonl"):
+        lines = [json.loads(line) for line in (run_dir / name).read_text().splitlines()]
+        told = [
+            {HOSTILE: HOSTILE} | line | ({"node": HOSTILE} if "node" in line else {})
+            for line in lines
+        ]
+        (run_dir / name).write_text("".join(json.dumps(line) + "\n" for line in told))
     paging.write_page([str(run_dir)], str(out / "page.html"), f"synthetic {HOSTILE}")
     return out / "page.html"
 
 
 @pytest.fixture(scope="module", params=SIZES)
-def browser(
-    request: pytest.FixtureRequest, page: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Any]:
+def browser(request: pytest.FixtureRequest, page: Path) -> Iterator[Any]:
     """A browser without a network that shows the page."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is missing")
-    if not (shutil.which(CHROMIUM) and shutil.which(DRIVER)):
+    pytest.importorskip("selenium.webdriver", reason="selenium is missing")
+    if not headless.is_there():
         pytest.skip("Chromium or its driver is missing: run tests/provision.sh")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    width, height = SIZES[request.param]
-    for flag in (
-        "headless=new", "no-sandbox", "disable-gpu", "disable-background-networking",
-        "no-first-run", "disable-sync", "disable-component-update", "disable-dev-shm-usage",
-        "host-resolver-rules=MAP * ~NOTFOUND", f"window-size={width},{height}",
-        f"user-data-dir={tmp_path_factory.mktemp('profile')}",
-    ):  # fmt: skip
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
-    try:
-        screen = {"width": width, "height": height, "deviceScaleFactor": 1}
-        driver.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride", screen | {"mobile": request.param == "hand"}
-        )
-        driver.execute_cdp_cmd("Network.enable", {})
+    with headless.browser(*SIZES[request.param], is_hand=request.param == "hand") as driver:
         driver.get(page.as_uri())
         yield driver
-    finally:
-        driver.quit()
 
 
 def text(browser: Any, css: str) -> str:
@@ -121,6 +113,8 @@ def test_nothing_is_fetched_and_nothing_is_wrong(browser: Any, page: Path) -> No
     assert own == {page.as_uri()}
     assert browser.execute_script("return window.hacked") is None
     assert HOSTILE in text(browser, "h1")
+    assert HOSTILE in text(browser, "#gpus tbody")
+    assert f"on {HOSTILE}"[:60] in text(browser, "#events")
     assert not browser.find_elements("css selector", "img")
     wide = browser.execute_script("return document.documentElement.scrollWidth - innerWidth")
     assert wide <= 0, "nothing stands out to the side"
@@ -206,8 +200,7 @@ def test_the_table_sorts_filters_and_tells_the_same(browser: Any, page: Path) ->
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_is_readable_in_both_themes(browser: Any, scheme: str) -> None:
     """The system's scheme is followed, the switch turns it, and text has a contrast of 4.5."""
-    feature = {"name": "prefers-color-scheme", "value": scheme}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    headless.prefer(browser, scheme)
     browser.execute_script("delete document.documentElement.dataset.theme")
     back = "return getComputedStyle(document.body).backgroundColor"
     pixel = "return document.querySelectorAll('#charts canvas[role=img]')[1].toDataURL()"
