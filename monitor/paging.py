@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from monitor import page_data, page_text, plot_metrics, plot_write, series
+from monitor import page_data, page_findings, page_text, plot_metrics, plot_write, series
+from monitor.diagnose import COLUMNS
 from monitor.errors import say
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ def write_page(paths: Sequence[str], out: str, title: str | None = None) -> int:
 
     """
     plot_write.check(out, SUFFIXES)
-    run = series.load(paths, plot_metrics.WANTED)
+    run = series.load(paths, plot_metrics.WANTED | COLUMNS)
     payload = page_data.payload(run, title)
+    payload["findings"] = page_findings.told(run, payload["axis"])
     plot_write.write(out, page_text.page(payload).encode("utf-8", "replace"))
     if payload["left_out"]:
         say(f"left out {payload['left_out']} GPUs whose logs tell no time or no date")

@@ -201,10 +201,24 @@ listed('events', data.events.map(([time, , text]) => () => {
   item.append(element('time', stamp(time)), ` ${text}`);
   return item;
 }), 'more-events');
+// The time of a finding shows the charts at that time, with some room around it.
+function timeButton([begin, end]) {
+  const sameDay = day(begin) === day(end);
+  const until = begin === end ? '' : ` to ${sameDay ? clock(end) : stamp(end)}`;
+  const button = element('button', stamp(begin) + until, 'when');
+  button.type = 'button';
+  button.addEventListener('click', () => {
+    const room = Math.max(end - begin, 60) / 4;
+    showTime(begin - room, end + room);
+    document.getElementById('charts-title').scrollIntoView();
+  });
+  return button;
+}
 listed('findings', (data.findings || []).map(found => () => {
   const item = element('li', undefined, found.severity);
   const head = element('div');
-  head.append(element('b', `${found.severity}: ${found.rule}`), found.where ? `, ${found.where}` : '');
+  head.append(element('b', `${found.severity}: ${found.rule}`), found.where ? `, ${found.where} ` : ' ');
+  if (found.time) head.append(timeButton(found.time));
   item.append(head, element('div', found.evidence), element('div', found.suggestion, 'muted'));
   return item;
 }));

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from monitor import cli, page_data, page_table, page_text, plot_metrics, series
+from monitor import cli, page_data, page_findings, page_table, page_text, plot_metrics, series
 from monitor.errors import UserError
 from monitor.series import GpuSeries, Run
+from tests.monitor import made_runs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -181,3 +182,23 @@ def test_wrong_input_is_one_line(
     log = str(data / "pumt_DT.550.163.01.2gpu.gutil")
     assert cli.main(["html", log, *arguments]) == 64
     assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_findings_have_their_place_on_the_axis(tmp_path: Path, data: Path) -> None:
+    """What `diagnose` tells, alike together; a time that the axis does not show is left out."""
+    idle = made_runs.gpu(0, sm=made_runs.at(made_runs.first(40), 0, 95))
+    again = made_runs.gpu(1, sm=made_runs.at(made_runs.first(20), 0, 95))
+    axis = {"begin": made_runs.BEGIN_S - 15, "bin": 15.0, "bins": 240}
+    (found,) = page_findings.told(made_runs.run(idle, again), axis)
+    assert (found["rule"], found["severity"], found["where"]) == ("idle", "warning", "n1, all GPUs")
+    assert found["evidence"].startswith("worst, n1 GPU 0: idle for 10 min")
+    assert found["time"] == [100 * 15.0, 140 * 15.0]
+    (unplaced,) = page_findings.told(made_runs.run(idle), axis | {"begin": 0.0})
+    assert unplaced["time"] is None
+    out = tmp_path / "a.html"
+    assert (
+        cli.main(["html", str(data / "pumt_DT.550.163.01.gpu1_lost.gutil"), "--out", str(out)]) == 0
+    )
+    (lost,) = Page(out.read_text()).data["findings"]
+    assert (lost["rule"], lost["time"]) == ("lost", [3.0, 5.0])
+    assert lost["where"] == "pumt_DT.550.163.01.gpu1_lost GPU 1"

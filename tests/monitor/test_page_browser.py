@@ -219,16 +219,18 @@ def test_text_is_readable_in_both_themes(browser: Any, scheme: str) -> None:
 
 
 def test_the_keyboard_reaches_everything_in_order(browser: Any) -> None:
-    """Skip link, theme, buttons, charts, filter, table; every canvas and button has words."""
+    """Skip link, theme, findings, buttons, charts, filter, table; each button has words."""
     from selenium.webdriver.common.keys import Keys  # noqa: PLC0415 - only where it is installed
 
     browser.execute_script("document.querySelector('.skip').focus()")
     reached = []
-    for _ in range(12):
+    for _ in range(20):
         browser.switch_to.active_element.send_keys(Keys.TAB)
         told = "const e = document.activeElement;"
         told += "return e.id || e.className || e.dataset.do || e.tagName"
         reached.append(browser.execute_script(told))
+    assert "when" in reached, "the time of a finding"
+    reached = [one for one in reached if one != "when"]
     expected = [
         "theme",
         "earlier",
@@ -247,6 +249,20 @@ def test_the_keyboard_reaches_everything_in_order(browser: Any) -> None:
         .filter(e => !(e.getAttribute('aria-label') || e.getAttribute('aria-labelledby')
             || e.textContent.trim() || (e.labels && e.labels.length))).map(e => e.outerHTML)"""
     assert browser.execute_script(silent) == []
+
+
+def test_a_finding_leads_to_its_time(browser: Any) -> None:
+    """What `diagnose` finds is told on top; its time is a button that shows it in the charts."""
+    from selenium.webdriver.common.keys import Keys  # noqa: PLC0415 - only where it is installed
+
+    shown = [item.text for item in browser.find_elements("css selector", "#findings li")]
+    (idle,) = [number for number, told in enumerate(shown) if told.startswith("warning: idle")]
+    assert "at a stretch" in shown[idle]
+    whole = text(browser, "#range")
+    browser.find_elements("css selector", "#findings .when")[idle].send_keys(Keys.ENTER)
+    assert text(browser, "#range") != whole
+    press(browser, "0")
+    assert text(browser, "#range") == whole
 
 
 def test_a_picture_of_it_is_not_blank(browser: Any) -> None:
