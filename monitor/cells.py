@@ -334,7 +334,8 @@ def _long(
         text, last = those.text[k], where is wheres[-1]
         blank, absent = text == _BLANKS, (text == _ABSENT) & last
         fits = _written(those.value[k], begun) == text
-        sound = sound & (fits | ((absent if last else blank) & ~begun))
+        first = absent | fits if last else blank | (fits & (those.value[k] != 0))  # no 0 before
+        sound = sound & np.where(begun, fits, first)
         begun = begun | ~blank
     return np.where(absent, np.nan, total) if absent.any() else total, sound
 

@@ -324,10 +324,11 @@ def test_wide_numbers_keep_every_digit(tmp_path: Path) -> None:
     head = "# gpu       energy \n# Idx            J \n"
     rows = "".join(f"    0 {number:>12} \n" for number in numbers)
     path = tmp_path / "log.gutil"
-    path.write_text(head + rows + "    0       1    2 \n" + "    0       -00002 \n")
+    wrong = ("1    2", "-00002", "09520", "0000", "000000000")
+    path.write_text(head + rows + "".join(f"    0 {text:>12} \n" for text in wrong))
     log = logs.read(str(path))
     assert log.values["energy"].tolist() == numbers
-    assert log.num_unreadable == 2
+    assert log.num_unreadable == len(wrong)
 
 
 def test_what_happened_is_read_and_what_is_torn_of_it_is_counted(tmp_path: Path) -> None:
