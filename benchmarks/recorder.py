@@ -1,9 +1,10 @@
-"""What the monitor's recorder costs at an interval of 1 s."""
+"""What the monitor's recorder costs at an interval of 1 s, with all columns and events."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,16 @@ _STANDIN = _ROOT / "tests" / "monitor" / "nvml_standin.c"
 _NUM_GPUS = 8
 _DEADLINE_S = 30.0
 _NUM_STARTS = 5
+_SOME_PID = 4_000_000  # near the kernel's limit: nobody's here
+_WORLD = (
+    f"gpus {_NUM_GPUS}",
+    *("set gpm * 1", "set gpm2 * 50", "set gpm5 * 40", "set gpm10 * 30"),
+    *("grow nvrx_kib * 1000000", "grow nvtx_kib * 500000", "set mtemp * 70"),
+    *("grow samples * 6", "grow pviol_ns * 100000000", "set tviol_ns * 0", "set ccpm * 0"),
+    *(f"process {_SOME_PID + i} {i} 70000" for i in range(_NUM_GPUS)),
+    "event 8 3 13",
+)
+"""A stand-in that tells all there is to tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +51,18 @@ class Recorder:
     """To its first row of readings."""
     gpus: str
     """Where the readings came from."""
+    num_columns: int
+    """That held a reading in the last row."""
 
 
 def measure(duration_s: float) -> Recorder:
     """Record for `duration_s`, then start some more."""
     with tempfile.TemporaryDirectory() as folder:
         env, gpus = _driver(Path(folder))
+        env["DDP_BEAT_DIR"] = _ranks(Path(folder))
         log = Path(folder) / "job.gutil"
         cpu_pct, memory_mb = _watch(log, env, duration_s)
+        last_row = log.read_text(encoding="utf-8").splitlines()[-1]
         starts = [_time_start(Path(folder) / f"{i}.gutil", env) for i in range(_NUM_STARTS)]
     return Recorder(
         duration_s=duration_s,
@@ -56,7 +71,20 @@ def measure(duration_s: float) -> Recorder:
         first_line_s=[line_s for line_s, _ in starts],
         first_row_s=[row_s for _, row_s in starts],
         gpus=gpus,
+        num_columns=sum(cell != "-" for cell in last_row.split()[3:]),
     )
+
+
+def _ranks(folder: Path) -> str:
+    """Let a rank beat for each GPU."""
+    beats = folder / "beats"
+    beats.mkdir()
+    for rank in range(_NUM_GPUS):
+        pid = _SOME_PID + rank
+        beat = struct.pack("<8s7q", b"DDPBEAT1", pid, 100, 0, 2, 500, 300, 1)
+        (beats / f"rank-{rank}").write_bytes(beat)
+        (beats / f"child-{rank}").write_text(f"{pid} {rank} trainer\n", encoding="ascii")
+    return str(beats)
 
 
 def _driver(folder: Path) -> tuple[dict[str, str], str]:
@@ -64,10 +92,10 @@ def _driver(folder: Path) -> tuple[dict[str, str], str]:
     if shutil.which("gcc") is None:
         return {}, "none: the host's readings alone (no gcc to build the stand-in for NVML)"
     library = folder / "libnvidia-ml.so.1"
-    command = ["gcc", "-shared", "-fPIC", "-O1", "-o", str(library), str(_STANDIN)]
+    command = ["gcc", "-shared", "-fPIC", "-O1", "-pthread", "-o", str(library), str(_STANDIN)]
     subprocess.run(command, check=True)
     script = folder / "driver.txt"
-    script.write_text(f"gpus {_NUM_GPUS}\n", encoding="ascii")
+    script.write_text("".join(f"{line}\n" for line in _WORLD), encoding="ascii")
     env = {"LD_LIBRARY_PATH": str(folder), "NVML_STANDIN": str(script)}
     return env, f"{_NUM_GPUS}, of a stand-in for NVML under the real nvidia-ml-py"
 

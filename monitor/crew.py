@@ -109,8 +109,7 @@ class _Hand:
 
     def _make_calls(self, look: _Round) -> tuple[Job, ...]:
         """Make the calls that are left, as long as they are ours; those that may be marked."""
-        jobs, values, skipped = look.jobs, look.values, look.skipped
-        met: tuple[Job, ...] = ()
+        jobs, values, skipped, last = look.jobs, look.values, look.skipped, None
         for number in range(look.start, len(jobs)):
             job = jobs[number]
             owner = job.owner
@@ -118,14 +117,15 @@ class _Hand:
                 continue
             self.at = number
             if look.hand is not self:
-                return (*met, job)  # taken away just now: it is marked, or the one before
-            met = (job,)
+                # taken away just now: this one is marked, or the one before
+                return (job,) if last is None else (last, job)
+            last = job
             try:
                 if job.call(values[owner]):
                     skipped.add(owner)
             except Exception:  # noqa: BLE001, S110 - what went wrong has left no value
                 pass
-        return met
+        return () if last is None else (last,)
 
 
 class Crew:

@@ -76,7 +76,7 @@ class Nvml:
         if not self._alive:
             return Reading(tuple(GpuSample(index=gpu.index) for gpu in self._gpus), self._facts)
         found: dict[int, Values] = {gpu.index: {} for gpu in self._gpus}
-        self._crew.run([job for gpu in self._gpus for job in gpu.asked], found, _LOOK_S)
+        self._crew.run([job for gpu in self._gpus for job in gpu.due()], found, _LOOK_S)
         samples = tuple(self._see(gpu, found[gpu.index]) for gpu in self._gpus)
         is_silent = all(not values or LOST in values for values in found.values())
         if is_silent and not self._crew.is_stuck:
@@ -85,7 +85,7 @@ class Nvml:
 
     def _see(self, gpu: Gpu, found: Values) -> GpuSample:
         """Make a sample of what was read, and tell what has changed."""
-        values = dict(found)  # a call that was late may still write there
+        values = gpu.complete(found)
         is_lost = values.pop(LOST, False) or not gpu.jobs
         if is_lost != (gpu.index in self._lost):
             self._lost ^= {gpu.index}

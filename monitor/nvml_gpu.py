@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,10 +18,13 @@ from monitor.nvml_processes import Processes
 from monitor.nvml_rates import Gpm, NvLink, Samples, Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from monitor.crew import Ask, Values
     from monitor.nvml_calls import Handle
+
+    _Call = tuple[str, Callable[[Handle], Ask | None]]
+    """What is called, and what prepares it; None where this driver lacks it."""
 
 T = TypeVar("T")
 
@@ -67,30 +71,25 @@ _ECC = (
         is_wide=True,
     ),
 )
-_SELDOM_S = 5.0  # errors of memory are counted for good; that one happens, an event tells at once
 
 
-class _Seldom:
-    """Calls whose values hold for a while: between two of them the last values are told."""
+def _named(*numbers: Number) -> tuple[_Call, ...]:
+    return tuple((number.name, number.bind) for number in numbers)
 
-    def __init__(self, asks: tuple[Ask, ...], monotonic: Callable[[], float]) -> None:
-        self._asks = asks
-        self._monotonic = monotonic
-        self._next_s = monotonic()
-        self._known: Values = {}
 
-    def read(self, values: Values) -> bool | None:
-        """Look once."""
-        now_s = self._monotonic()
-        if now_s >= self._next_s:
-            self._next_s = now_s + _SELDOM_S
-            known: Values = {}
-            for ask in self._asks:
-                if ask(known):
-                    return calls.refused(values, pynvml.NVML_ERROR_GPU_IS_LOST)
-            self._known = known
-        values |= self._known
-        return None
+_SELDOM: dict[str, tuple[_Call, ...]] = {
+    "m": (
+        ("nvmlDeviceGetBAR1MemoryInfo", calls.bind_bar1),
+        ("nvmlDeviceGetConfComputeProtectedMemoryUsage", calls.bind_protected),
+    ),
+    "e": (*_named(*_ECC), ("nvmlDeviceGetRemappedRows", calls.bind_remap)),
+}
+"""What changes seldom; that an error of memory happens, an event tells at once."""
+_SELDOM_S = 5.0
+_SELDOM_FIELDS = (
+    *("bar1_used_mib", "protected_used_mib"),
+    *("ecc_corrected", "ecc_uncorrected", "remapped_rows", "remap_state"),
+)
 
 
 def _memory_temp(handle: Handle) -> Ask | None:
@@ -114,14 +113,11 @@ def _gpm(handle: Handle) -> Ask | None:
     return gpm.read if gpm else None
 
 
-_OTHERS: dict[str, tuple[tuple[str, Callable[[Handle], Ask | None]], ...]] = {
-    "p": (("nvmlDeviceGetFieldValues", _memory_temp),),
-    "u": (("nvmlDeviceGetUtilizationRates", calls.bind_utilization),),
-    "m": (
-        ("nvmlDeviceGetMemoryInfo", calls.bind_memory),
-        ("nvmlDeviceGetBAR1MemoryInfo", calls.bind_bar1),
-        ("nvmlDeviceGetConfComputeProtectedMemoryUsage", calls.bind_protected),
-    ),
+_OFTEN: dict[str, tuple[_Call, ...]] = {
+    **{letter: _named(*numbers) for letter, numbers in _NUMBERS.items()},
+    "p": (*_named(*_NUMBERS["p"]), ("nvmlDeviceGetFieldValues", _memory_temp)),
+    "u": (*_named(*_NUMBERS["u"]), ("nvmlDeviceGetUtilizationRates", calls.bind_utilization)),
+    "m": (("nvmlDeviceGetMemoryInfo", calls.bind_memory),),
     "g": (("nvmlGpmSampleGet", _gpm),),
     "v": (
         ("nvmlDeviceGetViolationStatus", _violation(pynvml.NVML_PERF_POLICY_POWER, "power_pct")),
@@ -131,6 +127,7 @@ _OTHERS: dict[str, tuple[tuple[str, Callable[[Handle], Ask | None]], ...]] = {
     "n": (("nvmlDeviceGetFieldValues", lambda handle: NvLink(handle).read),),
     "q": (("nvmlDeviceGetComputeRunningProcesses", lambda handle: Processes(handle).read),),
 }
+"""What is asked at each look."""
 
 
 @dataclass
@@ -143,18 +140,34 @@ class Gpu:
     handle: Handle | None = None
     jobs: list[Job] = field(default_factory=list)
     mig: Mig | None = None
+    _seldom: list[Job] = field(default_factory=list)
+    _known: Values = field(default_factory=dict)
+    """What the seldom ones told last."""
+    _next_s: float = -math.inf
 
     def __post_init__(self) -> None:
         self._open_job = Job(self.index, "nvmlDeviceGetHandleByIndex", self.open)
 
-    @property
-    def asked(self) -> list[Job]:
-        """The calls of a look; without a handle, the one that may give it."""
-        return self.jobs or [self._open_job]
+    def due(self) -> list[Job]:
+        """Tell the calls of this look; without a handle, the one that may give it."""
+        if not self.jobs:
+            return [self._open_job]
+        now_s = self.monotonic()
+        if now_s < self._next_s:
+            return self.jobs
+        self._next_s, self._known = now_s + _SELDOM_S, {}
+        return self.jobs + self._seldom
+
+    def complete(self, found: Values) -> Values:
+        """Add what was asked for seldom to what a look has found; a late call may still write."""
+        values = dict(found)
+        self._known |= {name: values[name] for name in _SELDOM_FIELDS if name in values}
+        return self._known | values
 
     def close(self) -> None:
         """Forget the handle: NVML is gone."""
-        self.handle, self.jobs = None, []
+        self.handle, self.jobs, self._seldom, self._known = None, [], [], {}
+        self._next_s = -math.inf
 
     def open(self, _values: Values) -> None:
         """Get the handle, and prepare the calls; without one there are none. May hang."""
@@ -163,24 +176,18 @@ class Gpu:
         except pynvml.NVMLError:
             return
         self.mig = Mig.open(self.index, self.handle) if "m" in self.letters else None
-        self.jobs = [Job(self.index, kind, ask) for kind, ask in self._asks()]
-
-    def _asks(self) -> Iterator[tuple[str, Ask]]:
-        for letter in self.letters:
-            binds = [(number.name, number.bind) for number in _NUMBERS.get(letter, ())]
-            for kind, bind in (*binds, *_OTHERS.get(letter, ())):
-                ask = self._bound(bind)
-                if ask is not None:
-                    yield kind, ask
-        if "e" in self.letters:
-            errors = (*(number.bind for number in _ECC), calls.bind_remap)
-            asks = tuple(ask for bind in errors if (ask := self._bound(bind)) is not None)
-            yield "nvmlDeviceGetTotalEccErrors", _Seldom(asks, self.monotonic).read
+        self._seldom, self.jobs = self._prepare(_SELDOM), self._prepare(_OFTEN)
         if self.mig is not None:
-            yield "nvmlDeviceGetMigDeviceHandleByIndex", self.mig.read
+            self.jobs.append(Job(self.index, "nvmlDeviceGetMigDeviceHandleByIndex", self.mig.read))
+
+    def _prepare(self, calls_by_letter: Mapping[str, tuple[_Call, ...]]) -> list[Job]:
+        """Make the calls of our letters, as far as this driver and nvidia-ml-py have them."""
+        wanted = [call for letter in self.letters for call in calls_by_letter.get(letter, ())]
+        bound = [(kind, self._bound(bind)) for kind, bind in wanted]
+        return [Job(self.index, kind, ask) for kind, ask in bound if ask is not None]
 
     def _bound(self, bind: Callable[[Handle], Ask | None]) -> Ask | None:
-        """Prepare a call; None: this driver lacks it, or this nvidia-ml-py does."""
+        """Prepare a call; None where it cannot be had."""
         with suppress(Exception):
             return bind(self.handle)
         return None

@@ -39,8 +39,9 @@ class Processes:
 
     def _make_room(self, num: int) -> None:
         self._room = num
-        self._buffer = (c_char * (num * self._layout.size))()
-        self._given = (self._handle, byref(self._count), byref(self._buffer))
+        buffer = (c_char * (num * self._layout.size))()
+        self._bytes = memoryview(buffer)
+        self._given = (self._handle, byref(self._count), byref(buffer))
 
     def read(self, values: Values) -> bool | None:
         """Look once: `processes`."""
@@ -50,7 +51,7 @@ class Processes:
         end = self._count.value * self._layout.size
         values["processes"] = tuple(
             (pid, None if used == _NOT_TOLD else used // MIB)
-            for pid, used, *_ in self._layout.iter_unpack(memoryview(self._buffer)[:end])
+            for pid, used, *_ in self._layout.iter_unpack(self._bytes[:end])
         )
         return None
 

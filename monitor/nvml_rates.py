@@ -95,14 +95,15 @@ class Samples:
 
     def _make_room(self, num: int) -> None:
         self._room = num
-        self._buffer = (pynvml.c_nvmlSample_t * num)()
+        buffer = (pynvml.c_nvmlSample_t * num)()
+        self._bytes = memoryview(buffer).cast("B")
         self._given = (
             self._handle,
             c_int(pynvml.NVML_GPU_UTILIZATION_SAMPLES),
             self._seen_us,
             byref(self._kind),
             byref(self._count),
-            byref(self._buffer),
+            byref(buffer),
         )
 
     def read(self, values: Values) -> bool | None:
@@ -114,7 +115,7 @@ class Samples:
             return refused(values, code)
         num_bytes = self._count.value * _SAMPLE.size
         seen_us = self._seen_us.value
-        samples = _SAMPLE.iter_unpack(memoryview(self._buffer).cast("B")[:num_bytes])
+        samples = _SAMPLE.iter_unpack(self._bytes[:num_bytes])
         new = [sample for sample in samples if sample[0] > seen_us]  # some drivers give all again
         if not new:
             return None
@@ -149,12 +150,14 @@ class Gpm:
         self._last = pynvml.nvmlGpmSampleAlloc()
         self._spare = pynvml.nvmlGpmSampleAlloc()
         self._taken_s: float | None = None
+        self._sample = pynvml.nvmlLib.nvmlGpmSampleGet
+        self._metrics = pynvml.nvmlLib.nvmlGpmMetricsGet
         self._request = pynvml.c_nvmlGpmMetricsGet_t()
         self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         self._request.numMetrics = len(_GPM_METRICS)
-        self._metrics = list(zip(_GPM_METRICS, self._request.metrics, strict=False))
-        for name, entry in self._metrics:
-            entry.metricId = _GPM_METRICS[name]
+        self._place = byref(self._request)
+        for number, entry in zip(_GPM_METRICS.values(), self._request.metrics, strict=False):
+            entry.metricId = number
 
     @classmethod
     def open(cls, handle: Handle) -> Gpm | None:
@@ -172,20 +175,25 @@ class Gpm:
         if before_s is not None and now_s - before_s < _GPM_MIN_GAP_S:
             return None
         self._taken_s = None
-        try:
-            pynvml.nvmlGpmSampleGet(self._handle, self._spare)
-            self._last, self._spare, self._taken_s = self._spare, self._last, now_s
-            if before_s is not None:
-                self._compare(self._spare, self._last, values)
-        except pynvml.NVMLError as error:
-            return refused(values, error.value)
+        code = self._sample(self._handle, self._spare)
+        if code:
+            return refused(values, code)
+        self._last, self._spare, self._taken_s = self._spare, self._last, now_s
+        return self._compare(values) if before_s is not None else None
+
+    def _compare(self, values: Values) -> bool | None:
+        self._request.sample1, self._request.sample2 = self._spare, self._last
+        code = self._metrics(self._place)
+        if code:
+            return refused(values, code)
+        told = _GPM_ANSWERS.unpack_from(self._request, _GPM_OFFSET)
+        for name, refusal, share in zip(_GPM_METRICS, told[::2], told[1::2], strict=True):
+            # a NaN is what GPM gives for an idle GPU on some drivers: no reading
+            if not refusal and share == share:  # noqa: PLR0124
+                values[name] = round(share)
         return None
 
-    def _compare(self, first: Handle, second: Handle, values: Values) -> None:
-        self._request.sample1, self._request.sample2 = first, second
-        pynvml.nvmlGpmMetricsGet(self._request)
-        for name, entry in self._metrics:
-            share = entry.value
-            # a NaN is what GPM gives for an idle GPU on some drivers: no reading
-            if entry.nvmlReturn == pynvml.NVML_SUCCESS and share == share:  # noqa: PLR0124
-                values[name] = round(share)
+
+_GPM_ANSWERS = struct.Struct("<" + "4xid24x" * len(_GPM_METRICS))
+"""c_nvmlGpmMetric_t: which, return code, value, and what it is called."""
+_GPM_OFFSET = pynvml.c_nvmlGpmMetricsGet_t.metrics.offset

@@ -52,6 +52,7 @@ class Seats:
         self._files = beats.BeatFiles(directory)
         self._children: Mapping[int, Child] = {}
         self._of_pid: dict[int, int | None] = {}
+        """Whose process it is; None: nobody's."""
         self._listed_s: float | None = None
 
     def read(self, gpus: Sequence[GpuSample]) -> list[RankSample]:
@@ -61,9 +62,8 @@ class Seats:
             self._listed_s = now_s
             self._children = beats.read_children(self._directory)
             self._files.find()
-            self._of_pid = {}
+            self._of_pid = {child.pid: rank for rank, child in self._children.items()}
         found = self._files.read()
-        self._of_pid |= {child.pid: rank for rank, child in self._children.items()}
         self._of_pid |= {beat.pid: rank for rank, beat in found.items()}
         return [self._sample(gpu, found) for gpu in gpus]
 

@@ -44,6 +44,7 @@ def measured() -> report.Measured:
         first_line_s=[0.12, 0.1],
         first_row_s=[0.2, 0.3],
         gpus="none",
+        num_columns=38,
     )
     saves = Saves(
         num_parameters=50_380_800,
@@ -128,7 +129,7 @@ def test_watching_is_told_with_its_target() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1300)
 def test_a_quick_run_writes_every_row(tmp_path: Path) -> None:
     """The command measures all contestants, the start and the recorder, and names no path."""
     out = tmp_path / "results.md"
@@ -138,7 +139,7 @@ def test_a_quick_run_writes_every_row(tmp_path: Path) -> None:
         env=env,
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=1200,
         check=False,
     )
     if "could not be installed" in ended.stderr:
