@@ -187,7 +187,29 @@ def settled(series: GpuSeries, thresholds: Thresholds) -> NDArray[np.bool_]:
     return series.time_s >= np.nanmin(series.time_s) + 60 * thresholds.startup_minutes
 
 
-def stretches(mask: NDArray[np.bool_], steps_s: NDArray[np.floating]) -> list[Stretch]:
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """Where something held, one after the other: (stretches,) each."""
+
+    begins: NDArray[np.intp]
+    ends: NDArray[np.intp]
+    durations_s: NDArray[np.float64]
+
+    @property
+    def longest(self) -> Stretch | None:
+        """The one that lasted longest; None if there is none."""
+        if not self.begins.size:
+            return None
+        best = int(self.durations_s.argmax())
+        return Stretch(int(self.begins[best]), int(self.ends[best]), float(self.durations_s[best]))
+
+    @property
+    def total_s(self) -> float:
+        """How long it held in all."""
+        return float(self.durations_s.sum())
+
+
+def stretches(mask: NDArray[np.bool_], steps_s: NDArray[np.floating]) -> Stretches:
     """Find samples one after the other in which `mask` holds; a gap ends a stretch.
 
     Args:
@@ -195,25 +217,19 @@ def stretches(mask: NDArray[np.bool_], steps_s: NDArray[np.floating]) -> list[St
         steps_s: the time that each speaks for; NaN after a gap.
 
     """
-    found = _runs(mask & ~np.isnan(steps_s))
-    if not found.size:
-        return []
-    passed_s = np.concatenate(([0.0], np.cumsum(np.nan_to_num(steps_s), dtype=np.float64)))
-    durations_s = passed_s[found[:, 1]] - passed_s[found[:, 0]]
-    return [
-        Stretch(begin, end, duration_s)
-        for (begin, end), duration_s in zip(found.tolist(), durations_s.tolist(), strict=True)
-    ]
-
-
-def longest(found: Sequence[Stretch]) -> Stretch | None:
-    """Give the one that lasted longest."""
-    return max(found, key=lambda one: one.duration_s, default=None)
+    is_gap = np.isnan(steps_s)
+    begins, ends = _runs(mask & ~is_gap).T
+    known = np.where(is_gap, 0, steps_s)
+    passed_s = np.concatenate(([0.0], np.cumsum(known, dtype=np.float64)))
+    return Stretches(begins, ends, passed_s[ends] - passed_s[begins])
 
 
 def longest_run(mask: NDArray[np.bool_]) -> slice:
     """Find the most samples one after the other in which something holds; empty if none."""
-    begin, end = max(_runs(mask).tolist(), key=lambda run: run[1] - run[0], default=(0, 0))
+    found = _runs(mask)
+    if not found.size:
+        return slice(0, 0)
+    begin, end = found[np.argmax(found[:, 1] - found[:, 0])].tolist()
     return slice(begin, end)
 
 

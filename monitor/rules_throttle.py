@@ -115,7 +115,7 @@ def _by_bits(
 
 
 def _bits(told: NDArray[np.floating], bits: int) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = np.nan_to_num(told).astype(np.int64) & bits != 0
+    found: NDArray[np.bool_] = np.where(np.isnan(told), 0, told).astype(np.int32) & bits != 0
     return found
 
 

@@ -32,12 +32,11 @@ def _idle(run: Run, at: Thresholds) -> Iterator[Finding]:
             continue
         mask = _without_blips(active, at.busy_sm_pct) & rules.settled(series, at)
         found = rules.stretches(mask, series.steps_s)
-        worst = rules.longest(found)
+        worst = found.longest
         if worst is None or worst.duration_s < 60 * at.idle_minutes:
             continue
-        total_s = sum(one.duration_s for one in found)
         whole_s = float(np.nansum(series.steps_s))
-        share_pct = 100 * total_s / whole_s
+        share_pct = 100 * found.total_s / whole_s
         severity: Severity = "warning" if share_pct >= at.idle_pct else "hint"
         yield rules.finding(
             "idle",
@@ -47,7 +46,7 @@ def _idle(run: Run, at: Thresholds) -> Iterator[Finding]:
             f"idle for {words.minutes(worst.duration_s)} at a stretch,"
             f" {share_pct:.0f} % of {words.minutes(whole_s)}{_held(series, worst)}",
             "ask for fewer GPUs, or see in the rank's log what it waited for",
-            weight=total_s,
+            weight=found.total_s,
         )
 
 
@@ -82,7 +81,7 @@ def _hung(run: Run, at: Thresholds) -> Iterator[Finding]:
         waits = _waits(series, at)
         if waits is None:
             continue
-        worst = rules.longest(rules.stretches(waits, series.steps_s))
+        worst = rules.stretches(waits, series.steps_s).longest
         if worst is None or worst.duration_s < 60 * at.hung_minutes:
             continue
         to_the_end = worst.end == series.num_samples

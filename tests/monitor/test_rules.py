@@ -213,6 +213,15 @@ def test_the_start_up_and_a_lone_blip_are_no_idle_time() -> None:
     assert told(run(gpu(sm=sm)), "idle")[0].evidence.startswith("idle for 6 min")
 
 
+def test_a_gap_ends_a_stretch() -> None:
+    """Two minutes idle before an hour without a sample and two after it are no three minutes."""
+    clock_s = BEGIN_S + STEP_S * np.arange(NUM_SAMPLES)
+    clock_s[108:] += 3600
+    sm = at(slice(100, 117), 0, 95)
+    assert told(run(gpu(sm=sm)), "idle")
+    assert not told(run(gpu(sm=sm, time_s=clock_s)), "idle")
+
+
 def test_peers_are_of_one_job_and_one_kind() -> None:
     """A slower kind of GPU, another job and too few peers are nothing to compare with."""
     slow, fast = {"sm": 40}, {"sm": 90}
@@ -247,6 +256,30 @@ def test_dmon_tells_heat_as_a_flag() -> None:
         "heat kept the clocks down for 2.1 % of its bu"
     ]
     assert not told(ours, "thermal")
+
+
+@pytest.mark.parametrize(
+    ("bits", "rule"),
+    [(32, "thermal"), (64, "thermal"), (8 + 64, "thermal"), (8, "power"), (128, "power")],
+)
+def test_what_keeps_clocks_down_is_told_apart(bits: int, rule: str) -> None:
+    """A slowdown by hardware is the power's business unless heat is told with it."""
+    found = diagnose(run(gpu(throt=at(first(60), bits, 0))))
+    assert [(one.rule, one.severity) for one in found] == [(rule, "warning")]
+
+
+def test_only_full_cpus_while_it_works_speak_of_starving() -> None:
+    """How full they were before the work began says nothing of it."""
+    active = at(slice(None, 100), 0, 95)
+    active[100::3] = 20
+    looked_at = run(gpu(sm=active, cpu=at(slice(None, 100), 5, 99)))
+    (found,) = told(looked_at, "data")
+    assert "in 100 % of these" in found.evidence
+
+
+def test_an_idle_gpus_empty_memory_is_no_hint_to_a_larger_batch() -> None:
+    """It never worked."""
+    assert [one.rule for one in diagnose(run(gpu(sm=0, fb=500)))] == ["idle"]
 
 
 def test_a_gap_between_two_starts_is_none() -> None:
