@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from monitor import plot_events
+from monitor import plot_events, xids
 from monitor.live_board import GONE, IDLE, LOST, STALE, THROTTLED
 from monitor.words import host_list, minutes
 
@@ -115,8 +115,14 @@ def _of_row(row: Row, state: str) -> Alert:
 
 def _of_mark(host: str, mark: Mark) -> Alert:
     what, text = plot_events.told(mark)
+    severity = _MILD.get(mark.kind, ERROR)
+    if mark.kind == "xid":  # as `diagnose` judges it
+        known = xids.look_up(mark.details.get("xid", ""))
+        severity, text = known.severity, f"{text or known.meaning} ({known.fault})"
+    elif mark.details.get("bits") == "single":
+        severity = HINT  # it was corrected
     return Alert(
-        severity=_MILD.get(mark.kind, ERROR),
+        severity=severity,
         rule=mark.kind,
         host=host,
         gpu=mark.gpu,

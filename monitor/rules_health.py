@@ -109,9 +109,8 @@ REMAP = Rule(
 def _xid(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
     for placed, several in _marks(run, "xid"):
         number = placed.mark.details.get("xid", "")
-        known = xids.look_up(int(number) if number.isdecimal() else None)
-        fault = "no fault" if known.owner == "nobody" else f"the {known.owner}'s fault"
-        text = f"XID {number or '?'}: {known.meaning} ({fault})"
+        known = xids.look_up(number)
+        text = f"XID {number or '?'}: {known.meaning} ({known.fault})"
         fix = xids.SUGGESTIONS[known.owner]
         yield _of_mark("xid", known.severity, placed, several, text, fix, about=number)
 

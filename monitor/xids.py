@@ -27,6 +27,11 @@ class Xid:
     severity: Severity
     meaning: str
 
+    @property
+    def fault(self) -> str:
+        """Whose fault it is, in words."""
+        return "no fault" if self.owner == "nobody" else f"the {self.owner}'s fault"
+
 
 _PROGRAM = {
     11: "the program's stream of commands is invalid",
@@ -101,7 +106,7 @@ _DRIVER = {
 
 _NOTES = {
     14: "an injected error",
-    45: "a program was ended and cleaned up after: look for what came before",
+    45: "a program was ended: look for what came before",
     93: "the limit of writes to the InfoROM is reached",
     106: "a test message",
     107: "a test message",
@@ -133,6 +138,6 @@ SUGGESTIONS: Mapping[Owner, str] = {
 }
 
 
-def look_up(number: int | None) -> Xid:
-    """Give what is known of an XID."""
-    return XIDS.get(number, UNKNOWN) if number is not None else UNKNOWN
+def look_up(number: str) -> Xid:
+    """Give what is known of an XID, by its number as an event tells it."""
+    return XIDS.get(int(number), UNKNOWN) if number.isdecimal() else UNKNOWN

@@ -262,12 +262,19 @@ def test_what_a_log_says_happened_is_an_alert() -> None:
     xid = Mark(1.0, "xid", 3, {"xid": "79", "text": "GPU_has_fallen_off_the_bus"})
     slow = Mark(1.0, "slow", 3, {"call": "power"})
     log = LiveLog("slurm-7.n1.gutil")
-    log.marks += [xid, slow, Mark(1.0, "back", 3)]
+    freed = Mark(1.0, "xid", 0, {"xid": "45"})
+    log.marks += [xid, slow, Mark(1.0, "back", 3), freed, Mark(1.0, "ecc", 0, {"bits": "single"})]
     told = [(one.severity, one.where, one.text) for one in live_alerts.of_logs([log])]
     assert told == [
-        ("error", "n1 GPU 3", "XID 79: GPU has fallen off the bus"),
+        ("error", "n1 GPU 3", "XID 79: GPU has fallen off the bus (the hardware's fault)"),
         ("warning", "n1 GPU 3", "slow: call power"),
         ("hint", "n1 GPU 3", "back"),
+        (
+            "hint",
+            "n1 GPU 0",
+            "XID 45: a program was ended: look for what came before (no fault)",
+        ),
+        ("hint", "n1 GPU 0", "ECC error: bits single"),
     ]
 
 
