@@ -78,7 +78,8 @@ ALL_SERIES = {
 
 def whole(rng: Rng, series: Series) -> Text:
     """Rows as they were written, (rows, characters) with the newline."""
-    limits = 10 ** rng.integers(0, 6, (NUM_DISTINCT, len(series.widths)))
+    most_digits = rng.integers(2, 7, len(series.widths))  # of each column
+    limits = 10 ** rng.integers(0, most_digits, (NUM_DISTINCT, len(series.widths)))
     numbers = rng.integers(0, limits)
     cells = np.where(rng.random(numbers.shape) < 0.1, "-", numbers.astype(str)).tolist()
     lines = [series.row(15 * (i // 8), i % 8, cells[i]) for i in range(NUM_DISTINCT)]
@@ -94,6 +95,14 @@ def spoil(rng: Rng, rows: Text, pool: Text) -> bytes:
         hit = lines[rng.random(len(rows)) < share]
         spoiled[hit, rng.integers(0, rows.shape[1] - 1, len(hit))] = rng.choice(pool, len(hit))
     return spoiled.tobytes()
+
+
+def touch(rng: Rng, rows: Text, pool: Text) -> bytes:
+    """Overwrite a character where some rows have one: cells stay as short as they are."""
+    touched = rows.copy()
+    inked = np.flatnonzero((rows[:, :-1] != ord(" ")).any(0))
+    touched[np.arange(len(rows)), rng.choice(inked, len(rows))] = rng.choice(pool, len(rows))
+    return touched.tobytes()
 
 
 def cut(rng: Rng, rows: Text, _pool: Text) -> bytes:
@@ -146,7 +155,9 @@ def blot(rng: Rng, rows: Text, pool: Text) -> bytes:
 Damage = Callable[[Rng, Text, Text], bytes]
 DAMAGES: list[tuple[Damage, Text]] = [
     (spoil, NUMBERS),
+    (touch, NUMBERS),
     (spoil, ANY),
+    (touch, ANY),
     (spoil, GARBAGE),
     (cut, GARBAGE),
     (join, GARBAGE),
@@ -176,9 +187,8 @@ def slowly(series: Series, lines: list[bytes]) -> NDArray[np.float64]:
         _day_s(row[0]) + int(row[1][:2]) * 3600 + int(row[1][3:5]) * 60 + int(row[1][6:])  # type: ignore[operator]
         for row in good
     ]
-    cells = np.array([row[2:] for row in good], "S16").reshape(-1, len(series.widths) + 1)
-    text = np.char.strip(cells)
-    numbers = np.where(text == b"-", b"nan", text).astype(np.float64)
+    text = b" ".join(cell for row in good for cell in row[2:]).replace(b"-", b"nan")
+    numbers = np.fromstring(text, sep=" ").reshape(-1, len(series.widths) + 1)
     numbers[np.isnan(numbers[:, 0]), 0] = -1
     return np.column_stack([np.array(times_s, np.float64), numbers])
 
@@ -211,7 +221,7 @@ def test_a_million_damaged_lines_never_become_a_wrong_number(tmp_path: Path) -> 
     assert all(len(written) == PER_LOG for written in originals)
     while num_lines < NUM_LINES:
         (series, rows), (damage, pool) = kinds[turn % len(kinds)], DAMAGES[turn % len(DAMAGES)]
-        lines = damage(rng, rows, pool).split(b"\n")
+        lines = damage(rng, rows, pool).removesuffix(b"\n").split(b"\n")
         told = sum(1 for line in lines if line.strip(b" \t\r"))
         blocks = (lines[i : i + 44] for i in range(0, len(lines), 44))
         path.write_bytes(b"".join(series.head + b"\n".join([*block, b""]) for block in blocks))

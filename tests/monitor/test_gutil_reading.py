@@ -16,6 +16,7 @@ from monitor.errors import UserError
 from monitor.marks import Mark
 
 SAMPLES = sorted((Path(__file__).parent / "data").glob("*.gutil"))
+SHARED = Path(__file__).parents[3] / "shared" / "dmon"
 Values = dict[str, float | None]
 
 
@@ -130,7 +131,8 @@ def told(log: logs.Log) -> list[tuple[int, int, Values]]:
 
 def tiny(text: str) -> list[dict[str, str]]:
     """A parser of its own, for whole and tidy logs: names over cells, split at spaces."""
-    rows, names = [], []
+    rows: list[dict[str, str]] = []
+    names: list[str] = []
     for line in text.splitlines():
         if line.startswith("#"):
             names = names if "Idx" in line else line[1:].split()
@@ -151,6 +153,56 @@ def test_every_sample_reads_exactly(path: Path) -> None:
         assert epoch + timedelta(seconds=time_s) == time
         assert gpu == int(row.pop("gpu"))
         assert values == {k: None if v == "-" else float(v) for k, v in row.items()}
+
+
+def spelled(fb: float, *, has_jpg: bool) -> Values:
+    """The readings in the samples, as one sees them in the file."""
+    told: Values = {"pwr": 294, "gtemp": 61, "mtemp": None, "sm": 98, "mem": 57, "enc": 0, "dec": 0}
+    told |= {"jpg": 0, "ofa": 0} if has_jpg else {}
+    told |= {"fb": fb, "bar1": 4} | ({"ccpm": None} if has_jpg else {})
+    return told | {"rxpci": 847, "txpci": 9}
+
+
+LOST = dict.fromkeys(("pwr", "gtemp", "sm", "mem", "fb", "rxpci", "txpci"))
+OF_2_GPUS = [(0, 0), (0, 1), (1, 0), (1, 1)]
+SPELLED: dict[str, tuple[int, list[tuple[int, int, Values]]]] = {
+    "pumt_DT.418.226.00.2gpu": (0, [(*at, spelled(71680, has_jpg=False)) for at in OF_2_GPUS]),
+    "pumt_DT.525.147.05.2gpu": (0, [(*at, spelled(71680, has_jpg=False)) for at in OF_2_GPUS]),
+    "pumt_DT.525.147.05.allmissing": (
+        0,
+        [
+            (0, gpu, dict.fromkeys(spelled(0, has_jpg=False)) | {"enc": 0, "dec": 0, "bar1": 4})
+            for gpu in (0, 1)
+        ],
+    ),
+    "pumt_DT.550.163.01.2gpu": (0, [(*at, spelled(71680, has_jpg=True)) for at in OF_2_GPUS]),
+    "pumt_DT.550.163.01.gpu1_lost": (
+        1,
+        [
+            (s, gpu, spelled(61440, has_jpg=True) | (LOST if gpu and s > 1 else {}))
+            for s in range(5)
+            for gpu in (0, 1)
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPELLED)
+@pytest.mark.parametrize("folder", [SAMPLES[0].parent, SHARED], ids=["data", "shared"])
+def test_every_sample_reads_as_spelled_out(folder: Path, name: str) -> None:
+    """Seconds since the first row, GPU and readings; what cannot be read is counted."""
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not here: its samples are in {SAMPLES[0].parent}, too")
+    log = logs.read(str(folder / f"{name}.gutil"))
+    num_unreadable, rows = SPELLED[name]
+    assert [(time_s - log.time_s[0], gpu, found) for time_s, gpu, found in told(log)] == rows
+    assert (log.num_unreadable, log.torn, log.dated) == (num_unreadable, False, True)
+
+
+def test_no_sample_is_left_out() -> None:
+    """Those here, and those of the shared folder where there is one."""
+    names = {path.stem for path in (*SAMPLES, *SHARED.glob("*.gutil"))}
+    assert names == set(SPELLED)
 
 
 values = st.one_of(st.none(), st.integers(0, 100), st.integers(0, 99_999))
