@@ -176,7 +176,7 @@ def _notes(run: Run) -> Iterator[str]:
         lacking.setdefault(f"no {one.lacks.partition(' or ')[0]}{where}", []).append(one.rule)
     if lacking:
         told = "; ".join(f"{lack}: {', '.join(names)}" for lack, names in lacking.items())
-        yield f"could not look for all, by what the logs lack (`record --columns`): {told}"
+        yield f"not looked for, since the logs lack it (see `record --columns`): {told}"
 
 
 def _num_nodes(run: Run) -> int:
