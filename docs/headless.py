@@ -14,7 +14,7 @@ CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
 _FLAGS = (
     "headless=new", "no-sandbox", "disable-gpu", "disable-background-networking", "no-first-run",
     "disable-sync", "disable-component-update", "disable-dev-shm-usage",
-    "host-resolver-rules=MAP * ~NOTFOUND",
+    "host-resolver-rules=MAP * ~NOTFOUND", "hide-scrollbars",
 )  # fmt: skip
 
 

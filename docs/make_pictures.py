@@ -39,9 +39,9 @@ _WIDTH, _HEIGHT = 110, 32  # columns and lines of a terminal
 _DEMO_WIDTH = 134  # what the trainer's lines take
 _CLOCK = "03:59:59"
 _SHOTS = {
-    "page-light.png": (1400, 900, "light"),
-    "page-dark.png": (1400, 900, "dark"),
-    "page-hand.png": (480, 800, "light"),
+    "page-light.png": (1400, 1500, "light"),
+    "page-dark.png": (1400, 1500, "dark"),
+    "page-hand.png": (480, 1500, "light"),
 }
 
 
