@@ -10,6 +10,7 @@ from monitor import gutil
 from monitor.marks import Mark
 from monitor.recorder import Recorder, SystemClock
 from monitor.sample import GpuSample, HostSample, RankSample, Reading
+from monitor.sink import Sink
 from monitor.stop import Reason
 
 PUMT = gutil.Layout("pumt")
@@ -198,6 +199,30 @@ def test_a_new_file_begins_with_all_that_is_known() -> None:
     world.record()
     assert world.blocks[2].startswith(PUMT.header() + "## host: n1\n## utc_offset: +02:00\n")
     assert not world.blocks[3].startswith("#")
+
+
+def test_a_log_that_rotates_loses_no_row_and_doubles_none(tmp_path: Path) -> None:
+    """Each look is in one of the files, whole and in order, and each file begins with its head."""
+    num_looks = 400
+    world = World(num_cycles=num_looks)
+    world.reading = lambda: Reading((GpuSample(0, len(world.looks)), GpuSample(1, 0)))
+    path = tmp_path / "log"
+    sink = Sink(str(path), world.said.append, max_bytes=12000, num_kept=1000)
+    recorder = Recorder(world, Still(), sink, PUMT, world, (("host", "n1"),), world.said.append)
+    recorder.run(world, 10)
+    moved = sorted(tmp_path.glob("log.*"), key=lambda file: -int(file.suffix[1:]))
+    assert len(moved) > 5
+    powers = []
+    for file in (*moved, path):
+        text = file.read_text()
+        assert text.startswith(PUMT.header() + "## host: n1\n## utc_offset: +02:00\n")
+        rows = [line.split() for line in text.splitlines() if line.startswith(" ")]
+        assert [row[2] for row in rows] == ["0", "1"] * (len(rows) // 2)
+        assert text.count("#Date") == (len(rows) + 43) // 44
+        powers += [int(row[3]) for row in rows[::2]]
+    assert powers == list(range(1, num_looks + 2))
+    assert all(12000 <= file.stat().st_size < 12600 for file in moved)
+    assert world.said == []
 
 
 XID = Mark(1795258800.0, "xid", 3, {"xid": "79"})
