@@ -30,6 +30,8 @@ MAX_GAP = 5
 
 GPU_METRICS = {
     "sm_pct": ("sm",),
+    "sm_avg_pct": ("smavg",),
+    "sm_max_pct": ("smmax",),
     "sm_active_pct": ("smact", "smutil"),
     "tensor_active_pct": ("tensor", "mmaact"),
     "dram_active_pct": ("dram",),

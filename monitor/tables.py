@@ -47,6 +47,8 @@ class _Metric:
 
 _METRICS: Mapping[str, _Metric] = {
     "sm_pct": _Metric("utilisation %"),
+    "sm_avg_pct": _Metric("utilisation between looks, mean %", always=False),
+    "sm_max_pct": _Metric("utilisation between looks, peak %", always=False),
     "sm_active_pct": _Metric("SM active %"),
     "tensor_active_pct": _Metric("tensor active %"),
     "dram_active_pct": _Metric("DRAM active %", always=False),
