@@ -45,7 +45,7 @@ def test_the_smoke_test_trains_with_two_ranks_as_a_stranger_on_a_read_only_root(
 ) -> None:
     """`docker run ddp` finishes with 0 and leaves model, record and monitor log on the volume."""
     ended = run(
-        *("docker", *LIMITED, *STRANGER, *_mounted(out), image, "--max-steps", "20"), timeout=240
+        *("docker", *LIMITED, *STRANGER, *_mounted(out), image, "--max-steps", "20"), timeout=600
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     summary = _record(out)["summary"]

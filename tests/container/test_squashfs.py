@@ -111,7 +111,7 @@ class TestTheFile:
         if not shutil.which("bwrap"):
             pytest.skip("running the root file system needs bubblewrap: run tests/provision.sh")
         tmp_path.chmod(0o777)
-        ended = run(*_in_sandbox(rootfs, tmp_path), "--max-steps", "10", timeout=240)
+        ended = run(*_in_sandbox(rootfs, tmp_path), "--max-steps", "10", timeout=600)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         (record,) = tmp_path.glob("*/run.json")
         summary = json.loads(record.read_text())["summary"]

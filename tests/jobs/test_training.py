@@ -142,7 +142,7 @@ def test_wrong_options_start_nothing(job: Any) -> None:
 def test_the_demo_in_slurm(cluster: Any, tmp_path: Path) -> None:
     """Where a controller answers, the demo submits, follows, and ends with the report."""
     done = cluster.run(
-        [ROOT / "examples" / "demo.sh"], env={"DDP_OUT": str(tmp_path / "out")}, timeout=200
+        [ROOT / "examples" / "demo.sh"], env={"DDP_OUT": str(tmp_path / "out")}, timeout=600
     )
     assert "FINISHED" in done.stdout
     assert "run.json" in done.stdout
@@ -161,7 +161,7 @@ def test_the_demo_in_place(tmp_path: Path) -> None:
         env=env,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -310,7 +310,7 @@ def run(directory: Path, *args: str, **env: str) -> subprocess.CompletedProcess[
         env=kept | settings | {"DDP_MONITOR_INTERVAL": "1"} | env,
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=600,
         check=False,
         stdin=subprocess.DEVNULL,
     )

@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator  # noqa: TC003 -- fixtures' annotations are read
 from dataclasses import dataclass, field
@@ -15,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.trainer import forked
+from tests.trainer.forked import RankProcess  # noqa: TC001 -- fixtures' annotations are read
 
 REPOSITORY = Path(__file__).parents[2]
 _RANK_VARIABLES = (
@@ -68,7 +69,7 @@ class RunDir:
 class Ranks:
     """Processes of `python -m trainer`, one a rank."""
 
-    processes: list[subprocess.Popen[str]]
+    processes: list[RankProcess]
     run: RunDir
     output: list[tuple[str, str]] = field(default_factory=list)
 
@@ -76,9 +77,8 @@ class Ranks:
         """Wait for all ranks; return their exit codes."""
         deadline_s = time.monotonic() + timeout_s
         for process in self.processes:
-            out, err = process.communicate(timeout=max(0.1, deadline_s - time.monotonic()))
-            self.output.append((out, err))
-        return [process.returncode for process in self.processes]
+            self.output.append(process.communicate(max(0.1, deadline_s - time.monotonic())))
+        return [process.wait() for process in self.processes]
 
     def wait_for_step(self, step: int, timeout_s: float = 90) -> None:
         """Wait until metrics.jsonl tells of `step`."""
@@ -94,9 +94,6 @@ class Ranks:
         for process in self.processes:
             process.kill()
             process.wait()
-            for pipe in (process.stdout, process.stderr):
-                if pipe is not None:
-                    pipe.close()
 
 
 @pytest.fixture
@@ -110,9 +107,12 @@ def clean_env(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 @pytest.fixture
-def start_ranks(clean_env: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
+def start_ranks(
+    clean_env: dict[str, str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Ranks]]:
     """Start `count` ranks with options; what still runs at the end of the test is killed."""
     started: list[Ranks] = []
+    told = tmp_path_factory.mktemp("told")
 
     def start(
         count: int, *options: str, out: str = "run", env: dict[str, str] | None = None
@@ -131,14 +131,13 @@ def start_ranks(clean_env: dict[str, str], tmp_path: Path) -> Iterator[Callable[
                 "MASTER_PORT": port,
                 "OMP_NUM_THREADS": 1,
             }
+            name = f"{len(started)}-{rank}"
             processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "trainer", "--out", str(tmp_path / out), *options],
-                    env={**clean_env, **{k: str(v) for k, v in place.items()}, **(env or {})},
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    cwd=tmp_path,
+                forked.start(
+                    ["--out", str(tmp_path / out), *options],
+                    {**clean_env, **{k: str(v) for k, v in place.items()}, **(env or {})},
+                    tmp_path,
+                    (told / f"{name}.out", told / f"{name}.err"),
                 )
             )
         ranks = Ranks(processes, RunDir(tmp_path / out))

@@ -53,7 +53,7 @@ def test_it_needs_one_process_and_no_cluster(
     target, older = tmp_path / "w.pth", run_dir / "checkpoints" / "step-2"
     command = [sys.executable, "-m", "trainer.export", str(older), str(target)]
     ended = subprocess.run(
-        command, env=clean_env, capture_output=True, text=True, check=True, timeout=100
+        command, env=clean_env, capture_output=True, text=True, check=True, timeout=400
     )
     assert ended.stdout.startswith(f"{target}: 4 tensors, 0.4 MiB, of {older}")
     assert ended.stderr == ""
