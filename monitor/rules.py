@@ -77,19 +77,20 @@ def told_by_node(run: Run) -> Mapping[tuple[str | None, str], Told]:
     nodes: dict[tuple[str | None, str], list[GpuSeries]] = {}
     for series in run.gpus:
         nodes.setdefault((series.job, series.host), []).append(series)
-    more = {METRICS} if run.metrics else set()
-    return {place: _told(gpus, more) for place, gpus in nodes.items()}
+    everywhere = {METRICS} if run.metrics else set()
+    marked = {(placed.job, placed.host) for placed in run.marks}
+    return {
+        place: _told(gpus, everywhere | ({f"{FACT}events"} if place in marked else set()))
+        for place, gpus in nodes.items()
+    }
 
 
 def _told(gpus: Sequence[GpuSeries], more: set[str]) -> Told:
-    columns = frozenset(name for series in gpus for name in series.values)
-    return Told(
-        columns,
-        frozenset(
-            name for name in columns if any(series.column(name) is not None for series in gpus)
-        ),
-        frozenset(FACT + key.split()[0] for series in gpus for key in series.facts) | more,
-    )
+    columns = {name for series in gpus for name in series.values}
+    read = {n for n in columns if any(series.column(n) is not None for series in gpus)}
+    facts = {key: value for series in gpus for key, value in series.facts.items()}
+    told = {FACT + key.split()[0] for key, value in facts.items() if not value.startswith("none")}
+    return Told(frozenset(columns), frozenset(read), frozenset(told | more))
 
 
 @dataclass(frozen=True, slots=True)

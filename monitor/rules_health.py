@@ -118,7 +118,7 @@ def _xid(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rul
 XID = Rule(
     name="xid",
     meaning="the driver told a fault: the program's or the hardware's, by NVIDIA's catalogue",
-    needs=(f"{FACT}host",),
+    needs=(f"{FACT}events",),
     thresholds=(),
     check=_xid,
 )

@@ -252,6 +252,14 @@ def test_what_could_not_be_looked_at_is_said_by_node() -> None:
     assert "lost" not in {one.rule for one in not_looked(silent)}
     assert "lost" in {one.rule for one in diagnose(silent)}
     assert "idle" in {one.rule for one in not_looked(silent)}
+    for facts, events, is_blind in (
+        ({}, (), True),
+        ({"events": "none: no GPU"}, (), True),
+        ({"events": "watched on 1 of 1 GPUs"}, (), False),
+        ({}, (mark("xid", xid="79"),), False),
+    ):
+        watched = run(gpu(facts=facts), marks=events)
+        assert ("xid" in {one.rule for one in not_looked(watched)}) == is_blind
     trained = run(gpu(), metrics=({"step": 1},))
     assert "data" not in {one.rule for one in not_looked(trained)}
 
