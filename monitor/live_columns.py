@@ -60,7 +60,7 @@ def fit(rows: Sequence[Row], width: int, *, ascii_only: bool) -> list[Column]:
     while len(columns) > 1 and _needed(columns) > width:
         columns.remove(max(columns, key=lambda column: column.rank))
     spare = max(0, width - _needed(columns))
-    spare -= min(spare, _MAX_STATE - _COLUMNS[-1].width)  # words are worth more than a long trend
+    spare -= min(spare, _more_words(rows))  # they are worth more than a longer trend
     spare = min(_MAX_TREND - _MIN_TREND, spare)
     return [
         _trend(_MIN_TREND + spare, ascii_only=ascii_only) if column.title == "trend" else column
@@ -73,6 +73,12 @@ def _is_told(column: Column, rows: Sequence[Row]) -> bool:
     if column.rank < _FIRST_OPTIONAL or column.is_text or not rows:
         return True
     return any(column.cell(row)[0] != NONE for row in rows)
+
+
+def _more_words(rows: Sequence[Row]) -> int:
+    """Tell how much wider than their column the words of the last column are."""
+    longest = max((len(_state(row)[0]) for row in rows if row.states or row.throttle), default=0)
+    return max(0, min(_MAX_STATE, longest) - _COLUMNS[-1].width)
 
 
 def _needed(columns: Sequence[Column]) -> int:
