@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 Severity = Literal["error", "warning", "hint"]
 
@@ -38,6 +38,13 @@ class Finding:
     """What tells findings of a rule apart, such as an XID's number: only those alike are folded."""
     weight: float = 0.0
     """How bad it is beside others of the same rule; of no meaning elsewhere."""
+
+
+def span(found: Sequence[Finding]) -> tuple[float, float] | None:
+    """Give when the first of some began and the last ended; None where nobody knows."""
+    begins = [one.begin_s for one in found if one.begin_s is not None]
+    ends = [one.end_s for one in found if one.end_s is not None]
+    return (min(begins), max(ends)) if begins and ends else None
 
 
 def status(found: Iterable[Finding]) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 
 from monitor import series, words
 from monitor.diagnose import COLUMNS, diagnose, not_looked
-from monitor.findings import SEVERITIES, status
+from monitor.findings import SEVERITIES, span, status
 from monitor.plot_axis import Axis, utc_offset
 
 if TYPE_CHECKING:
@@ -95,15 +95,14 @@ def _headline(run: Run, found: Sequence[Finding], axis: Axis) -> str:
     told = ", ".join(_several(counts[name], name) for name in SEVERITIES if counts[name])
     job = f"{run.name}: " if run.name else ""
     size = f"{_several(_num_gpus(run), 'GPU')} on {_several(_num_nodes(run), 'node')}"
-    span = f", {_when(axis, axis.begin_s, axis.end_s)}, {axis.zone}" if axis.begin_s else ""
-    return f"{job}{told or 'nothing found'}; {size}{span}"
+    when = f", {_when(axis, axis.begin_s, axis.end_s)}, {axis.zone}" if axis.begin_s else ""
+    return f"{job}{told or 'nothing found'}; {size}{when}"
 
 
 def _group(run: Run, group: Sequence[Finding], axis: Axis, width: int) -> Iterator[str]:
     first = group[0]
-    begins = [one.begin_s for one in group if one.begin_s is not None]
-    ends = [one.end_s for one in group if one.end_s is not None]
-    when = f", {_when(axis, min(begins), max(ends))}" if begins and ends else ""
+    times = span(group)
+    when = f", {_when(axis, *times)}" if times else ""
     head = f"{first.severity.upper():8} {first.rule}: {places(run, group)}{when}"
     yield textwrap.fill(head, width, subsequent_indent=_INDENT)
     worst = f"worst, {place(first)}: " if len(group) > 1 else ""
@@ -126,9 +125,10 @@ def places(run: Run, group: Sequence[Finding]) -> str:
         alike.setdefault(_gpus(mine, whole[host]), []).append(host)
     told = [f"{_hosts(hosts)}{gpus}" for gpus, hosts in alike.items()]
     num_more = sum(len(hosts) for hosts in list(alike.values())[_MAX_SORTS:])
-    return "; ".join(told[:_MAX_SORTS]) + (
-        f"; and on {_several(num_more, 'more node')}" if num_more else ""
-    )
+    more = [f"and on {_several(num_more, 'more node')}"] if num_more else []
+    job = group[0].job
+    which = f"job {job}, " if job and len({gpu.job for gpu in run.gpus}) > 1 else ""
+    return which + "; ".join([*told[:_MAX_SORTS], *more])
 
 
 def place(one: Finding) -> str:

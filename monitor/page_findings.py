@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from monitor.diagnose import diagnose
+from monitor.findings import span
 from monitor.findings_text import folded, place, places
 
 if TYPE_CHECKING:
@@ -42,10 +43,9 @@ def _of_group(run: Run, group: Sequence[Finding], axis: dict[str, Any]) -> dict[
 
 def _time(group: Sequence[Finding], axis: dict[str, Any]) -> list[float] | None:
     """Give when it began and ended, in seconds after the axis begins; None if not on it."""
-    begins = [one.begin_s for one in group if one.begin_s is not None]
-    ends = [one.end_s for one in group if one.end_s is not None]
-    if not begins or not ends:
+    times = span(group)
+    if times is None:
         return None
-    begin_s, end_s = (round(time_s - axis["begin"], 3) for time_s in (min(begins), max(ends)))
+    begin_s, end_s = (round(time_s - axis["begin"], 3) for time_s in times)
     is_on_it = -axis["bin"] <= begin_s and end_s <= axis["bin"] * (axis["bins"] + 1)
     return [begin_s, end_s] if is_on_it else None

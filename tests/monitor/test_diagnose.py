@@ -204,6 +204,15 @@ def test_many_nodes_fold_into_a_line() -> None:
     assert len(told.splitlines()) < 12
 
 
+def test_of_several_jobs_each_finding_names_its_own() -> None:
+    """As where a directory of logs is named."""
+    several = run(gpu(0, "n1", "7", disk=99), gpu(0, "n1", "8", disk=99), gpu(1, "n2", "8"))
+    told = text(several)
+    assert "WARNING  disk: job 7, n1, 2026" in told
+    assert "WARNING  disk: job 8, n1, 2026" in told
+    assert "disk: n1, 2026" in text(run(gpu(disk=99)))
+
+
 def test_faults_of_different_numbers_are_not_folded() -> None:
     """An XID must not hide behind another."""
     events = tuple(mark("xid", i, xid=xid) for i, xid in enumerate(("79", "48", "79")))
