@@ -180,7 +180,7 @@ def _told_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
         end_s=seconds(lines[-1].get("time")),
         evidence=f"the trainer waited for data for {mean_pct:.0f} % of its time, by"
         f" {len(waits)} lines of metrics.jsonl",
-        suggestion="give the loader more workers (--workers) if CPUs are free; else decode and"
+        suggestion="give the loader more workers (--num-workers) if CPUs are free; else decode and"
         " resize the data beforehand, or put it on faster storage",
         weight=mean_pct,
     )
