@@ -77,7 +77,8 @@ def _is_told(column: Column, rows: Sequence[Row]) -> bool:
 
 def _more_words(rows: Sequence[Row]) -> int:
     """Tell how much wider than their column the words of the last column are."""
-    longest = max((len(_state(row)[0]) for row in rows if row.states or row.throttle), default=0)
+    kinds = {(row.states, row.throttle): row for row in rows}  # few, of however many rows
+    longest = max((len(_state(row)[0]) for row in kinds.values()), default=0)
     return max(0, min(_MAX_STATE, longest) - _COLUMNS[-1].width)
 
 
