@@ -23,6 +23,7 @@ import os
 import struct
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _MAGIC = b"DDPBEAT1"
 _LAYOUT = struct.Struct("<8s7q")
@@ -83,6 +84,13 @@ def read_children(directory: str) -> dict[int, Child]:
     return {child.rank: child for child in children if child is not None}
 
 
+class Progress(NamedTuple):
+    """Of a rank's last beat, who it is and how far."""
+
+    pid: int
+    step: int
+
+
 class BeatFiles:
     """The beats of a directory, kept open: for who looks every second."""
 
@@ -101,14 +109,14 @@ class BeatFiles:
                     path = f"{self._directory}/{name}"
                     self._files[int(number)] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def read(self) -> dict[int, Beat]:
-        """Read every rank's last beat; a file that is none is left out."""
+    def read(self) -> dict[int, Progress]:
+        """Read how far every rank is; a file that is no beat is left out."""
         found = {}
         for rank, fd in self._files.items():
-            with suppress(OSError):
-                beat = parse_beat(rank, os.pread(fd, _LAYOUT.size, 0))
-                if beat is not None:
-                    found[rank] = beat
+            with suppress(OSError, struct.error):
+                magic, pid, step, *_ = _LAYOUT.unpack(os.pread(fd, _LAYOUT.size, 0))
+                if magic == _MAGIC:
+                    found[rank] = Progress(pid, step)
         return found
 
     def close(self) -> None:

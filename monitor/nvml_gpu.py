@@ -33,12 +33,6 @@ _NUMBERS: dict[str, tuple[Number, ...]] = {
         Number("nvmlDeviceGetPowerUsage", "power_w", divisor=1000),
         Number("nvmlDeviceGetTemperature", "temp_c", (pynvml.NVML_TEMPERATURE_GPU,)),
     ),
-    "u": (
-        Number("nvmlDeviceGetEncoderUtilization", "enc_pct", has_period=True),
-        Number("nvmlDeviceGetDecoderUtilization", "dec_pct", has_period=True),
-        Number("nvmlDeviceGetJpgUtilization", "jpg_pct", has_period=True),
-        Number("nvmlDeviceGetOfaUtilization", "ofa_pct", has_period=True),
-    ),
     "t": (
         Number("nvmlDeviceGetPcieThroughput", "pcie_rx_mb_s", (1,), divisor=1000),
         Number("nvmlDeviceGetPcieThroughput", "pcie_tx_mb_s", (0,), divisor=1000),
@@ -57,6 +51,12 @@ _NUMBERS: dict[str, tuple[Number, ...]] = {
         ),
     ),
 }
+_ENGINES = (
+    Number("nvmlDeviceGetEncoderUtilization", "enc_pct", has_period=True),
+    Number("nvmlDeviceGetDecoderUtilization", "dec_pct", has_period=True),
+    Number("nvmlDeviceGetJpgUtilization", "jpg_pct", has_period=True),
+    Number("nvmlDeviceGetOfaUtilization", "ofa_pct", has_period=True),
+)
 _ECC = (
     Number(
         "nvmlDeviceGetTotalEccErrors",
@@ -82,12 +82,17 @@ _SELDOM: dict[str, tuple[_Call, ...]] = {
         ("nvmlDeviceGetBAR1MemoryInfo", calls.bind_bar1),
         ("nvmlDeviceGetConfComputeProtectedMemoryUsage", calls.bind_protected),
     ),
+    "q": (("nvmlDeviceGetComputeRunningProcesses", lambda handle: Processes(handle).read),),
     "e": (*_named(*_ECC), ("nvmlDeviceGetRemappedRows", calls.bind_remap)),
 }
 """What changes seldom; that an error of memory happens, an event tells at once."""
+_RESTING: dict[str, tuple[_Call, ...]] = {"u": _named(*_ENGINES)}
+"""What mostly rests, and while it does is asked as seldom."""
 _SELDOM_S = 5.0
+_ENGINE_FIELDS = tuple(number.field for number in _ENGINES)
 _SELDOM_FIELDS = (
-    *("bar1_used_mib", "protected_used_mib"),
+    *_ENGINE_FIELDS,
+    *("bar1_used_mib", "protected_used_mib", "processes"),
     *("ecc_corrected", "ecc_uncorrected", "remapped_rows", "remap_state"),
 )
 
@@ -116,7 +121,7 @@ def _gpm(handle: Handle) -> Ask | None:
 _OFTEN: dict[str, tuple[_Call, ...]] = {
     **{letter: _named(*numbers) for letter, numbers in _NUMBERS.items()},
     "p": (*_named(*_NUMBERS["p"]), ("nvmlDeviceGetFieldValues", _memory_temp)),
-    "u": (*_named(*_NUMBERS["u"]), ("nvmlDeviceGetUtilizationRates", calls.bind_utilization)),
+    "u": (("nvmlDeviceGetUtilizationRates", calls.bind_utilization),),
     "m": (("nvmlDeviceGetMemoryInfo", calls.bind_memory),),
     "g": (("nvmlGpmSampleGet", _gpm),),
     "v": (
@@ -125,7 +130,6 @@ _OFTEN: dict[str, tuple[_Call, ...]] = {
     ),
     "x": (("nvmlDeviceGetSamples", lambda handle: Samples(handle).read),),
     "n": (("nvmlDeviceGetFieldValues", lambda handle: NvLink(handle).read),),
-    "q": (("nvmlDeviceGetComputeRunningProcesses", lambda handle: Processes(handle).read),),
 }
 """What is asked at each look."""
 
@@ -141,6 +145,8 @@ class Gpu:
     jobs: list[Job] = field(default_factory=list)
     mig: Mig | None = None
     _seldom: list[Job] = field(default_factory=list)
+    _resting: list[Job] = field(default_factory=list)
+    _do_rest: bool = True
     _known: Values = field(default_factory=dict)
     """What the seldom ones told last."""
     _next_s: float = -math.inf
@@ -154,19 +160,22 @@ class Gpu:
             return [self._open_job]
         now_s = self.monotonic()
         if now_s < self._next_s:
-            return self.jobs
+            return self.jobs if self._do_rest else self.jobs + self._resting
         self._next_s, self._known = now_s + _SELDOM_S, {}
-        return self.jobs + self._seldom
+        return self.jobs + self._resting + self._seldom
 
     def complete(self, found: Values) -> Values:
         """Add what was asked for seldom to what a look has found; a late call may still write."""
         values = dict(found)
-        self._known |= {name: values[name] for name in _SELDOM_FIELDS if name in values}
+        if not self._known:
+            self._known = {name: values[name] for name in _SELDOM_FIELDS if name in values}
+            self._do_rest = not any(values.get(name) for name in _ENGINE_FIELDS)
         return self._known | values
 
     def close(self) -> None:
         """Forget the handle: NVML is gone."""
-        self.handle, self.jobs, self._seldom, self._known = None, [], [], {}
+        self.handle, self._known = None, {}
+        self.jobs, self._seldom, self._resting = [], [], []
         self._next_s = -math.inf
 
     def open(self, _values: Values) -> None:
@@ -176,7 +185,8 @@ class Gpu:
         except pynvml.NVMLError:
             return
         self.mig = Mig.open(self.index, self.handle) if "m" in self.letters else None
-        self._seldom, self.jobs = self._prepare(_SELDOM), self._prepare(_OFTEN)
+        self._seldom, self._resting = self._prepare(_SELDOM), self._prepare(_RESTING)
+        self.jobs = self._prepare(_OFTEN)
         if self.mig is not None:
             self.jobs.append(Job(self.index, "nvmlDeviceGetMigDeviceHandleByIndex", self.mig.read))
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSample:
+class GpuSample(NamedTuple):
     """One look at one GPU, in the units of the log: whole numbers, cut as the driver cuts them.
 
-    `index` is None in the row of a node that has no GPU.
+    `index` is None in the row of a node that has no GPU. A tuple, for a frozen dataclass of so many
+    fields costs three times as much to make, at each look and GPU.
     """
 
-    index: int | None = None
+    index: int | None = None  # type: ignore[assignment] # nobody searches it by tuple.index
     power_w: int | None = None
     temp_c: int | None = None
     mem_temp_c: int | None = None

@@ -18,7 +18,7 @@ from monitor.sample import GpuSample, RankSample
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from monitor.beats import Beat, Child
+    from monitor.beats import Child, Progress
 
 _LIST_S = 5.0  # how often to look which ranks there are; where they are is looked up each time
 _MAX_DEPTH = 12
@@ -67,7 +67,7 @@ class Seats:
         self._of_pid |= {beat.pid: rank for rank, beat in found.items()}
         return [self._sample(gpu, found) for gpu in gpus]
 
-    def _sample(self, gpu: GpuSample, found: Mapping[int, Beat]) -> RankSample:
+    def _sample(self, gpu: GpuSample, found: Mapping[int, Progress]) -> RankSample:
         rank, held_mib = self._holder(gpu) if self._shares_pids else (None, None)
         seated = self._seated(gpu, found) if rank is None else rank
         beat = None if seated is None else found.get(seated)
@@ -98,7 +98,7 @@ class Seats:
             self._of_pid[pid] = None if above is None else self._of_pid.get(above)
         return self._of_pid[pid]
 
-    def _seated(self, gpu: GpuSample, found: Mapping[int, Beat]) -> int | None:
+    def _seated(self, gpu: GpuSample, found: Mapping[int, Progress]) -> int | None:
         """Tell whose GPU it should be: local rank n has the nth one that is visible."""
         if gpu.index is None:  # a node without GPUs is as far as the last of its ranks
             return min(found, key=lambda rank: found[rank].step, default=None)

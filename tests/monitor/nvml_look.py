@@ -9,7 +9,6 @@ from typing import Any
 # looks `argv[2]` times; before each look, the clock goes on by `argv[3]` seconds
 _LOOK = """
 import json, os, sys, time
-from dataclasses import asdict
 from monitor.marks import line
 from monitor.nvml import Nvml
 letters, times, step_s, first, then = sys.argv[1:]
@@ -21,11 +20,10 @@ exec(first)
 for turn in range(int(times)):
     reading = nvml.read()
     told = [line(mark).split(" ", 3)[3].strip() for mark in marks]
-    gpus = [asdict(gpu) for gpu in reading.gpus]
+    gpus = [gpu._asdict() for gpu in reading.gpus]
     print(json.dumps({"gpus": gpus, "facts": dict(reading.facts), "marks": told}))
     clock[0] += float(step_s)
     exec(then)
-os._exit(sys.stdout.flush() or 0)
 """
 _GPM_GAP = "time.sleep(0.12)"  # which GPM demands between two samples
 

@@ -85,7 +85,7 @@ def test_wrong_letters_are_named(letters: str) -> None:
 readings = st.one_of(st.none(), st.integers(0, 999_999))
 gpu_samples = st.builds(
     GpuSample,
-    **{f.name: readings for f in fields(GpuSample) if f.name not in ("index", "processes")},
+    **{name: readings for name in GpuSample._fields if name not in ("index", "processes")},
     index=st.one_of(st.none(), st.integers(0, 127)),
 )
 rows = st.builds(

@@ -25,6 +25,14 @@ def test_errors_of_memory_are_asked_for_every_five_seconds(driver: Any) -> None:
     assert [one["gpus"][0]["ecc_corrected"] for one in told] == [0, 0, 7]
 
 
+def test_engines_that_rest_are_asked_as_seldom(driver: Any) -> None:
+    """And at each look while one of them works."""
+    worlds = (["set dec 0 30"], ["set dec 0 30"], ["set dec 0 40"], ["set dec 0 50"], [])
+    told = look(driver, "pumt", 6, 3, then=between(*worlds))
+    assert [one["gpus"][0]["dec_pct"] for one in told] == [0, 0, 30, 40, 50, 0]
+    assert {one["gpus"][1]["enc_pct"] for one in told} == {0}
+
+
 def test_time_throttled(driver: Any) -> None:
     """Share of the time between two looks; the first look has none."""
     driver.does("grow pviol_ns * 250000000", "set tviol_ns * 5000")
