@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from monitor import page_data, page_findings, page_text, plot_metrics, plot_write, series
 from monitor.diagnose import COLUMNS
-from monitor.errors import say
+from monitor.plot_picture import say_left_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,6 @@ def write_page(paths: Sequence[str], out: str, title: str | None = None) -> int:
     payload = page_data.payload(run, title)
     payload["findings"] = page_findings.told(run, payload["axis"])
     plot_write.write(out, page_text.page(payload).encode("utf-8", "replace"))
-    if payload["left_out"]:
-        say(f"left out {payload['left_out']} GPUs whose logs tell no time or no date")
+    say_left_out(payload["left_out"])
     print(out)
     return 0

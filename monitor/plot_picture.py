@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monitor import plot_axis, plot_curves, plot_grid, plot_metrics
-from monitor.errors import UserError
+from monitor.errors import UserError, say
 from monitor.history import seconds
 from monitor.plot_events import events_of
 
@@ -74,6 +74,12 @@ def placed(run: Run, max_bins: int) -> Placed:
     axis = plot_axis.choose(kept, moments, max_bins)
     events = events if axis.dated else ()
     return Placed(kept, axis, events, len(run.gpus) - len(kept))
+
+
+def say_left_out(num_gpus: int) -> None:
+    """Say what is missing, if anything is."""
+    if num_gpus:
+        say(f"left out {num_gpus} GPU{'s' * (num_gpus > 1)} whose logs tell no time or no date")
 
 
 def picture(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from monitor import plot_metrics, plot_write, series
-from monitor.errors import UserError, say
-from monitor.plot_picture import picture
+from monitor.errors import UserError
+from monitor.plot_picture import picture, say_left_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,6 @@ def plot(
     from monitor.plot_figure import drawn  # noqa: PLC0415 - matplotlib takes its time
 
     plot_write.write(out, drawn(made, suffix, width_mm / _MM_PER_INCH))
-    if made.num_left_out:
-        say(f"left out {made.num_left_out} GPUs whose logs tell no time or no date")
+    say_left_out(made.num_left_out)
     print(out)
     return 0

@@ -174,6 +174,19 @@ def test_true_logs_make_a_page(tmp_path: Path, data: Path) -> None:
     assert page.data["table"][0][0] == pytest.approx(float(np.nanmean(told)), abs=0.01)
 
 
+@pytest.mark.parametrize(("command", "suffix"), [("html", ".html"), ("plot", ".svg")])
+def test_gpus_that_cannot_be_placed_are_said(
+    command: str, suffix: str, tmp_path: Path, data: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Rows without a time stand beside rows with one: they are left out, and counted."""
+    bare = tmp_path / "bare.gutil"
+    bare.write_text("# gpu     sm\n# Idx      %\n    0     50\n    0     60\n")
+    timed = str(data / "pumt_DT.550.163.01.2gpu.gutil")
+    out = str(tmp_path / f"run{suffix}")
+    assert cli.main([command, timed, str(bare), "--out", out]) == 0
+    assert "left out 1 GPU whose" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [["--out", "x.png"], ["--out", "nowhere/x.html"]])
 def test_wrong_input_is_one_line(
     arguments: list[str], data: Path, capfd: pytest.CaptureFixture[str]
