@@ -56,7 +56,9 @@ def _parser(chosen: str) -> _Parser:
     )
     commands = parser.add_subparsers(required=True, metavar="|".join(COMMANDS))
     for name, purpose in COMMANDS.items():
-        command = commands.add_parser(name, help=purpose, description=f"{purpose.capitalize()}.")
+        command = commands.add_parser(
+            name, help=purpose, description=f"{purpose[0].upper() + purpose[1:]}."
+        )
         if name == chosen:
             module = import_module(f"monitor.commands.{name}")
             module.add_options(command)

@@ -16,7 +16,11 @@ _DEFAULT_COLUMNS = "pumtcjrghevxnisqdk"
 
 def add_options(parser: ArgumentParser) -> None:
     """Tell what it takes."""
-    parser.add_argument("--out", required=True, help="the log; appended to if it is there")
+    parser.add_argument(
+        "--out",
+        required=True,
+        help="the log; appended to if it is there; after SIGHUP a new one, if it was moved away",
+    )
     parser.add_argument("--interval", type=float, default=15.0, metavar="S", help="default 15")
     parser.add_argument(
         "--columns",
