@@ -296,6 +296,20 @@ def test_a_log_is_read_in_blocks(
         assert told(logs.read(str(path))) == told(whole)
 
 
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
+def test_a_log_that_still_grows_has_the_rows_that_are_whole(path: Path, tmp_path: Path) -> None:
+    """Cut anywhere: the rows before, none of the rest, and whether the last line has no end."""
+    text = path.read_bytes()
+    rows = told(logs.read(str(path)))
+    growing = tmp_path / path.name
+    for size in range(0, len(text), 7):
+        growing.write_bytes(text[:size])
+        log = logs.read(str(growing))
+        *lines, rest = text[:size].split(b"\n")
+        assert told(log) == rows[: sum(line.startswith(b" 2026") for line in lines)]
+        assert log.torn == bool(rest.strip())
+
+
 def test_only_the_wanted_columns_are_kept(data: Path) -> None:
     """And what counts as a row does not hang on them."""
     path = str(data / "pumt_DT.550.163.01.gpu1_lost.gutil")
