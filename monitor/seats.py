@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from monitor.beats import Child, Progress
 
+    _Held = tuple[tuple[tuple[int, int | None], ...], tuple[int | None, int | None]]
+    """A GPU's processes, and the rank that holds most of its memory with how much."""
+
 _LIST_S = 5.0  # how often to look which ranks there are; where they are is looked up each time
 _MAX_DEPTH = 12
 _FIRST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel
@@ -53,6 +56,8 @@ class Seats:
         self._children: Mapping[int, Child] = {}
         self._of_pid: dict[int, int | None] = {}
         """Whose process it is; None: nobody's."""
+        self._held: dict[int | None, _Held] = {}
+        """By GPU, what was found of its processes since the ranks were listed."""
         self._listed_s: float | None = None
 
     def read(self, gpus: Sequence[GpuSample]) -> list[RankSample]:
@@ -63,15 +68,23 @@ class Seats:
             self._children = beats.read_children(self._directory)
             self._files.find()
             self._of_pid = {child.pid: rank for rank, child in self._children.items()}
+            self._of_pid |= {beat.pid: rank for rank, beat in self._files.read().items()}
+            self._held = {}
         found = self._files.read()
-        self._of_pid |= {beat.pid: rank for rank, beat in found.items()}
         return [self._sample(gpu, found) for gpu in gpus]
 
     def _sample(self, gpu: GpuSample, found: Mapping[int, Progress]) -> RankSample:
-        rank, held_mib = self._holder(gpu) if self._shares_pids else (None, None)
+        rank, held_mib = self._known_holder(gpu) if self._shares_pids else (None, None)
         seated = self._seated(gpu, found) if rank is None else rank
         beat = None if seated is None else found.get(seated)
         return RankSample(beat.step if beat else None, rank, held_mib)
+
+    def _known_holder(self, gpu: GpuSample) -> tuple[int | None, int | None]:
+        """Find it where the processes are not those of the look before."""
+        known = self._held.get(gpu.index)
+        if known is None or known[0] is not gpu.processes:
+            known = self._held[gpu.index] = gpu.processes, self._holder(gpu)
+        return known[1]
 
     def _holder(self, gpu: GpuSample) -> tuple[int | None, int | None]:
         """Find the rank that holds most of the GPU's memory, and how much."""
