@@ -12,7 +12,6 @@ from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
-from monitor.dmon import NO_READING
 from monitor.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     from monitor.sample import Row
 
+NO_READING = "-"  # `dmon.NO_READING`: to import that would be a tenth of the recorder's start
 ROWS_PER_HEADER = 44
 """The two header lines come again after this many rows, whatever the number of GPUs."""
 

@@ -13,17 +13,16 @@ from monitor import __version__, gutil
 from monitor.errors import UserError
 from monitor.recorder import Recorder, SystemClock
 from monitor.sample import Reading
-from monitor.seats import Seats
 from monitor.sink import Sink
 from monitor.stop import ProcessStop, Reason
 from monitor.watcher import Watcher
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from monitor import orphans
     from monitor.marks import Mark
-    from monitor.sample import GpuSource, HostSource
+    from monitor.sample import GpuSample, GpuSource, HostSource, RankSample, RankSource
     from monitor.stop import Stop
     from monitor.watch_settings import WatchSettings
 
@@ -110,7 +109,7 @@ def record(settings: Settings, say: Callable[[str], None]) -> int:
         watcher.shown(gpus), host, sink, layout, SystemClock(), _facts(settings), say
     )
     if settings.beat_dir and set("sq") & set(letters):
-        recorder.ranks = Seats(settings.beat_dir, settings.visible)
+        recorder.ranks = _LaterSeats(settings.beat_dir, settings.visible)
     watcher.start()
     reason = recorder.run(stop, settings.interval_s)
     sink.close()
@@ -148,6 +147,21 @@ class _NoNvml:
 
     def read(self) -> Reading:
         return Reading(facts=(("gpus", f"no readings: {self._why}"),))
+
+
+class _LaterSeats:
+    """The ranks; what finds them is loaded at the first look."""
+
+    def __init__(self, beat_dir: str, visible: str | None) -> None:
+        self._given = beat_dir, visible
+        self._seats: RankSource | None = None
+
+    def read(self, gpus: Sequence[GpuSample]) -> Sequence[RankSample]:
+        if self._seats is None:
+            from monitor.seats import Seats  # noqa: PLC0415 - the head of the log does not wait
+
+            self._seats = Seats(*self._given)
+        return self._seats.read(gpus)
 
 
 S_co = TypeVar("S_co", covariant=True)

@@ -14,6 +14,11 @@ ALL = "pumt" + gutil.FURTHER_LETTERS
 SERIES = ["418.226.00.2gpu", "525.147.05.2gpu", "550.163.01.2gpu"]
 
 
+def test_no_reading_is_written_as_it_is_read() -> None:
+    """Two modules name it, since one of them has to be loaded fast."""
+    assert gutil.NO_READING == dmon.NO_READING
+
+
 def row(second: int, index: int, **readings: int | None) -> Row:
     """A row as the samples have it."""
     known = {
