@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor import gutil, logs
-from monitor.sample import GpuSample, HostSample, Row
+from monitor.logs import gutil, reader
+from monitor.logs.sample import GpuSample, HostSample, Row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -182,7 +182,7 @@ def _race(path: Path, out: Path, python: str, num_rounds: int) -> tuple[list[flo
         taken_s = []
         for _ in range(_READS):
             began_s = time.process_time()
-            log = logs.read(str(path))
+            log = reader.read(str(path))
             taken_s.append(time.process_time() - began_s)
         ours_s.append(min(taken_s))
         command = [python, "-c", _WITH_PANDAS, str(path), str(out), ",".join(names), str(_READS)]

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from monitor import gutil
-from monitor.sample import GpuSample, HostSample, Row
+from monitor.logs import gutil
+from monitor.logs.sample import GpuSample, HostSample, Row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,10 +27,11 @@ from rich.console import Console
 from rich.text import Text
 from synthetic_logs import Synthetic
 
-from monitor import cli, live_target
-from monitor.live import Session
-from monitor.live_columns import STYLES
-from monitor.live_fleet import Fleet
+from monitor import cli
+from monitor.live import target
+from monitor.live.columns import STYLES
+from monitor.live.fleet import Fleet
+from monitor.live.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -88,7 +89,7 @@ def _watch(out: Path) -> None:
     """Draw the live view, as a terminal shows it while the run is under way."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = _run(folder, under_way=True)
-        session = Session(Fleet(live_target.resolve([str(run_dir)], {})))
+        session = Session(Fleet(target.resolve([str(run_dir)], {})))
         session.fleet.poll()
         session.update()
         session.board = replace(session.board, clock=_CLOCK)

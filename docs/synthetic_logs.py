@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor import gutil
+from monitor.logs import gutil
 
 if TYPE_CHECKING:
     from numpy.random import Generator

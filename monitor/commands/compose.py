@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError
-from monitor.record import compose_file
+from monitor.runs.record import compose_file
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from monitor import findings_text, rules_text, thresholds
+from monitor.diagnosis import findings_text, rules_text, thresholds
 from monitor.errors import UserError
 
 if TYPE_CHECKING:

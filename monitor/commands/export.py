@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from monitor.export import FORMATS, Settings, export
+from monitor.export.export import FORMATS, Settings, export
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

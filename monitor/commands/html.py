@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from monitor.paging import write_page
+from monitor.page.html import write_page
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from monitor.plotting import plot
+from monitor.plot.plot import plot
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from monitor import recording, watch_settings
 from monitor.errors import say
+from monitor.recorder import recording
+from monitor.watchdog import settings
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -84,7 +85,7 @@ def run(options: Namespace) -> int:
             visible=env.get("CUDA_VISIBLE_DEVICES"),
             rotate_mib=options.rotate_mib,
             num_kept=options.rotate_keep,
-            watch=watch_settings.from_environment(env, options.compose, options.launch_id, node),
+            watch=settings.from_environment(env, options.compose, options.launch_id, node),
         ),
         say,
     )

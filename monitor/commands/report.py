@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError
-from monitor.report import report
+from monitor.report.report import report
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from monitor.live import watch
+from monitor.live.session import watch
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from monitor.why import why
+from monitor.runs.why import why
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

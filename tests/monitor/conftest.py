@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from monitor import gutil
-from monitor.sample import GpuSample, HostSample, Row
+from monitor.logs import gutil
+from monitor.logs.sample import GpuSample, HostSample, Row
 
 HERE = Path(__file__).parent
 DATA = HERE / "data"

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from monitor import gutil
-from monitor.sample import GpuSample, HostSample, Row
+from monitor.logs import gutil
+from monitor.logs.sample import GpuSample, HostSample, Row
 
 if TYPE_CHECKING:
     from pathlib import Path

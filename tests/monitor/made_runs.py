@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from monitor.marks import Mark
-from monitor.series import GpuSeries, PlacedMark, Run
+from monitor.logs.marks import Mark
+from monitor.logs.series import GpuSeries, PlacedMark, Run
 
 BEGIN_S = 1_790_000_000.0
 STEP_S = 15.0

@@ -9,8 +9,8 @@ from typing import Any
 # looks `argv[2]` times; before each look, the clock goes on by `argv[3]` seconds
 _LOOK = """
 import json, os, sys, time
-from monitor.marks import line
-from monitor.nvml import Nvml
+from monitor.logs.marks import line
+from monitor.nvml.source import Nvml
 letters, times, step_s, first, then = sys.argv[1:]
 class Never:
     def wait(self, timeout_s): return None

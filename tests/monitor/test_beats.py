@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from monitor.beats import PHASES, Beat, Child, parse_beat, parse_child, read_beats, read_children
+from monitor.watchdog.beats import (
+    PHASES,
+    Beat,
+    Child,
+    parse_beat,
+    parse_child,
+    read_beats,
+    read_children,
+)
 from trainer.beat import Phase, SharedBeat
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from monitor import crew
-from monitor.crew import Crew, Job, Values
+from monitor.nvml import crew
+from monitor.nvml.crew import Crew, Job, Values
 from monitor.stop import Reason
 
 

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
-from monitor import cli, findings, findings_text, gutil, marks, rules_text, series, thresholds, xids
-from monitor.diagnose import RULES, diagnose, not_looked
+from monitor import cli
+from monitor.diagnosis import findings, findings_text, rules_text, thresholds, xids
+from monitor.diagnosis.diagnose import RULES, diagnose, not_looked
+from monitor.diagnosis.findings import Finding
+from monitor.diagnosis.thresholds import MEANINGS, Thresholds
 from monitor.errors import UserError
-from monitor.findings import Finding
-from monitor.marks import Mark
-from monitor.sample import GpuSample, HostSample, Row
-from monitor.thresholds import MEANINGS, Thresholds
+from monitor.logs import gutil, marks, series
+from monitor.logs.marks import Mark
+from monitor.logs.sample import GpuSample, HostSample, Row
 from tests.monitor.made_runs import BEGIN_S, NUM_SAMPLES, at, first, gpu, mark, run
 
 REPOSITORY = Path(__file__).parents[2]

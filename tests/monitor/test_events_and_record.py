@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor import events, evidence, record
+from monitor import events
 from monitor.errors import UserError
+from monitor.runs import evidence, record
 
 TOLD = {"outcome": "finished", "train_time_s": 9.5, "test_accuracy": 0.98, "steps": 40}
 

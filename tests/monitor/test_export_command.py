@@ -15,9 +15,12 @@ import pytest
 from polars.testing import assert_frame_equal
 from prometheus_client.parser import text_string_to_metric_families
 
-from monitor import cli, export_rows, export_write, gutil, logs
+from monitor import cli
 from monitor.errors import UserError
-from monitor.sample import GpuSample, HostSample, Row
+from monitor.export import rows as export_rows
+from monitor.export import write as export_write
+from monitor.logs import gutil, reader
+from monitor.logs.sample import GpuSample, HostSample, Row
 
 Log = Callable[..., Path]
 
@@ -135,7 +138,7 @@ def test_parquet_csv_and_json_lines_say_the_same(
         assert export(form, folder / form, tmp_path / "in") == 0
     assert sorted(p.name for p in folder.iterdir()) == ["csv", "jsonl", "parquet"]
     rows = pl.read_parquet(folder / "parquet")
-    tables = [export_rows.table(logs.read(str(path))) for path in paths]
+    tables = [export_rows.table(reader.read(str(path))) for path in paths]
     assert_frame_equal(rows, pl.concat(tables, how="diagonal_relaxed"))
     as_text = rows.with_columns(pl.col("time_utc").dt.strftime("%Y-%m-%dT%H:%M:%SZ"))
     lines = [json.loads(line) for line in (folder / "jsonl").read_text().splitlines()]
@@ -151,9 +154,9 @@ def test_every_column_of_the_recorder_has_a_name(tmp_path: Path) -> None:
     assert len(set(names.values())) == len(names)
     path = tmp_path / "a.gutil"
     path.write_text("# gpu tviol\n    0     1\n")
-    assert export_rows.table(logs.read(str(path))).columns[-1] == "tviol"
+    assert export_rows.table(reader.read(str(path))).columns[-1] == "tviol"
     path.write_text(f"{path.read_text()}## monitor: 1\n")
-    assert export_rows.table(logs.read(str(path))).columns[-1] == "heat_throttled_pct"
+    assert export_rows.table(reader.read(str(path))).columns[-1] == "heat_throttled_pct"
 
 
 def test_true_dmon_logs_of_all_series_are_one_table(data: Path, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from monitor import cli
 from monitor.commands import export as command
-from monitor.export_metrics import METRICS
-from monitor.nodes import THROTTLE
+from monitor.export.metrics import METRICS
+from monitor.runs.nodes import THROTTLE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RULES = (EXAMPLES / "prometheus" / "ddp-alerts.yml").read_text()

@@ -14,11 +14,15 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from monitor import export_gpus, export_metrics, export_newest, gutil, logs, record
 from monitor.errors import UserError
-from monitor.export_metrics import Collector
-from monitor.export_newest import Newest
-from monitor.sample import GpuSample, HostSample, Row
+from monitor.export import gpus
+from monitor.export import metrics as export_metrics
+from monitor.export import newest as export_newest
+from monitor.export.metrics import Collector
+from monitor.export.newest import Newest
+from monitor.logs import gutil, reader
+from monitor.logs.sample import GpuSample, HostSample, Row
+from monitor.runs import record
 
 if TYPE_CHECKING:
     from tests.monitor.conftest import Story
@@ -211,9 +215,7 @@ def test_rank_and_further_columns_where_the_log_has_them(tmp_path: Path) -> None
 
 def test_every_column_of_the_recorder_is_told(log: Log) -> None:
     """A column that nobody gave a metric would be lost without a word."""
-    told = {
-        name for c in (*export_gpus.GPU_COLUMNS, *export_gpus.NODE_COLUMNS) for name in c.columns
-    }
+    told = {name for c in (*gpus.GPU_COLUMNS, *gpus.NODE_COLUMNS) for name in c.columns}
     elsewhere = {"throt", "rank", "mono"}  # reasons; a label; a clock of no meaning elsewhere
     assert {column.name for column in gutil.COLUMNS} - told - elsewhere == set()
     assert log().exists()
@@ -287,7 +289,7 @@ def test_columns_and_offset_may_change_within_a_log(log: Log) -> None:
 def test_job_and_node_are_told_by_the_name_as_all_readers_do(log: Log, name: str) -> None:
     """Where the log itself says nothing."""
     path = log(name=name, facts=())
-    (place,) = logs.read(str(path)).places
+    (place,) = reader.read(str(path)).places
     found = Newest(str(path)).look()
     assert found is not None
     assert (found.job, found.host) == (place.job, place.host)

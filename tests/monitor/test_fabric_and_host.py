@@ -7,9 +7,9 @@ from typing import Any
 import psutil
 import pytest
 
-from monitor import host as host_module
-from monitor.fabric import Fabric
-from monitor.host import Host, used_pct
+from monitor.recorder import host as host_module
+from monitor.recorder.fabric import Fabric
+from monitor.recorder.host import Host, used_pct
 
 
 class Clock:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from monitor import failure, record
+from monitor.runs import failure, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor import dmon, gutil
 from monitor.errors import UserError
-from monitor.sample import GpuSample, HostSample, RankSample, Row
+from monitor.logs import dmon, gutil
+from monitor.logs.sample import GpuSample, HostSample, RankSample, Row
 
 ALL = "pumt" + gutil.FURTHER_LETTERS
 SERIES = ["418.226.00.2gpu", "525.147.05.2gpu", "550.163.01.2gpu"]

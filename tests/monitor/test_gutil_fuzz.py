@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from monitor import gutil, logs
 from monitor.errors import UserError
-from monitor.sample import GpuSample, HostSample, Row
+from monitor.logs import gutil, reader
+from monitor.logs.sample import GpuSample, HostSample, Row
 
 NUM_LINES = int(os.environ.get("DDP_FUZZ_LINES", "20000"))
 SEED = int(os.environ.get("DDP_FUZZ_SEED", "4"))
@@ -116,9 +116,9 @@ DAMAGES: list[Callable[[random.Random, list[bytes], int], None]] = [
 ]
 
 
-def found(path: Path) -> tuple[logs.Log, list[tuple[object, ...]]]:
+def found(path: Path) -> tuple[reader.Log, list[tuple[object, ...]]]:
     """A log and its rows, each as one value."""
-    log = logs.read(str(path))
+    log = reader.read(str(path))
     columns = [np.nan_to_num(log.values[name], nan=-1.0).tolist() for name in sorted(log.values)]
     return log, list(zip(log.time_s.tolist(), log.gpu.tolist(), *columns, strict=True))
 
@@ -163,4 +163,4 @@ def test_no_bytes_at_all_make_the_reader_fail(tmp_path: Path) -> None:
     rng = random.Random(SEED)  # noqa: S311 - no secret
     for size in (0, 1, 100, 100_000):
         path.write_bytes(rng.randbytes(size))
-        assert logs.read(str(path)).num_rows == 0
+        assert reader.read(str(path)).num_rows == 0

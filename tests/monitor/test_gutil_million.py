@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from monitor import gutil, logs
+from monitor.logs import gutil, reader
 
 NUM_LINES = 1_000_000
 PER_LOG = 20_000
@@ -193,9 +193,9 @@ def slowly(series: Series, lines: list[bytes]) -> NDArray[np.float64]:
     return np.column_stack([np.array(times_s, np.float64), numbers])
 
 
-def quickly(path: Path, num_cells: int) -> tuple[logs.Log, NDArray[np.float64]]:
+def quickly(path: Path, num_cells: int) -> tuple[reader.Log, NDArray[np.float64]]:
     """The same, by the reader that is tested."""
-    log = logs.read(str(path))
+    log = reader.read(str(path))
     values = list(log.values.values()) or [np.empty(0)] * num_cells
     return log, np.column_stack([log.time_s, log.gpu, *values]).astype(np.float64)
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monitor import dmon, frame, logs, marks
-from monitor.cells import NO_TIME
 from monitor.errors import UserError
-from monitor.marks import Mark
+from monitor.logs import dmon, frame, marks, reader
+from monitor.logs.cells import NO_TIME
+from monitor.logs.marks import Mark
 
 SAMPLES = sorted((Path(__file__).parent / "data").glob("*.gutil"))
 SHARED = Path(__file__).parents[3] / "shared" / "dmon"
@@ -114,7 +114,7 @@ class Writer:
         return "".join(parts)
 
 
-def told(log: logs.Log) -> list[tuple[int, int, Values]]:
+def told(log: reader.Log) -> list[tuple[int, int, Values]]:
     """Time, GPU and readings of each row."""
     return [
         (
@@ -144,7 +144,7 @@ def tiny(text: str) -> list[dict[str, str]]:
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
 def test_every_sample_reads_exactly(path: Path) -> None:
     """Every cell of the true logs, by a parser that shares nothing with ours."""
-    log = logs.read(str(path))
+    log = reader.read(str(path))
     wanted = tiny(path.read_text())
     assert log.num_rows == len(wanted) > 0
     epoch = datetime(1970, 1, 1)  # noqa: DTZ001
@@ -193,7 +193,7 @@ def test_every_sample_reads_as_spelled_out(folder: Path, name: str) -> None:
     """Seconds since the first row, GPU and readings; what cannot be read is counted."""
     if not folder.is_dir():
         pytest.skip(f"{folder} is not here: its samples are in {SAMPLES[0].parent}, too")
-    log = logs.read(str(folder / f"{name}.gutil"))
+    log = reader.read(str(folder / f"{name}.gutil"))
     num_unreadable, rows = SPELLED[name]
     assert [(time_s - log.time_s[0], gpu, found) for time_s, gpu, found in told(log)] == rows
     assert (log.num_unreadable, log.torn, log.dated) == (num_unreadable, False, True)
@@ -246,7 +246,7 @@ def test_logs_of_every_series_read_back(tmp_path: Path, writer: Writer, data: An
     ]
     path = tmp_path / "slurm-1.n.gutil"
     path.write_text(writer.text(rows))
-    log = logs.read(str(path))
+    log = reader.read(str(path))
     assert (log.num_unreadable, log.torn, log.num_rows) == (0, False, num)
     for (time_s, gpu, found), row in zip(told(log), rows, strict=True):
         assert gpu == row.gpu
@@ -272,7 +272,7 @@ def test_both_ways_of_reading_agree(tmp_path: Path, garbage: list[str], data: An
     text = "\n".join(lines)
     path = tmp_path / "log.gutil"
     path.write_bytes(text.encode())
-    log = logs.read(str(path))
+    log = reader.read(str(path))
     slow = list(dmon.parse(text))
     assert log.num_unreadable == slow.count(None)
     cells = [found[1] for found in slow if found]
@@ -289,22 +289,22 @@ def test_a_log_is_read_in_blocks(
     text = (data / "pumt_DT.550.163.01.gpu1_lost.gutil").read_text() * 3 + " 2026112"
     path = tmp_path / "log.gutil"
     path.write_text(text)
-    whole = logs.read(str(path))
+    whole = reader.read(str(path))
     assert (whole.num_rows, whole.num_unreadable, whole.torn) == (30, 3, True)
     for size in (1, 7, 128, 129, 500):
-        monkeypatch.setattr(logs, "_BLOCK_BYTES", size)
-        assert told(logs.read(str(path))) == told(whole)
+        monkeypatch.setattr(reader, "_BLOCK_BYTES", size)
+        assert told(reader.read(str(path))) == told(whole)
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
 def test_a_log_that_still_grows_has_the_rows_that_are_whole(path: Path, tmp_path: Path) -> None:
     """Cut anywhere: the rows before, none of the rest, and whether the last line has no end."""
     text = path.read_bytes()
-    rows = told(logs.read(str(path)))
+    rows = told(reader.read(str(path)))
     growing = tmp_path / path.name
     for size in range(0, len(text), 7):
         growing.write_bytes(text[:size])
-        log = logs.read(str(growing))
+        log = reader.read(str(growing))
         *lines, rest = text[:size].split(b"\n")
         assert told(log) == rows[: sum(line.startswith(b" 2026") for line in lines)]
         assert log.torn == bool(rest.strip())
@@ -313,7 +313,7 @@ def test_a_log_that_still_grows_has_the_rows_that_are_whole(path: Path, tmp_path
 def test_only_the_wanted_columns_are_kept(data: Path) -> None:
     """And what counts as a row does not hang on them."""
     path = str(data / "pumt_DT.550.163.01.gpu1_lost.gutil")
-    some = logs.read(path, frozenset({"sm", "none"}))
+    some = reader.read(path, frozenset({"sm", "none"}))
     assert (list(some.values), some.num_rows, some.num_unreadable) == (["sm"], 10, 1)
 
 
@@ -323,7 +323,7 @@ def test_midnight_in_a_log_without_dates(tmp_path: Path) -> None:
     rows = "".join(f" {time}      0     7\n" for time in ("23:59:50", "00:00:05", "00:00:04"))
     path = tmp_path / "log.gutil"
     path.write_text(head + rows)
-    log = logs.read(str(path))
+    log = reader.read(str(path))
     assert (np.diff(log.time_s).tolist(), log.dated) == ([15, -1], False)
     assert frame.load(str(path)).rows["time"].to_list() == [None] * 3
 
@@ -370,10 +370,10 @@ def test_a_column_is_never_guessed(
     """What has no header, or does not lie in it, is counted; the next whole header heals it."""
     path = tmp_path / "log.gutil"
     path.write_text(text)
-    log = logs.read(str(path))
+    log = reader.read(str(path))
     assert (log.num_rows, log.num_unreadable) == (num_rows, num_unreadable)
     path.write_text(text + HEAD + ROW)
-    healed = logs.read(str(path))
+    healed = reader.read(str(path))
     assert (healed.num_rows, healed.num_unreadable) == (num_rows + 1, num_unreadable)
 
 
@@ -381,7 +381,7 @@ def test_a_file_that_is_none_is_the_users_error(tmp_path: Path) -> None:
     """A directory, a missing file."""
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(UserError, match="must be a file that can be read"):
-            logs.read(str(path))
+            reader.read(str(path))
 
 
 def test_wide_numbers_keep_every_digit(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_wide_numbers_keep_every_digit(tmp_path: Path) -> None:
     path = tmp_path / "log.gutil"
     wrong = ("1    2", "-00002", "09520", "0000", "000000000")
     path.write_text(head + rows + "".join(f"    0 {text:>12} \n" for text in wrong))
-    log = logs.read(str(path))
+    log = reader.read(str(path))
     assert log.values["energy"].tolist() == numbers
     assert log.num_unreadable == len(wrong)
 
@@ -405,7 +405,7 @@ def test_what_happened_is_read_and_what_is_torn_of_it_is_counted(tmp_path: Path)
     told = [marks.line(lost), *(f"{line}\n" for line in torn), marks.line(back)]
     path = tmp_path / "log.gutil"
     path.write_text(HEAD + "".join(line + ROW for line in told) + "## events: 3\n")
-    log = logs.read(str(path))
+    log = reader.read(str(path))
     assert log.marks == (lost, back)
     assert (log.num_rows, log.num_unreadable) == (len(told), len(torn))
     assert log.facts == {"events": "3"}

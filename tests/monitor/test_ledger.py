@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor import record
-from monitor.sample import GpuSample, HostSample
+from monitor.logs.sample import GpuSample, HostSample
+from monitor.runs import record
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = (

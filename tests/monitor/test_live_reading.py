@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from monitor import live_target, logs
 from monitor.errors import UserError
-from monitor.live_board import Row, Rows, interval_s, total
-from monitor.live_fleet import Fleet
-from monitor.live_log import LiveLog
-from monitor.live_rows import Batch
-from monitor.live_target import Target
-from monitor.live_track import CAPACITY, Track
+from monitor.live import target
+from monitor.live.board import Row, Rows, interval_s, total
+from monitor.live.fleet import Fleet
+from monitor.live.log import LiveLog
+from monitor.live.rows import Batch
+from monitor.live.target import Target
+from monitor.live.track import CAPACITY, Track
+from monitor.logs import reader
 from tests.monitor.live_logs import NONE, LogWriter, gpu, log_of
 
 HERE = Path(__file__).parent
@@ -36,7 +37,7 @@ def rows_of(*all_logs: LiveLog) -> tuple[Row, ...]:
 
 def assert_same(live: LiveLog, path: Path) -> None:
     """Every reading of every GPU is what `logs.read` has."""
-    log = logs.read(str(path))
+    log = reader.read(str(path))
     assert {-1 if t.gpu is None else t.gpu for t in live.tracks} == set(log.gpu.tolist())
     for track in live.tracks:
         mine = log.gpu == (-1 if track.gpu is None else track.gpu)
@@ -265,7 +266,7 @@ def test_logs_that_appear_are_followed(tmp_path: Path, monkeypatch: pytest.Monke
     """Those of the run's job, and no others."""
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    fleet = Fleet(live_target.resolve([str(run_dir(tmp_path, "slurm-7"))], {}))
+    fleet = Fleet(target.resolve([str(run_dir(tmp_path, "slurm-7"))], {}))
     fleet.poll()
     assert fleet.logs == ()
     log_of(tmp_path, "n2").write(gpu(0))
@@ -283,7 +284,7 @@ def test_a_successor_takes_the_view_along(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     folder = run_dir(tmp_path, "slurm-7")
     log_of(tmp_path, "n1").write(gpu(0))
-    fleet = Fleet(live_target.resolve([str(folder)], {}))
+    fleet = Fleet(target.resolve([str(folder)], {}))
     fleet.poll()
     with (folder / "events.jsonl").open("a") as file:
         file.write('{"event": "start", "attempt": 2, "job_id": "9"}\n')
@@ -315,7 +316,7 @@ def test_the_newest_run_is_meant_where_nothing_is_named(tmp_path: Path) -> None:
     """In $DDP_OUT."""
     old, new = (run_dir(tmp_path, name) for name in ("slurm-9", "slurm-10"))
     os.utime(old / "events.jsonl", (1, 1))
-    found = live_target.resolve([], {"DDP_OUT": str(tmp_path)})
+    found = target.resolve([], {"DDP_OUT": str(tmp_path)})
     assert found.run_dir == str(new)
     assert found.folder == str(tmp_path)
 
@@ -325,28 +326,28 @@ def test_of_a_directory_the_newest_job_is_meant(tmp_path: Path) -> None:
     for job in ("7", "8"):
         log_of(tmp_path, "n1", job=job).write(gpu(0))
     os.utime(tmp_path / "slurm-7.n1.gutil", (1, 1))
-    found = live_target.resolve([str(tmp_path)], {})
+    found = target.resolve([str(tmp_path)], {})
     assert (found.run_dir, found.job, found.name) == (None, "8", "slurm-8")
     assert [Path(log).name for log in found.logs([])] == ["slurm-8.n1.gutil"]
     run_dir(tmp_path, "slurm-8")
-    assert live_target.resolve([str(tmp_path)], {}).run_dir == str(tmp_path / "slurm-8")
+    assert target.resolve([str(tmp_path)], {}).run_dir == str(tmp_path / "slurm-8")
 
 
 def test_a_directory_may_still_be_empty(tmp_path: Path) -> None:
     """Logs may come; without the path of one, nothing is guessed."""
-    assert live_target.resolve([str(tmp_path)], {}).logs([]) == []
+    assert target.resolve([str(tmp_path)], {}).logs([]) == []
     with pytest.raises(UserError, match=r"watch: must be told what to watch .* found none in"):
-        live_target.resolve([], {"DDP_OUT": str(tmp_path)})
+        target.resolve([], {"DDP_OUT": str(tmp_path)})
 
 
 def test_files_of_any_name_are_logs(tmp_path: Path) -> None:
     """As `dmon -f` was told to name them; the name stands for the node."""
     copy = shutil.copy(SAMPLES[0], tmp_path / "node7.log")
-    fleet = Fleet(live_target.resolve([str(copy)], {}))
+    fleet = Fleet(target.resolve([str(copy)], {}))
     fleet.poll()
     assert [log.host for log in fleet.logs] == ["node7"]
     with pytest.raises(UserError, match=r"found nowhere: name for example out/slurm-123"):
-        live_target.resolve(["nowhere"], {})
+        target.resolve(["nowhere"], {})
 
 
 def test_nodes_are_sorted_by_their_numbers(tmp_path: Path) -> None:

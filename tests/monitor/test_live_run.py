@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from monitor import live_alerts
-from monitor.live_board import Board
-from monitor.live_run import LiveRun, Progress
+from monitor.live import alerts
+from monitor.live.board import Board
+from monitor.live.run import LiveRun, Progress
 
 
 class Run:
@@ -167,8 +167,8 @@ def test_what_the_run_tells_of_itself_is_an_alert(run: Run) -> None:
     run.tell("lost_node", node="n3", how="no answer")
     run.tell("non_finite", step=12)
     run.tell("checkpoint", step=12)
-    found = live_alerts.of_board(board(progress=run.progress, problems=("disk: gone",)))
-    assert [(alert.severity, alert.text) for alert in live_alerts.folded(found)] == [
+    found = alerts.of_board(board(progress=run.progress, problems=("disk: gone",)))
+    assert [(alert.severity, alert.text) for alert in alerts.folded(found)] == [
         ("error", "node n3 is lost: no answer"),
         ("error", "disk: gone"),
         ("warning", "a loss or gradient at step 12 is not finite: ?"),
@@ -177,5 +177,5 @@ def test_what_the_run_tells_of_itself_is_an_alert(run: Run) -> None:
 
 def test_unreadable_rows_are_said() -> None:
     """As a hint."""
-    (alert,) = live_alerts.of_board(board(num_unreadable=1))
+    (alert,) = alerts.of_board(board(num_unreadable=1))
     assert (alert.severity, alert.text) == ("hint", "1 row of the logs could not be read")

@@ -9,14 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from monitor import live_alerts, live_frame, live_view, sparkline
-from monitor.live_alerts import Alert
-from monitor.live_board import Board, Row
-from monitor.live_log import LiveLog
-from monitor.live_run import Progress
-from monitor.live_terminal import keys
-from monitor.live_view import View, chosen, press
-from monitor.marks import Mark
+from monitor.live import alerts as live_alerts
+from monitor.live import frame, sparkline
+from monitor.live import view as live_view
+from monitor.live.alerts import Alert
+from monitor.live.board import Board, Row
+from monitor.live.log import LiveLog
+from monitor.live.run import Progress
+from monitor.live.terminal import keys
+from monitor.live.view import View, chosen, press
+from monitor.logs.marks import Mark
 
 
 def row(host: str = "n1", gpu: int | None = 0, **further: Any) -> Row:
@@ -72,7 +74,7 @@ def text(
 ) -> list[str]:
     """Draw a picture as plain lines."""
     alerts = more.pop("alerts", [])
-    picture = live_frame.picture(
+    picture = frame.picture(
         shown, alerts, view or View(), size, ascii_only=more.pop("ascii_only", False)
     )
     return ["".join(part for part, _ in line) for line in picture.lines()]

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from monitor import gutil, live_target, logfiles, series
 from monitor.errors import UserError
-from monitor.live_fleet import Fleet
+from monitor.live import target
+from monitor.live.fleet import Fleet
+from monitor.logs import files, gutil, series
 
 HEAD = (
     "#Date        Time         gpu    pwr     sm \n#YYYYMMDD    HH:MM:SS     Idx      W      % \n"
@@ -58,21 +59,21 @@ def names(logs: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 )
 def test_a_name_tells_job_and_node(path: str, place: tuple[str | None, str]) -> None:
     """Of a log that was rotated away as well."""
-    assert logfiles.named(path) == place
+    assert files.named(path) == place
 
 
 def test_what_was_rotated_away_belongs_to_its_log(rotated: Path) -> None:
     """The oldest first; a log that is not there now is still one; no file twice."""
     whole = ("slurm-7.n1.gutil.10", "slurm-7.n1.gutil.1", "slurm-7.n1.gutil")
     of_job_7 = [whole, ("slurm-7.n2.gutil",)]
-    assert names(logfiles.find([str(rotated)])) == [*of_job_7, ("slurm-8.n1.gutil.2",)]
-    assert [Path(p).name for p in logfiles.in_folder(str(rotated), ["8"])] == ["slurm-8.n1.gutil"]
+    assert names(files.find([str(rotated)])) == [*of_job_7, ("slurm-8.n1.gutil.2",)]
+    assert [Path(p).name for p in files.in_folder(str(rotated), ["8"])] == ["slurm-8.n1.gutil"]
     current, old = rotated / "slurm-7.n1.gutil", rotated / "slurm-7.n1.gutil.1"
-    assert names(logfiles.find([str(current), str(old), str(rotated / "x/../x"), str(old)])) == [
+    assert names(files.find([str(current), str(old), str(rotated / "x/../x"), str(old)])) == [
         whole,
         ("x",),
     ]
-    assert names(logfiles.find([str(old), str(current)])) == [(old.name,), (whole[0], whole[2])]
+    assert names(files.find([str(old), str(current)])) == [(old.name,), (whole[0], whole[2])]
 
 
 def test_a_name_without_a_folder_is_found_here(
@@ -80,15 +81,15 @@ def test_a_name_without_a_folder_is_found_here(
 ) -> None:
     """As a user in the folder names it."""
     monkeypatch.chdir(rotated)
-    assert logfiles.find(["slurm-7.n1.gutil"])[0][1] == "slurm-7.n1.gutil.1"
+    assert files.find(["slurm-7.n1.gutil"])[0][1] == "slurm-7.n1.gutil.1"
 
 
 def test_a_folder_without_logs_is_named(tmp_path: Path) -> None:
     """Empty, or not to be looked into."""
     with pytest.raises(UserError, match=r"must hold \.gutil files; found none in"):
-        logfiles.find([str(tmp_path)])
+        files.find([str(tmp_path)])
     with pytest.raises(OSError, match="No such file"):
-        logfiles.in_folder(str(tmp_path / "none"))
+        files.in_folder(str(tmp_path / "none"))
 
 
 def monitor(*words: str) -> str:
@@ -121,7 +122,7 @@ def test_series_read_a_rotated_log_as_one(rotated: Path) -> None:
 
 def test_watch_has_a_row_for_a_rotated_log_not_for_its_files(rotated: Path) -> None:
     """It follows the one that grows."""
-    fleet = Fleet(live_target.Target(folder=str(rotated), job="7"))
+    fleet = Fleet(target.Target(folder=str(rotated), job="7"))
     fleet.poll()
     assert [(log.host, log.num_unreadable) for log in fleet.logs] == [("n1", 0), ("n2", 0)]
     assert [track.host for log in fleet.logs for track in log.tracks] == ["n1", "n2"]

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor import marks
-from monitor.marks import Mark
+from monitor.logs import marks
+from monitor.logs.marks import Mark
 
 BERLIN = timezone(timedelta(hours=1))
 XID = Mark(1795258800.0, "xid", 3, {"xid": "79", "text": "GPU_has_fallen_off_the_bus"})

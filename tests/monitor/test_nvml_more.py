@@ -73,7 +73,7 @@ def test_a_ring_larger_than_usual(driver: Any) -> None:
     """A driver that keeps more samples than there is room for is asked again with more room."""
     old, new = ["sample 1000 0 50"], [f"sample {2000 + i} 0 {i % 100}" for i in range(240)]
     driver.does("gpus 1", *old)
-    small = "import monitor.nvml_rates as rates; rates._NUM_SAMPLES = 16"
+    small = "import monitor.nvml.rates as rates; rates._NUM_SAMPLES = 16"
     told = look(driver, "pumtx", 2, then=between([*old, *new]), first=small)
     assert told[1]["gpus"][0]["sm_max_pct"] == 99
 
@@ -198,7 +198,7 @@ def test_a_call_that_hangs_costs_its_own_cells(driver: Any) -> None:
     assert told[2]["marks"] == ["slow gpu=0 call=nvmlDeviceGetPowerUsage"]
 
 
-SHORT = "import monitor.nvml as n; n._START_S = 0.2; nvml._start_job.patience_s = 0.2\n"
+SHORT = "import monitor.nvml.source as n; n._START_S = 0.2; nvml._start_job.patience_s = 0.2\n"
 
 
 def test_a_start_that_hangs(driver: Any) -> None:

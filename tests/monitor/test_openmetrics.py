@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from monitor.openmetrics import Metric, Metrics
+from monitor.export.openmetrics import Metric, Metrics
 
 GAUGE = Metric("ddp_test_bytes", 'How "many" there are: a \\ b.')
 COUNTER = Metric("ddp_test_errors_total", "Errors.")

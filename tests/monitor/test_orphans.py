@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from monitor import orphans
+from monitor.watchdog import orphans
 
 pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
 
@@ -76,7 +76,7 @@ def test_without_a_node_a_rank_is_known_by_its_local_rank(start: Start) -> None:
 
 def test_whoever_looks_is_not_found() -> None:
     """The recorder carries the token itself and does not end itself."""
-    script = f"from monitor import orphans; print(orphans.find({TOKEN!r}, 'n1'))"
+    script = f"from monitor.watchdog import orphans; print(orphans.find({TOKEN!r}, 'n1'))"
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, **RANK},

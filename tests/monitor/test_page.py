@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from monitor import cli, page_data, page_findings, page_table, page_text, plot_metrics, series
+from monitor import cli
 from monitor.errors import UserError
-from monitor.series import GpuSeries, Run
+from monitor.logs import series
+from monitor.logs.series import GpuSeries, Run
+from monitor.page import data as page_data
+from monitor.page import findings, table
+from monitor.page import text as page_text
+from monitor.plot import metrics as plot_metrics
 from tests.monitor import made_runs
 
 if TYPE_CHECKING:
@@ -130,10 +135,10 @@ def test_the_table_tells_what_the_samples_tell() -> None:
     metrics = plot_metrics.named("util,memory,temp,throttle")
     one = gpu(sm=[0, 100, np.nan], fb=[1024, 2048, 1], gtemp=[1, 2, np.nan], throt=[0, 4, 4])
     two = gpu("n2", sm=[np.nan] * 3)
-    found = page_table.numbers([one, two], metrics, [("n1", 0), ("n2", 0)])
+    found = table.numbers([one, two], metrics, [("n1", 0), ("n2", 0)])
     assert found[0] == [50, 50, 2, 2, pytest.approx(66.67, abs=0.01), 0]
     assert found[1] == [None, None, None, None, None, 100]
-    headings = [column["title"] for column in page_table.columns(metrics)]
+    headings = [column["title"] for column in table.columns(metrics)]
     assert headings == [
         "mean utilisation", "busy", "memory peak", "hottest", "throttled", "no reading",
     ]  # fmt: skip
@@ -202,11 +207,11 @@ def test_findings_have_their_place_on_the_axis(tmp_path: Path, data: Path) -> No
     idle = made_runs.gpu(0, sm=made_runs.at(made_runs.first(40), 0, 95))
     again = made_runs.gpu(1, sm=made_runs.at(made_runs.first(20), 0, 95))
     axis = {"begin": made_runs.BEGIN_S - 15, "bin": 15.0, "bins": 240}
-    (found,) = page_findings.told(made_runs.run(idle, again), axis)
+    (found,) = findings.told(made_runs.run(idle, again), axis)
     assert (found["rule"], found["severity"], found["where"]) == ("idle", "warning", "n1, all GPUs")
     assert found["evidence"].startswith("worst, n1 GPU 0: idle for 10 min")
     assert found["time"] == [100 * 15.0, 140 * 15.0]
-    (unplaced,) = page_findings.told(made_runs.run(idle), axis | {"begin": 0.0})
+    (unplaced,) = findings.told(made_runs.run(idle), axis | {"begin": 0.0})
     assert unplaced["time"] is None
     out = tmp_path / "a.html"
     assert (

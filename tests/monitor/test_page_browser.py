@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from monitor import paging
+from monitor.page import html
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +74,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for line in lines
         ]
         (run_dir / name).write_text("".join(json.dumps(line) + "\n" for line in told))
-    paging.write_page([str(run_dir)], str(out / "page.html"), f"synthetic {HOSTILE}")
+    html.write_page([str(run_dir)], str(out / "page.html"), f"synthetic {HOSTILE}")
     return out / "page.html"
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from monitor.beats import Beat
-from monitor.patience import BeatAge, Patience
+from monitor.watchdog.beats import Beat
+from monitor.watchdog.patience import BeatAge, Patience
 
 BEAT = Beat(rank=0, pid=1, step=0, time_ns=0, phase="start", count=1, collective=0, first_step=0)
 

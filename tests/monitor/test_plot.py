@@ -17,13 +17,18 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from monitor import cli, plot_axis, plot_curves, plot_figure, plot_grid, plot_metrics, series
+from monitor import cli
 from monitor.errors import UserError
-from monitor.marks import Mark
-from monitor.plot_events import events_of
-from monitor.plot_picture import picture
-from monitor.plot_ticks import ticks
-from monitor.series import GpuSeries, PlacedMark, Run
+from monitor.logs import series
+from monitor.logs.marks import Mark
+from monitor.logs.series import GpuSeries, PlacedMark, Run
+from monitor.plot import axis as plot_axis
+from monitor.plot import curves, metrics
+from monitor.plot import figure as plot_figure
+from monitor.plot import grid as plot_grid
+from monitor.plot.events import events_of
+from monitor.plot.picture import picture
+from monitor.plot.ticks import ticks
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -167,14 +172,14 @@ def test_hosts_are_told_without_what_they_share() -> None:
 )  # fmt: skip
 def test_throttling_is_none_power_or_heat(columns: dict[str, object], expected: object) -> None:
     """By the reasons' bits, else by the shares of time."""
-    found = plot_metrics.reading(gpu(times=range(6), **columns), plot_metrics.named("throttle")[0])
+    found = metrics.reading(gpu(times=range(6), **columns), metrics.named("throttle")[0])
     np.testing.assert_array_equal(found, expected)
 
 
 def test_a_bin_is_throttled_if_half_of_it_is() -> None:
     """One sample of four is not told, two are, and heat only where it lasts itself."""
     bits = [0, 4, 0, 0, 0, 4, 4, 0, 32, 4, 4, 0, 32, 32, 4, 0, np.nan, np.nan, np.nan, np.nan]
-    throttle = plot_metrics.named("throttle")[0]
+    throttle = metrics.named("throttle")[0]
     one = gpu(times=np.arange(1, 21), throt=bits)
     found = plot_grid.values([one], throttle, axis(4, 5), [("n1", 0)])
     np.testing.assert_array_equal(found[0], [0, 1, 1, 2, np.nan])
@@ -217,13 +222,13 @@ def test_curves_break_between_starts_and_keep_their_spikes() -> None:
         for i in range(3000)
     ]
     lines.append({"time": "2026-11-21T10:59:59Z", "attempt": 2, "step": 1, "test_loss": 0.5})
-    found = plot_curves.curves(lines)
+    found = curves.curves(lines)
     assert list(found) == ["loss", "test_loss", "samples_per_s"]
     loss = found["loss"]
-    assert len(loss.values) <= plot_curves.MAX_POINTS + 10
+    assert len(loss.values) <= curves.MAX_POINTS + 10
     assert np.nanmax(loss.values) == 2
     assert np.isnan(loss.values).sum() == 2
-    assert not plot_curves.curves([{"time": "2026-11-21T10:00:00Z", "loss": None}])
+    assert not curves.curves([{"time": "2026-11-21T10:00:00Z", "loss": None}])
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
@@ -245,7 +250,7 @@ def test_a_picture_is_written_whole_and_the_same_each_time(
 
 def test_texts_are_readable_and_inside_at_a_column_s_width(run_dir: Path) -> None:
     """At 88 mm no text is under 7 points or leaves the page, and no two row labels touch."""
-    run = series.load([str(run_dir)], plot_metrics.WANTED)
+    run = series.load([str(run_dir)], metrics.WANTED)
     made = picture(run, None, max_rows=256, max_bins=440, title=None)
     assert [panel.metric.name for panel in made.panels] == [
         "util", "power", "memory", "temp", "throttle",
@@ -271,7 +276,7 @@ def test_texts_are_readable_and_inside_at_a_column_s_width(run_dir: Path) -> Non
 
 def test_gaps_are_hatched_and_not_zero(run_dir: Path) -> None:
     """Between the two starts there is no sample, and the lost GPU has no readings."""
-    run = series.load([str(run_dir)], plot_metrics.WANTED)
+    run = series.load([str(run_dir)], metrics.WANTED)
     util = picture(run, None, max_rows=256, max_bins=100, title=None).panels[0]
     assert np.isnan(util.values).any()
     assert np.nanmin(util.values) >= 0
@@ -301,7 +306,7 @@ def test_logs_of_dmon_without_dates_stand_alone(data: Path) -> None:
         Run(None, (undated, gpu(sm=[1, 2, 3, 4]))), None, max_rows=9, max_bins=9, title=None
     )
     assert both.num_left_out == 1
-    true = series.load([str(data / "pumt_DT.550.163.01.gpu1_lost.gutil")], plot_metrics.WANTED)
+    true = series.load([str(data / "pumt_DT.550.163.01.gpu1_lost.gutil")], metrics.WANTED)
     lost = picture(true, None, max_rows=9, max_bins=99, title=None).panels[0]
     assert np.isnan(lost.values[1]).any()
     assert not np.isnan(lost.values[0]).any()
@@ -354,5 +359,5 @@ def test_logs_without_samples_are_refused(
 
 def test_matplotlib_is_imported_only_to_draw() -> None:
     """No other command pays for it."""
-    code = "import sys, monitor.cli, monitor.plotting; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, monitor.cli, monitor.plot.plot; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0

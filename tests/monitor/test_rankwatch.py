@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from monitor import orphans, processes, watch_settings
-from monitor.beats import Beat, Child
-from monitor.board import EventBoard
-from monitor.bounded import Bounded
 from monitor.errors import UserError
 from monitor.events import EventLog
-from monitor.patience import Patience
-from monitor.rankwatch import RankWatch
-from monitor.sample import GpuSample, Reading
+from monitor.logs.sample import GpuSample, Reading
+from monitor.watchdog import orphans, processes
+from monitor.watchdog import settings as watch_settings
+from monitor.watchdog.beats import Beat, Child
+from monitor.watchdog.board import EventBoard
+from monitor.watchdog.bounded import Bounded
+from monitor.watchdog.patience import Patience
+from monitor.watchdog.rankwatch import RankWatch
 
 
 @dataclass

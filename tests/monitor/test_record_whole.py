@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from monitor import gutil, logs
-from monitor.marks import Mark
+from monitor.logs import gutil, reader
+from monitor.logs.marks import Mark
 
 Until = Callable[..., None]
 pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
@@ -36,7 +36,7 @@ def column(recording: Any, name: str, gpu: int) -> list[str]:
 
 def marks(path: Path) -> list[Mark]:
     """What the log tells of, as its readers see it."""
-    return list(logs.read(str(path)).marks)
+    return list(reader.read(str(path)).marks)
 
 
 def test_report_reads_all_columns(bench: Any, driver: Any, until: Until, tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_report_reads_all_columns(bench: Any, driver: Any, until: Until, tmp_pat
     recording = bench.start("--interval", 0.2, env=env)
     until(lambda: len(recording.rows()) >= 48)  # the header came again
     assert recording.end() == (0, "")
-    log = logs.read(str(recording.out))
+    log = reader.read(str(recording.out))
     assert log.num_unreadable == 0
     names = [c.name for c in gutil.COLUMNS if c.letter in ALL]
     head = recording.text().splitlines()[0].split()
@@ -129,7 +129,7 @@ def test_sighup_opens_the_log_anew(bench: Any, driver: Any, until: Until) -> Non
     assert recording.text().splitlines()[2].startswith("## host: ")
     assert "## gpu 1: GPU-" in recording.text()
     for path in (moved, recording.out):
-        assert logs.read(str(path)).num_unreadable == 0
+        assert reader.read(str(path)).num_unreadable == 0
 
 
 def test_the_log_rotates(bench: Any, driver: Any, until: Until) -> None:
@@ -154,20 +154,20 @@ def test_the_log_rotates(bench: Any, driver: Any, until: Until) -> None:
         assert any(line.startswith("## gpu 1: GPU-") for line in lines)
         rows = [line.split() for line in lines if line.startswith(" ")]
         assert [row[2] for row in rows] == ["0", "1"] * (len(rows) // 2)
-        assert logs.read(str(path)).num_unreadable == 0
+        assert reader.read(str(path)).num_unreadable == 0
 
 
 CLOCK = """
 import sys, time, datetime as d
-from monitor import recorder
+from monitor.recorder import loop
 from monitor.__main__ import main
-class Stepping(recorder.SystemClock):
+class Stepping(loop.SystemClock):
     looks = 0
     def now(self):
         self.looks += 1
         return super().now() - d.timedelta(hours=1 if self.looks > 3 else 0)
-import monitor.recording
-monitor.recording.SystemClock = Stepping
+from monitor.recorder import recording
+recording.SystemClock = Stepping
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -182,7 +182,7 @@ def test_a_clock_that_is_set_back_does_no_harm(bench: Any, driver: Any, until: U
     until(lambda: out.exists() and out.read_text().count("\n 2") >= 16)
     process.terminate()
     assert process.wait(timeout=20) == 0
-    log = logs.read(str(out))
+    log = reader.read(str(out))
     assert log.num_unreadable == 0
     rows = [line.split() for line in out.read_text().splitlines() if line.startswith(" ")]
     clocks, monotonic_s = [row[1] for row in rows], [int(row[-1]) for row in rows]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from monitor import gutil
-from monitor.marks import Mark
-from monitor.recorder import Recorder, SystemClock
-from monitor.sample import GpuSample, HostSample, RankSample, Reading
-from monitor.sink import Sink
+from monitor.logs import gutil
+from monitor.logs.marks import Mark
+from monitor.logs.sample import GpuSample, HostSample, RankSample, Reading
+from monitor.recorder.loop import Recorder, SystemClock
+from monitor.recorder.sink import Sink
 from monitor.stop import Reason
 
 PUMT = gutil.Layout("pumt")
@@ -278,8 +278,8 @@ def test_nothing_the_ranks_raise_ends_it() -> None:
 def test_only_the_files_of_nvml_open_nvml() -> None:
     """Nothing else imports pynvml, and nothing at all psutil."""
     root = Path(__file__).parents[2] / "monitor"
-    texts = {path.name: path.read_text() for path in root.rglob("*.py")}
-    importers = {name for name, text in texts.items() if re.search(r"(import|from) pynvml", text)}
+    texts = {path: path.read_text() for path in root.rglob("*.py")}
+    importers = [path for path, text in texts.items() if re.search(r"(import|from) pynvml", text)]
     assert importers
-    assert all(name.startswith("nvml") for name in importers)
+    assert {path.parent.name for path in importers} == {"nvml"}
     assert not any("import psutil" in text for text in texts.values())

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from monitor import __version__, document, frame, gutil, logfiles, report, stats, tallies, words
+from monitor import __version__
 from monitor.errors import UserError
-from monitor.sample import GpuSample, HostSample, Row
+from monitor.logs import files as logfiles
+from monitor.logs import frame, gutil, stats, tallies
+from monitor.logs.sample import GpuSample, HostSample, Row
+from monitor.report import document, report, words
 
 NOON = datetime(2026, 11, 21, 12)  # noqa: DTZ001
 Written = Callable[..., Path]

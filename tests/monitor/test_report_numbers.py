@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from monitor import gutil, report
-from monitor.sample import GpuSample, HostSample, Row
+from monitor.logs import gutil
+from monitor.logs.sample import GpuSample, HostSample, Row
+from monitor.report import report
 
 CO2 = 400
 LABELS = {

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from monitor.diagnose import COLUMNS, RULES, diagnose
-from monitor.findings import Finding
-from monitor.series import GpuSeries, Run
-from monitor.thresholds import Thresholds
+from monitor.diagnosis.diagnose import COLUMNS, RULES, diagnose
+from monitor.diagnosis.findings import Finding
+from monitor.diagnosis.thresholds import Thresholds
+from monitor.logs.series import GpuSeries, Run
 from tests.monitor.made_runs import BEGIN_S, NUM_SAMPLES, STEP_S, at, first, gpu, mark, run
 
 NAN = float("nan")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from monitor.sample import GpuSample, RankSample
-from monitor.seats import Seats
+from monitor.logs.sample import GpuSample, RankSample
+from monitor.recorder.seats import Seats
 
 NOTHING = RankSample()
 

@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from monitor import gutil, series
 from monitor.errors import UserError
+from monitor.logs import gutil, series
 
 HEAD = (
     "#Date        Time         gpu    pwr     sm \n#YYYYMMDD    HH:MM:SS     Idx      W      % \n"

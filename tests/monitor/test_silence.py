@@ -2,9 +2,9 @@
 
 import pytest
 
-from monitor.rankwatch import gpu_of
-from monitor.sample import GpuSample, Reading
-from monitor.silence import Silence, gpu_pattern
+from monitor.logs.sample import GpuSample, Reading
+from monitor.watchdog.rankwatch import gpu_of
+from monitor.watchdog.silence import Silence, gpu_pattern
 
 WAITING = {"sm_pct": 100, "mem_pct": 0, "power_w": 130}
 

@@ -9,7 +9,7 @@ import pytest
 
 from monitor import stop
 from monitor.errors import UserError
-from monitor.sink import Sink
+from monitor.recorder.sink import Sink
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from monitor import processes
-from monitor.stacks import (
+from monitor.watchdog import processes
+from monitor.watchdog.stacks import (
     Frame,
     StackTaker,
     Target,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from monitor.verdict import NodeReport, RankReport, Verdict, compose, from_event
+from monitor.watchdog.verdict import NodeReport, RankReport, Verdict, compose, from_event
 
 WAIT = "torch/distributed/distributed_c10d.py:2810 in all_reduce"
 

@@ -123,12 +123,12 @@ def test_a_signal_leaves_the_terminal_as_it_was(out: Path, number: int, code: in
 def test_an_error_leaves_the_terminal_as_it_was(out: Path) -> None:
     """And is seen, on the screen that the user has then."""
     broken = (
-        "import sys; from monitor import live_frame; from monitor.cli import main\n"
-        "real = live_frame.picture\n"
+        "import sys; from monitor.live import frame; from monitor.cli import main\n"
+        "real = frame.picture\n"
         "def picture(*a, **k):\n"
         "    if a[2].page == 'help': raise RuntimeError('broken')\n"
         "    return real(*a, **k)\n"
-        "live_frame.picture = picture\n"
+        "frame.picture = picture\n"
         "sys.exit(main(sys.argv[1:]))"
     )
     with Terminal("-c", broken, "watch", out / "slurm-7") as terminal:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from monitor.rankwatch import Look
-from monitor.stacks import Stack
-from monitor.verdict import RankReport
-from monitor.watchdog import COLLECT_S, Place, Watchdog
+from monitor.watchdog.rankwatch import Look
+from monitor.watchdog.stacks import Stack
+from monitor.watchdog.verdict import RankReport
+from monitor.watchdog.watchdog import COLLECT_S, Place, Watchdog
 
 LIMIT_S = 300.0
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from monitor import screen
-from monitor.sample import GpuSample, HostSample
+from monitor.logs.sample import GpuSample, HostSample
+from monitor.runs import screen
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,0 +1,1 @@
+"""`diagnose`: rules that look for what is wrong with a run."""

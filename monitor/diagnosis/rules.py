@@ -1,0 +1,252 @@
+"""What a rule is, and what several of them look at: samples in time, stretches, places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from monitor.diagnosis.findings import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from monitor.diagnosis.findings import Severity
+    from monitor.diagnosis.thresholds import Thresholds
+    from monitor.logs.series import GpuSeries, Run
+
+FACT = "## "
+"""What begins so in `Rule.needs` is a line of our log and no column."""
+
+METRICS = "metrics.jsonl"
+"""In `Rule.needs` it is the trainer's numbers, which a run directory has."""
+
+ACTIVITY = "sm|smavg|smact|smutil"
+"""What tells how busy a GPU is: one of these columns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A pure function from what was recorded to findings, and what is to be said of it."""
+
+    name: str
+    meaning: str
+    needs: tuple[str, ...]
+    """Columns and facts without which it cannot look; `a|b` where one of them will do."""
+    thresholds: tuple[str, ...]
+    check: Callable[[Run, Thresholds], Iterable[Finding]]
+    reads: tuple[str, ...] = ()
+    """Columns that it looks at where they are there."""
+    sees_silence: bool = False
+    """A column that is there without any reading is something to look at, too."""
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """All columns it may look at."""
+        names = {name for need in self.needs for name in need.split("|")} | {*self.reads}
+        return frozenset(name for name in names if not name.startswith(FACT) and name != METRICS)
+
+    def lacks(self, told: Told) -> str | None:
+        """Say what it would need and a node does not tell; None if it can look there."""
+        there = told.columns if self.sees_silence else told.readings
+        there |= told.facts
+        for need in self.needs:
+            names = need.split("|")
+            if there.isdisjoint(names):
+                return " or ".join(names)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What there is to look at of one node."""
+
+    columns: frozenset[str]
+    readings: frozenset[str]
+    """Columns with at least one."""
+    facts: frozenset[str]
+    """As they stand in `Rule.needs`."""
+
+
+def told_by_node(run: Run) -> Mapping[tuple[str | None, str], Told]:
+    """Tell what there is to look at, by job and host."""
+    nodes: dict[tuple[str | None, str], list[GpuSeries]] = {}
+    for series in run.gpus:
+        nodes.setdefault((series.job, series.host), []).append(series)
+    everywhere = {METRICS} if run.metrics else set()
+    marked = {(placed.job, placed.host) for placed in run.marks}
+    return {
+        place: _told(gpus, everywhere | ({f"{FACT}events"} if place in marked else set()))
+        for place, gpus in nodes.items()
+    }
+
+
+def _told(gpus: Sequence[GpuSeries], more: set[str]) -> Told:
+    columns = {name for series in gpus for name in series.values}
+    read = {n for n in columns if any(series.column(n) is not None for series in gpus)}
+    facts = {key: value for series in gpus for key, value in series.facts.items()}
+    told = {FACT + key.split()[0] for key, value in facts.items() if not value.startswith("none")}
+    return Told(frozenset(columns), frozenset(read), frozenset(told | more))
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Samples one after the other: from `begin` on, up to and without `end`."""
+
+    begin: int
+    end: int
+    duration_s: float
+
+
+def finding(  # noqa: PLR0913, PLR0917 - a finding has that many parts
+    rule: str,
+    severity: Severity,
+    series: GpuSeries,
+    where: Stretch | NDArray[np.bool_] | None,
+    evidence: str,
+    suggestion: str,
+    *,
+    weight: float = 0.0,
+    of_host: bool = False,
+) -> Finding:
+    """Make a finding of one GPU, or of its host; `where` are its samples, None for all."""
+    begin_s, end_s = _span(series, where)
+    return Finding(
+        rule=rule,
+        severity=severity,
+        host=series.host,
+        gpu=None if of_host else series.gpu,
+        begin_s=begin_s,
+        end_s=end_s,
+        evidence=evidence,
+        suggestion=suggestion,
+        job=series.job,
+        weight=weight,
+    )
+
+
+def _span(
+    series: GpuSeries, where: Stretch | NDArray[np.bool_] | None
+) -> tuple[float | None, float | None]:
+    """Give when the first and the last of some samples were taken."""
+    if isinstance(where, Stretch):
+        first, last = max(0, where.begin - 1), where.end - 1
+    else:
+        some = np.arange(series.num_samples) if where is None else np.flatnonzero(where)
+        if not some.size:
+            return None, None
+        first, last = int(some[0]), int(some[-1])
+    times = [float(series.time_s[number]) for number in (first, last)]
+    return (None, None) if np.isnan(times).any() else (times[0], times[1])
+
+
+def gpus(run: Run) -> Iterator[GpuSeries]:
+    """Give what belongs to a GPU; nodes without one are left out."""
+    return (series for series in run.gpus if series.gpu is not None and series.num_samples)
+
+
+def hosts(run: Run, column: str) -> Iterator[GpuSeries]:
+    """Give one series of each node that has a column of the host: all its GPUs have the same."""
+    seen: set[tuple[str | None, str]] = set()
+    for series in run.gpus:
+        place = (series.job, series.host)
+        if place not in seen and series.column(column) is not None:
+            seen.add(place)
+            yield series
+
+
+def activity(series: GpuSeries) -> NDArray[np.floating] | None:
+    """Tell how busy a GPU was, in %: by the driver's own window, the ring where that saw more.
+
+    A GPU whose utilisation nobody tells (MIG) has its SM activity; None if it has neither.
+    """
+    told = columns(series, "sm", "smavg")
+    if told:
+        return highest(told)
+    return next(iter(columns(series, "smact", "smutil")), None)
+
+
+def highest(columns: Sequence[NDArray[np.floating]]) -> NDArray[np.floating]:
+    """Give the highest reading of each sample, of one column or several."""
+    found: NDArray[np.floating] = reduce(np.fmax, columns)
+    return found
+
+
+def columns(series: GpuSeries, *names: str) -> list[NDArray[np.floating]]:
+    """Give those of some columns that have readings."""
+    return [column for name in names if (column := series.column(name)) is not None]
+
+
+def settled(series: GpuSeries, thresholds: Thresholds) -> NDArray[np.bool_]:
+    """Tell which samples come after the start-up; all where there are no times."""
+    if np.isnan(series.time_s).all():
+        return np.ones(series.num_samples, np.bool_)
+    return series.time_s >= np.nanmin(series.time_s) + 60 * thresholds.startup_minutes
+
+
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """Where something held, one after the other: (stretches,) each."""
+
+    begins: NDArray[np.intp]
+    ends: NDArray[np.intp]
+    durations_s: NDArray[np.float64]
+
+    @property
+    def longest(self) -> Stretch | None:
+        """The one that lasted longest; None if there is none."""
+        if not self.begins.size:
+            return None
+        best = int(self.durations_s.argmax())
+        return Stretch(int(self.begins[best]), int(self.ends[best]), float(self.durations_s[best]))
+
+    @property
+    def total_s(self) -> float:
+        """How long it held in all."""
+        return float(self.durations_s.sum())
+
+
+def stretches(mask: NDArray[np.bool_], steps_s: NDArray[np.floating]) -> Stretches:
+    """Find samples one after the other in which `mask` holds; a gap ends a stretch.
+
+    Args:
+        mask: of each sample.
+        steps_s: the time that each speaks for; NaN after a gap.
+
+    """
+    is_gap = np.isnan(steps_s)
+    begins, ends = _runs(mask & ~is_gap).T
+    known = np.where(is_gap, 0, steps_s)
+    passed_s = np.concatenate(([0.0], np.cumsum(known, dtype=np.float64)))
+    return Stretches(begins, ends, passed_s[ends] - passed_s[begins])
+
+
+def longest_run(mask: NDArray[np.bool_]) -> slice:
+    """Find the most samples one after the other in which something holds; empty if none."""
+    found = _runs(mask)
+    if not found.size:
+        return slice(0, 0)
+    begin, end = found[np.argmax(found[:, 1] - found[:, 0])].tolist()
+    return slice(begin, end)
+
+
+def _runs(mask: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Find where something begins to hold and where it ends: (runs, 2)."""
+    marks = np.zeros(len(mask) + 2, np.int8)
+    marks[1:-1] = mask
+    return np.flatnonzero(np.diff(marks)).reshape(-1, 2)
+
+
+def reaches(value: float, limit: float) -> bool:
+    """Tell whether something is there, and as large as a threshold, which may be 0."""
+    return value > 0 and value >= limit
+
+
+def share_pct(mask: NDArray[np.bool_], among: NDArray[np.bool_]) -> float:
+    """Tell in what share of some samples something holds, in %; 0 of none."""
+    total = int(among.sum())
+    return 100 * int((mask & among).sum()) / total if total else 0.0

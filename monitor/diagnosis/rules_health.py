@@ -1,0 +1,204 @@
+"""Rules on faults of the hardware: memory errors, XIDs, lost GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from monitor.diagnosis import rules, xids
+from monitor.diagnosis.findings import Finding
+from monitor.diagnosis.rules import FACT, Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from monitor.diagnosis.findings import Severity
+    from monitor.diagnosis.thresholds import Thresholds
+    from monitor.logs.series import GpuSeries, PlacedMark, Run
+
+_RESET = "the GPU needs a reset before that takes effect: tell the node's keepers"
+_TELL_KEEPERS = "exclude the node (sbatch --exclude) and tell its keepers"
+
+
+def _growth(
+    counter: NDArray[np.floating] | None,
+) -> tuple[float, NDArray[np.bool_] | None]:
+    """Tell by how much a counter grew, and in which samples; one that falls was set back."""
+    if counter is None:
+        return 0.0, None
+    told = np.flatnonzero(~np.isnan(counter))
+    steps = np.diff(counter[told])
+    where = np.zeros(len(counter), np.bool_)
+    where[told[1:]] = steps > 0
+    return float(steps[steps > 0].sum()), where
+
+
+def _ecc(run: Run, at: Thresholds) -> Iterator[Finding]:
+    counted = set()
+    for series in rules.gpus(run):
+        for one in _ecc_counted(series, at):
+            counted.add((one.severity, one.job, one.host, one.gpu))
+            yield one
+    for placed, several in _marks(run, "ecc"):
+        if placed.mark.details.get("bits") in ("1", "single"):
+            continue  # corrected: the counter tells how many
+        if ("error", placed.job, placed.host, placed.mark.gpu) not in counted:
+            text = "memory error that could not be corrected"
+            yield _of_mark("ecc", "error", placed, several, text, _TELL_KEEPERS)
+
+
+def _ecc_counted(series: GpuSeries, at: Thresholds) -> Iterator[Finding]:
+    double = series.column("dbecc")
+    grown, where = _growth(double)
+    standing = 0.0 if double is None else float(np.nanmax(double))
+    if grown:
+        text = f"{_several(grown, 'memory error')} came up that could not be corrected"
+        yield rules.finding("ecc", "error", series, where, text, _TELL_KEEPERS, weight=grown)
+    elif standing:
+        text = f"{_several(standing, 'memory error')} that could not be corrected, from before"
+        fix = "ask the node's keepers for a reset of the GPU: it may hold damaged memory"
+        yield rules.finding("ecc", "warning", series, None, text, fix, weight=standing)
+    few, where = _growth(series.column("sbecc"))
+    if rules.reaches(few, at.corrected_errors):
+        text = f"{_several(few, 'memory error')} came up, and could be corrected"
+        fix = "nothing is wrong yet; tell the node's keepers that its memory wears out"
+        yield rules.finding("ecc", "hint", series, where, text, fix, weight=few)
+
+
+def _remap(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
+    counted = set()
+    for series in rules.gpus(run):
+        rows = series.column("remap")
+        grown, where = _growth(rows)
+        if rows is not None and grown:
+            counted.add((series.job, series.host, series.gpu))
+            text = f"{_several(grown, 'row')} of memory remapped, {np.nanmax(rows):.0f} in all"
+            yield rules.finding("remap", "warning", series, where, text, _RESET, weight=grown)
+    for placed, several in _marks(run, "remap"):
+        if placed.mark.details.get("failed", "0") not in ("0", "no", "false"):
+            text = "a bad row of memory could not be remapped"
+            yield _of_mark("remap", "error", placed, several, text, _TELL_KEEPERS)
+        elif (placed.job, placed.host, placed.mark.gpu) not in counted:
+            text = "a row of memory is to be remapped"
+            yield _of_mark("remap", "warning", placed, several, text, _RESET)
+
+
+def _several(num: float, what: str) -> str:
+    return f"{num:.0f} {what}{'' if num == 1 else 's'}"
+
+
+ECC = Rule(
+    name="ecc",
+    meaning="errors of a GPU's memory: not corrected, or many corrected ones",
+    needs=("dbecc|sbecc",),
+    thresholds=("corrected_errors",),
+    check=_ecc,
+)
+REMAP = Rule(
+    name="remap",
+    meaning="rows of a GPU's memory were replaced by spare ones, or could not be",
+    needs=("remap",),
+    thresholds=(),
+    check=_remap,
+)
+
+
+def _xid(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
+    for placed, several in _marks(run, "xid"):
+        number = placed.mark.details.get("xid", "")
+        known = xids.look_up(number)
+        text = f"XID {number or '?'}: {known.meaning} ({known.fault})"
+        fix = xids.SUGGESTIONS[known.owner]
+        yield _of_mark("xid", known.severity, placed, several, text, fix, about=number)
+
+
+XID = Rule(
+    name="xid",
+    meaning="the driver told a fault: the program's or the hardware's, by NVIDIA's catalogue",
+    needs=(f"{FACT}events",),
+    thresholds=(),
+    check=_xid,
+)
+
+
+def _marks(run: Run, kind: str) -> Iterator[tuple[PlacedMark, Sequence[PlacedMark]]]:
+    """Give what happened to each GPU: the first of a sort, and all of that sort."""
+    groups: dict[object, list[PlacedMark]] = {}
+    for placed in run.marks:
+        mark = placed.mark
+        if mark.kind == kind:
+            sort = (mark.details.get("xid"), mark.details.get("failed"), mark.details.get("bits"))
+            groups.setdefault((placed.job, placed.host, mark.gpu, sort), []).append(placed)
+    return ((group[0], group) for group in groups.values())
+
+
+def _of_mark(  # noqa: PLR0913, PLR0917 - a finding has that many parts
+    rule: str,
+    severity: Severity,
+    placed: PlacedMark,
+    several: Sequence[PlacedMark],
+    text: str,
+    suggestion: str,
+    *,
+    about: str = "",
+) -> Finding:
+    times = [one.mark.time_s for one in several if not np.isnan(one.mark.time_s)]
+    return Finding(
+        rule=rule,
+        severity=severity,
+        host=placed.host,
+        gpu=placed.mark.gpu,
+        begin_s=min(times, default=None),
+        end_s=max(times, default=None),
+        evidence=text + (f", {len(several)} times" if len(several) > 1 else ""),
+        suggestion=suggestion,
+        job=placed.job,
+        about=about,
+        weight=len(several),
+    )
+
+
+_SIGNS_OF_LIFE = ("pwr", "gtemp", "fb")
+"""What every GPU tells that is there; `sm` counts with them, but MIG alone refuses it."""
+
+
+def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
+    for series in rules.gpus(run):
+        signs = [series.values[name] for name in (*_SIGNS_OF_LIFE, "sm") if name in series.values]
+        if series.values.keys().isdisjoint(_SIGNS_OF_LIFE):
+            continue
+        silent = np.logical_and.reduce([np.isnan(sign) for sign in signs])
+        where = rules.longest_run(silent)
+        num = where.stop - where.start
+        if not num or num < min(at.lost_samples, series.num_samples):
+            continue
+        mask = np.zeros(series.num_samples, np.bool_)
+        mask[where] = True
+        to_the_end = where.stop == series.num_samples
+        end = "up to the end of the log" if to_the_end else "then it answered again"
+        yield rules.finding(
+            "lost",
+            "error" if to_the_end else "warning",
+            series,
+            mask,
+            f"no reading in any of {series.num_samples} samples: it never answered"
+            if num == series.num_samples
+            else f"no reading in {num} of {series.num_samples} samples one after the other, {end}",
+            "see dmesg of the node for XID 79 and its like; exclude the node (sbatch --exclude) and"
+            " tell its keepers",
+            weight=num,
+        )
+
+
+LOST = Rule(
+    name="lost",
+    meaning="a GPU gives no readings any more",
+    needs=("|".join(_SIGNS_OF_LIFE),),
+    reads=("sm",),
+    sees_silence=True,
+    thresholds=("lost_samples",),
+    check=_lost,
+)

@@ -1,0 +1,197 @@
+"""Rules on a GPU beside the others of its job: slower, busier with memory, worse linked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from monitor.diagnosis import peers, rules
+from monitor.diagnosis.findings import Finding
+from monitor.diagnosis.rules import ACTIVITY, METRICS, Rule
+from monitor.report import words
+from monitor.runs.history import integer, mappings, seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from monitor.diagnosis.findings import Severity
+    from monitor.diagnosis.peers import Measure, Odd
+    from monitor.diagnosis.thresholds import Thresholds
+    from monitor.logs.series import GpuSeries, Run
+
+
+_WAITED_FOR = (
+    "the others wait for it: look for what else uses its CPUs, its share of the data, and faults"
+    " of the node; exclude the node if it stays"
+)
+
+
+def _finding(
+    rule: str, odd: Odd, evidence: str, suggestion: str, severity: Severity = "warning"
+) -> Finding:
+    return Finding(
+        rule=rule,
+        severity=severity,
+        host=odd.series.host,
+        gpu=odd.series.gpu,
+        begin_s=odd.begin_s,
+        end_s=odd.end_s,
+        evidence=evidence,
+        suggestion=suggestion,
+        job=odd.series.job,
+        weight=abs(odd.own - odd.others),
+    )
+
+
+def _straggler(run: Run, at: Thresholds) -> Iterator[Finding]:
+    yield from _named_by_trainer(run, at)
+
+    def settled(series: GpuSeries) -> NDArray[np.floating] | None:
+        active = rules.activity(series)
+        return None if active is None else np.where(rules.settled(series, at), active, np.nan)
+
+    for group in peers.compare(run, at, settled):
+        differs = (
+            (group.others - group.values >= at.straggler_points)
+            & (group.others >= at.working_sm_pct)
+            & (group.values > at.busy_sm_pct)
+        )
+        for odd in peers.odd(group, differs, at):
+            text = f"{odd.own:.0f} % busy where the middle one of its {odd.num_peers} peers is"
+            yield _finding("straggler", odd, f"{text} {odd.others:.0f} %", _WAITED_FOR)
+
+
+def _named_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
+    """Look at the ranks that the trainer measured to be slow, at their places."""
+    lines = [line for line in run.metrics if integer(line.get("step")) is not None]
+    lines = [line for line in lines if "samples_per_s" in line]
+    named: dict[tuple[int, str], list[float]] = {}
+    for line in lines:
+        for slow in mappings(line.get("slow_ranks") or []):
+            rank, node, ratio = integer(slow.get("rank")), slow.get("node"), slow.get("ratio")
+            if rank is not None and isinstance(node, str) and isinstance(ratio, int | float):
+                named.setdefault((rank, node), []).append(float(ratio))
+    places = {e.get("rank"): integer(e.get("local_rank")) for e in run.events if "local_rank" in e}
+    for (rank, node), ratios in named.items():
+        if not rules.reaches(100 * len(ratios) / len(lines), at.straggler_pct):
+            continue
+        yield Finding(
+            rule="straggler",
+            severity="warning",
+            host=node,
+            gpu=places.get(rank),
+            begin_s=seconds(lines[0].get("time")),
+            end_s=seconds(lines[-1].get("time")),
+            evidence=f"rank {rank} took {np.mean(ratios):.1f} times as long as the middle one in"
+            f" {len(ratios)} of {len(lines)} lines of metrics.jsonl",
+            suggestion=_WAITED_FOR,
+            weight=100 * float(np.mean(ratios)),
+        )
+
+
+STRAGGLER = Rule(
+    name="straggler",
+    meaning="a GPU is less busy than its peers, or the trainer names its rank slow",
+    needs=(f"{ACTIVITY}|{METRICS}",),
+    thresholds=(
+        "straggler_points",
+        "straggler_pct",
+        "working_sm_pct",
+        "busy_sm_pct",
+        "startup_minutes",
+        *peers.THRESHOLDS,
+    ),
+    check=_straggler,
+)
+
+
+def _clock(run: Run, at: Thresholds) -> Iterator[Finding]:
+    def at_work_mhz(series: GpuSeries) -> NDArray[np.floating] | None:
+        active, clock_mhz = rules.activity(series), series.column("pclk")
+        if active is None or clock_mhz is None:
+            return None
+        return np.where(active >= at.working_sm_pct, clock_mhz, np.nan)
+
+    for group in peers.compare(run, at, at_work_mhz):
+        differs = group.values <= (1 - at.clock_lower_pct / 100) * group.others
+        for odd in peers.odd(group, differs, at):
+            yield _finding(
+                "clock",
+                odd,
+                f"SM clock of {odd.own:.0f} MHz at work, where the middle one of its"
+                f" {odd.num_peers} peers has {odd.others:.0f} MHz",
+                "see `nvidia-smi -q -d CLOCK,PERFORMANCE` on the node for locked clocks, a lower"
+                " power limit or heat; tell the node's keepers",
+            )
+
+
+CLOCK = Rule(
+    name="clock",
+    meaning="a GPU at work has a lower SM clock than its peers",
+    needs=(ACTIVITY, "pclk"),
+    thresholds=("clock_lower_pct", "working_sm_pct", *peers.THRESHOLDS),
+    check=_clock,
+)
+
+
+def _pcie(run: Run, at: Thresholds) -> Iterator[Finding]:
+    for column, way in (("rxpci", "to"), ("txpci", "from")):
+        for group in peers.compare(run, at, _column(column), peak=True):
+            differs = group.values < (1 - at.pcie_lower_pct / 100) * group.others
+            differs &= group.others >= at.pcie_min_mb_s
+            for odd in peers.odd(group, differs, at):
+                yield _finding(
+                    "pcie",
+                    odd,
+                    f"at most {odd.own:.0f} MB/s {way} the GPU over PCIe, where the middle one of"
+                    f" its {odd.num_peers} peers reaches {odd.others:.0f} MB/s",
+                    "see `nvidia-smi -q -d PCIE` on the node for the link's width and generation;"
+                    " tell the node's keepers if it is less than its peers'",
+                )
+
+
+def _column(name: str) -> Measure:
+    return lambda series: series.column(name)
+
+
+PCIE = Rule(
+    name="pcie",
+    meaning="a GPU moves less over PCIe than its peers at their peak",
+    needs=("rxpci|txpci",),
+    thresholds=("pcie_lower_pct", "pcie_min_mb_s", *peers.THRESHOLDS),
+    check=_pcie,
+)
+
+
+def _unbalanced(run: Run, at: Thresholds) -> Iterator[Finding]:
+    def used_pct(series: GpuSeries) -> NDArray[np.floating] | None:
+        used_mib = series.column("rfb")
+        used_mib = series.column("fb") if used_mib is None else used_mib
+        whole_mib = series.number("memory_mib")
+        return None if used_mib is None or not whole_mib else 100 / whole_mib * used_mib
+
+    for group in peers.compare(run, at, used_pct, peak=True):
+        differs = group.values - group.others >= at.unbalanced_pct
+        for odd in peers.odd(group, differs, at):
+            gib = (odd.series.number("memory_mib") or 0.0) / 100 / words.MIB_PER_GIB
+            yield _finding(
+                "unbalanced",
+                odd,
+                f"{odd.own * gib:.0f} GiB in use where the middle one of its {odd.num_peers} peers"
+                f" has {odd.others * gib:.0f} GiB",
+                "it decides how large the batch can be: load checkpoints with map_location, set"
+                " each rank's device before the first CUDA call, split evenly",
+                "hint",
+            )
+
+
+UNBALANCED = Rule(
+    name="unbalanced",
+    meaning="a GPU holds far more memory than its peers",
+    needs=("rfb|fb", f"{rules.FACT}memory_mib"),
+    thresholds=("unbalanced_pct", *peers.THRESHOLDS),
+    check=_unbalanced,
+)

@@ -1,0 +1,148 @@
+"""Rules on what keeps a GPU's clocks down: heat, the power limit, the power brake."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from monitor.diagnosis import rules
+from monitor.diagnosis.rules import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from monitor.diagnosis.findings import Finding
+    from monitor.diagnosis.thresholds import Thresholds
+    from monitor.logs.series import GpuSeries, Run
+
+POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 4, 8, 32, 64, 128
+"""Bits of `throt`, as nvml.h has them (nvmlClocksEventReasons)."""
+
+
+def _thermal(run: Run, at: Thresholds) -> Iterator[Finding]:
+    for series in rules.gpus(run):
+        pct, where = _throttled(series, SW_THERMAL | HW_THERMAL, "tviol", at)
+        if where is None or not rules.reaches(pct, at.thermal_pct):
+            continue
+        heat = series.column("gtemp")
+        hottest = "" if heat is None else f", at up to {np.nanmax(heat):.0f} C"
+        yield rules.finding(
+            "thermal",
+            "warning",
+            series,
+            where,
+            f"heat kept the clocks down for {pct:.1f} % of its busy time{hottest}"
+            f"{_clock_fell(series, where, at)}",
+            "tell the node's keepers (cooling, dust, fans, air inlet); steps are as slow as the"
+            " hottest GPU",
+            weight=pct,
+        )
+
+
+def _power(run: Run, at: Thresholds) -> Iterator[Finding]:
+    for series in rules.gpus(run):
+        braked_pct, braked = _braked(series, at)
+        if braked is not None and rules.reaches(braked_pct, at.brake_pct):
+            yield rules.finding(
+                "power",
+                "warning",
+                series,
+                braked,
+                f"the power brake or another slowdown by hardware for {braked_pct:.1f} % of its"
+                f" busy time{_clock_fell(series, braked, at)}",
+                "tell the node's keepers: its power supply or its rack is at the limit",
+                weight=100 + braked_pct,
+            )
+            continue
+        pct, where = _throttled(series, POWER_CAP, "pviol", at)
+        if where is not None and rules.reaches(pct, at.power_cap_pct):
+            limit_w = series.number("power_limit_w")
+            limit = "its limit" if limit_w is None else f"its limit of {limit_w:.0f} W"
+            yield rules.finding(
+                "power",
+                "hint",
+                series,
+                where,
+                f"clocks held by {limit} for {pct:.0f} % of its busy time"
+                f"{_clock_fell(series, where, at)}",
+                "normal under full load; faster only with a higher power limit, if the keepers"
+                " have lowered it",
+                weight=pct,
+            )
+
+
+def _busy(series: GpuSeries, at: Thresholds) -> NDArray[np.bool_]:
+    """Tell in which samples it is busy; in all, where nobody tells."""
+    active = rules.activity(series)
+    return np.ones(series.num_samples, np.bool_) if active is None else active > at.busy_sm_pct
+
+
+def _throttled(
+    series: GpuSeries, bits: int, violation: str, at: Thresholds
+) -> tuple[float, NDArray[np.bool_] | None]:
+    """Give the share of its busy time, in %, and the samples: by time throttled, else by bits."""
+    busy = _busy(series, at)
+    violated = series.column(violation)
+    if violated is not None:
+        if "interval_s" not in series.facts and violation == "tviol":
+            violated = violated * 100  # dmon tells it as a flag, and we in %
+        where = busy & (violated > 0)
+        told = violated[busy & ~np.isnan(violated)]
+        return (float(np.minimum(told, 100).mean()) if told.size else 0.0), where
+    return _by_bits(series, bits, busy)
+
+
+def _braked(series: GpuSeries, at: Thresholds) -> tuple[float, NDArray[np.bool_] | None]:
+    """Look for a slowdown by hardware that is not for heat."""
+    told = series.column("throt")
+    if told is None:
+        return 0.0, None
+    hot = _bits(told, SW_THERMAL | HW_THERMAL)
+    return _by_bits(series, HW_SLOWDOWN | POWER_BRAKE, _busy(series, at) & ~hot)
+
+
+def _by_bits(
+    series: GpuSeries, bits: int, among: NDArray[np.bool_]
+) -> tuple[float, NDArray[np.bool_] | None]:
+    told = series.column("throt")
+    if told is None:
+        return 0.0, None
+    where = among & _bits(told, bits)
+    return rules.share_pct(where, among & ~np.isnan(told)), where
+
+
+def _bits(told: NDArray[np.floating], bits: int) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = np.where(np.isnan(told), 0, told).astype(np.int32) & bits != 0
+    return found
+
+
+def _clock_fell(series: GpuSeries, where: NDArray[np.bool_], at: Thresholds) -> str:
+    clock_mhz = series.column("pclk")
+    if clock_mhz is None:
+        return ""
+    free = clock_mhz[_busy(series, at) & ~where]
+    held = clock_mhz[where]
+    if np.isnan(free).all() or np.isnan(held).all():
+        return ""
+    return f"; SM clock {np.nanmedian(held):.0f} instead of {np.nanmedian(free):.0f} MHz"
+
+
+THERMAL = Rule(
+    name="thermal",
+    meaning="heat keeps a GPU's clocks down",
+    needs=("tviol|throt",),
+    reads=("gtemp", "pclk", "sm", "smavg"),
+    thresholds=("thermal_pct", "busy_sm_pct"),
+    check=_thermal,
+)
+POWER = Rule(
+    name="power",
+    meaning="power keeps a GPU's clocks down: the brake, or (a hint) its limit",
+    needs=("pviol|throt",),
+    reads=("throt", "pclk", "sm", "smavg"),
+    thresholds=("brake_pct", "power_cap_pct", "busy_sm_pct"),
+    check=_power,
+)

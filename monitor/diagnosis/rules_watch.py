@@ -1,0 +1,104 @@
+"""Rules on the watching itself: gaps in a log, and logs that end before the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from monitor.diagnosis import rules
+from monitor.diagnosis.rules import Rule, Stretch
+from monitor.report import words
+from monitor.runs.history import seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from monitor.diagnosis.findings import Finding
+    from monitor.diagnosis.thresholds import Thresholds
+    from monitor.logs.series import GpuSeries, Run
+
+
+def _gap(run: Run, at: Thresholds) -> Iterator[Finding]:
+    nodes = {(one.job, one.host): one for one in reversed(run.gpus) if _has_times(one)}
+    starts = [seconds(e.get("time")) for e in run.events if e.get("event") == "start"]
+    starts_s = np.array([start_s for start_s in starts if start_s is not None])
+    for series in nodes.values():
+        yield from _gaps(series, starts_s, at)
+    jobs: dict[str, list[GpuSeries]] = {}
+    for series in nodes.values():
+        if series.job is not None:
+            jobs.setdefault(series.job, []).append(series)
+    for group in jobs.values():
+        yield from _ended_early(group, at)
+
+
+def _has_times(series: GpuSeries) -> bool:
+    return bool(series.num_samples) and not np.isnan(series.time_s).any()
+
+
+def _limit_s(series: GpuSeries, at: Thresholds) -> float:
+    return float(np.fmax(at.gap_seconds, at.gap_intervals * series.interval_s))
+
+
+def _gaps(series: GpuSeries, starts_s: NDArray[np.float64], at: Thresholds) -> Iterator[Finding]:
+    """Look for times without a sample in a node's log, other than those between two starts."""
+    steps_s = np.diff(series.time_s)
+    found = [
+        begin
+        for begin in np.flatnonzero(steps_s > _limit_s(series, at)).tolist()
+        if not _is_rest(series, begin, starts_s)
+    ]
+    if not found:
+        return
+    worst = max(found, key=lambda begin: float(steps_s[begin]))
+    gap_s = float(steps_s[worst])
+    more = f" (and {len(found) - 1} more gaps)" if len(found) > 1 else ""
+    yield rules.finding(
+        "gap",
+        "hint",
+        series,
+        Stretch(worst + 1, worst + 2, gap_s),
+        f"nothing written for {words.minutes(gap_s)}, where a sample is usual every"
+        f" {series.interval_s:g} s{more}",
+        "a requeued job has such a gap; else see what the node did then, and whether the disk was"
+        " full",
+        weight=gap_s,
+        of_host=True,
+    )
+
+
+def _is_rest(series: GpuSeries, before: int, starts_s: NDArray[np.float64]) -> bool:
+    """Tell whether the job itself was at rest: one start had ended, the next not begun."""
+    begin_s, end_s = series.time_s[before], series.time_s[before + 1] + series.interval_s
+    return bool(((begin_s <= starts_s) & (starts_s <= end_s)).any())
+
+
+def _ended_early(nodes: list[GpuSeries], at: Thresholds) -> Iterator[Finding]:
+    """Look for nodes whose log ends long before those of the job's other nodes."""
+    last_s = max(float(series.time_s[-1]) for series in nodes)
+    for series in nodes:
+        missing_s = last_s - float(series.time_s[-1])
+        if missing_s > _limit_s(series, at):
+            yield rules.finding(
+                "gap",
+                "warning",
+                series,
+                np.arange(series.num_samples) == series.num_samples - 1,
+                f"its log ends {words.minutes(missing_s)} before that of other nodes of the job",
+                "the node, its monitor or its disk is gone: see `python -m monitor why` and the"
+                " node's state (sinfo -N)",
+                weight=missing_s,
+                of_host=True,
+            )
+
+
+GAP = Rule(
+    name="gap",
+    meaning="the monitor wrote nothing for a while, or ended before those of other nodes",
+    needs=(),
+    thresholds=("gap_intervals", "gap_seconds"),
+    check=_gap,
+)

@@ -1,0 +1,143 @@
+"""Whose fault an XID is: NVIDIA's catalogue, as one table.
+
+Source: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (Ampere and newer), by
+its columns of actions and trigger conditions: a fault for which it says to look at the program is
+the program's; one that takes a reset, a restart or the keepers is the hardware's, its firmware
+included; what the driver met in an engine, and cures by a restart of the program, is the driver's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from monitor.diagnosis.findings import Severity
+
+Owner = Literal["program", "hardware", "driver", "nobody"]
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """What a number means, whose fault it mostly is, and how bad that is."""
+
+    owner: Owner
+    severity: Severity
+    meaning: str
+
+    @property
+    def fault(self) -> str:
+        """Whose fault it is, in words."""
+        return "no fault" if self.owner == "nobody" else f"the {self.owner}'s fault"
+
+
+_PROGRAM = {
+    11: "the program's stream of commands is invalid",
+    13: "a kernel of the program did something illegal, mostly out of bounds",
+    25: "the program's stream of commands is illegal",
+    31: "a kernel of the program used an address that is not mapped",
+    43: "the program hit its own fault and was ended; the GPU is well",
+    69: "the program gave the GPU a command of the wrong class",
+    80: "corrupted data was sent to the GPU",
+    137: "a kernel of the program used an illegal address of another GPU",
+}
+
+_HARDWARE = {
+    32: "the stream of commands was corrupted, mostly on the PCIe bus",
+    46: "the GPU stopped processing",
+    48: "memory error that could not be corrected (double bit)",
+    54: "auxiliary power is not connected",
+    62: "the GPU's own controller halted",
+    64: "a bad row of memory could not be recorded for remapping",
+    74: "NVLink error, here or at its other end",
+    79: "the GPU has fallen off the bus",
+    94: "memory error, contained to this program",
+    95: "memory error, not contained: every program on the GPU is affected",
+    109: "the GPU could not switch contexts in time",
+    110: "security fault",
+    119: "the GPU's system processor (GSP) does not answer",
+    120: "the GPU's system processor (GSP) failed",
+    136: "an NVLink could not be trained",
+    140: "memory error that could not be recovered",
+    143: "the GPU could not be initialised",
+    **dict.fromkeys(range(144, 151), "NVLink error"),
+    155: "an NVLink went down",
+    158: "the GPU timed out for good",
+    167: "a PCIe request timed out for good",
+    169: "the GPU's own controller halted",
+    171: "memory error in DRAM that could not be corrected",
+    172: "memory error in SRAM that could not be corrected",
+}
+
+_WEARING = {
+    63: "a bad row of memory was recorded for remapping",
+    92: "many corrected memory errors",
+    156: "a bad part of the GPU was retired",
+    157: "a bad part of the GPU could not be retired",
+    160: "a bad memory channel was retired",
+    161: "a bad memory channel could not be retired",
+    163: "power smoothing was switched off",
+    164: "the circuit for power smoothing is nearly worn out",
+    165: "the circuit for power smoothing is worn out",
+    168: "a part of the memory is lost",
+}
+
+_COPY_ENGINES = (39, 40, 41, *range(70, 73), *range(75, 78), 85, *range(126, 136))
+_VIDEO_ENGINES = (60, 68, 82, 83, 84, 86, 88, 89, *range(96, 106), 139, 142)
+
+_DRIVER = {
+    **dict.fromkeys(_COPY_ENGINES, "error in a copy engine"),
+    **dict.fromkeys(_VIDEO_ENGINES, "error in a video engine"),
+    8: "the GPU stopped processing",
+    37: "error in the driver's firmware",
+    38: "error in the driver's firmware",
+    44: "fault while contexts were switched",
+    66: "illegal access by the driver",
+    67: "illegal access by the driver",
+    78: "a virtual GPU could not be started",
+    141: "error in the fast path of CUDA",
+    151: "the keys could not be rotated",
+    159: "error on the link to the CPU",
+    166: "traffic before the link was encrypted",
+    170: "interrupt in confidential mode",
+}
+
+_NOTES = {
+    14: "an injected error",
+    45: "a program was ended: look for what came before",
+    93: "the limit of writes to the InfoROM is reached",
+    106: "a test message",
+    107: "a test message",
+    108: "a translation failed at the other end of an NVLink",
+    121: "corrected errors on the link to the CPU",
+    154: "the driver says what it takes to recover from another XID",
+    162: "power smoothing is on again",
+}
+
+XIDS: Mapping[int, Xid] = {
+    **{number: Xid("program", "error", text) for number, text in _PROGRAM.items()},
+    **{number: Xid("hardware", "error", text) for number, text in _HARDWARE.items()},
+    **{number: Xid("hardware", "warning", text) for number, text in _WEARING.items()},
+    **{number: Xid("driver", "warning", text) for number, text in _DRIVER.items()},
+    **{number: Xid("nobody", "hint", text) for number, text in _NOTES.items()},
+}
+"""By number; those that the catalogue calls unused are not in it."""
+
+UNKNOWN = Xid("driver", "warning", "not in NVIDIA's catalogue as it is known here")
+
+SUGGESTIONS: Mapping[Owner, str] = {
+    "program": "the program's own fault: run a few steps under compute-sanitizer, or with"
+    " CUDA_LAUNCH_BLOCKING=1, to see the line",
+    "hardware": "not the program's fault: exclude the node (sbatch --exclude), and tell its keepers"
+    " the number and the time; the GPU needs a reset or more",
+    "driver": "start the program again; if it comes back on other nodes look at the program, if"
+    " only here tell the node's keepers",
+    "nobody": "nothing to do for this one alone",
+}
+
+
+def look_up(number: str) -> Xid:
+    """Give what is known of an XID, by its number as an event tells it."""
+    return XIDS.get(int(number), UNKNOWN) if number.isdecimal() else UNKNOWN

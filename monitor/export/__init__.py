@@ -1,0 +1,1 @@
+"""`export`: logs and runs for other programs."""

@@ -1,0 +1,169 @@
+"""The rows of logs as one table: CSV, Parquet or JSON lines, with units in the columns' names."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from monitor.logs import reader
+from monitor.logs.cells import NO_TIME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from monitor.logs.reader import Log
+
+_TIME = pl.Datetime("ms", "UTC")
+_MS_PER_S = 1000
+_QUARTER_S = 900
+"""Zones are shifted by multiples of this."""
+
+_MUCH_BYTES = 2**26
+"""Logs of more than this are not held in memory together."""
+
+NAMES = {
+    "pwr": "power_w",
+    "gtemp": "temp_c",
+    "mtemp": "mem_temp_c",
+    **{name: f"{name}_pct" for name in ("sm", "mem", "enc", "dec", "jpg", "ofa")},
+    "fb": "fb_used_mib",
+    "bar1": "bar1_used_mib",
+    "ccpm": "protected_used_mib",
+    "rxpci": "pcie_rx_mb_s",
+    "txpci": "pcie_tx_mb_s",
+    "mclk": "mem_clock_mhz",
+    "pclk": "sm_clock_mhz",
+    "energy": "energy_j",
+    "throt": "throttle_bits",
+    "smact": "sm_active_pct",
+    "tensor": "tensor_active_pct",
+    "dram": "dram_active_pct",
+    "cpu": "host_cpu_pct",
+    "hmem": "host_mem_used_mib",
+    "sbecc": "num_ecc_corrected",
+    "dbecc": "num_ecc_uncorrected",
+    "remap": "num_remapped_rows",
+    "smavg": "sm_avg_pct",
+    "smmax": "sm_max_pct",
+    "nvrx": "nvlink_rx_mb_s",
+    "nvtx": "nvlink_tx_mb_s",
+    "ibrx": "host_ib_rx_mb_s",
+    "ibtx": "host_ib_tx_mb_s",
+    "step": "step",
+    "rank": "rank",
+    "rfb": "rank_used_mib",
+    "shm": "host_shm_pct",
+    "disk": "host_disk_pct",
+    "mono": "host_monotonic_s",
+}
+"""What the log's columns are called here: who reads the file relies on it. A column that is not
+known keeps its name."""
+
+OUR_NAMES = {"pviol": "power_throttled_pct", "tviol": "heat_throttled_pct"}
+"""The same for columns that dmon has, too, but in another unit."""
+
+
+def write(
+    paths: Sequence[str], form: str, target: str, tell: Callable[[Log], None], scratch: str
+) -> None:
+    """Write the rows of logs, log by log, to `target`; where a log lacks a column, it is null.
+
+    Args:
+        paths: of the logs.
+        form: `csv`, `parquet` or `jsonl`.
+        target: written over.
+        tell: is called with each log that was read.
+        scratch: a directory with room for a copy of what is written, if that is much.
+
+    Raises:
+        UserError: a log cannot be read.
+
+    """
+    with tempfile.TemporaryDirectory(prefix=".export.", dir=scratch) as folder:
+        is_much = sum(map(_size, paths)) > _MUCH_BYTES
+        parts = []
+        for number, path in enumerate(paths):
+            log = reader.read(path)
+            tell(log)
+            rows = table(log)
+            if is_much:
+                part = os.path.join(folder, f"{number}.parquet")  # noqa: PTH118
+                rows.write_parquet(part, compression="lz4")
+                parts.append(pl.scan_parquet(part))
+            else:
+                parts.append(rows.lazy())
+        _sink(pl.concat(parts, how="diagonal_relaxed"), form, target)
+
+
+def table(log: Log) -> pl.DataFrame:
+    """Give the rows of a log: `time_utc`, `job`, `node`, `gpu`, `uuid`, and its readings.
+
+    Readings are whole numbers as in the log, null where there are none. Where the log tells no
+    offset from UTC, its times are taken to be this machine's.
+    """
+    gpu = pl.Series(log.gpu)
+    uuids = {g: log.facts.get(f"gpu {g}", "-").split(" ")[0] for g in np.unique(log.gpu).tolist()}
+    uuids = {g: uuid for g, uuid in uuids.items() if uuid not in ("-", "")}
+    keys = {
+        "time_utc": _times(log),
+        "job": _of_place(log, [place.job for place in log.places]),
+        "node": _of_place(log, [place.host for place in log.places]),
+        "gpu": gpu.set(gpu < 0, None),
+        "uuid": gpu.replace_strict(uuids, default=None, return_dtype=pl.String),
+    }
+    names = NAMES | OUR_NAMES if "monitor" in log.facts else NAMES
+    values = {names.get(name, name): _whole(column) for name, column in log.values.items()}
+    return pl.DataFrame(keys | values)
+
+
+def _of_place(log: Log, names: Sequence[str | None]) -> pl.Series:
+    series = pl.Series(names, dtype=pl.String)
+    return series.gather(log.place.astype(np.uint32)) if names else series
+
+
+def _whole(column: NDArray[np.floating]) -> pl.Series:
+    return pl.Series(column, nan_to_null=True).cast(pl.Int64)
+
+
+def _times(log: Log) -> pl.Series:
+    no_time = (log.time_s == NO_TIME) | (not log.dated)
+    time_s = np.where(no_time, 0, log.time_s)
+    if "utc_offset" not in log.facts:
+        time_s = _from_local(time_s)
+    series = pl.Series(time_s * _MS_PER_S).cast(pl.Datetime("ms")).dt.replace_time_zone("UTC")
+    return series.set(pl.Series(no_time), None).cast(_TIME)
+
+
+def _from_local(time_s: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Take times of this machine's zone to UTC; an hour that comes twice is the first one."""
+    quarters, which = np.unique(time_s // _QUARTER_S, return_inverse=True)
+    starts = [_local_start(int(quarter) * _QUARTER_S) for quarter in quarters]
+    shifts = np.array(starts, np.int64) - quarters * _QUARTER_S
+    return np.asarray(time_s + shifts[which])
+
+
+def _local_start(local_s: int) -> int:
+    moment = time.gmtime(local_s)
+    return int(time.mktime((*moment[:6], 0, 0, -1)))
+
+
+def _sink(rows: pl.LazyFrame, form: str, target: str) -> None:
+    if form == "parquet":
+        rows.sink_parquet(target)
+        return
+    written = rows.with_columns(pl.col("time_utc").dt.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    if form == "csv":
+        written.sink_csv(target)
+    else:
+        written.sink_ndjson(target)
+
+
+def _size(path: str) -> int:
+    return os.path.getsize(path) if os.path.exists(path) else 0  # noqa: PTH202, PTH110

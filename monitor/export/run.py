@@ -1,0 +1,156 @@
+"""What a run tells of itself as metrics: its trainer's step, loss and speed, and its goodput."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from monitor import events as event_log
+from monitor.export.openmetrics import Metric
+from monitor.runs import evidence, history, life, record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from monitor.events import Event
+    from monitor.export.openmetrics import Metrics
+
+    Labels = Mapping[str, str | None]
+
+
+class _Key(NamedTuple):
+    """A key of the trainer's lines and the metric it becomes."""
+
+    key: str
+    divisor: int
+    metric: Metric
+
+
+def _key(key: str, divisor: int, name: str, text: str) -> _Key:
+    return _Key(key, divisor, Metric(f"ddp_trainer_{name}", text))
+
+
+KEYS = (
+    _key("step", 1, "step", "Optimizer updates done."),
+    _key("epoch", 1, "epoch", "The epoch, from 1."),
+    _key("loss", 1, "loss", "Mean loss of the last log interval."),
+    _key("lr", 1, "learning_rate", "Learning rate."),
+    _key("samples_per_s", 1, "samples_per_second", "Samples a second of all ranks."),
+    _key("data_wait_pct", 100, "data_wait_ratio", "Share of time spent waiting for data."),
+    _key("test_loss", 1, "test_loss", "Loss of the last validation."),
+    _key("test_accuracy", 1, "test_accuracy_ratio", "Accuracy of the last validation."),
+)
+STEP_TIME = Metric(
+    "ddp_trainer_last_step_timestamp_seconds", "When a step was last told, since 1970."
+)
+RUN_UP = Metric("ddp_run_up", "1 while the run goes on, 0 once it has ended.")
+ATTEMPT = Metric("ddp_run_attempt", "The number of the run's last start, from 1.")
+WORLD_SIZE = Metric("ddp_run_world_size", "Ranks of the last start.")
+STEPS_LOST = Metric("ddp_run_steps_lost", "Steps that had to be done again.")
+GOODPUT = Metric("ddp_run_goodput_ratio", "Share of the wall time spent on steps that count.")
+TIME_SPENT = Metric("ddp_run_time_seconds", "Wall time by what it was spent on.")
+CHECKPOINT_STEP = Metric("ddp_run_checkpoint_step", "Step of the last complete checkpoint.")
+
+METRICS = (
+    *(key.metric for key in KEYS),
+    *(STEP_TIME, RUN_UP, ATTEMPT, WORLD_SIZE, STEPS_LOST, GOODPUT, TIME_SPENT, CHECKPOINT_STEP),
+)
+
+
+def is_run(path: str) -> bool:
+    """Whether a directory is a run's."""
+    files = ("events.jsonl", "metrics.jsonl")
+    return any(os.path.isfile(os.path.join(path, name)) for name in files)  # noqa: PTH113, PTH118 - hundreds
+
+
+def written_s(run_dir: str) -> float:
+    """When the run last told anything, in seconds since 1970; 0 if never."""
+    times = [0.0]
+    for name in ("events.jsonl", "metrics.jsonl"):
+        try:
+            times.append(os.stat(os.path.join(run_dir, name)).st_mtime)  # noqa: PTH116, PTH118 - as above
+        except OSError:
+            continue
+    return max(times)
+
+
+def events_of(run_dir: str) -> list[Event]:
+    """Read what happened in a run; nothing where nobody told."""
+    try:
+        with open(os.path.join(run_dir, "events.jsonl"), "rb") as file:  # noqa: PTH118, PTH123
+            return event_log.read(file.read())[0]
+    except OSError:
+        return []
+
+
+def job_in(events: Sequence[Event]) -> str | None:
+    """Tell the job of a run's last start; None where nobody told."""
+    told = [event.get("job_id") for event in events if event.get("event") == "start"]
+    return next((job for job in reversed(told) if isinstance(job, str)), None)
+
+
+def add(metrics: Metrics, run_dir: str, users: Mapping[str, str | None], *, now_s: float) -> None:
+    """Add what a run told last.
+
+    Args:
+        metrics: where to.
+        run_dir: its directory.
+        users: of jobs, where known.
+        now_s: since 1970.
+
+    """
+    events = events_of(run_dir)
+    told = record.read(run_dir) if events else None
+    job = job_in(events)
+    name = os.path.basename(os.path.abspath(run_dir))  # noqa: PTH100, PTH119 - its name, not a link's
+    labels = {"job": job, "user": users.get(job or ""), "run": name}
+    if told and told["attempts"]:
+        _add_record(metrics, labels, told, _goes_on(run_dir, told["attempts"][-1], now_s))
+    numbers = sorted({history.integer(event.get("attempt")) or 1 for event in events})
+    path = os.path.join(run_dir, "metrics.jsonl")  # noqa: PTH118
+    _add_lines(metrics, labels, evidence.last_metrics(path, numbers)[0])
+
+
+def _goes_on(run_dir: str, attempt: dict[str, Any], now_s: float) -> bool:
+    """Tell by its files and processes alone: Slurm is not asked every few seconds."""
+    at_s = life.last_written_s(os.path.abspath(run_dir), attempt)  # noqa: PTH100 - as told to ranks
+    quiet_s = None if at_s is None else max(0.0, now_s - at_s)
+    return life.state(run_dir, attempt, None, quiet_s) in ("running", "restarting")
+
+
+def _add_record(
+    metrics: Metrics,
+    labels: Labels,
+    told: Mapping[str, Any],
+    goes_on: bool,  # noqa: FBT001 - a fact
+) -> None:
+    last, goodput = told["attempts"][-1], told["goodput"]
+    metrics.put(RUN_UP, labels, float(goes_on))
+    metrics.put(ATTEMPT, labels, last["attempt"])
+    metrics.put(WORLD_SIZE, labels, _number(told["world_size"]))
+    metrics.put(STEPS_LOST, labels, _number(told["steps_lost"]))
+    pct = _number(goodput["goodput_pct"])
+    metrics.put(GOODPUT, labels, None if pct is None else pct / 100)
+    for part, seconds in goodput.items():
+        if part.endswith("_s") and part != "wall_s":
+            spent_on = {"spent_on": part.removesuffix("_s")}
+            metrics.put(TIME_SPENT, {**labels, **spent_on}, _number(seconds))
+    saved = [one["step"] for attempt in told["attempts"] for one in attempt["checkpoints"]]
+    metrics.put(CHECKPOINT_STEP, labels, _number(saved[-1]) if saved else None)
+
+
+def _add_lines(metrics: Metrics, labels: Labels, lines: Sequence[Event]) -> None:
+    """Add the last value of each key: a validation has other keys than an interval."""
+    for key in KEYS:
+        values = (_number(line.get(key.key)) for line in reversed(lines))
+        value = next((value for value in values if value is not None), None)
+        metrics.put(key.metric, labels, None if value is None else value / key.divisor)
+    times = (history.seconds(line.get("time")) for line in reversed(lines) if "step" in line)
+    metrics.put(STEP_TIME, labels, next((s for s in times if s is not None), None))
+
+
+def _number(value: object) -> float | None:
+    """Give a number that is one; also one below 0, such as a loss."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type] # just seen

@@ -1,0 +1,1 @@
+"""`watch`: all nodes of a job live, in a terminal."""

@@ -1,0 +1,251 @@
+"""What a live view shows of each GPU, and of all of them: numbers, and what state they are in."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from monitor.live.track import number
+from monitor.runs.nodes import THROTTLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from monitor.live.log import LiveLog
+    from monitor.live.run import Progress
+    from monitor.live.track import Track
+
+OF_HOST = frozenset({"cpu", "hmem", "shm", "disk", "ibrx", "ibtx", "step", "rank", "mono"})
+"""Columns that tell nothing of a GPU."""
+
+TREND = 64
+"""Samples, for a sparkline."""
+
+BUSY_PCT = 5.0
+IDLE_S = 120.0
+_STALE_INTERVALS = 5
+_STALE_S = 30.0  # a shared file system may tell of a change that late
+_UNKNOWN_INTERVAL_S = 15.0
+
+LOST, STALE, THROTTLED, IDLE, GONE = "lost", "stale", "throttled", "idle", "gone"
+STATES = (LOST, GONE, STALE, THROTTLED, IDLE)
+"""What may be wrong, the worst first."""
+
+_TOLD_BY_GPU = ("memory_mib", "power_limit_w")
+"""Facts that only a GPU that answers has."""
+
+_HARD = 8 | 32 | 64 | 128
+"""Throttling that is a fault; a power cap is how a busy GPU runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One GPU, or a node without any (`gpu` is None); None is a reading that does not exist."""
+
+    host: str
+    gpu: int | None
+    model: str
+    util_pct: float | None
+    """Of a node without a GPU: of its processors."""
+    trend: NDArray[np.float32]
+    """(samples,) of it, the newest last."""
+    mem_mib: float | None
+    mem_total_mib: float | None
+    power_w: float | None
+    power_limit_w: float | None
+    temp_c: float | None
+    clock_mhz: float | None
+    mem_clock_mhz: float | None
+    sm_active_pct: float | None
+    tensor_pct: float | None
+    pcie_mb_s: float | None
+    """Both ways together."""
+    cpu_pct: float | None
+    host_mem_mib: float | None
+    throttle: tuple[str, ...]
+    is_throttled: bool
+    """By heat or a fault; a power cap does not count."""
+    idle_s: float
+    """How long it has been idle until now, as far as we know."""
+    quiet_s: float
+    """How long its log has not grown."""
+    states: tuple[str, ...]
+    """What is wrong with it, the worst first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """All rows at one moment."""
+
+    name: str
+    clock: str
+    """The time of day."""
+    rows: tuple[Row, ...]
+    """By node and GPU."""
+    progress: Progress | None
+    num_unreadable: int
+    problems: tuple[str, ...]
+    """What could not be read, in words."""
+
+
+class Rows:
+    """Rows made anew only where something is new."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[tuple[object, ...], Row]] = {}
+
+    def of(self, logs: Iterable[LiveLog], now_s: float, *, is_over: bool) -> tuple[Row, ...]:
+        """Make the rows of all logs.
+
+        Args:
+            logs: as far as they have been read.
+            now_s: monotonic.
+            is_over: the run has ended: that logs stay as they are is no wonder.
+
+        """
+        rows = []
+        for log in logs:
+            quiet_s = now_s - log.alive_s
+            gpus = [track for track in log.tracks if track.gpu is not None]
+            tracks = gpus or log.tracks
+            if not tracks:
+                continue
+            limit_s = max(_STALE_S, _STALE_INTERVALS * interval_s(tracks[0]))
+            state = "" if is_over or quiet_s <= limit_s else STALE if log.is_there else GONE
+            for track in tracks:
+                key = (track.num_samples, state, round(quiet_s) if state else 0)
+                made = self._made.get(id(track))
+                if made is None or made[0] != key:
+                    made = self._made[id(track)] = (key, _row(track, state, quiet_s))
+                rows.append(made[1])
+        return tuple(sorted(rows, key=natural))
+
+
+def natural(row: Row) -> tuple[object, ...]:
+    """Sort nodes by the numbers in their names."""
+    return (*_split(row.host), -1 if row.gpu is None else row.gpu)
+
+
+_SPLIT: dict[str, tuple[tuple[int, object], ...]] = {}
+
+
+def _split(host: str) -> tuple[tuple[int, object], ...]:
+    found = _SPLIT.get(host)
+    if found is None:
+        parts = re.findall(r"\d+|\D+", host, re.ASCII)
+        found = _SPLIT[host] = tuple((0, int(p)) if p.isdigit() else (1, p) for p in parts)
+    return (*found, (-1, 0))
+
+
+def interval_s(track: Track) -> float:
+    """Tell how often its log is written, by its own word or by its last samples."""
+    told = number(track.facts.get("interval_s"))
+    if told is not None:
+        return told
+    steps = np.diff(track.time_s(12))
+    steps = steps[steps > 0]
+    return float(np.median(steps)) if len(steps) else _UNKNOWN_INTERVAL_S
+
+
+def _row(track: Track, state: str, quiet_s: float) -> Row:
+    is_gpu = track.gpu is not None
+    bits = int(track.last("throt") or 0)
+    idle_s = _idle_s(track) if is_gpu and not state else 0.0
+    found = [
+        (state, bool(state)),
+        (LOST, is_gpu and not state and is_lost(track)),
+        (THROTTLED, bool(bits & _HARD)),
+        (IDLE, idle_s >= IDLE_S),
+    ]
+    rx, tx = track.last("rxpci"), track.last("txpci")
+    return Row(
+        host=track.host,
+        gpu=track.gpu,
+        model=_model(track),
+        util_pct=track.last("sm" if is_gpu else "cpu"),
+        trend=track.column("sm" if is_gpu else "cpu", TREND),
+        mem_mib=track.last("fb" if is_gpu else "hmem"),
+        mem_total_mib=track.number("memory_mib" if is_gpu else "host_memory_mib"),
+        power_w=track.last("pwr"),
+        power_limit_w=track.number("power_limit_w"),
+        temp_c=track.last("gtemp"),
+        clock_mhz=track.last("pclk"),
+        mem_clock_mhz=track.last("mclk"),
+        sm_active_pct=track.last("smact"),
+        tensor_pct=track.last("tensor"),
+        pcie_mb_s=None if rx is None and tx is None else (rx or 0) + (tx or 0),
+        cpu_pct=track.last("cpu"),
+        host_mem_mib=track.last("hmem"),
+        throttle=tuple(name for bit, name in THROTTLE.items() if bits & bit),
+        is_throttled=bool(bits & _HARD),
+        idle_s=idle_s,
+        quiet_s=quiet_s if state else 0.0,
+        states=tuple(name for name, is_so in found if is_so),
+    )
+
+
+def _model(track: Track) -> str:
+    """Name the GPU as its log does: `gpu 0: NVIDIA H200, UUID GPU-…` begins with it."""
+    return "" if track.gpu is None else track.facts.get(f"gpu {track.gpu}", "")
+
+
+def is_lost(track: Track) -> bool:
+    """Whether a GPU that had readings has none now."""
+    if any(track.last(name) is not None for name in ("sm", "fb", "pwr")):
+        return False  # as nearly always
+    names = [name for name in track.names if name not in OF_HOST]
+    if any(track.last(name) is not None for name in names):
+        return False
+    if any(track.number(fact) is not None for fact in _TOLD_BY_GPU):
+        return True  # before the part of the log that we read
+    return any(not np.isnan(track.column(name)).all() for name in names)
+
+
+def _idle_s(track: Track) -> float:
+    """Tell for how long the last samples were all idle."""
+    newest = track.last("sm")
+    if newest is None or newest > BUSY_PCT:
+        return 0.0
+    busy, time_s = track.column("sm"), track.time_s()
+    is_idle = busy <= BUSY_PCT
+    begin = 0 if is_idle.all() else len(is_idle) - int(np.argmin(is_idle[::-1]))
+    idle_s = float(time_s[-1] - time_s[begin])
+    return idle_s if math.isfinite(idle_s) else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum:
+    """All GPUs together; None where no row has a reading."""
+
+    num_nodes: int
+    num_gpus: int
+    util_pct: float | None
+    """Mean of the GPUs; of the nodes' processors where there is no GPU at all."""
+    mem_share_pct: float | None
+    power_w: float | None
+    temp_c: float | None
+    """The hottest."""
+
+
+def total(rows: Sequence[Row]) -> Sum:
+    """Sum up rows."""
+    gpus = [row for row in rows if row.gpu is not None]
+    seen = gpus or list(rows)
+    used = [(r.mem_mib, r.mem_total_mib) for r in seen]
+    known = [(mem, whole) for mem, whole in used if mem is not None and whole]
+    utils = [r.util_pct for r in seen if r.util_pct is not None]
+    powers = [r.power_w for r in gpus if r.power_w is not None]
+    return Sum(
+        num_nodes=len({row.host for row in rows}),
+        num_gpus=len(gpus),
+        util_pct=sum(utils) / len(utils) if utils else None,
+        mem_share_pct=100 * sum(m for m, _ in known) / sum(w for _, w in known) if known else None,
+        power_w=sum(powers) if powers else None,
+        temp_c=max((r.temp_c for r in gpus if r.temp_c is not None), default=None),
+    )

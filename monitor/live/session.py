@@ -1,0 +1,141 @@
+"""`python -m monitor watch`: all nodes of a job, live, in a terminal."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from monitor.live import alerts, frame, target, view
+from monitor.live.board import Board, Rows
+from monitor.live.columns import STYLES
+from monitor.live.fleet import Fleet
+from monitor.live.view import View
+from monitor.report.words import brief
+from monitor.watchdog.bounded import Bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from monitor.live.alerts import Alert
+    from monitor.live.frame import Picture
+
+PERIOD_S = 0.5
+"""Between two looks at the files, and so between two pictures."""
+
+_LIMIT_S = 1.0  # for a look; keys wait as long
+_SILENT_S = 5.0
+_WIDTH = 120  # of a picture that goes into a file
+
+
+def watch(paths: Sequence[str], env: Mapping[str, str]) -> int:
+    """Show it until the user quits; 0, or 128 and the number of the signal that ended it.
+
+    Without a terminal it prints one picture.
+
+    Args:
+        paths: a run directory, a directory of logs, or logs; none: the newest run.
+        env: `DDP_OUT` is where runs are.
+
+    Raises:
+        UserError: there is nothing to watch.
+
+    """
+    session = Session(Fleet(target.resolve(paths, env)))
+    console = Console(highlight=False)
+    if not (sys.stdin.isatty() and console.is_terminal) or console.is_dumb_terminal:
+        session.fleet.poll()
+        session.update()
+        _print(session, console)
+        return 0
+    return _show(session, console)
+
+
+class Session:
+    """What is shown: what has been read, and what the user chose of it."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.view = View()
+        self.alerts: list[Alert] = []
+        self._rows = Rows()
+        self._began_s = time.monotonic()
+        self.board = self._board()
+
+    def update(self) -> None:
+        """Take over what has been read since; not while it is paused."""
+        if self.view.is_paused:
+            return
+        self.board = self._board()
+        found = alerts.of_board(self.board) + alerts.of_logs(self.fleet.logs)
+        self.alerts = alerts.folded(found)
+
+    def picture(self, size: tuple[int, int | None], *, ascii_only: bool) -> Picture:
+        """Compose what is to be seen."""
+        return frame.picture(self.board, self.alerts, self.view, size, ascii_only=ascii_only)
+
+    def press(self, key: str, picture: Picture) -> None:
+        """Take a key, pressed by someone who sees that picture."""
+        self.view = view.press(
+            self.view, key, num_rows=picture.num_rows, num_shown=picture.num_shown
+        )
+
+    def _board(self) -> Board:
+        fleet = self.fleet
+        progress = fleet.progress
+        is_over = progress is not None and progress.is_over
+        return Board(
+            name=fleet.target.name if progress is None else progress.name,
+            clock=time.strftime("%H:%M:%S"),
+            rows=self._rows.of(fleet.logs, time.monotonic(), is_over=is_over),
+            progress=progress,
+            num_unreadable=sum(log.num_unreadable for log in fleet.logs),
+            problems=tuple(self._problems()),
+        )
+
+    def _problems(self) -> list[str]:
+        """Say what could not be read."""
+        fleet = self.fleet
+        found = []
+        silent_s = time.monotonic() - (fleet.polled_s or self._began_s)
+        if silent_s > _SILENT_S:
+            found.append(f"the file system has not answered for {brief(silent_s)}")
+        if fleet.problem is not None:
+            found.append(f"{fleet.target.folder}: {fleet.problem}")
+        if fleet.run is not None and fleet.run.problem is not None:
+            found.append(f"{fleet.run.run_dir}: {fleet.run.problem}")
+        return found + [f"{log.path}: {log.problem}" for log in fleet.logs if log.problem]
+
+
+def _print(session: Session, console: Console) -> None:
+    width = shutil.get_terminal_size((_WIDTH, 24)).columns
+    picture = session.picture((width, None), ascii_only=console.options.ascii_only)
+    for line in picture.lines():
+        text = Text.assemble(*((text, STYLES[style]) for text, style in line))
+        text.rstrip()
+        console.print(text, soft_wrap=True)
+
+
+def _show(session: Session, console: Console) -> int:
+    from monitor.live.terminal import Terminal  # noqa: PLC0415 - one picture needs none of it
+
+    reader = Bounded("reader")
+    with Terminal(console, sys.stdin.fileno()) as terminal:
+        next_s = time.monotonic()
+        while not session.view.is_done and terminal.ended_by is None:
+            if time.monotonic() >= next_s:
+                if not reader.is_stuck:
+                    reader.ask(session.fleet.poll, _LIMIT_S)
+                session.update()
+                next_s = max(next_s + PERIOD_S, time.monotonic())
+            picture = session.picture(terminal.size, ascii_only=console.options.ascii_only)
+            terminal.show(picture.lines())
+            for key in terminal.wait(next_s - time.monotonic()):
+                session.press(key, picture)
+        ended_by = terminal.ended_by
+    return 0 if ended_by in (None, signal.SIGINT) else 128 + ended_by

@@ -1,0 +1,124 @@
+"""What to watch: which run directory, and which logs belong to it, as they appear."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from monitor.errors import UserError
+from monitor.logs import files as logfiles
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_RUN_FILES = ("events.jsonl", "metrics.jsonl")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What was asked for.
+
+    Where there is a folder, logs of it belong to it: those of the run's jobs, or of `job`, or all.
+    """
+
+    run_dir: str | None = None
+    folder: str | None = None
+    job: str | None = None
+    files: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What to call it where no run tells its name."""
+        if self.job is not None:
+            return f"slurm-{self.job}"
+        return self.folder or ", ".join(Path(path).name for path in self.files)
+
+    def logs(self, job_ids: Sequence[str]) -> list[str]:
+        """List the logs that are there now.
+
+        Args:
+            job_ids: of the run's attempts, the last one's last; its logs alone are of now.
+
+        Raises:
+            OSError: the folder cannot be read.
+
+        """
+        if self.folder is None:
+            return list(self.files)
+        wanted = self.job if self.run_dir is None else (job_ids or [_job_of(self.run_dir)])[-1]
+        return logfiles.in_folder(self.folder, None if wanted is None else [wanted])
+
+
+def resolve(paths: Sequence[str], env: Mapping[str, str]) -> Target:
+    """Tell what is meant by the paths of a command line.
+
+    One directory is a run's, or holds logs and perhaps runs: then the newest job's is meant.
+    No path means the newest run of $DDP_OUT, or of ./out.
+
+    Raises:
+        UserError: nothing of that kind is there.
+
+    """
+    if not paths:
+        return _newest(env.get("DDP_OUT") or "out")
+    if len(paths) == 1 and Path(paths[0]).is_dir():
+        return _run(paths[0]) if _is_run(paths[0]) else _folder(paths[0])
+    for path in paths:
+        if not Path(path).is_file():
+            raise UserError(
+                f"watch: must be one run directory, one directory of logs, or logs; found {path}:"
+                " name for example out/slurm-123, out/ or out/*.gutil"
+            )
+    return Target(files=tuple(dict.fromkeys(paths)))
+
+
+def _newest(out: str) -> Target:
+    try:
+        found = [entry.path for entry in os.scandir(out) if entry.is_dir() and _is_run(entry.path)]
+    except OSError:
+        found = []
+    if found:
+        return _run(max(found, key=_begun_s))
+    if Path(out).is_dir() and logfiles.in_folder(out):
+        return _folder(out)
+    raise UserError(
+        f"watch: must be told what to watch where no run is at hand; found none in {out}:"
+        " name a run directory, such as out/slurm-123, or set DDP_OUT"
+    )
+
+
+def _run(path: str) -> Target:
+    whole = os.path.abspath(path)  # noqa: PTH100 - a link is not followed: the logs lie beside it
+    return Target(run_dir=whole, folder=str(Path(whole).parent))
+
+
+def _folder(path: str) -> Target:
+    """Choose the job whose log was written last; with the run directory of that name, if any."""
+    logs = [log for log in logfiles.in_folder(path) if Path(log).is_file()]
+    if not logs:
+        return Target(folder=path)  # they may appear
+    job, _ = logfiles.named(max(logs, key=os.path.getmtime))
+    run_dir = None if job is None else str(Path(path, f"slurm-{job}"))
+    if run_dir is not None and _is_run(run_dir):
+        return _run(run_dir)
+    return Target(folder=path, job=job)
+
+
+def _begun_s(run_dir: str) -> float:
+    """Tell when a run was last heard of."""
+    times = [0.0]
+    for name in _RUN_FILES:
+        path = Path(run_dir, name)
+        if path.is_file():
+            times.append(path.stat().st_mtime)
+    return max(times)
+
+
+def _is_run(path: str) -> bool:
+    return any(Path(path, name).is_file() for name in _RUN_FILES)
+
+
+def _job_of(run_dir: str) -> str:
+    return Path(run_dir).name.removeprefix("slurm-")

@@ -1,0 +1,251 @@
+"""A log file as columns, whatever of it can be read, a block of the file at a time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from monitor.errors import UserError
+from monitor.logs import cells, dmon, files, gutil, lines, marks
+from monitor.logs.cells import NO_TIME
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from monitor.logs.marks import Mark
+
+_BLOCK_BYTES = 2**22
+_KEPT_BYTES = 2**25 - 2**16
+"""As much memory as glibc can be made to keep; pages that are new cost more than reading does."""
+
+_MARK = f"## {marks.KEY}"
+_HASH = ord("#")
+_NEWLINE = ord("\n")
+_DAY_S = 86_400
+
+
+@dataclass(frozen=True)
+class Place:
+    """Whose rows these are."""
+
+    job: str | None
+    host: str
+
+
+@dataclass(frozen=True)
+class Log:
+    """What one file holds, in the order of its rows.
+
+    `time_s` counts from 1970, in UTC where the log tells its offset, else in local time; NO_TIME
+    where rows carry no time. Where they carry no date (`dated` is False) it counts from the
+    midnight before the first row. `gpu` is -1 where a node has none. `values` has the log's own
+    columns by name, in its units; a NaN is a reading that does not exist.
+    """
+
+    path: str
+    places: tuple[Place, ...]
+    place: NDArray[np.int16]
+    """Of each row, in `places`."""
+    time_s: NDArray[np.int64]
+    gpu: NDArray[np.int32]
+    values: dict[str, NDArray[np.floating]]
+    dated: bool
+    facts: dict[str, str]
+    marks: tuple[Mark, ...]
+    """What the log tells of moments, in its order."""
+    num_unreadable: int
+    """Rows that cannot be read, and marks."""
+    torn: bool
+    """The last line has no end: it is still growing, or its writer was killed."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows could be read."""
+        return len(self.gpu)
+
+
+def read(path: str, wanted: frozenset[str] | None = None) -> Log:
+    """Read a log, ours or dmon's; of its columns those `wanted`, if not all.
+
+    Raises:
+        UserError: the file cannot be read.
+
+    """
+    reader = _Reader(path, wanted)
+    try:
+        rest = reader.read()
+    except OSError as error:
+        raise UserError(
+            f"log: must be a file that can be read; found {path}: {error.strerror}:"
+            " name .gutil files, or a directory that holds some"
+        ) from error
+    return reader.log(torn=bool(rest.strip()))
+
+
+@dataclass
+class _Part:
+    """Rows under one header, at one place."""
+
+    place: Place
+    offset: timedelta
+    rows: cells.Rows
+
+
+@dataclass
+class _Reader:
+    path: str
+    wanted: frozenset[str] | None
+    facts: dict[str, str] = field(default_factory=dict)
+    marks: list[Mark] = field(default_factory=list)
+    num_unreadable: int = 0
+    parts: list[_Part] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._heads = dmon.Heads()
+        self._place = Place(*files.named(self.path))
+        self._offset = timedelta()
+
+    def read(self) -> bytes:
+        """Read the file; what is left without an end."""
+        np.empty(_KEPT_BYTES, np.uint8)  # freed at once: glibc keeps as much from now on
+        block, filled = bytearray(_BLOCK_BYTES), 0
+        with Path(self.path).open("rb", buffering=0) as file:
+            while num := file.readinto(memoryview(block)[filled:]):
+                filled += num
+                end = block.rfind(b"\n", 0, filled) + 1
+                self._block(block, end)
+                block[: filled - end] = block[end:filled]
+                filled -= end
+                if filled == len(block):
+                    block += bytes(len(block))
+        return bytes(block[:filled])
+
+    def log(self, *, torn: bool) -> Log:
+        """Join what was read."""
+        places = tuple(dict.fromkeys(part.place for part in self.parts))
+        sizes = [len(part.rows.gpu) for part in self.parts]
+        codes = [places.index(part.place) for part in self.parts]
+        names = dict.fromkeys(name for part in self.parts for name in part.rows.values)
+        time_s, dated = self._times()
+        return Log(
+            path=self.path,
+            places=places,
+            place=np.repeat(np.array(codes, np.int16), sizes),
+            time_s=time_s,
+            gpu=np.concatenate([np.empty(0, np.int32), *(p.rows.gpu for p in self.parts)]),
+            values={name: self._column(name) for name in names},
+            dated=dated,
+            facts=self.facts,
+            marks=tuple(self.marks),
+            num_unreadable=self.num_unreadable,
+            torn=torn,
+        )
+
+    def _column(self, name: str) -> NDArray[np.floating]:
+        """Join a column's parts; those that lack it have no readings."""
+        return np.concatenate(
+            [
+                part.rows.values.get(name, np.full(len(part.rows.gpu), np.nan, np.float32))
+                for part in self.parts
+            ]
+        )
+
+    def _times(self) -> tuple[NDArray[np.int64], bool]:
+        """Join times; without dates, a step back by more than half a day is midnight."""
+        days = [part.rows.days for part in self.parts]
+        clocks = [
+            np.where(p.rows.clock_s == NO_TIME, NO_TIME, p.rows.clock_s - _seconds(p.offset))
+            for p in self.parts
+        ]
+        day = np.concatenate([np.empty(0, np.int64), *days])
+        clock = np.concatenate([np.empty(0, np.int64), *clocks])
+        dated = not (day == NO_TIME).any()
+        if not dated:
+            passed = np.diff(clock, prepend=clock[:1]) < -_DAY_S // 2
+            day = np.cumsum(passed & (clock != NO_TIME))
+        return np.where(clock == NO_TIME, NO_TIME, day * _DAY_S + clock), dated
+
+    def _block(self, block: bytearray, size: int) -> None:
+        """Read whole lines: those between two changes of header, place or offset at once.
+
+        Rows move to the front of the block, over the headers between them, and so lie together.
+        """
+        text = memoryview(block)
+        pos = begin = end = 0
+        while pos < size:
+            repeated = self._heads.repeated
+            if block[pos] != _HASH:
+                stop = _end_of_rows(block, pos, size)
+                text[end : end + stop - pos] = text[pos:stop]
+                end += stop - pos
+            elif repeated and block.startswith(repeated, pos, size):  # every 44 rows
+                stop = pos + len(repeated)
+            else:
+                stop = block.index(b"\n", pos, size) + 1
+                before = (self._heads.header, self._place, self._offset)
+                line = block[pos : stop - 1].removesuffix(b"\r")
+                self._learn(line.decode("utf-8", "replace"))
+                if before != (self._heads.header, self._place, self._offset):
+                    self._rows(text[begin:end], *before)
+                    begin = end
+            pos = stop
+        self._rows(text[begin:end], self._heads.header, self._place, self._offset)
+
+    def _rows(
+        self, text: memoryview, header: dmon.Header | None, place: Place, offset: timedelta
+    ) -> None:
+        parts, num_unreadable = lines.read(np.frombuffer(text, np.uint8), header, self.wanted)
+        self.parts += [_Part(place, offset, rows) for rows in parts]
+        self.num_unreadable += num_unreadable
+
+    def _learn(self, line: str) -> None:
+        """Look at a line that begins with `#`."""
+        if not line.startswith("##"):
+            self._heads.see(line)
+            return
+        if line == _MARK or line.startswith(f"{_MARK}:"):
+            self._mark(line)
+            return
+        known = gutil.parse_comment(line)
+        if known is None:
+            return
+        key, value = known
+        self.facts[key] = value
+        if key in ("host", "job"):
+            self._place = replace(self._place, **{key: value})
+        elif key == "utc_offset":
+            self._offset = _offset(value)
+
+    def _mark(self, line: str) -> None:
+        """Take up what happened; count it where it is torn or damaged."""
+        key, _, value = line.partition(": ")
+        mark = marks.parse(value) if key == _MARK else None
+        if mark is None:
+            self.num_unreadable += 1
+        else:
+            self.marks.append(mark)
+
+
+def _end_of_rows(block: bytearray, pos: int, size: int) -> int:
+    """Find where the next line that begins with `#` does."""
+    found = block.find(_HASH, pos, size)  # one byte is found many times as fast as two
+    while found > 0 and block[found - 1] != _NEWLINE:
+        found = block.find(_HASH, found + 1, size)
+    return size if found < 0 else found
+
+
+def _seconds(offset: timedelta) -> int:
+    return offset.days * _DAY_S + offset.seconds
+
+
+def _offset(text: str) -> timedelta:
+    found = re.fullmatch(r"([+-])(\d\d):(\d\d)", text)
+    if found is None:
+        return timedelta()
+    offset = timedelta(hours=int(found[2]), minutes=int(found[3]))
+    return -offset if found[1] == "-" else offset

@@ -1,0 +1,274 @@
+"""A run as what looks at time needs it: each GPU's readings by time, what happened, the metrics."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from monitor import events as event_log
+from monitor.errors import UserError
+from monitor.logs import files, reader
+from monitor.logs.cells import NO_TIME
+from monitor.logs.stats import MAX_GAP
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from monitor.logs.marks import Mark
+    from monitor.logs.reader import Log, Place
+
+    _Key = tuple[str, str | None, int]
+
+
+@dataclass(frozen=True)
+class GpuSeries:
+    """The readings of one GPU of a node in a job, in the order of time.
+
+    `time_s` (samples,) counts from 1970: in UTC where the log tells its offset, in local time
+    where it does not, from midnight where rows carry no date; NaN where they carry no time.
+    `values` has the log's own columns by name, (samples,) each, in the log's units; a NaN is a
+    reading that does not exist. They are not to be written to. `facts` are the `##` lines of the
+    logs, those of the node's other GPUs as well. `gpu` is None for the rows of a node without one.
+    """
+
+    host: str
+    gpu: int | None
+    job: str | None
+    time_s: NDArray[np.float64]
+    values: Mapping[str, NDArray[np.floating]]
+    facts: Mapping[str, str]
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples there are."""
+        return len(self.time_s)
+
+    @cached_property
+    def interval_s(self) -> float:
+        """The usual time between two samples; NaN where there are no times."""
+        steps_s = np.diff(self.time_s)
+        return float(np.median(steps_s)) if steps_s.size else math.nan
+
+    @cached_property
+    def steps_s(self) -> NDArray[np.float32]:
+        """The time that each sample speaks for, since the one before; NaN where nobody looked.
+
+        That is at the first one, and after a gap of more than `stats.MAX_GAP` usual intervals.
+        """
+        steps_s = np.diff(self.time_s, prepend=np.nan).astype(np.float32)
+        steps_s[steps_s > MAX_GAP * max(1.0, self.interval_s)] = np.nan
+        return steps_s
+
+    def column(self, name: str) -> NDArray[np.floating] | None:
+        """Give a column; None where the log lacks it or it has no reading."""
+        found = self.values.get(name)
+        return None if found is None or np.isnan(found).all() else found
+
+    def fact(self, name: str) -> str | None:
+        """Give a fact of this GPU, such as `memory_mib` or `power_limit_w`."""
+        return self.facts.get(f"{name} {self.gpu}")
+
+    def number(self, name: str) -> float | None:
+        """Give a fact of this GPU that is a number, as one; None if it is none."""
+        return _number(self.fact(name))
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedMark:
+    """What happened at a moment, and where."""
+
+    host: str
+    job: str | None
+    mark: Mark
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that was recorded of a run, or of the runs whose logs were named.
+
+    `metrics` and `events` are the lines of a run directory's `metrics.jsonl` and `events.jsonl`
+    that can be read, in their order; empty where only logs were named.
+    """
+
+    name: str | None
+    gpus: tuple[GpuSeries, ...]
+    """Sorted by job, host and GPU."""
+    marks: tuple[PlacedMark, ...] = ()
+    """Sorted by time."""
+    metrics: tuple[Mapping[str, Any], ...] = ()
+    events: tuple[Mapping[str, Any], ...] = ()
+    num_logs: int = 0
+    num_unreadable: int = 0
+    """Rows of logs that could not be read."""
+
+
+def load(paths: Sequence[str], wanted: frozenset[str] | None = None) -> Run:
+    """Read a run: run directories, logs, or directories of logs.
+
+    Args:
+        paths: of a run directory, the logs of its jobs lie beside it.
+        wanted: the columns to keep, if not all.
+
+    Raises:
+        UserError: a path cannot be read, or a directory holds neither a run nor logs.
+
+    """
+    run_dirs = [path for path in paths if _is_run(path)]
+    events = [line for path in run_dirs for line in _lines(path, "events.jsonl")]
+    metrics = [line for path in run_dirs for line in _lines(path, "metrics.jsonl")]
+    beside = [log for path in run_dirs for log in _logs_beside(path)]
+    found = files.find([*(path for path in paths if path not in run_dirs), *beside])
+    parts = _Parts()
+    for path in (file for log in found for file in log):
+        parts.add(reader.read(path, wanted))
+    gpus = parts.series()
+    return Run(
+        name=_name(run_dirs, gpus),
+        gpus=gpus,
+        marks=tuple(sorted(parts.marks, key=lambda placed: np.nan_to_num(placed.mark.time_s))),
+        metrics=tuple(metrics),
+        events=tuple(events),
+        num_logs=len(found),
+        num_unreadable=parts.num_unreadable,
+    )
+
+
+@dataclass
+class _Parts:
+    """The readings of each GPU, log by log."""
+
+    of: dict[_Key, list[GpuSeries]] = field(default_factory=dict)
+    marks: list[PlacedMark] = field(default_factory=list)
+    num_unreadable: int = 0
+
+    def add(self, log: Log) -> None:
+        self.num_unreadable += log.num_unreadable
+        for series in _split(log):
+            index = -1 if series.gpu is None else series.gpu
+            self.of.setdefault((series.host, series.job, index), []).append(series)
+        place = log.places[-1] if log.places else None
+        for mark in log.marks:
+            host = place.host if place else Path(log.path).stem
+            self.marks.append(PlacedMark(host, place.job if place else None, mark))
+
+    def series(self) -> tuple[GpuSeries, ...]:
+        order = sorted(self.of, key=lambda key: (key[1] or "", key[0], key[2]))
+        return tuple(_joined(self.of[key]) for key in order)
+
+
+def _split(log: Log) -> Iterator[GpuSeries]:
+    """Tell the GPUs of a log apart."""
+    if not log.num_rows:
+        return
+    time_s = log.time_s.astype(np.float64)
+    time_s[log.time_s == NO_TIME] = np.nan
+    order = np.argsort(log.gpu.astype(np.int16), kind="stable")
+    if len(log.places) > 1:
+        order = order[np.argsort(log.place[order], kind="stable")]
+    place, gpu = log.place[order], log.gpu[order]
+    changes = (np.diff(gpu, prepend=-2) != 0) | (np.diff(place, prepend=-1) != 0)
+    first = np.flatnonzero(changes)
+    for begin, end in zip(first, [*first[1:], len(order)], strict=True):
+        rows = order[begin:end]
+        yield _series(log, log.places[place[begin]], int(gpu[begin]), rows, time_s)
+
+
+def _series(
+    log: Log, place: Place, gpu: int, rows: NDArray[np.intp], time_s: NDArray[np.float64]
+) -> GpuSeries:
+    return _sorted(
+        GpuSeries(
+            host=place.host,
+            gpu=gpu if gpu >= 0 else None,
+            job=place.job,
+            time_s=time_s[rows],
+            values={name: _compact(column[rows]) for name, column in log.values.items()},
+            facts=log.facts,
+        )
+    )
+
+
+def _compact(column: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Keep a column that never changes as one number: most logs have several."""
+    first = column[:1]
+    is_constant = first.size and (np.isnan(column) if np.isnan(first[0]) else column == first).all()
+    return np.broadcast_to(first, column.shape) if is_constant else column
+
+
+def _sorted(series: GpuSeries) -> GpuSeries:
+    """Sort by time, where a clock went back; rows without a time stay where they are."""
+    if not (np.diff(series.time_s) < 0).any():
+        return series
+    order = np.argsort(series.time_s, kind="stable")
+    values = {name: column[order] for name, column in series.values.items()}
+    return GpuSeries(
+        series.host, series.gpu, series.job, series.time_s[order], values, series.facts
+    )
+
+
+def _joined(parts: Sequence[GpuSeries]) -> GpuSeries:
+    """Put together what several logs tell of one GPU; where one lacks a column, it is NaN."""
+    if len(parts) == 1:
+        return parts[0]
+    names = dict.fromkeys(name for part in parts for name in part.values)
+    values = {name: _concatenated(parts, name) for name in names}
+    facts = {key: value for part in parts for key, value in part.facts.items()}
+    time_s = np.concatenate([part.time_s for part in parts])
+    first = parts[0]
+    return _sorted(GpuSeries(first.host, first.gpu, first.job, time_s, values, facts))
+
+
+def _concatenated(parts: Sequence[GpuSeries], name: str) -> NDArray[np.floating]:
+    absent = np.array(np.nan, np.float32)
+    return np.concatenate(
+        [part.values.get(name, np.broadcast_to(absent, part.num_samples)) for part in parts]
+    )
+
+
+def _is_run(path: str) -> bool:
+    return any(Path(path, name).is_file() for name in ("events.jsonl", "metrics.jsonl"))
+
+
+def _lines(run_dir: str, name: str) -> list[event_log.Event]:
+    """Read a file of JSON lines; none where there is no such file."""
+    path = Path(run_dir, name)
+    try:
+        return event_log.read(path.read_bytes())[0]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(
+            f"run: its {name} must be a file that can be read; found {path}: {error.strerror}:"
+            " name a run directory such as out/slurm-123"
+        ) from error
+
+
+def _logs_beside(run_dir: str) -> list[str]:
+    """Find the monitors' logs of a run's jobs: they lie beside its directory."""
+    whole = Path(os.path.abspath(run_dir))  # noqa: PTH100 - a link is not followed: logs lie beside it
+    told = [line.get("job_id") for line in _lines(run_dir, "events.jsonl")]
+    jobs = {whole.name.removeprefix("slurm-"), *(job for job in told if isinstance(job, str))}
+    return files.in_folder(str(whole.parent), jobs)
+
+
+def _name(run_dirs: Sequence[str], gpus: Iterable[GpuSeries]) -> str | None:
+    """Name a run by its directory, else by the one job there is."""
+    names = {Path(os.path.abspath(path)).name for path in run_dirs}  # noqa: PTH100 - as above
+    names = names or {series.job for series in gpus if series.job is not None}
+    return names.pop() if len(names) == 1 else None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text) if text is not None else None
+    except ValueError:
+        return None
+    return value if value is not None and np.isfinite(value) else None

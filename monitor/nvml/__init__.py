@@ -1,0 +1,1 @@
+"""Readings of the driver: the only importer of pynvml."""

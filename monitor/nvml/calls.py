@@ -1,0 +1,208 @@
+"""Calls of NVML that a look can afford by the hundred: bound once, answered into a kept buffer.
+
+nvidia-ml-py has loaded the library and tells the structures. Its functions look their symbol up,
+make a buffer and check at every call, which costs several times what the call itself does.
+Nothing here raises: NVML's answer is a number, and one that is not 0 leaves no value.
+"""
+
+from __future__ import annotations
+
+from ctypes import byref, c_int, c_uint, c_ulonglong
+from dataclasses import dataclass
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+import pynvml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from monitor.nvml.crew import Ask, Values
+
+Handle = Any  # pynvml is untyped: a ctypes pointer
+
+GONE = frozenset(
+    {
+        pynvml.NVML_ERROR_UNINITIALIZED,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_GPU_IS_LOST,
+    }
+)
+"""The GPU, or NVML itself, is gone: further questions are useless."""
+
+LOST = "lost"
+"""What a call leaves among the values, and nothing else, where the GPU is gone."""
+
+MIB = 2**20
+
+
+def function(name: str) -> Callable[..., int] | None:
+    """Bind a function of the library that `nvmlInit` has loaded; None if this driver lacks it."""
+    return getattr(pynvml.nvmlLib, name, None)
+
+
+def refused(values: Values, code: int) -> bool:
+    """Take note of an answer that is none; True where the GPU is gone."""
+    if code not in GONE:
+        return False
+    values.clear()
+    values[LOST] = True
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A function that answers one number: what it becomes, in which unit."""
+
+    name: str
+    field: str
+    given: tuple[int, ...] = ()
+    """What it is given before the place for its answer."""
+    divisor: int = 1
+    """NVML's mW, KB/s and bytes become the log's W, MB/s and MiB: cut, as dmon cuts them."""
+    is_wide: bool = False
+    """The answer has 64 bits."""
+    has_period: bool = False
+    """It answers the length of its window, too."""
+    older: str | None = None
+    """Its name under older drivers."""
+
+    def bind(self, handle: Handle) -> Ask | None:
+        """Make the call for one GPU; None if this driver lacks it."""
+        call = function(self.name) or (function(self.older) if self.older else None)
+        if call is None:
+            return None
+        answer = c_ulonglong() if self.is_wide else c_uint()
+        further = (byref(c_uint()),) if self.has_period else ()
+        arguments = (handle, *map(c_int, self.given), byref(answer), *further)
+        name, divisor = self.field, self.divisor
+
+        def ask(values: Values) -> bool | None:
+            code = call(*arguments)
+            if code:
+                return refused(values, code)
+            values[name] = answer.value // divisor
+            return None
+
+        return ask
+
+
+def bind_utilization(handle: Handle) -> Ask | None:
+    """Share of time in which kernels ran, and in which memory was moved."""
+    call = function("nvmlDeviceGetUtilizationRates")
+    if call is None:
+        return None
+    answer = (c_uint * 2)()
+    place, unpack = byref(answer), Struct("<II").unpack_from
+
+    def ask(values: Values) -> bool | None:
+        code = call(handle, place)
+        if code:
+            return refused(values, code)
+        values["sm_pct"], values["mem_pct"] = unpack(answer)
+        return None
+
+    return ask
+
+
+def bind_memory(handle: Handle) -> Ask | None:
+    """Memory in use: from driver 525 on without what the driver keeps for itself."""
+    call, answer = function("nvmlDeviceGetMemoryInfo_v2"), pynvml.c_nvmlMemory_v2_t()
+    answer.version = pynvml.nvmlMemory_v2
+    if call is None:
+        call, answer = function("nvmlDeviceGetMemoryInfo"), pynvml.c_nvmlMemory_t()
+    return _bind_structure(call, handle, answer, "used", "fb_used_mib")
+
+
+def bind_bar1(handle: Handle) -> Ask | None:
+    """Memory that is mapped for the host."""
+    call = function("nvmlDeviceGetBAR1MemoryInfo")
+    return _bind_structure(call, handle, pynvml.c_nvmlBAR1Memory_t(), "bar1Used", "bar1_used_mib")
+
+
+def bind_protected(handle: Handle) -> Ask | None:
+    """Memory of confidential computing."""
+    call = function("nvmlDeviceGetConfComputeProtectedMemoryUsage")
+    return _bind_structure(call, handle, pynvml.c_nvmlMemory_t(), "used", "protected_used_mib")
+
+
+def _bind_structure(
+    call: Callable[..., int] | None,
+    handle: Handle,
+    answer: Any,  # noqa: ANN401 - pynvml is untyped: a ctypes structure
+    member: str,
+    name: str,
+) -> Ask | None:
+    """Ask for a structure, of which one member in bytes is wanted, in MiB."""
+    if call is None:
+        return None
+    place = byref(answer)
+    value = c_ulonglong.from_buffer(answer, getattr(type(answer), member).offset)
+
+    def ask(values: Values) -> bool | None:
+        code = call(handle, place)
+        if code:
+            return refused(values, code)
+        values[name] = value.value // MIB
+        return None
+
+    return ask
+
+
+def bind_remap(handle: Handle) -> Ask | None:
+    """Rows of memory replaced for good; `remap_state` tells whether more is to be done."""
+    call = function("nvmlDeviceGetRemappedRows")
+    if call is None:
+        return None
+    corrected, uncorrected, is_pending, has_failed = answers = [c_uint() for _ in range(4)]
+    places = [byref(answer) for answer in answers]
+
+    def ask(values: Values) -> bool | None:
+        code = call(handle, *places)
+        if code:
+            return refused(values, code)
+        values["remapped_rows"] = corrected.value + uncorrected.value
+        values["remap_state"] = (bool(is_pending.value), bool(has_failed.value))
+        return None
+
+    return ask
+
+
+class Fields:
+    """Some field values of one GPU; each has a return code of its own."""
+
+    def __init__(self, handle: Handle, ids: tuple[tuple[int, int], ...]) -> None:
+        """Prepare to ask for (field, scope) pairs."""
+        self._call = function("nvmlDeviceGetFieldValues")
+        self._answers = (pynvml.c_nvmlFieldValue_t * len(ids))()
+        for answer, (number, scope) in zip(self._answers, ids, strict=True):
+            answer.fieldId, answer.scopeId = number, scope
+        self._given = (handle, c_int(len(ids)), byref(self._answers))
+        self._unpack = Struct("<" + _FIELD * len(ids)).unpack_from
+
+    @property
+    def is_there(self) -> bool:
+        """Whether this driver has the function."""
+        return self._call is not None
+
+    def read(self, values: Values) -> list[int | None] | None:
+        """Ask for all; None if NVML refused, an entry is None if it refused that one."""
+        code = self._call(*self._given) if self._call else pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        if code:
+            refused(values, code)
+            return None
+        told = self._unpack(self._answers)
+        return [
+            None if told[i + 1] else told[i + 2] & _MASKS.get(told[i], _NARROW)
+            for i in range(0, len(told), 3)
+        ]
+
+
+_FIELD = "24xiiQ"
+"""c_nvmlFieldValue_t: what was asked and when; the type of the value, return code, and value."""
+
+_NARROW = 2**32 - 1
+_MASKS = {
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: 2**64 - 1,
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: 2**64 - 1,
+}

@@ -1,0 +1,171 @@
+"""XID and ECC errors, the moment the driver tells of them.
+
+A thread of its own waits for them: NVML has no other way. It never holds up a look or the end.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from ctypes import byref, c_uint, c_void_p, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pynvml
+
+from monitor.logs.marks import Mark
+from monitor.nvml.calls import function
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from monitor.nvml.calls import Handle
+
+_WAIT_MS = 5000
+_PAUSE_S = 10.0  # after an error, such as a GPU that is lost: the next wait may fail at once
+_MAX_PER_MINUTE = 20  # of a kind and a GPU: a storm of single-bit errors must not fill the disk
+_KINDS = {
+    pynvml.nvmlEventTypeXidCriticalError: "xid",
+    pynvml.nvmlEventTypeDoubleBitEccError: "ecc",
+    pynvml.nvmlEventTypeSingleBitEccError: "ecc",
+}
+_BITS = {
+    pynvml.nvmlEventTypeDoubleBitEccError: "double",
+    pynvml.nvmlEventTypeSingleBitEccError: "single",
+}
+_NO_INSTANCE = 2**32 - 1
+
+XIDS = {
+    13: "Graphics engine exception",
+    31: "GPU memory page fault",
+    32: "Invalid or corrupted push buffer stream",
+    38: "Driver firmware error",
+    43: "GPU stopped processing",
+    45: "Preemptive cleanup, due to previous errors",
+    48: "Double bit ECC error",
+    61: "Internal micro-controller breakpoint",
+    62: "Internal micro-controller halt",
+    63: "Row remapping event",
+    64: "Row remapping failure",
+    69: "Graphics engine class error",
+    74: "NVLink error",
+    79: "GPU has fallen off the bus",
+    92: "High single-bit ECC error rate",
+    94: "Contained ECC error",
+    95: "Uncontained ECC error",
+    109: "Context switch timeout",
+    119: "GSP RPC timeout",
+    120: "GSP error",
+    121: "C2C link error",
+    140: "Unrecovered ECC error",
+    154: "GPU recovery action changed",
+}
+"""What NVIDIA's list of XID errors calls those that are met most."""
+
+
+@dataclass
+class _Flood:
+    """How many marks of one kind and GPU were told within the minute."""
+
+    began_s: float
+    num_told: int = 0
+    num_left_out: int = 0
+
+
+class Events:
+    """Waits for events of some GPUs, and tells each as a mark."""
+
+    def __init__(self, tell: Callable[[Mark], None]) -> None:
+        self._tell = tell
+        self._ended = threading.Event()
+        self._floods: dict[tuple[str, int | None], _Flood] = {}
+        self._thread: threading.Thread | None = None
+        self._indices: dict[int | None, int] = {}
+
+    def start(self, handles: Mapping[int, Handle]) -> str:
+        """Register for the events of GPUs by index; what the log says of it.
+
+        Called where it may hang: as one of the calls of a look.
+        """
+        try:
+            event_set = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError as error:
+            return f"none: {error}"
+        why = "no GPU"
+        for index, handle in handles.items():
+            try:
+                known = pynvml.nvmlDeviceGetSupportedEventTypes(handle)
+                wanted = sum(kind for kind in _KINDS if kind & known)
+                pynvml.nvmlDeviceRegisterEvents(handle, wanted, event_set)
+                self._indices[_address(handle)] = index
+            except pynvml.NVMLError as error:
+                why = str(error)
+        if not self._indices:
+            with suppress(pynvml.NVMLError):
+                pynvml.nvmlEventSetFree(event_set)
+            return f"none: {why}"
+        self._thread = threading.Thread(
+            target=self._watch, args=(event_set,), name="nvml-events", daemon=True
+        )
+        self._thread.start()
+        return f"watched on {len(self._indices)} of {len(handles)} GPUs"
+
+    def end(self) -> None:
+        """Watch no more; nobody waits for the thread."""
+        self._ended.set()
+
+    def is_over(self) -> bool:
+        """Whether the thread has left NVML."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def _watch(self, event_set: Handle) -> None:
+        wait = function("nvmlEventSetWait_v2") or function("nvmlEventSetWait")
+        data = pynvml.c_nvmlEventData_t()
+        given = (event_set, byref(data), c_uint(_WAIT_MS))
+        while wait is not None and not self._ended.is_set():
+            code = wait(*given)
+            if code == pynvml.NVML_SUCCESS:
+                with suppress(Exception):  # the next event is told all the same
+                    self._see(data)
+            elif code == pynvml.NVML_ERROR_UNINITIALIZED:
+                return
+            elif code != pynvml.NVML_ERROR_TIMEOUT:
+                self._ended.wait(_PAUSE_S)
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlEventSetFree(event_set)
+
+    def _see(self, data: pynvml.c_nvmlEventData_t) -> None:
+        kind = _KINDS.get(data.eventType)
+        if kind is None:
+            return
+        details = {}
+        if kind == "xid":
+            details = {"xid": str(data.eventData), "text": XIDS.get(data.eventData, "-")}
+        else:
+            details = {"bits": _BITS[data.eventType]}
+        if data.gpuInstanceId != _NO_INSTANCE and data.gpuInstanceId:
+            details["gi"] = str(data.gpuInstanceId)
+        gpu = self._indices.get(_address(data.device))
+        left_out = self._left_out(kind, gpu)
+        if left_out is not None:
+            more = {"left_out": str(left_out)} if left_out else {}
+            self._tell(Mark(time.time(), kind, gpu, details | more))
+
+    def _left_out(self, kind: str, gpu: int | None) -> int | None:
+        """Count an event: how many were left out before it, or None: leave it out, too."""
+        now_s = time.monotonic()
+        flood = self._floods.setdefault((kind, gpu), _Flood(now_s))
+        if now_s - flood.began_s > 60:  # noqa: PLR2004 - a minute
+            left_out = flood.num_left_out
+            self._floods[kind, gpu] = _Flood(now_s, 1)
+            return left_out
+        flood.num_told += 1
+        if flood.num_told <= _MAX_PER_MINUTE:
+            return 0
+        flood.num_left_out += 1
+        return None
+
+
+def _address(handle: Handle) -> int | None:
+    return cast(handle, c_void_p).value

@@ -1,0 +1,234 @@
+"""One GPU: what is asked of it at each look, by column letter, and what is told of it once."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import pynvml
+
+from monitor.nvml import calls
+from monitor.nvml.calls import MIB, Number
+from monitor.nvml.crew import Job
+from monitor.nvml.mig import Mig
+from monitor.nvml.processes import Processes
+from monitor.nvml.rates import Gpm, NvLink, Samples, Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from monitor.nvml.calls import Handle
+    from monitor.nvml.crew import Ask, Values
+
+    _Call = tuple[str, Callable[[Handle], Ask | None]]
+    """What is called, and what prepares it; None where this driver lacks it."""
+
+T = TypeVar("T")
+
+_NUMBERS: dict[str, tuple[Number, ...]] = {
+    "p": (
+        Number("nvmlDeviceGetPowerUsage", "power_w", divisor=1000),
+        Number("nvmlDeviceGetTemperature", "temp_c", (pynvml.NVML_TEMPERATURE_GPU,)),
+    ),
+    "t": (
+        Number("nvmlDeviceGetPcieThroughput", "pcie_rx_mb_s", (1,), divisor=1000),
+        Number("nvmlDeviceGetPcieThroughput", "pcie_tx_mb_s", (0,), divisor=1000),
+    ),
+    "c": (
+        Number("nvmlDeviceGetClockInfo", "mem_clock_mhz", (pynvml.NVML_CLOCK_MEM,)),
+        Number("nvmlDeviceGetClockInfo", "sm_clock_mhz", (pynvml.NVML_CLOCK_SM,)),
+    ),
+    "j": (Number("nvmlDeviceGetTotalEnergyConsumption", "energy_j", divisor=1000, is_wide=True),),
+    "r": (
+        Number(
+            "nvmlDeviceGetCurrentClocksEventReasons",
+            "throttle_bits",
+            is_wide=True,
+            older="nvmlDeviceGetCurrentClocksThrottleReasons",  # its name before driver 535
+        ),
+    ),
+}
+_ENGINES = (
+    Number("nvmlDeviceGetEncoderUtilization", "enc_pct", has_period=True),
+    Number("nvmlDeviceGetDecoderUtilization", "dec_pct", has_period=True),
+    Number("nvmlDeviceGetJpgUtilization", "jpg_pct", has_period=True),
+    Number("nvmlDeviceGetOfaUtilization", "ofa_pct", has_period=True),
+)
+_ECC = (
+    Number(
+        "nvmlDeviceGetTotalEccErrors",
+        "ecc_corrected",
+        (pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_VOLATILE_ECC),
+        is_wide=True,
+    ),
+    Number(
+        "nvmlDeviceGetTotalEccErrors",
+        "ecc_uncorrected",
+        (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC),
+        is_wide=True,
+    ),
+)
+
+
+def _named(*numbers: Number) -> tuple[_Call, ...]:
+    return tuple((number.name, number.bind) for number in numbers)
+
+
+_SELDOM: dict[str, tuple[_Call, ...]] = {
+    "m": (
+        ("nvmlDeviceGetBAR1MemoryInfo", calls.bind_bar1),
+        ("nvmlDeviceGetConfComputeProtectedMemoryUsage", calls.bind_protected),
+    ),
+    "q": (("nvmlDeviceGetComputeRunningProcesses", lambda handle: Processes(handle).read),),
+    "e": (*_named(*_ECC), ("nvmlDeviceGetRemappedRows", calls.bind_remap)),
+}
+"""What changes seldom; that an error of memory happens, an event tells at once."""
+_RESTING: dict[str, tuple[_Call, ...]] = {"u": _named(*_ENGINES)}
+"""What mostly rests, and while it does is asked as seldom."""
+_SELDOM_S = 5.0
+_ENGINE_FIELDS = tuple(number.field for number in _ENGINES)
+_SELDOM_FIELDS = (
+    *_ENGINE_FIELDS,
+    *("bar1_used_mib", "protected_used_mib", "processes"),
+    *("ecc_corrected", "ecc_uncorrected", "remapped_rows", "remap_state"),
+)
+
+
+def _memory_temp(handle: Handle) -> Ask | None:
+    fields = calls.Fields(handle, ((pynvml.NVML_FI_DEV_MEMORY_TEMP, 0),))
+
+    def ask(values: Values) -> bool | None:
+        found = fields.read(values)
+        if found is not None and found[0] is not None:
+            values["mem_temp_c"] = found[0]
+        return calls.LOST in values
+
+    return ask if fields.is_there else None
+
+
+def _violation(policy: int, name: str) -> Callable[[Handle], Ask | None]:
+    return lambda handle: Violation(handle, policy, name).read
+
+
+def _gpm(handle: Handle) -> Ask | None:
+    gpm = Gpm.open(handle)
+    return gpm.read if gpm else None
+
+
+_OFTEN: dict[str, tuple[_Call, ...]] = {
+    **{letter: _named(*numbers) for letter, numbers in _NUMBERS.items()},
+    "p": (*_named(*_NUMBERS["p"]), ("nvmlDeviceGetFieldValues", _memory_temp)),
+    "u": (("nvmlDeviceGetUtilizationRates", calls.bind_utilization),),
+    "m": (("nvmlDeviceGetMemoryInfo", calls.bind_memory),),
+    "g": (("nvmlGpmSampleGet", _gpm),),
+    "v": (
+        ("nvmlDeviceGetViolationStatus", _violation(pynvml.NVML_PERF_POLICY_POWER, "power_pct")),
+        ("nvmlDeviceGetViolationStatus", _violation(pynvml.NVML_PERF_POLICY_THERMAL, "heat_pct")),
+    ),
+    "x": (("nvmlDeviceGetSamples", lambda handle: Samples(handle).read),),
+    "n": (("nvmlDeviceGetFieldValues", lambda handle: NvLink(handle).read),),
+}
+"""What is asked at each look."""
+
+
+@dataclass
+class Gpu:
+    """One GPU: its index, and, once NVML has given a handle, the calls of a look."""
+
+    index: int
+    letters: str
+    monotonic: Callable[[], float] = time.monotonic
+    handle: Handle | None = None
+    jobs: list[Job] = field(default_factory=list)
+    mig: Mig | None = None
+    _seldom: list[Job] = field(default_factory=list)
+    _resting: list[Job] = field(default_factory=list)
+    _do_rest: bool = True
+    _known: Values = field(default_factory=dict)
+    """What the seldom ones told last."""
+    _next_s: float = -math.inf
+
+    def __post_init__(self) -> None:
+        self._open_job = Job(self.index, "nvmlDeviceGetHandleByIndex", self.open)
+
+    def due(self) -> list[Job]:
+        """Tell the calls of this look; without a handle, the one that may give it."""
+        if not self.jobs:
+            return [self._open_job]
+        now_s = self.monotonic()
+        if now_s < self._next_s:
+            return self.jobs if self._do_rest else self.jobs + self._resting
+        self._next_s, self._known = now_s + _SELDOM_S, {}
+        return self.jobs + self._resting + self._seldom
+
+    def complete(self, found: Values) -> Values:
+        """Add what was asked for seldom to what a look has found; a late call may still write."""
+        values = dict(found)
+        if not self._known:
+            self._known = {name: values[name] for name in _SELDOM_FIELDS if name in values}
+            self._do_rest = not any(values.get(name) for name in _ENGINE_FIELDS)
+        return self._known | values
+
+    def close(self) -> None:
+        """Forget the handle: NVML is gone."""
+        self.handle, self._known = None, {}
+        self.jobs, self._seldom, self._resting = [], [], []
+        self._next_s = -math.inf
+
+    def open(self, _values: Values) -> None:
+        """Get the handle, and prepare the calls; without one there are none. May hang."""
+        try:
+            self.handle = pynvml.nvmlDeviceGetHandleByIndex(self.index)
+        except pynvml.NVMLError:
+            return
+        self.mig = Mig.open(self.index, self.handle) if "m" in self.letters else None
+        self._seldom, self._resting = self._prepare(_SELDOM), self._prepare(_RESTING)
+        self.jobs = self._prepare(_OFTEN)
+        if self.mig is not None:
+            self.jobs.append(Job(self.index, "nvmlDeviceGetMigDeviceHandleByIndex", self.mig.read))
+
+    def _prepare(self, calls_by_letter: Mapping[str, tuple[_Call, ...]]) -> list[Job]:
+        """Make the calls of our letters, as far as this driver and nvidia-ml-py have them."""
+        wanted = [call for letter in self.letters for call in calls_by_letter.get(letter, ())]
+        bound = [(kind, self._bound(bind)) for kind, bind in wanted]
+        return [Job(self.index, kind, ask) for kind, ask in bound if ask is not None]
+
+    def _bound(self, bind: Callable[[Handle], Ask | None]) -> Ask | None:
+        """Prepare a call; None where it cannot be had."""
+        with suppress(Exception):
+            return bind(self.handle)
+        return None
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """Tell what does not change: UUID and name, power limit, memory, MIG devices."""
+        if self.handle is None:
+            yield f"gpu {self.index}", "-"
+            return
+        told = _quietly(lambda: f"{pynvml.nvmlDeviceGetUUID(self.handle)}")
+        name = _quietly(lambda: f"{pynvml.nvmlDeviceGetName(self.handle)}")
+        yield f"gpu {self.index}", f"{told} {name}" if told and name else "-"
+        limit_mw = _quietly(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(self.handle))
+        if limit_mw is not None:
+            yield f"power_limit_w {self.index}", str(int(limit_mw) // 1000)
+        memory_mib = _quietly(self._memory_mib)
+        if memory_mib is not None:
+            yield f"memory_mib {self.index}", str(memory_mib)
+        if self.mig is not None:
+            yield from self.mig.facts()
+
+    def _memory_mib(self) -> int:
+        """All the memory it has."""
+        with suppress(pynvml.NVMLError_FunctionNotFound):
+            memory = pynvml.nvmlDeviceGetMemoryInfo(self.handle, version=pynvml.nvmlMemory_v2)
+            return int(memory.total) // MIB
+        return int(pynvml.nvmlDeviceGetMemoryInfo(self.handle).total) // MIB
+
+
+def _quietly(ask: Callable[[], T]) -> T | None:
+    try:
+        return ask()
+    except (pynvml.NVMLError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,199 @@
+"""What NVML tells of the time between two looks: rates, shares, the driver's own samples.
+
+Each keeps what it saw last. The first look, and one after the GPU was away, has no reading.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from ctypes import byref, c_int, c_uint, c_ulonglong
+from typing import TYPE_CHECKING
+
+import pynvml
+
+from monitor.nvml.calls import Fields, Handle, function, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from monitor.nvml.crew import Values
+
+_ALL_LINKS = 2**32 - 1
+_KIB, _MB = 1024, 10**6
+_GPM_METRICS = {"sm_active_pct": 2, "tensor_active_pct": 5, "dram_active_pct": 10}
+_GPM_MIN_GAP_S = 0.1  # NVML's own rule: two samples lie over 100 ms apart
+_SAMPLE = struct.Struct("<QI4x")  # c_nvmlSample_t: µs, and a value that is an unsigned int here
+_TIMES = struct.Struct("<QQ")  # c_nvmlViolationTime_t: µs of reference, ns of violation
+_NUM_SAMPLES = 256  # drivers keep 60 to 120; one that has more is asked again with more room
+
+
+class NvLink:
+    """Payload over all links of a GPU, in MB/s, both ways."""
+
+    def __init__(self, handle: Handle, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._fields = Fields(
+            handle,
+            (
+                (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS),
+                (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS),
+            ),
+        )
+        self._monotonic = monotonic
+        self._before: tuple[float, list[int | None]] | None = None
+
+    def read(self, values: Values) -> bool | None:
+        """Look once."""
+        now_s, counts = self._monotonic(), self._fields.read(values)
+        before, self._before = self._before, None
+        if counts is None:
+            return "lost" in values
+        self._before = now_s, counts
+        if before is not None and now_s > before[0]:
+            for name, new, old in zip(_NVLINK_FIELDS, counts, before[1], strict=True):
+                if new is not None and old is not None and new >= old:
+                    values[name] = int((new - old) * _KIB / _MB / (now_s - before[0]))
+        return None
+
+
+_NVLINK_FIELDS = ("nvlink_rx_mb_s", "nvlink_tx_mb_s")
+
+
+class Violation:
+    """Share of the time in which a policy (power, heat) held the clocks down, in percent."""
+
+    def __init__(self, handle: Handle, policy: int, field: str) -> None:
+        self._call = function("nvmlDeviceGetViolationStatus")
+        self._answer = (c_ulonglong * 2)()
+        self._given = (handle, c_int(policy), byref(self._answer))
+        self._field = field
+        self._before: tuple[int, int] | None = None
+
+    def read(self, values: Values) -> bool | None:
+        """Look once."""
+        code = self._call(*self._given) if self._call else pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        before, self._before = self._before, None
+        if code:
+            return refused(values, code)
+        reference_us, violation_ns = self._before = _TIMES.unpack_from(self._answer)
+        if before is not None and reference_us > before[0] and violation_ns >= before[1]:
+            share = (violation_ns - before[1]) / (1000 * (reference_us - before[0]))
+            values[self._field] = round(100 * min(1.0, share))
+        return None
+
+
+class Samples:
+    """Utilisation as the driver itself sampled it since the last look: mean and peak."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._call = function("nvmlDeviceGetSamples")
+        self._handle = handle
+        self._seen_us = c_ulonglong(0)
+        self._kind = c_int()
+        self._count = c_uint()
+        self._make_room(_NUM_SAMPLES)
+
+    def _make_room(self, num: int) -> None:
+        self._room = num
+        buffer = (pynvml.c_nvmlSample_t * num)()
+        self._bytes = memoryview(buffer).cast("B")
+        self._given = (
+            self._handle,
+            c_int(pynvml.NVML_GPU_UTILIZATION_SAMPLES),
+            self._seen_us,
+            byref(self._kind),
+            byref(self._count),
+            byref(buffer),
+        )
+
+    def read(self, values: Values) -> bool | None:
+        """Look once."""
+        if self._call is None:
+            return None
+        code = self._ask(self._call)
+        if code:
+            return refused(values, code)
+        num_bytes = self._count.value * _SAMPLE.size
+        seen_us = self._seen_us.value
+        samples = _SAMPLE.iter_unpack(self._bytes[:num_bytes])
+        new = [sample for sample in samples if sample[0] > seen_us]  # some drivers give all again
+        if not new:
+            return None
+        self._seen_us.value = max(new)[0]
+        if seen_us:  # else they tell of a time before we were there
+            used = [pct for _, pct in new]
+            values["sm_avg_pct"] = round(sum(used) / len(used))
+            values["sm_max_pct"] = max(used)
+        return None
+
+    def _ask(self, call: Callable[..., int]) -> int:
+        self._count.value = self._room
+        code = call(*self._given)
+        if code == pynvml.NVML_ERROR_INSUFFICIENT_SIZE and self._count.value > self._room:
+            self._make_room(self._count.value)
+            code = call(*self._given)
+        return code
+
+
+class Gpm:
+    """SM, tensor and DRAM activity of one GPU between two looks (Hopper and later)."""
+
+    def __init__(self, handle: Handle, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """Allocate two samples.
+
+        Raises:
+            pynvml.NVMLError: NVML refuses.
+
+        """
+        self._handle = handle
+        self._monotonic = monotonic
+        self._last = pynvml.nvmlGpmSampleAlloc()
+        self._spare = pynvml.nvmlGpmSampleAlloc()
+        self._taken_s: float | None = None
+        self._sample = pynvml.nvmlLib.nvmlGpmSampleGet
+        self._metrics = pynvml.nvmlLib.nvmlGpmMetricsGet
+        self._request = pynvml.c_nvmlGpmMetricsGet_t()
+        self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        self._request.numMetrics = len(_GPM_METRICS)
+        self._place = byref(self._request)
+        for number, entry in zip(_GPM_METRICS.values(), self._request.metrics, strict=False):
+            entry.metricId = number
+
+    @classmethod
+    def open(cls, handle: Handle) -> Gpm | None:
+        """Allocate the two samples, or answer None where GPM is not supported."""
+        try:
+            if pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+                return cls(handle)
+        except pynvml.NVMLError:
+            pass
+        return None
+
+    def read(self, values: Values) -> bool | None:
+        """Look once."""
+        now_s, before_s = self._monotonic(), self._taken_s
+        if before_s is not None and now_s - before_s < _GPM_MIN_GAP_S:
+            return None
+        self._taken_s = None
+        code = self._sample(self._handle, self._spare)
+        if code:
+            return refused(values, code)
+        self._last, self._spare, self._taken_s = self._spare, self._last, now_s
+        return self._compare(values) if before_s is not None else None
+
+    def _compare(self, values: Values) -> bool | None:
+        self._request.sample1, self._request.sample2 = self._spare, self._last
+        code = self._metrics(self._place)
+        if code:
+            return refused(values, code)
+        told = _GPM_ANSWERS.unpack_from(self._request, _GPM_OFFSET)
+        for name, refusal, share in zip(_GPM_METRICS, told[::2], told[1::2], strict=True):
+            # a NaN is what GPM gives for an idle GPU on some drivers: no reading
+            if not refusal and share == share:  # noqa: PLR0124
+                values[name] = round(share)
+        return None
+
+
+_GPM_ANSWERS = struct.Struct("<" + "4xid24x" * len(_GPM_METRICS))
+"""c_nvmlGpmMetric_t: which, return code, value, and what it is called."""
+_GPM_OFFSET = pynvml.c_nvmlGpmMetricsGet_t.metrics.offset

@@ -1,0 +1,191 @@
+"""The GPUs of this node through NVML, which only the files `nvml*.py` open.
+
+Nothing here raises or hangs: a reading that NVML refuses is None, a call that hangs costs its own
+cells, a lost GPU keeps its place with nothing but its index, and when NVML itself is gone it is
+started again now and then.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pynvml
+
+from monitor.logs.marks import Mark
+from monitor.logs.sample import GpuSample, Reading
+from monitor.nvml.calls import LOST
+from monitor.nvml.crew import Crew, Job
+from monitor.nvml.events import Events
+from monitor.nvml.gpu import Gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from monitor.nvml.crew import Values
+    from monitor.stop import Stop
+
+Facts = tuple[tuple[str, str], ...]
+
+_LOOK_S = 5.0  # a look that takes longer leaves its other cells empty
+_START_S = 5.0  # without persistence mode the driver itself is started first
+_NO_OWNER = -1
+
+
+class Nvml:
+    """All GPUs of this node.
+
+    Args:
+        letters: the column letters of the log; what no column shows is not asked for.
+        stop: cuts a look short.
+        tell: is told what happens, from any thread.
+        retry_s: how long to wait before NVML is started again after it was found dead.
+        monotonic: the clock of that wait, in seconds.
+
+    """
+
+    def __init__(
+        self,
+        letters: str,
+        stop: Stop,
+        tell: Callable[[Mark], None],
+        retry_s: float = 60.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._letters = letters
+        self._tell = tell
+        self._retry_s = retry_s
+        self._monotonic = monotonic
+        self._next_start_s = monotonic()
+        self._crew = Crew("nvml", stop, self._tell_slow)
+        self._start_job = Job(_NO_OWNER, "nvmlInit", self._start, patience_s=_START_S)
+        self._started: Values = {}
+        """What the start has found; it may come back after it was given up."""
+        self._alive = False
+        self._gpus: tuple[Gpu, ...] = ()
+        self._facts: Facts = ()
+        self._events: Events | None = None
+        self._lost: set[int] = set()
+        self._remaps: dict[int, tuple[int, tuple[bool, bool]]] = {}
+
+    def read(self) -> Reading:
+        """Look once; raises nothing. GPUs seen before keep their row when NVML is dead."""
+        if not self._alive:
+            self._try_start()
+        if not self._alive:
+            return Reading(tuple(GpuSample(index=gpu.index) for gpu in self._gpus), self._facts)
+        found: dict[int, Values] = {gpu.index: {} for gpu in self._gpus}
+        self._crew.run([job for gpu in self._gpus for job in gpu.due()], found, _LOOK_S)
+        samples = tuple(self._see(gpu, found[gpu.index]) for gpu in self._gpus)
+        is_silent = all(not values or LOST in values for values in found.values())
+        if is_silent and not self._crew.is_stuck:
+            self._stop()  # not one reading of any GPU: the library is dead, not a GPU
+        return Reading(samples, self._facts + self._mig_facts(found))
+
+    def _see(self, gpu: Gpu, found: Values) -> GpuSample:
+        """Make a sample of what was read, and tell what has changed."""
+        values = gpu.complete(found)
+        is_lost = values.pop(LOST, False) or not gpu.jobs
+        if is_lost != (gpu.index in self._lost):
+            self._lost ^= {gpu.index}
+            self._tell(Mark(time.time(), "lost" if is_lost else "back", gpu.index))
+        values.pop("mig_used_mib", None)
+        state = values.pop("remap_state", None)
+        if state is not None:
+            self._see_remap(gpu.index, values["remapped_rows"], state)
+        return GpuSample(index=gpu.index, **({} if is_lost else values))
+
+    def _see_remap(self, index: int, num_rows: int, state: tuple[bool, bool]) -> None:
+        """Tell of rows that were replaced since the last look, or wait to be."""
+        before = self._remaps.get(index, (num_rows, (False, False)))
+        self._remaps[index] = (num_rows, state)
+        if before == (num_rows, state):
+            return
+        pending, failed = ("yes" if flag else "no" for flag in state)
+        details = {"rows": str(num_rows), "pending": pending, "failed": failed}
+        self._tell(Mark(time.time(), "remap", index, details))
+
+    def _tell_slow(self, job: Job) -> None:
+        """Say that a call hangs: its cells stay empty until it comes back."""
+        index = None if job.owner == _NO_OWNER else job.owner
+        self._tell(Mark(time.time(), "slow", index, {"call": job.kind}))
+
+    def _try_start(self) -> None:
+        """Start where it is time to, or take what a start has found that came back late."""
+        is_late = bool(self._started)
+        if not is_late and (self._start_job.is_stuck or self._monotonic() < self._next_start_s):
+            return
+        if not is_late:
+            self._next_start_s = self._monotonic() + self._retry_s
+            self._crew.run([self._start_job], {_NO_OWNER: self._started}, _START_S)
+        started = self._started
+        if not started:
+            self._facts = self._with_count(f"no readings: no answer within {_START_S:g} s")
+            return
+        self._started = {}
+        self._facts = started["facts"]
+        if "gpus" in started:
+            self._gpus, self._events = started["gpus"], started["events"]
+            self._alive = len(self._gpus) > 0
+
+    def _start(self, started: Values) -> None:
+        """Start NVML, and learn what there is; a call of the crew, for it may hang."""
+        if self._events is not None and self._events.is_over():
+            with suppress(pynvml.NVMLError):  # it may be dead already
+                pynvml.nvmlShutdown()
+        try:
+            pynvml.nvmlInit()
+            started |= self._open_all(pynvml.nvmlDeviceGetCount())
+        except Exception as error:  # noqa: BLE001 - also a driver that this nvidia-ml-py misreads
+            started |= {"facts": self._with_count(f"no readings: {error}")}
+
+    def _open_all(self, num_gpus: int) -> Values:
+        # a GPU that has fallen off the bus may no longer be counted: its row stays
+        gpus = tuple(
+            Gpu(i, self._letters, self._monotonic) for i in range(max(num_gpus, len(self._gpus)))
+        )
+        for gpu in gpus:
+            gpu.open({})
+        events = Events(self._tell)
+        told = events.start({gpu.index: gpu.handle for gpu in gpus if gpu.jobs})
+        count = str(len(gpus)) if gpus else "no readings: NVML finds none"
+        facts = (("gpus", count), *self._learn(gpus), ("events", told))
+        return {"gpus": gpus, "events": events, "facts": facts}
+
+    def _learn(self, gpus: tuple[Gpu, ...]) -> Facts:
+        facts = [("driver", _text(pynvml.nvmlSystemGetDriverVersion))]
+        facts.append(("nvml", _text(pynvml.nvmlSystemGetNVMLVersion)))
+        known = dict(self._facts)
+        for gpu in gpus:
+            for key, value in gpu.facts():
+                facts.append((key, known.get(key, "-") if value == "-" else value))
+        return tuple(facts)
+
+    def _with_count(self, text: str) -> Facts:
+        """Say first how many GPUs there are, or why there are no readings."""
+        return (("gpus", text), *(fact for fact in self._facts if fact[0] != "gpus"))
+
+    def _mig_facts(self, found: dict[int, Values]) -> Facts:
+        used = ((gpu.index, found[gpu.index].get("mig_used_mib")) for gpu in self._gpus if gpu.mig)
+        return tuple((f"mig_used_mib {index}", _join(mib)) for index, mib in used if mib)
+
+    def _stop(self) -> None:
+        self._alive = False
+        self._facts = self._with_count("no readings: NVML answers nothing more")
+        self._next_start_s = self._monotonic() + self._retry_s
+        if self._events is not None:
+            self._events.end()
+        for gpu in self._gpus:
+            gpu.close()
+
+
+def _join(mib: tuple[int | None, ...]) -> str:
+    return " ".join("-" if one is None else str(one) for one in mib)
+
+
+def _text(ask: Callable[[], Any]) -> str:
+    try:
+        return str(ask())
+    except (pynvml.NVMLError, UnicodeDecodeError):
+        return "-"

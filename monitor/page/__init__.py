@@ -1,0 +1,1 @@
+"""`html`: a run as one page that opens offline."""

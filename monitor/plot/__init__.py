@@ -1,0 +1,1 @@
+"""`plot`: a run as a picture."""

@@ -1,0 +1,82 @@
+"""Training loss and throughput over time, thinned to what a picture can show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from monitor.runs.history import seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+MAX_POINTS = 2000
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One quantity of the training; a NaN breaks the line, as between two starts."""
+
+    name: str
+    unit: str
+    time_s: NDArray[np.float64]
+    values: NDArray[np.float64]
+    step: NDArray[np.float64]
+    is_line: bool = True
+    """Else single points, such as validations."""
+
+
+_CURVES: tuple[tuple[str, str, str, bool], ...] = (
+    ("loss", "training loss", "", True),
+    ("test_loss", "validation loss", "", False),
+    ("samples_per_s", "throughput", "samples/s", True),
+)
+
+
+def curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
+    """Find the curves that there are, by their name in `metrics.jsonl`."""
+    found = {}
+    for key, name, unit, is_line in _CURVES:
+        lines = [line for line in metrics if key in line and seconds(line.get("time")) is not None]
+        if not any(_number(line[key]) == _number(line[key]) for line in lines):
+            continue
+        found[key] = _curve(lines, key, Curve(name, unit, *_NONE, is_line))
+    return found
+
+
+_NONE = (np.empty(0), np.empty(0), np.empty(0))
+
+
+def _curve(lines: Sequence[Mapping[str, Any]], key: str, like: Curve) -> Curve:
+    time_s = np.array([seconds(line["time"]) for line in lines], np.float64)
+    columns = [np.array([_number(line.get(name)) for line in lines]) for name in (key, "step")]
+    if like.is_line:
+        attempts = np.array([_number(line.get("attempt", 1)) for line in lines])
+        breaks = np.flatnonzero(np.diff(attempts) != 0) + 1
+        time_s = np.insert(time_s, breaks, time_s[breaks])
+        columns = [np.insert(column, breaks, np.nan) for column in columns]
+    kept = thinned(columns[0], MAX_POINTS)
+    values, step = columns[0][kept], columns[1][kept]
+    return Curve(like.name, like.unit, time_s[kept], values, step, like.is_line)
+
+
+def thinned(values: NDArray[np.float64], max_points: int) -> NDArray[np.intp]:
+    """Choose points: of every stretch the lowest and the highest, and each break."""
+    if len(values) <= max_points:
+        return np.arange(len(values))
+    length = -(-2 * len(values) // max_points)
+    padded = np.append(values, np.full(-len(values) % length, np.nan)).reshape(-1, length)
+    begins = np.arange(len(padded)) * length
+    low = begins + np.argmin(np.where(np.isnan(padded), np.inf, padded), axis=1)
+    high = begins + np.argmax(np.where(np.isnan(padded), -np.inf, padded), axis=1)
+    breaks = np.flatnonzero(np.isnan(values))
+    return np.unique(np.concatenate([low, high, breaks, [len(values) - 1]]))
+
+
+def _number(value: object) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else np.nan  # type: ignore[arg-type] # just seen

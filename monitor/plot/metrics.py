@@ -1,0 +1,138 @@
+"""What of a GPU or a host can be drawn over time, and how it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from monitor.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from monitor.logs.series import GpuSeries
+
+_MIB_PER_GIB = 1024
+
+POWER_BITS = 4 | 128
+"""Reasons for low clocks (`throt`): the power cap, the power brake."""
+
+HEAT_BITS = 8 | 32 | 64
+"""Reasons for low clocks (`throt`): a hardware slowdown, heat as software and hardware see it."""
+
+THROTTLE_WORDS = ("none", "power", "heat")
+"""What the numbers of the throttling mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One quantity: where it stands in a log, and how several values become one."""
+
+    name: str
+    """As `--show` knows it."""
+    columns: tuple[str, ...]
+    title: str
+    unit: str
+    worst: bool = False
+    """Several values are told by the highest, not by the mean: a peak must not be smoothed away."""
+    of_host: bool = False
+    scale: float = 1
+    """What a log's number is divided by."""
+    top: float | None = None
+    """Where its scale ends, if not at the highest value."""
+
+    @property
+    def heading(self) -> str:
+        """Title and unit."""
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
+    @property
+    def is_throttling(self) -> bool:
+        """Whether its values are the numbers of THROTTLE_WORDS."""
+        return self.name == "throttle"
+
+
+METRICS = (
+    Metric("util", ("sm",), "utilisation", "%", top=100),
+    Metric("power", ("pwr",), "power", "W"),
+    Metric("memory", ("fb",), "memory in use", "GiB", worst=True, scale=_MIB_PER_GIB),
+    Metric("temp", ("gtemp",), "temperature", "°C", worst=True),
+    Metric("throttle", ("throt", "pviol", "tviol"), "throttled by", "", worst=True, top=2),
+    Metric("cpu", ("cpu",), "CPUs of the host", "%", of_host=True, top=100),
+    Metric(
+        "hostmem", ("hmem",), "memory of the host", "GiB", worst=True, of_host=True,
+        scale=_MIB_PER_GIB,
+    ),
+)  # fmt: skip
+"""In the order in which they are drawn."""
+
+WANTED = frozenset(column for metric in METRICS for column in metric.columns)
+"""The columns of a log that are looked at."""
+
+
+def named(show: str) -> tuple[Metric, ...]:
+    """Find what a user asks for, such as `util,power`, in the order given.
+
+    Raises:
+        UserError: a name is unknown.
+
+    """
+    known = {metric.name: metric for metric in METRICS}
+    names = [name.strip() for name in show.split(",")]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UserError(
+            f"--show: must be of {', '.join(known)}, with commas between; found {unknown[0]!r}:"
+            " write for example --show util,memory"
+        )
+    return tuple(known[name] for name in dict.fromkeys(names))
+
+
+def usual(gpus: Sequence[GpuSeries]) -> tuple[Metric, ...]:
+    """Choose what to draw: all of GPUs that has readings, else what there is of hosts."""
+    told = [metric for metric in METRICS if has_readings(metric, gpus)]
+    of_gpus = tuple(metric for metric in told if not metric.of_host)
+    return of_gpus or tuple(told)
+
+
+def has_readings(metric: Metric, gpus: Sequence[GpuSeries]) -> bool:
+    """Tell whether any of them has it."""
+    return any(
+        series.column(column) is not None
+        for series in gpus
+        if metric.of_host or series.gpu is not None
+        for column in metric.columns
+    )
+
+
+def reading(series: GpuSeries, metric: Metric) -> NDArray[np.float32]:
+    """Give (samples,) values in the metric's unit; NaN: no reading."""
+    if metric.is_throttling:
+        return _throttling(series)
+    found = series.values.get(metric.columns[0])
+    if found is None:
+        return np.full(series.num_samples, np.nan, np.float32)
+    return (found / metric.scale).astype(np.float32)
+
+
+def _throttling(series: GpuSeries) -> NDArray[np.float32]:
+    """Tell 0 for full clocks, 1 for power and 2 for heat; the worse where there are both."""
+    bits = series.column("throt")
+    if bits is not None:
+        whole = np.nan_to_num(bits).astype(np.int64)
+        power, heat = (whole & POWER_BITS) > 0, (whole & HEAT_BITS) > 0
+        return _worse(power, heat, np.isnan(bits))
+    none = np.full(series.num_samples, np.nan, np.float32)
+    power_pct, heat_pct = (series.values.get(name, none) for name in ("pviol", "tviol"))
+    absent = np.isnan(power_pct) & np.isnan(heat_pct)
+    return _worse(power_pct > 0, heat_pct > 0, absent)
+
+
+def _worse(
+    power: NDArray[np.bool_], heat: NDArray[np.bool_], absent: NDArray[np.bool_]
+) -> NDArray[np.float32]:
+    return np.where(absent, np.nan, np.where(heat, 2, power)).astype(np.float32)

@@ -1,0 +1,1 @@
+"""`record`: samples the GPUs and the host, and writes them into a log."""

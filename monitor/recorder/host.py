@@ -1,0 +1,152 @@
+"""The machine's own load, from /proc: psutil would cost as much as a look at two GPUs."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from monitor.logs.sample import HostSample
+from monitor.recorder.fabric import Fabric
+from monitor.watchdog.bounded import Bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROC = "/proc"
+
+_KIB_PER_MIB = 1024
+_MIN_WINDOW_S = 0.1  # ticks of 10 ms: a share of less time than this means nothing
+_SHM = "/dev/shm"  # noqa: S108 - looked at, not written to
+_DISK_S = 10.0  # how often to ask a file system that lies perhaps on another machine
+_SLOW_S = 0.3  # adapters and disks may hang: the look goes on without them
+_MEMORY = re.compile(rb"MemTotal:\s+(\d+) kB\n(?:.*\n)*?MemAvailable:\s+(\d+) kB")
+_IDLE, _IOWAIT, _NUM_TICKS = 3, 4, 8  # in the first line of stat; guests are in user and nice
+
+
+class Host:
+    """What the letters `h`, `i`, `d` and `k` show; None where the machine does not tell."""
+
+    def __init__(
+        self,
+        letters: str = "h",
+        folder: str = ".",
+        fabric: Callable[[], Fabric] = Fabric,
+        proc: str = PROC,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin the first window of the CPU share.
+
+        Args:
+            letters: of the columns.
+            folder: whose disk to look at.
+            fabric: finds the InfiniBand ports.
+            proc: where the kernel tells of the machine.
+            monotonic: CLOCK_MONOTONIC, in seconds.
+
+        """
+        self._letters = letters
+        self._monotonic = monotonic
+        self._slow = _Slow(fabric() if "i" in letters else None, folder if "d" in letters else None)
+        self._stat, self._meminfo = _File(f"{proc}/stat"), _File(f"{proc}/meminfo")
+        self._began_s = monotonic()
+        self._ticks = self._read_ticks()
+
+    def read(self) -> HostSample:
+        """Look once; raises nothing and does not hang."""
+        now_s = self._monotonic()
+        received, sent, disk_pct = self._slow.read(now_s)
+        return HostSample(
+            cpu_pct=self._cpu_pct(now_s) if "h" in self._letters else None,
+            mem_used_mib=self._mem_used_mib() if "h" in self._letters else None,
+            ib_rx_mb_s=received,
+            ib_tx_mb_s=sent,
+            shm_pct=used_pct(_SHM) if "d" in self._letters else None,
+            disk_pct=disk_pct,
+            mono_s=int(now_s) if "k" in self._letters else None,
+        )
+
+    def _cpu_pct(self, now_s: float) -> int | None:
+        """Tell the share of all cores that neither idled nor waited for disks, as psutil does."""
+        if now_s - self._began_s < _MIN_WINDOW_S:
+            return None
+        before, now = self._ticks, self._read_ticks()
+        self._began_s, self._ticks = now_s, now
+        if before is None or now is None or now[1] <= before[1]:
+            return None
+        return round(100 * max(0, now[0] - before[0]) / (now[1] - before[1]))
+
+    def _read_ticks(self) -> tuple[int, int] | None:
+        """Read the ticks of all cores since boot: busy, and in all."""
+        with suppress(ValueError):
+            ticks = [int(word) for word in self._stat.read(256).split(b"\n")[0].split()[1:]]
+            if len(ticks) >= _NUM_TICKS:
+                in_all = sum(ticks[:_NUM_TICKS])
+                return in_all - ticks[_IDLE] - ticks[_IOWAIT], in_all
+        return None
+
+    def _mem_used_mib(self) -> int | None:
+        found = _MEMORY.match(self._meminfo.read(256))
+        return (int(found[1]) - int(found[2])) // _KIB_PER_MIB if found else None
+
+
+class _File:
+    """A file that is read again and again from its beginning; empty if it cannot be."""
+
+    def __init__(self, path: str) -> None:
+        self._fd: int | None = None
+        with suppress(OSError):
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, num_bytes: int) -> bytes:
+        try:
+            return b"" if self._fd is None else os.pread(self._fd, num_bytes, 0)
+        except OSError:
+            return b""
+
+
+_Slowly = tuple[int | None, int | None, int | None]
+
+
+class _Slow:
+    """What may hang: InfiniBand's counters, and the disk; asked in a thread."""
+
+    def __init__(self, fabric: Fabric | None, folder: str | None) -> None:
+        self._fabric = fabric if fabric is not None and fabric.has_ports else None
+        self._folder = folder
+        self._bounded: Bounded | None = None
+        self._disk_pct: int | None = None
+        self._disk_s = -_DISK_S
+
+    def read(self, now_s: float) -> _Slowly:
+        """Look once: InfiniBand received and sent, and the disk, asked now and then."""
+        is_due = self._folder is not None and now_s - self._disk_s >= _DISK_S
+        if self._fabric is None and not is_due:
+            return None, None, self._disk_pct
+        if self._bounded is None:
+            self._bounded = Bounded("host")
+        if self._bounded.is_stuck:
+            return None, None, None
+        found = self._bounded.ask(lambda: self._look(is_due=is_due), _SLOW_S)
+        if found is None:
+            return None, None, None
+        if is_due:
+            self._disk_s, self._disk_pct = now_s, found[2]
+        return found[0], found[1], self._disk_pct
+
+    def _look(self, *, is_due: bool) -> _Slowly:
+        received, sent = self._fabric.read() if self._fabric else (None, None)
+        return received, sent, used_pct(self._folder) if is_due and self._folder else None
+
+
+def used_pct(path: str) -> int | None:
+    """Share of a file system that is used, as df counts it; None where there is none."""
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return None
+    used = disk.f_blocks - disk.f_bfree
+    all_of_it = used + disk.f_bavail
+    return round(100 * used / all_of_it) if all_of_it else None

@@ -1,0 +1,258 @@
+"""`python -m monitor record`: build the recorder, run it, leave the run tidy."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from monitor import __version__
+from monitor.errors import UserError
+from monitor.logs import gutil
+from monitor.logs.sample import Reading
+from monitor.recorder.loop import Recorder, SystemClock
+from monitor.recorder.sink import Sink
+from monitor.stop import ProcessStop, Reason
+from monitor.watchdog.watcher import Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from monitor.logs.marks import Mark
+    from monitor.logs.sample import GpuSample, GpuSource, HostSource, RankSample, RankSource
+    from monitor.stop import Stop
+    from monitor.watchdog import orphans
+    from monitor.watchdog.settings import WatchSettings
+
+_MIN_INTERVAL_S, _MAX_INTERVAL_S = 0.1, 86400.0
+_MAX_KEPT = 1000
+_MIB = 2**20
+_GARBAGE = 20_000  # objects; the usual 700 would have it search in the middle of every look
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What to record, where to, and for how long; checked where it is built."""
+
+    out: str
+    """The log; appended to."""
+    interval_s: float
+    columns: str
+    """pumt, then letters of `gutil.FURTHER_LETTERS`."""
+    parent_pid: int
+    """Recording ends with this process."""
+    host: str
+    """The node's name, for the log's head."""
+    node: str | None = None
+    """DDP_NODE, by which the ranks of this node are known."""
+    job_id: str | None = None
+    attempt: str | None = None
+    launch_id: str | None = None
+    """DDP_LAUNCH_ID of the ranks to end when the parent dies."""
+    run_dir: str | None = None
+    """Where to compose run.json at the end."""
+    watch: WatchSettings | None = None
+    """Which ranks to watch; None: nobody watches."""
+    user: str | None = None
+    beat_dir: str | None = None
+    """DDP_BEAT_DIR, where the ranks of this node beat."""
+    visible: str | None = None
+    """CUDA_VISIBLE_DEVICES."""
+    rotate_mib: int | None = None
+    """The log is moved away at this size; None: never."""
+    num_kept: int = 4
+    """How many that were moved away are kept."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError where a value breaks its rule."""
+        if not _MIN_INTERVAL_S <= self.interval_s <= _MAX_INTERVAL_S:
+            raise UserError(
+                f"--interval: must lie between {_MIN_INTERVAL_S:g} and {_MAX_INTERVAL_S:g}"
+                f" seconds; found {self.interval_s:g}: 15 suits a long job, 1 a short look"
+            )
+        if self.parent_pid < 1:
+            raise UserError(
+                f"--parent-pid: must be a process id of 1 or more; found {self.parent_pid}:"
+                " pass the shell's $$, or leave it out"
+            )
+        if self.rotate_mib is not None and self.rotate_mib < 1:
+            raise UserError(
+                f"--rotate-mib: must be a size of 1 MiB or more; found {self.rotate_mib}:"
+                " 64 holds about four days of 8 GPUs at 15 s; leave it out for one file"
+            )
+        if not 1 <= self.num_kept <= _MAX_KEPT:
+            raise UserError(
+                f"--rotate-keep: must lie between 1 and {_MAX_KEPT} files;"
+                f" found {self.num_kept}: the default is 4"
+            )
+
+
+def record(settings: Settings, say: Callable[[str], None]) -> int:
+    """Record until told to end; 0, whatever happened meanwhile.
+
+    Raises:
+        UserError: the input is wrong.
+
+    """
+    layout = gutil.Layout(settings.columns)
+    max_bytes = None if settings.rotate_mib is None else settings.rotate_mib * _MIB
+    sink = Sink(settings.out, say, max_bytes, settings.num_kept)
+    signal.signal(signal.SIGHUP, lambda _signum, _frame: sink.reopen())
+    stop = ProcessStop(settings.parent_pid)
+    watcher = Watcher(settings.watch, say)
+    letters, folder = layout.letters, os.path.dirname(settings.out) or "."  # noqa: PTH120
+    gpus = _Later(lambda: _nvml(letters, stop, recorder.tell))
+    host = _Later(lambda: _host(letters, folder))
+    recorder = Recorder(
+        watcher.shown(gpus), host, sink, layout, SystemClock(), _facts(settings), say
+    )
+    if settings.beat_dir and set("sq") & set(letters):
+        recorder.ranks = _LaterSeats(settings.beat_dir, settings.visible)
+    watcher.start()
+    reason = recorder.run(stop, settings.interval_s)
+    sink.close()
+    _leave(settings, reason, watcher, say)
+    return 0
+
+
+def _nvml(letters: str, stop: Stop, tell: Callable[[Mark], None]) -> GpuSource:
+    try:
+        from monitor.nvml.source import Nvml  # noqa: PLC0415 - the head of the log does not wait for it
+    except ImportError as error:
+        return _NoNvml(str(error))
+    _spare_the_collector()
+    return Nvml(letters, stop, tell)
+
+
+def _host(letters: str, folder: str) -> HostSource:
+    from monitor.recorder.host import Host  # noqa: PLC0415 - the same
+
+    return Host(letters, folder)
+
+
+def _spare_the_collector() -> None:
+    """Leave what is loaded for good out of every search for garbage: a look makes next to none."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GARBAGE)
+
+
+class _NoNvml:
+    """There is no nvidia-ml-py: the log says so."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def read(self) -> Reading:
+        return Reading(facts=(("gpus", f"no readings: {self._why}"),))
+
+
+class _LaterSeats:
+    """The ranks; what finds them is loaded at the first look."""
+
+    def __init__(self, beat_dir: str, visible: str | None) -> None:
+        self._given = beat_dir, visible
+        self._seats: RankSource | None = None
+
+    def read(self, gpus: Sequence[GpuSample]) -> Sequence[RankSample]:
+        if self._seats is None:
+            from monitor.recorder.seats import Seats  # noqa: PLC0415 - the head of the log does not wait
+
+            self._seats = Seats(*self._given)
+        return self._seats.read(gpus)
+
+
+S_co = TypeVar("S_co", covariant=True)
+
+
+class _Source(Protocol[S_co]):
+    def read(self) -> S_co: ...
+
+
+class _Later(Generic[S_co]):
+    """A source that is built at the first look."""
+
+    def __init__(self, build: Callable[[], _Source[S_co]]) -> None:
+        self._build = build
+        self._source: _Source[S_co] | None = None
+
+    def read(self) -> S_co:
+        if self._source is None:
+            self._source = self._build()
+        return self._source.read()
+
+
+def _facts(settings: Settings) -> tuple[tuple[str, str], ...]:
+    """Tell what the head of the log says before any GPU was asked."""
+    known = (
+        ("host", settings.host),
+        ("monitor", f"{__version__} python {sys.version.split()[0]}"),
+        ("interval_s", f"{settings.interval_s:g}"),
+        ("host_memory_mib", str(_host_memory_mib())),
+        ("user", settings.user),
+        ("job", settings.job_id),
+        ("attempt", settings.attempt),
+    )
+    return tuple((key, value) for key, value in known if value)
+
+
+def _host_memory_mib() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _MIB
+
+
+def _leave(
+    settings: Settings, reason: Reason, watcher: Watcher, say: Callable[[str], None]
+) -> None:
+    """Once nothing is recorded any more: end orphaned ranks, and compose the record."""
+    steps: list[Callable[[], None]] = [watcher.end]
+    if reason is Reason.ORPHANED and settings.launch_id:
+        steps.append(lambda: _end_orphans(settings, say))
+        steps.append(lambda: _remove_beats(settings.watch))
+    if settings.run_dir is not None:
+        steps.append(lambda: _compose(settings.run_dir or ""))
+    for step in steps:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - the monitor never fails the job
+            say(f"at the end: {error}")
+
+
+def _end_orphans(settings: Settings, say: Callable[[str], None]) -> None:
+    from monitor.watchdog.orphans import end  # noqa: PLC0415
+
+    ended = end(settings.launch_id or "", settings.node)
+    if not ended.asked:
+        return
+    pids = ", ".join(map(str, ended.asked))
+    say(f"the launcher of {settings.host} died; ended what it left behind: {pids}")
+    if settings.run_dir is not None:
+        _tell(settings, ended)
+
+
+def _tell(settings: Settings, ended: orphans.Ended) -> None:
+    from monitor.events import EventLog  # noqa: PLC0415
+
+    log = EventLog(f"{settings.run_dir}/events.jsonl", _attempt(settings), settings.host)
+    log.append("orphans", node=settings.host, pids=ended.asked, killed=ended.killed)
+
+
+def _attempt(settings: Settings) -> int:
+    attempt = settings.attempt or ""
+    return int(attempt) if attempt.isdecimal() else 1
+
+
+def _remove_beats(watch: WatchSettings | None) -> None:
+    """Do what the launcher, which made the directory, can no longer do."""
+    if watch is not None:
+        import shutil  # noqa: PLC0415
+
+        shutil.rmtree(watch.beat_dir, ignore_errors=True)
+
+
+def _compose(run_dir: str) -> None:
+    from monitor.runs.record import compose_file  # noqa: PLC0415
+
+    compose_file(run_dir)

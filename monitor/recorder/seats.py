@@ -1,0 +1,135 @@
+"""Which rank computes on which GPU, and how far it is: NVML's processes beside the beats.
+
+A process on a GPU is a rank's if it, or a process above it, is the one that beats or that the
+launcher started. NVML tells the pids that the machine's first namespace has: in a container that
+has pids of its own they are nobody's here, and the rank stays unknown.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from monitor.logs.sample import GpuSample, RankSample
+from monitor.watchdog import beats
+from monitor.watchdog.processes import parent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from monitor.watchdog.beats import Child, Progress
+
+    _Held = tuple[tuple[tuple[int, int | None], ...], tuple[int | None, int | None]]
+    """A GPU's processes, and the rank that holds most of its memory with how much."""
+
+_LIST_S = 5.0  # how often to look which ranks there are; where they are is looked up each time
+_MAX_DEPTH = 12
+_FIRST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel
+
+
+class Seats:
+    """The ranks of this node, by the GPU they are on."""
+
+    def __init__(
+        self,
+        directory: str,
+        visible: str | None = None,
+        *,
+        shares_pids: bool | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Look into a directory.
+
+        Args:
+            directory: DDP_BEAT_DIR.
+            visible: CUDA_VISIBLE_DEVICES of the ranks; None: all GPUs.
+            shares_pids: whether NVML's pids are ours; None: ask the kernel.
+            monotonic: the clock by which to look for new ranks, in seconds.
+
+        """
+        self._directory = directory
+        self._visible = visible
+        self._shares_pids = _shares_pids() if shares_pids is None else shares_pids
+        self._monotonic = monotonic
+        self._files = beats.BeatFiles(directory)
+        self._children: Mapping[int, Child] = {}
+        self._of_pid: dict[int, int | None] = {}
+        """Whose process it is; None: nobody's."""
+        self._held: dict[int | None, _Held] = {}
+        """By GPU, what was found of its processes since the ranks were listed."""
+        self._listed_s: float | None = None
+
+    def read(self, gpus: Sequence[GpuSample]) -> list[RankSample]:
+        """Look once: a sample for each GPU; raises nothing."""
+        now_s = self._monotonic()
+        if self._listed_s is None or now_s - self._listed_s >= _LIST_S:
+            self._listed_s = now_s
+            self._children = beats.read_children(self._directory)
+            self._files.find()
+            self._of_pid = {child.pid: rank for rank, child in self._children.items()}
+            self._of_pid |= {beat.pid: rank for rank, beat in self._files.read().items()}
+            self._held = {}
+        found = self._files.read()
+        return [self._sample(gpu, found) for gpu in gpus]
+
+    def _sample(self, gpu: GpuSample, found: Mapping[int, Progress]) -> RankSample:
+        rank, held_mib = self._known_holder(gpu) if self._shares_pids else (None, None)
+        seated = self._seated(gpu, found) if rank is None else rank
+        beat = None if seated is None else found.get(seated)
+        return RankSample(beat.step if beat else None, rank, held_mib)
+
+    def _known_holder(self, gpu: GpuSample) -> tuple[int | None, int | None]:
+        """Find it where the processes are not those of the look before."""
+        known = self._held.get(gpu.index)
+        if known is None or known[0] is not gpu.processes:
+            known = self._held[gpu.index] = gpu.processes, self._holder(gpu)
+        return known[1]
+
+    def _holder(self, gpu: GpuSample) -> tuple[int | None, int | None]:
+        """Find the rank that holds most of the GPU's memory, and how much."""
+        held: dict[int, int] = {}
+        told: set[int] = set()
+        for pid, mib in gpu.processes:
+            rank = self._rank_of(pid)
+            if rank is not None:
+                held[rank] = held.get(rank, 0) + (mib or 0)
+                told |= set() if mib is None else {rank}
+        if not held:
+            return None, None
+        rank = max(held, key=lambda one: (held[one], -one))
+        return rank, held[rank] if rank in told else None
+
+    def _rank_of(self, pid: int) -> int | None:
+        """Find whose process it is: its own, or by those above it."""
+        if pid not in self._of_pid:
+            above = parent(pid)
+            for _ in range(_MAX_DEPTH):
+                if above is None or above in self._of_pid:
+                    break
+                above = parent(above)
+            self._of_pid[pid] = None if above is None else self._of_pid.get(above)
+        return self._of_pid[pid]
+
+    def _seated(self, gpu: GpuSample, found: Mapping[int, Progress]) -> int | None:
+        """Tell whose GPU it should be: local rank n has the nth one that is visible."""
+        if gpu.index is None:  # a node without GPUs is as far as the last of its ranks
+            return min(found, key=lambda rank: found[rank].step, default=None)
+        for rank, child in self._children.items():
+            if self._index_of(child.local_rank) == gpu.index:
+                return rank
+        return None
+
+    def _index_of(self, local_rank: int) -> int | None:
+        if self._visible is None:
+            return local_rank
+        entries = [word.strip() for word in self._visible.split(",")]
+        entry = entries[local_rank] if local_rank < len(entries) else ""
+        return int(entry) if entry.isdecimal() else None
+
+
+def _shares_pids() -> bool:
+    try:
+        return os.readlink("/proc/self/ns/pid") == _FIRST_NAMESPACE  # noqa: PTH115 - start time
+    except OSError:
+        return False

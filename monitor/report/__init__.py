@@ -1,0 +1,1 @@
+"""`report`: how jobs used their GPUs, in tables and words."""

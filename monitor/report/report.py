@@ -1,0 +1,92 @@
+"""`python -m monitor report`: what jobs made of their GPUs, for people or for programs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from monitor.logs import files as logfiles
+from monitor.logs import stats, tallies
+from monitor.report.document import RULES, document
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from monitor.logs.stats import Job
+    from monitor.logs.tallies import File
+
+_WIDTH = 132  # of a report that goes into a file
+_MAX_NOTES = 5
+
+
+def report(
+    paths: Sequence[str],
+    *,
+    as_json: bool = False,
+    full: bool = False,
+    co2_g_per_kwh: float | None = None,
+) -> int:
+    """Print what some logs amount to; 0.
+
+    Args:
+        paths: logs, or directories that hold `.gutil` files.
+        as_json: one JSON document instead of tables.
+        full: every GPU with all that is known of it.
+        co2_g_per_kwh: what a kWh costs in CO2; None: not told.
+
+    Raises:
+        UserError: a file cannot be read, or there is none.
+
+    """
+    nodes, files = tallies.count(logfiles.find(paths))
+    jobs = stats.join(nodes)
+    if as_json:
+        print(json.dumps(document(jobs, files, co2_g_per_kwh), indent=2))
+    else:
+        _print(jobs, files, co2_g_per_kwh, full=full)
+    return 0
+
+
+def _print(
+    jobs: Sequence[Job], files: Sequence[File], co2_g_per_kwh: float | None, *, full: bool
+) -> None:
+    from monitor.report.tables import WIDE, tables  # noqa: PLC0415 - `--json` does not need rich
+
+    console = _console()
+    for part in tables(jobs, co2_g_per_kwh, wide=console.width >= WIDE, full=full):
+        console.print(part)
+    console.print()
+    rules = f"busy: {RULES['busy']}; energy: {RULES['energy']}; {RULES['gaps']}"
+    console.print(rules, style="dim", markup=False)
+    notes = [note for note in map(_note, files) if note]
+    if len(notes) > _MAX_NOTES and not full:
+        hidden = len(notes) - _MAX_NOTES
+        notes = [*notes[:_MAX_NOTES], f"and {hidden} more files like these: --full names all"]
+    for note in notes:
+        console.print(note, style="yellow", markup=False, soft_wrap=True)
+
+
+def _console() -> Console:
+    from rich.console import Console  # noqa: PLC0415 - `--json` does not need it
+
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # noqa: PLE0704 - the command line ends quietly; rich would exit with code 1
+
+    console = _Console(highlight=False)
+    return console if console.is_terminal else _Console(width=_WIDTH, highlight=False)
+
+
+def _note(file: File) -> str | None:
+    """Tell in one line what of a file was not read; None if all of it was."""
+    parts = []
+    if file.num_unreadable:
+        rows = "row" if file.num_unreadable == 1 else "rows"
+        parts.append(f"{file.num_unreadable} {rows} could not be read")
+    if file.torn:
+        parts.append("the last line has no end and was left out")
+    if not file.num_rows:
+        parts.append("no samples")
+    return f"{file.path}: {'; '.join(parts)}" if parts else None

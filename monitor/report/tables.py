@@ -1,0 +1,304 @@
+"""The report for people: a job's numbers, its nodes folded, and the GPUs that stand out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from monitor.logs import stats
+from monitor.report import folding, words
+from monitor.report.words import MIB_PER_GIB, NONE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from rich.console import RenderableType
+
+    from monitor.logs.spread import Spread
+    from monitor.logs.stats import Gpu, Job, Node, Use
+
+    Cell = tuple[str, Callable[[Use], str]]
+    Reading = tuple[str, Callable[[Use], float | None]]
+
+WIDE = 120
+"""From this many characters on there is room for more columns."""
+
+_MAX_GPUS = 16
+"""A job of up to this many GPUs has a line for each."""
+
+_MAX_JOBS = 3
+_MAX_LINES = 10
+_MAX_OUTLIERS = 6
+_MAX_NAMES = 24
+
+
+@dataclass(frozen=True)
+class _Metric:
+    """A line of the table of spreads: its name, and what its unit counts in."""
+
+    label: str
+    unit: float = 1
+    digits: int = 0
+    always: bool = True
+
+
+_METRICS: Mapping[str, _Metric] = {
+    "sm_pct": _Metric("utilisation %"),
+    "sm_avg_pct": _Metric("utilisation between looks, mean %", always=False),
+    "sm_max_pct": _Metric("utilisation between looks, peak %", always=False),
+    "sm_active_pct": _Metric("SM active %"),
+    "tensor_active_pct": _Metric("tensor active %"),
+    "dram_active_pct": _Metric("DRAM active %", always=False),
+    "fb_used_mib": _Metric("memory GiB", MIB_PER_GIB, 1),
+    "power_w": _Metric("power W"),
+    "temp_c": _Metric("temperature C"),
+    "mem_temp_c": _Metric("memory temperature C", always=False),
+    "sm_clock_mhz": _Metric("SM clock MHz"),
+    "mem_clock_mhz": _Metric("memory clock MHz"),
+    "pcie_rx_mb_s": _Metric("PCIe read MB/s", always=False),
+    "pcie_tx_mb_s": _Metric("PCIe write MB/s", always=False),
+    "cpu_pct": _Metric("host CPU %"),
+    "host_mem_mib": _Metric("host memory GiB", MIB_PER_GIB, 1),
+}
+
+
+def tables(
+    jobs: Sequence[Job], co2_g_per_kwh: float | None, *, wide: bool, full: bool
+) -> Iterator[RenderableType]:
+    """Give what is to be printed, job by job; of many jobs a line each."""
+    if len(jobs) > _MAX_JOBS and not full:
+        yield _jobs(jobs)
+        yield Text("To see a job, name its logs; --full shows all.", style="dim")
+        return
+    for number, job in enumerate(jobs):
+        if number:
+            yield ""
+        yield _title(job, co2_g_per_kwh)
+        yield Text(words.headline(job), style="bold")
+        yield ""
+        yield _spreads(job.use, full=full)
+        yield ""
+        yield from _everything(job) if full else _folded(job, wide=wide)
+
+
+def _title(job: Job, co2_g_per_kwh: float | None) -> Text:
+    gpus = [gpu for node in job.nodes for gpu in node.gpus]
+    parts = [_plural(len(job.nodes), "node"), _plural(len(gpus), "GPU")]
+    spans = [gpu.use.span_s for gpu in gpus] or [job.use.span_s]
+    if any(span is not None for span in spans):
+        parts.append(words.minutes(max(span or 0 for span in spans)))
+    if job.use.energy_j is not None:
+        parts.append(words.energy(job.use.energy_j, job.use.energy_from))
+        if co2_g_per_kwh is not None:
+            parts.append(words.co2(job.use.energy_j / words.J_PER_KWH * co2_g_per_kwh))
+    return Text(f"{f'job {job.name}' if job.name else 'no job'}: {', '.join(parts)}", style="cyan")
+
+
+def _jobs(jobs: Sequence[Job]) -> Table:
+    table = _table("job", "nodes", "GPUs", "busy %", "max GiB", "idle each", "energy", "from")
+    for job in sorted(jobs, key=lambda job: -1 if (b := job.use.busy_pct) is None else b):
+        memory = job.use.spreads.get("fb_used_mib")
+        began = job.use.first_s
+        table.add_row(
+            job.name or NONE,
+            str(len(job.nodes)),
+            str(sum(len(node.gpus) for node in job.nodes)),
+            _number(job.use.busy_pct),
+            _number(None if memory is None else memory.peak, MIB_PER_GIB),
+            _idle_each(job.nodes),
+            words.energy(job.use.energy_j, job.use.energy_from),
+            NONE if began is None else words.moment(began),
+        )
+    return table
+
+
+def _plural(num: int, noun: str) -> str:
+    return f"{num} {noun}{'' if num == 1 else 's'}"
+
+
+def _spreads(use: Use, *, full: bool) -> RenderableType:
+    table = _table("", "mean", "5 %", "50 %", "95 %", "peak")
+    for key, metric in _METRICS.items():
+        spread = use.spreads.get(key)
+        if spread is not None and (full or metric.always):
+            values = (spread.mean, spread.p5, spread.p50, spread.p95, spread.peak)
+            table.add_row(metric.label, *(_number(v, metric.unit, metric.digits) for v in values))
+    return table if table.row_count else Text("no readings\n")
+
+
+def _folded(job: Job, *, wide: bool) -> Iterator[RenderableType]:
+    gpus = stats.worst_first([gpu for node in job.nodes for gpu in node.gpus])
+    if not gpus:
+        return
+    if len(gpus) <= _MAX_GPUS:
+        yield _gpus(gpus, wide=wide)
+        return
+    yield _nodes(folding.fold(stats.worst_first(job.nodes), _MAX_LINES), wide=wide)
+    yield ""
+    worst = folding.outliers(gpus)
+    if worst:
+        table = _gpus(worst[:_MAX_OUTLIERS], wide=wide)
+        hidden = len(worst) - _MAX_OUTLIERS
+        more = f"and {hidden} more GPUs that stand out: --full shows all" if hidden > 0 else None
+        yield Text("GPUs that stand out", style="cyan")
+        yield table
+        if more:
+            yield Text(more, style="dim")
+
+
+def _everything(job: Job) -> Iterator[RenderableType]:
+    for node in stats.worst_first(job.nodes):
+        yield Text(f"node {node.place.host}: {_line(node.use)}", style="bold")
+        yield _spreads(node.use, full=True)
+        for gpu in stats.worst_first(node.gpus):
+            yield Text(f"node {node.place.host} GPU {gpu.index}: {_line(gpu.use)}", style="bold")
+            yield _spreads(gpu.use, full=True)
+
+
+def _line(use: Use) -> str:
+    busy = f"{_number(use.busy_pct)} % busy"
+    idle = f"idle {words.minutes(use.idle_s)}"
+    return f"{busy}, {idle}, {words.energy(use.energy_j, use.energy_from)}"
+
+
+def _mean_peak(key: str) -> Callable[[Use], str]:
+    def cell(use: Use) -> str:
+        metric, spread = _METRICS[key], use.spreads.get(key)
+        if spread is None:
+            return NONE
+        values = (spread.mean, spread.peak)
+        return "/".join(_number(value, metric.unit, metric.digits) for value in values)
+
+    return cell
+
+
+def _percentiles(key: str) -> Callable[[Use], str]:
+    def cell(use: Use) -> str:
+        spread = use.spreads.get(key)
+        if spread is None:
+            return NONE
+        return "/".join(_number(value) for value in (spread.p5, spread.p50, spread.p95))
+
+    return cell
+
+
+def _reading(key: str, part: Callable[[Spread], float]) -> Callable[[Use], float | None]:
+    def read(use: Use) -> float | None:
+        spread = use.spreads.get(key)
+        return None if spread is None else part(spread) / _METRICS[key].unit
+
+    return read
+
+
+def _part(key: str, part: Callable[[Spread], float]) -> Callable[[Use], str]:
+    read = _reading(key, part)
+    return lambda use: _number(read(use))
+
+
+_NARROW_CELLS: tuple[Cell, ...] = (
+    ("busy %", lambda use: _number(use.busy_pct)),
+    ("util %", _part("sm_pct", lambda s: s.mean)),
+    ("memory GiB", _mean_peak("fb_used_mib")),
+    ("power W", _mean_peak("power_w")),
+    ("max C", _part("temp_c", lambda s: s.peak)),
+    ("idle", lambda use: words.brief(use.idle_s)),
+    ("energy", lambda use: words.energy(use.energy_j, use.energy_from)),
+)
+_WIDE_CELLS: tuple[Cell, ...] = (
+    _NARROW_CELLS[0],
+    ("util % 5/50/95", _percentiles("sm_pct")),
+    ("SM act %", _part("sm_active_pct", lambda s: s.mean)),
+    ("tensor %", _part("tensor_active_pct", lambda s: s.mean)),
+    *_NARROW_CELLS[2:4],
+    ("SM MHz", _part("sm_clock_mhz", lambda s: s.p50)),
+    *_NARROW_CELLS[4:],
+)
+
+
+def _gpus(gpus: Sequence[Gpu], *, wide: bool) -> Table:
+    cells = _told(_WIDE_CELLS if wide else _NARROW_CELLS, [gpu.use for gpu in gpus])
+    table = _table("node", "GPU", *(head for head, _ in cells))
+    for gpu in gpus:
+        name = (gpu.place.host, str(gpu.index))
+        table.add_row(*name, *(cell(gpu.use) for _, cell in cells))
+    return table
+
+
+_NARROW_READINGS: tuple[Reading, ...] = (
+    ("busy %", lambda use: use.busy_pct),
+    ("max GiB", _reading("fb_used_mib", lambda s: s.peak)),
+    ("mean W", _reading("power_w", lambda s: s.mean)),
+    ("max C", _reading("temp_c", lambda s: s.peak)),
+)
+_WIDE_READINGS: tuple[Reading, ...] = (
+    _NARROW_READINGS[0],
+    ("util %", _reading("sm_pct", lambda s: s.mean)),
+    ("SM act %", _reading("sm_active_pct", lambda s: s.mean)),
+    ("tensor %", _reading("tensor_active_pct", lambda s: s.mean)),
+    *_NARROW_READINGS[1:3],
+    ("SM MHz", _reading("sm_clock_mhz", lambda s: s.p50)),
+    *_NARROW_READINGS[3:],
+)
+
+
+def _nodes(groups: Sequence[Sequence[Node]], *, wide: bool) -> Table:
+    readings = _WIDE_READINGS if wide else _NARROW_READINGS
+    uses = [node.use for group in groups for node in group]
+    told = [(h, read) for h, read in readings if any(read(use) is not None for use in uses)]
+    table = _table("nodes", "GPUs", *(head for head, _ in told), "idle", "energy")
+    for group in groups:
+        names = _names(group)
+        each = _range([len(node.gpus) for node in group])
+        ranges = (_range([read(node.use) for node in group]) for _, read in told)
+        table.add_row(names, each, *ranges, _idle_each(group), _energy(group))
+    return table
+
+
+def _names(nodes: Sequence[Node]) -> str:
+    """Name nodes on one line: all, or of many scattered ones how many and between which."""
+    hosts = sorted(node.place.host for node in nodes)
+    names = words.host_list(hosts)
+    return names if len(names) <= _MAX_NAMES else f"{len(hosts)} of {hosts[0]}-{hosts[-1]}"
+
+
+def _range(values: Sequence[float | None]) -> str:
+    told = [value for value in values if value is not None]
+    if not told:
+        return NONE
+    ends = dict.fromkeys((_number(min(told)), _number(max(told))))
+    return "-".join(ends)
+
+
+def _idle_each(nodes: Sequence[Node]) -> str:
+    told = [node.use.idle_s for node in nodes if node.use.idle_s is not None]
+    num_gpus = sum(len(node.gpus) for node in nodes)
+    return words.brief(sum(told) / num_gpus) if told and num_gpus else NONE
+
+
+def _energy(nodes: Sequence[Node]) -> str:
+    told = [node.use.energy_j for node in nodes if node.use.energy_j is not None]
+    from_counter = all(node.use.energy_from in ("counter", None) for node in nodes)
+    return words.energy(sum(told), "counter" if from_counter else "") if told else NONE
+
+
+def _told(cells: Sequence[Cell], uses: Sequence[Use]) -> list[Cell]:
+    """Leave out columns that no row has."""
+    return [(head, cell) for head, cell in cells if any(cell(use) != NONE for use in uses)]
+
+
+def _table(first: str, *heads: str) -> Table:
+    table = Table(
+        box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True, show_edge=False
+    )
+    table.add_column(first, overflow="fold")
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    return table
+
+
+def _number(value: float | None, unit: float = 1, digits: int = 0) -> str:
+    return NONE if value is None else f"{value / unit:.{digits}f}"

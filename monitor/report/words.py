@@ -1,0 +1,160 @@
+"""A job in words, and numbers as people write them."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from monitor.logs.stats import Gpu, Job, Use
+
+MIB_PER_GIB = 1024
+J_PER_KWH = 3.6e6
+_J_PER_KJ = 1e3
+_G_PER_KG = 1000
+
+IDLE_S = 120
+"""An idle time shorter than this is not worth a word."""
+
+IDLE_SHARE = 0.05
+"""Nor one of less than this share of the time under watch."""
+
+ROOM_SHARE = 0.6
+"""A memory peak below this share of what a GPU has leaves room for a larger batch."""
+
+FULL_SHARE = 0.97
+"""One above this share is nearly full."""
+
+NONE = "-"
+
+
+def headline(job: Job) -> str:
+    """Say in one line how a job used its GPUs."""
+    gpus = [gpu for node in job.nodes for gpu in node.gpus]
+    if not gpus:
+        return "no GPU was seen"
+    busy = job.use.busy_pct
+    parts = ["nothing tells how busy it was" if busy is None else f"{busy:.0f} % busy"]
+    parts += filter(None, (_silent(gpus), _idle(gpus), _memory(job, gpus)))
+    return "; ".join(parts)
+
+
+def _silent(gpus: Sequence[Gpu]) -> str | None:
+    lost = [gpu for gpu in gpus if gpu.use.num_silent]
+    if not lost:
+        return None
+    worst = max(lost, key=lambda gpu: gpu.use.num_silent / gpu.use.num_samples)
+    use = worst.use
+    told = f"{_name(worst)} silent in {use.num_silent} of {use.num_samples} samples"
+    return told + _others(len(lost) - 1)
+
+
+def _idle(gpus: Sequence[Gpu]) -> str | None:
+    idle = [g for g in gpus if g.longest_idle and g.longest_idle.duration_s >= _long_s(g.use)]
+    if not idle:
+        return None
+    worst = max(idle, key=lambda gpu: gpu.longest_idle.duration_s if gpu.longest_idle else 0)
+    assert worst.longest_idle is not None  # noqa: S101 - chosen above
+    return f"{_name(worst)} idle for {minutes(worst.longest_idle.duration_s)}" + _others(
+        len(idle) - 1
+    )
+
+
+def _long_s(use: Use) -> float:
+    return max(IDLE_S, IDLE_SHARE * (use.span_s or 0))
+
+
+def _memory(job: Job, gpus: Sequence[Gpu]) -> str | None:
+    spread = job.use.spreads.get("fb_used_mib")
+    if spread is None:
+        return None
+    peak = f"memory peak {spread.peak / MIB_PER_GIB:.0f}"
+    totals = {gpu.memory_mib for gpu in gpus}
+    total = totals.pop() if len(totals) == 1 else None
+    if not total:
+        return f"{peak} GiB"
+    told = f"{peak} of {total / MIB_PER_GIB:.0f} GiB"
+    if spread.peak < ROOM_SHARE * total:
+        return f"{told}: the batch could be larger"
+    return f"{told}: nearly full" if spread.peak > FULL_SHARE * total else told
+
+
+def _name(gpu: Gpu) -> str:
+    return f"node {gpu.place.host} GPU {gpu.index}"
+
+
+def _others(num: int) -> str:
+    return f" (and {num} more GPU{'s' if num > 1 else ''})" if num else ""
+
+
+def minutes(seconds: float | None) -> str:
+    """Write a time for people: 41 min, 3 h 20 min, 25 s."""
+    if seconds is None:
+        return NONE
+    if seconds < 60:  # noqa: PLR2004 - a minute
+        return f"{seconds:.0f} s"
+    whole = round(seconds / 60)
+    hours, rest = divmod(whole, 60)
+    return f"{hours} h {rest:02d} min" if hours else f"{rest} min"
+
+
+def brief(seconds: float | None) -> str:
+    """Write a time for a narrow column: 41m, 3h20m, 25s."""
+    return minutes(seconds).replace(" min", "m").replace(" h ", "h").replace(" s", "s")
+
+
+def moment(seconds: int) -> str:
+    """Write a time since 1970."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def energy(joules: float | None, source: str | None) -> str:
+    """Write an energy; `~` where it is not a counter's."""
+    if joules is None:
+        return NONE
+    sign = "" if source == "counter" else "~"
+    if joules < _J_PER_KJ:
+        return f"{sign}{joules:.0f} J"
+    if joules < J_PER_KWH / 100:
+        return f"{sign}{joules / _J_PER_KJ:.1f} kJ"
+    kwh = joules / J_PER_KWH
+    return f"{sign}{kwh:.{_digits(kwh)}f} kWh"
+
+
+def co2(grams: float) -> str:
+    """Write a mass of CO2."""
+    if grams < _G_PER_KG:
+        return f"{grams:.0f} g CO2"
+    return f"{grams / _G_PER_KG:.{_digits(grams / _G_PER_KG)}f} kg CO2"
+
+
+def _digits(value: float) -> int:
+    return 2 if value < 10 else 1 if value < 100 else 0  # noqa: PLR2004 - three digits in all
+
+
+def host_list(names: Iterable[str]) -> str:
+    """Fold names as Slurm does: gpu[001-004,007], login."""
+    split = [re.fullmatch(r"(.*?)(\d*)", name, re.DOTALL) for name in sorted({*names})]
+    found = [(m[1], len(m[2]), m[2]) for m in split if m]
+    parts = []
+    for (stem, width), group in groupby(sorted(found), key=lambda part: part[:2]):
+        numbers = [int(number) for *_, number in group] if width else []
+        ranges = _ranges(numbers, width)
+        alone = len(numbers) == 1
+        parts.append(stem + (ranges if alone or not ranges else f"[{ranges}]"))
+    return ",".join(parts)
+
+
+def _ranges(numbers: Sequence[int], width: int) -> str:
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    ends = [[f"{number:0{width}}" for number in dict.fromkeys(pair)] for pair in ranges]
+    return ",".join("-".join(pair) for pair in ends)

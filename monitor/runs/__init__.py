@@ -1,0 +1,1 @@
+"""What happened to a run: its events, its record, why it ended."""

@@ -1,0 +1,212 @@
+"""`python -m monitor why RUN_DIR`: why did it end, on one screen."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from typing import TYPE_CHECKING, Any
+
+from monitor import events
+from monitor.errors import UserError
+from monitor.runs import evidence, failure, life, nodes, record, screen, slurm
+from monitor.runs.history import integer, seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from monitor.events import Event
+
+_NUM_LINES = 14  # of a log: more than the screen takes
+_FAULT = re.compile(r"NVRM: Xid|\bXid \(|uncorrectable ECC|oom[-_ ]kill", re.IGNORECASE)
+_NUM_FAULTS = 3
+
+
+def why(run_dir: str, *, as_json: bool = False) -> int:
+    """Print what is known of a run's end; 0.
+
+    Raises:
+        UserError: the directory is none of a run.
+
+    """
+    found = gather(os.path.abspath(run_dir))  # noqa: PTH100 - the monitor's logs lie beside it
+    if as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return 0
+    columns = min(100, shutil.get_terminal_size((80, 24)).columns)
+    print("\n".join(screen.lines(found, width=columns)))
+    return 0
+
+
+def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
+    """Look at all there is: the record, the ranks' logs, the monitors' logs, and Slurm.
+
+    Raises:
+        UserError: the directory is none of a run.
+
+    """
+    made = _record_of(run_dir)
+    now_s = time.time() if now_s is None else now_s
+    attempt = made["attempts"][-1]
+    written_s = life.last_written_s(run_dir, attempt)
+    quiet_s = None if written_s is None else max(0.0, now_s - written_s)
+    told_s = seconds(attempt["end_time"])
+    job = slurm.ask(attempt["job_id"], max(filter(None, (told_s, written_s)), default=None))
+    state = life.state(run_dir, attempt, job, quiet_s)
+    if state == "running":
+        _lose_nothing_yet(made, attempt)
+        _go_on_until(made["goodput"], seconds(made["attempts"][0]["start_time"]), now_s)
+    if job is not None:
+        _believe(job, attempt)
+    where = attempt["failure"] or {}
+    log = _log_of(run_dir, attempt, where.get("rank"))
+    return {
+        "run_dir": run_dir,
+        "run": made["run"] or os.path.basename(run_dir),  # noqa: PTH119 - start time
+        "state": state,
+        "quiet_s": None if quiet_s is None else round(quiet_s, 1),
+        "ended_s": None if told_s is None else round(max(0.0, now_s - told_s), 1),
+        "attempt": attempt,
+        "attempts": [_brief(one) for one in made["attempts"]],
+        "said": _telling(log[1]),
+        "log": log[0],
+        "stack": _stack(run_dir, attempt),
+        "node": _node(run_dir, attempt, where),
+        "faults": _faults(run_dir, attempt, where, log[1]),
+        "slurm": None if job is None else _as_json(job),
+        "decision": attempt["decision"],
+        "steps_lost": made["steps_lost"],
+        "goodput": made["goodput"],
+        "slow_ranks": attempt["slow_ranks"],
+        "next": screen.advice(attempt, made),
+        "num_unreadable_lines": made["num_unreadable_lines"],
+    }
+
+
+def _record_of(run_dir: str) -> dict[str, Any]:
+    made = record.read(run_dir)
+    if not made["attempts"]:
+        raise UserError(
+            f"run directory: must hold a run's events; found none in events.jsonl of {run_dir}:"
+            " name the directory of a run that was started"
+        )
+    return made
+
+
+def _go_on_until(goodput: dict[str, Any], began_s: float | None, now_s: float) -> None:
+    """Let the time of a run that goes on reach to now: of its last moments nobody told yet."""
+    if began_s is not None and began_s + goodput["wall_s"] < now_s:
+        goodput["unknown_s"] += round(now_s - began_s - goodput["wall_s"], 3)
+        goodput["wall_s"] = round(now_s - began_s, 3)
+    if goodput["wall_s"] and goodput["compute_s"]:
+        goodput["goodput_pct"] = round(100 * goodput["compute_s"] / goodput["wall_s"], 1)
+
+
+def _lose_nothing_yet(made: dict[str, Any], attempt: dict[str, Any]) -> None:
+    """Take back what would be lost if the attempt that still runs had ended by now."""
+    goodput, lost_s = made["goodput"], attempt["ledger"]["lost_s"]
+    goodput["compute_s"] = round(goodput["compute_s"] + lost_s, 3)
+    goodput["lost_s"] = round(goodput["lost_s"] - lost_s, 3)
+    if made["steps_lost"] is not None:
+        made["steps_lost"] -= attempt["steps_lost"] or 0
+    attempt["steps_lost"] = None
+
+
+def _believe(job: slurm.Job, attempt: dict[str, Any]) -> None:
+    """Take Slurm's word for the end of what was killed and could not say why."""
+    failed = attempt["failure"]
+    if job.state in failure.BY_SLURM and failed is not None and failed["class"] == "killed":
+        failed["class"], failed["words"] = failure.BY_SLURM[job.state]
+        failed["evidence"] = {"place": "slurm", "line": job.state}
+        attempt["failure_class"] = failed["class"]
+
+
+def _as_json(job: slurm.Job) -> dict[str, str | None]:
+    return {
+        "state": job.state,
+        "exit_code": job.exit_code,
+        "reason": job.reason,
+        "nodes": job.nodes,
+    }
+
+
+def _brief(attempt: dict[str, Any]) -> dict[str, Any]:
+    keys = ("attempt", "start_time", "end_time", "outcome", "code", "failure_class", "steps_lost")
+    failed = attempt["failure"] or {}
+    return {key: attempt[key] for key in keys} | {
+        "rank": failed.get("rank"),
+        "node": failed.get("node"),
+        "from_step": (attempt["checkpoint_used"] or {}).get("step"),
+        "last_step": attempt["last_step"],
+    }
+
+
+def _events(run_dir: str) -> list[Event]:
+    with open(os.path.join(run_dir, "events.jsonl"), "rb") as file:  # noqa: PTH118, PTH123
+        return events.read(file.read())[0]
+
+
+def _log_of(run_dir: str, attempt: dict[str, Any], rank: int | None) -> tuple[str | None, str]:
+    """Give the path of the failed rank's log, and its end; without a failed rank, rank 0's."""
+    logs = evidence.RankLogs(run_dir, _events(run_dir))
+    number = 0 if rank is None else rank
+    path = logs.path(number)
+    return (path if os.path.exists(path) else None), logs.end(attempt["attempt"], number)  # noqa: PTH110
+
+
+def _telling(text: str) -> list[str]:
+    """Pick the lines of a log's end that tell most: a traceback, a crash's stack, else the last."""
+    lines = [clean for line in text.splitlines() if (clean := screen.clean(line)).strip()]
+    for start, line in enumerate(lines):
+        if line.startswith("Fatal Python error"):
+            return lines[start : start + _NUM_LINES]
+    return lines[-_NUM_LINES:]
+
+
+def _stack(run_dir: str, attempt: dict[str, Any]) -> dict[str, Any] | None:
+    """Give the stack of the rank that the watchdog named: its top line, and the file."""
+    verdict = attempt["verdict"]
+    if verdict is None:
+        return None
+    found = {"top": verdict["top"], "file": None}
+    for event in _events(run_dir):
+        if event.get("event") == "hang_report" and event.get("attempt") == attempt["attempt"]:
+            for one in event.get("ranks") or []:
+                if isinstance(one, dict) and one.get("rank") == verdict["rank"]:
+                    found = {"top": found["top"] or one.get("top"), "file": one.get("stack")}
+    return found
+
+
+def _node(run_dir: str, attempt: dict[str, Any], where: dict[str, Any]) -> dict[str, Any] | None:
+    """Give the last that the monitor saw of the failed rank's GPU and node."""
+    node = where.get("node")
+    if node is None:
+        return None
+    log = nodes.read(nodes.path_of(run_dir, attempt["job_id"], node))
+    sample = nodes.last(log, _gpu_of(attempt, where), seconds(attempt["end_time"]))
+    if sample is None:
+        return None
+    throttle = nodes.throttle([sample])
+    return {"node": node, "time_s": sample.time_s, "gpu": sample.gpu, "throttle": throttle} | {
+        name: sample.values.get(name)
+        for name in ("sm", "pwr", "gtemp", "fb", "pclk", "cpu", "hmem")
+    }
+
+
+def _gpu_of(attempt: dict[str, Any], where: dict[str, Any]) -> int | None:
+    told = integer((attempt["verdict"] or {}).get("gpu"))
+    if told is not None:
+        return told
+    local = [rank["local_rank"] for rank in attempt["ranks"] if rank["rank"] == where.get("rank")]
+    return integer(local[0]) if local else None
+
+
+def _faults(
+    run_dir: str, attempt: dict[str, Any], where: dict[str, Any], text: str
+) -> Sequence[str]:
+    """Collect lines that tell of the machine's own faults: XID, ECC, memory killer."""
+    log = nodes.read(nodes.path_of(run_dir, attempt["job_id"], where.get("node")))
+    said = [screen.clean(line).strip() for line in text.splitlines() if _FAULT.search(line)]
+    return [*log.faults, *said][-_NUM_FAULTS:]

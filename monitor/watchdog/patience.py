@@ -1,0 +1,93 @@
+"""How long a rank may be silent before it counts as hung."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from monitor.watchdog.beats import Beat
+
+FIRST_STEP_S = 1800.0
+"""Start-up, a compiler and the first batches take their time."""
+_LEAST_S = 300.0
+_GAPS = 20
+_SLOW_FACTOR = 10  # storage is slow at times, and waits for others
+_LEAST_START_S = 120.0  # whatever was given: nobody means `import torch` by it
+_SLOW = ("save", "load")
+_NORMAL = ("data", "forward", "backward", "update", "agree", "log", "validate", "end")
+
+
+@dataclass
+class Patience:
+    """The limits, given or learned from the beats of this node.
+
+    Args:
+        given_s: DDP_HANG_TIMEOUT; None: learn it.
+
+    """
+
+    given_s: float | None = None
+    longest_gap_s: float = 0.0
+    """Between two beats in normal phases, of any rank of this node."""
+
+    def limit_s(self, phase: str, *, has_stepped: bool) -> float:
+        """Give the longest silence, in seconds, in this phase before or after the first step."""
+        if self.given_s is None:
+            usual_s, first_s = max(_LEAST_S, _GAPS * self.longest_gap_s), FIRST_STEP_S
+        else:
+            usual_s = self.given_s
+            first_s = max(_LEAST_START_S, _SLOW_FACTOR * self.given_s)
+        if phase in _SLOW:
+            return max(_SLOW_FACTOR * usual_s, 0.0 if has_stepped else first_s)
+        return usual_s if has_stepped else first_s
+
+    def command_limit_s(self) -> float:
+        """Give the longest silence of a command that does not beat."""
+        return FIRST_STEP_S if self.given_s is None else self.given_s
+
+    def look_s(self) -> float:
+        """Give how often to look: often enough to be right within a tenth of the limit."""
+        return 5.0 if self.given_s is None else min(max(self.given_s / 10, 0.25), 5.0)
+
+
+@dataclass
+class BeatAge:
+    """How old the last beat of one rank is, without the time in which nobody watched.
+
+    A job that is suspended (`scontrol suspend`), and its watcher with it, has not hung meanwhile.
+    """
+
+    patience: Patience
+    has_stepped: bool = False
+    _last: Beat | None = None
+    _age_s: float = 0.0
+    _skipped_s: float = 0.0
+
+    def update(self, beat: Beat, now_s: float, skipped_s: float) -> float:
+        """Take one look; the age in seconds.
+
+        Args:
+            beat: the rank's newest beat.
+            now_s: CLOCK_MONOTONIC.
+            skipped_s: how much of that time so far nobody watched.
+
+        """
+        last = self._last
+        if last is None or (beat.count, beat.time_ns) != (last.count, last.time_ns):
+            self._learn(last, beat)
+            self._last, self._skipped_s = beat, skipped_s
+        age_s = now_s - beat.time_ns / 1e9 - (skipped_s - self._skipped_s)
+        self._age_s = max(0.0, age_s)
+        return self._age_s
+
+    def limit_s(self) -> float:
+        """Give the limit of where the rank is now."""
+        phase = self._last.phase if self._last else "start"
+        return self.patience.limit_s(phase, has_stepped=self.has_stepped)
+
+    def _learn(self, last: Beat | None, beat: Beat) -> None:
+        """A gap counts once it is over. A resumed run's first step is not its number 1."""
+        if last is not None and self.has_stepped and last.phase in _NORMAL:
+            self.patience.longest_gap_s = max(self.patience.longest_gap_s, self._age_s)
+        self.has_stepped |= beat.first_step is not None and beat.step > beat.first_step

@@ -1,0 +1,235 @@
+"""All ranks of this node at one moment: by their beats, or else by their silence."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from monitor.watchdog import processes
+from monitor.watchdog.patience import BeatAge, Patience
+from monitor.watchdog.silence import Silence, gpu_pattern
+from monitor.watchdog.verdict import RankReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping
+
+    from monitor.logs.sample import GpuSample, Reading
+    from monitor.watchdog.beats import Beat, Child
+
+_LATE_S = 2.0  # a look that comes later than this was kept from it: so were the ranks, perhaps
+
+
+class Node(Protocol):
+    """What can be seen of this node's ranks; nothing here may hang or raise."""
+
+    def beats(self) -> Mapping[int, Beat]:
+        """Read the last beats."""
+        ...
+
+    def children(self) -> Mapping[int, Child]:
+        """Read which commands run."""
+        ...
+
+    def log_mark(self, rank: int) -> Hashable:
+        """Give something that changes when the rank's log grows; None where nobody can tell."""
+        ...
+
+    def environment(self, pid: int) -> Mapping[str, str]:
+        """Tell a process's variables."""
+        ...
+
+    def times(self, rank: int) -> Mapping[int, float]:
+        """Tell the processor time in seconds of each process of a rank."""
+        ...
+
+
+class Look(NamedTuple):
+    """The ranks, and whether the silence of any of them calls for a verdict."""
+
+    ranks: tuple[RankReport, ...]
+    is_suspicious: bool
+
+
+@dataclass
+class _Known:
+    """What stays the same of one process, and its silence so far."""
+
+    identity: processes.Identity | None
+    env: Mapping[str, str]
+    age: BeatAge
+    silence: Silence
+
+
+@dataclass
+class RankWatch:
+    """Judges every rank at each look.
+
+    Args:
+        node: what can be seen.
+        patience: how long a rank may be silent.
+        monotonic: CLOCK_MONOTONIC, in seconds.
+
+    """
+
+    node: Node
+    patience: Patience
+    monotonic: Callable[[], float] = time.monotonic
+    _known: dict[tuple[int, int], _Known] = field(default_factory=dict)
+    _looked_s: float | None = None
+    _skipped_s: float = 0.0
+    _reading: Reading | None = None
+    _most_w: dict[int | None, float] = field(default_factory=dict)
+
+    def see_gpus(self, reading: Reading) -> None:
+        """Take what the recorder has just read; called from its thread."""
+        for gpu in reading.gpus:
+            if gpu.power_w is not None:
+                self._most_w[gpu.index] = max(self._most_w.get(gpu.index, 0.0), gpu.power_w)
+        self._reading = reading
+
+    def look(self) -> Look:
+        """Take one look."""
+        now_s = self._now()
+        beats, children = self.node.beats(), self.node.children()
+        reports = []
+        suspicious = False
+        for rank in sorted(beats.keys() | children.keys()):
+            report, calls = self._judge(rank, beats.get(rank), children.get(rank), now_s)
+            reports.append(report)
+            suspicious |= calls
+        return Look(tuple(reports), suspicious)
+
+    def _now(self) -> float:
+        """Give the time, and notice how much of it nobody watched."""
+        now_s = self.monotonic()
+        if self._looked_s is not None:
+            passed_s, usual_s = now_s - self._looked_s, self.patience.look_s()
+            if passed_s > usual_s + _LATE_S:
+                self._skipped_s += passed_s - usual_s
+        self._looked_s = now_s
+        return now_s
+
+    def _judge(
+        self, rank: int, beat: Beat | None, child: Child | None, now_s: float
+    ) -> tuple[RankReport, bool]:
+        """Judge one rank; and whether it calls for a verdict by itself."""
+        if beat is not None and self._state(rank, beat.pid) is not None:
+            return self._judge_beat(beat, child, now_s)
+        if child is not None:
+            return self._judge_silence(child, now_s)
+        pid = beat.pid if beat else None
+        return RankReport(rank=rank, pid=pid), False  # it has ended: the launcher's business
+
+    def _judge_beat(self, beat: Beat, child: Child | None, now_s: float) -> tuple[RankReport, bool]:
+        known = self._know(beat.rank, beat.pid)
+        age_s = known.age.update(beat, now_s, self._skipped_s)
+        limit_s = known.age.limit_s()
+        report = RankReport(
+            rank=beat.rank,
+            local_rank=_local_rank(known.env, child),
+            pid=beat.pid,
+            gpu=self._gpu(known.env, child)[0],
+            step=beat.step,
+            phase=beat.phase,
+            collective=beat.collective,
+            age_s=round(age_s, 3),
+            limit_s=limit_s,
+            hung=age_s > limit_s,
+            state=self._state(beat.rank, beat.pid),
+        )
+        return report, report.hung
+
+    def _judge_silence(self, child: Child, now_s: float) -> tuple[RankReport, bool]:
+        """Judge a command of the user's own, or our trainer that does not beat (yet)."""
+        known = self._know(child.rank, child.pid)
+        name, pattern = self._gpu(known.env, child)
+        limit_s = self.patience.command_limit_s()
+        if child.is_trainer:
+            limit_s = self.patience.limit_s("start", has_stepped=False)
+        age_s = known.silence.update(
+            now_s - self._skipped_s, self.node.log_mark(child.rank), pattern, limit_s
+        )
+        state = self._state(child.rank, child.pid)
+        report = RankReport(
+            rank=child.rank,
+            local_rank=child.local_rank,
+            pid=child.pid,
+            gpu=name,
+            age_s=round(age_s, 3),
+            limit_s=limit_s,
+            hung=state is not None and age_s >= limit_s,
+            state=state,
+            pattern=pattern,
+        )
+        is_certain = self.patience.given_s is not None or child.is_trainer
+        return report, report.hung and (is_certain or pattern == "waiting")
+
+    def _know(self, rank: int, pid: int) -> _Known:
+        key = (rank, pid)
+        if key not in self._known:
+            self._known[key] = _Known(
+                identity=processes.identity(pid),
+                env=self.node.environment(pid),
+                age=BeatAge(self.patience),
+                silence=Silence(lambda: self.node.times(rank)),
+            )
+        return self._known[key]
+
+    def _state(self, rank: int, pid: int) -> str | None:
+        """Tell the state; None also if another process has taken the number."""
+        if processes.identity(pid) != self._know(rank, pid).identity:
+            return None
+        return processes.state(pid)
+
+    def _gpu(self, env: Mapping[str, str], child: Child | None) -> tuple[str, str | None]:
+        """Name the rank's GPU, and tell its pattern."""
+        reading = self._reading
+        name, index = gpu_of(env, _local_rank(env, child), reading)
+        gpu = next((g for g in reading.gpus if g.index == index), None) if reading else None
+        if gpu is None or index is None or reading is None:
+            return name, None
+        return name, gpu_pattern(gpu, self._power_limit_w(gpu, reading))
+
+    def _power_limit_w(self, gpu: GpuSample, reading: Reading) -> float | None:
+        told = dict(reading.facts).get(f"power_limit_w {gpu.index}", "")
+        return float(told) if told.isdecimal() else self._most_w.get(gpu.index)
+
+
+def _local_rank(env: Mapping[str, str], child: Child | None) -> int | None:
+    if child is not None:
+        return child.local_rank
+    told = env.get("LOCAL_RANK", "")
+    return int(told) if told.isdecimal() else None
+
+
+def gpu_of(
+    env: Mapping[str, str], local_rank: int | None, reading: Reading | None
+) -> tuple[str, int | None]:
+    """Name the GPU of a rank, and its index in `reading`, if it is known there."""
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    found = {str(gpu.index) for gpu in reading.gpus if gpu.index is not None} if reading else set()
+    if visible is None:
+        if local_rank is None or not found:
+            return "no GPU", None
+        entry = str(local_rank)
+    else:
+        entries = [word.strip() for word in visible.split(",") if word.strip()]
+        if not entries:
+            return "no GPU", None
+        entry = (
+            entries[local_rank]
+            if local_rank is not None and local_rank < len(entries)
+            else (entries[0])
+        )
+    index = int(entry) if entry in found else _index_of(entry, reading)
+    return f"GPU {entry}", index
+
+
+def _index_of(uuid: str, reading: Reading | None) -> int | None:
+    """Find the index of a GPU that is named by (the beginning of) its UUID."""
+    for key, value in reading.facts if reading else ():
+        word, _, number = key.partition(" ")
+        if word == "gpu" and number.isdecimal() and value.startswith(uuid):
+            return int(number)
+    return None

@@ -1,0 +1,105 @@
+"""A command of the user's own has no beat: whether it does anything, judged from outside.
+
+| its log | its GPU | its processes | says |
+| --- | --- | --- | --- |
+| grows | any | any | alive |
+| silent | works | any | alive |
+| silent | waits | any | silent: a waiting collective keeps a core busy, too |
+| silent | idle or none | use 1 % of a core or more | alive |
+| silent | idle or none | use less | silent |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping
+
+    from monitor.logs.sample import GpuSample
+
+_BUSY_PCT = 90  # a collective's kernel spins: the driver calls that busy
+_IDLE_PCT = 5
+_MAX_TRAFFIC_PCT = 1  # it reads one flag again and again, out of a cache
+_MAX_POWER = 0.45  # of the limit; what computes at that utilisation draws more
+_MIN_CORE_SHARE = 0.01
+_RECHECK_S = 5.0
+
+
+def gpu_pattern(gpu: GpuSample, power_limit_w: float | None) -> str | None:
+    """Tell what a GPU shows: `waiting` in a collective, `working`, `idle`; None without a reading.
+
+    Args:
+        gpu: one look at it.
+        power_limit_w: what it may draw, else the most that it was seen to draw.
+
+    """
+    if gpu.sm_pct is None:
+        return None
+    if gpu.sm_pct <= _IDLE_PCT:
+        return "idle"
+    traffic = [pct for pct in (gpu.mem_pct, gpu.dram_active_pct) if pct is not None]
+    is_still = bool(traffic) and max(traffic) <= _MAX_TRAFFIC_PCT
+    is_cool = (
+        gpu.power_w is not None
+        and power_limit_w is not None
+        and gpu.power_w <= _MAX_POWER * power_limit_w
+    )
+    return "waiting" if gpu.sm_pct >= _BUSY_PCT and is_still and is_cool else "working"
+
+
+@dataclass
+class Silence:
+    """How long one rank has given no sign of life.
+
+    Args:
+        times: gives the processor time of each of its processes, in seconds by process.
+
+    """
+
+    times: Callable[[], Mapping[int, float]]
+    _mark: Hashable = None
+    _since_s: float | None = None
+    _times: Mapping[int, float] | None = None
+    _quiet_since_s: float = 0.0
+    _checked_s: float = 0.0
+
+    def update(
+        self, now_s: float, mark: Hashable, pattern: str | None, limit_s: float | None
+    ) -> float:
+        """Take one look; the seconds since the last sign of life, as far as is known.
+
+        Args:
+            now_s: a clock that leaves out what nobody watched.
+            mark: changes when the log grows; None while that cannot be told.
+            pattern: what its GPU shows.
+            limit_s: after this long the processor time is asked, which costs more.
+
+        """
+        is_alive = mark is None or mark != self._mark or pattern == "working"
+        self._mark = mark
+        if is_alive or self._since_s is None:
+            self._since_s, self._times = now_s, None
+            return 0.0
+        if pattern == "waiting":
+            return now_s - self._since_s
+        if self._times is None:
+            self._times = self.times()
+            self._quiet_since_s = self._checked_s = now_s
+        elif limit_s is not None and now_s - self._checked_s >= self._pause_s(limit_s):
+            self._check_times(now_s)
+        return now_s - self._quiet_since_s
+
+    def _pause_s(self, limit_s: float) -> float:
+        """Give how long to wait for the next check: the first one decides, the rest confirm it."""
+        is_first = self._checked_s == self._quiet_since_s
+        return limit_s if is_first else max(_RECHECK_S, limit_s / 10)
+
+    def _check_times(self, now_s: float) -> None:
+        """Start over if the processes have worked since the last check."""
+        now, before = self.times(), self._times or {}
+        used_s = sum(s - before.get(pid, 0.0) for pid, s in now.items())
+        if used_s >= _MIN_CORE_SHARE * (now_s - self._checked_s):
+            self._since_s = self._quiet_since_s = now_s
+        self._times, self._checked_s = now, now_s

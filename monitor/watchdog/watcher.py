@@ -1,0 +1,71 @@
+"""The watchdog beside the recorder: a thread of its own, which neither waits for the other."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from monitor.logs.sample import GpuSource, Reading
+    from monitor.watchdog.settings import WatchSettings
+    from monitor.watchdog.watching import Watching
+
+_DELAY_S = 0.5  # the first lines of the recorder's log come before the watchdog's imports
+
+
+class Watcher:
+    """Watches the ranks of this node while something else records."""
+
+    def __init__(self, settings: WatchSettings | None, say: Callable[[str], None]) -> None:
+        """Watch what `settings` names; nothing if it is None."""
+        self._settings = settings
+        self._say = say
+        self._ended = threading.Event()
+        self._watching: Watching | None = None
+
+    def start(self) -> None:
+        """Start the thread, unless there is nothing to decide."""
+        if self._settings is not None and self._settings.hang_timeout_s != 0:
+            threading.Thread(target=self._run, name="watchdog", daemon=True).start()
+
+    def shown(self, source: GpuSource) -> GpuSource:
+        """Let the watchdog see what is read of a source."""
+        return _Shown(source, self._see)
+
+    def end(self) -> None:
+        """Watch no more, and tell where the ranks were."""
+        self._ended.set()
+        if self._settings is None:
+            return
+        watching = self._watching or self._build(self._settings)
+        watching.tell_last_beats()
+        watching.end()
+
+    def _run(self) -> None:
+        if self._settings is not None and not self._ended.wait(_DELAY_S):
+            self._watching = self._build(self._settings)
+            self._watching.run()
+
+    def _build(self, settings: WatchSettings) -> Watching:
+        from monitor.watchdog.watching import Watching  # noqa: PLC0415 - not before the log's first lines
+
+        return Watching(settings, self._say)
+
+    def _see(self, reading: Reading) -> None:
+        if self._watching is not None:
+            self._watching.see_gpus(reading)
+
+
+class _Shown:
+    """A source whose readings somebody else sees, too."""
+
+    def __init__(self, source: GpuSource, see: Callable[[Reading], None]) -> None:
+        self._source = source
+        self._see = see
+
+    def read(self) -> Reading:
+        reading = self._source.read()
+        self._see(reading)
+        return reading

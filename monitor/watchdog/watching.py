@@ -1,0 +1,279 @@
+"""The watchdog of this node, put together of real files and real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from monitor.events import EventLog
+from monitor.watchdog import orphans, processes
+from monitor.watchdog.beats import read_beats, read_children
+from monitor.watchdog.board import EventBoard
+from monitor.watchdog.bounded import Bounded
+from monitor.watchdog.patience import Patience
+from monitor.watchdog.rankwatch import RankWatch
+from monitor.watchdog.stacks import Stack, StackTaker, Target, ask_for_trace
+from monitor.watchdog.watchdog import Place, Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    from monitor.logs.sample import Reading
+    from monitor.watchdog.beats import Beat, Child
+    from monitor.watchdog.rankwatch import Look
+    from monitor.watchdog.settings import WatchSettings
+    from monitor.watchdog.verdict import RankReport
+
+_FILE_S = 1.0  # how long a look at a file of the run may hold up a look at the ranks
+_PROC_S = 1.0
+_STACKS_S = 30.0  # py-spy takes its time, and asks one process after the other
+_TRACE_S = 3.0  # torch looks at its pipe about once a second
+_CONNECT_S = 3.0
+_TERM_S = 1.5  # the launcher gives the monitor 3 s to end; who is stuck hears no SIGTERM anyway
+_LEAVE_S = _TERM_S + 0.5
+_BURIED_S = 5.0
+
+
+class LiveNode:
+    """This node's ranks, as files and /proc show them."""
+
+    def __init__(self, settings: WatchSettings, files: Bounded, memory: Bounded) -> None:
+        """Look for the ranks of one launch.
+
+        Args:
+            settings: which launch.
+            files: makes the calls that a stalled file system may hold up.
+            memory: makes the calls that a process the kernel holds may hold up.
+
+        """
+        self._settings = settings
+        self._files = files
+        self._memory = memory
+
+    def beats(self) -> Mapping[int, Beat]:
+        """Read the last beats."""
+        return read_beats(self._settings.beat_dir)
+
+    def children(self) -> Mapping[int, Child]:
+        """Read which commands run."""
+        return read_children(self._settings.beat_dir)
+
+    def log_mark(self, rank: int) -> Hashable:
+        """Give size and time of the rank's log; None while the file system does not answer."""
+        path = f"{self._settings.run_dir}/logs/rank-{rank}.log"
+        return self._files.ask(lambda: _mark(path), _FILE_S)
+
+    def environment(self, pid: int) -> Mapping[str, str]:
+        """Tell a process's variables."""
+        return self._memory.ask(lambda: processes.environment(pid), _PROC_S) or {}
+
+    def times(self, rank: int) -> Mapping[int, float]:
+        """Tell the processor time of each process of a rank."""
+        told = {pid: processes.cpu_s(pid) for pid in self.processes().get(rank, [])}
+        return {pid: seconds for pid, seconds in told.items() if seconds is not None}
+
+    def processes(self) -> Mapping[int, list[int]]:
+        """Find all processes of each rank."""
+        settings = self._settings
+        return (
+            self._memory.ask(lambda: orphans.find_ranks(settings.launch_id, settings.node), _PROC_S)
+            or {}
+        )
+
+
+def _mark(path: str) -> Hashable:
+    status = os.stat(path)  # noqa: PTH116 - pathlib costs start time
+    return (status.st_size, status.st_mtime_ns)
+
+
+class LiveHands:
+    """What the watchdog does on this node."""
+
+    def __init__(
+        self, settings: WatchSettings, watch: RankWatch, files: Bounded, say: Callable[[str], None]
+    ) -> None:
+        """Act on the ranks of one launch.
+
+        Args:
+            settings: which launch.
+            watch: judges its ranks.
+            files: makes the calls that a stalled file system may hold up.
+            say: tells a person.
+
+        """
+        self._settings = settings
+        self._watch = watch
+        self._files = files
+        self._memory = Bounded("end")
+        self._network = Bounded("connect")
+        self._say = say
+        self._taker = StackTaker(f"{settings.run_dir}/debug", settings.attempt)
+        self.is_ending = False
+
+    def look(self) -> Look:
+        """Look at all ranks of this node."""
+        return self._watch.look()
+
+    def stacks(self, ranks: Sequence[RankReport]) -> Mapping[int, Stack]:
+        """Take the stacks of these ranks; where files cannot be written, /proc tells a little."""
+        members = self._memory.ask(self._members, _PROC_S) or {}
+        targets = [
+            Target(
+                rank=rank.rank,
+                pid=rank.pid,
+                answers=rank.step is not None,
+                pids=tuple(members.get(rank.rank, ())),
+            )
+            for rank in ranks
+            if rank.pid is not None
+        ]
+        taken = self._files.ask(lambda: self._taker.take(targets), _STACKS_S)
+        if taken is not None:
+            return taken
+        return {t.rank: Stack(top=processes.waits_in(t.pid)) for t in targets}
+
+    def traces(self) -> Sequence[str]:
+        """Name the flight recorder's dumps, after asking for them where torch listens."""
+        return self._files.ask(self._ask_for_traces, _TRACE_S + _FILE_S) or ()
+
+    def reaches_master(self) -> bool | None:
+        """Try to connect; a name that cannot be resolved in time counts as not reached."""
+        settings = self._settings
+        if settings.master_addr is None or settings.master_port is None or settings.num_nodes < 2:  # noqa: PLR2004
+            return None
+        address = (settings.master_addr, settings.master_port)
+        return self._network.ask(lambda: _connects(address), _CONNECT_S + 1) or False
+
+    def end_ranks(self) -> None:
+        """End the ranks' commands; the launchers see it, tell it, and end."""
+        self.is_ending = True
+        try:
+            self._end_ranks()
+        finally:
+            self.is_ending = False
+
+    def _end_ranks(self) -> None:
+        settings = self._settings
+        pids = [r.pid for r in self._watch.look().ranks if r.pid is not None and r.state]
+        known = [who for pid in pids if (who := processes.identity(pid)) is not None]
+        _send_all(known, signal.SIGTERM)
+        self._memory.post(lambda: orphans.end_ranks(settings.launch_id, settings.node, _TERM_S))
+        _wait_for_end(known, _TERM_S)
+        _send_all(known, signal.SIGKILL)
+        _wait_for_end(known, _BURIED_S)
+        self._memory.ask(lambda: None, _BURIED_S)  # what the ranks have started, too
+
+    def say(self, message: str) -> None:
+        """Tell a person; nobody waits for a log on a file system that hangs."""
+        self._files.post(lambda: self._say(message))
+
+    def _members(self) -> Mapping[int, list[int]]:
+        return orphans.find_ranks(self._settings.launch_id, self._settings.node)
+
+    def _ask_for_traces(self) -> list[str]:
+        prefix = self._settings.trace_pipe
+        ranks = [*read_beats(self._settings.beat_dir)] or [*read_children(self._settings.beat_dir)]
+        before = self._taker.traces()
+        asked = ask_for_trace(prefix, ranks) if prefix else []
+        deadline_s = time.monotonic() + _TRACE_S
+        while asked and time.monotonic() < deadline_s:
+            if len(self._taker.traces()) >= len(before) + len(asked):
+                break
+            time.sleep(0.2)
+        return self._taker.traces()
+
+
+def _connects(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, _CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _send_all(known: Sequence[processes.Identity], signum: signal.Signals) -> None:
+    for who in known:
+        if processes.identity(who.pid) == who:
+            orphans.send(who.pid, signum)
+
+
+def _wait_for_end(known: Sequence[processes.Identity], limit_s: float) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while time.monotonic() < deadline_s:
+        if not any(processes.identity(w.pid) == w and processes.state(w.pid) for w in known):
+            return
+        time.sleep(0.05)
+
+
+class Watching:
+    """Runs the watchdog in a thread of the recorder's process, which it does not disturb."""
+
+    def __init__(self, settings: WatchSettings, say: Callable[[str], None]) -> None:
+        """Put it together; `start` starts it."""
+        self._settings = settings
+        self._say = say
+        self._files = Bounded("files")
+        self._end = threading.Event()
+        self._board = EventBoard(
+            EventLog(f"{settings.run_dir}/events.jsonl", settings.attempt, settings.node),
+            self._files,
+        )
+        patience = Patience(settings.hang_timeout_s)
+        node = LiveNode(settings, self._files, Bounded("memory"))
+        self._watch = RankWatch(node, patience)
+        self._hands = LiveHands(settings, self._watch, self._files, say)
+        self._watchdog = Watchdog(
+            Place(
+                node=settings.node,
+                node_rank=settings.node_rank,
+                num_nodes=settings.num_nodes,
+                attempt=settings.attempt,
+                master=settings.master,
+            ),
+            self._hands,
+            self._board,
+            patience.look_s(),
+        )
+
+    def see_gpus(self, reading: Reading) -> None:
+        """Take what the recorder has just read."""
+        self._watch.see_gpus(reading)
+
+    def run(self) -> None:
+        """Watch until `end` is called or there is nothing left to decide."""
+        delay_s: float | None = 0.0
+        while delay_s is not None and not self._end.wait(delay_s):
+            try:
+                delay_s = self._watchdog.tick()
+            except Exception as error:  # noqa: BLE001 - the monitor never fails the job
+                self._say(f"watchdog: {type(error).__name__}: {error}: going on")
+                delay_s = 5.0
+
+    def tell_last_beats(self) -> None:
+        """Tell where each rank was at the end; the other nodes then wait for no report of ours."""
+        now_s = time.monotonic()
+        ranks = {
+            beat.rank: {
+                "step": beat.step,
+                "phase": beat.phase,
+                "age_s": round(now_s - beat.time_ns / 1e9, 3),
+            }
+            for beat in sorted(
+                read_beats(self._settings.beat_dir).values(), key=lambda beat: beat.rank
+            )
+        }
+        settings = self._settings
+        self._board.tell(
+            "last_beats", node=settings.node, node_rank=settings.node_rank, ranks=ranks
+        )
+
+    def end(self) -> None:
+        """Watch no more; ranks that are being ended are ended first."""
+        self._end.set()
+        deadline_s = time.monotonic() + _LEAVE_S
+        while self._hands.is_ending and time.monotonic() < deadline_s:
+            time.sleep(0.02)
