@@ -55,6 +55,18 @@ class LlamaShape:
         num_matrices = 1 if self.is_tied else 2
         return num_matrices * self.vocab_size * self.dim + self.num_layers * layer + self.dim
 
+    def flops_per_token(self, sequence_length: int) -> float:
+        """Return the operations of training on a token, 6 N + 12 L D S (arXiv 2204.02311).
+
+        6 N: each weight multiplies and adds once forward and twice backward. N leaves the embedding
+        out, which only looks up, unless it is the output matrix, too. 12 L D S: the scalar products
+        of attention, counted over the whole square, as others count them, though causality needs
+        only half; so a kernel that skips the other half gets credit for it.
+        """
+        num_looked_up = 0 if self.is_tied else self.vocab_size * self.dim
+        num_multiplied = self.num_parameters - num_looked_up
+        return 6 * num_multiplied + 12 * self.num_layers * self.dim * sequence_length
+
 
 PRESETS = {
     # Ours, of bytes: for tests, demonstrations, and a laptop.
