@@ -94,18 +94,18 @@ def read_shape(folder: Path) -> LlamaShape:
         rope = config.get("rope_parameters") or config
         num_heads = config["num_attention_heads"]
         return LlamaShape(
-            vocab_size=config["vocab_size"],
-            dim=config["hidden_size"],
-            num_layers=config["num_hidden_layers"],
-            num_heads=num_heads,
-            num_kv_heads=config.get("num_key_value_heads") or num_heads,
-            ffn_dim=config["intermediate_size"],
-            rope_theta=rope.get("rope_theta", 10_000),
-            norm_eps=config["rms_norm_eps"],
-            is_tied=config.get("tie_word_embeddings", False),
-            max_sequence_length=config.get("max_position_embeddings", 2048),
+            vocab_size=int(config["vocab_size"]),
+            dim=int(config["hidden_size"]),
+            num_layers=int(config["num_hidden_layers"]),
+            num_heads=int(num_heads),
+            num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
+            ffn_dim=int(config["intermediate_size"]),
+            rope_theta=float(rope.get("rope_theta", 10_000)),
+            norm_eps=float(config["rms_norm_eps"]),
+            is_tied=bool(config.get("tie_word_embeddings", False)),
+            max_sequence_length=int(config.get("max_position_embeddings", 2048)),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise _error(folder, f"{type(error).__name__}: {error}") from error
 
 
