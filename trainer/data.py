@@ -90,8 +90,9 @@ class TokenBatches:
 
     def evaluation(self, indices: range) -> Iterator[Batch]:
         """Yield batches of the samples in `indices`, in order."""
-        for samples in torch.split(torch.tensor(indices), self.evaluation_batch_size):
-            yield self._gather(samples)
+        for start in range(indices.start, indices.stop, self.evaluation_batch_size):
+            stop = min(start + self.evaluation_batch_size, indices.stop)
+            yield self._gather(torch.arange(start, stop))
 
     def _gather(self, samples: Tensor) -> Batch:
         inputs, targets = self._data.gather(samples.numpy())

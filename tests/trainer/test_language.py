@@ -68,6 +68,7 @@ def test_a_batch_is_global(world: int, micro: int) -> None:
         by_rank.append(torch.cat(firsts).view(-1, 6 // world))
         evaluated = torch.cat([inputs[:, 0] // 4 for inputs, _ in batches.evaluation(range(2, 9))])
         assert evaluated.tolist() == list(range(2, 9))
+        assert list(batches.evaluation(range(3, 3))) == []  # fewer samples than ranks
     assert torch.cat(by_rank, dim=1).flatten().tolist() == permutation(3, 1, 21)[12:18].tolist()
 
 
