@@ -1,5 +1,6 @@
 """The Llama: its size, and what makes it one."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -116,9 +117,13 @@ def test_a_model_gets_its_values_from_the_seed_alone() -> None:
         model.init_weights()
         assert model.output.weight is model.tok_embeddings.weight
         assert set(model.norm.weight.tolist()) == {1.0}
-        assert model.tok_embeddings.weight.std().item() == pytest.approx(0.02, rel=0.1)
+        assert model.tok_embeddings.weight.std().item() == pytest.approx(
+            math.sqrt(0.4 / 32), rel=0.1
+        )
         adding = model.get_parameter("layers.0.attention.wo.weight")
-        assert adding.std().item() == pytest.approx(0.02 / 2, rel=0.1)  # two layers: root of 4
+        assert adding.std().item() == pytest.approx(
+            math.sqrt(0.4 / 32) / 2, rel=0.1
+        )  # two layers: root of 4
     assert set(first.state_dict()) == set(second.state_dict())
     with torch.no_grad():
         assert torch.equal(first(tokens(2, 16)), second(tokens(2, 16)))
