@@ -11,8 +11,12 @@ from trainer.errors import UserError
 from trainer.workloads.tokens import TokenRow, join_documents
 
 Split = Literal["train", "test"]
-_LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-"""Folders: tests, which many distributions leave out, and what is not the library."""
+_LEFT_OUT = {
+    *("test", "tests", "idle_test"),  # which many distributions leave out
+    *("site-packages", "dist-packages", "__pycache__"),
+    *("encodings", "pydoc_data"),  # tables, one like the other: what is held out would be known
+}
+"""Folders that are not read."""
 _ONE_HELD_OUT_OF = 40
 
 
