@@ -1,6 +1,8 @@
 """The language workload: its samples, its loss, and runs of it."""
 
 import math
+import re
+import shlex
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from trainer import loading
+from trainer import loading, sample
 from trainer.batches import plan_batches
+from trainer.command import run
 from trainer.config import Config
 from trainer.data import TokenBatches, build_batches, permutation
 from trainer.errors import UserError
@@ -234,3 +237,23 @@ def test_a_run_tells_perplexity_and_keeps_the_best_by_loss(
     told = capsys.readouterr().out
     assert f"test bits per byte {summary['test_bits_per_byte']:.4f} of " in told
     assert f"FINISHED  test loss {summary['test_loss']:.4f}  test perplexity" in told
+
+
+@pytest.mark.slow
+def test_the_readmes_toy_trains_and_writes(
+    train: Train, library: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands as they stand there, with fewer steps, and on a smaller library."""
+    (library / "a.py").write_text("print('hello')\n" * 100)
+    text = (Path(__file__).parents[2] / "README.md").read_text().replace("\\\n", "")
+    (command,) = re.findall(r"\n    python -m trainer (--workload lm .*)\n", text)
+    words = shlex.split(command)
+    words[words.index("--out") : words.index("--out") + 2] = []
+    words[words.index("--max-steps") + 1] = "1"
+    code, run_dir = train(*words)
+    assert code == 0
+    assert run_dir.summary()["test_bits_per_byte"] > 2
+    (command,) = re.findall(r"\n    python -m trainer\.sample out/toy (.*)\n", text)
+    capsys.readouterr()
+    assert run(sample.main, [str(run_dir.path), *shlex.split(command), "--tokens", "3"]) == 0
+    assert capsys.readouterr().out.startswith("def ")
