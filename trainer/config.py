@@ -13,7 +13,7 @@ from typing import Literal
 
 from trainer.errors import UserError
 
-Schedule = Literal["constant", "cosine"]
+Schedule = Literal["constant", "cosine", "linear", "wsd"]
 OptimizerName = Literal["adamw", "adam", "sgd"]
 Precision = Literal["fp32", "bf16", "fp16"]
 CheckpointMode = Literal["async", "sync"]
@@ -37,6 +37,8 @@ _AT_LEAST: dict[str, int] = {
     "image_size": 1,
     "num_samples": 1,
     "num_classes": 1,
+    "sequence_length": 1,
+    "mock_tokens": 0,
 }
 _MAX_SEED = 2**63 - 1
 
@@ -52,16 +54,20 @@ class Config:
     """Only check the options and the input, write nothing, and end."""
 
     workload: str = "mnist"
-    """What to train: mnist, imagefolder, fake-images, or a class of your own as
+    """What to train: mnist, imagefolder, fake-images, lm, or a class of your own as
     package.module:Class."""
 
     model: str = ""
     """Its model, by name. mnist: cnn (default) or mlp; imagefolder and fake-images: any
-    classification model of torchvision (default resnet18)."""
+    classification model of torchvision (default resnet18); lm: toy (default, 1 M parameters), mini,
+    stories15m, smollm2-135m, tinyllama-1.1b, llama2-7b, llama3-8b, or a folder with a config.json
+    of Hugging Face's that describes a Llama."""
 
     data_dir: Path | None = None
     """Where the data lies. mnist without it trains on 5,000 digits that ship with the package;
-    with it on all of MNIST, downloaded into it if absent."""
+    with it on all of MNIST, downloaded into it if absent. lm without it learns the source of
+    Python's standard library, as bytes; with it train.tokens, and val.tokens if there is one, as
+    python -m trainer.tokenize writes them."""
 
     epochs: int | None = None
     """Passes over the training data; default: as many as suit the workload."""
@@ -80,7 +86,11 @@ class Config:
     """Peak learning rate."""
 
     schedule: Schedule = "cosine"
-    """The learning rate after warm-up: constant, or a cosine down to zero at the last step."""
+    """The learning rate after warm-up: constant; a cosine or a straight line down to zero at the
+    last step; or wsd: constant, and a straight line down to zero at the end."""
+
+    decay_fraction: float = 0.2
+    """wsd: the part of all steps in which the learning rate goes down."""
 
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly from zero."""
@@ -116,7 +126,8 @@ class Config:
     """Validate every so many steps; 0: after each epoch. Always at the end."""
 
     early_stop_patience: int = 0
-    """End after so many validations without a better accuracy; 0: never."""
+    """End after so many validations without a better accuracy, or a lower loss where there is no
+    accuracy; 0: never."""
 
     log_every: int = 50
     """Steps between lines of the log and of metrics.jsonl."""
@@ -167,6 +178,15 @@ class Config:
     num_classes: int = 1000
     """fake-images: classes."""
 
+    sequence_length: int | None = None
+    """lm: tokens of a sample; default: what the model was designed for."""
+
+    mock_tokens: int = 0
+    """lm: train on so many random tokens instead, to measure speed."""
+
+    init_from: Path | None = None
+    """lm: begin with the weights in this folder, in Hugging Face's layout of a Llama."""
+
     def __post_init__(self) -> None:
         """Raise UserError at the first value that breaks its rule."""
         for name, low in _AT_LEAST.items():
@@ -177,6 +197,8 @@ class Config:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise _error(name, "a finite number above 0", value)
+        if not 0 <= self.decay_fraction <= 1:
+            raise _error("decay_fraction", "from 0 to 1", self.decay_fraction)
         if not 0 <= self.dropout < 1:
             raise _error("dropout", "from 0 up to, not including, 1", self.dropout)
         if self.seed is not None and self.seed > _MAX_SEED:

@@ -8,6 +8,7 @@ import torch
 
 from trainer import generators
 from trainer.workloads.base import TensorData
+from trainer.workloads.tokens import TokenData
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,6 +68,40 @@ class TensorBatches:
         for start in range(indices.start, indices.stop, _EVALUATION_BATCH):
             part = slice(start, min(start + _EVALUATION_BATCH, indices.stop))
             yield self._inputs[part], self._targets[part]
+
+
+class TokenBatches:
+    """Microbatches of a text too long to lie on the device: each is read when it is its turn."""
+
+    def __init__(self, data: TokenData, plan: BatchPlan, seed: int, device: torch.device) -> None:
+        self._data = data
+        self._plan = plan
+        self._seed = seed
+        self._device = device
+        self.evaluation_batch_size = plan.micro_batch_size  # what is known to fit
+
+    def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
+        """Yield the microbatches of this rank from `first_step` of `epoch` on."""
+        order = permutation(self._seed, epoch, len(self._data))
+        for step in range(first_step, self._plan.steps_per_epoch(len(self._data))):
+            chosen = order[self._plan.rank_slice(step)]
+            for samples in torch.split(chosen, self._plan.micro_batch_size):
+                yield self._gather(samples)
+
+    def evaluation(self, indices: range) -> Iterator[Batch]:
+        """Yield batches of the samples in `indices`, in order."""
+        for start in range(indices.start, indices.stop, self.evaluation_batch_size):
+            stop = min(start + self.evaluation_batch_size, indices.stop)
+            yield self._gather(torch.arange(start, stop))
+
+    def _gather(self, samples: Tensor) -> Batch:
+        inputs, targets = self._data.gather(samples.numpy())
+        if self._device.type == "cuda":  # pinned, so that nobody waits for the copy
+            inputs, targets = inputs.pin_memory(), targets.pin_memory()
+        return (
+            inputs.to(self._device, non_blocking=True),
+            targets.to(self._device, non_blocking=True),
+        )
 
 
 class SeededSamples(torch.utils.data.Dataset[Any]):
@@ -168,11 +203,11 @@ class _Keys(torch.utils.data.Sampler[list[tuple[int, int]]]):
         return len(self._places)
 
 
-Batches = TensorBatches | LoadedBatches
+Batches = TensorBatches | TokenBatches | LoadedBatches
 
 
 def build_batches(
-    data: TensorData | Dataset[Any],
+    data: TensorData | TokenData | Dataset[Any],
     plan: BatchPlan,
     *,
     seed: int,
@@ -182,4 +217,6 @@ def build_batches(
     """Choose the way that suits the data."""
     if isinstance(data, TensorData):
         return TensorBatches(data, plan, seed, device)
+    if isinstance(data, TokenData):
+        return TokenBatches(data, plan, seed, device)
     return LoadedBatches(data, plan, seed, device, num_workers)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from trainer.events import finite
+from trainer.speed import Speed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from trainer.checkpoint import Checkpoints
@@ -25,18 +28,23 @@ def summary_of(
 
     `samples_per_s` is over all of this attempt's time, validation and checkpoints included.
     """
+    derived: Mapping[str, float] = {}
     if loop is None:
         time_s, position, steps = 0.0, None, 0
     else:
         time_s, position = loop.progress.train_time_s, loop.position
-        steps = position.step - loop.started_step
-    num_samples = steps * global_batch_size
+        steps, derived = position.step - loop.started_step, loop.derived
+    samples_per_s = steps * global_batch_size / time_s if time_s else 0.0
+    speed = asdict(loop.progress.work.speed(samples_per_s)) if loop else {}
     return {
         "outcome": outcome,
         "train_time_s": round(time_s, 3),
-        "samples_per_s": round(num_samples / time_s, 1) if time_s else 0.0,
+        "samples_per_s": round(samples_per_s, 1),
+        **{name: round(value, 1) for name, value in speed.items() if value is not None},
         "final_loss": finite(position.last_loss) if position else None,
         "test_accuracy": position.last_accuracy if position else None,
+        "test_loss": finite(position.last_test_loss) if position else None,
+        **{name: finite(value) for name, value in derived.items()},
         "world_size": world_size,
         "steps": position.step if position else 0,
         "checkpoint_step": checkpoints.latest_step if checkpoints else None,
@@ -47,8 +55,7 @@ def summary_of(
 
 def closing_block(summary: dict[str, Any], run_dir: Path) -> str:
     """Say a summary to a person."""
-    accuracy, loss = summary["test_accuracy"], summary["final_loss"]
-    told_accuracy = f"{100 * accuracy:.2f} %" if isinstance(accuracy, float) else "never measured"
+    loss = summary["final_loss"]
     told_loss = f"{loss:.4f}" if isinstance(loss, float) else "-"
     notes = [
         f"  slow         rank {slow['rank']} on {slow['node']} was {slow['ratio']:.1f} x slower "
@@ -60,14 +67,34 @@ def closing_block(summary: dict[str, Any], run_dir: Path) -> str:
     return "\n".join(
         [
             "",
-            f"{summary['outcome'].upper()}  test accuracy {told_accuracy}",
+            f"{summary['outcome'].upper()}  {_measured(summary)}",
             f"  loss         {told_loss}",
             f"  steps        {summary['steps']} on {summary['world_size']} ranks",
-            f"  time         {summary['train_time_s']} s, {summary['samples_per_s']} samples/s",
+            f"  time         {summary['train_time_s']} s, {', '.join(_speed(summary))}",
             *notes,
             f"  metrics      {run_dir / 'metrics.jsonl'}",
             f"  checkpoints  {run_dir / 'checkpoints'}",
         ]
+    )
+
+
+def _speed(summary: Mapping[str, Any]) -> list[str]:
+    names = [field.name for field in fields(Speed)]
+    speed = Speed(**{name: summary[name] for name in names if name in summary})
+    return [f"{summary['samples_per_s']} samples/s", *speed.words()]
+
+
+def _measured(summary: Mapping[str, Any]) -> str:
+    """Say how good the model was when it was last measured."""
+    accuracy, loss = summary["test_accuracy"], summary["test_loss"]
+    if isinstance(accuracy, float):
+        return f"test accuracy {100 * accuracy:.2f} %"
+    if not isinstance(loss, float):
+        return "test accuracy never measured"
+    return "  ".join(
+        f"{name.replace('_', ' ')} {value:.4f}"
+        for name, value in summary.items()
+        if name.startswith("test_") and isinstance(value, float)
     )
 
 

@@ -13,7 +13,7 @@ from trainer.beat import VALIDATE
 from trainer.precision import autocast
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from trainer.agreement import StopAgreement
     from trainer.beat import Beat
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from trainer.data import Batches
     from trainer.mesh import Mesh
     from trainer.workloads.base import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a validation came to, over all ranks."""
+
+    loss: float
+    """The mean over all that counts: samples, or targets where the workload counts those."""
+    accuracy: float | None
+    """None where there is no right and wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +46,8 @@ class Evaluation:
     agreement: StopAgreement
     beat: Beat
 
-    def measure(self) -> tuple[float, float] | None:
-        """Return mean loss and accuracy; None if the run was asked to stop meanwhile."""
+    def measure(self) -> Measured | None:
+        """Measure; return None if the run was asked to stop meanwhile."""
         self.beat.meet(VALIDATE)
         # Running statistics, such as a batch norm's, differ between ranks: all measure rank 0's.
         self.mesh.broadcast(list(self.model.buffers()))
@@ -49,14 +59,21 @@ class Evaluation:
         if sums is None:
             return None
         self.beat.meet(VALIDATE)
-        loss_sum, num_correct, num_samples = self.mesh.sum(sums)
-        return loss_sum / num_samples, num_correct / num_samples
+        loss_sum, num_counted, num_correct, has_accuracy = self.mesh.sum(sums)
+        return Measured(
+            loss=loss_sum / max(1, num_counted),
+            accuracy=num_correct / self.num_samples if has_accuracy else None,
+        )
 
     def _sums(self) -> list[float] | None:
-        """Sum loss, right answers and samples over this rank's share; None if asked to stop."""
+        """Sum over this rank's share; None if asked to stop.
+
+        Loss, what it is to be divided by, right answers, and whether there are such.
+        """
         device, ranks = self.mesh.device, self.mesh.ranks
         loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        correct = torch.zeros((), dtype=torch.int64, device=device)
+        num_counted, num_correct = torch.zeros(2, dtype=torch.int64, device=device)
+        has_accuracy = False
         share = shard(self.num_samples, ranks.rank, ranks.world_size)
         batches = iter(self.test.evaluation(share))
         num_ticks = self._num_ticks()
@@ -68,11 +85,24 @@ class Evaluation:
                 if batch is not None:
                     inputs, targets = batch
                     outputs = self.model(inputs)
-                    loss_sum += self.workload.loss(outputs, targets) * len(targets)
-                    correct += self.workload.num_correct(outputs, targets)
+                    loss, count = self._loss_sum(outputs, targets)
+                    loss_sum += loss
+                    num_counted += count
+                    correct = self.workload.num_correct(outputs, targets)
+                    if correct is not None:
+                        has_accuracy = True
+                        num_correct += correct
                 if tick < num_ticks and self.agreement.reached():
                     return None
-        return [loss_sum.item(), correct.item(), len(share)]
+        return [loss_sum.item(), num_counted.item(), num_correct.item(), has_accuracy]
+
+    def _loss_sum(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | int]:
+        """Return a batch's loss as a sum, and how many are summed up in it."""
+        loss = self.workload.loss(outputs, targets)
+        num_valid = self.workload.num_valid(targets)
+        if num_valid is None:  # a mean over samples
+            return loss * len(targets), len(targets)
+        return loss, num_valid
 
     def _num_ticks(self) -> int:
         """Batches of the rank that has the most: all ranks ask as often, with or without one."""

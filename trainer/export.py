@@ -1,8 +1,9 @@
 """python -m trainer.export CHECKPOINT OUT: the weights in files that other programs read.
 
 OUT.safetensors is written in the form of that name, OUT.pt (or .pth) so that
-`torch.load(OUT, weights_only=True)` reads it; without one of these endings, both are. One process
-is enough, whatever number of ranks wrote the checkpoint; nothing but torch and safetensors is used.
+`torch.load(OUT, weights_only=True)` reads it; without one of these endings, both are. With
+--format hf, OUT is a new folder that Hugging Face's transformers loads, of a Llama. One process is
+enough, whatever number of ranks wrote the checkpoint; nothing but torch and safetensors is used.
 """
 
 from __future__ import annotations
@@ -32,9 +33,21 @@ def main(argv: Sequence[str]) -> int:
     parser = command.Parser(prog="python -m trainer.export", description=__doc__)
     parser.add_argument("checkpoint", type=Path, help="a checkpoint, or a run directory: its last")
     parser.add_argument("out", type=Path, help="the file to write, or its name without an ending")
+    parser.add_argument(
+        "--format",
+        choices=("weights", "hf"),
+        default="weights",
+        help="weights (default), or hf: a folder of Hugging Face's layout, of a Llama",
+    )
     parser.add_argument("--force", action="store_true", help="overwrite what is there")
     options = parser.parse_args(argv)
     checkpoint = find(options.checkpoint)
+    if options.format == "hf":
+        _check_target(options.out, may_overwrite=False)  # never a whole folder
+        from trainer.export_hf import export_hf  # noqa: PLC0415 -- imports torch
+
+        export_hf(checkpoint, options.out)
+        return EXIT_FINISHED
     targets = _targets(options.out, may_overwrite=options.force)
     stored, weights = _read(checkpoint)
     for target in targets:
@@ -49,18 +62,22 @@ def _targets(out: Path, *, may_overwrite: bool) -> list[Path]:
     if out.suffix not in _ENDINGS:
         targets = [out.with_name(out.name + ending) for ending in (_SAFETENSORS, _TORCH)]
     for target in targets:
-        if not target.parent.is_dir():
-            raise UserError(
-                str(target), rule="in a directory that exists", found="none", remedy="create it"
-            )
-        if target.is_dir() or (target.exists() and not may_overwrite):
-            raise UserError(
-                str(target),
-                rule="a file that is not there yet",
-                found="one",
-                remedy="name another, or give --force",
-            )
+        _check_target(target, may_overwrite=may_overwrite)
     return targets
+
+
+def _check_target(target: Path, *, may_overwrite: bool) -> None:
+    if not target.parent.is_dir():
+        raise UserError(
+            str(target), rule="in a directory that exists", found="none", remedy="create it"
+        )
+    if target.is_dir() or (target.exists() and not may_overwrite):
+        raise UserError(
+            str(target),
+            rule="a file that is not there yet",
+            found="one",
+            remedy="name another, or give --force",
+        )
 
 
 def _read(checkpoint: Path) -> tuple[Stored, dict[str, Tensor]]:

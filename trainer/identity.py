@@ -18,6 +18,7 @@ OPTIONS = (
     "lr",
     "schedule",
     "warmup_steps",
+    "decay_fraction",
     "optimizer",
     "weight_decay",
     "dropout",
@@ -26,6 +27,8 @@ OPTIONS = (
     "image_size",
     "num_samples",
     "num_classes",
+    "sequence_length",
+    "mock_tokens",
 )
 """All other options may change freely: how long, on how many ranks, in which microbatches, what is
 validated, logged and kept, and where things lie."""

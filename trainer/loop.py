@@ -15,6 +15,8 @@ from trainer.state import gather_rank, gather_tensors
 from trainer.stepping import Stepper
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from trainer.parts import Parts
     from trainer.position import Position
     from trainer.resume import Resumed
@@ -46,6 +48,12 @@ class Loop:
         self._leave(stopped=stopped)
         self._parts.profiler.close()
         return not stopped
+
+    @property
+    def derived(self) -> Mapping[str, float]:
+        """What the workload tells of the last validation besides its loss."""
+        loss = self.position.last_test_loss
+        return {} if loss is None else self._parts.workload.derived(loss)
 
     def _begin(self, resumed: Resumed) -> None:
         self.position: Position = resumed.position
@@ -137,29 +145,19 @@ class Loop:
         parts.agreement.begin()  # training has another pace
         if measured is None:
             return False
-        loss, accuracy = measured
-        best = position.best_accuracy
-        is_best = best is None or accuracy > best
-        num_without_gain = 0 if is_best else position.num_validations_without_gain + 1
-        self.position = replace(
-            position,
-            validated_step=position.step,
-            last_accuracy=accuracy,
-            best_accuracy=accuracy if is_best else best,
-            best_step=position.step if is_best else position.best_step,
-            num_validations_without_gain=num_without_gain,
-        )
+        self.position = position.validated(measured.loss, measured.accuracy)
         parts.sinks.validation(
             Validation(
                 step=position.step,
                 epoch=-(-position.step // parts.steps_per_epoch),
-                test_loss=loss,
-                test_accuracy=accuracy,
+                test_loss=measured.loss,
+                test_accuracy=measured.accuracy,
+                derived=parts.workload.derived(measured.loss),
                 num_samples=parts.evaluation.num_samples,
                 train_time_s=self.progress.train_time_s,
             )
         )
-        if is_best:
+        if self.position.num_validations_without_gain == 0:
             self._save(is_best=True)
         return True
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.events import append_line, utc_now
+from trainer.speed import Speed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from trainer.stragglers import SlowRank
@@ -35,6 +37,7 @@ class Interval:
     validation_s: float = 0.0
     slow_ranks: list[SlowRank] | None = None
     """None where no rank was slow."""
+    speed: Speed = field(default_factory=Speed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +47,12 @@ class Validation:
     step: int
     epoch: int
     test_loss: float
-    test_accuracy: float
+    test_accuracy: float | None
+    """None where there is no right and wrong."""
     num_samples: int
     train_time_s: float
+    derived: Mapping[str, float] = field(default_factory=dict)
+    """What else the workload tells, by name."""
 
 
 class Sink(Protocol):
@@ -71,11 +77,17 @@ class MetricsFile:
 
     def interval(self, interval: Interval) -> None:
         """Append a line."""
-        self._append(asdict(interval))
+        values = asdict(interval)
+        known = {name: value for name, value in values.pop("speed").items() if value is not None}
+        self._append(values | known)
 
     def validation(self, validation: Validation) -> None:
         """Append a line."""
-        self._append(asdict(validation))
+        values = asdict(validation)
+        derived = values.pop("derived")
+        if validation.test_accuracy is None:
+            del values["test_accuracy"]
+        self._append(values | derived)
 
     def close(self) -> None:
         """Nothing is open between lines."""
@@ -99,10 +111,11 @@ class LogLines:
         """Print where we are, how fast, and how long it will take."""
         remaining = (self._total_steps - interval.step) * interval.train_time_s
         eta = timedelta(seconds=round(remaining / max(1, interval.step)))
+        speed = "  ".join([f"{interval.samples_per_s:.0f} samples/s", *interval.speed.words()])
         print(
             f"step {interval.step}/{self._total_steps}  epoch {interval.epoch}  "
             f"loss {interval.loss:.4f}  lr {interval.lr:.2e}  "
-            f"{interval.samples_per_s:.0f} samples/s  data wait {interval.data_wait_pct:.0f} %  "
+            f"{speed}  data wait {interval.data_wait_pct:.0f} %  "
             f"memory {interval.memory_mib:.0f} MiB  eta {eta}",
             flush=True,
         )
@@ -167,11 +180,17 @@ class TensorBoard:
         """Write the curves of training."""
         for name in ("loss", "lr", "samples_per_s", "data_wait_pct", "memory_mib"):
             self._writer.add_scalar(f"train/{name}", getattr(interval, name), interval.step)
+        for name, value in asdict(interval.speed).items():
+            if value is not None:
+                self._writer.add_scalar(f"train/{name}", value, interval.step)
 
     def validation(self, validation: Validation) -> None:
         """Write the curves of validation."""
         self._writer.add_scalar("test/loss", validation.test_loss, validation.step)
-        self._writer.add_scalar("test/accuracy", validation.test_accuracy, validation.step)
+        if validation.test_accuracy is not None:
+            self._writer.add_scalar("test/accuracy", validation.test_accuracy, validation.step)
+        for name, value in validation.derived.items():
+            self._writer.add_scalar(name.replace("_", "/", 1), value, validation.step)
 
     def close(self) -> None:
         """Flush."""
@@ -212,9 +231,13 @@ def open_sinks(run_dir: Path, *, attempt: int, total_steps: int, tensorboard: bo
 
 def validation_line(validation: Validation) -> str:
     """Say a validation in one line."""
+    told = [f"test loss {validation.test_loss:.4f}"]
+    if validation.test_accuracy is not None:
+        told.append(f"test accuracy {100 * validation.test_accuracy:.2f} %")
+    told += [f"{name.replace('_', ' ')} {value:.4f}" for name, value in validation.derived.items()]
     return (
-        f"step {validation.step}  epoch {validation.epoch}  test loss {validation.test_loss:.4f}  "
-        f"test accuracy {100 * validation.test_accuracy:.2f} % of {validation.num_samples}"
+        f"step {validation.step}  epoch {validation.epoch}  {'  '.join(told)} "
+        f"of {validation.num_samples}"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,10 +28,34 @@ class Position:
     best_accuracy: float | None = None
     best_step: int | None = None
     last_accuracy: float | None = None
+    best_test_loss: float | None = None
+    """At `best_step`; where there is no accuracy, the least so far."""
+    last_test_loss: float | None = None
     num_validations_without_gain: int = 0
     validated_step: int = 0
     """The last step that was validated; a run stopped before a validation has it still to do."""
     scaler: dict[str, float] | None = None
+
+    def validated(self, loss: float, accuracy: float | None) -> Position:
+        """Return the position after a validation at this step, the best one so far or not."""
+        if accuracy is not None:
+            is_best = self.best_accuracy is None or accuracy > self.best_accuracy
+        else:
+            is_best = self.best_test_loss is None or loss < self.best_test_loss
+        measured = replace(
+            self, validated_step=self.step, last_accuracy=accuracy, last_test_loss=loss
+        )
+        if not is_best:
+            return replace(
+                measured, num_validations_without_gain=self.num_validations_without_gain + 1
+            )
+        return replace(
+            measured,
+            best_accuracy=accuracy,
+            best_test_loss=loss,
+            best_step=self.step,
+            num_validations_without_gain=0,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

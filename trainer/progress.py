@@ -17,6 +17,7 @@ import torch
 from trainer.ledger import Ledger
 from trainer.metrics import Interval, resident_mib
 from trainer.nonfinite import NonFinitePolicy
+from trainer.speed import Work, peak_flops_per_s
 from trainer.stragglers import Stragglers
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Progress:
         self.non_finite = NonFinitePolicy(
             parts.config.on_nan, parts.mesh, parts.model, parts.plan, parts.events
         )
+        self.work = _work(parts)
         self._began_s = time.perf_counter()
 
     @property
@@ -148,6 +150,7 @@ class Progress:
         elapsed_s -= self.ledger.paused_s - self._paused_s
         self.ledger.data_wait_s += wait_s
         self._began_interval()
+        samples_per_s = num_timed * plan.global_batch_size / elapsed_s
         told = self.told()
         del told["compute_s"]
         parts.sinks.interval(
@@ -156,7 +159,8 @@ class Progress:
                 epoch=-(-step // parts.steps_per_epoch),
                 loss=math.nan if loss is None else loss,
                 lr=parts.learning_rate.at(step - 1),
-                samples_per_s=num_timed * plan.global_batch_size / elapsed_s,
+                samples_per_s=samples_per_s,
+                speed=self.work.speed(samples_per_s),
                 data_wait_pct=100 * wait_s / elapsed_s,
                 memory_mib=_memory_mib(mesh.device),
                 train_time_s=self.train_time_s,
@@ -173,6 +177,17 @@ class Progress:
         self._interval_s = time.perf_counter()
         self._paused_s = self.ledger.paused_s
         self._waited_s = self._stepper.wait_s
+
+
+def _work(parts: Parts) -> Work:
+    device, peak = parts.mesh.device, None
+    if device.type == "cuda":
+        peak = peak_flops_per_s(torch.cuda.get_device_name(device))
+    return Work(
+        tokens_per_sample=parts.workload.tokens_per_sample(),
+        flops_per_sample=parts.workload.flops_per_sample(),
+        peak_flops_per_s=None if peak is None else peak * parts.plan.world_size,
+    )
 
 
 def _memory_mib(device: torch.device) -> float:

@@ -287,6 +287,7 @@ def _learning_rate(job: Job, steps_per_epoch: int) -> LearningRate:
         kind=config.schedule,
         warmup_steps=config.warmup_steps,
         total_steps=total_steps,
+        decay_fraction=config.decay_fraction,
     )
 
 
@@ -338,6 +339,8 @@ def _as_trained(model: nn.Module, mesh: Mesh, *, compiled: bool) -> nn.Module:
         model,
         device_ids=[mesh.device.index] if mesh.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
+        # Buffers that are no part of the state, such as tables, are the same on all ranks anyway.
+        broadcast_buffers=any(name in model.state_dict() for name, _ in model.named_buffers()),
     )
     settle_buckets(parallel)
     return parallel

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from trainer.data import Batches
     from trainer.mesh import Mesh
     from trainer.workloads.base import TensorData, Workload
+    from trainer.workloads.tokens import TokenData
 
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
     """Both sets as the workload gave them."""
 
-    train: TensorData | Dataset[Any]
-    test: TensorData | Dataset[Any] | None
+    train: TensorData | TokenData | Dataset[Any]
+    test: TensorData | TokenData | Dataset[Any] | None
 
     @property
     def num_train(self) -> int:

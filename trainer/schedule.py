@@ -12,12 +12,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRate:
-    """Linear warm-up, then constant or half a cosine down to zero."""
+    """Linear warm-up to the peak, then one of four ways down, or none.
+
+    constant: it stays. cosine: half a cosine down to zero. linear: a straight line down to zero.
+    wsd (warm-up, stable, decay): it stays, and goes down to zero in a straight line over the last
+    `decay_fraction` of all steps; until then nothing depends on how many steps there will be.
+
+    The first step after warm-up is taken at the peak, the last one of all a step above zero.
+    """
 
     peak: float
     kind: Schedule
     warmup_steps: int
     total_steps: int
+    decay_fraction: float = 0.2
 
     def at(self, step: int) -> float:
         """Return the rate with which step `step`, counted from 0, is taken."""
@@ -25,5 +33,15 @@ class LearningRate:
             return self.peak * (step + 1) / self.warmup_steps
         if self.kind == "constant":
             return self.peak
-        span = max(1, self.total_steps - self.warmup_steps)
-        return self.peak * 0.5 * (1 + math.cos(math.pi * (step - self.warmup_steps) / span))
+        first = self._first_step_down()
+        passed = (step - first) / max(1, self.total_steps - first)
+        if self.kind == "cosine":
+            return self.peak * 0.5 * (1 + math.cos(math.pi * passed))
+        return self.peak * (1 - max(0.0, passed))
+
+    def _first_step_down(self) -> int:
+        if self.kind != "wsd":
+            return self.warmup_steps
+        return max(
+            self.warmup_steps, self.total_steps - round(self.decay_fraction * self.total_steps)
+        )

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.beat import BACKWARD, DATA, FORWARD, UPDATE
 from trainer.nonfinite import StepTable
+from trainer.normalising import choose_normaliser
 from trainer.precision import NOTHING, autocast
 from trainer.stragglers import ForwardTime
 
@@ -40,6 +41,7 @@ class Stepper:
         """Steps that are passed over."""
         self._microbatches: Iterator[tuple[Tensor, Tensor]] = iter(())
         self._epoch = -1
+        self._normaliser = choose_normaliser(parts)
 
     def seek(self, step: int) -> None:
         """Get ready for the samples that follow `step` steps; with -1, forget where we were."""
@@ -57,14 +59,14 @@ class Stepper:
             return
         parts, beat, table = self._parts, self._parts.beat, self.table
         num_microbatches = parts.plan.num_microbatches
+        following = self._normaliser.begin(self._next)
         for number in range(1, num_microbatches + 1):
-            inputs, targets = self._next()
+            inputs, targets = following()
             beat.enter(FORWARD)
             with self._without_reduction() if number < num_microbatches else NOTHING:
                 with autocast(parts.config.precision, parts.mesh.device):
                     loss = parts.workload.loss(parts.train_model(inputs), targets)
-                if num_microbatches > 1:
-                    loss = loss / num_microbatches
+                loss = self._normaliser.share(loss)
                 gradient = table.add_loss(loss)
                 (beat.enter if number < num_microbatches else beat.meet)(BACKWARD)
                 parts.update.scaler.scale(loss).backward(gradient)  # type: ignore[no-untyped-call] # torch's

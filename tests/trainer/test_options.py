@@ -40,6 +40,7 @@ def test_underscores_do_for_dashes(toml: Path) -> None:
         (["--lr", "nan"], r"--lr: a finite number above 0; found nan"),
         (["--clip-grad-norm", "0"], r"--clip-grad-norm: .* above 0; found 0"),
         (["--dropout", "1"], r"--dropout: from 0"),
+        (["--decay-fraction", "1.5"], r"--decay-fraction: from 0 to 1; found 1.5"),
         (["--seed", str(2**63)], r"--seed: at most"),
         (["--weight-decay", "nan"], r"--weight-decay: at least 0; found nan"),
         (["--profile-steps", "5:2"], r"--profile-steps: FIRST:LAST"),

@@ -29,8 +29,8 @@ def test_a_run_leaves_what_the_contract_asks_for(
     summary = run.summary()
     assert code == 0
     assert list(summary) == [
-        "outcome", "train_time_s", "samples_per_s", "final_loss", "test_accuracy", "world_size",
-        "steps", "checkpoint_step", "non_finite_steps", "slow_ranks",
+        "outcome", "train_time_s", "samples_per_s", "final_loss", "test_accuracy", "test_loss",
+        "world_size", "steps", "checkpoint_step", "non_finite_steps", "slow_ranks",
     ]  # fmt: skip
     assert (summary["outcome"], summary["steps"], summary["world_size"]) == ("finished", 40, 1)
     assert summary["test_accuracy"] > 0.85

@@ -6,15 +6,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from trainer.config import Config
+from trainer.config import Config, Schedule
 from trainer.errors import UserError
 from trainer.events import EventLog, append_line, utc_now
 from trainer.schedule import LearningRate
 from trainer.settings import RunSettings
+from trainer.speed import Speed, Work, peak_flops_per_s
 from trainer.stop import StopRequest
+from trainer.workloads.llama_presets import PRESETS
 from trainer.workloads.registry import build_workload
 
 
@@ -29,6 +32,36 @@ def test_constant_stays() -> None:
     """After warm-up the rate does not move."""
     rate = LearningRate(peak=2.0, kind="constant", warmup_steps=2, total_steps=9)
     assert [rate.at(s) for s in (0, 1, 2, 8)] == [1.0, 2.0, 2.0, 2.0]
+
+
+def rates(kind: Schedule, steps: list[int], **more: float) -> list[float]:
+    """What a schedule of 10 warm-up steps and 110 in all says to some steps."""
+    options = {"warmup_steps": 10, "total_steps": 110, **more}
+    rate = LearningRate(peak=1.0, kind=kind, **options)  # type: ignore[arg-type]
+    return [rate.at(step) for step in steps]
+
+
+def test_a_line_goes_down_to_zero() -> None:
+    """The peak once, half of it in the middle, and the last step is one above zero."""
+    assert rates("linear", [0, 9, 10, 60, 109]) == pytest.approx([0.1, 1.0, 1.0, 0.5, 0.01])
+
+
+def test_wsd_stays_and_then_goes_down() -> None:
+    """Over the last fraction of all steps, and not before the warm-up is over."""
+    steps = [0, 9, 10, 88, 89, 99, 109]
+    expected = [0.1, 1.0, 1.0, 1.0, 1 - 1 / 22, 0.5, 1 / 22]
+    assert rates("wsd", steps, decay_fraction=0.2) == pytest.approx(expected)
+    assert rates("wsd", steps, decay_fraction=1) == rates("linear", steps)
+    assert rates("wsd", [50, 109], decay_fraction=0) == [1.0, 1.0]
+    assert rates("wsd", [50], total_steps=10**6) == [1.0]
+
+
+def test_a_run_shorter_than_its_warm_up_is_all_warm_up() -> None:
+    """Nothing is divided by zero, either."""
+    for kind in get_args(Schedule):
+        assert rates(kind, [0, 4], total_steps=5) == pytest.approx([0.1, 0.5])
+        assert rates(kind, [0], total_steps=1, warmup_steps=0) == [1.0]
+        assert rates(kind, [9, 10], total_steps=10) == [1.0, 1.0]
 
 
 def test_settings_are_the_contracts_variables() -> None:
@@ -91,3 +124,40 @@ def test_a_second_request_later_ends_at_once(patience: Callable[[float], float])
     )
     assert ended.returncode == 128 + signal.SIGTERM
     assert time.monotonic() - began_s < patience(8)
+
+
+def test_speed_is_tokens_operations_and_their_share_of_the_peak() -> None:
+    """What nobody knows is not told."""
+    work = Work(tokens_per_sample=2048, flops_per_sample=1.5e13, peak_flops_per_s=8 * 989.4e12)
+    speed = work.speed(256.0)
+    assert (speed.tokens_per_s, speed.flops_per_s) == (524_288.0, 3.84e15)
+    assert speed.mfu_pct == pytest.approx(48.5, abs=0.02)
+    assert speed.words() == ["524288 tokens/s", "3.84e+03 TFLOP/s", "MFU 48.5 %"]
+    nothing = Work(tokens_per_sample=None, flops_per_sample=None, peak_flops_per_s=1e12)
+    assert nothing.speed(5.0) == Speed()
+    assert Speed().words() == []
+
+
+def test_a_devices_peak_is_known_by_its_name() -> None:
+    """As the driver spells it; one that is not in the table has none."""
+    names = {
+        "NVIDIA H200": 989.4, "NVIDIA H100 80GB HBM3": 989.4, "NVIDIA H100 PCIe": 756.4,
+        "NVIDIA H100 NVL": 835.5, "NVIDIA A100-SXM4-80GB": 311.9, "NVIDIA A10G": None,
+        "NVIDIA L40S": 362.0, "NVIDIA L4": 121.0, "NVIDIA L40": None, "Tesla V100-SXM2-16GB": None,
+        "NVIDIA A100 80GB PCIe": 311.9, "NVIDIA B200": 2250.0, "NVIDIA A40": 149.7,
+    }  # fmt: skip
+    for name, tflops in names.items():
+        peak = peak_flops_per_s(name)
+        assert peak == (None if tflops is None else pytest.approx(tflops * 1e12)), name
+
+
+def test_a_llamas_operations_follow_the_formula() -> None:
+    """6 N + 12 L D S, N without an embedding that only looks up."""
+    shape = PRESETS["tinyllama-1.1b"]
+    num_multiplied = 1_100_048_384 - 32_000 * 2048
+    assert shape.flops_per_token(2048) == 6 * num_multiplied + 12 * 22 * 2048 * 2048
+    tied = PRESETS["stories15m"]
+    assert tied.flops_per_token(256) == 6 * 15_191_712 + 12 * 6 * 288 * 256
+    workload = build_workload(Config(workload="lm", model="tinyllama-1.1b"))
+    assert workload.flops_per_sample() == 2048 * shape.flops_per_token(2048)
+    assert build_workload(Config()).flops_per_sample() is None

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor, nn
     from torch.utils.data import Dataset
 
     from trainer.config import Config
+    from trainer.workloads.tokens import TokenData
 
 
 @dataclass(frozen=True)
@@ -50,19 +53,45 @@ class Workload(ABC):
         """Return the model on the CPU, its weights drawn from torch's global generator."""
 
     @abstractmethod
-    def train_data(self) -> TensorData | Dataset[Any]:
+    def train_data(self) -> TensorData | TokenData | Dataset[Any]:
         """Return the training samples; a map-style Dataset gives (input, target) pairs."""
 
     @abstractmethod
-    def test_data(self) -> TensorData | Dataset[Any] | None:
+    def test_data(self) -> TensorData | TokenData | Dataset[Any] | None:
         """Return the held-out samples, or None if there are none."""
 
+    def num_valid(self, targets: Tensor) -> Tensor | None:  # noqa: ARG002 -- for who overrides it
+        """Return how many targets of a microbatch count, shape (), an integer, on its device.
+
+        None, as here: every sample counts alike, and nothing has to be counted.
+        """
+        return None
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss over a microbatch, a scalar; here cross entropy."""
+        """Return the loss over a microbatch, a scalar; here cross entropy.
+
+        It is the mean over the samples; or, with a `num_valid`, the sum over the targets that
+        count, which is then divided by their number in the whole global batch.
+        """
         from torch.nn.functional import cross_entropy  # noqa: PLC0415 -- see the class docstring
 
         return cross_entropy(outputs, targets)
 
-    def num_correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return how many of a batch are right, a scalar; here by the largest output."""
+    def num_correct(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Return how many of a batch are right, a scalar; here by the largest output.
+
+        None: there is no right and wrong; then the best checkpoint is the one of the least loss.
+        """
         return (outputs.argmax(dim=1) == targets).sum()
+
+    def tokens_per_sample(self) -> int | None:
+        """Return how many tokens a sample has; None where it has none."""
+        return None
+
+    def flops_per_sample(self) -> float | None:
+        """Return what training on a sample takes, forward and backward; None: nobody counted."""
+        return None
+
+    def derived(self, test_loss: float) -> Mapping[str, float]:  # noqa: ARG002 -- as above
+        """Return what else to tell of a validation, by name, that follows from its mean loss."""
+        return {}

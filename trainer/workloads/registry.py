@@ -17,6 +17,7 @@ _BUILT_IN = {
     "mnist": "trainer.workloads.mnist:Mnist",
     "imagefolder": "trainer.workloads.images:ImageFolder",
     "fake-images": "trainer.workloads.images:FakeImages",
+    "lm": "trainer.workloads.language:Language",
 }
 
 

@@ -1,0 +1,40 @@
+"""A checkpoint's Llama as a folder that Hugging Face's transformers loads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+from safetensors.torch import save_file
+
+from trainer import manifest
+from trainer.errors import UserError
+from trainer.llama_checkpoint import read_llama
+from trainer.workloads.llama_hf import CONFIG, WEIGHTS, config_of, to_hf
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def export_hf(checkpoint: Path, target: Path) -> None:
+    """Write the folder beside, then rename it. Raises UserError for what is no such checkpoint."""
+    llama = read_llama(checkpoint)
+    beside = target.with_name(f".{target.name}.partial")
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        weights = to_hf(llama.weights, is_tied=llama.shape.is_tied)
+        save_file(weights, beside / WEIGHTS, {"format": "pt", "step": str(llama.step)})
+        config = config_of(llama.shape, llama.sequence_length)
+        (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+        for path in (beside / WEIGHTS, beside / CONFIG):
+            manifest.flush(path)
+        beside.rename(target)
+    except OSError as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise UserError(
+            str(target), rule="a folder that can be written", found=error, remedy="name another"
+        ) from error
+    size_mib = (target / WEIGHTS).stat().st_size / 2**20
+    print(f"{target}: {len(weights)} tensors, {size_mib:.1f} MiB, of {checkpoint}")

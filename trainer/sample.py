@@ -1,0 +1,99 @@
+"""python -m trainer.sample CHECKPOINT --prompt TEXT: let a language model go on.
+
+CHECKPOINT is one of --workload lm, or a run directory: its last. The same seed gives the same text.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer import command
+from trainer.checkpoint_folder import find
+from trainer.errors import EXIT_FINISHED, UserError
+from trainer.tokens_of import coder_named
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Generator, Tensor
+
+    from trainer.workloads.llama import Llama
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the prompt and what follows. Raises UserError for wrong input."""
+    parser = command.Parser(prog="python -m trainer.sample", description=__doc__)
+    parser.add_argument("checkpoint", type=Path, help="a checkpoint, or a run directory: its last")
+    parser.add_argument("--prompt", required=True, help="the text to go on from")
+    parser.add_argument("--tokens", type=int, default=200, help="how many to add (200)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, help="0: always the likeliest token (0.8)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of what is drawn (1)")
+    parser.add_argument("--tokenizer", default="bytes", help="bytes (default) or a tokenizer.json")
+    options = parser.parse_args(argv)
+    coder = coder_named(options.tokenizer)
+    prompt = coder.encode(options.prompt)
+    if not prompt or options.tokens < 0 or not options.temperature >= 0:
+        raise UserError(
+            "--prompt, --tokens, --temperature",
+            rule="a text, and numbers of 0 or more",
+            found=(options.prompt, options.tokens, options.temperature),
+            remedy="change them",
+        )
+    model = _load(find(options.checkpoint))
+    if max(prompt) >= model.shape.vocab_size:
+        raise UserError(
+            f"--tokenizer {options.tokenizer}",
+            rule=f"the one it was trained with, of {model.shape.vocab_size} tokens",
+            found=f"token {max(prompt)}",
+            remedy="name that one",
+        )
+    written = generate(
+        model, prompt, options.tokens, temperature=options.temperature, seed=options.seed
+    )
+    print(coder.decode(written))
+    return EXIT_FINISHED
+
+
+def _load(checkpoint: Path) -> Llama:
+    from trainer.llama_checkpoint import read_llama  # noqa: PLC0415 -- imports torch
+    from trainer.workloads.llama import Llama  # noqa: PLC0415
+
+    stored = read_llama(checkpoint)
+    model = Llama(stored.shape, stored.sequence_length)
+    model.init_weights()  # the table of angles, too, which is no part of a checkpoint
+    model.load_state_dict(stored.weights)
+    return model.eval()
+
+
+def generate(
+    model: Llama, prompt: Sequence[int], num_tokens: int, *, temperature: float, seed: int
+) -> list[int]:
+    """Return the prompt and what follows; the model sees as much of it as its sequence holds.
+
+    The whole sequence is computed anew for each token: for a look at a model, not for service.
+    """
+    import torch  # noqa: PLC0415 -- see main
+
+    generator = torch.Generator().manual_seed(seed)
+    tokens = list(prompt)
+    with torch.no_grad():
+        for _ in range(num_tokens):
+            seen = torch.tensor([tokens[-model.sequence_length :]])
+            tokens.append(_choose(model(seen)[0, -1], temperature, generator))
+    return tokens
+
+
+def _choose(logits: Tensor, temperature: float, generator: Generator) -> int:
+    """Return the likeliest token, or one drawn; a low temperature prefers the likely ones."""
+    if temperature == 0:
+        return int(logits.argmax())
+    chances = (logits / temperature).softmax(dim=-1)
+    return int(chances.multinomial(1, generator=generator))
+
+
+if __name__ == "__main__":
+    sys.exit(command.run(main, sys.argv[1:]))

@@ -1,0 +1,113 @@
+"""python -m trainer.tokenize INPUT... --out FILE: texts into a file of tokens, for --workload lm.
+
+An input is a text file, a .jsonl file (a document a line, in the field `text`), or a folder of
+such, read in the order of their names. Without --tokenizer a token is a byte; with it, the
+tokenizer is a tokenizer.json of Hugging Face's.
+
+    python -m trainer.tokenize corpus/ --out data/train.tokens --tokenizer tokenizer.json
+    python -m trainer --workload lm --model tinyllama-1.1b --data-dir data
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer import command
+from trainer.errors import EXIT_FINISHED, UserError
+from trainer.tokens_of import coder_named
+from trainer.workloads.token_file import BYTES, Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+
+def main(argv: Sequence[str]) -> int:
+    """Tokenize. Raises UserError for wrong input; nothing is written then."""
+    parser = command.Parser(prog="python -m trainer.tokenize", description=__doc__)
+    parser.add_argument("input", type=Path, nargs="+", help="a text, a .jsonl, or a folder")
+    parser.add_argument("--out", type=Path, required=True, help="the file to write")
+    parser.add_argument("--tokenizer", default=BYTES, help="bytes (default), or a tokenizer.json")
+    parser.add_argument("--eos", help="the token that ends a document, if its name is unusual")
+    parser.add_argument("--force", action="store_true", help="overwrite what is there")
+    options = parser.parse_args(argv)
+    _check_target(options.out, may_overwrite=options.force)
+    files = [file for path in options.input for file in _files(path)]
+    coder = coder_named(options.tokenizer, options.eos)
+    try:
+        with Writer(options.out, coder.tokenizer) as writer:
+            for document in coder.encode_all(_documents(files)):
+                writer.add(document)
+            if writer.num_tokens == 0:
+                raise _input_error(", ".join(map(str, options.input)), "texts", "none")
+    except OSError as error:
+        raise UserError(
+            str(options.out), rule="a file that can be written", found=error, remedy="name another"
+        ) from error
+    print(
+        f"{options.out}: {writer.num_tokens:,} tokens of {coder.tokenizer.vocab_size:,}, "
+        f"{writer.num_documents:,} documents, {options.out.stat().st_size / 2**20:.1f} MiB"
+    )
+    return EXIT_FINISHED
+
+
+def _check_target(out: Path, *, may_overwrite: bool) -> None:
+    if not out.parent.is_dir():
+        raise UserError(
+            f"--out {out}", rule="in a directory that exists", found="none", remedy="create it"
+        )
+    if out.is_dir() or (out.exists() and not may_overwrite):
+        raise UserError(
+            f"--out {out}",
+            rule="a file that is not there yet",
+            found="one",
+            remedy="name another, or give --force",
+        )
+
+
+def _files(path: Path) -> list[Path]:
+    """Return a file, or those of a folder, hidden ones aside."""
+    if path.is_dir():
+        found = sorted(p for p in path.rglob("*") if p.is_file())
+        return [p for p in found if not any(part[0] == "." for part in p.relative_to(path).parts)]
+    if not path.is_file():
+        raise _input_error(path, "a file or a folder", "none")
+    return [path]
+
+
+def _documents(files: Iterable[Path]) -> Iterator[str]:
+    for file in files:
+        try:
+            if file.suffix == ".jsonl":
+                yield from _lines(file)
+            else:
+                yield file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise _input_error(file, "a text in UTF-8", error) from error
+
+
+def _lines(file: Path) -> Iterator[str]:
+    """Yield the texts of a .jsonl file."""
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                text = json.loads(line)["text"]
+            except (ValueError, KeyError, TypeError) as error:
+                found = f"{type(error).__name__}: {error}"
+                rule = 'an object with a field "text" in each line'
+                raise _input_error(f"{file}, line {number}", rule, found) from error
+            if not isinstance(text, str):
+                raise _input_error(f"{file}, line {number}", 'a string as "text"', repr(text)[:50])
+            yield text
+
+
+def _input_error(what: object, rule: str, found: object) -> UserError:
+    return UserError(str(what), rule=rule, found=found, remedy="correct it, or leave it out")
+
+
+if __name__ == "__main__":
+    sys.exit(command.run(main, sys.argv[1:]))

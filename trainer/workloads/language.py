@@ -1,0 +1,171 @@
+"""A Llama that learns to say the next token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trainer.errors import UserError
+from trainer.workloads import stdlib_text
+from trainer.workloads.base import Workload
+from trainer.workloads.llama_hf import read_shape, read_weights
+from trainer.workloads.llama_shape import shape_named
+from trainer.workloads.token_file import BYTES, TokenFile, open_tokens
+from trainer.workloads.tokens import BYTES_VOCAB_SIZE, IGNORED, TokenData
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from trainer.config import Config
+    from trainer.workloads.llama_presets import LlamaShape
+    from trainer.workloads.stdlib_text import Split
+    from trainer.workloads.tokens import TokenRow
+
+_FILES: dict[Split, str] = {"train": "train.tokens", "test": "val.tokens"}
+_MAX_EXPONENT = 700  # of what a float can hold
+_MAX_VERIFIED_BYTES = 1 << 30  # a second or two
+
+
+class Language(Workload):
+    """Next-token prediction on token files, on the standard library's source, or on noise."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._open = cache(self._open_split)  # once, though checked and loaded
+
+    def check(self) -> None:
+        """Raise UserError for an unknown model, or files that do not suit it."""
+        shape, source = self.shape, self.config.init_from
+        length = shape.max_sequence_length  # which is no part of the weights
+        if source and replace(read_shape(source), max_sequence_length=length) != shape:
+            raise UserError(
+                f"--init-from {source}",
+                rule="a model of the shape of --model",
+                found="another",
+                remedy="give that folder as --model, too",
+            )
+        if self.config.data_dir and not self.config.mock_tokens:
+            for split in _FILES:
+                self._open(split)
+
+    def prepare(self) -> None:
+        """Read files of moderate size whole, to see whether they are what was written."""
+        if self.config.data_dir and not self.config.mock_tokens:
+            files = [self._open(split) for split in _FILES]
+            for file in files:
+                if file is not None and file.row.nbytes <= _MAX_VERIFIED_BYTES:
+                    file.verify()
+
+    @property
+    def shape(self) -> LlamaShape:
+        """The model's shape."""
+        return shape_named(self.config.model)
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of a sample."""
+        return self.config.sequence_length or self.shape.max_sequence_length
+
+    def build_model(self) -> nn.Module:
+        """Return a new Llama, or one with the weights of --init-from."""
+        from trainer.workloads.llama import build_llama  # noqa: PLC0415 -- imports torch
+
+        model = build_llama(self.shape, self.sequence_length)
+        if self.config.init_from:
+            model.load_state_dict(read_weights(self.config.init_from, self.shape))
+        return model
+
+    def train_data(self) -> TokenData:
+        """Return the text to learn from."""
+        if self.config.mock_tokens:
+            return self._mock()
+        data = self._read("train")
+        assert data is not None  # noqa: S101 -- `check` saw to it
+        return data
+
+    def test_data(self) -> TokenData | None:
+        """Return the text that is held out."""
+        if self.config.mock_tokens:
+            return None
+        return self._read("test")
+
+    def num_valid(self, targets: Tensor) -> Tensor:
+        """Return how many targets are not IGNORED."""
+        return (targets != IGNORED).sum()
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum of -ln p(target) over all that are not IGNORED.
+
+        `outputs` are logits of shape (B, S, V), `targets` have shape (B, S).
+        """
+        from torch.nn.functional import cross_entropy  # noqa: PLC0415 -- not before the check
+
+        return cross_entropy(
+            outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+
+    def num_correct(self, outputs: Tensor, targets: Tensor) -> None:
+        """Nobody asks how often a language model is right: its loss tells more."""
+
+    def tokens_per_sample(self) -> int:
+        """Return the sequence's length."""
+        return self.sequence_length
+
+    def flops_per_sample(self) -> float:
+        """Return the model's floating point operations; see `LlamaShape.flops_per_token`."""
+        return self.sequence_length * self.shape.flops_per_token(self.sequence_length)
+
+    def derived(self, test_loss: float) -> dict[str, float]:
+        """Return the perplexity, and bits per byte where tokens are bytes."""
+        perplexity = math.exp(test_loss) if test_loss < _MAX_EXPONENT else math.inf
+        told = {"test_perplexity": perplexity}
+        if self._is_bytes:
+            told["test_bits_per_byte"] = test_loss / math.log(2)
+        return told
+
+    @property
+    def _is_bytes(self) -> bool:
+        if self.config.mock_tokens:
+            return False
+        file = self._open("train") if self.config.data_dir else None
+        return file is None or file.tokenizer.name == BYTES
+
+    def _read(self, split: Split) -> TokenData | None:
+        if self.config.data_dir is None:
+            return self._data(stdlib_text.read(split), BYTES_VOCAB_SIZE, "the standard library")
+        file = self._open(split)
+        if file is None:
+            return None
+        return self._data(file.row, file.tokenizer.vocab_size, f"token file {file.path}")
+
+    def _open_split(self, split: Split) -> TokenFile | None:
+        """Return a split's token file; None where nothing is held out."""
+        assert self.config.data_dir is not None  # noqa: S101 -- the caller's business
+        path = self.config.data_dir / _FILES[split]
+        if split == "test" and not path.exists():
+            return None
+        file = open_tokens(path)
+        if file.tokenizer.vocab_size > self.shape.vocab_size:
+            raise UserError(
+                f"token file {path}",
+                rule=f"tokens of the model's vocabulary of {self.shape.vocab_size:,}",
+                found=f"one of {file.tokenizer.vocab_size:,}",
+                remedy="take another --model or tokenizer",
+            )
+        return file
+
+    def _data(self, row: TokenRow, vocab_size: int, source: str) -> TokenData:
+        return TokenData(
+            row=row, vocab_size=vocab_size, sequence_length=self.sequence_length, source=source
+        )
+
+    def _mock(self) -> TokenData:
+        """Return random tokens: for measuring speed, with nothing to learn and nothing to read."""
+        vocab_size = self.shape.vocab_size
+        random = np.random.default_rng(0)
+        row = random.integers(vocab_size, size=self.config.mock_tokens, dtype=np.uint32)
+        return self._data(row, vocab_size, "--mock-tokens")

@@ -1,0 +1,164 @@
+"""The shapes of the Llama models that `--model` names, and what follows from a shape alone.
+
+No torch: a wrong name is told before it is imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaShape:
+    """Every number that makes a Llama. A projection's weights have no bias."""
+
+    vocab_size: int
+    dim: int
+    """Width of the residual stream."""
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    """Heads of keys and values; each serves num_heads / num_kv_heads heads of queries."""
+    ffn_dim: int
+    """Width inside the feed-forward block."""
+    rope_theta: float
+    norm_eps: float = 1e-5
+    is_tied: bool = False
+    """The output matrix is the embedding."""
+    max_sequence_length: int
+    """What it was trained on, in tokens; the default of --sequence-length."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError if the heads do not divide."""
+        divides = self.dim % self.num_heads == 0 and self.num_heads % self.num_kv_heads == 0
+        if not divides or self.head_dim % 2:
+            raise UserError(
+                "a Llama's heads",
+                rule="num_kv_heads divides num_heads, which divides dim into even parts",
+                found=f"{self.num_kv_heads}, {self.num_heads}, {self.dim}",
+                remedy="correct the shape",
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return self.dim // self.num_heads
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained numbers, a tied matrix counted once."""
+        kv_dim = self.num_kv_heads * self.head_dim
+        attention = 2 * self.dim * self.dim + 2 * self.dim * kv_dim
+        layer = attention + 3 * self.dim * self.ffn_dim + 2 * self.dim
+        num_matrices = 1 if self.is_tied else 2
+        return num_matrices * self.vocab_size * self.dim + self.num_layers * layer + self.dim
+
+    def flops_per_token(self, sequence_length: int) -> float:
+        """Return the operations of training on a token, 6 N + 12 L D S (arXiv 2204.02311).
+
+        6 N: each weight multiplies and adds once forward and twice backward. N leaves the embedding
+        out, which only looks up, unless it is the output matrix, too. 12 L D S: the scalar products
+        of attention, counted over the whole square, as others count them, though causality needs
+        only half; so a kernel that skips the other half gets credit for it.
+        """
+        num_looked_up = 0 if self.is_tied else self.vocab_size * self.dim
+        num_multiplied = self.num_parameters - num_looked_up
+        return 6 * num_multiplied + 12 * self.num_layers * self.dim * sequence_length
+
+
+PRESETS = {
+    # Ours, of bytes: for tests, demonstrations, and a laptop.
+    "toy": LlamaShape(
+        vocab_size=256,
+        dim=128,
+        num_layers=5,
+        num_heads=4,
+        num_kv_heads=2,
+        ffn_dim=384,
+        rope_theta=10_000,
+        max_sequence_length=256,
+    ),
+    "mini": LlamaShape(
+        vocab_size=256,
+        dim=320,
+        num_layers=8,
+        num_heads=5,
+        num_kv_heads=5,
+        ffn_dim=864,
+        rope_theta=10_000,
+        max_sequence_length=512,
+    ),
+    # github.com/karpathy/llama2.c: the models trained on TinyStories.
+    "stories15m": LlamaShape(
+        vocab_size=32_000,
+        dim=288,
+        num_layers=6,
+        num_heads=6,
+        num_kv_heads=6,
+        ffn_dim=768,
+        rope_theta=10_000,
+        is_tied=True,
+        max_sequence_length=256,
+    ),
+    # huggingface.co/HuggingFaceTB/SmolLM2-135M, config.json
+    "smollm2-135m": LlamaShape(
+        vocab_size=49_152,
+        dim=576,
+        num_layers=30,
+        num_heads=9,
+        num_kv_heads=3,
+        ffn_dim=1536,
+        rope_theta=100_000,
+        is_tied=True,
+        max_sequence_length=8192,
+    ),
+    # huggingface.co/TinyLlama/TinyLlama_v1.1, config.json
+    "tinyllama-1.1b": LlamaShape(
+        vocab_size=32_000,
+        dim=2048,
+        num_layers=22,
+        num_heads=32,
+        num_kv_heads=4,
+        ffn_dim=5632,
+        rope_theta=10_000,
+        max_sequence_length=2048,
+    ),
+    # huggingface.co/meta-llama/Llama-2-7b-hf, config.json
+    "llama2-7b": LlamaShape(
+        vocab_size=32_000,
+        dim=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=32,
+        ffn_dim=11_008,
+        rope_theta=10_000,
+        max_sequence_length=4096,
+    ),
+    # huggingface.co/meta-llama/Meta-Llama-3-8B, config.json
+    "llama3-8b": LlamaShape(
+        vocab_size=128_256,
+        dim=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        ffn_dim=14_336,
+        rope_theta=500_000,
+        max_sequence_length=8192,
+    ),
+}
+DEFAULT = "toy"
+
+
+def preset(name: str) -> LlamaShape:
+    """Return the shape of that name, "" meaning the default. Raises UserError for another."""
+    try:
+        return PRESETS[name or DEFAULT]
+    except KeyError:
+        raise UserError(
+            "--model",
+            rule=f"one of {', '.join(PRESETS)} for workload lm",
+            found=repr(name),
+            remedy="change it",
+        ) from None
