@@ -21,6 +21,7 @@ from trainer.errors import (
     UserError,
 )
 from trainer.options import parse
+from trainer.parallel.layout import plan_layout
 from trainer.ranks import Ranks
 from trainer.settings import RunSettings
 from trainer.stop import StopRequest
@@ -41,17 +42,18 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
     try:
         config = parse(argv)
         ranks = _ranks(config, env)
+        settings = RunSettings.from_environment(env, socket.gethostname())
+        workload = build_workload(config)
+        layout = plan_layout(config, ranks, workload.parallel_sizes())
         plan = plan_batches(
             global_batch_size=config.global_batch_size,
             micro_batch_size=config.micro_batch_size,
-            rank=ranks.rank,
-            world_size=ranks.world_size,
+            dp_rank=layout.dp_rank(ranks.rank),
+            dp_size=layout.dp_size,
         )
-        settings = RunSettings.from_environment(env, socket.gethostname())
         speaks = (
             ranks.is_node_main
         )  # from here on it is about files, which each node has its own of
-        workload = build_workload(config)
         workload.check()
         if config.check:
             return EXIT_FINISHED
@@ -65,6 +67,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         job = Job(
             config=config,
             ranks=ranks,
+            layout=layout,
             settings=settings,
             plan=plan,
             workload=workload,
@@ -85,7 +88,10 @@ def _ranks(config: Config, env: MutableMapping[str, str]) -> Ranks:
     """With --check, before ranks are started, only their number is known, and only maybe."""
     if config.check and not env.get("RANK"):
         size = env.get("WORLD_SIZE", "1")
-        return replace(Ranks(), world_size=int(size) if size.isdecimal() and int(size) else 1)
+        world_size = int(size) if size.isdecimal() and int(size) else 1
+        local = env.get("LOCAL_WORLD_SIZE", "")
+        local_size = int(local) if local.isdecimal() and 0 < int(local) < world_size else world_size
+        return replace(Ranks(), world_size=world_size, local_world_size=local_size)
     return Ranks.from_environment(env)
 
 

@@ -1,7 +1,8 @@
 """How a global batch is cut into ranks and microbatches. Pure arithmetic, no torch.
 
 Step s of an epoch trains on samples `perm[s*G:(s+1)*G]`, whatever the number of ranks.
-Rank r takes the r-th of `world_size` equal, contiguous slices, in equal microbatches.
+Data-parallel rank r takes the r-th of `dp_size` equal, contiguous slices, in equal microbatches;
+ranks that share a model's layers have the same r, and the same samples.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ class BatchPlan:
     global_batch_size: int
     micro_batch_size: int
     num_microbatches: int
-    rank: int
-    world_size: int
+    dp_rank: int
+    dp_size: int
 
     @property
     def rank_batch_size(self) -> int:
@@ -40,7 +41,7 @@ class BatchPlan:
 
     def rank_range(self, step_in_epoch: int) -> range:
         """Where in the epoch's permutation this rank's samples of that step lie."""
-        start = step_in_epoch * self.global_batch_size + self.rank * self.rank_batch_size
+        start = step_in_epoch * self.global_batch_size + self.dp_rank * self.rank_batch_size
         return range(start, start + self.rank_batch_size)
 
     def rank_slice(self, step_in_epoch: int) -> slice:
@@ -50,41 +51,41 @@ class BatchPlan:
 
 
 def plan_batches(
-    *, global_batch_size: int, micro_batch_size: int | None, rank: int, world_size: int
+    *, global_batch_size: int, micro_batch_size: int | None, dp_rank: int, dp_size: int
 ) -> BatchPlan:
     """Cut a global batch; without a microbatch size a rank's share is one microbatch.
 
     Raises UserError when something does not divide: nothing is ever rounded.
     """
     if micro_batch_size is None:
-        if global_batch_size % world_size:
+        if global_batch_size % dp_size:
             raise UserError(
                 "--global-batch-size",
-                rule="a multiple of the number of ranks",
-                found=f"{global_batch_size} with {world_size} ranks",
-                remedy=f"take {_next_multiple(global_batch_size, world_size)}",
+                rule="a multiple of the number of data-parallel ranks",
+                found=f"{global_batch_size} with {dp_size} ranks",
+                remedy=f"take {_next_multiple(global_batch_size, dp_size)}",
             )
-        micro_batch_size = global_batch_size // world_size
-    unit = micro_batch_size * world_size
+        micro_batch_size = global_batch_size // dp_size
+    unit = micro_batch_size * dp_size
     if global_batch_size % unit:
         raise UserError(
             "--global-batch-size",
-            rule="a multiple of --micro-batch-size times the number of ranks",
-            found=f"{global_batch_size} with {micro_batch_size} x {world_size}",
+            rule="a multiple of --micro-batch-size times the number of data-parallel ranks",
+            found=f"{global_batch_size} with {micro_batch_size} x {dp_size}",
             remedy=f"take {_next_multiple(global_batch_size, unit)} or another microbatch",
         )
     return BatchPlan(
         global_batch_size=global_batch_size,
         micro_batch_size=micro_batch_size,
         num_microbatches=global_batch_size // unit,
-        rank=rank,
-        world_size=world_size,
+        dp_rank=dp_rank,
+        dp_size=dp_size,
     )
 
 
-def shard(num_samples: int, rank: int, world_size: int) -> range:
+def shard(num_samples: int, dp_rank: int, dp_size: int) -> range:
     """This rank's samples of an evaluation: contiguous, disjoint, none left out."""
-    return range(rank * num_samples // world_size, (rank + 1) * num_samples // world_size)
+    return range(dp_rank * num_samples // dp_size, (dp_rank + 1) * num_samples // dp_size)
 
 
 def _next_multiple(value: int, unit: int) -> int:

@@ -18,6 +18,8 @@ OptimizerName = Literal["adamw", "adam", "sgd"]
 Precision = Literal["fp32", "bf16", "fp16"]
 CheckpointMode = Literal["async", "sync"]
 OnNan = Literal["stop", "skip", "rollback"]
+Strategy = Literal["ddp", "fsdp", "hsdp", "tp", "pp", "3d"]
+Recompute = Literal["none", "full", "selective"]
 
 _AT_LEAST: dict[str, int] = {
     "epochs": 1,
@@ -40,6 +42,7 @@ _AT_LEAST: dict[str, int] = {
     "sequence_length": 1,
     "mock_tokens": 0,
 }
+_AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 _MAX_SEED = 2**63 - 1
 
 
@@ -114,6 +117,41 @@ class Config:
     clip_grad_norm: float | None = None
     """Clip the gradient to this global norm."""
 
+    strategy: Strategy = "ddp"
+    """How ranks share the work, as a name for sizes of the axes below. ddp: each has the whole
+    model; fsdp: each has a part of it; hsdp: the ranks of a node share one; tp: the ranks of a node
+    share each matrix; pp: layers in 2 stages; 3d: tp 2, pp 2, and fsdp over the rest."""
+
+    dp_replicate: int | None = None
+    """Copies of the model, each trained on its own samples; -1, here and below: as many as the
+    other axes leave ranks."""
+
+    dp_shard: int | None = None
+    """Ranks that share out one copy (fully_shard), each training on its own samples."""
+
+    cp: int | None = None
+    """Ranks that share a sequence."""
+
+    tp: int | None = None
+    """Ranks that share each matrix of a layer and train on the same samples."""
+
+    pp: int | None = None
+    """Ranks that have some of the layers each."""
+
+    sequence_parallel: bool = False
+    """With tp: share what lies between the matrices, too, by positions."""
+
+    reshard_after_forward: bool = True
+    """With fsdp: give a layer's gathered weights back after its forward, and gather them again for
+    its backward; without, memory is paid to save that."""
+
+    cpu_offload: bool = False
+    """With fsdp: keep parameters, gradients and the optimizer in host memory."""
+
+    activation_checkpointing: Recompute = "none"
+    """What the backward computes again instead of keeping it. full: all of a layer but its input;
+    selective: all but what matrices and attention gave."""
+
     on_nan: OnNan = "stop"
     """A loss or gradient that is not finite never reaches the weights. stop: end the run and name
     the samples; skip: leave that step out; rollback: go back to the last checkpoint, and on without
@@ -137,7 +175,7 @@ class Config:
     deterministic form is an error. A CPU gives them anyway."""
 
     compile: bool = False
-    """Compile the model with torch.compile."""
+    """Compile the model with torch.compile: layer by layer where the workload names its layers."""
 
     profile_steps: str = ""
     """Write a profiler trace of these steps, as FIRST:LAST, to debug/ in the run directory."""
@@ -203,6 +241,10 @@ class Config:
             raise _error("dropout", "from 0 up to, not including, 1", self.dropout)
         if self.seed is not None and self.seed > _MAX_SEED:
             raise _error("seed", f"at most {_MAX_SEED}", self.seed)
+        for name in _AXES:
+            size = getattr(self, name)
+            if size is not None and size != -1 and size < 1:
+                raise _error(name, "at least 1, or -1 for the rest", size)
         self.profile_range()
 
     def profile_range(self) -> range | None:

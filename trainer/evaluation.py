@@ -59,7 +59,7 @@ class Evaluation:
         if sums is None:
             return None
         self.beat.meet(VALIDATE)
-        loss_sum, num_counted, num_correct, has_accuracy = self.mesh.sum(sums)
+        loss_sum, num_counted, num_correct, has_accuracy = self.mesh.sum_over_samples(sums)
         return Measured(
             loss=loss_sum / max(1, num_counted),
             accuracy=num_correct / self.num_samples if has_accuracy else None,
@@ -70,11 +70,11 @@ class Evaluation:
 
         Loss, what it is to be divided by, right answers, and whether there are such.
         """
-        device, ranks = self.mesh.device, self.mesh.ranks
+        device = self.mesh.device
         loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         num_counted, num_correct = torch.zeros(2, dtype=torch.int64, device=device)
         has_accuracy = False
-        share = shard(self.num_samples, ranks.rank, ranks.world_size)
+        share = shard(self.num_samples, self.mesh.dp_rank, self.mesh.layout.dp_size)
         batches = iter(self.test.evaluation(share))
         num_ticks = self._num_ticks()
         self.agreement.begin()
@@ -82,7 +82,9 @@ class Evaluation:
             for tick in range(1, num_ticks + 1):
                 self.beat.enter(VALIDATE)
                 batch = next(batches, None)
-                if batch is not None:
+                if batch is None and self.mesh.layout.is_sharded:
+                    self._keep_company()
+                elif batch is not None:
                     inputs, targets = batch
                     outputs = self.model(inputs)
                     loss, count = self._loss_sum(outputs, targets)
@@ -104,7 +106,12 @@ class Evaluation:
             return loss * len(targets), len(targets)
         return loss, num_valid
 
+    def _keep_company(self) -> None:
+        """Compute for nothing: the others need this rank's part of the model, or of a matrix."""
+        inputs, _ = next(iter(self.test.evaluation(range(1))))
+        self.model(inputs)
+
     def _num_ticks(self) -> int:
         """Batches of the rank that has the most: all ranks ask as often, with or without one."""
-        largest_share = -(-self.num_samples // self.mesh.ranks.world_size)
+        largest_share = -(-self.num_samples // self.mesh.layout.dp_size)
         return -(-largest_share // self.test.evaluation_batch_size)

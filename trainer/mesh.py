@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import distributed as dist
 
 from trainer.errors import RunFailedError
+from trainer.parallel.layout import AXES, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
@@ -37,6 +38,14 @@ class Mesh:
     num_threads: int
     nodes: tuple[str, ...] = ("",)
     """Each rank's node, by rank."""
+    layout: Layout = field(default_factory=Layout)
+    device_mesh: Any = None
+    """The axes as torch has them, a DeviceMesh; None where no rank holds only a part."""
+
+    @property
+    def dp_rank(self) -> int:
+        """Whose samples are this rank's; those who share layers have the same ones."""
+        return self.layout.dp_rank(self.ranks.rank)
 
     @property
     def is_distributed(self) -> bool:
@@ -46,6 +55,11 @@ class Mesh:
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sum each value over all ranks, in float64. A point of synchronisation of the CPUs."""
         return self._reduce(values, dist.ReduceOp.SUM)
+
+    def sum_over_samples(self, values: Sequence[float]) -> list[float]:
+        """Sum what was counted on samples: once, where several ranks have the same ones."""
+        speaks = self.layout.speaks_for_samples(self.ranks.rank)
+        return self.sum(values if speaks else [0.0] * len(values))
 
     def max(self, values: Sequence[float]) -> list[float]:
         """Take each value's maximum over all ranks. A point of synchronisation of the CPUs."""
@@ -69,10 +83,17 @@ class Mesh:
         count = self.ranks.world_size
         ranks = f"{count} rank{'s' if count > 1 else ''} on {self.device.type}"
         over = f" over {self.backend}" if self.is_distributed else ""
+        if self.layout.is_sharded:
+            over += f" ({self.layout.describe()})"
         return f"{ranks}{over}, {self.num_threads} threads each"
 
 
-def open_mesh(ranks: Ranks, env: MutableMapping[str, str], node: str = "") -> Mesh:
+def open_mesh(
+    ranks: Ranks,
+    env: MutableMapping[str, str],
+    node: str = "",
+    layout: Layout | None = None,
+) -> Mesh:
     """Choose device, backend and threads, and meet the other ranks; `node` is where this one is.
 
     `env` is read for OMP_NUM_THREADS, and GLOO_SOCKET_IFNAME is set in it where it is not.
@@ -87,13 +108,30 @@ def open_mesh(ranks: Ranks, env: MutableMapping[str, str], node: str = "") -> Me
     nodes = [node]
     if ranks.world_size > 1:
         backend, nodes = _open_group(ranks, device, env, node)
+    layout = layout or Layout(dp_replicate=ranks.world_size)
     return Mesh(
         ranks=ranks,
         device=device,
         backend=backend,
         num_threads=num_threads,
         nodes=tuple(nodes),
+        layout=layout,
+        device_mesh=_open_axes(layout, device) if layout.is_sharded else None,
     )
+
+
+def _open_axes(layout: Layout, device: torch.device) -> Any:  # noqa: ANN401 -- torch's DeviceMesh
+    """Open a group for every axis that is in use, and for that along which copies are sharded.
+
+    Gradients are averaged over dp_replicate and dp_shard, and those that are partial summed over
+    tp; a norm is summed over every axis along which a tensor is split; losses and metrics go over
+    all ranks (`Mesh.sum` and `sum_over_samples`).
+    """
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 -- imports seconds
+
+    axes = [axis for axis in AXES if axis == "dp_shard" or getattr(layout, axis) > 1]
+    sizes = tuple(getattr(layout, axis) for axis in axes)
+    return init_device_mesh(device.type, sizes, mesh_dim_names=tuple(axes))
 
 
 def choose_num_threads(env: Mapping[str, str], *, num_cpus: int, local_world_size: int) -> int:

@@ -37,6 +37,8 @@ class Interval:
     validation_s: float = 0.0
     slow_ranks: list[SlowRank] | None = None
     """None where no rank was slow."""
+    grad_norm: float | None = None
+    """The gradient's global norm in the interval's last step, before clipping; None without."""
     speed: Speed = field(default_factory=Speed)
 
 
@@ -96,7 +98,7 @@ class MetricsFile:
         rounded = {
             k: round(v, 3) if k.endswith(("_s", "_pct", "_mib")) else v
             for k, v in values.items()
-            if k != "slow_ranks" or v
+            if (k != "slow_ranks" or v) and (k != "grad_norm" or v is not None)
         }
         append_line(self._path, {"time": utc_now(), "attempt": self._attempt, **rounded})
 

@@ -44,16 +44,24 @@ class StepTable:
 
     def __init__(self, log_every: int, device: torch.device) -> None:
         self.capacity = min(log_every, _MAX_NUM_STEPS)
-        self._values = torch.zeros(2, self.capacity, device=device)
+        self._values = torch.zeros(3, self.capacity, device=device)
         self._losses: tuple[Tensor, ...] = self._values[0].unbind()
         self._founds: tuple[Tensor, ...] = self._values[1].unbind()
+        self._norms: tuple[Tensor, ...] = self._values[2].unbind()
         self._one = torch.ones((), device=device)
         self._count = 0
+        self.last_norm = 0.0
+        """The gradient's norm in the last step that was read, before it was clipped."""
 
     @property
     def found(self) -> Tensor:
         """Shape (), float32: 1 where this step's gradient is not finite."""
         return self._founds[self._count]
+
+    @property
+    def norm(self) -> Tensor:
+        """Shape (), float32: the norm of this step's gradient."""
+        return self._norms[self._count]
 
     def add_loss(self, loss: Tensor) -> Tensor:
         """Add a microbatch's loss to this step's; return the gradient to begin its backward with.
@@ -82,7 +90,8 @@ class StepTable:
         """
         if not self._count:
             return [], set()
-        losses, founds = self._values[:, : self._count].tolist()
+        losses, founds, norms = self._values[:, : self._count].tolist()
+        self.last_norm = norms[-1]
         self._values.zero_()
         self._count = 0
         return losses, {i for i, found in enumerate(founds) if found}
@@ -231,7 +240,8 @@ class NonFinitePolicy:
         order = permutation(position.seed, epoch, position.num_train_samples)
         size = self._plan.rank_batch_size
         start = step_in_epoch * self._plan.global_batch_size
-        places = [start + rank * size + i for rank in ranks for i in range(size)]
+        shares = sorted({self._mesh.layout.dp_rank(rank) for rank in ranks})  # several may have one
+        places = [start + share * size + i for share in shares for i in range(size)]
         if not places:
             places = list(range(start, start + self._plan.global_batch_size))
         chosen: list[int] = order[places[:_MAX_NUM_SAMPLES]].tolist()

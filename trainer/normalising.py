@@ -67,8 +67,9 @@ class Counted:
         if parts.mesh.is_distributed:
             parts.beat.meet(DATA)
             dist.all_reduce(total)
-        # The reduction of the gradients divides by the number of ranks, which this undoes.
-        self._factor = parts.plan.world_size / total.clamp(min=1)
+        # The reduction of the gradients divides by the number of ranks with samples of their own,
+        # which this undoes. Ranks with the same samples are counted in both, here as there.
+        self._factor = parts.mesh.ranks.world_size / total.clamp(min=1)
         return iter(microbatches).__next__
 
     def share(self, loss: Tensor) -> Tensor:

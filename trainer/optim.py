@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.utils import clip_grad_norm_
 
 from trainer.lean import plain_step
+from trainer.parallel.gradients import gradients_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,74 +22,85 @@ class Update:
 
     def __init__(self, model: nn.Module, config: Config, device: torch.device) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = _build_optimizer(self.parameters, config)
+        self._gradients = gradients_of(self.parameters)
+        self.optimizer = _build_optimizer(self._gradients.groups(), config)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self._clip_grad_norm = config.clip_grad_norm
         self._step = plain_step(self.optimizer)
         self._one = torch.ones((), device=device)
-        types = {p.dtype for p in self.parameters}
-        self._of_each_type = [[p for p in self.parameters if p.dtype == t] for t in types]
         is_fused = self.optimizer.defaults["fused"]
         self._is_read = device.type == "cpu" or not is_fused
         """Whether the check's result is read here: on a CPU there is nothing to wait for."""
 
-    def apply(self, learning_rate: float, found: Tensor) -> None:
+    def apply(self, learning_rate: float, found: Tensor, norm: Tensor | None = None) -> None:
         """Take one step with the gradients that are there, then drop them.
 
         `found`, shape (), float32, becomes 1 if one of them is not finite: then nothing moves. The
         scaler of fp16 has its own such check, as its gradients overflow in the ordinary course of
-        things, and leaves `found` alone.
+        things, and leaves `found` alone. `norm`, of the same kind, becomes the gradient's global
+        norm where that is looked at, for clipping.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         if self.scaler.is_enabled():
             if self._clip_grad_norm is not None:
                 self.scaler.unscale_(self.optimizer)
-                clip_grad_norm_(self.parameters, self._clip_grad_norm)
+                self._clip(norm)
             self.scaler.step(self.optimizer)
             self.scaler.update()
         else:
             with torch.no_grad():
-                self._step_if_finite(found)
+                self._step_if_finite(found, norm)
         for parameter in self.parameters:
             parameter.grad = None
 
-    def _step_if_finite(self, found: Tensor) -> None:
+    def _step_if_finite(self, found: Tensor, norm: Tensor | None) -> None:
         self._check(found)
         if self._is_read:
             if found.item():
                 return
         else:
             self.optimizer.found_inf = found  # type: ignore[attr-defined] # as GradScaler does
-        if self._clip_grad_norm is not None:
-            clip_grad_norm_(self.parameters, self._clip_grad_norm)
+        self._clip(norm)
         self._step()
+
+    def _clip(self, norm: Tensor | None) -> None:
+        if self._clip_grad_norm is not None:
+            found = self._gradients.clip(self._clip_grad_norm)
+            if norm is not None:
+                norm.copy_(found)
 
     def _check(self, found: Tensor) -> None:
         """Look at every gradient, in one kernel for each type.
 
         Reduced gradients are the same on all ranks, and so is the answer. Of gradients that are
-        sharded each rank sees its own part: their ranks take the maximum of `found` here.
+        sharded each rank sees its own part: the ranks take the maximum of `found`.
         """
-        for parameters in self._of_each_type:
-            gradients = [p.grad for p in parameters if p.grad is not None]
-            if gradients:
-                # Named for what it does to scaled gradients: it multiplies them by `_one`, too.
-                torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, self._one)
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for gradient in self._gradients.own():
+            by_type.setdefault(gradient.dtype, []).append(gradient)
+        for gradients in by_type.values():
+            # Named for what it does to scaled gradients: it multiplies them by `_one`, too.
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, self._one)
+        self._gradients.agree(found)
 
 
-def _build_optimizer(parameters: list[nn.Parameter], config: Config) -> torch.optim.Optimizer:
+def _build_optimizer(groups: list[list[nn.Parameter]], config: Config) -> torch.optim.Optimizer:
+    parameters = [parameter for group in groups for parameter in group]
+    apart = [{"params": group} for group in groups]
     shared: dict[str, Any] = {
         "lr": config.lr,
         "weight_decay": config.weight_decay,
         "fused": all(p.is_floating_point() for p in parameters),
     }
     if config.optimizer == "sgd":
-        optimizer = torch.optim.SGD(parameters, momentum=_MOMENTUM, **shared)
+        if any(hasattr(p, "placements") for p in parameters):
+            shared["fused"] = False  # torch has no fused form of it for shards
+        optimizer = torch.optim.SGD(apart, momentum=_MOMENTUM, **shared)
         for parameter in parameters:
             # The fused form leaves a new buffer as it finds it when the first step is not taken.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return optimizer
     if config.optimizer == "adam":
-        return torch.optim.Adam(parameters, **shared)
-    return torch.optim.AdamW(parameters, **shared)
+        return torch.optim.Adam(apart, **shared)
+    return torch.optim.AdamW(apart, **shared)

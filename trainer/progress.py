@@ -136,16 +136,17 @@ class Progress:
     def log(self, step: int, position: Position) -> float | None:
         """Tell of the interval that ends with `step`; return its loss, None if it has none."""
         parts, mesh, plan = self._parts, self._parts.mesh, self._parts.plan
+        num_ranks = mesh.ranks.world_size
         num_timed = step - self._timed_from_step  # in this attempt
         wait_s = self._stepper.wait_s - self._waited_s
-        own = [0.0] * mesh.ranks.world_size
+        own = [0.0] * num_ranks
         if self._stepper.forward_time is not None:
             forward_s = self._stepper.forward_time.take_s()
             own[mesh.ranks.rank] = forward_s + wait_s / num_timed / plan.num_microbatches
         loss_sum, wait_s, *own = self.look(step, position, wait_s, *own)
-        wait_s /= plan.world_size
+        wait_s /= num_ranks
         num_steps = step - self.loss.from_step - self.loss.num_left_out
-        loss = loss_sum / (plan.world_size * num_steps) if num_steps else None
+        loss = loss_sum / (num_ranks * num_steps) if num_steps else None
         elapsed_s = time.perf_counter() - self._interval_s
         elapsed_s -= self.ledger.paused_s - self._paused_s
         self.ledger.data_wait_s += wait_s
@@ -164,6 +165,7 @@ class Progress:
                 data_wait_pct=100 * wait_s / elapsed_s,
                 memory_mib=_memory_mib(mesh.device),
                 train_time_s=self.train_time_s,
+                grad_norm=self._grad_norm(),
                 slow_ranks=self.stragglers.compare(own, num_timed),
                 **told,
             )
@@ -172,6 +174,10 @@ class Progress:
         if step % parts.config.log_every == 0:  # not at an end between: a run may go on
             self.loss = LossSum(0.0, 0, step)
         return loss
+
+    def _grad_norm(self) -> float | None:
+        is_known = self._parts.config.clip_grad_norm is not None
+        return self._stepper.table.last_norm if is_known else None
 
     def _began_interval(self) -> None:
         self._interval_s = time.perf_counter()
@@ -186,7 +192,7 @@ def _work(parts: Parts) -> Work:
     return Work(
         tokens_per_sample=parts.workload.tokens_per_sample(),
         flops_per_sample=parts.workload.flops_per_sample(),
-        peak_flops_per_s=None if peak is None else peak * parts.plan.world_size,
+        peak_flops_per_s=None if peak is None else peak * parts.mesh.ranks.world_size,
     )
 
 

@@ -54,7 +54,7 @@ class Resume:
         rank, device = self.mesh.ranks.rank, self.mesh.device
         loaded = self.checkpoints.load(wish, self._prepare)
         if loaded is None:
-            generators.seed_all(generators.derive_seed(fresh.seed, "rank", rank))
+            generators.seed_all(generators.derive_seed(fresh.seed, "rank", self.mesh.dp_rank))
             return Resumed(position=fresh, loss_sum=torch.zeros((), device=device))
         tensors, position = loaded
         position = replace(  # only `--force` makes a difference
@@ -72,7 +72,7 @@ class Resume:
             rank=rank,
             world_size=self.mesh.ranks.world_size,
             device=device,
-            seed=generators.derive_seed(position.seed, "rank", rank, position.step),
+            seed=generators.derive_seed(position.seed, "rank", self.mesh.dp_rank, position.step),
         )
         return Resumed(position=position, loss_sum=loss_sum)
 

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from trainer.agreement import StopAgreement
 from trainer.beat import END, LOAD
-from trainer.buckets import settle_buckets
 from trainer.checkpoint import Checkpoints
 from trainer.determinism import be_deterministic
 from trainer.ending import closing_block, out_of_time, summary_of
@@ -28,6 +26,8 @@ from trainer.loop import Loop
 from trainer.mesh import open_mesh
 from trainer.metrics import Sinks, open_sinks
 from trainer.optim import Update
+from trainer.parallel.apply import apply
+from trainer.parallel.initialise import materialise
 from trainer.parts import Parts
 from trainer.position import Position
 from trainer.profiling import StepProfiler
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from trainer.beat import Beat
     from trainer.config import Config
     from trainer.mesh import Mesh
+    from trainer.parallel.layout import Layout
     from trainer.ranks import Ranks
     from trainer.settings import RunSettings
     from trainer.stop import StopRequest
@@ -56,6 +57,7 @@ class Job:
 
     config: Config
     ranks: Ranks
+    layout: Layout
     settings: RunSettings
     plan: BatchPlan
     workload: Workload
@@ -91,7 +93,7 @@ class Run:
         )
         if self._job.config.deterministic:
             be_deterministic(env)
-        self._mesh = open_mesh(self._job.ranks, env, settings.node)
+        self._mesh = open_mesh(self._job.ranks, env, settings.node, self._job.layout)
         loop = self._build(self._mesh)
         self._loop = loop
         try:
@@ -307,11 +309,17 @@ def _profiler(job: Job, run_dir: Path) -> StepProfiler:
 
 def _build_model(job: Job, mesh: Mesh, seed: int) -> _Trained:
     """Build the model, with the same weights on all ranks, and its optimizer."""
+    config, is_sharded = job.config, mesh.layout.is_sharded
     torch.manual_seed(seed)
-    model = job.workload.build_model().to(mesh.device)
-    with contextlib.nullcontext() if job.config.compile else without_compiler():
-        update = Update(model, job.config, mesh.device)
-        train_model = _as_trained(model, mesh, compiled=job.config.compile)
+    empty = job.workload.build_empty() if is_sharded else None
+    model = job.workload.build_model().to(mesh.device) if empty is None else empty
+    plan = job.workload.parallel_plan()
+    is_lean = not (config.compile or is_sharded or config.activation_checkpointing != "none")
+    with without_compiler() if is_lean else contextlib.nullcontext():
+        train_model = apply(model, plan, mesh.layout, mesh.device_mesh, mesh.device, config)
+        if empty is not None:
+            materialise(model, mesh.device, cpu_offload=config.cpu_offload)
+        update = Update(model, config, mesh.device)
     return _Trained(model=model, train_model=train_model, update=update)
 
 
@@ -327,23 +335,6 @@ def _open_checkpoints(
         identity=identity,
         interval_s=60 * job.config.checkpoint_minutes,
     )
-
-
-def _as_trained(model: nn.Module, mesh: Mesh, *, compiled: bool) -> nn.Module:
-    """Compile the model if asked to, and tie its replicas together if there are several."""
-    if compiled:
-        model = torch.compile(model)  # type: ignore[assignment] # a module for a module
-    if not mesh.is_distributed:
-        return model  # a wrapper would only cost time
-    parallel = DistributedDataParallel(
-        model,
-        device_ids=[mesh.device.index] if mesh.device.type == "cuda" else None,
-        gradient_as_bucket_view=True,
-        # Buffers that are no part of the state, such as tables, are the same on all ranks anyway.
-        broadcast_buffers=any(name in model.state_dict() for name, _ in model.named_buffers()),
-    )
-    settle_buckets(parallel)
-    return parallel
 
 
 def _greet(

@@ -91,7 +91,7 @@ def restore_tensors(
             remedy="give the same --workload and --model, or --resume none",
         ) from error
     saved = optimizer.state_dict()
-    saved["state"] = _optimizer_state(tensors, model)
+    saved["state"] = _optimizer_state(tensors, model, optimizer)
     optimizer.load_state_dict(saved)
 
 
@@ -119,10 +119,16 @@ def restore_rank(
     return loss_sum.to(device)
 
 
-def _optimizer_state(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[int, dict[str, Any]]:
-    """Return the state in torch's own form, by the parameter's number."""
+def _optimizer_state(
+    tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[int, dict[str, Any]]:
+    """Return the state in torch's own form, by the parameter's number.
+
+    The optimizer numbers them by its groups, and has more than one where parameters are sharded.
+    """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    numbers = {name: number for number, name in enumerate(trained)}
+    ordered = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    numbers = {name: ordered.index(id(p)) for name, p in trained.items()}
     state: dict[int, dict[str, Any]] = {}
     for full_name, tensor in tensors.items():
         if full_name.startswith(_OPTIMIZER):

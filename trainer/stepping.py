@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.beat import BACKWARD, DATA, FORWARD, UPDATE
 from trainer.nonfinite import StepTable
 from trainer.normalising import choose_normaliser
-from trainer.precision import NOTHING, autocast
+from trainer.parallel.accumulation import choose_pass
+from trainer.precision import autocast
 from trainer.stragglers import ForwardTime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
@@ -32,7 +32,7 @@ class Stepper:
         self.wait_s = 0.0
         """Seconds this rank has waited for data."""
         self.forward_time: ForwardTime | None = None
-        """None for a single rank, which is as fast as it is."""
+        """None for a single rank, which is as fast as it is, and where forwards wait for others."""
         model = parts.train_model
         if isinstance(model, DistributedDataParallel):
             num_forwards = log_every * parts.plan.num_microbatches
@@ -42,6 +42,7 @@ class Stepper:
         self._microbatches: Iterator[tuple[Tensor, Tensor]] = iter(())
         self._epoch = -1
         self._normaliser = choose_normaliser(parts)
+        self._pass = choose_pass(model, parts.plan.num_microbatches)
 
     def seek(self, step: int) -> None:
         """Get ready for the samples that follow `step` steps; with -1, forget where we were."""
@@ -63,7 +64,7 @@ class Stepper:
         for number in range(1, num_microbatches + 1):
             inputs, targets = following()
             beat.enter(FORWARD)
-            with self._without_reduction() if number < num_microbatches else NOTHING:
+            with self._pass(number == num_microbatches):
                 with autocast(parts.config.precision, parts.mesh.device):
                     loss = parts.workload.loss(parts.train_model(inputs), targets)
                 loss = self._normaliser.share(loss)
@@ -71,7 +72,7 @@ class Stepper:
                 (beat.enter if number < num_microbatches else beat.meet)(BACKWARD)
                 parts.update.scaler.scale(loss).backward(gradient)  # type: ignore[no-untyped-call] # torch's
         beat.enter(UPDATE)
-        parts.update.apply(parts.learning_rate.at(step - 1), table.found)
+        parts.update.apply(parts.learning_rate.at(step - 1), table.found, table.norm)
         table.next_step()
 
     def _leave_out(self) -> None:
@@ -86,8 +87,3 @@ class Stepper:
         microbatch = next(self._microbatches)
         self.wait_s += time.perf_counter() - asked_s
         return microbatch
-
-    def _without_reduction(self) -> AbstractContextManager[Any]:
-        """Gradients of all microbatches but the last stay on their rank: one reduction a step."""
-        model = self._parts.train_model
-        return model.no_sync() if isinstance(model, DistributedDataParallel) else NOTHING

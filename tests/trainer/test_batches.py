@@ -9,7 +9,7 @@ from trainer.errors import UserError
 def plan(batch: int, micro: int | None = None, rank: int = 0, world: int = 1) -> BatchPlan:
     """A plan with short names."""
     return plan_batches(
-        global_batch_size=batch, micro_batch_size=micro, rank=rank, world_size=world
+        global_batch_size=batch, micro_batch_size=micro, dp_rank=rank, dp_size=world
     )
 
 

@@ -39,7 +39,7 @@ def seen(kind: str, *, world: int = 1, micro: int = 2, epoch: int = 0, first: in
     by_rank = []
     for rank in range(world):
         plan = plan_batches(
-            global_batch_size=batch, micro_batch_size=micro, rank=rank, world_size=world
+            global_batch_size=batch, micro_batch_size=micro, dp_rank=rank, dp_size=world
         )
         batches = build_batches(numbers(count, kind), plan, seed=5, device=CPU, num_workers=0)
         steps: list[list[int]] = []
@@ -79,7 +79,7 @@ def test_each_epoch_and_each_seed_shuffles_anew() -> None:
 @pytest.mark.parametrize("kind", ["tensor", "loaded"])
 def test_an_evaluation_goes_once_through_its_range(kind: str) -> None:
     """In order, and its last batch may be short."""
-    plan = plan_batches(global_batch_size=2, micro_batch_size=None, rank=0, world_size=1)
+    plan = plan_batches(global_batch_size=2, micro_batch_size=None, dp_rank=0, dp_size=1)
     batches = build_batches(numbers(2500, kind), plan, seed=1, device=CPU, num_workers=0)
     found = [int(i) for _, targets in batches.evaluation(range(7, 2345)) for i in targets]
     assert found == list(range(7, 2345))
@@ -87,7 +87,7 @@ def test_an_evaluation_goes_once_through_its_range(kind: str) -> None:
 
 def test_the_way_follows_the_data() -> None:
     """Tensors are indexed, datasets are loaded; workers give the same samples."""
-    plan = plan_batches(global_batch_size=4, micro_batch_size=None, rank=0, world_size=1)
+    plan = plan_batches(global_batch_size=4, micro_batch_size=None, dp_rank=0, dp_size=1)
     ways = [
         build_batches(numbers(9, kind), plan, seed=1, device=CPU, num_workers=2)
         for kind in ("tensor", "loaded")
@@ -117,7 +117,7 @@ def noisy(
     found = {}
     for rank in range(world):
         plan = plan_batches(
-            global_batch_size=12, micro_batch_size=micro, rank=rank, world_size=world
+            global_batch_size=12, micro_batch_size=micro, dp_rank=rank, dp_size=world
         )
         batches = build_batches(Noisy(50), plan, seed=5, device=CPU, num_workers=workers)
         for inputs, targets in batches.epoch(epoch, first):
@@ -148,7 +148,7 @@ def test_loading_leaves_the_ranks_generators_alone(workers: int) -> None:
     torch.manual_seed(3)
     random.seed(3)
     noisy(workers=workers)
-    plan = plan_batches(global_batch_size=12, micro_batch_size=None, rank=0, world_size=1)
+    plan = plan_batches(global_batch_size=12, micro_batch_size=None, dp_rank=0, dp_size=1)
     batches = build_batches(Noisy(50), plan, seed=5, device=CPU, num_workers=workers)
     once, again = ([x.tolist() for x, _ in batches.evaluation(range(9))] for _ in range(2))
     assert once == again

@@ -63,7 +63,7 @@ def test_a_batch_is_global(world: int, micro: int) -> None:
     by_rank = []
     for rank in range(world):
         plan = plan_batches(
-            global_batch_size=6, micro_batch_size=micro, rank=rank, world_size=world
+            global_batch_size=6, micro_batch_size=micro, dp_rank=rank, dp_size=world
         )
         batches = build_batches(data, plan, seed=3, device=torch.device("cpu"), num_workers=0)
         assert isinstance(batches, TokenBatches)

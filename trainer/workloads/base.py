@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from trainer.config import Config
+    from trainer.parallel.plan import ParallelPlan, ParallelSizes
     from trainer.workloads.tokens import TokenData
 
 
@@ -59,6 +60,27 @@ class Workload(ABC):
     @abstractmethod
     def test_data(self) -> TensorData | TokenData | Dataset[Any] | None:
         """Return the held-out samples, or None if there are none."""
+
+    def parallel_sizes(self) -> ParallelSizes | None:
+        """Return the dimensions that parallelism splits; None: there is no plan for that.
+
+        Called before torch is imported.
+        """
+        return None
+
+    def parallel_plan(self) -> ParallelPlan:
+        """Return how the model may be spread; here: only as a whole, by parameters."""
+        from trainer.parallel.plan import ParallelPlan  # noqa: PLC0415 -- not for every workload
+
+        return ParallelPlan()
+
+    def build_empty(self) -> nn.Module | None:
+        """Return the model on the meta device, for one that is too large to be built whole.
+
+        Its `init_weights(normal)` gives every parameter and buffer its first value, in the order of
+        `build_model`; `normal(parameter, std)` draws. None: `build_model` is all there is.
+        """
+        return None
 
     def num_valid(self, targets: Tensor) -> Tensor | None:  # noqa: ARG002 -- for who overrides it
         """Return how many targets of a microbatch count, shape (), an integer, on its device.

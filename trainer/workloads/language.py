@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainer.errors import UserError
+from trainer.parallel.plan import ParallelSizes
 from trainer.workloads import stdlib_text
 from trainer.workloads.base import Workload
 from trainer.workloads.llama_hf import read_shape, read_weights
+from trainer.workloads.llama_parallel import LLAMA_PLAN
 from trainer.workloads.llama_shape import shape_named
 from trainer.workloads.token_file import BYTES, TokenFile, open_tokens
 from trainer.workloads.tokens import BYTES_VOCAB_SIZE, IGNORED, TokenData
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from trainer.config import Config
+    from trainer.parallel.plan import ParallelPlan
     from trainer.workloads.llama_presets import LlamaShape
     from trainer.workloads.stdlib_text import Split
     from trainer.workloads.tokens import TokenRow
@@ -78,6 +81,30 @@ class Language(Workload):
         if self.config.init_from:
             model.load_state_dict(read_weights(self.config.init_from, self.shape))
         return model
+
+    def build_empty(self) -> nn.Module | None:
+        """Return the Llama without values; None if they are to be read."""
+        if self.config.init_from:
+            return None
+        from trainer.workloads.llama import empty_llama  # noqa: PLC0415 -- imports torch
+
+        return empty_llama(self.shape, self.sequence_length)
+
+    def parallel_sizes(self) -> ParallelSizes:
+        """Return the shape's."""
+        shape = self.shape
+        return ParallelSizes(
+            num_layers=shape.num_layers,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            ffn_dim=shape.ffn_dim,
+            vocab_size=shape.vocab_size,
+            sequence_length=self.sequence_length,
+        )
+
+    def parallel_plan(self) -> ParallelPlan:
+        """Return how a Llama is split: attention by heads, feed-forward by channels."""
+        return LLAMA_PLAN
 
     def train_data(self) -> TokenData:
         """Return the text to learn from."""

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trainer.workloads.llama_presets import LlamaShape
 
 
@@ -149,8 +151,10 @@ class Llama(nn.Module):
         return logits
 
     @torch.no_grad()
-    def init_weights(self) -> None:
+    def init_weights(self, normal: Callable[[Tensor, float], object] | None = None) -> None:
         """Give every parameter and buffer its first value, drawn from torch's global generator.
+
+        `normal(parameter, std)` draws, where a rank has only a part of each parameter.
 
         Normal with deviation sqrt(2 / (5 D)), as TinyLlama has it (0.014 for its width, 0.056 for
         the toy's); what adds to the stream is smaller by the root of the number of additions, so
@@ -166,20 +170,26 @@ class Llama(nn.Module):
         self.rope_sin.copy_(sin)
         std = math.sqrt(2 / (5 * shape.dim))
         adding_std = std / math.sqrt(2 * shape.num_layers)
+        draw = normal or (lambda parameter, std: nn.init.normal_(parameter, std=std))
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
                 nn.init.ones_(parameter)  # a norm
             else:
                 is_adding = name.endswith(("attention.wo.weight", "feed_forward.w2.weight"))
-                nn.init.normal_(parameter, std=adding_std if is_adding else std)
+                draw(parameter, adding_std if is_adding else std)
+
+
+def empty_llama(shape: LlamaShape, sequence_length: int | None = None) -> Llama:
+    """Return a model without memory."""
+    with torch.device("meta"):
+        return Llama(shape, sequence_length)
 
 
 def build_llama(
     shape: LlamaShape, sequence_length: int | None = None, device: str = "cpu"
 ) -> Llama:
     """Return a new model; its weights are drawn once, where they are to be."""
-    with torch.device("meta"):
-        model = Llama(shape, sequence_length)
+    model = empty_llama(shape, sequence_length)
     model.to_empty(device=device)
     model.init_weights()
     return model

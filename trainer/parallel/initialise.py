@@ -1,0 +1,72 @@
+"""First values of a model that no rank holds whole: the same ones as of the plain model.
+
+Every rank draws every number, in the order in which the plain model does, and keeps those of its
+own shards. That is done in blocks of rows, so that no more than some 64 MiB are held besides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_BLOCK_NUMBERS = 1 << 24
+_GROUP = 16
+"""torch's generator on the CPU makes normal numbers 16 at a time, so that a tensor drawn in blocks
+of a multiple of that is, to the bit, the one drawn whole."""
+
+
+def materialise(model: nn.Module, device: torch.device, *, cpu_offload: bool) -> None:
+    """Give a model on the meta device memory and values, from torch's global generator."""
+    model.to_empty(device="cpu" if cpu_offload else device)
+    if cpu_offload:
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                module._buffers[name] = buffer.to(device)  # noqa: SLF001 -- as nn.Module.to has it
+    model.init_weights(draw_normal)  # type: ignore[operator] # see Workload.build_empty
+
+
+def draw_normal(parameter: Tensor, std: float) -> None:
+    """Fill a parameter, or this rank's shard of it, from a normal distribution around 0."""
+    local, offsets = _own_part(parameter)
+    shape = parameter.shape
+    row_numbers = max(1, shape[1:].numel())
+    step = max(_GROUP, _BLOCK_NUMBERS // row_numbers // _GROUP * _GROUP)
+    begin = 0
+    while begin < shape[0]:
+        end = min(begin + step, shape[0])
+        if (shape[0] - end) * row_numbers < _GROUP:
+            end = shape[0]  # too few left for a block of their own
+        block = torch.empty(end - begin, *shape[1:]).normal_(std=std)
+        _copy(block, begin, local, offsets)
+        begin = end
+
+
+def _own_part(parameter: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Return this rank's shard, and where in the whole it begins."""
+    if not hasattr(parameter, "placements"):
+        return parameter, (0,) * parameter.dim()
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 -- it is one
+    from torch.distributed.tensor._utils import (  # noqa: PLC0415 -- what torch's checkpoints use
+        compute_local_shape_and_global_offset,
+    )
+
+    assert isinstance(parameter, DTensor)  # noqa: S101 -- nothing else has placements
+    _, offsets = compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+    return parameter.to_local(), tuple(offsets)
+
+
+def _copy(block: Tensor, begin: int, local: Tensor, offsets: tuple[int, ...]) -> None:
+    """Copy what of `block`, rows from `begin` on, lies in `local`."""
+    first, last = max(begin, offsets[0]), min(begin + len(block), offsets[0] + len(local))
+    if first >= last:
+        return
+    part = block[first - begin : last - begin]
+    for dim in range(1, local.dim()):
+        part = part.narrow(dim, offsets[dim], local.shape[dim])
+    local[first - offsets[0] : last - offsets[0]].copy_(part)

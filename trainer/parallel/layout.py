@@ -1,0 +1,183 @@
+"""Along which axes the ranks of a run are laid out. Pure arithmetic, no torch.
+
+Rank order, outermost first: pp, dp_replicate, dp_shard, cp, tp. Neighbours talk most: tp twice a
+layer, in the middle of the computation, so its ranks belong on one node; dp_shard once a layer,
+beside the computation; dp_replicate once a step; pp only from one stage to the next.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from trainer.config import Config, Strategy
+    from trainer.parallel.plan import ParallelSizes
+    from trainer.ranks import Ranks
+
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+REST = -1
+"""As the size of an axis: all ranks that the other axes leave."""
+_NODE = -2
+_STRATEGIES: dict[Strategy, dict[str, int]] = {
+    "ddp": {"dp_replicate": REST},
+    "fsdp": {"dp_shard": REST},
+    "hsdp": {"dp_replicate": REST, "dp_shard": _NODE},
+    "tp": {"dp_replicate": REST, "tp": _NODE},
+    "pp": {"dp_replicate": REST, "pp": 2},
+    "3d": {"dp_shard": REST, "tp": 2, "pp": 2},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The size of each axis; their product is the number of ranks."""
+
+    dp_replicate: int = 1
+    """Copies of the model, each trained on samples of its own."""
+    dp_shard: int = 1
+    """Ranks that share one copy out among them, each training on samples of its own."""
+    cp: int = 1
+    """Ranks that share a sequence."""
+    tp: int = 1
+    """Ranks that share each layer's matrices, and train on the same samples."""
+    pp: int = 1
+    """Ranks that have some of the layers each."""
+    sequence_parallel: bool = False
+    """Whether ranks of tp also share what lies between the matrices, by positions."""
+
+    @property
+    def world_size(self) -> int:
+        """All ranks."""
+        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
+
+    @property
+    def dp_size(self) -> int:
+        """Ranks with samples of their own."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a rank holds only a part of the model."""
+        return self.world_size > self.dp_replicate
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Return where `rank` lies on each axis."""
+        found = {}
+        for axis in reversed(AXES):
+            rank, found[axis] = divmod(rank, getattr(self, axis))
+        return found
+
+    def dp_rank(self, rank: int) -> int:
+        """Return which of the `dp_size` shares of a batch is `rank`'s."""
+        at = self.coordinates(rank)
+        return at["dp_replicate"] * self.dp_shard + at["dp_shard"]
+
+    def speaks_for_samples(self, rank: int) -> bool:
+        """Whether `rank` is the one, of those with the same samples, that they are counted on."""
+        at = self.coordinates(rank)
+        return at["cp"] == at["tp"] == 0 and at["pp"] == self.pp - 1
+
+    def describe(self) -> str:
+        """Name the axes that are in use."""
+        used = [f"{axis} {getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
+        return " x ".join(used) + (" with sequence parallel" if self.sequence_parallel else "")
+
+
+def plan_layout(config: Config, ranks: Ranks, sizes: ParallelSizes | None) -> Layout:
+    """Return the layout that the options ask for; `sizes` are None for what cannot be split.
+
+    Raises UserError, with the numbers, when it does not fit the ranks or the model.
+    """
+    layout = replace(_fit(config, ranks), sequence_parallel=config.sequence_parallel)
+    _check_built(layout)
+    _check_sizes(layout, sizes, config)
+    if config.cpu_offload and not layout.is_sharded:
+        raise UserError(
+            "--cpu-offload",
+            rule="a layout that shards the model",
+            found=f"{ranks.world_size} whole copies",
+            remedy="take --strategy fsdp on several ranks",
+        )
+    return layout
+
+
+def _fit(config: Config, ranks: Ranks) -> Layout:
+    """Give every axis a size, so that the product is the number of ranks."""
+    named = {axis: getattr(config, axis) for axis in AXES}
+    asked = {axis: size for axis, size in named.items() if size is not None}
+    sizes = dict.fromkeys(AXES, 1) | _STRATEGIES[config.strategy] | asked
+    sizes = {a: ranks.local_world_size if size == _NODE else size for a, size in sizes.items()}
+    if REST in asked.values():  # what is said beats what follows from the strategy
+        sizes = {a: 1 if s == REST and a not in asked else s for a, s in sizes.items()}
+    rest = [axis for axis, size in sizes.items() if size == REST]
+    if len(rest) > 1:
+        names = ", ".join("--" + axis.replace("_", "-") for axis in rest)
+        raise UserError(
+            names, rule="-1 for one axis only", found=len(rest), remedy="give numbers to the others"
+        )
+    fixed = math.prod(size for size in sizes.values() if size != REST)
+    if rest:
+        sizes[rest[0]] = max(1, ranks.world_size // fixed)
+    if math.prod(sizes.values()) != ranks.world_size:
+        told = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "1"
+        raise UserError(
+            "layout",
+            rule="the product of the axes is the number of ranks",
+            found=f"{told} = {math.prod(sizes.values())} with {ranks.world_size} ranks",
+            remedy="change an axis, or give one of them -1",
+        )
+    return Layout(**sizes)
+
+
+def _check_built(layout: Layout) -> None:
+    for axis, name in (("pp", "pipeline"), ("cp", "context")):
+        if getattr(layout, axis) > 1:
+            raise UserError(
+                f"--{axis}",
+                rule=f"1: {name} parallelism is not built yet",
+                found=getattr(layout, axis),
+                remedy="take fsdp, hsdp or tp",
+            )
+
+
+def _check_sizes(layout: Layout, sizes: ParallelSizes | None, config: Config) -> None:
+    if layout.sequence_parallel and layout.tp == 1:
+        raise UserError(
+            "--sequence-parallel", rule="tp over 1", found="tp 1", remedy="give --tp, too"
+        )
+    if layout.is_sharded and config.precision == "fp16":
+        raise UserError(
+            "--precision fp16",
+            rule="ddp: its gradient scaler does not know shards yet",
+            found=layout.describe(),
+            remedy="take bf16 or --strategy ddp",
+        )
+    if layout.tp == 1:
+        return
+    if sizes is None:
+        raise UserError(
+            "--tp",
+            rule=f"1: workload {config.workload} has no plan to split its matrices",
+            found=layout.tp,
+            remedy="take ddp, fsdp or hsdp",
+        )
+    split = {
+        "heads": sizes.num_heads,
+        "heads of keys and values": sizes.num_kv_heads,
+        "feed-forward channels": sizes.ffn_dim,
+        "tokens of the vocabulary": sizes.vocab_size,
+    }
+    if layout.sequence_parallel:
+        split["positions of a sequence"] = sizes.sequence_length
+    for name, size in split.items():
+        if size % layout.tp:
+            raise UserError(
+                "--tp",
+                rule=f"divides the model's {name}",
+                found=f"{size} with tp {layout.tp}",
+                remedy="take another --tp or --model",
+            )

@@ -1,0 +1,43 @@
+"""What a workload says of its model, so that it can be spread. Pure; it knows no ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Style = Literal["embedding", "norm", "reads_stream", "columns", "rows", "output"]
+"""What a module does with the residual stream, the activations that all layers read and add to.
+
+embedding     a table, split by rows; writes the stream
+norm          reads and writes the stream, each position by itself
+reads_stream  a block whose projections need all positions of the stream
+columns       a projection, split by its outputs: each rank computes some heads, or some channels
+rows          a projection, split by its inputs, which are `columns`' outputs; adds to the stream
+output        a projection from the stream, split by its outputs, which are put together
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelSizes:
+    """The dimensions that are split."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    ffn_dim: int
+    vocab_size: int
+    sequence_length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelPlan:
+    """By names of modules, in which `*` stands for any one part of a name."""
+
+    blocks: str = ""
+    """The modules that are sharded, recomputed and compiled one by one; "": the model as a whole.
+    None of them lies in another one."""
+    styles: Mapping[str, Style] = field(default_factory=dict)
+    """For tensor parallelism; none: it cannot be split that way."""

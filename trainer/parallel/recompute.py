@@ -1,0 +1,50 @@
+"""Activation checkpointing: the backward computes again what the forward did not keep."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_DEAR = (
+    "mm",
+    "addmm",
+    "bmm",
+    "convolution",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+"""Operations of torch.ops.aten whose results `selective` keeps: nearly all the time is theirs."""
+
+
+def recompute(block: nn.Module, how: Literal["full", "selective"]) -> None:
+    """Let a block keep its input only, or, with `selective`, what is dear to compute.
+
+    The forward is replaced in place: a wrapping module would change the parameters' names.
+    """
+    contexts: dict[str, Any] = {}
+    if how == "selective":
+        kept = {getattr(torch.ops.aten, name).default for name in _DEAR}
+        policy = partial(_policy, kept)
+        contexts["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
+    forward = block.forward
+    block.forward = partial(checkpoint, forward, use_reentrant=False, **contexts)
+
+
+def _policy(
+    kept: set[object], _context: object, operation: object, *_args: object, **_kwargs: object
+) -> CheckpointPolicy:
+    if operation in kept:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,26 @@
+"""Tie the copies of a whole model together: DistributedDataParallel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.parallel.buckets import settle_buckets
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def replicate(model: nn.Module, device: torch.device) -> nn.Module:
+    """Return the model with its gradients averaged over all ranks."""
+    parallel = DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        # Buffers that are no part of the state, such as tables, are the same on all ranks anyway.
+        broadcast_buffers=any(name in model.state_dict() for name, _ in model.named_buffers()),
+    )
+    settle_buckets(parallel)
+    return parallel
