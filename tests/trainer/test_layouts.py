@@ -1,0 +1,138 @@
+"""Every layout trains the model that one plain process trains."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer.conftest import REPOSITORY, RunDir
+from trainer import loading
+from trainer.checkpoint_folder import find
+
+pytestmark = pytest.mark.slow
+
+SHAPE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 48,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 16,
+    "hidden_act": "silu",
+}
+# sgd: adam would hide a gradient of a wrong scale, which it divides away again.
+OPTIONS = (
+    "--workload lm --sequence-length 16 --mock-tokens 700 --global-batch-size 8 --lr 0.1 "
+    "--optimizer sgd --schedule constant --log-every 1 --clip-grad-norm 0.5 --num-workers 0 "
+    "--checkpoint-mode sync"
+)
+LAYOUTS = {
+    "ddp": "--micro-batch-size 1 --activation-checkpointing full",
+    "fsdp": "--strategy fsdp --micro-batch-size 1",
+    "fsdp with offload": "--strategy fsdp --cpu-offload --activation-checkpointing full",
+    "hsdp": "--strategy hsdp --dp-shard 2 --micro-batch-size 1 --no-reshard-after-forward",
+    "tp": "--strategy tp --micro-batch-size 4",
+    "tp with sp": "--tp -1 --sequence-parallel --activation-checkpointing full",
+    "ddp x tp": "--tp 2 --micro-batch-size 2",
+    "fsdp x tp": "--strategy fsdp --tp 2 --micro-batch-size 2 --activation-checkpointing selective",
+    "fsdp x tp with sp": "--strategy fsdp --tp 2 --sequence-parallel --micro-batch-size 1",
+}
+
+
+@dataclass
+class Server:
+    """Starts runs; see sharded_ranks.py."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    env: dict[str, str]
+
+    def train(self, count: int, options: str, out: str) -> tuple[list[int], RunDir, str]:
+        """Train on `count` ranks; return their exit codes, the run, and what rank 0 wrote."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        words = ["--model", str(self.folder / "model"), *OPTIONS.split(), *options.split()]
+        logs = [self.folder / f"{out}-{rank}.log" for rank in range(count)]
+        ranks = []
+        for rank, log in enumerate(logs):
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count}
+            place |= {"LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            told = {name: str(value) for name, value in place.items()} if count > 1 else {}
+            ranks.append(([*words, "--out", str(self.folder / out)], self.env | told, str(log)))
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(ranks) + "\n")
+        self.process.stdin.flush()
+        codes = json.loads(self.process.stdout.readline())
+        return codes, RunDir(self.folder / out), logs[0].read_text()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One for all tests here."""
+    folder = tmp_path_factory.mktemp("layouts")
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text(json.dumps(SHAPE))
+    env = {k: v for k, v in os.environ.items() if not k.startswith("DDP_")}
+    env |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.trainer.sharded_ranks"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=env,
+        cwd=REPOSITORY,
+    )
+    yield Server(process, folder, env)
+    process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def plain(server: Server) -> RunDir:
+    """20 steps of one process."""
+    codes, run, said = server.train(1, "--max-steps 20", "plain")
+    assert codes == [0], said
+    return run
+
+
+def tensors_of(run: RunDir) -> dict[str, torch.Tensor]:
+    """Weights and moments of the run's last checkpoint, whole."""
+    tensors = loading.read_named(loading.look_into(find(run.path)), "")
+    return {name: t for name, t in tensors.items() if not name.startswith("rank/")}
+
+
+def worst(run: RunDir, other: RunDir) -> dict[str, float]:
+    """The largest relative difference of losses, of gradient norms, and of tensors."""
+
+    def of(key: str) -> float:
+        pairs = zip(run.metrics(key), other.metrics(key), strict=True)
+        return max(abs(ours[key] / theirs[key] - 1) for ours, theirs in pairs)
+
+    ours, theirs = tensors_of(run), tensors_of(other)
+    assert ours.keys() == theirs.keys()
+    tensors = max(float((ours[n] - theirs[n]).norm() / theirs[n].norm()) for n in ours)
+    return {"loss": of("loss"), "grad_norm": of("grad_norm"), "tensors": tensors}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_is_the_plain_run(server: Server, plain: RunDir, name: str) -> None:
+    """Losses, gradient norms, weights and moments, over 20 steps, with clipping."""
+    out = name.replace(" ", "-")
+    codes, run, said = server.train(4, f"--max-steps 20 {LAYOUTS[name]}", out)
+    assert codes == [0] * 4, said
+    assert len(run.metrics("grad_norm")) == 20
+    assert max(line["grad_norm"] for line in run.metrics("grad_norm")) > 0.5  # it was clipped
+    assert max(worst(run, plain).values()) < 1e-4, worst(run, plain)
