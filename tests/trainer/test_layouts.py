@@ -136,3 +136,11 @@ def test_a_layout_is_the_plain_run(server: Server, plain: RunDir, name: str) -> 
     assert len(run.metrics("grad_norm")) == 20
     assert max(line["grad_norm"] for line in run.metrics("grad_norm")) > 0.5  # it was clipped
     assert max(worst(run, plain).values()) < 1e-4, worst(run, plain)
+
+
+def test_a_wrong_gradient_scale_is_seen(server: Server, plain: RunDir) -> None:
+    """One percent, which is less than any mistake in counting ranks, is far beyond the limit."""
+    options = "--max-steps 20 --workload tests.trainer.scaled:Scaled"
+    codes, run, said = server.train(1, options, "scaled")
+    assert codes == [0], said
+    assert worst(run, plain)["grad_norm"] > 5e-3  # the weights hide it, as steps are clipped
