@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from tests.trainer.conftest import REPOSITORY, RunDir
-from trainer import loading
+from trainer import inspect, loading
 from trainer.checkpoint_folder import find
+from trainer.command import run as run_command
 
 pytestmark = pytest.mark.slow
 
@@ -144,3 +145,23 @@ def test_a_wrong_gradient_scale_is_seen(server: Server, plain: RunDir) -> None:
     codes, run, said = server.train(1, options, "scaled")
     assert codes == [0], said
     assert worst(run, plain)["grad_norm"] > 5e-3  # the weights hide it, as steps are clipped
+
+
+def test_a_checkpoint_is_of_every_layout(
+    server: Server, plain: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """4 ranks of fsdp, then 2 of tp, then 1 process: one run, its moments included."""
+    parts = [
+        (4, "--max-steps 8 --strategy fsdp --micro-batch-size 1 --checkpoint-mode async"),
+        (2, "--max-steps 15 --tp 2 --sequence-parallel --checkpoint-mode async"),
+        (1, "--max-steps 20"),
+    ]
+    for count, options in parts:
+        codes, run, said = server.train(count, options, "resharded")
+        assert codes == [0] * count, said
+        path = find(run.path)
+        assert run_command(inspect.main, [str(path)]) == 0
+        assert "verified" in capsys.readouterr().out
+    assert [event["step"] for event in run.events("resume")] == [0, 8, 15]
+    assert len(run.losses()) == 20
+    assert max(worst(run, plain).values()) < 1e-4, worst(run, plain)
