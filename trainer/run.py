@@ -339,9 +339,9 @@ def _as_trained(model: nn.Module, mesh: Mesh, *, compiled: bool) -> nn.Module:
         model,
         device_ids=[mesh.device.index] if mesh.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
-        # Buffers that are no part of the state, such as tables, are the same on all ranks anyway.
-        broadcast_buffers=any(name in model.state_dict() for name, _ in model.named_buffers()),
     )
+    # Buffers that are no part of the state, such as tables, are the same on all ranks anyway.
+    parallel.broadcast_buffers = any(n in model.state_dict() for n, _ in model.named_buffers())
     settle_buckets(parallel)
     return parallel
 
