@@ -39,8 +39,8 @@ class Node(Protocol):
         """Tell a process's variables."""
         ...
 
-    def times(self, rank: int) -> Mapping[int, float]:
-        """Tell the processor time in seconds of each process of a rank."""
+    def times(self, rank: int) -> Mapping[int, float] | None:
+        """Tell the processor time in seconds of each process of a rank; None if it is unknown."""
         ...
 
 

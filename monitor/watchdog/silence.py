@@ -54,11 +54,12 @@ class Silence:
     """How long one rank has given no sign of life.
 
     Args:
-        times: gives the processor time of each of its processes, in seconds by process.
+        times: gives the processor time of each of its processes, in seconds by process; None if
+            that could not be found out in time.
 
     """
 
-    times: Callable[[], Mapping[int, float]]
+    times: Callable[[], Mapping[int, float] | None]
     _mark: Hashable = None
     _since_s: float | None = None
     _times: Mapping[int, float] | None = None
@@ -85,10 +86,12 @@ class Silence:
         if pattern == "waiting":
             return now_s - self._since_s
         if self._times is None:
-            self._times = self.times()
+            self._times = self.times() or {}
             self._quiet_since_s = self._checked_s = now_s
         elif limit_s is not None and now_s - self._checked_s >= self._pause_s(limit_s):
-            self._check_times(now_s)
+            is_known = self._check_times(now_s)
+            if not is_known and now_s - self._checked_s < 2 * limit_s:
+                return self._checked_s - self._quiet_since_s  # a busy node: ask again
         return now_s - self._quiet_since_s
 
     def _pause_s(self, limit_s: float) -> float:
@@ -96,10 +99,17 @@ class Silence:
         is_first = self._checked_s == self._quiet_since_s
         return limit_s if is_first else max(_RECHECK_S, limit_s / 10)
 
-    def _check_times(self, now_s: float) -> None:
-        """Start over if the processes have worked since the last check."""
+    def _check_times(self, now_s: float) -> bool:
+        """Start over if the processes have worked since the last check; False: nobody could tell.
+
+        What cannot be told for long is no sign of life: /proc of a process that hangs in the kernel
+        may hang, too.
+        """
         now, before = self.times(), self._times or {}
+        if now is None:
+            return False
         used_s = sum(s - before.get(pid, 0.0) for pid, s in now.items())
         if used_s >= _MIN_CORE_SHARE * (now_s - self._checked_s):
             self._since_s = self._quiet_since_s = now_s
         self._times, self._checked_s = now, now_s
+        return True

@@ -71,17 +71,22 @@ class LiveNode:
         """Tell a process's variables."""
         return self._memory.ask(lambda: processes.environment(pid), _PROC_S) or {}
 
-    def times(self, rank: int) -> Mapping[int, float]:
-        """Tell the processor time of each process of a rank."""
-        told = {pid: processes.cpu_s(pid) for pid in self.processes().get(rank, [])}
+    def times(self, rank: int) -> Mapping[int, float] | None:
+        """Tell the processor time of each process of a rank; None if /proc gave no answer."""
+        ranks = self._ranks()
+        if ranks is None:
+            return None
+        told = {pid: processes.cpu_s(pid) for pid in ranks.get(rank, [])}
         return {pid: seconds for pid, seconds in told.items() if seconds is not None}
 
     def processes(self) -> Mapping[int, list[int]]:
-        """Find all processes of each rank."""
+        """Find all processes of each rank, as far as /proc answers."""
+        return self._ranks() or {}
+
+    def _ranks(self) -> Mapping[int, list[int]] | None:
         settings = self._settings
-        return (
-            self._memory.ask(lambda: orphans.find_ranks(settings.launch_id, settings.node), _PROC_S)
-            or {}
+        return self._memory.ask(
+            lambda: orphans.find_ranks(settings.launch_id, settings.node), _PROC_S
         )
 
 

@@ -63,6 +63,8 @@ class Fault:
     """For a run that goes on: waits until it was seen without an event, and gives the moment."""
     nobody_speaks: bool = False
     """Whoever would decide and say the last line is dead: `python -m monitor why` must say it."""
+    may_be_silent: bool = False
+    """Slurm may kill all of them at once, and then nobody is left to tell that a rank has ended."""
     num_saved: int = 1
     """Checkpoints that this attempt must have written before."""
     damages: bool = False
@@ -156,13 +158,13 @@ def await_progress(job: FaultJob, fault: Fault) -> tuple[int, Path | None]:
     return job.attempt, None if fault.damages else Path(saved[-1]["path"])
 
 
-def watch_end(strike: Strike) -> tuple[Row, Event]:
+def watch_end(strike: Strike) -> tuple[Row, Event | None]:
     """Wait until the fault was seen and no process of a rank is left; the times, and the sign."""
     job, fault = strike.job, strike.fault
     seen: Event | None = None
     down_s: float | None = None
     deadline = time.monotonic() + PATIENCE_S
-    while seen is None or down_s is None:
+    while down_s is None or (seen is None and not fault.may_be_silent):
         signs = job.events(*fault.signs, attempt=strike.attempt, since=strike.since)
         seen = seen or next(filter(fault.is_sign, signs), None)
         if down_s is None and not job.rank_processes(strike.attempt):
@@ -172,7 +174,7 @@ def watch_end(strike: Strike) -> tuple[Row, Event]:
             raise TooLateError(message + "\n" + "\n".join(job.log.splitlines()[-30:]))
         time.sleep(2 * POLL_S)  # a look at every process of the machine is not free
     assert down_s < fault.down_within_s, f"torn down after {down_s} s"
-    seen_s = max(0.0, when(seen) - strike.moment)
+    seen_s = None if seen is None else max(0.0, when(seen) - strike.moment)
     return dataclasses.replace(strike.row, seen_s=seen_s, down_s=down_s), seen
 
 
@@ -203,12 +205,13 @@ def _decided(job: FaultJob, fault: Fault, told: Event) -> str:
     return next(words for words in reversed(job.words()) if words.endswith(decision["reason"]))
 
 
-def end(strike: Strike, row: Row, sign: Event) -> Row:
+def end(strike: Strike, row: Row, sign: Event | None) -> Row:
     """See the job end, and say why."""
     job, fault = strike.job, strike.fault
     job.until_ended()
     leave_nothing(job)
-    fault.check(job, sign)
+    if sign is not None:
+        fault.check(job, sign)
     told = job.record()["attempts"][-1]
     assert told["attempt"] == strike.attempt + fault.restarts_before, told
     line = job.why() if fault.nobody_speaks else job.words()[-1]

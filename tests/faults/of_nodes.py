@@ -153,6 +153,7 @@ SCRIPT = Scenario(
             code=None,
             failure_class="killed",
             nobody_speaks=True,
+            may_be_silent=True,
             says=r"KILLED.*To go on from step \d+: DDP_RUN_NAME=fault-script",
         ),
     ),

@@ -6,7 +6,8 @@ line. `DDP_FUZZ_SEED` says how lines are damaged.
 
 import os
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
@@ -206,8 +207,17 @@ def as_one(rows: NDArray[np.float64]) -> NDArray[np.void]:
     return whole_rows.view(np.dtype((np.void, whole_rows.itemsize * rows.shape[1]))).ravel()
 
 
+@pytest.fixture
+def untraced() -> Iterator[None]:
+    """Measure no coverage: it would take ten times as long, and other tests read the same lines."""
+    trace = sys.gettrace()
+    sys.settrace(None)
+    yield
+    sys.settrace(trace)
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("untraced")
 def test_a_million_damaged_lines_never_become_a_wrong_number(tmp_path: Path) -> None:
     """Both readers find the same rows with the same numbers, and all other lines are counted.
 

@@ -45,12 +45,13 @@ class Command:
         self.pattern: str | None = None
         self.now_s = 0.0
         self.num_asked = 0
+        self.answers = True
         self.silence = Silence(self.times)
 
-    def times(self) -> dict[int, float]:
+    def times(self) -> dict[int, float] | None:
         """Count how often it was asked."""
         self.num_asked += 1
-        return dict(self.cpu_s)
+        return dict(self.cpu_s) if self.answers else None
 
     def runs(self, seconds: int, core_share: float = 0.0, limit_s: float = 60) -> float:
         """Let time pass; how long it has been silent."""
@@ -80,6 +81,25 @@ def test_one_percent_of_a_core_is_a_sign_of_life() -> None:
     """A command that computes and does not talk goes on."""
     assert Command().runs(300, core_share=0.02) < 61
     assert Command().runs(300, core_share=0.005) > 200
+
+
+def test_a_node_too_busy_to_tell_proves_nothing() -> None:
+    """What computes is not taken for silent because /proc gave no answer in time."""
+    command = Command()
+    assert command.runs(61, core_share=0.2) == 59
+    command.answers = False
+    assert command.runs(30, core_share=0.2) == 0
+    command.answers = True
+    assert command.runs(1, core_share=0.2) == 0
+
+
+def test_who_cannot_be_looked_at_for_long_is_silent() -> None:
+    """A process that hangs in the kernel may let /proc hang, too."""
+    command = Command()
+    command.runs(2)
+    command.answers = False
+    assert command.runs(100) == 0
+    assert command.runs(30) >= 120
 
 
 def test_new_processes_count_in_full() -> None:
