@@ -350,6 +350,7 @@ def test_slurm_knows_what_a_killed_run_could_not_say(
     assert shown(story.write(), programs=programs)[0].endswith(head)
 
 
+@pytest.mark.slow
 def test_a_slurm_that_does_not_answer_is_not_waited_for(story: Any, tmp_path: Path) -> None:
     """Five seconds, and the screen is there without it."""
     story.start()
@@ -497,6 +498,7 @@ def test_a_run_that_goes_on_and_is_then_killed(tmp_path: Path, until: Any) -> No
     assert head == "KILLED: the run was killed and could not say why [killed; no exit code]"
 
 
+@pytest.mark.slow
 def test_a_real_failure(tmp_path: Path) -> None:
     """Rank 1 raises; rank 0, which waits for it, is ended; the screen shows the traceback."""
     program_text = (
@@ -512,6 +514,7 @@ def test_a_real_failure(tmp_path: Path) -> None:
     assert any(line.startswith("node    ") for line in lines)
 
 
+@pytest.mark.slow
 def test_real_restarts(tmp_path: Path) -> None:
     """Two starts with causes of their own: each is told by its own words."""
     program_text = (
