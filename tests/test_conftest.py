@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SUITE = """
 import pytest
 def test_passes(): pass
@@ -17,6 +19,7 @@ def test_other(): pytest.skip("no sun")
 """
 
 
+@pytest.mark.slow
 def test_skipped_tests_are_counted_right_before_the_closing_line(tmp_path: Path) -> None:
     """The line before pytest's own last one counts the skipped tests by reason."""
     shutil.copy(Path(__file__).parent / "conftest.py", tmp_path)

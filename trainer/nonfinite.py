@@ -64,9 +64,9 @@ class StepTable:
         return self._norms[self._count]
 
     def add_loss(self, loss: Tensor) -> Tensor:
-        """Add a microbatch's loss to this step's; return the gradient to begin its backward with.
+        """Add a microbatch's loss to this step's; return what to multiply it by for its backward.
 
-        It is 1 to the bit, or not a number if the loss is not finite.
+        It is 1 to the bit, or not a number if the loss is not finite, and so is then its gradient.
         """
         loss = loss.detach()
         self._losses[self._count].add_(loss)

@@ -79,7 +79,8 @@ def lines(found: dict[str, Any], width: int = 80) -> list[str]:
     after += _block("done", _done(found), width, 4)
     after += _block("lost", _lost(found), width, 2)
     after += _block("time", _time(found["goodput"], _unknown(found["attempt"])), width, 2)
-    after += _block("next", found["next"] if _is_over(found) else _wait(found), width, 3)
+    following = found["next"] if _is_over(found) else _wait(found)
+    after += _block("next", following, width, 3, keeps_words=True)
     room = min(_MAX_SAID, max(_MIN_SAID, _HEIGHT - len(before) - len(after)))
     return (before + _said(found, width, room) + after)[: _HEIGHT + _MIN_SAID]
 
@@ -304,7 +305,10 @@ def _wait(found: dict[str, Any]) -> str:
 # ---- how it is written ---------------------------------------------------------------------------
 
 
-def _block(label: str, text: str, width: int, max_lines: int) -> list[str]:
+def _block(
+    label: str, text: str, width: int, max_lines: int, *, keeps_words: bool = False
+) -> list[str]:
+    """Wrap `text`; with `keeps_words` a long one, such as a path to copy, stays whole."""
     if not text:
         return []
     wrapped = textwrap.wrap(
@@ -313,8 +317,10 @@ def _block(label: str, text: str, width: int, max_lines: int) -> list[str]:
         max_lines=max_lines,
         placeholder=" …",
         break_on_hyphens=False,
+        break_long_words=not keeps_words,
     )
-    return [_labelled(label if not i else "", line, width) for i, line in enumerate(wrapped)]
+    room = max(width, _LABEL + max(map(len, wrapped))) if keeps_words else width
+    return [_labelled(label if not i else "", line, room) for i, line in enumerate(wrapped)]
 
 
 def _labelled(label: str, text: str, width: int) -> str:

@@ -22,6 +22,8 @@ from monitor.export import write as export_write
 from monitor.logs import gutil, reader
 from monitor.logs.sample import GpuSample, HostSample, Row
 
+pytestmark = pytest.mark.slow
+
 Log = Callable[..., Path]
 
 

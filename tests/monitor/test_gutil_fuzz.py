@@ -18,6 +18,8 @@ from monitor.errors import UserError
 from monitor.logs import gutil, reader
 from monitor.logs.sample import GpuSample, HostSample, Row
 
+pytestmark = pytest.mark.slow
+
 NUM_LINES = int(os.environ.get("DDP_FUZZ_LINES", "20000"))
 SEED = int(os.environ.get("DDP_FUZZ_SEED", "4"))
 PER_LOG = 500

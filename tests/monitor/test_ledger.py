@@ -90,6 +90,7 @@ def told(history: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict
     return events, metrics
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(ATTEMPT, min_size=1, max_size=4))
 def test_the_parts_add_up_to_the_wall_time(history: list[dict[str, Any]]) -> None:

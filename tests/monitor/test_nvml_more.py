@@ -6,6 +6,8 @@ import pytest
 
 from tests.monitor.nvml_look import between, look, readings
 
+pytestmark = pytest.mark.slow
+
 
 def test_errors_of_memory(driver: Any, old_driver: Any) -> None:
     """ECC errors since the driver was loaded, and rows remapped; an old driver tells none."""

@@ -30,6 +30,8 @@ from monitor.plot.events import events_of
 from monitor.plot.picture import picture
 from monitor.plot.ticks import ticks
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from types import ModuleType
 

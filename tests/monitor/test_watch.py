@@ -12,6 +12,8 @@ from tests.monitor.live_logs import NONE, LogWriter, gpu, log_of
 from tests.monitor.terminal import AS_FOUND, ROOT, Terminal
 from tests.monitor.test_live_run import Run
 
+pytestmark = pytest.mark.slow
+
 WATCH = ("-m", "monitor", "watch")
 
 

@@ -50,7 +50,7 @@ def shown(directory: Path, **how: Any) -> list[str]:
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert len(lines) <= 23, done.stdout
-    assert max(map(len, lines)) <= 80, done.stdout
+    assert all(len(line) <= 80 or len(line.split()) == 1 for line in lines), done.stdout
     assert any(line.startswith("next    ") for line in lines[-3:]), done.stdout
     return lines
 
@@ -350,6 +350,7 @@ def test_slurm_knows_what_a_killed_run_could_not_say(
     assert shown(story.write(), programs=programs)[0].endswith(head)
 
 
+@pytest.mark.slow
 def test_a_slurm_that_does_not_answer_is_not_waited_for(story: Any, tmp_path: Path) -> None:
     """Five seconds, and the screen is there without it."""
     story.start()
@@ -386,10 +387,13 @@ def test_slurm_knows_whether_it_still_runs(
     """A run without an end runs, waits, or was killed."""
     story.start()
     story.train(0, 25, 5)
+    story.logs[0] = "step 25\n"
     programs = client(tmp_path, scontrol=f"echo 'JobId=42 JobState={state} ExitCode=0:0'")
     lines = shown(story.write(), programs=programs)
     assert lines[0].startswith(head)
     assert any(line.startswith("lost    25 steps") for line in lines) == (state != "RUNNING")
+    log = story.run_dir / "logs/rank-0.log"  # whole, to be copied
+    assert (lines[-1].strip() == str(log)) == (state == "RUNNING")
 
 
 def test_torn_files(story: Any) -> None:
@@ -494,6 +498,7 @@ def test_a_run_that_goes_on_and_is_then_killed(tmp_path: Path, until: Any) -> No
     assert head == "KILLED: the run was killed and could not say why [killed; no exit code]"
 
 
+@pytest.mark.slow
 def test_a_real_failure(tmp_path: Path) -> None:
     """Rank 1 raises; rank 0, which waits for it, is ended; the screen shows the traceback."""
     program_text = (
@@ -509,6 +514,7 @@ def test_a_real_failure(tmp_path: Path) -> None:
     assert any(line.startswith("node    ") for line in lines)
 
 
+@pytest.mark.slow
 def test_real_restarts(tmp_path: Path) -> None:
     """Two starts with causes of their own: each is told by its own words."""
     program_text = (

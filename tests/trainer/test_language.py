@@ -105,6 +105,7 @@ def test_the_library_is_read_in_order_and_split_by_name(library: Path) -> None:
     assert stdlib_text.read("train").tobytes() == train
 
 
+@pytest.mark.slow
 def test_the_real_library_holds_a_few_files_out() -> None:
     """Always the same ones, whatever else is there."""
     files = stdlib_text.files()

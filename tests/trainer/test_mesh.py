@@ -49,6 +49,7 @@ def test_a_single_process_needs_no_group() -> None:
     assert mesh.describe().startswith(f"1 rank on {mesh.device.type}, 1 threads")
 
 
+@pytest.mark.slow
 def test_a_rendezvous_that_cannot_be_fails_the_run() -> None:
     """It is tried again, unlike a mistake; one line names the variables to look at."""
     ranks = Ranks(rank=0, world_size=2, local_world_size=2, master_addr="127.0.0.1", master_port=1)
