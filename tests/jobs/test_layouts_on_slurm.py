@@ -15,7 +15,7 @@ OPTIONS = (
     "--workload lm --model toy --sequence-length 64 --mock-tokens 9000 --global-batch-size 8 "
     "--optimizer sgd --lr 0.1 --schedule constant --log-every 1 --val-every 100000 "
     "--checkpoint-every 20 --num-workers 0"
-).split()
+)
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -29,7 +29,7 @@ def losses(job: Any, attempt: int) -> dict[int, float]:
 
 def test_fsdp_and_tp_over_nodes_go_on_as_one_nodes_fsdp(job: Any) -> None:
     """2 x 2 ranks, of which one is killed; then 2 ranks of another layout, on the same numbers."""
-    spread = (*OPTIONS, "--strategy", "fsdp", "--tp", "2", "--max-steps", "99999")
+    spread = (*OPTIONS.split(), "--strategy", "fsdp", "--tp", "2", "--max-steps", "99999")
     two_by_two = ("--nodes=2", "--ntasks-per-node=2")
     first = job(*two_by_two, PRELAUNCH, *spread, DDP_RUN_NAME="spread", DDP_MAX_RESTARTS="0")
     first.cluster.until(lambda: len(losses(first, 1)) >= 25, 150, "it trains")
@@ -40,7 +40,7 @@ def test_fsdp_and_tp_over_nodes_go_on_as_one_nodes_fsdp(job: Any) -> None:
     assert first.all_gone()
     done = losses(first, 1)
 
-    fewer = (*OPTIONS, "--strategy", "fsdp", "--max-steps", str(max(done) + 5))
+    fewer = (*OPTIONS.split(), "--strategy", "fsdp", "--max-steps", str(max(done) + 5))
     again = job("--nodes=1", "--ntasks-per-node=2", PRELAUNCH, *fewer, DDP_RUN_NAME="spread")
     assert again.end(timeout_s=200) == ("COMPLETED", 0, 0), again.log
     (resumed,) = (event["step"] for event in again.events("resume") if event["attempt"] == 2)
