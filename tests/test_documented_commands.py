@@ -1,0 +1,105 @@
+"""What the documentation shows exists: commands, their options, files, and what it links to."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *ROOT.glob("examples/*/*.md")]
+FOLDERS = ("jobs", "container", "examples", "tests", "docs", "benchmarks")
+FEWEST = 20  # fewer were found by a pattern that finds nothing any more
+
+
+def commands(page: Path) -> list[str]:
+    """What stands in code blocks, a command a line, and in backticks."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    fenced = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    indented = re.findall(r"^(?:    .*\n)+", text, flags=re.MULTILINE)
+    lines = [line for block in fenced + indented for line in block.splitlines()]
+    plain = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [line.split("  #")[0].strip() for line in lines] + re.findall(r"`([^`\n]+)`", plain)
+
+
+def shown() -> list[tuple[str, str]]:
+    """All commands of all pages, each with its page."""
+    return [(page.name, command) for page in PAGES for command in commands(page)]
+
+
+@cache
+def help_of(module: str, subcommand: str) -> str:
+    """What the command says of itself."""
+    command = [sys.executable, "-m", module, *([subcommand] if subcommand else []), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    return done.stdout
+
+
+def modules() -> list[tuple[str, str, str, str]]:
+    """Page, module, subcommand and options of every `python -m` of ours."""
+    found = []
+    for page, command in shown():
+        for module, rest in re.findall(
+            r"python3? -m ((?:trainer|monitor)[.\w]*)([^|;&)]*)", command
+        ):
+            words = rest.split()
+            subcommand = ""
+            if module == "monitor" and words and re.fullmatch(r"[a-z]+", words[0]):
+                subcommand = words[0]
+            found.append((page, module, subcommand, rest))
+    return found
+
+
+@pytest.mark.slow
+def test_python_commands_have_the_options_they_are_shown_with() -> None:
+    """An option that was renamed must not live on in a page."""
+    found = modules()
+    assert len(found) > FEWEST
+    wrong = [
+        f"{page}: python -m {module}{rest}"
+        for page, module, subcommand, rest in found
+        for option in re.findall(r"(?<!\S)(--[a-z][a-z-]*)", rest)
+        if not re.search(rf"{option}(?![a-z-])", help_of(module, subcommand))
+    ]
+    assert not wrong
+
+
+def test_make_targets_exist() -> None:
+    """`make x` of every page is a target."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    named = {t for _, command in shown() for t in re.findall(r"^make ([a-z-]+)", command)}
+    assert {"demo", "test"} <= named <= targets
+
+
+def test_files_exist() -> None:
+    """A script, or another file of the project, that a command names lies there."""
+    pattern = rf"(?<![\w./-])((?:{'|'.join(FOLDERS)})/[\w./-]*\w)"
+    named = {(p, path) for p, command in shown() for path in re.findall(pattern, command)}
+    assert len(named) > FEWEST
+    assert not sorted((page, path) for page, path in named if not (ROOT / path).exists())
+
+
+def test_links_lead_somewhere() -> None:
+    """To a file, and to a heading of that name in it."""
+    links = [
+        (page, target)
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+        if "://" not in target
+    ]
+    assert len(links) > FEWEST
+    assert not [(page.name, target) for page, target in links if not leads(page, target)]
+
+
+def leads(page: Path, target: str) -> bool:
+    """Whether a relative link, as it stands on a page, has an end."""
+    name, _, anchor = target.partition("#")
+    path = (page.parent / name).resolve() if name else page
+    if not (anchor and path.suffix == ".md"):
+        return path.exists()
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return anchor in {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
