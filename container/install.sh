@@ -10,6 +10,7 @@ umask 022 # world-readable, whatever the engine's umask
 
 readonly ROOT=${DDP_INSTALL_ROOT:-/opt/ddp}
 readonly VENV=${DDP_INSTALL_VENV:-/opt/venv}
+readonly PROFILES=${DDP_INSTALL_PROFILES:-/etc/profile.d}
 readonly HELD=$VENV/held-by-the-base-image.txt
 readonly NEEDED_PROGRAMS=(bash python3 setpriv timeout awk grep sed df find)
 
@@ -97,6 +98,10 @@ install_project() {
     compile "$ROOT/trainer" "$ROOT/monitor"
     # Where the scripts look first, whatever PATH is.
     ln -s "$VENV" "$ROOT/.venv"
+    # Enroot starts a login shell, and in it Debian's /etc/profile sets PATH anew.
+    install --directory --mode=755 "$PROFILES"
+    # shellcheck disable=SC2016 # $PATH is the login shell's
+    printf 'PATH=%s/bin:$PATH\n' "$VENV" >"$PROFILES/ddp.sh"
     install --directory --mode=1777 "${DDP_INSTALL_OUT:-/out}"
     chmod -R a+rX,go-w "$ROOT"
 }

@@ -217,9 +217,10 @@ describe_code() {
 # ---- where our Python is ------------------------------------------------------------------------
 
 # find_python ROOT: the interpreter that runs trainer and monitor; none is not an error here.
+# In the image its own comes first: a .venv in a mounted directory was made for the host.
 find_python() {
     local candidate
-    for candidate in "${DDP_PYTHON-}" "$1/.venv/bin/python" python3; do
+    for candidate in "${DDP_PYTHON-}" "${DDP_HOME:+$DDP_HOME/.venv/bin/python}" "$1/.venv/bin/python" python3; do
         if [[ $candidate ]] && command -v "$candidate" >/dev/null; then
             command -v "$candidate"
             return 0

@@ -17,10 +17,11 @@ SCRIPT = ROOT / "container/to_squashfs.sh"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 with_engine = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1200)]
 
-# Enough of a container runtime for Enroot's contract: the image's environment, then /etc/rc.
+# Enough of a container runtime for Enroot's contract: the image's environment, then /etc/rc in a
+# login shell, whose /etc/profile may set PATH anew.
 START_LIKE_ENROOT = """
 set -a; . /etc/environment; set +a
-exec /bin/sh /etc/rc "$@"
+exec /bin/sh -l /etc/rc "$@"
 """
 
 
@@ -125,10 +126,11 @@ class TestTheFile:
             pytest.skip("running the root file system needs bubblewrap: run tests/provision.sh")
         word = "a 'b' \"c\" $(touch /out/x)"
         ended = run(
-            *_in_sandbox(rootfs, tmp_path), "sh", "-c", 'echo "$1"; pwd; exit 7', "sh", word
+            *_in_sandbox(rootfs, tmp_path),
+            *("sh", "-c", 'echo "$1"; pwd; command -v python; exit 7', "sh", word),
         )
         assert ended.returncode == 7, ended.stderr
-        assert ended.stdout.splitlines() == [word, "/opt/ddp"]
+        assert ended.stdout.splitlines() == [word, "/opt/ddp", "/opt/venv/bin/python"]
         assert list(tmp_path.iterdir()) == []
 
 

@@ -109,6 +109,18 @@ def test_output_that_would_be_lost(scripts: Scripts) -> None:
     assert not list(scripts.directory.glob("out"))
 
 
+def test_in_the_image_its_own_python_runs_the_ranks(scripts: Scripts) -> None:
+    """Whatever PATH is; a .venv beside mounted scripts was made for the host."""
+    python = scripts.directory / "image" / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "the image runs $*"\n')
+    python.chmod(0o755)
+    image = {"DDP_HOME": str(scripts.directory / "image"), PYXIS: "/x.sqsh"}
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    result = scripts.run("launcher.sh", **image, **place, MASTER_ADDR="a", MASTER_PORT="1")
+    assert "the image runs -P -m trainer" in result.out
+
+
 def test_interactive_session(slurm: Scripts) -> None:
     """In salloc or srun --pty the step overlaps the shell's own, and its count is the job's."""
     del slurm.env["ENVIRONMENT"]
