@@ -8,6 +8,7 @@ few classes that an index is made of are let in.
 from __future__ import annotations
 
 import pickle
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ _PLAIN = {
 
 class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str) -> Any:  # noqa: ANN401 -- pickle's
+        if (module_name, global_name) == ("builtins", "getattr"):
+            return _member
         known = global_name in _PLAIN.get(module_name, ())
         is_dtype = module_name == "torch" and isinstance(
             getattr(torch, global_name, None), torch.dtype
@@ -43,6 +46,17 @@ class _IndexUnpickler(pickle.Unpickler):
         if not (known or is_dtype):
             raise pickle.UnpicklingError(f"a checkpoint's index has no {module_name}.{global_name}")
         return super().find_class(module_name, global_name)
+
+
+def _member(owner: object, name: str) -> Enum:
+    """Return a member of an enumeration: Python 3.11.0 to 3.11.3 writes one as a call of getattr.
+
+    Of anything else an attribute could be a way to run code.
+    """
+    members = owner.__members__ if isinstance(owner, type) and issubclass(owner, Enum) else {}
+    if name not in members:
+        raise pickle.UnpicklingError(f"a checkpoint's index has no attribute {name!r}")
+    return members[name]
 
 
 class SafeReader(FileSystemReader):
