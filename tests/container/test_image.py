@@ -43,16 +43,21 @@ def _record(out: Path) -> dict[str, Any]:
 def test_the_smoke_test_trains_with_two_ranks_as_a_stranger_on_a_read_only_root(
     image: str, out: Path, run: Run
 ) -> None:
-    """`docker run ddp` finishes with 0 and leaves model, record and monitor log on the volume."""
-    ended = run(
-        *("docker", *LIMITED, *STRANGER, *_mounted(out), image, "--max-steps", "20"), timeout=600
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    summary = _record(out)["summary"]
-    assert (summary["outcome"], summary["world_size"], summary["steps"]) == ("finished", 2, 20)
+    """`docker run ddp` finishes with 0 and leaves model, record and monitor log on the volume.
+
+    A second one goes on from there: what the image's Python writes, it reads.
+    """
+    begun = ("docker", *LIMITED, *STRANGER, *_mounted(out), "--env", "DDP_RUN_NAME=one", image)
+    for steps in (10, 20):
+        ended = run(*begun, "--max-steps", str(steps), timeout=600)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        summary = _record(out)["summary"]
+        told = summary["outcome"], summary["world_size"], summary["steps"]
+        assert told == ("finished", 2, steps)
+    assert "steps 10 to 20" in ended.stdout
     (run_dir,) = (path.parent for path in out.glob("*/run.json"))
     assert (run_dir / "checkpoints/step-20/.metadata").stat().st_uid == 1234
-    assert len(list(out.glob("slurm-*.gutil"))) == 1
+    assert len(list(out.glob("slurm-*.gutil"))) == 2
 
 
 def test_the_image_keeps_the_torch_of_its_base(image: str, base_image: str, run: Run) -> None:
