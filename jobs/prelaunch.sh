@@ -70,6 +70,7 @@ RESTARTS=0 IDLE=0 CODE=0 DECISION='' LAST_WORDS='' LOST_NODES='' CARRIES_ON=0
 main() {
     parse_arguments "$@"
     leave_to_task_zero
+    master_forget_hooks
     place_detect
     check_start
     resolve_settings

@@ -22,6 +22,15 @@ master_resolve() {
     setting MASTER_PORT "by job id, free on $master" "$port"
 }
 
+# master_forget_hooks: in an image with PYTORCH_VERSION, as NVIDIA's are, Pyxis makes the batch script
+# a rank, and Enroot's hook for it chooses a port that nobody has looked at.
+master_forget_hooks() {
+    unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK
+    if [[ ${PYTORCH_VERSION-} && ${MASTER_PORT-} == $((${SLURM_JOB_ID:-0} % 4536 + 61000)) ]]; then
+        unset MASTER_PORT
+    fi
+}
+
 # master_list_nodes: ALL_NODES of the allocation, and the NODES of the first attempt.
 master_list_nodes() {
     ALL_NODES=("$DDP_NODE")

@@ -327,6 +327,19 @@ def test_job_scripts_say_what_is_missing(scripts: Scripts, script: str) -> None:
     assert len(result.err.splitlines()) == 1
 
 
+def test_a_batch_script_is_no_rank(slurm: Scripts) -> None:
+    """In an image of NVIDIA's, Pyxis and Enroot's hook for PyTorch set a rank's variables."""
+    slurm.fake("df", "printf 'Type Mounted\\next4 /home\\n'")
+    hook = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_PORT": str(4242 + 61000)}
+    image = {PYXIS: "/x.sqsh", "PYTORCH_VERSION": "2.11.0"} | hook
+    result = slurm.run("prelaunch.sh", "--max-steps", "x", **image)
+    assert result.code == 64
+    assert "--max-steps" in result.err.splitlines()[-1]  # the user's mistake, and not the hook's
+    result = slurm.run("prelaunch.sh", "--dry-run", **image)
+    assert result.code == 0, result.err
+    assert 10_000 <= int(result.setting("MASTER_PORT")) < 30_000
+
+
 def test_nested_step_lets_the_jobs_variables_win(slurm: Scripts) -> None:
     """Pyxis takes its options from the environment there, so the names travel in it."""
     option = "SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_env"
