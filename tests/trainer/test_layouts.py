@@ -164,6 +164,8 @@ def test_ranks_of_a_sequence_count_their_own_targets(server: Server) -> None:
         assert codes == [0] * count, said
     assert [event["step"] for event in run.events("resume")] == [0, 12]
     assert max(worst(run, alone).values()) < 1e-4, worst(run, alone)
+    for line in run.metrics("tokens_per_s"):
+        assert line["tokens_per_s"] == pytest.approx(16 * line["samples_per_s"], abs=0.01)
     of_cp = {line["step"]: line["test_loss"] for line in run.metrics("test_loss")}
     expected = {line["step"]: line["test_loss"] for line in alone.metrics("test_loss")}
     assert {5, 10} < of_cp.keys()  # at the ends of epochs

@@ -86,7 +86,7 @@ def _attend_to_end(q: Tensor, mask: CausalBias, keys: Tensor, values: Tensor) ->
     """Let the last query see the mask's last key, and those before it one less each.
 
     Kernels that know this take no mask; on a CPU torch makes one, of a chunk's rows and as many
-    columns as there are keys.
+    columns as there are keys, and keeps it for the backward.
     """
     return scaled_dot_product_attention(
         q,

@@ -1,8 +1,9 @@
 """Along which axes the ranks of a run are laid out. Pure arithmetic, no torch.
 
 Rank order, outermost first: pp, dp_replicate, dp_shard, cp, tp. Neighbours talk most: tp twice a
-layer, in the middle of the computation, so its ranks belong on one node; dp_shard once a layer,
-beside the computation; dp_replicate once a step; pp only from one stage to the next.
+layer, in the middle of the computation, so its ranks belong on one node; cp once a layer, there as
+well; dp_shard once a layer, beside the computation; dp_replicate once a step; pp only from one
+stage to the next.
 """
 
 from __future__ import annotations
