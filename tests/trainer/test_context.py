@@ -21,7 +21,10 @@ def test_attention_is_that_of_one_process(tmp_path: Path) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("forkserver")
-    ranks = [context.Process(target=compare, args=(rank, port, tmp_path)) for rank in range(4)]
+    ranks = [
+        context.Process(target=compare, args=(rank, port, tmp_path), daemon=True)
+        for rank in range(4)
+    ]
     for process in ranks:
         process.start()
     for process in ranks:

@@ -52,7 +52,7 @@ LAYOUTS = {
     "fsdp x tp with sp": "--strategy fsdp --tp 2 --sequence-parallel --micro-batch-size 1",
     "cp": "--cp 4 --micro-batch-size 4 --activation-checkpointing full",
     "ddp x cp": "--cp 2 --micro-batch-size 2",
-    "fsdp x cp": "--strategy fsdp --cp 2 --micro-batch-size 1 --activation-checkpointing selective",
+    "fsdp x cp": "--strategy fsdp --cp 2 --micro-batch-size 2 --activation-checkpointing selective",
     "cp x tp": "--cp 2 --tp 2 --micro-batch-size 8",
     "cp x tp with sp": "--cp 2 --tp 2 --sequence-parallel --activation-checkpointing full",
 }
