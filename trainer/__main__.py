@@ -44,7 +44,12 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         ranks = _ranks(config, env)
         settings = RunSettings.from_environment(env, socket.gethostname())
         workload = build_workload(config)
-        layout = plan_layout(config, ranks, workload.parallel_sizes())
+        layout = plan_layout(
+            config,
+            ranks,
+            workload.parallel_sizes(),
+            counts_targets=workload.counts_targets,
+        )
         plan = plan_batches(
             global_batch_size=config.global_batch_size,
             micro_batch_size=config.micro_batch_size,

@@ -130,7 +130,7 @@ class Config:
     """Ranks that share out one copy (fully_shard), each training on its own samples."""
 
     cp: int | None = None
-    """Ranks that share a sequence."""
+    """Ranks that share each sequence, by positions, and a copy's shards; for language models."""
 
     tp: int | None = None
     """Ranks that share each matrix of a layer and train on the same samples."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer import generators
+from trainer.parallel.positions import own_ranges
 from trainer.workloads.base import TensorData
 from trainer.workloads.tokens import TokenData
 
@@ -203,7 +204,37 @@ class _Keys(torch.utils.data.Sampler[list[tuple[int, int]]]):
         return len(self._places)
 
 
-Batches = TensorBatches | TokenBatches | LoadedBatches
+class CutBatches:
+    """Batches of sequences, cut to the positions that are this rank's of `cp` ranks.
+
+    Inputs and targets have the shape (samples, S), and (samples, S / cp) when cut.
+    """
+
+    def __init__(self, batches: Batches, cp: int, cp_rank: int) -> None:
+        self._batches = batches
+        self._cp = cp
+        self._cp_rank = cp_rank
+        self.evaluation_batch_size: int = batches.evaluation_batch_size
+
+    def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
+        """Yield the microbatches of this rank from `first_step` of `epoch` on."""
+        return map(self._cut, self._batches.epoch(epoch, first_step))
+
+    def evaluation(self, indices: range) -> Iterator[Batch]:
+        """Yield batches of the samples in `indices`, in order."""
+        return map(self._cut, self._batches.evaluation(indices))
+
+    def _cut(self, batch: Batch) -> Batch:
+        inputs, targets = batch
+        chunks = own_ranges(inputs.shape[1], self._cp, self._cp_rank)
+        own = [slice(chunk.start, chunk.stop) for chunk in chunks]
+        return (
+            torch.cat([inputs[:, part] for part in own], dim=1),
+            torch.cat([targets[:, part] for part in own], dim=1),
+        )
+
+
+Batches = TensorBatches | TokenBatches | LoadedBatches | CutBatches
 
 
 def build_batches(

@@ -125,12 +125,15 @@ def _open_axes(layout: Layout, device: torch.device) -> Any:  # noqa: ANN401 -- 
 
     Gradients are averaged over dp_replicate and dp_shard, and those that are partial summed over
     tp; a norm is summed over every axis along which a tensor is split; losses and metrics go over
-    all ranks (`Mesh.sum` and `sum_over_samples`).
+    all ranks (`Mesh.sum` and `sum_over_samples`). Copies are sharded over cp, too: dp_shard and cp
+    are one axis here, and attention has a group of its own (`trainer/parallel/context.py`).
     """
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 -- imports seconds
 
-    axes = [axis for axis in AXES if axis == "dp_shard" or getattr(layout, axis) > 1]
-    sizes = tuple(getattr(layout, axis) for axis in axes)
+    named = {axis: getattr(layout, axis) for axis in AXES if axis != "cp"}
+    named["dp_shard"] = layout.shard_size
+    axes = [axis for axis, size in named.items() if axis == "dp_shard" or size > 1]
+    sizes = tuple(named[axis] for axis in axes)
     return init_device_mesh(device.type, sizes, mesh_dim_names=tuple(axes))
 
 

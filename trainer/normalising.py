@@ -14,7 +14,6 @@ import torch
 from torch import distributed as dist
 
 from trainer.beat import DATA
-from trainer.workloads.base import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +67,8 @@ class Counted:
             parts.beat.meet(DATA)
             dist.all_reduce(total)
         # The reduction of the gradients divides by the number of ranks with samples of their own,
-        # which this undoes. Ranks with the same samples are counted in both, here as there.
+        # which this undoes: ranks of cp are averaged, too, each with positions of its own. Ranks
+        # with the same samples, those of tp, are counted in both, here as there.
         self._factor = parts.mesh.ranks.world_size / total.clamp(min=1)
         return iter(microbatches).__next__
 
@@ -79,6 +79,6 @@ class Counted:
 
 def choose_normaliser(parts: Parts) -> Normaliser:
     """Count only for a workload that says what counts."""
-    if type(parts.workload).num_valid is Workload.num_valid:
-        return Alike(parts.plan.num_microbatches)
-    return Counted(parts)
+    if parts.workload.counts_targets:
+        return Counted(parts)
+    return Alike(parts.plan.num_microbatches)

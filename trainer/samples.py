@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainer.data import build_batches
+from trainer.data import CutBatches, build_batches
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,14 +39,23 @@ class Samples:
         self, plan: BatchPlan, seed: int, mesh: Mesh, num_workers: int
     ) -> tuple[Batches, Batches | None]:
         """Return this rank's batches of both; None where nothing is held out."""
-        train = build_batches(
-            self.train, plan, seed=seed, device=mesh.device, num_workers=num_workers
-        )
-        if not self.num_test or self.test is None:
-            return train, None
-        return train, build_batches(
-            self.test, plan, seed=seed, device=mesh.device, num_workers=num_workers
-        )
+
+        def build(data: TensorData | TokenData | Dataset[Any]) -> Batches:
+            whole = build_batches(
+                data, plan, seed=seed, device=mesh.device, num_workers=num_workers
+            )
+            return _own_positions(whole, mesh)
+
+        train = build(self.train)
+        return train, None if self.test is None or not self.num_test else build(self.test)
+
+
+def _own_positions(batches: Batches, mesh: Mesh) -> Batches:
+    """Cut sequences to this rank's share: the only place where that is done."""
+    cp = mesh.layout.cp
+    if cp == 1:
+        return batches
+    return CutBatches(batches, cp, mesh.layout.coordinates(mesh.ranks.rank)["cp"])
 
 
 def prepare(workload: Workload, mesh: Mesh) -> None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from trainer.config import Config
 from trainer.errors import UserError
 from trainer.parallel.layout import Layout, plan_layout
 from trainer.parallel.plan import ParallelSizes
+from trainer.parallel.positions import holders, own_ranges
 from trainer.ranks import Ranks
 
 SIZES = ParallelSizes(
@@ -52,7 +54,8 @@ def test_a_strategy_is_a_name_for_sizes(options: dict[str, Any], expected: dict[
         ({"dp_shard": -1, "tp": -1}, "--dp-shard, --tp: -1 for one axis only; found 2"),
         ({"pp": 2}, "--pp: 1: pipeline parallelism is not built yet; found 2"),
         ({"strategy": "3d"}, "--pp: 1: pipeline parallelism is not built yet"),
-        ({"cp": 2}, "--cp: 1: context parallelism is not built yet; found 2"),
+        ({"cp": 4}, "--cp: 2 x cp divides the positions of a sequence; found 66 with cp 4;.* of 8"),
+        ({"cp": 2, "sizes": None}, "--cp: 1: workload mnist has no sequences to share; found 2"),
         ({"tp": 8}, "--tp: divides the model's heads of keys and values; found 4 with tp 8"),
         ({"tp": 4, "sequence_parallel": True}, "positions of a sequence; found 66 with tp 4"),
         ({"sequence_parallel": True}, "--sequence-parallel: tp over 1; found tp 1; give --tp"),
@@ -98,6 +101,45 @@ def test_a_single_process_is_no_layout() -> None:
     """Whatever its name."""
     for strategy in ("ddp", "fsdp", "hsdp", "tp"):
         assert not layout(1, 1, strategy=strategy).is_sharded
+
+
+def test_ranks_of_cp_share_samples_but_not_targets() -> None:
+    """They lie side by side but for tp; each is counted on, and holds a shard of its own."""
+    plan = Layout(dp_replicate=2, cp=2, tp=2)
+    assert plan.cp_groups() == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert [plan.coordinates(rank)["cp"] for rank in range(8)] == [0, 0, 1, 1] * 2
+    assert [plan.dp_rank(rank) for rank in range(8)] == [0] * 4 + [1] * 4
+    assert [plan.speaks_for_samples(rank) for rank in range(8)] == [True, False] * 4
+    assert (plan.dp_size, plan.shard_size) == (2, 2)
+
+
+@pytest.mark.parametrize("cp", [1, 2, 3, 4])
+def test_chunks_are_shared_out_evenly(cp: int) -> None:
+    """Every position is somebody's, and all attend to as many."""
+    shares = [own_ranges(24, cp, rank) for rank in range(cp)]
+    places = [place for share in shares for part in share for place in part]
+    assert sorted(places) == list(range(24))
+    assert len({sum(place + 1 for part in share for place in part) for share in shares}) == 1
+    chunks = [shares[rank][half] for rank, half in holders(cp)]
+    assert [part.start for part in chunks] == sorted(part.start for part in chunks)
+
+
+def test_positions_are_shared_by_cp_and_then_by_tp() -> None:
+    """With sequence parallel what a rank of cp has is split again."""
+    sizes = replace(SIZES, sequence_length=12)
+    options: dict[str, Any] = {"cp": 2, "tp": 4, "sequence_parallel": True}
+    with pytest.raises(UserError, match="that a rank of cp has; found 6 with tp 4"):
+        layout(sizes=sizes, **options)
+    sizes = replace(SIZES, sequence_length=16)
+    assert layout(sizes=sizes, **options) == Layout(cp=2, tp=4, sequence_parallel=True)
+
+
+def test_cp_is_for_a_loss_that_is_a_sum_over_targets() -> None:
+    """A mean over samples, of which a rank sees a part, is no mean any more."""
+    ranks = Ranks(world_size=2, local_world_size=2)
+    sizes = replace(SIZES, sequence_length=16)
+    with pytest.raises(UserError, match="--cp: a workload whose loss is a sum over targets"):
+        plan_layout(Config(cp=2), ranks, sizes, counts_targets=False)
 
 
 CHECKS = """

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.trainer.conftest import REPOSITORY, RunDir
-from trainer import inspect, loading
+from trainer import export, inspect, loading
 from trainer.checkpoint_folder import find
 from trainer.command import run as run_command
 
@@ -49,6 +50,11 @@ LAYOUTS = {
     "ddp x tp": "--tp 2 --micro-batch-size 2",
     "fsdp x tp": "--strategy fsdp --tp 2 --micro-batch-size 2 --activation-checkpointing selective",
     "fsdp x tp with sp": "--strategy fsdp --tp 2 --sequence-parallel --micro-batch-size 1",
+    "cp": "--cp 4 --micro-batch-size 4 --activation-checkpointing full",
+    "ddp x cp": "--cp 2 --micro-batch-size 2",
+    "fsdp x cp": "--strategy fsdp --cp 2 --micro-batch-size 2 --activation-checkpointing selective",
+    "cp x tp": "--cp 2 --tp 2 --micro-batch-size 8",
+    "cp x tp with sp": "--cp 2 --tp 2 --sequence-parallel --activation-checkpointing full",
 }
 
 
@@ -145,6 +151,46 @@ def test_a_wrong_gradient_scale_is_seen(server: Server, plain: RunDir) -> None:
     codes, run, said = server.train(1, options, "scaled")
     assert codes == [0], said
     assert worst(run, plain)["grad_norm"] > 5e-3  # the weights hide it, as steps are clipped
+
+
+def test_ranks_of_a_sequence_count_their_own_targets(server: Server) -> None:
+    """Which are unevenly spread; validation, and going on from there on one process, included."""
+    masked = "--workload tests.trainer.masked:Masked"
+    codes, alone, said = server.train(1, f"--max-steps 20 {masked}", "masked")
+    assert codes == [0], said
+    cp = "--strategy fsdp --cp 2 --micro-batch-size 2"
+    for count, options in ((4, f"--max-steps 12 {cp}"), (1, "--max-steps 20")):
+        codes, run, said = server.train(count, f"{options} {masked}", "masked-cp")
+        assert codes == [0] * count, said
+    assert [event["step"] for event in run.events("resume")] == [0, 12]
+    assert max(worst(run, alone).values()) < 1e-4, worst(run, alone)
+    for line in run.metrics("tokens_per_s"):
+        assert line["tokens_per_s"] == pytest.approx(16 * line["samples_per_s"], abs=0.01)
+    of_cp = {line["step"]: line["test_loss"] for line in run.metrics("test_loss")}
+    expected = {line["step"]: line["test_loss"] for line in alone.metrics("test_loss")}
+    assert {5, 10} < of_cp.keys()  # at the ends of epochs
+    for step in expected.keys() & of_cp.keys():
+        assert of_cp[step] == pytest.approx(expected[step], rel=1e-5)
+
+
+def test_an_export_is_of_every_layout(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shards of 4 ranks give the files that one process gives, in both formats."""
+    for count, name, layout in ((1, "one", ""), (4, "four", "--strategy fsdp --tp 2")):
+        codes, run, said = server.train(count, f"--max-steps 3 {layout}", f"exported-{name}")
+        assert codes == [0] * count, said
+        for out in (f"{name}.safetensors", f"{name}-hf"):
+            options = ["--format", "hf"] if out.endswith("hf") else []
+            words = [str(run.path), str(tmp_path / out), *options]
+            assert run_command(export.main, words) == 0, capsys.readouterr().err
+    for file in ("{}.safetensors", "{}-hf/model.safetensors"):
+        one, four = (load_file(tmp_path / file.format(name)) for name in ("one", "four"))
+        assert one.keys() == four.keys()
+        for name, weights in one.items():
+            torch.testing.assert_close(four[name], weights, rtol=1e-4, atol=1e-6)
+    configs = [(tmp_path / f"{name}-hf/config.json").read_text() for name in ("one", "four")]
+    assert configs[0] == configs[1]
 
 
 def test_a_checkpoint_is_of_every_layout(

@@ -1,10 +1,12 @@
 """Make a model what its layout says, in the one order that is right.
 
 1. tp: matrices are split while each module is still the plain one that the plan names.
-2. Recomputation: a block's forward is replaced by one that forgets; it must contain what tp adds,
-   or the messages of the forward would not be repeated by all ranks alike.
-3. Compile: block by block, so that equal blocks are compiled once; it must see the recomputation.
-4. fully_shard, block by block and then the rest, or DistributedDataParallel: outermost, as these
+2. cp: attention is replaced by one that asks the other ranks of a sequence; it takes the heads that
+   tp has left to this rank.
+3. Recomputation: a block's forward is replaced by one that forgets; it must contain what tp and cp
+   add, or the messages of the forward would not be repeated by all ranks alike.
+4. Compile: block by block, so that equal blocks are compiled once; it must see the recomputation.
+5. fully_shard, block by block and then the rest, or DistributedDataParallel: outermost, as these
    gather parameters before a block begins, its recomputation included, and reduce gradients when
    it has ended. Inside a compiled region they would break the graph.
 
@@ -44,6 +46,10 @@ def apply(  # noqa: PLR0913, PLR0917 -- all that it takes, once
         split_matrices(
             model, plan.styles, device_mesh["tp"], sequence_parallel=layout.sequence_parallel
         )
+    if layout.cp > 1:
+        from trainer.parallel.context import share_sequences  # noqa: PLC0415 -- for those who do
+
+        share_sequences(model, _modules_named(model, plan.attention), layout)
     if config.activation_checkpointing != "none":
         from trainer.parallel.recompute import recompute  # noqa: PLC0415 -- the same
 
@@ -51,7 +57,7 @@ def apply(  # noqa: PLR0913, PLR0917 -- all that it takes, once
             recompute(block, config.activation_checkpointing)
     trained = _compiled(model, blocks) if config.compile else model
     if device_mesh is not None:
-        if layout.dp_size > 1 or config.cpu_offload:
+        if layout.dp_replicate * layout.shard_size > 1 or config.cpu_offload:
             from trainer.parallel.shard import shard  # noqa: PLC0415 -- the same
 
             shard(model, blocks, layout, device_mesh, config)

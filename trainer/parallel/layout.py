@@ -1,8 +1,9 @@
 """Along which axes the ranks of a run are laid out. Pure arithmetic, no torch.
 
 Rank order, outermost first: pp, dp_replicate, dp_shard, cp, tp. Neighbours talk most: tp twice a
-layer, in the middle of the computation, so its ranks belong on one node; dp_shard once a layer,
-beside the computation; dp_replicate once a step; pp only from one stage to the next.
+layer, in the middle of the computation, so its ranks belong on one node; cp once a layer, there as
+well; dp_shard once a layer, beside the computation; dp_replicate once a step; pp only from one
+stage to the next.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trainer.errors import UserError
+from trainer.parallel.positions import num_chunks
 
 if TYPE_CHECKING:
     from trainer.config import Config, Strategy
@@ -71,15 +73,29 @@ class Layout:
             rank, found[axis] = divmod(rank, getattr(self, axis))
         return found
 
+    @property
+    def shard_size(self) -> int:
+        """Ranks over which a copy is sharded: those of cp, too, as if they had other samples."""
+        return self.dp_shard * self.cp
+
+    def cp_groups(self) -> list[list[int]]:
+        """Return the ranks that share sequences, each group in the order of cp."""
+        span = self.cp * self.tp
+        firsts = [rank for rank in range(self.world_size) if rank % span < self.tp]
+        return [list(range(first, first + span, self.tp)) for first in firsts]
+
     def dp_rank(self, rank: int) -> int:
         """Return which of the `dp_size` shares of a batch is `rank`'s."""
         at = self.coordinates(rank)
         return at["dp_replicate"] * self.dp_shard + at["dp_shard"]
 
     def speaks_for_samples(self, rank: int) -> bool:
-        """Whether `rank` is the one, of those with the same samples, that they are counted on."""
+        """Whether `rank` is the one, of those with the same samples, that they are counted on.
+
+        Ranks of cp have other positions of theirs: what is counted by target is so on each of them.
+        """
         at = self.coordinates(rank)
-        return at["cp"] == at["tp"] == 0 and at["pp"] == self.pp - 1
+        return at["tp"] == 0 and at["pp"] == self.pp - 1
 
     def describe(self) -> str:
         """Name the axes that are in use."""
@@ -87,14 +103,20 @@ class Layout:
         return " x ".join(used) + (" with sequence parallel" if self.sequence_parallel else "")
 
 
-def plan_layout(config: Config, ranks: Ranks, sizes: ParallelSizes | None) -> Layout:
+def plan_layout(
+    config: Config, ranks: Ranks, sizes: ParallelSizes | None, *, counts_targets: bool = True
+) -> Layout:
     """Return the layout that the options ask for; `sizes` are None for what cannot be split.
+
+    `counts_targets`: whether the workload's loss is a sum over targets (`Workload.num_valid`).
 
     Raises UserError, with the numbers, when it does not fit the ranks or the model.
     """
     layout = replace(_fit(config, ranks), sequence_parallel=config.sequence_parallel)
     _check_built(layout)
     _check_sizes(layout, sizes, config)
+    if layout.cp > 1:
+        _check_cp(layout, sizes, config.workload, counts_targets=counts_targets)
     if config.cpu_offload and not layout.is_sharded:
         raise UserError(
             "--cpu-offload",
@@ -134,7 +156,7 @@ def _fit(config: Config, ranks: Ranks) -> Layout:
 
 
 def _check_built(layout: Layout) -> None:
-    for axis, name in (("pp", "pipeline"), ("cp", "context")):
+    for axis, name in (("pp", "pipeline"),):
         if getattr(layout, axis) > 1:
             raise UserError(
                 f"--{axis}",
@@ -172,7 +194,8 @@ def _check_sizes(layout: Layout, sizes: ParallelSizes | None, config: Config) ->
         "tokens of the vocabulary": sizes.vocab_size,
     }
     if layout.sequence_parallel:
-        split["positions of a sequence"] = sizes.sequence_length
+        shared = " that a rank of cp has" if layout.cp > 1 else ""
+        split[f"positions of a sequence{shared}"] = sizes.sequence_length // layout.cp
     for name, size in split.items():
         if size % layout.tp:
             raise UserError(
@@ -181,3 +204,30 @@ def _check_sizes(layout: Layout, sizes: ParallelSizes | None, config: Config) ->
                 found=f"{size} with tp {layout.tp}",
                 remedy="take another --tp or --model",
             )
+
+
+def _check_cp(
+    layout: Layout, sizes: ParallelSizes | None, workload: str, *, counts_targets: bool
+) -> None:
+    if sizes is None:
+        raise UserError(
+            "--cp",
+            rule=f"1: workload {workload} has no sequences to share",
+            found=layout.cp,
+            remedy="take ddp, fsdp or hsdp",
+        )
+    unit = num_chunks(layout.cp)
+    if sizes.sequence_length % unit:
+        raise UserError(
+            "--cp",
+            rule="2 x cp divides the positions of a sequence",
+            found=f"{sizes.sequence_length} with cp {layout.cp}",
+            remedy=f"take a --sequence-length that is a multiple of {unit}, or another --cp",
+        )
+    if not counts_targets:
+        raise UserError(
+            "--cp",
+            rule="a workload whose loss is a sum over targets, counted by num_valid",
+            found=f"{workload} with cp {layout.cp}",
+            remedy="define num_valid, or take ddp, fsdp or hsdp",
+        )

@@ -41,3 +41,6 @@ class ParallelPlan:
     None of them lies in another one."""
     styles: Mapping[str, Style] = field(default_factory=dict)
     """For tensor parallelism; none: it cannot be split that way."""
+    attention: str = ""
+    """For context parallelism: the modules whose attribute `attend(q, k, v)` is causal attention,
+    in a model whose forward takes `positions`, shape (S,), of the tokens; "": it has none."""

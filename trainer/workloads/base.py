@@ -89,6 +89,11 @@ class Workload(ABC):
         """
         return None
 
+    @property
+    def counts_targets(self) -> bool:
+        """Whether `num_valid` is defined, and the loss a sum over targets."""
+        return type(self).num_valid is not Workload.num_valid
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss over a microbatch, a scalar; here cross entropy.
 

@@ -54,6 +54,16 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return turned.type_as(x)
 
 
+def attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Let each position gather from itself and those before it; `k` and `v` may have fewer heads.
+
+    Shapes are (B, heads, S, E); the result has that of `q`.
+    """
+    return scaled_dot_product_attention(
+        q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
 class Attention(nn.Module):
     """Each position gathers from itself and those before it; a head of keys serves many queries."""
 
@@ -65,6 +75,8 @@ class Attention(nn.Module):
         self.wk = nn.Linear(shape.dim, kv_dim, bias=False)
         self.wv = nn.Linear(shape.dim, kv_dim, bias=False)
         self.wo = nn.Linear(shape.dim, shape.dim, bias=False)
+        self.attend: Callable[[Tensor, Tensor, Tensor], Tensor] = attend_causally
+        """May be replaced by one that knows where the rest of the sequence is."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Map (B, S, D) to (B, S, D)."""
@@ -74,13 +86,7 @@ class Attention(nn.Module):
             for project in (self.wq, self.wk, self.wv)
         )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        gathered = scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=q.shape[2] != k.shape[2],
-        )  # (B, H, S, E)
+        gathered = self.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         mixed: Tensor = self.wo(gathered.transpose(1, 2).reshape(batch, length, -1))
         return mixed
 
@@ -140,10 +146,13 @@ class Llama(nn.Module):
             empty = torch.empty(self.sequence_length, shape.head_dim // 2)
             self.register_buffer(name, empty, persistent=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map tokens of shape (B, S), int64, to logits of shape (B, S, V)."""
-        length = tokens.shape[1]
-        cos, sin = self.rope_cos[:length], self.rope_sin[:length]
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Map tokens of shape (B, S), int64, to logits of shape (B, S, V).
+
+        `positions`, shape (S,), int64, are theirs in the sequence; None: 0, 1, 2 and so on.
+        """
+        rows = slice(tokens.shape[1]) if positions is None else positions
+        cos, sin = self.rope_cos[rows], self.rope_sin[rows]
         x = self.tok_embeddings(tokens)
         for layer in self.layers.values():
             x = layer(x, cos, sin)

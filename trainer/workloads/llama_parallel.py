@@ -6,6 +6,7 @@ from trainer.parallel.plan import ParallelPlan
 
 LLAMA_PLAN = ParallelPlan(
     blocks="layers.*",
+    attention="layers.*.attention",
     styles={
         "tok_embeddings": "embedding",
         "layers.*.attention_norm": "norm",
