@@ -10,6 +10,8 @@ from trainer.lean import plain_step
 from trainer.parallel.gradients import gradients_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor, nn
 
     from trainer.config import Config
@@ -31,6 +33,8 @@ class Update:
         is_fused = self.optimizer.defaults["fused"]
         self._is_read = device.type == "cpu" or not is_fused
         """Whether the check's result is read here: on a CPU there is nothing to wait for."""
+        self.on_gradients: Callable[[], None] | None = None
+        """Called once, when the next step's gradients are there."""
 
     def apply(self, learning_rate: float, found: Tensor, norm: Tensor | None = None) -> None:
         """Take one step with the gradients that are there, then drop them.
@@ -40,6 +44,9 @@ class Update:
         things, and leaves `found` alone. `norm`, of the same kind, becomes the gradient's global
         norm where that is looked at, for clipping.
         """
+        if self.on_gradients is not None:
+            self.on_gradients()
+            self.on_gradients = None
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         if self.scaler.is_enabled():

@@ -41,3 +41,19 @@ class ParallelPlan:
     None of them lies in another one."""
     styles: Mapping[str, Style] = field(default_factory=dict)
     """For tensor parallelism; none: it cannot be split that way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardPlan:
+    """How one rank takes a microbatch: all on which the memory of its activations depends."""
+
+    micro_batch_size: int
+    """Samples."""
+    precision: str = "fp32"
+    recompute: Literal["none", "full", "selective"] = "none"
+    gathers_half: bool = False
+    """Whether weights come to a layer already in bf16 or fp16, as under fsdp."""
+    is_on_gpu: bool = False
+    tp: int = 1
+    cp: int = 1
+    sequence_parallel: bool = False
