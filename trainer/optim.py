@@ -8,6 +8,7 @@ import torch
 
 from trainer.lean import plain_step
 from trainer.parallel.gradients import gradients_of
+from trainer.parallel.scaler import scaler_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,7 @@ class Update:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._gradients = gradients_of(self.parameters)
         self.optimizer = _build_optimizer(self._gradients.groups(), config)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        self.scaler = scaler_of(self._gradients, device, is_enabled=config.precision == "fp16")
         self._clip_grad_norm = config.clip_grad_norm
         self._step = plain_step(self.optimizer)
         self._one = torch.ones((), device=device)
@@ -52,7 +53,8 @@ class Update:
         if self.scaler.is_enabled():
             if self._clip_grad_norm is not None:
                 self.scaler.unscale_(self.optimizer)
-                self._clip(norm)
+                with torch.no_grad():
+                    self._clip(norm)
             self.scaler.step(self.optimizer)
             self.scaler.update()
         else:

@@ -30,6 +30,7 @@ from trainer.parallel.apply import apply
 from trainer.parallel.initialise import materialise
 from trainer.parts import Parts
 from trainer.position import Position
+from trainer.precision import set_up
 from trainer.profiling import StepProfiler
 from trainer.resume import Resume
 from trainer.samples import Samples, prepare
@@ -94,6 +95,7 @@ class Run:
         if self._job.config.deterministic:
             be_deterministic(env)
         self._mesh = open_mesh(self._job.ranks, env, settings.node, self._job.layout)
+        set_up(self._job.config.precision, self._mesh.device)
         loop = self._build(self._mesh)
         self._loop = loop
         try:

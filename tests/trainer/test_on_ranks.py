@@ -1,9 +1,19 @@
 """What several ranks show together: memory, the scaler of fp16, and traces."""
 
+import json
+
 import pytest
 
+from tests.trainer import test_layouts
 from tests.trainer.conftest import RunDir
-from tests.trainer.test_layouts import SHAPE, Server, server  # noqa: F401 -- a fixture
+from tests.trainer.test_layouts import (
+    OPTIONS,
+    SHAPE,
+    Server,
+    server,  # noqa: F401 -- a fixture
+    tensors_of,
+)
+from trainer.checkpoint_folder import find
 
 pytestmark = pytest.mark.slow
 
@@ -42,3 +52,42 @@ def test_fsdp_memory_falls_as_the_arithmetic_says(server: Server, count: int) ->
     assert expected["parameters_bytes"] == expected["gradients_bytes"] == shards(count)
     assert expected["optimizer_bytes"] == 2 * shards(count)
     assert measured["activations_bytes"] == pytest.approx(expected["activations_bytes"], rel=0.01)
+
+
+def scaler_of(run: RunDir) -> dict[str, float]:
+    """The gradient scaler in the run's last checkpoint."""
+    state = json.loads((find(run.path) / "state.json").read_text())
+    scaler: dict[str, float] = state["position"]["scaler"]
+    return scaler
+
+
+@pytest.mark.parametrize("is_clipped", [True, False])
+def test_an_overflow_on_one_rank_is_everyones(
+    server: Server,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_clipped: bool,
+) -> None:
+    """One number of one rank's shard overflows: all leave the step out and scale by half."""
+    shared = "--workload tests.trainer.overflowing:Overflowing --precision fp16 --max-steps 6"
+    if not is_clipped:
+        monkeypatch.setattr(test_layouts, "OPTIONS", OPTIONS.replace("--clip-grad-norm 0.5", ""))
+        shared += " --optimizer adamw --lr 0.001"
+    runs = []
+    for count, layout in ((1, ""), (4, "--strategy fsdp")):
+        codes, run, said = server.train(
+            count, f"{shared} {layout}", f"overflow-{count}-{is_clipped}"
+        )
+        assert codes == [0] * count, said
+        runs.append(run)
+    plain, sharded = runs
+    assert scaler_of(plain) == scaler_of(sharded)
+    assert scaler_of(sharded)["scale"] == 2**15
+    assert scaler_of(sharded)["_growth_tracker"] == 3
+    assert sharded.losses() == pytest.approx(plain.losses(), rel=1e-3)
+    ours, theirs = tensors_of(sharded), tensors_of(plain)
+    for name, tensor in theirs.items():
+        if name.endswith("/step"):
+            assert float(ours[name]) == float(tensor) == 5
+        elif name.startswith("model/"):
+            assert float((ours[name] - tensor).norm() / tensor.norm()) < 1e-3, name
