@@ -22,6 +22,7 @@ from trainer.errors import (
 )
 from trainer.options import parse
 from trainer.parallel.layout import plan_layout
+from trainer.profiling import profiled_ranks
 from trainer.ranks import Ranks
 from trainer.settings import RunSettings
 from trainer.stop import StopRequest
@@ -45,6 +46,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         settings = RunSettings.from_environment(env, socket.gethostname())
         workload = build_workload(config)
         layout = plan_layout(config, ranks, workload.parallel_sizes())
+        profiled_ranks(config, ranks.world_size)
         plan = plan_batches(
             global_batch_size=config.global_batch_size,
             micro_batch_size=config.micro_batch_size,

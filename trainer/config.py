@@ -181,6 +181,13 @@ class Config:
     profile_steps: str = ""
     """Write a profiler trace of these steps, as FIRST:LAST, to debug/ in the run directory."""
 
+    profile_ranks: str = "0"
+    """Whose steps are traced: ranks with commas between, such as 0,3, or all."""
+
+    memory_snapshot: bool = False
+    """With --profile-steps: also write what those steps allocated on the GPU, and where in the
+    code, to debug/."""
+
     tensorboard: bool = False
     """Also write TensorBoard events to tensorboard/ in the run directory."""
 
@@ -247,7 +254,12 @@ class Config:
             if size is not None and size != -1 and size < 1:
                 raise _error(name, "at least 1, or -1 for the rest", size)
         _check_precision(self.precision)
-        self.profile_range()
+        self._check_profiling()
+
+    def _check_profiling(self) -> None:
+        if self.profile_range() is None and (self.memory_snapshot or self.profile_ranks != "0"):
+            name = "memory_snapshot" if self.memory_snapshot else "profile_ranks"
+            raise _error(name, "with --profile-steps", getattr(self, name))
 
     def profile_range(self) -> range | None:
         """The steps to trace, counted from 1, or None."""

@@ -91,3 +91,25 @@ def test_an_overflow_on_one_rank_is_everyones(
             assert float(ours[name]) == float(tensor) == 5
         elif name.startswith("model/"):
             assert float((ours[name] - tensor).norm() / tensor.norm()) < 1e-3, name
+
+
+def test_chosen_ranks_leave_traces_of_chosen_steps(server: Server) -> None:  # noqa: F811
+    """A file for each of them, with a bar for each of the steps, and what they did in it."""
+    options = "--max-steps 4 --strategy fsdp --profile-steps 2:3 --profile-ranks 0,2"
+    codes, run, said = server.train(3, f"{options} --global-batch-size 6", "traced")
+    assert codes == [0] * 3, said
+    traces = sorted((run.path / "debug").iterdir())
+    assert [path.name for path in traces] == ["trace-rank-0.json", "trace-rank-2.json"]
+    for path in traces:
+        names = {event.get("name") for event in json.loads(path.read_text())["traceEvents"]}
+        assert {name for name in names if str(name).startswith("step ")} == {"step 2", "step 3"}
+        assert "aten::mm" in names
+
+
+def test_a_snapshot_is_refused_where_no_gpu_is(server: Server) -> None:  # noqa: F811
+    """By all ranks, before anything is written."""
+    options = "--profile-steps 1:2 --memory-snapshot --max-steps 2"
+    codes, run, said = server.train(2, options, "snapshot")
+    assert codes == [64, 64]
+    assert said.startswith("trainer: --memory-snapshot: a GPU")
+    assert not run.path.exists()

@@ -46,6 +46,8 @@ def test_underscores_do_for_dashes(toml: Path) -> None:
         (["--precision", "fp8"], r"--precision: fp32, tf32, bf16 or fp16; fp8 would.*take bf16"),
         (["--profile-steps", "5:2"], r"--profile-steps: FIRST:LAST"),
         (["--profile-steps", "5"], r"--profile-steps: FIRST:LAST"),
+        (["--profile-ranks", "0,1"], r"--profile-ranks: with --profile-steps; found '0,1'"),
+        (["--memory-snapshot"], r"--memory-snapshot: with --profile-steps; found True"),
         (["--config", "/nonexistent.toml"], r"--config /nonexistent.toml: a readable TOML file"),
     ],
 )

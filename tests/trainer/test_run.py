@@ -198,7 +198,7 @@ def test_a_profile_and_tensorboard_when_asked(train: Train) -> None:
     """A trace of the chosen steps, and the curves."""
     code, run = train(*QUICK, "--max-steps", "6", "--profile-steps", "3:4", "--tensorboard")
     assert code == 0
-    assert '"traceEvents"' in (run.path / "debug" / "trace.json").read_text()
+    assert '"traceEvents"' in (run.path / "debug" / "trace-rank-0.json").read_text()
     assert list((run.path / "tensorboard").glob("events.out.tfevents.*"))
 
 
