@@ -9,7 +9,7 @@ import torch
 
 from trainer.beat import LOAD, LOG, SAVE
 from trainer.errors import CheckpointError
-from trainer.memory import MemoryReport
+from trainer.memory import MemoryReport, peak_bytes
 from trainer.metrics import Validation
 from trainer.progress import Progress, RollBack
 from trainer.state import gather_rank, gather_tensors
@@ -56,6 +56,11 @@ class Loop:
         """What the workload tells of the last validation besides its loss."""
         loss = self.position.last_test_loss
         return {} if loss is None else self._parts.workload.derived(loss)
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The most that this rank has had at once."""
+        return peak_bytes(self._parts.mesh.device)
 
     def _begin(self, resumed: Resumed) -> None:
         self.position: Position = resumed.position

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import resource
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,11 +53,11 @@ class MemoryUse:
     def words(self) -> str:
         """Say it in a line."""
         kept = self.activations_bytes
-        told = "not known" if kept is None else _words(kept)
+        told = "not known" if kept is None else size_words(kept)
         return (
-            f"parameters {_words(self.parameters_bytes)}, "
-            f"gradients {_words(self.gradients_bytes)}, "
-            f"optimizer {_words(self.optimizer_bytes)}, activations {told}"
+            f"parameters {size_words(self.parameters_bytes)}, "
+            f"gradients {size_words(self.gradients_bytes)}, "
+            f"optimizer {size_words(self.optimizer_bytes)}, activations {told}"
         )
 
     def largest(self, parts: Parts) -> MemoryUse:
@@ -111,11 +112,13 @@ class MemoryReport:
         ).largest(parts)
         device, peak = parts.mesh.device, None
         if device.type == "cuda":
-            peak = int(parts.mesh.max([torch.cuda.max_memory_allocated(device)])[0])
+            peak = int(parts.mesh.max([peak_bytes(device)])[0])
         if parts.mesh.ranks.is_main:
             parts.events.write("memory", what="measured", **vars(use), peak_bytes=peak)
             if not self._is_small:
-                told = "" if peak is None else f"; at most {_words(peak)} were allocated at once"
+                told = (
+                    "" if peak is None else f"; at most {size_words(peak)} were allocated at once"
+                )
                 print(f"trainer: memory of a rank, measured:  {use.words()}{told}", flush=True)
 
     def _tell_expected(self) -> None:
@@ -186,11 +189,18 @@ def _bytes_of(tensors: Iterable[Tensor]) -> int:
     return sum(storages(tensors).values())
 
 
+def peak_bytes(device: torch.device) -> int:
+    """Return the most that this rank has had at once: allocated on its GPU, or resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # Linux counts KiB
+
+
 def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _words(num_bytes: float) -> str:
+def size_words(num_bytes: float) -> str:
     """Say a size, such as 1.5 GiB."""
     for unit in ("B", "KiB", "MiB"):
         if num_bytes < 1000:  # noqa: PLR2004 -- three digits at most

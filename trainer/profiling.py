@@ -97,13 +97,16 @@ class StepProfiler:
         self._profiler.export_chrome_trace(str(self._folder / f"trace-rank-{self._rank}.json"))
         self._profiler = None
         if self._with_memory:
-            from torch.cuda import memory  # noqa: PLC0415 -- not before the check
-
-            memory._dump_snapshot(str(self._folder / f"memory-rank-{self._rank}.pickle"))  # noqa: SLF001 -- torch has no other
+            memory = _memory()
+            memory._dump_snapshot(str(self._folder / f"memory-rank-{self._rank}.pickle"))  # noqa: SLF001 -- see _memory
             memory._record_memory_history(None)  # noqa: SLF001 -- the same
 
     def _record_memory(self) -> None:
         if self._with_memory:
-            from torch.cuda import memory  # noqa: PLC0415 -- not before the check
+            _memory()._record_memory_history(max_entries=_MAX_NUM_ENTRIES)  # noqa: SLF001 -- the same
 
-            memory._record_memory_history(max_entries=_MAX_NUM_ENTRIES)  # noqa: SLF001 -- torch has no other
+
+def _memory() -> Any:  # noqa: ANN401 -- a module whose only means for this are private, and untyped
+    from torch.cuda import memory  # noqa: PLC0415 -- not before the check
+
+    return memory
