@@ -77,6 +77,7 @@ class MemoryReport:
         self._parts = parts
         self._is_told = False
         self._is_small = False
+        self._is_expected = False
         self._gradients_bytes = 0
         self._kept: Kept | None = None
 
@@ -90,7 +91,7 @@ class MemoryReport:
         self._tell_expected()
         parts.update.on_gradients = self._see_gradients
         with contextlib.ExitStack() as stack:
-            if self._can_measure_activations():
+            if self._is_expected and self._can_measure_activations():
                 self._kept = Kept(parts.model)
                 stack.enter_context(self._kept.measuring())
             yield
@@ -125,6 +126,8 @@ class MemoryReport:
         parts, config = self._parts, self._parts.config
         use = expected(parts).largest(parts)
         self._is_small = use.known_bytes < _SMALL_BYTES
+        # With no number to compare with, hooks are a risk for nothing: torch.func forbids them.
+        self._is_expected = use.activations_bytes is not None
         if parts.mesh.ranks.is_main:
             where = " (all but activations on the host)" if config.cpu_offload else ""
             parts.events.write("memory", what="expected", **vars(use), on_host=config.cpu_offload)

@@ -54,6 +54,31 @@ def test_fsdp_memory_falls_as_the_arithmetic_says(server: Server, count: int) ->
     assert measured["activations_bytes"] == pytest.approx(expected["activations_bytes"], rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("count", "options"),
+    [
+        (2, "--micro-batch-size 2"),
+        (4, "--strategy fsdp --tp 2 --sequence-parallel --cpu-offload"),
+    ],
+    ids=["ddp", "fsdp x tp with offload"],
+)
+def test_what_is_expected_is_what_is_measured(
+    server: Server,  # noqa: F811
+    count: int,
+    options: str,
+) -> None:
+    """With gradients as views of buckets, and with matrices that are split twice."""
+    codes, run, said = server.train(count, f"--max-steps 1 {options}", f"both-{count}")
+    assert codes == [0] * count, said
+    expected, measured = memory_of(run, "expected"), memory_of(run, "measured")
+    assert measured == pytest.approx(expected, rel=1e-3)
+    assert 0 < expected["parameters_bytes"] < (shards(1) + 1) // (count // 2)
+    (event,) = (event for event in run.events("memory") if event["what"] == "expected")
+    assert event["on_host"] == ("offload" in options)
+    assert said.count("trainer: memory of a rank, expected") == 1
+    assert ("on the host" in said) == event["on_host"]
+
+
 def scaler_of(run: RunDir) -> dict[str, float]:
     """The gradient scaler in the run's last checkpoint."""
     state = json.loads((find(run.path) / "state.json").read_text())
