@@ -166,7 +166,7 @@ def _expected_activations(parts: Parts) -> int | None:
             micro_batch_size=parts.plan.micro_batch_size,
             precision=config.precision,
             recompute=config.activation_checkpointing,
-            gathers_half=layout.is_sharded and layout.dp_size > 1,
+            gathers_half=layout.is_sharded and (layout.dp_size > 1 or config.cpu_offload),
             is_on_gpu=parts.mesh.device.type == "cuda",
             tp=layout.tp,
             cp=layout.cp,
