@@ -22,6 +22,7 @@ from trainer.errors import (
 )
 from trainer.options import parse
 from trainer.parallel.layout import plan_layout
+from trainer.profiling import profiled_ranks
 from trainer.ranks import Ranks
 from trainer.settings import RunSettings
 from trainer.stop import StopRequest
@@ -50,6 +51,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
             workload.parallel_sizes(),
             counts_targets=workload.counts_targets,
         )
+        profiled_ranks(config, ranks.world_size)
         plan = plan_batches(
             global_batch_size=config.global_batch_size,
             micro_batch_size=config.micro_batch_size,

@@ -15,7 +15,7 @@ from trainer.errors import UserError
 
 Schedule = Literal["constant", "cosine", "linear", "wsd"]
 OptimizerName = Literal["adamw", "adam", "sgd"]
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 CheckpointMode = Literal["async", "sync"]
 OnNan = Literal["stop", "skip", "rollback"]
 Strategy = Literal["ddp", "fsdp", "hsdp", "tp", "pp", "3d"]
@@ -112,7 +112,8 @@ class Config:
     """One seed for weights, order of samples and everything else; default DDP_SEED, else 1."""
 
     precision: Precision = "fp32"
-    """fp32, or autocast to bf16 or fp16 (fp16 with a gradient scaler)."""
+    """fp32; tf32: the same with matrix products of 10 bits of mantissa, on GPUs from Ampere on; or
+    autocast to bf16 or fp16 (fp16 with a gradient scaler). fp8 is not built yet, and refused."""
 
     clip_grad_norm: float | None = None
     """Clip the gradient to this global norm."""
@@ -180,6 +181,13 @@ class Config:
     profile_steps: str = ""
     """Write a profiler trace of these steps, as FIRST:LAST, to debug/ in the run directory."""
 
+    profile_ranks: str = "0"
+    """Whose steps are traced: ranks with commas between, such as 0,3, or all."""
+
+    memory_snapshot: bool = False
+    """With --profile-steps: also write what those steps allocated on the GPU, and where in the
+    code, to debug/."""
+
     tensorboard: bool = False
     """Also write TensorBoard events to tensorboard/ in the run directory."""
 
@@ -245,7 +253,13 @@ class Config:
             size = getattr(self, name)
             if size is not None and size != -1 and size < 1:
                 raise _error(name, "at least 1, or -1 for the rest", size)
-        self.profile_range()
+        _check_precision(self.precision)
+        self._check_profiling()
+
+    def _check_profiling(self) -> None:
+        if self.profile_range() is None and (self.memory_snapshot or self.profile_ranks != "0"):
+            name = "memory_snapshot" if self.memory_snapshot else "profile_ranks"
+            raise _error(name, "with --profile-steps", getattr(self, name))
 
     def profile_range(self) -> range | None:
         """The steps to trace, counted from 1, or None."""
@@ -264,3 +278,13 @@ def option_name(field: str) -> str:
 
 def _error(field: str, rule: str, found: object) -> UserError:
     return UserError(option_name(field), rule=rule, found=repr(found), remedy="change it")
+
+
+def _check_precision(precision: Precision) -> None:
+    if precision == "fp8":
+        raise UserError(
+            "--precision",
+            rule="fp32, tf32, bf16 or fp16; fp8 would need scaled layers such as torchao's",
+            found="fp8",
+            remedy="take bf16",
+        )

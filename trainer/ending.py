@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from trainer.events import finite
+from trainer.memory import size_words
 from trainer.speed import Speed
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def summary_of(
         "steps": position.step if position else 0,
         "checkpoint_step": checkpoints.latest_step if checkpoints else None,
         "non_finite_steps": loop.progress.non_finite.num_steps if loop else 0,
+        "peak_memory_bytes": loop.peak_memory_bytes if loop else None,
         "slow_ranks": loop.progress.stragglers.over_the_run() if loop else [],
     }
 
@@ -62,6 +64,9 @@ def closing_block(summary: dict[str, Any], run_dir: Path) -> str:
         "than the median rank"
         for slow in summary["slow_ranks"]
     ]
+    if summary["peak_memory_bytes"] is not None:
+        peak = size_words(summary["peak_memory_bytes"])
+        notes.append(f"  memory       {peak} at most on rank 0")
     if summary["non_finite_steps"]:
         notes.append(f"  not finite   the loss or gradient of {summary['non_finite_steps']} steps")
     return "\n".join(

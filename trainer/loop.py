@@ -9,6 +9,7 @@ import torch
 
 from trainer.beat import LOAD, LOG, SAVE
 from trainer.errors import CheckpointError
+from trainer.memory import MemoryReport, peak_bytes
 from trainer.metrics import Validation
 from trainer.progress import Progress, RollBack
 from trainer.state import gather_rank, gather_tensors
@@ -30,6 +31,7 @@ class Loop:
         self._total_steps = parts.learning_rate.total_steps
         self._stepper = Stepper(parts)
         self.progress = Progress(parts, self._stepper)
+        self._memory = MemoryReport(parts)
         self.started_step = resumed.position.step
         self._first_step = self.started_step + 1
         self._begin(resumed)
@@ -54,6 +56,11 @@ class Loop:
         """What the workload tells of the last validation besides its loss."""
         loss = self.position.last_test_loss
         return {} if loss is None else self._parts.workload.derived(loss)
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The most that this rank has had at once."""
+        return peak_bytes(self._parts.mesh.device)
 
     def _begin(self, resumed: Resumed) -> None:
         self.position: Position = resumed.position
@@ -99,11 +106,16 @@ class Loop:
         pause_step = self._pause_step()
         for step in range(self.position.step + 1, pause_step + 1):
             parts.profiler.before(step)
-            self._train_step(step)
+            if step == self._first_step:
+                with self._memory.measuring():
+                    self._train_step(step)
+            else:
+                self._train_step(step)
             beat.step = step
             parts.profiler.after(step)
             if step == self._first_step:
                 self.progress.first_step_done(step)
+                self._memory.tell_measured()
             if step % log_every == 0 or step == self._total_steps:
                 self._log(step)
             if agreement.reached():

@@ -8,8 +8,11 @@ import torch
 
 from trainer.lean import plain_step
 from trainer.parallel.gradients import gradients_of
+from trainer.parallel.scaler import scaler_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor, nn
 
     from trainer.config import Config
@@ -24,13 +27,15 @@ class Update:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._gradients = gradients_of(self.parameters)
         self.optimizer = _build_optimizer(self._gradients.groups(), config)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        self.scaler = scaler_of(self._gradients, device, is_enabled=config.precision == "fp16")
         self._clip_grad_norm = config.clip_grad_norm
         self._step = plain_step(self.optimizer)
         self._one = torch.ones((), device=device)
         is_fused = self.optimizer.defaults["fused"]
         self._is_read = device.type == "cpu" or not is_fused
         """Whether the check's result is read here: on a CPU there is nothing to wait for."""
+        self.on_gradients: Callable[[], None] | None = None
+        """Called once, when the next step's gradients are there."""
 
     def apply(self, learning_rate: float, found: Tensor, norm: Tensor | None = None) -> None:
         """Take one step with the gradients that are there, then drop them.
@@ -40,12 +45,16 @@ class Update:
         things, and leaves `found` alone. `norm`, of the same kind, becomes the gradient's global
         norm where that is looked at, for clipping.
         """
+        if self.on_gradients is not None:
+            self.on_gradients()
+            self.on_gradients = None
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         if self.scaler.is_enabled():
             if self._clip_grad_norm is not None:
                 self.scaler.unscale_(self.optimizer)
-                self._clip(norm)
+                with torch.no_grad():
+                    self._clip(norm)
             self.scaler.step(self.optimizer)
             self.scaler.update()
         else:

@@ -1,38 +1,112 @@
-"""A profiler trace of chosen steps; with none chosen, nothing."""
+"""Profiler traces, and snapshots of GPU memory, of chosen steps and ranks; with none, nothing."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
+
+from trainer.errors import UserError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
+
+    from trainer.config import Config
+
+_MAX_NUM_ENTRIES = 1_000_000
+"""Allocations that a snapshot remembers; older ones are forgotten."""
+
+
+def profiled_ranks(config: Config, world_size: int) -> frozenset[int]:
+    """Return the ranks that --profile-ranks names, whether or not any step is profiled.
+
+    Raises UserError for other words, and for ranks that the run does not have.
+    """
+    told = config.profile_ranks
+    if told == "all":
+        return frozenset(range(world_size))
+    if re.fullmatch(r"\d+(,\d+)*", told):
+        ranks = frozenset(map(int, told.split(",")))
+        if max(ranks) < world_size:
+            return ranks
+    raise UserError(
+        "--profile-ranks",
+        rule=f"all, or ranks from 0 to {world_size - 1} with commas between",
+        found=told,
+        remedy="change it",
+    )
+
+
+def check_device(config: Config, device: torch.device) -> None:
+    """Raise UserError if a snapshot is asked of memory that torch does not record."""
+    if config.memory_snapshot and device.type != "cuda":
+        raise UserError(
+            "--memory-snapshot",
+            rule="a GPU, of whose memory torch keeps a record",
+            found=device.type,
+            remedy="leave it out; `memory` in events.jsonl tells what a step took",
+        )
+
 
 class StepProfiler:
-    """Traces steps, counted from 1, into a file that Perfetto or chrome://tracing shows."""
+    """Traces steps, counted from 1, into files of this rank.
 
-    def __init__(self, steps: range | None, path: Path) -> None:
+    trace-rank-<r>.json    for Perfetto or chrome://tracing; each step is a bar of its own
+    memory-rank-<r>.pickle for https://pytorch.org/memory_viz
+    """
+
+    def __init__(
+        self, steps: range | None, folder: Path, rank: int, *, with_memory: bool = False
+    ) -> None:
         self._steps = steps or range(0)
-        self._path = path
+        self._folder = folder
+        self._rank = rank
+        self._with_memory = with_memory
         self._profiler: Any = None
+        self._step: Any = None
 
     def before(self, step: int) -> None:
         """Start if `step` is the first to trace."""
-        if self._steps and step == self._steps.start:
-            from torch.profiler import profile  # noqa: PLC0415 -- only if asked for
+        if step not in self._steps:
+            return
+        from torch.profiler import profile, record_function  # noqa: PLC0415 -- only if asked for
 
+        if step == self._steps.start:
+            self._record_memory()
             self._profiler = profile()
             self._profiler.start()
+        if self._profiler is not None:
+            self._step = record_function(f"step {step}")
+            self._step.__enter__()
 
     def after(self, step: int) -> None:
         """Write the trace if `step` was the last to trace."""
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None
         if self._profiler is not None and step == self._steps.stop - 1:
             self.close()
 
     def close(self) -> None:
         """Write what was traced so far, if tracing is under way."""
-        if self._profiler is not None:
-            self._profiler.stop()
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._profiler.export_chrome_trace(str(self._path))
-            self._profiler = None
+        if self._profiler is None:
+            return
+        self._profiler.stop()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._profiler.export_chrome_trace(str(self._folder / f"trace-rank-{self._rank}.json"))
+        self._profiler = None
+        if self._with_memory:
+            memory = _memory()
+            memory._dump_snapshot(str(self._folder / f"memory-rank-{self._rank}.pickle"))  # noqa: SLF001 -- see _memory
+            memory._record_memory_history(None)  # noqa: SLF001 -- the same
+
+    def _record_memory(self) -> None:
+        if self._with_memory:
+            _memory()._record_memory_history(max_entries=_MAX_NUM_ENTRIES)  # noqa: SLF001 -- the same
+
+
+def _memory() -> Any:  # noqa: ANN401 -- a module whose only means for this are private, and untyped
+    from torch.cuda import memory  # noqa: PLC0415 -- not before the check
+
+    return memory

@@ -30,7 +30,8 @@ from trainer.parallel.apply import apply
 from trainer.parallel.initialise import materialise
 from trainer.parts import Parts
 from trainer.position import Position
-from trainer.profiling import StepProfiler
+from trainer.precision import set_up
+from trainer.profiling import StepProfiler, check_device, profiled_ranks
 from trainer.resume import Resume
 from trainer.samples import Samples, prepare
 from trainer.schedule import LearningRate
@@ -94,6 +95,8 @@ class Run:
         if self._job.config.deterministic:
             be_deterministic(env)
         self._mesh = open_mesh(self._job.ranks, env, settings.node, self._job.layout)
+        set_up(self._job.config.precision, self._mesh.device)
+        check_device(self._job.config, self._mesh.device)
         loop = self._build(self._mesh)
         self._loop = loop
         try:
@@ -303,8 +306,14 @@ def _open_sinks(job: Job, run_dir: Path, total_steps: int) -> Sinks:
 
 
 def _profiler(job: Job, run_dir: Path) -> StepProfiler:
-    steps = job.config.profile_range() if job.ranks.is_main else None
-    return StepProfiler(steps, run_dir / "debug" / "trace.json")
+    config, ranks = job.config, job.ranks
+    is_asked = ranks.rank in profiled_ranks(config, ranks.world_size)
+    return StepProfiler(
+        config.profile_range() if is_asked else None,
+        run_dir / "debug",
+        ranks.rank,
+        with_memory=config.memory_snapshot,
+    )
 
 
 def _build_model(job: Job, mesh: Mesh, seed: int) -> _Trained:

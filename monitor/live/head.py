@@ -52,8 +52,7 @@ def progress_line(progress: Progress, width: int, *, ascii_only: bool) -> list[S
         if width >= _WIDE:
             loss += [(" ", ""), (_losses(progress.losses, ascii_only=ascii_only), "trend")]
         items.append(loss)
-    if progress.samples_per_s is not None:
-        items.append([(f"{progress.samples_per_s:.0f}", "title"), (" samples/s", "dim")])
+    items += _speed(progress)
     if progress.left_s is not None and progress.outcome == "running":
         left = timedelta(seconds=round(progress.left_s))
         items.append([(str(left), "title"), (" left", "dim")])
@@ -62,6 +61,18 @@ def progress_line(progress: Progress, width: int, *, ascii_only: bool) -> list[S
     if progress.data_wait_pct is not None:
         items.append([("data wait ", "dim"), (f"{progress.data_wait_pct:.0f} %", "")])
     return fitted(items, width)
+
+
+def _speed(progress: Progress) -> list[list[Span]]:
+    """Say it in tokens where there are any: samples/s are the same by a constant factor."""
+    items: list[list[Span]] = []
+    if progress.tokens_per_s is not None:
+        items.append([(f"{progress.tokens_per_s:.0f}", "title"), (" tokens/s", "dim")])
+    elif progress.samples_per_s is not None:
+        items.append([(f"{progress.samples_per_s:.0f}", "title"), (" samples/s", "dim")])
+    if progress.mfu_pct is not None:
+        items.append([("MFU ", "dim"), (f"{progress.mfu_pct:.1f} %", "title")])
+    return items
 
 
 def _steps(progress: Progress, step: int, width: int, *, ascii_only: bool) -> list[Span]:

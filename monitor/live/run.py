@@ -43,6 +43,8 @@ class Progress:
     epoch: int | None = None
     loss: float | None = None
     samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    mfu_pct: float | None = None
     data_wait_pct: float | None = None
     test_accuracy: float | None = None
     left_s: float | None = None
@@ -147,6 +149,8 @@ class LiveRun:
             epoch=integer(now.get("epoch")),
             loss=_finite(now.get("loss")),
             samples_per_s=_finite(now.get("samples_per_s")),
+            tokens_per_s=_finite(now.get("tokens_per_s")),
+            mfu_pct=_finite(now.get("mfu_pct")),
             data_wait_pct=_finite(now.get("data_wait_pct")),
             test_accuracy=self._accuracy,
             left_s=0.0 if outcome == "finished" else self._left_s(step, total),

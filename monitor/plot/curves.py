@@ -34,6 +34,7 @@ _CURVES: tuple[tuple[str, str, str, bool], ...] = (
     ("loss", "training loss", "", True),
     ("test_loss", "validation loss", "", False),
     ("samples_per_s", "throughput", "samples/s", True),
+    ("tokens_per_s", "throughput", "tokens/s", True),
 )
 
 
@@ -45,6 +46,8 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
         if not any(_number(line[key]) == _number(line[key]) for line in lines):
             continue
         found[key] = _curve(lines, key, Curve(name, unit, *_NONE, is_line))
+    if "tokens_per_s" in found:  # the same curve by a constant factor
+        found.pop("samples_per_s", None)
     return found
 
 

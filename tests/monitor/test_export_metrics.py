@@ -317,6 +317,7 @@ def lived(story: "Story", monkeypatch: pytest.MonkeyPatch) -> Path:
     story.start()
     story.train(0, 90, saves=(50,))
     story.metrics[-1] |= {"samples_per_s": 2555.5, "data_wait_pct": 2.5, "loss": -0.25, "lr": 1e-3}
+    story.metrics[-1] |= {"tokens_per_s": 5e4, "flops_per_s": 2e14, "mfu_pct": 41.5}
     story.metrics.append(story.metrics[-1] | {"test_accuracy": 0.9, "loss": None})
     run_dir = story.write()
     layout = gutil.Layout("pumt")
@@ -344,6 +345,9 @@ def test_a_run_tells_of_its_trainer_and_its_goodput(lived: Path) -> None:
         ("ddp_trainer_step", 90),
         ("ddp_trainer_loss", -0.25),
         ("ddp_trainer_samples_per_second", 2555.5),
+        ("ddp_trainer_tokens_per_second", 5e4),
+        ("ddp_trainer_flops_per_second", 2e14),
+        ("ddp_trainer_mfu_ratio", 0.415),
         ("ddp_trainer_data_wait_ratio", 0.025),
         ("ddp_trainer_test_accuracy_ratio", 0.9),
         ("ddp_trainer_last_step_timestamp_seconds", last_s),

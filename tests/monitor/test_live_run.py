@@ -57,8 +57,9 @@ def test_a_run_is_followed_from_its_start_to_its_end(run: Run) -> None:
     run.tell("start", job_id="7", world_size=8)
     run.tell("first_step", step=1)
     assert (run.progress.outcome, run.progress.num_ranks) == ("running", 8)
-    run.step(50, 10.0, loss=1.5, data_wait_pct=3.0)
+    run.step(50, 10.0, loss=1.5, data_wait_pct=3.0, tokens_per_s=5e4, mfu_pct=41.5)
     told = run.progress
+    assert (told.tokens_per_s, told.mfu_pct) == (5e4, 41.5)
     assert (told.name, told.step, told.loss, told.samples_per_s) == ("slurm-7", 50, 1.5, 1000)
     assert (told.num_steps, told.left_s, told.is_over) == (None, None, False)
     run.append("metrics.jsonl", {"attempt": 1, "step": 50, "test_loss": 1.0, "test_accuracy": 0.9})

@@ -233,6 +233,13 @@ def test_curves_break_between_starts_and_keep_their_spikes() -> None:
     assert not curves.curves([{"time": "2026-11-21T10:00:00Z", "loss": None}])
 
 
+def test_a_language_models_throughput_is_in_tokens() -> None:
+    """In place of samples, of which it is a multiple."""
+    line = {"time": "2026-11-21T10:00:00Z", "step": 1, "samples_per_s": 5, "tokens_per_s": 640}
+    (found,) = curves.curves([line]).values()
+    assert (found.name, found.unit, list(found.values)) == ("throughput", "tokens/s", [640])
+
+
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_a_picture_is_written_whole_and_the_same_each_time(
     run_dir: Path, tmp_path: Path, suffix: str

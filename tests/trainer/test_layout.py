@@ -60,7 +60,6 @@ def test_a_strategy_is_a_name_for_sizes(options: dict[str, Any], expected: dict[
         ({"tp": 4, "sequence_parallel": True}, "positions of a sequence; found 66 with tp 4"),
         ({"sequence_parallel": True}, "--sequence-parallel: tp over 1; found tp 1; give --tp"),
         ({"tp": 2, "sizes": None}, "--tp: 1: workload mnist has no plan .* found 2; take ddp"),
-        ({"strategy": "fsdp", "precision": "fp16"}, "--precision fp16: ddp.*found dp_shard 8"),
         ({"cpu_offload": True}, "--cpu-offload: a layout that shards .* found 8 whole copies"),
     ],
 )

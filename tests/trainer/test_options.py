@@ -43,8 +43,11 @@ def test_underscores_do_for_dashes(toml: Path) -> None:
         (["--decay-fraction", "1.5"], r"--decay-fraction: from 0 to 1; found 1.5"),
         (["--seed", str(2**63)], r"--seed: at most"),
         (["--weight-decay", "nan"], r"--weight-decay: at least 0; found nan"),
+        (["--precision", "fp8"], r"--precision: fp32, tf32, bf16 or fp16; fp8 would.*take bf16"),
         (["--profile-steps", "5:2"], r"--profile-steps: FIRST:LAST"),
         (["--profile-steps", "5"], r"--profile-steps: FIRST:LAST"),
+        (["--profile-ranks", "0,1"], r"--profile-ranks: with --profile-steps; found '0,1'"),
+        (["--memory-snapshot"], r"--memory-snapshot: with --profile-steps; found True"),
         (["--config", "/nonexistent.toml"], r"--config /nonexistent.toml: a readable TOML file"),
     ],
 )

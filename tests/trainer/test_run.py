@@ -30,10 +30,12 @@ def test_a_run_leaves_what_the_contract_asks_for(
     assert code == 0
     assert list(summary) == [
         "outcome", "train_time_s", "samples_per_s", "final_loss", "test_accuracy", "test_loss",
-        "world_size", "steps", "checkpoint_step", "non_finite_steps", "slow_ranks",
+        "world_size", "steps", "checkpoint_step", "non_finite_steps",
+        "peak_memory_bytes", "slow_ranks",
     ]  # fmt: skip
     assert (summary["outcome"], summary["steps"], summary["world_size"]) == ("finished", 40, 1)
     assert summary["test_accuracy"] > 0.85
+    assert summary["peak_memory_bytes"] > 100 << 20  # torch itself is larger
     assert [line["step"] for line in run.metrics()] == [5, 10, 15, 20, 25, 30, 35, 40]
     assert set(run.metrics()[0]) >= {
         "time", "attempt", "step", "epoch", "loss", "lr", "samples_per_s", "data_wait_pct",
@@ -198,7 +200,7 @@ def test_a_profile_and_tensorboard_when_asked(train: Train) -> None:
     """A trace of the chosen steps, and the curves."""
     code, run = train(*QUICK, "--max-steps", "6", "--profile-steps", "3:4", "--tensorboard")
     assert code == 0
-    assert '"traceEvents"' in (run.path / "debug" / "trace.json").read_text()
+    assert '"traceEvents"' in (run.path / "debug" / "trace-rank-0.json").read_text()
     assert list((run.path / "tensorboard").glob("events.out.tfevents.*"))
 
 

@@ -171,13 +171,6 @@ def _check_sizes(layout: Layout, sizes: ParallelSizes | None, config: Config) ->
         raise UserError(
             "--sequence-parallel", rule="tp over 1", found="tp 1", remedy="give --tp, too"
         )
-    if layout.is_sharded and config.precision == "fp16":
-        raise UserError(
-            "--precision fp16",
-            rule="ddp: its gradient scaler does not know shards yet",
-            found=layout.describe(),
-            remedy="take bf16 or --strategy ddp",
-        )
     if layout.tp == 1:
         return
     if sizes is None:

@@ -44,3 +44,19 @@ class ParallelPlan:
     attention: str = ""
     """For context parallelism: the modules whose attribute `attend(q, k, v)` is causal attention,
     in a model whose forward takes `positions`, shape (S,), of the tokens; "": it has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardPlan:
+    """How one rank takes a microbatch: all on which the memory of its activations depends."""
+
+    micro_batch_size: int
+    """Samples."""
+    precision: str = "fp32"
+    recompute: Literal["none", "full", "selective"] = "none"
+    gathers_half: bool = False
+    """Whether weights come to a layer already in bf16 or fp16, as under fsdp."""
+    is_on_gpu: bool = False
+    tp: int = 1
+    cp: int = 1
+    sequence_parallel: bool = False

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from trainer.config import Config
     from trainer.parallel.layout import Layout
 
+_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 def shard(
     model: nn.Module,
@@ -53,10 +55,10 @@ def shard(
 
 def _precision(config: Config, *, cast_forward_inputs: bool) -> MixedPrecisionPolicy:
     """Gather parameters in the type that is computed in, and sum up gradients in float32."""
-    if config.precision == "fp32":
+    if config.precision not in _HALVES:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16,
+        param_dtype=_HALVES[config.precision],
         reduce_dtype=torch.float32,
         cast_forward_inputs=cast_forward_inputs,
     )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from trainer.config import Config
-    from trainer.parallel.plan import ParallelPlan, ParallelSizes
+    from trainer.parallel.plan import ForwardPlan, ParallelPlan, ParallelSizes
     from trainer.workloads.tokens import TokenData
 
 
@@ -117,6 +117,10 @@ class Workload(ABC):
 
     def flops_per_sample(self) -> float | None:
         """Return what training on a sample takes, forward and backward; None: nobody counted."""
+        return None
+
+    def activation_bytes(self, plan: ForwardPlan) -> int | None:  # noqa: ARG002 -- as above
+        """Return what one microbatch's forward keeps for its backward on a rank; None: unknown."""
         return None
 
     def derived(self, test_loss: float) -> Mapping[str, float]:  # noqa: ARG002 -- as above

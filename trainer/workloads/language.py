@@ -14,6 +14,7 @@ from trainer.parallel.plan import ParallelSizes
 from trainer.workloads import stdlib_text
 from trainer.workloads.base import Workload
 from trainer.workloads.llama_hf import read_shape, read_weights
+from trainer.workloads.llama_memory import activation_bytes
 from trainer.workloads.llama_parallel import LLAMA_PLAN
 from trainer.workloads.llama_shape import shape_named
 from trainer.workloads.token_file import BYTES, TokenFile, open_tokens
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from trainer.config import Config
-    from trainer.parallel.plan import ParallelPlan
+    from trainer.parallel.plan import ForwardPlan, ParallelPlan
     from trainer.workloads.llama_presets import LlamaShape
     from trainer.workloads.stdlib_text import Split
     from trainer.workloads.tokens import TokenRow
@@ -145,6 +146,10 @@ class Language(Workload):
     def flops_per_sample(self) -> float:
         """Return the model's floating point operations; see `LlamaShape.flops_per_token`."""
         return self.sequence_length * self.shape.flops_per_token(self.sequence_length)
+
+    def activation_bytes(self, plan: ForwardPlan) -> int:
+        """Return the estimate of llama_memory.py."""
+        return activation_bytes(self.shape, self.sequence_length, plan)
 
     def derived(self, test_loss: float) -> dict[str, float]:
         """Return the perplexity, and bits per byte where tokens are bytes."""

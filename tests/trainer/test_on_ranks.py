@@ -1,0 +1,140 @@
+"""What several ranks show together: memory, the scaler of fp16, and traces."""
+
+import json
+
+import pytest
+
+from tests.trainer import test_layouts
+from tests.trainer.conftest import RunDir
+from tests.trainer.test_layouts import (
+    OPTIONS,
+    SHAPE,
+    Server,
+    server,  # noqa: F401 -- a fixture
+    tensors_of,
+)
+from trainer.checkpoint_folder import find
+
+pytestmark = pytest.mark.slow
+
+KINDS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")
+
+
+def memory_of(run: RunDir, what: str) -> dict[str, int]:
+    """What a `memory` event tells of the largest rank."""
+    (event,) = [event for event in run.events("memory") if event["what"] == what]
+    return {key: event[key] for key in (*KINDS, "activations_bytes")}
+
+
+def shards(count: int) -> int:
+    """Bytes of the largest of `count` shares of SHAPE's parameters, split by rows."""
+    dim, ffn, vocab = SHAPE["hidden_size"], SHAPE["intermediate_size"], SHAPE["vocab_size"]
+    kv_dim = dim * SHAPE["num_key_value_heads"] // SHAPE["num_attention_heads"]
+    layer = [(dim, dim), (kv_dim, dim), (kv_dim, dim), (dim, dim), (ffn, dim), (ffn, dim)]
+    layer += [(dim, ffn), (dim, 1), (dim, 1)]
+    matrices = SHAPE["num_hidden_layers"] * layer + [(vocab, dim), (vocab, dim), (dim, 1)]
+    return sum(4 * -(-rows // count) * columns for rows, columns in matrices)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_fsdp_memory_falls_as_the_arithmetic_says(server: Server, count: int) -> None:  # noqa: F811
+    """A rank's parameters, gradients and moments: all of it divided by the ranks."""
+    options = "--max-steps 2 --strategy fsdp --micro-batch-size 1 --optimizer adamw"
+    codes, run, said = server.train(count, options, f"memory-{count}")
+    assert codes == [0] * count, said
+    measured = memory_of(run, "measured")
+    num_tensors = 21
+    assert measured["parameters_bytes"] == shards(count)
+    assert measured["gradients_bytes"] == shards(count)
+    assert measured["optimizer_bytes"] == 2 * shards(count) + 4 * num_tensors  # counts of steps
+    assert shards(4) * 4 == shards(1)  # all of its dimensions divide
+    expected = memory_of(run, "expected")
+    assert expected["parameters_bytes"] == expected["gradients_bytes"] == shards(count)
+    assert expected["optimizer_bytes"] == 2 * shards(count)
+    assert measured["activations_bytes"] == pytest.approx(expected["activations_bytes"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("count", "options"),
+    [
+        (2, "--micro-batch-size 2"),
+        (4, "--strategy fsdp --tp 2 --sequence-parallel --cpu-offload"),
+    ],
+    ids=["ddp", "fsdp x tp with offload"],
+)
+def test_what_is_expected_is_what_is_measured(
+    server: Server,  # noqa: F811
+    count: int,
+    options: str,
+) -> None:
+    """With gradients as views of buckets, and with matrices that are split twice."""
+    codes, run, said = server.train(count, f"--max-steps 1 {options}", f"both-{count}")
+    assert codes == [0] * count, said
+    expected, measured = memory_of(run, "expected"), memory_of(run, "measured")
+    assert measured == pytest.approx(expected, rel=1e-3)
+    assert 0 < expected["parameters_bytes"] < (shards(1) + 1) // (count // 2)
+    (event,) = (event for event in run.events("memory") if event["what"] == "expected")
+    assert event["on_host"] == ("offload" in options)
+    assert said.count("trainer: memory of a rank, expected") == 1
+    assert ("on the host" in said) == event["on_host"]
+
+
+def scaler_of(run: RunDir) -> dict[str, float]:
+    """The gradient scaler in the run's last checkpoint."""
+    state = json.loads((find(run.path) / "state.json").read_text())
+    scaler: dict[str, float] = state["position"]["scaler"]
+    return scaler
+
+
+@pytest.mark.parametrize("is_clipped", [True, False])
+def test_an_overflow_on_one_rank_is_everyones(
+    server: Server,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_clipped: bool,
+) -> None:
+    """One number of one rank's shard overflows: all leave the step out and scale by half."""
+    shared = "--workload tests.trainer.overflowing:Overflowing --precision fp16 --max-steps 6"
+    if not is_clipped:
+        monkeypatch.setattr(test_layouts, "OPTIONS", OPTIONS.replace("--clip-grad-norm 0.5", ""))
+        shared += " --optimizer adamw --lr 0.001"
+    runs = []
+    for count, layout in ((1, ""), (4, "--strategy fsdp")):
+        codes, run, said = server.train(
+            count, f"{shared} {layout}", f"overflow-{count}-{is_clipped}"
+        )
+        assert codes == [0] * count, said
+        runs.append(run)
+    plain, sharded = runs
+    assert scaler_of(plain) == scaler_of(sharded)
+    assert scaler_of(sharded)["scale"] == 2**15
+    assert scaler_of(sharded)["_growth_tracker"] == 3
+    assert sharded.losses() == pytest.approx(plain.losses(), rel=1e-3)
+    ours, theirs = tensors_of(sharded), tensors_of(plain)
+    for name, tensor in theirs.items():
+        if name.endswith("/step"):
+            assert float(ours[name]) == float(tensor) == 5
+        elif name.startswith("model/"):
+            assert float((ours[name] - tensor).norm() / tensor.norm()) < 1e-3, name
+
+
+def test_chosen_ranks_leave_traces_of_chosen_steps(server: Server) -> None:  # noqa: F811
+    """A file for each of them, with a bar for each of the steps, and what they did in it."""
+    options = "--max-steps 4 --strategy fsdp --profile-steps 2:3 --profile-ranks 0,2"
+    codes, run, said = server.train(3, f"{options} --global-batch-size 6", "traced")
+    assert codes == [0] * 3, said
+    traces = sorted((run.path / "debug").iterdir())
+    assert [path.name for path in traces] == ["trace-rank-0.json", "trace-rank-2.json"]
+    for path in traces:
+        names = {event.get("name") for event in json.loads(path.read_text())["traceEvents"]}
+        assert {name for name in names if str(name).startswith("step ")} == {"step 2", "step 3"}
+        assert "aten::mm" in names
+
+
+def test_a_snapshot_is_refused_where_no_gpu_is(server: Server) -> None:  # noqa: F811
+    """By all ranks, before anything is written."""
+    options = "--profile-steps 1:2 --memory-snapshot --max-steps 2"
+    codes, run, said = server.train(2, options, "snapshot")
+    assert codes == [64, 64]
+    assert said.startswith("trainer: --memory-snapshot: a GPU")
+    assert not run.path.exists()

@@ -1,0 +1,63 @@
+"""fp16's gradient scaler, for gradients of which each rank has a part.
+
+torch's own looks at a rank's gradients and decides by them whether to take the step. A part that
+overflows is then known to its rank alone: that one would stand still and scale less, while the
+others went on. (torch.distributed.fsdp's ShardedGradScaler agrees on that, but hands all gradients
+to one kernel, which takes no DTensors of two meshes.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.amp import GradScaler
+
+from trainer.parallel.gradients import Sharded
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.parallel.gradients import Gradients
+
+
+class ShardScaler(GradScaler):
+    """Agrees with all ranks on whether any of them has found an overflow."""
+
+    def __init__(self, device: str, gradients: Sharded) -> None:
+        super().__init__(device)
+        self._gradients = gradients
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:  # noqa: ANN401 -- torch's
+        """Take the step unless there was an overflow anywhere."""
+        if not self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]:
+            self.unscale_(optimizer)  # here, as no fused kernel knows all meshes
+        return super().step(optimizer, *args, **kwargs)
+
+    def _unscale_grads_(
+        self,
+        optimizer: torch.optim.Optimizer,  # noqa: ARG002 -- torch's signature
+        inv_scale: Tensor,
+        found_inf: Tensor,
+        allow_fp16: bool,  # noqa: ARG002, FBT001 -- the same
+    ) -> dict[torch.device, Tensor]:
+        """Divide the gradients by the scale; return whether one of them overflowed, anywhere."""
+        with torch.no_grad():
+            alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+            for shard in self._gradients.own():
+                alike.setdefault((shard.device, shard.dtype), []).append(shard)
+            for (device, _), shards in alike.items():
+                found = torch.zeros_like(found_inf, device=device)
+                torch._amp_foreach_non_finite_check_and_unscale_(
+                    shards, found, inv_scale.to(device)
+                )
+                found_inf += found.to(found_inf.device)
+            self._gradients.agree(found_inf)
+        return {found_inf.device: found_inf}
+
+
+def scaler_of(gradients: Gradients, device: torch.device, *, is_enabled: bool) -> GradScaler:
+    """Choose by what the gradients are."""
+    if is_enabled and isinstance(gradients, Sharded):
+        return ShardScaler(device.type, gradients)
+    return GradScaler(device.type, enabled=is_enabled)

@@ -1,0 +1,92 @@
+"""What a Llama keeps for its backward: activations, in bytes on one rank. Pure arithmetic.
+
+After "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198, section 4),
+counted anew for this model: no dropout, SwiGLU, grouped keys and values, and an attention that
+keeps no scores, but one sum a head and position. A number that a matrix gives has `c` bytes; norms
+compute in float32. D = dim, F = ffn_dim, K = width of keys (and of values), H = heads, V =
+vocabulary. A position of a layer keeps
+
+    8 D + 8                      what both norms read, and their scales
+    8 D                          what they made of it before their weights; only CPUs keep that
+    2 c D                        what the matrices after them read
+    c (2 D + 2 K) + 4 H          queries, keys, values, what attention gave, its sums
+    4 c F                        gate, gate after silu, up, and their product
+
+and after the last layer: a norm as above, what the output matrix reads (c D), the log-probabilities
+(4 V) and the numbers of two tokens (16). Where autocast turns a norm's float32 into bf16 or fp16,
+each projection makes its own copy of its input (5 c D in place of 2 c D); and it copies each matrix
+once, unless fully_shard has gathered it in that type. tp shares out the last two lines, heads and
+channels, and, with sequence parallel, the first two. cp shares out the positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer.parallel.plan import ForwardPlan
+    from trainer.workloads.llama_presets import LlamaShape
+
+_FULL = 4  # bytes of a number in float32
+_HALF = 2
+_NUM_ATTENTION_READERS = 3  # wq, wk, wv
+_NUM_FFN_READERS = 2  # w1, w3
+
+
+def activation_bytes(shape: LlamaShape, sequence_length: int, plan: ForwardPlan) -> int:
+    """Return the most that is kept at once, for a microbatch of this rank's share."""
+    tokens = plan.micro_batch_size * sequence_length / plan.cp
+    terms = _Terms.of(shape, plan)
+    layer = tokens * terms.layer + terms.layer_copies
+    head = tokens * terms.head + terms.head_copies
+    if plan.recompute == "none":
+        return round(shape.num_layers * layer + head)
+    # All layers keep little; one at a time is whole again, and that only after the head is gone.
+    kept = terms.layer_input + (terms.dear if plan.recompute == "selective" else 0.0)
+    return round(shape.num_layers * tokens * kept + max(layer, head))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Terms:
+    """Bytes a position, and, of the copies of matrices, once."""
+
+    layer: float
+    head: float
+    layer_input: float
+    dear: float
+    """What matrices and attention gave."""
+    layer_copies: float
+    head_copies: float
+
+    @staticmethod
+    def of(shape: LlamaShape, plan: ForwardPlan) -> _Terms:
+        """Count."""
+        is_mixed = plan.precision in {"bf16", "fp16"}
+        c = _HALF if is_mixed else _FULL
+        stream = c if plan.gathers_half or not is_mixed else _FULL
+        # On a GPU autocast has norms give float32, on a CPU what their weights are.
+        copies_inputs = is_mixed and (plan.is_on_gpu or not plan.gathers_half)
+        dim, kv_dim = shape.dim, shape.num_kv_heads * shape.head_dim
+        positions = plan.tp if plan.sequence_parallel else 1
+        norm = _FULL * ((1 if plan.is_on_gpu else 2) * dim + 1) / positions
+
+        def read(num_readers: int) -> float:
+            return c * dim * (num_readers if copies_inputs else 1)
+
+        attention = (c * (2 * dim + 2 * kv_dim) + _FULL * shape.num_heads) / plan.tp
+        channels = c * shape.ffn_dim / plan.tp
+        matrices = 2 * dim * (dim + kv_dim) + 3 * dim * shape.ffn_dim
+        copied = c / plan.tp if is_mixed and not plan.gathers_half else 0.0
+        return _Terms(
+            layer=2 * norm
+            + read(_NUM_ATTENTION_READERS)
+            + read(_NUM_FFN_READERS)
+            + attention
+            + 4 * channels,
+            head=norm + read(1) + _FULL * shape.vocab_size + 16,
+            layer_input=stream * dim / positions,
+            dear=attention + 2 * channels + 2 * c * dim,
+            layer_copies=copied * matrices,
+            head_copies=copied * shape.vocab_size * dim,
+        )
