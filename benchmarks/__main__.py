@@ -7,7 +7,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import beat, checkpoint, machine, race, reading, recorder, report, startup, watching
+from benchmarks import (
+    beat,
+    checkpoint,
+    forks,
+    machine,
+    race,
+    reading,
+    recorder,
+    report,
+    startup,
+    watching,
+)
 from benchmarks.digits import write_digits
 from benchmarks.task import FULL_TASKS, QUICK_TASKS
 
@@ -44,6 +55,8 @@ def _measure(python: str, num_threads: int, *, quick: bool) -> report.Measured:
     ]
     print("bench: checkpoints", file=sys.stderr)
     saves = checkpoint.measure(quick=quick)
+    print("bench: layouts", file=sys.stderr)
+    layouts, on_gpu = forks.measure(quick=quick)
     with tempfile.TemporaryDirectory() as folder:
         digits = Path(folder)
         write_digits(digits)
@@ -65,6 +78,8 @@ def _measure(python: str, num_threads: int, *, quick: bool) -> report.Measured:
         watching=watched,
         beats=beat.measure(),
         saves=saves,
+        layouts=layouts,
+        on_gpu=on_gpu,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+from benchmarks import report_layouts
 from benchmarks.race import ENTRIES, Result
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
     from benchmarks.beat import Beats
     from benchmarks.checkpoint import Saves
+    from benchmarks.gpu import OnGpu
+    from benchmarks.layouts import Layouts
     from benchmarks.reading import Reading
     from benchmarks.recorder import Recorder
     from benchmarks.startup import Startup
@@ -109,6 +112,9 @@ class Measured:
     watching: Watching
     beats: Beats
     saves: Saves
+    layouts: Layouts
+    on_gpu: OnGpu | None
+    """None: there was no GPU."""
 
 
 def render(measured: Measured) -> str:
@@ -127,6 +133,11 @@ def render(measured: Measured) -> str:
                 num_threads=measured.num_threads,
                 plural="s" * (measured.num_threads > 1),
             ),
+            report_layouts.HEAD,
+            _table(*report_layouts.table(measured.layouts)),
+            report_layouts.notes(measured.layouts),
+            report_layouts.GPU_HEAD,
+            _gpu_text(measured.on_gpu),
             _STARTUP.format(num_repetitions=len(measured.startups[0].total_s)),
             _startup_table(measured.startups),
             _RECORDER,
@@ -163,6 +174,12 @@ def _cells(result: Result | None) -> list[str]:
     if result is None:
         return ["as plain", "", ""]
     return [f"{result.steps_per_s:.1f}", f"{result.ratio:.2f}", f"{result.cpu_ratio:.2f}"]
+
+
+def _gpu_text(on_gpu: OnGpu | None) -> str:
+    if on_gpu is None:
+        return report_layouts.NO_GPU
+    return _table(*report_layouts.gpu_table(on_gpu)) + report_layouts.gpu_notes(on_gpu)
 
 
 def _startup_table(startups: Sequence[Startup]) -> str:

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import race, report
+from benchmarks import layouts, race, report
 from benchmarks.beat import Beats
 from benchmarks.checkpoint import Saves
 from benchmarks.contestant import Lap
+from benchmarks.gpu import OnGpu
+from benchmarks.gpu import Row as GpuRow
+from benchmarks.layouts import Layouts
 from benchmarks.reading import Reading
 from benchmarks.recorder import Recorder
 from benchmarks.startup import Startup
@@ -18,7 +21,7 @@ from benchmarks.watching import Watching
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def measured() -> report.Measured:
+def measured(on_gpu: OnGpu | None = None) -> report.Measured:
     """Return numbers that are easily told apart."""
     laps = {
         entry.module: [
@@ -75,6 +78,15 @@ def measured() -> report.Measured:
         memory_mb=98.0,
         start_cpu_s=0.9,
     )
+    row = layouts.Row(
+        name="fsdp",
+        num_ranks=2,
+        steps_per_lap=4,
+        ours_s=[1.1, 3.3, 2.0],
+        by_hand_s=[1.0, 2.0, 8.0],
+        ours_cpu_s=[2.0, 4.0, 4.1],
+        by_hand_cpu_s=[2.0, 4.0, 4.0],
+    )
     return report.Measured(
         machine="A CPU, 2 cores",
         load_before=0.5,
@@ -87,6 +99,8 @@ def measured() -> report.Measured:
         watching=watching,
         beats=Beats(watched_us=3.21, unwatched_us=0.4, num_beats=6),
         saves=saves,
+        layouts=Layouts(rows=[row], num_parameters=3_200_000, tokens_per_step=1024),
+        on_gpu=on_gpu,
     )
 
 
@@ -128,6 +142,35 @@ def test_watching_is_told_with_its_target() -> None:
     ) in text
 
 
+def test_a_layout_is_compared_within_a_round() -> None:
+    """What ours costs is the median of 10, 65 and -75 %, not the ratio of medians."""
+    text = report.render(measured())
+    (row,) = (line for line in text.splitlines() if line.startswith("| fsdp |"))
+    assert row == "| fsdp | 2 | 2.00 | 2.00 | +10.0 % | +0.0 % | at most 3 % |"
+
+
+def test_a_missing_gpu_is_told() -> None:
+    """No row, and no number, for what could not be measured."""
+    assert "Not measured: no GPU was at hand." in report.render(measured())
+
+
+def test_a_gpu_is_compared_with_a_plain_loop() -> None:
+    """The ratio is the median of the rounds' own."""
+    row = GpuRow(
+        label="a model",
+        unit="tokens/s",
+        target_per_s=55_000,
+        ours_per_s=[60_000.0, 61_000.0, 50_000.0],
+        plain_per_s=[50_000.0, 61_000.0, 60_000.0],
+    )
+    text = report.render(measured(OnGpu(device="NVIDIA H200", rows=[row])))
+    assert (
+        "| a model | 60,000 tokens/s | 60,000 tokens/s | 1.00 "
+        "| at least 55,000 tokens/s on an H200 |"
+    ) in text
+    assert "On NVIDIA H200" in text
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1300)
 def test_a_quick_run_writes_every_row(tmp_path: Path) -> None:
@@ -150,5 +193,7 @@ def test_a_quick_run_writes_every_row(tmp_path: Path) -> None:
     assert [e.label for e in race.ENTRIES if e.label not in rows] == []
     assert {"**total**", "**ours**, the difference", "memory, resident"} <= set(rows)
     assert "training stands still for" in rows
+    assert {"ddp", "fsdp x tp"} <= set(rows)
+    assert "On a CPU, at toy size" in text
     assert "nan" not in text
     assert str(ROOT) not in text

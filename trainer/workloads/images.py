@@ -11,7 +11,7 @@ from trainer.workloads.base import TensorData, Workload
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torch import nn
+    from torch import Tensor, nn
     from torch.utils.data import Dataset
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, per channel
@@ -37,6 +37,7 @@ class _TorchvisionModel(Workload):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # some announce a change of their initialisation
             model: nn.Module = models.get_model(name, num_classes=self.num_classes())
+        model.register_forward_pre_hook(_channels_last)
         return model
 
     def num_classes(self) -> int:
@@ -123,6 +124,18 @@ class ImageFolder(_TorchvisionModel):
                 remedy="add images, or remove the empty folders",
             ) from error
         return dataset
+
+
+def _channels_last(_model: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    """Lay images out as a GPU's convolutions run fastest; all that follows from them lies so, too.
+
+    Not the weights, which fully_shard takes in rows only; and not on a CPU, where resnets are
+    slower that way.
+    """
+    import torch  # noqa: PLC0415 -- not before the input is checked
+
+    (images,) = inputs
+    return (images.contiguous(memory_format=torch.channels_last),) if images.is_cuda else inputs
 
 
 def _classes(folder: Path) -> list[str]:

@@ -1,0 +1,185 @@
+"""Layouts written by hand: the loops that a good engineer writes with plain PyTorch.
+
+The model is the trainer's (trainer/workloads/llama.py knows of no ranks); all that spreads and
+trains it is here, and nothing of it is a handicap: blocks sharded one by one, a fused optimizer, no
+message that is not needed, and no check, clock or record of any kind.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.workloads.llama import build_llama
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from benchmarks.turns import Turns
+    from trainer.workloads.llama import Llama
+    from trainer.workloads.llama_presets import LlamaShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is trained, and how: the same for both."""
+
+    shape: LlamaShape
+    sequence_length: int
+    global_batch_size: int
+    num_tokens: int
+    """Of random text."""
+    lr: float
+    weight_decay: float
+    steps_per_lap: int
+    """After as many the loss is summed over the ranks, and read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """A model as it is trained, and which share of a batch is this rank's."""
+
+    model: nn.Module
+    dp_rank: int
+    dp_size: int
+
+
+def ddp(model: Llama) -> Spread:
+    """A whole copy on every rank; its tables never change, so nobody sends them."""
+    parallel = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+    return Spread(model=parallel, dp_rank=dist.get_rank(), dp_size=dist.get_world_size())
+
+
+def fsdp(model: Llama) -> Spread:
+    """Shards over all ranks."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    _shard(model, mesh)
+    return Spread(model=model, dp_rank=dist.get_rank(), dp_size=dist.get_world_size())
+
+
+def hsdp(model: Llama) -> Spread:
+    """Shards over two ranks, in as many copies as there are pairs."""
+    copies = dist.get_world_size() // 2
+    _shard(model, init_device_mesh("cpu", (copies, 2), mesh_dim_names=("replicate", "shard")))
+    return Spread(model=model, dp_rank=dist.get_rank(), dp_size=dist.get_world_size())
+
+
+def tp(model: Llama) -> Spread:
+    """Matrices split over all ranks."""
+    _split(model, init_device_mesh("cpu", (dist.get_world_size(),)))
+    return Spread(model=model, dp_rank=0, dp_size=1)
+
+
+def fsdp_tp(model: Llama) -> Spread:
+    """Matrices split over two ranks, and what each has sharded over the pairs."""
+    pairs = dist.get_world_size() // 2
+    mesh = init_device_mesh("cpu", (pairs, 2), mesh_dim_names=("dp", "tp"))
+    _split(model, mesh["tp"])
+    _shard(model, mesh["dp"])
+    return Spread(model=model, dp_rank=mesh["dp"].get_local_rank(), dp_size=pairs)
+
+
+SPREADS: Mapping[str, Callable[[Llama], Spread]] = {
+    "ddp": ddp,
+    "fsdp": fsdp,
+    "hsdp": hsdp,
+    "tp": tp,
+    "fsdp x tp": fsdp_tp,
+}
+
+
+def train(layout: str, task: Task, turns: Turns) -> None:
+    """Train for ever, a lap whenever it is this contestant's turn."""
+    dist.init_process_group("gloo")
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    torch.manual_seed(1)
+    spread = SPREADS[layout](build_llama(task.shape, task.sequence_length))
+    model = spread.model
+    optimizer = torch.optim.AdamW(
+        _groups(model), lr=task.lr, weight_decay=task.weight_decay, fused=True
+    )
+    samples = _samples(task)
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(1))
+    size = task.global_batch_size // spread.dp_size
+    total = torch.zeros(())
+    for step in itertools.count(1):
+        begin = step * task.global_batch_size % (len(samples) - task.global_batch_size)
+        begin += spread.dp_rank * size
+        tokens = samples[order[begin : begin + size]].long()
+        logits = model(tokens[:, :-1])
+        loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()  # type: ignore[no-untyped-call] # torch's gap
+        optimizer.step()
+        optimizer.zero_grad()
+        total += loss.detach()
+        if step % task.steps_per_lap == 0:
+            dist.all_reduce(total)
+            turns.lap_done(total.item() / dist.get_world_size() / task.steps_per_lap)
+            total.zero_()
+
+
+def _shard(model: Llama, mesh: DeviceMesh) -> None:
+    for layer in model.layers.values():
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def _split(model: Llama, mesh: DeviceMesh) -> None:
+    """As in torch's own examples: columns, then rows, one sum of each block's outputs."""
+    plan: dict[str, Any] = {
+        "tok_embeddings": RowwiseParallel(input_layouts=Replicate()),
+        "output": ColwiseParallel(output_layouts=Replicate()),
+    }
+    whole, split = Replicate(), ColwiseParallel()
+    for name in model.layers:
+        plan |= {
+            # Once for the projections that read it, so that its gradient is summed once.
+            f"layers.{name}.attention": PrepareModuleInput(
+                input_layouts=(whole, None, None), desired_input_layouts=(whole, None, None)
+            ),
+            f"layers.{name}.attention.wq": split,
+            f"layers.{name}.attention.wk": split,
+            f"layers.{name}.attention.wv": split,
+            f"layers.{name}.attention.wo": RowwiseParallel(),
+            f"layers.{name}.feed_forward": PrepareModuleInput(
+                input_layouts=(whole,), desired_input_layouts=(whole,)
+            ),
+            f"layers.{name}.feed_forward.w1": split,
+            f"layers.{name}.feed_forward.w3": split,
+            f"layers.{name}.feed_forward.w2": RowwiseParallel(),
+        }
+    parallelize_module(model, mesh, plan)
+
+
+def _groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Return parameters by their mesh: a fused optimizer takes those of one at a time."""
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return [{"params": group} for group in groups.values()]
+
+
+def _samples(task: Task) -> torch.Tensor:
+    """Return random tokens, shape (samples, S + 1): inputs, and the same one further."""
+    generator = torch.Generator().manual_seed(0)
+    row = torch.randint(task.shape.vocab_size, (task.num_tokens,), generator=generator)
+    return row.unfold(0, task.sequence_length + 1, task.sequence_length).to(torch.int32)

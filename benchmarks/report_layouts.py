@@ -1,0 +1,98 @@
+"""The sections on layouts and on a GPU, as pure functions; see report.py."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.gpu import OnGpu
+    from benchmarks.layouts import Layouts, Row
+
+    Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+
+HEAD = """
+## Layouts beside the same written by hand
+
+"""
+
+_NOTES = """
+A Llama of {millions:.1f} M parameters, {tokens:,} tokens a step, fp32, AdamW, on ranks of this
+machine that talk over gloo, one thread each.
+By hand: DistributedDataParallel, `fully_shard` and `parallelize_module` around the same model, in a
+bare loop (`benchmarks/by_hand.py`); it checks, clocks and records nothing, but for the loss every
+{steps_per_lap} steps.
+Both stay up and take turns of {steps_per_lap} steps, {num_rounds} round(s); start-up is in none.
+Takes more: a step's time, the median of the rounds' own ratios.
+By CPU time: the same of the CPU time of all ranks, which is what remains where other programs take
+the CPU away; waiting for each other is not in it.
+"""
+
+GPU_HEAD = """
+## On a GPU
+
+"""
+
+NO_GPU = """\
+Not measured: no GPU was at hand.
+"""
+
+_GPU_NOTES = """
+On {device}, one process.
+Medians of {num_rounds} round(s), the trainer and the plain loop in turns; ratios are taken within a
+round.
+The plain loop (`benchmarks/gpu_plain.py`) has the same model, autocast, `torch.compile` and fused
+optimizer; compiling is in no number.
+"""
+
+
+def table(layouts: Layouts) -> Table:
+    """Return the head and a row a layout."""
+    costs = ["takes more", "by CPU time", "target"]
+    head = ["", "ranks", "by hand: steps/s", "the trainer: steps/s", *costs]
+    return head, [_row(row) for row in layouts.rows]
+
+
+def _row(row: Row) -> list[str]:
+    return [
+        row.name,
+        str(row.num_ranks),
+        f"{row.steps_per_lap / median(row.by_hand_s):.2f}",
+        f"{row.steps_per_lap / median(row.ours_s):.2f}",
+        f"{row.cost_pct:+.1f} %",
+        f"{row.cpu_cost_pct:+.1f} %",
+        "at most 3 %",
+    ]
+
+
+def notes(layouts: Layouts) -> str:
+    """Say what was measured."""
+    first = layouts.rows[0]
+    return _NOTES.format(
+        millions=layouts.num_parameters / 1e6,
+        tokens=layouts.tokens_per_step,
+        steps_per_lap=first.steps_per_lap,
+        num_rounds=len(first.ours_s),
+    )
+
+
+def gpu_table(on_gpu: OnGpu) -> Table:
+    """Return the head and a row a job."""
+    rows = [
+        [
+            row.label,
+            f"{median(row.plain_per_s):,.0f} {row.unit}",
+            f"{median(row.ours_per_s):,.0f} {row.unit}",
+            f"{row.ratio:.2f}",
+            f"at least {row.target_per_s:,} {row.unit} on an H200",
+        ]
+        for row in on_gpu.rows
+    ]
+    return ["", "plain loop", "the trainer", "ratio", "target"], rows
+
+
+def gpu_notes(on_gpu: OnGpu) -> str:
+    """Say on what."""
+    return _GPU_NOTES.format(device=on_gpu.device, num_rounds=len(on_gpu.rows[0].ours_per_s))

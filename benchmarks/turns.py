@@ -1,0 +1,143 @@
+"""Sets of ranks, forked from this process, that train in turns: a lap of one, then of another.
+
+Who waits does so in a read from a pipe and takes no CPU. A slow moment of the machine is longer
+than a lap, so that it hits both; what starting takes is in no lap.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import time
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+
+_TIMEOUT_S = 120
+_FORK = get_context("fork")  # what torch imports for shards takes ten seconds of a core: once
+CPU = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+"""Variables of a rank that computes on a CPU, wherever it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lap:
+    """So many steps of all ranks of a set."""
+
+    wall_s: float
+    cpu_s: float
+    """The sum over ranks, of all their threads."""
+    loss: float
+
+
+class Turns:
+    """A rank's end of the pipe."""
+
+    def __init__(self, pipe: Any) -> None:  # noqa: ANN401 -- a Connection, which is generic
+        self._pipe = pipe
+        self._cpu_s = time.process_time()
+
+    def lap_done(self, loss: float) -> None:
+        """Tell of the lap that ends here; return when it is this rank's turn again."""
+        self._pipe.send((time.process_time() - self._cpu_s, loss))
+        self._pipe.recv()
+        self._cpu_s = time.process_time()
+
+
+class Crew:
+    """Ranks that all run `train(turns)`, with the variables that torch's rendezvous wants."""
+
+    def __init__(
+        self, num_ranks: int, train: Callable[[Turns], object], env: Mapping[str, str] = CPU
+    ) -> None:
+        """Start them, with `env` besides; each runs through its first lap by itself."""
+        port = _free_port()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by __exit__
+        self._pipes, self._ranks = [], []
+        for rank in range(num_ranks):
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks}
+            place |= {"LOCAL_WORLD_SIZE": num_ranks, "MASTER_PORT": port}
+            told = {name: str(value) for name, value in place.items()}
+            told |= {"MASTER_ADDR": "127.0.0.1", **env}
+            ours, theirs = _FORK.Pipe()
+            process = _FORK.Process(target=self._become, args=(train, theirs, told), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._ranks.append(process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self._ranks:
+            process.kill()  # the trainer would take its leave
+        for process in self._ranks:
+            process.join()
+        self._said.close()
+
+    def await_first_lap(self) -> None:
+        """Return when all have taken it."""
+        self._read()
+
+    def lap(self) -> Lap:
+        """Let all take a lap."""
+        began_s = time.perf_counter()
+        for pipe in self._pipes:
+            pipe.send(None)
+        told = self._read()
+        wall_s = time.perf_counter() - began_s
+        return Lap(wall_s=wall_s, cpu_s=sum(cpu_s for cpu_s, _ in told), loss=told[0][1])
+
+    def _read(self) -> list[tuple[float, float]]:
+        told = []
+        for pipe in self._pipes:
+            try:
+                if not pipe.poll(_TIMEOUT_S):
+                    raise RuntimeError(f"a lap took over {_TIMEOUT_S} s: {self._last_words()}")
+                told.append(pipe.recv())
+            except EOFError as error:
+                raise RuntimeError(f"a rank ended: {self._last_words()}") from error
+        return told
+
+    def _last_words(self) -> str:
+        self._said.seek(0)
+        return self._said.read().decode(errors="replace")[-4000:]
+
+    def _become(self, train: Callable[[Turns], object], pipe: object, told: dict[str, str]) -> None:
+        for number in (1, 2):
+            os.dup2(self._said.fileno(), number)
+        os.environ.update(told)
+        train(Turns(pipe))
+
+
+def train_ours(argv: Sequence[str], turns: Turns) -> None:
+    """Train as `python -m trainer` does; a lap ends when its line of the log is written."""
+    from trainer import __main__ as entry  # noqa: PLC0415 -- in the rank only
+    from trainer.loop import Loop  # noqa: PLC0415 -- the same
+
+    log = Loop._log  # noqa: SLF001 -- no public hook; what it does is left as it is
+
+    def marked(loop: Loop, step: int) -> None:
+        log(loop, step)
+        turns.lap_done(loop.position.last_loss or 0.0)
+
+    patched: Any = Loop
+    patched._log = marked  # noqa: SLF001 -- see above
+    entry.main(argv, os.environ)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,48 @@
+"""What ranks send each other in a step, counted in the trace that the trainer itself writes."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from tests.trainer.test_layouts import SHAPE, Server, server
+
+__all__ = ["server"]  # a fixture
+
+pytestmark = pytest.mark.slow
+
+NUM_LAYERS = SHAPE["num_hidden_layers"]
+OTHERS = {"ddp": 1, "fsdp": 3}
+"""Sums of one number a step: the targets that count; of shards also whether all gradients are
+finite, and their norm."""
+
+
+def messages_of(server: Server, strategy: str, num_microbatches: int) -> Counter[str]:
+    """Return the collectives of the second step of 2 ranks, by torch's names, on rank 0."""
+    size = 4 // num_microbatches
+    out = f"{strategy}-{num_microbatches}"
+    options = f"--strategy {strategy} --micro-batch-size {size} --max-steps 2 --profile-steps 2:2"
+    codes, run, said = server.train(2, options, out)
+    assert codes == [0, 0], said
+    events = json.loads((run.path / "debug/trace.json").read_text())["traceEvents"]
+    names = [event.get("name", "") for event in events]
+    return Counter(name for name in names if name.startswith("c10d::"))
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 4])
+def test_ddp_reduces_gradients_once_a_step(server: Server, num_microbatches: int) -> None:
+    """All gradients fit one bucket: one message, however many microbatches there are."""
+    assert messages_of(server, "ddp", num_microbatches) == {"c10d::allreduce_": 1 + OTHERS["ddp"]}
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 4])
+def test_fsdp_reduces_gradients_once_a_step(server: Server, num_microbatches: int) -> None:
+    """One message a block, and one for the rest; parameters are gathered for each microbatch.
+
+    Blocks for the forward and again for the backward, the rest once.
+    """
+    assert messages_of(server, "fsdp", num_microbatches) == {
+        "c10d::_reduce_scatter_base_": NUM_LAYERS + 1,
+        "c10d::allreduce_": OTHERS["fsdp"],
+        "c10d::_allgather_base_": num_microbatches * (2 * NUM_LAYERS + 1),
+    }
