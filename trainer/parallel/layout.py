@@ -81,6 +81,10 @@ class Layout:
         at = self.coordinates(rank)
         return at["cp"] == at["tp"] == 0 and at["pp"] == self.pp - 1
 
+    def speaks_for_stage(self, rank: int) -> bool:
+        """Whether `rank` is the first of those that have the same layers."""
+        return all(place == 0 for axis, place in self.coordinates(rank).items() if axis != "pp")
+
     def describe(self) -> str:
         """Name the axes that are in use."""
         used = [f"{axis} {getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
@@ -134,7 +138,7 @@ def _fit(config: Config, ranks: Ranks) -> Layout:
 
 
 def _check_built(layout: Layout) -> None:
-    for axis, name in (("pp", "pipeline"), ("cp", "context")):
+    for axis, name in (("cp", "context"),):
         if getattr(layout, axis) > 1:
             raise UserError(
                 f"--{axis}",

@@ -141,12 +141,19 @@ class Llama(nn.Module):
             self.register_buffer(name, empty, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Map tokens of shape (B, S), int64, to logits of shape (B, S, V)."""
-        length = tokens.shape[1]
+        """Map tokens of shape (B, S), int64, to logits of shape (B, S, V).
+
+        A stage of a pipeline, without embedding or without output matrix, takes or returns the
+        stream instead, of sequences of `sequence_length`: (B, S, D), or a part of the positions.
+        """
+        is_first = self.tok_embeddings is not None
+        length = tokens.shape[1] if is_first else self.sequence_length
         cos, sin = self.rope_cos[:length], self.rope_sin[:length]
-        x = self.tok_embeddings(tokens)
+        x = self.tok_embeddings(tokens) if is_first else tokens
         for layer in self.layers.values():
             x = layer(x, cos, sin)
+        if self.output is None:
+            return x
         logits: Tensor = self.output(self.norm(x))
         return logits
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from trainer.parallel.plan import ParallelPlan
 
 LLAMA_PLAN = ParallelPlan(
+    first=("tok_embeddings",),
     blocks="layers.*",
+    last=("norm", "output"),
     styles={
         "tok_embeddings": "embedding",
         "layers.*.attention_norm": "norm",
