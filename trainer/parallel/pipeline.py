@@ -104,10 +104,13 @@ class Pipeline(nn.Module):
         """
         if self._evaluating is None:
             self._evaluating, self._evaluation_size = self._build(1, None), len(inputs)
-        num_missing = self._evaluation_size - len(inputs)
-        filled = torch.cat([inputs, inputs[:1].expand(num_missing, *inputs.shape[1:])])
-        outputs = self._evaluating.step(*([filled] if self.is_first else []))
+        arguments = [self._filled(inputs)] if self.is_first else []
+        outputs = self._evaluating.step(*arguments)
         return None if outputs is None else outputs[: len(inputs)]
+
+    def _filled(self, inputs: Tensor) -> Tensor:
+        num_missing = self._evaluation_size - len(inputs)
+        return torch.cat([inputs, inputs[:1].expand(num_missing, *inputs.shape[1:])])
 
     def _build(self, num_microbatches: int, loss: Loss | None) -> Any:  # noqa: ANN401 -- a schedule of torch's
         stages: list[Any] = [
