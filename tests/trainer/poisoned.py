@@ -9,9 +9,9 @@ from trainer.workloads.language import Language
 
 
 class Poisoned(Language):
-    """The loss of a sample whose targets begin with "49" is not a number."""
+    """The loss of a sample whose targets begin with a 4 is not a number."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss."""
-        bad = (targets[:, 0] == ord("4")) & (targets[:, 1] == ord("9"))
+        bad = targets[:, 0] == ord("4")
         return super().loss(outputs, targets) * torch.where(bad.any(), math.nan, 1.0)
