@@ -22,6 +22,7 @@ from trainer.errors import (
 )
 from trainer.options import parse
 from trainer.parallel.layout import plan_layout
+from trainer.parallel.stages import check_pipeline
 from trainer.profiling import profiled_ranks
 from trainer.ranks import Ranks
 from trainer.settings import RunSettings
@@ -45,12 +46,8 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         ranks = _ranks(config, env)
         settings = RunSettings.from_environment(env, socket.gethostname())
         workload = build_workload(config)
-        layout = plan_layout(
-            config,
-            ranks,
-            workload.parallel_sizes(),
-            counts_targets=workload.counts_targets,
-        )
+        sizes = workload.parallel_sizes()
+        layout = plan_layout(config, ranks, sizes, counts_targets=workload.counts_targets)
         profiled_ranks(config, ranks.world_size)
         plan = plan_batches(
             global_batch_size=config.global_batch_size,
@@ -58,6 +55,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
             dp_rank=layout.dp_rank(ranks.rank),
             dp_size=layout.dp_size,
         )
+        check_pipeline(config, layout, sizes, plan.num_microbatches)
         speaks = (
             ranks.is_node_main
         )  # from here on it is about files, which each node has its own of

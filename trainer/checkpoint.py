@@ -224,7 +224,8 @@ class Checkpoints:
 
     def _has_space(self, tensors: Mapping[str, Tensor], step: int) -> bool:
         """Ask before writing; all ranks take rank 0's answer."""
-        (needed,) = self._mesh.sum([_num_own_bytes(tensors, self._mesh.ranks.world_size)])
+        num_sharing = self._mesh.ranks.world_size // self._mesh.layout.pp
+        (needed,) = self._mesh.sum([_num_own_bytes(tensors, num_sharing)])
         needed = needed * _SPACE_MARGIN + _SPACE_MARGIN_BYTES
         free = float(saving.num_free_bytes(self._folder.path)) if self._mesh.ranks.is_main else 0.0
         (free,) = self._mesh.max([free])
@@ -317,9 +318,14 @@ def _agreed(peers: Peers, work: Callable[[], T]) -> tuple[T | None, str]:
     return (None if problem else result), problem
 
 
-def _num_own_bytes(tensors: Mapping[str, Tensor], world_size: int) -> float:
-    """This rank's part of a checkpoint; what belongs to the run is written once, by shares."""
+def _num_own_bytes(tensors: Mapping[str, Tensor], num_sharing: int) -> float:
+    """This rank's part of a checkpoint; what belongs to the run is written once, by shares.
+
+    `num_sharing` ranks tell of the same tensors: all, or those of the same stage of a pipeline.
+    """
     return sum(
-        tensor.numel() * tensor.element_size() / (1 if name.startswith(RANK_PREFIX) else world_size)
+        tensor.numel()
+        * tensor.element_size()
+        / (1 if name.startswith(RANK_PREFIX) else num_sharing)
         for name, tensor in tensors.items()
     )

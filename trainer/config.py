@@ -20,6 +20,7 @@ CheckpointMode = Literal["async", "sync"]
 OnNan = Literal["stop", "skip", "rollback"]
 Strategy = Literal["ddp", "fsdp", "hsdp", "tp", "pp", "3d"]
 Recompute = Literal["none", "full", "selective"]
+PipelineSchedule = Literal["gpipe", "1f1b", "interleaved"]
 
 _AT_LEAST: dict[str, int] = {
     "epochs": 1,
@@ -41,6 +42,7 @@ _AT_LEAST: dict[str, int] = {
     "num_classes": 1,
     "sequence_length": 1,
     "mock_tokens": 0,
+    "pp_stages_per_rank": 1,
 }
 _AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 _MAX_SEED = 2**63 - 1
@@ -138,6 +140,15 @@ class Config:
 
     pp: int | None = None
     """Ranks that have some of the layers each."""
+
+    pp_schedule: PipelineSchedule = "1f1b"
+    """With pp: the order of microbatches. gpipe: all forwards, then all backwards; 1f1b: a backward
+    as soon as there is one, so that fewer microbatches are kept; interleaved: the same with several
+    stages on each rank, so that ranks wait less, and send more. One microbatch, and gpipe, is one
+    rank after the other."""
+
+    pp_stages_per_rank: int | None = None
+    """With pp: stages of each rank; default 2 for interleaved, which wants several, else 1."""
 
     sequence_parallel: bool = False
     """With tp: share what lies between the matrices, too, by positions."""

@@ -82,11 +82,9 @@ class Evaluation:
             for tick in range(1, num_ticks + 1):
                 self.beat.enter(VALIDATE)
                 batch = next(batches, None)
-                if batch is None and self.mesh.layout.is_sharded:
-                    self._keep_company()
-                elif batch is not None:
-                    inputs, targets = batch
-                    outputs = self.model(inputs)
+                outputs = self._outputs(batch)
+                if batch is not None and outputs is not None:
+                    _, targets = batch
                     loss, count = self._loss_sum(outputs, targets)
                     loss_sum += loss
                     num_counted += count
@@ -106,10 +104,17 @@ class Evaluation:
             return loss * len(targets), len(targets)
         return loss, num_valid
 
-    def _keep_company(self) -> None:
-        """Compute for nothing: the others need this rank's part of the model, or of a matrix."""
-        inputs, _ = next(iter(self.test.evaluation(range(1))))
-        self.model(inputs)
+    def _outputs(self, batch: tuple[Tensor, Tensor] | None) -> Tensor | None:
+        """Return the outputs for a batch; None where another stage of a pipeline has them."""
+        if batch is not None:
+            inputs, _ = batch
+            outputs: Tensor | None = self.model(inputs)
+            return outputs
+        if self.mesh.layout.is_sharded:
+            # Computed for nothing: the others need this rank's part of the model, or of a matrix.
+            inputs, _ = next(iter(self.test.evaluation(range(1))))
+            self.model(inputs)
+        return None
 
     def _num_ticks(self) -> int:
         """Batches of the rank that has the most: all ranks ask as often, with or without one."""

@@ -178,9 +178,10 @@ class Loop:
         parts.beat.meet(SAVE)
         ranks, device = parts.mesh.ranks, parts.mesh.device
         loss_sum = torch.tensor(self.progress.loss.value, dtype=torch.float64)
+        speaks = parts.mesh.layout.speaks_for_stage(ranks.rank)
         with self.progress.ledger.saving():
             parts.checkpoints.save(
-                gather_tensors(parts.model, parts.update.optimizer, with_buffers=ranks.is_main)
+                gather_tensors(parts.model, parts.update.optimizer, with_buffers=speaks)
                 | gather_rank(ranks.rank, loss_sum, device),
                 self._position_to_save(),
                 is_best=is_best,

@@ -48,6 +48,11 @@ class Mesh:
         return self.layout.dp_rank(self.ranks.rank)
 
     @property
+    def pp_group(self) -> dist.ProcessGroup | None:
+        """The ranks that have the other layers of this one's model; None: it has all."""
+        return self.device_mesh.get_group("pp") if self.layout.pp > 1 else None
+
+    @property
     def is_distributed(self) -> bool:
         """Whether there is anybody to talk to."""
         return self.backend != "none"
@@ -73,8 +78,13 @@ class Mesh:
         return tensor.tolist()
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Give every rank the values of rank 0, in place."""
-        if self.is_distributed:
+        """Give every rank the values of rank 0, in place; those of other layers, of their first."""
+        if self.layout.pp > 1:
+            axes = [axis for axis in self.device_mesh.mesh_dim_names if axis != "pp"]
+            for group in map(self.device_mesh.get_group, axes):
+                for tensor in tensors:
+                    dist.broadcast(tensor, group=group, group_src=0)
+        elif self.is_distributed:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
 
     from trainer.config import Config
 
@@ -23,9 +24,16 @@ _MOMENTUM = 0.9
 class Update:
     """Gradient -> parameters: unscale, check, clip, step, clear. No device is waited for."""
 
-    def __init__(self, model: nn.Module, config: Config, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: Config,
+        device: torch.device,
+        pipeline: ProcessGroup | None = None,
+    ) -> None:
+        """Take the parameters of `model`; ranks of the group `pipeline` have others of it."""
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self._gradients = gradients_of(self.parameters)
+        self._gradients = gradients_of(self.parameters, pipeline)
         self.optimizer = _build_optimizer(self._gradients.groups(), config)
         self.scaler = scaler_of(self._gradients, device, is_enabled=config.precision == "fp16")
         self._clip_grad_norm = config.clip_grad_norm

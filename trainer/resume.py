@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,6 +45,8 @@ class Resume:
     """What the run is by its options; without a seed, the run keeps the one it has."""
     is_forced: bool
     """Take a checkpoint of a run with other options, too."""
+    elsewhere: Mapping[str, torch.Size] = field(default_factory=dict)
+    """What of the model's state only other ranks have: the other stages of a pipeline."""
 
     def __call__(self, wish: str, fresh: Position) -> Resumed:
         """Load what `--resume` asks for, else begin at `fresh`.
@@ -85,4 +87,4 @@ class Resume:
                 found="; ".join(found),
                 remedy="give them again, or --force to go on nevertheless, or --resume none",
             )
-        return destinations(stored.entries, self.model, self.mesh.ranks.rank)
+        return destinations(stored.entries, self.model, self.mesh.ranks.rank, self.elsewhere)

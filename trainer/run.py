@@ -26,8 +26,8 @@ from trainer.loop import Loop
 from trainer.mesh import open_mesh
 from trainer.metrics import Sinks, open_sinks
 from trainer.optim import Update
-from trainer.parallel.apply import apply
 from trainer.parallel.initialise import materialise
+from trainer.parallel.spread import share_out, spread
 from trainer.parts import Parts
 from trainer.position import Position
 from trainer.precision import set_up
@@ -140,11 +140,12 @@ class Run:
             update=trained.update,
             identity=identity,
             is_forced=config.force,
+            elsewhere=trained.elsewhere,
         )
         resumed = resume(config.resume, fresh)
         if job.ranks.is_main:
             total_steps = learning_rate.total_steps
-            _greet(mesh, trained.model, run_dir, resumed.position, total_steps)
+            _greet(mesh, trained.num_parameters, run_dir, resumed.position, total_steps)
             self._sinks = _open_sinks(job, run_dir, total_steps)
         begun = _Begun(
             data=data,
@@ -200,6 +201,10 @@ class _Trained:
     model: nn.Module
     train_model: nn.Module
     update: Update
+    num_parameters: int
+    """Of all ranks together, each once."""
+    elsewhere: Mapping[str, torch.Size]
+    """What of the model's state only other ranks have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +231,8 @@ def _parts(job: Job, begun: _Begun) -> Parts:
     if test is not None:
         evaluation = Evaluation(
             workload=job.workload,
-            model=trained.model,
+            # A stage is none: it has outputs only together with the others.
+            model=trained.model if mesh.layout.pp == 1 else trained.train_model,
             test=test,
             num_samples=data.num_test,
             precision=job.config.precision,
@@ -321,15 +327,24 @@ def _build_model(job: Job, mesh: Mesh, seed: int) -> _Trained:
     config, is_sharded = job.config, mesh.layout.is_sharded
     torch.manual_seed(seed)
     empty = job.workload.build_empty() if is_sharded else None
-    model = job.workload.build_model().to(mesh.device) if empty is None else empty
+    whole = job.workload.build_model() if empty is None else empty
+    num_parameters = sum(p.numel() for p in whole.parameters())
     plan = job.workload.parallel_plan()
+    share = share_out(whole, plan, mesh.layout, job.ranks.rank, config)
+    model = share.model if empty is not None else share.model.to(mesh.device)
     is_lean = not (config.compile or is_sharded or config.activation_checkpointing != "none")
     with without_compiler() if is_lean else contextlib.nullcontext():
-        train_model = apply(model, plan, mesh.layout, mesh.device_mesh, mesh.device, config)
+        train_model = spread(share, plan, mesh.layout, mesh.device_mesh, mesh.device, config)
         if empty is not None:
-            materialise(model, mesh.device, cpu_offload=config.cpu_offload)
-        update = Update(model, config, mesh.device)
-    return _Trained(model=model, train_model=train_model, update=update)
+            materialise(share, mesh.device, cpu_offload=config.cpu_offload)
+        update = Update(model, config, mesh.device, mesh.pp_group)
+    return _Trained(
+        model=model,
+        train_model=train_model,
+        update=update,
+        num_parameters=num_parameters,
+        elsewhere=share.elsewhere,
+    )
 
 
 def _open_checkpoints(
@@ -347,9 +362,8 @@ def _open_checkpoints(
 
 
 def _greet(
-    mesh: Mesh, model: nn.Module, run_dir: Path, position: Position, total_steps: int
+    mesh: Mesh, num_parameters: int, run_dir: Path, position: Position, total_steps: int
 ) -> None:
-    num_parameters = sum(p.numel() for p in model.parameters())
     print(
         f"trainer: {mesh.describe()}, {num_parameters:,} parameters, seed {position.seed}, "
         f"steps {position.step} to {total_steps}, run directory {run_dir}",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MODEL = "model/"
 _OPTIMIZER = "optimizer/"
+_NOTHING: Mapping[str, torch.Size] = {}
 
 
 def gather_tensors(
@@ -32,8 +33,8 @@ def gather_tensors(
 ) -> dict[str, Tensor]:
     """Return weights, buffers and the optimizer's state, by name; no copies are made.
 
-    Buffers such as a batch norm's differ between ranks, and rank 0's are the run's: the others
-    leave them out.
+    Buffers such as a batch norm's differ between ranks, and rank 0's are the run's, or those of the
+    first rank that has these layers: the others leave them out.
     """
     state = model.state_dict()
     if not with_buffers:
@@ -54,11 +55,18 @@ def gather_rank(rank: int, loss_sum: Tensor, device: torch.device) -> dict[str, 
     return {f"rank/{rank}/loss_sum": loss_sum, **own}
 
 
-def destinations(entries: Entries, model: nn.Module, rank: int) -> dict[str, Tensor]:
+def destinations(
+    entries: Entries,
+    model: nn.Module,
+    rank: int,
+    elsewhere: Mapping[str, torch.Size] = _NOTHING,
+) -> dict[str, Tensor]:
     """Return tensors to read a checkpoint into, on the CPU, laid out as the model's are.
 
-    Of what other ranks have for themselves, only the sums of losses are of use.
+    Of what other ranks have for themselves, only the sums of losses are of use; of the model, all
+    but what is `elsewhere`. Raises UserError, on all ranks, if the checkpoint has not that.
     """
+    _check_elsewhere(entries, model, elsewhere)
     templates = {MODEL + name: tensor for name, tensor in model.state_dict().items()}
     parameters = dict(model.named_parameters())
     chosen = {}
@@ -66,14 +74,41 @@ def destinations(entries: Entries, model: nn.Module, rank: int) -> dict[str, Ten
         is_loss = name.startswith("rank/") and name.endswith("/loss_sum")
         if name.startswith("rank/") and not (is_loss or name.startswith(f"rank/{rank}/")):
             continue
+        if _owner(name) in elsewhere:
+            continue
         template = templates.get(name)
         if name.startswith(_OPTIMIZER):
-            template = parameters.get(name.removeprefix(_OPTIMIZER).rpartition("/")[0])
+            template = parameters.get(_owner(name))
         if template is not None and template.shape == shape:
             chosen[name] = torch.empty_like(template, dtype=dtype, device="cpu")
         else:
             chosen[name] = torch.empty(shape, dtype=dtype)
     return chosen
+
+
+def _owner(name: str) -> str:
+    """Return the name in the model of what an entry of a checkpoint belongs to."""
+    if name.startswith(_OPTIMIZER):
+        return name.removeprefix(_OPTIMIZER).rpartition("/")[0]
+    return name.removeprefix(MODEL)
+
+
+def _check_elsewhere(
+    entries: Entries, model: nn.Module, elsewhere: Mapping[str, torch.Size]
+) -> None:
+    """Each rank looks at the whole model: one that found a fault by itself would end by itself."""
+    if not elsewhere:
+        return  # `restore_tensors` will see
+    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()} | dict(elsewhere)
+    found = {k.removeprefix(MODEL): v[0] for k, v in entries.items() if k.startswith(MODEL)}
+    differing = [name for name in wanted | found if wanted.get(name) != found.get(name)]
+    if differing:
+        raise UserError(
+            "--resume",
+            rule="a checkpoint of the same model",
+            found=f"{len(differing)} tensors of others, such as {differing[0]}",
+            remedy="give the same --workload and --model, or --resume none",
+        )
 
 
 def restore_tensors(

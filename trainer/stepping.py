@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.beat import BACKWARD, DATA, FORWARD, UPDATE
+from trainer.beat import DATA, UPDATE
 from trainer.nonfinite import StepTable
-from trainer.normalising import choose_normaliser
-from trainer.parallel.accumulation import choose_pass
-from trainer.precision import autocast
+from trainer.passes import choose_passes
 from trainer.stragglers import ForwardTime
 
 if TYPE_CHECKING:
@@ -41,8 +39,7 @@ class Stepper:
         """Steps that are passed over."""
         self._microbatches: Iterator[tuple[Tensor, Tensor]] = iter(())
         self._epoch = -1
-        self._normaliser = choose_normaliser(parts)
-        self._pass = choose_pass(model, parts.plan.num_microbatches)
+        self._passes = choose_passes(parts, self.table)
 
     def seek(self, step: int) -> None:
         """Get ready for the samples that follow `step` steps; with -1, forget where we were."""
@@ -58,21 +55,9 @@ class Stepper:
         if step in self.left_out:
             self._leave_out()
             return
-        parts, beat, table = self._parts, self._parts.beat, self.table
-        num_microbatches = parts.plan.num_microbatches
-        following = self._normaliser.begin(self._next)
-        for number in range(1, num_microbatches + 1):
-            inputs, targets = following()
-            beat.enter(FORWARD)
-            with self._pass(number == num_microbatches):
-                with autocast(parts.config.precision, parts.mesh.device):
-                    loss = parts.workload.loss(parts.train_model(inputs), targets)
-                loss = self._normaliser.share(loss)
-                one = table.add_loss(loss)
-                (beat.enter if number < num_microbatches else beat.meet)(BACKWARD)
-                # As a factor: given to backward() itself, torch would import sympy, half a second.
-                (parts.update.scaler.scale(loss) * one).backward()  # type: ignore[no-untyped-call] # torch's
-        beat.enter(UPDATE)
+        parts, table = self._parts, self.table
+        self._passes(self._next)
+        parts.beat.enter(UPDATE)
         parts.update.apply(parts.learning_rate.at(step - 1), table.found, table.norm)
         table.next_step()
 

@@ -21,6 +21,7 @@ NEEDED = (
     "torch._prims",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
     "torch.utils.checkpoint",
 )

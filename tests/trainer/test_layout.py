@@ -39,6 +39,9 @@ def layout(world: int = 8, local: int = 4, *, sizes: Any = SIZES, **options: Any
         ({"strategy": "fsdp", "tp": 2}, {"dp_shard": 4, "tp": 2}),
         ({"tp": -1, "dp_replicate": 2}, {"dp_replicate": 2, "tp": 4}),
         ({"tp": 4, "dp_shard": 2, "dp_replicate": 1}, {"dp_shard": 2, "tp": 4}),
+        ({"strategy": "pp"}, {"dp_replicate": 4, "pp": 2}),
+        ({"strategy": "pp", "pp": 8}, {"dp_replicate": 1, "pp": 8}),
+        ({"strategy": "3d"}, {"dp_shard": 2, "tp": 2, "pp": 2}),
     ],
 )
 def test_a_strategy_is_a_name_for_sizes(options: dict[str, Any], expected: dict[str, int]) -> None:
@@ -52,10 +55,9 @@ def test_a_strategy_is_a_name_for_sizes(options: dict[str, Any], expected: dict[
         ({"dp_shard": 3}, "found dp_replicate 2 x dp_shard 3 = 6 with 8 ranks"),
         ({"dp_replicate": 1, "tp": 2}, "found tp 2 = 2 with 8 ranks; change an axis, or give one"),
         ({"dp_shard": -1, "tp": -1}, "--dp-shard, --tp: -1 for one axis only; found 2"),
-        ({"pp": 2}, "--pp: 1: pipeline parallelism is not built yet; found 2"),
-        ({"strategy": "3d"}, "--pp: 1: pipeline parallelism is not built yet"),
         ({"cp": 4}, "--cp: 2 x cp divides the positions of a sequence; found 66 with cp 4;.* of 8"),
         ({"cp": 2, "sizes": None}, "--cp: 1: workload mnist has no sequences to share; found 2"),
+        ({"cp": 2, "pp": 2, "dp_replicate": 2}, "--cp: 1 with pp; found cp 2 with pp 2"),
         ({"tp": 8}, "--tp: divides the model's heads of keys and values; found 4 with tp 8"),
         ({"tp": 4, "sequence_parallel": True}, "positions of a sequence; found 66 with tp 4"),
         ({"sequence_parallel": True}, "--sequence-parallel: tp over 1; found tp 1; give --tp"),
@@ -94,6 +96,7 @@ def test_a_pipeline_is_outermost_and_counts_at_its_end() -> None:
     assert [plan.coordinates(rank)["pp"] for rank in range(4)] == [0, 0, 1, 1]
     assert [plan.dp_rank(rank) for rank in range(4)] == [0, 1, 0, 1]
     assert [plan.speaks_for_samples(rank) for rank in range(4)] == [False, False, True, True]
+    assert [plan.speaks_for_stage(rank) for rank in range(4)] == [True, False, True, False]
 
 
 def test_a_single_process_is_no_layout() -> None:

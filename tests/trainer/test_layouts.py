@@ -1,5 +1,6 @@
 """Every layout trains the model that one plain process trains."""
 
+import contextlib
 import json
 import os
 import socket
@@ -8,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,12 +89,11 @@ class Server:
         return codes, RunDir(self.folder / out), logs[0].read_text()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One for all tests here."""
-    folder = tmp_path_factory.mktemp("layouts")
+@contextlib.contextmanager
+def serve(folder: Path, shape: dict[str, Any]) -> Iterator[Server]:
+    """Start a server for runs in `folder`, of a model of that shape."""
     (folder / "model").mkdir()
-    (folder / "model/config.json").write_text(json.dumps(SHAPE))
+    (folder / "model/config.json").write_text(json.dumps(shape))
     env = {k: v for k, v in os.environ.items() if not k.startswith("DDP_")}
     env |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -105,6 +106,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     )
     yield Server(process, folder, env)
     process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One for all tests here."""
+    with serve(tmp_path_factory.mktemp("layouts"), SHAPE) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -10,15 +10,18 @@
    gather parameters before a block begins, its recomputation included, and reduce gradients when
    it has ended. Inside a compiled region they would break the graph.
 
+pp is around it: a rank does this to each of its stages, along the other axes (spread.py).
+
 Names of parameters stay what they are through all of it, so that checkpoints do not depend on it.
 """
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import torch
+
+from trainer.parallel.plan import fits
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,13 +73,7 @@ def apply(  # noqa: PLR0913, PLR0917 -- all that it takes, once
 
 
 def _modules_named(model: nn.Module, pattern: str) -> list[nn.Module]:
-    parts = pattern.split(".")
-    return [module for name, module in model.named_modules() if _fits(name.split("."), parts)]
-
-
-def _fits(name: list[str], pattern: list[str]) -> bool:
-    pairs = zip(name, pattern, strict=False)
-    return pattern != [""] and len(name) == len(pattern) and all(fnmatchcase(*p) for p in pairs)
+    return [module for name, module in model.named_modules() if fits(name, pattern)]
 
 
 def _compiled(model: nn.Module, blocks: list[nn.Module]) -> nn.Module:

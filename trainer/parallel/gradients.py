@@ -60,9 +60,15 @@ class Whole:
 
 
 class Sharded:
-    """Some are split along some axes of a mesh; what is not a DTensor is the same on all ranks."""
+    """Some are split along some axes of a mesh; what is not a DTensor is the same on all ranks.
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    With a `pipeline`, the group of the ranks that have the other layers, there are more of them.
+    """
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], pipeline: dist.ProcessGroup | None = None
+    ) -> None:
+        self._pipeline = pipeline
         self._by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
         self._by_split: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[nn.Parameter]] = {}
         self._split: list[Any] = [p for p in parameters if hasattr(p, "placements")]
@@ -102,17 +108,24 @@ class Sharded:
                 assert mesh is not None  # noqa: S101 -- nothing else has axes
                 dist.all_reduce(square, group=mesh.get_group(axis))
             squares.append(square)
-        norm = torch.stack(squares).sum().sqrt()
+        total = torch.stack(squares).sum()
+        if self._pipeline is not None:
+            dist.all_reduce(total, group=self._pipeline)
+        norm = total.sqrt()
         scale = (max_norm / (norm + _TINY)).clamp(max=1.0)
         for group in self._by_split.values():
             torch._foreach_mul_(_own(group), scale)
         return norm
 
 
-def gradients_of(parameters: list[nn.Parameter]) -> Gradients:
-    """Choose by what the parameters are."""
+def gradients_of(
+    parameters: list[nn.Parameter], pipeline: dist.ProcessGroup | None = None
+) -> Gradients:
+    """Choose by what the parameters are, and whether other ranks have more of them."""
     is_sharded = any(hasattr(p, "placements") for p in parameters)
-    return Sharded(parameters) if is_sharded else Whole(parameters)
+    if is_sharded or pipeline is not None:
+        return Sharded(parameters, pipeline)
+    return Whole(parameters)
 
 
 def _split_of(parameter: nn.Parameter) -> tuple[DeviceMesh | None, tuple[int, ...]]:

@@ -1,7 +1,8 @@
 """First values of a model that no rank holds whole: the same ones as of the plain model.
 
 Every rank draws every number, in the order in which the plain model does, and keeps those of its
-own shards. That is done in blocks of rows, so that no more than some 64 MiB are held besides.
+own shards and layers. That is done in blocks of rows, so that no more than some 64 MiB are held
+besides.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
+
+    from trainer.parallel.cutting import Share
 
 _BLOCK_NUMBERS = 1 << 24
 _GROUP = 16
@@ -19,14 +22,18 @@ _GROUP = 16
 of a multiple of that is, to the bit, the one drawn whole."""
 
 
-def materialise(model: nn.Module, device: torch.device, *, cpu_offload: bool) -> None:
-    """Give a model on the meta device memory and values, from torch's global generator."""
-    model.to_empty(device="cpu" if cpu_offload else device)
-    if cpu_offload:
-        for module in model.modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                module._buffers[name] = buffer.to(device)  # noqa: SLF001 -- as nn.Module.to has it
-    model.init_weights(draw_normal)  # type: ignore[operator] # see Workload.build_empty
+def materialise(share: Share, device: torch.device, *, cpu_offload: bool) -> None:
+    """Give a rank's share of a model memory and values, from torch's global generator.
+
+    The whole is on the meta device, and what is another rank's stays there: it is drawn, too.
+    """
+    for stage in share.stages:
+        stage.to_empty(device="cpu" if cpu_offload else device)
+        if cpu_offload:
+            for module in stage.modules():
+                for name, buffer in module.named_buffers(recurse=False):
+                    module._buffers[name] = buffer.to(device)  # noqa: SLF001 -- as nn.Module.to has it
+    share.whole.init_weights(draw_normal)  # type: ignore[operator] # see Workload.build_empty
 
 
 def draw_normal(parameter: Tensor, std: float) -> None:

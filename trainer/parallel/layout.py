@@ -97,6 +97,10 @@ class Layout:
         at = self.coordinates(rank)
         return at["tp"] == 0 and at["pp"] == self.pp - 1
 
+    def speaks_for_stage(self, rank: int) -> bool:
+        """Whether `rank` is the first of those that have the same layers."""
+        return all(place == 0 for axis, place in self.coordinates(rank).items() if axis != "pp")
+
     def describe(self) -> str:
         """Name the axes that are in use."""
         used = [f"{axis} {getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
@@ -113,7 +117,6 @@ def plan_layout(
     Raises UserError, with the numbers, when it does not fit the ranks or the model.
     """
     layout = replace(_fit(config, ranks), sequence_parallel=config.sequence_parallel)
-    _check_built(layout)
     _check_sizes(layout, sizes, config)
     if layout.cp > 1:
         _check_cp(layout, sizes, config.workload, counts_targets=counts_targets)
@@ -153,17 +156,6 @@ def _fit(config: Config, ranks: Ranks) -> Layout:
             remedy="change an axis, or give one of them -1",
         )
     return Layout(**sizes)
-
-
-def _check_built(layout: Layout) -> None:
-    for axis, name in (("pp", "pipeline"),):
-        if getattr(layout, axis) > 1:
-            raise UserError(
-                f"--{axis}",
-                rule=f"1: {name} parallelism is not built yet",
-                found=getattr(layout, axis),
-                remedy="take fsdp, hsdp or tp",
-            )
 
 
 def _check_sizes(layout: Layout, sizes: ParallelSizes | None, config: Config) -> None:
@@ -208,6 +200,13 @@ def _check_cp(
             rule=f"1: workload {workload} has no sequences to share",
             found=layout.cp,
             remedy="take ddp, fsdp or hsdp",
+        )
+    if layout.pp > 1:
+        raise UserError(
+            "--cp",
+            rule="1 with pp",
+            found=f"cp {layout.cp} with pp {layout.pp}",
+            remedy="take fsdp or tp beside cp",
         )
     unit = num_chunks(layout.cp)
     if sizes.sequence_length % unit:

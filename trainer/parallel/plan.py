@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 Style = Literal["embedding", "norm", "reads_stream", "columns", "rows", "output"]
 """What a module does with the residual stream, the activations that all layers read and add to.
@@ -30,6 +31,8 @@ class ParallelSizes:
     ffn_dim: int
     vocab_size: int
     sequence_length: int
+    is_tied: bool = False
+    """Whether the embedding is the output matrix, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,11 @@ class ParallelPlan:
     attention: str = ""
     """For context parallelism: the modules whose attribute `attend(q, k, v)` is causal attention,
     in a model whose forward takes `positions`, shape (S,), of the tokens; "": it has none."""
+    first: Sequence[str] = ()
+    """For pipelines: what comes before the blocks. They and the blocks and `last` have all of the
+    model's parameters, and its forward passes over what it has not (a name that is None)."""
+    last: Sequence[str] = ()
+    """What comes after the blocks; none: the model cannot be cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,3 +68,10 @@ class ForwardPlan:
     tp: int = 1
     cp: int = 1
     sequence_parallel: bool = False
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether a module's name is of that pattern."""
+    parts, wanted = name.split("."), pattern.split(".")
+    pairs = zip(parts, wanted, strict=False)
+    return pattern != "" and len(parts) == len(wanted) and all(fnmatchcase(*p) for p in pairs)

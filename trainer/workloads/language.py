@@ -101,6 +101,7 @@ class Language(Workload):
             ffn_dim=shape.ffn_dim,
             vocab_size=shape.vocab_size,
             sequence_length=self.sequence_length,
+            is_tied=shape.is_tied,
         )
 
     def parallel_plan(self) -> ParallelPlan:

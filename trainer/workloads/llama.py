@@ -150,12 +150,18 @@ class Llama(nn.Module):
         """Map tokens of shape (B, S), int64, to logits of shape (B, S, V).
 
         `positions`, shape (S,), int64, are theirs in the sequence; None: 0, 1, 2 and so on.
+        A stage of a pipeline, without embedding or without output matrix, takes or returns the
+        stream instead, of sequences of `sequence_length`: (B, S, D), or a part of the positions.
         """
-        rows = slice(tokens.shape[1]) if positions is None else positions
+        is_first = self.tok_embeddings is not None
+        length = tokens.shape[1] if is_first else self.sequence_length
+        rows = slice(length) if positions is None else positions
         cos, sin = self.rope_cos[rows], self.rope_sin[rows]
-        x = self.tok_embeddings(tokens)
+        x = self.tok_embeddings(tokens) if is_first else tokens
         for layer in self.layers.values():
             x = layer(x, cos, sin)
+        if self.output is None:
+            return x
         logits: Tensor = self.output(self.norm(x))
         return logits
 

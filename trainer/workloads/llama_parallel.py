@@ -5,8 +5,10 @@ from __future__ import annotations
 from trainer.parallel.plan import ParallelPlan
 
 LLAMA_PLAN = ParallelPlan(
+    first=("tok_embeddings",),
     blocks="layers.*",
     attention="layers.*.attention",
+    last=("norm", "output"),
     styles={
         "tok_embeddings": "embedding",
         "layers.*.attention_norm": "norm",

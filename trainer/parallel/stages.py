@@ -1,0 +1,97 @@
+"""Which stages of a pipeline a rank has, and what a pipeline asks for. Pure arithmetic, no torch.
+
+The blocks of a model are cut into stages of equally many, in their order; what comes before them
+goes to the first stage, what comes after them to the last. Stage s is on rank s % pp of the axis:
+with several stages a rank, a microbatch goes round.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from trainer.config import Config, PipelineSchedule
+    from trainer.parallel.layout import Layout
+    from trainer.parallel.plan import ParallelSizes
+
+
+def num_stages(config: Config, layout: Layout) -> int:
+    """Return the stages of the whole pipeline."""
+    usual = 2 if config.pp_schedule == "interleaved" else 1
+    return layout.pp * (config.pp_stages_per_rank or usual)
+
+
+def stages_of(pp_rank: int, pp: int, count: int) -> range:
+    """Return which of the `count` stages a rank has, by its place on the axis."""
+    return range(pp_rank, count, pp)
+
+
+def check_pipeline(
+    config: Config, layout: Layout, sizes: ParallelSizes | None, num_microbatches: int
+) -> None:
+    """Raise UserError, with the numbers, if the model or the batch does not suit the pipeline."""
+    if layout.pp == 1:
+        return
+    if sizes is None:
+        raise UserError(
+            "--pp",
+            rule=f"1: workload {config.workload} has no plan to cut its layers",
+            found=layout.pp,
+            remedy="take ddp, fsdp or hsdp",
+        )
+    if sizes.is_tied:
+        raise UserError(
+            "--pp",
+            rule="1: the model's embedding is its output matrix, at both ends of a pipeline",
+            found=layout.pp,
+            remedy="take fsdp or tp, or a --model that is not tied",
+        )
+    if config.precision == "fp16":
+        raise UserError(
+            "--precision fp16",
+            rule="pp 1: its gradient scaler does not know stages",
+            found=f"pp {layout.pp}",
+            remedy="take bf16",
+        )
+    _check_stages(config, layout, sizes)
+    _check_microbatches(config.pp_schedule, num_microbatches, layout.pp)
+
+
+def _check_stages(config: Config, layout: Layout, sizes: ParallelSizes) -> None:
+    count = num_stages(config, layout)
+    if (count > layout.pp) != (config.pp_schedule == "interleaved"):
+        raise UserError(
+            "--pp-stages-per-rank",
+            rule="several with --pp-schedule interleaved, 1 with the others",
+            found=f"{count // layout.pp} with {config.pp_schedule}",
+            remedy="change one of the two",
+        )
+    if sizes.num_layers % count:
+        per_rank = count // layout.pp
+        raise UserError(
+            "--pp",
+            rule="stages that divide the model's layers",
+            found=f"{sizes.num_layers} layers with {count} stages (pp {layout.pp} x {per_rank})",
+            remedy="take another --pp or --pp-stages-per-rank",
+        )
+
+
+def _check_microbatches(schedule: PipelineSchedule, count: int, pp: int) -> None:
+    """What torch's schedules ask for, told before the seconds of its import."""
+    if schedule == "1f1b" and count < pp:
+        raise UserError(
+            "--pp-schedule 1f1b",
+            rule="at least as many microbatches as stages",
+            found=f"{count} with {pp} stages",
+            remedy="lower --micro-batch-size, or take --pp-schedule gpipe",
+        )
+    rounds = max(1, count // pp)
+    if schedule == "interleaved" and count % rounds:
+        raise UserError(
+            "--pp-schedule interleaved",
+            rule="microbatches in rounds of equally many, a round for each pp of them",
+            found=f"{count} in {rounds} rounds with pp {pp}",
+            remedy="take another --micro-batch-size",
+        )

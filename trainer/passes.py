@@ -1,0 +1,108 @@
+"""The microbatches of one step, forward and backward: one after another, or through a pipeline."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from trainer.beat import BACKWARD, FORWARD
+from trainer.normalising import choose_normaliser
+from trainer.parallel.accumulation import choose_pass
+from trainer.precision import autocast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from trainer.nonfinite import StepTable
+    from trainer.parallel.pipeline import Pipeline
+    from trainer.parts import Parts
+
+    Next = Callable[[], tuple[Tensor, Tensor]]
+
+
+class Passes(Protocol):
+    """Leaves a step's gradient at the parameters, and its losses in the table."""
+
+    def __call__(self, following: Next) -> None:
+        """Take the step's microbatches, which `following` returns."""
+
+
+class InTurn:
+    """Each microbatch forward and backward before the next."""
+
+    def __init__(self, parts: Parts, table: StepTable) -> None:
+        self._parts = parts
+        self._table = table
+        self._normaliser = choose_normaliser(parts)
+        self._pass = choose_pass(parts.train_model, parts.plan.num_microbatches)
+
+    def __call__(self, following: Next) -> None:
+        """Take the step's microbatches."""
+        parts, beat = self._parts, self._parts.beat
+        num_microbatches = parts.plan.num_microbatches
+        following = self._normaliser.begin(following)
+        for number in range(1, num_microbatches + 1):
+            inputs, targets = following()
+            beat.enter(FORWARD)
+            with self._pass(number == num_microbatches):
+                with autocast(parts.config.precision, parts.mesh.device):
+                    loss = parts.workload.loss(parts.train_model(inputs), targets)
+                loss = self._normaliser.share(loss)
+                one = self._table.add_loss(loss)
+                (beat.enter if number < num_microbatches else beat.meet)(BACKWARD)
+                # As a factor: given to backward() itself, torch would import sympy, half a second.
+                (parts.update.scaler.scale(loss) * one).backward()  # type: ignore[no-untyped-call] # torch's
+
+
+class ThroughPipeline:
+    """All microbatches through all stages, as a schedule has it.
+
+    A rank that waits for another stage is in the phase `backward`, as one that waits for gradients
+    to be reduced is; `forward` is its own.
+    """
+
+    def __init__(self, parts: Parts, table: StepTable, pipeline: Pipeline) -> None:
+        self._parts = parts
+        self._table = table
+        self._pipeline = pipeline
+        self._normaliser = choose_normaliser(parts)
+        pipeline.around = self._computing
+        pipeline.prepare(parts.plan.num_microbatches, self._loss)
+
+    def __call__(self, following: Next) -> None:
+        """Take the step's microbatches."""
+        parts = self._parts
+        following = self._normaliser.begin(following)
+        microbatches = [following() for _ in range(parts.plan.num_microbatches)]
+        parts.beat.meet(BACKWARD)
+        for loss in self._pipeline.step(microbatches):
+            # A step's loss is the mean over all ranks, and those of other stages have none.
+            self._table.add_loss(loss * parts.mesh.layout.pp)
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        self._parts.beat.enter(FORWARD)
+        with autocast(self._parts.config.precision, self._parts.mesh.device):
+            yield
+        self._parts.beat.enter(BACKWARD)
+
+    def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        with autocast(self._parts.config.precision, self._parts.mesh.device):
+            loss = self._parts.workload.loss(outputs, targets)
+        loss = self._normaliser.share(loss)
+        # 1 to the bit, or not a number if the loss is not finite, and so is the gradient then.
+        return loss * torch.add(torch.ones_like(loss), loss.detach(), alpha=0)
+
+
+def choose_passes(parts: Parts, table: StepTable) -> Passes:
+    """Choose by the layout."""
+    if parts.mesh.layout.pp == 1:
+        return InTurn(parts, table)
+    from trainer.parallel.pipeline import Pipeline  # noqa: PLC0415 -- for pipelines only
+
+    assert isinstance(parts.train_model, Pipeline)  # noqa: S101 -- see spread.py
+    return ThroughPipeline(parts, table, parts.train_model)
