@@ -1,9 +1,10 @@
 """fp16's gradient scaler, for gradients of which each rank has a part.
 
-torch's own looks at a rank's gradients and decides by them whether to take the step. A part that
-overflows is then known to its rank alone: that one would stand still and scale less, while the
-others went on. (torch.distributed.fsdp's ShardedGradScaler agrees on that, but hands all gradients
-to one kernel, which takes no DTensors of two meshes.)
+A part that overflows is known to its rank alone: that one would stand still and scale less, while
+the others went on. torch's own scaler hands all gradients to one kernel, which agrees along the
+axes on which the first of them is split: right for fsdp alone, by the order of the parameters for
+two meshes, and an error for tp, where some are DTensors and some are not. ShardedGradScaler of
+torch.distributed.fsdp uses the same kernel.
 """
 
 from __future__ import annotations
