@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003 -- tyro reads the annotations
-from typing import Literal
+from typing import Literal, Optional
 
 from trainer.errors import UserError
 
@@ -52,7 +52,7 @@ _MAX_SEED = 2**63 - 1
 class Config:
     """Train a model on one process or many, on CPUs or GPUs, and leave a record."""
 
-    config: Path | None = None
+    config: Optional[Path] = None
     """A TOML file with these same options; what stands on the command line wins over it."""
 
     check: bool = False
@@ -68,22 +68,22 @@ class Config:
     stories15m, smollm2-135m, tinyllama-1.1b, llama2-7b, llama3-8b, or a folder with a config.json
     of Hugging Face's that describes a Llama."""
 
-    data_dir: Path | None = None
+    data_dir: Optional[Path] = None
     """Where the data lies. mnist without it trains on 5,000 digits that ship with the package;
     with it on all of MNIST, downloaded into it if absent. lm without it learns the source of
     Python's standard library, as bytes; with it train.tokens, and val.tokens if there is one, as
     python -m trainer.tokenize writes them."""
 
-    epochs: int | None = None
+    epochs: Optional[int] = None
     """Passes over the training data; default: as many as suit the workload."""
 
-    max_steps: int | None = None
+    max_steps: Optional[int] = None
     """End after this many optimizer steps; with --epochs, at whichever comes first."""
 
     global_batch_size: int = 64
     """Samples of one optimizer step, over all ranks."""
 
-    micro_batch_size: int | None = None
+    micro_batch_size: Optional[int] = None
     """Samples of one forward and backward on one rank; smaller than a rank's share of the global
     batch means gradient accumulation. Default: the whole share."""
 
@@ -110,14 +110,14 @@ class Config:
     """Dropout of the mnist models. Off by default: its masks are drawn on each rank, so that with
     it the losses depend on the number of ranks."""
 
-    seed: int | None = None
+    seed: Optional[int] = None
     """One seed for weights, order of samples and everything else; default DDP_SEED, else 1."""
 
     precision: Precision = "fp32"
     """fp32; tf32: the same with matrix products of 10 bits of mantissa, on GPUs from Ampere on; or
     autocast to bf16 or fp16 (fp16 with a gradient scaler). fp8 is not built yet, and refused."""
 
-    clip_grad_norm: float | None = None
+    clip_grad_norm: Optional[float] = None
     """Clip the gradient to this global norm."""
 
     strategy: Strategy = "ddp"
@@ -125,20 +125,20 @@ class Config:
     model; fsdp: each has a part of it; hsdp: the ranks of a node share one; tp: the ranks of a node
     share each matrix; pp: layers in 2 stages; 3d: tp 2, pp 2, and fsdp over the rest."""
 
-    dp_replicate: int | None = None
+    dp_replicate: Optional[int] = None
     """Copies of the model, each trained on its own samples; -1, here and below: as many as the
     other axes leave ranks."""
 
-    dp_shard: int | None = None
+    dp_shard: Optional[int] = None
     """Ranks that share out one copy (fully_shard), each training on its own samples."""
 
-    cp: int | None = None
+    cp: Optional[int] = None
     """Ranks that share each sequence, by positions, and a copy's shards; for language models."""
 
-    tp: int | None = None
+    tp: Optional[int] = None
     """Ranks that share each matrix of a layer and train on the same samples."""
 
-    pp: int | None = None
+    pp: Optional[int] = None
     """Ranks that have some of the layers each."""
 
     pp_schedule: PipelineSchedule = "1f1b"
@@ -147,7 +147,7 @@ class Config:
     stages on each rank, so that ranks wait less, and send more. One microbatch, and gpipe, is one
     rank after the other."""
 
-    pp_stages_per_rank: int | None = None
+    pp_stages_per_rank: Optional[int] = None
     """With pp: stages of each rank; default 2 for interleaved, which wants several, else 1."""
 
     sequence_parallel: bool = False
@@ -210,7 +210,7 @@ class Config:
     """Carry on from a checkpoint even if options that change the numbers differ from those that
     the run began with."""
 
-    out: Path | None = None
+    out: Optional[Path] = None
     """The run directory; default DDP_RUN_DIR, else out/local-<time>-<pid>."""
 
     checkpoint_every: int = 0
@@ -235,13 +235,13 @@ class Config:
     num_classes: int = 1000
     """fake-images: classes."""
 
-    sequence_length: int | None = None
+    sequence_length: Optional[int] = None
     """lm: tokens of a sample; default: what the model was designed for."""
 
     mock_tokens: int = 0
     """lm: train on so many random tokens instead, to measure speed."""
 
-    init_from: Path | None = None
+    init_from: Optional[Path] = None
     """lm: begin with the weights in this folder, in Hugging Face's layout of a Llama."""
 
     def __post_init__(self) -> None:
