@@ -219,3 +219,14 @@ def test_a_checkpoint_is_of_every_layout(
     assert [event["step"] for event in run.events("resume")] == [0, 8, 15]
     assert len(run.losses()) == 20
     assert max(worst(run, plain).values()) < 1e-4, worst(run, plain)
+
+
+def test_channels_last_weights_are_sharded(server: Server) -> None:
+    """The digits' CNN, whose weights lie as convolutions want them: as with ddp."""
+    options = "--workload mnist --model cnn --max-steps 3"
+    runs = {}
+    for strategy in ("ddp", "fsdp"):
+        codes, run, said = server.train(2, f"{options} --strategy {strategy}", f"cnn-{strategy}")
+        assert codes == [0, 0], said
+        runs[strategy] = run.losses()
+    assert runs["fsdp"] == pytest.approx(runs["ddp"], rel=1e-4)

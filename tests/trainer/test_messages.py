@@ -24,7 +24,7 @@ def messages_of(server: Server, strategy: str, num_microbatches: int) -> Counter
     options = f"--strategy {strategy} --micro-batch-size {size} --max-steps 2 --profile-steps 2:2"
     codes, run, said = server.train(2, options, out)
     assert codes == [0, 0], said
-    events = json.loads((run.path / "debug/trace.json").read_text())["traceEvents"]
+    events = json.loads((run.path / "debug/trace-rank-0.json").read_text())["traceEvents"]
     names = [event.get("name", "") for event in events]
     return Counter(name for name in names if name.startswith("c10d::"))
 

@@ -114,7 +114,7 @@ def test_a_step_reduces_gradients_once(server: Server) -> None:
     """Of 4 microbatches: once for each of the first stage's 2 layers, and for what is left."""
     options = "--pp 2 --strategy fsdp --micro-batch-size 1 --no-reshard-after-forward"
     run = train(server, 4, f"--max-steps 3 --profile-steps 3:3 {options}", "traced")
-    events = json.loads((run.path / "debug/trace.json").read_text())["traceEvents"]
+    events = json.loads((run.path / "debug/trace-rank-0.json").read_text())["traceEvents"]
     names = [event.get("name") for event in events]
     assert names.count("c10d::_reduce_scatter_base_") == 3
     assert names.count("c10d::_allgather_base_") == 3

@@ -37,6 +37,9 @@ def shard(
     config: Config,
 ) -> None:
     """Shard the blocks one by one, then what is left, in place."""
+    for parameter in model.parameters():
+        if not parameter.is_contiguous():  # weights laid out channels-last, which it does not take
+            parameter.data = parameter.data.contiguous()
     # It warns of operations in place on a model's output: nobody does one.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     is_hybrid = layout.dp_replicate > 1
