@@ -6,7 +6,8 @@ import base64
 import json
 import re
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +22,7 @@ from monitor.page import text as page_text
 from monitor.plot import metrics as plot_metrics
 from tests.monitor import made_runs
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).resolve().parents[2]
 BEGIN_S = 1_795_000_000.0
 HOSTILE = (
     "n1</script><script>window.hacked=1</script><img src=x onerror='hacked=1'>{{data}}\u2028&amp;"
@@ -83,6 +82,15 @@ def test_one_file_that_asks_for_nothing() -> None:
     policy = next(a["content"] for _, a in page.tags if "http-equiv" in a)
     assert policy is not None
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
+
+
+def test_the_page_in_docs_is_of_these_scripts_and_styles() -> None:
+    """`make pictures page` makes it anew: it would go on showing what the sources no longer do."""
+    shown = (ROOT / "docs/page.html").read_text(encoding="utf-8")
+    made = page_text.page({"name": "x"})
+    inlined = re.compile(r"<(style|script)>(.*?)</", re.DOTALL)
+    assert len(inlined.findall(made)) == 2
+    assert inlined.findall(shown) == inlined.findall(made)
 
 
 def test_hostile_names_stay_text() -> None:
