@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.growing import json_lines
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -148,9 +150,7 @@ class Job:
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
         """The events so far, or those of one name."""
-        path = self.run_dir / "events.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        events = [json.loads(line) for line in lines]
+        events = json_lines(self.run_dir / "events.jsonl")
         return [event for event in events if name in (None, event["event"])]
 
     def wait_for(self, name: str, count: int = 1, timeout_s: float = 60) -> list[dict[str, Any]]:

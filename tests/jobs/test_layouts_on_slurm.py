@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.growing import json_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 PRELAUNCH = str(ROOT / "jobs" / "prelaunch.sh")
@@ -22,8 +23,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 def losses(job: Any, attempt: int) -> dict[int, float]:
     """Each step's loss in one attempt."""
-    path = job.run_dir / "metrics.jsonl"
-    lines = map(json.loads, path.read_text().splitlines() if path.exists() else [])
+    lines = json_lines(job.run_dir / "metrics.jsonl")
     return {m["step"]: m["loss"] for m in lines if m["attempt"] == attempt and "loss" in m}
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.growing import json_lines
+
 ROOT = Path(__file__).resolve().parents[2]
 PRELAUNCH = str(ROOT / "jobs" / "prelaunch.sh")
 MNIST = ROOT.parent / "shared" / "mnist"
@@ -25,9 +27,7 @@ def record(job: Any) -> dict[str, Any]:
 
 def steps(job: Any) -> list[int]:
     """The steps of the metrics so far."""
-    path = job.run_dir / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line)["step"] for line in lines]
+    return [line["step"] for line in json_lines(job.run_dir / "metrics.jsonl")]
 
 
 def training(job: Any, *options: str, **env: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.growing import json_lines
 from tests.trainer import forked
 from tests.trainer.forked import RankProcess  # noqa: TC001 -- fixtures' annotations are read
 
@@ -30,11 +30,6 @@ _RANK_VARIABLES = (
 )
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file of JSON lines."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 @dataclass
 class RunDir:
     """What a run left behind."""
@@ -43,7 +38,7 @@ class RunDir:
 
     def metrics(self, key: str = "loss") -> list[dict[str, Any]]:
         """Lines of metrics.jsonl that have `key`."""
-        return [line for line in read_lines(self.path / "metrics.jsonl") if key in line]
+        return [line for line in json_lines(self.path / "metrics.jsonl") if key in line]
 
     def losses(self) -> list[float]:
         """The loss of each log interval."""
@@ -51,7 +46,7 @@ class RunDir:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Events of that name."""
-        events = read_lines(self.path / "events.jsonl")
+        events = json_lines(self.path / "events.jsonl")
         return [event for event in events if event["event"] == name]
 
     def summary(self) -> dict[str, Any]:
