@@ -18,7 +18,7 @@ test: $(VENV)/.dev ## run every test; as root on Debian, first install and start
 	@$(PY) -m pytest $(PARALLEL) --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 test-fast: $(VENV)/.dev ## run the tests that need neither root nor network nor Docker (under 60 s)
-	@$(PY) -m pytest -q $(PARALLEL) -m "not slurm and not docker and not slow"
+	@$(PY) -m pytest -q $(PARALLEL) -n 2 -m "not slurm and not docker and not slow"
 
 lint: $(VENV)/.dev ## check style, types, imports and shell scripts
 	$(VENV)/bin/ruff check

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 MOUNTS = ROOT / "container/slurm_mounts.sh"
 ENVIRONMENT = ROOT / "container/pyxis_env.sh"

@@ -9,6 +9,8 @@ from monitor.nvml import crew
 from monitor.nvml.crew import Crew, Job, Values
 from monitor.stop import Reason
 
+pytestmark = pytest.mark.slow
+
 
 class Never:
     """It is never time to stop, unless told so."""

@@ -387,6 +387,7 @@ def test_every_class_has_rows_and_every_row_a_place() -> None:
     assert {sign.place for sign in failure.TABLE} == set(places.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strange", [None, "x", [], {}, 1.5, True, -1, [None], {"a": 1}])
 def test_strange_values_break_nothing(story: Any, strange: object) -> None:
     """Whatever one key of one event holds, the record is composed."""

@@ -15,6 +15,8 @@ from monitor.logs import dmon, frame, marks, reader
 from monitor.logs.cells import NO_TIME
 from monitor.logs.marks import Mark
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = sorted((Path(__file__).parent / "data").glob("*.gutil"))
 SHARED = Path(__file__).parents[3] / "shared" / "dmon"
 Values = dict[str, float | None]

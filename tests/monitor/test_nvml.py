@@ -6,6 +6,8 @@ import pytest
 
 from tests.monitor.nvml_look import between, look, readings
 
+pytestmark = pytest.mark.slow
+
 
 def test_values_are_cut_as_the_driver_cuts_them(driver: Any) -> None:
     """MW, KB/s and bytes become W, MB/s and MiB without rounding up."""

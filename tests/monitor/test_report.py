@@ -320,6 +320,7 @@ def test_a_node_without_a_gpu_has_its_host(written: Written) -> None:
     assert "host memory GiB 2.0 2.0 2.0 2.0 2.0" in lines
 
 
+@pytest.mark.slow
 def test_json_is_for_programs(written: Written, data: Path) -> None:
     """The same numbers under their names, with files and rules."""
     path = written(3, lambda _c, _i: {"energy_j": 7_200_000 * _c})
@@ -383,6 +384,7 @@ def cluster(written: Written, num_nodes: int, busy: Callable[[int, int], int]) -
     return path.parent
 
 
+@pytest.mark.slow
 def test_nodes_that_are_alike_are_one_line(written: Written) -> None:
     """Worst first; a GPU that stands out is named; all fits on a screen."""
     folder = cluster(written, 40, lambda n, i: 20 if (n, i) == (7, 1) else 92 + n % 3)
@@ -398,6 +400,7 @@ def test_nodes_that_are_alike_are_one_line(written: Written) -> None:
     assert len(lines) < 30
 
 
+@pytest.mark.slow
 def test_nodes_of_all_kinds_still_fit_on_a_screen(written: Written) -> None:
     """The narrower the bands, the more lines: as narrow as ten lines allow."""
     folder = cluster(written, 50, lambda n, _i: 2 * n)
@@ -442,6 +445,7 @@ def test_no_line_is_wider_than_the_terminal(
     assert ("tensor %" in text) == (width == 132)
 
 
+@pytest.mark.slow
 def test_many_jobs_are_a_line_each(written: Written) -> None:
     """The worst first, and the way to see more."""
     for number in range(5):
