@@ -15,6 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from benchmarks.turns import Crew, train_ours
+from trainer.workloads.llama_hf import config_of
 from trainer.workloads.llama_presets import LlamaShape
 
 if TYPE_CHECKING:
@@ -159,21 +160,7 @@ def _race(entry: Entry, task: Task, num_rounds: int) -> Row:
 
 def _options(entry: Entry, task: Task, folder: Path) -> list[str]:
     """Return the trainer's options; the model's shape comes as a folder of Hugging Face's does."""
-    shape = task.shape
-    described = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.dim,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "intermediate_size": shape.ffn_dim,
-        "rope_theta": shape.rope_theta,
-        "rms_norm_eps": shape.norm_eps,
-        "max_position_embeddings": shape.max_sequence_length,
-        "hidden_act": "silu",
-    }
+    described = config_of(task.shape, task.sequence_length)
     (folder / "config.json").write_text(json.dumps(described), encoding="utf-8")
     chosen = {
         "workload": "lm",
