@@ -39,6 +39,11 @@ _MAX_NUM_IN_A_ROW = 100
 _MAX_NUM_ROLLBACKS = 3
 
 
+def one_if_finite(one: Tensor, loss: Tensor) -> Tensor:
+    """Return `one` to the bit, or not a number if the loss is not finite: its gradient's factor."""
+    return torch.add(one, loss, alpha=0)
+
+
 class StepTable:
     """A place for each step since it was last read."""
 
@@ -72,7 +77,7 @@ class StepTable:
         self._losses[self._count].add_(loss)
         if self._one.dtype != loss.dtype:
             self._one = torch.ones_like(loss)
-        return torch.add(self._one, loss, alpha=0)
+        return one_if_finite(self._one, loss)
 
     @property
     def num_free(self) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from trainer.beat import BACKWARD, FORWARD
+from trainer.nonfinite import one_if_finite
 from trainer.normalising import choose_normaliser
 from trainer.parallel.accumulation import choose_pass
 from trainer.precision import autocast
@@ -94,8 +95,7 @@ class ThroughPipeline:
         with autocast(self._parts.config.precision, self._parts.mesh.device):
             loss = self._parts.workload.loss(outputs, targets)
         loss = self._normaliser.share(loss)
-        # 1 to the bit, or not a number if the loss is not finite, and so is the gradient then.
-        return loss * torch.add(torch.ones_like(loss), loss.detach(), alpha=0)
+        return loss * one_if_finite(torch.ones_like(loss), loss.detach())
 
 
 def choose_passes(parts: Parts, table: StepTable) -> Passes:
