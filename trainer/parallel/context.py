@@ -55,6 +55,8 @@ class _Share:
         self._cp, self._cp_rank = group.size(), dist.get_rank(group)
         self._masks: dict[int, list[CausalBias]] = {}
         """Of this rank's two chunks, by its number of positions."""
+        self._places: dict[int, Tensor] = {}
+        """Where in the sequence they lie, by the same."""
 
     def begin(
         self, _model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
@@ -62,11 +64,12 @@ class _Share:
         """Tell a model, whose forward begins, where in the sequence its tokens lie: `positions`."""
         tokens = inputs[0]
         num_own = tokens.shape[1]
-        chunks = own_ranges(num_own * self._cp, self._cp, self._cp_rank)
         if num_own not in self._masks:  # here, as torch cannot make one while it recomputes
+            chunks = own_ranges(num_own * self._cp, self._cp, self._cp_rank)
             self._masks[num_own] = [causal_lower_right(len(c), c.stop) for c in chunks]
-        places = [torch.arange(c.start, c.stop, device=tokens.device) for c in chunks]
-        return inputs, named | {"positions": torch.cat(places)}
+            places = [torch.arange(c.start, c.stop, device=tokens.device) for c in chunks]
+            self._places[num_own] = torch.cat(places)
+        return inputs, named | {"positions": self._places[num_own]}
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Causal attention of this rank's positions to all of the sequence up to each of them.
