@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import gpu, layouts
+from trainer.heap import keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,6 +60,7 @@ def main(argv: Sequence[str]) -> None:
     quick, names = "--quick" in argv, [word for word in argv if not word.startswith("--")]
     for name in _NEEDED:
         import_module(name)
+    keep_freed_memory(os.environ)  # who is forked has it so, too: no one wins by malloc's chances
     of_layouts = layouts.race(quick=quick, names=names)
     on_gpu = None if names else gpu.race(quick=quick)
     print(json.dumps({"layouts": asdict(of_layouts), "gpu": on_gpu and asdict(on_gpu)}))

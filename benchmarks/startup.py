@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).parent.parent
 _TIMEOUT_S = 120
-_IMPORT = "import torch, time; print(time.time())"
+_IMPORT = ["-c", "import torch, time; print(time.time())"]
+_BY_HAND = ["-P", "-m", "benchmarks.plain_start"]
 _OPTIONS = ["--max-steps=1", "--log-every=1"]
 
 
@@ -31,29 +32,37 @@ class Startup:
     """To the line of the first step in metrics.jsonl."""
     import_torch_s: Sequence[float]
     """Until as many bare interpreters, started together, have imported torch."""
+    by_hand_s: Sequence[float]
+    """Until as many programs written by hand, started together, have taken a first step."""
     phases_s: Mapping[str, Sequence[float]]
     """What happens in `total_s`, one after the other."""
 
 
 def measure(num_ranks: int, num_repetitions: int) -> Startup:
-    """Start jobs and bare interpreters in turns."""
-    totals, imports, phases = [], [], []
+    """Start jobs, bare interpreters and programs by hand in turns."""
+    totals, imports, by_hand, phases = [], [], [], []
     for _ in range(num_repetitions):
-        imports.append(_time_import(num_ranks))
+        imports.append(_time_python(_IMPORT, num_ranks))
+        by_hand.append(_time_python(_BY_HAND, num_ranks))
         totals.append(_time_job(num_ranks))
         phases.append(_time_phases(num_ranks))
     return Startup(
         num_ranks=num_ranks,
         total_s=totals,
         import_torch_s=imports,
+        by_hand_s=by_hand,
         phases_s={name: [p[name] for p in phases] for name in phases[0]},
     )
 
 
-def _time_import(num_processes: int) -> float:
+def _time_python(words: list[str], num_processes: int) -> float:
+    """Seconds until the last of as many interpreters has printed its time."""
+    command = [sys.executable, *words]
+    with tempfile.TemporaryDirectory() as unused:
+        env = _environment(num_processes, Path(unused))
     began_s = time.time()
     started = [
-        subprocess.Popen([sys.executable, "-c", _IMPORT], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
         for _ in range(num_processes)
     ]
     said = [process.communicate(timeout=_TIMEOUT_S)[0] for process in started]
@@ -111,7 +120,9 @@ def _run_job(num_ranks: int, out: Path, words: list[str]) -> Path:
 
 
 def _environment(num_ranks: int, out: Path) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DDP_", "OMP_", "SLURM_"))}
+    # Bytecode may be kept: pip compiled torch's when it was installed, as the image does with ours.
+    dropped = ("DDP_", "OMP_", "SLURM_", "PYTHONDONTWRITEBYTECODE")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
     return kept | {
         "DDP_OUT": str(out),
         "DDP_RUN_NAME": "run",

@@ -39,11 +39,15 @@ resolve_output() {
 }
 
 mounts() {
-    local client='' extra=() entries=("$SUBMIT:$SUBMIT")
+    local client=() extra entries=("$SUBMIT:$SUBMIT")
     [[ $OUT == "$SUBMIT"/* ]] || entries+=("$OUT:$OUT")
-    if ((WITH_CLIENT)); then client=$("$HERE/slurm_mounts.sh"); fi
-    IFS=, read -ra extra <<<"${DDP_MOUNTS-}${client:+,$client}"
-    join_unique "${PYXIS_CONTAINER_MOUNTS-}" "${entries[@]}" "${extra[@]}"
+    extra=$(extra_mounts)
+    if [[ $extra ]]; then mapfile -t -O "${#entries[@]}" entries <<<"$extra"; fi
+    if ((WITH_CLIENT)); then
+        extra=$("$HERE/slurm_mounts.sh")
+        IFS=, read -ra client <<<"$extra"
+    fi
+    join_unique "${PYXIS_CONTAINER_MOUNTS-}" "${entries[@]}" "${client[@]}"
 }
 
 # Enroot reads a variable from one line.
@@ -84,6 +88,8 @@ lines() {
     export_line DDP_OUT "$OUT"
     export_line PYXIS_CONTAINER_MOUNTS "$value"
     export_line PYXIS_CONTAINER_WORKDIR "${PYXIS_CONTAINER_WORKDIR:-$SUBMIT}"
+    # Remapped to root, as some sites' Enroot does by default, Slurm's client is refused.
+    if ((WITH_CLIENT)); then export_line PYXIS_CONTAINER_REMAP_ROOT "${PYXIS_CONTAINER_REMAP_ROOT:-0}"; fi
     value=$(names)
     export_line PYXIS_CONTAINER_ENV "$value"
 }

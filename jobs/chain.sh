@@ -14,9 +14,11 @@ source "$JOBS_DIR/lib.sh"
 
 main() {
     local count=${2-} link job='' options=() dependency=()
+    help_if_asked "${1-}" "${BASH_SOURCE[0]}"
     [[ ${1-} =~ ^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$ ]] ||
-        die "the first argument must name the run with letters, digits, '.', '_' and '-', found '${1-}': see the head of $0"
-    require_integer 'the number of jobs' "$count" 1 1000
+        die "the first argument must name the run with letters, digits, '.', '_' and '-', found '${1-}': see jobs/chain.sh --help"
+    [[ $count =~ ^[1-9][0-9]{0,2}$ ]] ||
+        die "the second argument must be the number of jobs, from 1 to 999, found '$count': write for example jobs/chain.sh $1 5"
     export DDP_RUN_NAME=$1
     export DDP_REQUEUE=0 # the next link is the successor
     shift 2
@@ -29,7 +31,8 @@ main() {
     for ((link = 0; link < count; link++)); do
         if [[ $job ]]; then dependency=("--dependency=afternotok:$job" --kill-on-invalid-dep=yes); fi
         # --resume auto is the trainer's default under a run name of its own.
-        job=$(sbatch --parsable --no-requeue "${dependency[@]}" "${options[@]}" "$JOBS_DIR/prelaunch.sh" "$@")
+        job=$(sbatch --parsable --no-requeue "${dependency[@]}" "${options[@]}" "$JOBS_DIR/prelaunch.sh" "$@") ||
+            die "sbatch must take each job of the chain, it did not take job $((link + 1)): see its message above; those before it wait, scancel ends them"
         job=${job%%;*} # with several clusters: id;cluster
         echo "$job"
     done

@@ -15,8 +15,9 @@ main() {
     if [[ ${DDP_IMAGE-} ]]; then
         # The submit directory and the Slurm client must be visible in the container.
         eval "$("$JOBS_DIR/../container/pyxis_env.sh")"
-        options+=(--container-image="$DDP_IMAGE")
-        unset DDP_IMAGE # the ranks inherit the container they are started from
+        # Not --container-image: what srun was given, an srun within does not know, unlike sbatch's.
+        export PYXIS_CONTAINER_IMAGE=$DDP_IMAGE
+        unset DDP_IMAGE
     fi
     exec srun "${options[@]}" "$@" bash # nothing to clean up here: no trap to lose
 }

@@ -19,6 +19,8 @@ source "$JOBS_DIR/lib/ranks.sh"
 
 CHILD_PID='' MONITOR_PID='' FOLLOWER_PID='' KILLER_PID=''
 STOP_SIGNAL='' INTERRUPTED=0 IS_NODE_TASK=0
+exec {TOLD_FD}<> <(:) # a line in it for every program that was told of SIGUSR1
+exec {WAIT_FD}<> <(:) # what bash says while it waits for the child
 
 main() {
     if [[ $(parse_switch DEBUG "${DEBUG:-0}") == 1 ]]; then trace_start; fi
@@ -81,7 +83,7 @@ run_node() {
     child_run
     child_sweep
     # torchrun's own log is long, and only of interest where no rank of this node came up.
-    if ((CHILD_CODE)) && ! grep -qs "\"event\": \"rank_up\".*\"attempt\": $DDP_ATTEMPT,.*\"node\": \"$DDP_NODE\"" "$DDP_RUN_DIR/events.jsonl"; then
+    if ((CHILD_CODE)) && ! grep -aqs "\"event\": \"rank_up\".*\"attempt\": $DDP_ATTEMPT,.*\"node\": \"$DDP_NODE\"" "$DDP_RUN_DIR/events.jsonl"; then
         tail -n 20 -- "$LOG" >&2
     fi
     exit "$CHILD_CODE"
@@ -94,6 +96,7 @@ build_command() {
     if [[ ${1-} == -- ]]; then
         shift
         COMMAND_KIND="command"
+        (($#)) || die "a command must follow --, found nothing: give one, or leave -- away to run the trainer"
         COMMAND=("$@")
         return 0
     fi
@@ -125,7 +128,7 @@ child_prepare() {
     COMMAND=(env --default-signal=INT --default-signal=QUIT "DDP_RANK_ID=$DDP_RANK_ID" "${guard[@]}" "${COMMAND[@]}")
 }
 
-# The child writes to its own log and to nothing else: no pipe can block or outlive it.
+# A rank's command writes to its own log and to nothing else: no pipe can block or outlive it.
 child_start() {
     if ((IS_NODE_TASK)); then
         # What its launchers say goes on to the job's log; torchrun's own words do not.
@@ -142,15 +145,16 @@ child_start() {
     if [[ $STOP_SIGNAL ]]; then child_signal "$STOP_SIGNAL"; fi # it came before there was a child
 }
 
-# child_wait: sets CHILD_CODE. A trap interrupts wait with a code of its own.
+# child_wait: sets CHILD_CODE. A trap interrupts wait with a code of its own. With 127 bash says that
+# it knows the child no longer, in words too: without them it is the child's.
 child_wait() {
     local code
     CHILD_CODE=127
     while :; do
         INTERRUPTED=0
         code=0
-        wait "$CHILD_PID" 2>/dev/null || code=$? # its stderr: bash announces killed jobs there
-        if ((code != 127)); then CHILD_CODE=$code; fi
+        wait "$CHILD_PID" 2>&"$WAIT_FD" || code=$?
+        if ((code != 127)) || ! read -rt 0 -u "$WAIT_FD"; then CHILD_CODE=$code; fi
         ((INTERRUPTED)) || break
     done
     if [[ $KILLER_PID ]]; then kill -KILL "$KILLER_PID" 2>/dev/null || :; fi
@@ -176,9 +180,11 @@ child_signal() {
     fi
     kill -TERM "$CHILD_PID" 2>/dev/null || :
     if [[ $KILLER_PID ]]; then return 0; fi
-    if attempt_has_failed; then grace=3; fi
+    # All of it aside: a program that this shell waits for while it waits for the child could cost it
+    # the child's code.
     (
         trap - TERM INT HUP USR1
+        if attempt_has_failed; then grace=3; fi
         pause "$grace"
         kill -KILL "$CHILD_PID" 2>/dev/null
     ) &
@@ -187,7 +193,7 @@ child_signal() {
 }
 
 attempt_has_failed() {
-    grep -qsE "\"event\": \"rank_end\".*\"attempt\": $DDP_ATTEMPT,.*\"code\": [1-9].*\"requested\": false" \
+    grep -aqsE "\"event\": \"rank_end\".*\"attempt\": $DDP_ATTEMPT,.*\"code\": [1-9].*\"requested\": false" \
         "$DDP_RUN_DIR/events.jsonl"
 }
 
@@ -197,6 +203,7 @@ child_notify() {
     local pid pids
     while process_alive "$CHILD_PID"; do
         if catches_signal "$CHILD_PID" USR1; then
+            echo >&"$TOLD_FD" # before it may end of it
             kill -USR1 "$CHILD_PID" 2>/dev/null || :
             return 0
         fi
@@ -205,6 +212,7 @@ child_notify() {
             if catches_signal "$pid" USR1; then pids+=("$pid"); fi
         done < <(processes_with "DDP_RANK_ID=$DDP_RANK_ID")
         if ((${#pids[@]})); then
+            echo >&"$TOLD_FD"
             kill -USR1 "${pids[@]}" 2>/dev/null || :
             return 0
         fi
@@ -212,8 +220,9 @@ child_notify() {
     done
 }
 
+# Was the command told to end? Who has no handler for SIGUSR1 was not, and failed by its own doing.
 is_requested() {
-    if [[ $STOP_SIGNAL ]]; then echo true; else echo false; fi
+    if [[ $KILLER_PID ]] || read -rt 0 -u "$TOLD_FD"; then echo true; else echo false; fi
 }
 
 # Has the kernel ended the command for want of memory?
@@ -328,7 +337,7 @@ monitor_stop() {
         pause 0.05
     done
     stop_processes 3 "$MONITOR_PID"
-    wait "$MONITOR_PID" || code=$?
+    wait "$MONITOR_PID" 2>/dev/null || code=$? # its stderr: bash announces killed jobs there
     event_write monitor_end node "$(json_string "$DDP_NODE")" pid "$MONITOR_PID" code "$code"
 }
 

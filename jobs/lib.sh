@@ -9,13 +9,27 @@ readonly EXIT_HUNG=76    # a rank is stuck
 
 # ---- messages: people read stderr, programs read stdout -----------------------------------------
 
+# A log on a full disk must not end the job.
 log_info() {
-    printf '%s: %s\n' "${LOG_NAME:-ddp}" "$*" >&2
+    printf '%s: %s\n' "${LOG_NAME:-ddp}" "$*" >&2 || :
 }
 
 die() {
-    log_info "$@"
+    local message=$*
+    log_info "${message//$'\n'/ }"
     exit "$EXIT_USAGE"
+}
+
+# print_head SCRIPT: the words at its head, which are its help.
+print_head() {
+    sed -n '2,/^[^#]/{/^#SBATCH/d; s/^# \{0,1\}//p}' "$1"
+}
+
+# help_if_asked WORD SCRIPT: prints a script's help, and ends.
+help_if_asked() {
+    [[ $1 == -h || $1 == --help ]] || return 0
+    print_head "$2"
+    exit 0
 }
 
 # Bash tracing with time, host and line, for DEBUG=on.
@@ -33,30 +47,37 @@ parse_switch() {
     esac
 }
 
-# require_integer NAME VALUE MIN MAX
+# require_integer NAME VALUE MIN MAX. With a leading zero bash would take it for an octal one.
 require_integer() {
-    if [[ ! $2 =~ ^[0-9]{1,9}$ ]] || ((10#$2 < $3 || 10#$2 > $4)); then
+    if [[ ! $2 =~ ^(0|[1-9][0-9]{0,8})$ ]] || (($2 < $3 || $2 > $4)); then
         die "$1 must be a whole number from $3 to $4, found '$2': correct it, or unset it for the default"
     fi
 }
 
 # ---- JSON and events ----------------------------------------------------------------------------
 
-json_string() {
+# json_quote TEXT: sets JSON to it as a string; without a process, because a start writes many.
+json_quote() {
     local text=$1 backslash=$'\\'
     text=${text//\\/"$backslash$backslash"}
     text=${text//\"/'\"'}
     text=${text//$'\n'/'\n'}
     text=${text//$'\t'/'\t'}
     text=${text//[[:cntrl:]]/'?'}
-    printf '"%s"' "$text"
+    JSON="\"$text\""
+}
+
+json_string() {
+    json_quote "$1"
+    printf '%s' "$JSON"
 }
 
 json_list() {
     local separator='' item
     printf '['
     for item in "$@"; do
-        printf '%s%s' "$separator" "$(json_string "$item")"
+        json_quote "$item"
+        printf '%s%s' "$separator" "$JSON"
         separator=', '
     done
     printf ']'
@@ -67,17 +88,20 @@ json_or_null() {
     if [[ $1 ]]; then json_string "$1"; else printf 'null'; fi
 }
 
+# time_utc: sets NOW, to the millisecond.
 time_utc() {
     local now=${EPOCHREALTIME-$(date +%s.%N)} fraction
     fraction=${now#*[^0-9]} # the separator is the locale's
-    TZ=UTC0 printf '%(%Y-%m-%dT%H:%M:%S)T.%sZ' "${now%%[^0-9]*}" "${fraction:0:3}"
+    TZ=UTC0 printf -v NOW '%(%Y-%m-%dT%H:%M:%S)T.%sZ' "${now%%[^0-9]*}" "${fraction:0:3}"
 }
 
 # event_write NAME [KEY JSON]...: one line, one write. A full disk must not end the job.
 event_write() {
-    local line
-    line="{\"time\": \"$(time_utc)\", \"event\": \"$1\", \"source\": \"$LOG_NAME\""
-    line+=", \"attempt\": $DDP_ATTEMPT, \"host\": $(json_string "$DDP_NODE")"
+    local line NOW JSON
+    time_utc
+    json_quote "$DDP_NODE"
+    line="{\"time\": \"$NOW\", \"event\": \"$1\", \"source\": \"$LOG_NAME\""
+    line+=", \"attempt\": $DDP_ATTEMPT, \"host\": $JSON"
     shift
     while (($#)); do
         line+=", \"$1\": $2"
@@ -134,6 +158,12 @@ pause() {
     read -rt "$1" -u "$PAUSE_FD" || :
 }
 exec {PAUSE_FD}<> <(:)
+
+# pause_unless_stopped SECONDS: a trap that sets STOP_SIGNAL ends it.
+pause_unless_stopped() {
+    local deadline=$((SECONDS + $1))
+    while ((SECONDS < deadline)) && [[ ! $STOP_SIGNAL ]]; do pause 0.2; done
+}
 
 # A zombie has ended: it only waits for its parent.
 process_alive() {

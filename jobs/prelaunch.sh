@@ -27,7 +27,7 @@ find_jobs_dir() {
         submitted=$({ scontrol --oneliner show job "$SLURM_JOB_ID" || scontrol --oneliner show job "$SLURM_JOB_ID"; } 2>/dev/null |
             sed -n 's#.* Command=\(.*\)/prelaunch\.sh.*#\1#p' | sort -u)
     fi
-    for candidate in "$(dirname -- "${BASH_SOURCE[0]}")" "$submitted" "${SLURM_SUBMIT_DIR-.}/jobs" \
+    for candidate in "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" "$submitted" "${SLURM_SUBMIT_DIR-.}/jobs" \
         "${DDP_HOME:-/opt/ddp}/jobs"; do
         if [[ $candidate && -r $candidate/lib.sh && -x $candidate/launcher.sh ]]; then
             (cd -- "$candidate" && pwd -P)
@@ -45,6 +45,8 @@ source "$JOBS_DIR/lib.sh"
 source "$JOBS_DIR/lib/settings.sh"
 # shellcheck source=lib/place.sh
 source "$JOBS_DIR/lib/place.sh"
+# shellcheck source=lib/foreign.sh
+source "$JOBS_DIR/lib/foreign.sh"
 # shellcheck source=lib/master.sh
 source "$JOBS_DIR/lib/master.sh"
 # shellcheck source=lib/step.sh
@@ -68,16 +70,20 @@ STOP_SIGNAL='' INTERRUPTED=0 GUARD_PID='' HELPER_PID='' DRY_RUN=0 ATTEMPT_IS_OPE
 RESTARTS=0 IDLE=0 CODE=0 DECISION='' LAST_WORDS='' LOST_NODES='' CARRIES_ON=0
 
 main() {
+    if [[ ${TORCHELASTIC_RUN_ID-} ]]; then
+        die "this script must run once a job, found that torchrun starts it once a rank: run it without torchrun, or let torchrun start jobs/launcher.sh"
+    fi
     parse_arguments "$@"
     leave_to_task_zero
     master_forget_hooks
     place_detect
+    if ((IS_OWN_COMMAND)); then foreign_check "${ARGUMENTS[@]:1}"; fi
     check_start
     resolve_settings
     step_prepare
     step_build "${ARGUMENTS[@]}"
     settings_print
-    printf 'step: %s\n' "$(printf '%q ' "${STEP_COMMAND[@]}")" >&2
+    printf 'step: %s\n' "$(printf '%q ' "${STEP_COMMAND[@]}")" >&2 || :
     if ((DRY_RUN)); then return 0; fi
     check_finish
     run_open
@@ -92,22 +98,35 @@ main() {
 }
 
 parse_arguments() {
-    case ${1-} in
-        --dry-run)
-            DRY_RUN=1
-            shift
-            ;;
-        -h | --help)
-            sed -n '6,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
-            exit 0
-            ;;
-    esac
+    local word
+    if [[ ${1-} == --dry-run ]]; then
+        DRY_RUN=1
+        shift
+    fi
+    for word in "$@"; do
+        case $word in
+            --) break ;;
+            -h | --help) show_help ;;
+            --dry-run) die "--dry-run must be the first word, found it later: put it there" ;;
+        esac
+    done
     if [[ ${1-} == -- && $# -eq 1 ]]; then
         die "a command must follow --, found nothing: give one, or leave -- away to run the trainer"
     fi
     SUBMITTED=("$@") ARGUMENTS=("$@")
     IS_OWN_COMMAND=$([[ ${1-} == -- ]] && echo 1 || echo 0)
     sweep_point
+}
+
+# This script's own words, and, where our Python is at hand, the trainer's options.
+show_help() {
+    local python trainer
+    print_head "${BASH_SOURCE[0]}"
+    echo "The trainer's options (python -m trainer --help):"
+    python=$(find_python "$JOBS_DIR/..")
+    mapfile -t trainer < <(python_command "$(dirname -- "$JOBS_DIR")" "$python" trainer)
+    if [[ $python ]]; then "${trainer[@]}" --help </dev/null; fi || :
+    exit 0
 }
 
 # One task of a job array takes its line of the file that jobs/sweep.sh wrote.
@@ -145,11 +164,15 @@ resolve_settings() {
 # Where our Python is at hand, wrong trainer options end here, before anything is written. The check
 # runs beside what follows, because half a second of every start would be its own.
 check_start() {
-    local python check
+    local check
     CHECK_FD=''
-    python=$(find_python "$JOBS_DIR/..")
-    if ((DRY_RUN || IS_OWN_COMMAND)) || [[ ! $python || $PLACE == host-image ]]; then return 0; fi
-    mapfile -t check < <(python_command "$(dirname -- "$JOBS_DIR")" "$python" trainer)
+    # In a container it may be a path of the host's.
+    if [[ ${DDP_PYTHON-} && $PLACE == bare-* ]]; then
+        type -P "$DDP_PYTHON" >/dev/null || die "DDP_PYTHON must be a program, found none at '$DDP_PYTHON': correct it, or unset it"
+    fi
+    PYTHON=$(find_python "$JOBS_DIR/..")
+    if ((DRY_RUN || IS_OWN_COMMAND)) || [[ ! $PYTHON || $PLACE == host-image ]]; then return 0; fi
+    mapfile -t check < <(python_command "$(dirname -- "$JOBS_DIR")" "$PYTHON" trainer)
     exec {CHECK_FD}< <(
         code=0
         WORLD_SIZE=$WORLD_SIZE "${check[@]}" --check "${ARGUMENTS[@]}" </dev/null 2>&1 || code=$?
@@ -162,20 +185,29 @@ check_finish() {
     if [[ ! $CHECK_FD ]]; then return 0; fi
     mapfile -t said <&"$CHECK_FD"
     exec {CHECK_FD}<&-
+    # Before 3.11 Python does not know the options it is started with.
+    if ((said[-1] != 0 && said[-1] != EXIT_USAGE)) && ! "$PYTHON" -c 'import tomllib' 2>/dev/null; then
+        die "the trainer needs Python 3.11 or later, found $("$PYTHON" -V 2>&1 | head -n 1) at $PYTHON: run 'make demo' once, which makes .venv here, or set DDP_PYTHON"
+    fi
     if ((${#said[@]} > 1)); then printf '%s\n' "${said[@]::${#said[@]}-1}" >&2; fi
     ((said[-1] == 0)) || exit "${said[-1]}"
+    if [[ " ${ARGUMENTS[*]} " == *' --check '* ]]; then
+        log_info 'options and input are right; nothing was started, because of --check'
+        exit 0
+    fi
 }
 
 run_open() {
-    WORK_DIR=$(mktemp -d "${TMPDIR:-/tmp}/ddp-$DDP_JOB_ID.XXXXXX") ||
-        die "a temporary directory is needed, found none in ${TMPDIR:-/tmp}: set TMPDIR to one that is writable"
+    WORK_DIR=$(mktemp -d "${TMPDIR:-/tmp}/ddp-$DDP_JOB_ID.XXXXXX" 2>/dev/null) ||
+        die "a temporary directory is needed, found that none can be made in ${TMPDIR:-/tmp}: set TMPDIR to one that is writable"
     trap 'rm -rf -- "$WORK_DIR"' EXIT
     mkdir -p -- "$DDP_RUN_DIR" 2>/dev/null || :
-    [[ -w $DDP_RUN_DIR ]] ||
+    [[ -d $DDP_RUN_DIR && -w $DDP_RUN_DIR ]] ||
         die "the run directory must be writable, found that $DDP_RUN_DIR is not: set DDP_OUT to a directory on the shared file system"
     lock_take
     settings_attempt # while we waited, its owner may have counted on
-    mkdir -p -- "$DDP_RUN_DIR"/{logs,debug,checkpoints}
+    mkdir -p -- "$DDP_RUN_DIR"/{logs,debug,checkpoints} 2>/dev/null ||
+        die "the run directory must hold the directories logs, debug and checkpoints, found that they cannot be made in $DDP_RUN_DIR: is the disk full, or a file in their place?"
     attempts_count
 }
 

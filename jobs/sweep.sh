@@ -16,10 +16,13 @@ source "$JOBS_DIR/lib.sh"
 
 # expand_grid FILE: prints every combination, the first line's values changing slowest.
 expand_grid() {
-    local points=('') grown line option values value point
+    local points=('') grown line option values value point seen=' '
     while IFS= read -r line || [[ $line ]]; do
+        line=${line%$'\r'}
         read -r option values <<<"${line%%#*}"
         [[ $option ]] || continue
+        [[ $seen != *" $option "* ]] || die "an option of the grid must have one line, found a second one for $option: write all its values in one"
+        seen+="$option "
         [[ $option == --* && $values ]] ||
             die "a line of the grid must be an option and its values, found '$line': write for example --lr 0.01 0.1"
         grown=()
@@ -33,6 +36,7 @@ expand_grid() {
 
 main() {
     local grid=${1-} file points count options=()
+    help_if_asked "$grid" "${BASH_SOURCE[0]}"
     [[ -r $grid && -f $grid ]] || die "the first argument must be a readable grid file, found '$grid': see examples/sweep.grid"
     shift
     points=$(set -f && expand_grid "$grid")
@@ -44,7 +48,8 @@ main() {
     if (($#)); then shift; fi
     command -v sbatch >/dev/null || die "a sweep needs Slurm's sbatch, found none: run jobs/prelaunch.sh once per point"
     export DDP_OUT=${DDP_OUT:-$PWD/out}
-    mkdir -p -- "$DDP_OUT"
+    mkdir -p -- "$DDP_OUT" 2>/dev/null && [[ -w $DDP_OUT ]] ||
+        die "DDP_OUT must be a directory you can write to, found that $DDP_OUT is not: set it to another one"
     file=$DDP_OUT/sweep-$(date -u +%Y%m%dT%H%M%S)-$$.txt
     printf '%s\n' "$points" >"$file"
     count=$(wc -l <"$file")

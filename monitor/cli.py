@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import os
+import signal
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
@@ -12,6 +15,9 @@ from monitor.errors import EXIT_USER, UserError, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What writing to the standard output fails with, where it is a file."""
 
 COMMANDS = {
     "record": "sample the GPUs and the host into a log",
@@ -37,15 +43,33 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str]) -> int:
     """Run a subcommand; its exit code, or 64 with one line if the input is wrong."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name need not be text
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         options = _parser(argv[0] if argv else "").parse_args(argv)
-        return int(options.run(options))
+        code = int(options.run(options))
+        if sys.stdout is not None:  # as with `>&-`
+            sys.stdout.flush()
     except UserError as error:
         say(str(error))
         return EXIT_USER
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0  # the reader of our output has seen enough
+    except OSError as error:
+        if error.errno not in _NO_ROOM or error.filename is not None:
+            raise
+        _drop_output()
+        say(f"output: must have room; found {error.strerror}: make room, or write elsewhere")
+        return EXIT_USER
+    return code
+
+
+def _drop_output() -> None:
+    """Leave nothing for the interpreter to write, and to fail at, when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser(chosen: str) -> _Parser:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Event = dict[str, Any]
+
+_MOST = 2**63
+"""No count, step or byte of a run is as large; larger ones overflow a float."""
+
+_NO_TEXT = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
+"""What JSON can write and no file's name or terminal can hold: NUL, and half a character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,27 @@ def read(data: bytes) -> tuple[list[Event], int]:
 
 def _parse(line: bytes) -> Event | None:
     try:
-        event = json.loads(line)
+        event = json.loads(line, parse_int=_whole)
+        if _NO_TEXT.search(line):
+            event = _as_text(event)
     except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) else None
+
+
+def _whole(digits: str) -> int:
+    value = int(digits)
+    if abs(value) >= _MOST:
+        raise ValueError(digits)
+    return value
+
+
+def _as_text(value: object) -> object:
+    """Put a mark in the place of each character that is none, in keys as well."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode().replace("\0", "?")
+    if isinstance(value, list):
+        return [_as_text(one) for one in value]
+    if isinstance(value, dict):
+        return {_as_text(key): _as_text(one) for key, one in value.items()}
+    return value

@@ -23,10 +23,11 @@ ENDED_STATES = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "TIMEOUT")
 )
 POLL_S = 0.2
+SHARED_CLUSTER = "the shared cluster"
 THINGS = {
-    "cluster": "the shared cluster",
-    "jobs": "the shared cluster",
-    "tests/monitor/test_why_on_slurm.py": "the shared cluster",
+    "cluster": SHARED_CLUSTER,
+    "jobs": SHARED_CLUSTER,
+    "monitor/test_why_on_slurm.py": SHARED_CLUSTER,
     "faults": "a cluster of its own",
     "container": "Docker",
 }
@@ -206,6 +207,24 @@ def patience() -> Callable[[float], float]:
     return on_busy_machine
 
 
+def thing_of(nodeid: str) -> str:
+    """Name what this test shares with others; its own file if that is nothing."""
+    file = nodeid.split("::", maxsplit=1)[0].removeprefix("tests/")
+    return THINGS.get(file.split("/")[0]) or THINGS.get(file, file)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a test that uses the shared cluster and would not wait for its turn."""
+    for item in items:
+        if (
+            "cluster" in getattr(item, "fixturenames", ())
+            and thing_of(item.nodeid) != SHARED_CLUSTER
+        ):
+            raise pytest.UsageError(
+                f"{item.nodeid} uses the shared cluster: add its file to THINGS"
+            )
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep what shares a thing of the machine in one process: `make test` runs several.
@@ -216,9 +235,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByThing(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.split("::", maxsplit=1)[0]
-            folder = file.split("/")[1] if "/" in file else file
-            return THINGS.get(folder) or THINGS.get(file, file)
+            return thing_of(nodeid)
 
     return ByThing(config, log)
 

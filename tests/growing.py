@@ -11,5 +11,24 @@ if TYPE_CHECKING:
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
     """The lines that are there so far; of the last one a part may be, which a reader leaves out."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    return JsonLines(path)()
+
+
+class JsonLines:
+    """The lines of a file that only grows, each read once: for those who look very often."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read: list[dict[str, Any]] = []
+        self._num_bytes = 0
+
+    def __call__(self) -> list[dict[str, Any]]:
+        """The lines so far, as `json_lines` gives them."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._num_bytes)
+                text = file.read()
+            text = text[: text.rfind(b"\n") + 1]  # a part may end within a character
+            self._num_bytes += len(text)
+            self._read += [json.loads(line) for line in text.splitlines()]
+        return self._read

@@ -19,9 +19,11 @@ from trainer.errors import (
     EXIT_USER,
     RunFailedError,
     UserError,
+    missing_package,
 )
 from trainer.options import parse
 from trainer.parallel.layout import plan_layout
+from trainer.parallel.plan import check_blocks
 from trainer.parallel.stages import check_pipeline
 from trainer.profiling import profiled_ranks
 from trainer.ranks import Ranks
@@ -32,8 +34,11 @@ from trainer.workloads.registry import build_workload
 if TYPE_CHECKING:
     from collections.abc import MutableMapping, Sequence
 
+    from trainer.batches import BatchPlan
     from trainer.config import Config
+    from trainer.parallel.layout import Layout
     from trainer.run import Job
+    from trainer.workloads.base import Workload
 
 
 def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
@@ -46,19 +51,8 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         ranks = _ranks(config, env)
         settings = RunSettings.from_environment(env, socket.gethostname())
         workload = build_workload(config)
-        sizes = workload.parallel_sizes()
-        layout = plan_layout(config, ranks, sizes, counts_targets=workload.counts_targets)
-        profiled_ranks(config, ranks.world_size)
-        plan = plan_batches(
-            global_batch_size=config.global_batch_size,
-            micro_batch_size=config.micro_batch_size,
-            dp_rank=layout.dp_rank(ranks.rank),
-            dp_size=layout.dp_size,
-        )
-        check_pipeline(config, layout, sizes, plan.num_microbatches)
-        speaks = (
-            ranks.is_node_main
-        )  # from here on it is about files, which each node has its own of
+        layout, plan = _share_out(config, ranks, workload)
+        speaks = ranks.is_node_main  # from here on it is about files: each node has its own
         workload.check()
         if config.check:
             return EXIT_FINISHED
@@ -84,9 +78,30 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         if speaks:
             print(f"trainer: {error}", file=sys.stderr, flush=True)
         return EXIT_USER
+    except ModuleNotFoundError as error:
+        if speaks:
+            print(f"trainer: {missing_package(error, sys.executable)}", file=sys.stderr, flush=True)
+        return EXIT_USER
     except Exception:  # noqa: BLE001 -- such as a workload of one's own that cannot be built
         traceback.print_exc()
         return EXIT_FAILED
+
+
+def _share_out(config: Config, ranks: Ranks, workload: Workload) -> tuple[Layout, BatchPlan]:
+    """Plan who has which part of model and batch. Raises UserError for what does not fit."""
+    sizes = workload.parallel_sizes()
+    layout = plan_layout(config, ranks, sizes, counts_targets=workload.counts_targets)
+    if config.precision == "fp8":
+        check_blocks(workload.parallel_plan(), config.workload)
+    profiled_ranks(config, ranks.world_size)  # only checked: `Run` asks again
+    plan = plan_batches(
+        global_batch_size=config.global_batch_size,
+        micro_batch_size=config.micro_batch_size,
+        dp_rank=layout.dp_rank(ranks.rank),
+        dp_size=layout.dp_size,
+    )
+    check_pipeline(config, layout, sizes, plan.num_microbatches)
+    return layout, plan
 
 
 def _ranks(config: Config, env: MutableMapping[str, str]) -> Ranks:

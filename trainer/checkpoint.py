@@ -88,7 +88,7 @@ class Checkpoints:
         began_s = time.monotonic()
         if position == self._position:
             if is_best and self.wait() and self._mesh.ranks.is_main:
-                self._folder.point("best", position.step)
+                self._name_best(position.step)
             return
         self.wait()
         self._last_s = began_s
@@ -155,7 +155,7 @@ class Checkpoints:
                     f"--resume {wish}",
                     rule="a complete checkpoint",
                     found=problem,
-                    remedy="name another one, or --resume auto",
+                    remedy="name a folder such as out/RUN/checkpoints/step-100, or --resume auto",
                 )
             skipped.append({"path": str(path), "problem": problem})
             self._damaged.append(path.name)
@@ -255,10 +255,21 @@ class Checkpoints:
             bytes=writing.size_bytes,
         )
         if is_best:
-            self._folder.point("best", step)
+            self._name_best(step)
         best_step = writing.state.position.best_step
         damaged = [name for name in self._damaged if step_of(name) != step]
         self._folder.prune(self._num_kept, kept={f"step-{best_step}"}, damaged=damaged)
+
+    def _name_best(self, step: int) -> None:
+        """Move `best`. Where that fails it stays, and the training goes on."""
+        try:
+            self._folder.point("best", step)
+        except OSError as error:
+            print(
+                f"trainer: `best` stays where it was, not at step {step}: {error.strerror}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _fail(self, step: int, reason: str, text: str) -> None:
         if self._mesh.ranks.is_main:

@@ -16,7 +16,7 @@ import re
 import shutil
 from typing import TYPE_CHECKING
 
-from trainer import manifest
+from trainer import manifest, plain_file
 from trainer.errors import UserError
 from trainer.position import State
 
@@ -67,8 +67,8 @@ class CheckpointFolder:
 
     def _serial(self, name: str) -> float:
         try:
-            return State.from_json((self.path / name / STATE_FILE).read_text("utf-8")).serial
-        except (OSError, ValueError):
+            return State.from_json(plain_file.read_text(self.path / name / STATE_FILE)).serial
+        except (OSError, ValueError, RecursionError):
             return float("inf")
 
     def partial(self, step: int) -> Path:
@@ -105,7 +105,7 @@ class CheckpointFolder:
     def pointed(self, pointer: str) -> str | None:
         """Return the name in a pointer file; None if it names no checkpoint that is there."""
         with contextlib.suppress(OSError, ValueError):
-            name = (self.path / pointer).read_text("utf-8").strip()
+            name = plain_file.read_text(self.path / pointer).strip()
             if step_of(name) is not None and (self.path / name).is_dir():
                 return name
         return None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from trainer.errors import EXIT_USER, UserError
+from trainer.errors import EXIT_USER, UserError, missing_package
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,6 +28,13 @@ class Parser(argparse.ArgumentParser):
         )
 
 
+def path(text: str) -> Path:
+    """An argument that is a path; an unset shell variable is none, and Path("") would be "."."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty path")
+    return Path(text)
+
+
 def run(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     """Return main's exit code, or 64 after one line if the input is wrong."""
     try:
@@ -34,6 +43,12 @@ def run(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     except UserError as error:
         print(f"trainer: {error}", file=sys.stderr, flush=True)
         return EXIT_USER
+    except ModuleNotFoundError as error:
+        print(f"trainer: {missing_package(error, sys.executable)}", file=sys.stderr, flush=True)
+        return EXIT_USER
+    except KeyboardInterrupt:  # a file half-written is removed on the way here
+        print("trainer: stopped by Ctrl-C", file=sys.stderr, flush=True)
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0  # the reader of our output has seen enough

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path  # noqa: TC003 -- tyro reads the annotations
 from typing import Literal, Optional
 
@@ -115,7 +116,8 @@ class Config:
 
     precision: Precision = "fp32"
     """fp32; tf32: the same with matrix products of 10 bits of mantissa, on GPUs from Ampere on; or
-    autocast to bf16 or fp16 (fp16 with a gradient scaler). fp8 is not built yet, and refused."""
+    autocast to bf16 or fp16 (fp16 with a gradient scaler); fp8: bf16 with the matrix products of
+    the workload's blocks in 8 bits, by torchao, on GPUs from Ada or Hopper on."""
 
     clip_grad_norm: Optional[float] = None
     """Clip the gradient to this global norm."""
@@ -248,8 +250,9 @@ class Config:
         """Raise UserError at the first value that breaks its rule."""
         for name, low in _AT_LEAST.items():
             value = getattr(self, name)
-            if value is not None and not value >= low:  # `not >=` also catches nan
-                raise _error(name, f"at least {low}", value)
+            if value is not None and not low <= value < float("inf"):  # also catches nan
+                rule = "a finite number" if value == float("inf") else f"at least {low}"
+                raise _error(name, rule, value)
         for name in ("lr", "clip_grad_norm"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
@@ -292,10 +295,10 @@ def _error(field: str, rule: str, found: object) -> UserError:
 
 
 def _check_precision(precision: Precision) -> None:
-    if precision == "fp8":
+    if precision == "fp8" and find_spec("torchao") is None:
         raise UserError(
-            "--precision",
-            rule="fp32, tf32, bf16 or fp16; fp8 would need scaled layers such as torchao's",
-            found="fp8",
-            remedy="take bf16",
+            "--precision fp8",
+            rule="with torchao, whose layers scale what goes into a product",
+            found="it is not installed",
+            remedy="pip install torchao, or take bf16",
         )

@@ -22,6 +22,17 @@ class UserError(Exception):
         super().__init__(" ".join(f"{what}: {rule}; found {found}; {remedy}".split()))
 
 
+def missing_package(error: ModuleNotFoundError, python: str) -> UserError:
+    """Say which package `python`, the interpreter at hand, lacks."""
+    return UserError(
+        "Python",
+        rule="one with the packages that pyproject.toml names",
+        found=f"no {error.name} in {python}",
+        remedy="run `make demo` once, which installs them into .venv, or install it there, "
+        "or name another Python (DDP_PYTHON)",
+    )
+
+
 class RunFailedError(Exception):
     """The run cannot go on; one line that says it all, and all ranks know."""
 

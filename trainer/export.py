@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer import command, manifest
@@ -19,6 +18,7 @@ from trainer.errors import EXIT_FINISHED, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -31,8 +31,12 @@ _ENDINGS = (_SAFETENSORS, _TORCH, ".pth")
 def main(argv: Sequence[str]) -> int:
     """Export. Raises UserError for wrong input; nothing is written then."""
     parser = command.Parser(prog="python -m trainer.export", description=__doc__)
-    parser.add_argument("checkpoint", type=Path, help="a checkpoint, or a run directory: its last")
-    parser.add_argument("out", type=Path, help="the file to write, or its name without an ending")
+    parser.add_argument(
+        "checkpoint", type=command.path, help="a checkpoint, or a run directory: its last"
+    )
+    parser.add_argument(
+        "out", type=command.path, help="the file to write, or its name without an ending"
+    )
     parser.add_argument(
         "--format",
         choices=("weights", "hf"),
@@ -112,10 +116,11 @@ def _write(target: Path, weights: Mapping[str, Tensor], stored: Stored) -> None:
         manifest.flush(beside)
         beside.replace(target)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise UserError(
             str(target), rule="a file that can be written", found=error, remedy="name another"
         ) from error
+    finally:
+        beside.unlink(missing_ok=True)  # also of one that was interrupted
 
 
 if __name__ == "__main__":

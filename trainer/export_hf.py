@@ -32,9 +32,10 @@ def export_hf(checkpoint: Path, target: Path) -> None:
             manifest.flush(path)
         beside.rename(target)
     except OSError as error:
-        shutil.rmtree(beside, ignore_errors=True)
         raise UserError(
             str(target), rule="a folder that can be written", found=error, remedy="name another"
         ) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)  # also of one that was interrupted
     size_mib = (target / WEIGHTS).stat().st_size / 2**20
     print(f"{target}: {len(weights)} tensors, {size_mib:.1f} MiB, of {checkpoint}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import command
@@ -20,6 +19,7 @@ from trainer.manifest import DamagedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from trainer.loading import Stored
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str]) -> int:
     """Show. Raises UserError for a path that has no checkpoint."""
     parser = command.Parser(prog="python -m trainer.inspect", description=__doc__)
-    parser.add_argument("path", type=Path, help="a checkpoint, or a run directory")
+    parser.add_argument("path", type=command.path, help="a checkpoint, or a run directory")
     parser.add_argument("--json", action="store_true", help="one JSON document, for programs")
     options = parser.parse_args(argv)
     chosen = find(options.path)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer import manifest
+from trainer import manifest, plain_file
 from trainer.checkpoint_folder import STATE_FILE
 from trainer.manifest import DamagedError
 from trainer.position import State
@@ -45,7 +45,7 @@ def look_into(path: Path) -> Stored:
     from trainer.safe_reader import SafeReader  # noqa: PLC0415 -- a second of imports
 
     try:
-        state = State.from_json((path / STATE_FILE).read_text("utf-8"))
+        state = State.from_json(plain_file.read_text(path / STATE_FILE))
         return Stored(path=path, state=state, entries=SafeReader(path).entries())
     except Exception as error:
         raise _damage(error) from error

@@ -8,6 +8,8 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from trainer import plain_file
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
@@ -57,13 +59,13 @@ def write(folder: Path, records: Mapping[str, FileRecord]) -> None:
 def read(folder: Path) -> dict[str, FileRecord]:
     """Read the manifest. Raises DamagedError if there is none, or none that can be understood."""
     try:
-        content = json.loads((folder / FILE).read_text("utf-8"))
+        content = json.loads(plain_file.read_text(folder / FILE))
         if content["version"] != _VERSION:
             raise DamagedError(f"{FILE} is of version {content['version']}, not {_VERSION}")
         records = {name: FileRecord(**values) for name, values in content["files"].items()}
     except OSError as error:
-        raise DamagedError(f"{FILE}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(FILE, error) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{FILE} cannot be read: {error}") from error
     if any("/" in name or name in ("", ".", "..") for name in records):
         raise DamagedError(f"{FILE} names files outside its folder")
@@ -71,14 +73,17 @@ def read(folder: Path) -> dict[str, FileRecord]:
 
 
 def check_sizes(folder: Path, records: Mapping[str, FileRecord]) -> None:
-    """Look at the size of every file: cheap. Raises DamagedError, naming the first wrong one."""
+    """Look at the kind and the size of every file: cheap.
+
+    Raises DamagedError, naming the first wrong one.
+    """
     for name, expected in records.items():
         try:
-            found_bytes = (folder / name).stat().st_size
+            size_bytes = plain_file.size_bytes(folder / name)
         except OSError as error:
-            raise DamagedError(f"{name}: {error.strerror}") from error
-        if found_bytes != expected.bytes:
-            raise DamagedError(f"{name} has {found_bytes} of {expected.bytes} bytes")
+            raise _unreadable(name, error) from error
+        if size_bytes != expected.bytes:
+            raise DamagedError(f"{name} has {size_bytes} of {expected.bytes} bytes")
 
 
 def check_digests(
@@ -89,9 +94,15 @@ def check_digests(
         try:
             found = _look_at(folder / name)
         except OSError as error:
-            raise DamagedError(f"{name}: {error.strerror}") from error
+            raise _unreadable(name, error) from error
         if found != records[name]:
             raise DamagedError(f"{name} has changed since it was written: its SHA-256 differs")
+
+
+def _unreadable(name: str, error: OSError) -> DamagedError:
+    if isinstance(error, plain_file.NotPlainError):
+        return DamagedError(str(error))
+    return DamagedError(f"{name}: {error.strerror}")
 
 
 def flush(path: Path) -> None:

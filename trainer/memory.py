@@ -18,6 +18,7 @@ import torch
 from trainer.beat import LOG
 from trainer.kept import Kept, storages
 from trainer.parallel.plan import ForwardPlan
+from trainer.parallel.stages import num_stages, passes_kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -159,8 +160,10 @@ def expected(parts: Parts) -> MemoryUse:
 
 def _expected_activations(parts: Parts) -> int | None:
     layout, config = parts.mesh.layout, parts.config
-    if layout.pp > 1:
-        return None  # how many microbatches are under way is its schedule's business
+    pp_rank = layout.coordinates(parts.mesh.ranks.rank)["pp"]
+    num_passes = passes_kept(config, layout, pp_rank, parts.plan.num_microbatches)
+    # But for gpipe a head's backward follows its forward.
+    num_heads = num_passes if config.pp_schedule == "gpipe" or layout.pp == 1 else 1
     return parts.workload.activation_bytes(
         ForwardPlan(
             micro_batch_size=parts.plan.micro_batch_size,
@@ -171,6 +174,9 @@ def _expected_activations(parts: Parts) -> int | None:
             tp=layout.tp,
             cp=layout.cp,
             sequence_parallel=layout.sequence_parallel,
+            num_stages=num_stages(config, layout) if layout.pp > 1 else 1,
+            num_passes=num_passes,
+            num_heads=num_heads if pp_rank == layout.pp - 1 else 0,
         )
     )
 

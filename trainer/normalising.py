@@ -55,26 +55,39 @@ class Counted:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._factor = torch.ones((), device=parts.mesh.device)
+        self._total = torch.ones((), device=parts.mesh.device)
+        self._summing: dist.Work | None = None
+        self._factor: Tensor | None = None
+        """None: this step's has not been asked for yet."""
 
     def begin(self, following: Next) -> Next:
-        """Take all microbatches of the step, and count. Ranks meet; no device is waited for."""
+        """Take all microbatches of the step, and count; ranks add up while they go forward."""
         parts = self._parts
         microbatches = [following() for _ in range(parts.plan.num_microbatches)]
+        self._wait()  # for the last step's, if no loss was asked of this stage of a pipeline
         counts = [parts.workload.num_valid(targets) for _, targets in microbatches]
-        total = torch.stack([count for count in counts if count is not None]).sum()
+        self._total = torch.stack([count for count in counts if count is not None]).sum()
+        self._factor = None
         if parts.mesh.is_distributed:
             parts.beat.meet(DATA)
-            dist.all_reduce(total)
-        # The reduction of the gradients divides by the number of ranks with samples of their own,
-        # which this undoes: ranks of cp are averaged, too, each with positions of its own. Ranks
-        # with the same samples, those of tp, are counted in both, here as there.
-        self._factor = parts.mesh.ranks.world_size / total.clamp(min=1)
+            self._summing = dist.all_reduce(self._total, async_op=True)
         return iter(microbatches).__next__
 
     def share(self, loss: Tensor) -> Tensor:
         """Return a sum's part of the mean over all targets that count."""
+        if self._factor is None:
+            self._wait()
+            # The reduction of the gradients divides by the number of ranks with samples of their
+            # own, which this undoes: ranks of cp are averaged, too, each with positions of its own.
+            # Ranks with the same samples, those of tp, are counted in both, here as there.
+            self._factor = self._parts.mesh.ranks.world_size / self._total.clamp(min=1)
         return loss * self._factor
+
+    def _wait(self) -> None:
+        """Wait for the ranks' sum, once. No device is waited for."""
+        if self._summing is not None:
+            self._summing.wait()
+            self._summing = None
 
 
 def choose_normaliser(parts: Parts) -> Normaliser:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.lean import plain_step
-from trainer.parallel.gradients import gradients_of
+from trainer.parallel.gradients import clip, gradients_of
 from trainer.parallel.scaler import scaler_of
 
 if TYPE_CHECKING:
@@ -48,10 +48,11 @@ class Update:
     def apply(self, learning_rate: float, found: Tensor, norm: Tensor | None = None) -> None:
         """Take one step with the gradients that are there, then drop them.
 
-        `found`, shape (), float32, becomes 1 if one of them is not finite: then nothing moves. The
-        scaler of fp16 has its own such check, as its gradients overflow in the ordinary course of
-        things, and leaves `found` alone. `norm`, of the same kind, becomes the gradient's global
-        norm where that is looked at, for clipping.
+        `found`, shape (), float32, becomes 1 if one of them is not finite, or, where they are to be
+        clipped, if their norm is not: then nothing moves. The scaler of fp16 has its own such
+        check, as its gradients overflow in the ordinary course of things, and leaves `found` alone.
+        `norm`, of the same kind, becomes the gradient's global norm where that is looked at, for
+        clipping.
         """
         if self.on_gradients is not None:
             self.on_gradients()
@@ -62,7 +63,7 @@ class Update:
             if self._clip_grad_norm is not None:
                 self.scaler.unscale_(self.optimizer)
                 with torch.no_grad():
-                    self._clip(norm)
+                    self._clip(self._gradients.norm(), norm)
             self.scaler.step(self.optimizer)
             self.scaler.update()
         else:
@@ -72,20 +73,29 @@ class Update:
             parameter.grad = None
 
     def _step_if_finite(self, found: Tensor, norm: Tensor | None) -> None:
-        self._check(found)
+        total = self._look(found)
         if self._is_read:
             if found.item():
                 return
         else:
             self.optimizer.found_inf = found  # type: ignore[attr-defined] # as GradScaler does
-        self._clip(norm)
+        self._clip(total, norm)
         self._step()
 
-    def _clip(self, norm: Tensor | None) -> None:
-        if self._clip_grad_norm is not None:
-            found = self._gradients.clip(self._clip_grad_norm)
+    def _look(self, found: Tensor) -> Tensor | None:
+        """Mark `found`; return the global norm where gradients are clipped, as it tells both."""
+        if self._clip_grad_norm is None:
+            self._check(found)
+            return None
+        total = self._gradients.norm()
+        found.copy_(total.isfinite().logical_not_())
+        return total
+
+    def _clip(self, total: Tensor | None, norm: Tensor | None) -> None:
+        if total is not None and self._clip_grad_norm is not None:
+            clip(self._gradients, total, self._clip_grad_norm)
             if norm is not None:
-                norm.copy_(found)
+                norm.copy_(total)
 
     def _check(self, found: Tensor) -> None:
         """Look at every gradient, in one kernel for each type.

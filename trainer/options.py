@@ -8,6 +8,7 @@ import io
 import re
 import tomllib
 from dataclasses import fields
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _FIELDS = {field.name for field in fields(Config)}
+_KINDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "Path": "a path"}
+_TYPES = {"bool": bool, "int": int, "float": int | float}
+_MAX_FILE_BYTES = 1 << 20
 
 
 def parse(argv: Sequence[str]) -> Config:
@@ -29,7 +33,13 @@ def parse(argv: Sequence[str]) -> Config:
     path = _config_path(argv)
     from_file = _read_toml(path) if path else {}
     rest = {key: value for key, value in from_file.items() if key not in named}
-    return _parse_arguments([*_as_arguments(rest, path), *argv])
+    words = [*_as_arguments(rest, path), *argv]
+    for field in sorted({*rest, *named}):
+        if _kind(field) == "Path" and not _value_of(field, words):  # Path("") would be Path(".")
+            raise UserError(
+                option_name(field), rule="a path", found="an empty one", remedy="name one"
+            )
+    return _parse_arguments(words)
 
 
 def _named_options(argv: Sequence[str]) -> set[str]:
@@ -48,46 +58,60 @@ def _named_options(argv: Sequence[str]) -> set[str]:
 
 
 def _config_path(argv: Sequence[str]) -> Path | None:
-    path = None
-    for number, word in enumerate(argv, start=1):
-        if word == "--config" and number < len(argv):
-            path = Path(argv[number])
-        elif word.startswith("--config="):
-            path = Path(word.partition("=")[2])
-    return path
+    path = _value_of("config", argv)
+    return Path(path) if path else None
 
 
 def _read_toml(path: Path) -> dict[str, object]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"--config {path}", rule="a readable TOML file", found=error, remedy="correct the file"
-        ) from error
-    options = {key.replace("-", "_"): value for key, value in table.items()}
-    for key in options:
+        with path.open("rb") as file:
+            raw = file.read(_MAX_FILE_BYTES + 1)  # whatever it is, it may not be endless
+        text = raw.decode("utf-8-sig").replace("\r\n", "\n")
+        table = tomllib.loads(text) if len(raw) <= _MAX_FILE_BYTES else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unreadable(path, getattr(error, "strerror", None) or error) from error
+    if table is None:
+        raise _unreadable(path, "more than 1 MiB")
+    options: dict[str, object] = {}
+    for name, value in table.items():
+        key = name.replace("-", "_")
         if key not in _FIELDS or key == "config":
-            raise _unknown(f"key {key!r} in {path}", key, sorted(_FIELDS - {"config"}))
+            raise _unknown(f"key {name!r} in {path}", key, sorted(_FIELDS - {"config"}))
+        if key in options:
+            raise _wrong_key(path, name, "named once", "it with dashes and with underscores")
+        options[key] = value
     return options
+
+
+def _unreadable(path: Path, found: object) -> UserError:
+    return UserError(
+        f"--config {path}", rule="a readable TOML file", found=found, remedy="correct the file"
+    )
 
 
 def _as_arguments(options: Mapping[str, object], path: Path | None) -> list[str]:
     """TOML values as command-line words, so that one parser checks both."""
     words = []
     for key, value in options.items():
-        name = option_name(key)
+        name, kind = option_name(key), _kind(key)
+        expected = _TYPES.get(kind, str | int | float)
+        if not isinstance(value, expected) or isinstance(value, bool) != (kind == "bool"):
+            raise _wrong_key(path, key, _KINDS.get(kind, "a string"), repr(value))
         if isinstance(value, bool):
             words.append(name if value else "--no-" + name[2:])
-        elif isinstance(value, str | int | float):
-            words.append(f"{name}={value}")
         else:
-            raise UserError(
-                f"key {key!r} in {path}",
-                rule="a string, a number or a boolean",
-                found=repr(value),
-                remedy="correct the file",
-            )
+            words.append(f"{name}={value}")
     return words
+
+
+def _wrong_key(path: Path | None, key: str, rule: str, found: str) -> UserError:
+    return UserError(f"key {key!r} in {path}", rule=rule, found=found, remedy="correct the file")
+
+
+def _kind(field: str) -> str:
+    """The type in a field's annotation, such as int of Optional[int]."""
+    annotation = str(Config.__dataclass_fields__[field].type)
+    return annotation.removeprefix("Optional[").removesuffix("]")
 
 
 def _parse_arguments(words: Sequence[str]) -> Config:
@@ -100,12 +124,45 @@ def _parse_arguments(words: Sequence[str]) -> Config:
     except SystemExit as ended:
         if not ended.code:
             raise
-        raise UserError(
+        raise _complaint(_one_line(said.getvalue()), words) from None
+
+
+def _complaint(told: str, words: Sequence[str]) -> UserError:
+    """tyro's words for a programmer, in words for a user; those not known as they are."""
+    if match := re.search(r"Error parsing (--[\w-]+)", told):
+        name = match[1]
+        field = name[2:].replace("-", "_")
+        found = repr(_value_of(field, words))
+        return UserError(name, rule=_KINDS[_kind(field)], found=found, remedy="change it")
+    if match := re.search(r"choice (.*) for argument '(--[\w-]+)'. Expected one of \((.*)\)", told):
+        return UserError(
+            match[2], rule=f"one of {match[3]}", found=match[1], remedy="take one of them"
+        )
+    if match := re.search(r"Missing value for argument '(--[\w-]+)'", told):
+        return UserError(match[1], rule="a value after it", found="none", remedy="give one")
+    if match := re.search(r"Unrecognized options: (.*)", told):
+        return UserError(
             "command line",
-            rule="options with values of their type",
-            found=_one_line(said.getvalue()),
+            rule="only options, with a value after each that needs one",
+            found=f"{match[1]!r}, which belongs to none",
             remedy="see python -m trainer --help",
-        ) from None
+        )
+    return UserError(
+        "command line",
+        rule="options with values of their type",
+        found=told,
+        remedy="see python -m trainer --help",
+    )
+
+
+def _value_of(field: str, words: Sequence[str]) -> str:
+    """The last value given to an option, as `--name value` or `--name=value`."""
+    value = ""
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        name, is_joined, joined = word.partition("=")
+        if name[2:].replace("-", "_") == field:
+            value = joined if is_joined else following
+    return value
 
 
 def _one_line(boxed: str) -> str:
@@ -116,8 +173,8 @@ def _one_line(boxed: str) -> str:
 
 
 def _unknown(what: str, field: str, valid: Sequence[str]) -> UserError:
-    near = difflib.get_close_matches(field, sorted(_FIELDS), n=1)
-    hint = f"did you mean {near[0].replace('_', '-')}? " if near else ""
+    near = difflib.get_close_matches(field, [v.removeprefix("--") for v in valid], n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
     return UserError(
         what, rule="a known name", found="none such", remedy=f"{hint}valid: {', '.join(valid)}"
     )

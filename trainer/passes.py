@@ -71,6 +71,9 @@ class ThroughPipeline:
         self._table = table
         self._pipeline = pipeline
         self._normaliser = choose_normaliser(parts)
+        self._one = torch.ones((), device=parts.mesh.device)
+        self._scale = self._one
+        """fp16's, of this step: asked for on every rank, for all of them undo it."""
         pipeline.around = self._computing
         pipeline.prepare(parts.plan.num_microbatches, self._loss)
 
@@ -79,10 +82,11 @@ class ThroughPipeline:
         parts = self._parts
         following = self._normaliser.begin(following)
         microbatches = [following() for _ in range(parts.plan.num_microbatches)]
+        self._scale = parts.update.scaler.scale(self._one)
         parts.beat.meet(BACKWARD)
         for loss in self._pipeline.step(microbatches):
             # A step's loss is the mean over all ranks, and those of other stages have none.
-            self._table.add_loss(loss * parts.mesh.layout.pp)
+            self._table.add_loss(loss / self._scale * parts.mesh.layout.pp)
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:
@@ -95,7 +99,7 @@ class ThroughPipeline:
         with autocast(self._parts.config.precision, self._parts.mesh.device):
             loss = self._parts.workload.loss(outputs, targets)
         loss = self._normaliser.share(loss)
-        return loss * one_if_finite(torch.ones_like(loss), loss.detach())
+        return loss * self._scale * one_if_finite(self._one, loss.detach())
 
 
 def choose_passes(parts: Parts, table: StepTable) -> Passes:

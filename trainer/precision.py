@@ -13,27 +13,33 @@ if TYPE_CHECKING:
     from trainer.config import Precision
 
 NOTHING = contextlib.nullcontext()
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_AMPERE = (8, 0)  # compute capability
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+"""What is computed in where it is not fp32; under fp8 that is what is left beside its products."""
+_AMPERE, _ADA = (8, 0), (8, 9)  # compute capabilities
 
 
 def autocast(precision: Precision, device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Return what to compute a forward in; fp32 needs nothing."""
-    dtype = _DTYPES.get(precision)
+    dtype = HALVES.get(precision)
     return NOTHING if dtype is None else torch.autocast(device.type, dtype)
 
 
 def set_up(precision: Precision, device: torch.device) -> None:
     """Get this process ready for `precision`. Raises UserError where the device has none."""
-    if precision != "tf32":
-        return
-    if device.type != "cuda":
-        found = device.type
-    elif torch.cuda.get_device_capability(device) < _AMPERE:
-        found = torch.cuda.get_device_name(device)
-    else:
-        torch.set_float32_matmul_precision("high")  # convolutions take TF32 unless told otherwise
-        return
-    raise UserError(
-        "--precision tf32", rule="a GPU from Ampere on", found=found, remedy="take fp32"
-    )
+    if precision == "tf32":
+        if device.type != "cuda":
+            raise _error(precision, "a GPU from Ampere on", device.type, "take fp32")
+        _check_gpu(precision, "a GPU from Ampere on", _AMPERE, device)
+        # Convolutions take TF32 unless told otherwise.
+        torch.set_float32_matmul_precision("high")
+    if precision == "fp8" and device.type == "cuda":  # a CPU has it, too: slow, but to try it
+        _check_gpu(precision, "a GPU from Ada or Hopper on", _ADA, device)
+
+
+def _check_gpu(precision: Precision, rule: str, lowest: tuple[int, int], gpu: torch.device) -> None:
+    if torch.cuda.get_device_capability(gpu) < lowest:
+        raise _error(precision, rule, torch.cuda.get_device_name(gpu), "take bf16 or fp32")
+
+
+def _error(precision: Precision, rule: str, found: str, remedy: str) -> UserError:
+    return UserError(f"--precision {precision}", rule=rule, found=found, remedy=remedy)

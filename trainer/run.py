@@ -20,6 +20,7 @@ from trainer.ending import closing_block, out_of_time, summary_of
 from trainer.errors import UserError
 from trainer.evaluation import Evaluation
 from trainer.events import EventLog
+from trainer.heap import keep_freed_memory
 from trainer.identity import identity_of
 from trainer.lean import without_compiler
 from trainer.loop import Loop
@@ -95,6 +96,8 @@ class Run:
         if self._job.config.deterministic:
             be_deterministic(env)
         self._mesh = open_mesh(self._job.ranks, env, settings.node, self._job.layout)
+        if self._mesh.device.type == "cpu":
+            keep_freed_memory(env)
         set_up(self._job.config.precision, self._mesh.device)
         check_device(self._job.config, self._mesh.device)
         loop = self._build(self._mesh)
@@ -142,7 +145,12 @@ class Run:
             is_forced=config.force,
             elsewhere=trained.elsewhere,
         )
-        resumed = resume(config.resume, fresh)
+        try:
+            resumed = resume(config.resume, fresh)
+        except UserError:
+            if job.ranks.is_main:
+                _remove_empty(run_dir / "checkpoints", run_dir)
+            raise
         if job.ranks.is_main:
             total_steps = learning_rate.total_steps
             _greet(mesh, trained.num_parameters, run_dir, resumed.position, total_steps)
@@ -287,6 +295,13 @@ def _open_run_dir(job: Job, mesh: Mesh) -> tuple[Path, EventLog]:
     )
 
 
+def _remove_empty(*folders: Path) -> None:
+    """Leave nothing behind of a start that was refused."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
 def _learning_rate(job: Job, steps_per_epoch: int) -> LearningRate:
     config = job.config
     total_steps = (config.epochs or job.workload.default_epochs) * steps_per_epoch
@@ -330,6 +345,10 @@ def _build_model(job: Job, mesh: Mesh, seed: int) -> _Trained:
     whole = job.workload.build_model() if empty is None else empty
     num_parameters = sum(p.numel() for p in whole.parameters())
     plan = job.workload.parallel_plan()
+    if config.precision == "fp8":
+        from trainer.parallel.float8 import convert  # noqa: PLC0415 -- needs a package of its own
+
+        convert(whole, plan)
     share = share_out(whole, plan, mesh.layout, job.ranks.rank, config)
     model = share.model if empty is not None else share.model.to(mesh.device)
     is_lean = not (config.compile or is_sharded or config.activation_checkpointing != "none")

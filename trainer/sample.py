@@ -6,7 +6,6 @@ CHECKPOINT is one of --workload lm, or a run directory: its last. The same seed 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer import command
@@ -16,6 +15,7 @@ from trainer.tokens_of import coder_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from torch import Generator, Tensor
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str]) -> int:
     """Print the prompt and what follows. Raises UserError for wrong input."""
     parser = command.Parser(prog="python -m trainer.sample", description=__doc__)
-    parser.add_argument("checkpoint", type=Path, help="a checkpoint, or a run directory: its last")
+    parser.add_argument(
+        "checkpoint", type=command.path, help="a checkpoint, or a run directory: its last"
+    )
     parser.add_argument("--prompt", required=True, help="the text to go on from")
     parser.add_argument("--tokens", type=int, default=200, help="how many to add (200)")
     parser.add_argument(
@@ -35,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tokenizer", default="bytes", help="bytes (default) or a tokenizer.json")
     options = parser.parse_args(argv)
     coder = coder_named(options.tokenizer)
-    prompt = coder.encode(options.prompt)
+    prompt = coder.encode(options.prompt.encode("utf-8", "replace").decode())
     if not prompt or options.tokens < 0 or not options.temperature >= 0:
         raise UserError(
             "--prompt, --tokens, --temperature",

@@ -11,8 +11,8 @@ tokenizer is a tokenizer.json of Hugging Face's.
 from __future__ import annotations
 
 import json
+import re
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer import command
@@ -22,13 +22,17 @@ from trainer.workloads.token_file import BYTES, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a character of UTF-16, which JSON can name alone."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Tokenize. Raises UserError for wrong input; nothing is written then."""
     parser = command.Parser(prog="python -m trainer.tokenize", description=__doc__)
-    parser.add_argument("input", type=Path, nargs="+", help="a text, a .jsonl, or a folder")
-    parser.add_argument("--out", type=Path, required=True, help="the file to write")
+    parser.add_argument("input", type=command.path, nargs="+", help="a text, a .jsonl, or a folder")
+    parser.add_argument("--out", type=command.path, required=True, help="the file to write")
     parser.add_argument("--tokenizer", default=BYTES, help="bytes (default), or a tokenizer.json")
     parser.add_argument("--eos", help="the token that ends a document, if its name is unusual")
     parser.add_argument("--force", action="store_true", help="overwrite what is there")
@@ -90,18 +94,21 @@ def _documents(files: Iterable[Path]) -> Iterator[str]:
 
 def _lines(file: Path) -> Iterator[str]:
     """Yield the texts of a .jsonl file."""
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
                 text = json.loads(line)["text"]
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 found = f"{type(error).__name__}: {error}"
                 rule = 'an object with a field "text" in each line'
                 raise _input_error(f"{file}, line {number}", rule, found) from error
             if not isinstance(text, str):
                 raise _input_error(f"{file}, line {number}", 'a string as "text"', repr(text)[:50])
+            if half := _SURROGATE.search(text):
+                rule = "a text that UTF-8 can hold"
+                raise _input_error(f"{file}, line {number}", rule, f"half a character: {half[0]!r}")
             yield text
 
 

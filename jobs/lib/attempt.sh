@@ -11,7 +11,7 @@ attempts_run() {
         attempt_step
         attempt_close
         [[ $DECISION == restart ]] || return 0
-        attempt_wait "$DELAY_S"
+        pause_unless_stopped "$DELAY_S"
         attempt_next
     done
 }
@@ -21,7 +21,7 @@ attempts_count() {
     local decision attempt
     checkpoint_latest
     LATEST_AT_JOB_START=$LATEST
-    decision=$(grep -s '"event": "decision"' "$DDP_RUN_DIR/events.jsonl" | tail -n 1) || :
+    decision=$(grep -as '"event": "decision"' "$DDP_RUN_DIR/events.jsonl" | tail -n 1) || :
     case $(event_field decision "$decision") in
         requeue | successor)
             IDLE=$(event_field idle "$decision")
@@ -31,7 +31,7 @@ attempts_count() {
     # Slurm requeues a job whose node died, too, and then nobody was left to decide and to count.
     attempt=$(event_field attempt "$decision") || :
     if ((${SLURM_RESTART_COUNT:-0} > 0 && DDP_ATTEMPT - 1 > ${attempt:-0})) &&
-        ! grep -qs "\"event\": \"checkpoint\".*\"attempt\": $((DDP_ATTEMPT - 1))," "$DDP_RUN_DIR/events.jsonl"; then
+        ! grep -aqs "\"event\": \"checkpoint\".*\"attempt\": $((DDP_ATTEMPT - 1))," "$DDP_RUN_DIR/events.jsonl"; then
         IDLE=$((IDLE + 1))
     fi
 }
@@ -115,12 +115,6 @@ attempt_judge() {
 # Has this run, since it was submitted, a checkpoint of its own?
 attempt_carries_on() {
     if ((CARRIES_ON)) || [[ $LATEST != "$LATEST_AT_JOB_START" ]]; then echo true; else echo false; fi
-}
-
-# attempt_wait SECONDS: a signal ends it.
-attempt_wait() {
-    local deadline=$((SECONDS + $1))
-    while ((SECONDS < deadline)) && [[ ! $STOP_SIGNAL ]]; do pause 0.2; done
 }
 
 # attempt_next: what is different in every attempt: its number, its token and its port.

@@ -103,13 +103,25 @@ decide_count_idle() {
 }
 
 decide_idle_words() {
+    local missed='no new checkpoint' remedy=''
+    if ((IS_OWN_COMMAND)); then
+        missed+=" by the word of $DDP_RUN_DIR/checkpoints/latest"
+        remedy='; a command that writes none there needs a higher DDP_MAX_IDLE_RESTARTS'
+    fi
     if ((IDLE == 1)); then
-        echo 'this start brought no new checkpoint (DDP_MAX_IDLE_RESTARTS=0)'
+        echo "this start brought $missed (DDP_MAX_IDLE_RESTARTS=0)$remedy"
     else
-        echo "$IDLE starts in a row brought no new checkpoint"
+        echo "$IDLE starts in a row brought $missed$remedy"
     fi
 }
 
+# decide_from: a command of the user's own may keep checkpoints that nobody here knows of.
 decide_from() {
-    if [[ $LATEST ]]; then echo "from step ${LATEST#step-}"; else echo 'from the beginning'; fi
+    if [[ $LATEST ]]; then
+        echo "from step ${LATEST#step-}"
+    elif ((IS_OWN_COMMAND)); then
+        echo 'where the command itself carries on'
+    else
+        echo 'from the beginning'
+    fi
 }

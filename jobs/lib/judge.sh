@@ -45,7 +45,8 @@ judge_blame() {
 }
 
 # judge_read: fills up, first, stopped, verdict and LOST of judge_failure. A rank that loses a peer ends
-# with 70, often before that peer's own launcher can tell: any other code is the cause, not that one.
+# with 70, often before that peer's own launcher can tell: any other code is the cause, not that one. A
+# foreign program ends with 1 for cause and consequence: there its last words tell.
 judge_read() {
     local line rank code failed=''
     while IFS= read -r line; do
@@ -60,15 +61,25 @@ judge_read() {
                 ((code)) || continue
                 if [[ $line == *'"requested": true'* ]]; then
                     stopped=${stopped:-$line}
-                elif ((code == EXIT_FAILED)); then
+                elif [[ $first ]]; then
+                    continue
+                elif ((code == EXIT_FAILED)) || judge_only_follows "$rank" "$code"; then
                     failed=${failed:-$line}
                 else
-                    first=${first:-$line}
+                    first=$line
                 fi
                 ;;
         esac
-    done < <(grep -E "\"event\": \"(rank_up|rank_end|verdict|lost_node)\".*\"attempt\": $DDP_ATTEMPT," "$DDP_RUN_DIR/events.jsonl" || :)
+    done < <(grep -aE "\"event\": \"(rank_up|rank_end|verdict|lost_node)\".*\"attempt\": $DDP_ATTEMPT," "$DDP_RUN_DIR/events.jsonl" || :)
     first=${first:-$failed}
+}
+
+# judge_only_follows RANK CODE: does the end of its log say that a peer went away? Whom a signal killed
+# said nothing of it. Each of these words stands in FOLLOWS of monitor/runs/failure.py, too, which has
+# more: it reads the line of the failure, and not all of the last ones.
+judge_only_follows() {
+    (($2 < 128)) && tail -n 5 -- "$DDP_RUN_DIR/logs/rank-$1.log" 2>/dev/null |
+        grep -qE 'Connection (closed|reset) by (remote )?peer|remote process exited|ncclRemoteError'
 }
 
 # judge_lost NODE HOW
@@ -101,7 +112,18 @@ judge_tell_lost() {
 
 # judge_code: the first failing rank's code, else what the step itself ended with.
 judge_code() {
-    if [[ $FAILED_RANK || $FAILED_NODE ]]; then echo "$FAILED_CODE"; else echo "$STEP_CODE"; fi
+    if [[ $FAILED_RANK || $FAILED_NODE ]]; then
+        echo "$FAILED_CODE"
+    elif judge_is_foreign_image; then
+        echo "$EXIT_USAGE"
+    else
+        echo "$STEP_CODE"
+    fi
+}
+
+# With code 2 Slurm says that the program is not there: the launcher, in an image that is not ours.
+judge_is_foreign_image() {
+    [[ $PLACE == host-image && ! $FAILED_RANK ]] && ((STEP_CODE == 2))
 }
 
 # judge_words: what happened, in the words of the job's last line.
@@ -109,6 +131,8 @@ judge_words() {
     local log=$DDP_RUN_DIR/logs/rank-$FAILED_RANK.log
     if ((CODE == 0)); then
         echo "all $WORLD_SIZE ranks finished; $DDP_RUN_DIR"
+    elif ((CODE == EXIT_STOPPED && IS_OWN_COMMAND)) && [[ $FAILED_RANK && ! $STOP_SIGNAL ]]; then
+        echo "rank $FAILED_RANK on $FAILED_NODE asks by code $CODE to go on later; $(judge_checkpoint)"
     elif ((CODE == EXIT_STOPPED)) && [[ $FAILED_RANK ]]; then
         echo "stopped on request${STOP_SIGNAL:+ (SIG$STOP_SIGNAL)}, code $CODE; $(judge_checkpoint)"
     elif ((CODE == EXIT_STOPPED)); then
@@ -117,6 +141,8 @@ judge_words() {
         echo "$VERDICT"
     elif [[ $LOST ]]; then
         echo "node $FAILED_NODE is lost with ${FAILED_RANK:+rank $FAILED_RANK and }all of its ranks, code $CODE: $LOST_HOW"
+    elif judge_is_foreign_image; then
+        echo "DDP_IMAGE must be an image of this project's Dockerfile, found no /opt/ddp/jobs/launcher.sh in $DDP_IMAGE: name it with sbatch --container-image instead (docs/image.md), or build upon it with --build-arg BASE_IMAGE"
     elif [[ ! $FAILED_RANK ]]; then
         echo "the ranks could not be started: the step $(describe_code "$CODE"), see the lines above"
     elif [[ $STOP_SIGNAL ]] && ((FAILED_BY_REQUEST)); then
@@ -130,7 +156,7 @@ judge_checkpoint() {
     if [[ $LATEST ]]; then
         echo "the newest checkpoint is $LATEST"
     elif ((IS_OWN_COMMAND)); then
-        echo 'the command says so that it wrote a checkpoint'
+        echo 'by this code the command says that it wrote a checkpoint'
     else
         echo 'there is no checkpoint yet'
     fi

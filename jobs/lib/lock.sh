@@ -17,17 +17,22 @@ lock_take() {
     local owner said=0 said_at=0
     lock_try
     [[ ! $LOCK_FILE ]] || return 0
+    if [[ $(<"$WORK_DIR/owner") == nobody ]]; then
+        rmdir -- "$DDP_RUN_DIR" 2>/dev/null || :
+        die "the run directory must be writable, found that no file can be written into $DDP_RUN_DIR: is the disk full, or a quota reached?"
+    fi
     [[ $DDP_ON_BUSY == wait ]] || lock_refuse
-    trap 'lock_stop' INT TERM HUP USR1
-    while [[ ! $LOCK_FILE ]]; do
+    trap 'STOP_SIGNAL=TERM INTERRUPTED=1' INT TERM HUP USR1
+    while [[ ! $LOCK_FILE && ! $STOP_SIGNAL ]]; do
         read -r owner <"$WORK_DIR/owner"
         if ((! said || SECONDS - said_at >= DDP_TIMESTAMP_INTERVAL)); then
             log_info "waiting for the run ${DDP_RUN_DIR##*/}: it belongs to $owner"
             said=1 said_at=$SECONDS
         fi
-        pause 2
+        pause_unless_stopped 2
         lock_try
     done
+    if [[ $STOP_SIGNAL ]]; then lock_stop; fi
     trap - INT TERM HUP USR1
 }
 
@@ -38,6 +43,7 @@ lock_refuse() {
 }
 
 lock_stop() {
+    lock_release '' # it may just have become ours
     log_info "stopped while waiting for the run ${DDP_RUN_DIR##*/}; nothing was started"
     exit "$EXIT_STOPPED"
 }
@@ -53,8 +59,8 @@ lock_attempt() {
     local number owner='' mine=$DDP_RUN_DIR/.lock-$DDP_LAUNCH_ID
     rm -f -- "$WORK_DIR/lock"
     number=$(lock_number)
-    if ! lock_line >"$mine"; then
-        echo "nobody, but no lock could be written into $DDP_RUN_DIR" >"$WORK_DIR/owner"
+    if ! { lock_line >"$mine"; } 2>/dev/null; then
+        echo nobody >"$WORK_DIR/owner"
     elif ((number)) && { ! read -r owner <"$DDP_RUN_DIR/lock.$number"; } 2>/dev/null; then
         echo 'another job that has just taken it' >"$WORK_DIR/owner"
     elif ((number)) && lock_is_held "$owner" "$number" "$mine"; then

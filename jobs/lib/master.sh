@@ -66,6 +66,8 @@ master_probe() {
 # master_choose_address NODE INTERFACE_ADDRESS
 master_choose_address() {
     if [[ -v MASTER_ADDR ]]; then
+        [[ $MASTER_ADDR && $MASTER_ADDR != *[[:space:]]* ]] ||
+            die "MASTER_ADDR must be a host's name or address, found '$MASTER_ADDR': correct it, or unset it for the node of rank 0"
         ((NUM_NODES == 1)) || ! is_loopback "$MASTER_ADDR" ||
             die "MASTER_ADDR must not be a loopback address with $NUM_NODES nodes, found '$MASTER_ADDR': unset it, or set DDP_IFACE"
         setting_note MASTER_ADDR 'the environment'

@@ -5,6 +5,7 @@
 place_detect() {
     UNDER_SLURM=0 IN_CONTAINER=0 INTERACTIVE=0 HAVE_CLIENT=0
     if [[ ${SLURM_JOB_ID-} ]]; then UNDER_SLURM=1; fi
+    place_check_slurm
     if place_is_container; then IN_CONTAINER=1; fi
     # sbatch alone says BATCH; srun --pty and salloc leave it out.
     if ((UNDER_SLURM)) && [[ ${ENVIRONMENT-} != BATCH || ${SLURM_PTY_PORT-} ]]; then INTERACTIVE=1; fi
@@ -16,6 +17,17 @@ place_detect() {
     NUM_NODES_WANTED=$NUM_NODES
 }
 
+# Numbers of Slurm's that we reckon with: half an environment, copied from elsewhere, is told at once.
+place_check_slurm() {
+    local name
+    ((UNDER_SLURM)) || return 0
+    for name in SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_NNODES SLURM_NTASKS SLURM_NTASKS_PER_NODE \
+        SLURM_CPUS_PER_TASK SLURM_CPUS_ON_NODE; do
+        [[ ${!name:-1} =~ ^[1-9][0-9]*$ ]] ||
+            die "$name must be a whole number from 1 on, as Slurm sets it, found '${!name}': start with sbatch, salloc or srun, or unset SLURM_JOB_ID to run without Slurm"
+    done
+}
+
 # Pyxis leaves its options in the environment of a batch script it put into a container; our image
 # says where it keeps the project.
 place_is_container() {
@@ -25,7 +37,7 @@ place_is_container() {
 
 place_name_job() {
     JOB_ID_ORIGIN='Slurm'
-    if [[ ${SLURM_ARRAY_TASK_ID-} ]]; then
+    if [[ ${SLURM_ARRAY_JOB_ID-} && ${SLURM_ARRAY_TASK_ID-} ]]; then
         JOB_ID=${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}
     elif ((UNDER_SLURM)); then
         JOB_ID=$SLURM_JOB_ID
@@ -39,9 +51,18 @@ place_name_job() {
 }
 
 # A client counts only if the controller answers it: in a container, its plugins, configuration and
-# munge socket may be missing although the program is there.
+# munge socket may be missing although the program is there; and it takes no step from another user.
 place_has_client() {
-    command -v srun >/dev/null && command -v scontrol >/dev/null && JOB_INFO=$(job_info)
+    command -v srun >/dev/null && command -v scontrol >/dev/null && JOB_INFO=$(job_info) && place_is_owner
+}
+
+# In a container that is remapped to root, its clients say that they are root.
+place_is_owner() {
+    local owner
+    owner=$(job_field UserId "$JOB_INFO")
+    if ((! IN_CONTAINER)) || [[ ! $owner =~ \(([0-9]+)\)$ ]] || ((BASH_REMATCH[1] == EUID)); then return 0; fi
+    log_info "Slurm's client must run as the job's user $owner, found that this container is remapped to user $EUID: add --no-container-remap-root, or PYXIS_CONTAINER_REMAP_ROOT=0"
+    return 1
 }
 
 place_choose() {
@@ -53,10 +74,11 @@ place_choose() {
     fi
     NUM_NODES=${SLURM_JOB_NUM_NODES:-${SLURM_NNODES:-1}}
     if place_has_client; then HAVE_CLIENT=1; fi
-    if ((IN_CONTAINER && HAVE_CLIENT)); then
+    if ((IN_CONTAINER && HAVE_CLIENT)) && place_hands_image_on; then
         PLACE=container-srun
     elif ((IN_CONTAINER)); then
         PLACE=container-local
+        ((NUM_NODES == 1 || ! HAVE_CLIENT)) || place_die_no_image
         ((NUM_NODES == 1)) || place_die_no_way
     elif ((HAVE_CLIENT)) && [[ ${DDP_IMAGE-} ]]; then
         PLACE=host-image
@@ -72,6 +94,19 @@ place_choose() {
     fi
 }
 
+# Without it srun would start the ranks on the bare machines.
+place_hands_image_on() {
+    local pyxis=SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container name
+    for name in "${pyxis}_image" "${pyxis}_name" PYXIS_CONTAINER_IMAGE PYXIS_CONTAINER_NAME; do
+        if [[ ${!name-} ]]; then return 0; fi
+    done
+    return 1
+}
+
+place_die_no_image() {
+    die "the ranks of $NUM_NODES nodes must start in the image, found that srun in this container does not know it (sbatch hands it on, srun does not): DDP_IMAGE=./ddp.sqsh jobs/interactive.sh, or export PYXIS_CONTAINER_IMAGE=./ddp.sqsh before srun"
+}
+
 place_die_no_way() {
     log_info "the ranks of $NUM_NODES nodes need srun, and no Slurm client works here; paste one of these:"
     log_info "    eval \"\$(container/pyxis_env.sh)\" && sbatch --container-image=./ddp.sqsh jobs/prelaunch.sh   # on the submit host: mounts the client"
@@ -82,6 +117,8 @@ place_die_no_way() {
 place_check_image() {
     if [[ $DDP_IMAGE == [./]* ]]; then
         [[ -r $DDP_IMAGE ]] || die "DDP_IMAGE must be a readable squashfs file, found nothing at '$DDP_IMAGE': make it with container/to_squashfs.sh ddp ddp.sqsh"
+        [[ $(head -c 4 -- "$DDP_IMAGE" 2>/dev/null | tr -d '\0') == hsqs ]] ||
+            die "DDP_IMAGE must be a squashfs file, found something else at '$DDP_IMAGE': make it with container/to_squashfs.sh ddp ddp.sqsh"
     elif [[ -e $DDP_IMAGE ]]; then
         die "DDP_IMAGE must begin with / or . (else Pyxis takes it for a registry image), found '$DDP_IMAGE': write ./$DDP_IMAGE"
     fi

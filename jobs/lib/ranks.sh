@@ -63,6 +63,7 @@ ranks_check() {
     if ((IS_NODE_TASK)); then return 0; fi
     require_integer WORLD_SIZE "$WORLD_SIZE" 1 999999999
     require_integer RANK "$RANK" 0 $((WORLD_SIZE - 1))
+    require_integer LOCAL_WORLD_SIZE "$LOCAL_WORLD_SIZE" 1 "$WORLD_SIZE"
     require_integer LOCAL_RANK "$LOCAL_RANK" 0 $((LOCAL_WORLD_SIZE - 1))
     require_integer MASTER_PORT "${MASTER_PORT-}" 1 65535
 }

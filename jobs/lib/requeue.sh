@@ -70,7 +70,9 @@ requeue_job() {
         return 0
     fi
     if [[ $DECISION == requeue ]]; then
-        if said=$(timeout 60 scontrol requeue "$(requeue_name)" 2>&1); then
+        # Where a node died, Slurm may requeue the job in this very second and refuse ours.
+        if said=$(timeout 60 scontrol requeue "$(requeue_name)" 2>&1) ||
+            [[ $(requeue_fate "$(job_info || :)") == requeued ]]; then
             requeue_exclude
             return 0
         fi

@@ -60,7 +60,9 @@ settings_cpus() {
 
 settings_run() {
     setting DDP_OUT 'out/ in the submit directory' "$SUBMIT_DIR/out"
+    [[ $DDP_OUT ]] || die "DDP_OUT must name a directory, found an empty name: correct it, or unset it for out/ in the submit directory"
     [[ $DDP_OUT == /* ]] || DDP_OUT=$PWD/$DDP_OUT
+    [[ $DDP_OUT$JOBS_DIR != *$'\n'* ]] || die "the project's and the output's directory must have no line break in their names, found $JOBS_DIR and $DDP_OUT: rename them"
     setting DDP_JOB_ID "$JOB_ID_ORIGIN" "$JOB_ID"
     if [[ -v DDP_RUN_NAME ]]; then
         [[ $DDP_RUN_NAME =~ ^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$ ]] ||
@@ -78,15 +80,23 @@ settings_run() {
     setting DDP_MONITOR 'the default' 1
     DDP_MONITOR=$(parse_switch DDP_MONITOR "$DDP_MONITOR")
     setting DDP_MONITOR_INTERVAL 'the default' 15
+    require_integer DDP_MONITOR_INTERVAL "$DDP_MONITOR_INTERVAL" 1 86400
     setting DDP_TIMESTAMP_INTERVAL 'the default' 120
     require_integer DDP_TIMESTAMP_INTERVAL "$DDP_TIMESTAMP_INTERVAL" 1 86400
     settings_grace
     settings_restarts
     settings_end_time
+    settings_buffer
+}
+
+# A log is a file, and Python keeps the last 8 KiB for a file to itself: the words before a SIGKILL, a
+# crash or a hang would be lost, and nobody could watch. Our trainer flushes by itself.
+settings_buffer() {
+    if ((IS_OWN_COMMAND)); then setting PYTHONUNBUFFERED "a command of one's own" 1; fi
 }
 
 settings_attempt() {
-    DDP_ATTEMPT=$(($(grep -cs '"event": "start"' "$DDP_RUN_DIR/events.jsonl" || :) + 1))
+    DDP_ATTEMPT=$(($(grep -acs '"event": "start"' "$DDP_RUN_DIR/events.jsonl" || :) + 1))
     setting_note DDP_ATTEMPT 'starts in events.jsonl'
     DDP_LAUNCH_ID=$DDP_JOB_ID.$DDP_ATTEMPT.$$
     setting_note DDP_LAUNCH_ID 'this start'
@@ -170,23 +180,42 @@ is_secret() {
 
 settings_print() {
     local name
-    printf '%-34s %-44s %s\n' setting value from >&2
-    for name in "${SETTING_NAMES[@]}"; do
-        printf '%-34s %-44q %s\n' "$name" "${!name}" "${SETTING_ORIGINS[$name]}" >&2
-    done
+    {
+        printf '%-34s %-44s %s\n' setting value from
+        for name in "${SETTING_NAMES[@]}"; do
+            printf '%-34s %-44q %s\n' "$name" "${!name}" "${SETTING_ORIGINS[$name]}"
+        done
+    } >&2 || :
 }
 
 # The settings, and beside them what else a rank will see of the forwarded names.
 settings_json() {
-    local name separator=''
+    local name value names separator='' JSON
+    local -A seen=()
+    mapfile -t names < <(forwarded_names)
     printf '{'
-    while IFS= read -r name; do
-        if is_secret "$name"; then continue; fi
-        printf '%s"%s": {"value": %s, "origin": %s}' "$separator" "$name" \
-            "$(json_string "${!name}")" "$(json_string "${SETTING_ORIGINS[$name]:-the environment}")"
+    for name in "${SETTING_NAMES[@]}" "${names[@]}"; do
+        if [[ -v seen[$name] ]] || is_secret "$name"; then continue; fi
+        seen[$name]=1
+        json_quote "${!name}"
+        value=$JSON
+        json_quote "${SETTING_ORIGINS[$name]:-the environment}"
+        printf '%s"%s": {"value": %s, "origin": %s}' "$separator" "$name" "$value" "$JSON"
         separator=', '
-    done < <(printf '%s\n' "${SETTING_NAMES[@]}" "$(forwarded_names)" | awk 'NF && !seen[$0]++')
+    done
     printf '}'
+}
+
+# extra_mounts: prints DDP_MOUNTS an entry a line. Pyxis says once a task what it does not understand,
+# and sbatch then goes on without any mount.
+extra_mounts() {
+    local entry entries=()
+    IFS=, read -ra entries <<<"${DDP_MOUNTS-}"
+    for entry in "${entries[@]}"; do
+        [[ $entry =~ ^(([./][^:]*|tmpfs|umount)(:[./][^:]*(:.*)?)?)?$ ]] ||
+            die "DDP_MOUNTS must be SOURCE:TARGET, with commas between several, each beginning with / or ., found '$entry': write for example DDP_MOUNTS=/data:/data"
+        if [[ $entry ]]; then printf '%s\n' "$entry"; fi
+    done
 }
 
 # forwarded_names: the exported names with one of the prefixes, one a line.

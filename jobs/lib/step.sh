@@ -3,7 +3,7 @@
 
 declare -a STEP_PIDS=() STEP_COMMAND=() STEP_GUARD=()
 readonly STEP_CREATION_S=120 # how long Slurm may take to start a step once more
-STEP_CODE=0 STEP_MOUNTS='' STEP_FORWARDED=''
+STEP_CODE=0 STEP_MOUNTS='' STEP_FORWARDED='' STEP_CHDIR=()
 
 # step_build ARGUMENTS...: STEP_COMMAND for srun; in place the launcher is started once per rank.
 # Every attempt builds it anew, for the nodes that are left.
@@ -21,18 +21,41 @@ step_build() {
             STEP_COMMAND+=(--nodelist="${NODES[*]}")
         fi
     fi
+    if [[ $PLACE == container-srun ]]; then STEP_COMMAND+=("${STEP_CHDIR[@]}"); fi
     if [[ $PLACE == host-image ]]; then
         launcher=/opt/ddp/jobs/launcher.sh # the image's own
         STEP_COMMAND+=(--container-image="$DDP_IMAGE" --container-mounts="$STEP_MOUNTS"
             --container-env="$STEP_FORWARDED")
+        # As without an image; else it would be the image's own.
+        if [[ ! ${PYXIS_CONTAINER_WORKDIR-} ]]; then STEP_COMMAND+=(--container-workdir="$SUBMIT_DIR"); fi
     fi
     STEP_COMMAND+=("$launcher" "$@")
 }
 
 step_mounts() {
-    local mounts=$SUBMIT_DIR:$SUBMIT_DIR
+    local mounts=$SUBMIT_DIR:$SUBMIT_DIR entry extra
+    [[ $PLACE == host-image ]] || return 0
+    step_check_mountable "$SUBMIT_DIR"
+    step_check_mountable "$DDP_OUT"
     [[ $DDP_OUT == "$SUBMIT_DIR"/* ]] || mounts+=,$DDP_OUT:$DDP_OUT
-    printf '%s' "$mounts${DDP_MOUNTS:+,$DDP_MOUNTS}"
+    extra=$(extra_mounts) || exit
+    while IFS= read -r entry; do
+        # Pyxis would unpack the whole image before it says so.
+        [[ $entry != [./]* || -e ${entry%%:*} ]] ||
+            die "DDP_MOUNTS must name what is there, found no '${entry%%:*}' on $DDP_NODE: correct it, or unset it"
+        mounts+=${entry:+,$entry}
+    done <<<"$extra"
+    printf '%s' "$mounts"
+}
+
+# step_check_mountable PATH: Pyxis separates mounts by commas and their parts by colons, and writes
+# them between double quotes into a script that Enroot's bash runs.
+step_check_mountable() {
+    case $1 in
+        *[,:\$\`\"\\]*)
+            die "a path to mount must hold none of , : \$ \` \" and \\, found $(printf '%q' "$1"): rename it, or work from another directory"
+            ;;
+    esac
 }
 
 # A nested srun inherits the image from Pyxis's own variables; so it does the names that win over it.
@@ -43,12 +66,22 @@ step_forward_in_container() {
     export "${!option}"
 }
 
+# step_change_directory: a nested srun inherits ./ddp.sqsh and ./:/submit, too, which are relative to the
+# job's directory on the host; this shell may be in the image's own, which no host has.
+step_change_directory() {
+    local directory
+    [[ $PLACE == container-srun ]] || return 0
+    directory=$(job_path WorkDir "$JOB_INFO")
+    if [[ $directory && $directory != "$PWD" ]]; then STEP_CHDIR=(--chdir="$directory"); fi
+}
+
 # step_prepare: what needs substitutions, before there are traps.
 step_prepare() {
     # When a batch script is killed, Slurm itself ends the step, with SIGTERM first, so that the ranks
     # can say how they ended; an srun that dies with the script would have it killed at once.
     if [[ $PLACE == *-local ]] || ((INTERACTIVE)); then mapfile -t STEP_GUARD < <(with_parent TERM); fi
     STEP_MOUNTS=$(step_mounts)
+    step_change_directory
     STEP_FORWARDED=$(forwarded_names | paste -sd,)
     step_forward_in_container
 }
@@ -61,7 +94,7 @@ step_start() {
         return 0
     fi
     # Pyxis and Slurm describe the batch script's own task: not these ranks.
-    unset SLURM_PROCID SLURM_LOCALID SLURM_NODEID RANK LOCAL_RANK
+    unset SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS RANK LOCAL_RANK
     for ((local_rank = 0; local_rank < NUM_LOCAL_RANKS; local_rank++)); do
         env RANK="$local_rank" LOCAL_RANK="$local_rank" WORLD_SIZE="$WORLD_SIZE" \
             LOCAL_WORLD_SIZE="$WORLD_SIZE" NODE_RANK=0 \

@@ -49,6 +49,7 @@ def add_options(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--hang-timeout",
+        type=float,
         metavar="S",
         help="how long a rank may be silent before it counts as hung (default: DDP_HANG_TIMEOUT,"
         " else learned from the ranks; 0: for ever); ranks are watched where DDP_BEAT_DIR,"
@@ -65,7 +66,7 @@ def run(options: Namespace) -> int:
     """
     env = dict(os.environ)
     if options.hang_timeout is not None:
-        env["DDP_HANG_TIMEOUT"] = options.hang_timeout
+        env["DDP_HANG_TIMEOUT"] = str(options.hang_timeout)
     host = options.host or env.get("DDP_NODE") or os.uname().nodename
     node = env.get("DDP_NODE") or host
     return recording.record(

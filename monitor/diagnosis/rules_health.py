@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.diagnosis import rules, xids
+from monitor import xids
+from monitor.diagnosis import rules
 from monitor.diagnosis.findings import Finding
 from monitor.diagnosis.rules import FACT, Rule
 

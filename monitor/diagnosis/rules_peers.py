@@ -74,7 +74,8 @@ def _named_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
             rank, node, ratio = integer(slow.get("rank")), slow.get("node"), slow.get("ratio")
             if rank is not None and isinstance(node, str) and isinstance(ratio, int | float):
                 named.setdefault((rank, node), []).append(float(ratio))
-    places = {e.get("rank"): integer(e.get("local_rank")) for e in run.events if "local_rank" in e}
+    told = [event for event in run.events if "local_rank" in event]
+    places = {integer(event.get("rank")): integer(event["local_rank"]) for event in told}
     for (rank, node), ratios in named.items():
         if not rules.reaches(100 * len(ratios) / len(lines), at.straggler_pct):
             continue

@@ -41,7 +41,8 @@ def find(paths: Sequence[str]) -> Found:
             logs += _beside(path)
         elif os.path.isdir(path):  # noqa: PTH112 - many
             inner = [one for one in _folders_in(path) if export_run.is_run(one)]
-            here = files.in_folder(path)
+            with files.looking_into(path):
+                here = files.no_pipes(files.in_folder(path))
             if not here and not inner:
                 raise UserError(
                     f"directory: must hold .gutil files, or run directories; found none in {path}:"
@@ -62,14 +63,9 @@ def _each_once(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def _folders_in(path: str) -> list[str]:
-    try:
-        with os.scandir(path) as entries:
-            return sorted(entry.path for entry in entries if entry.is_dir())
-    except OSError as error:
-        raise UserError(
-            f"directory: must be one that can be looked into; found {path}: {error.strerror}:"
-            " name the output directory of a job"
-        ) from error
+    with files.looking_into(path), os.scandir(path) as entries:
+        # not the entry's own method: it raises at a link that leads back to itself
+        return sorted(entry.path for entry in entries if os.path.isdir(entry.path))  # noqa: PTH112
 
 
 def _beside(run: str) -> list[str]:
@@ -77,4 +73,6 @@ def _beside(run: str) -> list[str]:
     if job is None:
         return []
     whole = os.path.abspath(run)  # noqa: PTH100 - a link is not followed: logs lie beside it
-    return files.in_folder(os.path.dirname(whole), [job])  # noqa: PTH120
+    folder = os.path.dirname(whole)  # noqa: PTH120
+    with files.looking_into(folder):
+        return files.no_pipes(files.in_folder(folder, [job]))

@@ -7,11 +7,10 @@ read; its `##` lines all are, since what happened to a GPU may stand anywhere.
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
 from monitor.logs import dmon, files, gutil, marks
@@ -26,7 +25,6 @@ _BLOCK_BYTES = 2**22
 _KEPT_BYTES = 2**15  # of the rows under one header
 _KEPT_STRETCHES = 8  # a header comes every 44 rows: 350 rows, several samples of 16 GPUs
 _TIMES_SEEN = 3  # a damaged row or two of a GPU, and the one before counts
-_OFFSET = re.compile(r"([+-])(\d\d):(\d\d)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,9 @@ class _Known:
 
     def take(self, data: bytes) -> None:
         """Take up whole lines: learn from those that begin with `#`, keep the last of the rest."""
+        is_first = not self.offset
         self.offset += len(data)
+        data = data.removeprefix(files.BYTE_ORDER) if is_first else data
         end_of_last = 0
         for begin, end in _comments(data):
             self._keep(data, end_of_last, begin)
@@ -90,6 +90,9 @@ class _Known:
         if self.heads.header is not None and begin < end:
             rows = data[max(begin, end - _KEPT_BYTES) : end]
             zone = _zone(self.facts.get("utc_offset"))
+            goes_on = self.last and self.last[-1][:2] == (self.heads.header, zone)
+            if begin == 0 and goes_on:  # since the last look
+                rows = (self.last.pop().rows + rows)[-_KEPT_BYTES:]
             self.last.append(_Stretch(self.heads.header, zone, rows))
 
     def _learn(self, line: str) -> None:
@@ -144,6 +147,7 @@ class Newest:
         """Take up what is new, in whole lines; when the file was last written."""
         with open(self.path, "rb") as file:  # noqa: PTH123 - hundreds of them
             status = os.fstat(file.fileno())
+            files.refuse_device(status.st_mode)
             key = (status.st_dev, status.st_ino)
             if key != self._file or status.st_size < self._known.offset:
                 self._file, self._known = key, _Known()  # another log
@@ -169,18 +173,19 @@ def _comments(data: bytes) -> Iterator[tuple[int, int]]:
 def _backwards(stretches: deque[_Stretch], written_s: float) -> Iterator[GpuNow]:
     """Give the rows that can be read, the newest first."""
     for stretch in reversed(stretches):
-        for line in reversed(stretch.rows.split(b"\n")):
-            now = _now(line, stretch, written_s)
+        lines = stretch.rows.split(b"\n")
+        header = stretch.header
+        if header.narrow is not None:  # else there is nothing to decide
+            header = dmon.settled(header, [line.decode("utf-8", "replace") for line in lines])
+        for line in reversed(lines):
+            now = _now(line, stretch._replace(header=header), written_s)
             if now is not None:
                 yield now
 
 
 def _zone(offset: str | None) -> timezone | None:
-    found = _OFFSET.fullmatch(offset or "")
-    if found is None:
-        return None
-    distance = timedelta(hours=int(found[2]), minutes=int(found[3]))
-    return timezone(-distance if found[1] == "-" else distance)
+    distance = gutil.parse_offset(offset or "")
+    return None if distance is None else timezone(distance)
 
 
 def _now(line: bytes, stretch: _Stretch, written_s: float) -> GpuNow | None:
@@ -207,5 +212,4 @@ def _time_s(row: Mapping[str, str], zone: timezone | None, written_s: float) -> 
     clock = [int(part) for part in row["Time"].split(":")]
     if zone is None:
         return time.mktime((day.year, day.month, day.day, *clock, 0, 0, -1))  # type: ignore[arg-type]
-    moment = datetime(day.year, day.month, day.day, *clock, tzinfo=zone)  # type: ignore[misc,arg-type]
-    return moment.astimezone(UTC).timestamp()
+    return datetime(day.year, day.month, day.day, *clock, tzinfo=zone).timestamp()  # type: ignore[misc,arg-type]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from monitor.logs import reader
+from monitor.logs import gutil, reader
 from monitor.logs.cells import NO_TIME
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _whole(column: NDArray[np.floating]) -> pl.Series:
 def _times(log: Log) -> pl.Series:
     no_time = (log.time_s == NO_TIME) | (not log.dated)
     time_s = np.where(no_time, 0, log.time_s)
-    if "utc_offset" not in log.facts:
+    if gutil.parse_offset(log.facts.get("utc_offset", "")) is None:
         time_s = _from_local(time_s)
     series = pl.Series(time_s * _MS_PER_S).cast(pl.Datetime("ms")).dt.replace_time_zone("UTC")
     return series.set(pl.Series(no_time), None).cast(_TIME)

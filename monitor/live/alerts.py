@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from monitor.diagnosis import xids
+from monitor import xids
 from monitor.live.board import GONE, IDLE, LOST, STALE, THROTTLED
 from monitor.plot import events
 from monitor.report.words import host_list, minutes

@@ -6,6 +6,7 @@ import math
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from monitor.errors import printable
 from monitor.live import sparkline
 from monitor.live.board import GONE, LOST, STATES, total
 from monitor.report.words import NONE
@@ -26,11 +27,11 @@ _WIDE = 110
 
 def title(board: Board, width: int, *, is_paused: bool) -> list[Span]:
     """Say what is watched and how it stands; the time of day at the right."""
-    line: list[Span] = [(board.name, "title")]
+    line: list[Span] = [(printable(board.name), "title")]
     progress = board.progress
     if progress is not None:
         style = _OUTCOME_STYLES.get(progress.outcome, "bad" if progress.is_over else "warn")
-        line += [_GAP, (progress.outcome, style)]
+        line += [_GAP, (printable(progress.outcome), style)]
         if progress.attempt is not None and progress.attempt > 1:
             line += [_GAP, (f"start {progress.attempt}", "")]
         if progress.num_ranks is not None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections import deque
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from monitor.live.follow import Follower
+from monitor.live.stretch import Stretch
 from monitor.live.track import Track
 from monitor.logs import dmon, files, gutil, marks
 
@@ -39,10 +39,12 @@ class LiveLog:
         self.job, self.host = files.named(path)
         self.alive_s = -math.inf
         """When it was seen to be written last, monotonic: clocks of nodes may differ."""
+        self._no_text: str | None = None
         self._written_s: float | None = None
         self._follower = Follower(path, TAIL_BYTES, _HEAD_BYTES)
-        self._num_begun = 0
+        self._num_begun, self._is_begun = 0, True
         self._heads = dmon.Heads()
+        self._stretch = Stretch()
         self._offset_s = 0.0
         self._by_gpu: dict[int, Track] = {}
 
@@ -58,12 +60,16 @@ class LiveLog:
         except OSError as error:
             self.problem = error.strerror or str(error)
             return
-        self.problem = None
         self._see_alive()
         if self._follower.num_begun != self._num_begun:
-            self._num_begun = self._follower.num_begun
+            self._num_begun, self._is_begun = self._follower.num_begun, False
+        if data and not self._is_begun:
+            self._is_begun = True
+            self._no_text = files.no_text(self._follower.head or data)
+            data = data.removeprefix(files.BYTE_ORDER)
             self._begin()
-        if data:
+        self.problem = self._no_text
+        if data and self.problem is None:
             self._read(data, batch)
 
     def _see_alive(self) -> None:
@@ -77,7 +83,9 @@ class LiveLog:
     def _begin(self) -> None:
         """Learn from the beginning of a log of which we read only the end."""
         heads = dmon.Heads()
-        for line in self._follower.head.decode("utf-8", "replace").split("\n"):
+        self.num_unreadable += self._stretch.end()
+        head = self._follower.head.removeprefix(files.BYTE_ORDER)
+        for line in head.decode("utf-8", "replace").split("\n"):
             if line.startswith("#"):
                 self._learn(line.rstrip("\r"), heads)
         is_csv = heads.header is not None and heads.header.csv
@@ -92,10 +100,13 @@ class LiveLog:
             line = raw.removesuffix(b"\r")
             if line.startswith(b"#"):
                 before = (self._heads.header, self._offset_s)
+                self.num_unreadable += self._stretch.end()
                 self._learn(line.decode("utf-8", "replace"), self._heads)
                 epoch += before != (self._heads.header, self._offset_s)
             elif self._heads.header is not None:
-                batch.add(self, self._heads.header, self._offset_s, epoch, line)
+                header, rows = self._stretch.take(line, self._heads.header)
+                for row in rows:
+                    batch.add(self, header, self._offset_s, epoch, row)
             elif was_at_head and line.strip():
                 self.num_unreadable += 1
 
@@ -118,7 +129,7 @@ class LiveLog:
         self.host = value if key == "host" else self.host
         self.job = value if key == "job" else self.job
         if key == "utc_offset":
-            self._offset_s = _offset_s(value)
+            self._offset_s = (gutil.parse_offset(value) or timedelta()).total_seconds()
 
     def take(self, readings: Readings) -> None:
         """Take up readings, the newest last."""
@@ -140,11 +151,3 @@ class LiveLog:
             # whoever draws meanwhile keeps the tuple it has
             self.tracks = tuple(self._by_gpu[number] for number in sorted(self._by_gpu))
         return track
-
-
-def _offset_s(text: str) -> float:
-    found = re.fullmatch(r"([+-])(\d\d):(\d\d)", text)
-    if found is None:
-        return 0.0
-    offset = timedelta(hours=int(found[2]), minutes=int(found[3]))
-    return (-offset if found[1] == "-" else offset).total_seconds()

@@ -47,13 +47,18 @@ def watch(paths: Sequence[str], env: Mapping[str, str]) -> int:
 
     """
     session = Session(Fleet(target.resolve(paths, env)))
-    console = Console(highlight=False)
+    console = _Console(highlight=False)
     if not (sys.stdin.isatty() and console.is_terminal) or console.is_dumb_terminal:
         session.fleet.poll()
         session.update()
         _print(session, console)
         return 0
     return _show(session, console)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # noqa: PLE0704 - the command line ends quietly; rich would exit with code 1
 
 
 class Session:

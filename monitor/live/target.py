@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,10 +64,10 @@ def resolve(paths: Sequence[str], env: Mapping[str, str]) -> Target:
     """
     if not paths:
         return _newest(env.get("DDP_OUT") or "out")
-    if len(paths) == 1 and Path(paths[0]).is_dir():
+    if len(paths) == 1 and os.path.isdir(paths[0]):  # noqa: PTH112 - pathlib takes "" for "."
         return _run(paths[0]) if _is_run(paths[0]) else _folder(paths[0])
     for path in paths:
-        if not Path(path).is_file():
+        if not os.path.isfile(path):  # noqa: PTH113 - pathlib's raises where it may not look
             raise UserError(
                 f"watch: must be one run directory, one directory of logs, or logs; found {path}:"
                 " name for example out/slurm-123, out/ or out/*.gutil"
@@ -76,13 +77,16 @@ def resolve(paths: Sequence[str], env: Mapping[str, str]) -> Target:
 
 def _newest(out: str) -> Target:
     try:
-        found = [entry.path for entry in os.scandir(out) if entry.is_dir() and _is_run(entry.path)]
+        found = [entry.path for entry in os.scandir(out) if _is_run(entry.path)]
     except OSError:
         found = []
     if found:
         return _run(max(found, key=_begun_s))
-    if Path(out).is_dir() and logfiles.in_folder(out):
-        return _folder(out)
+    if os.path.isdir(out):  # noqa: PTH112 - pathlib's raises where it may not look
+        with logfiles.looking_into(out):
+            is_folder = bool(logfiles.in_folder(out))
+        if is_folder:
+            return _folder(out)
     raise UserError(
         f"watch: must be told what to watch where no run is at hand; found none in {out}:"
         " name a run directory, such as out/slurm-123, or set DDP_OUT"
@@ -96,7 +100,8 @@ def _run(path: str) -> Target:
 
 def _folder(path: str) -> Target:
     """Choose the job whose log was written last; with the run directory of that name, if any."""
-    logs = [log for log in logfiles.in_folder(path) if Path(log).is_file()]
+    with logfiles.looking_into(path):
+        logs = [log for log in logfiles.in_folder(path) if os.path.isfile(log)]  # noqa: PTH113
     if not logs:
         return Target(folder=path)  # they may appear
     job, _ = logfiles.named(max(logs, key=os.path.getmtime))
@@ -110,14 +115,13 @@ def _begun_s(run_dir: str) -> float:
     """Tell when a run was last heard of."""
     times = [0.0]
     for name in _RUN_FILES:
-        path = Path(run_dir, name)
-        if path.is_file():
-            times.append(path.stat().st_mtime)
+        with suppress(OSError):
+            times.append(Path(run_dir, name).stat().st_mtime)
     return max(times)
 
 
 def _is_run(path: str) -> bool:
-    return any(Path(path, name).is_file() for name in _RUN_FILES)
+    return any(os.path.isfile(os.path.join(path, name)) for name in _RUN_FILES)  # noqa: PTH113, PTH118
 
 
 def _job_of(run_dir: str) -> str:

@@ -166,6 +166,8 @@ class _Plan(NamedTuple):
     """Of the stamps, of `gpu`, and of the readings."""
     spans: tuple[Span, ...]
     num_stamps: int
+    instance: tuple[str, ...]
+    """The readings that say which part of a GPU a row speaks of: it counts where they are `-`."""
     gaps: NDArray[np.intp]
     """Characters between cells."""
     front: NDArray[np.bool_]
@@ -178,13 +180,14 @@ class _Plan(NamedTuple):
 def _plan(header: Header, length: int) -> _Plan:
     spans = next(layout.spans for layout in header.layouts if layout.length == length)
     covered = {column for start, end in spans for column in range(start, end)}
-    gaps = [column for column in range(length) if column not in covered]
+    between = [column for column in range(length) if column not in covered]
     cells = np.array(spans[header.num_stamps :])
     columns = np.arange(length + 1)
     front = (columns >= cells[:, :1]) & (columns < cells[:, 1:] - _PART)
     last = cells[:, 1:] + np.arange(-_PART, 0)
     last[last < cells[:, :1]] = length
-    return _Plan(header.names, spans, header.num_stamps, np.array(gaps, np.intp), front, last)
+    gaps = np.array(between, np.intp)
+    return _Plan(header.names, spans, header.num_stamps, header.instance, gaps, front, last)
 
 
 def _decode(rows: NDArray[np.uint8], plan: _Plan, wanted: frozenset[str] | None) -> Rows:
@@ -200,11 +203,10 @@ def _decode(rows: NDArray[np.uint8], plan: _Plan, wanted: frozenset[str] | None)
     ok &= sound
     index = columns[0]
     ok &= ~(index > _MAX_INDEX)
-    values = {
-        name: column
-        for name, column in zip(plan.names[plan.num_stamps + 1 :], columns[1:], strict=True)
-        if wanted is None or name in wanted
-    }
+    readings = dict(zip(plan.names[plan.num_stamps + 1 :], columns[1:], strict=True))
+    for name in plan.instance:
+        ok &= np.isnan(readings[name])
+    values = {name: c for name, c in readings.items() if wanted is None or name in wanted}
     gpu = np.where(np.isnan(index), -1, index).astype(np.int32)
     return Rows(ok, stamps["Date"], stamps["Time"], gpu, values)
 

@@ -8,14 +8,14 @@ header's cells byte for byte, so that a torn or damaged one is never taken for a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 NO_READING = "-"
 
@@ -34,10 +34,17 @@ UNITS = {
 }
 """What a column is told in; a header that says otherwise is damaged. `dram` is ours or GPM's."""
 
+INSTANCE = frozenset({"mig", "gi", "ci", "mig_id", "gi_id", "ci_id"})
+"""Columns that say which part of a GPU (MIG) a row speaks of; `-` there is the whole GPU."""
+
+_INDICES = ("Idx", "Id", "ID", "#")
+
 _STAMPS = {"Date": "YYYYMMDD", "Time": "HH:MM:SS"}
 _STAMP_WIDTH = 8
 _WIDENED = 6
 """The 525 series writes cells of this width one wider than its own header."""
+_CELL = 7
+"""How wide cells of the 525 series and later are, GPM's apart."""
 
 Span = tuple[int, int]
 
@@ -59,6 +66,8 @@ class Header:
     ends: tuple[int, ...]
     length: int
     csv: bool = False
+    is_narrow: bool = False
+    """Whether `sm` is one character narrower in the rows than the other cells."""
 
     @cached_property
     def num_stamps(self) -> int:
@@ -72,6 +81,8 @@ class Header:
             return ()
         stamps = tuple((s, s + _STAMP_WIDTH) for s in self.starts[: self.num_stamps])
         first = (stamps[-1][1] if stamps else 0, self.ends[self.num_stamps])
+        if self.is_narrow:
+            return self._narrow_layouts([*stamps, first])
         tails = list(pairwise(self.ends[self.num_stamps :]))
         own = Cells(self.length, (*stamps, first, *tails))
         spaced = self.length > self.ends[-1]
@@ -87,6 +98,36 @@ class Header:
             layouts.append(Cells(end + 1, tuple(spans)))
         return tuple({cells.length: cells for cells in layouts}.values())
 
+    def _narrow_layouts(self, spans: list[Span]) -> tuple[Cells, ...]:
+        """Put the readings behind stamps and index; snippets show no blank at the end, 525 one."""
+        end = spans[-1][1]
+        for name in self.names[self.num_stamps + 1 :]:
+            spans.append((end, end + _CELL - (name == "sm")))
+            end = spans[-1][1]
+        return Cells(end, tuple(spans)), Cells(end + 1, tuple(spans))
+
+    @cached_property
+    def narrow(self) -> Header | None:
+        """The same header as early programs of the 525 and 530 series fill it; None: not theirs.
+
+        Those seen in the wild know no `jpg` yet; nobody has shown where they put GPM's columns.
+        """
+        widths = {end - start for start, end in pairwise(self.ends[self.num_stamps :])}
+        theirs = "sm" in self.names and "jpg" not in self.names and widths in ({_WIDENED}, {_CELL})
+        return replace(self, is_narrow=True) if theirs and not self.csv else None
+
+    @cached_property
+    def usual_lengths(self) -> frozenset[int] | None:
+        """Of rows that cannot be narrow; None where no row can be."""
+        if self.narrow is None:
+            return None
+        return frozenset(x.length for x in self.layouts) - {x.length for x in self.narrow.layouts}
+
+    @cached_property
+    def instance(self) -> tuple[str, ...]:
+        """Which of the names say what part of a GPU a row speaks of."""
+        return tuple(name for name in self.names if name.lower() in INSTANCE)
+
     @cached_property
     def max_length(self) -> int:
         """Of the longest row there may be under it."""
@@ -101,6 +142,8 @@ class Header:
             wanted = {**UNITS, **_STAMPS, "gpu": "Idx"}.get(name)
             if wanted is not None and unit.group() != wanted:
                 return False
+            if wanted is None and unit.group() in _INDICES and name not in self.instance:
+                return False  # it numbers something, but what?
             left = i < self.num_stamps
             place = unit.start() == self.starts[i] if left else unit.end() == self.ends[i]
             if not (self.csv or place):
@@ -183,7 +226,25 @@ def parse_row(line: str, header: Header) -> dict[str, str] | None:
     if cells is None:
         return None
     row = dict(zip(header.names, cells, strict=True))
+    if any(row[name] != NO_READING for name in header.instance):
+        return None  # else a part of a GPU would pass for the whole
     return row if _is_sound(row) else None
+
+
+def settled(header: Header, lines: Sequence[str]) -> Header:
+    """Decide how rows without a line between them that begins with `#` lie: narrow or as usual.
+
+    A single narrow row cannot be told from one that lost a digit under `sm`. So they count only
+    as more than half of the stretch, two at least, and beside no row that lies as usual.
+    """
+    slim = header.narrow
+    if slim is None:
+        return header
+    told = [line for line in lines if line.strip(BLANKS)]
+    if any(parse_row(line, header) for line in told):
+        return header
+    num = sum(parse_row(line, slim) is not None for line in told)
+    return slim if num > max(1, len(told) - num) else header
 
 
 def _cut(text: str, header: Header) -> list[str] | None:
@@ -249,11 +310,22 @@ def parse(text: str) -> Iterator[tuple[Header, dict[str, str]] | None]:
 
     An unterminated last line is left for the next read: it may still be growing.
     """
-    heads = Heads()
-    for line in text.split("\n")[:-1]:
-        if line.startswith("#"):
-            if not line.startswith("##"):
-                heads.see(line)
-        elif line.strip(BLANKS):
-            row = parse_row(line, heads.header) if heads.header else None
-            yield (heads.header, row) if heads.header and row else None
+    heads, rows = Heads(), list[str]()
+    for line in [*text.removeprefix("\ufeff").split("\n")[:-1], "#"]:  # as Windows begins a text
+        if not line.startswith("#"):
+            rows.append(line)
+            continue
+        yield from _parse_rows(rows, heads.header)
+        rows.clear()
+        if not line.startswith("##"):
+            heads.see(line)
+
+
+def _parse_rows(
+    lines: Sequence[str], header: Header | None
+) -> Iterator[tuple[Header, dict[str, str]] | None]:
+    header = header and settled(header, lines)
+    for line in lines:
+        if line.strip(BLANKS):
+            row = parse_row(line, header) if header else None
+            yield (header, row) if header and row else None

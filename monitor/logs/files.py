@@ -6,28 +6,45 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from monitor.errors import UserError
+from monitor.errors import UserError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+
+BYTE_ORDER = b"\xef\xbb\xbf"
+"""What Windows sets before a text."""
+_NO_TEXT = {
+    b"\x1f\x8b": "it is compressed, gunzip it first",
+    b"\xff\xfe": "it is UTF-16, as PowerShell writes it: convert it with iconv first",
+    b"\xfe\xff": "it is UTF-16: convert it with iconv first",
+}
+"""What files begin with that would be read as rows nobody can read."""
 
 _SUFFIX = ".gutil"
 _ROTATED = re.compile(r"(?P<log>.+\.gutil)\.(?P<number>[1-9]\d{0,3})", re.ASCII | re.DOTALL)
 _NAME = re.compile(r"slurm-(?P<job>[^.]+)\.(?P<host>.+)", re.DOTALL)
 
 
+def no_text(beginning: bytes | bytearray) -> str | None:
+    """Tell by its first bytes why a file is no text of one byte a character; None if it may be."""
+    return next((why for sign, why in _NO_TEXT.items() if beginning.startswith(sign)), None)
+
+
 def named(path: str) -> tuple[str | None, str]:
     """Tell job and node by the name of a log, `slurm-<job>.<host>.gutil`; what it says wins.
 
-    Any other name is no job's, and the node's own.
+    Any other name is no job's, and the node's own. Both are fit to be shown.
     """
     name = os.path.basename(path)  # noqa: PTH119 - hundreds of logs, twice a second
     rotated = _ROTATED.fullmatch(name)
-    stem = os.path.splitext(rotated["log"] if rotated else name)[0]  # noqa: PTH122
+    stem = printable(os.path.splitext(rotated["log"] if rotated else name)[0])  # noqa: PTH122
     found = _NAME.fullmatch(stem)
     return (found["job"], found["host"]) if found else (None, stem)
 
@@ -48,6 +65,37 @@ def in_folder(folder: str, jobs: Iterable[str] | None = None) -> list[str]:
         wanted = frozenset(jobs)
         names = [name for name in names if named(name)[0] in wanted]
     return [os.path.join(folder, name) for name in names]  # noqa: PTH118
+
+
+def no_pipes(paths: Iterable[str]) -> list[str]:
+    """Leave out what a directory may hold beside files, such as a pipe that nobody writes to.
+
+    What is not there, as behind a link, stays: whoever reads it tells so.
+    """
+    return [path for path in paths if os.path.isfile(path) or not os.path.exists(path)]  # noqa: PTH110, PTH113
+
+
+def refuse_device(mode: int) -> None:
+    """Raise OSError where a file's mode is a device's: such as /dev/zero it may have no end."""
+    if stat.S_ISCHR(mode):
+        raise OSError(errno.ENODEV, "it is a device")
+
+
+@contextmanager
+def looking_into(folder: str) -> Iterator[None]:
+    """Tell the user where a folder cannot be looked into.
+
+    Raises:
+        UserError: it cannot.
+
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"directory: must be one that can be looked into; found {folder}: {error.strerror}:"
+            " name the output directory of a job"
+        ) from error
 
 
 def find(paths: Iterable[str]) -> list[tuple[str, ...]]:
@@ -75,13 +123,8 @@ def find(paths: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def _in_directory(path: str) -> list[str]:
-    try:
-        found = in_folder(path)
-    except OSError as error:
-        raise UserError(
-            f"directory: must be one that can be looked into; found {path}: {error.strerror}:"
-            " name the output directory of a job"
-        ) from error
+    with looking_into(path):
+        found = no_pipes(in_folder(path))
     if not found:
         raise UserError(
             f"directory: must hold .gutil files; found none in {path}:"

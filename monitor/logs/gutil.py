@@ -7,12 +7,14 @@ after the two header lines and not before them, since readers take the first lin
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
-from monitor.errors import UserError
+from monitor.errors import UserError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,6 +30,7 @@ _BASE_LETTERS = "pumt"
 _PARTS = ("gpu", "host", "rank")
 _NAMES_PREFIX = "#Date        Time         gpu"
 _UNITS_PREFIX = "#YYYYMMDD    HH:MM:SS     Idx"
+_OFFSET = re.compile(r"([+-])([01][0-9]|2[0-3]):([0-5][0-9])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +181,23 @@ def _getter(columns: Sequence[Column]) -> Callable[[Any], tuple[object, ...]]:
 
 
 def comment(key: str, value: str) -> str:
-    """Write a `##` line, such as `## host: node1`."""
+    r"""Write a `##` line, such as `## host: node1`; what is no text is written as `\x1b`."""
     clean = " ".join(f"{value}".split())
-    return f"## {key}: {clean}\n"
+    return f"## {key}: {printable(clean)}\n"
 
 
 def parse_comment(line: str) -> tuple[str, str] | None:
-    """Read the key and value of a `##` line; None for any other line."""
+    """Read the key and value of a `##` line, fit to be shown; None for any other line."""
     if not line.startswith("## "):
         return None
     key, found, value = line[3:].rstrip("\n").partition(": ")
-    return (key, value) if found else None
+    return (key, printable(value)) if found else None
+
+
+def parse_offset(text: str) -> timedelta | None:
+    """Read an offset from UTC such as `+01:00`; None if it is none, as `+99:00`."""
+    found = _OFFSET.fullmatch(text)
+    if found is None:
+        return None
+    offset = timedelta(hours=int(found[2]), minutes=int(found[3]))
+    return -offset if found[1] == "-" else offset

@@ -45,6 +45,8 @@ class Mark:
 def parse(value: str) -> Mark | None:
     """Read what follows `## event: `; None if it is not an event, whole and sound."""
     words = value.split(" ")
+    if not value.isprintable():  # `_one_word` leaves nothing else
+        return None
     if len(words) < 2 or not _WORD.fullmatch(words[1]):  # noqa: PLR2004 - time and kind
         return None
     time_s = _parse_time(words[0])

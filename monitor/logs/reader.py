@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import errno
+import os
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
 _BLOCK_BYTES = 2**22
 _KEPT_BYTES = 2**25 - 2**16
 """As much memory as glibc can be made to keep; pages that are new cost more than reading does."""
+
+_HELD_BYTES = 2**16
+"""A stretch of rows that may be narrow waits for its end, if that comes within this."""
+
+NARROW = "some may be of an early 525 or 530 driver, too few to tell how they lie"
+INSTANCE = "some speak of a MIG instance, not of the whole GPU"
+"""Hints to rows that cannot be read."""
 
 _MARK = f"## {marks.KEY}"
 _HASH = ord("#")
@@ -62,6 +70,8 @@ class Log:
     """Rows that cannot be read, and marks."""
     torn: bool
     """The last line has no end: it is still growing, or its writer was killed."""
+    hints: tuple[str, ...] = ()
+    """In words, why some rows cannot be read."""
 
     @property
     def num_rows(self) -> int:
@@ -104,6 +114,7 @@ class _Reader:
     marks: list[Mark] = field(default_factory=list)
     num_unreadable: int = 0
     parts: list[_Part] = field(default_factory=list)
+    hints: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._heads = dmon.Heads()
@@ -113,17 +124,20 @@ class _Reader:
     def read(self) -> bytes:
         """Read the file; what is left without an end."""
         np.empty(_KEPT_BYTES, np.uint8)  # freed at once: glibc keeps as much from now on
-        block, filled = bytearray(_BLOCK_BYTES), 0
+        block, filled, is_begun = bytearray(_BLOCK_BYTES), 0, False
         with Path(self.path).open("rb", buffering=0) as file:
+            files.refuse_device(os.fstat(file.fileno()).st_mode)
             while num := file.readinto(memoryview(block)[filled:]):
                 filled += num
-                end = block.rfind(b"\n", 0, filled) + 1
-                self._block(block, end)
+                if not is_begun and filled >= len(files.BYTE_ORDER):
+                    filled, is_begun = _begun(block, filled), True
+                end = self._block(block, block.rfind(b"\n", 0, filled) + 1, is_last=False)
                 block[: filled - end] = block[end:filled]
                 filled -= end
                 if filled == len(block):
                     block += bytes(len(block))
-        return bytes(block[:filled])
+        end = self._block(block, block.rfind(b"\n", 0, filled) + 1, is_last=True)
+        return bytes(block[end:filled])
 
     def log(self, *, torn: bool) -> Log:
         """Join what was read."""
@@ -144,6 +158,7 @@ class _Reader:
             marks=tuple(self.marks),
             num_unreadable=self.num_unreadable,
             torn=torn,
+            hints=tuple(self.hints),
         )
 
     def _column(self, name: str) -> NDArray[np.floating]:
@@ -170,31 +185,60 @@ class _Reader:
             day = np.cumsum(passed & (clock != NO_TIME))
         return np.where(clock == NO_TIME, NO_TIME, day * _DAY_S + clock), dated
 
-    def _block(self, block: bytearray, size: int) -> None:
+    def _block(self, block: bytearray, size: int, *, is_last: bool) -> int:
         """Read whole lines: those between two changes of header, place or offset at once.
 
         Rows move to the front of the block, over the headers between them, and so lie together.
+
+        Returns: how much was read; the rest has to come again, with what follows it.
         """
         text = memoryview(block)
         pos = begin = end = 0
         while pos < size:
-            repeated = self._heads.repeated
+            repeated, before = self._heads.repeated, self._state()
             if block[pos] != _HASH:
                 stop = _end_of_rows(block, pos, size)
-                text[end : end + stop - pos] = text[pos:stop]
-                end += stop - pos
+                usual = before[0].usual_lengths if before[0] else None
+                can_wait = not is_last and stop - pos < _HELD_BYTES
+                if usual is not None and stop == size and can_wait:
+                    size = pos  # it may go on in the next block
+                elif usual is not None and not _is_usual(usual, block, pos, stop):
+                    self._rows(text[begin:end], *before)
+                    begin = end
+                    self._stretch(bytes(text[pos:stop]))
+                else:
+                    text[end : end + stop - pos] = text[pos:stop]
+                    end += stop - pos
             elif repeated and block.startswith(repeated, pos, size):  # every 44 rows
                 stop = pos + len(repeated)
             else:
                 stop = block.index(b"\n", pos, size) + 1
-                before = (self._heads.header, self._place, self._offset)
-                line = block[pos : stop - 1].removesuffix(b"\r")
-                self._learn(line.decode("utf-8", "replace"))
-                if before != (self._heads.header, self._place, self._offset):
+                self._learn(block[pos : stop - 1].removesuffix(b"\r").decode("utf-8", "replace"))
+                if before != self._state():
                     self._rows(text[begin:end], *before)
                     begin = end
             pos = stop
-        self._rows(text[begin:end], self._heads.header, self._place, self._offset)
+        self._rows(text[begin:end], *self._state())
+        return size
+
+    def _state(self) -> tuple[dmon.Header | None, Place, timedelta]:
+        """What rows lie under."""
+        return self._heads.header, self._place, self._offset
+
+    def _stretch(self, rows: bytes) -> None:
+        """Read rows from one header to the next that may be narrow."""
+        header, place, offset = self._state()
+        if header is None or header.narrow is None:
+            return
+        slim, text, num_parts = header.narrow, np.frombuffer(rows, np.uint8), len(self.parts)
+        parts, num_unreadable = lines.read(text.copy(), slim, self.wanted)
+        if not num_unreadable and sum(len(part.gpu) for part in parts) > 1:  # no row lies both ways
+            self.parts += [_Part(place, offset, part) for part in parts]
+            return
+        told = rows.decode("utf-8", "replace").split("\n")
+        self._rows(memoryview(bytearray(rows)), dmon.settled(header, told), place, offset)
+        if len(self.parts) == num_parts and any(dmon.parse_row(line, slim) for line in told):
+            self.hints[NARROW] = None
 
     def _rows(
         self, text: memoryview, header: dmon.Header | None, place: Place, offset: timedelta
@@ -202,6 +246,8 @@ class _Reader:
         parts, num_unreadable = lines.read(np.frombuffer(text, np.uint8), header, self.wanted)
         self.parts += [_Part(place, offset, rows) for rows in parts]
         self.num_unreadable += num_unreadable
+        if num_unreadable and header is not None and header.instance:
+            self.hints[INSTANCE] = None
 
     def _learn(self, line: str) -> None:
         """Look at a line that begins with `#`."""
@@ -219,7 +265,7 @@ class _Reader:
         if key in ("host", "job"):
             self._place = replace(self._place, **{key: value})
         elif key == "utc_offset":
-            self._offset = _offset(value)
+            self._offset = gutil.parse_offset(value) or timedelta()
 
     def _mark(self, line: str) -> None:
         """Take up what happened; count it where it is torn or damaged."""
@@ -229,6 +275,29 @@ class _Reader:
             self.num_unreadable += 1
         else:
             self.marks.append(mark)
+
+
+def _begun(block: bytearray, size: int) -> int:
+    """Take away a byte order mark, which Windows sets before a text; how much is left.
+
+    Raises:
+        OSError: this is no text of one byte a character.
+
+    """
+    found = files.no_text(block)
+    if found is not None:
+        raise OSError(errno.EILSEQ, found)
+    if not block.startswith(files.BYTE_ORDER):
+        return size
+    block[: size - len(files.BYTE_ORDER)] = block[len(files.BYTE_ORDER) : size]
+    return size - len(files.BYTE_ORDER)
+
+
+def _is_usual(lengths: frozenset[int], block: bytearray, pos: int, stop: int) -> bool:
+    """Tell by the first and the last of these rows that they are no early program's."""
+    first = block[pos : block.index(b"\n", pos, stop)]
+    last = block[max(pos, block.rfind(b"\n", pos, stop - 1) + 1) : stop - 1]
+    return all(len(line.removesuffix(b"\r")) in lengths for line in (first, last))
 
 
 def _end_of_rows(block: bytearray, pos: int, size: int) -> int:
@@ -241,11 +310,3 @@ def _end_of_rows(block: bytearray, pos: int, size: int) -> int:
 
 def _seconds(offset: timedelta) -> int:
     return offset.days * _DAY_S + offset.seconds
-
-
-def _offset(text: str) -> timedelta:
-    found = re.fullmatch(r"([+-])(\d\d):(\d\d)", text)
-    if found is None:
-        return timedelta()
-    offset = timedelta(hours=int(found[2]), minutes=int(found[3]))
-    return -offset if found[1] == "-" else offset

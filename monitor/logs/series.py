@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from monitor import events as event_log
-from monitor.errors import UserError
+from monitor.errors import UserError, printable
 from monitor.logs import files, reader
 from monitor.logs.cells import NO_TIME
 from monitor.logs.stats import MAX_GAP
@@ -64,7 +64,9 @@ class GpuSeries:
         That is at the first one, and after a gap of more than `stats.MAX_GAP` usual intervals.
         """
         steps_s = np.diff(self.time_s, prepend=np.nan).astype(np.float32)
-        steps_s[steps_s > MAX_GAP * max(1.0, self.interval_s)] = np.nan
+        ahead_s = steps_s[steps_s > 0]  # of several copies of a log most steps are none
+        usual_s = float(np.median(ahead_s)) if ahead_s.size else 0.0
+        steps_s[steps_s > MAX_GAP * max(1.0, usual_s)] = np.nan
         return steps_s
 
     def column(self, name: str) -> NDArray[np.floating] | None:
@@ -156,8 +158,8 @@ class _Parts:
             self.of.setdefault((series.host, series.job, index), []).append(series)
         place = log.places[-1] if log.places else None
         for mark in log.marks:
-            host = place.host if place else Path(log.path).stem
-            self.marks.append(PlacedMark(host, place.job if place else None, mark))
+            job, host = (place.job, place.host) if place else files.named(log.path)
+            self.marks.append(PlacedMark(host, job, mark))
 
     def series(self) -> tuple[GpuSeries, ...]:
         order = sorted(self.of, key=lambda key: (key[1] or "", key[0], key[2]))
@@ -234,7 +236,8 @@ def _concatenated(parts: Sequence[GpuSeries], name: str) -> NDArray[np.floating]
 
 
 def _is_run(path: str) -> bool:
-    return any(Path(path, name).is_file() for name in ("events.jsonl", "metrics.jsonl"))
+    files_of = (os.path.join(path, name) for name in ("events.jsonl", "metrics.jsonl"))  # noqa: PTH118
+    return any(map(os.path.isfile, files_of))  # not pathlib's: it raises where it may not look
 
 
 def _lines(run_dir: str, name: str) -> list[event_log.Event]:
@@ -256,12 +259,14 @@ def _logs_beside(run_dir: str) -> list[str]:
     whole = Path(os.path.abspath(run_dir))  # noqa: PTH100 - a link is not followed: logs lie beside it
     told = [line.get("job_id") for line in _lines(run_dir, "events.jsonl")]
     jobs = {whole.name.removeprefix("slurm-"), *(job for job in told if isinstance(job, str))}
-    return files.in_folder(str(whole.parent), jobs)
+    with files.looking_into(str(whole.parent)):
+        return files.in_folder(str(whole.parent), jobs)
 
 
 def _name(run_dirs: Sequence[str], gpus: Iterable[GpuSeries]) -> str | None:
     """Name a run by its directory, else by the one job there is."""
-    names = {Path(os.path.abspath(path)).name for path in run_dirs}  # noqa: PTH100 - as above
+    whole = (os.path.abspath(path) for path in run_dirs)  # noqa: PTH100 - as above
+    names = {printable(Path(path).name) for path in whole}
     names = names or {series.job for series in gpus if series.job is not None}
     return names.pop() if len(names) == 1 else None
 

@@ -268,7 +268,8 @@ def _steps_s(rows: _Table) -> NDArray[np.float64]:
     if len(steps_s) < 2 or (rows.time_s == NO_TIME).any():  # noqa: PLR2004 - a step takes two
         return steps_s
     steps_s[1:] = np.diff(rows.time_s)
-    longest_s = MAX_GAP * max(1.0, _median(steps_s[1:]))
+    ahead_s = steps_s[steps_s > 0]  # of several copies of a log most steps are none
+    longest_s = MAX_GAP * max(1.0, _median(ahead_s) if ahead_s.size else 0.0)
     steps_s[~((steps_s >= 0) & (steps_s <= longest_s))] = np.nan
     return steps_s
 

@@ -35,6 +35,8 @@ class File:
     num_unreadable: int
     torn: bool
     """The last line has no end: it is still growing, or its writer was killed."""
+    hints: tuple[str, ...] = ()
+    """In words, why some rows cannot be read."""
 
 
 def count(paths: Sequence[Sequence[str]]) -> tuple[list[Node], list[File]]:
@@ -72,7 +74,7 @@ def _size(group: Sequence[str]) -> int:
 
 def _count(group: Sequence[str]) -> Counted:
     read = [reader.read(path, stats.COLUMNS) for path in group]
-    files = [File(log.path, log.num_rows, log.num_unreadable, log.torn) for log in read]
+    files = [File(log.path, log.num_rows, log.num_unreadable, log.torn, log.hints) for log in read]
     return stats.tally(read), files
 
 

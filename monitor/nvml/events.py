@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pynvml
 
+from monitor import xids
 from monitor.logs.marks import Mark
 from monitor.nvml.calls import function
 
@@ -35,33 +36,6 @@ _BITS = {
     pynvml.nvmlEventTypeSingleBitEccError: "single",
 }
 _NO_INSTANCE = 2**32 - 1
-
-XIDS = {
-    13: "Graphics engine exception",
-    31: "GPU memory page fault",
-    32: "Invalid or corrupted push buffer stream",
-    38: "Driver firmware error",
-    43: "GPU stopped processing",
-    45: "Preemptive cleanup, due to previous errors",
-    48: "Double bit ECC error",
-    61: "Internal micro-controller breakpoint",
-    62: "Internal micro-controller halt",
-    63: "Row remapping event",
-    64: "Row remapping failure",
-    69: "Graphics engine class error",
-    74: "NVLink error",
-    79: "GPU has fallen off the bus",
-    92: "High single-bit ECC error rate",
-    94: "Contained ECC error",
-    95: "Uncontained ECC error",
-    109: "Context switch timeout",
-    119: "GSP RPC timeout",
-    120: "GSP error",
-    121: "C2C link error",
-    140: "Unrecovered ECC error",
-    154: "GPU recovery action changed",
-}
-"""What NVIDIA's list of XID errors calls those that are met most."""
 
 
 @dataclass
@@ -141,7 +115,7 @@ class Events:
             return
         details = {}
         if kind == "xid":
-            details = {"xid": str(data.eventData), "text": XIDS.get(data.eventData, "-")}
+            details = {"xid": str(data.eventData), "text": xids.look_up(str(data.eventData)).name}
         else:
             details = {"bits": _BITS[data.eventType]}
         if data.gpuInstanceId != _NO_INSTANCE and data.gpuInstanceId:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monitor.errors import UserError
+from monitor.logs import gutil
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -117,10 +117,9 @@ def usual_interval_s(series: GpuSeries) -> float:
 def utc_offset(gpus: Iterable[GpuSeries]) -> timedelta | None:
     """Give the offset of local time from UTC that the logs tell first; None if none does."""
     for series in gpus:
-        found = re.fullmatch(r"([+-])(\d\d):(\d\d)", series.facts.get("utc_offset", ""))
-        if found:
-            offset = timedelta(hours=int(found[2]), minutes=int(found[3]))
-            return -offset if found[1] == "-" else offset
+        offset = gutil.parse_offset(series.facts.get("utc_offset", ""))
+        if offset is not None:
+            return offset
     return None
 
 

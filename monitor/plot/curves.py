@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_POINTS = 2000
+_MOST = 1e100
+"""Matplotlib's scales overflow not far above; a loss that is larger counts as infinite."""
 
 
 @dataclass(frozen=True)
@@ -81,5 +84,6 @@ def thinned(values: NDArray[np.float64], max_points: int) -> NDArray[np.intp]:
 
 
 def _number(value: object) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else np.nan  # type: ignore[arg-type] # just seen
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    return math.copysign(math.inf, value) if abs(value) > _MOST else float(value)

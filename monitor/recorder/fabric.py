@@ -43,10 +43,9 @@ class Fabric:
         before, self._before = self._before, (now_s, counts)
         if before is None or now_s <= before[0]:
             return None, None
-        rates = (
+        received, sent = (
             _rate(old, new, now_s - before[0]) for old, new in zip(before[1], counts, strict=True)
         )
-        received, sent = rates
         return received, sent
 
 

@@ -107,7 +107,8 @@ class _File:
             return b""
 
 
-_Slowly = tuple[int | None, int | None, int | None]
+_SlowReadings = tuple[int | None, int | None, int | None]
+"""MB/s received and sent over InfiniBand, and the used share of the disk."""
 
 
 class _Slow:
@@ -120,7 +121,7 @@ class _Slow:
         self._disk_pct: int | None = None
         self._disk_s = -_DISK_S
 
-    def read(self, now_s: float) -> _Slowly:
+    def read(self, now_s: float) -> _SlowReadings:
         """Look once: InfiniBand received and sent, and the disk, asked now and then."""
         is_due = self._folder is not None and now_s - self._disk_s >= _DISK_S
         if self._fabric is None and not is_due:
@@ -136,7 +137,7 @@ class _Slow:
             self._disk_s, self._disk_pct = now_s, found[2]
         return found[0], found[1], self._disk_pct
 
-    def _look(self, *, is_due: bool) -> _Slowly:
+    def _look(self, *, is_due: bool) -> _SlowReadings:
         received, sent = self._fabric.read() if self._fabric else (None, None)
         return received, sent, used_pct(self._folder) if is_due and self._folder else None
 

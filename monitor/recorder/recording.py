@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, ParamSpec, Protocol, TypeVar
 
 from monitor import __version__
 from monitor.errors import UserError
@@ -19,16 +19,17 @@ from monitor.stop import ProcessStop, Reason
 from monitor.watchdog.watcher import Watcher
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from monitor.logs.marks import Mark
-    from monitor.logs.sample import GpuSample, GpuSource, HostSource, RankSample, RankSource
+    from monitor.logs.sample import GpuSource, HostSource, RankSource
     from monitor.stop import Stop
     from monitor.watchdog import orphans
     from monitor.watchdog.settings import WatchSettings
 
 _MIN_INTERVAL_S, _MAX_INTERVAL_S = 0.1, 86400.0
 _MAX_KEPT = 1000
+_MAX_PID = 2**31 - 1  # what fits the kernel's pid_t
 _MIB = 2**20
 _GARBAGE = 20_000  # objects; the usual 700 would have it search in the middle of every look
 
@@ -73,9 +74,10 @@ class Settings:
                 f"--interval: must lie between {_MIN_INTERVAL_S:g} and {_MAX_INTERVAL_S:g}"
                 f" seconds; found {self.interval_s:g}: 15 suits a long job, 1 a short look"
             )
-        if self.parent_pid < 1:
+        if not 1 <= self.parent_pid <= _MAX_PID:
             raise UserError(
-                f"--parent-pid: must be a process id of 1 or more; found {self.parent_pid}:"
+                f"--parent-pid: must be a process id, from 1 to {_MAX_PID};"
+                f" found {self.parent_pid}:"
                 " pass the shell's $$, or leave it out"
             )
         if self.rotate_mib is not None and self.rotate_mib < 1:
@@ -110,7 +112,8 @@ def record(settings: Settings, say: Callable[[str], None]) -> int:
         watcher.shown(gpus), host, sink, layout, SystemClock(), _facts(settings), say
     )
     if settings.beat_dir and set("sq") & set(letters):
-        recorder.ranks = _LaterSeats(settings.beat_dir, settings.visible)
+        beat_dir, visible = settings.beat_dir, settings.visible
+        recorder.ranks = _Later(lambda: _seats(beat_dir, visible))
     watcher.start()
     reason = recorder.run(stop, settings.interval_s)
     sink.close()
@@ -120,7 +123,7 @@ def record(settings: Settings, say: Callable[[str], None]) -> int:
 
 def _nvml(letters: str, stop: Stop, tell: Callable[[Mark], None]) -> GpuSource:
     try:
-        from monitor.nvml.source import Nvml  # noqa: PLC0415 - the head of the log does not wait for it
+        from monitor.nvml.source import Nvml  # noqa: PLC0415 - see _Later
     except ImportError as error:
         return _NoNvml(str(error))
     _spare_the_collector()
@@ -128,9 +131,15 @@ def _nvml(letters: str, stop: Stop, tell: Callable[[Mark], None]) -> GpuSource:
 
 
 def _host(letters: str, folder: str) -> HostSource:
-    from monitor.recorder.host import Host  # noqa: PLC0415 - the same
+    from monitor.recorder.host import Host  # noqa: PLC0415 - see _Later
 
     return Host(letters, folder)
+
+
+def _seats(beat_dir: str, visible: str | None) -> RankSource:
+    from monitor.recorder.seats import Seats  # noqa: PLC0415 - see _Later
+
+    return Seats(beat_dir, visible)
 
 
 def _spare_the_collector() -> None:
@@ -150,39 +159,25 @@ class _NoNvml:
         return Reading(facts=(("gpus", f"no readings: {self._why}"),))
 
 
-class _LaterSeats:
-    """The ranks; what finds them is loaded at the first look."""
-
-    def __init__(self, beat_dir: str, visible: str | None) -> None:
-        self._given = beat_dir, visible
-        self._seats: RankSource | None = None
-
-    def read(self, gpus: Sequence[GpuSample]) -> Sequence[RankSample]:
-        if self._seats is None:
-            from monitor.recorder.seats import Seats  # noqa: PLC0415 - the head of the log does not wait
-
-            self._seats = Seats(*self._given)
-        return self._seats.read(gpus)
-
-
+P = ParamSpec("P")
 S_co = TypeVar("S_co", covariant=True)
 
 
-class _Source(Protocol[S_co]):
-    def read(self) -> S_co: ...
+class _Source(Protocol[P, S_co]):
+    def read(self, *args: P.args, **kwargs: P.kwargs) -> S_co: ...
 
 
-class _Later(Generic[S_co]):
-    """A source that is built at the first look."""
+class _Later(Generic[P, S_co]):
+    """A source that is loaded and built at the first look: the head of the log does not wait."""
 
-    def __init__(self, build: Callable[[], _Source[S_co]]) -> None:
+    def __init__(self, build: Callable[[], _Source[P, S_co]]) -> None:
         self._build = build
-        self._source: _Source[S_co] | None = None
+        self._source: _Source[P, S_co] | None = None
 
-    def read(self) -> S_co:
+    def read(self, *args: P.args, **kwargs: P.kwargs) -> S_co:
         if self._source is None:
             self._source = self._build()
-        return self._source.read()
+        return self._source.read(*args, **kwargs)
 
 
 def _facts(settings: Settings) -> tuple[tuple[str, str], ...]:

@@ -89,12 +89,13 @@ class Seats:
     def _holder(self, gpu: GpuSample) -> tuple[int | None, int | None]:
         """Find the rank that holds most of the GPU's memory, and how much."""
         held: dict[int, int] = {}
-        told: set[int] = set()
+        told: set[int] = set()  # ranks of whose memory the driver tells
         for pid, mib in gpu.processes:
             rank = self._rank_of(pid)
             if rank is not None:
                 held[rank] = held.get(rank, 0) + (mib or 0)
-                told |= set() if mib is None else {rank}
+                if mib is not None:
+                    told.add(rank)
         if not held:
             return None, None
         rank = max(held, key=lambda one: (held[one], -one))

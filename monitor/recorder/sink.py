@@ -20,6 +20,7 @@ _USERS_FAULT = {
     errno.EPERM: "name a place that you may write to",
     errno.EROFS: "name a place that you may write to",
     errno.ENAMETOOLONG: "use a shorter name",
+    errno.ELOOP: "name a file that no link leads back to",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from monitor.errors import printable
 from monitor.logs import files as logfiles
 from monitor.logs import stats, tallies
 from monitor.report.document import RULES, document
@@ -84,9 +85,10 @@ def _note(file: File) -> str | None:
     parts = []
     if file.num_unreadable:
         rows = "row" if file.num_unreadable == 1 else "rows"
-        parts.append(f"{file.num_unreadable} {rows} could not be read")
+        why = f" ({'; '.join(file.hints)})" if file.hints else ""
+        parts.append(f"{file.num_unreadable} {rows} could not be read{why}")
     if file.torn:
         parts.append("the last line has no end and was left out")
     if not file.num_rows:
         parts.append("no samples")
-    return f"{file.path}: {'; '.join(parts)}" if parts else None
+    return f"{printable(file.path)}: {'; '.join(parts)}" if parts else None

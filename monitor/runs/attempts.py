@@ -30,6 +30,8 @@ _REASONS = (
     ("time limit", r"time.?limit"),
     ("cancelled", r"cancel"),
 )
+_OWN_REQUEUE = re.compile(r"requeing job|Requeued SLURM job|requeued exp")
+"""What Lightning's rank 0 says when it calls `scontrol requeue` itself, by its versions."""
 
 
 def describe(attempt: Attempt, later: Sequence[Attempt], log_end: LogEnd) -> Record:
@@ -159,16 +161,18 @@ def judge(attempt: Attempt, first: Event, log_end: LogEnd) -> failure.Finding:
     line = failure.headline(told, text)
     is_killed = first.get("signal") in ("KILL", "SEGV")
     has_failed = bool(first) and not is_killed
+    is_consequence = has_failed and failure.is_consequence(line)
     signs = {
         "code": "" if code is None else str(code),
         "log": text if first else "",
         "oom": "true" if first and _was_oom(attempt, rank) else "",
         "node": _text(attempt.last("lost_node"), "node", "how"),
         "verdict": str(attempt.last("verdict").get("kind") or ""),
-        "stop": _stop(attempt) if code == _STOPPED or not first else "",
+        "stop": _stop(attempt, log_end) if code == _STOPPED or not first else "",
         "error": errors if has_failed else "",
         "later": errors if has_failed and (attempt.last_step or 0) > 0 else "",
-        "follows": line if has_failed and failure.is_consequence(line) else "",
+        "early": _ended_before(attempt, rank) if is_consequence else "",
+        "follows": line if is_consequence else "",
         "nan": str(attempt.last("non_finite").get("action") or "") if has_failed else "",
         "save": "" if told or is_killed else _own_save(attempt),
         "signal": str(first.get("signal") or "") if first else "",
@@ -182,16 +186,27 @@ def _was_oom(attempt: Attempt, rank: int | None) -> bool:
     return any(e.get("rank") == rank and e.get("oom") is True for e in attempt.all("rank_end"))
 
 
+def _ended_before(attempt: Attempt, rank: int | None) -> str:
+    """Name a rank that had ended well before this one failed; empty if none had."""
+    for event in attempt.all("rank_end"):
+        if integer(event.get("rank")) == rank:
+            break
+        if event.get("code") == 0:
+            return f"rank {event.get('rank')} on {event.get('node')} had ended with code 0"
+    return ""
+
+
 def _own_save(attempt: Attempt) -> str:
     """Give why the last checkpoint failed; empty if only because a peer was gone."""
     text = _text(attempt.last("checkpoint_failed"), "reason", "error")
     return "" if failure.is_consequence(text) else text
 
 
-def _stop(attempt: Attempt) -> str:
+def _stop(attempt: Attempt, log_end: LogEnd) -> str:
     """Tell why the job was asked to end; empty if it was not.
 
-    Slurm's own word, which stands in the decision's reason, beats what a signal can tell.
+    Slurm's own word, which stands in the decision's reason, beats what a signal can tell; only
+    where the program says that it requeued the job itself, Slurm's requeue is no preemption.
     """
     reason = re.sub(r"DDP_RUN_NAME=\S+", "", str(attempt.last("decision").get("reason") or ""))
     signals = _signals(attempt)
@@ -199,14 +214,24 @@ def _stop(attempt: Attempt) -> str:
     by_script = [e for e in attempt.all("signal") if e.get("source") != "trainer"]
     if (not signals and attempt.code != _STOPPED) or (attempt.code is None and not by_script):
         return ""
+    if "Slurm has requeued" in reason and _OWN_REQUEUE.search(log_end(attempt.number, 0)):
+        return "time limit" if "USR1" in signals else "itself"
     for name, pattern in _REASONS:
         if re.search(pattern, reason, re.IGNORECASE):
             return name
     if "USR1" in signals:
         return "time limit"
+    if not signals and _ended_by_itself(attempt):
+        return "itself"
     is_local = str(attempt.last("start").get("job_id") or "").startswith("local-")
     is_by_hand = "INT" in signals or "HUP" in signals or (bool(signals) and is_local)
     return "cancelled" if is_by_hand else "preempted"
+
+
+def _ended_by_itself(attempt: Attempt) -> bool:
+    """Whether nobody had told the first rank to end that did not end well."""
+    ends = (event for event in attempt.all("rank_end") if event.get("code") != 0)
+    return not next(ends, {}).get("requested", True)
 
 
 def _signals(attempt: Attempt) -> list[str]:

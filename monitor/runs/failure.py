@@ -39,8 +39,8 @@ class Finding:
 #   stop     why the job was asked to end         end      `none` if no end was told
 #   log      the end of the failed rank's log     error    its exceptions there, its last lines
 #   later    as `error`, once a step was done     follows  its word for having lost a peer
+#   early    a rank that was done before it        save   why its checkpoint was not written
 #   oom      `true`: the kernel ended it          nan      what was done about a non-finite loss
-#   save     why its checkpoint was not written
 TABLE: tuple[Sign, ...] = (
     Sign("code", r"0", None, "finished"),
     Sign("code", r"64", "user", "found its input or environment wrong"),
@@ -57,6 +57,7 @@ TABLE: tuple[Sign, ...] = (
     Sign("stop", r"preempted", "preempted", "made way for another job"),
     Sign("stop", r"time limit", "time limit", "was ended by the time limit"),
     Sign("stop", r"cancelled", "cancelled", "was cancelled"),
+    Sign("stop", r"itself", "stopped", "ended by itself and asks to go on later"),
     # ---- what the rank said
     Sign("error", r"No space left on device|Disk quota exceeded|ENOSPC|EDQUOT", "storage",
          "found no room on the disk"),
@@ -76,6 +77,7 @@ TABLE: tuple[Sign, ...] = (
     Sign("error", r"[Aa]ddress already in use|EADDRINUSE", "network", "found the port taken"),
     Sign("error", r"Name or service not known|Temporary failure in name resolution|"
          r"No route to host|Network is unreachable", "network", "could not reach the others"),
+    Sign("early", r".+", "program", "lost a peer that had ended with code 0"),
     Sign("follows", r".+", "network", "lost its connection, and no rank says why"),
     Sign("save", r".+", "storage", "could not write its checkpoint"),
     # ---- how it ended, where it said nothing
@@ -105,7 +107,10 @@ FOLLOWS = re.compile(
     r"remote process exited|ncclRemoteError|ncclSystemError|NCCL.*(watchdog|timeout)|"
     r"TCPStore(?!.*(in use|EADDRINUSE))|store->get|recvValue failed|Timed out waiting"
 )
-"""What a rank says whose peer failed first: the consequence of a failure, never its cause."""
+"""What a rank says whose peer failed first: the consequence of a failure, never its cause.
+
+The surest of these words stand in jobs/lib/judge.sh, too, where there need not be a Python.
+"""
 
 _WHOLE = ("code", "signal", "verdict", "stop", "end", "oom")  # places of one word
 _EXCEPTION = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b.*|terminate called.*|.*: error: .*")

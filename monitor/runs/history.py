@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 _CODES = {"finished": 0, "stopped": 75, "failed": 70}
+_MOST = 1e18  # no second, share or speed of a run is as large; sums of larger ones would overflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +198,9 @@ def integer(value: object) -> int | None:
 
 
 def number(value: object) -> float | None:
-    """Give a number of 0 or more as it is, and None for anything else."""
+    """Give a number from 0 to `_MOST` as it is, and None for anything else."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and 0 <= value < float("inf") else None  # type: ignore[operator,arg-type] # just seen
+    return float(value) if is_number and 0 <= value < _MOST else None  # type: ignore[operator,arg-type] # just seen
 
 
 def mappings(value: object) -> list[Event]:

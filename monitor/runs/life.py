@@ -70,7 +70,8 @@ def last_written_s(run_dir: str, attempt: dict[str, Any]) -> float | None:
     paths: list[str] = [os.path.join(run_dir, n) for n in ("events.jsonl", "metrics.jsonl")]  # noqa: PTH118
     with suppress(OSError):
         paths += [entry.path for entry in os.scandir(logs)]
-    paths += [nodes.path_of(run_dir, attempt["job_id"], n) for n in attempt["nodes"] or []]
+    told = attempt["nodes"] if isinstance(attempt["nodes"], list) else []
+    paths += [nodes.path_of(run_dir, attempt["job_id"], node) for node in told]
     return max(_written_s(paths), default=None)
 
 

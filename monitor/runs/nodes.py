@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timezone
 from typing import TYPE_CHECKING
 
-from monitor.logs import dmon
+from monitor.logs import dmon, files, gutil
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _TAIL_BYTES = 2**18  # about 25 minutes of 8 GPUs, a sample every 15 s
 _HEAD_BYTES = 2**12
@@ -62,20 +62,34 @@ def read(path: str) -> NodeLog:
     except OSError:
         return NodeLog(path, (), ())
     zone = _zone(head)
-    samples: list[Sample] = []
     faults: list[str] = []
-    header: dmon.Header | None = None
+    heads = dmon.Heads()
+    stretches: list[tuple[timezone | None, dmon.Header | None, list[str]]] = [(zone, None, [])]
     for line in tail.split("\n")[:-1]:
-        if line.startswith("#"):
-            header = dmon.parse_header(line) or header
-            zone = _zone(line + "\n") if line.startswith("## utc_offset") else zone
-            if line.startswith("##") and _FAULT.search(line):
-                faults.append(line[2:].strip())
-        elif header is not None and (row := dmon.parse_row(line, header)) is not None:
-            sample = _sample(row, zone)
-            if sample is not None:
-                samples.append(sample)
+        if not line.startswith("#"):
+            stretches[-1][2].append(line)
+            continue
+        if not line.startswith("##"):
+            heads.see(line)
+        else:
+            zone = _zone(line) if line.startswith("## utc_offset") else zone
+            faults += [line[2:].strip()] if _FAULT.search(line) else []
+        stretches.append((zone, heads.header, []))
+    samples = [sample for stretch in stretches for sample in _samples(*stretch)]
     return NodeLog(path, tuple(samples), tuple(faults))
+
+
+def _samples(
+    zone: timezone | None, header: dmon.Header | None, lines: Sequence[str]
+) -> Iterator[Sample]:
+    if header is None:
+        return
+    header = dmon.settled(header, lines)
+    for line in lines:
+        row = dmon.parse_row(line, header)
+        sample = row and _sample(row, zone)
+        if sample:
+            yield sample
 
 
 def last(log: NodeLog, gpu: int | None, until_s: float | None = None) -> Sample | None:
@@ -125,17 +139,20 @@ def _ends(path: str) -> tuple[str, str]:
         size = os.fstat(file.fileno()).st_size
         file.seek(max(0, size - _TAIL_BYTES))
         tail = file.read()
-    return head.decode(errors="replace"), tail.decode(errors="replace")
+    return _text(head), _text(tail)
+
+
+def _text(data: bytes) -> str:
+    """Decode, whatever a machine with Windows made of it: other ends of lines, a byte order."""
+    text = data.removeprefix(files.BYTE_ORDER).decode(errors="replace")
+    return text.replace("\r\n", "\n")
 
 
 def _zone(text: str) -> timezone | None:
     """Find the log's offset from UTC; None, this machine's own, where it tells none."""
-    found = re.findall(r"^## utc_offset: ([+-])(\d\d):(\d\d)$", text, re.MULTILINE)
-    if not found:
-        return None
-    sign, hours, minutes = found[-1]
-    offset = timedelta(hours=int(hours), minutes=int(minutes))
-    return timezone(-offset if sign == "-" else offset)
+    found = re.findall(r"^## utc_offset: (.+)$", text, re.MULTILINE)
+    offset = gutil.parse_offset(found[-1]) if found else None
+    return None if offset is None else timezone(offset)
 
 
 def _sample(row: dict[str, str], zone: timezone | None) -> Sample | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from monitor import events as event_log
 from monitor.errors import UserError
+from monitor.logs import files
 from monitor.runs import attempts as views
 from monitor.runs import evidence, history, ledger
 
@@ -134,9 +135,13 @@ def compose_file(run_dir: str) -> str:
 def _events_of(run_dir: str) -> bytes:
     try:
         with open(os.path.join(run_dir, "events.jsonl"), "rb") as file:  # noqa: PTH118, PTH123
-            return file.read()
+            data = file.read()
     except OSError as error:
         raise _no_run(run_dir, error) from error
+    found = files.no_text(data)
+    if found is not None:
+        raise UserError(f"events.jsonl: must be UTF-8 text; found {found}: in {run_dir}")
+    return data
 
 
 def _size(run_dir: str) -> int:

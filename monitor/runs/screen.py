@@ -7,8 +7,10 @@ import textwrap
 from datetime import datetime
 from typing import Any
 
+from monitor.runs.history import integer
+
 _STOPPED = 75
-_ON_REQUEST = ("preempted", "time limit", "cancelled")
+_ON_REQUEST = ("preempted", "time limit", "cancelled", "stopped")
 _HEIGHT = 23  # of 24: the prompt comes after
 _LABEL = 8
 _MIN_SAID = 2
@@ -30,6 +32,7 @@ ADVICE: dict[str | None, str] = {
     "preempted": "nothing is wrong: it gave way, and goes on where it stopped once it is started",
     "time limit": "nothing is wrong: start it again, or ask for more time (sbatch --time=…)",
     "cancelled": "nothing is wrong: somebody ended it",
+    "stopped": "nothing is wrong: by code 75 it asks to be started again",
     "hung": "look at the line where that rank stands; if it only was slow, raise DDP_HANG_TIMEOUT",
     "killed": "look for who killed it: memory (sbatch --mem=…), an administrator, a node's reboot",
 }
@@ -61,7 +64,7 @@ def advice(attempt: dict[str, Any], record: dict[str, Any]) -> str:
     decision = (attempt["decision"] or {}).get("decision")
     if attempt["failure_class"] is None or decision in ("requeue", "successor", "restart"):
         return text
-    saved = max((c["step"] or 0 for c in attempt["checkpoints"]), default=None)
+    saved = max((integer(c["step"]) or 0 for c in attempt["checkpoints"]), default=None)
     used = (attempt["checkpoint_used"] or {}).get("step")
     step = used if saved is None else saved
     name = record["run"]

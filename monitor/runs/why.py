@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _NUM_LINES = 14  # of a log: more than the screen takes
 _FAULT = re.compile(r"NVRM: Xid|\bXid \(|uncorrectable ECC|oom[-_ ]kill", re.IGNORECASE)
 _NUM_FAULTS = 3
+_NARROWEST = 20  # columns: the labels alone take eight
 
 
 def why(run_dir: str, *, as_json: bool = False) -> int:
@@ -35,7 +36,7 @@ def why(run_dir: str, *, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return 0
-    columns = min(100, shutil.get_terminal_size((80, 24)).columns)
+    columns = max(_NARROWEST, min(100, shutil.get_terminal_size((80, 24)).columns))
     print("\n".join(screen.lines(found, width=columns)))
     return 0
 

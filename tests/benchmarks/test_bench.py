@@ -38,6 +38,7 @@ def measured(on_gpu: OnGpu | None = None) -> report.Measured:
         num_ranks=1,
         total_s=[5.0, 3.0, 4.0],
         import_torch_s=[4.5, 2.9, 2.6],
+        by_hand_s=[5.0, 3.2, 3.0],
         phases_s={"first step": [0.1, 0.2, 0.3]},
     )
     recorder = Recorder(

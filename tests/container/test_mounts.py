@@ -190,6 +190,7 @@ def test_an_odd_directory_is_mounted_at_its_own_path(
     names = env["PYXIS_CONTAINER_ENV"].split(",")
     assert {"DDP_OUT", "NCCL_DEBUG"} <= set(names)
     assert "DDP_PYTHON" not in names  # a path of the host's
+    assert env["PYXIS_CONTAINER_REMAP_ROOT"] == "0"  # else Slurm takes no step from the container
 
 
 def test_what_the_user_set_stays_and_a_second_time_changes_nothing(
@@ -201,12 +202,14 @@ def test_what_the_user_set_stays_and_a_second_time_changes_nothing(
         "DDP_MOUNTS": "/data:/data",
         "PYXIS_CONTAINER_MOUNTS": "/scratch:/scratch",
         "PYXIS_CONTAINER_WORKDIR": "/mine",
+        "PYXIS_CONTAINER_REMAP_ROOT": "yes",
     }
     once = _evaluated(run, tmp_path, host.env | settings)
     mounts = once["PYXIS_CONTAINER_MOUNTS"].split(",")
     assert mounts[0] == "/scratch:/scratch"
     assert "/data:/data" in mounts
     assert once["PYXIS_CONTAINER_WORKDIR"] == "/mine"
+    assert once["PYXIS_CONTAINER_REMAP_ROOT"] == "yes"
     twice = _evaluated(run, tmp_path, once | host.env)
     assert twice["PYXIS_CONTAINER_MOUNTS"] == once["PYXIS_CONTAINER_MOUNTS"]
 
@@ -222,6 +225,14 @@ def test_a_path_that_pyxis_cannot_be_told_is_refused(
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (64, "", 1), ended.stderr
     assert "a path to mount must hold none of" in ended.stderr
     assert list(submit.iterdir()) == []
+
+
+def test_mounts_that_pyxis_would_not_understand(run: Run, host: Host, tmp_path: Path) -> None:
+    """Sbatch would say so, and then start the job without any mount."""
+    ended = run(ENVIRONMENT, cwd=tmp_path, env=host.env | {"DDP_MOUNTS": "/a:/b,data:/data"})
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (64, "", 1), ended.stderr
+    assert "found 'data:/data'" in ended.stderr
+    assert list(tmp_path.glob("out")) == []
 
 
 def test_a_value_of_several_lines_is_not_forwarded(run: Run, host: Host, tmp_path: Path) -> None:
@@ -246,4 +257,15 @@ def test_jobs_on_one_node_need_no_client(run: Run, tmp_path: Path) -> None:
     ended = run(ENVIRONMENT, "--no-client", cwd=tmp_path, env=env)
     assert ended.returncode == 0, ended.stderr
     assert f"PYXIS_CONTAINER_MOUNTS='{tmp_path}:{tmp_path}'\n" in ended.stdout
+    assert "REMAP_ROOT" not in ended.stdout
     assert run(ENVIRONMENT, "--fast", cwd=tmp_path, env=env).returncode == 64
+
+
+def test_an_interactive_shell_hands_the_image_on(run: Run, host: Host, tmp_path: Path) -> None:
+    """What srun itself was told of the image, the ranks' srun in that shell would not inherit."""
+    srun = host.directory / "bin/srun"
+    srun.write_text('#!/bin/sh\necho "$PYXIS_CONTAINER_IMAGE ${DDP_IMAGE-none} $*"\n')
+    env = host.env | {"DDP_IMAGE": "./ddp.sqsh"}
+    ended = run(ROOT / "jobs/interactive.sh", "--nodes=2", cwd=tmp_path, env=env)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("./ddp.sqsh none --job-name=ddp-interactive --pty --nodes=2")

@@ -17,7 +17,7 @@ from tests.faults.job import parent
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.faults.job import Event, FaultJob
+    from tests.faults.job import FaultJob
 
     Injector = Callable[[FaultJob], float]
 
@@ -186,18 +186,23 @@ def _memory_folder() -> Path:
 
 
 def newest_checkpoint(job: FaultJob) -> Path:
-    """The complete checkpoint that was written last."""
-    return Path(job.events("checkpoint")[-1]["path"])
+    """The complete checkpoint that was written last, though its writer may not have told of it."""
+    folders = (job.run_dir / "checkpoints").glob("step-*")
+    return max(folders, key=lambda path: int(path.name.removeprefix("step-")))
 
 
 def damage(how: Callable[[Path], None]) -> Injector:
-    """Kill a rank, and damage the newest checkpoint before the next attempt reads it."""
+    """Kill a rank, and damage the newest checkpoint before the next attempt reads it.
+
+    `job.helpers["newest"]` is that checkpoint.
+    """
 
     def inject(job: FaultJob) -> float:
         attempt = job.attempt
         moment = _signal(job.rank_pid(1), signal.SIGKILL)
         job.until(lambda: not job.rank_processes(attempt), "the ranks are gone")
-        how(newest_checkpoint(job))
+        job.helpers["newest"] = newest_checkpoint(job)
+        how(job.helpers["newest"])
         return moment
 
     return inject
@@ -240,12 +245,6 @@ def swap(folder: Path) -> None:
 def damage_pointer(folder: Path) -> None:
     """Fill the pointer file with noise."""
     (folder.parent / "latest").write_bytes(b"\xff\x00step-\n7")
-
-
-def checkpoint_before(job: FaultJob, resume: Event) -> Path:
-    """The checkpoint that was newest when this attempt began."""
-    saved = job.events("checkpoint", attempt=resume["attempt"] - 1)
-    return Path(saved[-1]["path"])
 
 
 def kill_during_save(rank: int) -> Injector:

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.growing import JsonLines, json_lines
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -42,8 +44,7 @@ class FaultJob:
         self.id = 0
         self.run_dir = directory / "out" / name
         self.helpers: dict[str, Any] = {}
-        self._seen: list[Event] = []
-        self._offset = 0
+        self._events = JsonLines(self.run_dir / "events.jsonl")
 
     def submit(
         self, sbatch: tuple[str, ...], options: tuple[str, ...], env: dict[str, str]
@@ -79,17 +80,9 @@ class FaultJob:
 
     def events(self, *names: str, attempt: int | None = None, since: float = 0.0) -> list[Event]:
         """Events so far of these names (all if none), of an attempt, after a moment; in order."""
-        path = self.run_dir / "events.jsonl"
-        if path.exists():
-            with path.open("rb") as file:
-                file.seek(self._offset)
-                text = file.read()
-            whole = text[: text.rfind(b"\n") + 1]
-            self._offset += len(whole)
-            self._seen += [json.loads(line) for line in whole.splitlines()]
         return [
             event
-            for event in self._seen
+            for event in self._events()
             if (not names or event["event"] in names)
             and (attempt is None or event["attempt"] == attempt)
             and when(event) >= since
@@ -102,16 +95,12 @@ class FaultJob:
 
     def steps(self, attempt: int) -> list[tuple[int, float]]:
         """Steps in metrics.jsonl of an attempt, each with the moment it was written."""
-        path = self.run_dir / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        read = [json.loads(line) for line in lines if line.endswith("}")]
-        return [(one["step"], when(one)) for one in read if one.get("attempt") == attempt]
+        lines = self.metrics()
+        return [(one["step"], when(one)) for one in lines if one.get("attempt") == attempt]
 
     def metrics(self) -> list[Event]:
-        """All lines of metrics.jsonl."""
-        path = self.run_dir / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("}")]
+        """All lines of metrics.jsonl so far."""
+        return json_lines(self.run_dir / "metrics.jsonl")
 
     @property
     def log(self) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import os
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -208,6 +209,14 @@ class Job:
     def pid(self, rank: int) -> int:
         """The process of a rank."""
         return next(event["pid"] for event in self.events("rank_up") if event["rank"] == rank)
+
+
+@pytest.fixture
+def slurm(scripts: Scripts) -> Scripts:
+    """A job of two nodes with two tasks each; this machine is the first."""
+    scripts.fake_slurm(socket.gethostname(), "other")
+    scripts.fake("getent", 'echo "10.1.2.3 STREAM $2"')
+    return scripts
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ DEFAULTS = {
     "NUM_NODES_WANTED": "2",
     "NUM_TASKS": "4",
     "NUM_LOCAL_TASKS": "2",
+    "PLACE": "bare-srun",
     "UNDER_SLURM": "1",
     "HAVE_CLIENT": "1",
     "INTERACTIVE": "0",
@@ -92,6 +93,9 @@ def test_what_slurm_has_in_mind(info: str, fate: str) -> None:
     assert bash('requeue_fate "$INFO"', INFO=info) == fate
 
 
+NO_LAUNCHER = {"FAILED_RANK": "", "FAILED_NODE": "", "STEP_CODE": "2", "DDP_IMAGE": "./x.sqsh"}
+
+
 @pytest.mark.parametrize(
     ("given", "decision", "words"),
     [
@@ -104,6 +108,8 @@ def test_what_slurm_has_in_mind(info: str, fate: str) -> None:
         ({"IDLE": "1"}, "restart", "from step 40 in 1 s"),
         ({"FAILED_CODE": "64"}, "fail", "not tried again"),
         ({"FAILED_CODE": "76", "VERDICT": "rank 2 hangs"}, "restart", "rank 2 hangs; restart"),
+        (NO_LAUNCHER | {"PLACE": "host-image"}, "fail", "an image of this project's Dockerfile"),
+        (NO_LAUNCHER, "restart", "the ranks could not be started"),
     ],
 )
 def test_a_failure(given: dict[str, str], decision: str, words: str) -> None:
@@ -146,6 +152,28 @@ CANCELLED = {"STOP_SIGNAL": "TERM", "INFO": COMPLETING}
 def test_a_stop(given: dict[str, str], decision: str, words: str) -> None:
     """After 75 the job goes back to the queue, unless a person ended it."""
     found = decide(**STOPPED | given)
+    assert found[0] == decision
+    assert words in found[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "decision", "words"),
+    [
+        ({}, "restart", "restart 1 of 3 where the command itself carries on in 2 s"),
+        (STOPPED, "requeue", "is requeued and will go on where the command itself carries on"),
+        ({"FAILED_CODE": "75"}, "requeue", "rank 2 on n2 asks by code 75 to go on later; by this"),
+        ({"LATEST": "step-40"}, "restart", "restart 1 of 3 from step 40 in 1 s"),
+        (
+            {"IDLE": "1"},
+            "fail",
+            "2 starts in a row brought no new checkpoint by the word of /out",
+        ),
+        ({"IDLE": "1"}, "fail", "writes none there needs a higher DDP_MAX_IDLE_RESTARTS"),
+    ],
+)
+def test_a_command_of_ones_own(given: dict[str, str], decision: str, words: str) -> None:
+    """Where it carries on only it knows: nobody says that it begins anew, or kept nothing."""
+    found = decide(**{"IS_OWN_COMMAND": "1", "LATEST": "", "LATEST_AT_START": ""} | given)
     assert found[0] == decision
     assert words in found[1]
 

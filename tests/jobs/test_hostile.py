@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import stat
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-pytestmark = pytest.mark.slow
+from tests.jobs.said import one_line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from conftest import Scripts
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -94,13 +97,6 @@ def unwritable(directory: Path) -> Path:
     return blocker
 
 
-def one_line(text: str) -> str:
-    """The only line that is not part of the printed settings."""
-    lines = [line for line in text.splitlines() if line.startswith(("prelaunch: ", "launcher: "))]
-    assert len(lines) == 1, text
-    return lines[0]
-
-
 def test_output_directory_that_cannot_be_made(scripts: Scripts) -> None:
     """A read-only working directory: one line with the remedy."""
     out = unwritable(scripts.directory) / "out"
@@ -132,6 +128,14 @@ def test_output_directory_that_cannot_be_made(scripts: Scripts) -> None:
         ("DDP_HANG_TIMEOUT", "1h", "from 0 to"),
         ("DDP_SPARE_NODES", "1", "from 0 to"),
         ("DDP_IMAGE", "./ddp.sqsh", "needs Slurm"),
+        ("DDP_MONITOR_INTERVAL", "x[$(touch x)]", "from 1 to"),
+        ("DDP_NPROC_PER_NODE", "08", "from 1 to"),
+        ("DDP_OUT", "", "DDP_OUT must name a directory"),
+        ("DDP_OUT", "a\nb", "must have no line break"),
+        ("DDP_RUN_NAME", "a\nb", "DDP_RUN_NAME must be"),
+        ("MASTER_ADDR", "", "MASTER_ADDR must be"),
+        ("DDP_PYTHON", "/no/such", "DDP_PYTHON must be a program"),
+        ("TMPDIR", "/no/such", "a temporary directory"),
     ],
 )
 def test_wrong_settings(scripts: Scripts, name: str, value: str, rule: str) -> None:
@@ -139,6 +143,131 @@ def test_wrong_settings(scripts: Scripts, name: str, value: str, rule: str) -> N
     result = scripts.run("prelaunch.sh", "--", "true", **{name: value})
     assert result.code == 64
     assert rule in one_line(result.err)
+    assert list(scripts.directory.iterdir()) == []
+
+
+def test_torchrun_around_the_script(scripts: Scripts) -> None:
+    """It starts the ranks itself: torchrun's port would only look as if it were taken."""
+    result = scripts.run("prelaunch.sh", "--", "true", TORCHELASTIC_RUN_ID="none", RANK="1")
+    assert result.code == 64
+    assert "let torchrun start jobs/launcher.sh" in one_line(result.err)
+    assert list(scripts.directory.iterdir()) == []
+
+
+def test_a_run_directory_that_is_none(scripts: Scripts) -> None:
+    """A file in its place, or in the place of one of its directories, is one line."""
+    (scripts.directory / "out" / "mine").mkdir(parents=True)
+    (scripts.directory / "out" / "file").touch()
+    (scripts.directory / "out" / "mine" / "logs").touch()
+    for name, told in (("file", "must be writable"), ("mine", "must hold the directories")):
+        result = scripts.run("prelaunch.sh", "--", "true", DDP_RUN_NAME=name)
+        assert result.code == 64
+        assert told in one_line(result.err)
+        assert "line " not in result.err
+
+
+def test_no_space_for_the_lock(scripts: Scripts) -> None:
+    """A full disk is told as one, and the directory that was made for the run is removed."""
+    run_dir, work_dir = scripts.directory / "run", scripts.directory / "work"
+    run_dir.mkdir()
+    work_dir.mkdir()
+    jobs = scripts.root / "jobs"
+    command = (
+        f"LOG_NAME=t; source '{jobs}/lib.sh'; source '{jobs}/lib/lock.sh';"
+        "lock_line() { return 1; }; DDP_ON_BUSY=wait DDP_LAUNCH_ID=1;"
+        f"DDP_RUN_DIR='{run_dir}' WORK_DIR='{work_dir}'; lock_take"
+    )
+    done = subprocess.run(["bash", "-euc", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (64, 1), done.stderr
+    assert "is the disk full" in done.stderr
+    assert not run_dir.exists()
+
+
+def test_a_log_on_a_full_disk(scripts: Scripts) -> None:
+    """What cannot be said does not end the job."""
+    with open("/dev/full", "w") as full:  # noqa: PTH123 -- a device
+        code = subprocess.call(
+            [scripts.root / "jobs" / "prelaunch.sh", "--", "true"],
+            cwd=scripts.directory,
+            env=scripts.env,
+            stdout=full,
+            stderr=full,
+        )
+    assert code == 0
+    assert len(list(scripts.directory.glob("out/*/events.jsonl"))) == 1
+
+
+def test_noise_in_the_events(scripts: Scripts) -> None:
+    """Zeros that a crash left in the file do not hide what follows them."""
+    events = scripts.directory / "out" / "mine" / "events.jsonl"
+    events.parent.mkdir(parents=True)
+    events.write_bytes(b"\0" * 5000 + b"\n")
+    result = scripts.run(
+        "prelaunch.sh", "--", "bash", "-c", "exit $((RANK + 3))", DDP_RUN_NAME="mine"
+    )
+    assert result.code in {3, 4}
+    assert "ended with code" in result.err
+    assert "logs/rank-" in result.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["SLURM_NTASKS", "SLURM_JOB_NUM_NODES", "SLURM_CPUS_PER_TASK"])
+@pytest.mark.parametrize("value", ["x", "0"])
+def test_half_of_slurm(scripts: Scripts, name: str, value: str) -> None:
+    """Numbers that Slurm would never set are one line, not an error of bash's."""
+    result = scripts.run("prelaunch.sh", "--", "true", **{"SLURM_JOB_ID": "5", name: value})
+    assert result.code == 64
+    assert f"{name} must be a whole number" in one_line(result.err)
+    assert len(result.err.splitlines()) == 1
+
+
+def test_a_task_of_an_array_without_its_job(scripts: Scripts) -> None:
+    """A left-over SLURM_ARRAY_TASK_ID alone is no array."""
+    assert scripts.run("prelaunch.sh", "--dry-run", SLURM_ARRAY_TASK_ID="3").code == 0
+
+
+def test_a_python_without_our_packages(scripts: Scripts) -> None:
+    """A first try before `make demo` is told what to do, without a traceback."""
+    scripts.fake("bare-python", f'exec "{sys._base_executable}" -S "$@"')  # noqa: SLF001
+    result = scripts.run("prelaunch.sh", "--epochs", "1", DDP_PYTHON="bare-python")
+    assert result.code == 64
+    assert "found no tyro in" in result.err
+    assert "make demo" in result.err
+    assert "Traceback" not in result.err
+    assert not list(scripts.directory.glob("out"))
+
+
+def test_a_python_that_is_too_old(scripts: Scripts) -> None:
+    """It does not know the options that we start it with."""
+    scripts.fake("old-python", 'if [[ $1 == -V ]]; then echo "Python 3.9.2"; else exit 2; fi')
+    result = scripts.run("prelaunch.sh", "--epochs", "1", DDP_PYTHON="old-python")
+    assert result.code == 64
+    assert "needs Python 3.11 or later, found Python 3.9.2" in one_line(result.err)
+
+
+def test_through_a_symbolic_link(scripts: Scripts) -> None:
+    """The script finds its parts where it lies, not where a link to it lies."""
+    link = scripts.directory / "train"
+    link.symlink_to(scripts.root / "jobs" / "prelaunch.sh")
+    done = subprocess.run(
+        [link, "--dry-run"],
+        cwd=scripts.directory,
+        env=scripts.env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_only_a_look(scripts: Scripts) -> None:
+    """--check starts nothing, --help lists the trainer's options, --dry-run comes first."""
+    result = scripts.run("prelaunch.sh", "--check", "--epochs", "2")
+    assert (result.code, "nothing was started" in one_line(result.err)) == (0, True)
+    result = scripts.run("prelaunch.sh", "--epochs", "2", "--help")
+    assert (result.code, "--global-batch-size" in result.out) == (0, True)
+    result = scripts.run("prelaunch.sh", "--epochs", "2", "--dry-run")
+    assert result.code == 64
+    assert "--dry-run must be the first word" in one_line(result.err)
     assert list(scripts.directory.iterdir()) == []
 
 
@@ -155,50 +284,48 @@ def test_mistyped_setting_is_said(scripts: Scripts) -> None:
     assert "no setting DDP_RUNNAME" in result.err
 
 
-def test_launcher_refuses_a_rank_that_disagrees(scripts: Scripts) -> None:
-    """RANK from somebody else is never silently overwritten."""
-    slurm = {
-        "SLURM_PROCID": "1",
-        "SLURM_LOCALID": "1",
-        "SLURM_NODEID": "0",
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_STEP_TASKS_PER_NODE": "2",
-        "SLURMD_NODENAME": "n1",
-        "MASTER_ADDR": "n1",
-        "MASTER_PORT": "12345",
-    }
-    del scripts.env["DDP_NPROC_PER_NODE"]
-    agreeing = scripts.run(
-        "launcher.sh", "--", "bash", "-c", "echo $RANK/$WORLD_SIZE", RANK="1", **slurm
-    )
-    assert (agreeing.code, agreeing.out) == (0, "[1] 1/2\n")
-    result = scripts.run("launcher.sh", "--", "true", RANK="0", **slurm)
-    assert result.code == 64
-    assert "found RANK=0 and expected 1" in one_line(result.err)
-
-
-def test_launcher_alone_is_a_single_process(scripts: Scripts) -> None:
-    """By hand, without any variables, it is rank 0 of 1."""
-    result = scripts.run("launcher.sh", "--", "bash", "-c", "echo $RANK/$WORLD_SIZE $MASTER_ADDR")
-    assert (result.code, result.out) == (0, "[0] 0/1 127.0.0.1\n")
-
-
-def test_launcher_needs_all_of_the_contract(scripts: Scripts) -> None:
-    """A half-set contract is named."""
-    result = scripts.run("launcher.sh", "--", "true", RANK="0", WORLD_SIZE="2")
-    assert result.code == 64
-    assert "without LOCAL_RANK" in one_line(result.err)
-
-
 @pytest.mark.parametrize(
-    ("spec", "counts"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("1,2(x2),8", [1, 2, 2, 8])]
+    ("text", "told"),
+    [
+        ("--lr 1 2\n--lr 3\n", "found a second one for --lr"),
+        ("--lr\n", "an option and its values"),
+        ("# nothing\n", "at least one line"),
+    ],
 )
-def test_tasks_of_a_node(scripts: Scripts, spec: str, counts: list[int]) -> None:
-    """Slurm's compressed list of tasks per node is read for every node."""
-    command = (
-        f"LOG_NAME=t; source {scripts.root}/jobs/lib.sh; source {scripts.root}/jobs/lib/ranks.sh;"
-        f'for i in $(seq 0 {len(counts) - 1}); do tasks_of_node "{spec}" "$i"; done'
-    )
-    done = subprocess.run(["bash", "-euc", command], capture_output=True, text=True, check=True)
-    assert [int(word) for word in done.stdout.split()] == counts
+def test_a_wrong_grid(scripts: Scripts, text: str, told: str) -> None:
+    """A sweep whose grid is wrong submits nothing."""
+    scripts.fake("sbatch", f"touch '{scripts.directory}/submitted'")
+    grid = scripts.directory / "grid"
+    grid.write_text(text)
+    result = scripts.run("sweep.sh", str(grid))
+    assert (result.code, told in result.err) == (64, True), result.err
+    assert not list(scripts.directory.glob("submitted"))
+    assert not list(scripts.directory.glob("out"))
+
+
+def test_a_grid_of_another_editor(scripts: Scripts) -> None:
+    """Windows' line ends are no part of a value."""
+    scripts.fake("sbatch", 'cat "$DDP_SWEEP_FILE"')
+    grid = scripts.directory / "grid"
+    grid.write_bytes(b"--lr 0.1 0.2\r\n--seed 1\r\n")
+    result = scripts.run("sweep.sh", str(grid))
+    assert result.out.split("\n") == ["--lr 0.1 --seed 1 ", "--lr 0.2 --seed 1 ", ""]
+    result = scripts.run("sweep.sh", str(grid), DDP_OUT=str(unwritable(scripts.directory) / "x"))
+    assert (result.code, "DDP_OUT must be" in result.err) == (64, True)
+
+
+def test_a_chain_that_cannot_be(scripts: Scripts) -> None:
+    """What is wrong with its words, or with sbatch, is one line."""
+    scripts.fake("sbatch", "exit 1")
+    for words, told in (
+        (["a/b", "3"], "must name the run"),
+        (["name"], "must be the number of jobs"),
+        (["name", "08"], "must be the number of jobs"),
+        (["name", "2"], "it did not take job 1"),
+    ):
+        result = scripts.run("chain.sh", *words)
+        assert result.code == 64
+        assert told in result.err
+    for script in ("chain.sh", "sweep.sh"):
+        result = scripts.run(script, "--help")
+        assert (result.code, f"jobs/{script} " in result.out) == (0, True)

@@ -75,6 +75,15 @@ def test_every_rank_gets_the_contract(scripts: Scripts) -> None:
     assert (result.run_dir / "logs" / "rank-1.log").read_text() == "1 1 2 2 0 127.0.0.1\n"
 
 
+def test_the_last_words_of_a_killed_python_are_in_its_log(scripts: Scripts) -> None:
+    """What it printed before SIGKILL is not lost in a buffer, unless the user wants one."""
+    script = "import os; print('the last words'); os.kill(os.getpid(), 9)"
+    result = scripts.run("prelaunch.sh", "--", "python3", "-c", script, DDP_NPROC_PER_NODE="1")
+    assert result.code == 137
+    assert (result.run_dir / "logs" / "rank-0.log").read_text() == "the last words\n"
+    assert result.setting("PYTHONUNBUFFERED") == "1"
+
+
 def test_the_first_failing_rank_decides(
     scripts: Scripts, patience: Callable[[float], float]
 ) -> None:
@@ -201,6 +210,22 @@ def test_a_command_that_is_not_there(scripts: Scripts) -> None:
     result = scripts.run("prelaunch.sh", "--", "no-such-program")
     assert result.code == 127
     assert "no-such-program" in result.err
+
+
+def test_a_signal_does_not_change_a_code_that_bash_has_a_use_for(scripts: Scripts) -> None:
+    """127 is also what bash says of a child that it knows no longer."""
+    asks_its_launcher = "sleep 1; kill -USR1 $PPID; sleep 0.5; exit 127"
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", asks_its_launcher)
+    assert result.code == 127
+    assert [event["code"] for event in result.of("rank_end")] == [127, 127]
+
+
+def test_a_negative_code_is_what_the_kernel_makes_of_it(scripts: Scripts) -> None:
+    """An exit code has eight bits: -1 is 255, and no signal."""
+    result = scripts.run("prelaunch.sh", "--", "python3", "-c", "raise SystemExit(-1)")
+    assert result.code == 255
+    first, *_ = result.of("rank_end")
+    assert (first["code"], first["signal"]) == (255, None)
 
 
 def test_hundred_quick_ranks(scripts: Scripts) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from monitor.runs import failure
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 
@@ -67,6 +70,42 @@ def test_the_cause_is_blamed_and_not_what_follows(
 ) -> None:
     """Of several ends the one that explains the others counts."""
     assert blame(tmp_path, *UPS, *ends) == blamed
+
+
+@pytest.mark.parametrize(
+    ("last_words", "blamed"),
+    [
+        ("RuntimeError: [gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:7888. GLHF!", "2"),
+        ("RuntimeError: NCCL error: ncclRemoteError: a call failed\n[rank0]: more", "2"),
+        ("ValueError: the data is bad", "0"),
+    ],
+)
+def test_who_only_lost_a_peer_is_not_the_cause(
+    tmp_path: Path, last_words: str, blamed: str
+) -> None:
+    """Every rank of a foreign program fails with 1: its last words tell who only follows."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-0.log").write_text(f"step 5\n[rank0]: {last_words}\n")
+    (tmp_path / "logs" / "rank-2.log").write_text("[rank2]: RuntimeError: no data\n")
+    assert blame(tmp_path, *UPS, ended(0, 1), ended(2, 1), ended(1, 0)) == (blamed, "1")
+
+
+def test_the_words_of_who_lost_a_peer_are_the_monitors() -> None:
+    """The job's last line and `python -m monitor why` name the same rank."""
+    (words,) = re.findall(r"grep -qE '(.*)'", (JOBS / "lib" / "judge.sh").read_text())
+    assert set(_alternatives(words)) <= set(_alternatives(failure.FOLLOWS.pattern))
+
+
+def _alternatives(pattern: str) -> list[str]:
+    """What stands between the bars of a regular expression, those in brackets aside."""
+    return re.findall(r"(?:\([^()]*(?:\([^()]*\)[^()]*)*\)|[^|()])+", pattern)
+
+
+def test_a_signal_is_a_cause_whatever_was_said_before(tmp_path: Path) -> None:
+    """The lost connection in the log was an attempt's before: who is killed says nothing."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-0.log").write_text("RuntimeError: Connection closed by peer\n")
+    assert blame(tmp_path, *UPS, ended(0, 137), ended(2, 1), ended(1, 0)) == ("0", "137")
 
 
 def test_another_attempts_end_is_no_matter(tmp_path: Path) -> None:

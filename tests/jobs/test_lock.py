@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
+    from pathlib import Path
 
     from conftest import Scripts
 
@@ -77,8 +77,10 @@ def test_a_second_job_waits_its_turn(scripts: Scripts) -> None:
 def test_a_signal_ends_the_wait(scripts: Scripts, patience: Callable[[float], float]) -> None:
     """SIGTERM while it waits: nothing was started, and the owner is not disturbed."""
     first = begin(scripts, "sleep", "60")
-    second = scripts.start("prelaunch.sh", "--", "true", DDP_ON_BUSY="wait", **RUN)
-    time.sleep(3)
+    settings = RUN | {"DDP_ON_BUSY": "wait", "TMPDIR": str(scripts.directory)}
+    second = scripts.start("prelaunch.sh", "--", "true", **settings)
+    assert second.stderr is not None
+    assert any("waiting for the run mine" in line for line in second.stderr)  # which it traps
     began = time.monotonic()
     second.send_signal(signal.SIGTERM)
     result = scripts.finish(second)
@@ -88,7 +90,7 @@ def test_a_signal_ends_the_wait(scripts: Scripts, patience: Callable[[float], fl
     assert first.poll() is None
     first.terminate()
     scripts.finish(first)
-    assert not list(Path(os.environ.get("TMPDIR", "/tmp")).glob(f"ddp-local-*-{second.pid}.*"))
+    assert not list(scripts.directory.glob("ddp-*"))
 
 
 def test_a_dead_owners_lock_is_taken_over(scripts: Scripts) -> None:
@@ -146,3 +148,21 @@ def test_slurm_knows_whether_the_owner_lives(
     assert result.code == code, result.err
     if code:
         assert "belongs to job 99 on elsewhere" in result.err.splitlines()[-1]
+
+
+def test_a_signal_while_slurm_is_asked_ends_the_wait_too(scripts: Scripts, tmp_path: Path) -> None:
+    """Nobody writes any more when the last line is said."""
+    scripts.fake_slurm(socket.gethostname())
+    asked = tmp_path / "asked"
+    scripts.fake("squeue", f"echo >>'{asked}'; sleep 0.5; echo RUNNING")
+    lock(scripts, f"99 0 {FOREIGN}")
+    second = scripts.start("prelaunch.sh", "--", "true", DDP_ON_BUSY="wait", DDP_RUN_NAME="mine")
+    assert second.stderr is not None
+    assert any("waiting for the run mine" in line for line in second.stderr)
+    seen = asked.stat().st_size
+    while asked.stat().st_size == seen:
+        time.sleep(0.01)
+    second.send_signal(signal.SIGTERM)
+    result = scripts.finish(second)
+    assert result.code == 75
+    assert "nothing was started" in result.err.splitlines()[-1]

@@ -14,16 +14,7 @@ if TYPE_CHECKING:
     from conftest import Scripts
 
 HOST = socket.gethostname()
-MOUNTED = "/sys/x"  # on a mount of its own, as a directory of the host would be
 PYXIS = "SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_image"
-
-
-@pytest.fixture
-def slurm(scripts: Scripts) -> Scripts:
-    """A job of two nodes with two tasks each; this machine is the first."""
-    scripts.fake_slurm(HOST, "other")
-    scripts.fake("getent", 'echo "10.1.2.3 STREAM $2"')
-    return scripts
 
 
 def test_bare_machine_under_slurm(slurm: Scripts) -> None:
@@ -38,87 +29,6 @@ def test_bare_machine_under_slurm(slurm: Scripts) -> None:
     assert result.setting("WORLD_SIZE") == "4"
     assert result.setting("MASTER_ADDR") == HOST
     assert not list(slurm.directory.glob("out"))
-
-
-def test_host_with_an_image(slurm: Scripts) -> None:
-    """DDP_IMAGE: the ranks run in containers, with mounts; the user's variables win."""
-    (slurm.directory / "ddp.sqsh").touch()
-    result = slurm.run("prelaunch.sh", "--dry-run", DDP_IMAGE="./ddp.sqsh", NCCL_ALGO="Ring")
-    assert "--container-image=./ddp.sqsh" in result.step
-    assert f"--container-mounts={slurm.directory}:{slurm.directory}" in result.step
-    assert "/opt/ddp/jobs/launcher.sh" in result.step
-    (names,) = [
-        word.partition("=")[2] for word in result.step.split() if "--container-env=" in word
-    ]
-    names = names.replace("\\", "")
-    assert {"NCCL_ALGO", "MASTER_ADDR", "MASTER_PORT", "DDP_RUN_DIR"} <= set(names.split(","))
-
-
-def test_image_without_a_leading_dot(slurm: Scripts) -> None:
-    """Pyxis would take ddp.sqsh for a registry image: said before anything starts."""
-    (slurm.directory / "ddp.sqsh").touch()
-    result = slurm.run("prelaunch.sh", DDP_IMAGE="ddp.sqsh")
-    assert result.code == 64
-    assert "write ./ddp.sqsh" in result.err
-
-
-def test_image_without_pyxis(scripts: Scripts) -> None:
-    """An srun that knows no containers is said so."""
-    scripts.fake_slurm(HOST, pyxis=False)
-    result = scripts.run("prelaunch.sh", DDP_IMAGE="ubuntu")
-    assert result.code == 64
-    assert "Pyxis" in result.err
-
-
-def test_in_the_container_with_a_client(slurm: Scripts) -> None:
-    """A nested srun inherits image and mounts, and must not name them again."""
-    result = slurm.run("prelaunch.sh", "--dry-run", **{PYXIS: "/x.sqsh"}, DDP_OUT=MOUNTED)
-    assert result.step.split()[0] == "srun"
-    assert "--container" not in result.step
-
-
-def test_in_the_container_without_a_client_on_one_node(scripts: Scripts) -> None:
-    """The ranks start in this container, as many as tasks were asked for."""
-    scripts.fake_slurm(HOST)
-    scripts.fake("scontrol", "exit 1")
-    result = scripts.run("prelaunch.sh", "--dry-run", **{PYXIS: "/x.sqsh"}, DDP_OUT=MOUNTED)
-    assert "srun" not in result.step
-    assert result.setting("WORLD_SIZE") == "2"
-    assert result.setting("DDP_JOB_ID") == "4242"
-
-
-def test_in_the_container_without_a_client_on_several_nodes(slurm: Scripts) -> None:
-    """No way to start the other node's ranks: both remedies, as commands to paste."""
-    slurm.fake("scontrol", "exit 1")
-    result = slurm.run("prelaunch.sh", **{PYXIS: "/x.sqsh"})
-    assert result.code == 64
-    assert "pyxis_env.sh" in result.err
-    assert "DDP_IMAGE=./ddp.sqsh sbatch" in result.err
-    assert not list(slurm.directory.glob("out"))
-
-
-def test_output_that_would_be_lost(scripts: Scripts) -> None:
-    """In a container whose output directory is not mounted: one line, before anything starts."""
-    scripts.fake_slurm(HOST)
-    scripts.fake("df", "printf 'Type Mounted\\noverlay /\\n'")
-    result = scripts.run("prelaunch.sh", "--", "true", **{PYXIS: "/x.sqsh"})
-    assert result.code == 64
-    (line,) = [line for line in result.err.splitlines() if "outlive" in line]
-    assert "--container-mounts" in line
-    assert "pyxis_env.sh" in line
-    assert not list(scripts.directory.glob("out"))
-
-
-def test_in_the_image_its_own_python_runs_the_ranks(scripts: Scripts) -> None:
-    """Whatever PATH is; a .venv beside mounted scripts was made for the host."""
-    python = scripts.directory / "image" / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\necho "the image runs $*"\n')
-    python.chmod(0o755)
-    image = {"DDP_HOME": str(scripts.directory / "image"), PYXIS: "/x.sqsh"}
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    result = scripts.run("launcher.sh", **image, **place, MASTER_ADDR="a", MASTER_PORT="1")
-    assert "the image runs -P -m trainer" in result.out
 
 
 def test_interactive_session(slurm: Scripts) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +80,25 @@ def test_at_the_time_limit_the_job_is_requeued(submit: Callable[..., Job]) -> No
     assert len(seeds(job)) == 1
     record = json.loads((job.run_dir / "run.json").read_text())
     assert [attempt["code"] for attempt in record["attempts"]] == [75, 0]
+
+
+def test_a_requeue_that_slurm_has_just_made_is_no_refusal(
+    submit: Callable[..., Job], tmp_path: Path
+) -> None:
+    """Slurm may requeue the job of a dead node a moment before us: that job has no successor."""
+    before_us = tmp_path / "scontrol"
+    scontrol = shutil.which("scontrol")
+    before_us.write_text(
+        f'#!/bin/sh\nif [ "$1" = requeue ]; then {scontrol} "$@"; fi\nexec {scontrol} "$@"\n'
+    )
+    before_us.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    job = submit("--ntasks=1", *NEAR_LIMIT, PATH=path)
+    job.wait_for("decision", 2, timeout_s=120)
+    assert job.end() == ("COMPLETED", 0, 0)
+    assert decisions(job) == ["requeue", "finish"]
+    assert [event["job_id"] for event in job.events("start")] == [str(job.id)] * 2
+    assert "was refused" not in job.log
 
 
 def test_where_requeue_is_off_a_successor_carries_on(own: Any, submit: Callable[..., Job]) -> None:

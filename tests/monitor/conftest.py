@@ -17,6 +17,7 @@ import pytest
 
 from monitor.logs import gutil
 from monitor.logs.sample import GpuSample, HostSample, Row
+from tests.monitor.reported import Written, writer
 
 HERE = Path(__file__).parent
 DATA = HERE / "data"
@@ -27,6 +28,12 @@ DEADLINE_S = 20.0
 def data() -> Path:
     """True dmon logs."""
     return DATA
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    """Writes logs of ours, for the report to read."""
+    return writer(tmp_path)
 
 
 @pytest.fixture

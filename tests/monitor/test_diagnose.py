@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from monitor import cli
-from monitor.diagnosis import findings, findings_text, rules_text, thresholds, xids
+from monitor import cli, xids
+from monitor.diagnosis import findings, findings_text, rules_text, thresholds
 from monitor.diagnosis.diagnose import RULES, diagnose, not_looked
 from monitor.diagnosis.findings import Finding
 from monitor.diagnosis.thresholds import MEANINGS, Thresholds
@@ -316,3 +316,10 @@ def test_alerts_name_the_same_faults() -> None:
         for owner in ("hardware", "program")
     ]
     assert listed == errors
+
+
+def test_every_name_of_an_xid_belongs_to_a_meaning() -> None:
+    """A name whose number has no meaning would be dropped without a word."""
+    assert set(xids._NAMES) <= set(xids.XIDS)  # noqa: SLF001
+    assert xids.look_up("79").name == "GPU has fallen off the bus"
+    assert xids.look_up("9999").name == xids.look_up("8").name == "-"

@@ -7,25 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from monitor.runs import failure, record
+from tests.monitor.blamed import TRACEBACK, blame, judged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 BY_PEER = "RuntimeError: [gloo/pair.cc:534] Connection closed by peer [10.213.77.2]:51612\n"
-TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
-
-
-def judged(story: Any) -> dict[str, Any]:
-    """The last attempt of a story, as the record has it."""
-    return record.read(str(story.write()))["attempts"][-1]
-
-
-def blame(story: Any) -> tuple[str | None, int | None]:
-    """Class and rank of a story's last attempt."""
-    attempt = judged(story)
-    return attempt["failure_class"], (attempt["failure"] or {}).get("rank")
-
-
 SAID = [
     ("program", TRACEBACK + "ValueError: boom\n"),
     ("program", TRACEBACK + "MemoryError\n"),
@@ -160,6 +147,24 @@ def test_a_rank_whose_launcher_was_killed_counts_first(story: Any) -> None:
     assert attempt["first_failure"] == {"rank": 1, "node": "n2", "code": 137, "signal": "KILL"}
 
 
+def test_a_peer_that_went_home_early_explains_a_lost_connection(story: Any) -> None:
+    """It ended with code 0 while others still needed it: the fault is not the network's."""
+    story.start()
+    story.rank_end(1, 0)
+    story.fail(0, 1, text=BY_PEER)
+    failed = judged(story)["failure"]
+    assert (failed["class"], failed["rank"]) == ("program", 0)
+    assert failed["evidence"] == {"place": "early", "line": "rank 1 on n2 had ended with code 0"}
+
+
+def test_a_peer_that_ended_after_the_failure_does_not_explain_it(story: Any) -> None:
+    """Whoever ended later was there when the connection was lost."""
+    story.start()
+    story.fail(0, 1, text=BY_PEER)
+    story.rank_end(1, 0)
+    assert blame(story) == ("network", 0)
+
+
 def test_a_crash_of_a_peer_explains_a_lost_connection(story: Any) -> None:
     """A crashed rank says nothing; what its peers say of it is no fault of the network."""
     story.start()
@@ -220,77 +225,6 @@ def test_a_lost_node_is_hardware(story: Any) -> None:
     assert attempt["lost_nodes"] == [{"node": "n2", "how": "no answer from slurmd"}]
 
 
-@pytest.mark.parametrize(
-    ("signals", "job_id", "reason", "blamed"),
-    [
-        (["USR1"], "42", "", "time limit"),
-        (["USR1", "TERM"], "42", "", "time limit"),
-        (["TERM"], "42", "preempted by a higher partition", "preempted"),
-        (["TERM"], "42", "cancelled by its user", "cancelled"),
-        (["TERM"], "42", "the time limit", "time limit"),
-        (["TERM"], "local-1-2", "", "cancelled"),
-        (["INT"], "42", "", "cancelled"),
-        ([], "42", "", "preempted"),
-    ],
-)
-def test_a_stop_on_request_has_its_reason(
-    story: Any, signals: list[str], job_id: str, reason: str, blamed: str
-) -> None:
-    """By Slurm's word in the decision, else by the signal; nobody failed."""
-    story.start(job_id=job_id)
-    for signal in signals:
-        story.tell("signal", signal=signal)
-    story.rank_end(0, 75, requested=True)
-    story.rank_end(1, 75)  # told by its peers, not by its launcher
-    story.tell("decision", decision="requeue", reason=reason, restarts=0, idle=0, exclude=None)
-    story.tell("end", code=75)
-    attempt = judged(story)
-    assert (attempt["failure_class"], attempt["first_failure"]) == (blamed, None)
-    assert attempt["steps_lost"] is None
-
-
-def test_a_command_that_is_cancelled_was_not_killed_from_outside(story: Any) -> None:
-    """143 because the launcher passed the signal on: the request is the reason."""
-    story.start(command=("--", "sleep", "9"))
-    story.tell("signal", signal="TERM")
-    story.rank_end(0, 143, "TERM", requested=True)
-    story.rank_end(1, 143, "TERM", requested=True)
-    story.tell("decision", decision="fail", reason="Slurm: CANCELLED", restarts=0, idle=0)
-    story.tell("end", code=143)
-    assert blame(story) == ("cancelled", None)
-
-
-def test_what_slurm_killed_after_the_request_did_not_fail(story: Any) -> None:
-    """A launcher that got SIGKILL after the grace tells no end; the script names its rank."""
-    story.start(command=("--", "sleep", "9"))
-    story.tell("signal", signal="TERM")
-    story.rank_end(0, 143, "TERM", requested=True)
-    story.tell("first_failure", rank=1, node="n2", code=137, signal="KILL")
-    story.tell("decision", decision="fail", reason="the job was cancelled", restarts=0, idle=0)
-    story.tell("end", code=137)
-    assert blame(story) == ("cancelled", None)
-
-
-def test_a_failure_before_the_request_counts(story: Any) -> None:
-    """A program that breaks while it is asked to stop has failed by itself."""
-    story.start()
-    story.tell("signal", signal="USR1")
-    story.fail(1, 1, text=TRACEBACK + "TypeError: in my handler\n")
-    assert blame(story) == ("program", 1)
-
-
-def test_a_rank_that_stopped_as_agreed_did_not_fail(story: Any) -> None:
-    """Rank 0 ends with 75 and is the script's choice; rank 1 broke at its last checkpoint."""
-    story.start()
-    story.tell("signal", signal="USR1")
-    story.rank_end(0, 75)
-    story.say(1, "OSError: [Errno 28] No space left on device\n")
-    story.rank_end(1, 70)
-    story.tell("first_failure", rank=0, node="n1", code=75, signal=None)
-    story.tell("end", code=70)
-    assert blame(story) == ("storage", 1)
-
-
 def test_a_checkpoint_that_could_not_be_written(story: Any) -> None:
     """It is the cause where the rank itself told nothing; an exception beats it."""
     story.start()
@@ -320,21 +254,6 @@ def test_a_loss_that_is_not_finite(story: Any) -> None:
     attempt = judged(story)
     assert attempt["failure_class"] == "program"
     assert "not finite" in attempt["failure"]["words"]
-
-
-def test_an_end_that_nobody_told(story: Any) -> None:
-    """The batch script was killed: nobody failed, the run was killed."""
-    story.start()
-    assert blame(story) == ("killed", None)
-
-
-def test_a_killed_script_was_not_asked_to_end(story: Any) -> None:
-    """Slurm then tells the ranks, and the trainer notes it: the script itself was told nothing."""
-    story.start()
-    story.tell("signal", signal="TERM", source="trainer")
-    story.rank_end(0, 75, requested=True)
-    story.rank_end(1, 75, requested=True)
-    assert blame(story) == ("killed", None)
 
 
 def test_old_words_do_not_count(story: Any) -> None:
@@ -382,8 +301,8 @@ def test_the_order_of_the_file_counts_not_the_clocks(story: Any) -> None:
 def test_every_class_has_rows_and_every_row_a_place() -> None:
     """The table speaks of the classes of the contract, and of no others."""
     classes = {"user", "program", "hardware", "network", "storage", "preempted", "time limit"}
-    assert set(failure.CLASSES) == classes | {"hung", "killed", "cancelled"}
-    places = "code log oom later node verdict stop error nan follows save signal end"
+    assert set(failure.CLASSES) == classes | {"hung", "killed", "cancelled", "stopped"}
+    places = "code log oom later node verdict stop error nan early follows save signal end"
     assert {sign.place for sign in failure.TABLE} == set(places.split())
 
 

@@ -5,21 +5,19 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monitor.errors import UserError
-from monitor.logs import dmon, frame, marks, reader
+from monitor.logs import dmon, reader
 from monitor.logs.cells import NO_TIME
-from monitor.logs.marks import Mark
+from tests.monitor.dmon_letters import LETTERS
+from tests.monitor.read_rows import Values, told
 
 pytestmark = pytest.mark.slow
 
 SAMPLES = sorted((Path(__file__).parent / "data").glob("*.gutil"))
 SHARED = Path(__file__).parents[3] / "shared" / "dmon"
-Values = dict[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -39,15 +37,6 @@ SERIES = {
     "525": Series(3, 7, 5, 6, "", " "),
     "535": Series(3, 7, 6, 6, " ", " "),
     "550": Series(4, 8, 6, 6, " ", " "),
-}
-LETTERS = {
-    "p": [("pwr", "W"), ("gtemp", "C"), ("mtemp", "C")],
-    "u": [("sm", "%"), ("mem", "%"), ("enc", "%"), ("dec", "%")],
-    "c": [("mclk", "MHz"), ("pclk", "MHz")],
-    "v": [("pviol", "%"), ("tviol", "bool")],
-    "m": [("fb", "MB"), ("bar1", "MB")],
-    "e": [("sbecc", "errs"), ("dbecc", "errs"), ("pci", "errs")],
-    "t": [("rxpci", "MB/s"), ("txpci", "MB/s")],
 }
 GPM = [("smutil", "GPM:%"), ("mmaact", "GPM:%"), ("pcirxut", "GPM:MiB/s")]
 
@@ -114,21 +103,6 @@ class Writer:
             parts.append(self.head() if number % 44 == 0 else "")
             parts.append(self.row(row))
         return "".join(parts)
-
-
-def told(log: reader.Log) -> list[tuple[int, int, Values]]:
-    """Time, GPU and readings of each row."""
-    return [
-        (
-            int(log.time_s[i]),
-            int(log.gpu[i]),
-            {
-                name: None if np.isnan(column[i]) else float(column[i])
-                for name, column in log.values.items()
-            },
-        )
-        for i in range(log.num_rows)
-    ]
 
 
 def tiny(text: str) -> list[dict[str, str]]:
@@ -310,104 +284,3 @@ def test_a_log_that_still_grows_has_the_rows_that_are_whole(path: Path, tmp_path
         *lines, rest = text[:size].split(b"\n")
         assert told(log) == rows[: sum(line.startswith(b" 2026") for line in lines)]
         assert log.torn == bool(rest.strip())
-
-
-def test_only_the_wanted_columns_are_kept(data: Path) -> None:
-    """And what counts as a row does not hang on them."""
-    path = str(data / "pumt_DT.550.163.01.gpu1_lost.gutil")
-    some = reader.read(path, frozenset({"sm", "none"}))
-    assert (list(some.values), some.num_rows, some.num_unreadable) == (["sm"], 10, 1)
-
-
-def test_midnight_in_a_log_without_dates(tmp_path: Path) -> None:
-    """Time goes on where the clock starts anew; a small step back is a step back."""
-    head = "#Time        gpu    sm\n#HH:MM:SS    Idx     %\n"
-    rows = "".join(f" {time}      0     7\n" for time in ("23:59:50", "00:00:05", "00:00:04"))
-    path = tmp_path / "log.gutil"
-    path.write_text(head + rows)
-    log = reader.read(str(path))
-    assert (np.diff(log.time_s).tolist(), log.dated) == ([15, -1], False)
-    assert frame.load(str(path)).rows["time"].to_list() == [None] * 3
-
-
-HEAD = "# gpu    pwr     sm \n# Idx      W      % \n"
-ROW = "    0    294     98 \n"
-WIDE = HEAD.replace("# ", "#   ")
-
-
-@pytest.mark.parametrize(
-    ("text", "num_rows", "num_unreadable"),
-    [
-        (HEAD + ROW, 1, 0),
-        (ROW + HEAD + ROW, 1, 1),
-        ("# gpu    pwr     sm \n" + ROW, 1, 0),
-        ("# Idx      W      % \n" + ROW, 0, 1),
-        (HEAD + "# something else\n" + ROW, 0, 1),
-        (HEAD + "# gpu    p#r     sm \n" + ROW, 0, 1),
-        (HEAD + "# gpu    pwr     s\n# Idx      W      % \n" + ROW, 0, 1),
-        (HEAD.replace("W", "C") + ROW, 0, 1),
-        (HEAD.replace("pwr     sm", "pwr    pwr") + ROW, 0, 1),
-        (HEAD.replace("gpu", "   ") + ROW, 0, 1),
-        (HEAD + "## any: thing\n" + ROW, 1, 0),
-        (HEAD + "\n \t\n" + ROW, 1, 0),
-        (HEAD + ROW.replace("294", "94"), 0, 1),
-        (HEAD + ROW.replace(" 294", "0294"), 0, 1),
-        (HEAD + ROW.replace("294", "2 4"), 0, 1),
-        (HEAD + ROW.replace("294", "2.4"), 0, 1),
-        (HEAD + ROW.replace(" 294", "294 "), 0, 1),
-        (HEAD + ROW.replace("294", "-94"), 0, 1),
-        (HEAD + ROW.replace("  0", "1 0"), 0, 1),
-        (HEAD + ROW.rstrip() + "\n", 0, 1),
-        (HEAD + ROW.replace("    294", "1234567"), 1, 0),
-        (HEAD + ROW.replace("    294", " 1234567"), 0, 1),
-        (WIDE + "".join(f"{i:>7}{ROW[5:]}" for i in (0, 1234, 12345, 1234567, "12 4")), 2, 3),
-        ("#gpu, pwr, sm\n#Idx, W, %\n0, 294 W, 98 %\n1, -, 7\n", 2, 0),
-        ("#gpu, pwr, sm\n0, 294, 98, 7\n0, 294\n0, 294 C, 8\n", 0, 3),
-        ("0, 294, 98\n", 0, 1),
-    ],
-)
-def test_a_column_is_never_guessed(
-    tmp_path: Path, text: str, num_rows: int, num_unreadable: int
-) -> None:
-    """What has no header, or does not lie in it, is counted; the next whole header heals it."""
-    path = tmp_path / "log.gutil"
-    path.write_text(text)
-    log = reader.read(str(path))
-    assert (log.num_rows, log.num_unreadable) == (num_rows, num_unreadable)
-    path.write_text(text + HEAD + ROW)
-    healed = reader.read(str(path))
-    assert (healed.num_rows, healed.num_unreadable) == (num_rows + 1, num_unreadable)
-
-
-def test_a_file_that_is_none_is_the_users_error(tmp_path: Path) -> None:
-    """A directory, a missing file."""
-    for path in (tmp_path, tmp_path / "none"):
-        with pytest.raises(UserError, match="must be a file that can be read"):
-            reader.read(str(path))
-
-
-def test_wide_numbers_keep_every_digit(tmp_path: Path) -> None:
-    """Energies of twelve digits, and what lies just past a part of four characters."""
-    numbers = [0, 9, 9999, 10_000, 10_001, 100_000, 99_999_999, 100_000_000, 123_456_789_012]
-    head = "# gpu       energy \n# Idx            J \n"
-    rows = "".join(f"    0 {number:>12} \n" for number in numbers)
-    path = tmp_path / "log.gutil"
-    wrong = ("1    2", "-00002", "09520", "0000", "000000000")
-    path.write_text(head + rows + "".join(f"    0 {text:>12} \n" for text in wrong))
-    log = reader.read(str(path))
-    assert log.values["energy"].tolist() == numbers
-    assert log.num_unreadable == len(wrong)
-
-
-def test_what_happened_is_read_and_what_is_torn_of_it_is_counted(tmp_path: Path) -> None:
-    """Marks come in their order, change no rows and are no facts; half a mark is counted."""
-    lost = Mark(1795258800.5, "xid", 3, {"xid": "79", "text": "fallen_off"})
-    back = Mark(1795258860.0, "back", 3)
-    torn = ["## event", "## event:", "## event: ", "## event: 2026-11-21T12:0", "## event: - xid g"]
-    told = [marks.line(lost), *(f"{line}\n" for line in torn), marks.line(back)]
-    path = tmp_path / "log.gutil"
-    path.write_text(HEAD + "".join(line + ROW for line in told) + "## events: 3\n")
-    log = reader.read(str(path))
-    assert log.marks == (lost, back)
-    assert (log.num_rows, log.num_unreadable) == (len(told), len(torn))
-    assert log.facts == {"events": "3"}

@@ -3,67 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from monitor.logs.sample import GpuSample, HostSample
 from monitor.runs import screen
+from tests.monitor.asked_why import ROOT, ask, killed, shown, stop, time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
 TRACEBACK = 'Traceback (most recent call last):\n  File "/w/train.py", line 3, in <module>\n'
 SEEN = (
     "04:17:04",
     GpuSample(0, 62, 41, sm_pct=0, sm_clock_mhz=1980, throttle_bits=0),
     HostSample(cpu_pct=3, mem_used_mib=12000),
 )
-
-
-def ask(
-    directory: Path, *options: str, programs: Path | None = None, limit_s: float = 20
-) -> subprocess.CompletedProcess[str]:
-    """Run `why`, with no Slurm at hand unless a test brings one."""
-    path = f"{programs}:/usr/bin:/bin" if programs else "/nowhere"
-    return subprocess.run(
-        [sys.executable, "-m", "monitor", "why", str(directory), *options],
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-        check=False,
-        env={"PATH": path, "HOME": "/", "COLUMNS": "80", "LINES": "24", "TZ": "UTC"},
-        cwd=ROOT,
-    )
-
-
-def shown(directory: Path, **how: Any) -> list[str]:
-    """The screen, which fits a terminal of 80 x 24 and ends with what to do next."""
-    done = ask(directory, **how)
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert len(lines) <= 23, done.stdout
-    assert all(len(line) <= 80 or len(line.split()) == 1 for line in lines), done.stdout
-    assert any(line.startswith("next    ") for line in lines[-3:]), done.stdout
-    return lines
-
-
-def client(directory: Path, **programs: str) -> Path:
-    """A Slurm client of a few words: the bodies of its programs by name."""
-    folder = directory / "bin"
-    folder.mkdir(exist_ok=True)
-    for name, body in programs.items():
-        path = folder / name
-        path.write_text(f"#!/bin/bash\n{body}\n")
-        path.chmod(0o755)
-    return folder
 
 
 def user(story: Any) -> None:
@@ -114,29 +73,22 @@ def storage(story: Any) -> None:
     story.fail(0, 70, text=TRACEBACK + "OSError: [Errno 28] No space left on device\n")
 
 
-def stop(story: Any, signal_name: str, reason: str) -> None:
-    """A job that was asked to end."""
-    story.tell("signal", signal=signal_name)
-    story.rank_end(0, 75, requested=True)
-    story.rank_end(1, 75, requested=True)
-    story.tell("decision", decision="requeue", reason=reason, restarts=0, idle=0, exclude=None)
-    story.tell("end", code=75)
-
-
 def preempted(story: Any) -> None:
     """By Slurm."""
     stop(story, "TERM", "Slurm has requeued job 42, which will go on from step 20")
-
-
-def time_limit(story: Any) -> None:
-    """SIGUSR1 before it."""
-    stop(story, "USR1", "job 42 is requeued and will go on from step 20")
 
 
 def cancelled(story: Any) -> None:
     """By a person."""
     stop(story, "TERM", "no requeue: the job was cancelled; to go on: start again")
     story.events[-2]["decision"] = "fail"
+
+
+def stopped(story: Any) -> None:
+    """By itself: it asks to go on later."""
+    story.rank_end(0, 75)
+    story.rank_end(1, 75)
+    story.tell("end", code=75)
 
 
 def hung(story: Any) -> None:
@@ -150,11 +102,6 @@ def hung(story: Any) -> None:
     story.tell("end", code=76)
 
 
-def killed(story: Any) -> None:
-    """A signal from nowhere."""
-    story.fail(1, 137, "KILL")
-
-
 TALES: dict[str, tuple[Callable[[Any], None], str, str]] = {
     "user": (user, "rank 0 on n1 found its input or environment wrong", "[user; code 64]"),
     "program": (program, "rank 1 on n2 failed: ValueError: bad bad", "[program; code 1]"),
@@ -166,6 +113,7 @@ TALES: dict[str, tuple[Callable[[Any], None], str, str]] = {
     "preempted": (preempted, "STOPPED: the run made way for another job", "[preempted; code 75]"),
     "time limit": (time_limit, "the run was ended by the time limit", "[time limit; code 75]"),
     "cancelled": (cancelled, "STOPPED: the run was cancelled", "[cancelled; code 75]"),
+    "stopped": (stopped, "the run ended by itself and asks to go on later", "[stopped; code 75]"),
     "hung": (hung, "rank 1 on n2 did no more steps", "[hung; code 76]"),
     "killed": (killed, "rank 1 on n2 was killed from outside", "[killed; SIGKILL, code 137]"),
 }
@@ -270,54 +218,6 @@ def test_a_slow_rank_is_named_with_what_was_seen(story: Any) -> None:
     )
 
 
-def test_slurms_own_word(story: Any, tmp_path: Path) -> None:
-    """State, exit code and reason, from the controller, else from the accounting."""
-    story.start()
-    killed(story)
-    told = "JobId=42 JobName=x JobState=NODE_FAIL Reason=NodeDown ExitCode=0:9 NodeList=n[1-2]"
-    programs = client(tmp_path, scontrol=f"echo '{told}'", sacct="exit 1")
-    assert "Slurm   job 42 NODE_FAIL, exit code 0:9, reason NodeDown" in shown(
-        story.write(), programs=programs
-    )
-    programs = client(
-        tmp_path, scontrol="exit 1", sacct="echo 'OUT_OF_MEMORY|0:125|None|n[1-2]|Unknown'"
-    )
-    lines = shown(story.run_dir, programs=programs)
-    assert "Slurm   job 42 OUT_OF_MEMORY, exit code 0:125" in lines
-    assert lines[0].endswith("used more memory than it may [program; SIGKILL, code 137]")
-
-
-@pytest.mark.parametrize(
-    ("decision", "state", "head"),
-    [
-        ("requeue", "PENDING", "WAITING in Slurm's queue; before, the run was ended by the time"),
-        ("requeue", "RUNNING", "STARTING AGAIN; before, the run was ended by the time limit"),
-        ("restart", "RUNNING", "STARTING AGAIN; before, "),
-        ("fail", "COMPLETING", "STOPPED: the run was ended by the time limit"),
-    ],
-)
-def test_between_two_starts(
-    story: Any, tmp_path: Path, decision: str, state: str, head: str
-) -> None:
-    """The attempt has ended and the run has not: Slurm and the decision tell."""
-    story.start()
-    story.train(0, 25, 5, saves=(25,))
-    time_limit(story)
-    story.events[-2]["decision"] = decision
-    programs = client(tmp_path, scontrol=f"echo 'JobId=42 JobState={state} ExitCode=0:0'")
-    assert shown(story.write(), programs=programs)[0].startswith(head)
-
-
-def test_a_run_that_goes_on_has_its_time_until_now(story: Any, tmp_path: Path) -> None:
-    """Also of a command that tells nothing; a job that runs has no exit code yet."""
-    story.now_s = time.time() - 7200
-    story.start(command=("--", "sleep", "9"))
-    programs = client(tmp_path, scontrol="echo 'JobId=42 JobState=RUNNING ExitCode=0:0'")
-    text = "\n".join(shown(story.write(), programs=programs))
-    assert "time    2 h 00 min: the command itself 100 %" in text
-    assert "Slurm   job 42 RUNNING\n" in text
-
-
 def test_a_cancelled_command_was_stopped(story: Any) -> None:
     """Whatever code its program makes of SIGTERM."""
     story.start(command=("--", "sleep", "9"))
@@ -327,73 +227,6 @@ def test_a_cancelled_command_was_stopped(story: Any) -> None:
     story.tell("decision", decision="fail", reason=reason, restarts=0, idle=0, exclude=None)
     story.tell("end", code=143)
     assert shown(story.write())[0] == "STOPPED: the run was cancelled [cancelled; code 143]"
-
-
-@pytest.mark.parametrize(
-    ("state", "head"),
-    [
-        ("OUT_OF_MEMORY", "used more memory than it may [program; no exit code]"),
-        ("NODE_FAIL", "lost its node [hardware; no exit code]"),
-        ("TIMEOUT", "was ended by the time limit [time limit; no exit code]"),
-        ("PREEMPTED", "made way for another job [preempted; no exit code]"),
-        ("CANCELLED", "was cancelled [cancelled; no exit code]"),
-        ("FAILED", "was killed and could not say why [killed; no exit code]"),
-    ],
-)
-def test_slurm_knows_what_a_killed_run_could_not_say(
-    story: Any, tmp_path: Path, state: str, head: str
-) -> None:
-    """Its state names the class where nobody else could."""
-    story.start()
-    story.train(0, 25, 5)
-    programs = client(tmp_path, scontrol=f"echo 'JobId=42 JobState={state} ExitCode=0:9'")
-    assert shown(story.write(), programs=programs)[0].endswith(head)
-
-
-@pytest.mark.slow
-def test_a_slurm_that_does_not_answer_is_not_waited_for(story: Any, tmp_path: Path) -> None:
-    """Five seconds, and the screen is there without it."""
-    story.start()
-    killed(story)
-    began = time.monotonic()
-    programs = client(tmp_path, scontrol="exec sleep 60", sacct="exec sleep 60")
-    text = "\n".join(shown(story.write(), programs=programs))
-    assert time.monotonic() - began < 12
-    assert "Slurm" not in text
-
-
-def test_a_job_of_another_cluster_is_not_ours(story: Any, tmp_path: Path) -> None:
-    """Job ids begin anew elsewhere: one submitted long after the run's last word is not asked."""
-    story.start()
-    story.write()
-    for path in story.run_dir.rglob("*"):
-        os.utime(path, (story.now_s, story.now_s))
-    told = "JobId=42 JobState=RUNNING SubmitTime=2026-11-22T00:00:00 ExitCode=0:0"
-    programs = client(tmp_path, scontrol=f"echo '{told}'", sacct="exit 1")
-    assert shown(story.run_dir, programs=programs)[0].startswith("KILLED: ")
-
-
-@pytest.mark.parametrize(
-    ("state", "head"),
-    [
-        ("RUNNING", "STILL RUNNING: step 25, last line "),
-        ("PENDING", "WAITING in Slurm's queue; before, "),
-        ("FAILED", "KILLED: the run was killed and could not say why"),
-    ],
-)
-def test_slurm_knows_whether_it_still_runs(
-    story: Any, tmp_path: Path, state: str, head: str
-) -> None:
-    """A run without an end runs, waits, or was killed."""
-    story.start()
-    story.train(0, 25, 5)
-    story.logs[0] = "step 25\n"
-    programs = client(tmp_path, scontrol=f"echo 'JobId=42 JobState={state} ExitCode=0:0'")
-    lines = shown(story.write(), programs=programs)
-    assert lines[0].startswith(head)
-    assert any(line.startswith("lost    25 steps") for line in lines) == (state != "RUNNING")
-    log = story.run_dir / "logs/rank-0.log"  # whole, to be copied
-    assert (lines[-1].strip() == str(log)) == (state == "RUNNING")
 
 
 def test_torn_files(story: Any) -> None:
@@ -455,81 +288,3 @@ def test_it_starts_fast(story: Any) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-# ---- real runs -----------------------------------------------------------------------------------
-
-
-def start(directory: Path, *args: str, **env: str) -> subprocess.Popen[bytes]:
-    """Start the batch script with two ranks in place, in a session of its own."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    settings = {"DDP_PYTHON": sys.executable, "DDP_NPROC_PER_NODE": "2"}
-    return subprocess.Popen(
-        [ROOT / "jobs/prelaunch.sh", *args],
-        cwd=directory,
-        env=kept | settings | {"DDP_MONITOR_INTERVAL": "1"} | env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
-def events(directory: Path, name: str) -> list[dict[str, Any]]:
-    """The events of a name in the one run below a directory."""
-    found = [path.read_text().splitlines() for path in directory.glob("out/*/events.jsonl")]
-    lines = [json.loads(line) for line in (found[0] if found else []) if line.endswith("}")]
-    return [line for line in lines if line["event"] == name]
-
-
-def test_a_run_that_goes_on_and_is_then_killed(tmp_path: Path, until: Any) -> None:
-    """Still running while its ranks live; killed when everything of it got SIGKILL at once."""
-    process = start(tmp_path, "--", "bash", "-c", "echo hello; exec sleep 60")
-    try:
-        until(lambda: len(events(tmp_path, "rank_up")) == 2)
-        (run_dir,) = tmp_path.glob("out/*/")
-        assert shown(run_dir)[0].startswith("STILL RUNNING: no step yet, last line ")
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    pids = [event["pid"] for event in events(tmp_path, "rank_up")]
-    until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids))
-    head = shown(run_dir)[0]
-    assert head == "KILLED: the run was killed and could not say why [killed; no exit code]"
-
-
-@pytest.mark.slow
-def test_a_real_failure(tmp_path: Path) -> None:
-    """Rank 1 raises; rank 0, which waits for it, is ended; the screen shows the traceback."""
-    program_text = (
-        "import os, time; time.sleep(0.3); 1 // (1 - int(os.environ['RANK'])); time.sleep(60)"
-    )
-    process = start(tmp_path, "--", sys.executable, "-c", program_text)
-    assert process.wait(60) == 1
-    (run_dir,) = tmp_path.glob("out/*/")
-    lines = shown(run_dir)
-    assert "failed: ZeroDivisionError: integer" in lines[0]
-    assert lines[0].endswith("[program; code 1]")
-    assert any("ZeroDivisionError: integer division" in line for line in lines[2:])
-    assert any(line.startswith("node    ") for line in lines)
-
-
-@pytest.mark.slow
-def test_real_restarts(tmp_path: Path) -> None:
-    """Two starts with causes of their own: each is told by its own words."""
-    program_text = (
-        "import os, sys; first = os.environ['DDP_ATTEMPT'] == '1';"
-        "sys.exit('OSError: [Errno 28] No space left on device' if first else 'KeyError: 7')"
-    )
-    process = start(
-        tmp_path, "--", sys.executable, "-c", program_text, DDP_MAX_RESTARTS="1",
-        DDP_MAX_IDLE_RESTARTS="9",
-    )  # fmt: skip
-    assert process.wait(60) == 1
-    (run_dir,) = tmp_path.glob("out/*/")
-    attempts = json.loads((run_dir / "run.json").read_text())["attempts"]
-    assert [one["failure_class"] for one in attempts] == ["storage", "program"]
-    assert [one["decision"]["decision"] for one in attempts] == ["restart", "fail"]
-    text = " ".join(" ".join(shown(run_dir)).split())
-    assert "start 2 of 2" in text
-    assert "not started again: all 1 of DDP_MAX_RESTARTS are used" in text

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear
 
 from trainer.workloads.language import Language
@@ -17,11 +18,14 @@ class _OverflowsOnce(torch.autograd.Function):
         return weight.view_as(weight)
 
     @staticmethod
-    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(_ctx: Any, gradient: Any) -> Tensor:
         _OverflowsOnce.num_backwards += 1
         if _OverflowsOnce.num_backwards == 3:
             gradient = gradient.clone()
-            gradient[0, 0] = torch.inf  # the first row: after the reduction, rank 0's
+            is_split = isinstance(gradient, DTensor)  # along tp: one of its ranks is enough
+            part = gradient.to_local() if is_split else gradient
+            if not is_split or gradient.device_mesh.get_local_rank() == 0:
+                part[0, 0] = torch.inf  # the first row: after the reduction, rank 0's
         return gradient
 
 

@@ -1,89 +1,30 @@
-import json
+"""Checkpoints of one process: what is saved is loaded, what is kept, and who goes on from it."""
+
+import errno
 import os
-import pickle
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from trainer import manifest
-from trainer.checkpoint import Checkpoints
+from tests.trainer.saved import (
+    CPU,
+    all_of,
+    events,
+    load,
+    loaded_step,
+    open_folder,
+    pointer,
+    position,
+    save,
+    shorten,
+)
+from trainer.checkpoint_folder import CheckpointFolder
 from trainer.config import Config
 from trainer.errors import UserError
-from trainer.events import EventLog
-from trainer.loading import Stored
-from trainer.mesh import Mesh
 from trainer.optim import Update
-from trainer.position import Position
-from trainer.ranks import Ranks
 from trainer.state import gather_tensors, restore_tensors
-
-CPU = torch.device("cpu")
-ALONE = Mesh(ranks=Ranks(), device=CPU, backend="none", num_threads=1)
-
-
-def open_folder(path: Path, num_kept: int = 3, *, is_async: bool = True) -> Checkpoints:
-    """The checkpoints folder of a run, as one rank opens it."""
-    return Checkpoints(
-        path / "checkpoints",
-        ALONE,
-        EventLog(path=path / "events.jsonl", attempt=1, host="h"),
-        num_kept=num_kept,
-        is_async=is_async,
-        identity={"lr": 0.1},
-    )
-
-
-def position(step: int, **further: Any) -> Position:
-    """A position at `step`."""
-    return Position(
-        step=step, seed=1, global_batch_size=8, num_train_samples=80, last_loss=0.5, **further
-    )
-
-
-def save(checkpoints: Checkpoints, *steps: int, best: int = -1) -> bool:
-    """Save each of `steps`, its tensor full of the step; return whether the last is complete."""
-    for step in steps:
-        tensors = {"model/w": torch.full((3,), float(step))}
-        checkpoints.save(tensors, position(step), is_best=step == best)
-    return checkpoints.wait()
-
-
-def all_of(stored: Stored) -> dict[str, torch.Tensor]:
-    """Ask for every tensor that there is."""
-    return {name: torch.empty(shape, dtype=d) for name, (shape, d) in stored.entries.items()}
-
-
-def load(path: Path, wish: str = "auto") -> tuple[dict[str, torch.Tensor], Position] | None:
-    """Load as a new process would."""
-    return open_folder(path).load(wish, all_of)
-
-
-def loaded_step(path: Path, wish: str = "auto") -> int | None:
-    """The step that a new process would begin with, after a look at the values."""
-    loaded = load(path, wish)
-    if loaded is None:
-        return None
-    assert loaded[0]["model/w"].tolist() == [loaded[1].step] * 3
-    return loaded[1].step
-
-
-def events(path: Path, name: str) -> list[dict[str, Any]]:
-    """Events of that name, without what all have."""
-    lines = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
-    common = ("time", "event", "source", "attempt", "host")
-    return [
-        {k: v for k, v in line.items() if k not in common}
-        for line in lines
-        if line["event"] == name
-    ]
-
-
-def pointer(path: Path, name: str) -> str:
-    """What the file `name` points to."""
-    return (path / "checkpoints" / name).read_text().strip()
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -141,6 +82,26 @@ def test_only_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert len(events(tmp_path, "checkpoint")) == 5
 
 
+def test_a_pointer_that_cannot_be_moved_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither behind the training nor in it: the checkpoint counts, and one line tells the rest."""
+
+    def refuse(folder: CheckpointFolder, pointer: str, step: int) -> None:
+        if pointer == "best":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        move(folder, pointer, step)
+
+    move = CheckpointFolder.point
+    monkeypatch.setattr(CheckpointFolder, "point", refuse)
+    checkpoints = open_folder(tmp_path)
+    assert save(checkpoints, 5, best=5)
+    checkpoints.save({"model/w": torch.zeros(3)}, position(5), is_best=True)
+    told = "trainer: `best` stays where it was, not at step 5: No space left on device\n"
+    assert capsys.readouterr().err == 2 * told
+    assert loaded_step(tmp_path) == 5
+
+
 def test_a_step_that_has_got_further_is_written_again(tmp_path: Path) -> None:
     """Such as one that was stopped before its validation; the newer state replaces the older."""
     checkpoints, tensors = open_folder(tmp_path), {"model/w": torch.full((3,), 4.0)}
@@ -162,110 +123,6 @@ def test_one_that_was_being_replaced_comes_back(tmp_path: Path) -> None:
     assert {e.name for e in folder.iterdir()} == {"step-5", "latest"}
 
 
-def _tensor_file(folder: Path) -> Path:
-    return next(folder.glob("*.distcp"))
-
-
-def _shorten(folder: Path) -> str:
-    file = _tensor_file(folder)
-    os.truncate(file, file.stat().st_size - 1)
-    return f"{file.name} has {file.stat().st_size} of {file.stat().st_size + 1} bytes"
-
-
-def _flip(file: Path) -> str:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-    return f"{file.name} has changed since it was written: its SHA-256 differs"
-
-
-def _flip_tensors(folder: Path) -> str:
-    return _flip(_tensor_file(folder))
-
-
-def _flip_index(folder: Path) -> str:
-    return _flip(folder / ".metadata")
-
-
-def _flip_state(folder: Path) -> str:
-    _flip(folder / "state.json")
-    return "state.json"
-
-
-def _lose(folder: Path) -> str:
-    _tensor_file(folder).unlink()
-    return "__0_0.distcp: No such file or directory"
-
-
-def _lose_state(folder: Path) -> str:
-    (folder / "state.json").unlink()
-    return "state.json: No such file or directory"
-
-
-def _lose_manifest(folder: Path) -> str:
-    (folder / "manifest.json").unlink()
-    return "manifest.json: No such file or directory"
-
-
-def _cut_manifest(folder: Path) -> str:
-    os.truncate(folder / "manifest.json", 20)
-    return "manifest.json cannot be read"
-
-
-def _swap(folder: Path) -> str:
-    ours, others = _tensor_file(folder), _tensor_file(folder.with_name("step-5"))
-    ours.rename(folder / "x")
-    shutil.copy(others, ours)
-    return "__0_0.distcp has changed since it was written"
-
-
-def _garble(folder: Path) -> str:
-    file = _tensor_file(folder)
-    file.write_bytes(b"\x00" * file.stat().st_size)
-    return "__0_0.distcp has changed since it was written"
-
-
-DAMAGES = [
-    _shorten, _flip_tensors, _flip_index, _flip_state, _lose, _lose_state, _lose_manifest,
-    _cut_manifest, _swap, _garble,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_one_is_skipped_with_a_warning_and_written_anew(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Any
-) -> None:
-    """The one before it is used, one line names the damage; reaching that step replaces it."""
-    save(open_folder(tmp_path), 5, 10)
-    bad = tmp_path / "checkpoints" / "step-10"
-    problem = damage(bad)
-    checkpoints = open_folder(tmp_path)
-    loaded = checkpoints.load("auto", all_of)
-    assert loaded is not None
-    assert loaded[1].step == 5
-    told = capsys.readouterr().err
-    assert told.startswith(f"trainer: skipped checkpoint {bad}: ")
-    assert problem in told
-    assert told.count("\n") == 1
-    (resume,) = events(tmp_path, "resume")
-    assert resume["step"] == 5
-    assert resume["skipped"][0]["path"] == str(bad)
-    assert problem in resume["skipped"][0]["problem"]
-    save(checkpoints, 10)
-    assert loaded_step(tmp_path) == 10
-
-
-def test_a_damaged_one_does_not_push_good_ones_out(tmp_path: Path) -> None:
-    """With one to keep, the one written after a fallback stays, though its step is smaller."""
-    save(open_folder(tmp_path), 5, 10)
-    _shorten(tmp_path / "checkpoints" / "step-10")
-    checkpoints = open_folder(tmp_path, num_kept=1)
-    checkpoints.load("auto", all_of)
-    save(checkpoints, 7)
-    assert loaded_step(tmp_path) == 7
-    assert {e.name for e in (tmp_path / "checkpoints").iterdir()} == {"step-7", "latest"}
-
-
 def test_who_goes_back_goes_on_from_there(tmp_path: Path) -> None:
     """Of two branches, the one that was written last counts, not the one with more steps."""
     save(open_folder(tmp_path), 5, 10)
@@ -275,70 +132,14 @@ def test_who_goes_back_goes_on_from_there(tmp_path: Path) -> None:
     assert loaded_step(tmp_path) == 7
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\x00", b"step-99\n", b"../../etc", b"step-x\n"])
-def test_a_damaged_pointer_does_no_harm(tmp_path: Path, content: bytes) -> None:
-    """Neither to a resume nor to the best one."""
-    checkpoints = open_folder(tmp_path, num_kept=1)
-    for step in (1, 2, 3):
-        tensors = {"model/w": torch.full((3,), float(step))}
-        best = {"best_step": min(step, 2), "best_accuracy": 0.5}
-        checkpoints.save(tensors, position(step, **best), is_best=step == 2)
-    checkpoints.wait()
-    for name in ("latest", "best"):
-        (tmp_path / "checkpoints" / name).write_bytes(content)
-    checkpoints = open_folder(tmp_path, num_kept=1)
-    loaded = checkpoints.load("auto", all_of)
-    assert loaded is not None
-    assert loaded[1].step == 3
-    tensors = {"model/w": torch.full((3,), 4.0)}
-    checkpoints.save(tensors, position(4, best_step=2, best_accuracy=0.5), is_best=False)
-    assert checkpoints.wait()
-    assert pointer(tmp_path, "latest") == "step-4"
-    assert loaded_step(tmp_path, "step-2") == 2
-
-
-def test_one_that_was_being_written_does_not_count(tmp_path: Path) -> None:
-    """A hidden folder is what a death leaves; the next start removes it."""
-    save(open_folder(tmp_path), 5)
-    folder = tmp_path / "checkpoints"
-    shutil.copytree(folder / "step-5", folder / ".step-9.partial")
-    assert loaded_step(tmp_path) == 5
-    assert not list(folder.glob(".step-*"))
-
-
 def test_a_path_is_taken_or_an_error(tmp_path: Path) -> None:
     """By its own name or by the folder's; it is never silently replaced by another."""
     save(open_folder(tmp_path), 5, 10)
     assert loaded_step(tmp_path, "step-5") == 5
     assert loaded_step(tmp_path, str(tmp_path / "checkpoints" / "step-5")) == 5
-    _shorten(tmp_path / "checkpoints" / "step-5")
+    shorten(tmp_path / "checkpoints" / "step-5")
     with pytest.raises(UserError, match=r"--resume step-5: a complete checkpoint; found __0_0"):
         load(tmp_path, "step-5")
-
-
-class Attack:
-    """Unpickled plainly, it would run a command."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.target),)
-
-
-@pytest.mark.parametrize("file", [".metadata", "tensor"])
-def test_loading_runs_no_code_from_a_checkpoint(tmp_path: Path, file: str) -> None:
-    """Neither from the index, a pickle, nor from a tensor's file; even if the manifest fits."""
-    save(open_folder(tmp_path), 5)
-    folder = tmp_path / "checkpoints" / "step-5"
-    victim = folder / ".metadata" if file == ".metadata" else _tensor_file(folder)
-    size_bytes = victim.stat().st_size
-    attack = pickle.dumps(Attack(tmp_path / "ran"))
-    victim.write_bytes(attack + b"\x00" * (size_bytes - len(attack)))
-    records = manifest.read(folder)
-    manifest.write(folder, {**records, victim.name: manifest.seal(victim)})
-    assert load(tmp_path) is None
-    assert not (tmp_path / "ran").exists()
 
 
 def trained(seed: int, steps: int, model: torch.nn.Module | None = None) -> tuple[Any, Update]:

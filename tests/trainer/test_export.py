@@ -46,6 +46,23 @@ def test_weights_go_into_plain_files(run_dir: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
+def test_an_interrupted_export_leaves_nothing(
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Ctrl-C ends it with the shell's code for that, one line, and no half a file."""
+
+    def interrupt(_path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trainer.manifest.flush", interrupt)
+    assert run(export.main, [str(run_dir), str(tmp_path / "m.pt")]) == 130
+    assert capsys.readouterr().err == "trainer: stopped by Ctrl-C\n"
+    assert not list(tmp_path.glob("*m.pt*"))
+
+
 def test_it_needs_one_process_and_no_cluster(
     run_dir: Path, tmp_path: Path, clean_env: dict[str, str]
 ) -> None:

@@ -57,7 +57,6 @@ def test_a_strategy_is_a_name_for_sizes(options: dict[str, Any], expected: dict[
         ({"dp_shard": -1, "tp": -1}, "--dp-shard, --tp: -1 for one axis only; found 2"),
         ({"cp": 4}, "--cp: 2 x cp divides the positions of a sequence; found 66 with cp 4;.* of 8"),
         ({"cp": 2, "sizes": None}, "--cp: 1: workload mnist has no sequences to share; found 2"),
-        ({"cp": 2, "pp": 2, "dp_replicate": 2}, "--cp: 1 with pp; found cp 2 with pp 2"),
         ({"tp": 8}, "--tp: divides the model's heads of keys and values; found 4 with tp 8"),
         ({"tp": 4, "sequence_parallel": True}, "positions of a sequence; found 66 with tp 4"),
         ({"sequence_parallel": True}, "--sequence-parallel: tp over 1; found tp 1; give --tp"),

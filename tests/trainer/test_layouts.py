@@ -51,7 +51,7 @@ LAYOUTS = {
     "tp with sp": "--tp -1 --sequence-parallel --activation-checkpointing full",
     "ddp x tp": "--tp 2 --micro-batch-size 2",
     "fsdp x tp": "--strategy fsdp --tp 2 --micro-batch-size 2 --activation-checkpointing selective",
-    "fsdp x tp with sp": "--strategy fsdp --tp 2 --sequence-parallel --micro-batch-size 1",
+    "fsdp x tp with sp": "--strategy fsdp --tp 2 --sequence-parallel --micro-batch-size 4",
     "cp": "--cp 4 --micro-batch-size 4 --activation-checkpointing full",
     "ddp x cp": "--cp 2 --micro-batch-size 2",
     "fsdp x cp": "--strategy fsdp --cp 2 --micro-batch-size 2 --activation-checkpointing selective",

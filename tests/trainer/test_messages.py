@@ -12,9 +12,9 @@ __all__ = ["server"]  # a fixture
 pytestmark = pytest.mark.slow
 
 NUM_LAYERS = SHAPE["num_hidden_layers"]
-OTHERS = {"ddp": 1, "fsdp": 3}
-"""Sums of one number a step: the targets that count; of shards also whether all gradients are
-finite, and their norm."""
+OTHERS = {"ddp": 1, "fsdp": 2}
+"""Sums of one number a step: the targets that count; of shards also their norm, which tells, too,
+whether all gradients are finite."""
 
 
 def messages_of(server: Server, strategy: str, num_microbatches: int) -> Counter[str]:

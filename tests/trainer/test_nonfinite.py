@@ -241,16 +241,21 @@ def test_ranks_go_on_alike(start_ranks: Start, workload: Callable[[str], str], p
     ]
 
 
+@pytest.mark.parametrize("max_norm", [None, 0.5])
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
-def test_the_device_decides_without_being_read(optimizer: Any) -> None:
-    """As on a GPU: the fused optimizer takes the check's result, and moves nothing, nor counts."""
+def test_the_device_decides_without_being_read(optimizer: Any, max_norm: float | None) -> None:
+    """As on a GPU: the fused optimizer takes the check's result, and moves nothing, nor counts.
+
+    With clipping the norm is what is checked.
+    """
     model = torch.nn.Linear(3, 2)
-    update = Update(model, Config(optimizer=optimizer, lr=0.1), torch.device("cpu"))
+    config = Config(optimizer=optimizer, lr=0.1, clip_grad_norm=max_norm)
+    update = Update(model, config, torch.device("cpu"))
     update._is_read = False  # noqa: SLF001 -- what a GPU has
     table = StepTable(3, torch.device("cpu"))
     other = torch.nn.Linear(3, 2)
     other.load_state_dict(model.state_dict())
-    plain = Update(other, Config(optimizer=optimizer, lr=0.1), torch.device("cpu"))
+    plain = Update(other, config, torch.device("cpu"))
     for step in range(3):
         inputs = torch.full((1, 3), math.inf if step == 0 else float(step))
         model(inputs).sum().backward()

@@ -14,6 +14,9 @@ from tests.trainer.test_layouts import (
     tensors_of,
 )
 from trainer.checkpoint_folder import find
+from trainer.parallel.plan import ForwardPlan
+from trainer.workloads.llama_hf import read_shape
+from trainer.workloads.llama_memory import activation_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -79,6 +82,27 @@ def test_what_is_expected_is_what_is_measured(
     assert ("on the host" in said) == event["on_host"]
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_pipeline_keeps_what_is_under_way(
+    server: Server,  # noqa: F811
+    schedule: str,
+) -> None:
+    """Besides, torch looks at the shapes in the first step by one pass more of the first stage."""
+    options = f"--max-steps 1 --pp 2 --micro-batch-size 2 --pp-schedule {schedule}"
+    codes, run, said = server.train(2, options, f"pipe-{schedule}")
+    assert codes == [0] * 2, said
+    expected = memory_of(run, "expected")["activations_bytes"]
+    measured = memory_of(run, "measured")["activations_bytes"]
+    a_pass = activation_bytes(
+        read_shape(server.folder / "model"),
+        SHAPE["max_position_embeddings"],
+        ForwardPlan(micro_batch_size=2, num_stages=2, num_heads=0),
+    )
+    num_passes = 2 if schedule == "1f1b" else 4
+    assert expected >= num_passes * a_pass
+    assert 0.99 * expected < measured < expected + a_pass
+
+
 def scaler_of(run: RunDir) -> dict[str, float]:
     """The gradient scaler in the run's last checkpoint."""
     state = json.loads((find(run.path) / "state.json").read_text())
@@ -86,10 +110,20 @@ def scaler_of(run: RunDir) -> dict[str, float]:
     return scaler
 
 
-@pytest.mark.parametrize("is_clipped", [True, False])
+@pytest.mark.parametrize(
+    ("layout", "is_clipped"),
+    [
+        ("--strategy fsdp", True),
+        ("--strategy fsdp", False),
+        ("--tp 2 --strategy fsdp", True),
+        ("--pp 2 --pp-schedule gpipe --dp-shard 2", True),
+        ("--pp 2 --pp-schedule gpipe --tp 2", False),
+    ],
+)
 def test_an_overflow_on_one_rank_is_everyones(
     server: Server,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
+    layout: str,
     *,
     is_clipped: bool,
 ) -> None:
@@ -99,10 +133,9 @@ def test_an_overflow_on_one_rank_is_everyones(
         monkeypatch.setattr(test_layouts, "OPTIONS", OPTIONS.replace("--clip-grad-norm 0.5", ""))
         shared += " --optimizer adamw --lr 0.001"
     runs = []
-    for count, layout in ((1, ""), (4, "--strategy fsdp")):
-        codes, run, said = server.train(
-            count, f"{shared} {layout}", f"overflow-{count}-{is_clipped}"
-        )
+    for count, options in ((1, ""), (4, layout)):
+        out = f"overflow-{count}-{is_clipped}{layout}".replace(" ", "")
+        codes, run, said = server.train(count, f"{shared} {options}", out)
         assert codes == [0] * count, said
         runs.append(run)
     plain, sharded = runs

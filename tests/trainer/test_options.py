@@ -23,6 +23,11 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(toml: Pa
     assert parse([f"--config={toml}"]).compile is True
 
 
+def test_no_options_are_the_defaults() -> None:
+    """As the shortest command has it."""
+    assert parse([]) == Config()
+
+
 def test_underscores_do_for_dashes(toml: Path) -> None:
     """--global_batch_size is --global-batch-size."""
     assert parse(["--config", str(toml), "--global_batch_size", "16"]).global_batch_size == 16
@@ -36,14 +41,23 @@ def test_underscores_do_for_dashes(toml: Path) -> None:
         (["--epochs", "0"], r"--epochs: at least 1; found 0"),
         (["--epochs"], r"--epochs"),
         (["--schedule", "step"], r"'constant', 'cosine'"),
-        (["stray"], r"stray"),
+        (["stray"], r"command line: only options, .*; found 'stray', which belongs to none"),
+        (["--compile", "true"], r"found 'true', which belongs to none"),
+        (["--lr", "1", "--lr=fast"], r"--lr: a number; found 'fast'; change it"),
+        (["--epochs", "1.5"], r"--epochs: a whole number; found '1.5'; change it"),
+        (["--lr"], r"--lr: a value after it; found none; give one"),
+        (["--data-dir", ""], r"--data-dir: a path; found an empty one; name one"),
+        (["--out="], r"--out: a path; found an empty one"),
+        (["--config", ""], r"--config: a path; found an empty one"),
+        (["--config", "/dev/zero"], r"a readable TOML file; found more than 1 MiB"),
+        (["--data-dri", "x"], r"did you mean data-dir\? "),
         (["--lr", "nan"], r"--lr: a finite number above 0; found nan"),
         (["--clip-grad-norm", "0"], r"--clip-grad-norm: .* above 0; found 0"),
         (["--dropout", "1"], r"--dropout: from 0"),
         (["--decay-fraction", "1.5"], r"--decay-fraction: from 0 to 1; found 1.5"),
         (["--seed", str(2**63)], r"--seed: at most"),
         (["--weight-decay", "nan"], r"--weight-decay: at least 0; found nan"),
-        (["--precision", "fp8"], r"--precision: fp32, tf32, bf16 or fp16; fp8 would.*take bf16"),
+        (["--weight-decay", "inf"], r"--weight-decay: a finite number; found inf"),
         (["--profile-steps", "5:2"], r"--profile-steps: FIRST:LAST"),
         (["--profile-steps", "5"], r"--profile-steps: FIRST:LAST"),
         (["--profile-ranks", "0,1"], r"--profile-ranks: with --profile-steps; found '0,1'"),
@@ -62,8 +76,15 @@ def test_a_wrong_option_is_one_line_that_names_it(argv: list[str], told: str) ->
     ("text", "told"),
     [
         ("epochz = 1", "key 'epochz' in .*valid: .*epochs"),
-        ("lr = [1]", "key 'lr' in .*a string, a number or a boolean"),
-        ('epochs = "many"', "--epochs"),
+        ("lr = [1]", r"key 'lr' in .*a number; found \[1\]"),
+        ("lr = true", "key 'lr' in .*a number; found True"),
+        ("compile = 1", "key 'compile' in .*true or false; found 1"),
+        ("epochs = 1.5", "key 'epochs' in .*a whole number; found 1.5"),
+        ('epochs = "many"', "key 'epochs' in .*a whole number; found 'many'"),
+        ("model = [1]", "key 'model' in .*a string"),
+        ('out = ""', "--out: a path; found an empty one"),
+        ("max_steps = 1\nmax-steps = 2", "key 'max-steps' in .*named once; found it with dashes"),
+        ("lr = " + "[" * 5000, "a readable TOML file"),
         ("epochs = ", "a readable TOML file"),
         ("[train]\nlr = 1.0", "key 'train' in"),
         ('config = "other.toml"', "key 'config' in"),
@@ -75,6 +96,14 @@ def test_a_wrong_file_is_one_line_that_names_the_key(tmp_path: Path, text: str, 
     path.write_text(text)
     with pytest.raises(UserError, match=told):
         parse(["--config", str(path)])
+
+
+def test_a_file_of_another_editor_is_read_all_the_same(tmp_path: Path) -> None:
+    """A byte order mark and Windows' line ends are no part of the text."""
+    path = tmp_path / "o.toml"
+    path.write_bytes(b"\xef\xbb\xbflr = 0.5\r\nepochs = 2\r\n")
+    config = parse(["--config", str(path)])
+    assert (config.lr, config.epochs) == (0.5, 2)
 
 
 def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,8 @@ PIPELINES = {
     "pp x ddp": "--strategy pp --micro-batch-size 1 --activation-checkpointing full",
     "pp x fsdp": "--pp 2 --strategy fsdp --micro-batch-size 2 --no-reshard-after-forward",
     "pp x tp": "--pp 2 --tp 2 --micro-batch-size 4",
+    "pp x cp": "--pp 2 --cp 2 --micro-batch-size 4 --activation-checkpointing full",
+    "pp x cp, interleaved": "--pp 2 --cp 2 --pp-schedule interleaved --micro-batch-size 2",
     "pp x tp with sp": "--strategy 3d --sequence-parallel --micro-batch-size 4",
 }
 TRAIN = " ".join(str(i * i) for i in range(500))  # 21 steps
@@ -73,6 +75,12 @@ def test_a_pipeline_is_the_plain_run(server: Server, plain: RunDir, name: str) -
     """Over 20 steps, with clipping."""
     out = name.replace(" ", "-")
     check(train(server, 4, f"--max-steps 20 {PIPELINES[name]}", out), plain)
+
+
+def test_all_axes_that_split_a_sequence_at_once(server: Server, plain: RunDir) -> None:
+    """What a stage hands on is then a part, along tp, of a part, along cp, of the positions."""
+    options = "--max-steps 20 --pp 2 --cp 2 --tp 2 --sequence-parallel --micro-batch-size 4"
+    check(train(server, 8, options, "eight"), plain)
 
 
 def test_a_checkpoint_is_of_every_pipeline(

@@ -3,22 +3,14 @@
 import os
 import re
 import signal
-import textwrap
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 import trainer.loop
+from tests.trainer.quick_run import QUICK, Train
 
 pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
-
-QUICK = ("--model", "mlp", "--global-batch-size", "250", "--log-every", "5")
-"""20 steps an epoch on the shipped digits, some milliseconds each."""
-
-Train = Callable[..., tuple[int, Any]]
 
 
 def test_a_run_leaves_what_the_contract_asks_for(
@@ -262,96 +254,6 @@ def test_a_failure_waits_for_the_checkpoint_on_its_way(
     assert run.checkpoints() == {"step-7", "latest"}
 
 
-def _images(folder: Path, *splits: str) -> None:
-    from PIL import Image  # noqa: PLC0415 -- only here
-
-    for split in splits:
-        for name, colour in (("blue", (0, 0, 255)), ("red", (255, 0, 0))):
-            (folder / split / name).mkdir(parents=True)
-            for i in range(6):
-                Image.new("RGB", (40, 40), colour).save(folder / split / name / f"{i}.png")
-
-
-def test_folders_of_images_train_a_model_of_torchvision(train: Train, tmp_path: Path) -> None:
-    """Through loader workers, from files."""
-    _images(tmp_path / "images", "train", "val")
-    code, run = train(
-        *("--workload", "imagefolder", "--data-dir", str(tmp_path / "images")),
-        *("--model", "squeezenet1_1", "--image-size", "32", "--global-batch-size", "4"),
-        *("--epochs", "1", "--num-workers", "1"),
-    )
-    assert (code, run.summary()["steps"]) == (0, 3)
-    assert run.summary()["test_accuracy"] is not None
-
-
-def test_folders_that_do_not_fit_are_one_line(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No folder, no val, other classes, no images: 64 and nothing written."""
-    _images(tmp_path / "a", "train")
-    _images(tmp_path / "b", "train", "val")
-    (tmp_path / "b" / "val" / "green").mkdir()
-    for split in ("train", "val"):
-        (tmp_path / "c" / split / "empty").mkdir(parents=True)
-    (tmp_path / "d" / "train").mkdir(parents=True)
-    for options in ([], *(["--data-dir", str(tmp_path / name)] for name in "xabcd")):
-        code, run = train("--workload", "imagefolder", *options)
-        assert code == 64
-        assert capsys.readouterr().err.count("\n") == 1
-        assert not run.path.exists()
-
-
-def test_fake_images_need_no_files(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    """Any classification model by name; an unknown one is an error that lists them."""
-    fake = ("--workload", "fake-images", "--num-samples", "16", "--num-classes", "2")
-    small = ("--image-size", "32", "--global-batch-size", "8", "--model", "squeezenet1_1")
-    code, run = train(*fake, *small)
-    assert (code, run.summary()["steps"]) == (0, 2)
-    code, _ = train(*fake, *small[:-1], "resnet19", out="other")
-    assert code == 64
-    assert "resnet18" in capsys.readouterr().err
-
-
-def test_a_workload_of_ones_own(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """package.module:Class from the working directory; without test data nothing is validated."""
-    (tmp_path / "own_workload.py").write_text(
-        textwrap.dedent("""
-            import torch
-            from trainer.workloads.base import TensorData, Workload
-
-            class Line(Workload):
-                default_epochs = 5
-                def build_model(self): return torch.nn.Linear(1, 1)
-                def train_data(self):
-                    x = torch.linspace(-1, 1, 64).view(-1, 1)
-                    return TensorData(inputs=x, targets=2 * x[:, 0])
-                def test_data(self): return None
-                def loss(self, outputs, targets): return (outputs[:, 0] - targets).square().mean()
-        """)
-    )
-    monkeypatch.chdir(tmp_path)
-    code, run = train(
-        "--workload",
-        "own_workload:Line",
-        "--lr",
-        "0.05",
-        "--optimizer",
-        "sgd",
-        "--global-batch-size",
-        "8",
-        "--schedule",
-        "constant",
-        "--log-every",
-        "8",
-    )
-    assert code == 0
-    assert run.summary()["test_accuracy"] is None
-    assert run.summary()["steps"] == 40
-    assert run.losses()[-1] < run.losses()[0] / 10
-
-
 def test_a_live_bar_on_a_terminal(
     train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -375,6 +277,7 @@ def test_a_live_bar_on_a_terminal(
         ("--model", "nonesuch"),
         ("--workload", "nonesuch"),
         ("--config", "/nonexistent.toml"),
+        ("--resume", "nonesuch"),
     ],
     ids=" ".join,
 )
@@ -398,13 +301,3 @@ def test_check_only_checks(train: Train, clean_env: dict[str, str]) -> None:
     assert code == 0
     assert not run.path.exists()
     assert main(["--check"], {**clean_env, "WORLD_SIZE": "3"}) == 64
-
-
-@pytest.mark.slow
-def test_a_compiled_model_trains(train: Train) -> None:
-    """With torch.compile: the same losses as without."""
-    _, plain = train(*QUICK, "--max-steps", "10", out="plain")
-    code, compiled = train(*QUICK, "--max-steps", "10", "--compile", out="compiled")
-    assert code == 0
-    assert compiled.losses() == pytest.approx(plain.losses(), rel=1e-4)
-    torch.compiler.reset()

@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from trainer.config import Config, Schedule
-from trainer.errors import UserError
+from trainer.errors import UserError, missing_package
 from trainer.events import EventLog, append_line, utc_now
 from trainer.schedule import LearningRate
 from trainer.settings import RunSettings
@@ -94,12 +94,38 @@ def test_a_record_that_cannot_be_written_is_a_warning(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    "name", ["nonesuch", "nonesuch.module:Class", "json:JSONDecoder", "json:Nope"]
+    "name",
+    [
+        "nonesuch",
+        "nonesuch.module:Class",
+        "json:JSONDecoder",
+        "json:Nope",
+        ":Class",
+        ".relative:Class",
+        "a..b:Class",
+        "trainer.workloads.base:Workload",
+    ],
 )
 def test_an_unknown_workload_is_an_error_that_lists_the_known(name: str) -> None:
     """Neither a wrong name nor a class of another kind gets further than this."""
     with pytest.raises(UserError, match=f"--workload {name}: one of mnist, imagefolder"):
         build_workload(Config(workload=name))
+
+
+def test_a_module_that_ends_python_is_no_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that runs when it is imported must not end the training as if it had finished."""
+    (tmp_path / "a_script.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="a module that ends Python when it is imported"):
+        build_workload(Config(workload="a_script:Main"))
+
+
+def test_a_missing_package_is_one_line_with_the_remedy() -> None:
+    """Before `make demo` there is no environment."""
+    told = str(missing_package(ModuleNotFoundError(name="tyro"), "/usr/bin/python3"))
+    assert "found no tyro in /usr/bin/python3; run `make demo` once" in told
 
 
 def test_one_request_delivered_twice_is_one() -> None:

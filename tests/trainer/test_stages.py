@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from trainer.config import Config
+from trainer.config import Config, PipelineSchedule
 from trainer.errors import UserError
 from trainer.parallel.layout import Layout
 from trainer.parallel.plan import ParallelSizes
-from trainer.parallel.stages import check_pipeline, num_stages, stages_of
+from trainer.parallel.stages import check_pipeline, num_stages, passes_kept, stages_of
 
 SIZES = ParallelSizes(
     num_layers=8, num_heads=8, num_kv_heads=4, ffn_dim=96, vocab_size=256, sequence_length=64
@@ -47,7 +47,6 @@ def test_what_fits_is_taken(pp: int, num_microbatches: int, options: dict[str, A
         (4, 9, {"pp_schedule": "interleaved"}, "found 9 in 2 rounds with pp 4; take another"),
         (2, 4, {"pp_stages_per_rank": 2}, "--pp-stages-per-rank: .* found 2 with 1f1b"),
         (2, 4, {"pp_schedule": "interleaved", "pp_stages_per_rank": 1}, "1 with interleaved"),
-        (2, 4, {"precision": "fp16"}, "--precision fp16: pp 1: .* found pp 2; take bf16"),
         (2, 4, {"sizes": None}, "--pp: 1: workload mnist has no plan .* found 2; take ddp"),
         (2, 4, {"sizes": replace(SIZES, is_tied=True)}, "--pp: 1: the model's embedding is its"),
     ],
@@ -67,3 +66,24 @@ def test_stages_go_round() -> None:
     assert [list(stages_of(rank, 4, 8)) for rank in range(4)] == [[0, 4], [1, 5], [2, 6], [3, 7]]
     assert num_stages(Config(), layout) == 4
     assert list(stages_of(3, 4, 4)) == [3]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "num_microbatches", "kept"),
+    [
+        ("gpipe", 6, [6, 6, 6, 6]),
+        ("1f1b", 6, [4, 3, 2, 1]),
+        ("1f1b", 4, [4, 3, 2, 1]),
+        # Two stages a rank: a round of 4 through the first of them, and two more for each rank on.
+        ("interleaved", 8, [11, 9, 7, 5]),
+        ("interleaved", 4, [8, 8, 7, 5]),  # there are no more than that
+    ],
+)
+def test_passes_that_wait_for_their_backward(
+    schedule: PipelineSchedule, num_microbatches: int, kept: list[int]
+) -> None:
+    """By rank."""
+    config, layout = Config(pp_schedule=schedule), Layout(pp=4)
+    told = [passes_kept(config, layout, pp_rank, num_microbatches) for pp_rank in range(4)]
+    assert told == kept
+    assert passes_kept(Config(), Layout(), 0, num_microbatches) == 1

@@ -62,6 +62,25 @@ def test_any_program_reads_it(made: Path) -> None:
     assert all(tokens[start - 1] == 255 for start in starts[1:])
 
 
+def test_a_file_of_another_editor_is_read_all_the_same(tmp_path: Path) -> None:
+    """A byte order mark is no part of a line."""
+    source, target = tmp_path / "x.jsonl", tmp_path / "x.tokens"
+    source.write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n')
+    assert run(tokenize.main, [str(source), "--out", str(target)]) == 0
+    assert open_tokens(target).row.tobytes() == b"a\xff"
+
+
+def test_an_empty_path_is_not_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An unset variable of the shell's must not read, or fill, whatever is here."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("secret")
+    assert run(tokenize.main, ["", "--out", "x.tokens"]) == 64
+    assert "argument input: an empty path" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
 def look_at(workload: Language) -> None:
     """As a run does before it trains."""
     workload.check()
@@ -99,6 +118,8 @@ def test_a_damaged_or_foreign_file_is_one_line(
         ("x.jsonl", b'{"text": "a"}\n{"txt": "b"}\n', "x.jsonl, line 2: an object with a field"),
         ("x.jsonl", b'{"text": 5}\n', "x.jsonl, line 1: a string"),
         ("x.jsonl", b"no json\n", "x.jsonl, line 1: an object"),
+        ("x.jsonl", b"[" * 100_000, "x.jsonl, line 1: an object"),
+        ("x.jsonl", b'{"text": "a\\ud800"}', "x.jsonl, line 1: a text that UTF-8 can hold"),
         ("x.txt", b"caf\xe9", "x.txt: a text in UTF-8"),
     ],
 )

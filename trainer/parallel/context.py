@@ -50,8 +50,13 @@ class _Gather(torch.autograd.Function):
 class _Share:
     """This rank's share of the sequences that a group has, and attention within them."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, num_stream_parts: int) -> None:
+        """Take the ranks, and the number of parts into which sequence parallel splits the stream.
+
+        A stage of a pipeline is handed such a part, with as many fewer positions.
+        """
         self._group = group
+        self._num_stream_parts = num_stream_parts
         self._cp, self._cp_rank = group.size(), dist.get_rank(group)
         self._masks: dict[int, list[CausalBias]] = {}
         """Of this rank's two chunks, by its number of positions."""
@@ -63,7 +68,8 @@ class _Share:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Tell a model, whose forward begins, where in the sequence its tokens lie: `positions`."""
         tokens = inputs[0]
-        num_own = tokens.shape[1]
+        is_stream = tokens.is_floating_point()
+        num_own = tokens.shape[1] * (self._num_stream_parts if is_stream else 1)
         if num_own not in self._masks:  # here, as torch cannot make one while it recomputes
             chunks = own_ranges(num_own * self._cp, self._cp, self._cp_rank)
             self._masks[num_own] = [causal_lower_right(len(c), c.stop) for c in chunks]
@@ -122,7 +128,7 @@ def share_sequences(model: nn.Module, attention: list[nn.Module], layout: Layout
         )
     group, _ = dist.new_subgroups_by_enumeration(layout.cp_groups())
     assert isinstance(group, dist.ProcessGroup)  # noqa: S101 -- every rank is in one of them
-    share = _Share(group)
+    share = _Share(group, layout.tp if layout.sequence_parallel else 1)
     for module in attention:
         module.attend = share.attend  # type: ignore[assignment] # a plain attribute
     model.register_forward_pre_hook(share.begin, with_kwargs=True)

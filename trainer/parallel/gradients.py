@@ -1,16 +1,17 @@
 """Gradients, whole or in shards: what has to be known of all of them at once.
 
-Whether all are finite, their global norm, and clipping to it. Shards are looked at where they are,
-and one number goes over the ranks.
+Whether all are finite, their global norm, and scaling to it. Shards are looked at where they are,
+and one number goes over the ranks for each question.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import distributed as dist
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import get_total_norm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,8 +34,13 @@ class Gradients(Protocol):
     def agree(self, found: Tensor) -> None:
         """Take the maximum of `found`, shape (), over the ranks that have other shards."""
 
-    def clip(self, max_norm: float) -> Tensor:
-        """Scale all of them to a global norm of at most `max_norm`; return what it was."""
+    def norm(self) -> Tensor:
+        """Return the norm of all of them, on all ranks, shape (); finite only if each is."""
+
+
+def clip(gradients: Gradients, norm: Tensor, max_norm: float) -> None:
+    """Scale gradients of a global norm `norm` to one of at most `max_norm`."""
+    torch._foreach_mul_(gradients.own(), (max_norm / (norm + _TINY)).clamp(max=1.0))
 
 
 class Whole:
@@ -54,9 +60,9 @@ class Whole:
     def agree(self, found: Tensor) -> None:
         """Nothing to do."""
 
-    def clip(self, max_norm: float) -> Tensor:
-        """Clip."""
-        return clip_grad_norm_(self._parameters, max_norm)
+    def norm(self) -> Tensor:
+        """Return it."""
+        return get_total_norm(self.own())
 
 
 class Sharded:
@@ -68,20 +74,41 @@ class Sharded:
     def __init__(
         self, parameters: Sequence[nn.Parameter], pipeline: dist.ProcessGroup | None = None
     ) -> None:
-        self._pipeline = pipeline
+        num_alike = dist.get_world_size() // (1 if pipeline is None else pipeline.size())
         self._by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
-        self._by_split: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[nn.Parameter]] = {}
+        self._by_copies: dict[int, list[nn.Parameter]] = {}
+        """By how many ranks have the same as this one."""
         self._split: list[Any] = [p for p in parameters if hasattr(p, "placements")]
         for parameter in parameters:
-            mesh, axes = _split_of(parameter)
+            mesh: DeviceMesh | None = getattr(parameter, "device_mesh", None)
+            num_copies = num_alike // _num_shards(parameter)
             self._by_mesh.setdefault(mesh, []).append(parameter)
-            self._by_split.setdefault((mesh, axes), []).append(parameter)
+            self._by_copies.setdefault(num_copies, []).append(parameter)
 
     def groups(self) -> list[list[nn.Parameter]]:
         """By mesh: no operation takes tensors of two."""
         return list(self._by_mesh.values())
 
     def own(self) -> list[Tensor]:
+        """Return this rank's shards."""
+        return [shard for _, shards in self._own_by_copies() for shard in shards]
+
+    def agree(self, found: Tensor) -> None:
+        """Ask all ranks."""
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+
+    def norm(self) -> Tensor:
+        """Sum up squares over all ranks in one message; of what several have, each gives a part."""
+        squares = [
+            torch.stack(torch._foreach_norm(shards)).square().sum() / num_copies  # noqa: SLF001 -- as torch's own
+            for num_copies, shards in self._own_by_copies()
+            if shards
+        ]
+        total = torch.stack(squares).sum()
+        dist.all_reduce(total)
+        return total.sqrt()
+
+    def _own_by_copies(self) -> list[tuple[int, list[Tensor]]]:
         """Return this rank's shards, after making each gradient lie as its parameter does.
 
         A backward may leave one as parts to be summed up, over positions that ranks share out.
@@ -90,32 +117,7 @@ class Sharded:
             gradient = parameter.grad  # a DTensor, as its parameter
             if gradient is not None and gradient.placements != parameter.placements:
                 parameter.grad = gradient.redistribute(placements=parameter.placements)
-        return [shard for group in self._by_split.values() for shard in _own(group)]
-
-    def agree(self, found: Tensor) -> None:
-        """Ask all ranks."""
-        dist.all_reduce(found, dist.ReduceOp.MAX)
-
-    def clip(self, max_norm: float) -> Tensor:
-        """Clip: squares are summed along every axis on which a group is split."""
-        squares = []
-        for (mesh, axes), group in self._by_split.items():
-            shards = _own(group)
-            if not shards:
-                continue
-            square = torch.stack(torch._foreach_norm(shards)).square().sum()  # noqa: SLF001 -- as torch's own
-            for axis in axes:
-                assert mesh is not None  # noqa: S101 -- nothing else has axes
-                dist.all_reduce(square, group=mesh.get_group(axis))
-            squares.append(square)
-        total = torch.stack(squares).sum()
-        if self._pipeline is not None:
-            dist.all_reduce(total, group=self._pipeline)
-        norm = total.sqrt()
-        scale = (max_norm / (norm + _TINY)).clamp(max=1.0)
-        for group in self._by_split.values():
-            torch._foreach_mul_(_own(group), scale)
-        return norm
+        return [(num_copies, _own(group)) for num_copies, group in self._by_copies.items()]
 
 
 def gradients_of(
@@ -128,13 +130,13 @@ def gradients_of(
     return Whole(parameters)
 
 
-def _split_of(parameter: nn.Parameter) -> tuple[DeviceMesh | None, tuple[int, ...]]:
-    """Return a parameter's mesh, and the axes along which it is split."""
+def _num_shards(parameter: nn.Parameter) -> int:
+    """Return into how many parts a parameter is split, each on other ranks of its mesh."""
     if not hasattr(parameter, "placements"):
-        return None, ()
+        return 1
     mesh: DeviceMesh = parameter.device_mesh  # type: ignore[attr-defined] # a DTensor
     axes = (axis for axis, placed in enumerate(parameter.placements) if not placed.is_replicate())
-    return mesh, tuple(axis for axis in axes if mesh.size(axis) > 1)
+    return math.prod(mesh.size(axis) for axis in axes)
 
 
 def _own(parameters: Sequence[nn.Parameter]) -> list[Tensor]:

@@ -201,13 +201,6 @@ def _check_cp(
             found=layout.cp,
             remedy="take ddp, fsdp or hsdp",
         )
-    if layout.pp > 1:
-        raise UserError(
-            "--cp",
-            rule="1 with pp",
-            found=f"cp {layout.cp} with pp {layout.pp}",
-            remedy="take fsdp or tp beside cp",
-        )
     unit = num_chunks(layout.cp)
     if sizes.sequence_length % unit:
         raise UserError(

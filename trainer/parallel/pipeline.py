@@ -123,6 +123,11 @@ class Pipeline(nn.Module):
         cls = ScheduleGPipe if loss is None else _SINGLE[self._schedule]
         return cls(stages[0], num_microbatches, **shared)
 
-    def _forward(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    def _forward(
+        self,
+        forward: Callable[..., Tensor],
+        inputs: Tensor,
+        **named: Any,  # noqa: ANN401 -- what a hook of cp adds
+    ) -> Tensor:
         with self.around() if self.training else contextlib.nullcontext():
-            return forward(inputs)
+            return forward(inputs, **named)

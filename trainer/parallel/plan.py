@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
+from trainer.errors import UserError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -68,6 +70,12 @@ class ForwardPlan:
     tp: int = 1
     cp: int = 1
     sequence_parallel: bool = False
+    num_stages: int = 1
+    """Of the pipeline: the model's layers are cut into so many parts."""
+    num_passes: int = 1
+    """Passes of a microbatch through a stage that wait for their backward at once."""
+    num_heads: int = 1
+    """Those of them that went through the last stage, which has the output matrix and the loss."""
 
 
 def fits(name: str, pattern: str) -> bool:
@@ -75,3 +83,14 @@ def fits(name: str, pattern: str) -> bool:
     parts, wanted = name.split("."), pattern.split(".")
     pairs = zip(parts, wanted, strict=False)
     return pattern != "" and len(parts) == len(wanted) and all(fnmatchcase(*p) for p in pairs)
+
+
+def check_blocks(plan: ParallelPlan, workload: str) -> None:
+    """Raise UserError if the plan names no blocks, whose products could be of 8 bits."""
+    if not plan.blocks:
+        raise UserError(
+            "--precision fp8",
+            rule="a workload whose parallel plan names its blocks",
+            found=f"{workload}, which has none",
+            remedy="take bf16",
+        )

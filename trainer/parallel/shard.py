@@ -19,14 +19,14 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
+from trainer.precision import HALVES
+
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from trainer.config import Config
     from trainer.parallel.layout import Layout
-
-_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def shard(
@@ -58,10 +58,10 @@ def shard(
 
 def _precision(config: Config, *, cast_forward_inputs: bool) -> MixedPrecisionPolicy:
     """Gather parameters in the type that is computed in, and sum up gradients in float32."""
-    if config.precision not in _HALVES:
+    if config.precision not in HALVES:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(
-        param_dtype=_HALVES[config.precision],
+        param_dtype=HALVES[config.precision],
         reduce_dtype=torch.float32,
         cast_forward_inputs=cast_forward_inputs,
     )

@@ -28,6 +28,25 @@ def stages_of(pp_rank: int, pp: int, count: int) -> range:
     return range(pp_rank, count, pp)
 
 
+def passes_kept(config: Config, layout: Layout, pp_rank: int, num_microbatches: int) -> int:
+    """Return how many passes through a stage a rank keeps at once, forward done, backward not yet.
+
+    By torch's schedules; 1 without a pipeline. Where there is more than one stage a rank, passes
+    through any of them count.
+    """
+    if layout.pp == 1:
+        return 1
+    if config.pp_schedule == "gpipe":
+        return num_microbatches
+    behind = layout.pp - 1 - pp_rank
+    if config.pp_schedule == "1f1b":
+        return min(num_microbatches, behind + 1)
+    per_rank = num_stages(config, layout) // layout.pp
+    in_a_round = num_microbatches // max(1, num_microbatches // layout.pp)
+    ahead = (per_rank - 1) * in_a_round + 2 * behind
+    return min(num_microbatches * per_rank, ahead + 1)
+
+
 def check_pipeline(
     config: Config, layout: Layout, sizes: ParallelSizes | None, num_microbatches: int
 ) -> None:
@@ -47,13 +66,6 @@ def check_pipeline(
             rule="1: the model's embedding is its output matrix, at both ends of a pipeline",
             found=layout.pp,
             remedy="take fsdp or tp, or a --model that is not tied",
-        )
-    if config.precision == "fp16":
-        raise UserError(
-            "--precision fp16",
-            rule="pp 1: its gradient scaler does not know stages",
-            found=f"pp {layout.pp}",
-            remedy="take bf16",
         )
     _check_stages(config, layout, sizes)
     _check_microbatches(config.pp_schedule, num_microbatches, layout.pp)

@@ -42,7 +42,9 @@ class _ReadsStream(ParallelStyle):
             x, *rest = inputs
             if not isinstance(x, DTensor):
                 x = DTensor.from_local(x, device_mesh, [self._stream], run_check=False)
-            return (x.redistribute(placements=[Replicate()]), *rest)
+            if not self._stream.is_replicate():  # else it would only take a node of the graph more
+                x = x.redistribute(placements=[Replicate()])
+            return (x, *rest)
 
         module.register_forward_pre_hook(gather)
         return module

@@ -16,7 +16,8 @@ and after the last layer: a norm as above, what the output matrix reads (c D), t
 (4 V) and the numbers of two tokens (16). Where autocast turns a norm's float32 into bf16 or fp16,
 each projection makes its own copy of its input (5 c D in place of 2 c D); and it copies each matrix
 once, unless fully_shard has gathered it in that type. tp shares out the last two lines, heads and
-channels, and, with sequence parallel, the first two. cp shares out the positions.
+channels, and, with sequence parallel, the first two. cp shares out the positions. A pipeline keeps
+that for each microbatch that is under way; what one stage hands to the next is not counted twice.
 """
 
 from __future__ import annotations
@@ -35,16 +36,18 @@ _NUM_FFN_READERS = 2  # w1, w3
 
 
 def activation_bytes(shape: LlamaShape, sequence_length: int, plan: ForwardPlan) -> int:
-    """Return the most that is kept at once, for a microbatch of this rank's share."""
+    """Return the most that is kept at once, for the microbatches of this rank's share."""
     tokens = plan.micro_batch_size * sequence_length / plan.cp
     terms = _Terms.of(shape, plan)
+    num_layers = plan.num_passes * (shape.num_layers // plan.num_stages)
     layer = tokens * terms.layer + terms.layer_copies
     head = tokens * terms.head + terms.head_copies
     if plan.recompute == "none":
-        return round(shape.num_layers * layer + head)
-    # All layers keep little; one at a time is whole again, and that only after the head is gone.
+        return round(num_layers * layer + plan.num_heads * head)
+    # All layers keep little; one at a time is whole again, and that only after its head is gone.
     kept = terms.layer_input + (terms.dear if plan.recompute == "selective" else 0.0)
-    return round(shape.num_layers * tokens * kept + max(layer, head))
+    others = max(plan.num_heads - 1, 0) * head
+    return round(num_layers * tokens * kept + max(plan.num_heads * head, others + layer))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +65,7 @@ class _Terms:
     @staticmethod
     def of(shape: LlamaShape, plan: ForwardPlan) -> _Terms:
         """Count."""
-        is_mixed = plan.precision in {"bf16", "fp16"}
+        is_mixed = plan.precision in {"bf16", "fp16", "fp8"}
         c = _HALF if is_mixed else _FULL
         stream = c if plan.gathers_half or not is_mixed else _FULL
         # On a GPU autocast has norms give float32, on a CPU what their weights are.
@@ -87,6 +90,7 @@ class _Terms:
             head=norm + read(1) + _FULL * shape.vocab_size + 16,
             layer_input=stream * dim / positions,
             dear=attention + 2 * channels + 2 * c * dim,
-            layer_copies=copied * matrices,
+            # A layer of 8-bit products keeps its weight as it is, and makes it small each time.
+            layer_copies=0.0 if plan.precision == "fp8" else copied * matrices,
             head_copies=copied * shape.vocab_size * dim,
         )

@@ -25,7 +25,7 @@ def build_workload(config: Config) -> Workload:
     """Build the workload that `config` names. Raises UserError when there is none such."""
     name = config.workload
     module_name, _, class_name = _BUILT_IN.get(name, name).partition(":")
-    if not class_name:
+    if not class_name or not all(module_name.split(".")):
         raise _error(name, "no such name")
     if name not in _BUILT_IN and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # `python -P`, as the launcher runs us, leaves it out
@@ -33,9 +33,15 @@ def build_workload(config: Config) -> Workload:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise _error(name, error) from error
+    except SystemExit as error:  # a script without `if __name__ == "__main__"`
+        raise _error(name, f"a module that ends Python when it is imported ({error})") from error
     cls = getattr(module, class_name, None)
+    if cls is None:
+        raise _error(name, f"{module_name} has no {class_name}")
     if not (isinstance(cls, type) and issubclass(cls, Workload)):
-        raise _error(name, f"{module_name} has no such class")
+        raise _error(name, f"{class_name} is no such subclass")
+    if cls.__abstractmethods__:
+        raise _error(name, f"{class_name} lacks {', '.join(sorted(cls.__abstractmethods__))}")
     return cls(config)
 
 
@@ -45,5 +51,5 @@ def _error(name: str, found: object) -> UserError:
         rule=f"one of {', '.join(_BUILT_IN)}, or package.module:Class, "
         "a subclass of trainer.workloads.base.Workload",
         found=found,
-        remedy="correct the name, or install the package",
+        remedy="correct the name or the class, or install the package",
     )

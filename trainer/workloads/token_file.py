@@ -147,8 +147,15 @@ def open_tokens(path: Path) -> TokenFile:
     """Map a token file into memory. Raises UserError for any other file, and a torn one."""
     try:
         return _open(path)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"token file {path}",
+            rule="there, as python -m trainer.tokenize writes it",
+            found="none",
+            remedy="write it, or correct --data-dir",
+        ) from error
     except OSError as error:
-        raise _error(path, error) from error
+        raise _error(path, error.strerror) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _error(path, f"{type(error).__name__}: {error}") from error
 

@@ -1,4 +1,4 @@
-"""Whose fault an XID is: NVIDIA's catalogue, as one table.
+"""What an XID is called, what it means and whose fault it is: NVIDIA's catalogue, as one table.
 
 Source: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (Ampere and newer), by
 its columns of actions and trigger conditions: a fault for which it says to look at the program is
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from monitor.diagnosis.findings import Severity
-
 Owner = Literal["program", "hardware", "driver", "nobody"]
+Severity = Literal["error", "warning", "hint"]
+"""As monitor/diagnosis/findings.py has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class Xid:
     owner: Owner
     severity: Severity
     meaning: str
+    name: str = "-"
+    """NVIDIA's own; only those that are met most have one here."""
 
     @property
     def fault(self) -> str:
@@ -94,6 +96,7 @@ _DRIVER = {
     37: "error in the driver's firmware",
     38: "error in the driver's firmware",
     44: "fault while contexts were switched",
+    61: "the GPU's own controller met a breakpoint",  # of older GPUs only
     66: "illegal access by the driver",
     67: "illegal access by the driver",
     78: "a virtual GPU could not be started",
@@ -116,12 +119,44 @@ _NOTES = {
     162: "power smoothing is on again",
 }
 
+_NAMES = {
+    13: "Graphics engine exception",
+    31: "GPU memory page fault",
+    32: "Invalid or corrupted push buffer stream",
+    38: "Driver firmware error",
+    43: "GPU stopped processing",
+    45: "Preemptive cleanup, due to previous errors",
+    48: "Double bit ECC error",
+    61: "Internal micro-controller breakpoint",
+    62: "Internal micro-controller halt",
+    63: "Row remapping event",
+    64: "Row remapping failure",
+    69: "Graphics engine class error",
+    74: "NVLink error",
+    79: "GPU has fallen off the bus",
+    92: "High single-bit ECC error rate",
+    94: "Contained ECC error",
+    95: "Uncontained ECC error",
+    109: "Context switch timeout",
+    119: "GSP RPC timeout",
+    120: "GSP error",
+    121: "C2C link error",
+    140: "Unrecovered ECC error",
+    154: "GPU recovery action changed",
+}
+
+_GROUPS: tuple[tuple[Owner, Severity, Mapping[int, str]], ...] = (
+    ("program", "error", _PROGRAM),
+    ("hardware", "error", _HARDWARE),
+    ("hardware", "warning", _WEARING),
+    ("driver", "warning", _DRIVER),
+    ("nobody", "hint", _NOTES),
+)
+
 XIDS: Mapping[int, Xid] = {
-    **{number: Xid("program", "error", text) for number, text in _PROGRAM.items()},
-    **{number: Xid("hardware", "error", text) for number, text in _HARDWARE.items()},
-    **{number: Xid("hardware", "warning", text) for number, text in _WEARING.items()},
-    **{number: Xid("driver", "warning", text) for number, text in _DRIVER.items()},
-    **{number: Xid("nobody", "hint", text) for number, text in _NOTES.items()},
+    number: Xid(owner, severity, meaning, _NAMES.get(number, "-"))
+    for owner, severity, group in _GROUPS
+    for number, meaning in group.items()
 }
 """By number; those that the catalogue calls unused are not in it."""
 

@@ -1,0 +1,52 @@
+# shellcheck shell=bash disable=SC2153 # set by the other parts
+# A command of the user's own that brings a launcher of its own, as torchrun: each of our ranks would
+# run it once, and unless it is told of the others, each would train alone and nobody would notice.
+
+# foreign_check COMMAND...: ends with the user's mistake, or warns where it may be one.
+foreign_check() {
+    local launcher option
+    launcher=$(foreign_launcher "$@")
+    if [[ ! $launcher ]] || ((WORLD_SIZE == 1)); then return 0; fi
+    case $launcher in
+        torchrun) option=--nnodes ;;
+        accelerate) option=--num_machines ;;
+        *) option=--hostfile ;;
+    esac
+    if foreign_has_option "$option" "$@" || [[ $launcher == torchrun && ${PET_NNODES-} ]]; then return 0; fi
+    if [[ $launcher == torchrun ]]; then
+        die "a command after -- is one rank, found torchrun in each of $WORLD_SIZE ranks, where every one would train alone: leave torchrun and its options away (-- python train.py), or tell it of the others ($option)"
+    fi
+    log_info "warning: $launcher starts ranks of its own, and each of $WORLD_SIZE ranks runs it: leave it and its options away (-- python train.py)"
+}
+
+# foreign_launcher COMMAND...: prints whose launcher it is, nothing for any other command.
+foreign_launcher() {
+    local word
+    case ${1##*/} in
+        torchrun) echo torchrun ;;
+        accelerate) if [[ ${2-} == launch ]]; then echo accelerate; fi ;;
+        deepspeed) echo deepspeed ;;
+        python*)
+            shift
+            for word in "$@"; do
+                case $word in
+                    torch.distributed.run | torch.distributed.launch) echo torchrun && return 0 ;;
+                    accelerate.commands.launch) echo accelerate && return 0 ;;
+                    -*) ;;
+                    *) return 0 ;; # the script, or another module: what follows is theirs
+                esac
+            done
+            ;;
+    esac
+}
+
+# foreign_has_option OPTION COMMAND...: with _ or - within, as these programs take them.
+foreign_has_option() {
+    local wanted=${1//_/-} word
+    shift
+    for word in "$@"; do
+        word=${word%%=*}
+        if [[ ${word//_/-} == "$wanted" ]]; then return 0; fi
+    done
+    return 1
+}

@@ -1,0 +1,125 @@
+"""Commands of the user's own that bring a launcher of their own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Scripts
+
+JOBS = Path(__file__).resolve().parents[2] / "jobs"
+REFUSED = "found torchrun in each of 4 ranks, where every one would train alone: leave torchrun"
+WARNED = "starts ranks of its own, and each of 4 ranks runs it"
+
+
+def check(*command: str, **env: str) -> tuple[int, str]:
+    """The exit code of the check, and what it said."""
+    script = f'source {JOBS}/lib.sh; source {JOBS}/lib/foreign.sh; foreign_check "$@"'
+    done = subprocess.run(
+        ["bash", "-euc", script, "bash", *command],
+        env={"PATH": "/usr/bin:/bin", "WORLD_SIZE": "4"} | env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "torchrun --nproc-per-node 2 train.py",
+        "/venv/bin/torchrun train.py",
+        "python -m torch.distributed.run --nproc-per-node=2 train.py",
+        "python3.12 -u -m torch.distributed.launch --nproc_per_node=2 train.py",
+    ],
+)
+def test_torchrun_in_every_rank_is_refused(command: str) -> None:
+    """Each would start a training of its own: two of them on two nodes, and both end well."""
+    code, said = check(*command.split())
+    assert code == 64
+    assert REFUSED in said
+
+
+@pytest.mark.parametrize("command", ["accelerate launch train.py", "deepspeed train.py"])
+def test_another_launcher_is_warned_of(command: str) -> None:
+    """Without GPUs accelerate starts nothing of its own, and then it is right."""
+    code, said = check(*command.split())
+    assert code == 0
+    assert f"{command.split(maxsplit=1)[0]} {WARNED}" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "env"),
+    [
+        ("torchrun --nproc-per-node 2 train.py", {"WORLD_SIZE": "1"}),
+        ("torchrun --nnodes=2 --node-rank=0 train.py", {}),
+        ("torchrun train.py", {"PET_NNODES": "2"}),
+        ("accelerate launch --num_machines 2 train.py", {}),
+        ("python train.py -m torch.distributed.run", {}),
+        ("python -m mine --launcher torchrun", {}),
+        ("accelerate env", {}),
+        ("bash -c torchrun", {}),
+        ("true", {}),
+    ],
+)
+def test_what_is_no_mistake_passes(command: str, env: dict[str, str]) -> None:
+    """One rank may start others; who names the nodes knows; a script's own words are its own."""
+    assert check(*command.split(), **env) == (0, "")
+
+
+@pytest.mark.slow
+def test_in_place_nothing_describes_the_batch_scripts_own_task(scripts: Scripts) -> None:
+    """Where no client works: by SLURM_NTASKS Lightning expects srun's SLURM_PROCID beside it."""
+    scripts.fake("srun", "exit 1")
+    scripts.fake("scontrol", "exit 1")
+    names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS")
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "ENVIRONMENT": "BATCH"}
+    words = ("bash", "-c", "compgen -e SLURM_ | paste -sd' '")
+    result = scripts.run("prelaunch.sh", "--", *words, **job, **dict.fromkeys(names, "1"))
+    assert result.code == 0, result.err
+    seen = (result.run_dir / "logs" / "rank-1.log").read_text().split()
+    assert seen == ["SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"]
+
+
+@pytest.mark.slow
+def test_the_batch_script_refuses_before_it_writes(scripts: Scripts) -> None:
+    """One line, 64, nothing left behind; the same command in one rank starts."""
+    result = scripts.run("prelaunch.sh", "--", "torchrun", "train.py")
+    assert result.code == 64
+    assert "found torchrun in each of 2 ranks" in result.err
+    assert not (scripts.directory / "out").exists()
+    scripts.fake("torchrun", "echo started")
+    result = scripts.run("prelaunch.sh", "--", "torchrun", "train.py", DDP_NPROC_PER_NODE="1")
+    assert (result.code, result.out) == (0, "[0] started\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("handler", "code", "is_requested"), [("", 3, False), ("trap 'exit 4' USR1;", 4, True)]
+)
+def test_a_failure_after_a_warning_that_nobody_took_is_a_failure(
+    scripts: Scripts, handler: str, code: int, *, is_requested: bool
+) -> None:
+    """A program without a handler is not told of the time limit, so what it dies of is its own."""
+    script = f"{handler} echo up; until [ -e go ]; do sleep 0.1; done; sleep 1; exit 3"
+    process = scripts.start("prelaunch.sh", "--", "bash", "-c", script, DDP_NPROC_PER_NODE="1")
+    log = "out/*/logs/rank-0.log"
+    while not any(path.read_text() for path in scripts.directory.glob(log)):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGUSR1)
+    while not any(
+        '"signal"' in e.read_text() for e in scripts.directory.glob("out/*/events.jsonl")
+    ):
+        time.sleep(0.02)
+    (scripts.directory / "go").touch()
+    result = scripts.finish(process)
+    assert result.code == code
+    assert [end["requested"] for end in result.of("rank_end")] == [is_requested]
+    assert len(result.of("first_failure")) == (not is_requested)

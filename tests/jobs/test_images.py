@@ -1,0 +1,229 @@
+"""Ranks in containers: DDP_IMAGE, a script or a shell in the image, and what Pyxis is told."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Scripts
+
+HOST = socket.gethostname()
+MOUNTED = "/sys/x"  # on a mount of its own, as a directory of the host would be
+PYXIS = "SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_image"
+
+
+def test_host_with_an_image(slurm: Scripts) -> None:
+    """DDP_IMAGE: the ranks run in containers, with mounts; the user's variables win."""
+    (slurm.directory / "ddp.sqsh").write_text("hsqs")
+    result = slurm.run("prelaunch.sh", "--dry-run", DDP_IMAGE="./ddp.sqsh", NCCL_ALGO="Ring")
+    assert "--container-image=./ddp.sqsh" in result.step
+    assert f"--container-mounts={slurm.directory}:{slurm.directory}" in result.step
+    assert "/opt/ddp/jobs/launcher.sh" in result.step
+    (names,) = [
+        word.partition("=")[2] for word in result.step.split() if "--container-env=" in word
+    ]
+    names = names.replace("\\", "")
+    assert {"NCCL_ALGO", "MASTER_ADDR", "MASTER_PORT", "DDP_RUN_DIR"} <= set(names.split(","))
+
+
+@pytest.mark.parametrize("own", ["", "/mine"])
+def test_ranks_of_an_image_work_in_the_submit_directory(slurm: Scripts, own: str) -> None:
+    """As on the bare machine: what is named with ./ is found. A place of the user's own wins."""
+    (slurm.directory / "ddp.sqsh").write_text("hsqs")
+    env = {"PYXIS_CONTAINER_WORKDIR": own} if own else {}
+    result = slurm.run("prelaunch.sh", "--dry-run", "--", "./x", DDP_IMAGE="./ddp.sqsh", **env)
+    wanted = [] if own else [f"--container-workdir={slurm.directory}"]
+    assert [word for word in result.step.split() if "--container-workdir" in word] == wanted
+
+
+@pytest.mark.parametrize("name", ["a,b", "a:b", "a$(touch x)b"])
+def test_image_in_a_directory_that_pyxis_cannot_be_told(
+    scripts: Scripts, name: str, tmp_path: Path
+) -> None:
+    """Pyxis would split the mount, or Enroot's bash run it: one line, and nothing is started."""
+    submit = tmp_path / name
+    submit.mkdir()
+    scripts.fake_slurm(HOST)
+    (submit / "ddp.sqsh").write_text("hsqs")
+    settings = {"DDP_IMAGE": "./ddp.sqsh", "SLURM_SUBMIT_DIR": str(submit)}
+    result = scripts.run("prelaunch.sh", "--", "true", cwd=submit, **settings)
+    assert result.code == 64
+    assert "a path to mount must hold none of" in result.err.splitlines()[-1]
+    assert [path.name for path in submit.iterdir()] == ["ddp.sqsh"]
+
+
+def test_image_without_a_leading_dot(slurm: Scripts) -> None:
+    """Pyxis would take ddp.sqsh for a registry image: said before anything starts."""
+    (slurm.directory / "ddp.sqsh").touch()
+    result = slurm.run("prelaunch.sh", DDP_IMAGE="ddp.sqsh")
+    assert result.code == 64
+    assert "write ./ddp.sqsh" in result.err
+
+
+def test_image_that_is_no_squashfs_file(slurm: Scripts) -> None:
+    """Enroot would say 'Invalid argument', once a node, after the nodes are allocated."""
+    (slurm.directory / "ddp.sqsh").write_text("version https://git-lfs.github.com/spec/v1")
+    result = slurm.run("prelaunch.sh", DDP_IMAGE="./ddp.sqsh")
+    assert result.code == 64
+    assert "DDP_IMAGE must be a squashfs file" in result.err.splitlines()[-1]
+    assert not list(slurm.directory.glob("out"))
+
+
+@pytest.mark.parametrize(
+    ("mounts", "found"),
+    [("data:/data", "'data:/data'"), ("./here:/x,/no/such:/y", "no '/no/such'")],
+)
+def test_mounts_that_cannot_be(slurm: Scripts, mounts: str, found: str) -> None:
+    """Told at the door: Pyxis would unpack the image on every node before."""
+    (slurm.directory / "ddp.sqsh").write_text("hsqs")
+    (slurm.directory / "here").mkdir()
+    result = slurm.run("prelaunch.sh", "--", "true", DDP_IMAGE="./ddp.sqsh", DDP_MOUNTS=mounts)
+    assert result.code == 64
+    assert f"found {found}" in result.err.splitlines()[-1]
+    assert not list(slurm.directory.glob("out"))
+
+
+def test_mounts_of_ones_own(slurm: Scripts) -> None:
+    """Spaces in a path, flags, and an empty entry between two commas are no matter."""
+    (slurm.directory / "ddp.sqsh").write_text("hsqs")
+    (slurm.directory / "a b").mkdir()
+    env = {"DDP_IMAGE": "./ddp.sqsh", "DDP_MOUNTS": "./a b:/x:ro,,/usr,tmpfs:/y"}
+    result = slurm.run("prelaunch.sh", "--dry-run", **env)
+    assert f"{slurm.directory},./a\\ b:/x:ro,/usr,tmpfs:/y " in result.step.replace("\\,", ",")
+
+
+def test_image_of_somebody_elses(scripts: Scripts) -> None:
+    """Without our launcher in it no rank can start: told, and not tried again."""
+    scripts.fake_slurm(HOST)
+    scripts.fake("srun", "if [[ $1 == --help ]]; then echo --container-image; else exit 2; fi")
+    result = scripts.run("prelaunch.sh", "--epochs", "1", DDP_IMAGE="debian")
+    assert result.code == 64
+    assert "found no /opt/ddp/jobs/launcher.sh in debian" in result.err.splitlines()[-1]
+    assert len(result.of("start")) == 1
+
+
+def test_image_without_pyxis(scripts: Scripts) -> None:
+    """An srun that knows no containers is said so."""
+    scripts.fake_slurm(HOST, pyxis=False)
+    result = scripts.run("prelaunch.sh", DDP_IMAGE="ubuntu")
+    assert result.code == 64
+    assert "Pyxis" in result.err
+
+
+def test_in_the_container_with_a_client(slurm: Scripts) -> None:
+    """A nested srun inherits image and mounts, and must not name them again."""
+    result = slurm.run("prelaunch.sh", "--dry-run", **{PYXIS: "/x.sqsh"}, DDP_OUT=MOUNTED)
+    assert result.step.split()[0] == "srun"
+    assert "--container" not in result.step
+
+
+def _show_job(slurm: Scripts, fields: str, *hosts: str) -> None:
+    names = " ".join(hosts)
+    job = f"JobId=4242 {fields} Command=/nowhere/prelaunch.sh"
+    slurm.fake(
+        "scontrol", f'case "$*" in *hostnames*) printf "%s\\n" {names};; *) echo "{job}";; esac'
+    )
+
+
+def test_in_the_container_relative_paths_are_the_jobs(slurm: Scripts) -> None:
+    """The nested srun inherits ./ddp.sqsh, which is relative to where the job was submitted."""
+    _show_job(slurm, "WorkDir=/home/a b Comment=x", HOST, "other")
+    image = {PYXIS: "./ddp.sqsh", "DDP_OUT": MOUNTED}
+    result = slurm.run("prelaunch.sh", "--dry-run", **image)
+    assert "--chdir=/home/a\\ b" in result.step
+    _show_job(slurm, f"WorkDir={slurm.directory}", HOST, "other")
+    assert "--chdir" not in slurm.run("prelaunch.sh", "--dry-run", **image).step
+
+
+def _in_our_image(scripts: Scripts) -> dict[str, str]:
+    """The environment of a shell in our image that srun, not sbatch, has started."""
+    (scripts.directory / "image" / "jobs").mkdir(parents=True)
+    return {"DDP_HOME": str(scripts.directory / "image"), "DDP_OUT": MOUNTED}
+
+
+def test_in_the_container_of_an_srun(slurm: Scripts) -> None:
+    """What srun was told of the image, a nested one does not inherit: no rank on a bare machine."""
+    image = _in_our_image(slurm)
+    result = slurm.run("prelaunch.sh", "--", "true", **image)
+    assert result.code == 64
+    assert "PYXIS_CONTAINER_IMAGE" in result.err.splitlines()[-1]
+    assert not (slurm.directory / "srun.calls").exists()
+    known = slurm.run("prelaunch.sh", "--dry-run", **image, PYXIS_CONTAINER_IMAGE="./ddp.sqsh")
+    assert known.step.startswith("srun ")
+
+
+def test_in_the_container_of_an_srun_on_one_node(scripts: Scripts) -> None:
+    """There the ranks start in place, in this very container."""
+    scripts.fake_slurm(HOST)
+    result = scripts.run("prelaunch.sh", "--dry-run", **_in_our_image(scripts))
+    assert "srun" not in result.step
+
+
+def test_in_the_container_as_root_slurm_takes_no_step(slurm: Scripts) -> None:
+    """Remapped to root, srun and scontrol are somebody else to Slurm than the job's user."""
+    _show_job(slurm, f"UserId=somebody({os.geteuid() + 1})", HOST, "other")
+    result = slurm.run("prelaunch.sh", "--", "true", **{PYXIS: "/x.sqsh"}, DDP_OUT=MOUNTED)
+    assert result.code == 64
+    assert "--no-container-remap-root" in result.err
+    assert not (slurm.directory / "srun.calls").exists()
+
+
+def test_in_the_container_as_root_on_one_node(scripts: Scripts) -> None:
+    """No step is needed there: the ranks start in place."""
+    scripts.fake_slurm(HOST)
+    _show_job(scripts, f"UserId=somebody({os.geteuid() + 1})", HOST)
+    result = scripts.run("prelaunch.sh", "--dry-run", **{PYXIS: "/x.sqsh"}, DDP_OUT=MOUNTED)
+    assert "srun" not in result.step
+    assert result.setting("WORLD_SIZE") == "2"
+
+
+def test_in_the_container_without_a_client_on_one_node(scripts: Scripts) -> None:
+    """The ranks start in this container, as many as tasks were asked for."""
+    scripts.fake_slurm(HOST)
+    scripts.fake("scontrol", "exit 1")
+    result = scripts.run("prelaunch.sh", "--dry-run", **{PYXIS: "/x.sqsh"}, DDP_OUT=MOUNTED)
+    assert "srun" not in result.step
+    assert result.setting("WORLD_SIZE") == "2"
+    assert result.setting("DDP_JOB_ID") == "4242"
+
+
+def test_in_the_container_without_a_client_on_several_nodes(slurm: Scripts) -> None:
+    """No way to start the other node's ranks: both remedies, as commands to paste."""
+    slurm.fake("scontrol", "exit 1")
+    result = slurm.run("prelaunch.sh", **{PYXIS: "/x.sqsh"})
+    assert result.code == 64
+    assert "pyxis_env.sh" in result.err
+    assert "DDP_IMAGE=./ddp.sqsh sbatch" in result.err
+    assert not list(slurm.directory.glob("out"))
+
+
+def test_output_that_would_be_lost(scripts: Scripts) -> None:
+    """In a container whose output directory is not mounted: one line, before anything starts."""
+    scripts.fake_slurm(HOST)
+    scripts.fake("df", "printf 'Type Mounted\\noverlay /\\n'")
+    result = scripts.run("prelaunch.sh", "--", "true", **{PYXIS: "/x.sqsh"})
+    assert result.code == 64
+    (line,) = [line for line in result.err.splitlines() if "outlive" in line]
+    assert "--container-mounts" in line
+    assert "pyxis_env.sh" in line
+    assert not list(scripts.directory.glob("out"))
+
+
+def test_in_the_image_its_own_python_runs_the_ranks(scripts: Scripts) -> None:
+    """Whatever PATH is; a .venv beside mounted scripts was made for the host."""
+    python = scripts.directory / "image" / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "the image runs $*"\n')
+    python.chmod(0o755)
+    image = {"DDP_HOME": str(scripts.directory / "image"), PYXIS: "/x.sqsh"}
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    result = scripts.run("launcher.sh", **image, **place, MASTER_ADDR="a", MASTER_PORT="1")
+    assert "the image runs -P -m trainer" in result.out

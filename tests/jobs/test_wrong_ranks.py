@@ -1,0 +1,94 @@
+"""The launcher's contract: a rank that cannot be is one clear line."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.jobs.said import one_line
+
+if TYPE_CHECKING:
+    from conftest import Scripts
+
+pytestmark = pytest.mark.slow
+
+
+def test_launcher_refuses_a_rank_that_disagrees(scripts: Scripts) -> None:
+    """RANK from somebody else is never silently overwritten."""
+    slurm = {
+        "SLURM_PROCID": "1",
+        "SLURM_LOCALID": "1",
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURMD_NODENAME": "n1",
+        "MASTER_ADDR": "n1",
+        "MASTER_PORT": "12345",
+    }
+    del scripts.env["DDP_NPROC_PER_NODE"]
+    agreeing = scripts.run(
+        "launcher.sh", "--", "bash", "-c", "echo $RANK/$WORLD_SIZE", RANK="1", **slurm
+    )
+    assert (agreeing.code, agreeing.out) == (0, "[1] 1/2\n")
+    result = scripts.run("launcher.sh", "--", "true", RANK="0", **slurm)
+    assert result.code == 64
+    assert "found RANK=0 and expected 1" in one_line(result.err)
+
+
+def test_launcher_alone_is_a_single_process(scripts: Scripts) -> None:
+    """By hand, without any variables, it is rank 0 of 1."""
+    result = scripts.run("launcher.sh", "--", "bash", "-c", "echo $RANK/$WORLD_SIZE $MASTER_ADDR")
+    assert (result.code, result.out) == (0, "[0] 0/1 127.0.0.1\n")
+
+
+def test_launcher_needs_all_of_the_contract(scripts: Scripts) -> None:
+    """A half-set contract is named."""
+    result = scripts.run("launcher.sh", "--", "true", RANK="0", WORLD_SIZE="2")
+    assert result.code == 64
+    assert "without LOCAL_RANK" in one_line(result.err)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (
+            {"LOCAL_WORLD_SIZE": "c"},
+            "LOCAL_WORLD_SIZE must be a whole number from 1 to 2, found 'c'",
+        ),
+        ({"LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE must be a whole number from 1 to 2"),
+        ({"RANK": "2"}, "RANK must be a whole number from 0 to 1"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT must be"),
+    ],
+)
+def test_launcher_refuses_ranks_that_cannot_be(
+    scripts: Scripts, wrong: dict[str, str], told: str
+) -> None:
+    """A contract with a number out of range is one line."""
+    right = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    right |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "12345"}
+    result = scripts.run("launcher.sh", "--", "true", **(right | wrong))
+    assert result.code == 64
+    assert told in one_line(result.err)
+
+
+def test_launcher_needs_a_command(scripts: Scripts) -> None:
+    """`launcher.sh --` asks for nothing."""
+    result = scripts.run("launcher.sh", "--")
+    assert result.code == 64
+    assert "command must follow" in one_line(result.err)
+
+
+@pytest.mark.parametrize(
+    ("spec", "counts"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("1,2(x2),8", [1, 2, 2, 8])]
+)
+def test_tasks_of_a_node(scripts: Scripts, spec: str, counts: list[int]) -> None:
+    """Slurm's compressed list of tasks per node is read for every node."""
+    command = (
+        f"LOG_NAME=t; source {scripts.root}/jobs/lib.sh; source {scripts.root}/jobs/lib/ranks.sh;"
+        f'for i in $(seq 0 {len(counts) - 1}); do tasks_of_node "{spec}" "$i"; done'
+    )
+    done = subprocess.run(["bash", "-euc", command], capture_output=True, text=True, check=True)
+    assert [int(word) for word in done.stdout.split()] == counts

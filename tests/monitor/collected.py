@@ -1,0 +1,30 @@
+"""Collects metrics of logs and runs, as a scrape does."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from monitor.export.metrics import Collector
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+NOW_S = NOW.timestamp()
+Samples = dict[str, list[tuple[dict[str, str], float]]]
+
+
+def collect(*paths: Path, max_age_s: float | None = None, now_s: float = NOW_S) -> Samples:
+    """Collect once; samples by name. Both texts say the same."""
+    metrics = Collector([str(path) for path in paths], max_age_s).collect(now_s)
+    plain = families(text_string_to_metric_families(metrics.prometheus()))
+    assert families(openmetrics.text_string_to_metric_families(metrics.openmetrics())) == plain
+    return plain
+
+
+def families(parsed: Any) -> Samples:
+    """Samples by name."""
+    found: Samples = {}
+    for sample in (sample for family in parsed for sample in family.samples):
+        found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found

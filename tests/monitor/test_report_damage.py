@@ -1,0 +1,102 @@
+"""Logs that are torn, odd or foreign: what the report still tells, and what it counts."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from monitor.logs import frame
+from tests.monitor.reported import NOON, Written, gpus, run
+
+
+def test_host_and_offset_come_from_the_log_itself(written: Written) -> None:
+    """Its own lines win over its name, and times become UTC."""
+    path = written(2, head=(("host", "gpu-7"), ("utc_offset", "+02:00")))
+    log = frame.load(str(path))
+    assert log.rows["host"].to_list() == ["gpu-7"] * 2
+    assert log.rows["time"][0] == NOON - timedelta(hours=2)
+    assert log.facts["utc_offset"] == "+02:00"
+    odd = written(1, head=(("utc_offset", "-03:30"), ("utc_offset", "soon")))
+    assert frame.load(str(odd)).rows["time"][0] == NOON
+
+
+def test_the_offset_may_change_within_a_log(written: Written) -> None:
+    """Rows before and after the end of summer time each have their own offset."""
+    path = written(2, head=(("utc_offset", "+02:00"),))
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:-1], "## utc_offset: +01:00\n", lines[-1]]))
+    first, second = frame.load(str(path)).rows["time"]
+    assert second - first == timedelta(hours=1, seconds=10)
+
+
+def test_torn_and_foreign_lines_are_counted(data: Path, tmp_path: Path) -> None:
+    """What cannot be read is counted and told; the rest is there."""
+    text = (data / "pumt_DT.550.163.01.2gpu.gutil").read_text()
+    path = tmp_path / "torn.gutil"
+    path.write_text(
+        " 1 2 3\n"
+        + text
+        + "\n\nrc=0\n"
+        + text.splitlines()[2][:60]
+        + "\n"
+        + text.splitlines()[2].replace("294", "2_4")
+        + "\n"
+        + text[:-5]
+    )
+    log = frame.load(str(path))
+    assert (log.rows.height, log.num_unreadable, log.torn) == (7, 4, True)
+    done = run(path)
+    assert "4 rows could not be read; the last line has no end" in done.stdout
+
+
+def test_rows_of_odd_lengths_are_read_in_their_place(data: Path, tmp_path: Path) -> None:
+    """Touching cells are told apart; a value so wide that it moves its row costs the row."""
+    text = (data / "pumt_DT.418.226.00.2gpu.gutil").read_text()
+    lines = text.splitlines(keepends=True)
+    lines[3] = lines[3].replace(" 71680", "143771")
+    lines[4] = lines[4].replace(" 71680", " 1143771")
+    path = tmp_path / "wide.gutil"
+    path.write_text("".join(lines))
+    log = frame.load(str(path))
+    assert (log.rows["fb"].to_list(), log.num_unreadable) == ([71680, 143771, 71680], 1)
+
+
+def test_columns_that_change_within_a_file(written: Written, tmp_path: Path) -> None:
+    """A log carried on with other columns, or by another driver, has them all."""
+    one, two = written(2, letters="pumt").read_text(), written(2).read_text()
+    path = tmp_path / "both.gutil"
+    path.write_text(one + two)
+    rows = frame.load(str(path)).rows
+    assert rows.height == 4
+    assert rows["hmem"].to_list() == [None, None, 2048, 2048]
+
+
+def test_windows_line_ends_and_an_empty_file(data: Path, tmp_path: Path) -> None:
+    """A copied log reads the same; an empty one has no rows and says so."""
+    text = (data / "pumt_DT.550.163.01.2gpu.gutil").read_text()
+    path = tmp_path / "crlf.gutil"
+    path.write_bytes(text.replace("\n", "\r\n").encode())
+    assert frame.load(str(path)).rows.height == 4
+    path.write_text("")
+    done = run(path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "no samples" in done.stdout
+
+
+@pytest.mark.parametrize("byte", [b"\x00", b"\x1e", b"\x1f", b"\x1c", b"\xff"])
+def test_a_stray_byte_costs_its_line_only(data: Path, tmp_path: Path, byte: bytes) -> None:
+    """Whatever a damaged disk leaves in a line, all others are read."""
+    whole = (data / "pumt_DT.550.163.01.2gpu.gutil").read_bytes()
+    path = tmp_path / "damaged.gutil"
+    path.write_bytes(whole[:-20] + byte + whole[-19:])
+    log = frame.load(str(path))
+    assert (log.rows.height, log.num_unreadable) == (3, 1)
+
+
+def test_logs_without_dates_are_read(tmp_path: Path) -> None:
+    """Written without `-o DT` they have no times: means, but no energy."""
+    path = tmp_path / "plain.gutil"
+    path.write_text("# gpu   pwr    sm\n# Idx     W     %\n    0   294    98\n    0   296     -\n")
+    (row,) = gpus(path)
+    assert (row["power_w"]["mean"], row["sm_pct"]["mean"], row["energy_j"]) == (295, 98, None)
+    assert (row["hours"], row["idle_min"], row["first"]) == (None, None, None)

@@ -1,0 +1,215 @@
+"""A damaged checkpoint: skipped and told, and never more than that."""
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.saved import (
+    all_of,
+    events,
+    load,
+    loaded_step,
+    open_folder,
+    pointer,
+    position,
+    save,
+    shorten,
+    tensor_file,
+)
+from trainer import manifest
+
+
+def _flip(file: Path) -> str:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    return f"{file.name} has changed since it was written: its SHA-256 differs"
+
+
+def _flip_tensors(folder: Path) -> str:
+    return _flip(tensor_file(folder))
+
+
+def _flip_index(folder: Path) -> str:
+    return _flip(folder / ".metadata")
+
+
+def _flip_state(folder: Path) -> str:
+    _flip(folder / "state.json")
+    return "state.json"
+
+
+def _lose(folder: Path) -> str:
+    tensor_file(folder).unlink()
+    return "__0_0.distcp: No such file or directory"
+
+
+def _lose_state(folder: Path) -> str:
+    (folder / "state.json").unlink()
+    return "state.json: No such file or directory"
+
+
+def _lose_manifest(folder: Path) -> str:
+    (folder / "manifest.json").unlink()
+    return "manifest.json: No such file or directory"
+
+
+def _cut_manifest(folder: Path) -> str:
+    os.truncate(folder / "manifest.json", 20)
+    return "manifest.json cannot be read"
+
+
+def _nest_manifest(folder: Path) -> str:
+    (folder / "manifest.json").write_text("[" * 100_000)
+    return "manifest.json cannot be read"
+
+
+def _nest_state(folder: Path) -> str:
+    (folder / "state.json").write_text("[" * 100_000)
+    return "state.json has 100000 of"
+
+
+def _swap(folder: Path) -> str:
+    ours, others = tensor_file(folder), tensor_file(folder.with_name("step-5"))
+    ours.rename(folder / "x")
+    shutil.copy(others, ours)
+    return "__0_0.distcp has changed since it was written"
+
+
+def _garble(folder: Path) -> str:
+    file = tensor_file(folder)
+    file.write_bytes(b"\x00" * file.stat().st_size)
+    return "__0_0.distcp has changed since it was written"
+
+
+def _as_pipe(path: Path) -> str:
+    path.unlink()
+    os.mkfifo(path)
+    return f"{path.name} is no file"
+
+
+def _state_as_pipe(folder: Path) -> str:
+    return _as_pipe(folder / "state.json")
+
+
+def _index_as_pipe(folder: Path) -> str:
+    return _as_pipe(folder / ".metadata")
+
+
+def _manifest_as_pipe(folder: Path) -> str:
+    return _as_pipe(folder / "manifest.json")
+
+
+DAMAGES = [
+    _state_as_pipe,
+    _index_as_pipe,
+    _manifest_as_pipe,
+    shorten, _flip_tensors, _flip_index, _flip_state, _lose, _lose_state, _lose_manifest,
+    _cut_manifest, _nest_manifest, _nest_state, _swap, _garble,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_one_is_skipped_with_a_warning_and_written_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Any
+) -> None:
+    """The one before it is used, one line names the damage; reaching that step replaces it."""
+    save(open_folder(tmp_path), 5, 10)
+    bad = tmp_path / "checkpoints" / "step-10"
+    problem = damage(bad)
+    checkpoints = open_folder(tmp_path)
+    loaded = checkpoints.load("auto", all_of)
+    assert loaded is not None
+    assert loaded[1].step == 5
+    told = capsys.readouterr().err
+    assert told.startswith(f"trainer: skipped checkpoint {bad}: ")
+    assert problem in told
+    assert told.count("\n") == 1
+    (resume,) = events(tmp_path, "resume")
+    assert resume["step"] == 5
+    assert resume["skipped"][0]["path"] == str(bad)
+    assert problem in resume["skipped"][0]["problem"]
+    save(checkpoints, 10)
+    assert loaded_step(tmp_path) == 10
+
+
+def test_a_damaged_one_does_not_push_good_ones_out(tmp_path: Path) -> None:
+    """With one to keep, the one written after a fallback stays, though its step is smaller."""
+    save(open_folder(tmp_path), 5, 10)
+    shorten(tmp_path / "checkpoints" / "step-10")
+    checkpoints = open_folder(tmp_path, num_kept=1)
+    checkpoints.load("auto", all_of)
+    save(checkpoints, 7)
+    assert loaded_step(tmp_path) == 7
+    assert {e.name for e in (tmp_path / "checkpoints").iterdir()} == {"step-7", "latest"}
+
+
+@pytest.mark.timeout(60)
+def test_a_pointer_that_is_a_pipe_keeps_nobody(tmp_path: Path) -> None:
+    """It is read as none at all, and written anew."""
+    save(open_folder(tmp_path), 5)
+    _as_pipe(tmp_path / "checkpoints" / "latest")
+    loaded = open_folder(tmp_path).load("auto", all_of)
+    assert loaded is not None
+    assert pointer(tmp_path, "latest") == "step-5"
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\x00", b"step-99\n", b"../../etc", b"step-x\n"])
+def test_a_damaged_pointer_does_no_harm(tmp_path: Path, content: bytes) -> None:
+    """Neither to a resume nor to the best one."""
+    checkpoints = open_folder(tmp_path, num_kept=1)
+    for step in (1, 2, 3):
+        tensors = {"model/w": torch.full((3,), float(step))}
+        best = {"best_step": min(step, 2), "best_accuracy": 0.5}
+        checkpoints.save(tensors, position(step, **best), is_best=step == 2)
+    checkpoints.wait()
+    for name in ("latest", "best"):
+        (tmp_path / "checkpoints" / name).write_bytes(content)
+    checkpoints = open_folder(tmp_path, num_kept=1)
+    loaded = checkpoints.load("auto", all_of)
+    assert loaded is not None
+    assert loaded[1].step == 3
+    tensors = {"model/w": torch.full((3,), 4.0)}
+    checkpoints.save(tensors, position(4, best_step=2, best_accuracy=0.5), is_best=False)
+    assert checkpoints.wait()
+    assert pointer(tmp_path, "latest") == "step-4"
+    assert loaded_step(tmp_path, "step-2") == 2
+
+
+def test_one_that_was_being_written_does_not_count(tmp_path: Path) -> None:
+    """A hidden folder is what a death leaves; the next start removes it."""
+    save(open_folder(tmp_path), 5)
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(folder / "step-5", folder / ".step-9.partial")
+    assert loaded_step(tmp_path) == 5
+    assert not list(folder.glob(".step-*"))
+
+
+class Attack:
+    """Unpickled plainly, it would run a command."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.target),)
+
+
+@pytest.mark.parametrize("file", [".metadata", "tensor"])
+def test_loading_runs_no_code_from_a_checkpoint(tmp_path: Path, file: str) -> None:
+    """Neither from the index, a pickle, nor from a tensor's file; even if the manifest fits."""
+    save(open_folder(tmp_path), 5)
+    folder = tmp_path / "checkpoints" / "step-5"
+    victim = folder / ".metadata" if file == ".metadata" else tensor_file(folder)
+    size_bytes = victim.stat().st_size
+    attack = pickle.dumps(Attack(tmp_path / "ran"))
+    victim.write_bytes(attack + b"\x00" * (size_bytes - len(attack)))
+    records = manifest.read(folder)
+    manifest.write(folder, {**records, victim.name: manifest.seal(victim)})
+    assert load(tmp_path) is None
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,61 @@
+"""Matrix products of 8-bit floating point numbers, by torchao's layers.
+
+A layer keeps its weight, and the weight its name. What goes into a product (input, weight, and in
+the backward the gradient) is divided by its own largest value as the product is taken, and rounded
+to 8 bits: e4m3, gradients to e5m2. Sums stay wide. All else is computed as under bf16.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from trainer.errors import UserError
+from trainer.parallel.plan import fits
+
+if TYPE_CHECKING:
+    from trainer.parallel.plan import ParallelPlan
+
+_MULTIPLE = 16
+"""The tensor cores take matrices whose sides are multiples of this; others stay in bf16."""
+
+
+def convert(model: nn.Module, plan: ParallelPlan) -> None:
+    """Convert the linear layers of the blocks that `plan` names, in place.
+
+    What is outside of the blocks stays: an output layer loses most by it and gains little.
+    Raises UserError if there is no such layer.
+    """
+    # Of how torchao registers its types, torch warns on every rank.
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
+    from torchao.float8 import (  # noqa: PLC0415 -- after that
+        Float8LinearConfig,
+        convert_to_float8_training,
+    )
+
+    blocks = [f"{name}." for name, _ in model.named_modules() if fits(name, plan.blocks)]
+    chosen = {
+        name
+        for name, module in model.named_modules()
+        if any(name.startswith(block) for block in blocks) and _is_convertible(module)
+    }
+    if not chosen:
+        raise UserError(
+            "--precision fp8",
+            rule=f"linear layers in the workload's blocks, with sides of multiples of {_MULTIPLE}",
+            found="none",
+            remedy="take bf16",
+        )
+    # Padded where it is the number of tokens that is no such multiple.
+    config = Float8LinearConfig(pad_inner_dim=True)
+    convert_to_float8_training(
+        model, module_filter_fn=lambda _, name: name in chosen, config=config
+    )
+
+
+def _is_convertible(module: nn.Module) -> bool:
+    if not isinstance(module, nn.Linear):
+        return False
+    return not (module.in_features % _MULTIPLE or module.out_features % _MULTIPLE)
