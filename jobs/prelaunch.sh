@@ -240,15 +240,10 @@ on_signal() {
         event_write signal signal "\"$1\""
     )
     case $1 in
-        USR1)
-            log_info "SIGUSR1: the time limit is near, asking every rank for a checkpoint"
-            step_signal USR1
-            ;;
-        *)
-            log_info "SIG$1: ending every rank"
-            step_signal TERM
-            ;;
+        USR1) log_info "SIGUSR1: the time limit is near, asking every rank for a checkpoint" ;;
+        *) log_info "SIG$1: ending every rank" ;;
     esac
+    step_stop "$1"
 }
 
 # on_exit CODE: the only way out once the run directory exists.

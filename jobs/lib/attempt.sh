@@ -68,7 +68,7 @@ attempt_step() {
     fi
     step_build "${ARGUMENTS[@]}"
     step_start
-    if [[ $STOP_SIGNAL ]]; then step_signal "$STOP_SIGNAL"; fi # it came before there was a step
+    if [[ $STOP_SIGNAL ]]; then step_stop "$STOP_SIGNAL"; fi # it came before there was a step
     guard_start
     step_wait
     guard_stop

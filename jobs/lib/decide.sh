@@ -95,7 +95,7 @@ decide_restart() {
 # decide_count_idle LATEST_BEFORE: a start that brought no new checkpoint would end in the same place
 # for ever. A command of the user's own that keeps no checkpoints/latest is believed its code 75.
 decide_count_idle() {
-    if [[ $LATEST != "$1" ]] || { [[ ! $LATEST ]] && ((CODE == EXIT_STOPPED && IS_OWN_COMMAND)); }; then
+    if [[ $LATEST != "$1" ]] || { [[ $FAILED_RANK && ! $LATEST ]] && ((CODE == EXIT_STOPPED && IS_OWN_COMMAND)); }; then
         IDLE=0
     else
         IDLE=$((IDLE + 1))

@@ -116,6 +116,8 @@ judge_code() {
         echo "$FAILED_CODE"
     elif judge_is_foreign_image; then
         echo "$EXIT_USAGE"
+    elif [[ $STOP_SIGNAL ]] && ((STEP_CODE > 128)); then
+        echo "$EXIT_STOPPED" # the signal ended launchers that had no rank yet: nothing is lost
     else
         echo "$STEP_CODE"
     fi

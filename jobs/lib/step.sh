@@ -3,6 +3,7 @@
 
 declare -a STEP_PIDS=() STEP_COMMAND=() STEP_GUARD=()
 readonly STEP_CREATION_S=120 # how long Slurm may take to start a step once more
+readonly STEP_STARTING_S=30  # how long a request for a checkpoint waits for ranks that are starting
 STEP_CODE=0 STEP_MOUNTS='' STEP_FORWARDED='' STEP_CHDIR=()
 
 # step_build ARGUMENTS...: STEP_COMMAND for srun; in place the launcher is started once per rank.
@@ -135,11 +136,40 @@ step_collect() {
     done
 }
 
+# step_stop NAME: asks the ranks for a checkpoint (USR1), or ends them (any other signal).
+step_stop() {
+    ((${#STEP_PIDS[@]})) || return 0
+    if [[ $1 != USR1 ]]; then
+        step_signal TERM
+        return 0
+    fi
+    (
+        trap '' INT TERM HUP USR1
+        trap - EXIT
+        step_wait_for_ranks
+        step_signal USR1
+    ) </dev/null &
+    disown "$!"
+}
+
+# SIGUSR1 ends a launcher that has no trap for it yet. What is still starting has nothing to save,
+# and can wait.
+step_wait_for_ranks() {
+    local deadline=$((SECONDS + STEP_STARTING_S))
+    while ((SECONDS < deadline)) && process_alive "${STEP_PIDS[0]}" && (($(step_ranks_up) < WORLD_SIZE)); do
+        pause 0.2
+    done
+}
+
+step_ranks_up() {
+    grep -acs "\"event\": \"rank_up\".*\"attempt\": $DDP_ATTEMPT," "$DDP_RUN_DIR/events.jsonl" || :
+}
+
 # step_signal NAME: srun hands it to every rank's launcher; in place we do.
 step_signal() {
     local pid
     for pid in "${STEP_PIDS[@]}"; do
-        kill -s "$1" "$pid" 2>/dev/null || :
+        if process_alive "$pid"; then kill -s "$1" "$pid" 2>/dev/null || :; fi
     done
 }
 

@@ -161,6 +161,14 @@ class Job:
         )
         return self.events(name)
 
+    def wait_for_word(self, word: str, count: int = 1, timeout_s: float = 60) -> None:
+        """Waits until so many ranks have said it: one that is up may not have its traps yet."""
+
+        def said() -> int:
+            return sum(word in log.read_text() for log in self.run_dir.glob("logs/rank-*.log"))
+
+        self.cluster.until(lambda: said() >= count, timeout_s, f"{word!r} from {count} ranks")
+
     def cancel(self) -> None:
         """Cancel it, as its user would."""
         self.cluster.run(["scancel", str(self.id)])

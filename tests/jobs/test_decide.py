@@ -121,6 +121,8 @@ def test_a_failure(given: dict[str, str], decision: str, words: str) -> None:
 
 STOPPED = {"FAILED_CODE": "75", "STOP_SIGNAL": "USR1"}
 CANCELLED = {"STOP_SIGNAL": "TERM", "INFO": COMPLETING}
+# The signal came before a launcher could take it: no rank was up yet.
+NOT_BEGUN = {"FAILED_RANK": "", "FAILED_NODE": "", "STEP_CODE": "138", "LATEST": ""}
 
 
 @pytest.mark.parametrize(
@@ -147,6 +149,10 @@ CANCELLED = {"STOP_SIGNAL": "TERM", "INFO": COMPLETING}
         ({"FAILED_CODE": "143"}, "requeue", ""),
         ({"FAILED_CODE": "143", "DDP_MAX_RESTARTS": "0"}, "fail", "did not end with code 75"),
         ({"STOP_SIGNAL": ""}, "requeue", ""),
+        (NOT_BEGUN, "requeue", "(SIGUSR1) before the ranks were started (code 75); job 7 is"),
+        (NOT_BEGUN | {"STEP_CODE": "143", "STOP_SIGNAL": "TERM"}, "requeue", "(SIGTERM) before"),
+        (NOT_BEGUN | {"IDLE": "1", "IS_OWN_COMMAND": "1"}, "fail", "2 starts in a row"),
+        (NOT_BEGUN | {"STOP_SIGNAL": "", "DDP_MAX_RESTARTS": "0"}, "fail", "could not be started"),
     ],
 )
 def test_a_stop(given: dict[str, str], decision: str, words: str) -> None:

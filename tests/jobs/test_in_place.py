@@ -172,6 +172,23 @@ def test_usr1_waits_for_a_program_that_is_still_starting(scripts: Scripts) -> No
     assert scripts.finish(process).code == 75
 
 
+def test_usr1_waits_for_launchers_that_are_still_starting(
+    scripts: Scripts, patience: Callable[[float], float]
+) -> None:
+    """Before it has a trap a launcher would be ended by the signal, and the run with it."""
+    mark = scripts.directory / "starting"
+    scripts.fake("touch", f"""sleep 1; : >'{mark}'; sleep 1; exec /usr/bin/touch "$@" """)
+    program = 'trap "exit 75" USR1; for _ in {1..100}; do sleep 0.1; done'
+    process = scripts.start("prelaunch.sh", "--", "bash", "-c", program)
+    deadline = time.monotonic() + patience(20)
+    while time.monotonic() < deadline and not mark.exists():
+        time.sleep(0.02)
+    process.send_signal(signal.SIGUSR1)
+    result = scripts.finish(process)
+    assert result.code == 75
+    assert len(result.of("rank_up")) == 2
+
+
 def test_a_term_that_is_ignored_ends_after_the_grace(scripts: Scripts) -> None:
     """A rank that ignores SIGTERM is killed when DDP_GRACE is over."""
     process = scripts.start(

@@ -120,7 +120,7 @@ def test_where_requeue_is_off_a_successor_carries_on(own: Any, submit: Callable[
 def test_a_cancelled_job_stays_away(submit: Callable[..., Job]) -> None:
     """scancel ends the run, although the ranks end with 75."""
     job = submit("--ntasks=2")
-    job.wait_for("rank_up", 2)
+    job.wait_for_word("start", 2)
     job.cancel()
     assert job.end()[0] == "CANCELLED"
     assert decisions(job) == ["fail"]
@@ -141,7 +141,7 @@ def test_requeue_can_be_turned_off(submit: Callable[..., Job]) -> None:
 def test_a_preempted_job_comes_back(own: Any, submit: Callable[..., Job], partition: str) -> None:
     """Slurm requeues a preempted job itself, or cancels it, and then we bring it back."""
     job = submit("--exclusive", "--nodelist=tr1", f"--partition={partition}")
-    job.wait_for("rank_up", 1)
+    job.wait_for_word("start")
     urgent = ["--partition=urgent", "--exclusive", "--nodelist=tr1", "--output=/dev/null"]
     own.submit([*urgent, "--wrap", "sleep 3"])
     job.wait_for("decision", 2, timeout_s=150)
@@ -155,7 +155,7 @@ def test_a_preempted_job_without_requeue_has_a_successor(
 ) -> None:
     """Requeue=0: what was preempted is submitted anew."""
     job = submit("--exclusive", "--nodelist=tr2", "--no-requeue")
-    job.wait_for("rank_up", 1)
+    job.wait_for_word("start")
     urgent = ["--partition=urgent", "--exclusive", "--nodelist=tr2", "--output=/dev/null"]
     own.submit([*urgent, "--wrap", "sleep 3"])
     job.wait_for("decision", 2, timeout_s=150)
