@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -88,20 +89,26 @@ class Checkpoints:
         began_s = time.monotonic()
         if position == self._position:
             if is_best and self.wait() and self._mesh.ranks.is_main:
-                self._name_best(position.step)
+                self._point("best", position.step)
             return
         self.wait()
         self._last_s = began_s
         if not self._has_space(tensors, position.step):
             return
         peers = self._meet()
-        writing = _Writing(self._folder, peers, self._state(position))
-        writing.tensors = self._copies.take(tensors) if self._is_async else tensors
-        writing.stall_s = time.monotonic() - began_s if self._is_async else None
-        writing.began_s = began_s
-        writing.when_done = lambda: self._told(writing, is_best=is_best)
-        self._position, self._writing = position, writing
-        writing.start()
+        if self._is_async:
+            tensors = self._copies.take(tensors)
+        self._position = position
+        self._writing = _Writing(
+            self._folder,
+            peers,
+            self._state(position),
+            tensors,
+            began_s=began_s,
+            stall_s=time.monotonic() - began_s if self._is_async else None,
+            tell=partial(self._told, is_best=is_best),
+        )
+        self._writing.start()
         if not self._is_async:
             self.wait()
 
@@ -203,10 +210,10 @@ class Checkpoints:
         if not self._mesh.ranks.is_main:
             return
         if self._folder.pointed("latest") is None:
-            self._folder.point("latest", position.step)
+            self._point("latest", position.step)
         best_step = position.best_step
         if self._folder.pointed("best") is None and best_step is not None:
-            self._folder.point("best", best_step)
+            self._point("best", best_step)
 
     def _meet(self) -> Peers:
         """The other ranks; the group is opened at the first need."""
@@ -255,18 +262,18 @@ class Checkpoints:
             bytes=writing.size_bytes,
         )
         if is_best:
-            self._name_best(step)
+            self._point("best", step)
         best_step = writing.state.position.best_step
         damaged = [name for name in self._damaged if step_of(name) != step]
         self._folder.prune(self._num_kept, kept={f"step-{best_step}"}, damaged=damaged)
 
-    def _name_best(self, step: int) -> None:
-        """Move `best`. Where that fails it stays, and the training goes on."""
+    def _point(self, name: str, step: int) -> None:
+        """Move a pointer. Where that fails it stays, and the training goes on."""
         try:
-            self._folder.point("best", step)
+            self._folder.point(name, step)
         except OSError as error:
             print(
-                f"trainer: `best` stays where it was, not at step {step}: {error.strerror}",
+                f"trainer: `{name}` stays where it was, not at step {step}: {error.strerror}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -290,32 +297,42 @@ class Checkpoints:
 class _Writing(threading.Thread):
     """One checkpoint on its way to the disk."""
 
-    tensors: Mapping[str, Tensor]
-    stall_s: float | None
-    began_s: float
     ended_s: float
-    when_done: Callable[[], None]
 
-    def __init__(self, folder: CheckpointFolder, peers: Peers, state: State) -> None:
+    def __init__(  # noqa: PLR0913 -- all of it is needed in the thread
+        self,
+        folder: CheckpointFolder,
+        peers: Peers,
+        state: State,
+        tensors: Mapping[str, Tensor],
+        *,
+        began_s: float,
+        stall_s: float | None,
+        tell: Callable[[_Writing], None],
+    ) -> None:
         # A daemon: a process that must end does not wait for a disk, or a rank that is gone.
         super().__init__(name="checkpoint", daemon=True)
         self._folder = folder
         self._peers = peers
+        self._tensors = tensors
+        self._tell = tell
         self.state = state
         self.step = state.position.step
+        self.began_s = began_s
+        self.stall_s = stall_s
         self.size_bytes = 0
         self.error: SaveError | None = None
 
     def run(self) -> None:
         try:
-            self.size_bytes = saving.write(self._folder, self.tensors, self.state, self._peers)
+            self.size_bytes = saving.write(self._folder, self._tensors, self.state, self._peers)
         except SaveError as error:
             self.error = error
         except Exception as error:  # noqa: BLE001 -- such as another rank's death
             line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             self.error = SaveError(saving.WRITE_ERROR, line)
         self.ended_s = time.monotonic()
-        self.when_done()
+        self._tell(self)
 
 
 def _agreed(peers: Peers, work: Callable[[], T]) -> tuple[T | None, str]:

@@ -36,6 +36,7 @@ from trainer.profiling import StepProfiler, check_device, profiled_ranks
 from trainer.resume import Resume
 from trainer.samples import Samples, prepare
 from trainer.schedule import LearningRate
+from trainer.stop import told_too_early
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
@@ -176,7 +177,7 @@ class Run:
         if not self._job.ranks.is_main:
             return
         if self._checkpoints is None or self._events is None or self._loop is None:
-            print(f"trainer: told to stop before training began, {left_s:.1f} s left", flush=True)
+            told_too_early(left_s)
             return
         line = out_of_time(left_s, self._checkpoints)
         print(f"trainer: no time for a checkpoint: {line}", file=sys.stderr, flush=True)

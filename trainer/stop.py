@@ -41,7 +41,7 @@ class StopRequest:
         self._end_epoch_s: float | None = None
         self._agreed_s = math.inf
         self._is_over = False
-        self._say_goodbye: Callable[[float], None] = _no_checkpoint
+        self._say_goodbye: Callable[[float], None] = told_too_early
         self._wake_up: int | None = None
         self._ending = threading.Lock()
 
@@ -142,6 +142,6 @@ def _forget_wake_up() -> None:
     signal.set_wakeup_fd(-1)
 
 
-def _no_checkpoint(left_s: float) -> None:
+def told_too_early(left_s: float) -> None:
     """Say goodbye before there was anything to save."""
     print(f"trainer: told to stop before training began, {left_s:.1f} s left", file=sys.stderr)

@@ -102,6 +102,22 @@ def test_a_pointer_that_cannot_be_moved_ends_nothing(
     assert loaded_step(tmp_path) == 5
 
 
+def test_a_damaged_pointer_that_cannot_be_mended_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it should name is known all the same."""
+
+    def refuse(_folder: CheckpointFolder, _pointer: str, _step: int) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    save(open_folder(tmp_path), 5)
+    (tmp_path / "checkpoints" / "latest").write_text("noise")
+    monkeypatch.setattr(CheckpointFolder, "point", refuse)
+    assert loaded_step(tmp_path) == 5
+    told = "trainer: `latest` stays where it was, not at step 5: Read-only file system\n"
+    assert capsys.readouterr().err == told
+
+
 def test_a_step_that_has_got_further_is_written_again(tmp_path: Path) -> None:
     """Such as one that was stopped before its validation; the newer state replaces the older."""
     checkpoints, tensors = open_folder(tmp_path), {"model/w": torch.full((3,), 4.0)}
