@@ -20,7 +20,6 @@ source "$JOBS_DIR/lib/ranks.sh"
 CHILD_PID='' MONITOR_PID='' FOLLOWER_PID='' KILLER_PID=''
 STOP_SIGNAL='' INTERRUPTED=0 IS_NODE_TASK=0
 exec {TOLD_FD}<> <(:) # a line in it for every program that was told of SIGUSR1
-exec {WAIT_FD}<> <(:) # what bash says while it waits for the child
 
 main() {
     if [[ $(parse_switch DEBUG "${DEBUG:-0}") == 1 ]]; then trace_start; fi
@@ -145,18 +144,10 @@ child_start() {
     if [[ $STOP_SIGNAL ]]; then child_signal "$STOP_SIGNAL"; fi # it came before there was a child
 }
 
-# child_wait: sets CHILD_CODE. A trap interrupts wait with a code of its own. With 127 bash says that
-# it knows the child no longer, in words too: without them it is the child's.
+# child_wait: sets CHILD_CODE.
 child_wait() {
-    local code
-    CHILD_CODE=127
-    while :; do
-        INTERRUPTED=0
-        code=0
-        wait "$CHILD_PID" 2>&"$WAIT_FD" || code=$?
-        if ((code != 127)) || ! read -rt 0 -u "$WAIT_FD"; then CHILD_CODE=$code; fi
-        ((INTERRUPTED)) || break
-    done
+    CHILD_CODE=0
+    await "$CHILD_PID" || CHILD_CODE=$?
     if [[ $KILLER_PID ]]; then kill -KILL "$KILLER_PID" 2>/dev/null || :; fi
 }
 
@@ -169,13 +160,13 @@ on_signal() {
 # child_signal NAME. TERM has an end: KILL after the grace, a short one if a rank has failed already,
 # because then the others wait in a collective that nobody will complete.
 child_signal() {
-    local grace=${DDP_GRACE:-25}
+    local grace=${DDP_GRACE:-25} deadline
     if [[ $1 == USR1 ]]; then
         (
             trap '' TERM INT HUP USR1
             child_notify
         ) &
-        disown "$!"
+        disown "$!" 2>/dev/null || :
         return 0
     fi
     kill -TERM "$CHILD_PID" 2>/dev/null || :
@@ -183,13 +174,17 @@ child_signal() {
     # All of it aside: a program that this shell waits for while it waits for the child could cost it
     # the child's code.
     (
-        trap - TERM INT HUP USR1
+        trap '' TERM INT HUP USR1 # Slurm signals every process of a step, and again and again
         if attempt_has_failed; then grace=3; fi
-        pause "$grace"
+        deadline=$((SECONDS + grace))
+        while ((SECONDS <= deadline)); do
+            process_alive "$$" || exit 0
+            pause 0.5
+        done
         kill -KILL "$CHILD_PID" 2>/dev/null
     ) &
     KILLER_PID=$!
-    disown "$KILLER_PID" # bash reports a killed job that it knows
+    disown "$KILLER_PID" 2>/dev/null || : # bash reports a killed job that it knows
 }
 
 attempt_has_failed() {

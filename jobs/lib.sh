@@ -132,25 +132,32 @@ event_text() {
 #
 # bash 5.2 breaks off with a syntax error if a trap runs while it parses a command or process
 # substitution. So between setting its traps and ignoring signals again, a script uses neither in
-# its own shell: it prepares before, waits, and puts what it must do meanwhile into subshells.
+# its own shell: it prepares before, waits, and puts what it must do meanwhile into subshells. Nor
+# does a trap itself use `read`: the one that it interrupts would forget its timeout and never return.
 
 # aside COMMAND...: runs it in a subshell that no signal disturbs, while this shell waits for it and
 # acts on its traps. The subshell leaves what it finds out in a file. Returns the command's code.
 aside() {
-    local pid code
     (
         trap '' INT TERM HUP USR1
         trap - EXIT
         "$@"
     ) </dev/null &
-    pid=$!
+    await "$!" 0.01
+}
+
+# await PID [POLL_S]: waits for a child of this shell; returns its code. The builtin is asked only when
+# the child has ended: a trap that interrupts it just after the kernel gave it the child loses the
+# child's code, and it then waits for ever.
+await() {
+    local code
+    while process_alive "$1"; do pause "${2:-0.1}"; done
     while :; do
         INTERRUPTED=0
         code=0
-        wait "$pid" 2>/dev/null || code=$?
-        if ((! INTERRUPTED)); then break; fi
+        wait "$1" 2>/dev/null || code=$? # its stderr: bash announces killed jobs there
+        ((INTERRUPTED)) || return "$code"
     done
-    return "$code"
 }
 
 # pause SECONDS: waits without a child process, so that nothing outlives a killed shell.

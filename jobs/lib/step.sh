@@ -104,35 +104,25 @@ step_start() {
     done
 }
 
-# step_wait: returns when every process of the step has ended. In place it is what
-# srun --kill-on-bad-exit is under Slurm: the first failure ends the others.
+# step_wait: returns when every process of the step has ended; STEP_CODE is the first bad code. In
+# place it is what srun --kill-on-bad-exit is under Slurm: the first failure ends the others.
 step_wait() {
-    local code alive pid
+    local running=("${STEP_PIDS[@]}") alive pid code
     while :; do
         alive=()
-        for pid in "${STEP_PIDS[@]}"; do
-            if process_alive "$pid"; then alive+=("$pid"); fi
-        done
-        ((${#alive[@]})) || break
-        code=0
-        wait -n "${alive[@]}" 2>/dev/null || code=$? # its stderr: bash announces killed jobs there
-        # A trap interrupts wait with a code of its own; then nobody has ended.
-        if ((code && ! INTERRUPTED)); then
+        for pid in "${running[@]}"; do
+            if process_alive "$pid"; then
+                alive+=("$pid")
+                continue
+            fi
+            code=0
+            await "$pid" || code=$?
             ((STEP_CODE)) || STEP_CODE=$code
-            if [[ $PLACE == *-local ]]; then stop_processes 8 "${alive[@]}"; fi
-        fi
-        INTERRUPTED=0
-    done
-    step_collect
-}
-
-# The codes of those that ended while nobody waited for them.
-step_collect() {
-    local pid code
-    for pid in "${STEP_PIDS[@]}"; do
-        code=0
-        wait "$pid" 2>/dev/null || code=$?
-        if ((code && code != 127 && ! STEP_CODE)); then STEP_CODE=$code; fi
+        done
+        ((${#alive[@]})) || return 0
+        running=("${alive[@]}")
+        if ((STEP_CODE)) && [[ $PLACE == *-local ]]; then stop_processes 8 "${running[@]}"; fi
+        pause 0.1
     done
 }
 
@@ -146,19 +136,28 @@ step_stop() {
     (
         trap '' INT TERM HUP USR1
         trap - EXIT
-        step_wait_for_ranks
-        step_signal USR1
+        if step_wait_for_ranks; then step_signal USR1; fi
     ) </dev/null &
-    disown "$!"
+    disown "$!" 2>/dev/null || :
 }
 
 # SIGUSR1 ends a launcher that has no trap for it yet. What is still starting has nothing to save,
-# and can wait.
+# and can wait. Fails if the step has ended meanwhile.
 step_wait_for_ranks() {
     local deadline=$((SECONDS + STEP_STARTING_S))
-    while ((SECONDS < deadline)) && process_alive "${STEP_PIDS[0]}" && (($(step_ranks_up) < WORLD_SIZE)); do
+    while step_is_alive; do
+        if ((SECONDS >= deadline || $(step_ranks_up) >= WORLD_SIZE)); then return 0; fi
         pause 0.2
     done
+    return 1
+}
+
+step_is_alive() {
+    local pid
+    for pid in "${STEP_PIDS[@]}"; do
+        if process_alive "$pid"; then return 0; fi
+    done
+    return 1
 }
 
 step_ranks_up() {
@@ -169,7 +168,7 @@ step_ranks_up() {
 step_signal() {
     local pid
     for pid in "${STEP_PIDS[@]}"; do
-        if process_alive "$pid"; then kill -s "$1" "$pid" 2>/dev/null || :; fi
+        kill -s "$1" "$pid" 2>/dev/null || :
     done
 }
 
