@@ -148,10 +148,11 @@ aside() {
 
 # await PID [POLL_S]: waits for a child of this shell; returns its code. The builtin is asked only when
 # the child has ended: a trap that interrupts it just after the kernel gave it the child loses the
-# child's code, and it then waits for ever.
+# child's code, and it then waits for ever. Until then bash takes a dead child from the kernel by
+# itself, and remembers its code.
 await() {
     local code
-    while process_alive "$1"; do pause "${2:-0.1}"; done
+    while kill -0 "$1" 2>/dev/null; do pause "${2:-0.1}"; done
     while :; do
         INTERRUPTED=0
         code=0
