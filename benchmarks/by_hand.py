@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch import distributed as dist
+from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -23,10 +26,10 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.workloads.llama import build_llama
+from trainer.workloads.llama import Attention, build_llama
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,6 +40,11 @@ if TYPE_CHECKING:
     from benchmarks.turns import Turns
     from trainer.workloads.llama import Llama
     from trainer.workloads.llama_presets import LlamaShape
+
+    Step = Callable[[Tensor, Tensor], Tensor]
+
+NUM_MICROBATCHES = 4
+"""Of a step in a pipeline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +69,11 @@ class Spread:
     model: nn.Module
     dp_rank: int
     dp_size: int
+    step: Step | None = None
+    """Takes inputs and targets, both (B, S), forward and backward, and returns the loss; None:
+    through the model as it is."""
+    num_losses: int | None = None
+    """How many ranks have a loss; None: all."""
 
 
 def ddp(model: Llama) -> Spread:
@@ -98,12 +111,77 @@ def fsdp_tp(model: Llama) -> Spread:
     return Spread(model=model, dp_rank=mesh["dp"].get_local_rank(), dp_size=pairs)
 
 
+def pp(model: Llama) -> Spread:
+    """Half of the layers on each of two ranks; what is not in a stage is not in its memory."""
+    is_first = dist.get_rank() == 0
+    names = list(model.layers)
+    for name in names[len(names) // 2 :] if is_first else names[: len(names) // 2]:
+        del model.layers[name]
+    unused = ("norm", "output") if is_first else ("tok_embeddings",)
+    for name in unused:
+        setattr(model, name, None)
+    stage = PipelineStage(model, dist.get_rank(), 2, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, NUM_MICROBATCHES, loss_fn=_loss)
+
+    def step(inputs: Tensor, targets: Tensor) -> Tensor:
+        if is_first:
+            schedule.step(inputs, return_outputs=False)
+            return torch.zeros(())
+        losses: list[Tensor] = []
+        schedule.step(target=targets, losses=losses, return_outputs=False)
+        return torch.stack(losses).mean()
+
+    return Spread(model=model, dp_rank=0, dp_size=1, step=step, num_losses=1)
+
+
+def cp(model: Llama) -> Spread:
+    """Each sequence shared by all ranks, a chunk from its front and one from its back each.
+
+    Keys and values are gathered, as Llama 3 was trained; the model is sharded over the same ranks.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (size,))
+    chunks = torch.arange(model.sequence_length).chunk(2 * size)
+    held = [torch.cat((chunks[r], chunks[-1 - r])) for r in range(size)]
+    order = torch.cat(held).argsort()  # from the ranks' to the sequence's
+    own = (chunks[rank], chunks[-1 - rank])
+    masks = [chunk[:, None] >= torch.arange(int(chunk[-1]) + 1) for chunk in own]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        gathered = all_gather_tensor_autograd(torch.stack((k, v), -3).movedim(-2, 0), 0, mesh)
+        keys, values = gathered[order].movedim(0, -2).unbind(-3)
+        halves = [
+            scaled_dot_product_attention(
+                part,
+                keys[..., : mask.shape[1], :],
+                values[..., : mask.shape[1], :],
+                attn_mask=mask,
+                enable_gqa=q.shape[1] != k.shape[1],
+            )
+            for part, mask in zip(q.chunk(2, -2), masks, strict=True)
+        ]
+        return torch.cat(halves, -2)
+
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.attend = attend
+    _shard(model, mesh)
+
+    def step(inputs: Tensor, targets: Tensor) -> Tensor:
+        places = held[rank]
+        return _backward(_loss(model(inputs[:, places], places), targets[:, places]))
+
+    return Spread(model=model, dp_rank=0, dp_size=1, step=step)
+
+
 SPREADS: Mapping[str, Callable[[Llama], Spread]] = {
     "ddp": ddp,
     "fsdp": fsdp,
     "hsdp": hsdp,
     "tp": tp,
     "fsdp x tp": fsdp_tp,
+    "pp": pp,
+    "cp": cp,
 }
 
 
@@ -121,20 +199,31 @@ def train(layout: str, task: Task, turns: Turns) -> None:
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(1))
     size = task.global_batch_size // spread.dp_size
     total = torch.zeros(())
+    num_losses = spread.num_losses or dist.get_world_size()
     for step in itertools.count(1):
         begin = step * task.global_batch_size % (len(samples) - task.global_batch_size)
         begin += spread.dp_rank * size
         tokens = samples[order[begin : begin + size]].long()
-        logits = model(tokens[:, :-1])
-        loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()  # type: ignore[no-untyped-call] # torch's gap
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        if spread.step:
+            total += spread.step(inputs, targets).detach()
+        else:
+            total += _backward(_loss(model(inputs), targets))
         optimizer.step()
         optimizer.zero_grad()
-        total += loss.detach()
         if step % task.steps_per_lap == 0:
             dist.all_reduce(total)
-            turns.lap_done(total.item() / dist.get_world_size() / task.steps_per_lap)
+            turns.lap_done(total.item() / num_losses / task.steps_per_lap)
             total.zero_()
+
+
+def _loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _backward(loss: Tensor) -> Tensor:
+    loss.backward()  # type: ignore[no-untyped-call] # torch's gap
+    return loss.detach()
 
 
 def _shard(model: Llama, mesh: DeviceMesh) -> None:
@@ -178,7 +267,7 @@ def _groups(model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": group} for group in groups.values()]
 
 
-def _samples(task: Task) -> torch.Tensor:
+def _samples(task: Task) -> Tensor:
     """Return random tokens, shape (samples, S + 1): inputs, and the same one further."""
     generator = torch.Generator().manual_seed(0)
     row = torch.randint(task.shape.vocab_size, (task.num_tokens,), generator=generator)

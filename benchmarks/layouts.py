@@ -47,6 +47,8 @@ ENTRIES = (
     Entry(name="tp", num_ranks=2, options="--tp 2"),
     Entry(name="hsdp", num_ranks=4, options="--strategy hsdp --dp-shard 2"),
     Entry(name="fsdp x tp", num_ranks=4, options="--strategy fsdp --tp 2"),
+    Entry(name="pp", num_ranks=2, options="--strategy pp --micro-batch-size 2"),
+    Entry(name="cp", num_ranks=2, options="--strategy fsdp --cp 2"),
 )
 _QUICK = {"ddp", "fsdp x tp"}  # between them they use all parts
 
