@@ -21,9 +21,9 @@ HEAD = """
 _NOTES = """
 A Llama of {millions:.1f} M parameters, {tokens:,} tokens a step, fp32, AdamW, on ranks of this
 machine that talk over gloo, one thread each.
-By hand: DistributedDataParallel, `fully_shard` and `parallelize_module` around the same model, in a
-bare loop (`benchmarks/by_hand.py`); it checks, clocks and records nothing, but for the loss every
-{steps_per_lap} steps.
+By hand: DistributedDataParallel, `fully_shard`, `parallelize_module` and torch's pipelining around
+the same model, in a bare loop (`benchmarks/by_hand.py`); it checks, clocks and records nothing, but
+for the loss every {steps_per_lap} steps.
 Memory that a step frees stays the process's in both, as the trainer has it (`trainer/heap.py`).
 Both stay up and take turns of {steps_per_lap} steps, {num_rounds} round(s); start-up is in none.
 Takes more: a step's time, the median of the rounds' own ratios.
