@@ -144,9 +144,10 @@ step_stop() {
 # SIGUSR1 ends a launcher that has no trap for it yet. What is still starting has nothing to save,
 # and can wait. Fails if the step has ended meanwhile.
 step_wait_for_ranks() {
-    local deadline=$((SECONDS + STEP_STARTING_S))
+    local deadline=$((SECONDS + STEP_STARTING_S)) num_up
     while step_is_alive; do
-        if ((SECONDS >= deadline || $(step_ranks_up) >= WORLD_SIZE)); then return 0; fi
+        num_up=$(step_ranks_up)
+        if ((SECONDS >= deadline || ${num_up:-0} >= WORLD_SIZE)); then return 0; fi
         pause 0.2
     done
     return 1
@@ -160,6 +161,7 @@ step_is_alive() {
     return 1
 }
 
+# Nothing where the events cannot be read, as on a full disk.
 step_ranks_up() {
     grep -acs "\"event\": \"rank_up\".*\"attempt\": $DDP_ATTEMPT," "$DDP_RUN_DIR/events.jsonl" || :
 }
