@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from conftest import Job
 
 PRELAUNCH = str(Path(__file__).resolve().parents[2] / "jobs" / "prelaunch.sh")
-NEAR_LIMIT = ("--time=1", "--signal=B:USR1@55")
+# Slurm looks every 30 s, and sends it up to 30 s early: from 15 to 45 s after the start. What it
+# sends to a script that is still being started is lost, or ends it.
+NEAR_LIMIT = ("--time=1", "--signal=B:USR1@15")
 # Writes a checkpoint when it is asked to stop, and finishes in its second start.
 PROGRAM = (
     "bash",
