@@ -308,7 +308,11 @@ def test_a_signal_at_any_instant_is_survived(scripts: Scripts) -> None:
     ("script", "num_times", "delay_s"), [("launcher.sh", 40, 0.0003), ("prelaunch.sh", 20, 0.03)]
 )
 def test_a_signal_at_the_end_costs_no_code(
-    scripts: Scripts, script: str, num_times: int, delay_s: float
+    scripts: Scripts,
+    script: str,
+    num_times: int,
+    delay_s: float,
+    patience: Callable[[float], float],
 ) -> None:
     """Slurm tells all processes of a step at once: the rank's end and the signal come together.
 
@@ -316,16 +320,16 @@ def test_a_signal_at_the_end_costs_no_code(
     `read` in a trap takes away the timeout of the one that it interrupts: both wait for ever.
     """
     program = ("perl", "-e", "$SIG{TERM} = sub { exit 143 }; sleep 600")
-    settings = {"DDP_NPROC_PER_NODE": "1", "DDP_GRACE": "60"}
+    settings = {"DDP_NPROC_PER_NODE": "1", "DDP_GRACE": "300"}
     for number in range(num_times):
         directory = scripts.directory / str(number)
         directory.mkdir()
         process = scripts.start(script, "--", *program, cwd=directory, **settings)
-        (up,) = wait_for(directory, "rank_up", 1)
+        (up,) = wait_for(directory, "rank_up", 1, timeout_s=patience(20))
         time.sleep(0.05)  # until it has its handler, mostly
         os.kill(up["pid"], signal.SIGTERM)
         time.sleep(delay_s * (1 + number % 8))
         process.terminate()
-        assert scripts.finish(process, timeout=30).code == 143
+        assert scripts.finish(process, timeout=patience(30)).code == 143
         (end,) = wait_for(directory, "rank_end", 1)
         assert end["code"] == 143
