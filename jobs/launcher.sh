@@ -171,8 +171,7 @@ child_signal() {
     fi
     kill -TERM "$CHILD_PID" 2>/dev/null || :
     if [[ $KILLER_PID ]]; then return 0; fi
-    # All of it aside: a program that this shell waits for while it waits for the child could cost it
-    # the child's code.
+    # Aside: a trap takes no time, and reads nothing (see lib.sh).
     (
         trap '' TERM INT HUP USR1 # Slurm signals every process of a step, and again and again
         if attempt_has_failed; then grace=3; fi

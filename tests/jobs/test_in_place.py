@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.conftest import Cluster
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -152,9 +154,7 @@ def test_usr1_reaches_only_programs_that_catch_it(scripts: Scripts) -> None:
     )
     wait_for(scripts.directory, "rank_up", 2)
     logs = next(scripts.directory.glob("out/*/logs"))
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and "ready" not in (logs / "rank-1.log").read_text():
-        time.sleep(0.02)
+    Cluster.until(lambda: "ready" in (logs / "rank-1.log").read_text(), 10, "rank 1 is ready")
     process.send_signal(signal.SIGUSR1)
     result = scripts.finish(process)
     ends = {event["rank"]: event["code"] for event in result.of("rank_end")}
@@ -173,17 +173,13 @@ def test_usr1_waits_for_a_program_that_is_still_starting(scripts: Scripts) -> No
     assert scripts.finish(process).code == 75
 
 
-def test_usr1_waits_for_launchers_that_are_still_starting(
-    scripts: Scripts, patience: Callable[[float], float]
-) -> None:
+def test_usr1_waits_for_launchers_that_are_still_starting(scripts: Scripts) -> None:
     """Before it has a trap a launcher would be ended by the signal, and the run with it."""
     mark = scripts.directory / "starting"
     scripts.fake("touch", f"""sleep 1; : >'{mark}'; sleep 1; exec /usr/bin/touch "$@" """)
     program = 'trap "exit 75" USR1; for _ in {1..100}; do sleep 0.1; done'
     process = scripts.start("prelaunch.sh", "--", "bash", "-c", program)
-    deadline = time.monotonic() + patience(20)
-    while time.monotonic() < deadline and not mark.exists():
-        time.sleep(0.02)
+    Cluster.until(mark.exists, 20, "a launcher is starting")
     process.send_signal(signal.SIGUSR1)
     result = scripts.finish(process)
     assert result.code == 75

@@ -21,6 +21,7 @@ from monitor.export import rows as export_rows
 from monitor.export import write as export_write
 from monitor.logs import gutil, reader
 from monitor.logs.sample import GpuSample, HostSample, Row
+from tests.monitor.unread import run_unread
 
 pytestmark = pytest.mark.slow
 
@@ -333,11 +334,4 @@ def test_following_nothing_is_the_users_fault(
 def test_a_reader_that_goes_away_is_no_error(log: Log) -> None:
     """`export … --out - | head` ends quietly."""
     for form in ("csv", "prometheus"):
-        command = f"{sys.executable} -m monitor export --format {form} --out - {log('a.gutil')}"
-        done = subprocess.run(
-            ["bash", "-c", f"({command}; echo $? >&2) | true"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert done.stderr.split() == ["0"]
+        assert run_unread("export", "--format", form, "--out", "-", log("a.gutil")) == ["0"]

@@ -15,6 +15,7 @@ from monitor.errors import UserError
 from monitor.logs import stats, tallies
 from monitor.report import document, report, words
 from tests.monitor.reported import Written, run
+from tests.monitor.unread import run_unread
 
 
 def lines_of(text: str) -> list[str]:
@@ -226,14 +227,7 @@ def test_wrong_input_is_one_line_and_64(paths: list[str], tmp_path: Path) -> Non
 
 def test_a_reader_that_goes_away_is_no_error(written: Written) -> None:
     """`report … | head -n 0` ends quietly."""
-    command = f"{sys.executable} -m monitor report {written(3)}"
-    done = subprocess.run(
-        ["bash", "-c", f"({command}; echo $? >&2) | true"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stderr.split() == ["0"]
+    assert run_unread("report", written(3)) == ["0"]
 
 
 def test_help_and_version() -> None:
