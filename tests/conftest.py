@@ -26,7 +26,11 @@ POLL_S = 0.2
 SHARED_CLUSTER = "the shared cluster"
 THINGS = {
     "cluster": SHARED_CLUSTER,
-    "jobs": SHARED_CLUSTER,
+    "jobs/test_layouts_on_slurm.py": SHARED_CLUSTER,
+    "jobs/test_recovery.py": SHARED_CLUSTER,
+    "jobs/test_slurm.py": SHARED_CLUSTER,
+    "jobs/test_training.py": SHARED_CLUSTER,
+    "jobs/test_watchdog.py": SHARED_CLUSTER,
     "monitor/test_why_on_slurm.py": SHARED_CLUSTER,
     "faults": "a cluster of its own",
     "container": "Docker",
@@ -54,11 +58,13 @@ class Cluster:
     """A virtual cluster, driven through `tests/cluster/cluster.sh`.
 
     `env` is the environment with which Slurm's commands reach it: this process's own, without
-    the variables of a surrounding job.
+    the variables of a surrounding job, and without those that make each of a job's processes
+    measure its coverage, which takes a quarter of their time.
     """
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
-        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH"))}
+        foreign = ("SLURM", "SBATCH", "COVERAGE_")
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
         self.env |= settings or {}
 
     def script(self, *args: str, timeout: float = 150) -> subprocess.CompletedProcess[str]:
