@@ -227,6 +227,7 @@ helper_start() {
                 log_info "$(date '+%Y-%m-%d %H:%M:%S %z') job $DDP_JOB_ID is running"
             fi
         done
+        rm -rf -- "$WORK_DIR" # the script was killed, and cannot
     ) &
     HELPER_PID=$!
     disown "$HELPER_PID" # bash reports a killed job that it knows

@@ -113,6 +113,9 @@ LEAVES_CHILDREN = "setsid sleep 600 & sleep 601 & wait"
 @pytest.mark.parametrize(("victim", "code"), [("rank", 137), ("launcher", 137), ("prelaunch", -9)])
 def test_kill_leaves_nothing_behind(scripts: Scripts, victim: str, code: int) -> None:
     """kill -9 of a rank, of a launcher or of the script itself ends every process."""
+    temporary = scripts.directory / "tmp"
+    temporary.mkdir()
+    scripts.env["TMPDIR"] = str(temporary)
     process = scripts.start("prelaunch.sh", "--", "bash", "-c", LEAVES_CHILDREN)
     up = wait_for(scripts.directory, "rank_up", 2)
     rank_pid = next(event["pid"] for event in up if event["rank"] == 1)
@@ -123,6 +126,7 @@ def test_kill_leaves_nothing_behind(scripts: Scripts, victim: str, code: int) ->
     result = scripts.finish(process)
     assert result.code == code
     assert gone(str(scripts.directory))
+    assert list(temporary.iterdir()) == []
     if victim != "prelaunch":
         assert result.of("first_failure")[0]["rank"] == 1
         assert "rank 1 on" in result.err.splitlines()[-1]
