@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 NO_READING = "-"
 
@@ -43,8 +43,12 @@ _STAMPS = {"Date": "YYYYMMDD", "Time": "HH:MM:SS"}
 _STAMP_WIDTH = 8
 _WIDENED = 6
 """The 525 series writes cells of this width one wider than its own header."""
-_CELL = 7
-"""How wide cells of the 525 series and later are, GPM's apart."""
+_EARLY = 6
+"""How wide cells of the early 525 and 530 programs are: a blank follows a number, none a `-`."""
+_EARLY_GPM = 10
+"""How wide their cells of GPM are, which nothing follows."""
+_EARLY_HEADS = (6, 7)
+"""How wide their headers have the former."""
 
 Span = tuple[int, int]
 
@@ -67,7 +71,7 @@ class Header:
     length: int
     csv: bool = False
     is_narrow: bool = False
-    """Whether `sm` is one character narrower in the rows than the other cells."""
+    """Whether each `-` makes its row one character shorter."""
 
     @cached_property
     def num_stamps(self) -> int:
@@ -77,12 +81,9 @@ class Header:
     @cached_property
     def layouts(self) -> tuple[Cells, ...]:
         """How rows may lie under this header: under its names, or as the 525 series has them."""
-        if self.csv:
+        if self.csv or self.is_narrow:
             return ()
-        stamps = tuple((s, s + _STAMP_WIDTH) for s in self.starts[: self.num_stamps])
-        first = (stamps[-1][1] if stamps else 0, self.ends[self.num_stamps])
-        if self.is_narrow:
-            return self._narrow_layouts([*stamps, first])
+        *stamps, first = self.front
         tails = list(pairwise(self.ends[self.num_stamps :]))
         own = Cells(self.length, (*stamps, first, *tails))
         spaced = self.length > self.ends[-1]
@@ -98,30 +99,32 @@ class Header:
             layouts.append(Cells(end + 1, tuple(spans)))
         return tuple({cells.length: cells for cells in layouts}.values())
 
-    def _narrow_layouts(self, spans: list[Span]) -> tuple[Cells, ...]:
-        """Put the readings behind stamps and index; snippets show no blank at the end, 525 one."""
-        end = spans[-1][1]
-        for name in self.names[self.num_stamps + 1 :]:
-            spans.append((end, end + _CELL - (name == "sm")))
-            end = spans[-1][1]
-        return Cells(end, tuple(spans)), Cells(end + 1, tuple(spans))
+    @cached_property
+    def front(self) -> tuple[Span, ...]:
+        """Where stamps and the GPU's index lie."""
+        stamps = tuple((s, s + _STAMP_WIDTH) for s in self.starts[: self.num_stamps])
+        return *stamps, (stamps[-1][1] if stamps else 0, self.ends[self.num_stamps])
 
     @cached_property
     def narrow(self) -> Header | None:
         """The same header as early programs of the 525 and 530 series fill it; None: not theirs.
 
-        Those seen in the wild know no `jpg` yet; nobody has shown where they put GPM's columns.
+        They know no `jpg`, `ofa` and `ccpm` yet.
         """
-        widths = {end - start for start, end in pairwise(self.ends[self.num_stamps :])}
-        theirs = "sm" in self.names and "jpg" not in self.names and widths in ({_WIDENED}, {_CELL})
-        return replace(self, is_narrow=True) if theirs and not self.csv else None
+        widths = [end - start for start, end in pairwise(self.ends[self.num_stamps :])]
+        cell = widths[0] if widths else 0
+        num = sum(width == cell for width in widths)
+        gpm = [_EARLY_GPM + (i == 0 and cell > _EARLY) for i in range(len(widths) - num)]
+        theirs = cell in _EARLY_HEADS and widths == [cell] * num + gpm
+        if self.csv or not theirs or {"jpg", "ofa", "ccpm"} & {*self.names}:
+            return None
+        return replace(self, is_narrow=True)
 
     @cached_property
-    def usual_lengths(self) -> frozenset[int] | None:
-        """Of rows that cannot be narrow; None where no row can be."""
-        if self.narrow is None:
-            return None
-        return frozenset(x.length for x in self.layouts) - {x.length for x in self.narrow.layouts}
+    def narrow_widths(self) -> tuple[int, ...]:
+        """How wide the readings of early programs are."""
+        widths = (end - start for start, end in pairwise(self.ends[self.num_stamps :]))
+        return tuple(_EARLY if width in _EARLY_HEADS else _EARLY_GPM for width in widths)
 
     @cached_property
     def instance(self) -> tuple[str, ...]:
@@ -234,17 +237,28 @@ def parse_row(line: str, header: Header) -> dict[str, str] | None:
 def settled(header: Header, lines: Sequence[str]) -> Header:
     """Decide how rows without a line between them that begins with `#` lie: narrow or as usual.
 
-    A single narrow row cannot be told from one that lost a digit under `sm`. So they count only
-    as more than half of the stretch, two at least, and beside no row that lies as usual.
+    A single narrow row cannot be told from one that lost a digit behind a `-`. So it takes two
+    such rows or two such `-`, more of them than rows that lie in no way, and no row that lies as
+    usual only. A row without a `-` may lie both ways, with the same numbers.
     """
     slim = header.narrow
     if slim is None:
         return header
-    told = [line for line in lines if line.strip(BLANKS)]
-    if any(parse_row(line, header) for line in told):
-        return header
-    num = sum(parse_row(line, slim) is not None for line in told)
-    return slim if num > max(1, len(told) - num) else header
+    num_signs = num_odd = 0
+    for line in lines:
+        if not line.strip(BLANKS):
+            continue
+        usual, early = parse_row(line, header), parse_row(line, slim)
+        if usual and not early:
+            return header
+        num_odd += not early
+        num_signs += num_narrow(early) if early and not usual else 0
+    return slim if num_signs > max(1, num_odd) else header
+
+
+def num_narrow(row: Mapping[str, str]) -> int:
+    """Count what in a row that lies narrow only tells so."""
+    return max(1, sum(cell == NO_READING for name, cell in row.items() if name != "gpu"))
 
 
 def _cut(text: str, header: Header) -> list[str] | None:
@@ -253,12 +267,33 @@ def _cut(text: str, header: Header) -> list[str] | None:
     A number too wide for its cell moves the rest of its row, which then is what a hole of some
     bytes would have left of two rows: no reader can tell, and it does not count.
     """
+    if header.is_narrow:
+        return _cut_narrow(text, header)
     for layout in header.layouts:
         if len(text) == layout.length:
             cells = [text[start:end] for start, end in layout.spans]
             if _rest_is_blank(text, layout):
                 return [cell.lstrip(" ") for cell in cells]
     return None
+
+
+def _cut_narrow(text: str, header: Header) -> list[str] | None:
+    """Cut from left to right: a `-` has no blank behind it; the last one may have been cut off."""
+    place = header.front[-1][1] + 1
+    if not _rest_is_blank(text[:place], Cells(place, header.front)):
+        return None
+    cells = [text[start:end].lstrip(" ") for start, end in header.front]
+    for width in header.narrow_widths:
+        cell = text[place : place + width]
+        place += width
+        if len(cell) < width:
+            return None
+        cells.append(cell.lstrip(" "))
+        if width == _EARLY and cells[-1] != NO_READING:
+            if text[place : place + 1].strip(" "):
+                return None
+            place += 1
+    return cells if place >= len(text) else None
 
 
 def _rest_is_blank(text: str, layout: Cells) -> bool:

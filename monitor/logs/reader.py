@@ -34,6 +34,7 @@ INSTANCE = "some speak of a MIG instance, not of the whole GPU"
 _MARK = f"## {marks.KEY}"
 _HASH = ord("#")
 _NEWLINE = ord("\n")
+_RETURN = ord("\r")
 _DAY_S = 86_400
 
 
@@ -198,11 +199,12 @@ class _Reader:
             repeated, before = self._heads.repeated, self._state()
             if block[pos] != _HASH:
                 stop = _end_of_rows(block, pos, size)
-                usual = before[0].usual_lengths if before[0] else None
+                header = before[0]
+                narrow = header and header.narrow
                 can_wait = not is_last and stop - pos < _HELD_BYTES
-                if usual is not None and stop == size and can_wait:
+                if narrow and stop == size and can_wait:
                     size = pos  # it may go on in the next block
-                elif usual is not None and not _is_usual(usual, block, pos, stop):
+                elif header and narrow and not _is_usual(header, block, pos, stop):
                     self._rows(text[begin:end], *before)
                     begin = end
                     self._stretch(bytes(text[pos:stop]))
@@ -230,15 +232,14 @@ class _Reader:
         header, place, offset = self._state()
         if header is None or header.narrow is None:
             return
-        slim, text, num_parts = header.narrow, np.frombuffer(rows, np.uint8), len(self.parts)
-        parts, num_unreadable = lines.read(text.copy(), slim, self.wanted)
-        if not num_unreadable and sum(len(part.gpu) for part in parts) > 1:  # no row lies both ways
-            self.parts += [_Part(place, offset, part) for part in parts]
-            return
         told = rows.decode("utf-8", "replace").split("\n")
-        self._rows(memoryview(bytearray(rows)), dmon.settled(header, told), place, offset)
-        if len(self.parts) == num_parts and any(dmon.parse_row(line, slim) for line in told):
-            self.hints[NARROW] = None
+        chosen = dmon.settled(header, told)
+        self._rows(memoryview(bytearray(rows)), chosen, place, offset)
+        if chosen is header:
+            pairs = ((dmon.parse_row(x, header), dmon.parse_row(x, header.narrow)) for x in told)
+            ways = {(bool(usual), bool(early)) for usual, early in pairs}
+            if (False, True) in ways and (True, False) not in ways:
+                self.hints[NARROW] = None
 
     def _rows(
         self, text: memoryview, header: dmon.Header | None, place: Place, offset: timedelta
@@ -293,11 +294,16 @@ def _begun(block: bytearray, size: int) -> int:
     return size - len(files.BYTE_ORDER)
 
 
-def _is_usual(lengths: frozenset[int], block: bytearray, pos: int, stop: int) -> bool:
-    """Tell by the first and the last of these rows that they are no early program's."""
-    first = block[pos : block.index(b"\n", pos, stop)]
-    last = block[max(pos, block.rfind(b"\n", pos, stop - 1) + 1) : stop - 1]
-    return all(len(line.removesuffix(b"\r")) in lengths for line in (first, last))
+def _is_usual(header: dmon.Header, block: bytearray, pos: int, stop: int) -> bool:
+    """Tell whether these rows are all as long as usual ones, and so no early program's.
+
+    Of those a row is as long only without a `-`, and then it lies both ways.
+    """
+    width = block.index(b"\n", pos, stop) + 1 - pos
+    length = width - 1 - (block[pos + width - 2] == _RETURN)
+    ends = block[pos + width - 1 : stop : width]
+    is_even = not (stop - pos) % width and ends.count(_NEWLINE) == len(ends)
+    return is_even and any(layout.length == length for layout in header.layouts)
 
 
 def _end_of_rows(block: bytearray, pos: int, size: int) -> int:

@@ -1,7 +1,8 @@
-"""Rows of early 525 and 530 programs: under `sm` one character narrower than their other cells.
+"""Rows of early 525 and 530 programs: each `-` makes its row one character shorter.
 
-Written after snippets in the wild: headers of cells of six (525) or seven (530), rows of seven with
-a six under `sm`, no `jpg`; with a blank at the end as 525.147 has it, or without.
+Written after the output of 525.105.17 and 530.41.03: a cell has six characters, and a blank follows
+a number, but no `-`; cells of GPM have ten, and nothing follows. Headers have cells of six (525) or
+seven (530) and know no `jpg`. Snippets in the wild lack the blank at the end.
 """
 
 import re
@@ -35,11 +36,14 @@ class Program:
     stamped: bool = True
     narrow: bool = True
     end: str = ""
+    """Of rows that are not narrow."""
+    gpm: tuple[str, ...] = ()
 
     @property
     def columns(self) -> list[tuple[str, str]]:
         """Names and units."""
-        return [column for letter in self.letters for column in LETTERS[letter]]
+        plain = [column for letter in self.letters for column in LETTERS[letter]]
+        return [*plain, *((name, "GPM:%") for name in self.gpm)]
 
     def head(self) -> str:
         """Both header lines."""
@@ -48,17 +52,25 @@ class Program:
             if self.stamped
             else ("# gpu", "# Idx")
         )
+        num = len(self.columns) - len(self.gpm)
+        widths = [*[self.head_cell] * num, *[10] * len(self.gpm)]
+        if self.gpm:
+            widths[num] += self.head_cell - 6
         return "".join(
-            stamp + "".join(f"{column[i]:>{self.head_cell}}" for column in self.columns) + "\n"
+            stamp
+            + "".join(f"{c[i]:>{w}}" for c, w in zip(self.columns, widths, strict=True))
+            + "\n"
             for i, stamp in enumerate(stamps)
         )
 
     def row(self, second: int, gpu: int, cells: Cells) -> str:
         """A row, with its newline."""
         stamp = f" 20261121   03:26:{second:02}{gpu:>7}" if self.stamped else f"{gpu:>5}"
-        widths = [7 - (self.narrow and name == "sm") for name, _ in self.columns]
-        told = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-        return f"{stamp}{told}{self.end}\n"
+        if not self.narrow:
+            return f"{stamp}{''.join(f'{cell:>7}' for cell in cells)}{self.end}\n"
+        num = len(cells) - len(self.gpm)
+        told = "".join(f"{cell:>6}" + " " * (cell != "-") for cell in cells[:num])
+        return f"{stamp} {told}{''.join(f'{cell:>10}' for cell in cells[num:])}\n"
 
     def text(self, rows: list[Cells]) -> str:
         """A log."""
@@ -85,28 +97,68 @@ def found(path: Path) -> tuple[reader.Log, list[list[float]]]:
 
 
 @pytest.mark.parametrize("head_cell", [6, 7])
-@pytest.mark.parametrize("end", ["", " \r"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "cut off"])
 @pytest.mark.parametrize("is_stamped", [True, False], ids=["DT", "no time"])
+@pytest.mark.parametrize("gpm", [(), ("gract", "pcirx")], ids=["", "GPM"])
 def test_a_log_that_is_narrow_throughout_is_read(
     tmp_path: Path,
     head_cell: int,
     end: str,
     is_stamped: bool,  # noqa: FBT001 - of a parameter
+    gpm: tuple[str, ...],
 ) -> None:
-    """Every reading under its own name."""
-    rows = [[*PUMT[:3], str(i), *PUMT[4:]] for i in range(100)]
+    """Every reading under its own name, wherever a `-` is."""
+    rows = [[*PUMT[:3], str(i), *PUMT[4:], *("17", "123456")[: len(gpm)]] for i in range(100)]
+    for i, cells in enumerate(rows):
+        cells[i % len(cells)] = "-"
+    rows[50] = ["-"] * len(rows[50])  # a GPU that is lost
     path = tmp_path / "log.gutil"
-    text = Program("pumt", head_cell, stamped=is_stamped, end=end).text(rows)
+    text = Program("pumt", head_cell, stamped=is_stamped, gpm=gpm).text(rows)
+    text = re.sub(r" +\n", "\n", text) if end == "cut off" else text.replace("\n", end)
     path.write_text(text, newline="")
     log, told = found(path)
     assert told == [numbers(cells) for cells in rows]
     assert (log.num_unreadable, log.hints) == (0, ())
 
 
+def test_rows_as_the_programs_write_them(tmp_path: Path) -> None:
+    """In their own characters: `-` before a number, another, GPM's cells, and at the end."""
+    text = (
+        "# gpu    pwr  gtemp  mtemp     sm  rxpci  txpci      gract    smutil\n"
+        "# Idx      W      C      C      %   MB/s   MB/s      GPM:%     GPM:%\n"
+        "    0    156      8      -    98  12345      2         17         -\n"
+        "    1      -     -     7    100      -     -        17       100\n"
+        "# gpu    fb  bar1\n"
+        "# Idx    MB    MB\n"
+        "    0 125105      -\n"
+        "    1      -     5 \n"
+        "    2      -     -\n"
+    )
+    path = tmp_path / "log.gutil"
+    path.write_text(text)
+    log, told = found(path)
+    assert (log.num_unreadable, log.hints) == (0, ())
+    nothing = [-1.0] * 8
+    assert told == [
+        [156, 8, -1, 98, 12345, 2, 17, -1, -1, -1],
+        [-1, -1, 7, 100, -1, -1, 17, 100, -1, -1],
+        [*nothing, 125105, -1],
+        [*nothing, -1, 5],
+        [*nothing, -1, -1],
+    ]
+
+
 @pytest.mark.parametrize(
     ("kinds", "num_rows", "hints"),
     [
         ("n", 0, HINT),
+        ("m", 1, ()),
+        ("mx", 1, ()),
+        ("mxx", 0, HINT),
+        ("b", 1, ()),
+        ("bn", 1, HINT),
+        ("bnn", 3, ()),
+        ("bnw", 2, ()),
         ("nn", 2, ()),
         ("nw", 1, ()),
         ("nnnnw", 1, ()),
@@ -129,14 +181,16 @@ def test_one_narrow_row_is_no_proof(
     num_rows: int,
     hints: tuple[str, ...],
 ) -> None:
-    """A stretch decides, never a row: narrow ones (n) by twos, more than others (x), none wide (w).
+    """A stretch decides: two signs of narrow rows (n has one, m two), more than of others (x).
 
+    None may be wide (w); without a `-` they lie both ways (b).
     Wherever the reader's blocks end; and what cannot be told is told in words.
     """
-    narrow = Program(end=" ")
+    narrow = Program()
+    cells = {"n": PUMT, "m": [*PUMT[:-1], "-"], "b": [*PUMT[:2], "60", *PUMT[3:]], "w": PUMT}
     lines = {
-        "n": narrow.row(1, 0, PUMT),
-        "w": replace(narrow, narrow=False).row(1, 0, PUMT),
+        **{kind: narrow.row(1, 0, cells[kind]) for kind in "nmb"},
+        "w": replace(narrow, narrow=False, end=" ").row(1, 0, PUMT),
         "x": " 20261121   03:26:0\n",
         "#": narrow.head(),
     }
@@ -146,7 +200,8 @@ def test_one_narrow_row_is_no_proof(
     for size in (2**22, 512, 64):
         monkeypatch.setattr(reader, "_BLOCK_BYTES", size)
         log, told = found(path)
-        assert told == [numbers(PUMT)] * num_rows
+        assert len(told) == num_rows
+        assert set(map(tuple, told)) <= {tuple(numbers(cells[k])) for k in kinds if k in cells}
         assert (log.num_unreadable, log.hints) == (len(kinds.replace("#", "")) - num_rows, hints)
     assert sum(row is not None for row in dmon.parse(text)) == num_rows
 
@@ -162,7 +217,7 @@ def test_the_report_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_a_narrow_log_is_watched_row_by_row(tmp_path: Path) -> None:
     """The first row of a stretch waits for the second; then all are there."""
-    program = Program(end=" ")
+    program = Program()
     path = tmp_path / "log.gutil"
     live = LiveLog(str(path))
     seen = []
@@ -183,8 +238,8 @@ def test_a_narrow_log_is_watched_row_by_row(tmp_path: Path) -> None:
 
 def test_what_waits_when_the_stretch_ends_is_counted(tmp_path: Path) -> None:
     """Alone, or before a row that lies as usual."""
-    program = Program(end=" ")
-    wide = replace(program, narrow=False)
+    program = Program()
+    wide = replace(program, narrow=False, end=" ")
     path = tmp_path / "log.gutil"
     alone, first = program.row(1, 0, PUMT), program.row(1, 1, PUMT) + wide.row(2, 0, PUMT)
     path.write_text(program.head() + alone + program.head() + first + program.head())
@@ -242,10 +297,10 @@ def logs(draw: Any) -> tuple[Program, list[Cells]]:
         draw(st.sampled_from([6, 7])),
         draw(st.booleans()),
         draw(st.booleans()),
-        draw(st.sampled_from(["", " "])),
+        gpm=draw(st.sampled_from([(), ("gract", "pcirx")])),
     )
     if not program.narrow:  # the later ones end as their headers do, or 525 with a blank
-        program = replace(program, end=" " if program.head_cell == 6 else "")
+        program = replace(program, end=" " if program.head_cell == 6 else "", gpm=())
     width = len(program.columns)
     share = st.integers(0, 100).map(str)
     pool = draw(st.lists(st.lists(cell, min_size=width, max_size=width), min_size=1, max_size=5))
@@ -299,24 +354,26 @@ def damaged(line: str) -> st.SearchStrategy[str]:
 def test_digits_lost_in_some_rows_make_no_stretch_narrow(
     tmp_path: Path, log: tuple[Program, list[Cells]], data: Any
 ) -> None:
-    """Rows that lie as usual of which some lost a digit under `sm`: these are counted."""
+    """Rows that lie as usual of which some lost a digit behind a `-`: these are counted."""
     program, rows = log
-    program = replace(program, narrow=False, end=" " if program.head_cell == 6 else "")
-    place = [name for name, _ in program.columns].index("sm")
-    rows = [[*cells[:place], "98", *cells[place + 1 :]] for cells in rows]
-    short = [[*cells[:place], "9", *cells[place + 1 :]] for cells in rows]
-    lost = replace(program, narrow=True)
+    program = replace(
+        program, narrow=False, end=" " if program.head_cell == 6 else "", gpm=(), letters="pucvmet"
+    )
+    rows = [["294", "61", "-", "98", *cells[:14]] for cells in rows]
+    rows = [[*cells, *["7"] * (len(program.columns) - len(cells))] for cells in rows]
+    lines = [program.row(1, 0, cells) for cells in rows]
     which = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
     which = [one and i % 44 != 7 for i, one in enumerate(which)]
     if len(rows) % 44 in range(1, 8):
         which[len(rows) // 44 * 44] = False  # each stretch has a whole row
-    text = program.head() + "".join(
-        (program.head() if i and i % 44 == 0 else "")
-        + (lost.row(1, 0, short[i]) if which[i] else program.row(1, 0, rows[i]))
-        for i in range(len(rows))
-    )
+    lost = [
+        line.replace("-     98", "-     9", 1) if one else line
+        for line, one in zip(lines, which, strict=True)
+    ]
+    assert [len(line) for line in lost] != [len(line) for line in lines] or not any(which)
+    heads = [program.head() if i % 44 == 0 else "" for i in range(len(rows))]
     path = tmp_path / "log.gutil"
-    path.write_text(text)
+    path.write_text("".join(head + line for head, line in zip(heads, lost, strict=True)))
     read, told = found(path)
     assert told == [numbers(cells) for cells, one in zip(rows, which, strict=True) if not one]
     assert read.num_unreadable == sum(which)
