@@ -68,6 +68,10 @@ def of_board(board: Board) -> list[Alert]:
                     continue  # once a node
                 stale.add(row.host)
             found.append(_of_row(row, state))
+        found += [
+            Alert(severity=WARNING, rule=rule, host=row.host, gpu=None, text=text)
+            for rule, text in row.full
+        ]
     if board.num_unreadable:
         rows = "row" if board.num_unreadable == 1 else "rows"
         text = f"{board.num_unreadable} {rows} of the logs could not be read"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from monitor.diagnosis.thresholds import Thresholds
 from monitor.live.track import number
 from monitor.runs.nodes import THROTTLE
 
@@ -39,6 +40,8 @@ STATES = (LOST, GONE, STALE, THROTTLED, IDLE)
 
 _TOLD_BY_GPU = ("memory_mib", "power_limit_w")
 """Facts that only a GPU that answers has."""
+
+_AT = Thresholds()
 
 _HARD = 8 | 32 | 64 | 128
 """Throttling that is a fault; a power cap is how a busy GPU runs."""
@@ -77,6 +80,9 @@ class Row:
     """How long its log has not grown."""
     states: tuple[str, ...]
     """What is wrong with it, the worst first."""
+    full: tuple[tuple[str, str], ...] = ()
+    """What of its node is nearly full, by the rules of `diagnose`: rule and words. Told by a node's
+    first row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +128,10 @@ class Rows:
                 key = (track.num_samples, state, round(quiet_s) if state else 0)
                 made = self._made.get(id(track))
                 if made is None or made[0] != key:
-                    made = self._made[id(track)] = (key, _row(track, state, quiet_s))
+                    row = _row(track, state, quiet_s)
+                    if track is tracks[0] and not state:
+                        row = replace(row, full=_full(track))
+                    made = self._made[id(track)] = (key, row)
                 rows.append(made[1])
         return tuple(sorted(rows, key=natural))
 
@@ -188,6 +197,25 @@ def _row(track: Track, state: str, quiet_s: float) -> Row:
         quiet_s=quiet_s if state else 0.0,
         states=tuple(name for name, is_so in found if is_so),
     )
+
+
+def _full(track: Track) -> tuple[tuple[str, str], ...]:
+    """Tell what of the machine was nearly full in the last two samples: one alone may mislead."""
+    whole_mib = number(track.facts.get("host_memory_mib"))
+    rooms = (
+        ("host_memory", "hmem", 100 / whole_mib if whole_mib else 0, _AT.host_memory_pct, "memory"),
+        ("shm", "shm", 1, _AT.shm_pct, "/dev/shm"),  # noqa: S108 - its name, in words
+        ("disk", "disk", 1, _AT.disk_pct, "disk of the log"),
+    )
+    found = []
+    for rule, name, scale, limit_pct, what in rooms:
+        newest = track.last(name)
+        if newest is None or newest * scale < limit_pct:
+            continue  # as nearly always
+        last = track.column(name, 2) * scale
+        if len(last) > 1 and (last >= limit_pct).all():
+            found.append((rule, f"{what} is {newest * scale:.0f} % full"))
+    return tuple(found)
 
 
 def _model(track: Track) -> str:

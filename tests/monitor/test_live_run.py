@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from monitor.live import alerts
-from monitor.live.board import Board
+from monitor.live.board import Board, Rows
+from monitor.live.log import LiveLog
+from monitor.live.rows import Batch
 from monitor.live.run import LiveRun, Progress
 
 
@@ -180,3 +182,34 @@ def test_unreadable_rows_are_said() -> None:
     """As a hint."""
     (alert,) = alerts.of_board(board(num_unreadable=1))
     assert (alert.severity, alert.text) == ("hint", "1 row of the logs could not be read")
+
+
+def test_what_of_a_node_is_nearly_full_is_an_alert(tmp_path: Path) -> None:
+    """Once a node, by the thresholds of `diagnose`, and only if two samples say so."""
+    path = tmp_path / "slurm-7.n1.gutil"
+    live, rows = LiveLog(str(path)), Rows()
+    head = (
+        "# gpu    sm  hmem   shm  disk\n# Idx     %    MB     %     %\n## host_memory_mib: 1000\n"
+    )
+    seen = []
+    for text in (
+        head + "    0    98   949    90     -\n    1    98   949    90     -\n",
+        "    0    98   950    89    95\n    1    98   950    89    95\n",
+        "    0    98   960    90    96\n    1    98   960    90    96\n",
+    ):
+        with path.open("a") as file:
+            file.write(text)
+        batch = Batch()
+        live.poll(batch)
+        batch.read()
+        shown = rows.of([live], 0.0, is_over=True)
+        found = alerts.of_board(board(rows=shown))
+        seen.append([(alert.severity, alert.where, alert.rule, alert.text) for alert in found])
+    assert seen == [
+        [],
+        [],
+        [
+            ("warning", "n1", "host_memory", "memory is 96 % full"),
+            ("warning", "n1", "disk", "disk of the log is 96 % full"),
+        ],
+    ]
