@@ -83,15 +83,17 @@ def write(
         scratch: a directory with room for a copy of what is written, if that is much.
 
     Raises:
-        UserError: a log cannot be read.
+        UserError: a log cannot be read, or none of them is one.
 
     """
+    num_foreign = 0
     with tempfile.TemporaryDirectory(prefix=".export.", dir=scratch) as folder:
         is_much = sum(map(_size, paths)) > _MUCH_BYTES
         parts = []
         for number, path in enumerate(paths):
             log = reader.read(path)
             tell(log)
+            num_foreign += log.is_foreign
             rows = table(log)
             if is_much:
                 part = os.path.join(folder, f"{number}.parquet")  # noqa: PTH118
@@ -99,6 +101,8 @@ def write(
                 parts.append(pl.scan_parquet(part))
             else:
                 parts.append(rows.lazy())
+        if num_foreign == len(paths):
+            reader.refuse_foreign(paths[0])
         _sink(pl.concat(parts, how="diagonal_relaxed"), form, target)
 
 

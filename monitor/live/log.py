@@ -107,7 +107,7 @@ class LiveLog:
                 header, rows = self._stretch.take(line, self._heads.header)
                 for row in rows:
                     batch.add(self, header, self._offset_s, epoch, row)
-            elif was_at_head and line.strip():
+            elif (was_at_head or not self._follower.head) and line.strip():
                 self.num_unreadable += 1
 
     def _learn(self, line: str, heads: dmon.Heads) -> None:

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -29,6 +29,7 @@ _HELD_BYTES = 2**16
 
 NARROW = "some may be of an early 525 or 530 driver, too few to tell how they lie"
 INSTANCE = "some speak of a MIG instance, not of the whole GPU"
+FOREIGN = "no header of nvidia-smi dmon stands above them"
 """Hints to rows that cannot be read."""
 
 _MARK = f"## {marks.KEY}"
@@ -79,6 +80,11 @@ class Log:
         """How many rows could be read."""
         return len(self.gpu)
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is no log of dmon or ours at all, as far as one can tell."""
+        return FOREIGN in self.hints
+
 
 def read(path: str, wanted: frozenset[str] | None = None) -> Log:
     """Read a log, ours or dmon's; of its columns those `wanted`, if not all.
@@ -96,6 +102,20 @@ def read(path: str, wanted: frozenset[str] | None = None) -> Log:
             " name .gutil files, or a directory that holds some"
         ) from error
     return reader.log(torn=bool(rest.strip()))
+
+
+def refuse_foreign(path: str) -> NoReturn:
+    """Tell the user that this, and all else that was named, is no log.
+
+    Raises:
+        UserError: always.
+
+    """
+    raise UserError(
+        f"log: must be one of nvidia-smi dmon, with its header, or of our recorder; found {path},"
+        " of which no line can be read: those of pmon, --query-gpu and `noheader` are none, and"
+        " nothing may stand before a line"
+    )
 
 
 @dataclass
@@ -119,6 +139,7 @@ class _Reader:
 
     def __post_init__(self) -> None:
         self._heads = dmon.Heads()
+        self._has_head = False
         self._place = Place(*files.named(self.path))
         self._offset = timedelta()
 
@@ -147,6 +168,8 @@ class _Reader:
         codes = [places.index(part.place) for part in self.parts]
         names = dict.fromkeys(name for part in self.parts for name in part.rows.values)
         time_s, dated = self._times()
+        if self.num_unreadable and not self._has_head and not self.facts:
+            self.hints[FOREIGN] = None
         return Log(
             path=self.path,
             places=places,
@@ -244,6 +267,7 @@ class _Reader:
     def _rows(
         self, text: memoryview, header: dmon.Header | None, place: Place, offset: timedelta
     ) -> None:
+        self._has_head |= header is not None and bool(text)
         parts, num_unreadable = lines.read(np.frombuffer(text, np.uint8), header, self.wanted)
         self.parts += [_Part(place, offset, rows) for rows in parts]
         self.num_unreadable += num_unreadable

@@ -120,7 +120,8 @@ def load(paths: Sequence[str], wanted: frozenset[str] | None = None) -> Run:
         wanted: the columns to keep, if not all.
 
     Raises:
-        UserError: a path cannot be read, or a directory holds neither a run nor logs.
+        UserError: a path cannot be read, a directory holds neither a run nor logs, or no file that
+            was named is a log.
 
     """
     run_dirs = [path for path in paths if _is_run(path)]
@@ -131,6 +132,8 @@ def load(paths: Sequence[str], wanted: frozenset[str] | None = None) -> Run:
     parts = _Parts()
     for path in (file for log in found for file in log):
         parts.add(reader.read(path, wanted))
+    if parts.are_foreign and not run_dirs:
+        reader.refuse_foreign(found[0][0])
     gpus = parts.series()
     return Run(
         name=_name(run_dirs, gpus),
@@ -150,8 +153,13 @@ class _Parts:
     of: dict[_Key, list[GpuSeries]] = field(default_factory=dict)
     marks: list[PlacedMark] = field(default_factory=list)
     num_unreadable: int = 0
+    are_foreign: bool = False
+    """All that were added are no logs."""
+    _num_added: int = 0
 
     def add(self, log: Log) -> None:
+        self.are_foreign = log.is_foreign and (self.are_foreign or not self._num_added)
+        self._num_added += 1
         self.num_unreadable += log.num_unreadable
         for series in _split(log):
             index = -1 if series.gpu is None else series.gpu

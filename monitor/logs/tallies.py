@@ -37,6 +37,8 @@ class File:
     """The last line has no end: it is still growing, or its writer was killed."""
     hints: tuple[str, ...] = ()
     """In words, why some rows cannot be read."""
+    is_foreign: bool = False
+    """It is no log at all."""
 
 
 def count(paths: Sequence[Sequence[str]]) -> tuple[list[Node], list[File]]:
@@ -46,11 +48,13 @@ def count(paths: Sequence[Sequence[str]]) -> tuple[list[Node], list[File]]:
         paths: of each log its files, the oldest first.
 
     Raises:
-        UserError: a file cannot be read.
+        UserError: a file cannot be read, or none of them is a log.
 
     """
     counted = _each(paths)
     files = [file for _, found in counted for file in found]
+    if files and all(file.is_foreign for file in files):
+        reader.refuse_foreign(files[0].path)
     groups = _together([[node.place for node in nodes] for nodes, _ in counted])
     several = _each([[p for i in group for p in paths[i]] for group in groups if len(group) > 1])
     alone = [counted[group[0]] for group in groups if len(group) == 1]
@@ -74,7 +78,10 @@ def _size(group: Sequence[str]) -> int:
 
 def _count(group: Sequence[str]) -> Counted:
     read = [reader.read(path, stats.COLUMNS) for path in group]
-    files = [File(log.path, log.num_rows, log.num_unreadable, log.torn, log.hints) for log in read]
+    files = [
+        File(log.path, log.num_rows, log.num_unreadable, log.torn, log.hints, log.is_foreign)
+        for log in read
+    ]
     return stats.tally(read), files
 
 
