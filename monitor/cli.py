@@ -21,12 +21,12 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 COMMANDS = {
     "record": "sample the GPUs and the host into a log",
-    "report": "how jobs used their GPUs, by such logs",
+    "report": "say how jobs used their GPUs, from logs of ours or of nvidia-smi dmon",
     "watch": "see all nodes of a job live, in a terminal",
     "plot": "draw a run into a .png or .svg",
     "html": "write a run as one page to look into, offline",
-    "export": "logs and runs for other programs: metrics or rows",
-    "diagnose": "what is wrong with a run, by rules, and what to do",
+    "export": "write logs and runs for other programs: metrics or rows",
+    "diagnose": "find what is wrong with a run, by rules, and say what to do",
     "compose": "write run.json from a run's events",
     "why": "say on one screen why a run ended",
 }

@@ -103,3 +103,12 @@ def leads(page: Path, target: str) -> bool:
         return path.exists()
     headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return anchor in {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def test_every_table_is_whole() -> None:
+    """A blank line within would end it, and the rest would be shown as it is written."""
+    for page in PAGES:
+        lines = ["", *page.read_text(encoding="utf-8").splitlines(), ""]
+        heads = [i for i in range(1, len(lines)) if lines[i][:1] == "|" != lines[i - 1][:1]]
+        broken = [lines[i] for i in heads if not re.fullmatch(r"\|(?: -+ \|)+", lines[i + 1])]
+        assert not broken, f"{page.name}: {broken}"
