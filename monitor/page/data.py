@@ -58,8 +58,8 @@ def payload(run: Run, title: str | None) -> dict[str, Any]:
     curves = plot_curves.curves(run.metrics)
     if not metrics and not curves and not where.events:
         raise UserError(
-            "logs: must hold readings of a GPU or host; found none:"
-            " `python -m monitor report` tells what could not be read"
+            "logs: must hold readings of utilisation, power, memory, temperature or throttling;"
+            " found none: `python -m monitor report` tells what they hold"
         )
     return {
         "name": named(run, where.gpus) if title is None else title,

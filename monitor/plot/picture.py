@@ -112,8 +112,8 @@ def picture(
         )
     if not told and not drawn and not where.events:
         raise UserError(
-            "logs: must hold readings of a GPU or host; found none:"
-            " `python -m monitor report` tells what could not be read"
+            "logs: must hold readings of utilisation, power, memory, temperature or throttling;"
+            " found none: `python -m monitor report` tells what they hold"
         )
     panels = tuple(_panel(where, metric, max_rows) for metric in told)
     name = named(run, where.gpus) if title is None else title
