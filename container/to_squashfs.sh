@@ -105,8 +105,16 @@ attentively() {
 # Enroot refuses an existing target: it gets one in the staging directory.
 import_with_enroot() {
     log "importing $IMAGE with enroot"
-    ENROOT_SQUASH_OPTIONS=${ENROOT_SQUASH_OPTIONS-$DEFAULT_SQUASH_OPTIONS} \
-        attentively enroot import -o "$STAGE/image" "dockerd://$IMAGE"
+    attentively enroot_import ||
+        die "enroot import must succeed, and it failed (see above): is there room in its temporary directory and beside $FILE?"
+    chmod -- =rw "$STAGE/image" # less the user's umask
+}
+
+# Under an umask of 077 it would lock the image's users out of the image's own root directory.
+enroot_import() {
+    umask 022
+    export ENROOT_SQUASH_OPTIONS=${ENROOT_SQUASH_OPTIONS-$DEFAULT_SQUASH_OPTIONS}
+    exec enroot import -o "$STAGE/image" "dockerd://$IMAGE"
 }
 
 import_with_docker() {

@@ -15,6 +15,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "container/to_squashfs.sh"
 Run = Callable[..., subprocess.CompletedProcess[str]]
+by_mksquashfs = pytest.mark.skipif(
+    shutil.which("enroot") is not None, reason="Enroot, which makes the file where it is"
+)
 with_engine = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 # Enough of a container runtime for Enroot's contract: the image's environment, then /etc/rc in a
@@ -166,6 +169,7 @@ class TestTheFormat:
 
     pytestmark = pytest.mark.docker
 
+    @by_mksquashfs
     def test_odd_configuration_stays_what_it_was(
         self, tiny_image: str, run: Run, tmp_path: Path
     ) -> None:
@@ -181,6 +185,7 @@ class TestTheFormat:
         assert not (tmp_path / "the host's own").exists()  # a link of the image's leads nowhere
         assert "squashfs-root/a/b" in run("unsquashfs", "-ls", file).stdout.splitlines()
 
+    @by_mksquashfs
     def test_the_same_image_gives_the_same_file(
         self, tiny_image: str, run: Run, tmp_path: Path
     ) -> None:
@@ -219,30 +224,47 @@ class TestTheFormat:
         left = run("docker", "ps", "--all", "--quiet", "--filter", f"ancestor={tiny_image}")
         assert left.stdout == ""
 
-    def test_where_enroot_is_it_does_the_work(
-        self, tiny_image: str, run: Run, tmp_path: Path
-    ) -> None:
-        """Enroot imports from the engine into a new file, which then gets its name."""
+    @pytest.fixture
+    def with_enroot(self, tmp_path: Path) -> dict[str, str]:
+        """An environment with a program of that name, which logs its words."""
         programs = tmp_path / "programs"
         programs.mkdir()
         (programs / "enroot").write_text(
-            '#!/bin/sh\nprintf "%s\\n" "$@" "$ENROOT_SQUASH_OPTIONS" >"$ENROOT_LOG"\n'
-            '[ ! -e "$3" ] && echo imported >"$3"\n'
+            '#!/bin/sh\nprintf "%s\\n" "$@" "$ENROOT_SQUASH_OPTIONS" "$(umask)" >"$ENROOT_LOG"\n'
+            '[ ! -e "$3" ] && echo imported >"$3" && exit "${ENROOT_CODE:-0}"\n'
         )
         (programs / "enroot").chmod(0o755)
-        settings = {
-            "PATH": f"{programs}:{os.environ['PATH']}",
-            "ENROOT_LOG": str(tmp_path / "log"),
-        }
+        path = f"{programs}:{os.environ['PATH']}"
+        return os.environ | {"PATH": path, "ENROOT_LOG": str(tmp_path / "log")}
+
+    def test_where_enroot_is_it_does_the_work(
+        self, tiny_image: str, run: Run, tmp_path: Path, with_enroot: dict[str, str]
+    ) -> None:
+        """Enroot imports from the engine into a new file, which then gets its name.
+
+        The user's umask is for the file, not for what is in it.
+        """
         file = tmp_path / "with space.sqsh"
-        ended = run(SCRIPT, tiny_image, file, env=os.environ | settings)
+        ended = run(SCRIPT, tiny_image, file, env=with_enroot, preexec_fn=lambda: os.umask(0o077))
         assert ended.returncode == 0, ended.stderr
         assert file.read_text() == "imported\n"
+        assert file.stat().st_mode & 0o777 == 0o600
         words = (tmp_path / "log").read_text().splitlines()
         assert words[:2] == ["import", "-o"]
         assert Path(words[2]).parent.parent == tmp_path  # beside it: the rename is atomic
         assert words[3] == f"dockerd://{tiny_image}"
         assert words[4].startswith("-comp zstd")
+        assert words[5] == "0022"
+
+    def test_where_enroot_fails_nothing_is_left(
+        self, tiny_image: str, run: Run, tmp_path: Path, with_enroot: dict[str, str]
+    ) -> None:
+        """Exit 64, and no file, whatever it wrote before."""
+        file = tmp_path / "x.sqsh"
+        ended = run(SCRIPT, tiny_image, file, env=with_enroot | {"ENROOT_CODE": "1"})
+        assert ended.returncode == 64
+        assert "enroot import must succeed" in ended.stderr.splitlines()[-1]
+        assert {path.name for path in tmp_path.iterdir()} == {"context", "programs", "log"}
 
     def test_an_image_that_is_not_there_is_one_line(
         self,
