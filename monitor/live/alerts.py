@@ -13,6 +13,7 @@ from monitor.report.words import host_list, minutes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from monitor.diagnosis.findings import Finding
     from monitor.events import Event
     from monitor.live.board import Board, Row
     from monitor.live.log import LiveLog
@@ -86,6 +87,20 @@ def of_logs(logs: Iterable[LiveLog]) -> list[Alert]:
         # a copy: the log may be read meanwhile
         found += [_of_mark(log.host, mark) for mark in tuple(log.marks)]
     return found
+
+
+def of_findings(findings: Iterable[Finding]) -> list[Alert]:
+    """Say what the rules of `diagnose` found."""
+    return [
+        Alert(
+            severity=one.severity,
+            rule=one.rule,
+            host=one.host or "",
+            gpu=one.gpu,
+            text=one.evidence,
+        )
+        for one in findings
+    ]
 
 
 def folded(alerts: Iterable[Alert]) -> list[Alert]:

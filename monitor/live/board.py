@@ -219,7 +219,7 @@ def _full(track: Track) -> tuple[tuple[str, str], ...]:
 
 
 def _model(track: Track) -> str:
-    """Name the GPU as its log does: `gpu 0: NVIDIA H200, UUID GPU-…` begins with it."""
+    """Name the GPU as its log does, by UUID and name: words to filter by."""
     return "" if track.gpu is None else track.facts.get(f"gpu {track.gpu}", "")
 
 

@@ -49,7 +49,7 @@ def watch(paths: Sequence[str], env: Mapping[str, str]) -> int:
     session = Session(Fleet(target.resolve(paths, env)))
     console = _Console(highlight=False)
     if not (sys.stdin.isatty() and console.is_terminal) or console.is_dumb_terminal:
-        session.fleet.poll()
+        session.fleet.poll(is_only=True)
         session.update()
         _print(session, console)
         return 0
@@ -78,7 +78,7 @@ class Session:
             return
         self.board = self._board()
         found = alerts.of_board(self.board) + alerts.of_logs(self.fleet.logs)
-        self.alerts = alerts.folded(found)
+        self.alerts = alerts.folded(found + alerts.of_findings(self.fleet.findings))
 
     def picture(self, size: tuple[int, int | None], *, ascii_only: bool) -> Picture:
         """Compose what is to be seen."""

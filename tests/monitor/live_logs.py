@@ -91,7 +91,7 @@ class LogWriter:
         ]
         for one in gpus:
             if one.index is not None:
-                facts.append((f"gpu {one.index}", f"NVIDIA H100, UUID GPU-{one.index}"))
+                facts.append((f"gpu {one.index}", f"GPU-{one.index} NVIDIA H100"))
                 facts.append((f"power_limit_w {one.index}", "700"))
                 facts.append((f"memory_mib {one.index}", str(self.memory_mib)))
         return "".join(gutil.comment(key, value) for key, value in facts)
