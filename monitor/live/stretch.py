@@ -39,7 +39,7 @@ class Stretch:
         if early is None:
             self._header = header
             return header, lines  # those held back do not lie so, and are counted
-        self._num_signs += dmon.num_narrow(early)
+        self._num_signs += dmon.num_narrow(early, slim)
         if self._num_signs < _ENOUGH:
             self._held = lines
             return header, []

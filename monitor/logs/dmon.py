@@ -127,6 +127,18 @@ class Header:
         return tuple(_EARLY if width in _EARLY_HEADS else _EARLY_GPM for width in widths)
 
     @cached_property
+    def usual_lengths(self) -> frozenset[int]:
+        """Of rows that lie as usual; narrow ones are as long only where they lie both ways."""
+        lengths = frozenset(layout.length for layout in self.layouts)
+        if self.narrow is None:
+            return lengths
+        widths = self.narrow.narrow_widths
+        num = widths.count(_EARLY)
+        bare = self.front[-1][1] + 1 + sum(widths) + num  # without a `-`
+        alike = num == len(widths) or self.ends[self.num_stamps + 1] - self.front[-1][1] > _EARLY
+        return lengths - {*range(bare - num, bare + (not alike))}
+
+    @cached_property
     def instance(self) -> tuple[str, ...]:
         """Which of the names say what part of a GPU a row speaks of."""
         return tuple(name for name in self.names if name.lower() in INSTANCE)
@@ -252,13 +264,15 @@ def settled(header: Header, lines: Sequence[str]) -> Header:
         if usual and not early:
             return header
         num_odd += not early
-        num_signs += num_narrow(early) if early and not usual else 0
+        num_signs += num_narrow(early, slim) if early and not usual else 0
     return slim if num_signs > max(1, num_odd) else header
 
 
-def num_narrow(row: Mapping[str, str]) -> int:
-    """Count what in a row that lies narrow only tells so."""
-    return max(1, sum(cell == NO_READING for name, cell in row.items() if name != "gpu"))
+def num_narrow(row: Mapping[str, str], slim: Header) -> int:
+    """Count what in a row that lies narrow only tells so: each `-` that makes it shorter."""
+    names = slim.names[slim.num_stamps + 1 :]
+    plain = (n for n, width in zip(names, slim.narrow_widths, strict=True) if width == _EARLY)
+    return max(1, sum(row[name] == NO_READING for name in plain))
 
 
 def _cut(text: str, header: Header) -> list[str] | None:

@@ -327,7 +327,7 @@ def _is_usual(header: dmon.Header, block: bytearray, pos: int, stop: int) -> boo
     length = width - 1 - (block[pos + width - 2] == _RETURN)
     ends = block[pos + width - 1 : stop : width]
     is_even = not (stop - pos) % width and ends.count(_NEWLINE) == len(ends)
-    return is_even and any(layout.length == length for layout in header.layouts)
+    return is_even and length in header.usual_lengths
 
 
 def _end_of_rows(block: bytearray, pos: int, size: int) -> int:
