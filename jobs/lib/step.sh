@@ -59,6 +59,12 @@ step_check_mountable() {
     esac
 }
 
+# step_names: the variables that win over the image's. What is named to srun replaces the list of the
+# user's own, so that one comes along.
+step_names() {
+    { tr , '\n' <<<"${PYXIS_CONTAINER_ENV-}" && forwarded_names; } | sed '/^$/d' | sort -u | paste -sd,
+}
+
 # A nested srun inherits the image from Pyxis's own variables; so it does the names that win over it.
 step_forward_in_container() {
     local -n option=SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_env
@@ -83,7 +89,7 @@ step_prepare() {
     if [[ $PLACE == *-local ]] || ((INTERACTIVE)); then mapfile -t STEP_GUARD < <(with_parent TERM); fi
     STEP_MOUNTS=$(step_mounts)
     step_change_directory
-    STEP_FORWARDED=$(forwarded_names | paste -sd,)
+    STEP_FORWARDED=$(step_names)
     step_forward_in_container
 }
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import Scripts
+    from conftest import Result, Scripts
 
 HOST = socket.gethostname()
 MOUNTED = "/sys/x"  # on a mount of its own, as a directory of the host would be
@@ -27,11 +27,24 @@ def test_host_with_an_image(slurm: Scripts) -> None:
     assert "--container-image=./ddp.sqsh" in result.step
     assert f"--container-mounts={slurm.directory}:{slurm.directory}" in result.step
     assert "/opt/ddp/jobs/launcher.sh" in result.step
-    (names,) = [
-        word.partition("=")[2] for word in result.step.split() if "--container-env=" in word
-    ]
-    names = names.replace("\\", "")
-    assert {"NCCL_ALGO", "MASTER_ADDR", "MASTER_PORT", "DDP_RUN_DIR"} <= set(names.split(","))
+    assert {"NCCL_ALGO", "MASTER_ADDR", "MASTER_PORT", "DDP_RUN_DIR"} <= set(_names(result))
+
+
+def _names(result: Result) -> list[str]:
+    """The variables that win over the image's."""
+    (word,) = [word for word in result.step.split() if "--container-env=" in word]
+    return word.partition("=")[2].replace("\\", "").split(",")
+
+
+def test_host_with_an_image_and_names_of_ones_own(slurm: Scripts) -> None:
+    """Pyxis drops PYXIS_CONTAINER_ENV where srun is told other names: these bring it along."""
+    (slurm.directory / "ddp.sqsh").write_text("hsqs")
+    mine = {"PYXIS_CONTAINER_ENV": "MINE,,NCCL_ALGO", "NCCL_ALGO": "Ring"}
+    result = slurm.run("prelaunch.sh", "--dry-run", DDP_IMAGE="./ddp.sqsh", **mine)
+    names = _names(result)
+    assert {"MINE", "NCCL_ALGO", "MASTER_ADDR"} <= set(names)
+    assert len(set(names)) == len(names)
+    assert "" not in names
 
 
 @pytest.mark.parametrize("own", ["", "/mine"])

@@ -254,11 +254,10 @@ def test_nested_step_lets_the_jobs_variables_win(slurm: Scripts) -> None:
     """Pyxis takes its options from the environment there, so the names travel in it."""
     option = "SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_env"
     slurm.fake("df", "printf 'Type Mounted\\next4 /home\\n'")
-    result = slurm.run(
-        "prelaunch.sh", "--", "env", **{PYXIS: "/x.sqsh", option: "MINE"}, NCCL_ALGO="Ring"
-    )
+    image = {PYXIS: "/x.sqsh", option: "MINE", "PYXIS_CONTAINER_ENV": "ALSO,DDP_OUT"}
+    result = slurm.run("prelaunch.sh", "--", "env", **image, NCCL_ALGO="Ring")
     assert result.code == 0, result.err
     (line,) = [line for line in result.out.splitlines() if option in line]
     names = line.partition("=")[2].split(",")
     assert names[0] == "MINE"
-    assert {"NCCL_ALGO", "MASTER_ADDR", "MASTER_PORT", "DDP_RUN_DIR"} <= set(names)
+    assert {"ALSO", "NCCL_ALGO", "MASTER_ADDR", "MASTER_PORT", "DDP_RUN_DIR"} <= set(names)
