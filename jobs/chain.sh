@@ -13,7 +13,7 @@ JOBS_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 source "$JOBS_DIR/lib.sh"
 
 main() {
-    local count=${2-} link job='' options=() dependency=()
+    local count=${2-} link job before='' options=() dependency=()
     help_if_asked "${1-}" "${BASH_SOURCE[0]}"
     [[ ${1-} =~ ^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$ ]] ||
         die "the first argument must name the run with letters, digits, '.', '_' and '-', found '${1-}': see jobs/chain.sh --help"
@@ -29,11 +29,13 @@ main() {
     if (($#)); then shift; fi
     command -v sbatch >/dev/null || die "a chain needs Slurm's sbatch, found none: run jobs/prelaunch.sh with DDP_RUN_NAME=$DDP_RUN_NAME again and again"
     for ((link = 0; link < count; link++)); do
-        if [[ $job ]]; then dependency=("--dependency=afternotok:$job" --kill-on-invalid-dep=yes); fi
+        # On all of them: a link that Slurm removed has not finished either, and would let the next one run.
+        if [[ $before ]]; then dependency=("--dependency=afternotok$before" --kill-on-invalid-dep=yes); fi
         # --resume auto is the trainer's default under a run name of its own.
         job=$(sbatch --parsable --no-requeue "${dependency[@]}" "${options[@]}" "$JOBS_DIR/prelaunch.sh" "$@") ||
             die "sbatch must take each job of the chain, it did not take job $((link + 1)): see its message above; those before it wait, scancel ends them"
         job=${job%%;*} # with several clusters: id;cluster
+        before+=:$job
         echo "$job"
     done
 }

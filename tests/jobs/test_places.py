@@ -208,7 +208,7 @@ def test_a_controller_that_is_slow_once(slurm: Scripts) -> None:
 
 
 def test_chain_links_its_jobs(scripts: Scripts) -> None:
-    """Each job waits for the one before it to have stopped unfinished."""
+    """Each job waits for those before it to have stopped unfinished."""
     scripts.fake(
         "sbatch",
         f'cd {scripts.directory}; echo "$DDP_RUN_NAME $DDP_REQUEUE $*" >>calls; wc -l <calls',
@@ -217,7 +217,8 @@ def test_chain_links_its_jobs(scripts: Scripts) -> None:
     assert result.out.split() == ["1", "2", "3"]
     calls = (scripts.directory / "calls").read_text().splitlines()
     assert "--dependency" not in calls[0]
-    assert "--dependency=afternotok:2" in calls[2]
+    assert "--dependency=afternotok:1 " in calls[1]
+    assert "--dependency=afternotok:1:2 " in calls[2]
     assert all(line.startswith("long-run 0 ") and line.endswith("--epochs 9") for line in calls)
 
 

@@ -199,3 +199,12 @@ def test_timestamps_in_a_batch_job(job: Any) -> None:
     done = job(PRELAUNCH, "--", "sleep", "3", DDP_TIMESTAMP_INTERVAL="1")
     assert done.end() == ("COMPLETED", 0, 0)
     assert done.log.count(f"job {done.id} is running") >= 2
+
+
+def test_a_chain_ends_with_its_run(cluster: Any, tmp_path: Path) -> None:
+    """Once a link has finished, none of those that are left starts."""
+    chain = [ROOT / "jobs" / "chain.sh", "short", "4", "--nodes=1", "--", "--", "true"]
+    submitted = cluster.run(chain, cwd=tmp_path, env={"DDP_MONITOR": "0"})
+    assert submitted.returncode == 0, submitted.stderr
+    states = [cluster.wait(int(job)).state for job in submitted.stdout.split()]
+    assert states == ["COMPLETED", "CANCELLED", "CANCELLED", "CANCELLED"]
