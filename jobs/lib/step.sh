@@ -135,16 +135,34 @@ step_wait() {
 # step_stop NAME: asks the ranks for a checkpoint (USR1), or ends them (any other signal).
 step_stop() {
     ((${#STEP_PIDS[@]})) || return 0
-    if [[ $1 != USR1 ]]; then
+    if [[ $1 != USR1 && $PLACE == *-local ]]; then
         step_signal TERM
         return 0
     fi
     (
         trap '' INT TERM HUP USR1
         trap - EXIT
-        if step_wait_for_ranks; then step_signal USR1; fi
+        if [[ $1 != USR1 ]]; then
+            step_end_ranks || step_signal TERM
+        elif step_wait_for_ranks; then
+            step_signal USR1
+        fi
     ) </dev/null &
     disown "$!" 2>/dev/null || :
+}
+
+# An srun that gets SIGTERM has its tasks killed at once, and what they trained since the last checkpoint
+# is lost: Slurm tells them first. Fails where it cannot, or they do not end.
+step_end_ranks() {
+    local id deadline
+    id=$(grep -as "\"event\": \"rank_up\".*\"attempt\": $DDP_ATTEMPT," "$DDP_RUN_DIR/events.jsonl" |
+        sed -n 's/.*"step_id": \([0-9]\{1,\}\).*/\1/p' | tail -n 1)
+    if [[ ! $id ]] || ! timeout 10 scancel --signal=TERM "$SLURM_JOB_ID.$id" 2>/dev/null; then return 1; fi
+    deadline=$((SECONDS + DDP_GRACE + 5)) # their launchers kill what has not ended after the grace
+    while step_is_alive; do
+        if ((SECONDS >= deadline)); then return 1; fi
+        pause 0.2
+    done
 }
 
 # SIGUSR1 ends a launcher that has no trap for it yet. What is still starting has nothing to save,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import time
 from pathlib import Path
@@ -107,6 +108,27 @@ def test_scancel(job: Any) -> None:
     assert done.events("end")[0]["code"] == 143
 
 
+SAVE = 'trap "echo step-1 >$DDP_RUN_DIR/checkpoints/latest; exit 75" TERM'
+SAVES = ("bash", "-c", f"{SAVE}; echo ready; while :; do sleep 0.2; done")
+STAYS = ("bash", "-c", "trap '' TERM; echo ready; sleep 600 & wait")
+
+
+@pytest.mark.parametrize(("program", "code"), [(SAVES, 75), (STAYS, 137)])
+def test_a_signal_to_the_script_alone(
+    job: Any, program: tuple[str, ...], code: int, patience: Callable[[float], float]
+) -> None:
+    """An srun that gets SIGTERM kills its tasks: they are told before, and have their grace."""
+    done = job(*TWO_BY_TWO, PRELAUNCH, "--", *program, DDP_REQUEUE="0", DDP_GRACE="2")
+    done.wait_for_word("ready", 4)
+    began = time.monotonic()
+    done.cluster.run(["scancel", "--batch", "--signal=TERM", str(done.id)])
+    assert done.end() == ("FAILED", code, 0)
+    assert time.monotonic() - began < patience(20)
+    assert done.all_gone()
+    assert {event["code"] for event in done.events("rank_end")} == {code}
+    assert "stopped on request (SIGTERM)" in done.log.splitlines()[-1]
+
+
 def test_death_of_a_monitor_changes_nothing(job: Any) -> None:
     """kill -9 of a node's monitor leaves the ranks untouched."""
     done = job(*TWO_BY_TWO, PRELAUNCH, "--", "sleep", "4")
@@ -183,6 +205,32 @@ def test_pty_session(cluster: Any, tmp_path: Path) -> None:
     )
     assert "[1] node2" in done.stdout
     assert "all 2 ranks finished" in done.stdout
+
+
+def test_interrupt_in_an_allocation(cluster: Any, tmp_path: Path) -> None:
+    """Ctrl-C under salloc: the terminal tells srun, too, and the ranks still save."""
+    command = ["salloc", *TWO_BY_TWO, "--immediate=30", PRELAUNCH, "--", *SAVES]
+    shell = subprocess.Popen(
+        ["script", "-qec", shlex.join(command), "/dev/null"],
+        cwd=tmp_path,
+        env=cluster.env | {"DDP_MONITOR": "0"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with shell:
+        assert shell.stdin is not None
+        assert shell.stdout is not None
+        said = ""
+        while said.count("] ready") < 4:
+            line = shell.stdout.readline()
+            assert line, said
+            said += line
+        shell.stdin.write("\x03")
+        shell.stdin.flush()
+        said += shell.stdout.read()
+    assert "prelaunch: stopped on request (SIGINT), code 75" in said
+    assert shell.returncode == 75
 
 
 def test_port_is_probed_where_rank_zero_runs(cluster: Any, tmp_path: Path) -> None:
