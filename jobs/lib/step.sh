@@ -111,22 +111,19 @@ step_start() {
 }
 
 # step_wait: returns when every process of the step has ended; STEP_CODE is the first bad code. In
-# place it is what srun --kill-on-bad-exit is under Slurm: the first failure ends the others.
+# place it is what srun --kill-on-bad-exit is under Slurm: the first failure ends the others. No array
+# is assigned in the loop: bash parses its words, and announces killed children where it parses.
 step_wait() {
-    local running=("${STEP_PIDS[@]}") alive pid code
+    local running=("${STEP_PIDS[@]}") index code
     while :; do
-        alive=()
-        for pid in "${running[@]}"; do
-            if process_alive "$pid"; then
-                alive+=("$pid")
-                continue
-            fi
+        for index in "${!running[@]}"; do
+            if process_alive "${running[index]}"; then continue; fi
             code=0
-            await "$pid" || code=$?
+            await "${running[index]}" || code=$?
             ((STEP_CODE)) || STEP_CODE=$code
+            unset "running[$index]"
         done
-        ((${#alive[@]})) || return 0
-        running=("${alive[@]}")
+        ((${#running[@]})) || return 0
         if ((STEP_CODE)) && [[ $PLACE == *-local ]]; then stop_processes 8 "${running[@]}"; fi
         pause 0.1
     done

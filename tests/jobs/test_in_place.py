@@ -131,6 +131,7 @@ def test_kill_leaves_nothing_behind(scripts: Scripts, victim: str, code: int) ->
         assert result.of("first_failure")[0]["rank"] == 1
         assert "rank 1 on" in result.err.splitlines()[-1]
         assert "SIGKILL" in result.err.splitlines()[-1]
+        assert ": line " not in result.err  # bash's own word of it
 
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "HUP"])
