@@ -134,6 +134,8 @@ event_text() {
 # substitution. So between setting its traps and ignoring signals again, a script uses neither in
 # its own shell: it prepares before, waits, and puts what it must do meanwhile into subshells. Nor
 # does a trap itself use `read`: the one that it interrupts would forget its timeout and never return.
+# And a subshell that a trap starts uses `read` before any substitution: it still has the timeout of the
+# one that was interrupted, which would end there, and the subshell would go on with its parent's work.
 
 # aside COMMAND...: runs it in a subshell that no signal disturbs, while this shell waits for it and
 # acts on its traps. The subshell leaves what it finds out in a file. Returns the command's code.

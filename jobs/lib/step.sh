@@ -152,6 +152,9 @@ step_stop() {
 # is lost: Slurm tells them first. Fails where it cannot, or they do not end.
 step_end_ranks() {
     local id deadline
+    # First of all a read of its own: forked while its parent was in one with a timeout, bash would let
+    # that one end in the middle of a substitution here, and go on with the parent's work.
+    step_is_alive || return 0
     id=$(grep -as "\"event\": \"rank_up\".*\"attempt\": $DDP_ATTEMPT," "$DDP_RUN_DIR/events.jsonl" |
         sed -n 's/.*"step_id": \([0-9]\{1,\}\).*/\1/p' | tail -n 1)
     if [[ ! $id ]] || ! timeout 10 scancel --signal=TERM "$SLURM_JOB_ID.$id" 2>/dev/null; then return 1; fi

@@ -334,3 +334,16 @@ def test_a_signal_at_the_end_costs_no_code(
         assert scripts.finish(process, timeout=patience(30)).code == 143
         (end,) = wait_for(directory, "rank_end", 1)
         assert end["code"] == 143
+
+
+def test_sigterm_under_srun_on_a_slow_machine(slurm: Scripts) -> None:
+    """What a trap starts does its own work, whatever `read` of its parent it interrupted."""
+    slurm.fake("sed", 'case $* in *step_id*) sleep 0.5 ;; esac; exec /usr/bin/sed "$@"')
+    slurm.fake("scancel", "exit 1")
+    program = ("bash", "-c", "trap 'exit 75' TERM; while :; do sleep 0.1; done")
+    process = slurm.start("prelaunch.sh", "--", *program, DDP_MONITOR="0")
+    wait_for(slurm.directory, "rank_up", 1)
+    process.send_signal(signal.SIGTERM)
+    result = slurm.finish(process)
+    assert result.code == 75
+    assert len(result.of("decision")) == 1
