@@ -133,7 +133,7 @@ show_help() {
 sweep_point() {
     local point
     [[ ${DDP_SWEEP_FILE-} && ${SLURM_ARRAY_TASK_ID-} ]] || return 0
-    point=$(sed -n "${SLURM_ARRAY_TASK_ID}p" -- "$DDP_SWEEP_FILE" || :)
+    point=$(sed -n "${SLURM_ARRAY_TASK_ID}p" -- "$DDP_SWEEP_FILE" 2>/dev/null || :)
     [[ $point ]] ||
         die "DDP_SWEEP_FILE must have a line ${SLURM_ARRAY_TASK_ID}, found none in '$DDP_SWEEP_FILE': submit with jobs/sweep.sh"
     read -ra point <<<"$point"

@@ -173,6 +173,18 @@ def test_array_tasks_take_their_point(slurm: Scripts) -> None:
     assert result.setting("DDP_RUN_DIR").endswith("slurm-90_2")
 
 
+@pytest.mark.parametrize("task", ["0", "3"])
+def test_an_array_task_without_a_point(slurm: Scripts, task: str) -> None:
+    """An --array of one's own that the grid does not have: one line, and nothing is started."""
+    points = slurm.directory / "points.txt"
+    points.write_text("--lr 0.1\n--lr 0.2\n")
+    array = {"SLURM_ARRAY_TASK_ID": task, "SLURM_ARRAY_JOB_ID": "90"}
+    result = slurm.run("prelaunch.sh", DDP_SWEEP_FILE=str(points), **array)
+    assert result.code == 64
+    (line,) = result.err.splitlines()
+    assert f"must have a line {task}" in line
+
+
 def test_sweep_expands_its_grid(scripts: Scripts) -> None:
     """Every combination is one line of the file and one task of the array."""
     scripts.fake("sbatch", 'printf "%s\\n" "$@"')
