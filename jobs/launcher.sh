@@ -233,11 +233,15 @@ child_sweep() {
     stop_processes 2 "${leftovers[@]}"
 }
 
-# follower_start OFFSET: copies the log to the job's own as it grows, until the child ends.
+# follower_start OFFSET: copies the log to the job's own as it grows, until the child ends. A last line
+# without an end gets one: what other ranks and the job say next must not be taken for its own.
 follower_start() {
     (
         trap '' TERM INT HUP USR1
-        tail -c "+$1" -s 0.1 -f --pid="$CHILD_PID" -- "$LOG" | sed -u "s/^/[$RANK] /"
+        {
+            tail -c "+$1" -s 0.1 -f --pid="$CHILD_PID" -- "$LOG"
+            if (($(stat -c %s -- "$LOG") >= $1 && $(tail -c 1 -- "$LOG" | wc -l) == 0)); then echo; fi
+        } | sed -u "s/^/[$RANK] /"
     ) &
     FOLLOWER_PID=$!
     disown "$FOLLOWER_PID"

@@ -164,12 +164,13 @@ judge_checkpoint() {
     fi
 }
 
-# judge_show_log: the last lines of the failed rank's log, before the line that names it.
+# judge_show_log: the last lines of the failed rank's log, before the line that names it, which is one of
+# its own; lines may be as long as a progress bar that never ends one.
 judge_show_log() {
     local log=$DDP_RUN_DIR/logs/rank-$FAILED_RANK.log
     if [[ ! $FAILED_RANK || $LOST ]] || ((CODE == EXIT_STOPPED || FAILED_BY_REQUEST)); then return 0; fi
     log_info "the end of $log:"
-    tail -n 20 -- "$log" 2>/dev/null | sed 's/^/    /' >&2 || :
+    tail -c 16384 -- "$log" 2>/dev/null | tail -n 20 | sed -e 's/^/    /' -e "\$a\\" >&2 || :
 }
 
 judge_event() {

@@ -215,6 +215,25 @@ def test_output_of_a_killed_rank_is_complete(scripts: Scripts) -> None:
     assert "last words" in result.out
 
 
+def test_the_last_line_is_one_of_its_own(scripts: Scripts) -> None:
+    """Also after ranks that end in the middle of a line, as a progress bar does."""
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", "echo -n 50%; exit 3")
+    assert result.code == 3
+    assert {"[0] 50%", "[1] 50%"} >= set(result.out.splitlines()) > set()
+    assert result.err.splitlines()[-2] == "    50%"
+    assert result.err.splitlines()[-1].startswith("prelaunch: rank ")
+    assert scripts.run("prelaunch.sh", "--", "echo", "-n", "50%").out.endswith("] 50%\n")
+
+
+def test_a_line_without_end_is_told_once(scripts: Scripts) -> None:
+    """The last lines of a failed rank's log are a help for a person, and no second copy."""
+    bar = "head -c 3000000 /dev/zero | tr '\\0' =; exit 3"
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", bar, DDP_NPROC_PER_NODE="1")
+    assert result.code == 3
+    assert len(result.out) > 3_000_000
+    assert len(result.err) < 50_000
+
+
 def test_a_second_start_is_a_second_attempt(scripts: Scripts) -> None:
     """Under a run name the directory is shared, attempts are counted and the seed stays."""
     first = scripts.run("prelaunch.sh", "--", "true", DDP_RUN_NAME="mine")
