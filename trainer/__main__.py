@@ -124,10 +124,12 @@ def _run(job: Job, env: MutableMapping[str, str], stacks: Stacks) -> int:
     except UserError as error:
         if job.ranks.world_size == 1:
             raise
-        if job.ranks.is_node_main:
+        # What is wrong with this rank's samples, no other rank may ever see.
+        if job.ranks.is_node_main or run.has_begun:
             print(f"trainer: {error}", file=sys.stderr, flush=True)
         _end_at_once(EXIT_USER)
-    except Exception as error:  # noqa: BLE001 -- whatever it is, it is told and ends this rank
+    # Whatever it is, it is told and ends this rank; so does sys.exit(), whose code could be 0.
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         if not isinstance(error, RunFailedError):
             traceback.print_exc()
         else:  # on every rank: its own log is where a person looks

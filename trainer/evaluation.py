@@ -10,6 +10,7 @@ import torch
 from trainer import generators
 from trainer.batches import shard
 from trainer.beat import VALIDATE
+from trainer.given import loss_of
 from trainer.precision import autocast
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class Evaluation:
 
     def _loss_sum(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | int]:
         """Return a batch's loss as a sum, and how many are summed up in it."""
-        loss = self.workload.loss(outputs, targets)
+        loss = loss_of(self.workload, outputs, targets)
         num_valid = self.workload.num_valid(targets)
         if num_valid is None:  # a mean over samples
             return loss * len(targets), len(targets)

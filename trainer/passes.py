@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from trainer.beat import BACKWARD, FORWARD
+from trainer.given import loss_of
 from trainer.nonfinite import one_if_finite
 from trainer.normalising import choose_normaliser
 from trainer.parallel.accumulation import choose_pass
@@ -51,7 +52,7 @@ class InTurn:
             beat.enter(FORWARD)
             with self._pass(number == num_microbatches):
                 with autocast(parts.config.precision, parts.mesh.device):
-                    loss = parts.workload.loss(parts.train_model(inputs), targets)
+                    loss = loss_of(parts.workload, parts.train_model(inputs), targets)
                 loss = self._normaliser.share(loss)
                 one = self._table.add_loss(loss)
                 (beat.enter if number < num_microbatches else beat.meet)(BACKWARD)
@@ -97,7 +98,7 @@ class ThroughPipeline:
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         with autocast(self._parts.config.precision, self._parts.mesh.device):
-            loss = self._parts.workload.loss(outputs, targets)
+            loss = loss_of(self._parts.workload, outputs, targets)
         loss = self._normaliser.share(loss)
         return loss * self._scale * one_if_finite(self._one, loss.detach())
 

@@ -20,6 +20,7 @@ from trainer.ending import closing_block, out_of_time, summary_of
 from trainer.errors import UserError
 from trainer.evaluation import Evaluation
 from trainer.events import EventLog
+from trainer.given import test_data_of, train_data_of
 from trainer.heap import keep_freed_memory
 from trainer.identity import identity_of
 from trainer.lean import without_compiler
@@ -83,6 +84,11 @@ class Run:
         self._loop: Loop | None = None
         self._sinks = Sinks([])
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether steps may have been done: from there on each rank sees samples of its own."""
+        return self._loop is not None
+
     def execute(self, env: MutableMapping[str, str]) -> bool:
         """Train to an end; return whether the run is finished, False if it was asked to stop.
 
@@ -125,7 +131,7 @@ class Run:
         """Put the parts together; what can be the user's mistake comes before what writes."""
         job, config = self._job, self._job.config
         prepare(job.workload, mesh)
-        data = Samples(train=job.workload.train_data(), test=job.workload.test_data())
+        data = Samples(train=train_data_of(job.workload), test=test_data_of(job.workload))
         learning_rate = _learning_rate(job, job.plan.steps_per_epoch(data.num_train))
         fresh = Position(
             seed=job.settings.seed if config.seed is None else config.seed,

@@ -1,0 +1,99 @@
+"""What a workload of one's own gives, and gets wrong."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.trainer.conftest import Ranks
+    from tests.trainer.quick_run import Train
+
+pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
+
+LINE = """
+import os
+import torch
+from trainer.errors import UserError
+from trainer.workloads.base import TensorData, Workload
+
+class Line(Workload):
+    def build_model(self): return torch.nn.Linear(1, 1)
+    def train_data(self): return TensorData(inputs=torch.ones(16, 1), targets=torch.ones(16))
+    def test_data(self): return self.train_data()
+    def loss(self, outputs, targets): return (outputs[:, 0] - targets).square().mean()
+    def num_correct(self, outputs, targets): return None
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self): yield torch.ones(1), torch.ones(())
+
+class Wrong(Line):
+"""
+FEW = ("--workload", "own_line:Wrong", "--global-batch-size", "8", "--max-steps", "2")
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], object]:
+    """Write a method that is wrong into own_line.py, where a run looks for it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "own_line", raising=False)
+    return lambda method: (tmp_path / "own_line.py").write_text(f"{LINE}    def {method}\n")
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ("train_data(self): return Endless()", "which has a length; found Endless without one"),
+        ("train_data(self): return None", "which has a length; found NoneType without one"),
+        ("test_data(self): return Endless()", "test_data() of the workload Wrong"),
+        (
+            "train_data(self): return TensorData(inputs=torch.ones(8, 1), targets=torch.ones(9))",
+            "as many inputs as targets; found 8 inputs and 9 targets",
+        ),
+        ("loss(self, o, t): return (o[:, 0] - t).square()", "found one of shape (8,)"),
+        ("loss(self, o, t): return 3.0", "a scalar tensor; found float"),
+        ("loss(self, o, t): return o.detach().mean()", "one that no gradient flows through"),
+        ("build_model(self): return torch.nn.Identity()", "one that no gradient flows through"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(
+    train: Train, write: Callable[[str], object], method: str, told: str, capfd: Any
+) -> None:
+    """It names the class and its method, where torch would speak of tensors of ours."""
+    write(method)
+    code, _ = train(*FEW)
+    err = capfd.readouterr().err
+    assert code == 64
+    assert told in err
+    assert "Traceback" not in err
+
+
+def test_who_calls_exit_has_not_finished(
+    train: Train, write: Callable[[str], object], capfd: Any
+) -> None:
+    """Code 0 in the middle would count as a finished run, and no link of a chain would follow."""
+    write("loss(self, o, t): raise SystemExit(0)")
+    code, run = train(*FEW)
+    assert code == 70
+    assert "SystemExit: 0" in capfd.readouterr().err
+    assert run.events("failure")[0]["error"] == "SystemExit: 0"
+
+
+def test_what_one_rank_alone_meets_is_in_its_log(
+    start_ranks: Callable[..., Ranks], write: Callable[[str], object]
+) -> None:
+    """The others only lose a peer: nobody but this rank can say why the run ends."""
+    write(
+        "loss(self, o, t):\n"
+        "        if os.environ['RANK'] == '0': return super().loss(o, t)\n"
+        "        raise UserError('token', rule='below 256', found=300, remedy='mend the file')"
+    )
+    started = start_ranks(2, *FEW)
+    assert started.wait()[1] == 64
+    assert "trainer: token: below 256; found 300; mend the file" in started.output[1][1]
