@@ -229,7 +229,7 @@ is_oom() {
 # What the command left behind, data loaders and detached children.
 child_sweep() {
     local leftovers
-    mapfile -t leftovers < <(processes_with "DDP_RANK_ID=$DDP_RANK_ID")
+    mapfile -t leftovers < <({ processes_with "DDP_RANK_ID=$DDP_RANK_ID" && processes_writing "$LOG"; } | sort -u)
     stop_processes 2 "${leftovers[@]}"
 }
 

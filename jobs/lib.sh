@@ -192,6 +192,19 @@ processes_with() {
     done < <(grep -lszFx -e "$1" /proc/[0-9]*/environ || :)
 }
 
+# processes_writing FILE: ids of the processes whose output it is. So those are found that cleared their
+# environment (env -i) or wrote a title over it (setproctitle). Never of a device: /dev/null is everybody's.
+processes_writing() {
+    local link pid
+    [[ -f $1 ]] || return 0
+    for link in /proc/[0-9]*/fd/[12]; do
+        if [[ $link -ef $1 ]]; then
+            pid=${link#/proc/}
+            printf '%s\n' "${pid%%/*}"
+        fi
+    done
+}
+
 # catches_signal PID NAME: has the process a handler of its own for the signal?
 catches_signal() {
     local mask number

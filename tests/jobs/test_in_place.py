@@ -134,6 +134,14 @@ def test_kill_leaves_nothing_behind(scripts: Scripts, victim: str, code: int) ->
         assert ": line " not in result.err  # bash's own word of it
 
 
+def test_who_hides_does_not_outlive_the_job(scripts: Scripts) -> None:
+    """Without the environment by which a rank's children are known, as after setproctitle."""
+    hides = """env -i setsid bash -c 'trap "" TERM; exec -a "$0" sleep 600' "$PWD/x" & sleep 0.5"""
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", hides)
+    assert result.code == 0
+    assert not carriers(str(scripts.directory))
+
+
 @pytest.mark.parametrize("name", ["TERM", "INT", "HUP"])
 def test_signals_end_every_rank(
     scripts: Scripts, name: str, patience: Callable[[float], float]
