@@ -72,6 +72,7 @@ settings_run() {
     # The directory is this job's own: what an outer job exported does not count.
     DDP_RUN_DIR=$DDP_OUT/${DDP_RUN_NAME:-slurm-$DDP_JOB_ID}
     setting_note DDP_RUN_DIR 'DDP_OUT and the run'"'"'s name'
+    settings_check_files
     settings_attempt
     # The same after a requeue and in every link of a chain, because it comes from the name.
     setting DDP_SEED "the run's name" "$(printf '%s' "${DDP_RUN_DIR##*/}" | cksum | cut -d' ' -f1)"
@@ -93,6 +94,15 @@ settings_run() {
 # crash or a hang would be lost, and nobody could watch. Our trainer flushes by itself.
 settings_buffer() {
     if ((IS_OWN_COMMAND)); then setting PYTHONUNBUFFERED "a command of one's own" 1; fi
+}
+
+# A pipe keeps its reader for ever.
+settings_check_files() {
+    local file
+    for file in "$DDP_RUN_DIR"/{events.jsonl,checkpoints/latest}; do
+        [[ ! -e $file || -f $file ]] ||
+            die "a run's own files must be plain ones, found something else at $file: remove it, or choose another DDP_RUN_NAME"
+    done
 }
 
 settings_attempt() {

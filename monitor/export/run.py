@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monitor import events as event_log
 from monitor.export.openmetrics import Metric
+from monitor.plain import open_plain
 from monitor.runs import evidence, history, life, record
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def written_s(run_dir: str) -> float:
 def events_of(run_dir: str) -> list[Event]:
     """Read what happened in a run; nothing where nobody told."""
     try:
-        with open(os.path.join(run_dir, "events.jsonl"), "rb") as file:  # noqa: PTH118, PTH123
+        with open_plain(os.path.join(run_dir, "events.jsonl")) as file:  # noqa: PTH118
             return event_log.read(file.read())[0]
     except OSError:
         return []

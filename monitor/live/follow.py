@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 
+from monitor.plain import open_plain
+
 _ROTATED = ".1"
 _NEWLINE = b"\n"
 _LAST_BYTES = 256  # a row of a log, with its time
@@ -72,7 +74,7 @@ class Follower:
 
     def _read(self, size: int) -> bytes:
         """Read from where we are."""
-        with open(self.path, "rb") as file:  # noqa: PTH123 - as above
+        with open_plain(self.path) as file:
             fd = file.fileno()
             if os.pread(fd, len(self._last), self._offset - len(self._last)) != self._last:
                 self._begin()  # this is not what we read before: it was written anew
@@ -101,7 +103,7 @@ class Follower:
         if self._file is None:
             return b""
         try:
-            with open(self.path + _ROTATED, "rb") as file:  # noqa: PTH123 - as above
+            with open_plain(self.path + _ROTATED) as file:
                 status = os.fstat(file.fileno())
                 if (status.st_dev, status.st_ino) != self._file or status.st_size <= self._offset:
                     return b""

@@ -16,6 +16,7 @@ from monitor.errors import UserError, printable
 from monitor.logs import files, reader
 from monitor.logs.cells import NO_TIME
 from monitor.logs.stats import MAX_GAP
+from monitor.plain import open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -252,7 +253,8 @@ def _lines(run_dir: str, name: str) -> list[event_log.Event]:
     """Read a file of JSON lines; none where there is no such file."""
     path = Path(run_dir, name)
     try:
-        return event_log.read(path.read_bytes())[0]
+        with open_plain(str(path)) as file:
+            return event_log.read(file.read())[0]
     except FileNotFoundError:
         return []
     except OSError as error:

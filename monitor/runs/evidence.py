@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from monitor import events as event_log
+from monitor.plain import open_plain
 from monitor.runs.history import integer
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class RankLogs:
         if later and stop is None:
             return ""
         try:
-            with open(self.path(rank), "rb") as file:  # noqa: PTH123
+            with open_plain(self.path(rank)) as file:
                 size = os.fstat(file.fileno()).st_size
                 stop = size if stop is None else min(stop, size)
                 file.seek(max(begin, stop - _LOG_BYTES, 0))
@@ -72,7 +73,7 @@ def last_metrics(path: str, attempts: Sequence[int]) -> tuple[list[Event], int]:
 
     """
     try:
-        with open(path, "rb") as file:  # noqa: PTH123
+        with open_plain(path) as file:
             return _last_metrics(file, attempts)
     except OSError:
         return [], 0  # a run that ended before its first step has none

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timezone
 from typing import TYPE_CHECKING
 
 from monitor.logs import dmon, files, gutil
+from monitor.plain import open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -134,7 +135,7 @@ def _mean(samples: Sequence[Sample], column: str) -> float | None:
 
 
 def _ends(path: str) -> tuple[str, str]:
-    with open(path, "rb") as file:  # noqa: PTH123
+    with open_plain(path) as file:
         head = file.read(_HEAD_BYTES)
         size = os.fstat(file.fileno()).st_size
         file.seek(max(0, size - _TAIL_BYTES))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from monitor import events as event_log
 from monitor.errors import UserError
 from monitor.logs import files
+from monitor.plain import open_plain
 from monitor.runs import attempts as views
 from monitor.runs import evidence, history, ledger
 
@@ -134,7 +135,7 @@ def compose_file(run_dir: str) -> str:
 
 def _events_of(run_dir: str) -> bytes:
     try:
-        with open(os.path.join(run_dir, "events.jsonl"), "rb") as file:  # noqa: PTH118, PTH123
+        with open_plain(os.path.join(run_dir, "events.jsonl")) as file:  # noqa: PTH118
             data = file.read()
     except OSError as error:
         raise _no_run(run_dir, error) from error

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from monitor import events
 from monitor.errors import UserError
+from monitor.plain import open_plain
 from monitor.runs import evidence, failure, life, nodes, record, screen, slurm
 from monitor.runs.history import integer, seconds
 
@@ -145,7 +146,7 @@ def _brief(attempt: dict[str, Any]) -> dict[str, Any]:
 
 
 def _events(run_dir: str) -> list[Event]:
-    with open(os.path.join(run_dir, "events.jsonl"), "rb") as file:  # noqa: PTH118, PTH123
+    with open_plain(os.path.join(run_dir, "events.jsonl")) as file:  # noqa: PTH118
         return events.read(file.read())[0]
 
 

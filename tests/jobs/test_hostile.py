@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import subprocess
 import sys
@@ -164,6 +165,17 @@ def test_a_run_directory_that_is_none(scripts: Scripts) -> None:
         assert result.code == 64
         assert told in one_line(result.err)
         assert "line " not in result.err
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "checkpoints/latest"])
+def test_a_pipe_in_a_files_place(scripts: Scripts, name: str) -> None:
+    """Whoever reads it would wait for ever."""
+    pipe = scripts.directory / "out" / "mine" / name
+    pipe.parent.mkdir(parents=True)
+    os.mkfifo(pipe)
+    result = scripts.run("prelaunch.sh", "--", "true", DDP_RUN_NAME="mine")
+    assert result.code == 64
+    assert f"found something else at {pipe}" in result.err
 
 
 def test_no_space_for_the_lock(scripts: Scripts) -> None:
