@@ -45,6 +45,10 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--force", action="store_true", help="overwrite what is there")
     options = parser.parse_args(argv)
+    if options.out.name in ("", ".."):
+        raise UserError(
+            str(options.out), rule="a new name", found="a folder", remedy="give a name in it"
+        )
     checkpoint = find(options.checkpoint)
     if options.format == "hf":
         _check_target(options.out, may_overwrite=False)  # never a whole folder
@@ -102,6 +106,7 @@ def _read(checkpoint: Path) -> tuple[Stored, dict[str, Tensor]]:
 def _write(target: Path, weights: Mapping[str, Tensor], stored: Stored) -> None:
     """Write beside, then rename: whoever reads `target` never sees half of it."""
     import torch  # noqa: PLC0415 -- see above
+    from safetensors import SafetensorError  # noqa: PLC0415
     from safetensors.torch import save_file  # noqa: PLC0415
 
     beside = target.with_name(f".{target.name}.partial")
@@ -112,12 +117,15 @@ def _write(target: Path, weights: Mapping[str, Tensor], stored: Stored) -> None:
                 dict(weights), beside, {**about, "identity": json.dumps(stored.state.identity)}
             )
         else:
-            torch.save(dict(weights), beside)
+            with beside.open("wb") as file:  # by name, torch loses what the system says
+                torch.save(dict(weights), file)
         manifest.flush(beside)
         beside.replace(target)
-    except OSError as error:
+    # What torch raises in the end is a RuntimeError about its own positions.
+    except (OSError, RuntimeError, SafetensorError) as error:
+        reason = error if isinstance(error, OSError) else error.__context__ or error
         raise UserError(
-            str(target), rule="a file that can be written", found=error, remedy="name another"
+            str(target), rule="a file that can be written", found=reason, remedy="name another"
         ) from error
     finally:
         beside.unlink(missing_ok=True)  # also of one that was interrupted

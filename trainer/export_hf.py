@@ -6,6 +6,7 @@ import json
 import shutil
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from trainer import manifest
@@ -31,7 +32,7 @@ def export_hf(checkpoint: Path, target: Path) -> None:
         for path in (beside / WEIGHTS, beside / CONFIG):
             manifest.flush(path)
         beside.rename(target)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise UserError(
             str(target), rule="a folder that can be written", found=error, remedy="name another"
         ) from error

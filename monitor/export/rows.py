@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +16,7 @@ from monitor.logs import gutil, reader
 from monitor.logs.cells import NO_TIME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -97,13 +99,15 @@ def write(
             rows = table(log)
             if is_much:
                 part = os.path.join(folder, f"{number}.parquet")  # noqa: PTH118
-                rows.write_parquet(part, compression="lz4")
+                with _told_as_a_disks():
+                    rows.write_parquet(part, compression="lz4")
                 parts.append(pl.scan_parquet(part))
             else:
                 parts.append(rows.lazy())
         if num_foreign == len(paths):
             reader.refuse_foreign(paths[0])
-        _sink(pl.concat(parts, how="diagonal_relaxed"), form, target)
+        with _told_as_a_disks():
+            _sink(pl.concat(parts, how="diagonal_relaxed"), form, target)
 
 
 def table(log: Log) -> pl.DataFrame:
@@ -156,6 +160,15 @@ def _from_local(time_s: NDArray[np.int64]) -> NDArray[np.int64]:
 def _local_start(local_s: int) -> int:
     moment = time.gmtime(local_s)
     return int(time.mktime((*moment[:6], 0, 0, -1)))
+
+
+@contextmanager
+def _told_as_a_disks() -> Iterator[None]:
+    """Raise OSError for what polars calls an error of computing, such as Parquet on a full disk."""
+    try:
+        yield
+    except pl.exceptions.ComputeError as error:
+        raise OSError(errno.EIO, f"it cannot be written whole ({error})") from error
 
 
 def _sink(rows: pl.LazyFrame, form: str, target: str) -> None:

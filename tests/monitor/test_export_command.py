@@ -262,6 +262,18 @@ def test_what_fails_while_it_writes_leaves_the_file_as_it_was(tmp_path: Path) ->
     assert (out.read_text(), list(tmp_path.iterdir())) == ("old", [out])
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+def test_a_disk_that_gets_full_is_one_line(form: str, data: Path, tmp_path: Path) -> None:
+    """polars has names of its own for it."""
+    log, out = data / "pumt_DT.550.163.01.2gpu.gutil", tmp_path / "x"
+    argv = [sys.executable, "-m", "monitor", "export", "--format", form, "--out", out, log]
+    limits = ["prlimit", "--fsize=100"]
+    done = subprocess.run([*limits, *argv], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (64, 1)
+    assert "--out: must be a file that can be written; found" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: int, code: int) -> None:
     """In the middle of reading a log; its exit code says which signal it was."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -95,6 +96,24 @@ def test_nothing_is_overwritten_without_force(
     assert torch.load(tmp_path / "m.pt", weights_only=True)
 
 
+@pytest.mark.parametrize("name", ["m.pt", "m.safetensors"])
+def test_a_full_disk_is_one_line(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Each of the two writers has a name of its own for it; nothing is left."""
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, usual[1]))
+    try:
+        code = run(export.main, [str(run_dir), str(tmp_path / name)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    told = capsys.readouterr().err
+    assert (code, told.count("\n")) == (64, 1)
+    assert "a file that can be written; found" in told
+    assert "File too large" in told
+    assert not [path for path in tmp_path.iterdir() if "m." in path.name]
+
+
 def test_wrong_input_is_64_and_one_line(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,6 +124,8 @@ def test_wrong_input_is_64_and_one_line(
     for main, words in [
         (export.main, [str(tmp_path / "none"), "m.pt"]),
         (export.main, [str(run_dir), str(tmp_path / "no" / "m.pt")]),
+        (export.main, [str(run_dir), "."]),
+        (export.main, [str(run_dir), ".."]),
         (export.main, []),
         (export.main, [str(bad), str(tmp_path / "m.pt")]),
         (inspect.main, [str(tmp_path / "none")]),
