@@ -65,6 +65,7 @@ def run(options: Namespace) -> int:
 
     """
     env = dict(os.environ)
+    settings.check_hang_timeout(options.hang_timeout)
     if options.hang_timeout is not None:
         env["DDP_HANG_TIMEOUT"] = str(options.hang_timeout)
     host = options.host or env.get("DDP_NODE") or os.uname().nodename

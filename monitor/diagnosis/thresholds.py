@@ -13,6 +13,8 @@ from monitor.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+_MAX_FILE_BYTES = 2**20
+
 
 def _at(default: float, meaning: str) -> float:
     return field(default=default, metadata={"meaning": meaning})
@@ -96,9 +98,13 @@ def chosen(settings: Sequence[str], path: str | None = None) -> Thresholds:
 
 def _read(path: str) -> dict[str, object]:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        with Path(path).open("rb") as file:
+            raw = file.read(_MAX_FILE_BYTES + 1)  # whatever it is, it may not be endless
+        if len(raw) <= _MAX_FILE_BYTES:
+            return tomllib.loads(raw.decode())
+        reason = "more than 1 MiB"
     except OSError as error:
-        reason = error.strerror
+        reason = error.strerror or "it cannot be read"
     except ValueError as error:  # also what is no UTF-8
         reason = f"{error}"
     raise UserError(

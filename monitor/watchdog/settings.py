@@ -34,17 +34,21 @@ class WatchSettings:
 
     def __post_init__(self) -> None:
         """Raise UserError where a value breaks its rule."""
-        limit_s = self.hang_timeout_s
-        if limit_s is not None and not 0 <= limit_s <= _MAX_HANG_S:
-            raise UserError(
-                f"DDP_HANG_TIMEOUT: must lie between 0 (off) and {_MAX_HANG_S:g} seconds;"
-                f" found {limit_s:g}: unset it to learn it from the ranks"
-            )
+        check_hang_timeout(self.hang_timeout_s)
 
     @property
     def master(self) -> str:
         """MASTER_ADDR:MASTER_PORT."""
         return f"{self.master_addr}:{self.master_port}"
+
+
+def check_hang_timeout(limit_s: float | None) -> None:
+    """Raise UserError for what is no time to wait; also where nobody is to be watched."""
+    if limit_s is not None and not 0 <= limit_s <= _MAX_HANG_S:
+        raise UserError(
+            f"DDP_HANG_TIMEOUT: must lie between 0 (off) and {_MAX_HANG_S:g} seconds;"
+            f" found {limit_s:g}: unset it to learn it from the ranks"
+        )
 
 
 def from_environment(

@@ -350,13 +350,26 @@ def test_who_may_not_look_hears_so(tmp_path: Path) -> None:
         os.listdir(tmp_path / "none")  # noqa: PTH208
 
 
+@pytest.mark.timeout(20)
+def test_thresholds_without_end_are_one_line(log: Path, ask: Any) -> None:
+    """Such as a device, by which the memory would get full."""
+    code, _, err = ask("diagnose", "--thresholds", "/dev/zero", log)
+    assert (code, err.count("\n"), "more than 1 MiB" in err) == (64, 1, True)
+
+
 # ---- the recorder --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "options",
-    [["--parent-pid", str(2**70)], ["--parent-pid", "0"], ["--hang-timeout", "x"]],
-    ids=["huge", "zero", "word"],
+    [
+        ["--parent-pid", str(2**70)],
+        ["--parent-pid", "0"],
+        ["--hang-timeout", "x"],
+        ["--hang-timeout", "nan"],
+        ["--hang-timeout=-1"],
+    ],
+    ids=["huge", "zero", "word", "no number", "negative"],
 )
 def test_a_wrong_option_of_the_recorder_is_one_line(
     options: list[str], tmp_path: Path, ask: Any
