@@ -110,7 +110,7 @@ guard_end_step() {
     if [[ $PLACE != *-local ]]; then
         guard_step_ids
         # It reaches the others at once, and then waits long for the node that is gone.
-        if ((${#steps[@]})); then timeout 30 scancel --signal=KILL "${steps[@]}" 2>/dev/null & fi
+        if ((${#steps[@]})); then timeout -k 1 30 scancel --signal=KILL "${steps[@]}" 2>/dev/null & fi
         while ((SECONDS < deadline && ${#steps[@]})) && process_alive "${STEP_PIDS[0]}"; do pause 0.2; done
     fi
     kill -KILL "${STEP_PIDS[@]}" 2>/dev/null
@@ -122,7 +122,7 @@ guard_step_ids() {
     if [[ $GUARD_STEP_ID ]]; then
         steps=("$SLURM_JOB_ID.$GUARD_STEP_ID")
     elif ((! INTERACTIVE)); then
-        mapfile -t steps < <(timeout 10 squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format='%i %j' |
+        mapfile -t steps < <(timeout -k 1 10 squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format='%i %j' |
             awk '$2 == "launcher.sh" { print $1 }')
     fi
 }

@@ -123,7 +123,7 @@ lock_is_held() {
     fi
     if ((UNDER_SLURM && HAVE_CLIENT)) && [[ $job != - && $job != "$(requeue_name)" ]]; then
         # Only what Slurm still knows as waiting, running or completing is listed.
-        if states=$(timeout 30 squeue --noheader --jobs="$job" --format=%T 2>&1); then [[ $states ]] && return 0; fi
+        if states=$(timeout -k 1 30 squeue --noheader --jobs="$job" --format=%T 2>&1); then [[ $states ]] && return 0; fi
         [[ ! $states || $states == *'Invalid job id'* ]] && return 1
         return 0
     fi

@@ -58,7 +58,7 @@ master_probe() {
         bash "$probe" "${arguments[@]}"
     else
         # Between two attempts nobody waits so long for a node that may be gone.
-        timeout "$((RESTARTS ? 20 : 120))" srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" --export=ALL \
+        timeout -k 5 "$((RESTARTS ? 20 : 120))" srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" --export=ALL \
             bash -s -- "${arguments[@]}" <"$probe"
     fi
 }

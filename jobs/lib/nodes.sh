@@ -7,7 +7,7 @@ nodes_lost() {
     local info state address port try
     HOW=''
     [[ $PLACE != *-local && $1 != "$DDP_NODE" ]] || return 1
-    info=$(timeout 20 scontrol --oneliner show node "$1" 2>/dev/null) || return 1
+    info=$(timeout -k 1 20 scontrol --oneliner show node "$1" 2>/dev/null) || return 1
     state=$(job_field State "$info")
     address=$(job_field NodeAddr "$info") port=$(job_field Port "$info")
     if [[ ${port:-0} == 0 ]]; then port=$(nodes_slurmd_port); fi
@@ -35,7 +35,7 @@ nodes_dropped() {
 # With several ports configured (SlurmdPort=7000-7003) the first is as good.
 nodes_slurmd_port() {
     local port
-    port=$(timeout 20 scontrol show config 2>/dev/null | sed -n 's/^SlurmdPort *= *\([0-9]*\).*/\1/p')
+    port=$(timeout -k 1 20 scontrol show config 2>/dev/null | sed -n 's/^SlurmdPort *= *\([0-9]*\).*/\1/p')
     echo "${port:-6818}"
 }
 

@@ -19,9 +19,9 @@ requeue_name() {
 
 # job_info: what the controller says of this job, in one line. Under load it may not answer at once.
 job_info() {
-    timeout 30 scontrol --oneliner show job "$(requeue_name)" 2>/dev/null && return 0
+    timeout -k 1 30 scontrol --oneliner show job "$(requeue_name)" 2>/dev/null && return 0
     pause 1
-    timeout 30 scontrol --oneliner show job "$(requeue_name)" 2>/dev/null
+    timeout -k 1 30 scontrol --oneliner show job "$(requeue_name)" 2>/dev/null
 }
 
 # job_field NAME INFO: a field without spaces; nothing where it is not set.
@@ -71,7 +71,7 @@ requeue_job() {
     fi
     if [[ $DECISION == requeue ]]; then
         # Where a node died, Slurm may requeue the job in this very second and refuse ours.
-        if said=$(timeout 60 scontrol requeue "$(requeue_name)" 2>&1) ||
+        if said=$(timeout -k 1 60 scontrol requeue "$(requeue_name)" 2>&1) ||
             [[ $(requeue_fate "$(job_info || :)") == requeued ]]; then
             requeue_exclude
             return 0
@@ -92,7 +92,7 @@ requeue_exclude() {
         return 0
     fi
     excluded=$(job_field ExcNodeList "$info") || :
-    timeout 60 scontrol update JobId="$(requeue_name)" ExcNodeList="${excluded:+$excluded,}${EXCLUDE// /,}" ||
+    timeout -k 1 60 scontrol update JobId="$(requeue_name)" ExcNodeList="${excluded:+$excluded,}${EXCLUDE// /,}" ||
         log_info "job $DDP_JOB_ID may get $EXCLUDE again: Slurm does not take it out"
 }
 

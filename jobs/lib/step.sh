@@ -157,7 +157,7 @@ step_end_ranks() {
     step_is_alive || return 0
     id=$(grep -as "\"event\": \"rank_up\".*\"attempt\": $DDP_ATTEMPT," "$DDP_RUN_DIR/events.jsonl" |
         sed -n 's/.*"step_id": \([0-9]\{1,\}\).*/\1/p' | tail -n 1)
-    if [[ ! $id ]] || ! timeout --signal=KILL 10 scancel --signal=TERM "$SLURM_JOB_ID.$id" 2>/dev/null; then return 1; fi
+    if [[ ! $id ]] || ! timeout -k 1 10 scancel --signal=TERM "$SLURM_JOB_ID.$id" 2>/dev/null; then return 1; fi
     deadline=$((SECONDS + DDP_GRACE + 5)) # their launchers kill what has not ended after the grace
     while step_is_alive; do
         if ((SECONDS >= deadline)); then return 1; fi
