@@ -159,7 +159,7 @@ compose_record() {
     python=$(find_python "$JOBS_DIR/..")
     [[ $python ]] || return 0
     mapfile -t compose < <(python_command "$(dirname -- "$JOBS_DIR")" "$python" monitor)
-    timeout 60 "${compose[@]}" compose "$DDP_RUN_DIR" </dev/null >/dev/null ||
+    timeout -k 1 60 "${compose[@]}" compose "$DDP_RUN_DIR" </dev/null >/dev/null ||
         log_info "the run record is not composed; later: python -m monitor compose $DDP_RUN_DIR"
 }
 
