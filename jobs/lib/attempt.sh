@@ -45,7 +45,7 @@ attempts_carry_on() {
 }
 
 attempt_open() {
-    STEP_CODE=0 STEP_PIDS=() ATTEMPT_IS_OPEN=1
+    STEP_CODE=0 STEP_PIDS=() ATTEMPT_IS_OPEN=1 ATTEMPT_BEGAN=$SECONDS
     checkpoint_latest
     LATEST_AT_START=$LATEST
     aside attempt_tell || :

@@ -1,6 +1,8 @@
 # shellcheck shell=bash disable=SC2034,SC2153 # set here, read by the other parts
 # What follows the end of an attempt. Compares codes and counters; does nothing itself.
 
+readonly DECIDE_BELIEVED_S=60 # a command that asks to go on later earlier than that has done nothing
+
 # decide: from how the attempt ended, sets CODE, DECISION, REASON, RESTARTS, IDLE, DELAY_S and
 # LAST_WORDS, the line that tells a person.
 #
@@ -93,13 +95,16 @@ decide_restart() {
 }
 
 # decide_count_idle LATEST_BEFORE: a start that brought no new checkpoint would end in the same place
-# for ever. A command of the user's own that keeps no checkpoints/latest is believed its code 75.
+# for ever.
 decide_count_idle() {
-    if [[ $LATEST != "$1" ]] || { [[ $FAILED_RANK && ! $LATEST ]] && ((CODE == EXIT_STOPPED && IS_OWN_COMMAND)); }; then
-        IDLE=0
-    else
-        IDLE=$((IDLE + 1))
-    fi
+    if [[ $LATEST != "$1" ]] || decide_is_believed; then IDLE=0; else IDLE=$((IDLE + 1)); fi
+}
+
+# A command of the user's own that keeps no checkpoints/latest is believed its code 75, unless nobody
+# asked it to stop and it had hardly begun.
+decide_is_believed() {
+    [[ $FAILED_RANK && ! $LATEST ]] && ((CODE == EXIT_STOPPED && IS_OWN_COMMAND)) || return 1
+    [[ $STOP_SIGNAL ]] || ((SECONDS - ATTEMPT_BEGAN >= DECIDE_BELIEVED_S))
 }
 
 decide_idle_words() {

@@ -46,6 +46,7 @@ DEFAULTS = {
     "INTERACTIVE": "0",
     "IS_OWN_COMMAND": "0",
     "STOP_SIGNAL": "",
+    "ATTEMPT_BEGAN": "-100",
     "LATEST": "step-40",
     "LATEST_AT_START": "step-20",
     "LATEST_AT_JOB_START": "",
@@ -168,6 +169,10 @@ def test_a_stop(given: dict[str, str], decision: str, words: str) -> None:
         ({}, "restart", "restart 1 of 3 where the command itself carries on in 2 s"),
         (STOPPED, "requeue", "is requeued and will go on where the command itself carries on"),
         ({"FAILED_CODE": "75"}, "requeue", "rank 2 on n2 asks by code 75 to go on later; by this"),
+        ({"FAILED_CODE": "75", "IDLE": "1"}, "requeue", ""),
+        ({"FAILED_CODE": "75", "ATTEMPT_BEGAN": "0"}, "requeue", ""),
+        ({"FAILED_CODE": "75", "ATTEMPT_BEGAN": "0", "IDLE": "1"}, "fail", "2 starts in a row"),
+        (STOPPED | {"ATTEMPT_BEGAN": "0", "IDLE": "1"}, "requeue", ""),
         ({"LATEST": "step-40"}, "restart", "restart 1 of 3 from step 40 in 1 s"),
         (
             {"IDLE": "1"},
