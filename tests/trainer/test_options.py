@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,17 @@ def test_a_file_of_another_editor_is_read_all_the_same(tmp_path: Path) -> None:
     path.write_bytes(b"\xef\xbb\xbflr = 0.5\r\nepochs = 2\r\n")
     config = parse(["--config", str(path)])
     assert (config.lr, config.epochs) == (0.5, 2)
+
+
+def test_help_into_a_closed_pipe_is_no_error() -> None:
+    """As under `| head`: its reader has seen enough."""
+    command = [sys.executable, "-m", "trainer", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
 
 
 def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
