@@ -16,7 +16,7 @@ HEAD = """\
 
 Every row was brought about for real on the [virtual cluster](virtual-cluster.md), and measured: \
 `make faults` writes this page from what the tests in `tests/faults/` saw.
-Measured on {cores} cores ({machine}), which up to {jobs} jobs shared: \
+Measured on {cores} cores ({machine}), {shared}: \
 most of the time until training goes on again is `import torch`, once a rank.
 
 In every one nothing that was saved was lost: \
@@ -42,10 +42,11 @@ def main(results: Path) -> int:
     missing = [name for name in table.NAMES if name not in {row.name for row in found}]
     if missing:
         sys.exit(f"faults: a row for every fault is needed, found none for: {', '.join(missing)}")
+    num_jobs = os.environ.get("DDP_FAULT_JOBS", "4")
     head = HEAD.format(
         cores=os.cpu_count(),
         machine=platform.machine(),
-        jobs=os.environ.get("DDP_FAULT_JOBS", "4"),
+        shared="one job at a time" if num_jobs == "1" else f"which up to {num_jobs} jobs shared",
     )
     DOCUMENT.write_text(head + rows.render(found) + "\n", encoding="utf-8")
     print(f"faults: {len(found)} rows in {DOCUMENT}")
