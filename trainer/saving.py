@@ -144,10 +144,18 @@ def _distributed_checkpoint() -> Any:  # noqa: ANN401 -- a module
 def _explain(error: BaseException, path: Path) -> tuple[str, str]:
     """Return the reason and one line for what was raised while writing."""
     chain = list(_chain(error))
-    text = " ".join(f"{type(chain[-1]).__name__}: {chain[-1]}".split())[:300]
-    full = any(isinstance(e, OSError) and e.errno in _FULL for e in chain)
+    full = next((e for e in chain if isinstance(e, OSError) and e.errno in _FULL), None)
+    if full is not None:
+        return NO_SPACE, _one_line(full)
     # torch's writer swallows the number of the error on its way through C++.
-    return (NO_SPACE if full or num_free_bytes(path) < _NEARLY_FULL_BYTES else WRITE_ERROR), text
+    num_free = num_free_bytes(path)
+    if num_free < _NEARLY_FULL_BYTES:
+        return NO_SPACE, f"{num_free / 2**20:.1f} MiB free while it was being written"
+    return WRITE_ERROR, _one_line(chain[-1])
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

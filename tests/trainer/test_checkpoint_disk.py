@@ -109,6 +109,15 @@ def test_a_full_disk_is_reported_and_harms_nothing(
     assert loaded_step(small_disk) == 3
 
 
+def test_torchs_own_word_for_a_full_disk_is_told_to_nobody(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its writer raises an error about positions, without the system's number."""
+    monkeypatch.setattr(saving, "num_free_bytes", lambda _path: 1 << 19)
+    told = saving._explain(RuntimeError("unexpected pos 704 vs 598"), tmp_path)  # noqa: SLF001 -- a race
+    assert told == ("no space", "0.5 MiB free while it was being written")
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_without_checkpoints_but_does_not_end_well(
     small_disk: Disk,
