@@ -30,7 +30,7 @@ lint: $(VENV)/.dev ## check style, types, imports and shell scripts
 
 # One job at a time: what is measured is a job's own.
 faults: export DDP_FAULT_JOBS ?= 1
-faults: $(VENV)/.dev ## bring every fault about and write docs/faults.md (root; half an hour)
+faults: $(VENV)/.dev ## bring every fault about and write docs/faults.md (root; a quarter of an hour)
 	@tests/provision.sh --install-only
 	@results=$$(mktemp -d) && DDP_FAULT_RESULTS=$$results $(PY) -m pytest --timeout=5400 tests/faults && \
 	    $(PY) -m tests.faults.write $$results && rm -r $$results
