@@ -119,7 +119,7 @@ def open_mesh(
     if ranks.world_size > 1:
         backend, nodes = _open_group(ranks, device, env, node)
     layout = layout or Layout(dp_replicate=ranks.world_size)
-    return Mesh(
+    mesh = Mesh(
         ranks=ranks,
         device=device,
         backend=backend,
@@ -128,6 +128,9 @@ def open_mesh(
         layout=layout,
         device_mesh=_open_axes(layout, device) if layout.is_sharded else None,
     )
+    # Rank 0 may leave at once, as for wrong input, and with it goes what the others meet at.
+    mesh.max([0.0])
+    return mesh
 
 
 def _open_axes(layout: Layout, device: torch.device) -> Any:  # noqa: ANN401 -- torch's DeviceMesh
