@@ -82,9 +82,6 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         if speaks:
             print(f"trainer: {missing_package(error, sys.executable)}", file=sys.stderr, flush=True)
         return EXIT_USER
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FINISHED  # the reader of --help has seen enough
     except Exception:  # noqa: BLE001 -- such as a workload of one's own that cannot be built
         traceback.print_exc()
         return EXIT_FAILED

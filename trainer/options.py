@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import difflib
 import io
+import os
 import re
+import sys
 import tomllib
 from dataclasses import fields
 from itertools import zip_longest
@@ -121,6 +123,9 @@ def _parse_arguments(words: Sequence[str]) -> Config:
     try:
         with contextlib.redirect_stderr(said):
             return tyro.cli(Config, args=list(words), prog="python -m trainer")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None  # the reader of --help has seen enough
     except SystemExit as ended:
         if not ended.code:
             raise
