@@ -16,11 +16,13 @@ ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_FIND_LINKS
 
-# Dependencies first: a change of the source does not install them again.
-COPY pyproject.toml README.md LICENSE /opt/ddp/
+# What changes least comes first: a change of the source installs none of it again.
 COPY container/install.sh /opt/ddp/container/
+RUN DEBIAN_FRONTEND=noninteractive /opt/ddp/container/install.sh system
+COPY pyproject.toml /opt/ddp/
 RUN /opt/ddp/container/install.sh dependencies
 
+COPY README.md LICENSE /opt/ddp/
 COPY trainer /opt/ddp/trainer
 COPY monitor /opt/ddp/monitor
 COPY jobs /opt/ddp/jobs
@@ -28,8 +30,12 @@ COPY container /opt/ddp/container
 COPY examples /opt/ddp/examples
 RUN /opt/ddp/container/install.sh project
 
+# The NVIDIA_* ask Enroot (and Docker, where NVIDIA's runtime is the default) for the node's driver:
+# without them a container has none. What the base image asks for stays.
 ENV PATH=/opt/venv/bin:$PATH \
-    DDP_HOME=/opt/ddp
+    DDP_HOME=/opt/ddp \
+    NVIDIA_VISIBLE_DEVICES=${NVIDIA_VISIBLE_DEVICES:-all} \
+    NVIDIA_DRIVER_CAPABILITIES=${NVIDIA_DRIVER_CAPABILITIES:-compute,utility}
 
 ARG VERSION=0.1.0
 ARG REVISION=unknown

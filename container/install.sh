@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run by the Dockerfile: puts the project at /opt/ddp and what it needs into /opt/venv.
 #
-#   install.sh dependencies | project
+#   install.sh system | dependencies | project
 #
 # The virtual environment sees the base image's packages, so that a torch which is already there
 # (and was built for that image's CUDA and NCCL) is used and never replaced.
@@ -11,6 +11,7 @@ umask 022 # world-readable, whatever the engine's umask
 readonly ROOT=${DDP_INSTALL_ROOT:-/opt/ddp}
 readonly VENV=${DDP_INSTALL_VENV:-/opt/venv}
 readonly PROFILES=${DDP_INSTALL_PROFILES:-/etc/profile.d}
+readonly STUB=/usr/local/bin/nvidia-container-cli
 readonly HELD=$VENV/held-by-the-base-image.txt
 readonly NEEDED_PROGRAMS=(bash python3 setpriv timeout awk grep sed df find)
 
@@ -82,6 +83,29 @@ compile() {
     "$VENV/bin/python" -m compileall -q "$@"
 }
 
+# What no wheel brings. Without libibverbs NCCL takes TCP instead of InfiniBand, and tells so only to
+# who asks for NCCL_DEBUG=INFO; --compile needs a compiler. A build without a network goes on.
+install_system() {
+    local missing=()
+    check_base
+    install_toolkit_stub
+    if ! ldconfig -p | grep -q 'libibverbs\.so\.1'; then missing+=(libibverbs1 ibverbs-providers librdmacm1); fi
+    if ! command -v g++ >/dev/null; then missing+=(g++); fi
+    ((${#missing[@]})) || return 0
+    if ! { apt-get update && apt-get install -y --no-install-recommends "${missing[@]}"; }; then
+        echo "install: warning: the image goes without ${missing[*]}: NCCL needs libibverbs for InfiniBand, and --compile g++; add them to BASE_IMAGE" >&2
+    fi
+    rm -rf /var/lib/apt/lists/*
+}
+
+# Enroot's hook for GPUs starts no container where a node lacks NVIDIA's toolkit. It looks for its
+# program in the image, too, after the node: a container without a GPU is better than none.
+install_toolkit_stub() {
+    if command -v nvidia-container-cli >/dev/null; then return 0; fi
+    printf '#!/bin/sh\necho "ddp: no nvidia-container-cli on this node: the container gets no GPU" >&2\n' >"$STUB"
+    chmod 755 "$STUB"
+}
+
 install_dependencies() {
     local needed
     check_base
@@ -108,9 +132,10 @@ install_project() {
 
 main() {
     case ${1-} in
+        system) install_system ;;
         dependencies) install_dependencies ;;
         project) install_project ;;
-        *) die "the step must be 'dependencies' or 'project', found '${1-}': see the Dockerfile" ;;
+        *) die "the step must be 'system', 'dependencies' or 'project', found '${1-}': see the Dockerfile" ;;
     esac
 }
 

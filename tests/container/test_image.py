@@ -75,13 +75,32 @@ def test_the_image_keeps_the_torch_of_its_base(image: str, base_image: str, run:
 def test_the_image_sets_nothing_that_would_beat_a_job(
     image: str, base_image: str, run: Run
 ) -> None:
-    """Under Enroot an image's environment wins, so ours is PATH and DDP_HOME alone."""
+    """Under Enroot an image's environment wins, so ours is what must be: paths, and a driver."""
     shown = [
         run("docker", "image", "inspect", "--format", "{{json .Config.Env}}", tag).stdout
         for tag in (base_image, image)
     ]
     theirs, ours = (dict(e.split("=", 1) for e in json.loads(text) or []) for text in shown)
-    assert {name for name in ours if ours[name] != theirs.get(name)} == {"PATH", "DDP_HOME"}
+    changed = {name for name in ours if ours[name] != theirs.get(name)}
+    driver = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    assert changed == {"PATH", "DDP_HOME", *driver}
+    assert driver.items() <= ours.items()
+
+
+def test_a_node_without_nvidias_toolkit_starts_the_image_all_the_same(image: str, run: Run) -> None:
+    """Enroot's hook for GPUs looks for its program in the image last: it finds one that does nothing."""
+    said = run("docker", *LIMITED, image, "nvidia-container-cli", "--user", "configure", "/")
+    assert said.returncode == 0, said.stderr
+    assert "no nvidia-container-cli on this node" in said.stderr
+
+
+def test_nccl_finds_infiniband_and_compile_its_compiler(image: str, run: Run) -> None:
+    """No wheel brings libibverbs or a compiler."""
+    opened = "import ctypes; ctypes.CDLL('libibverbs.so.1'); ctypes.CDLL('librdmacm.so.1')"
+    found = run("docker", *LIMITED, image, "python", "-c", opened)
+    assert found.returncode == 0, found.stderr
+    compiled = "echo 'int main() {return 7;}' | g++ -x c++ -o /tmp/seven - && /tmp/seven"
+    assert run("docker", *LIMITED, image, "sh", "-c", compiled).returncode == 7
 
 
 @pytest.mark.parametrize(
