@@ -5,28 +5,35 @@
 #   launcher.sh -- any command
 #
 # Started by srun (SLURM_* variables), by prelaunch.sh or torchrun (RANK and friends), or by hand.
+declare -A INHERITED=() # see lib/inherited.sh
+for REPLY in $(compgen -e); do INHERITED[$REPLY]=${!REPLY}; done
 unset CDPATH POSIXLY_CORRECT BASH_ENV
 set +o posix
 set -Eeuo pipefail
 IFS=$' \t\n'
 
-export LOG_NAME=launcher
+LOG_NAME=launcher
 JOBS_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$JOBS_DIR/lib.sh"
+# shellcheck source=lib/inherited.sh
+source "$JOBS_DIR/lib/inherited.sh"
 # shellcheck source=lib/ranks.sh
 source "$JOBS_DIR/lib/ranks.sh"
 
 CHILD_PID='' MONITOR_PID='' FOLLOWER_PID='' KILLER_PID=''
 STOP_SIGNAL='' INTERRUPTED=0 IS_NODE_TASK=0
-exec {TOLD_FD}<> <(:) # a line in it for every program that was told of SIGUSR1
+exec {TOLD_FD}<> <(:) # holds a line for each program that was told of SIGUSR1
 
 main() {
-    if [[ $(parse_switch DEBUG "${DEBUG:-0}") == 1 ]]; then trace_start; fi
+    DEBUG=$(parse_switch DEBUG "${DEBUG:-0}")
+    DDP_MONITOR=$(parse_switch DDP_MONITOR "${DDP_MONITOR:-1}")
+    if ((DEBUG)); then trace_start; fi
     DDP_NODE=${DDP_NODE:-$(uname -n)}
     ranks_resolve
     run_defaults
-    ulimit -l unlimited 2>/dev/null || : # RDMA pins memory; srun may have lowered the limit
+    # RDMA pins memory; srun may have lowered the limit.
+    ulimit -l unlimited 2>/dev/null || ulimit -S -l "$(ulimit -H -l)" 2>/dev/null || :
     if ((IS_NODE_TASK)); then
         run_node "$@"
     else
@@ -74,6 +81,8 @@ run_node() {
     [[ $python ]] || die "DDP_NPROC_PER_NODE needs Python with torch for torchrun, found no python3 on $DDP_NODE: set DDP_PYTHON, or use --ntasks-per-node"
     unset SLURM_PROCID SLURM_LOCALID
     LOG=$DDP_RUN_DIR/logs/torchrun-$DDP_NODE.log
+    [[ $(signal_options --ignore-signal=USR1) ]] ||
+        die "one task a node needs the program env of coreutils 8.31 or later, found an older one on $DDP_NODE: give --ntasks-per-node instead of DDP_NPROC_PER_NODE"
     # Signals reach the ranks through their launchers; a shell cannot trap what it inherits ignored.
     COMMAND=(env --ignore-signal=USR1 "$python" -m torch.distributed.run
         --nnodes="$NUM_NODES" --node-rank="$NODE_RANK" --nproc-per-node="$DDP_NPROC_PER_NODE"
@@ -117,14 +126,16 @@ child_run() {
 
 # The child carries DDP_RANK_ID, by which its descendants are found, and dies with this script.
 child_prepare() {
-    local guard
+    local guard defaults
     mapfile -t guard < <(with_parent "$(if ((IS_NODE_TASK)); then echo TERM; else echo KILL; fi)")
     DDP_RANK_ID=$DDP_LAUNCH_ID/${RANK:-node$NODE_RANK}
     touch -- "$LOG"
     LOG_SIZE=$(stat -c %s -- "$LOG")
     OOM_KILLS=$(oom_kills)
     NODE_JSON=$(json_string "$DDP_NODE")
-    COMMAND=(env --default-signal=INT --default-signal=QUIT "DDP_RANK_ID=$DDP_RANK_ID" "${guard[@]}" "${COMMAND[@]}")
+    mapfile -t defaults < <(signal_options --default-signal=INT --default-signal=QUIT)
+    inherited_give_back
+    COMMAND=(env "${defaults[@]}" "${GIVEN_BACK[@]}" "DDP_RANK_ID=$DDP_RANK_ID" "${guard[@]}" "${COMMAND[@]}")
 }
 
 # A rank's command writes to its own log and to nothing else: no pipe can block or outlive it.
@@ -186,9 +197,10 @@ child_signal() {
     disown "$KILLER_PID" 2>/dev/null || : # bash reports a killed job that it knows
 }
 
+# Code 75 is no failure: the others may still be writing their checkpoint.
 attempt_has_failed() {
-    grep -aqsE "\"event\": \"rank_end\".*\"attempt\": $DDP_ATTEMPT,.*\"code\": [1-9].*\"requested\": false" \
-        "$DDP_RUN_DIR/events.jsonl"
+    grep -asE "\"event\": \"rank_end\".*\"attempt\": $DDP_ATTEMPT,.*\"code\": [1-9].*\"requested\": false" \
+        "$DDP_RUN_DIR/events.jsonl" | grep -v "\"code\": $EXIT_STOPPED," >/dev/null
 }
 
 # SIGUSR1 ends a program that has no handler for it, so only those that have one are told, and a
@@ -310,7 +322,7 @@ peers_wait() {
 # The monitor decides only that ranks hang: without it they run on.
 monitor_start() {
     local python monitor guard
-    [[ ${DDP_MONITOR:-1} != 0 ]] || return 0
+    ((DDP_MONITOR)) || return 0
     python=$(find_python "$JOBS_DIR/..")
     if [[ ! $python ]]; then
         log_info "no monitor on $DDP_NODE: no python3; set DDP_PYTHON"
@@ -319,10 +331,11 @@ monitor_start() {
     mapfile -t monitor < <(python_command "$(dirname -- "$JOBS_DIR")" "$python" monitor)
     mapfile -t guard < <(with_parent TERM)
     MONITOR_LOG=$DDP_OUT/slurm-$DDP_JOB_ID.$DDP_NODE.gutil
-    # SIGUSR1 may reach every process of the step, before Python has a handler for it.
-    env --ignore-signal=USR1 "${guard[@]}" "${monitor[@]}" record --out "$MONITOR_LOG" \
-        --interval "${DDP_MONITOR_INTERVAL:-15}" --compose "$DDP_RUN_DIR" --launch-id "$DDP_LAUNCH_ID" \
-        </dev/null >>"$DDP_RUN_DIR/logs/monitor-$DDP_NODE.log" 2>&1 &
+    (
+        trap '' USR1 # it may reach every process of the step, before Python has a handler for it
+        exec "${guard[@]}" "${monitor[@]}" record --out "$MONITOR_LOG" \
+            --interval "${DDP_MONITOR_INTERVAL:-15}" --compose "$DDP_RUN_DIR" --launch-id "$DDP_LAUNCH_ID"
+    ) </dev/null >>"$DDP_RUN_DIR/logs/monitor-$DDP_NODE.log" 2>&1 &
     MONITOR_PID=$!
     event_write monitor_up node "$(json_string "$DDP_NODE")" pid "$MONITOR_PID"
 }

@@ -231,7 +231,13 @@ stop_processes() {
     kill -KILL "${alive[@]}" 2>/dev/null || :
 }
 
-# with_parent SIGNAL COMMAND...: prints the words that end COMMAND when its parent dies.
+# signal_options OPTION...: prints those of env for signals; none before coreutils 8.31, which knew none.
+signal_options() {
+    if env "$@" true 2>/dev/null; then printf '%s\n' "$@"; fi
+}
+
+# with_parent SIGNAL: prints the words that, before a command, have SIGNAL end it when its parent dies;
+# none without setpriv.
 with_parent() {
     if setpriv --pdeathsig "$1" true 2>/dev/null; then
         printf '%s\n' setpriv --pdeathsig "$1" --

@@ -11,12 +11,14 @@
 #   jobs/prelaunch.sh …        the same without Slurm, or inside salloc and srun --pty
 #
 # Settings come from the environment and are listed in README.md; --dry-run shows them.
+declare -A INHERITED=() # see lib/inherited.sh
+for REPLY in $(compgen -e); do INHERITED[$REPLY]=${!REPLY}; done
 unset CDPATH POSIXLY_CORRECT BASH_ENV
 set +o posix
 set -Eeuo pipefail
 IFS=$' \t\n'
 
-export LOG_NAME=prelaunch
+LOG_NAME=prelaunch
 
 # Slurm runs a copy from its spool directory, beside which nothing lies.
 find_jobs_dir() {
@@ -41,6 +43,8 @@ find_jobs_dir() {
 JOBS_DIR=$(find_jobs_dir) || exit 64
 # shellcheck source=lib.sh
 source "$JOBS_DIR/lib.sh"
+# shellcheck source=lib/inherited.sh
+source "$JOBS_DIR/lib/inherited.sh"
 # shellcheck source=lib/settings.sh
 source "$JOBS_DIR/lib/settings.sh"
 # shellcheck source=lib/place.sh
@@ -122,10 +126,12 @@ parse_arguments() {
 show_help() {
     local python trainer
     print_head "${BASH_SOURCE[0]}"
-    echo "The trainer's options (python -m trainer --help):"
     python=$(find_python "$JOBS_DIR/..")
-    mapfile -t trainer < <(python_command "$(dirname -- "$JOBS_DIR")" "$python" trainer)
-    if [[ $python ]]; then "${trainer[@]}" --help </dev/null; fi || :
+    if [[ $python ]]; then
+        mapfile -t trainer < <(python_command "$(dirname -- "$JOBS_DIR")" "$python" trainer)
+        echo "The trainer's options (python -m trainer --help):"
+        "${trainer[@]}" --help </dev/null || :
+    fi
     exit 0
 }
 

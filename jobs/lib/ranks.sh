@@ -28,7 +28,8 @@ ranks_from_slurm() {
         # One task a node: torchrun numbers the ranks; Pyxis numbered the task.
         IS_NODE_TASK=1
         unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE
-        export NODE_RANK=$SLURM_NODEID NUM_NODES=${SLURM_STEP_NUM_NODES:-$SLURM_NNODES}
+        NUM_NODES=${SLURM_STEP_NUM_NODES:-$SLURM_NNODES}
+        export NODE_RANK=$SLURM_NODEID
         return 0
     fi
     contract RANK "$SLURM_PROCID"

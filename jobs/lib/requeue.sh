@@ -100,7 +100,8 @@ requeue_submit() {
     local options=() clean=() job
     mapfile -t options < <(requeue_options "$(job_info)")
     mapfile -t clean < <(requeue_environment)
-    if job=$(env "${clean[@]}" sbatch --parsable "${options[@]}" "$JOBS_DIR/prelaunch.sh" "${SUBMITTED[@]}"); then
+    inherited_give_back
+    if job=$(env "${clean[@]}" "${GIVEN_BACK[@]}" sbatch --parsable "${options[@]}" "$JOBS_DIR/prelaunch.sh" "${SUBMITTED[@]}"); then
         lock_release "${job%%;*}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}" # it owns the run from now on, though it has to wait
         log_info "job ${job%%;*} is submitted and carries on with ${DDP_RUN_DIR##*/} when job $DDP_JOB_ID has ended"
     else
@@ -119,8 +120,7 @@ requeue_options() {
     if [[ $(job_field Requeue "$1") == 0 ]]; then echo --no-requeue; fi
     for pair in $REQUEUE_FIELDS; do
         value=$(job_field "${pair%%=*}" "$1")
-        value=${value//gres[:\/]/}
-        if [[ $pair == Tres* && $pair != TresPerNode=* ]]; then value=${value#gpu:}; fi
+        if [[ $pair == Tres* ]]; then value=$(requeue_tres "${pair%%=*}" "$value"); fi
         if [[ $value && $value != 0 ]]; then echo "${pair#*=}=$value"; fi
     done
     if [[ ${SLURM_NTASKS_PER_NODE-} ]]; then echo "--ntasks-per-node=$SLURM_NTASKS_PER_NODE"; fi
@@ -133,8 +133,24 @@ requeue_options() {
     if [[ $value && ! $EXCLUDE ]]; then echo "--nodelist=$value"; fi
     excluded+=${EXCLUDE:+${excluded:+,}${EXCLUDE// /,}}
     if [[ $excluded ]]; then echo "--exclude=$excluded"; fi
-    printf '%s\n' "--chdir=$(job_path WorkDir "$1")" "--output=$(job_path StdOut "$1")" \
-        "--error=$(job_path StdErr "$1")"
+    for pair in WorkDir=--chdir StdOut=--output StdErr=--error; do
+        value=$(job_path "${pair%%=*}" "$1")
+        if [[ $value ]]; then echo "${pair#*=}=$value"; fi
+    done
+}
+
+# requeue_tres FIELD LIST: what the field's option takes of gpu:8, gres:gpu:8, gres/gpu:8 or gres/gpu=8,
+# as Slurm writes it by version; what came from other options (cpu=7) stands there, too.
+requeue_tres() {
+    local item items=() kept=() IFS=,
+    read -ra items <<<"$2"
+    for item in "${items[@]}"; do
+        if [[ $item == cpu=* || $item == mem=* || $item == license* ]]; then continue; fi
+        item=${item#gres[:/]} item=${item//=/:}
+        if [[ $1 != TresPerNode ]]; then item=${item#gpu:}; fi
+        kept+=("$item")
+    done
+    printf '%s' "${kept[*]}"
 }
 
 # requeue_environment: what env takes so that the successor starts as this job did: without Slurm's

@@ -36,8 +36,8 @@ step_build() {
 step_mounts() {
     local mounts=$SUBMIT_DIR:$SUBMIT_DIR entry extra
     [[ $PLACE == host-image ]] || return 0
-    step_check_mountable "$SUBMIT_DIR"
-    step_check_mountable "$DDP_OUT"
+    check_mountable "$SUBMIT_DIR"
+    check_mountable "$DDP_OUT"
     [[ $DDP_OUT == "$SUBMIT_DIR"/* ]] || mounts+=,$DDP_OUT:$DDP_OUT
     extra=$(extra_mounts) || exit
     while IFS= read -r entry; do
@@ -47,16 +47,6 @@ step_mounts() {
         mounts+=${entry:+,$entry}
     done <<<"$extra"
     printf '%s' "$mounts"
-}
-
-# step_check_mountable PATH: Pyxis separates mounts by commas and their parts by colons, and writes
-# them between double quotes into a script that Enroot's bash runs.
-step_check_mountable() {
-    case $1 in
-        *[,:\$\`\"\\]*)
-            die "a path to mount must hold none of , : \$ \` \" and \\, found $(printf '%q' "$1"): rename it, or work from another directory"
-            ;;
-    esac
 }
 
 # step_names: the variables that win over the image's. What is named to srun replaces the list of the
@@ -87,23 +77,35 @@ step_prepare() {
     # When a batch script is killed, Slurm itself ends the step, with SIGTERM first, so that the ranks
     # can say how they ended; an srun that dies with the script would have it killed at once.
     if [[ $PLACE == *-local ]] || ((INTERACTIVE)); then mapfile -t STEP_GUARD < <(with_parent TERM); fi
+    step_show_all_gpus
     STEP_MOUNTS=$(step_mounts)
     step_change_directory
     STEP_FORWARDED=$(step_names)
     step_forward_in_container
 }
 
+# step_show_all_gpus: with --gpus-per-task or --ntasks-per-gpu Slurm shows each rank one GPU. NCCL then has
+# no short way to the others, and the one monitor of a node sees no other. Who asked for a binding keeps
+# it, and so does a command of one's own, which may count on it.
+step_show_all_gpus() {
+    if ((IS_OWN_COMMAND)) || [[ ${SLURM_GPU_BIND-} ]]; then return 0; fi
+    unset SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU
+    if [[ ${SLURM_TRES_PER_TASK-} == *gpu* ]]; then unset SLURM_TRES_PER_TASK; fi
+    if [[ ${SLURM_TRES_BIND-} == gres/gpu:@(per_task|single):* ]]; then unset SLURM_TRES_BIND; fi
+}
+
 step_start() {
     local local_rank
+    inherited_give_back
     if [[ $PLACE != *-local ]]; then
-        "${STEP_GUARD[@]}" "${STEP_COMMAND[@]}" </dev/null &
+        "${STEP_GUARD[@]}" env "${GIVEN_BACK[@]}" "${STEP_COMMAND[@]}" </dev/null &
         STEP_PIDS=("$!")
         return 0
     fi
     # Pyxis and Slurm describe the batch script's own task: not these ranks.
     unset SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS RANK LOCAL_RANK
     for ((local_rank = 0; local_rank < NUM_LOCAL_RANKS; local_rank++)); do
-        env RANK="$local_rank" LOCAL_RANK="$local_rank" WORLD_SIZE="$WORLD_SIZE" \
+        env "${GIVEN_BACK[@]}" RANK="$local_rank" LOCAL_RANK="$local_rank" WORLD_SIZE="$WORLD_SIZE" \
             LOCAL_WORLD_SIZE="$WORLD_SIZE" NODE_RANK=0 \
             "${STEP_GUARD[@]}" "${STEP_COMMAND[@]}" </dev/null &
         STEP_PIDS+=("$!")
@@ -200,6 +202,7 @@ step_signal() {
 
 # step_end: whatever happened, nothing of this attempt stays behind on this node.
 step_end() {
+    local leftovers=()
     stop_processes 5 "${STEP_PIDS[@]}"
     mapfile -t leftovers < <(processes_with "DDP_LAUNCH_ID=$DDP_LAUNCH_ID")
     stop_processes 2 "${leftovers[@]}"

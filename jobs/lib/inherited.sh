@@ -1,0 +1,21 @@
+# shellcheck shell=bash
+# What the user exported reaches the ranks as it was, also under names that these scripts use for
+# themselves: bash exports again whatever is assigned to a name that came from the environment.
+#
+# Before anything else a script keeps in INHERITED what it was started with.
+
+declare -a GIVEN_BACK=()
+
+# What is set for the ranks on purpose, and what every shell changes.
+readonly SET_ON_PURPOSE='^(DDP_.*|S(LURM|RUN|BATCH|ALLOC)_.*|PYXIS_.*|((LOCAL|NODE|GROUP)_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|DEBUG|ENVIRONMENT|_|(OLD)?PWD|SHLVL|POSIXLY_CORRECT)$'
+
+# inherited_give_back: sets GIVEN_BACK to what env has to set for a program to see the user's own. An
+# array of the same name is not exported, and a local variable hides one: both are found as changed.
+inherited_give_back() {
+    GIVEN_BACK=()
+    for REPLY in "${!INHERITED[@]}"; do
+        if [[ ! $REPLY =~ $SET_ON_PURPOSE && ${!REPLY-} != "${INHERITED[$REPLY]}" ]]; then
+            GIVEN_BACK+=("$REPLY=${INHERITED[$REPLY]}")
+        fi
+    done
+}

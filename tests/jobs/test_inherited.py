@@ -1,0 +1,80 @@
+"""What the user exported reaches the ranks, under whatever name; and old programs beside them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Scripts
+
+pytestmark = pytest.mark.slow
+
+JOBS = Path(__file__).resolve().parents[2] / "jobs"
+SCRIPTS = (JOBS / "prelaunch.sh", JOBS / "launcher.sh", JOBS / "lib.sh", *JOBS.glob("lib/*.sh"))
+OURS = re.compile(r"(DDP|SLURM|SRUN|PYXIS|MASTER|NCCL|TORCH|EXIT)_|(LOCAL_|NODE_|GROUP_)?RANK$")
+CONTRACT = {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "DEBUG"}
+NOT_PASSED = {"TZ", "PS4", "BASH_REMATCH", "REPLY", "IFS", "INHERITED"}
+ASSIGNED = re.compile(r"(?<![A-Za-z0-9_$\"'{])([A-Z][A-Z_0-9]+)(?:\+?=|\[)")
+LOWER = ("code", "name", "node", "line", "pid", "file")
+
+
+def names_of_the_scripts() -> set[str]:
+    """All names in upper case that a script of jobs/ assigns."""
+    found: set[str] = set()
+    for path in SCRIPTS:
+        found |= set(ASSIGNED.findall(path.read_text()))
+    return {name for name in found if not OURS.match(name)} - CONTRACT - NOT_PASSED
+
+
+@pytest.mark.parametrize("place", ["in place", "srun"])
+def test_a_users_variable_is_never_replaced(scripts: Scripts, place: str) -> None:
+    """Not even where a script uses its name for itself: nor does the script take it for its own."""
+    names = [*sorted(names_of_the_scripts()), *LOWER]
+    assert {"LOG", "CODE", "PYTHON", "WORK_DIR", "STEP_COMMAND"} <= set(names)
+    if place == "srun":
+        scripts.fake_slurm("node1")
+    shown = "\n".join(f'echo "{name}=${name}"' for name in names)
+    user = dict.fromkeys(names, "mine")
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", shown, **user)
+    assert result.code == 0, result.err
+    log = (result.run_dir / "logs" / "rank-0.log").read_text().splitlines()
+    assert log == [f"{name}=mine" for name in names]
+
+
+def test_a_module_system_reaches_the_ranks(scripts: Scripts) -> None:
+    """BASH_ENV defines `module` in every shell of a user's; the scripts themselves do without."""
+    init = scripts.directory / "init.sh"
+    init.write_text("module() { echo module $1; }\n")
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", "module load cuda", BASH_ENV=str(init))
+    assert result.code == 0, result.err
+    assert (result.run_dir / "logs" / "rank-0.log").read_text() == "module load\n"
+
+
+def test_an_env_that_knows_no_signals(scripts: Scripts) -> None:
+    """RHEL 8 and Ubuntu 20.04 have coreutils 8.30, before --default-signal."""
+    scripts.fake(
+        "env",
+        """for word; do
+            case $word in --*-signal*) echo "env: unrecognized option" >&2; exit 125 ;; esac
+        done
+        exec /usr/bin/env "$@" """,
+    )
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", "echo $RANK", DDP_MONITOR="1")
+    assert result.code == 0, result.err
+    assert (result.run_dir / "logs" / "rank-1.log").read_text() == "1\n"
+    assert result.of("monitor_end")[0]["code"] == 0
+
+
+@pytest.mark.parametrize("name", ["DEBUG", "DDP_MONITOR"])
+def test_a_launcher_by_hand_takes_the_same_switches(scripts: Scripts, name: str) -> None:
+    """All words for on and off, and nothing else."""
+    wrong = scripts.run("launcher.sh", "--", "true", **{name: "maybe"})
+    assert wrong.code == 64
+    assert f"{name} must be 1/0, on/off" in wrong.err
+    right = scripts.run("launcher.sh", "--", "true", **{name: "off"})
+    assert right.code == 0, right.err
+    assert not right.of("monitor_up")
