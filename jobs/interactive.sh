@@ -10,11 +10,12 @@ JOBS_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 source "$JOBS_DIR/lib.sh"
 
 main() {
-    local options=(--job-name=ddp-interactive --pty)
+    local options=(--job-name=ddp-interactive --pty) lines
     command -v srun >/dev/null || die "an interactive session needs Slurm's srun, found none: run jobs/prelaunch.sh here instead"
     if [[ ${DDP_IMAGE-} ]]; then
         # The submit directory and the Slurm client must be visible in the container.
-        eval "$("$JOBS_DIR/../container/pyxis_env.sh")"
+        lines=$("$JOBS_DIR/../container/pyxis_env.sh") # on its own: within eval its failure would be lost
+        eval "$lines"
         # Not --container-image: what srun was given, an srun within does not know, unlike sbatch's.
         export PYXIS_CONTAINER_IMAGE=$DDP_IMAGE
         unset DDP_IMAGE

@@ -15,7 +15,7 @@ master_resolve() {
     case $status in
         0) ;;
         3) die "DDP_IFACE must name an interface with an address on $master, found none on '$DDP_IFACE': see 'ip -br addr' there" ;;
-        4) die "MASTER_PORT must be free on $master, found $MASTER_PORT taken: unset it to have a free one chosen" ;;
+        4) die "MASTER_PORT must be free on $master, found ${MASTER_PORT:-every one} taken: unset it to have a free one chosen" ;;
         *) die "the port of rank 0 must be probed on $master, and the probe ended with code $status: is the node up (sinfo -N)?" ;;
     esac
     master_choose_address "$master" "$address"

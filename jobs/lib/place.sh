@@ -109,7 +109,7 @@ place_die_no_image() {
 
 place_die_no_way() {
     log_info "the ranks of $NUM_NODES nodes need srun, and no Slurm client works here; paste one of these:"
-    log_info "    eval \"\$(container/pyxis_env.sh)\" && sbatch --container-image=./ddp.sqsh jobs/prelaunch.sh   # on the submit host: mounts the client"
+    log_info "    eval \"\$(container/pyxis_env.sh)\" && sbatch --nodes=$NUM_NODES --container-image=./ddp.sqsh jobs/prelaunch.sh   # on the submit host: mounts the client"
     log_info "    DDP_IMAGE=./ddp.sqsh sbatch --nodes=$NUM_NODES jobs/prelaunch.sh   # the script on the host, the ranks in containers"
     exit "$EXIT_USAGE"
 }
@@ -143,8 +143,16 @@ place_count_ranks() {
     if ((NUM_TASKS != NUM_NODES && NUM_LOCAL_RANKS != NUM_LOCAL_TASKS)); then
         die "DDP_NPROC_PER_NODE must agree with the tasks per node unless there is one, found $ranks and $NUM_LOCAL_TASKS: unset it, or give --ntasks-per-node=1"
     fi
+    place_warn_idle_gpus
     place_keep_spare
     WORLD_SIZE=$((NUM_LOCAL_RANKS == NUM_LOCAL_TASKS ? NUM_TASKS : NUM_NODES * NUM_LOCAL_RANKS))
+}
+
+place_warn_idle_gpus() {
+    local gpus=${SLURM_GPUS_ON_NODE-}
+    if ((!IS_OWN_COMMAND)) && [[ $gpus =~ ^[0-9]{1,3}$ ]] && ((gpus > NUM_LOCAL_RANKS)); then
+        log_info "warning: $gpus GPUs on a node for $NUM_LOCAL_RANKS of our ranks: give --ntasks-per-node=$gpus, or fewer GPUs"
+    fi
 }
 
 # place_keep_spare: nodes of the allocation that stay idle until another one is lost.

@@ -32,11 +32,14 @@ PYTHON
     fi 2>/dev/null
 }
 
-# The larger of the two ranges beside the ephemeral one, clear of the well-known ports.
+# The larger of the two ranges beside the ephemeral one, clear of the well-known ports. Where that one
+# leaves no room (1024 to 65535 is a common tuning), all of them.
 port_range() {
     local low high
     read -r low high </proc/sys/net/ipv4/ip_local_port_range
-    if ((low - 10000 >= 65535 - high)); then
+    if ((low <= 10000 && high >= 65535)); then
+        echo "10000 65535"
+    elif ((low - 10000 >= 65535 - high)); then
         echo "10000 $((low - 1))"
     else
         echo "$((high + 1)) 65535"

@@ -5,7 +5,7 @@ declare -a SETTING_NAMES=()
 declare -A SETTING_ORIGINS=()
 
 # Names that a rank must see as the job sees them, also where an image sets them otherwise.
-readonly FORWARDED_PREFIXES='DDP_|NCCL_|TORCH_|TORCHELASTIC_|GLOO_|CUDA_|OMP_|MKL_|PYTHON|UCX_|FI_|MASTER_|HF_|WANDB_'
+readonly FORWARDED_PREFIXES='DDP_|NCCL_|NVSHMEM_|TORCH_|TORCHELASTIC_|GLOO_|CUDA_|OMP_|MKL_|PYTHON|PYTORCH_|UCX_|FI_|MASTER_|HF_|WANDB_'
 
 # setting NAME ORIGIN VALUE: the default of a setting; what the user set stays as it is.
 setting() {
@@ -41,6 +41,9 @@ settings_debug_flags() {
         setting TORCH_FR_BUFFER_SIZE 'DEBUG=0' 2000
         setting TORCH_FR_DUMP_TEMP_FILE 'DEBUG=0' "$DDP_RUN_DIR/debug/nccl-trace-rank-"
     fi
+    # The watchdog asks for a hung rank's dump: the backend that is new in torch 2.15 does not listen.
+    setting TORCH_DIST_USE_NCCL2 'the watchdog' 0
+    setting CUDA_DEVICE_ORDER 'as NVML and Slurm count' PCI_BUS_ID
 }
 
 # Ranks of one node share its CPUs: Slurm says how many a task has, else we divide.
@@ -168,7 +171,7 @@ settings_network() {
     setting_note MASTER_ADDR "${SETTING_ORIGINS[MASTER_ADDR]}"
     if [[ ${DDP_IFACE-} ]]; then
         setting_note DDP_IFACE 'the environment'
-        setting NCCL_SOCKET_IFNAME 'DDP_IFACE' "$DDP_IFACE"
+        setting NCCL_SOCKET_IFNAME 'DDP_IFACE' "=$DDP_IFACE" # without =, eth1 is eth10, too
         setting GLOO_SOCKET_IFNAME 'DDP_IFACE' "$DDP_IFACE"
     fi
 }
@@ -202,7 +205,7 @@ settings_print() {
 settings_json() {
     local name value names separator='' JSON
     local -A seen=()
-    mapfile -t names < <(forwarded_names)
+    mapfile -t names < <(job_names)
     printf '{'
     for name in "${SETTING_NAMES[@]}" "${names[@]}"; do
         if [[ -v seen[$name] ]] || is_secret "$name"; then continue; fi
@@ -214,6 +217,16 @@ settings_json() {
         separator=', '
     done
     printf '}'
+}
+
+# check_mountable PATH: Pyxis separates mounts by commas and their parts by colons, and writes them
+# between double quotes into a script that Enroot's bash runs.
+check_mountable() {
+    case $1 in
+        *[,:\$\`\"\\]* | *$'\n'*)
+            die "a path to mount must hold none of , : \$ \` \" \\ and newlines, found $(printf '%q' "$1"): rename it, or work from another directory"
+            ;;
+    esac
 }
 
 # extra_mounts: prints DDP_MOUNTS an entry a line. Pyxis says once a task what it does not understand,
@@ -228,7 +241,12 @@ extra_mounts() {
     done
 }
 
-# forwarded_names: the exported names with one of the prefixes, one a line.
-forwarded_names() {
+# job_names: the exported names with one of the prefixes, one a line.
+job_names() {
     compgen -e | grep -E "^($FORWARDED_PREFIXES)" || :
+}
+
+# forwarded_names: those that mean something in an image: the host's Python and CUDA do not.
+forwarded_names() {
+    job_names | grep -vxE 'DDP_(HOME|IMAGE|MOUNTS|PYTHON)|PYTHONHOME|CUDA_(HOME|PATH|ROOT|DIR)' || :
 }

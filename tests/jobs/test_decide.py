@@ -231,6 +231,28 @@ def test_options_of_a_successor() -> None:
 
 
 @pytest.mark.parametrize(
+    ("field", "told", "option"),
+    [
+        ("TresPerNode", "gpu:8", "--gres=gpu:8"),
+        ("TresPerNode", "gres/gpu:a100:4,gres/shard=2", "--gres=gpu:a100:4,shard:2"),
+        ("TresPerTask", "cpu=7,gres/gpu=1", "--gpus-per-task=1"),
+        ("TresPerTask", "cpu=8", ""),
+        ("TresPerTask", "gres:gpu:h100:1", "--gpus-per-task=h100:1"),
+        ("TresPerJob", "gres/gpu=4", "--gpus=4"),
+    ],
+)
+def test_gpus_of_a_successor(field: str, told: str, option: str) -> None:
+    """Each series of Slurm writes them in its own way, and newer ones the CPUs beside them."""
+    info = f"JobId=7 {field}={told} WorkDir=/a StdErr= StdIn=/dev/null StdOut=/a/b Power= "
+    shared = {"NUM_NODES_ALLOCATED": "2", "DDP_NO_KILL": "0", "EXCLUDE": ""}
+    options = bash('requeue_options "$INFO"', INFO=info, SLURM_JOB_ID="7", **shared).splitlines()
+    assert options[:4] == [
+        "--dependency=afterany:7", "--job-name=ddp", "--open-mode=append", "--nodes=2"
+    ]  # fmt: skip
+    assert options[4:] == [*([option] if option else []), "--chdir=/a", "--output=/a/b"]
+
+
+@pytest.mark.parametrize(
     ("no_kill", "kept", "dropped"),
     [("1", "n1 n3", ["n2"]), ("1", "n1 n2", []), ("0", "n1 n3", []), ("1", "", [])],
     ids=["one is gone", "all are there", "not with --no-kill", "no answer"],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,7 +103,7 @@ def test_interface(scripts: Scripts) -> None:
     )
     result = scripts.run("prelaunch.sh", "--dry-run", DDP_IFACE="ib0")
     assert result.setting("MASTER_ADDR") == "10.4.4.4"
-    assert result.setting("NCCL_SOCKET_IFNAME") == "ib0"
+    assert result.setting("NCCL_SOCKET_IFNAME") == "=ib0"  # NCCL takes a bare name for a prefix
     assert result.setting("GLOO_SOCKET_IFNAME") == "ib0"
 
 
@@ -110,6 +112,50 @@ def test_interface_that_is_not_there(scripts: Scripts) -> None:
     result = scripts.run("prelaunch.sh", DDP_IFACE="nope0")
     assert result.code == 64
     assert "nope0" in result.err.splitlines()[-1]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace of its own needs root")
+@pytest.mark.parametrize("low", ["1024", "10000"])
+def test_a_port_where_the_ephemeral_range_is_everything(low: str) -> None:
+    """A common tuning of busy servers leaves no room beside it."""
+    probe = Path(__file__).resolve().parents[2] / "jobs" / "lib" / "probe.sh"
+    script = f"""
+        echo '{low} 65535' >/proc/sys/net/ipv4/ip_local_port_range
+        exec '{probe}' 7 '' ''
+    """
+    said = subprocess.run(
+        ["unshare", "--net", "bash", "-c", script], capture_output=True, text=True, check=True
+    )
+    assert said.stdout == "- 10007\n", said.stderr
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"SLURM_GPUS_PER_TASK": "1"},
+        {"SLURM_NTASKS_PER_GPU": "1"},
+        {"SLURM_TRES_PER_TASK": "cpu=7,gres/gpu=1", "SLURM_TRES_BIND": "gres/gpu:per_task:1"},
+    ],
+)
+def test_every_rank_sees_all_gpus_of_its_node(slurm: Scripts, asked: dict[str, str]) -> None:
+    """Else srun shows each rank one; who asked for a binding, or has a command, keeps it."""
+    slurm.fake("srun", f"env | grep -cE '^({'|'.join(asked)})=' >>'{slurm.directory}/seen' || :")
+    slurm.run("prelaunch.sh", "--max-steps", "1", **asked)
+    slurm.run("prelaunch.sh", "--max-steps", "1", **asked, SLURM_GPU_BIND="closest")
+    slurm.run("prelaunch.sh", "--", "true", **asked)
+    kept = str(len(asked))
+    assert (slurm.directory / "seen").read_text().split() == ["0", kept, kept]
+
+
+def test_gpus_that_nobody_will_use(slurm: Scripts) -> None:
+    """Eight GPUs and two ranks are a mistake; a command may start its own ranks."""
+    told = slurm.run("prelaunch.sh", "--dry-run", SLURM_GPUS_ON_NODE="8").err
+    assert "warning: 8 GPUs on a node for 2 of our ranks: give --ntasks-per-node=8" in told
+    for words in (["--dry-run", "--", "torchrun"], ["--dry-run"]):
+        gpus = "8" if len(words) > 1 else "2"
+        assert (
+            "GPUs on a node" not in slurm.run("prelaunch.sh", *words, SLURM_GPUS_ON_NODE=gpus).err
+        )
 
 
 def ephemeral() -> range:
@@ -126,7 +172,7 @@ def test_port_by_job_and_the_next_one_if_taken(slurm: Scripts) -> None:
         taken.bind(("::", port))
         taken.listen()
         again = int(slurm.run("prelaunch.sh", "--dry-run").setting("MASTER_PORT"))
-        assert again == port + 1
+        assert port < again < port + 100  # other jobs of this machine may have taken some, too
         wanted = slurm.run("prelaunch.sh", MASTER_PORT=str(port))
     assert wanted.code == 64
     assert f"found {port} taken" in wanted.err
