@@ -46,7 +46,7 @@ sqsh: ## turn the image into ddp.sqsh
 	container/to_squashfs.sh $(IMAGE) ddp.sqsh
 
 cluster-up: ## start a virtual Slurm cluster of 2 nodes on this machine (root)
-	@tests/provision.sh
+	@tests/provision.sh --install-only
 	@tests/cluster/cluster.sh up
 
 cluster-down: ## stop the virtual Slurm cluster

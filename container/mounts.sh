@@ -10,16 +10,6 @@ die() {
     exit 64
 }
 
-# check_mountable PATH: Pyxis separates mounts by commas and their parts by colons, and writes them
-# between double quotes into a script that Enroot's bash runs.
-check_mountable() {
-    case $1 in
-        *[,:\$\`\"\\]* | *$'\n'*)
-            die "a path to mount must hold none of , : \$ \` \" \\ and newlines, found $(printf '%q' "$1"): rename it, or work from another directory"
-            ;;
-    esac
-}
-
 # join_unique LIST ITEM...: prints the comma-separated list with what it lacks of the items.
 join_unique() {
     local list=$1 item

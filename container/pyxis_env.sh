@@ -22,8 +22,6 @@ HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 
 # Pyxis reads its variables into a buffer of PATH_MAX, and silently takes none that is longer.
 readonly MAX_LENGTH=4095
-# The host's Python and paths mean nothing in the image.
-readonly NOT_FORWARDED='^(DDP_(HOME|IMAGE|MOUNTS|PYTHON)|PYTHONHOME)$'
 
 # export_line NAME VALUE: in quotes that any shell of Bourne's family reads.
 export_line() {
@@ -54,7 +52,7 @@ mounts() {
 names() {
     local name list=(DDP_OUT)
     while IFS= read -r name; do
-        if [[ ! $name || $name =~ $NOT_FORWARDED ]]; then continue; fi
+        if [[ ! $name ]]; then continue; fi
         if [[ ${!name} == *$'\n'* ]]; then
             log "warning: $name is not forwarded, its value has several lines"
         else

@@ -14,6 +14,8 @@ LOG_NAME=slurm_mounts
 HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=container/mounts.sh
 . "$HERE/mounts.sh"
+# shellcheck source=jobs/lib/settings.sh
+. "$HERE/../jobs/lib/settings.sh"
 
 readonly PROGRAMS=(srun scontrol sbatch squeue scancel sinfo sacct)
 # Every Debian or Ubuntu image with a Python has these, and its own programs need its own.

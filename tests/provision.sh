@@ -5,8 +5,9 @@ set -Eeuo pipefail
 # program=package: a program that is there, from wherever, needs no package.
 readonly NEEDS=(
     slurmctld=slurm-wlm slurmd=slurm-wlm srun=slurm-wlm munged=munge
-    dockerd=docker.io mksquashfs=squashfs-tools shellcheck=shellcheck bwrap=bubblewrap
-    mmdebstrap=mmdebstrap chromium=chromium chromedriver=chromium-driver ip=iproute2 iptables=iptables faketime=faketime gcc=gcc gcc=libc6-dev
+    dockerd=docker.io mksquashfs=squashfs-tools bwrap=bubblewrap mmdebstrap=mmdebstrap
+    chromium=chromium chromedriver=chromium-driver ip=iproute2 iptables=iptables faketime=faketime
+    gcc=gcc gcc=libc6-dev # the latter comes along where the former is missing
 )
 readonly DOCKER_LOG=${DDP_DOCKER_LOG:-/var/log/ddp-dockerd.log}
 readonly DOCKER_START_S=60
