@@ -150,7 +150,7 @@ place_count_ranks() {
 
 place_warn_idle_gpus() {
     local gpus=${SLURM_GPUS_ON_NODE-}
-    if ((!IS_OWN_COMMAND)) && [[ $gpus =~ ^[0-9]{1,3}$ ]] && ((gpus > NUM_LOCAL_RANKS)); then
+    if ((! IS_OWN_COMMAND)) && [[ $gpus =~ ^[0-9]{1,3}$ ]] && ((gpus > NUM_LOCAL_RANKS)); then
         log_info "warning: $gpus GPUs on a node for $NUM_LOCAL_RANKS of our ranks: give --ntasks-per-node=$gpus, or fewer GPUs"
     fi
 }
