@@ -170,7 +170,8 @@ judge_show_log() {
     local log=$DDP_RUN_DIR/logs/rank-$FAILED_RANK.log
     if [[ ! $FAILED_RANK || $LOST ]] || ((CODE == EXIT_STOPPED || FAILED_BY_REQUEST)); then return 0; fi
     log_info "the end of $log:"
-    tail -c 16384 -- "$log" 2>/dev/null | tail -n 20 | sed -e 's/^/    /' -e "\$a\\" >&2 || :
+    tail -c 16384 -- "$log" 2>/dev/null | tail -n 20 |
+        sed -e 's/^/    /' -e "\$a\\" >&2 || : # the second one ends a last line that has no end
 }
 
 judge_event() {

@@ -58,6 +58,7 @@ settings_cpus() {
         cpus=${SLURM_CPUS_ON_NODE:-$(nproc)}
     fi
     cpus=$((cpus / ranks))
+    # DEBUG sets only what is for debugging.
     ((DEBUG)) || setting OMP_NUM_THREADS "CPUs of a rank" "$((cpus > 0 ? cpus : 1))"
 }
 

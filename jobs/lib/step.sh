@@ -9,7 +9,7 @@ STEP_CODE=0 STEP_MOUNTS='' STEP_FORWARDED='' STEP_CHDIR=()
 # step_build ARGUMENTS...: STEP_COMMAND for srun; in place the launcher is started once per rank.
 # Every attempt builds it anew, for the nodes that are left.
 step_build() {
-    local launcher=$JOBS_DIR/launcher.sh IFS=,
+    local launcher=$JOBS_DIR/launcher.sh IFS=, # which joins NODES
     STEP_COMMAND=()
     if [[ $PLACE == *-srun || $PLACE == host-image ]]; then
         STEP_COMMAND=(srun --kill-on-bad-exit=1 --nodes="$NUM_NODES" --ntasks="$NUM_TASKS"

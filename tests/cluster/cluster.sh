@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A Slurm cluster on one machine: real slurmctld, slurmd and munged; every node has its own
-# network, address and host name, and GPUs to allocate that are plain files.
+# network, address and host name, and GPUs to allocate, which are further names of /dev/null.
 set -Eeuo pipefail
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)
