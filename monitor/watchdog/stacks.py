@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from monitor.watchdog import processes
@@ -34,6 +35,8 @@ _WAITS_IN = (
     "torch/nn/parallel/distributed.py",
     "torch/cuda/__init__.py",  # synchronize: the collective is on the device
 )
+_OURS = f"{Path(__file__).parents[2]}/"
+"""Whatever the folder is called into which this project was cloned."""
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<frozen|/\.venv/")
 
 
@@ -46,7 +49,7 @@ class Frame(NamedTuple):
 
     def __str__(self) -> str:
         """Write it short: the end of the path is what tells files apart."""
-        name = "/".join(self.file.rsplit("/", 3)[-3:])
+        name = "/".join(self.file.removeprefix(_OURS).rsplit("/", 3)[-3:])
         return f"{name}:{self.line} in {self.function}"
 
 

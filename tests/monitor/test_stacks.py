@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.watchdog import processes
+from monitor.watchdog import processes, stacks
 from monitor.watchdog.stacks import (
     Frame,
     StackTaker,
@@ -254,3 +254,10 @@ def test_what_proc_tells() -> None:
     assert processes.cpu_s(pid) is None
     assert processes.environment(pid) == {}
     assert not processes.catches(pid, signal.SIGUSR2)
+
+
+def test_a_line_of_ours_is_named_from_the_projects_root() -> None:
+    """Of another file the last three parts tell it apart."""
+    root = Path(stacks.__file__).parents[2]
+    assert str(Frame(f"{root}/trainer/passes.py", 60, "take")) == "trainer/passes.py:60 in take"
+    assert str(Frame("/a/b/c/d.py", 1, "f")) == "b/c/d.py:1 in f"
