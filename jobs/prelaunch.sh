@@ -81,7 +81,10 @@ main() {
     leave_to_task_zero
     master_forget_hooks
     place_detect
-    if ((IS_OWN_COMMAND)); then foreign_check "${ARGUMENTS[@]:1}"; fi
+    if ((IS_OWN_COMMAND)); then
+        foreign_check "${ARGUMENTS[@]:1}"
+        foreign_check_program "${ARGUMENTS[1]}"
+    fi
     check_start
     resolve_settings
     step_prepare

@@ -1,6 +1,7 @@
 # shellcheck shell=bash disable=SC2153 # set by the other parts
-# A command of the user's own that brings a launcher of its own, as torchrun: each of our ranks would
-# run it once, and unless it is told of the others, each would train alone and nobody would notice.
+# A command of the user's own: is it there, and does it bring a launcher of its own, as torchrun? Each of
+# our ranks would run that once, and unless it is told of the others, each would train alone and nobody
+# would notice.
 
 # foreign_check COMMAND...: ends with the user's mistake, or warns where it may be one.
 foreign_check() {
@@ -17,6 +18,20 @@ foreign_check() {
         die "a command after -- is one rank, found torchrun in each of $WORLD_SIZE ranks, where every one would train alone: leave torchrun and its options away (-- python train.py), or tell it of the others ($option)"
     fi
     log_info "warning: $launcher starts ranks of its own, and each of $WORLD_SIZE ranks runs it: leave it and its options away (-- python train.py)"
+}
+
+# foreign_check_program PROGRAM: where the ranks see what this script sees, it must be there. A login
+# node, from which salloc starts ranks elsewhere, need not have it.
+foreign_check_program() {
+    if [[ $PLACE == host-image || ($PLACE == *-srun && ${ENVIRONMENT-} != BATCH) ]] || type -P -- "$1" >/dev/null; then
+        return 0
+    fi
+    if [[ $1 == *=* ]]; then
+        die "the command after -- must begin with a program, found the setting '$1': write -- env $1 …"
+    elif [[ -e $1 && $1 == */* ]]; then
+        die "the command after -- must be a program that may be run, found that '$1' may not: chmod +x it, or name what runs it (-- python $1)"
+    fi
+    die "the command after -- must be a program, found none named '$1' on $DDP_NODE: correct it, or extend PATH"
 }
 
 # foreign_launcher COMMAND...: prints whose launcher it is, nothing for any other command.

@@ -123,3 +123,29 @@ def test_a_failure_after_a_warning_that_nobody_took_is_a_failure(
     assert result.code == code
     assert [end["requested"] for end in result.of("rank_end")] == [is_requested]
     assert len(result.of("first_failure")) == (not is_requested)
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("pyhton", "found none named 'pyhton' on "),
+        ("./there.py", "found that './there.py' may not: chmod +x it, or name what runs it"),
+        ("./gone.py", "found none named './gone.py' on "),
+        ("LR=3", "found the setting 'LR=3': write -- env LR=3"),
+        ("--help", "found none named '--help' on "),
+    ],
+)
+def test_a_mistyped_command(scripts: Scripts, word: str, told: str) -> None:
+    """One line before anything is written, and not one of setpriv's from every rank."""
+    (scripts.directory / "there.py").write_text("print()\n")
+    result = scripts.run("prelaunch.sh", "--", word, "train.py")
+    assert result.code == 64
+    assert told in result.err.splitlines()[-1]
+    assert not list(scripts.directory.glob("out"))
+
+
+def test_a_program_that_only_compute_nodes_have(slurm: Scripts) -> None:
+    """Under salloc the script runs on a login node: only a batch job's script sees what ranks see."""
+    words = ("prelaunch.sh", "--dry-run", "--", "nvidia-smi-of-the-node")
+    assert slurm.run(*words).code == 64
+    assert slurm.run(*words, ENVIRONMENT="").code == 0
