@@ -145,7 +145,7 @@ def test_a_mistyped_command(scripts: Scripts, word: str, told: str) -> None:
 
 
 def test_a_program_that_only_compute_nodes_have(slurm: Scripts) -> None:
-    """Under salloc the script runs on a login node: only a batch job's script sees what ranks see."""
+    """Under salloc the script runs on a login node; a batch job's sees what its ranks see."""
     words = ("prelaunch.sh", "--dry-run", "--", "nvidia-smi-of-the-node")
     assert slurm.run(*words).code == 64
     assert slurm.run(*words, ENVIRONMENT="").code == 0
