@@ -13,8 +13,8 @@ The file `rank-<RANK>` in DDP_BEAT_DIR has 64 bytes, little-endian:
 | 48-55 | points so far at which all ranks meet: the same number on each rank at the same place |
 | 56-63 | 1 + the steps completed when this start of the run began to train; before that 0 |
 
-Every number is stored at once, so a reader never sees half of one; a beat as a whole may be read
-while it is written.
+Stored by one copy, never by `pack_into`, which zeroes first; the numbers of a beat may be of two
+beats, none is half of one.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ _SIZE_BYTES: Final = 64
 _HEAD: Final = struct.Struct("<8sq")
 _BEAT: Final = struct.Struct("<qqqqq")
 _FIRST: Final = struct.Struct("<q")
+_HEAD_PLACE: Final = slice(0, 16)
+_BEAT_PLACE: Final = slice(16, 56)
+_FIRST_PLACE: Final = slice(56, 64)
 
 
 class Phase(IntEnum):
@@ -92,7 +95,7 @@ class NoBeat:
 
 
 class SharedBeat:
-    """Beats into a file that lies in memory; a beat is one store of 40 bytes."""
+    """Beats into a file that lies in memory; a beat is one copy of 40 bytes."""
 
     def __init__(self, path: Path) -> None:
         """Create the file. Raises OSError where that cannot be."""
@@ -107,19 +110,19 @@ class SharedBeat:
         self._count = 0
         self._num_meetings = 0
         self.enter(START)
-        _HEAD.pack_into(self._memory, 0, _MAGIC, os.getpid())
+        self._memory[_HEAD_PLACE] = _HEAD.pack(_MAGIC, os.getpid())
         beside.replace(path)
 
     def begin(self, step: int) -> None:
         """Training begins, or begins again, after so many steps of the run."""
         self.step = step
-        _FIRST.pack_into(self._memory, 56, step + 1)
+        self._memory[_FIRST_PLACE] = _FIRST.pack(step + 1)
 
     def enter(self, phase: int) -> None:
         """A phase begins that waits for nobody."""
         self._count = count = self._count + 1
-        _BEAT.pack_into(
-            self._memory, 16, self.step, monotonic_ns(), phase, count, self._num_meetings
+        self._memory[_BEAT_PLACE] = _BEAT.pack(
+            self.step, monotonic_ns(), phase, count, self._num_meetings
         )
 
     def meet(self, phase: int) -> None:

@@ -1,6 +1,9 @@
+import mmap
 import os
 import signal
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +37,31 @@ def test_a_beat_says_where_its_rank_is(tmp_path: Path) -> None:
     assert (told["step"], told["phase"], told["count"], told["meetings"]) == (7, SAVE, 4, 2)
     assert told["first"] == 6 + 1
     assert before_ns <= told["time_ns"] <= time.monotonic_ns()
+
+
+def test_no_reader_sees_half_a_number(tmp_path: Path) -> None:
+    """Read as fast as can be while another process beats: never a number that it did not store."""
+    path = tmp_path / "rank-0"
+    beating = (
+        "import sys; from pathlib import Path; from trainer.beat import FORWARD, SharedBeat\n"
+        "beat = SharedBeat(Path(sys.argv[1]))\n"
+        "while True: beat.begin(6); beat.meet(FORWARD)"
+    )
+    began_ns = time.monotonic_ns()
+    with subprocess.Popen([sys.executable, "-c", beating, path]) as process:
+        try:
+            deadline_s = time.monotonic() + 30
+            while not path.exists() or read(path)["count"] < 9:
+                assert time.monotonic() < deadline_s
+            with path.open("rb") as file:
+                memory = mmap.mmap(file.fileno(), 64, prot=mmap.PROT_READ)
+            for _ in range(100_000):
+                told = struct.unpack("<8s7q", memory[:])
+                assert 0 not in told
+                assert (told[2], told[4], told[7]) == (6, FORWARD, 7)
+                assert began_ns < told[3] <= time.monotonic_ns()
+        finally:
+            process.kill()
 
 
 def test_a_second_start_begins_anew(tmp_path: Path) -> None:
