@@ -12,6 +12,7 @@ Only rank 0 changes anything here.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import shutil
 from typing import TYPE_CHECKING
@@ -55,21 +56,24 @@ class CheckpointFolder:
         One whose place in that order cannot be read comes before all others: it is damaged, and
         whoever looks for a good one should be told.
         """
-        names = [
-            entry.name for entry in self.path.glob("step-*") if step_of(entry.name) is not None
-        ]
-        return sorted(names, key=lambda name: (self._serial(name), step_of(name)), reverse=True)
+        return list(self._serials())
 
     def next_serial(self) -> int:
         """Return the number of the next checkpoint in the order of writing."""
-        serials = [self._serial(name) for name in self.names()]
-        return 1 + max((int(serial) for serial in serials if serial != float("inf")), default=0)
+        serials = self._serials().values()
+        return 1 + max((int(serial) for serial in serials if math.isfinite(serial)), default=0)
+
+    def _serials(self) -> dict[str, float]:
+        """Return each checkpoint's place in the order of writing, the last one first."""
+        names = [entry.name for entry in self.path.glob("step-*")]
+        serials = {name: self._serial(name) for name in names if step_of(name) is not None}
+        return dict(sorted(serials.items(), key=lambda s: (s[1], step_of(s[0])), reverse=True))
 
     def _serial(self, name: str) -> float:
         try:
             return State.from_json(plain_file.read_text(self.path / name / STATE_FILE)).serial
         except (OSError, ValueError, RecursionError):
-            return float("inf")
+            return math.inf
 
     def partial(self, step: int) -> Path:
         """Return where to write the checkpoint of `step`."""
@@ -111,12 +115,17 @@ class CheckpointFolder:
         return None
 
     def prune(self, num_kept: int, *, kept: Collection[str], damaged: Collection[str]) -> None:
-        """Remove all but the last `num_kept`, what `best` names, and `kept`.
+        """Remove all but the last `num_kept`, what the pointers name, and `kept`.
 
-        Those known to be damaged do not count: they go when there are enough good ones.
+        Those known to be damaged do not count: they go when there are enough good ones. One whose
+        place in the order cannot be read neither counts nor goes: nobody has looked at it.
         """
-        spared = {self.pointed("best"), *kept}
-        good = [name for name in self.names() if name not in damaged]
+        spared = {self.pointed("latest"), self.pointed("best"), *kept}
+        good = [
+            name
+            for name, serial in self._serials().items()
+            if math.isfinite(serial) and name not in damaged
+        ]
         surplus = good[num_kept:]
         if len(good) >= num_kept:
             surplus += damaged

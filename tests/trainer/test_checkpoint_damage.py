@@ -22,6 +22,7 @@ from tests.trainer.saved import (
     tensor_file,
 )
 from trainer import manifest
+from trainer.checkpoint_folder import CheckpointFolder
 
 
 def _flip(file: Path) -> str:
@@ -42,6 +43,11 @@ def _flip_index(folder: Path) -> str:
 def _flip_state(folder: Path) -> str:
     _flip(folder / "state.json")
     return "state.json"
+
+
+def _cut_state(folder: Path) -> str:
+    os.truncate(folder / "state.json", 20)
+    return "state.json has 20 of"
 
 
 def _lose(folder: Path) -> str:
@@ -109,8 +115,8 @@ DAMAGES = [
     _state_as_pipe,
     _index_as_pipe,
     _manifest_as_pipe,
-    shorten, _flip_tensors, _flip_index, _flip_state, _lose, _lose_state, _lose_manifest,
-    _cut_manifest, _nest_manifest, _nest_state, _swap, _garble,
+    shorten, _flip_tensors, _flip_index, _flip_state, _cut_state, _lose, _lose_state,
+    _lose_manifest, _cut_manifest, _nest_manifest, _nest_state, _swap, _garble,
 ]  # fmt: skip
 
 
@@ -147,6 +153,30 @@ def test_a_damaged_one_does_not_push_good_ones_out(tmp_path: Path) -> None:
     save(checkpoints, 7)
     assert loaded_step(tmp_path) == 7
     assert {e.name for e in (tmp_path / "checkpoints").iterdir()} == {"step-7", "latest"}
+
+
+@pytest.mark.parametrize("damage", [_cut_state, _lose_state])
+def test_one_whose_place_is_unknown_pushes_no_good_one_out(tmp_path: Path, damage: Any) -> None:
+    """Nobody has looked at it, as a path was named: it neither counts as the newest nor is lost."""
+    save(open_folder(tmp_path), 5, 10, 20)
+    damage(tmp_path / "checkpoints" / "step-5")
+    checkpoints = open_folder(tmp_path, num_kept=1)
+    checkpoints.load("step-20", all_of)
+    save(checkpoints, 25)
+    names = {entry.name for entry in (tmp_path / "checkpoints").iterdir()}
+    assert names == {"step-5", "step-25", "latest"}
+    assert pointer(tmp_path, "latest") == "step-25"
+    assert loaded_step(tmp_path) == 25
+
+
+def test_what_latest_names_is_never_removed(tmp_path: Path) -> None:
+    """Whatever the order is taken to be: a pointer must not dangle."""
+    save(open_folder(tmp_path), 5, 10)
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    folder.point("latest", 5)
+    folder.prune(1, kept=(), damaged=["step-5"])
+    assert folder.names() == ["step-10", "step-5"]
+    assert folder.pointed("latest") == "step-5"
 
 
 @pytest.mark.timeout(60)
