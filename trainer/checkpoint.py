@@ -264,8 +264,8 @@ class Checkpoints:
         if is_best:
             self._point("best", step)
         best_step = writing.state.position.best_step
-        damaged = [name for name in self._damaged if step_of(name) != step]
-        self._folder.prune(self._num_kept, kept={f"step-{best_step}"}, damaged=damaged)
+        self._damaged = [name for name in self._damaged if step_of(name) != step]
+        self._folder.prune(self._num_kept, kept={f"step-{best_step}"}, damaged=self._damaged)
 
     def _point(self, name: str, step: int) -> None:
         """Move a pointer. Where that fails it stays, and the training goes on."""

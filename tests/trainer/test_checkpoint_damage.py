@@ -155,6 +155,17 @@ def test_a_damaged_one_does_not_push_good_ones_out(tmp_path: Path) -> None:
     assert {e.name for e in (tmp_path / "checkpoints").iterdir()} == {"step-7", "latest"}
 
 
+def test_one_that_was_written_anew_is_damaged_no_more(tmp_path: Path) -> None:
+    """It is the newest good one then, and stays like any other."""
+    save(open_folder(tmp_path), 5, 10)
+    shorten(tmp_path / "checkpoints" / "step-10")
+    checkpoints = open_folder(tmp_path, num_kept=2)
+    checkpoints.load("auto", all_of)
+    save(checkpoints, 10, 15)
+    names = {entry.name for entry in (tmp_path / "checkpoints").iterdir()}
+    assert names == {"step-10", "step-15", "latest"}
+
+
 @pytest.mark.parametrize("damage", [_cut_state, _lose_state])
 def test_one_whose_place_is_unknown_pushes_no_good_one_out(tmp_path: Path, damage: Any) -> None:
     """Nobody has looked at it, as a path was named: it neither counts as the newest nor is lost."""
