@@ -204,7 +204,8 @@ class Checkpoints:
 
     def _take_up(self, path: Path, position: Position) -> None:
         """Go on from a loaded checkpoint; a pointer that means nothing is written anew."""
-        if path.parent != self._folder.path:
+        own = self._folder.path / f"step-{position.step}"
+        if path.resolve() != own.resolve():  # a user names it as it suits them
             return
         self._position, self.latest_step = position, position.step
         if not self._mesh.ranks.is_main:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,27 @@ def test_a_path_is_taken_or_an_error(tmp_path: Path) -> None:
     shorten(tmp_path / "checkpoints" / "step-5")
     with pytest.raises(UserError, match=r"--resume step-5: a complete checkpoint; found __0_0"):
         load(tmp_path, "step-5")
+
+
+def test_a_relative_path_or_a_link_to_one_of_the_run_is_one_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it is named: it is what the run stands on. A copy of it elsewhere is not."""
+    save(open_folder(tmp_path), 5, 10)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").symlink_to("checkpoints/step-5")
+    shutil.copytree("checkpoints/step-5", "elsewhere/step-5")
+    shutil.copytree("checkpoints/step-5", "checkpoints/copy")
+    for wish in ("checkpoints/step-5", "mine", "./checkpoints/../checkpoints/step-5/", "step-5"):
+        checkpoints = open_folder(tmp_path)
+        checkpoints.load(wish, all_of)
+        assert checkpoints.latest_step == 5, wish
+        assert checkpoints.holds(position(5))
+    for wish in ("elsewhere/step-5", "copy"):
+        checkpoints = open_folder(tmp_path)
+        checkpoints.load(wish, all_of)
+        assert checkpoints.latest_step is None, wish
+        assert not checkpoints.holds(position(5))
 
 
 def trained(seed: int, steps: int, model: torch.nn.Module | None = None) -> tuple[Any, Update]:
