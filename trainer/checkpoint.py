@@ -25,7 +25,7 @@ from trainer.saving import SaveError
 from trainer.staging import HostCopies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -71,6 +71,8 @@ class Checkpoints:
         self._position: Position | None = None
         """What the newest checkpoint holds, be it complete or being written."""
         self._damaged: list[str] = []
+        self._own: dict[int, Path] = {}
+        """What this start began from and what it has saved since, by step, rising: its branch."""
         self.latest_step: int | None = None
         """The last complete one of this run that this process knows of."""
         self.last_seconds: float | None = None
@@ -135,6 +137,7 @@ class Checkpoints:
         self._writing = None
         if writing.error is None:
             self.latest_step, self.failure = writing.step, None
+            self._stand_on(writing.step, self._folder.path / f"step-{writing.step}")
             self.last_seconds = writing.ended_s - writing.began_s
         else:
             self._position, self.failure = None, str(writing.error)
@@ -150,16 +153,42 @@ class Checkpoints:
         Raises UserError when a path was given and cannot be loaded, and what `prepare` raises.
         """
         self.wait()
+        named = None if wish == "auto" else wish
+        return self._load_first(self._candidates(wish), prepare, named=named)
+
+    def load_back(
+        self, prepare: Callable[[Stored], dict[str, Tensor]]
+    ) -> tuple[dict[str, Tensor], Position] | None:
+        """Load the checkpoint that this start stands on: of its own branch, not the newest of all.
+
+        A damaged one is skipped as in `load`; None: there is no other one.
+        """
+        self.wait()
+        return self._load_first(self._shared(self._behind), prepare)
+
+    @property
+    def back_step(self) -> int | None:
+        """The step of what `load_back` tries first; None: there is nothing to go back to."""
+        return max(self._own, default=None)
+
+    def _load_first(
+        self,
+        paths: Sequence[Path],
+        prepare: Callable[[Stored], dict[str, Tensor]],
+        *,
+        named: str | None = None,
+    ) -> tuple[dict[str, Tensor], Position] | None:
+        """Load the first that is not damaged; one that the user `named` may not be."""
         skipped: list[dict[str, str]] = []
-        for path in self._candidates(wish):
+        for path in paths:
             loaded, problem = self._try_load(path, prepare)
             if loaded is not None:
                 self._take_up(path, loaded[1])
                 self._tell_resume(loaded[1].step, str(path), skipped)
                 return loaded
-            if wish != "auto":
+            if named is not None:
                 raise UserError(
-                    f"--resume {wish}",
+                    f"--resume {named}",
                     rule="a complete checkpoint",
                     found=problem,
                     remedy="name a folder such as out/RUN/checkpoints/step-100, or --resume auto",
@@ -178,10 +207,24 @@ class Checkpoints:
         if wish != "auto":
             path = Path(wish).expanduser()
             return [path if path.exists() else self._folder.path / wish]
-        names = self._folder.names() if self._mesh.ranks.is_main else []
-        (count,) = self._mesh.max([float(len(names))])
-        names = self._meet().share(names) if count else []
-        return [self._folder.path / name for name in names]
+        return self._shared(self._folder.paths)
+
+    def _behind(self) -> list[Path]:
+        """What to go back to: this start's own branch, then what was written before it began."""
+        own = {step: path for step, path in self._own.items() if path.exists()}
+        before, first_step = self._folder.paths(), min(own, default=0)
+        if own.get(first_step) in before:
+            del before[: before.index(own[first_step]) + 1]
+        else:  # it began elsewhere: what is here is of another run, or of another branch
+            before.clear()
+        older = [path for path in before if (step_of(path.name) or 0) < first_step]
+        return [*reversed(own.values()), *older]
+
+    def _shared(self, look: Callable[[], list[Path]]) -> list[Path]:
+        """Return what rank 0 sees; the group is opened only if that is anything at all."""
+        paths = look() if self._mesh.ranks.is_main else []
+        (count,) = self._mesh.max([float(len(paths))])
+        return self._meet().share(paths) if count else []
 
     def _try_load(
         self, path: Path, prepare: Callable[[Stored], dict[str, Tensor]]
@@ -206,7 +249,10 @@ class Checkpoints:
         """Go on from a loaded checkpoint; a pointer that means nothing is written anew."""
         own = self._folder.path / f"step-{position.step}"
         if path.resolve() != own.resolve():  # a user names it as it suits them
+            self._stand_on(position.step, path)
+            self._position = self.latest_step = None
             return
+        self._stand_on(position.step, own)
         self._position, self.latest_step = position, position.step
         if not self._mesh.ranks.is_main:
             return
@@ -215,6 +261,9 @@ class Checkpoints:
         best_step = position.best_step
         if self._folder.pointed("best") is None and best_step is not None:
             self._point("best", best_step)
+
+    def _stand_on(self, step: int, path: Path) -> None:
+        self._own = {s: p for s, p in self._own.items() if s < step} | {step: path}
 
     def _meet(self) -> Peers:
         """The other ranks; the group is opened at the first need."""

@@ -58,6 +58,10 @@ class CheckpointFolder:
         """
         return list(self._serials())
 
+    def paths(self) -> list[Path]:
+        """Return where they are, in the same order."""
+        return [self.path / name for name in self.names()]
+
     def next_serial(self) -> int:
         """Return the number of the next checkpoint in the order of writing."""
         serials = self._serials().values()

@@ -49,7 +49,7 @@ class Parts:
     steps_per_epoch: int
     checkpoints: Checkpoints
     go_back: Callable[[Position], Resumed]
-    """Loads the newest checkpoint into model and optimizer; all ranks call it together."""
+    """Loads the run's own last checkpoint into model and optimizer; all ranks call it together."""
     sinks: Sinks
     events: EventLog
     stop: StopRequest

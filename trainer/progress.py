@@ -125,7 +125,7 @@ class Progress:
         reduced = self._parts.mesh.sum(own)
         self._parts.checkpoints.wait()  # one on its way may be the one to go back to
         action, steps = self.non_finite.judge(
-            losses, reduced, position, first_step, self._parts.checkpoints.latest_step
+            losses, reduced, position, first_step, self._parts.checkpoints.back_step
         )
         if action == "rollback":
             raise RollBack(steps)

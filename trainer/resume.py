@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer import generators
-from trainer.errors import UserError
+from trainer.errors import RunFailedError, UserError
 from trainer.identity import differences
 from trainer.state import destinations, restore_rank, restore_tensors
 
@@ -53,12 +53,28 @@ class Resume:
 
         Raises UserError when the checkpoint is of a run with other options, or of another model.
         """
-        rank, device = self.mesh.ranks.rank, self.mesh.device
         loaded = self.checkpoints.load(wish, self._prepare)
         if loaded is None:
             generators.seed_all(generators.derive_seed(fresh.seed, "rank", self.mesh.dp_rank))
-            return Resumed(position=fresh, loss_sum=torch.zeros((), device=device))
-        tensors, position = loaded
+            return Resumed(position=fresh, loss_sum=torch.zeros((), device=self.mesh.device))
+        return self._restore(*loaded, fresh)
+
+    def go_back(self, position: Position) -> Resumed:
+        """Load what this start of the run stands on, from which it has come to `position`.
+
+        Raises RunFailedError when it can no longer be loaded.
+        """
+        loaded = self.checkpoints.load_back(self._prepare)
+        if loaded is None:
+            raise RunFailedError(
+                "--on-nan rollback: a checkpoint to go back to; found none that can be loaded; "
+                "see what was skipped, and start again"
+            )
+        return self._restore(*loaded, position)
+
+    def _restore(
+        self, tensors: Mapping[str, Tensor], position: Position, fresh: Position
+    ) -> Resumed:
         position = replace(  # only `--force` makes a difference
             position,
             seed=self.identity.get("seed", position.seed),
@@ -71,9 +87,9 @@ class Resume:
             scaler.load_state_dict(position.scaler)
         loss_sum = restore_rank(
             tensors,
-            rank=rank,
+            rank=self.mesh.ranks.rank,
             world_size=self.mesh.ranks.world_size,
-            device=device,
+            device=self.mesh.device,
             seed=generators.derive_seed(position.seed, "rank", self.mesh.dp_rank, position.step),
         )
         return Resumed(position=position, loss_sum=loss_sum)

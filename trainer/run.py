@@ -268,7 +268,7 @@ def _parts(job: Job, begun: _Begun) -> Parts:
         evaluation=evaluation,
         steps_per_epoch=job.plan.steps_per_epoch(data.num_train),
         checkpoints=checkpoints,
-        go_back=lambda position: resume("auto", position),
+        go_back=resume.go_back,
         sinks=begun.sinks,
         events=begun.events,
         stop=job.stop,

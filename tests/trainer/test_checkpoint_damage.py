@@ -180,6 +180,29 @@ def test_one_whose_place_is_unknown_pushes_no_good_one_out(tmp_path: Path, damag
     assert loaded_step(tmp_path) == 25
 
 
+def test_who_goes_back_finds_the_one_before_a_damaged_one_on_its_own_branch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither a newer branch nor a later step, as long as one of its own can be loaded."""
+    save(open_folder(tmp_path, num_kept=9), 5, 10, 15, 30)
+    checkpoints = open_folder(tmp_path, num_kept=9)
+    assert checkpoints.back_step is None
+    checkpoints.load("step-15", all_of)
+    save(checkpoints, 20, 25)
+    assert checkpoints.back_step == 25
+    for bad, step in ((25, 20), (20, 15), (15, 10)):
+        shorten(tmp_path / "checkpoints" / f"step-{bad}")
+        loaded = checkpoints.load_back(all_of)
+        assert loaded is not None
+        assert loaded[1].step == checkpoints.back_step == checkpoints.latest_step == step
+        assert f"skipped checkpoint {tmp_path / 'checkpoints' / f'step-{bad}'}: " in (
+            capsys.readouterr().err
+        )
+    for bad in (5, 10):
+        shorten(tmp_path / "checkpoints" / f"step-{bad}")
+    assert checkpoints.load_back(all_of) is None
+
+
 def test_what_latest_names_is_never_removed(tmp_path: Path) -> None:
     """Whatever the order is taken to be: a pointer must not dangle."""
     save(open_folder(tmp_path), 5, 10)

@@ -143,6 +143,24 @@ def test_rolling_back_ends_with_the_weights_of_skipping(
     assert json.loads(last.read_text())["position"]["skipped_steps"] == [7, 9, 21]
 
 
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_nobody_goes_back_to_another_branch(
+    train: Train, workload: Callable[[str], str], tmp_path: Path, *, is_elsewhere: bool
+) -> None:
+    """Who began from an older checkpoint, of whatever run, goes back to that one."""
+    options = ("--workload", workload("Line"), *OPTIONS, "--checkpoint-every", "3")
+    _, other = train(*options, "--on-nan", "skip", "--max-steps", "18", "--keep-checkpoints", "99")
+    chosen = other.path / "checkpoints" / "step-6"
+    if is_elsewhere:
+        chosen = chosen.rename(tmp_path / "mine")
+    options = (*options, "--on-nan", "rollback", "--max-steps", "8")
+    code, run = train(*options, "--resume", str(chosen))
+    assert code == 0
+    resumed = [(event["step"], event["path"]) for event in run.events("resume")]
+    assert resumed == [(0, None), (6, str(chosen)), (6, str(chosen))]
+    assert run.summary()["steps"] == 8
+
+
 def test_a_resume_leaves_the_same_steps_out(train: Train, workload: Callable[[str], str]) -> None:
     """Stopped after a rollback, before the interval's end: the rest is as if in one piece."""
     options = ("--workload", workload("Line"), *OPTIONS, "--checkpoint-every", "3")
