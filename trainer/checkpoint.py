@@ -204,10 +204,13 @@ class Checkpoints:
         """What to try, in this order, as rank 0 sees it: the same on all ranks."""
         if wish == "none":
             return []
-        if wish != "auto":
-            path = Path(wish).expanduser()
-            return [path if path.exists() else self._folder.path / wish]
-        return self._shared(self._folder.paths)
+        if wish == "auto":
+            return self._shared(self._folder.paths)
+        path = Path(wish).expanduser()
+        return self._shared(
+            # Absolute: another node may have been started elsewhere.
+            lambda: [path.absolute() if path.exists() else self._folder.path / wish]
+        )
 
     def _behind(self) -> list[Path]:
         """What to go back to: this start's own branch, then what was written before it began."""

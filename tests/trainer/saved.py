@@ -18,11 +18,13 @@ CPU = torch.device("cpu")
 ALONE = Mesh(ranks=Ranks(), device=CPU, backend="none", num_threads=1)
 
 
-def open_folder(path: Path, num_kept: int = 3, *, is_async: bool = True) -> Checkpoints:
+def open_folder(
+    path: Path, num_kept: int = 3, *, is_async: bool = True, mesh: Mesh = ALONE
+) -> Checkpoints:
     """The checkpoints folder of a run, as one rank opens it."""
     return Checkpoints(
         path / "checkpoints",
-        ALONE,
+        mesh,
         EventLog(path=path / "events.jsonl", attempt=1, host="h"),
         num_kept=num_kept,
         is_async=is_async,

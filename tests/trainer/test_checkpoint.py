@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ from tests.trainer.saved import (
 from trainer.checkpoint_folder import CheckpointFolder
 from trainer.config import Config
 from trainer.errors import UserError
+from trainer.mesh import Mesh
 from trainer.optim import Update
+from trainer.peers import Alone
+from trainer.ranks import Ranks
 from trainer.state import gather_tensors, restore_tensors
 
 
@@ -157,6 +161,36 @@ def test_a_path_is_taken_or_an_error(tmp_path: Path) -> None:
     shorten(tmp_path / "checkpoints" / "step-5")
     with pytest.raises(UserError, match=r"--resume step-5: a complete checkpoint; found __0_0"):
         load(tmp_path, "step-5")
+
+
+def test_rank_0_says_which_checkpoint_a_name_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another node may have a folder of that name where rank 0 has none."""
+
+    class SecondRank(Mesh):
+        def max(self, values: Sequence[float]) -> list[float]:
+            return [1.0 for _ in values]  # rank 0 has found one
+
+    class Peers(Alone):
+        def share(self, _value: object) -> Any:
+            return [tmp_path / "of rank 0"]
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "step-5").mkdir()
+    monkeypatch.setattr("trainer.checkpoint.open_peers", lambda _mesh: Peers())
+    mesh = SecondRank(
+        ranks=Ranks(rank=1, world_size=2, local_rank=1, local_world_size=2),
+        device=CPU,
+        backend="gloo",
+        num_threads=1,
+    )
+    checkpoints = open_folder(tmp_path, mesh=mesh)
+    with pytest.raises(UserError, match=r"found manifest\.json: No such file or directory") as told:
+        checkpoints.load("step-5", all_of)
+    assert str(told.value).startswith("--resume step-5: ")
+    looked = checkpoints._candidates("step-5")  # noqa: SLF001 -- what it looked at is not told
+    assert looked == [tmp_path / "of rank 0"]
 
 
 def test_a_relative_path_or_a_link_to_one_of_the_run_is_one_of_the_run(
