@@ -23,6 +23,8 @@ class Interval:
     """One log interval, over all ranks."""
 
     step: int
+    total_steps: int
+    """At which the run ends, unless something ends it before."""
     epoch: int
     loss: float
     lr: float
@@ -106,19 +108,17 @@ class MetricsFile:
 class LogLines:
     """A line per interval, for a log that is read later."""
 
-    def __init__(self, total_steps: int) -> None:
-        self._total_steps = total_steps
+    def __init__(self, started_step: int) -> None:
+        self._started_step = started_step
 
     def interval(self, interval: Interval) -> None:
         """Print where we are, how fast, and how long it will take."""
-        remaining = (self._total_steps - interval.step) * interval.train_time_s
-        eta = timedelta(seconds=round(remaining / max(1, interval.step)))
         speed = "  ".join([f"{interval.samples_per_s:.0f} samples/s", *interval.speed.words()])
         print(
-            f"step {interval.step}/{self._total_steps}  epoch {interval.epoch}  "
+            f"step {interval.step}/{interval.total_steps}  epoch {interval.epoch}  "
             f"loss {interval.loss:.4f}  lr {interval.lr:.2e}  "
             f"{speed}  data wait {interval.data_wait_pct:.0f} %  "
-            f"memory {interval.memory_mib:.0f} MiB  eta {eta}",
+            f"memory {interval.memory_mib:.0f} MiB  eta {_eta(interval, self._started_step)}",
             flush=True,
         )
 
@@ -130,23 +130,38 @@ class LogLines:
         """Nothing to do."""
 
 
+def _eta(interval: Interval, started_step: int) -> timedelta:
+    """Return how long the rest takes at the pace of this attempt, which began at a step."""
+    num_done = max(1, interval.step - started_step)
+    remaining_s = (interval.total_steps - interval.step) * interval.train_time_s / num_done
+    return timedelta(seconds=round(remaining_s))
+
+
 class LiveBar:
     """A bar for a person who watches; drawn at log intervals, never per step."""
 
-    def __init__(self, total_steps: int) -> None:
+    def __init__(self, total_steps: int, started_step: int) -> None:
         from rich import progress  # noqa: PLC0415 -- only on a terminal
 
+        self._started_step = started_step
         self._progress = progress.Progress(
             progress.TextColumn("epoch {task.fields[epoch]}"),
             progress.BarColumn(),
             progress.MofNCompleteColumn(),
             progress.TextColumn("loss {task.fields[loss]:.4f}"),
             progress.TextColumn("{task.fields[rate]:.0f} samples/s"),
-            progress.TimeRemainingColumn(),
+            # Not rich's own: it forgets what is older than 30 s, and an interval may be longer.
+            progress.TextColumn("eta {task.fields[eta]}"),
             auto_refresh=False,
         )
         self._task = self._progress.add_task(
-            "", total=total_steps, epoch=1, loss=float("nan"), rate=0.0
+            "",
+            total=total_steps,
+            completed=started_step,
+            epoch=1,
+            loss=float("nan"),
+            rate=0.0,
+            eta="-",
         )
         self._progress.start()
 
@@ -158,6 +173,7 @@ class LiveBar:
             epoch=interval.epoch,
             loss=interval.loss,
             rate=interval.samples_per_s,
+            eta=_eta(interval, self._started_step),
             refresh=True,
         )
 
@@ -221,11 +237,13 @@ class Sinks:
             sink.close()
 
 
-def open_sinks(run_dir: Path, *, attempt: int, total_steps: int, tensorboard: bool) -> Sinks:
+def open_sinks(
+    run_dir: Path, *, attempt: int, started_step: int, total_steps: int, tensorboard: bool
+) -> Sinks:
     """Open the sinks of rank 0: a live bar on a terminal, log lines elsewhere."""
     on_terminal = sys.stdout.isatty()
     sinks: list[Sink] = [MetricsFile(run_dir / "metrics.jsonl", attempt)]
-    sinks.append(LiveBar(total_steps) if on_terminal else LogLines(total_steps))
+    sinks.append(LiveBar(total_steps, started_step) if on_terminal else LogLines(started_step))
     if tensorboard:
         sinks.append(TensorBoard(run_dir / "tensorboard"))
     return Sinks(sinks)

@@ -157,6 +157,7 @@ class Progress:
         parts.sinks.interval(
             Interval(
                 step=step,
+                total_steps=parts.learning_rate.total_steps,
                 epoch=-(-step // parts.steps_per_epoch),
                 loss=math.nan if loss is None else loss,
                 lr=parts.learning_rate.at(step - 1),

@@ -161,7 +161,13 @@ class Run:
         if job.ranks.is_main:
             total_steps = learning_rate.total_steps
             _greet(mesh, trained.num_parameters, run_dir, resumed.position, total_steps)
-            self._sinks = _open_sinks(job, run_dir, total_steps)
+            self._sinks = open_sinks(
+                run_dir,
+                attempt=job.settings.attempt,
+                started_step=resumed.position.step,
+                total_steps=total_steps,
+                tensorboard=config.tensorboard,
+            )
         begun = _Begun(
             data=data,
             seed=resumed.position.seed,
@@ -321,15 +327,6 @@ def _learning_rate(job: Job, steps_per_epoch: int) -> LearningRate:
         warmup_steps=config.warmup_steps,
         total_steps=total_steps,
         decay_fraction=config.decay_fraction,
-    )
-
-
-def _open_sinks(job: Job, run_dir: Path, total_steps: int) -> Sinks:
-    return open_sinks(
-        run_dir,
-        attempt=job.settings.attempt,
-        total_steps=total_steps,
-        tensorboard=job.config.tensorboard,
     )
 
 

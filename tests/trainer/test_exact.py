@@ -19,6 +19,8 @@ pytestmark = pytest.mark.slow
 Train = Callable[..., tuple[int, Any]]
 MLP = ("--model", "mlp", "--global-batch-size", "250", "--dropout", "0.3", "--log-every", "5")
 _TIMES = ("time", "attempt", "samples_per_s", "data_wait_pct", "memory_mib", "slow_ranks")
+_ASKED = ("total_steps",)
+"""What a start of the run was asked for."""
 
 
 def tensors_of(run_dir: Path) -> dict[str, torch.Tensor]:
@@ -27,10 +29,10 @@ def tensors_of(run_dir: Path) -> dict[str, torch.Tensor]:
 
 
 def metrics_of(run: Any) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, in the order of the steps, without what a clock says."""
+    """The lines of metrics.jsonl, in the order of the steps, without what clock and user say."""
     lines = [*run.metrics("loss"), *run.metrics("test_loss")]
     kept = [
-        {k: v for k, v in line.items() if k not in _TIMES and not k.endswith("_s")}
+        {k: v for k, v in line.items() if k not in (*_TIMES, *_ASKED) and not k.endswith("_s")}
         for line in lines
     ]
     return sorted(kept, key=lambda line: (line["step"], "loss" in line))

@@ -30,8 +30,8 @@ def test_a_run_leaves_what_the_contract_asks_for(
     assert summary["peak_memory_bytes"] > 100 << 20  # torch itself is larger
     assert [line["step"] for line in run.metrics()] == [5, 10, 15, 20, 25, 30, 35, 40]
     assert set(run.metrics()[0]) >= {
-        "time", "attempt", "step", "epoch", "loss", "lr", "samples_per_s", "data_wait_pct",
-        "memory_mib",
+        "time", "attempt", "step", "total_steps", "epoch", "loss", "lr", "samples_per_s",
+        "data_wait_pct", "memory_mib",
     }  # fmt: skip
     assert run.losses()[-1] < run.losses()[0] / 2
     assert summary["final_loss"] == run.losses()[-1]
