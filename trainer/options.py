@@ -165,7 +165,8 @@ def _value_of(field: str, words: Sequence[str]) -> str:
     value = ""
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         name, is_joined, joined = word.partition("=")
-        if name[2:].replace("-", "_") == field:
+        is_option = name.startswith("--")  # a value may end like one: --out myconfig
+        if is_option and name[2:].replace("-", "_") == field:
             value = joined if is_joined else following
     return value
 

@@ -25,6 +25,15 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(toml: Pa
     assert parse([f"--config={toml}"]).compile is True
 
 
+def test_a_value_is_no_option(tmp_path: Path) -> None:
+    """Its end may look like the name of one."""
+    config = parse(["--out", "myconfig", "--epochs", "1"])
+    assert (config.out, config.config, config.epochs) == (Path("myconfig"), None, 1)
+    assert parse(["--model", "xxout", "--data-dir", "..out", "--out=o"]).out == Path("o")
+    (tmp_path / "a").write_text("lr = 0.5\n")
+    assert parse(["--out", "xxconfig", "--config", str(tmp_path / "a")]).lr == 0.5
+
+
 def test_no_options_are_the_defaults() -> None:
     """As the shortest command has it."""
     assert parse([]) == Config()
