@@ -8,6 +8,7 @@ SHA-256 in the manifest, renamed, and only then pointed to.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -287,7 +288,12 @@ class Checkpoints:
         num_sharing = self._mesh.ranks.world_size // self._mesh.layout.pp
         (needed,) = self._mesh.sum([_num_own_bytes(tensors, num_sharing)])
         needed = needed * _SPACE_MARGIN + _SPACE_MARGIN_BYTES
-        free = float(saving.num_free_bytes(self._folder.path)) if self._mesh.ranks.is_main else 0.0
+        free = 0.0
+        if self._mesh.ranks.is_main:
+            try:
+                free = float(saving.num_free_bytes(self._folder.path))
+            except OSError:  # such as a folder that is gone: the write says what is wrong
+                free = math.inf
         (free,) = self._mesh.max([free])
         if needed <= free:
             return True

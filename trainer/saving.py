@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
@@ -148,9 +149,10 @@ def _explain(error: BaseException, path: Path) -> tuple[str, str]:
     if full is not None:
         return NO_SPACE, _one_line(full)
     # torch's writer swallows the number of the error on its way through C++.
-    num_free = num_free_bytes(path)
-    if num_free < _NEARLY_FULL_BYTES:
-        return NO_SPACE, f"{num_free / 2**20:.1f} MiB free while it was being written"
+    with contextlib.suppress(OSError):  # the folder may be gone: what was raised says so
+        num_free = num_free_bytes(path)
+        if num_free < _NEARLY_FULL_BYTES:
+            return NO_SPACE, f"{num_free / 2**20:.1f} MiB free while it was being written"
     return WRITE_ERROR, _one_line(chain[-1])
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -116,6 +117,22 @@ def test_torchs_own_word_for_a_full_disk_is_told_to_nobody(
     monkeypatch.setattr(saving, "num_free_bytes", lambda _path: 1 << 19)
     told = saving._explain(RuntimeError("unexpected pos 704 vs 598"), tmp_path)  # noqa: SLF001 -- a race
     assert told == ("no space", "0.5 MiB free while it was being written")
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_folder_that_is_gone_is_told_like_any_other_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_async: bool
+) -> None:
+    """Neither asking for room nor explaining raises; the line names what the write has met."""
+    disk = Disk(tmp_path / "disk", tmp_path / "events.jsonl")
+    checkpoints = open_folder(disk, is_async=is_async)
+    shutil.rmtree(disk.path)
+    disk.path.write_text("somebody else's")
+    assert not save(checkpoints, 1, _MIB)
+    (told,) = failures(disk.events)
+    assert (told["step"], told["reason"]) == (1, "write error")
+    assert "NotADirectoryError" in told["error"]
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.slow
