@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,8 @@ class Position:
         if accuracy is not None:
             is_best = self.best_accuracy is None or accuracy > self.best_accuracy
         else:
-            is_best = self.best_test_loss is None or loss < self.best_test_loss
+            best = self.best_test_loss
+            is_best = math.isfinite(loss) and (best is None or loss < best)
         measured = replace(
             self, validated_step=self.step, last_accuracy=accuracy, last_test_loss=loss
         )

@@ -1,10 +1,12 @@
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -13,6 +15,7 @@ import pytest
 from trainer.config import Config, Schedule
 from trainer.errors import UserError, missing_package
 from trainer.events import EventLog, append_line, utc_now
+from trainer.position import Position
 from trainer.schedule import LearningRate
 from trainer.settings import RunSettings
 from trainer.speed import Speed, Work, peak_flops_per_s
@@ -73,6 +76,19 @@ def test_settings_are_the_contracts_variables() -> None:
     assert RunSettings.from_environment({}, "h") == RunSettings(node="h")
     with pytest.raises(UserError, match="DDP_SEED"):
         RunSettings.from_environment({"DDP_SEED": "x"}, "h")
+
+
+def test_a_test_loss_that_is_not_a_number_is_never_the_best() -> None:
+    """Nothing is less than it: the first one would be the best for ever."""
+    fresh = Position(seed=1, global_batch_size=1, num_train_samples=1)
+    for loss in (math.nan, math.inf):
+        lost = replace(fresh, step=1).validated(loss, None)
+        assert (lost.best_step, lost.best_test_loss) == (None, None)
+        assert lost.num_validations_without_gain == 1
+        found = replace(lost, step=2).validated(9.0, None)
+        assert (found.best_step, found.best_test_loss) == (2, 9.0)
+        assert replace(found, step=3).validated(loss, None).best_step == 2
+    assert replace(fresh, step=1).validated(math.nan, 0.5).best_step == 1
 
 
 def test_an_event_has_the_contracts_keys_in_order(tmp_path: Path) -> None:
