@@ -1,6 +1,8 @@
 """python -m trainer.tokenize, and the files it writes."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,27 @@ def made(corpus: Path, tmp_path: Path) -> Path:
     target = tmp_path / "data" / "train.tokens"
     assert run(tokenize.main, [str(corpus), "--out", str(target)]) == 0
     return target
+
+
+@pytest.mark.parametrize("limit_bytes", [100, 4_200])
+def test_a_disk_that_gets_full_leaves_nothing_behind(tmp_path: Path, limit_bytes: int) -> None:
+    """Be it while texts are written or at the end, when the buffer and the header are."""
+    (tmp_path / "corpus.txt").write_text("eins zwei drei" * 100)
+    limited = (
+        "import resource, sys; from trainer import command, tokenize\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), -1))\n"
+        "sys.exit(command.run(tokenize.main, sys.argv[2:]))"
+    )
+    target = tmp_path / "out" / "train.tokens"
+    target.parent.mkdir()
+    words = [str(limit_bytes), str(tmp_path / "corpus.txt"), "--out", str(target)]
+    ended = subprocess.run(
+        [sys.executable, "-c", limited, *words], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 64
+    assert "a file that can be written; found [Errno 27] File too large" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert list(target.parent.iterdir()) == []
 
 
 def test_a_folder_becomes_one_row_of_documents(

@@ -106,12 +106,13 @@ class Writer:
         self.num_tokens += len(row)
 
     def __exit__(self, kind: object, *_: object) -> None:
-        with self._file:
+        try:
+            with self._file:  # to close it writes, too, and a disk may be full by then
+                if kind is None:
+                    self._complete()
             if kind is None:
-                self._complete()
-        if kind is None:
-            self._beside.replace(self._path)
-        else:
+                self._beside.replace(self._path)
+        finally:
             self._beside.unlink(missing_ok=True)
 
     def _complete(self) -> None:
