@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -27,13 +28,24 @@ def append_line(path: Path, line: dict[str, object]) -> None:
     values = {key: finite(value) for key, value in line.items()}
     data = (json.dumps(values, ensure_ascii=False) + "\n").encode()
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            os.write(descriptor, data)
+            if _ends_in_half_a_line(descriptor):
+                data = b"\n" + data  # else this line would be lost with it
+            num_written = os.write(descriptor, data)
         finally:
             os.close(descriptor)
+        if num_written < len(data):  # no error to the system, which took what there was room for
+            found = f"{os.strerror(errno.ENOSPC)}: {num_written} of {len(data)} bytes"
+            raise OSError(errno.ENOSPC, found)  # noqa: TRY301 -- told like what the system raises
     except OSError as error:
         print(f"trainer: could not write to {path}: {error}", file=sys.stderr, flush=True)
+
+
+def _ends_in_half_a_line(descriptor: int) -> bool:
+    """Whether somebody could not finish the last line."""
+    size_bytes = os.fstat(descriptor).st_size
+    return size_bytes > 0 and os.pread(descriptor, 1, size_bytes - 1) != b"\n"
 
 
 def finite(value: object) -> object:
