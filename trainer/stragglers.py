@@ -93,7 +93,7 @@ class Stragglers:
         self._total_s = [0.0] * len(nodes)
 
     def compare(self, own_s: Sequence[float], num_steps: int) -> list[SlowRank]:
-        """Take each rank's own seconds a step in an interval; return who was slow in it."""
+        """Take each rank's own seconds a microbatch in an interval; return who was slow in it."""
         pairs = zip(self._total_s, own_s, strict=True)
         self._total_s = [total + num_steps * own for total, own in pairs]
         return self._slow(own_s)

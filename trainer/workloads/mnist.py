@@ -31,7 +31,7 @@ class Mnist(Workload):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        # 12 passes over 5,000 digits take as long as one over 60,000.
+        # Three passes over 5,000 digits are a demonstration; all of MNIST takes one.
         self.default_epochs = 1 if config.data_dir else 3  # type: ignore[misc] # by the data set
         self._read = cache(self._read_split)  # read once, though checked and loaded
 
