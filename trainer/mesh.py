@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -114,6 +115,9 @@ def open_mesh(
     )
     torch.set_num_threads(num_threads)
     device = _choose_device(ranks)
+    lost = lost_gpus(env, torch.version.cuda) if device.type == "cpu" else None
+    if lost and ranks.is_main:
+        print(f"trainer: {lost}", file=sys.stderr, flush=True)
     backend: Backend = "none"
     nodes = [node]
     if ranks.world_size > 1:
@@ -169,6 +173,23 @@ def choose_backend(places: Sequence[str]) -> Backend:
 def choose_interface(address: str, interfaces: Mapping[str, Sequence[str]]) -> str | None:
     """Name the interface that owns the local `address`."""
     return next((name for name, owned in interfaces.items() if address in owned), None)
+
+
+def lost_gpus(env: Mapping[str, str], cuda_version: str | None) -> str | None:
+    """Say why a rank that was given GPUs sees none; None where it was given none either.
+
+    `cuda_version` is what torch was built with. A warning: a job may be tried without its GPUs.
+    """
+    visible = env.get("CUDA_VISIBLE_DEVICES", "")
+    if visible in ("", "-1", "NoDevFiles"):  # the last one is Slurm's word for none
+        return None
+    if cuda_version is None:
+        why = "this torch is built without CUDA"
+        remedy = "install a build with CUDA (docs/image.md)"
+    else:
+        why, remedy = "CUDA sees none", "is the driver in the image (docs/image.md)?"
+    given = f"GPUs were given (CUDA_VISIBLE_DEVICES={visible})"
+    return f"{given}, {why}: training on the CPU; {remedy}"
 
 
 def _choose_device(ranks: Ranks) -> torch.device:

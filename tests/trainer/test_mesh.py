@@ -11,6 +11,7 @@ from trainer.mesh import (
     choose_backend,
     choose_interface,
     choose_num_threads,
+    lost_gpus,
     open_mesh,
 )
 from trainer.ranks import Ranks
@@ -38,6 +39,42 @@ def test_the_interface_is_the_one_that_owns_the_address() -> None:
     interfaces = {"lo": ["127.0.0.1"], "ib0": ["10.0.0.7", "fe80::1"]}
     assert choose_interface("10.0.0.7", interfaces) == "ib0"
     assert choose_interface("10.0.0.8", interfaces) is None
+
+
+@pytest.mark.parametrize("visible", [None, "", "-1", "NoDevFiles"])
+def test_who_was_given_no_gpu_is_told_nothing(visible: str | None) -> None:
+    """The CPU is what was asked for then."""
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert lost_gpus(env, "13.0") is None
+
+
+def test_gpus_that_cuda_does_not_see_are_told_with_what_to_look_at() -> None:
+    """The driver, or a torch that could use none."""
+    told = lost_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}, "13.0")
+    assert told == (
+        "GPUs were given (CUDA_VISIBLE_DEVICES=0,1), CUDA sees none: training on the CPU; "
+        "is the driver in the image (docs/image.md)?"
+    )
+    told = lost_gpus({"CUDA_VISIBLE_DEVICES": "GPU-5a1"}, None)
+    assert told == (
+        "GPUs were given (CUDA_VISIBLE_DEVICES=GPU-5a1), this torch is built without CUDA: "
+        "training on the CPU; install a build with CUDA (docs/image.md)"
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_warns_of_lost_gpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int
+) -> None:
+    """In one line; and the run goes on."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr("trainer.mesh._open_group", lambda *_: ("none", ["a", "b"]))
+    env = {"CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "1"}
+    ranks = Ranks(rank=rank, world_size=2, local_rank=rank, local_world_size=2)
+    assert open_mesh(ranks, env).device.type == "cpu"
+    told = capsys.readouterr().err
+    assert told.count("trainer: GPUs were given (CUDA_VISIBLE_DEVICES=0,1)") == (rank == 0)
+    assert told.count("\n") == (rank == 0)
 
 
 def test_a_single_process_needs_no_group() -> None:
