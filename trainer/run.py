@@ -15,6 +15,7 @@ import torch
 from trainer.agreement import StopAgreement
 from trainer.beat import END, LOAD
 from trainer.checkpoint import Checkpoints
+from trainer.compiler import check_compiler
 from trainer.determinism import be_deterministic
 from trainer.ending import closing_block, out_of_time, summary_of
 from trainer.errors import UserError
@@ -107,6 +108,7 @@ class Run:
             keep_freed_memory(env)
         set_up(self._job.config.precision, self._mesh.device)
         check_device(self._job.config, self._mesh.device)
+        check_compiler(self._job.config, self._mesh.device.type, env)
         loop = self._build(self._mesh)
         self._loop = loop
         try:
