@@ -82,7 +82,7 @@ class Checkpoints:
         """Why the last one could not be written; None if it could."""
         if mesh.ranks.is_main:
             self._folder.open()
-        mesh.max([0.0])  # nobody writes before the leftovers are gone
+        mesh.barrier()  # nobody writes before the leftovers are gone
 
     def save(self, tensors: Mapping[str, Tensor], position: Position, *, is_best: bool) -> None:
         """Take a checkpoint, all ranks together; where nothing is new, only `best` moves.

@@ -71,6 +71,14 @@ class Mesh:
         """Take each value's maximum over all ranks. A point of synchronisation of the CPUs."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
+    def barrier(self) -> None:
+        """Wait until all ranks are here.
+
+        By a reduction on the CPUs: torch's own barrier takes NCCL where there are GPUs, and waits
+        for all that is under way on them.
+        """
+        self.max([0.0])
+
     def _reduce(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
         if not self.is_distributed:
             return list(values)
@@ -133,7 +141,7 @@ def open_mesh(
         device_mesh=_open_axes(layout, device) if layout.is_sharded else None,
     )
     # Rank 0 may leave at once, as for wrong input, and with it goes what the others meet at.
-    mesh.max([0.0])
+    mesh.barrier()
     return mesh
 
 
