@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from trainer import loading, saving
-from trainer.checkpoint_folder import CheckpointFolder, step_of
+from trainer.checkpoint_folder import CheckpointFolder, name_of, step_of
 from trainer.errors import UserError
 from trainer.manifest import DamagedError
 from trainer.peers import open_peers
@@ -138,7 +138,7 @@ class Checkpoints:
         self._writing = None
         if writing.error is None:
             self.latest_step, self.failure = writing.step, None
-            self._stand_on(writing.step, self._folder.path / f"step-{writing.step}")
+            self._stand_on(writing.step, self._folder.path_of(writing.step))
             self.last_seconds = writing.ended_s - writing.began_s
         else:
             self._position, self.failure = None, str(writing.error)
@@ -251,7 +251,7 @@ class Checkpoints:
 
     def _take_up(self, path: Path, position: Position) -> None:
         """Go on from a loaded checkpoint; a pointer that means nothing is written anew."""
-        own = self._folder.path / f"step-{position.step}"
+        own = self._folder.path_of(position.step)
         if path.resolve() != own.resolve():  # a user names it as it suits them
             self._stand_on(position.step, path)
             self._position = self.latest_step = None
@@ -314,7 +314,7 @@ class Checkpoints:
         self._events.write(
             "checkpoint",
             step=step,
-            path=str(self._folder.path / f"step-{step}"),
+            path=str(self._folder.path_of(step)),
             seconds=round(seconds, 4),
             stall_s=round(seconds if writing.stall_s is None else writing.stall_s, 4),
             is_async=self._is_async,
@@ -323,8 +323,9 @@ class Checkpoints:
         if is_best:
             self._point("best", step)
         best_step = writing.state.position.best_step
+        kept = () if best_step is None else (name_of(best_step),)
         self._damaged = [name for name in self._damaged if step_of(name) != step]
-        self._folder.prune(self._num_kept, kept={f"step-{best_step}"}, damaged=self._damaged)
+        self._folder.prune(self._num_kept, kept=kept, damaged=self._damaged)
 
     def _point(self, name: str, step: int) -> None:
         """Move a pointer. Where that fails it stays, and the training goes on."""

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 STATE_FILE = "state.json"
 
 
+def name_of(step: int) -> str:
+    """Return the name of a step's checkpoint."""
+    return f"step-{step}"
+
+
 def step_of(name: str) -> int | None:
     """Return n of `step-<n>`, None for any other name."""
     match = re.fullmatch(r"step-(\d{1,18})", name, re.ASCII)
@@ -79,9 +84,13 @@ class CheckpointFolder:
         except (OSError, ValueError, RecursionError):
             return math.inf
 
+    def path_of(self, step: int) -> Path:
+        """Return where the checkpoint of `step` is, or would be."""
+        return self.path / name_of(step)
+
     def partial(self, step: int) -> Path:
         """Return where to write the checkpoint of `step`."""
-        return self.path / f".step-{step}.partial"
+        return self.path / f".{name_of(step)}.partial"
 
     def discard(self, step: int) -> None:
         """Remove what was written of `step` so far."""
@@ -89,7 +98,7 @@ class CheckpointFolder:
 
     def complete(self, step: int) -> Path:
         """Give the written folder its name; at any instant a complete one of the step is there."""
-        final, replaced = self.path / f"step-{step}", self.path / f".step-{step}.replaced"
+        final, replaced = self.path_of(step), self.path / f".{name_of(step)}.replaced"
         if final.exists():
             final.rename(replaced)
         try:
@@ -105,7 +114,7 @@ class CheckpointFolder:
     def point(self, pointer: str, step: int) -> None:
         """Let `latest` or `best` name the checkpoint of `step`."""
         beside = self.path / f".{pointer}.partial"
-        beside.write_text(f"step-{step}\n", encoding="utf-8")
+        beside.write_text(f"{name_of(step)}\n", encoding="utf-8")
         manifest.flush(beside)
         beside.replace(self.path / pointer)
         manifest.flush(self.path)
