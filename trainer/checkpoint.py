@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from trainer.errors import UserError
 from trainer.manifest import DamagedError
 from trainer.peers import open_peers
 from trainer.position import State
-from trainer.saving import SaveError
+from trainer.saving import Writing
 from trainer.staging import HostCopies
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ class Checkpoints:
         self._last_s = time.monotonic()
         self._copies = HostCopies()
         self._peers: Peers | None = None
-        self._writing: _Writing | None = None
+        self._writing: Writing | None = None
         self._position: Position | None = None
         """What the newest checkpoint holds, be it complete or being written."""
         self._damaged: list[str] = []
@@ -102,14 +101,14 @@ class Checkpoints:
         if self._is_async:
             tensors = self._copies.take(tensors)
         self._position = position
-        self._writing = _Writing(
+        self._writing = Writing(
             self._folder,
             peers,
             self._state(position),
             tensors,
             began_s=began_s,
             stall_s=time.monotonic() - began_s if self._is_async else None,
-            tell=partial(self._told, is_best=is_best),
+            tell=partial(self._ended, is_best=is_best),
         )
         self._writing.start()
         if not self._is_async:
@@ -123,11 +122,6 @@ class Checkpoints:
     def holds(self, position: Position) -> bool:
         """Whether the newest checkpoint, complete or being written, is of just that position."""
         return position == self._position
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether one is being written behind the training."""
-        return self._writing is not None and self._writing.is_alive()
 
     def wait(self) -> bool:
         """Wait until nothing is being written; return whether the last checkpoint is complete."""
@@ -302,29 +296,35 @@ class Checkpoints:
         self._fail(step, saving.NO_SPACE, text)
         return False
 
-    def _told(self, writing: _Writing, *, is_best: bool) -> None:
-        """On rank 0, in the thread that wrote: tell the end, and make room."""
+    def _ended(self, writing: Writing, *, is_best: bool) -> None:
+        """On rank 0, in the thread that wrote: tell of it, move the pointer, make room."""
         if not self._mesh.ranks.is_main:
             return
-        step, error = writing.step, writing.error
-        if error is not None:
-            self._fail(step, error.reason, error.text)
+        if writing.error is not None:
+            self._fail(writing.step, writing.error.reason, writing.error.text)
             return
+        self._report(writing)
+        if is_best:
+            self._point("best", writing.step)
+        self._make_room(writing)
+
+    def _report(self, writing: Writing) -> None:
         seconds = time.monotonic() - writing.began_s
         self._events.write(
             "checkpoint",
-            step=step,
-            path=str(self._folder.path_of(step)),
+            step=writing.step,
+            path=str(self._folder.path_of(writing.step)),
             seconds=round(seconds, 4),
             stall_s=round(seconds if writing.stall_s is None else writing.stall_s, 4),
             is_async=self._is_async,
             bytes=writing.size_bytes,
         )
-        if is_best:
-            self._point("best", step)
+
+    def _make_room(self, writing: Writing) -> None:
+        """Remove what is not to be kept; what was written anew is damaged no more."""
         best_step = writing.state.position.best_step
         kept = () if best_step is None else (name_of(best_step),)
-        self._damaged = [name for name in self._damaged if step_of(name) != step]
+        self._damaged = [name for name in self._damaged if step_of(name) != writing.step]
         self._folder.prune(self._num_kept, kept=kept, damaged=self._damaged)
 
     def _point(self, name: str, step: int) -> None:
@@ -352,47 +352,6 @@ class Checkpoints:
     def _tell_resume(self, step: int, path: str | None, skipped: list[dict[str, str]]) -> None:
         if self._mesh.ranks.is_main:
             self._events.write("resume", step=step, path=path, skipped=skipped)
-
-
-class _Writing(threading.Thread):
-    """One checkpoint on its way to the disk."""
-
-    ended_s: float
-
-    def __init__(  # noqa: PLR0913 -- all of it is needed in the thread
-        self,
-        folder: CheckpointFolder,
-        peers: Peers,
-        state: State,
-        tensors: Mapping[str, Tensor],
-        *,
-        began_s: float,
-        stall_s: float | None,
-        tell: Callable[[_Writing], None],
-    ) -> None:
-        # A daemon: a process that must end does not wait for a disk, or a rank that is gone.
-        super().__init__(name="checkpoint", daemon=True)
-        self._folder = folder
-        self._peers = peers
-        self._tensors = tensors
-        self._tell = tell
-        self.state = state
-        self.step = state.position.step
-        self.began_s = began_s
-        self.stall_s = stall_s
-        self.size_bytes = 0
-        self.error: SaveError | None = None
-
-    def run(self) -> None:
-        try:
-            self.size_bytes = saving.write(self._folder, self._tensors, self.state, self._peers)
-        except SaveError as error:
-            self.error = error
-        except Exception as error:  # noqa: BLE001 -- such as another rank's death
-            line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            self.error = SaveError(saving.WRITE_ERROR, line)
-        self.ended_s = time.monotonic()
-        self._tell(self)
 
 
 def _agreed(peers: Peers, work: Callable[[], T]) -> tuple[T | None, str]:

@@ -8,6 +8,7 @@ import functools
 import os
 import sys
 import threading
+import time
 import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from trainer import manifest
 from trainer.checkpoint_folder import STATE_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -39,6 +40,47 @@ class SaveError(Exception):
         super().__init__(f"{reason}: {text}")
         self.reason = reason
         self.text = text
+
+
+class Writing(threading.Thread):
+    """One checkpoint on its way to the disk."""
+
+    ended_s: float
+
+    def __init__(  # noqa: PLR0913 -- all of it is needed in the thread
+        self,
+        folder: CheckpointFolder,
+        peers: Peers,
+        state: State,
+        tensors: Mapping[str, Tensor],
+        *,
+        began_s: float,
+        stall_s: float | None,
+        tell: Callable[[Writing], None],
+    ) -> None:
+        # A daemon: a process that must end does not wait for a disk, or a rank that is gone.
+        super().__init__(name="checkpoint", daemon=True)
+        self._folder = folder
+        self._peers = peers
+        self._tensors = tensors
+        self._tell = tell
+        self.state = state
+        self.step = state.position.step
+        self.began_s = began_s
+        self.stall_s = stall_s
+        self.size_bytes = 0
+        self.error: SaveError | None = None
+
+    def run(self) -> None:
+        """Write; then `tell` what became of it."""
+        try:
+            self.size_bytes = write(self._folder, self._tensors, self.state, self._peers)
+        except SaveError as error:
+            self.error = error
+        except Exception as error:  # noqa: BLE001 -- such as another rank's death
+            self.error = SaveError(WRITE_ERROR, _one_line(error))
+        self.ended_s = time.monotonic()
+        self._tell(self)
 
 
 def write(
