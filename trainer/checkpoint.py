@@ -23,6 +23,7 @@ from trainer.peers import open_peers
 from trainer.position import State
 from trainer.saving import Writing
 from trainer.staging import HostCopies
+from trainer.tensor_names import split_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,8 +40,6 @@ T = TypeVar("T")
 
 _SPACE_MARGIN = 1.02
 _SPACE_MARGIN_BYTES = 1 << 20
-RANK_PREFIX = "rank/"
-"""Tensors of one rank alone are named rank/<r>/…; all others belong to the run as a whole."""
 
 
 class Checkpoints:
@@ -371,8 +370,6 @@ def _num_own_bytes(tensors: Mapping[str, Tensor], num_sharing: int) -> float:
     `num_sharing` ranks tell of the same tensors: all, or those of the same stage of a pipeline.
     """
     return sum(
-        tensor.numel()
-        * tensor.element_size()
-        / (1 if name.startswith(RANK_PREFIX) else num_sharing)
+        tensor.numel() * tensor.element_size() / (1 if split_rank(name) else num_sharing)
         for name, tensor in tensors.items()
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from trainer import command, manifest
 from trainer.checkpoint_folder import find
 from trainer.errors import EXIT_FINISHED, UserError
+from trainer.tensor_names import MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,7 +91,6 @@ def _check_target(target: Path, *, may_overwrite: bool) -> None:
 
 def _read(checkpoint: Path) -> tuple[Stored, dict[str, Tensor]]:
     from trainer import loading  # noqa: PLC0415 -- imports torch: wrong input is told before
-    from trainer.state import MODEL  # noqa: PLC0415 -- the same
 
     try:
         loading.verify(checkpoint)

@@ -16,6 +16,7 @@ from trainer.checkpoint_folder import find, find_folder
 from trainer.errors import EXIT_FINISHED, EXIT_USER
 from trainer.identity import fingerprint
 from trainer.manifest import DamagedError
+from trainer.tensor_names import split_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,8 +74,8 @@ def _describe(stored: Stored) -> dict[str, Any]:
     ranks: dict[str, list[str]] = {}
     for name, (shape, dtype) in sorted(stored.entries.items()):
         size_bytes = shape.numel() * dtype.itemsize
-        if name.startswith("rank/"):
-            _, rank, own = name.split("/", 2)
+        if split := split_rank(name):
+            rank, own = split
             ranks.setdefault(rank, []).append(own)
         else:
             kind = str(dtype).removeprefix("torch.")

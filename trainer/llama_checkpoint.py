@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainer import loading, manifest
 from trainer.errors import UserError
-from trainer.state import MODEL
+from trainer.tensor_names import MODEL
 from trainer.workloads.llama_shape import shape_named
 
 if TYPE_CHECKING:

@@ -1,10 +1,4 @@
-"""Model, optimizer and what each rank has for itself as flat, named tensors, and back.
-
-model/<name>                    weights and buffers
-optimizer/<parameter>/<key>     what the optimizer keeps for a parameter
-rank/<r>/loss_sum               the losses of the current log interval
-rank/<r>/generator/<name>       random generators
-"""
+"""Model, optimizer and what each rank has for itself as flat, named tensors, and back."""
 
 from __future__ import annotations
 
@@ -15,6 +9,15 @@ from torch import Tensor
 
 from trainer import generators
 from trainer.errors import UserError
+from trainer.tensor_names import (
+    MODEL,
+    OPTIMIZER,
+    generators_of,
+    is_loss_sum,
+    loss_sum_of,
+    of_rank,
+    split_rank,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,8 +26,6 @@ if TYPE_CHECKING:
 
     Entries = Mapping[str, tuple[torch.Size, torch.dtype]]
 
-MODEL = "model/"
-_OPTIMIZER = "optimizer/"
 _NOTHING: Mapping[str, torch.Size] = {}
 
 
@@ -44,15 +45,15 @@ def gather_tensors(
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                tensors[f"{_OPTIMIZER}{name}/{key}"] = value
+                tensors[f"{OPTIMIZER}{name}/{key}"] = value
     return tensors
 
 
 def gather_rank(rank: int, loss_sum: Tensor, device: torch.device) -> dict[str, Tensor]:
     """Return what is this rank's own: small copies, the loss aside."""
     states = generators.capture(device)
-    own = {f"rank/{rank}/generator/{name}": state for name, state in states.items()}
-    return {f"rank/{rank}/loss_sum": loss_sum, **own}
+    own = {generators_of(rank) + name: state for name, state in states.items()}
+    return {loss_sum_of(rank): loss_sum, **own}
 
 
 def destinations(
@@ -71,13 +72,13 @@ def destinations(
     parameters = dict(model.named_parameters())
     chosen = {}
     for name, (shape, dtype) in entries.items():
-        is_loss = name.startswith("rank/") and name.endswith("/loss_sum")
-        if name.startswith("rank/") and not (is_loss or name.startswith(f"rank/{rank}/")):
+        is_other = split_rank(name) is not None and not name.startswith(of_rank(rank))
+        if is_other and not is_loss_sum(name):
             continue
         if _owner(name) in elsewhere:
             continue
         template = templates.get(name)
-        if name.startswith(_OPTIMIZER):
+        if name.startswith(OPTIMIZER):
             template = parameters.get(_owner(name))
         if template is not None and template.shape == shape:
             chosen[name] = torch.empty_like(template, dtype=dtype, device="cpu")
@@ -88,8 +89,8 @@ def destinations(
 
 def _owner(name: str) -> str:
     """Return the name in the model of what an entry of a checkpoint belongs to."""
-    if name.startswith(_OPTIMIZER):
-        return name.removeprefix(_OPTIMIZER).rpartition("/")[0]
+    if name.startswith(OPTIMIZER):
+        return name.removeprefix(OPTIMIZER).rpartition("/")[0]
     return name.removeprefix(MODEL)
 
 
@@ -138,15 +139,15 @@ def restore_rank(
     A rank that did not exist then is seeded with `seed`. `world_size` is the number of ranks now;
     if it has changed, rank 0 takes the sum of all, so scaled that the mean over ranks is the same.
     """
-    own = f"rank/{rank}/generator/"
+    own = generators_of(rank)
     states = {k.removeprefix(own): v for k, v in tensors.items() if k.startswith(own)}
     if states:
         generators.restore(states, device)
     else:
         generators.seed_all(seed)
-    sums = {k: v for k, v in tensors.items() if k.startswith("rank/") and k.endswith("/loss_sum")}
+    sums = {name: value for name, value in tensors.items() if is_loss_sum(name)}
     if len(sums) == world_size:
-        loss_sum = sums[f"rank/{rank}/loss_sum"]
+        loss_sum = sums[loss_sum_of(rank)]
     elif rank == 0 and sums:
         loss_sum = torch.stack(list(sums.values())).sum() * (world_size / len(sums))
     else:
@@ -166,8 +167,8 @@ def _optimizer_state(
     numbers = {name: ordered.index(id(p)) for name, p in trained.items()}
     state: dict[int, dict[str, Any]] = {}
     for full_name, tensor in tensors.items():
-        if full_name.startswith(_OPTIMIZER):
-            name, _, key = full_name.removeprefix(_OPTIMIZER).rpartition("/")
+        if full_name.startswith(OPTIMIZER):
+            name, _, key = full_name.removeprefix(OPTIMIZER).rpartition("/")
             if name not in trained:
                 raise UserError(
                     "--resume",
