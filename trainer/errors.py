@@ -12,6 +12,11 @@ EXIT_STOPPED: Final = 75
 """Stopped on request, with a checkpoint written: requeue me."""
 
 
+def one_line(error: BaseException) -> str:
+    """Return an error's type and words, whatever line breaks are in them."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 class UserError(Exception):
     """Something the user did, told in one line of four parts: what, rule, found, remedy.
 

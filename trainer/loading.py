@@ -10,6 +10,7 @@ import torch
 
 from trainer import manifest, plain_file
 from trainer.checkpoint_folder import STATE_FILE
+from trainer.errors import one_line
 from trainer.manifest import DamagedError
 from trainer.position import State
 
@@ -87,4 +88,4 @@ def read_named(stored: Stored, prefix: str) -> dict[str, Tensor]:
 
 
 def _damage(error: BaseException) -> DamagedError:
-    return DamagedError(" ".join(f"{type(error).__name__}: {error}".split())[:300])
+    return DamagedError(one_line(error)[:300])

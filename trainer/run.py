@@ -18,7 +18,7 @@ from trainer.checkpoint import Checkpoints
 from trainer.compiler import check_compiler
 from trainer.determinism import be_deterministic
 from trainer.ending import closing_block, out_of_time, summary_of
-from trainer.errors import UserError
+from trainer.errors import UserError, one_line
 from trainer.evaluation import Evaluation
 from trainer.events import EventLog
 from trainer.given import test_data_of, train_data_of
@@ -125,8 +125,7 @@ class Run:
         if self._checkpoints is not None and self._job.ranks.world_size == 1:
             self._checkpoints.wait()  # nobody can be gone: what is being written still counts
         if self._events is not None:
-            line = " ".join(f"{type(error).__name__}: {error}".split())
-            self._events.write("failure", rank=self._job.ranks.rank, error=line)
+            self._events.write("failure", rank=self._job.ranks.rank, error=one_line(error))
             self._summarise("failed")
 
     def _build(self, mesh: Mesh) -> Loop:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer import manifest
 from trainer.checkpoint_folder import STATE_FILE
+from trainer.errors import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,8 @@ NO_SPACE, WRITE_ERROR = "no space", "write error"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NEARLY_FULL_BYTES = 1 << 20
 _SHORT_TURN_S = 0.0005
+_MAX_LENGTH = 300
+"""Of an error that is told, in characters: torch's may be pages."""
 
 
 class SaveError(Exception):
@@ -78,7 +81,7 @@ class Writing(threading.Thread):
         except SaveError as error:
             self.error = error
         except Exception as error:  # noqa: BLE001 -- such as another rank's death
-            self.error = SaveError(WRITE_ERROR, _one_line(error))
+            self.error = SaveError(WRITE_ERROR, one_line(error)[:_MAX_LENGTH])
         self.ended_s = time.monotonic()
         self._tell(self)
 
@@ -189,17 +192,13 @@ def _explain(error: BaseException, path: Path) -> tuple[str, str]:
     chain = list(_chain(error))
     full = next((e for e in chain if isinstance(e, OSError) and e.errno in _FULL), None)
     if full is not None:
-        return NO_SPACE, _one_line(full)
+        return NO_SPACE, one_line(full)[:_MAX_LENGTH]
     # torch's writer swallows the number of the error on its way through C++.
     with contextlib.suppress(OSError):  # the folder may be gone: what was raised says so
         num_free = num_free_bytes(path)
         if num_free < _NEARLY_FULL_BYTES:
             return NO_SPACE, f"{num_free / 2**20:.1f} MiB free while it was being written"
-    return WRITE_ERROR, _one_line(chain[-1])
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return WRITE_ERROR, one_line(chain[-1])[:_MAX_LENGTH]
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
