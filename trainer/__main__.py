@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from trainer.batches import plan_batches
 from trainer.beat import Stacks, open_beat
+from trainer.environment import whole_number
 from trainer.errors import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -107,10 +108,8 @@ def _share_out(config: Config, ranks: Ranks, workload: Workload) -> tuple[Layout
 def _ranks(config: Config, env: MutableMapping[str, str]) -> Ranks:
     """With --check, before ranks are started, only their number is known, and only maybe."""
     if config.check and not env.get("RANK"):
-        size = env.get("WORLD_SIZE", "1")
-        world_size = int(size) if size.isdecimal() and int(size) else 1
-        local = env.get("LOCAL_WORLD_SIZE", "")
-        local_size = int(local) if local.isdecimal() and 0 < int(local) < world_size else world_size
+        world_size = whole_number(env.get("WORLD_SIZE", "")) or 1
+        local_size = min(whole_number(env.get("LOCAL_WORLD_SIZE", "")) or world_size, world_size)
         return replace(Ranks(), world_size=world_size, local_world_size=local_size)
     return Ranks.from_environment(env)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import distributed as dist
 
+from trainer.environment import whole_number
 from trainer.errors import RunFailedError
 from trainer.parallel.layout import AXES, Layout
 
@@ -164,10 +165,8 @@ def _open_axes(layout: Layout, device: torch.device) -> Any:  # noqa: ANN401 -- 
 
 def choose_num_threads(env: Mapping[str, str], *, num_cpus: int, local_world_size: int) -> int:
     """OMP_NUM_THREADS if the user set it, else this rank's share of the CPUs it may use."""
-    try:
-        return max(1, int(env["OMP_NUM_THREADS"]))
-    except (KeyError, ValueError):
-        return max(1, num_cpus // local_world_size)
+    chosen = whole_number(env.get("OMP_NUM_THREADS", ""))
+    return max(1, num_cpus // local_world_size if chosen is None else chosen)
 
 
 def choose_backend(places: Sequence[str]) -> Backend:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trainer.environment import whole_number
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -85,11 +86,8 @@ def _node_rank(env: Mapping[str, str], world_size: int) -> int:
 
 def _integer(env: Mapping[str, str], name: str, *, low: int, high: int | None = None) -> int:
     text = env[name]
-    try:
-        value = int(text)
-    except ValueError:
-        value = low - 1
-    if value < low or (high is not None and value > high):
+    value = whole_number(text)
+    if value is None or value < low or (high is not None and value > high):
         limits = f"at least {low}" if high is None else f"from {low} to {high}"
         raise UserError(
             name,

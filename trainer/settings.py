@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.environment import whole_number
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,8 +49,9 @@ class RunSettings:
 
 def _count(env: Mapping[str, str], name: str, default: int) -> int:
     text = env.get(name) or str(default)
-    if not (text.isascii() and text.isdecimal() and int(text) < 2**63):
+    value = whole_number(text)
+    if value is None or value >= 2**63:
         raise UserError(
             name, rule="a whole number from 0 on", found=repr(text), remedy="correct or unset it"
         )
-    return int(text)
+    return value

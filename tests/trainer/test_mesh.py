@@ -31,7 +31,10 @@ def test_threads_are_the_users_or_a_share_of_the_cpus() -> None:
     assert choose_num_threads({"OMP_NUM_THREADS": "7"}, num_cpus=2, local_world_size=2) == 7
     assert choose_num_threads({}, num_cpus=8, local_world_size=3) == 2
     assert choose_num_threads({}, num_cpus=2, local_world_size=4) == 1
-    assert choose_num_threads({"OMP_NUM_THREADS": "x"}, num_cpus=4, local_world_size=1) == 4
+    for text in ("x", "1_0", ""):
+        env = {"OMP_NUM_THREADS": text}
+        assert choose_num_threads(env, num_cpus=4, local_world_size=1) == 4
+    assert choose_num_threads({"OMP_NUM_THREADS": "0"}, num_cpus=4, local_world_size=1) == 1
 
 
 def test_the_interface_is_the_one_that_owns_the_address() -> None:

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,6 +59,11 @@ def test_a_half_set_contract_is_an_error_that_names_what_is_missing(name: str) -
         ("RANK", "4"),
         ("RANK", "two"),
         ("RANK", "1.0"),
+        ("RANK", "0_1"),
+        ("RANK", " 1"),
+        ("RANK", "+1"),
+        ("RANK", "\u0661"),
+        ("RANK", "0" * 5000),
         ("LOCAL_RANK", "2"),
         ("LOCAL_WORLD_SIZE", "5"),
         ("MASTER_PORT", "0"),
@@ -66,8 +73,9 @@ def test_a_half_set_contract_is_an_error_that_names_what_is_missing(name: str) -
 )
 def test_a_value_out_of_range_is_an_error_that_names_it(name: str, value: str) -> None:
     """Zero ranks, a port out of range and ranks that disagree are told, with what was found."""
-    with pytest.raises(UserError, match=f"{name}: a whole number .*; found '{value}'"):
+    with pytest.raises(UserError, match=re.escape(f"; found {value!r}; ")) as caught:
         Ranks.from_environment({**GOOD, name: value})
+    assert str(caught.value).startswith(f"{name}: a whole number ")
 
 
 @given(st.dictionaries(st.sampled_from(sorted(GOOD)), st.text(max_size=8)))

@@ -74,8 +74,9 @@ def test_settings_are_the_contracts_variables() -> None:
         run_dir=Path("/r"), attempt=3, seed=7, node="n1"
     )
     assert RunSettings.from_environment({}, "h") == RunSettings(node="h")
-    with pytest.raises(UserError, match="DDP_SEED"):
-        RunSettings.from_environment({"DDP_SEED": "x"}, "h")
+    for text in ("x", "-1", "1_0", "9" * 5000):
+        with pytest.raises(UserError, match="DDP_SEED"):
+            RunSettings.from_environment({"DDP_SEED": text}, "h")
 
 
 def test_a_test_loss_that_is_not_a_number_is_never_the_best() -> None:
