@@ -10,7 +10,7 @@ import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from trainer.batches import plan_batches
+from trainer.batch_plan import plan_batches
 from trainer.beat import Stacks, open_beat
 from trainer.environment import whole_number
 from trainer.errors import (
@@ -35,7 +35,7 @@ from trainer.workloads.registry import build_workload
 if TYPE_CHECKING:
     from collections.abc import MutableMapping, Sequence
 
-    from trainer.batches import BatchPlan
+    from trainer.batch_plan import BatchPlan
     from trainer.config import Config
     from trainer.parallel.layout import Layout
     from trainer.run import Job

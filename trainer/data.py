@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.data import Dataset
 
-    from trainer.batches import BatchPlan
+    from trainer.batch_plan import BatchPlan
 
     Batch = tuple[Tensor, Tensor]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainer import generators
-from trainer.batches import shard
+from trainer.batch_plan import shard
 from trainer.beat import VALIDATE
 from trainer.given import loss_of
 from trainer.precision import autocast

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from trainer.batches import BatchPlan
+    from trainer.batch_plan import BatchPlan
     from trainer.config import OnNan
     from trainer.events import EventLog
     from trainer.mesh import Mesh

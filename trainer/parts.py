@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainer.agreement import StopAgreement
-    from trainer.batches import BatchPlan
+    from trainer.batch_plan import BatchPlan
     from trainer.beat import Beat
     from trainer.checkpoint import Checkpoints
     from trainer.config import Config

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from trainer.batches import BatchPlan
+    from trainer.batch_plan import BatchPlan
     from trainer.beat import Beat
     from trainer.config import Config
     from trainer.mesh import Mesh

@@ -11,7 +11,7 @@ from trainer.errors import UserError
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
-    from trainer.batches import BatchPlan
+    from trainer.batch_plan import BatchPlan
     from trainer.data import Batches
     from trainer.mesh import Mesh
     from trainer.workloads.base import TensorData, Workload

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from trainer.batches import plan_batches
+from trainer.batch_plan import plan_batches
 from trainer.data import LoadedBatches, TensorBatches, build_batches, permutation
 from trainer.workloads.base import TensorData
 

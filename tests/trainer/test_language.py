@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from trainer import loading, sample
-from trainer.batches import plan_batches
+from trainer.batch_plan import plan_batches
 from trainer.command import run
 from trainer.config import Config
 from trainer.data import TokenBatches, build_batches, permutation

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.batches import BatchPlan, plan_batches, shard
+from trainer.batch_plan import BatchPlan, plan_batches, shard
 from trainer.errors import UserError
 
 
