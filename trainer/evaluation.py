@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from trainer.agreement import StopAgreement
+    from trainer.batches import Batches
     from trainer.beat import Beat
     from trainer.config import Precision
-    from trainer.data import Batches
     from trainer.mesh import Mesh
     from trainer.workloads.base import Workload
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from trainer.data import permutation
+from trainer.batches import permutation
 from trainer.errors import RunFailedError
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
     from trainer.agreement import StopAgreement
     from trainer.batch_plan import BatchPlan
+    from trainer.batches import Batches
     from trainer.beat import Beat
     from trainer.checkpoint import Checkpoints
     from trainer.config import Config
-    from trainer.data import Batches
     from trainer.evaluation import Evaluation
     from trainer.events import EventLog
     from trainer.mesh import Mesh

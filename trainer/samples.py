@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainer.data import CutBatches, build_batches
+from trainer.batches import CutBatches, build_batches
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from trainer.batch_plan import BatchPlan
-    from trainer.data import Batches
+    from trainer.batches import Batches
     from trainer.mesh import Mesh
     from trainer.workloads.base import TensorData, Workload
     from trainer.workloads.tokens import TokenData

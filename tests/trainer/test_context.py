@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.trainer.context_ranks import compare
-from trainer.data import CutBatches
+from trainer.batches import CutBatches
 from trainer.errors import UserError
 from trainer.parallel.context import share_sequences
 from trainer.parallel.layout import Layout

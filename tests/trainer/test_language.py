@@ -14,9 +14,9 @@ import torch
 
 from trainer import loading, sample
 from trainer.batch_plan import plan_batches
+from trainer.batches import TokenBatches, build_batches, permutation
 from trainer.command import run
 from trainer.config import Config
-from trainer.data import TokenBatches, build_batches, permutation
 from trainer.errors import UserError
 from trainer.workloads import stdlib_text
 from trainer.workloads.language import Language

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import Dataset
 
 from trainer.batch_plan import plan_batches
-from trainer.data import LoadedBatches, TensorBatches, build_batches, permutation
+from trainer.batches import LoadedBatches, TensorBatches, build_batches, permutation
 from trainer.workloads.base import TensorData
 
 CPU = torch.device("cpu")
