@@ -16,6 +16,7 @@ from trainer.agreement import StopAgreement
 from trainer.beat import END, LOAD
 from trainer.checkpoint import Checkpoints
 from trainer.compiler import check_compiler
+from trainer.datasets import Datasets, prepare
 from trainer.determinism import be_deterministic
 from trainer.ending import closing_block, out_of_time, summary_of
 from trainer.errors import UserError, one_line
@@ -36,7 +37,6 @@ from trainer.position import Position
 from trainer.precision import set_up
 from trainer.profiling import StepProfiler, check_device, profiled_ranks
 from trainer.resume import Resume
-from trainer.samples import Samples, prepare
 from trainer.schedule import LearningRate
 from trainer.stop import told_too_early
 
@@ -132,7 +132,7 @@ class Run:
         """Put the parts together; what can be the user's mistake comes before what writes."""
         job, config = self._job, self._job.config
         prepare(job.workload, mesh)
-        data = Samples(train=train_data_of(job.workload), test=test_data_of(job.workload))
+        data = Datasets(train=train_data_of(job.workload), test=test_data_of(job.workload))
         learning_rate = _learning_rate(job, job.plan.steps_per_epoch(data.num_train))
         fresh = Position(
             seed=job.settings.seed if config.seed is None else config.seed,
@@ -233,7 +233,7 @@ class _Trained:
 class _Begun:
     """What stands when the run knows where to begin."""
 
-    data: Samples
+    data: Datasets
     seed: int
     trained: _Trained
     resume: Resume

@@ -1,4 +1,4 @@
-"""The samples of a run: there on every node, and cut into batches."""
+"""The data sets of a run: there on every node, and cut into batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Samples:
+class Datasets:
     """Both sets as the workload gave them."""
 
     train: TensorData | TokenData | Dataset[Any]
