@@ -10,8 +10,8 @@ import torch
 from trainer import generators
 from trainer.batch_plan import shard
 from trainer.beat import VALIDATE
-from trainer.given import loss_of
 from trainer.precision import autocast
+from trainer.workload_checks import loss_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

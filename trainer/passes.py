@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from trainer.beat import BACKWARD, FORWARD
-from trainer.given import loss_of
 from trainer.nonfinite import one_if_finite
 from trainer.normalising import choose_normaliser
 from trainer.parallel.accumulation import choose_pass
 from trainer.precision import autocast
+from trainer.workload_checks import loss_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,7 +22,6 @@ from trainer.ending import closing_block, out_of_time, summary_of
 from trainer.errors import UserError, one_line
 from trainer.evaluation import Evaluation
 from trainer.events import EventLog
-from trainer.given import test_data_of, train_data_of
 from trainer.heap import keep_freed_memory
 from trainer.identity import identity_of
 from trainer.lean import without_compiler
@@ -39,6 +38,7 @@ from trainer.profiling import StepProfiler, check_device, profiled_ranks
 from trainer.resume import Resume
 from trainer.schedule import LearningRate
 from trainer.stop import told_too_early
+from trainer.workload_checks import test_data_of, train_data_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
