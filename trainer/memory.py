@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.beat import LOG
-from trainer.kept import Kept, storages
 from trainer.parallel.plan import ForwardPlan
 from trainer.parallel.stages import num_stages, passes_kept
+from trainer.saved_activations import SavedActivations, storages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -80,7 +80,7 @@ class MemoryReport:
         self._is_small = False
         self._is_expected = False
         self._gradients_bytes = 0
-        self._kept: Kept | None = None
+        self._kept: SavedActivations | None = None
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
@@ -93,7 +93,7 @@ class MemoryReport:
         parts.update.on_gradients = self._see_gradients
         with contextlib.ExitStack() as stack:
             if self._is_expected and self._can_measure_activations():
-                self._kept = Kept(parts.model)
+                self._kept = SavedActivations(parts.model)
                 stack.enter_context(self._kept.measuring())
             yield
 

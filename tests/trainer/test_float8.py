@@ -13,9 +13,9 @@ from tests.trainer.test_memory import SHAPE
 from trainer import config
 from trainer.__main__ import main
 from trainer.errors import UserError
-from trainer.kept import Kept
 from trainer.parallel.float8 import convert
 from trainer.parallel.plan import ForwardPlan, ParallelPlan
+from trainer.saved_activations import SavedActivations
 from trainer.workloads.llama import build_llama
 from trainer.workloads.llama_memory import activation_bytes
 
@@ -85,7 +85,7 @@ def test_what_a_forward_keeps_is_as_expected() -> None:
     """To 5 %: which copies torchao's layers keep is theirs to say."""
     model = build_llama(SHAPE)
     convert(model, PLAN)
-    kept = Kept(model)
+    kept = SavedActivations(model)
     with kept.measuring():
         of(model, torch.randint(SHAPE.vocab_size, (3, 24)))
     expected = activation_bytes(SHAPE, 24, ForwardPlan(micro_batch_size=3, precision="fp8"))

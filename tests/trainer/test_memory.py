@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from trainer.kept import Kept, storages
 from trainer.parallel.plan import ForwardPlan
+from trainer.saved_activations import SavedActivations, storages
 from trainer.workloads.llama import build_llama
 from trainer.workloads.llama_memory import activation_bytes
 from trainer.workloads.llama_presets import LlamaShape, preset
@@ -31,7 +31,7 @@ def kept_by(precision: str, batch: int) -> int:
     model = build_llama(SHAPE)
     tokens = torch.randint(SHAPE.vocab_size, (batch, LENGTH + 1))
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    kept = Kept(model)
+    kept = SavedActivations(model)
     is_half = precision == "bf16"
     with kept.measuring(), torch.autocast("cpu", torch.bfloat16, enabled=is_half):
         logits = model(inputs)
@@ -100,7 +100,7 @@ def no_collector() -> Iterator[None]:
 def test_the_peak_is_of_one_microbatch() -> None:
     """What a backward has let go makes room for the next forward; views and parameters add none."""
     model = torch.nn.Linear(4, 4, bias=False)
-    kept = Kept(model)
+    kept = SavedActivations(model)
     with no_collector(), kept.measuring():
         for num_rows in (10, 30, 20):
             x = torch.ones(num_rows, 4)
@@ -115,7 +115,7 @@ def test_measuring_changes_no_bit_and_leaves_nothing() -> None:
     for is_measured in (False, True):
         torch.manual_seed(0)
         model = build_llama(SHAPE)
-        kept = Kept(model)
+        kept = SavedActivations(model)
         tokens = torch.randint(SHAPE.vocab_size, (2, LENGTH))
         with kept.measuring() if is_measured else contextlib.nullcontext():
             model(tokens).square().mean().backward()

@@ -29,7 +29,7 @@ def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
     return found
 
 
-class Kept:
+class SavedActivations:
     """What autograd keeps in here, the model's own parameters and buffers left out."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -76,7 +76,7 @@ class Kept:
 class _Saved:
     """A tensor as autograd holds it; when that lets go, this ends."""
 
-    def __init__(self, tensor: Tensor, kept: Kept) -> None:
+    def __init__(self, tensor: Tensor, kept: SavedActivations) -> None:
         self.tensor = tensor
         self._kept = kept
         self._storages = storages([tensor])
