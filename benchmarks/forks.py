@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import gpu, layouts
-from trainer.heap import keep_freed_memory
+from trainer.malloc import keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,7 +24,7 @@ machine that talk over gloo, one thread each.
 By hand: DistributedDataParallel, `fully_shard`, `parallelize_module` and torch's pipelining around
 the same model, in a bare loop (`benchmarks/by_hand.py`); it checks, clocks and records nothing, but
 for the loss every {steps_per_lap} steps.
-Memory that a step frees stays the process's in both, as the trainer has it (`trainer/heap.py`).
+Memory that a step frees stays the process's in both, as the trainer has it (`trainer/malloc.py`).
 Both stay up and take turns of {steps_per_lap} steps, {num_rounds} round(s); start-up is in none.
 Takes more: a step's time, the median of the rounds' own ratios.
 By CPU time: the same of the CPU time of all ranks, which is what remains where other programs take

@@ -22,10 +22,10 @@ from trainer.ending import closing_block, out_of_time, summary_of
 from trainer.errors import UserError, one_line
 from trainer.evaluation import Evaluation
 from trainer.events import EventLog
-from trainer.heap import keep_freed_memory
 from trainer.identity import identity_of
 from trainer.lean import without_compiler
 from trainer.loop import Loop
+from trainer.malloc import keep_freed_memory
 from trainer.mesh import open_mesh
 from trainer.metrics import Sinks, open_sinks
 from trainer.optim import Update

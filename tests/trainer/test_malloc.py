@@ -8,7 +8,7 @@ _NUM_STEPS = 20
 _STEPS = f"""
 import resource, sys
 import numpy as np
-from trainer.heap import keep_freed_memory
+from trainer.malloc import keep_freed_memory
 
 keep_freed_memory(dict(word.split("=", 1) for word in sys.argv[1:]))
 
