@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.errors import UserError
-from trainer.workloads.token_file import BYTES, Tokenizer
+from trainer.workloads.token_file import BYTES, TokenizerInfo
 from trainer.workloads.tokens import BYTES_EOS, BYTES_VOCAB_SIZE
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def coder_named(name: str, eos_name: str | None = None) -> Coder:
 class Coder(Protocol):
     """Turns texts into tokens, and back."""
 
-    tokenizer: Tokenizer
+    tokenizer: TokenizerInfo
 
     def encode_all(self, texts: Iterable[str]) -> Iterator[bytes | Sequence[int]]:
         """Yield the tokens of each text, without the one that ends it."""
@@ -40,7 +40,7 @@ class Coder(Protocol):
 class Bytes:
     """A token is a byte of UTF-8."""
 
-    tokenizer = Tokenizer(name=BYTES, vocab_size=BYTES_VOCAB_SIZE, eos=BYTES_EOS)
+    tokenizer = TokenizerInfo(name=BYTES, vocab_size=BYTES_VOCAB_SIZE, eos=BYTES_EOS)
 
     def encode_all(self, texts: Iterable[str]) -> Iterator[bytes]:
         """Yield the bytes of each text."""
@@ -71,7 +71,7 @@ class HuggingFace:
                 found="none",
                 remedy="name it by --eos",
             )
-        self.tokenizer = Tokenizer(
+        self.tokenizer = TokenizerInfo(
             name=path.name,
             vocab_size=1 + max(self._tokenizer.get_vocab().values()),  # there may be gaps
             eos=eos,

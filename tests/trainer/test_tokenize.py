@@ -16,7 +16,7 @@ from trainer.command import run
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.workloads.language import Language
-from trainer.workloads.token_file import Tokenizer, open_tokens
+from trainer.workloads.token_file import TokenizerInfo, open_tokens
 
 Train = Callable[..., tuple[int, Any]]
 
@@ -70,7 +70,7 @@ def test_a_folder_becomes_one_row_of_documents(
     """In the order of names, each ended by a byte that text does not have."""
     file = open_tokens(made)
     assert file.row.tobytes() == b"eins\n\xffzwei\xffzw\xc3\xb6lf\xff"
-    assert file.tokenizer == Tokenizer(name="bytes", vocab_size=256, eos=255)
+    assert file.tokenizer == TokenizerInfo(name="bytes", vocab_size=256, eos=255)
     file.verify()
     assert ": 18 tokens of 256, 3 documents, 0.0 MiB" in capsys.readouterr().out
     assert [path.name for path in made.parent.iterdir()] == ["train.tokens"]
@@ -182,7 +182,7 @@ def test_types_are_the_smallest_that_hold_the_vocabulary() -> None:
     """256 values fit a byte, 65,536 two."""
     sizes = {256: "U8", 257: "U16", 65_536: "U16", 65_537: "U32", 128_256: "U32"}
     for size, name in sizes.items():
-        assert Tokenizer(name="t", vocab_size=size, eos=0).dtype_name == name
+        assert TokenizerInfo(name="t", vocab_size=size, eos=0).dtype_name == name
 
 
 def test_a_model_with_a_smaller_vocabulary_is_refused(made: Path) -> None:
@@ -218,6 +218,6 @@ def test_a_tokenizer_of_hugging_faces(corpus: Path, tmp_path: Path) -> None:
     assert run(tokenize.main, words_of) == 0
     file = open_tokens(target)
     assert file.row.tolist() == [1, 3, 2, 3, 300, 3]
-    assert file.tokenizer == Tokenizer(name="tokenizer.json", vocab_size=301, eos=3)
+    assert file.tokenizer == TokenizerInfo(name="tokenizer.json", vocab_size=301, eos=3)
     assert file.row.dtype == np.uint16
     assert json.loads(path.read_text())["model"]["type"] == "WordLevel"

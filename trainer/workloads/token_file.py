@@ -41,7 +41,7 @@ _MAX_HEADER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokenizer:
+class TokenizerInfo:
     """What made the tokens."""
 
     name: str
@@ -61,7 +61,7 @@ class TokenFile:
     """A token file that is there."""
 
     path: Path
-    tokenizer: Tokenizer
+    tokenizer: TokenizerInfo
     row: TokenRow
     """Shape (num_tokens,), a memory map."""
     sha256: str
@@ -75,7 +75,7 @@ class TokenFile:
 class Writer:
     """Writes beside, then renames: whoever reads `path` never sees half of it."""
 
-    def __init__(self, path: Path, tokenizer: Tokenizer) -> None:
+    def __init__(self, path: Path, tokenizer: TokenizerInfo) -> None:
         self._path = path
         self._tokenizer = tokenizer
         self._dtype = np.dtype(_DTYPES[tokenizer.dtype_name]).newbyteorder("<")
@@ -179,7 +179,7 @@ def _open(path: Path) -> TokenFile:
     if end - begin != math.prod(tokens["shape"]) * dtype.itemsize:
         raise ValueError("a shape that does not fit its bytes")
     row: TokenRow = np.memmap(path, dtype, "r", 8 + size + begin, tuple(tokens["shape"]))
-    tokenizer = Tokenizer(
+    tokenizer = TokenizerInfo(
         name=about["tokenizer"], vocab_size=int(about["vocab_size"]), eos=int(about["eos"])
     )
     return TokenFile(path=path, tokenizer=tokenizer, row=row, sha256=about["sha256"])
