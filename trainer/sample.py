@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trainer import command
 from trainer.checkpoint_folder import find
 from trainer.errors import EXIT_FINISHED, UserError
-from trainer.tokens_of import coder_named
+from trainer.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,8 +36,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of what is drawn (1)")
     parser.add_argument("--tokenizer", default="bytes", help="bytes (default) or a tokenizer.json")
     options = parser.parse_args(argv)
-    coder = coder_named(options.tokenizer)
-    prompt = coder.encode(options.prompt.encode("utf-8", "replace").decode())
+    tokenizer = load_tokenizer(options.tokenizer)
+    prompt = tokenizer.encode(options.prompt.encode("utf-8", "replace").decode())
     if not prompt or options.tokens < 0 or not options.temperature >= 0:
         raise UserError(
             "--prompt, --tokens, --temperature",
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     written = generate(
         model, prompt, options.tokens, temperature=options.temperature, seed=options.seed
     )
-    print(coder.decode(written))
+    print(tokenizer.decode(written))
     return EXIT_FINISHED
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from trainer import command
 from trainer.errors import EXIT_FINISHED, UserError
-from trainer.tokens_of import coder_named
+from trainer.tokenizer import load_tokenizer
 from trainer.workloads.token_file import BYTES, Writer
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     _check_target(options.out, may_overwrite=options.force)
     files = [file for path in options.input for file in _files(path)]
-    coder = coder_named(options.tokenizer, options.eos)
+    tokenizer = load_tokenizer(options.tokenizer, options.eos)
     try:
-        with Writer(options.out, coder.tokenizer) as writer:
-            for document in coder.encode_all(_documents(files)):
+        with Writer(options.out, tokenizer.info) as writer:
+            for document in tokenizer.encode_all(_documents(files)):
                 writer.add(document)
             if writer.num_tokens == 0:
                 raise _input_error(", ".join(map(str, options.input)), "texts", "none")
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
             str(options.out), rule="a file that can be written", found=error, remedy="name another"
         ) from error
     print(
-        f"{options.out}: {writer.num_tokens:,} tokens of {coder.tokenizer.vocab_size:,}, "
+        f"{options.out}: {writer.num_tokens:,} tokens of {tokenizer.info.vocab_size:,}, "
         f"{writer.num_documents:,} documents, {options.out.stat().st_size / 2**20:.1f} MiB"
     )
     return EXIT_FINISHED

@@ -17,15 +17,18 @@ _EOS_NAMES = ("</s>", "<|end_of_text|>", "<|endoftext|>", "<eos>", "<|im_end|>")
 _DOCUMENTS_A_BATCH = 256
 
 
-def coder_named(name: str, eos_name: str | None = None) -> Coder:
-    """Return the coder that `--tokenizer` names; `eos_name` is the token that ends a document."""
-    return Bytes() if name == BYTES else HuggingFace(Path(name), eos_name)
+def load_tokenizer(name: str, eos_name: str | None = None) -> Tokenizer:
+    """Return what `--tokenizer` names; `eos_name` is the token that ends a document.
+
+    Raises UserError if it cannot be read, or if no token ends a document.
+    """
+    return ByteTokenizer() if name == BYTES else HuggingFaceTokenizer(Path(name), eos_name)
 
 
-class Coder(Protocol):
+class Tokenizer(Protocol):
     """Turns texts into tokens, and back."""
 
-    tokenizer: TokenizerInfo
+    info: TokenizerInfo
 
     def encode_all(self, texts: Iterable[str]) -> Iterator[bytes | Sequence[int]]:
         """Yield the tokens of each text, without the one that ends it."""
@@ -37,10 +40,10 @@ class Coder(Protocol):
         """Return the text of tokens."""
 
 
-class Bytes:
+class ByteTokenizer:
     """A token is a byte of UTF-8."""
 
-    tokenizer = TokenizerInfo(name=BYTES, vocab_size=BYTES_VOCAB_SIZE, eos=BYTES_EOS)
+    info = TokenizerInfo(name=BYTES, vocab_size=BYTES_VOCAB_SIZE, eos=BYTES_EOS)
 
     def encode_all(self, texts: Iterable[str]) -> Iterator[bytes]:
         """Yield the bytes of each text."""
@@ -55,7 +58,7 @@ class Bytes:
         return bytes(tokens).replace(bytes([BYTES_EOS]), b"\n").decode("utf-8", "replace")
 
 
-class HuggingFace:
+class HuggingFaceTokenizer:
     """A tokenizer.json, by the library that made it."""
 
     def __init__(self, path: Path, eos_name: str | None) -> None:
@@ -71,7 +74,7 @@ class HuggingFace:
                 found="none",
                 remedy="name it by --eos",
             )
-        self.tokenizer = TokenizerInfo(
+        self.info = TokenizerInfo(
             name=path.name,
             vocab_size=1 + max(self._tokenizer.get_vocab().values()),  # there may be gaps
             eos=eos,
