@@ -188,7 +188,8 @@ class Checkpoints:
                     remedy="name a folder such as out/RUN/checkpoints/step-100, or --resume auto",
                 )
             skipped.append({"path": str(path), "problem": problem})
-            self._damaged.append(path.name)
+            if path.parent == self._folder.path:
+                self._damaged.append(path.name)
             if self._mesh.ranks.is_main:
                 print(f"trainer: skipped checkpoint {path}: {problem}", file=sys.stderr, flush=True)
         self._tell_resume(0, None, skipped)
@@ -245,7 +246,8 @@ class Checkpoints:
     def _take_up(self, path: Path, position: Position) -> None:
         """Go on from a loaded checkpoint; a pointer that means nothing is written anew."""
         own = self._folder.path_of(position.step)
-        if path.resolve() != own.resolve():  # a user names it as it suits them
+        # A user names it as it suits them. Rank 0 looks: no other node may see it otherwise.
+        if not self._meet().share(path.resolve() == own.resolve()):
             self._stand_on(position.step, path)
             self._position = self.latest_step = None
             return

@@ -203,6 +203,19 @@ def test_who_goes_back_finds_the_one_before_a_damaged_one_on_its_own_branch(
     assert checkpoints.load_back(all_of) is None
 
 
+def test_a_damaged_one_elsewhere_says_nothing_of_one_of_that_name_here(tmp_path: Path) -> None:
+    """What the run began from lies in another folder, and has been damaged since."""
+    save(open_folder(tmp_path / "other"), 5)
+    other = tmp_path / "other" / "checkpoints" / "step-5"
+    save(open_folder(tmp_path), 3, 4, 5)
+    checkpoints = open_folder(tmp_path, num_kept=2)
+    checkpoints.load(str(other), all_of)
+    shorten(other)
+    assert checkpoints.load_back(all_of) is None
+    save(checkpoints, 6)
+    assert CheckpointFolder(tmp_path / "checkpoints").names() == ["step-6", "step-5"]
+
+
 def test_what_latest_names_is_never_removed(tmp_path: Path) -> None:
     """Whatever the order is taken to be: a pointer must not dangle."""
     save(open_folder(tmp_path), 5, 10)
