@@ -11,6 +11,7 @@ from monitor.watchdog import settings
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Mapping
 
 _DEFAULT_COLUMNS = "pumtcjrghevxnisqdk"
 
@@ -85,9 +86,16 @@ def run(options: Namespace) -> int:
             user=env.get("SLURM_JOB_USER") or env.get("USER") or env.get("LOGNAME"),
             beat_dir=env.get("DDP_BEAT_DIR"),
             visible=env.get("CUDA_VISIBLE_DEVICES"),
+            num_ranks=_num_ranks(env),
             rotate_mib=options.rotate_mib,
             num_kept=options.rotate_keep,
             watch=settings.from_environment(env, options.compose, options.launch_id, node),
         ),
         say,
     )
+
+
+def _num_ranks(env: Mapping[str, str]) -> int:
+    """Tell how many ranks this node has; without a launcher one, whose words are all there are."""
+    told = env.get("LOCAL_WORLD_SIZE", "")
+    return int(told) if told.isdecimal() else 1

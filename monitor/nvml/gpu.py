@@ -144,6 +144,12 @@ class Gpu:
     handle: Handle | None = None
     jobs: list[Job] = field(default_factory=list)
     mig: Mig | None = None
+    uuid: str | None = None
+    """By which it is found again: an index may be another GPU's once NVML was started anew."""
+    others: frozenset[str] = frozenset()
+    """UUIDs of GPUs that have another index here."""
+    is_denied: bool = False
+    """Whether a device cgroup keeps it from us: nvmlDeviceGetCount counts it all the same."""
     _seldom: list[Job] = field(default_factory=list)
     _resting: list[Job] = field(default_factory=list)
     _do_rest: bool = True
@@ -181,14 +187,24 @@ class Gpu:
     def open(self, _values: Values) -> None:
         """Get the handle, and prepare the calls; without one there are none. May hang."""
         try:
-            self.handle = pynvml.nvmlDeviceGetHandleByIndex(self.index)
-        except pynvml.NVMLError:
+            handle = self._find()
+        except pynvml.NVMLError as error:
+            self.is_denied = error.value == pynvml.NVML_ERROR_NO_PERMISSION
             return
+        uuid = _quietly(lambda: f"{pynvml.nvmlDeviceGetUUID(handle)}")
+        if uuid in self.others:
+            return  # it has moved up to this index
+        self.handle, self.uuid = handle, uuid or self.uuid
         self.mig = Mig.open(self.index, self.handle) if "m" in self.letters else None
         self._seldom, self._resting = self._prepare(_SELDOM), self._prepare(_RESTING)
         self.jobs = self._prepare(_OFTEN)
         if self.mig is not None:
             self.jobs.append(Job(self.index, "nvmlDeviceGetMigDeviceHandleByIndex", self.mig.read))
+
+    def _find(self) -> Handle:
+        if self.uuid is not None:
+            return pynvml.nvmlDeviceGetHandleByUUID(self.uuid)
+        return pynvml.nvmlDeviceGetHandleByIndex(self.index)
 
     def _prepare(self, calls_by_letter: Mapping[str, tuple[_Call, ...]]) -> list[Job]:
         """Make the calls of our letters, as far as this driver and nvidia-ml-py have them."""
@@ -207,9 +223,8 @@ class Gpu:
         if self.handle is None:
             yield f"gpu {self.index}", "-"
             return
-        told = _quietly(lambda: f"{pynvml.nvmlDeviceGetUUID(self.handle)}")
         name = _quietly(lambda: f"{pynvml.nvmlDeviceGetName(self.handle)}")
-        yield f"gpu {self.index}", f"{told} {name}" if told and name else "-"
+        yield f"gpu {self.index}", f"{self.uuid} {name}" if self.uuid and name else "-"
         limit_mw = _quietly(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(self.handle))
         if limit_mw is not None:
             yield f"power_limit_w {self.index}", str(int(limit_mw) // 1000)

@@ -1,4 +1,4 @@
-"""The GPUs of this node through NVML, which only the files `nvml*.py` open.
+"""The GPUs of this node through NVML, which only `monitor/nvml/` opens.
 
 Nothing here raises or hangs: a reading that NVML refuses is None, a call that hangs costs its own
 cells, a lost GPU keeps its place with nothing but its index, and when NVML itself is gone it is
@@ -16,6 +16,7 @@ import pynvml
 from monitor.logs.marks import Mark
 from monitor.logs.sample import GpuSample, Reading
 from monitor.nvml.calls import LOST
+from monitor.nvml.chosen import ALL, Named, keep
 from monitor.nvml.crew import Crew, Job
 from monitor.nvml.events import Events
 from monitor.nvml.gpu import Gpu
@@ -30,6 +31,7 @@ Facts = tuple[tuple[str, str], ...]
 
 _LOOK_S = 5.0  # a look that takes longer leaves its other cells empty
 _START_S = 5.0  # without persistence mode the driver itself is started first
+_RETRY_S = 60.0
 _NO_OWNER = -1
 
 
@@ -40,8 +42,8 @@ class Nvml:
         letters: the column letters of the log; what no column shows is not asked for.
         stop: cuts a look short.
         tell: is told what happens, from any thread.
-        retry_s: how long to wait before NVML is started again after it was found dead.
-        monotonic: the clock of that wait, in seconds.
+        monotonic: the clock by which NVML is started again after it was found dead, in seconds.
+        named: what tells which GPUs are the job's.
 
     """
 
@@ -50,13 +52,13 @@ class Nvml:
         letters: str,
         stop: Stop,
         tell: Callable[[Mark], None],
-        retry_s: float = 60.0,
         monotonic: Callable[[], float] = time.monotonic,
+        named: Named = ALL,
     ) -> None:
         self._letters = letters
         self._tell = tell
-        self._retry_s = retry_s
         self._monotonic = monotonic
+        self._named = named
         self._next_start_s = monotonic()
         self._crew = Crew("nvml", stop, self._tell_slow)
         self._start_job = Job(_NO_OWNER, "nvmlInit", self._start, patience_s=_START_S)
@@ -117,7 +119,7 @@ class Nvml:
         if not is_late and (self._start_job.is_stuck or self._monotonic() < self._next_start_s):
             return
         if not is_late:
-            self._next_start_s = self._monotonic() + self._retry_s
+            self._next_start_s = self._monotonic() + _RETRY_S
             self._crew.run([self._start_job], {_NO_OWNER: self._started}, _START_S)
         started = self._started
         if not started:
@@ -141,17 +143,27 @@ class Nvml:
             started |= {"facts": self._with_count(f"no readings: {error}")}
 
     def _open_all(self, num_gpus: int) -> Values:
-        # a GPU that has fallen off the bus may no longer be counted: its row stays
-        gpus = tuple(
-            Gpu(i, self._letters, self._monotonic) for i in range(max(num_gpus, len(self._gpus)))
-        )
-        for gpu in gpus:
-            gpu.open({})
+        gpus = tuple(self._find(num_gpus))
         events = Events(self._tell)
         told = events.start({gpu.index: gpu.handle for gpu in gpus if gpu.jobs})
         count = str(len(gpus)) if gpus else "no readings: NVML finds none"
         facts = (("gpus", count), *self._learn(gpus), ("events", told))
         return {"gpus": gpus, "events": events, "facts": facts}
+
+    def _find(self, num_gpus: int) -> list[Gpu]:
+        """Open the job's GPUs; at a start anew those of before, also one that counts no more."""
+        known = {gpu.index: gpu.uuid for gpu in self._gpus}
+        gpus = []
+        for index in known or range(num_gpus):
+            others = frozenset(uuid for i, uuid in known.items() if uuid and i != index)
+            gpu = Gpu(index, self._letters, self._monotonic, uuid=known.get(index), others=others)
+            gpu.open({})
+            gpus.append(gpu)
+        ours = [gpu for gpu in gpus if known or not gpu.is_denied]
+        wanted = self._named.among(num_gpus)
+        if known or wanted is None or len(ours) < num_gpus:  # else a cgroup has chosen already
+            return ours
+        return keep(ours, wanted)
 
     def _learn(self, gpus: tuple[Gpu, ...]) -> Facts:
         facts = [("driver", _text(pynvml.nvmlSystemGetDriverVersion))]
@@ -173,7 +185,7 @@ class Nvml:
     def _stop(self) -> None:
         self._alive = False
         self._facts = self._with_count("no readings: NVML answers nothing more")
-        self._next_start_s = self._monotonic() + self._retry_s
+        self._next_start_s = self._monotonic() + _RETRY_S
         if self._events is not None:
             self._events.end()
         for gpu in self._gpus:

@@ -61,7 +61,9 @@ class Settings:
     beat_dir: str | None = None
     """DDP_BEAT_DIR, where the ranks of this node beat."""
     visible: str | None = None
-    """CUDA_VISIBLE_DEVICES."""
+    """CUDA_VISIBLE_DEVICES; of the ranks' GPUs only are rows, if it names all of them."""
+    num_ranks: int = 1
+    """LOCAL_WORLD_SIZE."""
     rotate_mib: int | None = None
     """The log is moved away at this size; None: never."""
     num_kept: int = 4
@@ -106,7 +108,7 @@ def record(settings: Settings, say: Callable[[str], None]) -> int:
     stop = ProcessStop(settings.parent_pid)
     watcher = Watcher(settings.watch, say)
     letters, folder = layout.letters, os.path.dirname(settings.out) or "."  # noqa: PTH120
-    gpus = _Later(lambda: _nvml(letters, stop, recorder.tell))
+    gpus = _Later(lambda: _nvml(settings, letters, stop, recorder.tell))
     host = _Later(lambda: _host(letters, folder))
     recorder = Recorder(
         watcher.shown(gpus), host, sink, layout, SystemClock(), _facts(settings), say
@@ -121,13 +123,14 @@ def record(settings: Settings, say: Callable[[str], None]) -> int:
     return 0
 
 
-def _nvml(letters: str, stop: Stop, tell: Callable[[Mark], None]) -> GpuSource:
+def _nvml(settings: Settings, letters: str, stop: Stop, tell: Callable[[Mark], None]) -> GpuSource:
     try:
-        from monitor.nvml.source import Nvml  # noqa: PLC0415 - see _Later
+        from monitor.nvml.chosen import Named  # noqa: PLC0415 - see _Later
+        from monitor.nvml.source import Nvml  # noqa: PLC0415
     except ImportError as error:
         return _NoNvml(str(error))
     _spare_the_collector()
-    return Nvml(letters, stop, tell)
+    return Nvml(letters, stop, tell, named=Named(settings.visible, settings.num_ranks))
 
 
 def _host(letters: str, folder: str) -> HostSource:

@@ -10,12 +10,13 @@ from typing import Any
 _LOOK = """
 import json, os, sys, time
 from monitor.logs.marks import line
+from monitor.nvml.chosen import Named
 from monitor.nvml.source import Nvml
 letters, times, step_s, first, then = sys.argv[1:]
 class Never:
     def wait(self, timeout_s): return None
 clock, marks = [0.0], []
-nvml = Nvml(letters, Never(), marks.append, retry_s=60, monotonic=lambda: clock[0])
+nvml = Nvml(letters, Never(), marks.append, monotonic=lambda: clock[0])
 exec(first)
 for turn in range(int(times)):
     reading = nvml.read()

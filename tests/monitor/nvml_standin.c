@@ -12,6 +12,7 @@
  *   process PID GPU MIB   a process computes there; with -1 MiB it is not told how much it holds
  *   event TYPE GPU DATA   an event happens, once: type 8 is an XID, 2 and 1 ECC errors
  *   set mig GPU N         MIG is on, with N devices
+ *   set gone GPU 1        it is counted no more, and those behind it move up
  *
  * The file is read anew at each change, so a test may change the world while the recorder runs.
  * Built with -DOLD_DRIVER the functions that old drivers lack are not there at all.
@@ -135,12 +136,33 @@ int nvmlShutdown(void) { return SUCCESS; }
 const char *nvmlErrorString(int code) { (void)code; return "stand-in"; }
 int nvmlSystemGetDriverVersion(char *text, unsigned n) { ENTER(NULL); snprintf(text, n, "550.163.01"); return SUCCESS; }
 int nvmlSystemGetNVMLVersion(char *text, unsigned n) { ENTER(NULL); snprintf(text, n, "12.550.163.01"); return SUCCESS; }
-int nvmlDeviceGetCount_v2(unsigned *count) { ENTER(NULL); *count = num_gpus; return SUCCESS; }
+static int is_gone(int gpu) { return find("set", "gone", gpu) != NULL; }
+int nvmlDeviceGetCount_v2(unsigned *count) {
+    ENTER(NULL);
+    *count = 0;
+    for (int gpu = 0; gpu < num_gpus; gpu++) *count += !is_gone(gpu);
+    return SUCCESS;
+}
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **device) {
-    if (index >= (unsigned)num_gpus || index >= 16) return INVALID_ARGUMENT;
-    devices[index].index = (int)index;
-    ENTER(&devices[index]);
-    *device = &devices[index];
+    int gpu = 0;
+    load();
+    for (unsigned left = index; gpu < num_gpus; gpu++) {
+        if (!is_gone(gpu) && left-- == 0) break;
+    }
+    if (gpu >= num_gpus || gpu >= 16) return INVALID_ARGUMENT;
+    devices[gpu].index = gpu;
+    ENTER(&devices[gpu]);
+    *device = &devices[gpu];
+    return SUCCESS;
+}
+int nvmlDeviceGetHandleByUUID(const char *uuid, Device **device) {
+    int gpu = -1;
+    load();
+    if (sscanf(uuid, "GPU-00000000-0000-0000-0000-%d", &gpu) != 1) return INVALID_ARGUMENT;
+    if (gpu < 0 || gpu >= num_gpus || gpu >= 16 || is_gone(gpu)) return NOT_FOUND;
+    devices[gpu].index = gpu;
+    ENTER(&devices[gpu]);
+    *device = &devices[gpu];
     return SUCCESS;
 }
 int nvmlDeviceGetUUID(Device *d, char *text, unsigned n) {
@@ -306,23 +328,39 @@ int nvmlDeviceGetGpuInstanceId(Device *d, unsigned *id) { ENTER(d); *id = 6U + (
 int nvmlDeviceGetComputeInstanceId(Device *d, unsigned *id) { ENTER(d); *id = 0; return SUCCESS; }
 
 typedef struct { Device *device; unsigned long long type, data; unsigned gpu_instance, compute_instance; } Event;
+static int is_registered[16]; /* there is one set at a time */
 int nvmlEventSetCreate(void **set) { static int only; ENTER(NULL); *set = &only; return SUCCESS; }
-int nvmlEventSetFree(void *set) { (void)set; return SUCCESS; }
+int nvmlEventSetFree(void *set) { (void)set; memset(is_registered, 0, sizeof is_registered); return SUCCESS; }
 int nvmlDeviceGetSupportedEventTypes(Device *d, unsigned long long *types) { ENTER(d); *types = 1 | 2 | 8; return SUCCESS; }
-int nvmlDeviceRegisterEvents(Device *d, unsigned long long types, void *set) { (void)set; ENTER(d); return types ? SUCCESS : NOT_SUPPORTED; }
+int nvmlDeviceRegisterEvents(Device *d, unsigned long long types, void *set) {
+    (void)set;
+    ENTER(d);
+    is_registered[d->index] = types != 0;
+    return types ? SUCCESS : NOT_SUPPORTED;
+}
+static int is_any_lost(void) { /* of those in the set: then it answers nothing else any more */
+    for (int gpu = 0; gpu < 16; gpu++) {
+        const Rule *lost = find("lost", NULL, gpu);
+        if (is_registered[gpu] && lost && devices[gpu].calls >= lost->value) return 1;
+    }
+    return 0;
+}
 int nvmlEventSetWait_v2(void *set, Event *event, unsigned timeout_ms) {
     static int delivered;
     (void)set;
-    for (double left_ms = timeout_ms; left_ms > 0; left_ms -= 1000) {
+    for (double left_ms = timeout_ms; left_ms > 0; left_ms -= 200) {
         ENTER(NULL);
+        if (is_any_lost()) return LOST;
         int number = 0;
         for (int i = 0; i < num_rules; i++) {
             if (strcmp(rules[i].verb, "event") || number++ < delivered) continue;
             delivered++;
-            *event = (Event){&devices[atoi(rules[i].gpu)], strtoull(rules[i].name, NULL, 10), (unsigned long long)rules[i].value, ~0U, ~0U};
+            int gpu = atoi(rules[i].gpu);
+            if (!is_registered[gpu]) continue;
+            *event = (Event){&devices[gpu], strtoull(rules[i].name, NULL, 10), (unsigned long long)rules[i].value, ~0U, ~0U};
             return SUCCESS;
         }
-        pause_ms(left_ms < 1000 ? left_ms : 1000);
+        pause_ms(left_ms < 200 ? left_ms : 200);
     }
     return TIMEOUT;
 }
