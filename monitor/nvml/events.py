@@ -55,35 +55,48 @@ class Events:
         self._ended = threading.Event()
         self._floods: dict[tuple[str, int | None], _Flood] = {}
         self._thread: threading.Thread | None = None
+        self._handles: Mapping[int, Handle] = {}
         self._indices: dict[int | None, int] = {}
+        self._num_registered = 0
+        self._why = ""
 
     def start(self, handles: Mapping[int, Handle]) -> str:
         """Register for the events of GPUs by index; what the log says of it.
 
         Called where it may hang: as one of the calls of a look.
         """
-        try:
-            event_set = pynvml.nvmlEventSetCreate()
-        except pynvml.NVMLError as error:
-            return f"none: {error}"
-        why = "no GPU"
-        for index, handle in handles.items():
-            try:
-                known = pynvml.nvmlDeviceGetSupportedEventTypes(handle)
-                wanted = sum(kind for kind in _KINDS if kind & known)
-                pynvml.nvmlDeviceRegisterEvents(handle, wanted, event_set)
-                self._indices[_address(handle)] = index
-            except pynvml.NVMLError as error:
-                why = str(error)
-        if not self._indices:
-            with suppress(pynvml.NVMLError):
-                pynvml.nvmlEventSetFree(event_set)
-            return f"none: {why}"
+        self._handles = handles
+        event_set = self._register()
+        if event_set is None:
+            return f"none: {self._why}"
         self._thread = threading.Thread(
             target=self._watch, args=(event_set,), name="nvml-events", daemon=True
         )
         self._thread.start()
-        return f"watched on {len(self._indices)} of {len(handles)} GPUs"
+        return f"watched on {self._num_registered} of {len(handles)} GPUs"
+
+    def _register(self) -> Handle | None:
+        """Make a set of the GPUs that answer; None if there is none, and `_why`."""
+        self._num_registered, self._why = 0, "no GPU"
+        try:
+            event_set = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError as error:
+            self._why = str(error)
+            return None
+        for index, handle in self._handles.items():
+            try:
+                known = pynvml.nvmlDeviceGetSupportedEventTypes(handle)
+                wanted = sum(kind for kind in _KINDS if kind & known)
+                pynvml.nvmlDeviceRegisterEvents(handle, wanted, event_set)
+            except pynvml.NVMLError as error:
+                self._why = str(error)
+            else:
+                self._indices[_address(handle)] = index
+                self._num_registered += 1
+        if self._num_registered:
+            return event_set
+        _free(event_set)
+        return None
 
     def end(self) -> None:
         """Watch no more; nobody waits for the thread."""
@@ -93,21 +106,35 @@ class Events:
         """Whether the thread has left NVML."""
         return self._thread is None or not self._thread.is_alive()
 
-    def _watch(self, event_set: Handle) -> None:
+    def _watch(self, event_set: Handle | None) -> None:
         wait = function("nvmlEventSetWait_v2") or function("nvmlEventSetWait")
         data = pynvml.c_nvmlEventData_t()
-        given = (event_set, byref(data), c_uint(_WAIT_MS))
         while wait is not None and not self._ended.is_set():
-            code = wait(*given)
+            if event_set is None:  # none of them answers: one may be back later
+                self._ended.wait(_PAUSE_S)
+                event_set = self._register()
+                continue
+            code = wait(event_set, byref(data), c_uint(_WAIT_MS))
             if code == pynvml.NVML_SUCCESS:
                 with suppress(Exception):  # the next event is told all the same
                     self._see(data)
             elif code == pynvml.NVML_ERROR_UNINITIALIZED:
                 return
+            elif code == pynvml.NVML_ERROR_GPU_IS_LOST:
+                event_set = self._without_the_lost(event_set)
             elif code != pynvml.NVML_ERROR_TIMEOUT:
                 self._ended.wait(_PAUSE_S)
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlEventSetFree(event_set)
+        if event_set is not None:
+            _free(event_set)
+
+    def _without_the_lost(self, event_set: Handle) -> Handle | None:
+        """Begin a new set: one that has a lost GPU tells of no other any more."""
+        before = self._num_registered
+        _free(event_set)
+        event_set = self._register()
+        if self._num_registered == before:  # nobody owns up to it
+            self._ended.wait(_PAUSE_S)
+        return event_set
 
     def _see(self, data: pynvml.c_nvmlEventData_t) -> None:
         kind = _KINDS.get(data.eventType)
@@ -139,6 +166,11 @@ class Events:
             return 0
         flood.num_left_out += 1
         return None
+
+
+def _free(event_set: Handle) -> None:
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlEventSetFree(event_set)
 
 
 def _address(handle: Handle) -> int | None:

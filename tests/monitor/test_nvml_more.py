@@ -135,6 +135,16 @@ def test_events_are_told(driver: Any) -> None:
     assert told["facts"]["events"] == "watched on 2 of 2 GPUs"
 
 
+def test_events_go_on_where_a_gpu_is_lost(driver: Any) -> None:
+    """A set that has a lost GPU answers nothing but that: the others are watched without it."""
+    driver.does("gpus 2", "event 8 0 79")
+    worlds = ["event 8 0 79", "lost 0 0"], ["event 8 0 79", "lost 0 0", "event 8 1 13"]
+    then = "time.sleep(0.3)\n" + between(*worlds) + "time.sleep(0.3)"
+    marks = look(driver, times=3, then=then)[2]["marks"]
+    assert marks[0] == "xid gpu=0 xid=79 text=GPU_has_fallen_off_the_bus"
+    assert sorted(marks[1:]) == ["lost gpu=0", "xid gpu=1 xid=13 text=" + XID_13]
+
+
 def test_a_storm_of_events_is_cut(driver: Any) -> None:
     """Twenty of a kind and GPU a minute are told, and how many more there were."""
     driver.does(*["event 1 0 0"] * 30, "event 8 0 13")
