@@ -6,7 +6,12 @@ import struct
 from ctypes import byref, c_char, c_uint
 from typing import TYPE_CHECKING
 
-from pynvml import NVML_ERROR_FUNCTION_NOT_FOUND, NVML_ERROR_INSUFFICIENT_SIZE
+from pynvml import (
+    NVML_ERROR_FUNCTION_NOT_FOUND,
+    NVML_ERROR_INSUFFICIENT_SIZE,
+    NVMLError,
+    nvmlSystemGetDriverVersion,
+)
 
 from monitor.nvml.calls import MIB, Handle, function, refused
 
@@ -17,6 +22,8 @@ if TYPE_CHECKING:
 
 # c_nvmlProcessInfo_v2_t (also of v3): pid, used memory in bytes, GPU and compute instance.
 _NEW = struct.Struct("<I4xQII")
+_WIDE = struct.Struct("<I4xQIIQ")  # and protected memory: drivers 535.43 to 535.86, in v3 alone
+_WIDE_DRIVERS = (535, 43), (535, 86)
 _OLD = struct.Struct("<I4xQ")  # before driver 450
 _NAMES = {
     "nvmlDeviceGetComputeRunningProcesses_v3": _NEW,
@@ -71,5 +78,15 @@ def _find() -> tuple[Callable[..., int] | None, struct.Struct]:
     for name, layout in _NAMES.items():
         call = function(name)
         if call is not None:
-            return call, layout
+            return call, _WIDE if name.endswith("_v3") and _is_wide() else layout
     return None, _OLD
+
+
+def _is_wide() -> bool:
+    """Whether this driver is one of those whose entries are longer than before and since."""
+    try:
+        major, minor, *_ = map(int, str(nvmlSystemGetDriverVersion()).split("."))
+    except (NVMLError, ValueError):
+        return False
+    first, last = _WIDE_DRIVERS
+    return first <= (major, minor) <= last

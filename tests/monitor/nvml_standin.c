@@ -12,6 +12,7 @@
  *   process PID GPU MIB   a process computes there; with -1 MiB it is not told how much it holds
  *   event TYPE GPU DATA   an event happens, once: type 8 is an XID, 2 and 1 ECC errors
  *   set mig GPU N         MIG is on, with N devices
+ *   driver MAJOR.MINOR    its version (default 550.163)
  *   set gone GPU 1        it is counted no more, and those behind it move up
  *
  * The file is read anew at each change, so a test may change the world while the recorder runs.
@@ -37,6 +38,7 @@ static Device devices[16];
 static Rule rules[256];
 static int num_rules, num_gpus = 2, total_calls;
 static unsigned verbs; /* which there are among the rules: most are not, and cost nothing then */
+static char version[16] = "550.163";
 static int64_t seen;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -67,7 +69,7 @@ static void load_anew(void) {
     while (num_rules < 256 && fgets(line, sizeof line, file)) {
         Rule *r = &rules[num_rules];
         memset(r, 0, sizeof *r);
-        if (sscanf(line, "gpus %d", &num_gpus) == 1) continue;
+        if (sscanf(line, "gpus %d", &num_gpus) == 1 || sscanf(line, "driver %15s", version) == 1) continue;
         if (sscanf(line, "%15s", r->verb) != 1) continue;
         if (strstr("set fail grow sample process event", r->verb)) {
             if (sscanf(line, "%*s %63s %7s %lf", r->name, r->gpu, &r->value) == 3) num_rules++;
@@ -134,8 +136,8 @@ int nvmlInitWithFlags(unsigned flags) {
 }
 int nvmlShutdown(void) { return SUCCESS; }
 const char *nvmlErrorString(int code) { (void)code; return "stand-in"; }
-int nvmlSystemGetDriverVersion(char *text, unsigned n) { ENTER(NULL); snprintf(text, n, "550.163.01"); return SUCCESS; }
-int nvmlSystemGetNVMLVersion(char *text, unsigned n) { ENTER(NULL); snprintf(text, n, "12.550.163.01"); return SUCCESS; }
+int nvmlSystemGetDriverVersion(char *text, unsigned n) { ENTER(NULL); snprintf(text, n, "%s.01", version); return SUCCESS; }
+int nvmlSystemGetNVMLVersion(char *text, unsigned n) { ENTER(NULL); snprintf(text, n, "12.%s.01", version); return SUCCESS; }
 static int is_gone(int gpu) { return find("set", "gone", gpu) != NULL; }
 int nvmlDeviceGetCount_v2(unsigned *count) {
     ENTER(NULL);
@@ -295,14 +297,16 @@ int nvmlDeviceGetSamples(Device *d, int kind, uint64_t since_us, int *type, unsi
 }
 
 typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } Process;
-int nvmlDeviceGetComputeRunningProcesses_v3(Device *d, unsigned *count, Process *found) {
+int nvmlDeviceGetComputeRunningProcesses_v3(Device *d, unsigned *count, char *found) {
     ENTER(d);
+    double driver = atof(version); /* of these, entries have 8 bytes of protected memory as well */
+    size_t size = sizeof(Process) + (driver >= 535.43 && driver <= 535.86 ? 8 : 0);
     unsigned room = *count, num = 0;
     for (int i = 0; i < num_rules; i++) {
         const Rule *r = &rules[i];
         if (strcmp(r->verb, "process") || (r->gpu[0] != '*' && atoi(r->gpu) != d->index)) continue;
         unsigned long long used = r->value < 0 ? ~0ULL : (unsigned long long)r->value << 20;
-        if (num < room) found[num] = (Process){(unsigned)atoi(r->name), used, ~0U, ~0U};
+        if (num < room) *(Process *)(found + num * size) = (Process){(unsigned)atoi(r->name), used, ~0U, ~0U};
         num++;
     }
     *count = num;

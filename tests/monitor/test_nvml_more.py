@@ -100,6 +100,14 @@ def test_processes(driver: Any) -> None:
     assert second["processes"] == [[1000 + i, i] for i in range(40)]
 
 
+@pytest.mark.parametrize("version", ["535.42", "535.43", "535.86", "535.98"])
+def test_processes_of_drivers_with_longer_entries(driver: Any, version: str) -> None:
+    """Some of the 535 series have one more number in each."""
+    driver.does(f"driver {version}", *(f"process {70 + i} 0 {i}" for i in range(40)))
+    first = look(driver, "pumtq")[0]["gpus"][0]
+    assert first["processes"] == [[70 + i, i] for i in range(40)]
+
+
 def test_mig_devices_are_facts(driver: Any) -> None:
     """Each with UUID, memory and ids; what they use is one line a GPU; there are no more rows."""
     driver.does("set mig 0 2", "fail nvmlDeviceGetUtilizationRates 0 3")
