@@ -127,7 +127,7 @@ def _nvml(settings: Settings, letters: str, stop: Stop, tell: Callable[[Mark], N
     try:
         from monitor.nvml.chosen import Named  # noqa: PLC0415 - see _Later
         from monitor.nvml.source import Nvml  # noqa: PLC0415
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:  # or what is called pynvml is another package
         return _NoNvml(str(error))
     _spare_the_collector()
     return Nvml(letters, stop, tell, named=Named(settings.visible, settings.num_ranks))
@@ -153,7 +153,7 @@ def _spare_the_collector() -> None:
 
 
 class _NoNvml:
-    """There is no nvidia-ml-py: the log says so."""
+    """There is no nvidia-ml-py, or none that can be used: the log says so."""
 
     def __init__(self, why: str) -> None:
         self._why = why

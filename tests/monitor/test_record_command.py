@@ -271,6 +271,18 @@ def test_without_a_driver_the_log_says_why_there_are_no_readings(bench: Any) -> 
     assert why == ["## gpus: no readings: NVML Shared Library Not Found"]
 
 
+def test_an_old_pynvml_in_the_image_is_no_readings(
+    bench: Any, until: Until, tmp_path: Path
+) -> None:
+    """A package of that name lies before nvidia-ml-py: the log says so, and rows go on."""
+    (tmp_path / "old" / "pynvml").mkdir(parents=True)
+    (tmp_path / "old" / "pynvml" / "__init__.py").write_text("NVML_TEMPERATURE_GPU = 0\n")
+    recording = bench.start("--interval", 0.2, env={"PYTHONPATH": str(tmp_path / "old")})
+    until(lambda: len(recording.rows()) >= 2)
+    assert recording.end() == (0, "")
+    assert "## gpus: no readings: module 'pynvml' has no attribute" in recording.text()
+
+
 @pytest.mark.parametrize(
     ("options", "found"),
     [
