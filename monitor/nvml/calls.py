@@ -23,15 +23,21 @@ Handle = Any  # pynvml is untyped: a ctypes pointer
 
 GONE = frozenset(
     {
-        pynvml.NVML_ERROR_UNINITIALIZED,
-        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
         pynvml.NVML_ERROR_GPU_IS_LOST,
+        pynvml.NVML_ERROR_RESET_REQUIRED,
+        pynvml.NVML_ERROR_GPU_NOT_FOUND,
     }
 )
-"""The GPU, or NVML itself, is gone: further questions are useless."""
+"""The GPU is gone, at least until somebody resets it: further questions are useless."""
+
+ENDED = frozenset({pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_DRIVER_NOT_LOADED})
+"""NVML itself is gone, and tells nothing of any GPU."""
 
 LOST = "lost"
-"""What a call leaves among the values, and nothing else, where the GPU is gone."""
+"""What a call leaves among the values where the GPU is gone, or NVML itself."""
+
+OVER = "over"
+"""What it leaves besides where it is NVML."""
 
 MIB = 2**20
 
@@ -42,11 +48,13 @@ def function(name: str) -> Callable[..., int] | None:
 
 
 def refused(values: Values, code: int) -> bool:
-    """Take note of an answer that is none; True where the GPU is gone."""
-    if code not in GONE:
+    """Take note of an answer that is none; True where the GPU is gone, or NVML."""
+    if code not in GONE and code not in ENDED:
         return False
     values.clear()
     values[LOST] = True
+    if code in ENDED:
+        values[OVER] = True
     return True
 
 

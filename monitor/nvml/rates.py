@@ -12,13 +12,21 @@ from typing import TYPE_CHECKING
 
 import pynvml
 
-from monitor.nvml.calls import Fields, Handle, function, refused
+from monitor.nvml.calls import LOST, Fields, Handle, function, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from monitor.nvml.crew import Values
 
+_LINK_KIB = (
+    pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+    pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
+)
+_LINK_BYTES = (
+    pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES,
+    pynvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES,
+)
 _ALL_LINKS = 2**32 - 1
 _KIB, _MB = 1024, 10**6
 _GPM_METRICS = {"sm_active_pct": 2, "tensor_active_pct": 5, "dram_active_pct": 10}
@@ -32,28 +40,53 @@ class NvLink:
     """Payload over all links of a GPU, in MB/s, both ways."""
 
     def __init__(self, handle: Handle, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._fields = Fields(
-            handle,
-            (
-                (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS),
-                (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS),
-            ),
-        )
+        self._handle = handle
+        self._fields = Fields(handle, tuple((field, _ALL_LINKS) for field in _LINK_KIB))
+        self._num_links = 0
+        """How many are asked one by one."""
+        self._has_looked = False
         self._monotonic = monotonic
         self._before: tuple[float, list[int | None]] | None = None
 
     def read(self, values: Values) -> bool | None:
         """Look once."""
-        now_s, counts = self._monotonic(), self._fields.read(values)
+        now_s, counts = self._monotonic(), self._read_bytes(values)
         before, self._before = self._before, None
         if counts is None:
-            return "lost" in values
+            return LOST in values
         self._before = now_s, counts
         if before is not None and now_s > before[0]:
             for name, new, old in zip(_NVLINK_FIELDS, counts, before[1], strict=True):
                 if new is not None and old is not None and new >= old:
-                    values[name] = int((new - old) * _KIB / _MB / (now_s - before[0]))
+                    values[name] = int((new - old) / _MB / (now_s - before[0]))
         return None
+
+    def _read_bytes(self, values: Values) -> list[int | None] | None:
+        """Read both counters; from Blackwell on, where each link has its own, their sums."""
+        counts = self._fields.read(values)
+        if counts is None:
+            return None
+        if self._num_links:
+            return [_sum(counts[: self._num_links]), _sum(counts[self._num_links :])]
+        if counts == [None, None] and not self._has_looked:
+            self._has_looked = True
+            self._look_for_links(values)
+        return [None if count is None else count * _KIB for count in counts]
+
+    def _look_for_links(self, values: Values) -> None:
+        """Ask once which links count for themselves; where none does, there is no NVLink."""
+        links = range(pynvml.NVML_NVLINK_MAX_LINKS)
+        received = Fields(self._handle, tuple((_LINK_BYTES[0], link) for link in links))
+        told = zip(links, received.read(values) or (), strict=False)
+        counting = [link for link, count in told if count is not None]
+        if counting:
+            wanted = tuple((field, link) for field in _LINK_BYTES for link in counting)
+            self._fields, self._num_links = Fields(self._handle, wanted), len(counting)
+
+
+def _sum(counts: list[int | None]) -> int | None:
+    told = [count for count in counts if count is not None]
+    return sum(told) if told else None
 
 
 _NVLINK_FIELDS = ("nvlink_rx_mb_s", "nvlink_tx_mb_s")

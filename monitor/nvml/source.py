@@ -15,7 +15,7 @@ import pynvml
 
 from monitor.logs.marks import Mark
 from monitor.logs.sample import GpuSample, Reading
-from monitor.nvml.calls import LOST
+from monitor.nvml.calls import LOST, OVER
 from monitor.nvml.chosen import ALL, Named, keep
 from monitor.nvml.crew import Crew, Job
 from monitor.nvml.events import Events
@@ -81,12 +81,15 @@ class Nvml:
         self._crew.run([job for gpu in self._gpus for job in gpu.due()], found, _LOOK_S)
         samples = tuple(self._see(gpu, found[gpu.index]) for gpu in self._gpus)
         is_silent = all(not values or LOST in values for values in found.values())
-        if is_silent and not self._crew.is_stuck:
+        is_over = is_silent or any(OVER in values for values in found.values())
+        if is_over and not self._crew.is_stuck:
             self._stop()  # not one reading of any GPU: the library is dead, not a GPU
         return Reading(samples, self._facts + self._mig_facts(found))
 
     def _see(self, gpu: Gpu, found: Values) -> GpuSample:
         """Make a sample of what was read, and tell what has changed."""
+        if OVER in found:
+            return GpuSample(index=gpu.index)
         values = gpu.complete(found)
         is_lost = values.pop(LOST, False) or not gpu.jobs
         if is_lost != (gpu.index in self._lost):

@@ -217,8 +217,10 @@ int nvmlDeviceGetFieldValues(Device *d, int count, Field *fields) {
     for (int i = 0; i < count; i++) { /* the call succeeds; each entry tells for itself */
         int id = (int)fields[i].id;
         const char *name = id == 82 ? "mtemp" : id == 138 ? "nvtx_kib" : id == 139 ? "nvrx_kib" : "?";
+        if (id == 202 || id == 204) name = id == 202 ? "nvtx_bytes" : "nvrx_bytes";
         int known = find("set", name, d->index) || find("grow", name, d->index);
-        fields[i].rc = known && (id == 82 || fields[i].scope == UINT32_MAX) ? SUCCESS : NOT_SUPPORTED;
+        int fits = id == 82 || (id < 200 ? fields[i].scope == UINT32_MAX : fields[i].scope < value("links", d, 0));
+        fields[i].rc = known && fits ? SUCCESS : NOT_SUPPORTED;
         fields[i].type = id == 82 ? 1 : 3;
         fields[i].value.ull = (uint64_t)value(name, d, 0);
     }

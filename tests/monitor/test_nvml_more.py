@@ -203,6 +203,35 @@ def test_a_gpu_lost_and_back_are_marks(driver: Any) -> None:
     assert told[3]["gpus"][0]["power_w"] == 294
 
 
+@pytest.mark.parametrize("code", [15, 16, 28])
+def test_a_gpu_that_needs_a_reset_or_is_not_found_is_lost(driver: Any, code: int) -> None:
+    """As one that fell off the bus: nothing more is to be had of it."""
+    driver.does(f"fail nvmlDeviceGetPowerUsage 0 {code}")
+    (told,) = look(driver)
+    assert told["marks"] == ["lost gpu=0"]
+    assert readings(told["gpus"][0]) == {}
+    assert told["gpus"][1]["power_w"] == 294
+
+
+def test_a_library_that_ends_is_no_lost_gpu(driver: Any) -> None:
+    """It is started again; that no GPU answers meanwhile is said once, and not of each."""
+    told = look(driver, times=5, step_s=40, then=between(["dead 0"], []))
+    assert told[1]["facts"]["gpus"] == "no readings: NVML answers nothing more"
+    assert readings(told[1]["gpus"][0]) == {}
+    assert told[4]["gpus"][0]["power_w"] == 294
+    assert told[4]["marks"] == []
+
+
+def test_nvlink_by_link(driver: Any) -> None:
+    """Where the sum over all links is refused, as on Blackwell, its bytes are summed here."""
+    driver.does("grow nvrx_bytes 0 500000000", "grow nvtx_bytes 0 250000000", "set links 0 4")
+    told = look(driver, "pumtn", 3, then="time.sleep(0.2)")
+    first, second = told[2]["gpus"]
+    assert first["nvlink_rx_mb_s"] == pytest.approx(2000, rel=0.15)
+    assert first["nvlink_tx_mb_s"] == pytest.approx(1000, rel=0.15)
+    assert second["nvlink_rx_mb_s"] is None
+
+
 def test_a_call_that_hangs_costs_its_own_cells(driver: Any) -> None:
     """Those of one GPU and one function: all the others are read, in this look and in the next."""
     then = between(["slow nvmlDeviceGetPowerUsage 20000 0"])
