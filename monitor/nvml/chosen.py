@@ -64,10 +64,10 @@ def _matches(gpu: Gpu, wanted: Iterable[str]) -> set[str]:
     return {
         word
         for word in wanted
-        if word == str(gpu.index) or any(uuid.startswith(_bare(word)) for uuid in uuids)
+        if word == str(gpu.index) or any(uuid.startswith(bare(word)) for uuid in uuids)
     }
 
 
-def _bare(word: str) -> str:
+def bare(word: str) -> str:
     """Before driver 470 a MIG device was MIG-GPU-<its GPU's UUID>/<instance>/<instance>."""
     return word.removeprefix("MIG-").partition("/")[0] if word.startswith("MIG-GPU-") else word

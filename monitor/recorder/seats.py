@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from monitor.logs.sample import GpuSample, RankSample
 from monitor.watchdog import beats
-from monitor.watchdog.processes import parent
+from monitor.watchdog.bounded import Bounded
+from monitor.watchdog.processes import environment, parent
+from monitor.watchdog.visible import VISIBLE, word_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     """A GPU's processes, and the rank that holds most of its memory with how much."""
 
 _LIST_S = 5.0  # how often to look which ranks there are; where they are is looked up each time
+_READ_S = 0.2
 _MAX_DEPTH = 12
 _FIRST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel
 
@@ -43,7 +46,7 @@ class Seats:
 
         Args:
             directory: DDP_BEAT_DIR.
-            visible: CUDA_VISIBLE_DEVICES of the ranks; None: all GPUs.
+            visible: CUDA_VISIBLE_DEVICES of ranks whose own cannot be read; None: all GPUs.
             shares_pids: whether NVML's pids are ours; None: ask the kernel.
             monotonic: the clock by which to look for new ranks, in seconds.
 
@@ -54,6 +57,9 @@ class Seats:
         self._monotonic = monotonic
         self._files = beats.BeatFiles(directory)
         self._children: Mapping[int, Child] = {}
+        self._memory = Bounded("seats")  # the kernel may hold up who reads a process's memory
+        self._visible_of: dict[int, str | None] = {}
+        """By pid of a rank's command, its own CUDA_VISIBLE_DEVICES."""
         self._of_pid: dict[int, int | None] = {}
         """Whose process it is; None: nobody's."""
         self._held: dict[int | None, _Held] = {}
@@ -71,11 +77,11 @@ class Seats:
             self._of_pid |= {beat.pid: rank for rank, beat in self._files.read().items()}
             self._held = {}
         found = self._files.read()
-        return [self._sample(gpu, found) for gpu in gpus]
+        return [self._sample(gpu, found, len(gpus)) for gpu in gpus]
 
-    def _sample(self, gpu: GpuSample, found: Mapping[int, Progress]) -> RankSample:
+    def _sample(self, gpu: GpuSample, found: Mapping[int, Progress], num_gpus: int) -> RankSample:
         rank, held_mib = self._known_holder(gpu) if self._shares_pids else (None, None)
-        seated = self._seated(gpu, found) if rank is None else rank
+        seated = self._seated(gpu, found, num_gpus) if rank is None else rank
         beat = None if seated is None else found.get(seated)
         return RankSample(beat.step if beat else None, rank, held_mib)
 
@@ -112,21 +118,21 @@ class Seats:
             self._of_pid[pid] = None if above is None else self._of_pid.get(above)
         return self._of_pid[pid]
 
-    def _seated(self, gpu: GpuSample, found: Mapping[int, Progress]) -> int | None:
+    def _seated(self, gpu: GpuSample, found: Mapping[int, Progress], num_gpus: int) -> int | None:
         """Tell whose GPU it should be: local rank n has the nth one that is visible."""
         if gpu.index is None:  # a node without GPUs is as far as the last of its ranks
             return min(found, key=lambda rank: found[rank].step, default=None)
         for rank, child in self._children.items():
-            if self._index_of(child.local_rank) == gpu.index:
+            if self._index_of(child, num_gpus) == gpu.index:
                 return rank
         return None
 
-    def _index_of(self, local_rank: int) -> int | None:
-        if self._visible is None:
-            return local_rank
-        entries = [word.strip() for word in self._visible.split(",")]
-        entry = entries[local_rank] if local_rank < len(entries) else ""
-        return int(entry) if entry.isdecimal() else None
+    def _index_of(self, child: Child, num_gpus: int) -> int | None:
+        if child.pid not in self._visible_of:
+            env = self._memory.ask(lambda: environment(child.pid), _READ_S)
+            self._visible_of[child.pid] = env.get(VISIBLE) if env else self._visible
+        word = word_of(self._visible_of[child.pid], child.local_rank, num_gpus)
+        return int(word) if word and word.isdecimal() else None
 
 
 def _shares_pids() -> bool:

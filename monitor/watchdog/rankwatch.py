@@ -10,6 +10,7 @@ from monitor.watchdog import processes
 from monitor.watchdog.patience import BeatAge, Patience
 from monitor.watchdog.silence import Silence, gpu_pattern
 from monitor.watchdog.verdict import RankReport
+from monitor.watchdog.visible import gpu_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -201,35 +202,3 @@ def _local_rank(env: Mapping[str, str], child: Child | None) -> int | None:
         return child.local_rank
     told = env.get("LOCAL_RANK", "")
     return int(told) if told.isdecimal() else None
-
-
-def gpu_of(
-    env: Mapping[str, str], local_rank: int | None, reading: Reading | None
-) -> tuple[str, int | None]:
-    """Name the GPU of a rank, and its index in `reading`, if it is known there."""
-    visible = env.get("CUDA_VISIBLE_DEVICES")
-    found = {str(gpu.index) for gpu in reading.gpus if gpu.index is not None} if reading else set()
-    if visible is None:
-        if local_rank is None or not found:
-            return "no GPU", None
-        entry = str(local_rank)
-    else:
-        entries = [word.strip() for word in visible.split(",") if word.strip()]
-        if not entries:
-            return "no GPU", None
-        entry = (
-            entries[local_rank]
-            if local_rank is not None and local_rank < len(entries)
-            else (entries[0])
-        )
-    index = int(entry) if entry in found else _index_of(entry, reading)
-    return f"GPU {entry}", index
-
-
-def _index_of(uuid: str, reading: Reading | None) -> int | None:
-    """Find the index of a GPU that is named by (the beginning of) its UUID."""
-    for key, value in reading.facts if reading else ():
-        word, _, number = key.partition(" ")
-        if word == "gpu" and number.isdecimal() and value.startswith(uuid):
-            return int(number)
-    return None

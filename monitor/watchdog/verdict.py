@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from monitor.watchdog import processes
+from monitor.watchdog.visible import NO_GPU
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,7 +45,7 @@ class RankReport:
     rank: int
     local_rank: int | None = None
     pid: int | None = None
-    gpu: str = "no GPU"
+    gpu: str = NO_GPU
     step: int | None = None
     phase: str | None = None
     collective: int | None = None

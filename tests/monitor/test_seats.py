@@ -10,6 +10,7 @@ from monitor.logs.sample import GpuSample, RankSample
 from monitor.recorder.seats import Seats
 
 NOTHING = RankSample()
+NOBODY = 2**22  # more than any pid
 
 
 def beat(place: Path, rank: int, pid: int, step: int) -> None:
@@ -75,9 +76,24 @@ def test_without_processes_the_place_tells_the_step(
     """Local rank n has the nth GPU that CUDA_VISIBLE_DEVICES names."""
     for rank in (0, 1):
         beat(tmp_path, rank, 1000 + rank, 7 + rank)
-        child(tmp_path, rank, 2000 + rank, rank)
+        child(tmp_path, rank, NOBODY + rank, rank)
     found = Seats(str(tmp_path), visible).read([gpu(0), gpu(1), gpu(2)])
     assert [sample.step for sample in found] == steps
+
+
+def test_a_rank_names_its_own_gpu(tmp_path: Path) -> None:
+    """Where each has one word, that of the first rank, which started the monitor, is not theirs."""
+    command = [sys.executable, "-c", "input()"]
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "2"}
+    beat(tmp_path, 1, 1001, 8)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=env) as second:
+        child(tmp_path, 1, second.pid, 1)
+        seats = Seats(str(tmp_path), "0", shares_pids=False)
+        assert [one.step for one in seats.read([gpu(0), gpu(1), gpu(2)])] == [None, None, 8]
+        second.communicate(b"\n")
+    child(tmp_path, 1, NOBODY, 1)
+    seats = Seats(str(tmp_path), "0", shares_pids=False)
+    assert seats.read([gpu(0)]) == [NOTHING]  # it is not the monitor's 0
 
 
 def test_a_node_without_gpus_is_as_far_as_its_last_rank(tmp_path: Path) -> None:

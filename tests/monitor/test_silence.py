@@ -3,8 +3,8 @@
 import pytest
 
 from monitor.logs.sample import GpuSample, Reading
-from monitor.watchdog.rankwatch import gpu_of
 from monitor.watchdog.silence import Silence, gpu_pattern
+from monitor.watchdog.visible import gpu_of
 
 WAITING = {"sm_pct": 100, "mem_pct": 0, "power_w": 130}
 
@@ -137,7 +137,8 @@ def test_a_file_system_that_does_not_answer_proves_nothing() -> None:
 
 
 GPUS = Reading(
-    (GpuSample(index=0), GpuSample(index=1)), (("gpu 0", "GPU-aa01 H"), ("gpu 1", "GPU-bb02 H"))
+    (GpuSample(index=0), GpuSample(index=1)),
+    (("gpu 0", "GPU-aa01 H"), ("gpu 1", "GPU-bb02 H"), ("mig 1.0", "MIG-a0 memory_mib=1")),
 )
 
 
@@ -152,6 +153,10 @@ GPUS = Reading(
         ("1,0", 1, ("GPU 0", 0)),
         ("GPU-bb02", 0, ("GPU GPU-bb02", 1)),
         ("MIG-77", 0, ("GPU MIG-77", None)),
+        ("MIG-a0", 0, ("GPU MIG-a0", 1)),
+        ("MIG-GPU-bb02/7/0", 0, ("GPU MIG-GPU-bb02/7/0", 1)),
+        ("0,1", 3, ("GPU 1", 1)),
+        ("0,1", None, ("GPU unknown", None)),
     ],
 )
 def test_a_ranks_gpu(
@@ -160,6 +165,15 @@ def test_a_ranks_gpu(
     """What CUDA_VISIBLE_DEVICES names, else the one of its local rank."""
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert gpu_of(env, local_rank, GPUS) == expected
+
+
+def test_a_gpu_of_ones_own_that_the_monitor_cannot_see_is_not_named() -> None:
+    """Each rank's one GPU is its `0`; the monitor sees the first rank's."""
+    seen = Reading((GpuSample(index=0),), (("gpu 0", "GPU-aa01 H"),))
+    env = {"CUDA_VISIBLE_DEVICES": "0"}
+    assert gpu_of(env, 0, seen) == ("GPU 0", 0)
+    assert gpu_of(env, 1, seen) == ("GPU unknown", None)
+    assert gpu_of({"CUDA_VISIBLE_DEVICES": "GPU-bb02"}, 1, seen) == ("GPU GPU-bb02", None)
 
 
 def test_without_a_driver_there_is_no_gpu() -> None:
