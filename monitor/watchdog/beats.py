@@ -98,6 +98,7 @@ class BeatFiles:
         """Look into `directory`; `find` finds what is there."""
         self._directory = directory
         self._files: dict[int, int] = {}
+        self._last: dict[int, Progress] = {}
 
     def find(self) -> None:
         """Open the files that are there now, and leave those that are gone."""
@@ -110,29 +111,28 @@ class BeatFiles:
                     self._files[int(number)] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> dict[int, Progress]:
-        """Read how far every rank is; a file that is no beat is left out."""
-        found = {}
+        """Read how far every rank is, or was; a file that never was a beat is left out."""
         for rank, fd in self._files.items():
-            with suppress(OSError, struct.error):
-                magic, pid, step, *_ = _LAYOUT.unpack(os.pread(fd, _LAYOUT.size, 0))
-                if magic == _MAGIC:
-                    found[rank] = Progress(pid, step)
-        return found
+            with suppress(OSError):
+                beat = parse_beat(rank, os.pread(fd, _LAYOUT.size, 0))
+                if beat is not None:
+                    self._last[rank] = Progress(beat.pid, beat.step)
+        return dict(self._last)
 
     def close(self) -> None:
         """Close the files."""
         for fd in self._files.values():
             os.close(fd)
-        self._files = {}
+        self._files, self._last = {}, {}
 
 
 def parse_beat(rank: int, data: bytes) -> Beat | None:
-    """Read the 64 bytes of a beat; None if they are not one."""
+    """Read the 64 bytes of a beat; None if they are not one, or not a whole one."""
     if len(data) != _LAYOUT.size:
         return None
     magic, pid, step, time_ns, phase, count, collective, first = _LAYOUT.unpack(data)
-    if magic != _MAGIC or pid <= 0:
-        return None
+    if magic != _MAGIC or min(pid, time_ns, count) <= 0:
+        return None  # not begun, or just being written: nobody beats at 0
     first_step = first - 1 if first > 0 else None
     return Beat(rank, pid, step, time_ns, _phase_name(phase), count, collective, first_step)
 

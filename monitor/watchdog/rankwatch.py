@@ -76,6 +76,8 @@ class RankWatch:
     node: Node
     patience: Patience
     monotonic: Callable[[], float] = time.monotonic
+    _beats: dict[int, Beat] = field(default_factory=dict)
+    """The last one of each rank."""
     _known: dict[tuple[int, int], _Known] = field(default_factory=dict)
     _looked_s: float | None = None
     _skipped_s: float = 0.0
@@ -92,7 +94,9 @@ class RankWatch:
     def look(self) -> Look:
         """Take one look."""
         now_s = self._now()
-        beats, children = self.node.beats(), self.node.children()
+        # a beat that is just being written is none: the one before it still holds
+        self._beats |= self.node.beats()
+        beats, children = self._beats, self.node.children()
         reports = []
         suspicious = False
         for rank in sorted(beats.keys() | children.keys()):

@@ -48,6 +48,14 @@ def test_what_is_no_beat_is_left_out(data: bytes, tmp_path: Path) -> None:
     assert read_beats(str(tmp_path)) == {}
 
 
+@pytest.mark.parametrize("num_written", range(0, 48, 8))
+def test_a_beat_that_is_being_written_is_none(num_written: int) -> None:
+    """Who packs into memory sets it to 0 first: half of it must not be taken for a beat."""
+    whole = b"DDPBEAT1" + b"".join(n.to_bytes(8, "little") for n in (7, 1, 2, 3, 3, 4, 1))
+    assert parse_beat(0, whole) is not None
+    assert parse_beat(0, whole[:num_written].ljust(64, b"\0")) is None
+
+
 def test_an_unknown_phase_keeps_its_number() -> None:
     """A trainer of tomorrow may have more of them."""
     head = b"DDPBEAT1" + b"".join(n.to_bytes(8, "little") for n in (7, 1, 2, 99, 3, 4, 0))

@@ -98,6 +98,24 @@ def test_who_is_silent_past_the_limit_hangs() -> None:
     assert (second.step, second.phase, second.limit_s) == (2, "forward", 5)
 
 
+def test_a_beat_that_cannot_be_read_is_the_one_before() -> None:
+    """A look that falls into the writing of a beat knows as much as the look before."""
+    machine = Machine()
+    machine.running[1] = Child(1, os.getpid(), 1, is_trainer=True)
+    watch = watched(machine)
+    stepping(machine, watch)
+    for _ in range(2):  # an hour lies between: no silence is counted from the one to the other
+        told = machine.beating.pop(1)
+        second = watch.look().ranks[1]
+        assert (second.step, second.phase, second.hung) == (2, "forward", False)
+        machine.beating[1] = told
+        for step in range(3, 3600):
+            machine.beat(0, step)
+            machine.beat(1, 2)
+            watch.look()
+            machine.now_s += 1
+
+
 def test_a_suspended_job_has_not_hung() -> None:
     """Nobody has watched for an hour, since nobody ran."""
     machine = Machine()

@@ -15,7 +15,7 @@ NOBODY = 2**22  # more than any pid
 
 def beat(place: Path, rank: int, pid: int, step: int) -> None:
     """Let a rank beat."""
-    data = struct.pack("<8s7q", b"DDPBEAT1", pid, step, 0, 2, 1, 1, 1)
+    data = struct.pack("<8s7q", b"DDPBEAT1", pid, step, 1, 2, 1, 1, 1)
     (place / f"rank-{rank}").write_bytes(data)
 
 
@@ -116,6 +116,8 @@ def test_steps_are_read_each_time_and_ranks_looked_for_now_and_then(tmp_path: Pa
     beat(tmp_path, 1, 1001, 5)
     assert seats.read(both) == [RankSample(2, 0, 1), NOTHING]
     now_s[0] = 5.0
+    assert seats.read(both) == [RankSample(2, 0, 1), RankSample(5, 1, 1)]
+    (tmp_path / "rank-1").write_bytes(b"\0" * 64)  # just being written
     assert seats.read(both) == [RankSample(2, 0, 1), RankSample(5, 1, 1)]
     (tmp_path / "rank-0").unlink()
     (tmp_path / "rank-1").write_bytes(b"DDPBEAT1")
