@@ -134,8 +134,7 @@ def _show(session: Session, console: Console) -> int:
         next_s = time.monotonic()
         while not session.view.is_done and terminal.ended_by is None:
             if time.monotonic() >= next_s:
-                if not reader.is_stuck:
-                    reader.ask(session.fleet.poll, _LIMIT_S)
+                reader.question(session.fleet.poll, _LIMIT_S)
                 session.update()
                 next_s = max(next_s + PERIOD_S, time.monotonic())
             picture = session.picture(terminal.size, ascii_only=console.options.ascii_only)

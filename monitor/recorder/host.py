@@ -128,9 +128,7 @@ class _Slow:
             return None, None, self._disk_pct
         if self._bounded is None:
             self._bounded = Bounded("host")
-        if self._bounded.is_stuck:
-            return None, None, None
-        found = self._bounded.ask(lambda: self._look(is_due=is_due), _SLOW_S)
+        found = self._bounded.question(lambda: self._look(is_due=is_due), _SLOW_S)
         if found is None:
             return None, None, None
         if is_due:

@@ -129,7 +129,7 @@ class Seats:
 
     def _index_of(self, child: Child, num_gpus: int) -> int | None:
         if child.pid not in self._visible_of:
-            env = self._memory.ask(lambda: environment(child.pid), _READ_S)
+            env = self._memory.question(lambda: environment(child.pid), _READ_S)
             self._visible_of[child.pid] = env.get(VISIBLE) if env else self._visible
         word = word_of(self._visible_of[child.pid], child.local_rank, num_gpus)
         return int(word) if word and word.isdecimal() else None

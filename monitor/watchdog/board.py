@@ -36,7 +36,7 @@ class EventBoard:
 
     def hear(self) -> Sequence[Event]:
         """Read the events of interest that have been added; none while the file cannot be read."""
-        heard = self._files.ask(self._read, _LIMIT_S)
+        heard = self._files.question(self._read, _LIMIT_S)
         if heard is None:
             return []
         data, self._offset = heard

@@ -51,6 +51,10 @@ class Bounded:
                 self._num_given_up += 1
             return None
 
+    def question(self, call: Callable[[], T], limit_s: float) -> T | None:
+        """Ask what will be asked again: while an earlier call hangs it is not made at all."""
+        return None if self.is_stuck else self.ask(call, limit_s)
+
     def post(self, call: Callable[[], object]) -> None:
         """Make a call some time; nobody waits for it."""
 

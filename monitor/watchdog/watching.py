@@ -65,11 +65,11 @@ class LiveNode:
     def log_mark(self, rank: int) -> Hashable:
         """Give size and time of the rank's log; None while the file system does not answer."""
         path = f"{self._settings.run_dir}/logs/rank-{rank}.log"
-        return self._files.ask(lambda: _mark(path), _FILE_S)
+        return self._files.question(lambda: _mark(path), _FILE_S)
 
     def environment(self, pid: int) -> Mapping[str, str]:
         """Tell a process's variables."""
-        return self._memory.ask(lambda: processes.environment(pid), _PROC_S) or {}
+        return self._memory.question(lambda: processes.environment(pid), _PROC_S) or {}
 
     def times(self, rank: int) -> Mapping[int, float] | None:
         """Tell the processor time of each process of a rank; None if /proc gave no answer."""
@@ -85,7 +85,7 @@ class LiveNode:
 
     def _ranks(self) -> Mapping[int, list[int]] | None:
         settings = self._settings
-        return self._memory.ask(
+        return self._memory.question(
             lambda: orphans.find_ranks(settings.launch_id, settings.node), _PROC_S
         )
 

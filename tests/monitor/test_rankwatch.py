@@ -196,6 +196,20 @@ def test_a_call_that_hangs_holds_up_nobody(patience: Callable[[float], float]) -
     assert not calls.is_stuck
 
 
+def test_questions_do_not_pile_up_behind_a_call_that_hangs() -> None:
+    """Hours of a stalled file system leave no hours of looks to make up for; what is told stays."""
+    calls, gate, done = Bounded("test"), threading.Event(), []
+    assert calls.question(lambda: 7, 5) == 7
+    assert calls.question(lambda: gate.wait(20), 0.1) is None
+    for number in range(1000):
+        assert calls.question(lambda number=number: done.append(number), 60) is None
+    calls.post(lambda: done.append("told"))
+    gate.set()
+    assert calls.ask(lambda: 8, 5) == 8
+    assert done == ["told"]
+    assert calls.question(lambda: 9, 5) == 9
+
+
 def test_a_call_that_fails_gives_nothing() -> None:
     """And the thread lives on."""
 

@@ -43,7 +43,7 @@ def test_report_reads_all_columns(bench: Any, driver: Any, until: Until, tmp_pat
     """Every column is in the log, and the reader leaves no row and no line out."""
     beats = tmp_path / "beats"
     beats.mkdir()
-    (beats / "rank-3").write_bytes(struct.pack("<8s7q", b"DDPBEAT1", 4001, 77, 0, 2, 1, 1, 1))
+    (beats / "rank-3").write_bytes(struct.pack("<8s7q", b"DDPBEAT1", 4001, 77, 1, 2, 1, 1, 1))
     (beats / "child-3").write_text("4000 1 trainer\n")
     driver.does(*FULL, "process 4001 1 1234")
     env = driver.env | {"DDP_BEAT_DIR": str(beats), "DDP_JOB_ID": "42"}
