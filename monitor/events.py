@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -55,11 +56,21 @@ class EventLog:
             **further,
         }
         data = (json.dumps(line, ensure_ascii=False) + "\n").encode()
-        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            os.write(fd, data)  # one write: lines of several writers never mix
+            if _is_torn(fd):
+                data = b"\n" + data
+            num_written = os.write(fd, data)  # one write: lines of several writers never mix
         finally:
             os.close(fd)
+        if num_written < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+
+
+def _is_torn(fd: int) -> bool:
+    """Whether the last line has no end: on a full disk somebody wrote but half of it."""
+    size = os.fstat(fd).st_size
+    return size > 0 and os.pread(fd, 1, size - 1) != b"\n"
 
 
 def read(data: bytes) -> tuple[list[Event], int]:

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import subprocess
@@ -89,6 +90,32 @@ def test_events_of_many_writers_do_not_mix(tmp_path: Path) -> None:
         thread.join()
     found, num_bad = events.read(path.read_bytes())
     assert (len(found), num_bad) == (200, 0)
+
+
+def test_half_a_line_is_an_error_and_costs_no_other_line(tmp_path: Path) -> None:
+    """On a disk that has room for a part of it; who writes next begins on a line of its own."""
+    path = tmp_path / "events.jsonl"
+    log = events.EventLog(str(path), 1, "n1")
+    log.append("start")
+    program = (
+        "import resource, sys\n"
+        "from monitor.events import EventLog\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({path.stat().st_size + 20},) * 2)\n"
+        "try:\n"
+        "    EventLog(sys.argv[1], 1, 'n1').append('verdict', text='x' * 100)\n"
+        "except OSError as error:\n"
+        "    print(error.errno, error.filename)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, path], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{errno.ENOSPC} {path}\n"
+    log.append("end", code=0)
+    log.append("note")
+    found, num_bad = events.read(path.read_bytes())
+    assert [one["event"] for one in found] == ["start", "end", "note"]
+    assert num_bad == 1
+    assert b"\n\n" not in path.read_bytes()
 
 
 @given(st.integers(0, 400), st.binary(max_size=40))
