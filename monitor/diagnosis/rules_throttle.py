@@ -8,6 +8,7 @@ import numpy as np
 
 from monitor.diagnosis import rules
 from monitor.diagnosis.rules import Rule
+from monitor.logs import throttling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,13 +19,10 @@ if TYPE_CHECKING:
     from monitor.diagnosis.thresholds import Thresholds
     from monitor.logs.series import GpuSeries, Run
 
-POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 4, 8, 32, 64, 128
-"""Bits of `throt`, as nvml.h has them (nvmlClocksEventReasons)."""
-
 
 def _thermal(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in rules.gpus(run):
-        pct, where = _throttled(series, SW_THERMAL | HW_THERMAL, "tviol", at)
+        pct, where = _throttled(series, throttling.HEAT, "tviol", at)
         if where is None or not rules.reaches(pct, at.thermal_pct):
             continue
         heat = series.column("gtemp")
@@ -57,7 +55,7 @@ def _power(run: Run, at: Thresholds) -> Iterator[Finding]:
                 weight=100 + braked_pct,
             )
             continue
-        pct, where = _throttled(series, POWER_CAP, "pviol", at)
+        pct, where = _throttled(series, throttling.POWER_CAP, "pviol", at)
         if where is not None and rules.reaches(pct, at.power_cap_pct):
             limit_w = series.number("power_limit_w")
             limit = "its limit" if limit_w is None else f"its limit of {limit_w:.0f} W"
@@ -100,8 +98,8 @@ def _braked(series: GpuSeries, at: Thresholds) -> tuple[float, NDArray[np.bool_]
     told = series.column("throt")
     if told is None:
         return 0.0, None
-    hot = _bits(told, SW_THERMAL | HW_THERMAL)
-    return _by_bits(series, HW_SLOWDOWN | POWER_BRAKE, _busy(series, at) & ~hot)
+    hot = _bits(told, throttling.HEAT)
+    return _by_bits(series, throttling.BRAKE, _busy(series, at) & ~hot)
 
 
 def _by_bits(

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from monitor.export.openmetrics import Metric
-from monitor.runs.nodes import THROTTLE
+from monitor.logs import throttling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -141,7 +141,7 @@ def _add_gpu(metrics: Metrics, node: NodeNow, gpu: GpuNow, place: _Labels) -> No
     for column in GPU_COLUMNS:
         metrics.put(column.metric, labels, _reading(column, node, gpu))
     bits = gpu.values.get("throt")
-    for bit, reason in THROTTLE.items() if bits is not None else ():
+    for bit, reason in throttling.NAMES.items() if bits is not None else ():
         why = labels | {"reason": reason.replace(" ", "_")}
         metrics.put(GPU_THROTTLED, why, float(bool(int(bits or 0) & bit)))
     _add_events(metrics, node, index, place | {"uuid": uuid})

@@ -11,7 +11,7 @@ import numpy as np
 
 from monitor.diagnosis.thresholds import Thresholds
 from monitor.live.track import number
-from monitor.runs.nodes import THROTTLE
+from monitor.logs import throttling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -42,9 +42,6 @@ _TOLD_BY_GPU = ("memory_mib", "power_limit_w")
 """Facts that only a GPU that answers has."""
 
 _AT = Thresholds()
-
-_HARD = 8 | 32 | 64 | 128
-"""Throttling that is a fault; a power cap is how a busy GPU runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +166,7 @@ def _row(track: Track, state: str, quiet_s: float) -> Row:
     found = [
         (state, bool(state)),
         (LOST, is_gpu and not state and is_lost(track)),
-        (THROTTLED, bool(bits & _HARD)),
+        (THROTTLED, bool(bits & throttling.FAULT)),
         (IDLE, idle_s >= IDLE_S),
     ]
     rx, tx = track.last("rxpci"), track.last("txpci")
@@ -191,8 +188,8 @@ def _row(track: Track, state: str, quiet_s: float) -> Row:
         pcie_mb_s=None if rx is None and tx is None else (rx or 0) + (tx or 0),
         cpu_pct=track.last("cpu"),
         host_mem_mib=track.last("hmem"),
-        throttle=tuple(name for bit, name in THROTTLE.items() if bits & bit),
-        is_throttled=bool(bits & _HARD),
+        throttle=throttling.names(bits),
+        is_throttled=bool(bits & throttling.FAULT),
         idle_s=idle_s,
         quiet_s=quiet_s if state else 0.0,
         states=tuple(name for name, is_so in found if is_so),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monitor.errors import UserError
+from monitor.logs import throttling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,12 +18,6 @@ if TYPE_CHECKING:
     from monitor.logs.series import GpuSeries
 
 _MIB_PER_GIB = 1024
-
-POWER_BITS = 4 | 128
-"""Reasons for low clocks (`throt`): the power cap, the power brake."""
-
-HEAT_BITS = 8 | 32 | 64
-"""Reasons for low clocks (`throt`): a hardware slowdown, heat as software and hardware see it."""
 
 THROTTLE_WORDS = ("none", "power", "heat")
 """What the numbers of the throttling mean."""
@@ -124,7 +119,8 @@ def _throttling(series: GpuSeries) -> NDArray[np.float32]:
     bits = series.column("throt")
     if bits is not None:
         whole = np.nan_to_num(bits).astype(np.int64)
-        power, heat = (whole & POWER_BITS) > 0, (whole & HEAT_BITS) > 0
+        power = whole & (throttling.POWER_CAP | throttling.BRAKE) > 0
+        heat = whole & throttling.HEAT > 0
         return _worse(power, heat, np.isnan(bits))
     none = np.full(series.num_samples, np.nan, np.float32)
     power_pct, heat_pct = (series.values.get(name, none) for name in ("pviol", "tviol"))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timezone
 from typing import TYPE_CHECKING
 
-from monitor.logs import dmon, files, gutil
+from monitor.logs import dmon, files, gutil, throttling
 from monitor.plain import open_plain
 
 if TYPE_CHECKING:
@@ -20,15 +20,6 @@ if TYPE_CHECKING:
 _TAIL_BYTES = 2**18  # about 25 minutes of 8 GPUs, a sample every 15 s
 _HEAD_BYTES = 2**12
 _FAULT = re.compile(r"\bxid\b|\becc\b", re.IGNORECASE)
-
-THROTTLE = {
-    4: "power cap",
-    8: "hardware slowdown",
-    32: "software thermal",
-    64: "hardware thermal",
-    128: "power brake",
-}
-"""Why clocks were low, by NVML's bits; idle and what a user set is no trouble."""
 
 _COLUMNS = ("sm", "pwr", "gtemp", "fb", "pclk", "mclk", "throt", "cpu", "hmem")
 
@@ -126,7 +117,7 @@ def throttle(samples: Sequence[Sample]) -> list[str]:
     bits = 0
     for sample in samples:
         bits |= int(sample.values.get("throt") or 0)
-    return [name for bit, name in THROTTLE.items() if bits & bit]
+    return list(throttling.names(bits))
 
 
 def _mean(samples: Sequence[Sample], column: str) -> float | None:

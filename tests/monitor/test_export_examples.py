@@ -12,7 +12,7 @@ import pytest
 from monitor import cli
 from monitor.commands import export as command
 from monitor.export.metrics import METRICS
-from monitor.runs.nodes import THROTTLE
+from monitor.logs.throttling import NAMES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RULES = (EXAMPLES / "prometheus" / "ddp-alerts.yml").read_text()
@@ -61,7 +61,7 @@ def test_every_metric_label_and_function_exists(expression: str) -> None:
 def test_values_of_labels_are_those_that_are_written() -> None:
     """A reason that nobody writes would never alert."""
     reasons = set(re.findall(r'reason=~"([^"]+)"', RULES)[0].split("|"))
-    assert reasons < {reason.replace(" ", "_") for reason in THROTTLE.values()}
+    assert reasons < {reason.replace(" ", "_") for reason in NAMES.values()}
 
 
 def test_each_alert_has_a_name_of_its_own_and_says_what_and_where() -> None:

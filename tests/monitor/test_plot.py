@@ -164,7 +164,7 @@ def test_hosts_are_told_without_what_they_share() -> None:
     ("columns", "expected"),
     [
         ({"throt": [0, 1, 4, 128, 32, 36]}, [0, 0, 1, 1, 2, 2]),
-        ({"throt": [np.nan, 64, 8, 0, 0, 0]}, [np.nan, 2, 2, 0, 0, 0]),
+        ({"throt": [np.nan, 64, 8, 8 | 128, 8 | 64, 0]}, [np.nan, 2, 1, 1, 2, 0]),
         (
             {"pviol": [0, 5, 0, np.nan, 1, 0], "tviol": [0, 0, 9, np.nan, 1, 0]},
             [0, 1, 2, np.nan, 2, 0],
