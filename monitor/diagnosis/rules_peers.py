@@ -83,7 +83,7 @@ def _named_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
             rule="straggler",
             severity="warning",
             host=node,
-            gpu=places.get(rank),
+            gpu=_seat(run, node, rank, places.get(rank)),
             begin_s=seconds(lines[0].get("time")),
             end_s=seconds(lines[-1].get("time")),
             evidence=f"rank {rank} took {np.mean(ratios):.1f} times as long as the middle one in"
@@ -91,6 +91,17 @@ def _named_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
             suggestion=_WAITED_FOR,
             weight=100 * float(np.mean(ratios)),
         )
+
+
+def _seat(run: Run, host: str, rank: int, local_rank: int | None) -> int | None:
+    """Tell the GPU that a rank was on, by the log's own column; else the local rank's."""
+    looks: dict[int | None, int] = {}
+    for series in run.gpus:
+        ranks = series.column("rank")
+        if series.host == host and ranks is not None:
+            looks[series.gpu] = looks.get(series.gpu, 0) + int(np.count_nonzero(ranks == rank))
+    seat = max(looks, key=lambda gpu: looks[gpu], default=None)
+    return seat if seat is not None and looks[seat] else local_rank
 
 
 STRAGGLER = Rule(
@@ -105,6 +116,7 @@ STRAGGLER = Rule(
         "startup_minutes",
         *peers.THRESHOLDS,
     ),
+    reads=("rank",),
     check=_straggler,
 )
 

@@ -21,7 +21,7 @@ _TAIL_BYTES = 2**18  # about 25 minutes of 8 GPUs, a sample every 15 s
 _HEAD_BYTES = 2**12
 _FAULT = re.compile(r"\bxid\b|\becc\b", re.IGNORECASE)
 
-_COLUMNS = ("sm", "pwr", "gtemp", "fb", "pclk", "mclk", "throt", "cpu", "hmem")
+_COLUMNS = ("sm", "pwr", "gtemp", "fb", "pclk", "mclk", "throt", "cpu", "hmem", "rank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,12 @@ def last(log: NodeLog, gpu: int | None, until_s: float | None = None) -> Sample 
     fitting = [s for s in log.samples if until_s is None or s.time_s <= until_s + 1]
     mine = [s for s in fitting if s.gpu == gpu] or fitting
     return mine[-1] if mine else None
+
+
+def gpu_of(log: NodeLog, rank: object, local_rank: int | None) -> int | None:
+    """Tell the GPU of a rank: the last that the log's own column names, else the local rank's."""
+    seats = [s.gpu for s in log.samples if rank is not None and s.values.get("rank") == rank]
+    return seats[-1] if seats else local_rank
 
 
 def seen(log: NodeLog, gpu: int | None, begin_s: float, end_s: float) -> dict[str, object]:

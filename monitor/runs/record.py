@@ -105,7 +105,7 @@ def _watcher(run_dir: str) -> Watcher:
 
         log = nodes.read(nodes.path_of(run_dir, attempt["job_id"], slow["node"]))
         local = [rank["local_rank"] for rank in attempt["ranks"] if rank["rank"] == slow["rank"]]
-        gpu = history.integer(local[0]) if local else None
+        gpu = nodes.gpu_of(log, slow["rank"], history.integer(local[0]) if local else None)
         return nodes.seen(log, gpu, begin_s, end_s)
 
     return look

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _NUM_LINES = 14  # of a log: more than the screen takes
 _FAULT = re.compile(r"NVRM: Xid|\bXid \(|uncorrectable ECC|oom[-_ ]kill", re.IGNORECASE)
+_GPU = re.compile(r"GPU (\d+)")
 _NUM_FAULTS = 3
 _NARROWEST = 20  # columns: the labels alone take eight
 
@@ -187,7 +188,7 @@ def _node(run_dir: str, attempt: dict[str, Any], where: dict[str, Any]) -> dict[
     if node is None:
         return None
     log = nodes.read(nodes.path_of(run_dir, attempt["job_id"], node))
-    sample = nodes.last(log, _gpu_of(attempt, where), seconds(attempt["end_time"]))
+    sample = nodes.last(log, _gpu_of(log, attempt, where), seconds(attempt["end_time"]))
     if sample is None:
         return None
     throttle = nodes.throttle([sample])
@@ -197,12 +198,14 @@ def _node(run_dir: str, attempt: dict[str, Any], where: dict[str, Any]) -> dict[
     }
 
 
-def _gpu_of(attempt: dict[str, Any], where: dict[str, Any]) -> int | None:
-    told = integer((attempt["verdict"] or {}).get("gpu"))
+def _gpu_of(log: nodes.NodeLog, attempt: dict[str, Any], where: dict[str, Any]) -> int | None:
+    """Find the GPU of the failed rank: by the verdict on it, else by the log, else by its place."""
+    rank, verdict = where.get("rank"), attempt["verdict"] or {}
+    told = _GPU.fullmatch(str(verdict.get("gpu"))) if verdict.get("rank") == rank else None
     if told is not None:
-        return told
-    local = [rank["local_rank"] for rank in attempt["ranks"] if rank["rank"] == where.get("rank")]
-    return integer(local[0]) if local else None
+        return int(told[1])
+    local = [one["local_rank"] for one in attempt["ranks"] if one["rank"] == rank]
+    return nodes.gpu_of(log, rank, integer(local[0]) if local else None)
 
 
 def _faults(

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from monitor.logs import gutil
-from monitor.logs.sample import GpuSample, HostSample, Row
+from monitor.logs.sample import GpuSample, HostSample, RankSample, Row
 from tests.monitor.reported import Written, writer
 
 HERE = Path(__file__).parent
@@ -249,13 +249,20 @@ class Story:
             (self.run_dir / "logs" / f"rank-{rank}.log").write_text(text)
         return self.run_dir
 
-    def gutil(self, node: str, *rows: tuple[str, GpuSample, HostSample], more: str = "") -> None:
+    def gutil(
+        self,
+        node: str,
+        *rows: tuple[str, GpuSample, HostSample],
+        more: str = "",
+        ranks: Sequence[RankSample] = (),
+    ) -> None:
         """Leave a monitor's log of a node: samples at times such as 04:17:02, in UTC."""
-        layout = gutil.Layout("pumtcjrgh")
+        layout = gutil.Layout("pumtcjrgh" + "q" * bool(ranks))
         text = layout.header() + "## utc_offset: +00:00\n"
-        for clock, gpu, host in rows:
+        for number, (clock, gpu, host) in enumerate(rows):
             moment = datetime.strptime(f"2026-11-21 {clock}", "%Y-%m-%d %H:%M:%S")  # noqa: DTZ007
-            text += layout.line(Row(moment, gpu, host))
+            rank = ranks[number] if ranks else RankSample()
+            text += layout.line(Row(moment, gpu, host, rank))
         path = self.run_dir.parent / f"slurm-42.{node}.gutil"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + more)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor.logs.sample import GpuSample, HostSample
+from monitor.logs.sample import GpuSample, HostSample, RankSample
 from monitor.runs import record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -273,6 +273,20 @@ def test_what_a_slow_rank_went_through(story: Any) -> None:
             "mem_used_mib": 64000.0,
         }
     }
+
+
+def test_a_slow_rank_is_seen_on_the_gpu_that_the_log_names(story: Any) -> None:
+    """Its local rank need not be the GPU's index."""
+    seats = [("04:17:02", GpuSample(i, temp_c=50 + i), HostSample()) for i in (0, 1)]
+    ranks = [RankSample(rank=7), RankSample(rank=1)]
+    story.gutil("n2", *seats, ranks=ranks)
+    story.start()
+    story.train(0, 30)
+    slow = {"rank": 1, "node": "n2", "ratio": 1.9}
+    story.tell("summary", summary={"outcome": "finished", "steps": 30, "slow_ranks": [slow]})
+    story.tell("end", code=0)
+    (found,) = record.read(str(story.write()))["attempts"][0]["slow_ranks"]
+    assert found["seen"]["temp_c"] == 51
 
 
 def test_slow_ranks_of_a_killed_run_come_from_its_metrics(story: Any) -> None:

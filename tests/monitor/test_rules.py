@@ -248,6 +248,16 @@ def test_without_times_peers_are_compared_all_the_same() -> None:
     assert (found.rule, found.begin_s, found.end_s) == ("straggler", None, None)
 
 
+def test_a_slow_rank_is_where_the_log_saw_it() -> None:
+    """And where no log tells of ranks, on the GPU of its local rank."""
+    lines, events = slow_lines(10).metrics, ({"rank": 5, "local_rank": 1},)
+    seats = [gpu(i, host="n2", rank=rank) for i, rank in enumerate((4, 6, 7, 5))]
+    (found,) = told(run(*seats, metrics=lines, events=events), "straggler")
+    assert (found.host, found.gpu) == ("n2", 3)
+    (found,) = told(run(gpu(host="n2"), metrics=lines, events=events), "straggler")
+    assert found.gpu == 1
+
+
 def test_dmon_tells_heat_as_a_flag() -> None:
     """Its `tviol` is 0 or 1 where ours is a share of the time."""
     theirs = run(gpu(tviol=at(first(5), 1, 0)))

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from monitor.logs.sample import GpuSample, HostSample
+from monitor.logs.sample import GpuSample, HostSample, RankSample
 from monitor.runs import screen
+from monitor.runs.why import gather
 from tests.monitor.asked_why import ROOT, ask, killed, shown, stop, time_limit
 
 if TYPE_CHECKING:
@@ -129,6 +130,21 @@ def test_every_class_has_its_screen(story: Any, name: str) -> None:
     head = shown(story.write())[0]
     assert happened in head
     assert blamed in head
+
+
+def test_the_failed_ranks_gpu_is_the_verdicts_or_the_logs(story: Any) -> None:
+    """Not its local rank, which is 0, where one of both tells."""
+    seats = [("04:17:02", GpuSample(i, temp_c=50 + i), HostSample()) for i in range(3)]
+    story.gutil("n2", *seats, ranks=[RankSample(), RankSample(rank=1), RankSample()])
+    story.start()
+    story.train(0, 25, 5)
+    told = {"kind": "hung", "rank": 1, "node": "n2", "top": None, "text": "x"}
+    story.tell("verdict", gpu="GPU 2", **told)
+    story.rank_end(1, 137, "KILL")
+    story.tell("end", code=76)
+    assert gather(str(story.write()))["node"]["gpu"] == 2
+    story.events[-3]["gpu"] = "GPU GPU-0123"
+    assert gather(str(story.write()))["node"]["gpu"] == 1
 
 
 def test_the_advice_is_one_line_for_each_class() -> None:
