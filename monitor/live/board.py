@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -101,7 +102,7 @@ class Rows:
     """Rows made anew only where something is new."""
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[tuple[object, ...], Row]] = {}
+        self._made: WeakKeyDictionary[Track, tuple[tuple[object, ...], Row]] = WeakKeyDictionary()
 
     def of(self, logs: Iterable[LiveLog], now_s: float, *, is_over: bool) -> tuple[Row, ...]:
         """Make the rows of all logs.
@@ -123,12 +124,12 @@ class Rows:
             state = "" if is_over or quiet_s <= limit_s else STALE if log.is_there else GONE
             for track in tracks:
                 key = (track.num_samples, state, round(quiet_s) if state else 0)
-                made = self._made.get(id(track))
+                made = self._made.get(track)
                 if made is None or made[0] != key:
                     row = _row(track, state, quiet_s)
                     if track is tracks[0] and not state:
                         row = replace(row, full=_full(track))
-                    made = self._made[id(track)] = (key, row)
+                    made = self._made[track] = (key, row)
                 rows.append(made[1])
         return tuple(sorted(rows, key=natural))
 

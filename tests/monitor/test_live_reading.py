@@ -4,6 +4,7 @@ import math
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -45,6 +46,16 @@ def assert_same(live: LiveLog, path: Path) -> None:
             np.testing.assert_array_equal(track.column(name), column[mine].astype(np.float32))
         np.testing.assert_array_equal(track.time_s(), log.time_s[mine])
     assert live.num_unreadable == log.num_unreadable
+
+
+def test_a_row_is_of_its_own_track() -> None:
+    """A log that was forgotten leaves its place in memory to the next one, and no row."""
+    rows = Rows()
+    for number in range(100):
+        track = Track(f"n{number}", 0, "7", {})
+        log = SimpleNamespace(tracks=[track], alive_s=0.0, is_there=True)
+        (row,) = rows.of([log], 0.0, is_over=False)
+        assert row.host == f"n{number}"
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
