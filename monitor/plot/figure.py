@@ -246,8 +246,9 @@ class _Page:
                 frameon=False, fontsize=_FONT_PT - 0.5, loc="upper right", borderaxespad=0.1
             )
         told = np.concatenate([curve.values for curve in several])
-        if np.nanmin(told) >= 0:
-            axes.set_ylim(0, 1.08 * float(np.nanmax(told)) or 1)
+        told = told[np.isfinite(told)]  # a loss beyond all scales has no place on this one
+        if told.size and told.min() >= 0:
+            axes.set_ylim(0, 1.08 * float(told.max()) or 1)
         axes.spines[["top", "right"]].set_visible(False)
         axes.locator_params(axis="y", nbins=4)
         axes.grid(axis="y", color="#e4e4e4", linewidth=0.5)

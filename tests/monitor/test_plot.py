@@ -306,6 +306,18 @@ def test_a_node_without_a_gpu_shows_its_host() -> None:
     assert made.name == "r: 1 node, no GPU"
 
 
+def test_a_loss_beyond_all_scales_leaves_the_others_to_be_drawn() -> None:
+    """Such as of a run that diverged; where no other is left there is an empty axis."""
+    for losses in ([0.5, 1e200, 0.25], [1e200, 1e300, float("inf")]):
+        lines = tuple(
+            {"time": f"2026-11-18T12:0{minute}:00Z", "step": minute, "loss": loss}
+            for minute, loss in enumerate(losses)
+        )
+        run = Run("r", (gpu(sm=[5, 6, 7, 8]),), metrics=lines)
+        made = picture(run, None, max_rows=9, max_bins=9, title=None)
+        assert plot_figure.drawn(made, ".png", 4).startswith(b"\x89PNG")
+
+
 def test_logs_of_dmon_without_dates_stand_alone(data: Path) -> None:
     """Rows without a date are drawn by themselves, and left out beside dated ones."""
     undated = GpuSeries("n", 0, None, np.array([5.0, 6, 7]), {"sm": np.ones(3, np.float32)}, {})
