@@ -82,7 +82,7 @@ class Use:
     idle_s: float | None
     energy_j: float | None
     energy_from: str | None
-    """`counter`, `power` or, of several, `counter+power`."""
+    """`counter`, `power` or, where a part of it is from each, `counter+power`."""
     first_s: int | None
     """Of the first sample, since 1970."""
     last_s: int | None
@@ -281,17 +281,18 @@ def _median(values: NDArray[np.float64]) -> float:
 
 
 def _energy(rows: _Table, steps_s: NDArray[np.float64]) -> tuple[float | None, str | None]:
-    """Take the counter's growth, else power over time by trapezoids."""
+    """Take the counter's growth, and where it does not tell, power over time by trapezoids."""
     counted_j = np.diff(rows.column("energy"), prepend=np.nan)
     # one that falls was set back by a reload of the driver
-    counts = (counted_j >= 0) & ~np.isnan(steps_s)
-    if counts.any():
-        return float(counted_j[counts].sum()), "counter"
+    is_counted = (counted_j >= 0) & ~np.isnan(steps_s)
     power_w = rows.column("power_w").astype(np.float64)
     powered_j = (power_w + np.concatenate(([np.nan], power_w[:-1]))) / 2 * steps_s
-    if np.isnan(powered_j).all():
+    is_powered = ~is_counted & ~np.isnan(powered_j)
+    told = [name for name, where in (("counter", is_counted), ("power", is_powered)) if where.any()]
+    if not told:
         return None, None
-    return float(np.nansum(powered_j)), "power"
+    joules = np.where(is_counted, counted_j, np.where(is_powered, powered_j, 0))
+    return float(joules.sum()), "+".join(told)
 
 
 def _longest_idle(rows: _Table, steps_s: NDArray[np.float64]) -> Idle | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 RULES = {
     "busy": f"share of samples with sm above {stats.BUSY_SM_PCT} %",
     "idle": "time under watch of samples that are not busy; of several GPUs the sum",
-    "energy": "the GPU's own counter where the log has it, else power over time (~)",
+    "energy": "the GPU's own counter where it tells, elsewhere power over time (~)",
     "gaps": f"gaps above {stats.MAX_GAP} usual intervals add neither time nor energy",
     "percentiles": "values that occurred: the first that reaches its share of the samples",
     "times": "UTC where the log tells its offset, else local",

@@ -46,11 +46,21 @@ def test_means_peaks_and_busy_share(written: Written) -> None:
 
 
 def test_energy_comes_from_the_counter_where_there_is_one(written: Written) -> None:
-    """The counter's growth, past a reset of it; power says something else and is not used."""
-    counter = [20_000_000, 20_000_700, 20_000_801, 5, 25]
-    path = written(5, lambda c, _i: {"energy_j": counter[c], "power_w": 1})
-    (row,) = gpus(path)
+    """The counter's growth; power says something else and is not used."""
+    counter = [20_000_000, 20_000_700, 20_000_801, 20_000_821]
+    (row,) = gpus(written(4, lambda c, _i: {"energy_j": counter[c], "power_w": 1}))
     assert (row["energy_j"], row["energy_from"]) == (700 + 101 + 20, "counter")
+
+
+def test_energy_is_by_power_where_the_counter_does_not_tell(written: Written) -> None:
+    """Before it was asked for, where it was set back; where power does not tell either, nothing."""
+    counter = [None, None, 20_000_700, 20_000_801, 5, 25, None]
+    power = [30, 30, 30, 30, 30, 30, None]
+    path = written(7, lambda c, _i: {"energy_j": counter[c], "power_w": power[c]})
+    (row,) = gpus(path)
+    assert (row["energy_j"], row["energy_from"]) == (300 + 300 + 101 + 300 + 20, "counter+power")
+    (row,) = gpus(written(7, lambda c, _i: {"energy_j": counter[c]}))
+    assert (row["energy_j"], row["energy_from"]) == (101 + 20, "counter")
 
 
 def test_energy_is_else_power_over_time(written: Written) -> None:
