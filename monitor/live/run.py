@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,10 +19,8 @@ if TYPE_CHECKING:
 
 _EVENTS_BYTES = 2**22  # of 512 nodes' launchers in all: told in one place, read once
 _METRICS_BYTES = 2**16
-_LOG_BYTES = 2**13
 _NUM_INTERVALS = 60
 _NUM_NOTES = 20
-_TOTAL = re.compile(rb"^step \d+/(\d+) ", re.MULTILINE)
 _OUTCOMES = {0: "finished", 75: "stopped", 64: "refused", 76: "hung"}
 _TELLING = ("verdict", "lost_node", "failure", "non_finite", "checkpoint_failed", "signal")
 
@@ -78,13 +75,11 @@ class LiveRun:
     def __post_init__(self) -> None:
         self._events = Follower(self._path("events.jsonl"), _EVENTS_BYTES)
         self._metrics = Follower(self._path("metrics.jsonl"), _METRICS_BYTES)
-        self._log = Follower(self._path("logs", "rank-0.log"), _LOG_BYTES)
         self._last: dict[str, Event] = {}  # of the last attempt, by name
         self._notes: deque[Event] = deque(maxlen=_NUM_NOTES)
         self._intervals: deque[Event] = deque(maxlen=_NUM_INTERVALS)
         self._accuracy: float | None = None
         self._attempt: int | None = None
-        self._num_steps: int | None = None
 
     def _path(self, *names: str) -> str:
         return os.path.join(self.run_dir, *names)  # noqa: PTH118 - start time
@@ -92,7 +87,7 @@ class LiveRun:
     def poll(self) -> None:
         """Look whether it told more."""
         try:
-            told, lines, log = (f.poll() for f in (self._events, self._metrics, self._log))
+            told, lines = self._events.poll(), self._metrics.poll()
         except OSError as error:
             self.problem = error.strerror or str(error)
             return
@@ -101,8 +96,6 @@ class LiveRun:
             self._hear(event)
         for line in events.read(lines)[0]:
             self._count(line)
-        for found in _TOTAL.finditer(log):
-            self._num_steps = int(found[1])
 
     def _hear(self, event: Event) -> None:
         name, attempt = event.get("event"), integer(event.get("attempt"))
@@ -138,7 +131,7 @@ class LiveRun:
             (s for s in map(integer, (now.get("step"), summary.get("steps"))) if s is not None),
             default=None,
         )
-        total = integer(now.get("total_steps")) or self._num_steps
+        total = integer(now.get("total_steps"))
         return Progress(
             name=os.path.basename(os.path.abspath(self.run_dir)),  # noqa: PTH100, PTH119
             outcome=outcome,
@@ -154,7 +147,7 @@ class LiveRun:
             data_wait_pct=_finite(now.get("data_wait_pct")),
             test_accuracy=self._accuracy,
             left_s=0.0 if outcome == "finished" else self._left_s(step, total),
-            losses=tuple(_finite(i.get("loss")) or math.nan for i in self._intervals),
+            losses=tuple(_number(one.get("loss")) for one in self._intervals),
             notes=tuple(self._notes),
         )
 
@@ -185,6 +178,11 @@ class LiveRun:
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _number(value: object) -> float:
+    found = _finite(value)
+    return math.nan if found is None else found
 
 
 def _finite(value: object) -> float | None:

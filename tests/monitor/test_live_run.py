@@ -72,30 +72,37 @@ def test_a_run_is_followed_from_its_start_to_its_end(run: Run) -> None:
     assert run.progress.is_over
 
 
+def test_a_loss_of_nothing_is_a_loss(run: Run) -> None:
+    """Exactly 0 is a reading; what is no number is none."""
+    for step, loss in enumerate((0.5, 0.0, None)):
+        run.step(step, 1.0, loss=loss)
+    assert str(run.progress.losses) == "(0.5, 0.0, nan)"
+    assert run.progress.loss is None
+
+
 def test_the_time_left_is_at_the_pace_of_late(run: Run) -> None:
     """By the steps between the lines kept, of this attempt: 100 steps took 20 s."""
-    run.step(10, 100.0)
-    run.step(110, 120.0)
-    run.log("hello\nstep 50/1110  epoch 1  loss 0.5\nstep 110/1110  epoch 1  loss 0.5\nstep 120/9")
+    run.step(10, 100.0, total_steps=1110)
+    run.step(110, 120.0, total_steps=1110)
     assert (run.progress.num_steps, run.progress.left_s) == (1110, 200)
-    run.step(120, 4.0, attempt=2)
+    run.step(120, 4.0, attempt=2, total_steps=1110)
     assert run.progress.left_s is None  # another attempt counts its own time
-    run.step(130, 5.0, attempt=2)
+    run.step(130, 5.0, attempt=2, total_steps=1110)
     assert run.progress.left_s == pytest.approx(98)
 
 
-def test_the_whole_number_of_steps_may_stand_in_the_metrics(run: Run) -> None:
-    """It wins over what a log's lines tell."""
-    run.log("step 1/10 \n")
-    run.step(1, 1.0, total_steps=500)
-    assert run.progress.num_steps == 500
+def test_without_a_whole_number_of_steps_no_time_is_left(run: Run) -> None:
+    """What a command of one's own writes to its log is none of ours to guess at."""
+    run.log("step 1/10 \nstep 2/10 \n")
+    run.step(1, 1.0)
+    run.step(2, 2.0)
+    assert (run.progress.num_steps, run.progress.left_s) == (None, None)
 
 
 def test_a_rollback_has_no_pace(run: Run) -> None:
     """Steps that went back tell of no time left, rather than of a wrong one."""
-    run.log("step 1/100 \n")
-    run.step(50, 10.0)
-    run.step(40, 11.0)
+    run.step(50, 10.0, total_steps=100)
+    run.step(40, 11.0, total_steps=100)
     assert run.progress.left_s is None
 
 

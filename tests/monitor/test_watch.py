@@ -22,9 +22,8 @@ def out(tmp_path: Path) -> Path:
     """A run on two nodes, one of which has no GPU."""
     run = Run(tmp_path)
     run.tell("start", job_id="7", world_size=2)
-    run.step(50, 10.0, loss=1.25)
-    run.step(60, 12.0, loss=1.0)
-    run.log("step 60/1060  epoch 1\n")
+    run.step(50, 10.0, loss=1.25, total_steps=1060)
+    run.step(60, 12.0, loss=1.0, total_steps=1060)
     writer = log_of(tmp_path, "n1")
     for _ in range(5):
         writer.write(gpu(0), gpu(1, sm_pct=40))
