@@ -1,4 +1,4 @@
-// What Python packed (page_data.py), unpacked. Numbers of a metric are levels above its lowest.
+// What Python packed (monitor/page/data.py), unpacked. Numbers of a metric are levels above its lowest.
 const data = JSON.parse(document.getElementById('data').textContent);
 
 function unpacked(metric) {

@@ -114,11 +114,12 @@ charts.addEventListener('pointermove', event => {
   });
 });
 addEventListener('pointerup', event => {
-  if (pressed && Math.abs(event.clientX - pressed.x) > 4) {
+  const from = pressed;
+  pressed = view.selection = null; // before anything is drawn
+  if (from && Math.abs(event.clientX - from.x) > 4) {
     const { time } = under(event);
-    showTime(Math.min(time, pressed.time), Math.max(time, pressed.time));
+    showTime(Math.min(time, from.time), Math.max(time, from.time));
   }
-  pressed = view.selection = null;
 });
 addEventListener('pointercancel', () => { pressed = view.selection = null; });
 charts.addEventListener('pointerleave', () => {

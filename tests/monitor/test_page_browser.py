@@ -46,6 +46,16 @@ return [seen, low];
 """
 
 
+COUNT_GREY = """
+window.grey = 0;
+const fill = CanvasRenderingContext2D.prototype.fillRect;
+CanvasRenderingContext2D.prototype.fillRect = function (...box) {
+  if (this.globalAlpha === 0.25) window.grey++;
+  return fill.apply(this, box);
+};
+"""
+
+
 def of_docs(name: str) -> Any:
     """A module of docs/, which is no package."""
     spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
@@ -161,8 +171,12 @@ def test_wheel_and_drag_zoom_and_hover_tells(browser: Any) -> None:
     assert text(browser, "#range") != whole
     press(browser, "0")
     drag = ActionChains(browser).move_to_element(canvas).click_and_hold()
-    drag.move_by_offset(80, 0).release().perform()
+    drag.move_by_offset(80, 0).perform()
+    browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+    browser.execute_script(COUNT_GREY)
+    ActionChains(browser).release().perform()
     assert "whole run" not in text(browser, "#range")
+    assert browser.execute_script("return window.grey") == 0  # what was selected fills it now
     press(browser, "0")
 
 
