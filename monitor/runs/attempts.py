@@ -91,12 +91,17 @@ def nothing() -> Record:
 def first_failure(attempt: Attempt, ranks: Sequence[Record], log_end: LogEnd) -> Event:
     """Find the rank that failed first by its own doing; empty if none did.
 
-    The watchdog's verdict names it, else a lost node. Else it is the script's choice, or the first
-    that ended with a code without having been told to, unless its own words say that it only lost
-    a peer and another's do not: the cause counts, not what followed from it.
+    A lost node names it, or the watchdog's verdict; of both the node, for its ranks are what the
+    others wait for, unless the verdict is that nodes do not reach each other. Else it is the
+    script's choice, or the first that ended with a code without having been told to, unless its
+    own words say that it only lost a peer and another's do not: the cause counts, not what
+    followed from it.
     """
     by_number = {rank["rank"]: rank for rank in ranks}
     verdict, lost = attempt.last("verdict"), attempt.last("lost_node")
+    if lost and verdict.get("kind") != "network":
+        there = [rank for rank in ranks if rank["node"] == lost.get("node")]
+        return there[0] if there else {**dict.fromkeys(_END_KEYS), "node": lost.get("node")}
     if integer(verdict.get("rank")) is not None:
         rank = by_number.get(verdict["rank"], {})
         return {**dict.fromkeys(_END_KEYS), **rank, "rank": verdict["rank"]} | {
@@ -104,9 +109,6 @@ def first_failure(attempt: Attempt, ranks: Sequence[Record], log_end: LogEnd) ->
         }
     if verdict:
         return {**dict.fromkeys(_END_KEYS), "node": verdict.get("node")}
-    if lost:
-        there = [rank for rank in ranks if rank["node"] == lost.get("node")]
-        return there[0] if there else {**dict.fromkeys(_END_KEYS), "node": lost.get("node")}
     if attempt.code in (0, _STOPPED):
         return {}
     suspects = _suspects(attempt, ranks)

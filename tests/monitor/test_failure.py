@@ -225,6 +225,21 @@ def test_a_lost_node_is_hardware(story: Any) -> None:
     assert attempt["lost_nodes"] == [{"node": "n2", "how": "no answer from slurmd"}]
 
 
+@pytest.mark.parametrize(
+    ("kind", "rank", "node"), [("hung", 1, "n2"), ("stopped", 1, "n2"), ("network", 0, "n1")]
+)
+def test_a_lost_node_goes_before_a_hang(story: Any, kind: str, rank: int, node: str) -> None:
+    """As jobs/lib/judge.sh has it: ranks wait for the lost ones; not so where links are down."""
+    story.start()
+    told = {"kind": kind, "rank": 0, "node": "n1", "gpu": "no GPU", "top": None}
+    story.tell("verdict", text="rank 0 on n1 is stuck", **told)
+    story.tell("lost_node", node="n2", how="no answer from slurmd")
+    story.rank_end(0, 137, "KILL")
+    story.tell("end", code=137)
+    attempt = judged(story)
+    assert (attempt["first_failure"]["rank"], attempt["failure"]["node"]) == (rank, node)
+
+
 def test_a_checkpoint_that_could_not_be_written(story: Any) -> None:
     """It is the cause where the rank itself told nothing; an exception beats it."""
     story.start()
