@@ -1,4 +1,4 @@
-"""`python -m monitor record|report|compose|why`."""
+"""`python -m monitor COMMAND`; see monitor/cli.py."""
 
 from __future__ import annotations
 
