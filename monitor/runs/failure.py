@@ -100,8 +100,6 @@ BY_SLURM = {
 }
 """Class and words of what was killed and could not say why, by the state in which Slurm has it."""
 
-CLASSES = tuple(dict.fromkeys(sign.failure_class for sign in TABLE if sign.failure_class))
-
 FOLLOWS = re.compile(
     r"Connection (closed|reset) by (remote )?peer|Broken pipe|Connection refused|Socket Timeout|"
     r"remote process exited|ncclRemoteError|ncclSystemError|NCCL.*(watchdog|timeout)|"

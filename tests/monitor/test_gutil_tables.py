@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from monitor.errors import UserError
-from monitor.logs import frame, marks, reader
+from monitor.export.rows import table
+from monitor.logs import marks, reader
 from monitor.logs.marks import Mark
 
 pytestmark = pytest.mark.slow
@@ -27,7 +28,7 @@ def test_midnight_in_a_log_without_dates(tmp_path: Path) -> None:
     path.write_text(head + rows)
     log = reader.read(str(path))
     assert (np.diff(log.time_s).tolist(), log.dated) == ([15, -1], False)
-    assert frame.load(str(path)).rows["time"].to_list() == [None] * 3
+    assert table(log)["time_utc"].to_list() == [None] * 3
 
 
 HEAD = "# gpu    pwr     sm \n# Idx      W      % \n"

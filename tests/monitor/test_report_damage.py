@@ -1,23 +1,29 @@
 """Logs that are torn, odd or foreign: what the report still tells, and what it counts."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from monitor.logs import frame
+from monitor.export.rows import table
+from monitor.logs import reader
 from tests.monitor.reported import NOON, Written, gpus, run
+
+
+def times(log: reader.Log) -> list[datetime]:
+    """The times of its rows as `export` tells them, in UTC."""
+    return [time.replace(tzinfo=None) for time in table(log)["time_utc"]]
 
 
 def test_host_and_offset_come_from_the_log_itself(written: Written) -> None:
     """Its own lines win over its name, and times become UTC."""
     path = written(2, head=(("host", "gpu-7"), ("utc_offset", "+02:00")))
-    log = frame.load(str(path))
-    assert log.rows["host"].to_list() == ["gpu-7"] * 2
-    assert log.rows["time"][0] == NOON - timedelta(hours=2)
+    log = reader.read(str(path))
+    assert table(log)["node"].to_list() == ["gpu-7"] * 2
+    assert times(log)[0] == NOON - timedelta(hours=2)
     assert log.facts["utc_offset"] == "+02:00"
     odd = written(1, head=(("utc_offset", "-03:30"), ("utc_offset", "soon")))
-    assert frame.load(str(odd)).rows["time"][0] == NOON
+    assert reader.read(str(odd)).time_s[0] == NOON.replace(tzinfo=UTC).timestamp()  # its own
 
 
 def test_the_offset_may_change_within_a_log(written: Written) -> None:
@@ -25,7 +31,7 @@ def test_the_offset_may_change_within_a_log(written: Written) -> None:
     path = written(2, head=(("utc_offset", "+02:00"),))
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:-1], "## utc_offset: +01:00\n", lines[-1]]))
-    first, second = frame.load(str(path)).rows["time"]
+    first, second = times(reader.read(str(path)))
     assert second - first == timedelta(hours=1, seconds=10)
 
 
@@ -43,8 +49,8 @@ def test_torn_and_foreign_lines_are_counted(data: Path, tmp_path: Path) -> None:
         + "\n"
         + text[:-5]
     )
-    log = frame.load(str(path))
-    assert (log.rows.height, log.num_unreadable, log.torn) == (7, 4, True)
+    log = reader.read(str(path))
+    assert (log.num_rows, log.num_unreadable, log.torn) == (7, 4, True)
     done = run(path)
     assert "4 rows could not be read; the last line has no end" in done.stdout
 
@@ -57,8 +63,8 @@ def test_rows_of_odd_lengths_are_read_in_their_place(data: Path, tmp_path: Path)
     lines[4] = lines[4].replace(" 71680", " 1143771")
     path = tmp_path / "wide.gutil"
     path.write_text("".join(lines))
-    log = frame.load(str(path))
-    assert (log.rows["fb"].to_list(), log.num_unreadable) == ([71680, 143771, 71680], 1)
+    log = reader.read(str(path))
+    assert (table(log)["fb_used_mib"].to_list(), log.num_unreadable) == ([71680, 143771, 71680], 1)
 
 
 def test_columns_that_change_within_a_file(written: Written, tmp_path: Path) -> None:
@@ -66,9 +72,9 @@ def test_columns_that_change_within_a_file(written: Written, tmp_path: Path) -> 
     one, two = written(2, letters="pumt").read_text(), written(2).read_text()
     path = tmp_path / "both.gutil"
     path.write_text(one + two)
-    rows = frame.load(str(path)).rows
+    rows = table(reader.read(str(path)))
     assert rows.height == 4
-    assert rows["hmem"].to_list() == [None, None, 2048, 2048]
+    assert rows["host_mem_used_mib"].to_list() == [None, None, 2048, 2048]
 
 
 def test_windows_line_ends_and_an_empty_file(data: Path, tmp_path: Path) -> None:
@@ -76,7 +82,7 @@ def test_windows_line_ends_and_an_empty_file(data: Path, tmp_path: Path) -> None
     text = (data / "pumt_DT.550.163.01.2gpu.gutil").read_text()
     path = tmp_path / "crlf.gutil"
     path.write_bytes(text.replace("\n", "\r\n").encode())
-    assert frame.load(str(path)).rows.height == 4
+    assert reader.read(str(path)).num_rows == 4
     path.write_text("")
     done = run(path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -89,8 +95,8 @@ def test_a_stray_byte_costs_its_line_only(data: Path, tmp_path: Path, byte: byte
     whole = (data / "pumt_DT.550.163.01.2gpu.gutil").read_bytes()
     path = tmp_path / "damaged.gutil"
     path.write_bytes(whole[:-20] + byte + whole[-19:])
-    log = frame.load(str(path))
-    assert (log.rows.height, log.num_unreadable) == (3, 1)
+    log = reader.read(str(path))
+    assert (log.num_rows, log.num_unreadable) == (3, 1)
 
 
 def test_logs_without_dates_are_read(tmp_path: Path) -> None:
