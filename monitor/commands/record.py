@@ -86,7 +86,7 @@ def run(options: Namespace) -> int:
             user=env.get("SLURM_JOB_USER") or env.get("USER") or env.get("LOGNAME"),
             beat_dir=env.get("DDP_BEAT_DIR"),
             visible=env.get("CUDA_VISIBLE_DEVICES"),
-            num_ranks=_num_ranks(env),
+            num_gpus=_num_gpus(env),
             rotate_mib=options.rotate_mib,
             num_kept=options.rotate_keep,
             watch=settings.from_environment(env, options.compose, options.launch_id, node),
@@ -95,7 +95,7 @@ def run(options: Namespace) -> int:
     )
 
 
-def _num_ranks(env: Mapping[str, str]) -> int:
-    """Tell how many ranks this node has; without a launcher one, whose words are all there are."""
-    told = env.get("LOCAL_WORLD_SIZE", "")
-    return int(told) if told.isdecimal() else 1
+def _num_gpus(env: Mapping[str, str]) -> int:
+    """Tell how many GPUs the job has on this node at least: one a rank, and what Slurm says."""
+    told = (env.get(name, "") for name in ("LOCAL_WORLD_SIZE", "SLURM_GPUS_ON_NODE"))
+    return max([1, *(int(number) for number in told if number.isdecimal())])

@@ -24,13 +24,13 @@ class Named:
 
     visible: str | None = None
     """CUDA_VISIBLE_DEVICES."""
-    num_ranks: int = 1
-    """Of the job on this node: fewer words than ranks are one rank's, and not the job's."""
+    num_least: int = 1
+    """How many GPUs the job has on this node at least: fewer words are one rank's own."""
 
     def among(self, num_gpus: int) -> frozenset[str] | None:
         """Tell the words that name the job's GPUs; None where nothing tells: all of them."""
         words = [word.strip() for word in (self.visible or "").split(",") if word.strip()]
-        is_all = len(words) >= max(1, self.num_ranks)
+        is_all = len(words) >= max(1, self.num_least)
         if not is_all or not all(_is_name(word, num_gpus) for word in words):
             return None
         return frozenset(words)

@@ -61,9 +61,9 @@ class Settings:
     beat_dir: str | None = None
     """DDP_BEAT_DIR, where the ranks of this node beat."""
     visible: str | None = None
-    """CUDA_VISIBLE_DEVICES; of the ranks' GPUs only are rows, if it names all of them."""
-    num_ranks: int = 1
-    """LOCAL_WORLD_SIZE."""
+    """CUDA_VISIBLE_DEVICES; if it names all of the job's GPUs, no others have rows."""
+    num_gpus: int = 1
+    """How many the job has on this node at least."""
     rotate_mib: int | None = None
     """The log is moved away at this size; None: never."""
     num_kept: int = 4
@@ -130,7 +130,7 @@ def _nvml(settings: Settings, letters: str, stop: Stop, tell: Callable[[Mark], N
     except (ImportError, AttributeError) as error:  # or what is called pynvml is another package
         return _NoNvml(str(error))
     _spare_the_collector()
-    return Nvml(letters, stop, tell, named=Named(settings.visible, settings.num_ranks))
+    return Nvml(letters, stop, tell, named=Named(settings.visible, settings.num_gpus))
 
 
 def _host(letters: str, folder: str) -> HostSource:

@@ -73,7 +73,7 @@ def test_a_lost_gpu_that_only_a_uuid_names_keeps_its_place(driver: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "num_ranks", "expected"),
+    ("visible", "num_least", "expected"),
     [
         (None, 0, None),
         ("", 1, None),
@@ -86,9 +86,9 @@ def test_a_lost_gpu_that_only_a_uuid_names_keeps_its_place(driver: Any) -> None:
         ("MIG-ab", 1, {"MIG-ab"}),
     ],
 )
-def test_what_the_job_names(visible: str | None, num_ranks: int, expected: set[str] | None) -> None:
+def test_what_the_job_names(visible: str | None, num_least: int, expected: set[str] | None) -> None:
     """Indices that there are and UUIDs, as many as there are ranks, at least; else all."""
-    assert Named(visible, num_ranks).among(4) == expected
+    assert Named(visible, num_least).among(4) == expected
 
 
 @slow
@@ -116,9 +116,14 @@ def test_a_gpu_that_never_told_its_uuid_takes_no_others_place(driver: Any) -> No
 
 @slow
 def test_the_recorder_passes_on_what_the_job_names(bench: Any, driver: Any, until: Any) -> None:
-    """One of two GPUs; both where two ranks have one each, and this is the first rank's."""
-    for num_ranks, expected in (("1", {"1"}), ("2", {"0", "1"})):
-        ours = {"CUDA_VISIBLE_DEVICES": "1", "LOCAL_WORLD_SIZE": num_ranks}
+    """One of two GPUs; both where the job has more than these, which are the first rank's."""
+    for more, expected in (
+        ({"LOCAL_WORLD_SIZE": "1"}, {"1"}),
+        ({"LOCAL_WORLD_SIZE": "1", "SLURM_GPUS_ON_NODE": "1"}, {"1"}),
+        ({"LOCAL_WORLD_SIZE": "2"}, {"0", "1"}),
+        ({"LOCAL_WORLD_SIZE": "1", "SLURM_GPUS_ON_NODE": "2"}, {"0", "1"}),
+    ):
+        ours = {"CUDA_VISIBLE_DEVICES": "1", **more}
         recording = bench.start(env=driver.env | ours)
         until(lambda found=recording: len(found.rows()) >= 1)
         assert recording.end()[0] == 0
