@@ -10,6 +10,7 @@ from monitor.export import find, gpus
 from monitor.export import run as export_run
 from monitor.export.newest import Newest
 from monitor.export.openmetrics import Metric, Metrics
+from monitor.logs import terms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from monitor.export.newest import NodeNow
 
 _MAX_AGE_S = 300.0
-_MAX_INTERVALS = 5.0
 
 EXPORT_TIME = Metric("ddp_export_timestamp_seconds", "When this was written, since 1970.")
 EXPORT_LOGS = Metric("ddp_export_logs", "Logs by state; only fresh ones are told.")
@@ -79,7 +79,7 @@ class Collector:
         if self._max_age_s is not None:
             return self._max_age_s
         try:
-            return max(_MAX_AGE_S, _MAX_INTERVALS * float(node.facts.get("interval_s", "0")))
+            return max(_MAX_AGE_S, terms.GAP_INTERVALS * float(node.facts.get("interval_s", "0")))
         except ValueError:
             return _MAX_AGE_S
 

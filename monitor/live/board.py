@@ -12,7 +12,7 @@ import numpy as np
 
 from monitor.diagnosis.thresholds import Thresholds
 from monitor.live.track import number
-from monitor.logs import throttling
+from monitor.logs import terms, throttling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,9 +29,7 @@ OF_HOST = frozenset({"cpu", "hmem", "shm", "disk", "ibrx", "ibtx", "step", "rank
 TREND = 64
 """Samples, for a sparkline."""
 
-BUSY_PCT = 5.0
 IDLE_S = 120.0
-_STALE_INTERVALS = 5
 _STALE_S = 30.0  # a shared file system may tell of a change that late
 _UNKNOWN_INTERVAL_S = 15.0
 
@@ -120,7 +118,7 @@ class Rows:
             tracks = gpus or log.tracks
             if not tracks:
                 continue
-            limit_s = max(_STALE_S, _STALE_INTERVALS * interval_s(tracks[0]))
+            limit_s = max(_STALE_S, terms.GAP_INTERVALS * interval_s(tracks[0]))
             state = "" if is_over or quiet_s <= limit_s else STALE if log.is_there else GONE
             for track in tracks:
                 key = (track.num_samples, state, round(quiet_s) if state else 0)
@@ -236,10 +234,10 @@ def is_lost(track: Track) -> bool:
 def _idle_s(track: Track) -> float:
     """Tell for how long the last samples were all idle."""
     newest = track.last("sm")
-    if newest is None or newest > BUSY_PCT:
+    if newest is None or newest > terms.BUSY_PCT:
         return 0.0
     busy, time_s = track.column("sm"), track.time_s()
-    is_idle = busy <= BUSY_PCT
+    is_idle = busy <= terms.BUSY_PCT
     begin = 0 if is_idle.all() else len(is_idle) - int(np.argmin(is_idle[::-1]))
     idle_s = float(time_s[-1] - time_s[begin])
     return idle_s if math.isfinite(idle_s) else 0.0

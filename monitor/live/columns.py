@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from monitor.live import sparkline
 from monitor.live.board import GONE, IDLE, LOST, STALE, THROTTLED
+from monitor.logs.terms import BUSY_PCT
 from monitor.report.words import FULL_SHARE, MIB_PER_GIB, NONE, brief
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ STYLES = {
     "pause": "bold black on yellow",
 }
 
-_BUSY_PCT = 5.0
 _HOT_C = 85.0
 _BIG_GIB = 99.95
 _MIN_TREND, _MAX_TREND = 8, 60
@@ -105,7 +105,7 @@ def _gpu(row: Row) -> Span:
 def _util(row: Row) -> Span:
     if row.util_pct is None:
         return NONE, "dim"
-    style = "warn" if row.util_pct <= _BUSY_PCT and row.gpu is not None else "good"
+    style = "warn" if row.util_pct <= BUSY_PCT and row.gpu is not None else "good"
     return f"{row.util_pct:.0f}%", style
 
 

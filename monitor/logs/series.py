@@ -13,9 +13,8 @@ import numpy as np
 
 from monitor import events as event_log
 from monitor.errors import UserError, printable
-from monitor.logs import files, reader
+from monitor.logs import files, reader, terms
 from monitor.logs.cells import NO_TIME
-from monitor.logs.stats import MAX_GAP
 from monitor.plain import open_plain
 
 if TYPE_CHECKING:
@@ -62,12 +61,12 @@ class GpuSeries:
     def steps_s(self) -> NDArray[np.float32]:
         """The time that each sample speaks for, since the one before; NaN where nobody looked.
 
-        That is at the first one, and after a gap of more than `stats.MAX_GAP` usual intervals.
+        That is at the first one, and after a gap (`terms.GAP_INTERVALS`).
         """
         steps_s = np.diff(self.time_s, prepend=np.nan).astype(np.float32)
         ahead_s = steps_s[steps_s > 0]  # of several copies of a log most steps are none
         usual_s = float(np.median(ahead_s)) if ahead_s.size else 0.0
-        steps_s[steps_s > MAX_GAP * max(1.0, usual_s)] = np.nan
+        steps_s[steps_s > terms.longest_s(usual_s)] = np.nan
         return steps_s
 
     def column(self, name: str) -> NDArray[np.floating] | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from monitor.logs import spread
+from monitor.logs import spread, terms
 from monitor.logs.cells import NO_TIME
 
 if TYPE_CHECKING:
@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 
     from monitor.logs.reader import Log, Place
     from monitor.logs.spread import Counts, Spread
-
-BUSY_SM_PCT = 5
-"""A GPU counts as busy in a sample in which `sm` is above this."""
-
-MAX_GAP = 5
-"""A gap of more than this many usual intervals is no running time: it adds no energy."""
 
 GPU_METRICS = {
     "sm_pct": ("sm",),
@@ -246,7 +240,7 @@ def _use(rows: _Table, steps_s: NDArray[np.float64], spreads: Mapping[str, Sprea
     silent = np.logical_and.reduce([np.ones(len(sm), np.bool_), *map(np.isnan, signs)])
     energy_j, energy_from = _energy(rows, steps_s)
     told = ~np.isnan(sm)
-    is_idle = sm <= BUSY_SM_PCT
+    is_idle = sm <= terms.BUSY_PCT
     return Use(
         num_samples=len(sm),
         num_silent=int(silent.sum()),
@@ -269,7 +263,7 @@ def _steps_s(rows: _Table) -> NDArray[np.float64]:
         return steps_s
     steps_s[1:] = np.diff(rows.time_s)
     ahead_s = steps_s[steps_s > 0]  # of several copies of a log most steps are none
-    longest_s = MAX_GAP * max(1.0, _median(ahead_s) if ahead_s.size else 0.0)
+    longest_s = terms.longest_s(_median(ahead_s) if ahead_s.size else 0.0)
     steps_s[~((steps_s >= 0) & (steps_s <= longest_s))] = np.nan
     return steps_s
 
@@ -297,7 +291,7 @@ def _energy(rows: _Table, steps_s: NDArray[np.float64]) -> tuple[float | None, s
 
 def _longest_idle(rows: _Table, steps_s: NDArray[np.float64]) -> Idle | None:
     """Find the longest stretch in which each sample says idle; a gap ends it."""
-    is_idle = (rows.column("sm_pct") <= BUSY_SM_PCT) & ~np.isnan(steps_s)
+    is_idle = (rows.column("sm_pct") <= terms.BUSY_PCT) & ~np.isnan(steps_s)
     idle_s = np.cumsum(np.where(is_idle, steps_s, 0))
     before_s = np.maximum.accumulate(np.where(is_idle, 0, idle_s))
     lasted_s = idle_s - before_s

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.logs.stats import BUSY_SM_PCT
+from monitor.logs.terms import BUSY_PCT
 from monitor.plot.metrics import reading
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _of_metric(metric: Metric, values: NDArray[np.float32]) -> list[float | None
     if not known.size:
         return [None] * len(_COLUMNS[metric.name])
     if metric.name == "util":
-        busy_pct = float((known > BUSY_SM_PCT).mean()) * _SHARES_PCT
+        busy_pct = float((known > BUSY_PCT).mean()) * _SHARES_PCT
         return [float(known.mean(dtype=np.float64)), busy_pct]
     if metric.is_throttling:
         return [float((known > 0).mean()) * _SHARES_PCT]

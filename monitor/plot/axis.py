@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monitor.errors import UserError
-from monitor.logs import gutil
+from monitor.logs import gutil, terms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 _DAY_S = 86_400
 _UNDATED_S = 30 * _DAY_S
 """Times below this count from a midnight, not from 1970: no log is that old."""
-
-_GAP_INTERVALS = 5
-_GAP_S = 5.0
-"""Longer than this and that many usual intervals without a sample is a gap, as in `report`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +165,7 @@ def _fill(
     empty = np.flatnonzero(is_empty)
     steps = np.diff(time_s, prepend=-np.inf)
     usual_s = float(np.median(steps[1:])) if len(steps) > 1 else axis.bin_s
-    longest_s = max(_GAP_S, _GAP_INTERVALS * usual_s)
+    longest_s = terms.longest_s(usual_s)
     speaks_s = np.where(steps <= longest_s, steps, usual_s)
     middle_s = axis.begin_s + (empty + 0.5) * axis.bin_s
     following = np.searchsorted(time_s, middle_s)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from monitor.logs import stats
+from monitor.logs import stats, terms
 from monitor.report import words
 
 if TYPE_CHECKING:
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from monitor.logs.tallies import File
 
 RULES = {
-    "busy": f"share of samples with sm above {stats.BUSY_SM_PCT} %",
+    "busy": f"share of samples with sm above {terms.BUSY_PCT} %",
     "idle": "time under watch of samples that are not busy; of several GPUs the sum",
     "energy": "the GPU's own counter where it tells, elsewhere power over time (~)",
-    "gaps": f"gaps above {stats.MAX_GAP} usual intervals add neither time nor energy",
+    "gaps": f"gaps above {terms.GAP_INTERVALS} usual intervals add neither time nor energy",
     "percentiles": "values that occurred: the first that reaches its share of the samples",
     "times": "UTC where the log tells its offset, else local",
 }

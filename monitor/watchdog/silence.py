@@ -14,13 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from monitor.logs import terms
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
     from monitor.logs.sample import GpuSample
 
-_BUSY_PCT = 90  # a collective's kernel spins: the driver calls that busy
-_IDLE_PCT = 5
+_SPINNING_PCT = 90  # a collective's kernel spins: the driver calls that busy
 _MAX_TRAFFIC_PCT = 1  # it reads one flag again and again, out of a cache
 _MAX_POWER = 0.45  # of the limit; what computes at that utilisation draws more
 _MIN_CORE_SHARE = 0.01
@@ -37,7 +38,7 @@ def gpu_pattern(gpu: GpuSample, power_limit_w: float | None) -> str | None:
     """
     if gpu.sm_pct is None:
         return None
-    if gpu.sm_pct <= _IDLE_PCT:
+    if gpu.sm_pct <= terms.BUSY_PCT:
         return "idle"
     traffic = [pct for pct in (gpu.mem_pct, gpu.dram_active_pct) if pct is not None]
     is_still = bool(traffic) and max(traffic) <= _MAX_TRAFFIC_PCT
@@ -46,7 +47,7 @@ def gpu_pattern(gpu: GpuSample, power_limit_w: float | None) -> str | None:
         and power_limit_w is not None
         and gpu.power_w <= _MAX_POWER * power_limit_w
     )
-    return "waiting" if gpu.sm_pct >= _BUSY_PCT and is_still and is_cool else "working"
+    return "waiting" if gpu.sm_pct >= _SPINNING_PCT and is_still and is_cool else "working"
 
 
 @dataclass

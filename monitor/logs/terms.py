@@ -1,0 +1,17 @@
+"""What is busy and what is a gap: the same for whoever records, watches or reads."""
+
+from __future__ import annotations
+
+BUSY_PCT = 5
+"""A GPU counts as busy in a sample in which its utilisation is above this."""
+
+GAP_INTERVALS = 5
+"""A log that has not grown for more than this many usual intervals has a gap."""
+
+
+def longest_s(usual_s: float) -> float:
+    """Tell how long a sample may speak for, where one is usual every so often: no gap is shorter.
+
+    Intervals below a second are those of a look by hand, which a moment's delay must not tear.
+    """
+    return GAP_INTERVALS * max(1.0, usual_s)
