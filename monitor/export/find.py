@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from monitor.errors import UserError
 from monitor.export import run as export_run
 from monitor.logs import files
+from monitor.logs.places import is_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,11 +37,11 @@ def find(paths: Sequence[str]) -> Found:
     logs: list[str] = []
     runs: list[str] = []
     for path in paths:
-        if export_run.is_run(path):
+        if is_run(path):
             runs.append(path)
             logs += _beside(path)
         elif os.path.isdir(path):  # noqa: PTH112 - many
-            inner = [one for one in _folders_in(path) if export_run.is_run(one)]
+            inner = [one for one in _folders_in(path) if is_run(one)]
             with files.looking_into(path):
                 here = files.no_pipes(files.in_folder(path))
             if not here and not inner:

@@ -11,6 +11,7 @@ from monitor.export import run as export_run
 from monitor.export.newest import Newest
 from monitor.export.openmetrics import Metric, Metrics
 from monitor.logs import terms
+from monitor.logs.places import written_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,6 +91,6 @@ class Collector:
         jobs = {node.job: node.facts.get("user") for node in fresh if node.job}
         max_age_s = _MAX_AGE_S if self._max_age_s is None else self._max_age_s
         for run in runs:
-            is_recent = now_s - export_run.written_s(run) <= max_age_s
+            is_recent = now_s - written_s(run) <= max_age_s
             if is_recent or export_run.job_in(export_run.events_of(run)) in jobs:
                 export_run.add(metrics, run, jobs, now_s=now_s)

@@ -62,23 +62,6 @@ METRICS = (
 )
 
 
-def is_run(path: str) -> bool:
-    """Whether a directory is a run's."""
-    files = ("events.jsonl", "metrics.jsonl")
-    return any(os.path.isfile(os.path.join(path, name)) for name in files)  # noqa: PTH113, PTH118 - hundreds
-
-
-def written_s(run_dir: str) -> float:
-    """When the run last told anything, in seconds since 1970; 0 if never."""
-    times = [0.0]
-    for name in ("events.jsonl", "metrics.jsonl"):
-        try:
-            times.append(os.stat(os.path.join(run_dir, name)).st_mtime)  # noqa: PTH116, PTH118 - as above
-        except OSError:
-            continue
-    return max(times)
-
-
 def events_of(run_dir: str) -> list[Event]:
     """Read what happened in a run; nothing where nobody told."""
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -13,6 +12,7 @@ import numpy as np
 from monitor.diagnosis.thresholds import Thresholds
 from monitor.live.track import number
 from monitor.logs import terms, throttling
+from monitor.logs.places import natural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -129,23 +129,11 @@ class Rows:
                         row = replace(row, full=_full(track))
                     made = self._made[track] = (key, row)
                 rows.append(made[1])
-        return tuple(sorted(rows, key=natural))
+        return tuple(sorted(rows, key=_place))
 
 
-def natural(row: Row) -> tuple[object, ...]:
-    """Sort nodes by the numbers in their names."""
-    return (*_split(row.host), -1 if row.gpu is None else row.gpu)
-
-
-_SPLIT: dict[str, tuple[tuple[int, object], ...]] = {}
-
-
-def _split(host: str) -> tuple[tuple[int, object], ...]:
-    found = _SPLIT.get(host)
-    if found is None:
-        parts = re.findall(r"\d+|\D+", host, re.ASCII)
-        found = _SPLIT[host] = tuple((0, int(p)) if p.isdigit() else (1, p) for p in parts)
-    return (*found, (-1, 0))
+def _place(row: Row) -> tuple[object, ...]:
+    return natural(row.host), -1 if row.gpu is None else row.gpu
 
 
 def interval_s(track: Track) -> float:

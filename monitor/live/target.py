@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError
 from monitor.logs import files as logfiles
+from monitor.logs.places import is_run, written_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-_RUN_FILES = ("events.jsonl", "metrics.jsonl")
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def resolve(paths: Sequence[str], env: Mapping[str, str]) -> Target:
     if not paths:
         return _newest(env.get("DDP_OUT") or "out")
     if len(paths) == 1 and os.path.isdir(paths[0]):  # noqa: PTH112 - pathlib takes "" for "."
-        return _run(paths[0]) if _is_run(paths[0]) else _folder(paths[0])
+        return _run(paths[0]) if is_run(paths[0]) else _folder(paths[0])
     for path in paths:
         if not os.path.isfile(path):  # noqa: PTH113 - pathlib's raises where it may not look
             raise UserError(
@@ -77,11 +75,11 @@ def resolve(paths: Sequence[str], env: Mapping[str, str]) -> Target:
 
 def _newest(out: str) -> Target:
     try:
-        found = [entry.path for entry in os.scandir(out) if _is_run(entry.path)]
+        found = [entry.path for entry in os.scandir(out) if is_run(entry.path)]
     except OSError:
         found = []
     if found:
-        return _run(max(found, key=_begun_s))
+        return _run(max(found, key=written_s))
     if os.path.isdir(out):  # noqa: PTH112 - pathlib's raises where it may not look
         with logfiles.looking_into(out):
             is_folder = bool(logfiles.in_folder(out))
@@ -106,22 +104,9 @@ def _folder(path: str) -> Target:
         return Target(folder=path)  # they may appear
     job, _ = logfiles.named(max(logs, key=os.path.getmtime))
     run_dir = None if job is None else str(Path(path, f"slurm-{job}"))
-    if run_dir is not None and _is_run(run_dir):
+    if run_dir is not None and is_run(run_dir):
         return _run(run_dir)
     return Target(folder=path, job=job)
-
-
-def _begun_s(run_dir: str) -> float:
-    """Tell when a run was last heard of."""
-    times = [0.0]
-    for name in _RUN_FILES:
-        with suppress(OSError):
-            times.append(Path(run_dir, name).stat().st_mtime)
-    return max(times)
-
-
-def _is_run(path: str) -> bool:
-    return any(os.path.isfile(os.path.join(path, name)) for name in _RUN_FILES)  # noqa: PTH113, PTH118
 
 
 def _job_of(run_dir: str) -> str:

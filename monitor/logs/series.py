@@ -15,6 +15,7 @@ from monitor import events as event_log
 from monitor.errors import UserError, printable
 from monitor.logs import files, reader, terms
 from monitor.logs.cells import NO_TIME
+from monitor.logs.places import is_run
 from monitor.plain import open_plain
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def load(paths: Sequence[str], wanted: frozenset[str] | None = None) -> Run:
             was named is a log.
 
     """
-    run_dirs = [path for path in paths if _is_run(path)]
+    run_dirs = [path for path in paths if is_run(path)]
     events = [line for path in run_dirs for line in _lines(path, "events.jsonl")]
     metrics = [line for path in run_dirs for line in _lines(path, "metrics.jsonl")]
     beside = [log for path in run_dirs for log in _logs_beside(path)]
@@ -241,11 +242,6 @@ def _concatenated(parts: Sequence[GpuSeries], name: str) -> NDArray[np.floating]
     return np.concatenate(
         [part.values.get(name, np.broadcast_to(absent, part.num_samples)) for part in parts]
     )
-
-
-def _is_run(path: str) -> bool:
-    files_of = (os.path.join(path, name) for name in ("events.jsonl", "metrics.jsonl"))  # noqa: PTH118
-    return any(map(os.path.isfile, files_of))  # not pathlib's: it raises where it may not look
 
 
 def _lines(run_dir: str, name: str) -> list[event_log.Event]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from monitor.logs.places import natural
 from monitor.plot.axis import binned
 from monitor.plot.metrics import reading
 
@@ -40,15 +40,6 @@ class Rows:
     what: str
     """What a row is, such as `a GPU` or `2 nodes`."""
     are_single: bool
-
-
-def natural(text: str) -> tuple[tuple[int, int | str], ...]:
-    """Sort key that puts node2 before node10."""
-    parts = re.findall(r"[0-9]{1,18}|[^0-9]+|[0-9]+", text)
-    return tuple(
-        (0, int(p)) if p.isascii() and p.isdigit() and len(p) < 19 else (1, p)  # noqa: PLR2004
-        for p in parts
-    )
 
 
 def keys(gpus: Sequence[GpuSeries], *, of_host: bool) -> list[Key]:
