@@ -89,7 +89,7 @@ install_system() {
     local missing=()
     check_base
     install_toolkit_stub
-    if ! ldconfig -p | grep -q 'libibverbs\.so\.1'; then missing+=(libibverbs1 ibverbs-providers librdmacm1); fi
+    if ! ldconfig -p | grep 'libibverbs\.so\.1' >/dev/null; then missing+=(libibverbs1 ibverbs-providers librdmacm1); fi
     if ! command -v g++ >/dev/null; then missing+=(g++); fi
     ((${#missing[@]})) || return 0
     if ! { apt-get update && apt-get install -y --no-install-recommends "${missing[@]}"; }; then

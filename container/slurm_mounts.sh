@@ -39,7 +39,7 @@ find_configuration() {
     local file
     for file in "${SLURM_CONF-}" /etc/slurm/slurm.conf /etc/slurm-llnl/slurm.conf /run/slurm/conf/slurm.conf; do
         if [[ $file && -r $file ]]; then
-            CONF=$(realpath -- "$file")
+            CONF=$(realpath -- "$file") CONF_AS_FOUND=$file
             return
         fi
         [[ ! $file || $file != "${SLURM_CONF-}" ]] ||
@@ -146,7 +146,10 @@ add_configuration() {
     add_mount "${CONF%/*}"
     if [[ ${SLURM_CONF-} && ${SLURM_CONF%/*} != "${CONF%/*}" ]]; then add_mount "${CONF%/*}" "${SLURM_CONF%/*}"; fi
     # A client finds it at /etc/slurm only if that is where the programs were built for.
-    if [[ ! ${SLURM_CONF-} && $CONF == /run/* ]]; then add_mount "${CONF%/*}" /etc/slurm; fi
+    if [[ ! ${SLURM_CONF-} && $CONF_AS_FOUND == /run/* ]]; then # slurmd's link to its cache, without such files
+        add_mount "${CONF%/*}" "${CONF_AS_FOUND%/*}"
+        add_mount "${CONF%/*}" /etc/slurm
+    fi
     plugstack=$(conf_value "$CONF" PlugStackConfig)
     add_plugstack "${plugstack:-${CONF%/*}/plugstack.conf}"
 }

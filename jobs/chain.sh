@@ -27,12 +27,13 @@ main() {
         shift
     done
     if (($#)); then shift; fi
+    refuse_export "${options[@]}"
     command -v sbatch >/dev/null || die "a chain needs Slurm's sbatch, found none: run jobs/prelaunch.sh with DDP_RUN_NAME=$DDP_RUN_NAME again and again"
     for ((link = 0; link < count; link++)); do
         # On all of them: a link that Slurm removed has not finished either, and would let the next one run.
         if [[ $before ]]; then dependency=("--dependency=afternotok$before" --kill-on-invalid-dep=yes); fi
         # --resume auto is the trainer's default under a run name of its own.
-        job=$(sbatch --parsable --no-requeue "${dependency[@]}" "${options[@]}" "$JOBS_DIR/prelaunch.sh" "$@") ||
+        job=$(sbatch --parsable --export=ALL --no-requeue "${dependency[@]}" "${options[@]}" "$JOBS_DIR/prelaunch.sh" "$@") ||
             die "sbatch must take each job of the chain, it did not take job $((link + 1)): see its message above; those before it wait, scancel ends them"
         job=${job%%;*} # with several clusters: id;cluster
         before+=:$job

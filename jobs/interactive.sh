@@ -10,7 +10,7 @@ JOBS_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 source "$JOBS_DIR/lib.sh"
 
 main() {
-    local options=(--job-name=ddp-interactive --pty) lines
+    local options=(--job-name=ddp-interactive --pty) lines version
     command -v srun >/dev/null || die "an interactive session needs Slurm's srun, found none: run jobs/prelaunch.sh here instead"
     if [[ ${DDP_IMAGE-} ]]; then
         # The submit directory and the Slurm client must be visible in the container.
@@ -20,6 +20,10 @@ main() {
         export PYXIS_CONTAINER_IMAGE=$DDP_IMAGE
         unset DDP_IMAGE
     fi
+    version=$(srun --version)
+    version=${version##* }
+    [[ ! $version =~ ^(20|21)\. ]] ||
+        die "a step within a shell's own needs Slurm 22.05 or later, found $version: salloc $* jobs/prelaunch.sh"
     exec srun "${options[@]}" "$@" bash # nothing to clean up here: no trap to lose
 }
 

@@ -32,6 +32,15 @@ help_if_asked() {
     exit 0
 }
 
+# refuse_export OPTION...: what a script tells its jobs travels in the environment.
+refuse_export() {
+    local word
+    for word in "$@"; do
+        [[ $word != --export=* && $word != --export ]] ||
+            die "--export must be left away, because the jobs' settings travel in the environment, found $word: export what they need before"
+    done
+}
+
 # Bash tracing with time, host and line, for DEBUG=on.
 trace_start() {
     PS4='+ \D{%H:%M:%S} \h ${BASH_SOURCE[0]##*/}:${LINENO}: '

@@ -13,7 +13,7 @@
 # Settings come from the environment and are listed in README.md; --dry-run shows them.
 declare -A INHERITED=() # see lib/inherited.sh
 for REPLY in $(compgen -e); do INHERITED[$REPLY]=${!REPLY}; done
-unset CDPATH POSIXLY_CORRECT BASH_ENV
+unset CDPATH POSIXLY_CORRECT BASH_ENV "${!SQUEUE_@}" SLURM_TIME_FORMAT # filters and formats of the user's
 set +o posix
 set -Eeuo pipefail
 IFS=$' \t\n'

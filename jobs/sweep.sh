@@ -46,6 +46,7 @@ main() {
         shift
     done
     if (($#)); then shift; fi
+    refuse_export "${options[@]}"
     command -v sbatch >/dev/null || die "a sweep needs Slurm's sbatch, found none: run jobs/prelaunch.sh once per point"
     export DDP_OUT=${DDP_OUT:-$PWD/out}
     mkdir -p -- "$DDP_OUT" 2>/dev/null && [[ -w $DDP_OUT ]] ||
@@ -55,7 +56,7 @@ main() {
     count=$(wc -l <"$file")
     log_info "$count points in $file"
     # Commas in a path would end an --export list, so the variable travels in the environment.
-    if ! DDP_SWEEP_FILE=$file sbatch --job-name=ddp-sweep --array="1-$count" "${options[@]}" \
+    if ! DDP_SWEEP_FILE=$file sbatch --export=ALL --job-name=ddp-sweep --array="1-$count" "${options[@]}" \
         "$JOBS_DIR/prelaunch.sh" "$@"; then
         rm -f -- "$file"
         die "sbatch must take the array, it did not: see its message above; the points file is removed"

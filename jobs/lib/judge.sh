@@ -79,7 +79,7 @@ judge_read() {
 # more: it reads the line of the failure, and not all of the last ones.
 judge_only_follows() {
     (($2 < 128)) && tail -n 5 -- "$DDP_RUN_DIR/logs/rank-$1.log" 2>/dev/null |
-        grep -qE 'Connection (closed|reset) by (remote )?peer|remote process exited|ncclRemoteError'
+        grep -E 'Connection (closed|reset) by (remote )?peer|remote process exited|ncclRemoteError' >/dev/null
 }
 
 # judge_lost NODE HOW

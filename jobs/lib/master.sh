@@ -57,10 +57,21 @@ master_probe() {
     if [[ $1 == "$DDP_NODE" || $PLACE == *-local ]]; then
         bash "$probe" "${arguments[@]}"
     else
-        # Between two attempts nobody waits so long for a node that may be gone.
-        timeout -k 5 "$((RESTARTS ? 20 : 120))" srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" --export=ALL \
-            bash -s -- "${arguments[@]}" <"$probe"
+        master_srun "$1" bash -s -- "${arguments[@]}" <"$probe"
     fi
+}
+
+# master_srun NODE COMMAND...: a step of one task that asks for nothing: what the job's variables ask for
+# is the ranks' own, and more than one node has. Between two attempts nobody waits so long for a node that
+# may be gone.
+master_srun() {
+    local node=$1 name dropped=()
+    shift
+    for name in $(compgen -e | grep -E '^(SLURM|SRUN)_(GPUS?|NTASKS|CPUS?|TRES|MEM)_|^SLURM_(GPUS|NTASKS|STEP_GRES|LABELIO)$'); do
+        dropped+=(-u "$name")
+    done
+    timeout -k 5 "$((RESTARTS ? 20 : 120))" env "${dropped[@]}" srun --overlap --mpi=none --gres=none --mem=0 \
+        --nodes=1 --ntasks=1 --nodelist="$node" --export=ALL "$@"
 }
 
 # master_choose_address NODE INTERFACE_ADDRESS

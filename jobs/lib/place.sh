@@ -1,12 +1,17 @@
 # shellcheck shell=bash disable=SC2034,SC2100 # set here, read by the scripts; a-b is a name
 # Where the batch script runs, and so where and how the ranks run: the five places.
 
+readonly INTERACTIVE_STEP=4294967290 # slurm.h: SLURM_INTERACTIVE_STEP
+
 # place_detect: sets UNDER_SLURM, IN_CONTAINER, INTERACTIVE, SUBMIT_DIR, JOB_ID, PLACE and the counts.
 place_detect() {
+    place_forget_outer_job
     UNDER_SLURM=0 IN_CONTAINER=0 INTERACTIVE=0 HAVE_CLIENT=0
     if [[ ${SLURM_JOB_ID-} ]]; then UNDER_SLURM=1; fi
     place_check_slurm
     if place_is_container; then IN_CONTAINER=1; fi
+    # A directory for the job that the host's prolog made is not there.
+    if ((IN_CONTAINER)) && [[ ! -d ${TMPDIR:-/tmp} ]]; then unset TMPDIR; fi
     # sbatch alone says BATCH; srun --pty and salloc leave it out.
     if ((UNDER_SLURM)) && [[ ${ENVIRONMENT-} != BATCH || ${SLURM_PTY_PORT-} ]]; then INTERACTIVE=1; fi
     SUBMIT_DIR=${SLURM_SUBMIT_DIR:-$PWD}
@@ -15,6 +20,25 @@ place_detect() {
     NUM_NODES_ALLOCATED=$NUM_NODES
     place_count_ranks
     NUM_NODES_WANTED=$NUM_NODES
+}
+
+# sbatch hands a job the variables of the job or shell that it is called in, and Slurm overwrites only
+# those that the new one has: the rest would speak of another job.
+place_forget_outer_job() {
+    local info pair
+    # Slurm sets the type for a step alone: a binding without one is the user's wish.
+    if [[ -v SLURM_CPU_BIND_TYPE ]]; then unset SLURM_CPU_BIND "${!SLURM_CPU_BIND_@}"; fi
+    if [[ -v SLURM_MEM_BIND_TYPE ]]; then unset SLURM_MEM_BIND "${!SLURM_MEM_BIND_@}"; fi
+    [[ ${SLURM_JOB_ID-} && ${0##*/} == slurm_script ]] || return 0
+    unset "${!SLURM_STEP_@}" SLURM_STEPID "${!SLURM_PTY_@}"
+    info=$(timeout -k 1 30 scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null | tail -n 1) || :
+    [[ $info ]] || return 0
+    if [[ $info != *' ArrayJobId='* ]]; then unset "${!SLURM_ARRAY_@}"; fi
+    for pair in TresPerJob=SLURM_GPUS TresPerNode=SLURM_GPUS_PER_NODE TresPerSocket=SLURM_GPUS_PER_SOCKET \
+        TresPerTask=SLURM_GPUS_PER_TASK TresPerTask=SLURM_TRES_PER_TASK CpusPerTres=SLURM_CPUS_PER_GPU \
+        MemPerTres=SLURM_MEM_PER_GPU MinMemoryCPU=SLURM_MEM_PER_CPU MinMemoryNode=SLURM_MEM_PER_NODE; do
+        if [[ $info != *" ${pair%%=*}="* ]]; then unset "${pair#*=}"; fi
+    done
 }
 
 # Numbers of Slurm's that we reckon with: half an environment, copied from elsewhere, is told at once.
@@ -46,8 +70,8 @@ place_name_job() {
         JOB_ID=local-$(date -u +%Y%m%dT%H%M%S)-$$
     fi
     unset DDP_JOB_ID # an outer job's, if any
-    DDP_NODE=${SLURMD_NODENAME:-$(uname -n)}
-    DDP_NODE=${DDP_NODE%%.*}
+    DDP_NODE=$(uname -n)
+    DDP_NODE=${SLURMD_NODENAME:-${DDP_NODE%%.*}} # as Slurm names it, which may have dots
 }
 
 # A client counts only if the controller answers it: in a container, its plugins, configuration and
@@ -66,6 +90,7 @@ place_is_owner() {
 }
 
 place_choose() {
+    [[ ! ${SLURM_HET_SIZE-} ]] || die "a heterogeneous job has several allocations, and ranks can use one, found $SLURM_HET_SIZE: submit without --het-group"
     NUM_NODES=1 JOB_INFO=''
     if ((! UNDER_SLURM)); then
         if ((IN_CONTAINER)); then PLACE=container-local; else PLACE=bare-local; fi
@@ -122,7 +147,7 @@ place_check_image() {
     elif [[ -e $DDP_IMAGE ]]; then
         die "DDP_IMAGE must begin with / or . (else Pyxis takes it for a registry image), found '$DDP_IMAGE': write ./$DDP_IMAGE"
     fi
-    srun --help 2>&1 | grep -q -e --container-image ||
+    srun --help 2>&1 | grep -e --container-image >/dev/null || # with -q, srun would fail of a closed pipe
         die "DDP_IMAGE needs the Pyxis plugin, found an srun without --container-image: ask the admins for Pyxis, or unset DDP_IMAGE"
 }
 
@@ -136,8 +161,11 @@ place_count_ranks() {
         return 0
     fi
     NUM_TASKS=$((NUM_NODES * ${SLURM_NTASKS_PER_NODE:-1}))
-    # Inside a step (srun --pty) the count is that of the shell's own step.
-    if [[ ! ${SLURM_STEP_ID-} && ${SLURM_NTASKS-} ]]; then NUM_TASKS=$SLURM_NTASKS; fi
+    # Inside a step (srun --pty) the count is that of the shell's own step, but for the step in which
+    # salloc starts its shell where a site has it so.
+    if [[ ${SLURM_NTASKS-} && (! ${SLURM_STEP_ID-} || $SLURM_STEP_ID == "$INTERACTIVE_STEP") ]]; then
+        NUM_TASKS=$SLURM_NTASKS
+    fi
     NUM_LOCAL_TASKS=$(((NUM_TASKS + NUM_NODES - 1) / NUM_NODES))
     NUM_LOCAL_RANKS=${ranks:-$NUM_LOCAL_TASKS}
     if ((NUM_TASKS != NUM_NODES && NUM_LOCAL_RANKS != NUM_LOCAL_TASKS)); then

@@ -22,7 +22,7 @@ ranks_resolve() {
 }
 
 ranks_from_slurm() {
-    DDP_NODE=${SLURMD_NODENAME%%.*}
+    DDP_NODE=$SLURMD_NODENAME
     NUM_LOCAL_TASKS=$(tasks_of_node "${SLURM_STEP_TASKS_PER_NODE:-$SLURM_TASKS_PER_NODE}" "$SLURM_NODEID")
     if ((NUM_LOCAL_TASKS == 1 && ${DDP_NPROC_PER_NODE:-1} > 1)); then
         # One task a node: torchrun numbers the ranks; Pyxis numbered the task.

@@ -9,7 +9,8 @@
 readonly REQUEUE_FIELDS='NumTasks=--ntasks Partition=--partition Account=--account
     QOS=--qos TimeLimit=--time Features=--constraint Reservation=--reservation Licenses=--licenses
     MinMemoryNode=--mem MinMemoryCPU=--mem-per-cpu TresPerNode=--gres TresPerJob=--gpus
-    TresPerTask=--gpus-per-task Nice=--nice Network=--network'
+    TresPerTask=--gpus-per-task TresPerSocket=--gpus-per-socket CpusPerTres=--cpus-per-gpu
+    MemPerTres=--mem-per-gpu Nice=--nice Network=--network'
 
 # requeue_name: the job as scontrol takes it. An array's last task has the id of the whole array.
 requeue_name() {
@@ -51,7 +52,8 @@ requeue_fate() {
         echo requeued
     elif [[ ${preempted:-None} != None || $state == *PREEMPTED* ]]; then
         echo preempted
-    elif [[ $state == RUNNING ]]; then
+    # The flags hide the state: the signal before the time limit makes it SIGNALING for a while.
+    elif [[ $state == @(RUNNING|SIGNALING|RESIZING|CONFIGURING|SUSPENDED|STOPPED) ]]; then
         echo running
     elif [[ $state == *TIMEOUT* || $reason == TimeLimit ]]; then
         echo 'time limit'
@@ -101,7 +103,7 @@ requeue_submit() {
     mapfile -t options < <(requeue_options "$(job_info)")
     mapfile -t clean < <(requeue_environment)
     inherited_give_back
-    if job=$(env "${clean[@]}" "${GIVEN_BACK[@]}" sbatch --parsable "${options[@]}" "$JOBS_DIR/prelaunch.sh" "${SUBMITTED[@]}"); then
+    if job=$(env "${clean[@]}" "${GIVEN_BACK[@]}" sbatch --parsable --export=ALL "${options[@]}" "$JOBS_DIR/prelaunch.sh" "${SUBMITTED[@]}"); then
         lock_release "${job%%;*}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}" # it owns the run from now on, though it has to wait
         log_info "job ${job%%;*} is submitted and carries on with ${DDP_RUN_DIR##*/} when job $DDP_JOB_ID has ended"
     else
@@ -120,9 +122,11 @@ requeue_options() {
     if [[ $(job_field Requeue "$1") == 0 ]]; then echo --no-requeue; fi
     for pair in $REQUEUE_FIELDS; do
         value=$(job_field "${pair%%=*}" "$1")
-        if [[ $pair == Tres* ]]; then value=$(requeue_tres "${pair%%=*}" "$value"); fi
+        if [[ $pair == *Tres* ]]; then value=$(requeue_tres "${pair%%=*}" "$value"); fi
         if [[ $value && $value != 0 ]]; then echo "${pair#*=}=$value"; fi
     done
+    # 0 is all memory of a node; beside --mem-per-gpu it stands for nothing.
+    if [[ $(job_field MinMemoryNode "$1") == 0 && ! $(job_field MemPerTres "$1") ]]; then echo --mem=0; fi
     if [[ ${SLURM_NTASKS_PER_NODE-} ]]; then echo "--ntasks-per-node=$SLURM_NTASKS_PER_NODE"; fi
     if [[ ${SLURM_CPUS_PER_TASK-} ]]; then echo "--cpus-per-task=$SLURM_CPUS_PER_TASK"; fi
     if [[ ${SLURM_ARRAY_TASK_ID-} ]]; then echo "--array=$SLURM_ARRAY_TASK_ID"; fi

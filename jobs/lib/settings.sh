@@ -51,11 +51,13 @@ settings_cpus() {
     local cpus ranks=$NUM_LOCAL_RANKS
     if [[ ${SLURM_CPUS_PER_TASK-} ]]; then
         cpus=$SLURM_CPUS_PER_TASK
-        # Since 22.05 srun no longer takes it from SLURM_CPUS_PER_TASK: every rank on one core.
+        # 22.05 and 23.02 do not take it from SLURM_CPUS_PER_TASK: every rank would be on one core.
         setting SRUN_CPUS_PER_TASK 'SLURM_CPUS_PER_TASK' "$cpus"
         ranks=$((NUM_LOCAL_RANKS / NUM_LOCAL_TASKS))
     else
-        cpus=${SLURM_CPUS_ON_NODE:-$(nproc)}
+        # salloc's shell on a login node has only the list of its nodes, such as 72(x2),36.
+        cpus=${SLURM_CPUS_ON_NODE:-${SLURM_JOB_CPUS_PER_NODE:-$(nproc)}}
+        cpus=${cpus%%[(,]*}
     fi
     cpus=$((cpus / ranks))
     # DEBUG sets only what is for debugging.

@@ -12,14 +12,22 @@ step_build() {
     local launcher=$JOBS_DIR/launcher.sh IFS=, # which joins NODES
     STEP_COMMAND=()
     if [[ $PLACE == *-srun || $PLACE == host-image ]]; then
-        STEP_COMMAND=(srun --kill-on-bad-exit=1 --nodes="$NUM_NODES" --ntasks="$NUM_TASKS"
+        # Nor does a site's WaitTime end those that still write their checkpoint.
+        STEP_COMMAND=(srun --kill-on-bad-exit=1 --wait=0 --nodes="$NUM_NODES" --ntasks="$NUM_TASKS"
             --export=ALL --input=none)
+        if [[ ${SRUN_CPUS_PER_TASK-} ]]; then STEP_COMMAND+=(--cpus-per-task="$SRUN_CPUS_PER_TASK"); fi
+        # Our ranks need no MPI; where it is a site's default, its library would have to be in the image.
+        if ((! IS_OWN_COMMAND)); then STEP_COMMAND+=(--mpi=none); fi
         # A step that was killed may hold on to its share of the nodes for a while.
         if ((INTERACTIVE || RESTARTS)); then STEP_COMMAND+=(--overlap); fi
         # Nor may it wait for ever for a node that Slurm counts as busy or no longer as the job's.
         if ((RESTARTS)); then STEP_COMMAND+=(--immediate="$STEP_CREATION_S"); fi
         if ((NUM_NODES < NUM_NODES_ALLOCATED)); then
             STEP_COMMAND+=(--nodelist="${NODES[*]}")
+            # GPUs that were asked for as a sum are more than these nodes have.
+            if [[ ${SLURM_GPUS-} && ${SLURM_GPUS_ON_NODE-} =~ ^[1-9][0-9]*$ ]]; then
+                STEP_COMMAND+=(--gpus="$((NUM_NODES * SLURM_GPUS_ON_NODE))")
+            fi
         fi
     fi
     if [[ $PLACE == container-srun ]]; then STEP_COMMAND+=("${STEP_CHDIR[@]}"); fi

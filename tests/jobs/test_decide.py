@@ -13,6 +13,8 @@ COMPLETING = "JobId=7 JobState=COMPLETING Reason=None Requeue=1 Restarts=0"
 # As Slurm 22.05 tells it; the second column is what we take it for.
 FATES = [
     (RUNNING, "running"),
+    ("JobId=7 JobState=SIGNALING Reason=None Restarts=0", "running"),
+    ("JobId=7 JobState=SUSPENDED Reason=None Restarts=0", "running"),
     (COMPLETING, "cancelled"),
     ("JobId=7 JobState=CANCELLED Reason=None Requeue=1 Restarts=0", "cancelled"),
     ("JobId=7 JobState=COMPLETING Reason=TimeLimit Restarts=0", "time limit"),
@@ -239,6 +241,10 @@ def test_options_of_a_successor() -> None:
         ("TresPerTask", "cpu=8", ""),
         ("TresPerTask", "gres:gpu:h100:1", "--gpus-per-task=h100:1"),
         ("TresPerJob", "gres/gpu=4", "--gpus=4"),
+        ("TresPerSocket", "gres:gpu:1", "--gpus-per-socket=1"),
+        ("CpusPerTres", "gres:gpu:12", "--cpus-per-gpu=12"),
+        ("MemPerTres", "gres/gpu:65536", "--mem-per-gpu=65536"),
+        ("MinMemoryNode", "0", "--mem=0"),
     ],
 )
 def test_gpus_of_a_successor(field: str, told: str, option: str) -> None:

@@ -326,6 +326,35 @@ def test_a_grid_of_another_editor(scripts: Scripts) -> None:
     assert (result.code, "DDP_OUT must be" in result.err) == (64, True)
 
 
+def test_jobs_that_would_not_hear_of_their_settings(scripts: Scripts) -> None:
+    """Names and points travel in the environment: a site's default of none is overruled."""
+    scripts.fake("sbatch", 'echo 7; echo "$@" >>sbatch.calls')
+    grid = scripts.directory / "grid"
+    grid.write_text("--lr 0.1\n")
+    for script, words in (("sweep.sh", [str(grid)]), ("chain.sh", ["name", "1"])):
+        for option in ("--export=NONE", "--export"):
+            result = scripts.run(script, *words, option, "ALL")
+            assert (result.code, "--export must be left away" in result.err) == (64, True)
+        assert scripts.run(script, *words, SBATCH_EXPORT="NONE").code == 0
+    calls = (scripts.directory / "sbatch.calls").read_text().splitlines()
+    assert len(calls) == 2
+    assert all("--export=ALL" in call for call in calls)
+
+
+def test_a_temporary_directory_of_the_hosts(scripts: Scripts) -> None:
+    """A site's prolog makes one for each job, and nobody mounts it into the container."""
+    jobs = scripts.root / "jobs"
+    script = f"""LOG_NAME=t; source '{jobs}/lib.sh'; source '{jobs}/lib/place.sh'
+        place_count_ranks() {{ :; }}
+        place_detect; echo "${{TMPDIR-none}}" """
+    for home, left in ((scripts.root, "none"), ("", "/scratch/4711")):
+        env = scripts.env | {"DDP_HOME": str(home), "TMPDIR": "/scratch/4711"}
+        told = subprocess.run(
+            ["bash", "-euc", script], env=env, capture_output=True, text=True, check=True
+        )
+        assert told.stdout.strip() == left
+
+
 def test_a_chain_that_cannot_be(scripts: Scripts) -> None:
     """What is wrong with its words, or with sbatch, is one line."""
     scripts.fake("sbatch", "exit 1")
