@@ -16,7 +16,7 @@ from monitor.logs.sample import Reading
 from monitor.recorder.loop import Recorder, SystemClock
 from monitor.recorder.sink import Sink
 from monitor.stop import ProcessStop, Reason
-from monitor.watchdog.watcher import Watcher
+from monitor.watchdog.thread import WatchdogThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,20 +106,20 @@ def record(settings: Settings, say: Callable[[str], None]) -> int:
     sink = Sink(settings.out, say, max_bytes, settings.num_kept)
     signal.signal(signal.SIGHUP, lambda _signum, _frame: sink.reopen())
     stop = ProcessStop(settings.parent_pid)
-    watcher = Watcher(settings.watch, say)
+    watchdog = WatchdogThread(settings.watch, say)
     letters, folder = layout.letters, os.path.dirname(settings.out) or "."  # noqa: PTH120
     gpus = _Later(lambda: _nvml(settings, letters, stop, recorder.tell))
     host = _Later(lambda: _host(letters, folder))
     recorder = Recorder(
-        watcher.shown(gpus), host, sink, layout, SystemClock(), _facts(settings), say
+        watchdog.shown(gpus), host, sink, layout, SystemClock(), _facts(settings), say
     )
     if settings.beat_dir and set("sq") & set(letters):
         beat_dir, visible = settings.beat_dir, settings.visible
         recorder.ranks = _Later(lambda: _seats(beat_dir, visible))
-    watcher.start()
+    watchdog.start()
     reason = recorder.run(stop, settings.interval_s)
     sink.close()
-    _leave(settings, reason, watcher, say)
+    _leave(settings, reason, watchdog, say)
     return 0
 
 
@@ -202,10 +202,10 @@ def _host_memory_mib() -> int:
 
 
 def _leave(
-    settings: Settings, reason: Reason, watcher: Watcher, say: Callable[[str], None]
+    settings: Settings, reason: Reason, watchdog: WatchdogThread, say: Callable[[str], None]
 ) -> None:
     """Once nothing is recorded any more: end orphaned ranks, and compose the record."""
-    steps: list[Callable[[], None]] = [watcher.end]
+    steps: list[Callable[[], None]] = [watchdog.end]
     if reason is Reason.ORPHANED and settings.launch_id:
         steps.append(lambda: _end_orphans(settings, say))
         steps.append(lambda: _remove_beats(settings.watch))

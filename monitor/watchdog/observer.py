@@ -63,7 +63,7 @@ class _Known:
 
 
 @dataclass
-class RankWatch:
+class RankObserver:
     """Judges every rank at each look.
 
     Args:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from monitor.watchdog.rankwatch import Look
+from monitor.watchdog.decider import COLLECT_S, Decider, Place
+from monitor.watchdog.observer import Look
 from monitor.watchdog.stacks import Stack
 from monitor.watchdog.verdict import RankReport
-from monitor.watchdog.watchdog import COLLECT_S, Place, Watchdog
 
 LIMIT_S = 300.0
 
@@ -63,7 +63,7 @@ class Node:
         """Start its watchdog."""
         self.world.nodes.append(self)
         place = Place(node=f"n{self.number}", node_rank=self.number, num_nodes=self.num_nodes)
-        self.dog = Watchdog(place, self, self, 5.0, lambda: self.world.now_s)
+        self.dog = Decider(place, self, self, 5.0, lambda: self.world.now_s)
 
     def tick(self, now_s: float) -> None:
         """Let the watchdog look if it wants to."""

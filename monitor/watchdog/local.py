@@ -14,17 +14,17 @@ from monitor.watchdog import orphans, processes
 from monitor.watchdog.beats import read_beats, read_children
 from monitor.watchdog.board import EventBoard
 from monitor.watchdog.bounded import Bounded
+from monitor.watchdog.decider import Decider, Place
+from monitor.watchdog.observer import RankObserver
 from monitor.watchdog.patience import Patience
-from monitor.watchdog.rankwatch import RankWatch
 from monitor.watchdog.stacks import Stack, StackTaker, Target, ask_for_trace
-from monitor.watchdog.watchdog import Place, Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from monitor.logs.sample import Reading
     from monitor.watchdog.beats import Beat, Child
-    from monitor.watchdog.rankwatch import Look
+    from monitor.watchdog.observer import Look
     from monitor.watchdog.settings import WatchSettings
     from monitor.watchdog.verdict import RankReport
 
@@ -38,7 +38,7 @@ _LEAVE_S = _TERM_S + 0.5
 _BURIED_S = 5.0
 
 
-class LiveNode:
+class LocalNode:
     """This node's ranks, as files and /proc show them."""
 
     def __init__(self, settings: WatchSettings, files: Bounded, memory: Bounded) -> None:
@@ -95,23 +95,27 @@ def _mark(path: str) -> Hashable:
     return (status.st_size, status.st_mtime_ns)
 
 
-class LiveHands:
+class LocalHands:
     """What the watchdog does on this node."""
 
     def __init__(
-        self, settings: WatchSettings, watch: RankWatch, files: Bounded, say: Callable[[str], None]
+        self,
+        settings: WatchSettings,
+        observer: RankObserver,
+        files: Bounded,
+        say: Callable[[str], None],
     ) -> None:
         """Act on the ranks of one launch.
 
         Args:
             settings: which launch.
-            watch: judges its ranks.
+            observer: judges its ranks.
             files: makes the calls that a stalled file system may hold up.
             say: tells a person.
 
         """
         self._settings = settings
-        self._watch = watch
+        self._observer = observer
         self._files = files
         self._memory = Bounded("end")
         self._network = Bounded("connect")
@@ -121,7 +125,7 @@ class LiveHands:
 
     def look(self) -> Look:
         """Look at all ranks of this node."""
-        return self._watch.look()
+        return self._observer.look()
 
     def stacks(self, ranks: Sequence[RankReport]) -> Mapping[int, Stack]:
         """Take the stacks of these ranks; where files cannot be written, /proc tells a little."""
@@ -163,7 +167,7 @@ class LiveHands:
 
     def _end_ranks(self) -> None:
         settings = self._settings
-        pids = [r.pid for r in self._watch.look().ranks if r.pid is not None and r.state]
+        pids = [r.pid for r in self._observer.look().ranks if r.pid is not None and r.state]
         known = [who for pid in pids if (who := processes.identity(pid)) is not None]
         _send_all(known, signal.SIGTERM)
         self._memory.post(lambda: orphans.end_ranks(settings.launch_id, settings.node, _TERM_S))
@@ -214,7 +218,7 @@ def _wait_for_end(known: Sequence[processes.Identity], limit_s: float) -> None:
         time.sleep(0.05)
 
 
-class Watching:
+class LocalWatchdog:
     """Runs the watchdog in a thread of the recorder's process, which it does not disturb."""
 
     def __init__(self, settings: WatchSettings, say: Callable[[str], None]) -> None:
@@ -228,10 +232,10 @@ class Watching:
             self._files,
         )
         patience = Patience(settings.hang_timeout_s)
-        node = LiveNode(settings, self._files, Bounded("memory"))
-        self._watch = RankWatch(node, patience)
-        self._hands = LiveHands(settings, self._watch, self._files, say)
-        self._watchdog = Watchdog(
+        node = LocalNode(settings, self._files, Bounded("memory"))
+        self._observer = RankObserver(node, patience)
+        self._hands = LocalHands(settings, self._observer, self._files, say)
+        self._decider = Decider(
             Place(
                 node=settings.node,
                 node_rank=settings.node_rank,
@@ -246,14 +250,14 @@ class Watching:
 
     def see_gpus(self, reading: Reading) -> None:
         """Take what the recorder has just read."""
-        self._watch.see_gpus(reading)
+        self._observer.see_gpus(reading)
 
     def run(self) -> None:
         """Watch until `end` is called or there is nothing left to decide."""
         delay_s: float | None = 0.0
         while delay_s is not None and not self._end.wait(delay_s):
             try:
-                delay_s = self._watchdog.tick()
+                delay_s = self._decider.tick()
             except Exception as error:  # noqa: BLE001 - the monitor never fails the job
                 self._say(f"watchdog: {type(error).__name__}: {error}: going on")
                 delay_s = 5.0

@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from monitor.logs.sample import GpuSource, Reading
+    from monitor.watchdog.local import LocalWatchdog
     from monitor.watchdog.settings import WatchSettings
-    from monitor.watchdog.watching import Watching
 
 _DELAY_S = 0.5  # the first lines of the recorder's log come before the watchdog's imports
 
 
-class Watcher:
+class WatchdogThread:
     """Watches the ranks of this node while something else records."""
 
     def __init__(self, settings: WatchSettings | None, say: Callable[[str], None]) -> None:
@@ -23,7 +23,7 @@ class Watcher:
         self._settings = settings
         self._say = say
         self._ended = threading.Event()
-        self._watching: Watching | None = None
+        self._watchdog: LocalWatchdog | None = None
 
     def start(self) -> None:
         """Start the thread, unless there is nothing to decide."""
@@ -39,23 +39,23 @@ class Watcher:
         self._ended.set()
         if self._settings is None:
             return
-        watching = self._watching or self._build(self._settings)
-        watching.tell_last_beats()
-        watching.end()
+        watchdog = self._watchdog or self._build(self._settings)
+        watchdog.tell_last_beats()
+        watchdog.end()
 
     def _run(self) -> None:
         if self._settings is not None and not self._ended.wait(_DELAY_S):
-            self._watching = self._build(self._settings)
-            self._watching.run()
+            self._watchdog = self._build(self._settings)
+            self._watchdog.run()
 
-    def _build(self, settings: WatchSettings) -> Watching:
-        from monitor.watchdog.watching import Watching  # noqa: PLC0415 - not before the log's first lines
+    def _build(self, settings: WatchSettings) -> LocalWatchdog:
+        from monitor.watchdog.local import LocalWatchdog  # noqa: PLC0415 - not before the log's first lines
 
-        return Watching(settings, self._say)
+        return LocalWatchdog(settings, self._say)
 
     def _see(self, reading: Reading) -> None:
-        if self._watching is not None:
-            self._watching.see_gpus(reading)
+        if self._watchdog is not None:
+            self._watchdog.see_gpus(reading)
 
 
 class _Shown:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from monitor.events import Event
-    from monitor.watchdog.rankwatch import Look
+    from monitor.watchdog.observer import Look
     from monitor.watchdog.stacks import Stack
 
 COLLECT_S = 15.0
@@ -146,7 +146,7 @@ class _Others:
         return max(0, self.place.node_rank - before)
 
 
-class Watchdog:
+class Decider:
     """Takes one look at a time; whoever owns it calls `tick` again after the time it returns."""
 
     def __init__(

@@ -19,8 +19,8 @@ from monitor.watchdog import settings as watch_settings
 from monitor.watchdog.beats import Beat, Child
 from monitor.watchdog.board import EventBoard
 from monitor.watchdog.bounded import Bounded
+from monitor.watchdog.observer import RankObserver
 from monitor.watchdog.patience import Patience
-from monitor.watchdog.rankwatch import RankWatch
 
 
 @dataclass
@@ -59,12 +59,12 @@ class Machine:
         self.beating[rank] = Beat(rank, pid or os.getpid(), step, time_ns, phase, step, step, 0)
 
 
-def watched(machine: Machine, given_s: float | None = 5.0) -> RankWatch:
+def watched(machine: Machine, given_s: float | None = 5.0) -> RankObserver:
     """A watch whose clock is the machine's."""
-    return RankWatch(machine, Patience(given_s), lambda: machine.now_s)
+    return RankObserver(machine, Patience(given_s), lambda: machine.now_s)
 
 
-def stepping(machine: Machine, watch: RankWatch) -> None:
+def stepping(machine: Machine, watch: RankObserver) -> None:
     """Take two steps on two ranks."""
     for step in (1, 2):
         machine.beat(0, step)
@@ -73,7 +73,7 @@ def stepping(machine: Machine, watch: RankWatch) -> None:
         machine.now_s += 0.5
 
 
-def looks(machine: Machine, watch: RankWatch, seconds: float) -> Any:
+def looks(machine: Machine, watch: RankObserver, seconds: float) -> Any:
     """Look as often as it wants to; the last look."""
     end_s = machine.now_s + seconds
     while machine.now_s < end_s:
