@@ -25,7 +25,7 @@ class _Touch(nn.Module):
         super().__init__()
         self._touched = parameters  # a list: they stay the model's
 
-    def forward(self) -> Tensor:
+    def forward(self, _nothing: None) -> Tensor:
         total = torch.zeros((), device=self._touched[0].device)
         for parameter in self._touched:
             total = total + parameter.flatten()[:1].sum().float()
@@ -41,7 +41,8 @@ def settle_buckets(model: DistributedDataParallel) -> None:
     model.module = _Touch(parameters)
     model.require_forward_param_sync = False  # it has none of the model's buffers to send
     try:
-        model().backward()
+        # With an argument: on a GPU it moves those there, and takes the first of as many as it has.
+        model(None).backward()
     finally:
         model.module = module
         model.require_forward_param_sync = True
