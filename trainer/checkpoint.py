@@ -105,6 +105,7 @@ class Checkpoints:
             peers,
             self._state(position),
             tensors,
+            device=self._mesh.device,
             began_s=began_s,
             stall_s=time.monotonic() - began_s if self._is_async else None,
             tell=partial(self._ended, is_best=is_best),

@@ -13,6 +13,8 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from trainer import manifest
 from trainer.checkpoint_folder import STATE_FILE
 from trainer.errors import one_line
@@ -57,6 +59,7 @@ class Writing(threading.Thread):
         state: State,
         tensors: Mapping[str, Tensor],
         *,
+        device: torch.device,
         began_s: float,
         stall_s: float | None,
         tell: Callable[[Writing], None],
@@ -66,6 +69,7 @@ class Writing(threading.Thread):
         self._folder = folder
         self._peers = peers
         self._tensors = tensors
+        self._device = device
         self._tell = tell
         self.state = state
         self.step = state.position.step
@@ -76,6 +80,8 @@ class Writing(threading.Thread):
 
     def run(self) -> None:
         """Write; then `tell` what became of it."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # a thread begins on GPU 0, whoever's that is
         try:
             self.size_bytes = write(self._folder, self._tensors, self.state, self._peers)
         except SaveError as error:
@@ -147,10 +153,13 @@ def _complete(
 def _write_tensors(tensors: Mapping[str, Tensor], folder: Path, peers: Peers) -> None:
     dcp = _distributed_checkpoint()
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    # Nothing is copied ahead: torch waits for such copies on the stream of the thread's own device,
+    # and on GPUs the bytes of another one would be written before they have arrived.
+    writer = dcp.FileSystemWriter(folder, sync_files=True, per_thread_copy_ahead=0)
     try:
         dcp.save(
             dict(tensors),
-            storage_writer=dcp.FileSystemWriter(folder, sync_files=True),
+            storage_writer=writer,
             process_group=peers.group,
             no_dist=peers.group is None,
         )
