@@ -39,9 +39,12 @@ class Update:
         self._clip_grad_norm = config.clip_grad_norm
         self._step = plain_step(self.optimizer)
         self._one = torch.ones((), device=device)
-        is_fused = self.optimizer.defaults["fused"]
-        self._is_read = device.type == "cpu" or not is_fused
-        """Whether the check's result is read here: on a CPU there is nothing to wait for."""
+        is_on_host = any(p.device.type == "cpu" for p in self.parameters)
+        self._is_read = is_on_host or not self.optimizer.defaults["fused"]
+        """Whether the check's result is read here: on a CPU there is nothing to wait for, and a
+        kernel there would not wait for a result that comes from a GPU."""
+        if is_on_host and device.type != "cpu":
+            self.optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined] # noqa: SLF001 -- lets fp16's scaler read it, too
         self.on_gradients: Callable[[], None] | None = None
         """Called once, when the next step's gradients are there."""
 
@@ -98,17 +101,22 @@ class Update:
                 norm.copy_(total)
 
     def _check(self, found: Tensor) -> None:
-        """Look at every gradient, in one kernel for each type.
+        """Look at every gradient, in one kernel for each device and type.
 
         Reduced gradients are the same on all ranks, and so is the answer. Of gradients that are
         sharded each rank sees its own part: the ranks take the maximum of `found`.
         """
-        by_type: dict[torch.dtype, list[Tensor]] = {}
+        alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for gradient in self._gradients.own():
-            by_type.setdefault(gradient.dtype, []).append(gradient)
-        for gradients in by_type.values():
-            # Named for what it does to scaled gradients: it multiplies them by `_one`, too.
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, self._one)
+            alike.setdefault((gradient.device, gradient.dtype), []).append(gradient)
+        for (device, _), gradients in alike.items():
+            is_here = device == found.device
+            own = found if is_here else torch.zeros_like(found, device=device)
+            one = self._one if is_here else torch.ones_like(own)
+            # Named for what it does to scaled gradients: it multiplies them by `one`, too.
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, own, one)
+            if not is_here:
+                found.copy_(torch.maximum(found, own.to(found.device)))
         self._gradients.agree(found)
 
 
