@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 Backend = Literal["none", "gloo", "nccl"]
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
+_LEAVING_TIMEOUT = timedelta(seconds=10)
+_NUM_TOLD = 8
+"""How many ranks are named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +181,21 @@ def choose_backend(places: Sequence[str]) -> Backend:
     return "nccl" if all(places) and len(set(places)) == len(places) else "gloo"
 
 
+def check_places(places: Sequence[str], nodes: Sequence[str]) -> None:
+    """Raise RunFailedError, on all ranks alike, if some of them see no GPU while others do.
+
+    They could only train over gloo then, a hundred times slower, and nobody would hear of it.
+    """
+    without = [f"{rank} on {nodes[rank]}" for rank, place in enumerate(places) if not place]
+    if without and any(places):
+        more = f" and {len(without) - _NUM_TOLD} more" if len(without) > _NUM_TOLD else ""
+        raise RunFailedError(
+            "GPUs: every rank sees one, or none does; "
+            f"found none on rank {', '.join(without[:_NUM_TOLD])}{more}; "
+            "look at nvidia-smi and the driver on these nodes, or exclude them (--exclude)"
+        )
+
+
 def choose_interface(address: str, interfaces: Mapping[str, Sequence[str]]) -> str | None:
     """Name the interface that owns the local `address`."""
     return next((name for name, owned in interfaces.items() if address in owned), None)
@@ -237,6 +256,11 @@ def _open_group(
         ) from error
     _name_interface(ranks, env)
     places, nodes = zip(*(text.split("\n", 1) for text in told), strict=True)
+    try:
+        check_places(places, nodes)
+    except RunFailedError:
+        _leave_together(spaced, ranks)
+        raise
     backend = choose_backend(places)
     # With NCCL, tensors on the CPU still travel over gloo: agreeing costs the GPU nothing.
     dist.init_process_group(
@@ -246,6 +270,14 @@ def _open_group(
         world_size=ranks.world_size,
     )
     return backend, list(nodes)
+
+
+def _leave_together(store: Any, ranks: Ranks) -> None:  # noqa: ANN401 -- torch's Store
+    """Let the rank that serves the store end last: what the others have not read goes with it."""
+    with contextlib.suppress(dist.DistError, RuntimeError):
+        store.set(f"read/{ranks.rank}", "")
+        if ranks.is_main:
+            store.wait([f"read/{r}" for r in range(ranks.world_size)], _LEAVING_TIMEOUT)
 
 
 def _place(device: torch.device) -> str:

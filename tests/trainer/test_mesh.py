@@ -1,4 +1,7 @@
 import math
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +11,8 @@ from trainer.beat import NoBeat
 from trainer.errors import RunFailedError
 from trainer.mesh import (
     Mesh,
+    _open_group,
+    check_places,
     choose_backend,
     choose_interface,
     choose_num_threads,
@@ -19,11 +24,44 @@ from trainer.stop import StopRequest
 
 
 def test_nccl_wants_a_gpu_to_each_rank() -> None:
-    """Ranks that share a GPU, or have none, talk over gloo; one without is enough for that."""
+    """Ranks that share a GPU, or have none, talk over gloo."""
     assert choose_backend(["GPU-a", "GPU-b"]) == "nccl"
     assert choose_backend(["GPU-a", "GPU-a"]) == "gloo"
     assert choose_backend(["", ""]) == "gloo"
-    assert choose_backend(["GPU-a", ""]) == "gloo"
+
+
+def test_all_ranks_see_a_gpu_or_none_does() -> None:
+    """Else all would train on CPUs' messages: told with the ranks, and their nodes."""
+    nodes = ["a", "a", "b"]
+    check_places(["", "", ""], nodes)
+    check_places(["GPU-1", "GPU-2", "GPU-2"], nodes)
+    with pytest.raises(RunFailedError, match=r"^GPUs: .*; found none on rank 1 on a, 2 on b; look"):
+        check_places(["GPU-1", "", ""], nodes)
+    with pytest.raises(RunFailedError, match="7 on n7, 8 on n8 and 2 more"):
+        check_places(["GPU-1", *[""] * 10], [f"n{i}" for i in range(11)])
+
+
+def test_ranks_that_see_no_gpu_end_the_run_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank tells it, though one of them serves what the others read."""
+    properties = SimpleNamespace(uuid="GPU-1")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def told(rank: int) -> str:
+        ranks = Ranks(
+            rank=rank, world_size=2, local_world_size=2, master_addr="127.0.0.1", master_port=port
+        )
+        device = torch.device("cuda", 0) if rank == 0 else torch.device("cpu")
+        with pytest.raises(RunFailedError) as raised:
+            _open_group(ranks, device, {"GLOO_SOCKET_IFNAME": "lo"}, f"n{rank}")
+        return str(raised.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(told, range(2))
+    assert first == second
+    assert "found none on rank 1 on n1;" in first
 
 
 def test_threads_are_the_users_or_a_share_of_the_cpus() -> None:
