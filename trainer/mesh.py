@@ -223,7 +223,14 @@ def _choose_device(ranks: Ranks) -> torch.device:
     if num_gpus == 0:
         return torch.device("cpu")
     device = torch.device("cuda", ranks.local_rank % num_gpus)
-    torch.cuda.set_device(device)
+    try:
+        torch.cuda.set_device(device)
+    except RuntimeError as error:  # such as one that is lost, or another program's alone
+        raise RunFailedError(
+            f"GPU {device.index} of {num_gpus}: rank {ranks.rank} can use it; "
+            f"found {str(error).splitlines()[0]}; "
+            "look at nvidia-smi on this node, or exclude it (--exclude)"
+        ) from error
     return device
 
 
@@ -262,14 +269,38 @@ def _open_group(
         _leave_together(spaced, ranks)
         raise
     backend = choose_backend(places)
-    # With NCCL, tensors on the CPU still travel over gloo: agreeing costs the GPU nothing.
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
-        store=spaced,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-    )
+    _connect(spaced, ranks, device, backend)
     return backend, list(nodes)
+
+
+def _connect(store: Any, ranks: Ranks, device: torch.device, backend: Backend) -> None:  # noqa: ANN401 -- torch's Store
+    """Open the group of all ranks. Raises RunFailedError where a backend cannot be started.
+
+    The timeout is torch's, half an hour: a watchdog (DDP_HANG_TIMEOUT) sees a hang long before, and
+    says where; this one ends what nobody watches.
+    """
+    try:
+        # With NCCL, tensors on the CPU still travel over gloo: agreeing costs the GPU nothing.
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
+            store=store,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+        )
+        if backend == "nccl":  # which torch before 2.15 starts with the first message
+            dist.all_reduce(torch.zeros((), device=device))
+    except (dist.DistError, RuntimeError) as error:
+        level = "set NCCL_DEBUG=INFO, and " if backend == "nccl" else ""
+        raise RunFailedError(
+            f"{backend} between {ranks.world_size} ranks: it starts; found {_ends(error)}; "
+            f"{level}look at {backend.upper()}_SOCKET_IFNAME"
+        ) from error
+
+
+def _ends(error: Exception) -> str:
+    """Return the first line of an error and the last: NCCL's says there what it was about."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return ": ".join(dict.fromkeys((lines[0], lines[-1])))
 
 
 def _leave_together(store: Any, ranks: Ranks) -> None:  # noqa: ANN401 -- torch's Store

@@ -41,27 +41,77 @@ def test_all_ranks_see_a_gpu_or_none_does() -> None:
         check_places(["GPU-1", *[""] * 10], [f"n{i}" for i in range(11)])
 
 
-def test_ranks_that_see_no_gpu_end_the_run_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rank tells it, though one of them serves what the others read."""
-    properties = SimpleNamespace(uuid="GPU-1")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
+def refused(devices: list[str]) -> list[str]:
+    """What ranks on these devices, each on a node of its own, are told when they meet."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    count = len(devices)
 
     def told(rank: int) -> str:
         ranks = Ranks(
-            rank=rank, world_size=2, local_world_size=2, master_addr="127.0.0.1", master_port=port
+            rank=rank,
+            world_size=count,
+            local_world_size=count,
+            master_addr="127.0.0.1",
+            master_port=port,
         )
-        device = torch.device("cuda", 0) if rank == 0 else torch.device("cpu")
+        env = {"GLOO_SOCKET_IFNAME": "lo"}
         with pytest.raises(RunFailedError) as raised:
-            _open_group(ranks, device, {"GLOO_SOCKET_IFNAME": "lo"}, f"n{rank}")
+            _open_group(ranks, torch.device(devices[rank]), env, f"n{rank}")
         return str(raised.value)
 
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(told, range(2))
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(told, range(count)))
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each index is a GPU."""
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=str(device))
+    )
+
+
+@pytest.mark.usefixtures("gpus")
+def test_ranks_that_see_no_gpu_end_the_run_on_all() -> None:
+    """Each rank tells it, though one of them serves what the others read."""
+    first, second = refused(["cuda:0", "cpu"])
     assert first == second
     assert "found none on rank 1 on n1;" in first
+
+
+def test_a_gpu_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one line: that of the driver, without torch's advice."""
+
+    def lost(_device: object) -> None:
+        raise RuntimeError("CUDA error: devices are busy or unavailable\nFor debugging consider")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lost)
+    with pytest.raises(RunFailedError, match=r"^GPU 1 of 2: rank 3 can .*unavailable; look at"):
+        open_mesh(Ranks(rank=3, local_rank=1, world_size=4, local_world_size=2), {})
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize("is_late", [False, True])
+def test_nccl_that_does_not_start_is_told(
+    monkeypatch: pytest.MonkeyPatch, *, is_late: bool
+) -> None:
+    """In a line, be it at once or, before torch 2.15, with the first message."""
+
+    def fail(*_args: object, **_named: object) -> None:
+        raise torch.distributed.DistBackendError("NCCL error: bad call\nLast error:\nno socket")
+
+    name = "all_reduce" if is_late else "init_process_group"
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_args, **_named: None)
+    monkeypatch.setattr(torch, "zeros", lambda *_args, **_named: None)
+    monkeypatch.setattr(torch.distributed, name, fail)
+    for line in refused(["cuda:0", "cuda:1"]):
+        assert line == (
+            "nccl between 2 ranks: it starts; found NCCL error: bad call: no socket; "
+            "set NCCL_DEBUG=INFO, and look at NCCL_SOCKET_IFNAME"
+        )
 
 
 def test_threads_are_the_users_or_a_share_of_the_cpus() -> None:
