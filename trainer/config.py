@@ -115,9 +115,9 @@ class Config:
     """One seed for weights, order of samples and everything else; default DDP_SEED, else 1."""
 
     precision: Precision = "fp32"
-    """fp32; tf32: the same with matrix products of 10 bits of mantissa, on GPUs from Ampere on; or
-    autocast to bf16 or fp16 (fp16 with a gradient scaler); fp8: bf16 with the matrix products of
-    the workload's blocks in 8 bits, by torchao, on GPUs from Ada or Hopper on."""
+    """fp32; tf32: the same with products and convolutions of 10 bits of mantissa, on GPUs from
+    Ampere on; or autocast to bf16 or fp16 (fp16 with a gradient scaler); fp8: bf16 with the matrix
+    products of the workload's blocks in 8 bits, by torchao, on GPUs from Ada or Hopper on."""
 
     clip_grad_norm: Optional[float] = None
     """Clip the gradient to this global norm."""
