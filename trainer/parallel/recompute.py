@@ -19,13 +19,18 @@ _DEAR = (
     "mm",
     "addmm",
     "bmm",
+    "_scaled_mm",  # of 8 bits
+    "_scaled_mm_v2",
     "convolution",
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
+    "_efficient_attention_forward",  # what cp's masks call on a GPU in float32
 )
-"""Operations of torch.ops.aten whose results `selective` keeps: nearly all the time is theirs."""
+"""Operations of torch.ops.aten whose results `selective` keeps: nearly all the time is theirs.
+
+Those that this torch has: some are of some versions only."""
 
 
 def recompute(block: nn.Module, how: Literal["full", "selective"]) -> None:
@@ -35,7 +40,8 @@ def recompute(block: nn.Module, how: Literal["full", "selective"]) -> None:
     """
     contexts: dict[str, Any] = {}
     if how == "selective":
-        kept = {getattr(torch.ops.aten, name).default for name in _DEAR}
+        aten = torch.ops.aten
+        kept = {getattr(aten, name).default for name in _DEAR if hasattr(aten, name)}
         policy = partial(_policy, kept)
         contexts["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
     forward = block.forward

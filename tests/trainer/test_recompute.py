@@ -1,0 +1,79 @@
+"""What the backward computes again."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainer.parallel.recompute import recompute
+
+pytestmark = pytest.mark.slow  # fake tensors import the compiler
+
+
+class Counting(TorchDispatchMode):
+    """Counts the calls of an operation."""
+
+    def __init__(self, operation: object) -> None:
+        super().__init__()
+        self.operation = operation
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Pass on."""
+        self.count += func is self.operation
+        return func(*args, **(kwargs or {}))
+
+
+class Attention(nn.Module):
+    """As cp's mask has it on a GPU where flash attention has no kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, S, heads, E)."""
+        result = torch.ops.aten._efficient_attention_forward(  # noqa: SLF001 -- torch's only one
+            x, x, x, None, None, None, None, None, 0.0, 2, compute_log_sumexp=True
+        )
+        return result[0] * 2
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        small, one = x.to(torch.float8_e4m3fn), torch.ones(())
+        return torch._scaled_mm(small, small.t(), one, one, out_dtype=torch.bfloat16)  # noqa: SLF001 -- as torchao
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Any) -> Tensor:
+        (gradient,) = gradients
+        return gradient
+
+
+class Product(nn.Module):
+    """Of 8 bits, as torchao's layers have it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (16, 16)."""
+        return _Product.apply(x) * x
+
+
+@pytest.mark.parametrize(("how", "count"), [("full", 2), ("selective", 1)])
+@pytest.mark.parametrize(
+    ("module", "operation", "shape"),
+    [
+        (Attention(), torch.ops.aten._efficient_attention_forward.default, (1, 8, 2, 8)),  # noqa: SLF001 -- as above
+        (Product(), torch.ops.aten._scaled_mm.default, (16, 16)),  # noqa: SLF001 -- the same
+    ],
+)
+def test_what_is_dear_is_kept(
+    module: nn.Module, operation: object, shape: tuple[int, ...], how: Any, count: int
+) -> None:
+    """With `full` it is computed twice, with `selective` once."""
+    block = type(module)()
+    recompute(block, how)
+    counting = Counting(operation)
+    with FakeTensorMode(), counting:
+        x = torch.randn(shape, dtype=torch.bfloat16, requires_grad=True)
+        block(x).sum().backward()
+    assert counting.count == count
