@@ -22,7 +22,7 @@ from trainer.manifest import DamagedError
 from trainer.peers import open_peers
 from trainer.position import State
 from trainer.saving import Writing
-from trainer.staging import HostCopies
+from trainer.staging import HostCopies, is_lack_of_memory
 from trainer.tensor_names import split_rank
 
 if TYPE_CHECKING:
@@ -97,22 +97,47 @@ class Checkpoints:
         if not self._has_space(tensors, position.step):
             return
         peers = self._meet()
-        if self._is_async:
-            tensors = self._copies.take(tensors)
+        copies = self._copied(tensors, position.step, peers) if self._is_async else None
+        is_behind = copies is not None
         self._position = position
         self._writing = Writing(
             self._folder,
             peers,
             self._state(position),
-            tensors,
+            tensors if copies is None else copies,
             device=self._mesh.device,
             began_s=began_s,
-            stall_s=time.monotonic() - began_s if self._is_async else None,
+            stall_s=time.monotonic() - began_s if is_behind else None,
             tell=partial(self._ended, is_best=is_best),
         )
         self._writing.start()
-        if not self._is_async:
+        if not is_behind:
             self.wait()
+
+    def _copied(
+        self, tensors: Mapping[str, Tensor], step: int, peers: Peers
+    ) -> dict[str, Tensor] | None:
+        """Copy to host memory; None, on all ranks, if one of them has no room: the training waits.
+
+        Whatever else goes wrong ends the run, such as a kernel that has failed on the GPU.
+        """
+        copies, problem = None, ""
+        try:
+            copies = self._copies.take(tensors)
+        except (RuntimeError, MemoryError) as error:
+            if not is_lack_of_memory(error):
+                raise
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            problem = f"no memory for copies on the host of rank {peers.rank} ({first})"
+        problem = next((told for told in peers.gather(problem) if told), "")
+        if problem and self._mesh.ranks.is_main:
+            print(
+                f"trainer: the checkpoint of step {step} is written while the training waits: "
+                f"{problem}",
+                file=sys.stderr,
+                flush=True,
+            )
+        return None if problem else copies
 
     def is_due(self) -> bool:
         """Whether the last one is older than the interval; by rank 0's clock, the others say no."""
@@ -318,7 +343,7 @@ class Checkpoints:
             path=str(self._folder.path_of(writing.step)),
             seconds=round(seconds, 4),
             stall_s=round(seconds if writing.stall_s is None else writing.stall_s, 4),
-            is_async=self._is_async,
+            is_async=writing.stall_s is not None,
             bytes=writing.size_bytes,
         )
 
