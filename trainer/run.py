@@ -353,7 +353,7 @@ def _build_model(job: Job, mesh: Mesh, seed: int) -> _Trained:
     if config.precision == "fp8":
         from trainer.parallel.float8 import convert  # noqa: PLC0415 -- needs a package of its own
 
-        convert(whole, plan)
+        convert(whole, plan, mesh.layout.tp)
     share = share_out(whole, plan, mesh.layout, job.ranks.rank, config)
     model = share.model if empty is not None else share.model.to(mesh.device)
     is_lean = not (config.compile or is_sharded or config.activation_checkpointing != "none")

@@ -18,6 +18,7 @@ from trainer.parallel.plan import ForwardPlan, ParallelPlan
 from trainer.saved_activations import SavedActivations
 from trainer.workloads.llama import build_llama
 from trainer.workloads.llama_memory import activation_bytes
+from trainer.workloads.llama_parallel import LLAMA_PLAN
 
 PLAN = ParallelPlan(blocks="layers.*")
 
@@ -65,6 +66,15 @@ def test_a_model_without_such_layers_is_refused() -> None:
         convert(nn.Sequential(nn.Linear(10, 10)), ParallelPlan(blocks="*"))
 
 
+def test_a_part_of_a_matrix_must_suit_the_tensor_cores_too() -> None:
+    """Two ranks of tp have 8 channels of keys each, which a GPU's kernel would refuse in a step."""
+    plan = ParallelPlan(blocks="layers.*", styles=LLAMA_PLAN.styles)
+    convert(build_llama(SHAPE), plan, tp=1)
+    rule = r"multiples of 16 on each rank of tp; found 16 / 2 of layers\.0\.attention\.w[kv]; take"
+    with pytest.raises(UserError, match=rule):
+        convert(build_llama(SHAPE), plan, tp=2)
+
+
 def test_a_workload_without_blocks_is_refused_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,7 +105,8 @@ def test_what_a_forward_keeps_is_as_expected() -> None:
 @pytest.mark.slow
 def test_layouts_agree(tmp_path: Path) -> None:
     """As near as products that are rounded in other places can be."""
-    with serve(tmp_path, MODEL) as server:
+    # A rank of tp has the keys of 16 channels at least.
+    with serve(tmp_path, MODEL | {"hidden_size": 64, "intermediate_size": 96}) as server:
         losses = {}
         for name, count, options in (
             ("plain", 1, ""),

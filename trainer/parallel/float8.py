@@ -22,11 +22,11 @@ _MULTIPLE = 16
 """The tensor cores take matrices whose sides are multiples of this; others stay in bf16."""
 
 
-def convert(model: nn.Module, plan: ParallelPlan) -> None:
+def convert(model: nn.Module, plan: ParallelPlan, tp: int = 1) -> None:
     """Convert the linear layers of the blocks that `plan` names, in place.
 
     What is outside of the blocks stays: an output layer loses most by it and gains little.
-    Raises UserError if there is no such layer.
+    Raises UserError if there is no such layer, or if its part on one of `tp` ranks is none.
     """
     # Of how torchao registers its types, torch warns on every rank.
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
@@ -48,11 +48,29 @@ def convert(model: nn.Module, plan: ParallelPlan) -> None:
             found="none",
             remedy="take bf16",
         )
+    for name in sorted(chosen):
+        _check_part(name, model.get_submodule(name), plan, tp)
     # Padded where it is the number of tokens that is no such multiple.
     config = Float8LinearConfig(pad_inner_dim=True)
     convert_to_float8_training(
         model, module_filter_fn=lambda _, name: name in chosen, config=config
     )
+
+
+def _check_part(name: str, layer: nn.Module, plan: ParallelPlan, tp: int) -> None:
+    """Raise UserError if tensor parallelism leaves a rank a side that the tensor cores refuse."""
+    style = next((style for pattern, style in plan.styles.items() if fits(name, pattern)), None)
+    if style not in ("columns", "rows"):
+        return
+    assert isinstance(layer, nn.Linear)  # noqa: S101 -- see _is_convertible
+    side = layer.out_features if style == "columns" else layer.in_features
+    if side % (_MULTIPLE * tp):
+        raise UserError(
+            "--precision fp8",
+            rule=f"parts of matrices with sides of multiples of {_MULTIPLE} on each rank of tp",
+            found=f"{side} / {tp} of {name}",
+            remedy="take another --tp, or bf16",
+        )
 
 
 def _is_convertible(module: nn.Module) -> bool:
