@@ -199,7 +199,7 @@ class Config:
 
     memory_snapshot: bool = False
     """With --profile-steps: also write what those steps allocated on the GPU, and where in the
-    code, to debug/."""
+    code, to debug/, if they run out of memory, too."""
 
     tensorboard: bool = False
     """Also write TensorBoard events to tensorboard/ in the run directory."""

@@ -38,6 +38,13 @@ class Loop:
 
     def run(self) -> bool:
         """Train; return whether the run is finished, False if it was asked to stop."""
+        try:
+            return self._run()
+        except torch.OutOfMemoryError:
+            self._parts.profiler.out_of_memory()
+            raise
+
+    def _run(self) -> bool:
         stopped = self._parts.agreement.reached()
         while True:
             try:

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import resource
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainer.beat import LOG
+from trainer.errors import RunFailedError
 from trainer.parallel.plan import ForwardPlan
 from trainer.parallel.stages import num_stages, passes_kept
 from trainer.saved_activations import SavedActivations, storages
@@ -203,6 +207,32 @@ def peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # Linux counts KiB
+
+
+def out_of_memory(error: torch.OutOfMemoryError, rank: int, device: torch.device) -> RunFailedError:
+    """Say in a line whose GPU is full, of what, and where it was asked for more."""
+    free, total = torch.cuda.mem_get_info(device)
+    allocated, reserved = (
+        torch.cuda.memory_allocated(device),
+        torch.cuda.memory_reserved(device),
+    )
+    asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
+    more = f" for {asked[1]}" if asked else ""
+    return RunFailedError(
+        f"GPU memory of rank {rank}: enough for all that a step needs; "
+        f"found out of memory{more}{_asking(error)}, with {size_words(allocated)} allocated, "
+        f"{size_words(reserved)} reserved and {size_words(free)} free of {size_words(total)}; "
+        "lower --micro-batch-size, or take --activation-checkpointing full, --precision bf16 or "
+        "--strategy fsdp"
+    )
+
+
+def _asking(error: BaseException) -> str:
+    """Name the last line of code that is not torch's."""
+    torch_itself = str(Path(torch.__file__).parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(torch_itself)]
+    return f" in {own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 def _is_tensor(value: object) -> bool:

@@ -96,6 +96,15 @@ class StepProfiler:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._profiler.export_chrome_trace(str(self._folder / f"trace-rank-{self._rank}.json"))
         self._profiler = None
+        self._write_memory()
+
+    def out_of_memory(self) -> None:
+        """Write what was allocated until now, if that is recorded: now it is wanted most."""
+        if self._profiler is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._write_memory()
+
+    def _write_memory(self) -> None:
         if self._with_memory:
             memory = _memory()
             memory._dump_snapshot(str(self._folder / f"memory-rank-{self._rank}.pickle"))  # noqa: SLF001 -- see _memory

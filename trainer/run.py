@@ -26,6 +26,7 @@ from trainer.identity import identity_of
 from trainer.lean import without_compiler
 from trainer.loop import Loop
 from trainer.malloc import keep_freed_memory
+from trainer.memory import out_of_memory
 from trainer.mesh import open_mesh
 from trainer.metrics import Sinks, open_sinks
 from trainer.optim import Update
@@ -109,10 +110,11 @@ class Run:
         set_up(self._job.config.precision, self._mesh.device)
         check_device(self._job.config, self._mesh.device)
         check_compiler(self._job.config, self._mesh.device.type, env)
-        loop = self._build(self._mesh)
-        self._loop = loop
         try:
-            is_finished = loop.run()
+            self._loop = self._build(self._mesh)
+            is_finished = self._loop.run()
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(error, self._job.ranks.rank, self._mesh.device) from error
         finally:
             self._sinks.close()
         self._tell_signal()

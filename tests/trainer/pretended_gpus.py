@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed, nn
 from torch.distributed import device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
@@ -136,6 +137,8 @@ def pretend(num_gpus: int) -> None:
     """Have so many GPUs from now on."""
     for name, answer in _answers(num_gpus).items():
         setattr(torch.cuda, name, answer)
+    torch.cuda.memory._record_memory_history = lambda *_args, **_named: None  # noqa: SLF001 -- the only one
+    torch.cuda.memory._dump_snapshot = lambda path: Path(path).touch()  # noqa: SLF001 -- the same
     torch.accelerator.current_stream = lambda _device=None: _Stream()
     torch.accelerator.current_device_index = torch.cuda.current_device
     _OnTheCpu().__enter__()
@@ -199,3 +202,28 @@ class Digits(Mnist):
 
 class Text(Language):
     """The same."""
+
+
+class _Full(nn.Module):
+    """Has no more memory in its third forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(28 * 28, 10)
+        self.count = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images to logits."""
+        self.count += 1
+        if self.count > 2 and os.environ["RANK"] == "1":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1")
+        logits: Tensor = self.layer(images.flatten(1))
+        return logits
+
+
+class Full(Digits):
+    """Of which rank 1 runs out of memory."""
+
+    def build_model(self) -> nn.Module:
+        """Return it."""
+        return _Full()

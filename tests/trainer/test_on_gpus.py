@@ -39,3 +39,23 @@ def test_a_run_on_gpus_goes_to_its_end(
         assert " on cuda" in ranks.output[0][0]
         assert ranks.run.events("resume")[-1]["step"] == resumed
         assert ranks.run.summary()["checkpoint_step"] == max_steps
+
+
+def test_a_full_gpu_is_told_in_a_line(start_ranks: Callable[..., Ranks]) -> None:
+    """By the rank that it is, with the numbers; what it had allocated is there to look at."""
+    ranks = start_ranks(
+        2,
+        *DIGITS.replace("Digits", "Full").replace("--model mlp", "").split(),
+        *("--profile-steps", "1:5", "--profile-ranks", "all", "--memory-snapshot"),
+    )
+    assert ranks.wait() == [70, 70]
+    said = ranks.output[1][1]
+    assert "Traceback" not in said
+    (line,) = (line for line in said.splitlines() if line.startswith("trainer:"))
+    assert line.startswith("trainer: GPU memory of rank 1: enough for all that a step needs; found")
+    assert "out of memory for 2.00 GiB in " in line
+    assert "/pretended_gpus.py:" in line
+    assert "1 MiB allocated, 2 MiB reserved and 1 GiB free of 80 GiB; lower --micro" in line
+    assert (ranks.run.path / "debug" / "memory-rank-1.pickle").exists()
+    errors = [event["error"] for event in ranks.run.events("failure") if event["rank"] == 1]
+    assert [error.startswith("RunFailedError: GPU memory of rank 1") for error in errors] == [True]
