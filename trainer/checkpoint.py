@@ -23,7 +23,6 @@ from trainer.peers import open_peers
 from trainer.position import State
 from trainer.saving import Writing
 from trainer.staging import HostCopies, is_lack_of_memory
-from trainer.tensor_names import split_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -307,7 +306,7 @@ class Checkpoints:
     def _has_space(self, tensors: Mapping[str, Tensor], step: int) -> bool:
         """Ask before writing; all ranks take rank 0's answer."""
         num_sharing = self._mesh.ranks.world_size // self._mesh.layout.pp
-        (needed,) = self._mesh.sum([_num_own_bytes(tensors, num_sharing)])
+        (needed,) = self._mesh.sum([saving.num_own_bytes(tensors, num_sharing)])
         needed = needed * _SPACE_MARGIN + _SPACE_MARGIN_BYTES
         free = 0.0
         if self._mesh.ranks.is_main:
@@ -390,14 +389,3 @@ def _agreed(peers: Peers, work: Callable[[], T]) -> tuple[T | None, str]:
         problem = str(error)
     problem = next((told for told in peers.gather(problem) if told), "")
     return (None if problem else result), problem
-
-
-def _num_own_bytes(tensors: Mapping[str, Tensor], num_sharing: int) -> float:
-    """This rank's part of a checkpoint; what belongs to the run is written once, by shares.
-
-    `num_sharing` ranks tell of the same tensors: all, or those of the same stage of a pipeline.
-    """
-    return sum(
-        tensor.numel() * tensor.element_size() / (1 if split_rank(name) else num_sharing)
-        for name, tensor in tensors.items()
-    )

@@ -23,15 +23,12 @@ from trainer.errors import UserError, one_line
 from trainer.evaluation import Evaluation
 from trainer.events import EventLog
 from trainer.identity import identity_of
-from trainer.lean import without_compiler
 from trainer.loop import Loop
 from trainer.malloc import keep_freed_memory
 from trainer.memory import out_of_memory
 from trainer.mesh import open_mesh
 from trainer.metrics import Sinks, open_sinks
-from trainer.optim import Update
-from trainer.parallel.initialise import materialise
-from trainer.parallel.spread import share_out, spread
+from trainer.model import build_model
 from trainer.parts import Parts
 from trainer.position import Position
 from trainer.precision import set_up
@@ -44,12 +41,11 @@ from trainer.workload_checks import test_data_of, train_data_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-    from torch import nn
-
     from trainer.batch_plan import BatchPlan
     from trainer.beat import Beat
     from trainer.config import Config
     from trainer.mesh import Mesh
+    from trainer.model import TrainedModel
     from trainer.parallel.layout import Layout
     from trainer.ranks import Ranks
     from trainer.settings import RunSettings
@@ -141,7 +137,7 @@ class Run:
             global_batch_size=config.global_batch_size,
             num_train_samples=data.num_train,
         )
-        trained = _build_model(job, mesh, fresh.seed)
+        trained = build_model(config, job.workload, mesh, fresh.seed)
         self._run_dir, self._events = run_dir, events = _open_run_dir(job, mesh)
         identity = identity_of(config, data.num_train)
         self._checkpoints = _open_checkpoints(job, mesh, run_dir, events, identity)
@@ -219,25 +215,12 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Trained:
-    """The model as it is and as it is trained, and what changes it."""
-
-    model: nn.Module
-    train_model: nn.Module
-    update: Update
-    num_parameters: int
-    """Of all ranks together, each once."""
-    elsewhere: Mapping[str, torch.Size]
-    """What of the model's state only other ranks have."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Begun:
     """What stands when the run knows where to begin."""
 
     data: Datasets
     seed: int
-    trained: _Trained
+    trained: TrainedModel
     resume: Resume
     learning_rate: LearningRate
     events: EventLog
@@ -341,35 +324,6 @@ def _profiler(job: Job, run_dir: Path) -> StepProfiler:
         run_dir / "debug",
         ranks.rank,
         with_memory=config.memory_snapshot,
-    )
-
-
-def _build_model(job: Job, mesh: Mesh, seed: int) -> _Trained:
-    """Build the model, with the same weights on all ranks, and its optimizer."""
-    config, is_sharded = job.config, mesh.layout.is_sharded
-    torch.manual_seed(seed)
-    empty = job.workload.build_empty() if is_sharded else None
-    whole = job.workload.build_model() if empty is None else empty
-    num_parameters = sum(p.numel() for p in whole.parameters())
-    plan = job.workload.parallel_plan()
-    if config.precision == "fp8":
-        from trainer.parallel.float8 import convert  # noqa: PLC0415 -- needs a package of its own
-
-        convert(whole, plan, mesh.layout.tp)
-    share = share_out(whole, plan, mesh.layout, job.ranks.rank, config)
-    model = share.model if empty is not None else share.model.to(mesh.device)
-    is_lean = not (config.compile or is_sharded or config.activation_checkpointing != "none")
-    with without_compiler() if is_lean else contextlib.nullcontext():
-        train_model = spread(share, plan, mesh.layout, mesh.device_mesh, mesh.device, config)
-        if empty is not None:
-            materialise(share, mesh.device, cpu_offload=config.cpu_offload)
-        update = Update(model, config, mesh.device, mesh.pp_group)
-    return _Trained(
-        model=model,
-        train_model=train_model,
-        update=update,
-        num_parameters=num_parameters,
-        elsewhere=share.elsewhere,
     )
 
 

@@ -18,6 +18,7 @@ import torch
 from trainer import manifest
 from trainer.checkpoint_folder import STATE_FILE
 from trainer.errors import one_line
+from trainer.tensor_names import split_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -214,3 +215,14 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def num_own_bytes(tensors: Mapping[str, Tensor], num_sharing: int) -> float:
+    """This rank's part of a checkpoint; what belongs to the run is written once, by shares.
+
+    `num_sharing` ranks tell of the same tensors: all, or those of the same stage of a pipeline.
+    """
+    return sum(
+        tensor.numel() * tensor.element_size() / (1 if split_rank(name) else num_sharing)
+        for name, tensor in tensors.items()
+    )

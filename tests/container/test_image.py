@@ -88,7 +88,7 @@ def test_the_image_sets_nothing_that_would_beat_a_job(
 
 
 def test_a_node_without_nvidias_toolkit_starts_the_image_all_the_same(image: str, run: Run) -> None:
-    """Enroot's hook for GPUs looks for its program in the image last: it finds one that does nothing."""
+    """Enroot's hook for GPUs looks for its program in the image, too: it finds a stand-in there."""
     said = run("docker", *LIMITED, image, "nvidia-container-cli", "--user", "configure", "/")
     assert said.returncode == 0, said.stderr
     assert "no nvidia-container-cli on this node" in said.stderr

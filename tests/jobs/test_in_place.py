@@ -251,13 +251,6 @@ def test_a_second_start_is_a_second_attempt(scripts: Scripts) -> None:
     assert first.setting("DDP_SEED") == second.setting("DDP_SEED")
 
 
-def test_a_command_that_is_not_there(scripts: Scripts) -> None:
-    """A mistyped command ends with the shell's own code and its message."""
-    result = scripts.run("prelaunch.sh", "--", "no-such-program")
-    assert result.code == 127
-    assert "no-such-program" in result.err
-
-
 def test_a_signal_does_not_change_a_code_that_bash_has_a_use_for(scripts: Scripts) -> None:
     """127 is also what bash says of a child that it knows no longer."""
     asks_its_launcher = "sleep 1; kill -USR1 $PPID; sleep 0.5; exit 127"
