@@ -8,13 +8,14 @@ import socket
 import sys
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import distributed as dist
 
 from trainer.environment import whole_number
-from trainer.errors import RunFailedError
+from trainer.errors import RunFailedError, UserError
 from trainer.parallel.layout import AXES, Layout
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 Backend = Literal["none", "gloo", "nccl"]
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
 _LEAVING_TIMEOUT = timedelta(seconds=10)
+_DRIVER = Path("/dev/nvidiactl")
+"""There with NVIDIA's driver, also in a container that did not get its libraries."""
 _NUM_TOLD = 8
 """How many ranks are named."""
 
@@ -121,7 +124,9 @@ def open_mesh(
     """Choose device, backend and threads, and meet the other ranks; `node` is where this one is.
 
     `env` is read for OMP_NUM_THREADS, and GLOO_SOCKET_IFNAME is set in it where it is not.
-    Raises RunFailedError when the others cannot be reached.
+    Raises RunFailedError when the others cannot be reached; and UserError, on all ranks alike,
+    where a job was given GPUs of a node with a driver and CUDA sees none: nobody wants hours on
+    the CPU of a GPU node. Without a driver, as on a virtual cluster, that is a warning.
     """
     num_threads = choose_num_threads(
         env, num_cpus=len(os.sched_getaffinity(0)), local_world_size=ranks.local_world_size
@@ -129,8 +134,8 @@ def open_mesh(
     torch.set_num_threads(num_threads)
     device = _choose_device(ranks)
     lost = lost_gpus(env, torch.version.cuda) if device.type == "cpu" else None
-    if lost and ranks.is_main:
-        print(f"trainer: {lost}", file=sys.stderr, flush=True)
+    if lost and ranks.is_main and not _DRIVER.exists():
+        print(f"trainer: {lost}: training on the CPU", file=sys.stderr, flush=True)
     backend: Backend = "none"
     nodes = [node]
     if ranks.world_size > 1:
@@ -147,6 +152,14 @@ def open_mesh(
     )
     # Rank 0 may leave at once, as for wrong input, and with it goes what the others meet at.
     mesh.barrier()
+    if lost and _DRIVER.exists():
+        raise UserError(
+            "GPUs",
+            rule="seen by CUDA where they were given and the node has a driver",
+            found=lost,
+            remedy="is the driver in the container (docs/image.md)? CUDA_VISIBLE_DEVICES= takes the"
+            " CPU",
+        )
     return mesh
 
 
@@ -204,18 +217,13 @@ def choose_interface(address: str, interfaces: Mapping[str, Sequence[str]]) -> s
 def lost_gpus(env: Mapping[str, str], cuda_version: str | None) -> str | None:
     """Say why a rank that was given GPUs sees none; None where it was given none either.
 
-    `cuda_version` is what torch was built with. A warning: a job may be tried without its GPUs.
+    `cuda_version` is what torch was built with.
     """
     visible = env.get("CUDA_VISIBLE_DEVICES", "")
     if visible in ("", "-1", "NoDevFiles"):  # the last one is Slurm's word for none
         return None
-    if cuda_version is None:
-        why = "this torch is built without CUDA"
-        remedy = "install a build with CUDA (docs/image.md)"
-    else:
-        why, remedy = "CUDA sees none", "is the driver in the image (docs/image.md)?"
-    given = f"GPUs were given (CUDA_VISIBLE_DEVICES={visible})"
-    return f"{given}, {why}: training on the CPU; {remedy}"
+    why = "CUDA sees none" if cuda_version else "this torch is built without CUDA"
+    return f"GPUs were given (CUDA_VISIBLE_DEVICES={visible}), {why}"
 
 
 def _choose_device(ranks: Ranks) -> torch.device:

@@ -1,6 +1,7 @@
 import math
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from trainer.agreement import StopAgreement
 from trainer.beat import NoBeat
-from trainer.errors import RunFailedError
+from trainer.errors import RunFailedError, UserError
 from trainer.mesh import (
     Mesh,
     _open_group,
@@ -142,15 +143,25 @@ def test_who_was_given_no_gpu_is_told_nothing(visible: str | None) -> None:
 def test_gpus_that_cuda_does_not_see_are_told_with_what_to_look_at() -> None:
     """The driver, or a torch that could use none."""
     told = lost_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}, "13.0")
-    assert told == (
-        "GPUs were given (CUDA_VISIBLE_DEVICES=0,1), CUDA sees none: training on the CPU; "
-        "is the driver in the image (docs/image.md)?"
-    )
+    assert told == "GPUs were given (CUDA_VISIBLE_DEVICES=0,1), CUDA sees none"
     told = lost_gpus({"CUDA_VISIBLE_DEVICES": "GPU-5a1"}, None)
     assert told == (
-        "GPUs were given (CUDA_VISIBLE_DEVICES=GPU-5a1), this torch is built without CUDA: "
-        "training on the CPU; install a build with CUDA (docs/image.md)"
+        "GPUs were given (CUDA_VISIBLE_DEVICES=GPU-5a1), this torch is built without CUDA"
     )
+
+
+def test_nobody_trains_for_hours_on_the_cpu_of_a_gpu_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where the node has a driver and the job was given GPUs, a run on the CPU is refused."""
+    driver = tmp_path / "nvidiactl"
+    driver.touch()
+    monkeypatch.setattr("trainer.mesh._DRIVER", driver)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    env = {"CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "1"}
+    with pytest.raises(UserError, match=r"CUDA_VISIBLE_DEVICES=0,1.*is the driver in"):
+        open_mesh(Ranks(), env)
+    assert open_mesh(Ranks(), env | {"CUDA_VISIBLE_DEVICES": ""}).device.type == "cpu"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
