@@ -102,6 +102,10 @@ def test_a_workload_of_ones_own(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(
+    # what torch's compiler imports of its own uses it, up to torch 2.13
+    "ignore:`torch.jit.script_method`:DeprecationWarning"
+)
 def test_a_compiled_model_trains(train: Train) -> None:
     """With torch.compile: the same losses as without."""
     _, plain = train(*QUICK, "--max-steps", "10", out="plain")
