@@ -74,7 +74,8 @@ class StepProfiler:
 
         if step == self._steps.start:
             self._record_memory()
-            self._profiler = profile()
+            # There is one cycle; without this, torch 2.11 warns that it clears events between two.
+            self._profiler = profile(acc_events=True)
             self._profiler.start()
         if self._profiler is not None:
             self._step = record_function(f"step {step}")
