@@ -4,8 +4,9 @@
 declare -a SETTING_NAMES=()
 declare -A SETTING_ORIGINS=()
 
-# Names that a rank must see as the job sees them, also where an image sets them otherwise.
-readonly FORWARDED_PREFIXES='DDP_|NCCL_|NVSHMEM_|TORCH_|TORCHELASTIC_|GLOO_|CUDA_|OMP_|MKL_|PYTHON|PYTORCH_|UCX_|FI_|MASTER_|HF_|WANDB_'
+# Names that a rank must see as the job sees them, also where an image sets them otherwise. NVIDIA_, because
+# Enroot's hook reads it at every start: a batch script's container must hand the job's choice to its step.
+readonly FORWARDED_PREFIXES='DDP_|NCCL_|NVIDIA_|NVSHMEM_|TORCH_|TORCHELASTIC_|GLOO_|CUDA_|OMP_|MKL_|PYTHON|PYTORCH_|UCX_|FI_|MASTER_|HF_|WANDB_'
 
 # setting NAME ORIGIN VALUE: the default of a setting; what the user set stays as it is.
 setting() {

@@ -193,6 +193,12 @@ def test_an_odd_directory_is_mounted_at_its_own_path(
     assert env["PYXIS_CONTAINER_REMAP_ROOT"] == "0"  # else Slurm takes no step from the container
 
 
+def test_a_choice_of_gpus_beats_the_images(run: Run, host: Host, tmp_path: Path) -> None:
+    """Enroot's hook reads it at every start, and the step's is what the batch script's container has."""
+    env = _evaluated(run, tmp_path, host.env | {"NVIDIA_VISIBLE_DEVICES": "void"}, "bash")
+    assert "NVIDIA_VISIBLE_DEVICES" in env["PYXIS_CONTAINER_ENV"].split(",")
+
+
 def test_what_the_user_set_stays_and_a_second_time_changes_nothing(
     run: Run, host: Host, tmp_path: Path
 ) -> None:
