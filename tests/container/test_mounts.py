@@ -194,7 +194,7 @@ def test_an_odd_directory_is_mounted_at_its_own_path(
 
 
 def test_a_choice_of_gpus_beats_the_images(run: Run, host: Host, tmp_path: Path) -> None:
-    """Enroot's hook reads it at every start, and the step's is what the batch script's container has."""
+    """Enroot's hook reads it at every start, also when a container's batch script starts a step."""
     env = _evaluated(run, tmp_path, host.env | {"NVIDIA_VISIBLE_DEVICES": "void"}, "bash")
     assert "NVIDIA_VISIBLE_DEVICES" in env["PYXIS_CONTAINER_ENV"].split(",")
 
