@@ -47,6 +47,16 @@ guard_watch() {
         fi
         pause 1
     done
+    guard_end_orphans
+}
+
+# The script was killed. Slurm ends its step, too, but only after the batch step, for whose end Pyxis first
+# removes an unpacked container: on a slow disk the ranks would train on for a minute.
+guard_end_orphans() {
+    local steps=()
+    [[ $PLACE == container-srun ]] || return 0
+    guard_step_ids
+    if ((${#steps[@]})); then timeout -k 1 30 scancel --signal=TERM "${steps[@]}" 2>/dev/null; fi
 }
 
 # guard_see EVENT: which ranks are up, and when the first one failed or a verdict was given.

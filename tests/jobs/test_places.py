@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -394,3 +395,25 @@ def test_nested_step_lets_the_jobs_variables_win(slurm: Scripts) -> None:
     names = line.partition("=")[2].split(",")
     assert names[0] == "MINE"
     assert {"ALSO", "NCCL_ALGO", "MASTER_ADDR", "MASTER_PORT", "DDP_RUN_DIR"} <= set(names)
+
+
+def test_ranks_of_a_killed_script_in_a_container_are_told_to_end(slurm: Scripts) -> None:
+    """Slurm does so only when Pyxis has removed the script's unpacked container."""
+    slurm.fake("df", "printf 'Type Mounted\\next4 /home\\n'")
+    told = slurm.directory / "scancel.calls"
+    slurm.fake("scancel", f"""echo "$*" >>'{told}'""")
+    slurm.fake("squeue", "echo 4242.0 launcher.sh")
+    waits = f"touch up; until [[ -s '{told}' ]]; do sleep 0.1; done"
+    process = slurm.start("prelaunch.sh", "--", "bash", "-c", waits, **{PYXIS: "/x.sqsh"})
+    deadline = time.monotonic() + 20
+    while not (slurm.directory / "up").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    process.wait()  # a zombie would count as alive
+    while not told.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if not told.exists():
+        told.write_text("nobody was told: the rank may end")
+    slurm.finish(process)
+    assert told.read_text() == "--signal=TERM 4242.0\n"
