@@ -102,6 +102,7 @@ install_system() {
 # program in the image, too, after the node: a container without a GPU is better than none.
 install_toolkit_stub() {
     if command -v nvidia-container-cli >/dev/null; then return 0; fi
+    mkdir -p "${STUB%/*}"
     printf '#!/bin/sh\necho "ddp: no nvidia-container-cli on this node: the container gets no GPU" >&2\n' >"$STUB"
     chmod 755 "$STUB"
 }
