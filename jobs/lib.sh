@@ -63,6 +63,8 @@ require_integer() {
     fi
 }
 
+readonly EVENT_LOCK_S=2 # then it is written all the same
+
 # ---- JSON and events ----------------------------------------------------------------------------
 
 # json_quote TEXT: sets JSON to it as a string; without a process, because a start writes many.
@@ -104,7 +106,8 @@ time_utc() {
     TZ=UTC0 printf -v NOW '%(%Y-%m-%dT%H:%M:%S)T.%sZ' "${now%%[^0-9]*}" "${fraction:0:3}"
 }
 
-# event_write NAME [KEY JSON]...: one line, one write. A full disk must not end the job.
+# event_write NAME [KEY JSON]...: one line, one write. A full disk must not end the job. Under a lock, if
+# there are any here: on NFS, two nodes that append in the same moment write over each other.
 event_write() {
     local line NOW JSON
     time_utc
@@ -116,9 +119,12 @@ event_write() {
         line+=", \"$1\": $2"
         shift 2
     done
-    # dd, because printf splits what is longer than its buffer into several writes.
-    printf '%s}\n' "$line" |
-        dd bs=1M iflag=fullblock oflag=append conv=notrunc of="$DDP_RUN_DIR/events.jsonl" status=none ||
+    {
+        flock -w "$EVENT_LOCK_S" 9 2>/dev/null || :
+        # dd, because printf splits what is longer than its buffer into several writes.
+        printf '%s}\n' "$line" |
+            dd bs=1M iflag=fullblock oflag=append conv=notrunc of="$DDP_RUN_DIR/events.jsonl" status=none
+    } 9<>"$DDP_RUN_DIR/events.jsonl" ||
         log_info "could not append to $DDP_RUN_DIR/events.jsonl; going on"
 }
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 
+_NUM_TRIES, _TRY_S = 200, 0.01
 _MOST = 2**63
 """No count, step or byte of a run is as large; larger ones overflow a float."""
 
@@ -58,6 +61,7 @@ class EventLog:
         data = (json.dumps(line, ensure_ascii=False) + "\n").encode()
         fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
+            _lock(fd)
             if _is_torn(fd):
                 data = b"\n" + data
             num_written = os.write(fd, data)  # one write: lines of several writers never mix
@@ -65,6 +69,23 @@ class EventLog:
             os.close(fd)
         if num_written < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+
+
+def _lock(descriptor: int) -> None:
+    """Wait for other writers of a file; closing it lets go.
+
+    On NFS, two nodes that append in the same moment write over each other. Where there are no
+    locks, or somebody does not let go of one, it is written without.
+    """
+    for _ in range(_NUM_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_TRY_S)
+        except OSError:
+            return
+        else:
+            return
 
 
 def _is_torn(fd: int) -> bool:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import math
 import os
 import sys
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+_NUM_TRIES, _TRY_S = 200, 0.01
 
 
 def utc_now() -> str:
@@ -30,6 +35,7 @@ def append_line(path: Path, line: dict[str, object]) -> None:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
+            _lock(descriptor)
             if _ends_in_half_a_line(descriptor):
                 data = b"\n" + data  # else this line would be lost with it
             num_written = os.write(descriptor, data)
@@ -40,6 +46,23 @@ def append_line(path: Path, line: dict[str, object]) -> None:
             raise OSError(errno.ENOSPC, found)  # noqa: TRY301 -- told like what the system raises
     except OSError as error:
         print(f"trainer: could not write to {path}: {error}", file=sys.stderr, flush=True)
+
+
+def _lock(descriptor: int) -> None:
+    """Wait for other writers of a file; closing it lets go.
+
+    On NFS, two nodes that append in the same moment write over each other. Where there are no
+    locks, or somebody does not let go of one, it is written without.
+    """
+    for _ in range(_NUM_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_TRY_S)
+        except OSError:
+            return
+        else:
+            return
 
 
 def _ends_in_half_a_line(descriptor: int) -> bool:
