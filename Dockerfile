@@ -31,9 +31,11 @@ COPY examples /opt/ddp/examples
 RUN /opt/ddp/container/install.sh project
 
 # The NVIDIA_* ask Enroot (and Docker, where NVIDIA's runtime is the default) for the node's driver:
-# without them a container has none. What the base image asks for stays.
+# without them a container has none. What the base image asks for stays. What a user has in ~/.local
+# would be taken for the base image's own.
 ENV PATH=/opt/venv/bin:$PATH \
     DDP_HOME=/opt/ddp \
+    PYTHONNOUSERSITE=1 \
     NVIDIA_VISIBLE_DEVICES=${NVIDIA_VISIBLE_DEVICES:-all} \
     NVIDIA_DRIVER_CAPABILITIES=${NVIDIA_DRIVER_CAPABILITIES:-compute,utility}
 

@@ -5,6 +5,10 @@
 #   launcher.sh -- any command
 #
 # Started by srun (SLURM_* variables), by prelaunch.sh or torchrun (RANK and friends), or by hand.
+if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
+    echo "launcher: bash must be 4.4 or later, found $BASH_VERSION: let the ranks run in the image (docs/image.md)" >&2
+    exit 64
+fi
 declare -A INHERITED=() # see lib/inherited.sh
 for REPLY in $(compgen -e); do INHERITED[$REPLY]=${!REPLY}; done
 unset CDPATH POSIXLY_CORRECT BASH_ENV
@@ -32,13 +36,24 @@ main() {
     DDP_NODE=${DDP_NODE:-$(uname -n)}
     ranks_resolve
     run_defaults
-    # RDMA pins memory; srun may have lowered the limit.
-    ulimit -l unlimited 2>/dev/null || ulimit -S -l "$(ulimit -H -l)" 2>/dev/null || :
+    limits_raise
     if ((IS_NODE_TASK)); then
         run_node "$@"
     else
         run_rank "$@"
     fi
+}
+
+# Slurm hands on the soft limits of the shell that submitted: RDMA pins memory (-l), ranks that all talk
+# to each other and data loaders need descriptors (-n) and threads (-u).
+limits_raise() {
+    local letter hard
+    ulimit -l unlimited 2>/dev/null || :
+    for letter in l n u; do
+        hard=$(ulimit -H "-$letter")
+        if [[ $letter == n ]] && { [[ $hard == unlimited ]] || ((hard > 1048576)); }; then hard=1048576; fi
+        ulimit -S "-$letter" "$hard" 2>/dev/null || :
+    done
 }
 
 # By hand, without prelaunch.sh, a rank still has a run directory.
@@ -326,6 +341,9 @@ monitor_start() {
     python=$(find_python "$JOBS_DIR/..")
     if [[ ! $python ]]; then
         log_info "no monitor on $DDP_NODE: no python3; set DDP_PYTHON"
+        return 0
+    elif ! python_is_new "$python"; then
+        log_info "no monitor on $DDP_NODE: it needs Python 3.11 or later, found $("$python" -V 2>&1 | head -n 1) at $python; set DDP_PYTHON"
         return 0
     fi
     mapfile -t monitor < <(python_command "$(dirname -- "$JOBS_DIR")" "$python" monitor)

@@ -120,12 +120,24 @@ event_write() {
         shift 2
     done
     {
-        flock -w "$EVENT_LOCK_S" 9 2>/dev/null || :
+        event_lock
         # dd, because printf splits what is longer than its buffer into several writes.
         printf '%s}\n' "$line" |
             dd bs=1M iflag=fullblock oflag=append conv=notrunc of="$DDP_RUN_DIR/events.jsonl" status=none
     } 9<>"$DDP_RUN_DIR/events.jsonl" ||
         log_info "could not append to $DDP_RUN_DIR/events.jsonl; going on"
+}
+
+# event_lock: of descriptor 9. A thousand ranks come up in one moment: they try again, each in its time.
+event_lock() {
+    local deadline=$((SECONDS + EVENT_LOCK_S + ${WORLD_SIZE:-1} / 50)) code
+    while :; do
+        code=0
+        flock -n 9 2>/dev/null || code=$?
+        # 1: somebody has it; anything else: it is ours, or there are no locks here.
+        if ((code != 1 || SECONDS >= deadline)); then return 0; fi
+        sleep "0.$((RANDOM % 9))$((RANDOM % 10))"
+    done
 }
 
 # event_field NAME LINE: prints the plain value of one key of an event written above.
@@ -300,6 +312,11 @@ find_python() {
             return 0
         fi
     done
+}
+
+# python_is_new PYTHON: is it 3.11 or later? Ours is, and need not be asked.
+python_is_new() {
+    [[ $1 == */.venv/bin/python ]] || "$1" -c 'import tomllib' 2>/dev/null
 }
 
 # python_command ROOT PYTHON MODULE: prints, a word a line, how one of our modules is run.

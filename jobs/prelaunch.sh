@@ -11,6 +11,10 @@
 #   jobs/prelaunch.sh …        the same without Slurm, or inside salloc and srun --pty
 #
 # Settings come from the environment and are listed in README.md; --dry-run shows them.
+if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
+    echo "prelaunch: bash must be 4.4 or later, found $BASH_VERSION: let the script run in the image (sbatch --container-image, docs/image.md)" >&2
+    exit 64
+fi
 declare -A INHERITED=() # see lib/inherited.sh
 for REPLY in $(compgen -e); do INHERITED[$REPLY]=${!REPLY}; done
 unset CDPATH POSIXLY_CORRECT BASH_ENV "${!SQUEUE_@}" SLURM_TIME_FORMAT # filters and formats of the user's
@@ -31,7 +35,7 @@ find_jobs_dir() {
     fi
     for candidate in "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" "$submitted" "${SLURM_SUBMIT_DIR-.}/jobs" \
         "${DDP_HOME:-/opt/ddp}/jobs"; do
-        if [[ $candidate && -r $candidate/lib.sh && -x $candidate/launcher.sh ]]; then
+        if [[ $candidate && -r $candidate/lib.sh && -r $candidate/launcher.sh ]]; then
             (cd -- "$candidate" && pwd -P)
             return 0
         fi
@@ -41,6 +45,10 @@ find_jobs_dir() {
 }
 
 JOBS_DIR=$(find_jobs_dir) || exit 64
+if [[ ! -x $JOBS_DIR/launcher.sh ]]; then
+    echo "prelaunch: launcher.sh must be executable, found that it is not in $JOBS_DIR: chmod +x $JOBS_DIR/*.sh" >&2
+    exit 64
+fi
 # shellcheck source=lib.sh
 source "$JOBS_DIR/lib.sh"
 # shellcheck source=lib/inherited.sh
@@ -90,10 +98,14 @@ main() {
     step_prepare
     step_build "${ARGUMENTS[@]}"
     settings_print
-    printf 'step: %s\n' "$(printf '%q ' "${STEP_COMMAND[@]}")" >&2 || :
+    hide_secrets "${STEP_COMMAND[@]}"
+    printf 'step: %s\n' "$(printf '%q ' "${SHOWN[@]}")" >&2 || :
     if ((DRY_RUN)); then return 0; fi
     check_finish
     run_open
+    if ((! UNDER_SLURM)) && command -v sbatch >/dev/null; then
+        log_info "no Slurm job: the ranks run on this machine, $DDP_NODE; to submit one: sbatch jobs/prelaunch.sh"
+    fi
     trap 'on_exit $?' EXIT
     trap 'on_signal INT' INT
     trap 'on_signal TERM' TERM HUP
@@ -117,6 +129,12 @@ parse_arguments() {
             --dry-run) die "--dry-run must be the first word, found it later: put it there" ;;
         esac
     done
+    if [[ ${1-} && $1 != -* ]]; then
+        die "the first word must be an option of the trainer, or -- before a command of your own, found '$1': write -- $1 …"
+    fi
+    if [[ ${1-} != -- && " $* " == *' -- '* ]]; then
+        die "-- must be the first word, found it later: leave the trainer's options before it away, a command of your own takes none"
+    fi
     if [[ ${1-} == -- && $# -eq 1 ]]; then
         die "a command must follow --, found nothing: give one, or leave -- away to run the trainer"
     fi
@@ -149,9 +167,20 @@ sweep_point() {
     ARGUMENTS+=("${point[@]}")
 }
 
-# srun --pty with several tasks starts this script in each, and one of them is enough.
+# srun --pty with several tasks starts this script in each, and one of them is enough. In a batch job
+# nobody should: the ranks would wait for the nodes that this step itself holds.
 leave_to_task_zero() {
-    if [[ ${SLURM_STEP_ID-} && ${SLURM_PROCID:-0} != 0 && ${ENVIRONMENT-} != BATCH ]]; then
+    [[ ${SLURM_STEP_ID-} ]] || return 0
+    if [[ ${ENVIRONMENT-} == BATCH ]]; then
+        # sbatch within a step hands on that step's number: only one that this job has counts.
+        if [[ ${0##*/} == slurm_script ]] ||
+            ! timeout -k 1 30 scontrol show step "$SLURM_JOB_ID.$SLURM_STEP_ID" >/dev/null 2>&1; then
+            return 0
+        fi
+        [[ ${SLURM_PROCID:-0} == 0 ]] || exit "$EXIT_USAGE"
+        die "this script must run once in a batch job, because it starts the ranks itself, found that srun starts it: leave srun away"
+    fi
+    if [[ ${SLURM_PROCID:-0} != 0 ]]; then
         log_info "task 0 of this step starts the ranks; task $SLURM_PROCID has nothing to do"
         exit 0
     fi
@@ -213,11 +242,22 @@ run_open() {
     mkdir -p -- "$DDP_RUN_DIR" 2>/dev/null || :
     [[ -d $DDP_RUN_DIR && -w $DDP_RUN_DIR ]] ||
         die "the run directory must be writable, found that $DDP_RUN_DIR is not: set DDP_OUT to a directory on the shared file system"
+    check_own_files
     lock_take
     settings_attempt # while we waited, its owner may have counted on
     mkdir -p -- "$DDP_RUN_DIR"/{logs,debug,checkpoints} 2>/dev/null ||
         die "the run directory must hold the directories logs, debug and checkpoints, found that they cannot be made in $DDP_RUN_DIR: is the disk full, or a file in their place?"
     attempts_count
+}
+
+# A colleague's run in a shared folder: what its owner made must be ours to write, too.
+check_own_files() {
+    local place
+    for place in "$DDP_RUN_DIR"/{logs,debug,checkpoints,events.jsonl,metrics.jsonl,checkpoints/latest}; do
+        if [[ -e $place && ! (-w $place && -r $place) ]]; then
+            die "what belongs to a run must be writable, found that $place is $(stat -c '%U:%G %A' -- "$place"): its owner can chmod -R g+rwX $DDP_RUN_DIR (and umask 002 keeps it so); or choose another DDP_RUN_NAME"
+        fi
+    done
 }
 
 # In a log that nobody watches, a line now and then tells a slow job from a dead one; and the lock is

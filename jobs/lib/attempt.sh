@@ -52,10 +52,11 @@ attempt_open() {
 }
 
 attempt_tell() {
+    hide_secrets "${ARGUMENTS[@]}"
     { stat -c %s -- "$DDP_RUN_DIR/events.jsonl" 2>/dev/null || echo 0; } >"$WORK_DIR/events_before"
     event_write start job_id "$(json_string "$DDP_JOB_ID")" run "$(json_string "${DDP_RUN_DIR##*/}")" \
         place "$(json_string "$PLACE")" nodes "$(json_list "${NODES[@]}")" world_size "$WORLD_SIZE" \
-        command "$(json_list "${ARGUMENTS[@]}")" restart_count "${SLURM_RESTART_COUNT:-0}" \
+        command "$(json_list "${SHOWN[@]}")" restart_count "${SLURM_RESTART_COUNT:-0}" \
         image "$(json_or_null "$(image_path)")" image_digest "$(json_or_null "$(image_digest)")"
     event_write settings settings "$(settings_json)"
 }
@@ -140,6 +141,7 @@ attempt_master() {
 # file is damaged it is the largest step that is there: noise must not get into the events.
 checkpoint_latest() {
     local folder step largest=-1
+    local listed=("$DDP_RUN_DIR"/checkpoints/*) # NFS asks the server, and forgets that there was none
     LATEST=''
     { read -r LATEST <"$DDP_RUN_DIR/checkpoints/latest"; } 2>/dev/null ||
         [[ -e $DDP_RUN_DIR/checkpoints/latest ]] || return 0
@@ -157,7 +159,7 @@ checkpoint_latest() {
 compose_record() {
     local python compose
     python=$(find_python "$JOBS_DIR/..")
-    [[ $python ]] || return 0
+    if [[ ! $python ]] || ! python_is_new "$python"; then return 0; fi
     mapfile -t compose < <(python_command "$(dirname -- "$JOBS_DIR")" "$python" monitor)
     timeout -k 1 60 "${compose[@]}" compose "$DDP_RUN_DIR" </dev/null >/dev/null ||
         log_info "the run record is not composed; later: python -m monitor compose $DDP_RUN_DIR"

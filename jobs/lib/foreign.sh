@@ -26,8 +26,10 @@ foreign_check_program() {
     if [[ $PLACE == host-image || ($PLACE == *-srun && ${ENVIRONMENT-} != BATCH) ]] || type -P -- "$1" >/dev/null; then
         return 0
     fi
-    if [[ $1 == *=* ]]; then
-        die "the command after -- must begin with a program, found the setting '$1': write -- env $1 …"
+    if [[ $1 == -* ]]; then
+        die "the command after -- must begin with a program, found the option '$1': leave -- away for the trainer's own options"
+    elif [[ $1 == *=* ]]; then
+        die "the command after -- must begin with a program, found the setting '${1%%=*}=…': write -- env ${1%%=*}=…, or export it before"
     elif [[ -e $1 && $1 == */* ]]; then
         die "the command after -- must be a program that may be run, found that '$1' may not: chmod +x it, or name what runs it (-- python $1)"
     fi

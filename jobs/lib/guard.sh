@@ -32,6 +32,7 @@ guard_watch() {
     exec {events}<"$DDP_RUN_DIR/events.jsonl"
     head -c "$(<"$WORK_DIR/events_before")" <&"$events" >/dev/null # a long run's past may be large
     while process_alive "$$"; do
+        { : <"$DDP_RUN_DIR/events.jsonl"; } 2>/dev/null # an open has NFS ask the server, for ours, too
         while IFS= read -r line <&"$events"; do
             guard_see "$partial$line"
             partial=''

@@ -12,6 +12,8 @@ readonly SET_ON_PURPOSE='^(DDP_.*|S(LURM|RUN|BATCH|ALLOC)_.*|PYXIS_.*|((LOCAL|NO
 # inherited_give_back: sets GIVEN_BACK to what env has to set for a program to see the user's own. An
 # array of the same name is not exported, and a local variable hides one: both are found as changed.
 inherited_give_back() {
+    local -
+    { set +x; } 2>/dev/null # within this function: tokens do not belong into a trace
     GIVEN_BACK=()
     for REPLY in "${!INHERITED[@]}"; do
         if [[ ! $REPLY =~ $SET_ON_PURPOSE && ${!REPLY-} != "${INHERITED[$REPLY]}" ]]; then

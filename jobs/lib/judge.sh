@@ -25,7 +25,7 @@ judge_failure() {
         for rank in "${!up[@]}"; do
             if [[ ${up[$rank]} == "$FAILED_NODE" ]] && ((rank < ${FAILED_RANK:-999999999})); then FAILED_RANK=$rank; fi
         done
-    elif ((${#up[@]})) && [[ ! $guard || ! $first ]]; then
+    elif ((${#up[@]} && STEP_CODE)) && [[ ! $guard || ! $first ]]; then # with 0 a line was lost, not a rank
         FAILED_RANK=$(printf '%s\n' "${!up[@]}" | sort -n | head -n 1)
         FAILED_NODE=${up[$FAILED_RANK]}
         FAILED_CODE=$((STEP_CODE > 128 ? STEP_CODE : 137))

@@ -52,7 +52,8 @@ master_node() {
 # master_probe NODE: runs lib/probe.sh there, through standard input where that is another machine.
 master_probe() {
     # Every attempt begins its search elsewhere: the port before may not be free again yet.
-    local number=$((${SLURM_JOB_ID:-$$} + 1009 * (DDP_ATTEMPT - 1))) probe=$JOBS_DIR/lib/probe.sh
+    # So does every one of several runs in one allocation.
+    local number=$((${SLURM_JOB_ID:-$$} + (INTERACTIVE ? $$ : 0) + 1009 * (DDP_ATTEMPT - 1))) probe=$JOBS_DIR/lib/probe.sh
     local arguments=("$number" "${DDP_IFACE-}" "${MASTER_PORT-}")
     if [[ $1 == "$DDP_NODE" || $PLACE == *-local ]]; then
         bash "$probe" "${arguments[@]}"

@@ -178,6 +178,10 @@ place_count_ranks() {
 
 place_warn_idle_gpus() {
     local gpus=${SLURM_GPUS_ON_NODE-}
+    if ((! IS_OWN_COMMAND)) && [[ ! $gpus && ! ${SLURM_JOB_GPUS-} ]] &&
+        [[ $(timeout -k 1 20 scontrol --oneliner show node "$DDP_NODE" 2>/dev/null) =~ \ Gres=[^\ ]*gpu ]]; then
+        log_info "warning: this job has no GPU, on a node that has some: give --gpus-per-node to train on them"
+    fi
     if ((! IS_OWN_COMMAND)) && [[ $gpus =~ ^[0-9]{1,3}$ ]] && ((gpus > NUM_LOCAL_RANKS)); then
         log_info "warning: $gpus GPUs on a node for $NUM_LOCAL_RANKS of our ranks: give --ntasks-per-node=$gpus, or fewer GPUs"
     fi

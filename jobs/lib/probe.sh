@@ -33,16 +33,17 @@ PYTHON
 }
 
 # The larger of the two ranges beside the ephemeral one, clear of the well-known ports. Where that one
-# leaves no room (1024 to 65535 is a common tuning), all of them.
+# leaves little room (1024 to 65535 is a common tuning), all of them.
 port_range() {
-    local low high
+    local low high below above
     read -r low high </proc/sys/net/ipv4/ip_local_port_range
-    if ((low <= 10000 && high >= 65535)); then
+    below=$((low - 10000)) above=$((65535 - high))
+    if ((below < 1000 && above < 1000)); then
         echo "10000 65535"
-    elif ((low - 10000 >= 65535 - high)); then
+    elif ((below >= above)); then
         echo "10000 $((low - 1))"
     else
-        echo "$((high + 1)) 65535"
+        echo "$((high > 9999 ? high + 1 : 10000)) 65535"
     fi
 }
 

@@ -3,6 +3,7 @@
 
 declare -a SETTING_NAMES=()
 declare -A SETTING_ORIGINS=()
+declare -a SHOWN=()
 
 # Names that a rank must see as the job sees them, also where an image sets them otherwise. NVIDIA_, because
 # Enroot's hook reads it at every start: a batch script's container must hand the job's choice to its step.
@@ -61,6 +62,9 @@ settings_cpus() {
         cpus=${cpus%%[(,]*}
     fi
     cpus=$((cpus / ranks))
+    if ((cpus < 2 && ! IS_OWN_COMMAND)) && [[ ${SLURM_GPUS_ON_NODE-} =~ ^[1-9] ]]; then
+        log_info "warning: a rank with a GPU and its data loaders have $((cpus > 0 ? cpus : 1)) CPU: give --cpus-per-task"
+    fi
     # DEBUG sets only what is for debugging.
     ((DEBUG)) || setting OMP_NUM_THREADS "CPUs of a rank" "$((cpus > 0 ? cpus : 1))"
 }
@@ -193,6 +197,21 @@ settings_warn_unknown() {
 
 is_secret() {
     [[ $1 =~ (TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|COOKIE) ]]
+}
+
+# hide_secrets WORD...: sets SHOWN to the words of a command as they may stand in a log.
+hide_secrets() {
+    local word name hide=0
+    SHOWN=()
+    for word in "$@"; do
+        name=${word%%=*} name=${name^^}
+        if ((hide)); then
+            word='***' hide=0
+        elif [[ $name =~ (^|[-_])(TOKEN|SECRET|PASSWORD|PASSWD|API[-_]?KEY|ACCESS[-_]?KEY)$ ]]; then
+            if [[ $word == *=* ]]; then word="${word%%=*}=***"; elif [[ $word == --* ]]; then hide=1; fi
+        fi
+        SHOWN+=("$word")
+    done
 }
 
 settings_print() {

@@ -131,8 +131,11 @@ def test_a_failure_after_a_warning_that_nobody_took_is_a_failure(
         ("pyhton", "found none named 'pyhton' on "),
         ("./there.py", "found that './there.py' may not: chmod +x it, or name what runs it"),
         ("./gone.py", "found none named './gone.py' on "),
-        ("LR=3", "found the setting 'LR=3': write -- env LR=3"),
-        ("--help", "found none named '--help' on "),
+        (
+            "HF_TOKEN=hf_secret",
+            "found the setting 'HF_TOKEN=…': write -- env HF_TOKEN=…, or export",
+        ),
+        ("--epochs", "found the option '--epochs': leave -- away for the trainer's own options"),
     ],
 )
 def test_a_mistyped_command(scripts: Scripts, word: str, told: str) -> None:

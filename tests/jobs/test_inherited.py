@@ -17,7 +17,7 @@ JOBS = Path(__file__).resolve().parents[2] / "jobs"
 SCRIPTS = (JOBS / "prelaunch.sh", JOBS / "launcher.sh", JOBS / "lib.sh", *JOBS.glob("lib/*.sh"))
 OURS = re.compile(r"(DDP|SLURM|SRUN|PYXIS|MASTER|NCCL|TORCH|EXIT)_|(LOCAL_|NODE_|GROUP_)?RANK$")
 CONTRACT = {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "DEBUG"}
-NOT_PASSED = {"TZ", "PS4", "BASH_REMATCH", "REPLY", "IFS", "INHERITED"}
+NOT_PASSED = {"TZ", "PS4", "BASH_REMATCH", "BASH_VERSINFO", "REPLY", "IFS", "INHERITED"}
 ASSIGNED = re.compile(r"(?<![A-Za-z0-9_$\"'{])([A-Z][A-Z_0-9]+)(?:\+?=|\[)")
 LOWER = ("code", "name", "node", "line", "pid", "file")
 
@@ -78,3 +78,19 @@ def test_a_launcher_by_hand_takes_the_same_switches(scripts: Scripts, name: str)
     right = scripts.run("launcher.sh", "--", "true", **{name: "off"})
     assert right.code == 0, right.err
     assert not right.of("monitor_up")
+
+
+def test_no_token_stands_in_a_log_or_record(scripts: Scripts) -> None:
+    """Neither one that is exported, traced, nor one among the words of a command."""
+    exported = {"HF_TOKEN": "hf_SECRET", "LOG": "hf_SECRET"}
+    words = ["env", "WANDB_API_KEY=SECRET2", "true", "--api-key", "SECRET3", "--tokenizer", "kept"]
+    result = scripts.run("prelaunch.sh", "--", *words, DEBUG="1", **exported)
+    assert result.code == 0, result.err
+    printed = result.err + (result.run_dir / "logs" / "rank-0.log").read_text()
+    told = [line for line in printed.splitlines() if not line.startswith("+")]
+    traced = [line for line in printed.splitlines() if line.startswith("+")]
+    record = (result.run_dir / "events.jsonl").read_text()
+    assert traced
+    assert not [line for line in [*told, record] if "SECRET" in line]
+    assert not [line for line in traced if "hf_SECRET" in line and "env " not in line]
+    assert "--tokenizer kept" in printed

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.jobs.said import one_line
+
 pytestmark = pytest.mark.slow
 
 if TYPE_CHECKING:
@@ -144,6 +146,33 @@ def test_a_job_submitted_from_within_another(slurm: Scripts) -> None:
     assert "--ntasks=4" in told
     assert "--overlap" not in told
     assert (slurm.directory / "seen").read_text() == "SQUEUE_STATES=RUNNING\n"
+
+
+def test_srun_in_a_batch_job(slurm: Scripts) -> None:
+    """Every tutorial's way to start a program would start this one once a rank."""
+    step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
+    result = slurm.run("prelaunch.sh", **step)
+    assert (result.code, "leave srun away" in one_line(result.err)) == (64, True)
+    other = slurm.run("prelaunch.sh", **step | {"SLURM_PROCID": "1"})
+    assert (other.code, other.err) == (64, "")
+    scontrol = slurm.directory / "fake-bin" / "scontrol"
+    outer = 'case "$*" in "show step"*) exit 1 ;; esac\n'  # sbatch within another job's step
+    scontrol.write_text(scontrol.read_text().replace("case", f"{outer}case", 1))
+    assert slurm.run("prelaunch.sh", "--dry-run", **step).code == 0
+
+
+def test_a_job_without_gpus_on_a_node_that_has_some(slurm: Scripts) -> None:
+    """Forgotten options are told; so is one CPU for a rank and all its data loaders."""
+    scontrol = slurm.directory / "fake-bin" / "scontrol"
+    node = (
+        'case "$*" in *"show node"*) echo "NodeName=x Gres=gpu:h100:8(S:0-1) X=1"; exit ;; esac\n'
+    )
+    scontrol.write_text(scontrol.read_text().replace("case", f"{node}case", 1))
+    assert "give --gpus-per-node" in slurm.run("prelaunch.sh", "--dry-run").err
+    given = {"SLURM_GPUS_ON_NODE": "2", "SLURM_CPUS_ON_NODE": "2"}
+    told = slurm.run("prelaunch.sh", "--dry-run", **given).err
+    assert "give --gpus-per-node" not in told
+    assert "give --cpus-per-task" in told
 
 
 def test_the_step_in_which_salloc_starts_its_shell(slurm: Scripts) -> None:
