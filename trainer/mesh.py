@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import sys
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from trainer.ranks import Ranks
 
 Backend = Literal["none", "gloo", "nccl"]
-_RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
+_RENDEZVOUS_TIMEOUT = timedelta(minutes=15)
+"""Some nodes may unpack an image of many GB when others have done so."""
 _LEAVING_TIMEOUT = timedelta(seconds=10)
 _DRIVER = Path("/dev/nvidiactl")
 """There with NVIDIA's driver, also in a container that did not get its libraries."""
@@ -254,14 +256,14 @@ def _open_group(
             # Under torchrun its agent already serves the store on that port.
             is_master=ranks.rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
             timeout=_RENDEZVOUS_TIMEOUT,
+            wait_for_workers=False,  # it could not say for whom it waited in vain
         )
         # torchrun's store outlives a restart of the ranks: keys of an attempt of their own.
         attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
         spaced = dist.PrefixStore(  # type: ignore[attr-defined] # the same
             f"trainer/{attempt}", store
         )
-        spaced.set(f"place/{ranks.rank}", f"{_place(device)}\n{node}")
-        told = [spaced.get(f"place/{r}").decode() for r in range(ranks.world_size)]
+        told = _tell_places(spaced, ranks, f"{_place(device)}\n{node}")
     except (dist.DistError, RuntimeError, ValueError) as error:
         # Seldom the user's mistake: the port was free when it was chosen, and nodes come and go.
         raise RunFailedError(
@@ -279,6 +281,31 @@ def _open_group(
     backend = choose_backend(places)
     _connect(spaced, ranks, device, backend)
     return backend, list(nodes)
+
+
+def _tell_places(store: Any, ranks: Ranks, own: str) -> list[str]:  # noqa: ANN401 -- torch's Store
+    """Tell this rank's place; return each rank's. Rank 0 collects them: the store is its process.
+
+    Raises RunFailedError on rank 0, with the ranks that did not come; torch's errors on the others.
+    """
+    store.set(f"place/{ranks.rank}", own)
+    if not ranks.is_main:
+        places: list[str] = json.loads(store.get("places"))
+        return places
+    keys = [f"place/{rank}" for rank in range(ranks.world_size)]
+    try:
+        told = [place.decode() for place in store.multi_get(keys)]
+    except dist.DistError as error:
+        absent = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+        more = f" and {len(absent) - _NUM_TOLD} more" if len(absent) > _NUM_TOLD else ""
+        raise RunFailedError(
+            f"rendezvous at {ranks.master_addr}:{ranks.master_port}: every rank comes within "
+            f"{_RENDEZVOUS_TIMEOUT.total_seconds() / 60:.0f} min; found nothing of rank "
+            f"{', '.join(absent[:_NUM_TOLD])}{more}; look at their logs: without one, their "
+            "container is still starting; else see whether they reach MASTER_ADDR and MASTER_PORT"
+        ) from error
+    store.set("places", json.dumps(told))
+    return told
 
 
 def _connect(store: Any, ranks: Ranks, device: torch.device, backend: Backend) -> None:  # noqa: ANN401 -- torch's Store

@@ -190,7 +190,7 @@ def test_a_single_process_needs_no_group() -> None:
 
 @pytest.mark.slow
 def test_a_rendezvous_that_cannot_be_fails_the_run() -> None:
-    """It is tried again, unlike a mistake; one line names the variables to look at."""
+    """It is tried again, unlike a mistake; one line names who did not come."""
     ranks = Ranks(rank=0, world_size=2, local_world_size=2, master_addr="127.0.0.1", master_port=1)
     env = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
     import trainer.mesh  # noqa: PLC0415
@@ -198,7 +198,7 @@ def test_a_rendezvous_that_cannot_be_fails_the_run() -> None:
     taken = ranks
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.mesh, "_RENDEZVOUS_TIMEOUT", trainer.mesh.timedelta(seconds=1))
-        with pytest.raises(RunFailedError, match="check MASTER_ADDR and MASTER_PORT"):
+        with pytest.raises(RunFailedError, match="found nothing of rank 1; look at"):
             open_mesh(taken, env)
 
 
