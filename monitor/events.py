@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import random
 import re
 import time
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 
-_NUM_TRIES, _TRY_S = 200, 0.01
+_LOCK_LIMIT_S = 1.0
+"""For all tries together, however long a server takes for each; less than the board waits."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.2
 _MOST = 2**63
 """No count, step or byte of a run is as large; larger ones overflow a float."""
 
@@ -77,11 +80,18 @@ def _lock(descriptor: int) -> None:
     On NFS, two nodes that append in the same moment write over each other. Where there are no
     locks, or somebody does not let go of one, it is written without.
     """
-    for _ in range(_NUM_TRIES):
+    deadline_s = time.monotonic() + _LOCK_LIMIT_S
+    pause_s = _FIRST_PAUSE_S
+    while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(_TRY_S)
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return
+            # Not all nodes at once, or the server is busy with those that ask in vain.
+            time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.0)))  # noqa: S311 -- no secret
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         except OSError:
             return
         else:

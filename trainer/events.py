@@ -7,6 +7,7 @@ import fcntl
 import json
 import math
 import os
+import random
 import sys
 import time
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_NUM_TRIES, _TRY_S = 200, 0.01
+_LOCK_LIMIT_S = 2.0
+"""For all tries together, however long a server takes for each: the training waits meanwhile."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.2
 
 
 def utc_now() -> str:
@@ -25,17 +28,19 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def append_line(path: Path, line: dict[str, object]) -> None:
+def append_line(path: Path, line: dict[str, object], *, is_shared: bool = False) -> None:
     """Append `line` as JSON; a number that is not finite becomes null, as JSON has none.
 
-    A record that cannot be written costs a warning, never the run.
+    A file that `is_shared` has other writers, whom this one waits for. A record that cannot be
+    written costs a warning, never the run.
     """
     values = {key: finite(value) for key, value in line.items()}
     data = (json.dumps(values, ensure_ascii=False) + "\n").encode()
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            _lock(descriptor)
+            if is_shared:
+                _lock(descriptor)
             if _ends_in_half_a_line(descriptor):
                 data = b"\n" + data  # else this line would be lost with it
             num_written = os.write(descriptor, data)
@@ -54,11 +59,18 @@ def _lock(descriptor: int) -> None:
     On NFS, two nodes that append in the same moment write over each other. Where there are no
     locks, or somebody does not let go of one, it is written without.
     """
-    for _ in range(_NUM_TRIES):
+    deadline_s = time.monotonic() + _LOCK_LIMIT_S
+    pause_s = _FIRST_PAUSE_S
+    while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(_TRY_S)
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return
+            # Not all nodes at once, or the server is busy with those that ask in vain.
+            time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.0)))  # noqa: S311 -- no secret
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         except OSError:
             return
         else:
@@ -87,4 +99,5 @@ class EventLog:
     def write(self, event: str, **further: object) -> None:
         """Append an event with the keys that the contract asks for, in its order."""
         head = {"time": utc_now(), "event": event, "source": "trainer"}
-        append_line(self.path, {**head, "attempt": self.attempt, "host": self.host, **further})
+        line = {**head, "attempt": self.attempt, "host": self.host, **further}
+        append_line(self.path, line, is_shared=True)
