@@ -30,6 +30,7 @@ from trainer.profiling import profiled_ranks
 from trainer.ranks import Ranks
 from trainer.settings import RunSettings
 from trainer.stop import StopRequest
+from trainer.words import flush_what_can_be, lose_what_cannot_be_written
 from trainer.workloads.registry import build_workload
 
 if TYPE_CHECKING:
@@ -143,8 +144,7 @@ def _run(job: Job, env: MutableMapping[str, str], stacks: Stacks) -> int:
 
 def _end_at_once(code: int) -> NoReturn:
     """End without taking leave: with a rank gone, the process group could wait for ever."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_what_can_be()
     os._exit(code)
 
 
@@ -159,4 +159,5 @@ def _leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    lose_what_cannot_be_written()
     _leave(main(sys.argv[1:], os.environ))

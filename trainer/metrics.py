@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from dataclasses import asdict, dataclass, field
@@ -12,7 +13,7 @@ from trainer.events import append_line, utc_now
 from trainer.speed import Speed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from trainer.stragglers import SlowRank
@@ -223,18 +224,27 @@ class Sinks:
 
     def interval(self, interval: Interval) -> None:
         """Tell each."""
-        for sink in self._sinks:
-            sink.interval(interval)
+        self._each(lambda sink: sink.interval(interval))
 
     def validation(self, validation: Validation) -> None:
         """Tell each."""
-        for sink in self._sinks:
-            sink.validation(validation)
+        self._each(lambda sink: sink.validation(validation))
 
     def close(self) -> None:
         """Close each."""
-        for sink in self._sinks:
-            sink.close()
+        self._each(lambda sink: sink.close())
+
+    def _each(self, tell: Callable[[Sink], None]) -> None:
+        """Leave out, from now on, one that cannot write: it is told of once, and training goes on.
+
+        It is not even closed: that would be to write what it still holds.
+        """
+        for sink in list(self._sinks):
+            try:
+                tell(sink)
+            except OSError as error:
+                self._sinks.remove(sink)
+                _tell_of_loss(type(sink).__name__, error)
 
 
 def open_sinks(
@@ -245,8 +255,17 @@ def open_sinks(
     sinks: list[Sink] = [MetricsFile(run_dir / "metrics.jsonl", attempt)]
     sinks.append(LiveBar(total_steps, started_step) if on_terminal else LogLines(started_step))
     if tensorboard:
-        sinks.append(TensorBoard(run_dir / "tensorboard"))
+        try:
+            sinks.append(TensorBoard(run_dir / "tensorboard"))
+        except OSError as error:
+            _tell_of_loss(TensorBoard.__name__, error)
     return Sinks(sinks)
+
+
+def _tell_of_loss(name: str, error: OSError) -> None:
+    told = f"trainer: {name} is told nothing more of this attempt: {error}"
+    with contextlib.suppress(BrokenPipeError):  # its reader may be the one that has gone
+        print(told, file=sys.stderr, flush=True)
 
 
 def validation_line(validation: Validation) -> str:

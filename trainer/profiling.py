@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import UserError
+from trainer.errors import UserError, one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     import torch
@@ -93,17 +96,20 @@ class StepProfiler:
         """Write what was traced so far, if tracing is under way."""
         if self._profiler is None:
             return
-        self._profiler.stop()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._profiler.export_chrome_trace(str(self._folder / f"trace-rank-{self._rank}.json"))
-        self._profiler = None
-        self._write_memory()
+        profiler, self._profiler = self._profiler, None
+        with _no_trace_is_worth_a_run(self._folder):
+            profiler.stop()
+            self._folder.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(self._folder / f"trace-rank-{self._rank}.json"))
+        with _no_trace_is_worth_a_run(self._folder):
+            self._write_memory()
 
     def out_of_memory(self) -> None:
         """Write what was allocated until now, if that is recorded: now it is wanted most."""
         if self._profiler is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._write_memory()
+            with _no_trace_is_worth_a_run(self._folder):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._write_memory()
 
     def _write_memory(self) -> None:
         if self._with_memory:
@@ -114,6 +120,17 @@ class StepProfiler:
     def _record_memory(self) -> None:
         if self._with_memory:
             _memory()._record_memory_history(max_entries=_MAX_NUM_ENTRIES)  # noqa: SLF001 -- the same
+
+
+@contextlib.contextmanager
+def _no_trace_is_worth_a_run(folder: Path) -> Iterator[None]:
+    """Warn of what cannot be written, such as on a full disk."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 -- torch has errors of many types for a full disk
+        print(
+            f"trainer: could not write to {folder}: {one_line(error)}", file=sys.stderr, flush=True
+        )
 
 
 def _memory() -> Any:  # noqa: ANN401 -- a module whose only means for this are private, and untyped

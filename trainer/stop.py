@@ -18,6 +18,7 @@ import time
 from typing import TYPE_CHECKING
 
 from trainer.errors import EXIT_STOPPED
+from trainer.words import flush_what_can_be
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,8 +94,7 @@ class StopRequest:
         self._ending.acquire()  # for ever, for the second of two threads
         with contextlib.suppress(Exception):  # a goodbye that fails must not keep us
             self._say_goodbye(max(0.0, self.remaining_s))
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_what_can_be()
         os._exit(EXIT_STOPPED)
 
     def _deadline_s(self) -> float:

@@ -1,5 +1,6 @@
-"""Whose steps are traced. No torch."""
+"""Whose steps are traced."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from trainer.config import Config
 from trainer.errors import UserError
-from trainer.profiling import check_device, profiled_ranks
+from trainer.profiling import StepProfiler, check_device, profiled_ranks
 
 
 @pytest.mark.parametrize(("told", "ranks"), [("0", {0}), ("0,3", {0, 3}), ("all", {0, 1, 2, 3})])
@@ -33,3 +34,19 @@ def test_a_snapshot_is_of_a_gpu() -> None:
     check_device(Config(), cpu)
     with pytest.raises(UserError, match=r"--memory-snapshot: a GPU.* found cpu; leave it out"):
         check_device(config, cpu)
+
+
+@pytest.mark.slow
+def test_a_trace_that_cannot_be_written_ends_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is told, once."""
+    (tmp_path / "profile").write_text("somebody else's")
+    profiler = StepProfiler(range(1, 2), tmp_path / "profile", rank=0)
+    profiler.before(1)
+    profiler.out_of_memory()
+    profiler.after(1)
+    profiler.close()
+    told = [line for line in capsys.readouterr().err.splitlines() if "could not write" in line]
+    assert len(told) == 2
+    assert "FileExistsError" in told[0]
