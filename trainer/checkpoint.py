@@ -13,15 +13,15 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from trainer import loading, saving
+from trainer import saving
 from trainer.checkpoint_folder import CheckpointFolder, name_of, step_of
 from trainer.errors import UserError
-from trainer.manifest import DamagedError
 from trainer.peers import open_peers
 from trainer.position import State
 from trainer.saving import Writing
+from trainer.shared_reading import list_together, read_together
 from trainer.staging import HostCopies, is_lack_of_memory
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from trainer.mesh import Mesh
     from trainer.peers import Peers
     from trainer.position import Position
-
-T = TypeVar("T")
 
 _SPACE_MARGIN = 1.02
 _SPACE_MARGIN_BYTES = 1 << 20
@@ -169,7 +167,8 @@ class Checkpoints:
 
         `prepare` looks at what a checkpoint holds, and returns the tensors to read it into. A
         damaged one is skipped with a warning that names it, and the one before it is used.
-        Raises UserError when a path was given and cannot be loaded, and what `prepare` raises.
+        Raises UserError when a path was given and cannot be loaded, RunFailedError when what may be
+        whole cannot be read, and what `prepare` raises.
         """
         self.wait()
         named = None if wish == "auto" else wish
@@ -200,11 +199,13 @@ class Checkpoints:
         """Load the first that is not damaged; one that the user `named` may not be."""
         skipped: list[dict[str, str]] = []
         for path in paths:
-            loaded, problem = self._try_load(path, prepare)
+            loaded, problem = read_together(path, prepare, self._meet())
             if loaded is not None:
-                self._take_up(path, loaded[1])
-                self._tell_resume(loaded[1].step, str(path), skipped)
-                return loaded
+                stored, tensors = loaded
+                position = stored.state.position
+                self._take_up(path, position)
+                self._tell_resume(position.step, str(path), skipped)
+                return tensors, position
             if named is not None:
                 raise UserError(
                     f"--resume {named}",
@@ -245,28 +246,7 @@ class Checkpoints:
 
     def _shared(self, look: Callable[[], list[Path]]) -> list[Path]:
         """Return what rank 0 sees; the group is opened only if that is anything at all."""
-        paths = look() if self._mesh.ranks.is_main else []
-        (count,) = self._mesh.max([float(len(paths))])
-        return self._meet().share(paths) if count else []
-
-    def _try_load(
-        self, path: Path, prepare: Callable[[Stored], dict[str, Tensor]]
-    ) -> tuple[tuple[dict[str, Tensor], Position] | None, str]:
-        """Return what the checkpoint holds, or None and what is wrong with it, on all ranks."""
-        peers = self._meet()
-
-        def verified() -> Stored:
-            loading.verify(path, part=peers.rank, num_parts=peers.world_size)
-            return loading.look_into(path)
-
-        stored, problem = _agreed(peers, verified)
-        if stored is None:
-            return None, problem
-        tensors = prepare(stored)
-        _, problem = _agreed(peers, lambda: loading.read_into(path, tensors))
-        if problem:
-            return None, problem
-        return (tensors, stored.state.position), ""
+        return list_together(look, self._mesh, self._meet)
 
     def _take_up(self, path: Path, position: Position) -> None:
         """Go on from a loaded checkpoint; a pointer that means nothing is written anew."""
@@ -378,14 +358,3 @@ class Checkpoints:
     def _tell_resume(self, step: int, path: str | None, skipped: list[dict[str, str]]) -> None:
         if self._mesh.ranks.is_main:
             self._events.write("resume", step=step, path=path, skipped=skipped)
-
-
-def _agreed(peers: Peers, work: Callable[[], T]) -> tuple[T | None, str]:
-    """Return the result, or None and a problem if any rank had one. A point of synchronisation."""
-    result, problem = None, ""
-    try:
-        result = work()
-    except DamagedError as error:
-        problem = str(error)
-    problem = next((told for told in peers.gather(problem) if told), "")
-    return (None if problem else result), problem

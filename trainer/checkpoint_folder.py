@@ -59,7 +59,7 @@ class CheckpointFolder:
         """Return the checkpoints, the last written one first.
 
         One whose place in that order cannot be read comes before all others: it is damaged, and
-        whoever looks for a good one should be told.
+        whoever looks for a good one should be told. Raises OSError if the folder cannot be read.
         """
         return list(self._serials())
 
@@ -74,7 +74,10 @@ class CheckpointFolder:
 
     def _serials(self) -> dict[str, float]:
         """Return each checkpoint's place in the order of writing, the last one first."""
-        names = [entry.name for entry in self.path.glob("step-*")]
+        try:
+            names = [entry.name for entry in self.path.iterdir()]  # glob would hide an error
+        except (FileNotFoundError, NotADirectoryError):
+            return {}  # whatever else it is, there may be some: who takes it for none begins anew
         serials = {name: self._serial(name) for name in names if step_of(name) is not None}
         return dict(sorted(serials.items(), key=lambda s: (s[1], step_of(s[0])), reverse=True))
 
@@ -134,11 +137,11 @@ class CheckpointFolder:
         place in the order cannot be read neither counts nor goes: nobody has looked at it.
         """
         spared = {self.pointed("latest"), self.pointed("best"), *kept}
-        good = [
-            name
-            for name, serial in self._serials().items()
-            if math.isfinite(serial) and name not in damaged
-        ]
+        try:
+            serials = self._serials()
+        except OSError:
+            return  # the next one looks again
+        good = [n for n, serial in serials.items() if math.isfinite(serial) and n not in damaged]
         surplus = good[num_kept:]
         if len(good) >= num_kept:
             surplus += damaged
@@ -155,11 +158,22 @@ class CheckpointFolder:
 
 
 def find_folder(path: Path) -> CheckpointFolder | None:
-    """Return the checkpoints that `path`, a run directory or its `checkpoints/`, holds; or None."""
+    """Return the checkpoints that `path`, a run directory or its `checkpoints/`, holds; or None.
+
+    Raises UserError if they cannot be read.
+    """
     for candidate in (path / "checkpoints", path):
         folder = CheckpointFolder(candidate)
-        if folder.names():
-            return folder
+        try:
+            if folder.names():
+                return folder
+        except OSError as error:
+            raise UserError(
+                str(candidate),
+                rule="a folder that can be read",
+                found=error.strerror,
+                remedy="look at its permissions and its file system",
+            ) from error
     return None
 
 

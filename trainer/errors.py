@@ -1,6 +1,11 @@
 """What can go wrong, and the exit code it ends with."""
 
-from typing import Final
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 EXIT_FINISHED: Final = 0
 """The run reached its last step."""
@@ -15,6 +20,13 @@ EXIT_STOPPED: Final = 75
 def one_line(error: BaseException) -> str:
     """Return an error's type and words, whatever line breaks are in them."""
     return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, and what it was raised from or in."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 class UserError(Exception):

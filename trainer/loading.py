@@ -10,15 +10,18 @@ import torch
 
 from trainer import manifest, plain_file
 from trainer.checkpoint_folder import STATE_FILE
-from trainer.errors import one_line
-from trainer.manifest import DamagedError
+from trainer.errors import causes, one_line
+from trainer.manifest import DamagedError, UnreadableError, is_unreadable
 from trainer.position import State
+from trainer.staging import is_lack_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from torch import Tensor
+
+_MAX_LENGTH = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,4 +91,9 @@ def read_named(stored: Stored, prefix: str) -> dict[str, Tensor]:
 
 
 def _damage(error: BaseException) -> DamagedError:
-    return DamagedError(one_line(error)[:300])
+    """Say what was raised while reading; torch wraps what the system or the memory said."""
+    for cause in causes(error):
+        is_unread = isinstance(cause, OSError) and is_unreadable(cause)
+        if is_unread or is_lack_of_memory(cause):
+            return UnreadableError(one_line(cause)[:_MAX_LENGTH])
+    return DamagedError(one_line(error)[:_MAX_LENGTH])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -19,9 +20,21 @@ _VERSION = 1
 _BLOCK_BYTES = 8 << 20
 """So large that other threads wait for the interpreter only some hundred times a gigabyte."""
 
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+"""What says for sure that a file is not there, or something else in its place."""
+
 
 class DamagedError(Exception):
     """A checkpoint is not what was written; one line says what is wrong."""
+
+
+class UnreadableError(DamagedError):
+    """It cannot be read here and now, so that nobody can say what it is: it may be whole."""
+
+
+def is_unreadable(error: OSError) -> bool:
+    """Whether an error of reading leaves open what is there, such as ESTALE, EIO or EACCES."""
+    return not isinstance(error, plain_file.NotPlainError) and error.errno not in _GONE
 
 
 @dataclass(frozen=True)
@@ -102,7 +115,8 @@ def check_digests(
 def _unreadable(name: str, error: OSError) -> DamagedError:
     if isinstance(error, plain_file.NotPlainError):
         return DamagedError(str(error))
-    return DamagedError(f"{name}: {error.strerror}")
+    kind = UnreadableError if is_unreadable(error) else DamagedError
+    return kind(f"{name}: {error.strerror or error}")
 
 
 def flush(path: Path) -> None:

@@ -17,11 +17,11 @@ import torch
 
 from trainer import manifest
 from trainer.checkpoint_folder import STATE_FILE
-from trainer.errors import one_line
+from trainer.errors import causes, one_line
 from trainer.tensor_names import split_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -199,7 +199,7 @@ def _distributed_checkpoint() -> Any:  # noqa: ANN401 -- a module
 
 def _explain(error: BaseException, path: Path) -> tuple[str, str]:
     """Return the reason and one line for what was raised while writing."""
-    chain = list(_chain(error))
+    chain = list(causes(error))
     full = next((e for e in chain if isinstance(e, OSError) and e.errno in _FULL), None)
     if full is not None:
         return NO_SPACE, one_line(full)[:_MAX_LENGTH]
@@ -209,12 +209,6 @@ def _explain(error: BaseException, path: Path) -> tuple[str, str]:
         if num_free < _NEARLY_FULL_BYTES:
             return NO_SPACE, f"{num_free / 2**20:.1f} MiB free while it was being written"
     return WRITE_ERROR, one_line(chain[-1])[:_MAX_LENGTH]
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def num_own_bytes(tensors: Mapping[str, Tensor], num_sharing: int) -> float:

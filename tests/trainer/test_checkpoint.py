@@ -174,7 +174,7 @@ def test_rank_0_says_which_checkpoint_a_name_means(
 
     class Peers(Alone):
         def share(self, _value: object) -> Any:
-            return [tmp_path / "of rank 0"]
+            return [tmp_path / "of rank 0"], ""
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "step-5").mkdir()
