@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import stat
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,9 @@ _BLOCK_BYTES = 8 << 20
 
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 """What says for sure that a file is not there, or something else in its place."""
+
+_NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
+"""What SMB and some file systems of FUSE say of flushing a folder."""
 
 
 class DamagedError(Exception):
@@ -120,9 +124,13 @@ def _unreadable(name: str, error: OSError) -> DamagedError:
 
 
 def flush(path: Path) -> None:
-    """Force a file or a folder to the disk."""
+    """Force a file or a folder to the disk; a folder only where the file system can do that."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        if not (is_folder and error.errno in _NOT_SUPPORTED):
+            raise
     finally:
         os.close(descriptor)

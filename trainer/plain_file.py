@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,13 @@ class NotPlainError(OSError):
 
 def size_bytes(path: Path) -> int:
     """Return the size of a plain file. Raises NotPlainError, or OSError if there is none."""
-    found = path.stat()
+    # Opened, as NFS answers who only asks from a cache, which may be older than the file. A pipe
+    # without a writer, or a device, does not keep who opens it so.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise NotPlainError(f"{path.name} is no file")
     return found.st_size

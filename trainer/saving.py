@@ -139,6 +139,11 @@ def _complete(
     step = state.position.step
     partial = folder.partial(step)
     try:
+        manifest.check_sizes(partial, records)  # what other nodes told of must be here, too
+    except manifest.DamagedError as error:
+        told = f"not on one shared file system? rank 0 looked for what all ranks wrote: {error}"
+        return (WRITE_ERROR, told[:_MAX_LENGTH]), 0
+    try:
         text = replace(state, serial=folder.next_serial()).to_json()
         (partial / STATE_FILE).write_text(text, encoding="utf-8")
         for name in (STATE_FILE, ".metadata"):

@@ -1,8 +1,10 @@
 """Disks that are full: real ones, small and in memory."""
 
+import errno
 import json
 import os
 import shutil
+import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,10 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from trainer import saving
+from trainer import manifest, plain_file, saving
 from trainer.checkpoint import Checkpoints
 from trainer.events import EventLog
 from trainer.mesh import Mesh
+from trainer.peers import Alone
 from trainer.position import Position
 from trainer.ranks import Ranks
 
@@ -133,6 +136,84 @@ def test_a_folder_that_is_gone_is_told_like_any_other_error(
     assert (told["step"], told["reason"]) == (1, "write error")
     assert "NotADirectoryError" in told["error"]
     assert capsys.readouterr().err.count("\n") == 1
+
+
+class OtherDisk(Alone):
+    """Rank 0, told of a file that another node has written to a disk of its own."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return what both ranks tell."""
+        other = (None, {"__1_0.distcp": manifest.FileRecord(100, "0" * 64)})
+        return [value, other]
+
+
+def test_files_on_a_disk_of_another_node_are_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Complete is what rank 0 sees all files of; it would be told too late by a load."""
+    disk = Disk(tmp_path, tmp_path / "events.jsonl")
+    checkpoints = open_folder(disk, is_async=False)
+    monkeypatch.setattr("trainer.checkpoint.open_peers", lambda _mesh: OtherDisk())
+    assert not save(checkpoints, 1, 400)
+    (told,) = failures(disk.events)
+    assert told["reason"] == "write error"
+    assert told["error"].startswith("not on one shared file system? ")
+    assert told["error"].endswith("__1_0.distcp: No such file or directory")
+    assert not list((tmp_path / "checkpoints").iterdir())
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_size_is_asked_of_an_open_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """stat() is answered by NFS from a cache; opening asks the server."""
+    (tmp_path / "file").write_text("12345")
+
+    def old(*_args: object, **_further: object) -> None:
+        raise AssertionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", old)
+        assert plain_file.size_bytes(tmp_path / "file") == 5
+    os.mkfifo(tmp_path / "pipe")
+    for other in (tmp_path / "pipe", tmp_path, Path("/dev/null")):
+        with pytest.raises(plain_file.NotPlainError):
+            plain_file.size_bytes(other)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_that_flushes_no_folders_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Such as SMB; of a file it is an error as ever."""
+    flush = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        flush(descriptor)
+
+    def refuse(_descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    disk = Disk(tmp_path, tmp_path / "events.jsonl")
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert save(open_folder(disk), 1, 400)
+    assert loaded_step(disk) == 1
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        manifest.flush(tmp_path / "events.jsonl")
+
+
+def test_a_folder_that_the_disk_does_not_take_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what is not supported is passed over."""
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        manifest.flush(tmp_path)
 
 
 @pytest.mark.slow
