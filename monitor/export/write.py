@@ -34,7 +34,8 @@ def beside(out: str, *, mode: int | None = None) -> Iterator[str]:
     target = os.path.realpath(out)
     folder, name = os.path.split(target)
     # hidden, and not ending in .prom: node_exporter would read it half written
-    path = os.path.join(folder, f".{name}.{os.getpid()}.new")  # noqa: PTH118
+    # with the node's name: on another one, a process may have the same number
+    path = os.path.join(folder, f".{name}.{os.uname().nodename}.{os.getpid()}.new")  # noqa: PTH118
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
         if mode is not None:

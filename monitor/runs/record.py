@@ -160,7 +160,8 @@ def _no_run(run_dir: str, error: OSError) -> UserError:
 
 
 def _replace(target: str, record: Record) -> None:
-    beside = f"{target}.{os.getpid()}.new"
+    # With the node: of several, each may have a process of that number.
+    beside = f"{target}.{os.uname().nodename}.{os.getpid()}.new"
     try:
         with open(beside, "w", encoding="utf-8") as file:  # noqa: PTH123
             json.dump(record, file, indent=2, ensure_ascii=False)

@@ -6,6 +6,7 @@ import sys
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from monitor import events
 from monitor.errors import UserError
+from monitor.export import write as export_write
 from monitor.runs import evidence, record
 
 TOLD = {"outcome": "finished", "train_time_s": 9.5, "test_accuracy": 0.98, "steps": 40}
@@ -362,3 +364,23 @@ def test_only_the_end_of_long_metrics_is_read(
     os.unlink(run_dir / "events.jsonl")  # noqa: PTH108
     with pytest.raises(UserError, match="run directory"):
         record.compose_file(str(run_dir))
+
+
+def test_two_nodes_write_beside_by_names_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In containers, a process of the same number may be at the same file on another node."""
+    seen: list[str] = []
+
+    def replace(source: str, _target: str) -> None:
+        seen.append(source)
+        os.unlink(source)  # noqa: PTH108
+
+    monkeypatch.setattr(os, "replace", replace)
+    for node in ("n1", "n2"):
+        monkeypatch.setattr(os, "uname", lambda node=node: SimpleNamespace(nodename=node))
+        record._replace(str(tmp_path / "run.json"), {})
+        with export_write.beside(str(tmp_path / "out.prom")):
+            pass
+    assert len(set(seen)) == 4
+    assert not [name for name in seen if name.endswith(".prom")]
