@@ -3,7 +3,8 @@
     step-<n>/             complete
     .step-<n>.partial/    being written
     .step-<n>.replaced/   for the moment in which a step is replaced by a newer state of it
-    .step-<n>.removed/    for the moment in which it is removed
+    .step-<n>.removed/    for the moment in which it is removed; .step-<n>.1.removed/ and so on
+                          where that one, or the other, could not be removed whole
     latest, best          files that hold a name
 
 Only rank 0 changes anything here.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 import shutil
 from typing import TYPE_CHECKING
@@ -39,6 +41,12 @@ def step_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def _turn(hidden: Path) -> int:
+    """Return i of `.step-<n>.<i>.replaced`, 0 without."""
+    turn = hidden.name.split(".")[2]
+    return int(turn) if turn.isdecimal() else 0
+
+
 class CheckpointFolder:
     """`checkpoints/` of a run directory."""
 
@@ -48,9 +56,13 @@ class CheckpointFolder:
     def open(self) -> None:
         """Create it, and clean up after a run that died while writing."""
         self.path.mkdir(parents=True, exist_ok=True)
-        for leftover in self.path.glob(".step-*.replaced"):
-            original = self.path / leftover.name[1:].removesuffix(".replaced")
-            if not original.exists():
+        # The one that was replaced last is the newest: it alone takes its name back, and is whole,
+        # for another name is given before anything is removed.
+        for leftover in sorted(self.path.glob(".step-*.replaced"), key=_turn, reverse=True):
+            original = self.path / leftover.name[1:].partition(".")[0]
+            if original.exists():
+                self._remove(leftover, original.name)
+            else:
                 leftover.rename(original)
         for leftover in self.path.glob(".step-*"):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -101,7 +113,7 @@ class CheckpointFolder:
 
     def complete(self, step: int) -> Path:
         """Give the written folder its name; at any instant a complete one of the step is there."""
-        final, replaced = self.path_of(step), self.path / f".{name_of(step)}.replaced"
+        final, replaced = self.path_of(step), self._free(name_of(step), "replaced")
         if final.exists():
             final.rename(replaced)
         try:
@@ -111,7 +123,8 @@ class CheckpointFolder:
                 replaced.rename(final)
             raise
         manifest.flush(self.path)
-        shutil.rmtree(replaced, ignore_errors=True)
+        if replaced.exists():
+            self._remove(replaced, final.name)
         return final
 
     def point(self, pointer: str, step: int) -> None:
@@ -147,14 +160,26 @@ class CheckpointFolder:
             surplus += damaged
         for name in surplus:
             if name not in spared:
-                self._remove(name)
+                self._remove(self.path / name, name)
 
-    def _remove(self, name: str) -> None:
+    def _remove(self, path: Path, name: str) -> None:
         """Take the name away first: half a checkpoint must not look like a damaged one."""
-        removed = self.path / f".{name}.removed"
         with contextlib.suppress(OSError):
-            (self.path / name).rename(removed)
-            shutil.rmtree(removed)
+            removed = path.rename(self._free(name, "removed"))
+            shutil.rmtree(removed, ignore_errors=True)
+
+    def _free(self, name: str, fate: str) -> Path:
+        """Return a hidden name that nothing has.
+
+        What was moved away before may still be there: NFS keeps a file that is open somewhere as
+        `.nfsXXXX`, and with it the folder.
+        """
+        turn = 0
+        path = self.path / f".{name}.{fate}"
+        while os.path.lexists(path):
+            turn += 1
+            path = self.path / f".{name}.{turn}.{fate}"
+        return path
 
 
 def find_folder(path: Path) -> CheckpointFolder | None:
