@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 NO_SPACE, WRITE_ERROR = "no space", "write error"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NEARLY_FULL_BYTES = 1 << 20
+_PROBE_BYTES = 1 << 20
 _SHORT_TURN_S = 0.0005
 _MAX_LENGTH = 300
 """Of an error that is told, in characters: torch's may be pages."""
@@ -209,11 +210,33 @@ def _explain(error: BaseException, path: Path) -> tuple[str, str]:
     if full is not None:
         return NO_SPACE, one_line(full)[:_MAX_LENGTH]
     # torch's writer swallows the number of the error on its way through C++.
+    if not any(isinstance(e, OSError) and e.errno for e in chain):
+        refused = _probe(path)
+        if refused is not None:
+            reason = NO_SPACE if refused.errno in _FULL else WRITE_ERROR
+            return reason, one_line(refused)[:_MAX_LENGTH]
     with contextlib.suppress(OSError):  # the folder may be gone: what was raised says so
         num_free = num_free_bytes(path)
         if num_free < _NEARLY_FULL_BYTES:
             return NO_SPACE, f"{num_free / 2**20:.1f} MiB free while it was being written"
     return WRITE_ERROR, one_line(chain[-1])[:_MAX_LENGTH]
+
+
+def _probe(folder: Path) -> OSError | None:
+    """Write a little, and return what the system says to it: it alone knows of a user's quota."""
+    # Each rank may ask, on every node.
+    probe = folder / f".probe.{os.uname().nodename}.{os.getpid()}"
+    try:
+        try:
+            with probe.open("wb") as file:
+                file.write(bytes(_PROBE_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        return error
+    return None
 
 
 def num_own_bytes(tensors: Mapping[str, Tensor], num_sharing: int) -> float:

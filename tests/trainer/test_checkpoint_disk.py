@@ -122,6 +122,34 @@ def test_torchs_own_word_for_a_full_disk_is_told_to_nobody(
     assert told == ("no space", "0.5 MiB free while it was being written")
 
 
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(errno.EDQUOT, "no space"), (errno.ENOSPC, "no space"), (errno.EIO, "write error")],
+)
+def test_a_quota_is_asked_for_by_writing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, reason: str
+) -> None:
+    """The file system has room, the user has none, and torch tells of positions only."""
+
+    def refuse(_descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    told = saving._explain(RuntimeError("unexpected pos 704 vs 598"), tmp_path)  # noqa: SLF001 -- a race
+    assert told[0] == reason
+    assert os.strerror(number) in told[1]
+    known = saving._explain(OSError(errno.EACCES, "Permission denied"), tmp_path)  # noqa: SLF001 -- as above
+    assert known == ("write error", "PermissionError: [Errno 13] Permission denied")
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_there_is_room_torchs_own_word_is_told(tmp_path: Path) -> None:
+    """The probe leaves nothing behind."""
+    told = saving._explain(RuntimeError("unexpected pos 704 vs 598"), tmp_path)  # noqa: SLF001 -- a race
+    assert told == ("write error", "RuntimeError: unexpected pos 704 vs 598")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("is_async", [True, False])
 def test_a_folder_that_is_gone_is_told_like_any_other_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_async: bool
