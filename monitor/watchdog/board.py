@@ -5,7 +5,9 @@ Everything here is done in a thread; who calls waits a moment at most, and goes 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 from typing import TYPE_CHECKING
 
 from monitor import events as event_log
@@ -28,23 +30,33 @@ class EventBoard:
         """Meet in `log`, by calls made through `files`."""
         self._log = log
         self._files = files
-        self._offset: int | None = None
+        self._offset: int | None = None  # the thread's own
+        self._read_data: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def tell(self, event: str, **keys: object) -> None:
         """Append an event; if that hangs it is appended once it no longer does."""
         self._files.ask(lambda: self._log.append(event, **keys), _LIMIT_S)
 
     def hear(self) -> Sequence[Event]:
-        """Read the events of interest that have been added; none while the file cannot be read."""
-        heard = self._files.question(self._read, _LIMIT_S)
-        if heard is None:
-            return []
-        data, self._offset = heard
-        lines = [line for line in data.split(b"\n") if any(word in line for word in _WORDS)]
+        """Take the events of interest that have been added; none while the file cannot be read.
+
+        What came too late to be waited for is taken now.
+        """
+        self._files.question(self._read, _LIMIT_S)
+        read: list[bytes] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                read.append(self._read_data.get_nowait())
+        lines = [x for x in b"".join(read).split(b"\n") if any(word in x for word in _WORDS)]
         return event_log.read(b"\n".join(lines))[0]
 
-    def _read(self) -> tuple[bytes, int]:
-        """Read on to the last whole line; give also where to read on next time.
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the files hang: what others may have told is not known then."""
+        return self._files.is_stuck
+
+    def _read(self) -> None:
+        """Read on to the last whole line; only the thread of the files does, one call at a time.
 
         The file is opened anew each time, so that NFS asks the server how long it is.
         """
@@ -56,4 +68,5 @@ class EventBoard:
         finally:
             os.close(fd)
         whole = data[: data.rfind(b"\n") + 1]
-        return whole, offset + len(whole)
+        self._offset = offset + len(whole)
+        self._read_data.put(whole)

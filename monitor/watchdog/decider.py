@@ -43,6 +43,11 @@ class Board(Protocol):
         """Hear what was told since the last time, one's own words included."""
         ...
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether others may have told what cannot be heard now."""
+        ...
+
 
 class Hands(Protocol):
     """What a watcher can do on its node. Nothing here hangs or raises."""
@@ -274,6 +279,8 @@ class Decider:
         turn_s = COLLECT_S + _DEPUTY_S + _PER_PLACE_S * place if place else 0.0
         if waited_s < turn_s or (lost and waited_s < COLLECT_S):
             return None
+        if self._board.is_stuck:  # who is not heard is not lost for that
+            lost = []
         return compose([mine, *self._others.aged(now_s)], lost, self._place.master)
 
     def _act(self, text: str) -> None:

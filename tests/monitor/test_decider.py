@@ -58,6 +58,7 @@ class Node:
     ended: bool = False
     said: list[str] = field(default_factory=list)
     due_s: float = 0.0
+    stuck: bool = False
 
     def __post_init__(self) -> None:
         """Start its watchdog."""
@@ -123,6 +124,11 @@ class Node:
         heard = self.world.events[self.num_heard :]
         self.num_heard = len(self.world.events)
         return heard
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether its files hang."""
+        return self.stuck
 
 
 def nodes(number: int) -> tuple[World, list[Node]]:
@@ -231,6 +237,18 @@ def test_a_node_that_says_nothing_is_lost() -> None:
     assert (world.verdict()["kind"], world.verdict()["node"]) == ("network", "n2")
     assert made[0].ended
     assert made[1].ended
+
+
+def test_who_cannot_hear_calls_nobody_lost() -> None:
+    """The leader's files hang: others may have told all there is to tell."""
+    world, made = nodes(3)
+    made[2].alive = False
+    made[0].stuck = True
+    world.passes(LIMIT_S + COLLECT_S - 5)
+    assert not world.of("verdict")
+    world.passes(15)
+    assert world.verdict()["kind"] != "network"
+    assert "n2" not in world.verdict()["text"]
 
 
 def test_without_a_leader_the_next_in_line_decides() -> None:

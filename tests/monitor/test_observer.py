@@ -244,6 +244,37 @@ def test_watchers_hear_each_other_through_the_events(tmp_path: Path) -> None:
     assert [event["text"] for event in yours.hear()] == ["x"]
 
 
+def test_what_comes_late_is_heard_then_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow server's answer is not thrown away, only to be asked for again."""
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event": "verdict", "text": "x"}\n')
+    gate, num_reads = threading.Event(), [0]
+    read = os.pread
+
+    def slowly(descriptor: int, size: int, offset: int) -> bytes:
+        data = read(descriptor, size, offset)
+        num_reads[0] += size > 0
+        gate.wait(20)
+        return data
+
+    monkeypatch.setattr("monitor.watchdog.board._LIMIT_S", 0.1)
+    monkeypatch.setattr(os, "pread", slowly)
+    yours = board(path)
+    assert yours.hear() == []
+    assert yours.is_stuck
+    assert yours.hear() == []
+    gate.set()
+    deadline_s = time.monotonic() + 20
+    while yours.is_stuck and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    monkeypatch.setattr("monitor.watchdog.board._LIMIT_S", 10)
+    assert [event["text"] for event in yours.hear()] == ["x"]
+    assert yours.hear() == []
+    assert num_reads == [1]
+
+
 LAUNCH = {"DDP_BEAT_DIR": "/dev/shm/x", "DDP_ATTEMPT": "3", "NODE_RANK": "2"}
 
 
