@@ -66,4 +66,6 @@ def main(marks: Marks, path: Path, argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Marks(), Path(sys.argv[1]), sys.argv[2:]))
+    ended = main(Marks(), Path(sys.argv[1]), sys.argv[2:])
+    sys.stdout.flush()
+    os._exit(ended)  # as the trainer ends: torch's threads do not survive Python's own way
