@@ -128,15 +128,16 @@ event_write() {
         log_info "could not append to $DDP_RUN_DIR/events.jsonl; going on"
 }
 
-# event_lock: of descriptor 9. A thousand ranks come up in one moment: they try again, each in its time.
+# event_lock: of descriptor 9. A moment in the queue keeps events in order; a thousand ranks come up at
+# once, and NFS forgets who waits: then each tries again in its time.
 event_lock() {
     local deadline=$((SECONDS + EVENT_LOCK_S + ${WORLD_SIZE:-1} / 50)) code
     while :; do
         code=0
-        flock -n 9 2>/dev/null || code=$?
+        flock -w 0.3 9 2>/dev/null || code=$?
         # 1: somebody has it; anything else: it is ours, or there are no locks here.
         if ((code != 1 || SECONDS >= deadline)); then return 0; fi
-        sleep "0.$((RANDOM % 9))$((RANDOM % 10))"
+        sleep "0.0$((RANDOM % 9 + 1))"
     done
 }
 
