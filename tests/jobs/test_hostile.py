@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +13,8 @@ import pytest
 from tests.jobs.said import one_line
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from conftest import Scripts
 
 pytestmark = pytest.mark.slow
@@ -339,30 +338,6 @@ def test_a_command_without_its_dashes(scripts: Scripts, words: list[str], told: 
     result = scripts.run("prelaunch.sh", *words)
     assert (result.code, told in one_line(result.err)) == (64, True), result.err
     assert not list(scripts.directory.glob("out"))
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="to be another user needs root")
-def test_a_run_of_a_colleagues(scripts: Scripts) -> None:
-    """In a folder of a group's, what the first user made may be the first user's alone."""
-    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to others
-        run_dir = Path(name, "out", "shared")
-        (run_dir / "checkpoints").mkdir(parents=True)
-        (run_dir / "events.jsonl").touch(0o644)
-        for path in (Path(name), run_dir, run_dir / "checkpoints"):
-            path.chmod(0o777)
-        jobs = shutil.copytree(scripts.root / "jobs", Path(name, "jobs"))
-        stranger = ("setpriv", "--reuid=1234", "--regid=1234", "--clear-groups")
-        told = subprocess.run(
-            [*stranger, jobs / "prelaunch.sh", "--", "true"],
-            env=scripts.env | {"DDP_RUN_NAME": "shared", "HOME": "/"},
-            cwd=name,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert told.returncode == 64
-        assert "events.jsonl is root:root -rw-r--r--: its owner can chmod" in one_line(told.stderr)
-        assert not list(run_dir.glob("lock*"))
 
 
 def test_jobs_that_would_not_hear_of_their_settings(scripts: Scripts) -> None:

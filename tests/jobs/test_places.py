@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -11,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-from tests.jobs.said import one_line
 
 pytestmark = pytest.mark.slow
 
@@ -116,106 +113,6 @@ def test_interface_that_is_not_there(scripts: Scripts) -> None:
     result = scripts.run("prelaunch.sh", DDP_IFACE="nope0")
     assert result.code == 64
     assert "nope0" in result.err.splitlines()[-1]
-
-
-def test_a_job_submitted_from_within_another(slurm: Scripts) -> None:
-    """Of the outer job's variables Slurm overwrites only those that the new job has, too."""
-    script = slurm.directory / "slurm_script"  # as slurmd names it
-    shutil.copy(slurm.root / "jobs" / "prelaunch.sh", script)
-    outer = {
-        "SLURM_STEP_ID": "0",
-        "SLURM_PTY_PORT": "4711",
-        "SLURM_ARRAY_JOB_ID": "99",
-        "SLURM_ARRAY_TASK_ID": "3",
-        "SLURM_MEM_PER_CPU": "100",
-        "SLURM_GPUS": "1",
-        "SLURM_CPU_BIND": "quiet,mask_cpu:0x1",
-        "SLURM_CPU_BIND_TYPE": "mask_cpu:",
-        "SQUEUE_STATES": "RUNNING",
-    }
-    slurm.fake("srun", f"env | grep -E '^({'|'.join(outer)})=' >'{slurm.directory}/seen' || :")
-    inner = {"SLURM_SUBMIT_DIR": str(slurm.root), "DDP_OUT": str(slurm.directory / "out")}
-    told = subprocess.run(
-        [script, "--max-steps", "1"],
-        env=slurm.env | outer | inner,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stderr
-    assert "DDP_JOB_ID                         4242 " in told
-    assert "--ntasks=4" in told
-    assert "--overlap" not in told
-    assert (slurm.directory / "seen").read_text() == "SQUEUE_STATES=RUNNING\n"
-
-
-def test_srun_in_a_batch_job(slurm: Scripts) -> None:
-    """Every tutorial's way to start a program would start this one once a rank."""
-    step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
-    result = slurm.run("prelaunch.sh", **step)
-    assert (result.code, "leave srun away" in one_line(result.err)) == (64, True)
-    other = slurm.run("prelaunch.sh", **step | {"SLURM_PROCID": "1"})
-    assert (other.code, other.err) == (64, "")
-    scontrol = slurm.directory / "fake-bin" / "scontrol"
-    outer = 'case "$*" in "show step"*) exit 1 ;; esac\n'  # sbatch within another job's step
-    scontrol.write_text(scontrol.read_text().replace("case", f"{outer}case", 1))
-    assert slurm.run("prelaunch.sh", "--dry-run", **step).code == 0
-
-
-def test_a_job_without_gpus_on_a_node_that_has_some(slurm: Scripts) -> None:
-    """Forgotten options are told; so is one CPU for a rank and all its data loaders."""
-    scontrol = slurm.directory / "fake-bin" / "scontrol"
-    node = (
-        'case "$*" in *"show node"*) echo "NodeName=x Gres=gpu:h100:8(S:0-1) X=1"; exit ;; esac\n'
-    )
-    scontrol.write_text(scontrol.read_text().replace("case", f"{node}case", 1))
-    assert "give --gpus-per-node" in slurm.run("prelaunch.sh", "--dry-run").err
-    given = {"SLURM_GPUS_ON_NODE": "2", "SLURM_CPUS_ON_NODE": "2"}
-    told = slurm.run("prelaunch.sh", "--dry-run", **given).err
-    assert "give --gpus-per-node" not in told
-    assert "give --cpus-per-task" in told
-
-
-def test_the_step_in_which_salloc_starts_its_shell(slurm: Scripts) -> None:
-    """Many sites have it so: the counts there are the job's, unlike those of srun --pty."""
-    step = {"SLURM_STEP_ID": "4294967290", "ENVIRONMENT": "", "SLURM_NTASKS": "16"}
-    assert "--ntasks=16" in slurm.run("prelaunch.sh", "--dry-run", **step).step
-    step |= {"SLURM_STEP_ID": "0"}
-    assert "--ntasks=2" in slurm.run("prelaunch.sh", "--dry-run", **step).step
-
-
-def test_salloc_on_a_login_node_counts_the_nodes_cpus(slurm: Scripts) -> None:
-    """There SLURM_CPUS_ON_NODE is not set, and the login node's own cores mean nothing."""
-    cpus = {"SLURM_JOB_CPUS_PER_NODE": "72(x2),36", "ENVIRONMENT": ""}
-    assert slurm.run("prelaunch.sh", "--dry-run", **cpus).setting("OMP_NUM_THREADS") == "36"
-
-
-def test_gpus_asked_for_as_a_sum_on_fewer_nodes(slurm: Scripts) -> None:
-    """16 GPUs on 2 nodes are 8 on the one that is left."""
-    asked = {"SLURM_GPUS": "16", "SLURM_GPUS_ON_NODE": "8"}
-    words = slurm.run("prelaunch.sh", "--dry-run", **asked, DDP_SPARE_NODES="1").step.split()
-    assert "--gpus=8" in words
-    assert "--gpus" not in slurm.run("prelaunch.sh", "--dry-run", **asked).step
-
-
-def test_a_node_whose_name_has_dots(slurm: Scripts) -> None:
-    """Slurm's own name of it is the one that scontrol and the other nodes know."""
-    name = "gpu1.cluster.example"
-    result = slurm.run("prelaunch.sh", "--dry-run", SLURMD_NODENAME=name)
-    assert result.code == 0, result.err
-    assert "srun" in result.step
-
-
-def test_a_heterogeneous_job(slurm: Scripts) -> None:
-    """Ranks would run in the first of its allocations, and the rest would idle unseen."""
-    result = slurm.run("prelaunch.sh", "--dry-run", SLURM_HET_SIZE="2")
-    assert (result.code, "heterogeneous" in result.err) == (64, True)
-
-
-def test_our_ranks_need_no_mpi(slurm: Scripts) -> None:
-    """Where pmix is a site's default, srun in a container would not find its library."""
-    ours = slurm.run("prelaunch.sh", "--dry-run", SLURM_CPUS_PER_TASK="6").step.split()
-    assert {"--mpi=none", "--wait=0", "--cpus-per-task=6"} <= set(ours)
-    assert "--mpi=none" not in slurm.run("prelaunch.sh", "--dry-run", "--", "true").step
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace of its own needs root")
