@@ -16,10 +16,18 @@ EXIT_FAILED: Final = 70
 EXIT_STOPPED: Final = 75
 """Stopped on request, with a checkpoint written: requeue me."""
 
+MAX_LENGTH: Final = 300
+"""Of an error that is told short, in characters."""
+
 
 def one_line(error: BaseException) -> str:
     """Return an error's type and words, whatever line breaks are in them."""
     return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def short_line(error: BaseException) -> str:
+    """Return the same of an error whose words may be pages, as torch's may: its beginning."""
+    return one_line(error)[:MAX_LENGTH]
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -10,7 +10,7 @@ import torch
 
 from trainer import manifest, plain_file
 from trainer.checkpoint_folder import STATE_FILE
-from trainer.errors import causes, one_line
+from trainer.errors import causes, short_line
 from trainer.manifest import DamagedError, UnreadableError, is_unreadable
 from trainer.position import State
 from trainer.staging import is_lack_of_memory
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
-
-_MAX_LENGTH = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,5 +93,5 @@ def _damage(error: BaseException) -> DamagedError:
     for cause in causes(error):
         is_unread = isinstance(cause, OSError) and is_unreadable(cause)
         if is_unread or is_lack_of_memory(cause):
-            return UnreadableError(one_line(cause)[:_MAX_LENGTH])
-    return DamagedError(one_line(error)[:_MAX_LENGTH])
+            return UnreadableError(short_line(cause))
+    return DamagedError(short_line(error))

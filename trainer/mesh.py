@@ -203,12 +203,17 @@ def check_places(places: Sequence[str], nodes: Sequence[str]) -> None:
     """
     without = [f"{rank} on {nodes[rank]}" for rank, place in enumerate(places) if not place]
     if without and any(places):
-        more = f" and {len(without) - _NUM_TOLD} more" if len(without) > _NUM_TOLD else ""
         raise RunFailedError(
             "GPUs: every rank sees one, or none does; "
-            f"found none on rank {', '.join(without[:_NUM_TOLD])}{more}; "
+            f"found none on rank {_first_of(without)}; "
             "look at nvidia-smi and the driver on these nodes, or exclude them (--exclude)"
         )
+
+
+def _first_of(ranks: Sequence[str]) -> str:
+    """Name some ranks, and say how many more there are."""
+    more = f" and {len(ranks) - _NUM_TOLD} more" if len(ranks) > _NUM_TOLD else ""
+    return ", ".join(ranks[:_NUM_TOLD]) + more
 
 
 def choose_interface(address: str, interfaces: Mapping[str, Sequence[str]]) -> str | None:
@@ -297,11 +302,10 @@ def _tell_places(store: Any, ranks: Ranks, own: str) -> list[str]:  # noqa: ANN4
         told = [place.decode() for place in store.multi_get(keys)]
     except dist.DistError as error:
         absent = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
-        more = f" and {len(absent) - _NUM_TOLD} more" if len(absent) > _NUM_TOLD else ""
         raise RunFailedError(
             f"rendezvous at {ranks.master_addr}:{ranks.master_port}: every rank comes within "
             f"{_RENDEZVOUS_TIMEOUT.total_seconds() / 60:.0f} min; found nothing of rank "
-            f"{', '.join(absent[:_NUM_TOLD])}{more}; look at their logs: without one, their "
+            f"{_first_of(absent)}; look at their logs: without one, their "
             "container is still starting; else see whether they reach MASTER_ADDR and MASTER_PORT"
         ) from error
     store.set("places", json.dumps(told))

@@ -17,7 +17,7 @@ import torch
 
 from trainer import manifest
 from trainer.checkpoint_folder import STATE_FILE
-from trainer.errors import causes, one_line
+from trainer.errors import MAX_LENGTH, causes, short_line
 from trainer.tensor_names import split_rank
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NEARLY_FULL_BYTES = 1 << 20
 _PROBE_BYTES = 1 << 20
 _SHORT_TURN_S = 0.0005
-_MAX_LENGTH = 300
-"""Of an error that is told, in characters: torch's may be pages."""
 
 
 class SaveError(Exception):
@@ -89,7 +87,7 @@ class Writing(threading.Thread):
         except SaveError as error:
             self.error = error
         except Exception as error:  # noqa: BLE001 -- such as another rank's death
-            self.error = SaveError(WRITE_ERROR, one_line(error)[:_MAX_LENGTH])
+            self.error = SaveError(WRITE_ERROR, short_line(error))
         self.ended_s = time.monotonic()
         self._tell(self)
 
@@ -143,7 +141,7 @@ def _complete(
         manifest.check_sizes(partial, records)  # what other nodes told of must be here, too
     except manifest.DamagedError as error:
         told = f"not on one shared file system? rank 0 looked for what all ranks wrote: {error}"
-        return (WRITE_ERROR, told[:_MAX_LENGTH]), 0
+        return (WRITE_ERROR, told[:MAX_LENGTH]), 0
     try:
         text = replace(state, serial=folder.next_serial()).to_json()
         (partial / STATE_FILE).write_text(text, encoding="utf-8")
@@ -208,18 +206,18 @@ def _explain(error: BaseException, path: Path) -> tuple[str, str]:
     chain = list(causes(error))
     full = next((e for e in chain if isinstance(e, OSError) and e.errno in _FULL), None)
     if full is not None:
-        return NO_SPACE, one_line(full)[:_MAX_LENGTH]
+        return NO_SPACE, short_line(full)
     # torch's writer swallows the number of the error on its way through C++.
     if not any(isinstance(e, OSError) and e.errno for e in chain):
         refused = _probe(path)
         if refused is not None:
             reason = NO_SPACE if refused.errno in _FULL else WRITE_ERROR
-            return reason, one_line(refused)[:_MAX_LENGTH]
+            return reason, short_line(refused)
     with contextlib.suppress(OSError):  # the folder may be gone: what was raised says so
         num_free = num_free_bytes(path)
         if num_free < _NEARLY_FULL_BYTES:
             return NO_SPACE, f"{num_free / 2**20:.1f} MiB free while it was being written"
-    return WRITE_ERROR, one_line(chain[-1])[:_MAX_LENGTH]
+    return WRITE_ERROR, short_line(chain[-1])
 
 
 def _probe(folder: Path) -> OSError | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from trainer import loading
-from trainer.errors import RunFailedError, one_line
+from trainer.errors import RunFailedError, short_line
 from trainer.manifest import DamagedError, UnreadableError
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _NUM_TRIES, _PAUSE_S = 3, 2.0
-_MAX_LENGTH = 300
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def _listed(look: Callable[[], Sequence[Path]]) -> tuple[list[Path], str]:
     try:
         return list(look()), ""
     except OSError as error:
-        return [], one_line(error)[:_MAX_LENGTH]
+        return [], short_line(error)
 
 
 def _tried(

@@ -171,18 +171,20 @@ place_count_ranks() {
     if ((NUM_TASKS != NUM_NODES && NUM_LOCAL_RANKS != NUM_LOCAL_TASKS)); then
         die "DDP_NPROC_PER_NODE must agree with the tasks per node unless there is one, found $ranks and $NUM_LOCAL_TASKS: unset it, or give --ntasks-per-node=1"
     fi
-    place_warn_idle_gpus
+    place_warn_gpus
     place_keep_spare
     WORLD_SIZE=$((NUM_LOCAL_RANKS == NUM_LOCAL_TASKS ? NUM_TASKS : NUM_NODES * NUM_LOCAL_RANKS))
 }
 
-place_warn_idle_gpus() {
+# place_warn_gpus: of a forgotten option, by which our ranks have no GPU, or GPUs no rank.
+place_warn_gpus() {
     local gpus=${SLURM_GPUS_ON_NODE-}
-    if ((! IS_OWN_COMMAND)) && [[ ! $gpus && ! ${SLURM_JOB_GPUS-} ]] &&
+    if ((IS_OWN_COMMAND)); then return 0; fi
+    if [[ ! $gpus && ! ${SLURM_JOB_GPUS-} ]] &&
         [[ $(timeout -k 1 20 scontrol --oneliner show node "$DDP_NODE" 2>/dev/null) =~ \ Gres=[^\ ]*gpu ]]; then
         log_info "warning: this job has no GPU, on a node that has some: give --gpus-per-node to train on them"
     fi
-    if ((! IS_OWN_COMMAND)) && [[ $gpus =~ ^[0-9]{1,3}$ ]] && ((gpus > NUM_LOCAL_RANKS)); then
+    if [[ $gpus =~ ^[0-9]{1,3}$ ]] && ((gpus > NUM_LOCAL_RANKS)); then
         log_info "warning: $gpus GPUs on a node for $NUM_LOCAL_RANKS of our ranks: give --ntasks-per-node=$gpus, or fewer GPUs"
     fi
 }

@@ -199,7 +199,8 @@ is_secret() {
     [[ $1 =~ (TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|COOKIE) ]]
 }
 
-# hide_secrets WORD...: sets SHOWN to the words of a command as they may stand in a log.
+# hide_secrets WORD...: sets SHOWN to the words of a command as they may stand in a log. Closer than
+# is_secret, for a variable may be left out of the record, and --tokenizer may not.
 hide_secrets() {
     local word name hide=0
     SHOWN=()

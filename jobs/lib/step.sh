@@ -12,7 +12,7 @@ step_build() {
     local launcher=$JOBS_DIR/launcher.sh IFS=, # which joins NODES
     STEP_COMMAND=()
     if [[ $PLACE == *-srun || $PLACE == host-image ]]; then
-        # Nor does a site's WaitTime end those that still write their checkpoint.
+        # --wait=0: no site's WaitTime ends those that still write their checkpoint.
         STEP_COMMAND=(srun --kill-on-bad-exit=1 --wait=0 --nodes="$NUM_NODES" --ntasks="$NUM_TASKS"
             --export=ALL --input=none)
         if [[ ${SRUN_CPUS_PER_TASK-} ]]; then STEP_COMMAND+=(--cpus-per-task="$SRUN_CPUS_PER_TASK"); fi

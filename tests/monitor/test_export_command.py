@@ -21,6 +21,7 @@ from monitor.export import rows as export_rows
 from monitor.export import write as export_write
 from monitor.logs import gutil, reader
 from monitor.logs.sample import GpuSample, HostSample, Row
+from tests import uncovered
 from tests.monitor.unread import run_unread
 
 pytestmark = pytest.mark.slow
@@ -268,7 +269,7 @@ def test_a_disk_that_gets_full_is_one_line(form: str, data: Path, tmp_path: Path
     log, out = data / "pumt_DT.550.163.01.2gpu.gutil", tmp_path / "x"
     argv = [sys.executable, "-m", "monitor", "export", "--format", form, "--out", out, log]
     limits = ["prlimit", "--fsize=100"]  # which the measuring of coverage would meet, too
-    env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    env = uncovered.environment()
     done = subprocess.run([*limits, *argv], env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (64, 1)
     assert "--out: must be a file that can be written; found" in done.stderr

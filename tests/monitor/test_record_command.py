@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests import uncovered
+
 Until = Callable[..., None]
 pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
 
@@ -34,7 +36,7 @@ def test_it_starts_in_a_blink(bench: Any, until: Until) -> None:
     for number in range(8):
         out = bench.directory / f"{number}.gutil"
         began = time.monotonic()
-        env = {k: v for k, v in os.environ.items() if k not in NO_COVERAGE}
+        env = uncovered.environment()
         process = subprocess.Popen(bench.command("--out", out), env=env)
         until(lambda out=out: out.exists() and out.stat().st_size)
         times.append(time.monotonic() - began)

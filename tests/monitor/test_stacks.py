@@ -21,6 +21,7 @@ from monitor.watchdog.stacks import (
     parse_faulthandler,
     parse_py_spy,
 )
+from tests import uncovered
 
 RANKS = Path(__file__).parent / "ranks.py"
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -97,7 +98,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def begin(mode: str, rank: int = 0) -> "subprocess.Popen[str]":
         command = [sys.executable, str(RANKS), mode, str(tmp_path), str(rank), str(tmp_path)]
-        env = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE")}
+        env = uncovered.environment()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
         started.append(process)
         assert process.stdout is not None
