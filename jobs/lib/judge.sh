@@ -44,16 +44,22 @@ judge_blame() {
     if [[ $1 == *'"oom": true'* ]]; then FAILED_WHY=': out of memory, ask for more with --mem'; fi
 }
 
-# judge_read: fills up, first, stopped, verdict and LOST of judge_failure. A rank that loses a peer ends
-# with 70, often before that peer's own launcher can tell: any other code is the cause, not that one. A
-# foreign program ends with 1 for cause and consequence: there its last words tell.
+# Each of these words stands in FOLLOWS of monitor/runs/failure.py, too, which has more: it reads the line of
+# the failure, and not all of a log's last ones.
+LOST_PEER='Connection (closed|reset) by (remote )?peer|remote process exited|ncclRemoteError'
+
+# judge_read: fills up, first, stopped, verdict and LOST of judge_failure. A rank that loses a peer often
+# ends before that peer's own launcher can tell: its words say that it only follows. Our trainer's 70 may
+# be either, where it could not say: any other code is the cause, not that one.
 judge_read() {
-    local line rank code failed=''
+    local line rank code failed='' follows=''
+    local -A lost_peer=()
     while IFS= read -r line; do
         rank=$(event_field rank "$line")
         case $line in
             *'"event": "rank_up"'*) up[$rank]=$(event_field node "$line") ;;
             *'"event": "verdict"'*) verdict=${verdict:-$line} ;;
+            *'"event": "failure"'*) if [[ $line =~ $LOST_PEER ]]; then lost_peer[$rank]=1; fi ;;
             *'"event": "lost_node"'*) judge_lost "$(event_field node "$line")" "$(event_text how "$line")" ;;
             *)
                 unset "up[$rank]"
@@ -63,23 +69,27 @@ judge_read() {
                     stopped=${stopped:-$line}
                 elif [[ $first ]]; then
                     continue
-                elif ((code == EXIT_FAILED)) || judge_only_follows "$rank" "$code"; then
+                elif judge_only_follows "$rank" "$code"; then
+                    follows=${follows:-$line}
+                elif ((code == EXIT_FAILED)); then
                     failed=${failed:-$line}
                 else
                     first=$line
                 fi
                 ;;
         esac
-    done < <(grep -aE "\"event\": \"(rank_up|rank_end|verdict|lost_node)\".*\"attempt\": $DDP_ATTEMPT," "$DDP_RUN_DIR/events.jsonl" || :)
-    first=${first:-$failed}
+    done < <(grep -aE "\"event\": \"(rank_up|rank_end|failure|verdict|lost_node)\".*\"attempt\": $DDP_ATTEMPT," "$DDP_RUN_DIR/events.jsonl" || :)
+    first=${first:-${failed:-$follows}}
 }
 
-# judge_only_follows RANK CODE: does the end of its log say that a peer went away? Whom a signal killed
-# said nothing of it. Each of these words stands in FOLLOWS of monitor/runs/failure.py, too, which has
-# more: it reads the line of the failure, and not all of the last ones.
+# judge_only_follows RANK CODE: has it said that a peer went away? Our trainer tells its failure, any other
+# program ends its log so; whom a signal killed said nothing of it.
 judge_only_follows() {
-    (($2 < 128)) && tail -n 5 -- "$DDP_RUN_DIR/logs/rank-$1.log" 2>/dev/null |
-        grep -E 'Connection (closed|reset) by (remote )?peer|remote process exited|ncclRemoteError' >/dev/null
+    if (($2 == EXIT_FAILED)); then
+        [[ ${lost_peer[$1]-} ]]
+    else
+        (($2 < 128)) && tail -n 5 -- "$DDP_RUN_DIR/logs/rank-$1.log" 2>/dev/null | grep -E "$LOST_PEER" >/dev/null
+    fi
 }
 
 # judge_lost NODE HOW

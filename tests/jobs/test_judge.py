@@ -90,9 +90,22 @@ def test_who_only_lost_a_peer_is_not_the_cause(
     assert blame(tmp_path, *UPS, ended(0, 1), ended(2, 1), ended(1, 0)) == (blamed, "1")
 
 
+def test_of_our_own_ranks_who_only_lost_a_peer_comes_second(tmp_path: Path) -> None:
+    """The trainer ends with 70 for cause and consequence: what it told of it says which."""
+    lost = "RuntimeError: [pair.cc:561] Connection closed by peer [10.0.0.1]:7888"
+    followed = event("failure", 0, error=lost)
+    ends = (followed, ended(0, 70), event("failure", 2, error="ValueError: bad"), ended(2, 70))
+    assert blame(tmp_path, *UPS, *ends, ended(1, 0)) == ("2", "70")
+    assert blame(tmp_path, *UPS, followed, ended(0, 70), ended(1, 0), ended(2, 0)) == ("0", "70")
+    before = followed.replace('"attempt": 1', '"attempt": 11')
+    assert blame(tmp_path, before, *UPS, *ends[1:], ended(1, 0)) == ("0", "70")
+
+
 def test_the_words_of_who_lost_a_peer_are_the_monitors() -> None:
     """The job's last line and `python -m monitor why` name the same rank."""
-    (words,) = re.findall(r"grep -E '(.*)' >", (JOBS / "lib" / "judge.sh").read_text())
+    (words,) = re.findall(
+        r"^LOST_PEER='(.*)'$", (JOBS / "lib" / "judge.sh").read_text(), re.MULTILINE
+    )
     assert set(_alternatives(words)) <= set(_alternatives(failure.FOLLOWS.pattern))
 
 
