@@ -246,11 +246,15 @@ is_requested() {
     if [[ $KILLER_PID ]] || read -rt 0 -u "$TOLD_FD"; then echo true; else echo false; fi
 }
 
-# Has the kernel ended the command for want of memory?
+# Has the kernel ended the command for want of memory? Another cgroup's count would say nothing.
 is_oom() {
     local kills
     kills=$(oom_kills)
-    if ((CHILD_CODE == 137 && ${kills:-0} > ${OOM_KILLS:-0})); then echo true; else echo false; fi
+    if ((CHILD_CODE == 137)) && [[ $kills && $kills != "$OOM_KILLS" && $kills != *' 0' ]]; then
+        echo true
+    else
+        echo false
+    fi
 }
 
 # What the command left behind, data loaders and detached children.

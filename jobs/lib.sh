@@ -179,10 +179,11 @@ aside() {
 # await PID [POLL_S]: waits for a child of this shell; returns its code. The builtin is asked only when
 # the child has ended: a trap that interrupts it just after the kernel gave it the child loses the
 # child's code, and it then waits for ever. Until then bash takes a dead child from the kernel by
-# itself, and remembers its code.
+# itself, and remembers its code. Meanwhile nothing is opened: while the kernel ends the child for want of
+# memory there is none for a file either, and this shell would be the next.
 await() {
     local code
-    while kill -0 "$1" 2>/dev/null; do pause "${2:-0.1}"; done
+    while kill -0 "$1" 2>&"$NULL_FD"; do pause "${2:-0.1}"; done
     while :; do
         INTERRUPTED=0
         code=0
@@ -195,7 +196,7 @@ await() {
 pause() {
     read -rt "$1" -u "$PAUSE_FD" || :
 }
-exec {PAUSE_FD}<> <(:)
+exec {PAUSE_FD}<> <(:) {NULL_FD}>/dev/null
 
 # pause_unless_stopped SECONDS: a trap that sets STOP_SIGNAL ends it.
 pause_unless_stopped() {
@@ -272,17 +273,23 @@ with_parent() {
     fi
 }
 
-# oom_kills: how many processes of this cgroup the kernel has ended for want of memory; empty if
-# it does not say.
+# oom_kills: this process's cgroup, and how many of its processes the kernel has ended for want of memory;
+# empty if it does not say.
 oom_kills() {
-    local line path
+    local line group file kills
     while IFS= read -r line; do
-        path=${line#*:*:}
+        group=${line#*:*:}
         case $line in
-            0::*) sed -n 's/^oom_kill //p' "/sys/fs/cgroup$path/memory.events" ;;
-            *:memory:*) sed -n 's/^oom_kill //p' "/sys/fs/cgroup/memory$path/memory.oom_control" ;;
-        esac 2>/dev/null || :
-    done </proc/self/cgroup | head -n 1
+            0::*) file=/sys/fs/cgroup$group/memory.events ;;
+            *:memory:*) file=/sys/fs/cgroup/memory$group/memory.oom_control ;;
+            *) continue ;;
+        esac
+        kills=$(sed -n 's/^oom_kill //p' "$file" 2>/dev/null || :)
+        if [[ $kills ]]; then
+            echo "$group $kills"
+            return 0
+        fi
+    done </proc/self/cgroup
 }
 
 # signal_of_code CODE: the signal's name if the code is 128+N, else nothing.
