@@ -23,6 +23,8 @@ ENDED_STATES = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "TIMEOUT")
 )
 POLL_S = 0.2
+MAX_WHY = 600
+"""Characters of a failure that are told when it happens."""
 SHARED_CLUSTER = "the shared cluster"
 THINGS = {
     "cluster": SHARED_CLUSTER,
@@ -249,9 +251,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Name a failure when it happens, not only at the end of a long run."""
     if report.failed and not os.environ.get("PYTEST_XDIST_WORKER"):
-        why = str(report.longrepr).strip().splitlines()[-1:]
+        crash = getattr(report.longrepr, "reprcrash", None)
+        why = f"{crash.path}:{crash.lineno}: {crash.message}" if crash else str(report.longrepr)
         took = f"{report.when} failed after {report.duration:.0f} s"
-        print(f"\n{report.nodeid}: {took}: {' '.join(why)}", file=sys.__stderr__, flush=True)
+        line = f"{report.nodeid}: {took}: {' '.join(why.split())[:MAX_WHY]}"
+        print(f"\n{line}", file=sys.__stderr__, flush=True)
 
 
 def _skip_line(reports: list[pytest.TestReport]) -> str:
