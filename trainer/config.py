@@ -46,7 +46,11 @@ _AT_LEAST: dict[str, int] = {
     "pp_stages_per_rank": 1,
 }
 _AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
-_MAX_SEED = 2**63 - 1
+_AT_MOST: dict[str, int] = {
+    "seed": 2**63 - 1,
+    "image_size": 100_000,
+    "num_classes": 2**31 - 1,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,11 +252,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Raise UserError at the first value that breaks its rule."""
-        for name, low in _AT_LEAST.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value < float("inf"):  # also catches nan
-                rule = "a finite number" if value == float("inf") else f"at least {low}"
-                raise _error(name, rule, value)
+        self._check_bounds()
         for name in ("lr", "clip_grad_norm"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
@@ -261,14 +261,23 @@ class Config:
             raise _error("decay_fraction", "from 0 to 1", self.decay_fraction)
         if not 0 <= self.dropout < 1:
             raise _error("dropout", "from 0 up to, not including, 1", self.dropout)
-        if self.seed is not None and self.seed > _MAX_SEED:
-            raise _error("seed", f"at most {_MAX_SEED}", self.seed)
         for name in _AXES:
             size = getattr(self, name)
             if size is not None and size != -1 and size < 1:
                 raise _error(name, "at least 1, or -1 for the rest", size)
         _check_precision(self.precision)
         self._check_profiling()
+
+    def _check_bounds(self) -> None:
+        for name, low in _AT_LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value < float("inf"):  # also catches nan
+                rule = "a finite number" if value == float("inf") else f"at least {low}"
+                raise _error(name, rule, value)
+        for name, high in _AT_MOST.items():
+            value = getattr(self, name)
+            if value is not None and value > high:
+                raise _error(name, f"at most {high}", value)
 
     def _check_profiling(self) -> None:
         if self.profile_range() is None and (self.memory_snapshot or self.profile_ranks != "0"):

@@ -67,6 +67,8 @@ def test_underscores_do_for_dashes(toml: Path) -> None:
         (["--dropout", "1"], r"--dropout: from 0"),
         (["--decay-fraction", "1.5"], r"--decay-fraction: from 0 to 1; found 1.5"),
         (["--seed", str(2**63)], r"--seed: at most"),
+        (["--image-size", str(10**30)], r"--image-size: at most"),
+        (["--num-classes", str(10**30)], r"--num-classes: at most"),
         (["--weight-decay", "nan"], r"--weight-decay: at least 0; found nan"),
         (["--weight-decay", "inf"], r"--weight-decay: a finite number; found inf"),
         (["--profile-steps", "5:2"], r"--profile-steps: FIRST:LAST"),

@@ -61,6 +61,23 @@ def test_fake_images_need_no_files(train: Train, capsys: pytest.CaptureFixture[s
     assert "resnet18" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--workload", "fake-images", "--num-samples", str(10**30)), "--num-samples times"),
+        (("--workload", "lm", "--mock-tokens", str(10**30)), "--mock-tokens"),
+    ],
+)
+def test_made_up_data_must_fit_in_memory(
+    train: Train, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], named: str
+) -> None:
+    """More than that is told before anything is made, and leaves nothing."""
+    code, run = train(*options)
+    assert code == 64
+    assert capsys.readouterr().err.startswith(f"trainer: {named}")
+    assert not run.path.exists()
+
+
 def test_a_workload_of_ones_own(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

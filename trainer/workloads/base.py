@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from trainer.errors import UserError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -126,3 +128,17 @@ class Workload(ABC):
     def derived(self, test_loss: float) -> Mapping[str, float]:  # noqa: ARG002 -- as above
         """Return what else to tell of a validation, by name, that follows from its mean loss."""
         return {}
+
+
+def check_made_up(options: str, num_bytes: int) -> None:
+    """Raise UserError unless made-up data of that size, by these options, fit in memory."""
+    import psutil  # noqa: PLC0415 -- real data needs none of it
+
+    available = psutil.virtual_memory().available
+    if num_bytes > available:
+        raise UserError(
+            options,
+            rule=f"data for the memory at hand, {available / 2**30:.1f} GiB",
+            found=f"{num_bytes / 2**30:.1f} GiB",
+            remedy="lower it",
+        )

@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import UserError
-from trainer.workloads.base import TensorData, Workload
+from trainer.workloads.base import TensorData, Workload, check_made_up
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, per channel
 _SPLITS = ("train", "val")
+_FLOAT_BYTES = 4
 
 
 class _TorchvisionModel(Workload):
@@ -47,6 +48,11 @@ class _TorchvisionModel(Workload):
 
 class FakeImages(_TorchvisionModel):
     """Random images whose class shows in their mean: no files, any size, yet learnable."""
+
+    def check(self) -> None:
+        """Raise UserError for more than the memory holds."""
+        one = 3 * self.config.image_size**2 * _FLOAT_BYTES
+        check_made_up("--num-samples times --image-size", self.config.num_samples * one)
 
     def train_data(self) -> TensorData:
         """Return inputs of shape (num_samples, 3, image_size, image_size)."""

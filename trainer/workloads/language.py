@@ -12,7 +12,7 @@ import numpy as np
 from trainer.errors import UserError
 from trainer.parallel.plan import ParallelSizes
 from trainer.workloads import stdlib_text
-from trainer.workloads.base import Workload
+from trainer.workloads.base import Workload, check_made_up
 from trainer.workloads.llama_hf import read_shape, read_weights
 from trainer.workloads.llama_memory import activation_bytes
 from trainer.workloads.llama_parallel import LLAMA_PLAN
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from trainer.workloads.tokens import TokenRow
 
 _FILES: dict[Split, str] = {"train": "train.tokens", "test": "val.tokens"}
+_TOKEN_BYTES = np.dtype(np.uint32).itemsize
 _MAX_EXPONENT = 700  # of what a float can hold
 _MAX_VERIFIED_BYTES = 1 << 30  # a second or two
 
@@ -42,7 +43,9 @@ class Language(Workload):
         self._open = cache(self._open_split)  # once, though checked and loaded
 
     def check(self) -> None:
-        """Raise UserError for an unknown model, or files that do not suit it."""
+        """Raise UserError for an unknown model, or data that does not suit it."""
+        if self.config.mock_tokens:
+            check_made_up("--mock-tokens", self.config.mock_tokens * _TOKEN_BYTES)
         shape, source = self.shape, self.config.init_from
         length = shape.max_sequence_length  # which is no part of the weights
         if source and replace(read_shape(source), max_sequence_length=length) != shape:
