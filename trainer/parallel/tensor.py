@@ -19,9 +19,9 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from torch import nn
+    from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
@@ -50,13 +50,31 @@ class _ReadsStream(ParallelStyle):
         return module
 
 
+class _Embedding(RowwiseParallel):
+    """Wait for the sum over ranks, as RowwiseParallel does not.
+
+    What a compiled block is given must not be under way: its gradient would come back to another
+    place of the graph than the one it left from (torch 2.15).
+    """
+
+    @staticmethod
+    def _prepare_output_fn(
+        output_layouts: Sequence[Placement],
+        _use_local_output: bool,  # noqa: FBT001 -- torch's own
+        _module: nn.Module,
+        outputs: DTensor,
+        _device_mesh: DeviceMesh,
+    ) -> Tensor:
+        return outputs.redistribute(placements=output_layouts).to_local()
+
+
 def split_matrices(
     model: nn.Module, styles: Mapping[str, Style], mesh: DeviceMesh, *, sequence_parallel: bool
 ) -> None:
     """Split the modules that `styles` names; those it does not name stay whole on every rank."""
     stream: Placement = Shard(_POSITIONS) if sequence_parallel else Replicate()
     made: dict[Style, ParallelStyle] = {
-        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream),
+        "embedding": _Embedding(input_layouts=Replicate(), output_layouts=stream),
         "reads_stream": _ReadsStream(stream),
         "columns": ColwiseParallel(),
         "rows": RowwiseParallel(output_layouts=stream),
