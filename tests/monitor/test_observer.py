@@ -326,7 +326,6 @@ def test_ranks_are_found_by_what_they_carry() -> None:
         )
         for rank_id in carried
     ]
-    time.sleep(0.3)
     found = orphans.find_ranks(token, "n1")
     for process in started:
         process.kill()

@@ -25,6 +25,7 @@ from tests import uncovered
 
 RANKS = Path(__file__).parent / "ranks.py"
 Start = Callable[..., "subprocess.Popen[str]"]
+Until = Callable[..., None]
 
 FAULTHANDLER = """\
 Thread 0x00007f2 (most recent call first):
@@ -191,10 +192,10 @@ def test_a_py_spy_that_may_not_look_costs_nothing(start: Start, taker: StackTake
     assert "nanosleep" in str(taker.take([Target(0, rank.pid)])[0].top)
 
 
-def test_a_directory_that_cannot_be_written_costs_the_file_only() -> None:
+def test_a_directory_that_cannot_be_written_costs_the_file_only(until: Until) -> None:
     """The kernel's function is told all the same."""
     sleeper = subprocess.Popen(["sleep", "60"])
-    time.sleep(0.1)
+    until(lambda: "nanosleep" in Path(f"/proc/{sleeper.pid}/wchan").read_text())
     taken = StackTaker("/nowhere/debug", 1, _spy=None).take([Target(0, sleeper.pid)])
     sleeper.kill()
     sleeper.wait()
