@@ -197,8 +197,9 @@ def test_it_computes_what_transformers_computes(*, is_tied: bool) -> None:
     theirs = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, intermediate_size=48, rope_parameters={
-                "rope_type": "default", "rope_theta": 500.0}, rms_norm_eps=1e-4,
+            num_key_value_heads=2, intermediate_size=48, rms_norm_eps=1e-4,
+            rope_theta=500.0,  # before transformers 5, which takes it by the next one
+            rope_parameters={"rope_type": "default", "rope_theta": 500.0},
             tie_word_embeddings=is_tied, max_position_embeddings=16,
         )
     )  # fmt: skip
