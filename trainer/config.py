@@ -22,6 +22,7 @@ OnNan = Literal["stop", "skip", "rollback"]
 Strategy = Literal["ddp", "fsdp", "hsdp", "tp", "pp", "3d"]
 Recompute = Literal["none", "full", "selective"]
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved"]
+ContextMessages = Literal["p2p", "all_gather"]
 
 _AT_LEAST: dict[str, int] = {
     "epochs": 1,
@@ -140,6 +141,10 @@ class Config:
 
     cp: Optional[int] = None
     """Ranks that share each sequence, by positions, and a copy's shards; for language models."""
+
+    cp_comm_type: ContextMessages = "p2p"
+    """With cp: how attention gets at keys and values of other ranks. p2p: they go around in a ring,
+    while those that are there are used; all_gather: each rank gathers all of a layer's."""
 
     tp: Optional[int] = None
     """Ranks that share each matrix of a layer and train on the same samples."""

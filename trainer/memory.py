@@ -177,6 +177,7 @@ def _expected_activations(parts: Parts) -> int | None:
             is_on_gpu=parts.mesh.device.type == "cuda",
             tp=layout.tp,
             cp=layout.cp,
+            gathers_keys=config.cp_comm_type == "all_gather",
             sequence_parallel=layout.sequence_parallel,
             num_stages=num_stages(config, layout) if layout.pp > 1 else 1,
             num_passes=num_passes,

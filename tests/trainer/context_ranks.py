@@ -2,11 +2,13 @@
 
 import traceback
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.testing import assert_close
 
+from trainer.config import ContextMessages
 from trainer.parallel.context import share_sequences
 from trainer.parallel.layout import Layout
 from trainer.parallel.positions import own_ranges
@@ -40,10 +42,11 @@ def compare(rank: int, port: int, folder: Path) -> None:
             ranges = own_ranges(LENGTH, layout.cp, cp_rank)
             positions = torch.tensor([place for part in ranges for place in part])
             model = Model()
-            share_sequences(model, [model], layout)
-            assert_close(model(torch.zeros(1, len(positions))), positions)
-            for num_heads, num_kv_heads in NUM_HEADS:
-                _compare(model, positions, num_heads, num_kv_heads)
+            for messages in get_args(ContextMessages):
+                share_sequences(model, [model], layout, messages)
+                assert_close(model(torch.zeros(1, len(positions))), positions)
+                for num_heads, num_kv_heads in NUM_HEADS:
+                    _compare(model, positions, num_heads, num_kv_heads)
         distributed.barrier()
     except Exception:
         (folder / f"{rank}.txt").write_text(traceback.format_exc())

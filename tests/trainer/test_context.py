@@ -64,4 +64,4 @@ def test_inputs_and_targets_are_cut_alike() -> None:
 def test_a_model_without_named_attention_is_refused() -> None:
     """Before any group is made."""
     with pytest.raises(UserError, match="--cp: a workload whose parallel plan names its attention"):
-        share_sequences(torch.nn.Linear(1, 1), [], Layout(cp=2))
+        share_sequences(torch.nn.Linear(1, 1), [], Layout(cp=2), "p2p")

@@ -55,6 +55,8 @@ LAYOUTS = {
     "fsdp x tp with sp, compiled": "--strategy fsdp --tp 2 --sequence-parallel --compile",
     "cp": "--cp 4 --micro-batch-size 4 --activation-checkpointing full",
     "ddp x cp": "--cp 2 --micro-batch-size 2",
+    "ddp x cp, compiled": "--cp 2 --compile",
+    "ddp x cp, gathering": "--cp 2 --cp-comm-type all_gather --micro-batch-size 2",
     "fsdp x cp": "--strategy fsdp --cp 2 --micro-batch-size 2 --activation-checkpointing selective",
     "cp x tp": "--cp 2 --tp 2 --micro-batch-size 8",
     "cp x tp with sp": "--cp 2 --tp 2 --sequence-parallel --activation-checkpointing full",

@@ -53,7 +53,8 @@ def test_a_llama_keeps_what_the_formula_says(precision: str) -> None:
         ({"recompute": "selective"}, {}),
         ({"tp": 2, "sequence_parallel": True}, {"tp": 2}),
         ({"tp": 2}, {}),
-        ({"cp": 2}, {}),
+        ({"cp": 2}, {"cp": 2, "gathers_keys": True}),
+        ({"cp": 2, "gathers_keys": True}, {}),
         ({"precision": "bf16", "gathers_half": True}, {"precision": "bf16"}),
     ],
 )

@@ -18,11 +18,15 @@ whether all gradients are finite."""
 
 
 def messages_of(server: Server, strategy: str, num_microbatches: int) -> Counter[str]:
-    """Return the collectives of the second step of 2 ranks, by torch's names, on rank 0."""
+    """Return the messages of a step of a strategy."""
     size = 4 // num_microbatches
-    out = f"{strategy}-{num_microbatches}"
-    options = f"--strategy {strategy} --micro-batch-size {size} --max-steps 2 --profile-steps 2:2"
-    codes, run, said = server.train(2, options, out)
+    options = f"--strategy {strategy} --micro-batch-size {size}"
+    return messages_with(server, options, f"{strategy}-{num_microbatches}")
+
+
+def messages_with(server: Server, options: str, out: str) -> Counter[str]:
+    """Return the collectives of the second step of 2 ranks, by torch's names, on rank 0."""
+    codes, run, said = server.train(2, f"{options} --max-steps 2 --profile-steps 2:2", out)
     assert codes == [0, 0], said
     events = json.loads((run.path / "debug/trace-rank-0.json").read_text())["traceEvents"]
     names = [event.get("name", "") for event in events]
@@ -46,3 +50,16 @@ def test_fsdp_reduces_gradients_once_a_step(server: Server, num_microbatches: in
         "c10d::allreduce_": OTHERS["fsdp"],
         "c10d::_allgather_base_": num_microbatches * (2 * NUM_LAYERS + 1),
     }
+
+
+@pytest.mark.parametrize(("how", "num_forwards"), [("full", 2), ("selective", 1)])
+def test_a_ring_goes_around_once_for_each_forward(
+    server: Server, how: str, num_forwards: int
+) -> None:
+    """Selective recomputation keeps what attention gave, so that nothing is sent for it again.
+
+    A forward passes keys on to all others; so does a backward, and its sums come home, too.
+    """
+    options = f"--cp 2 --activation-checkpointing {how} --micro-batch-size 8"
+    messages = messages_with(server, options, f"ring-{how}")
+    assert messages["c10d::alltoall_base_"] == NUM_LAYERS * (num_forwards + 1 + 2)

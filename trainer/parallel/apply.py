@@ -52,7 +52,8 @@ def apply(  # noqa: PLR0913, PLR0917 -- all that it takes, once
     if layout.cp > 1:
         from trainer.parallel.context import share_sequences  # noqa: PLC0415 -- for those who do
 
-        share_sequences(model, _modules_named(model, plan.attention), layout)
+        attention = _modules_named(model, plan.attention)
+        share_sequences(model, attention, layout, config.cp_comm_type)
     if config.activation_checkpointing != "none":
         from trainer.parallel.recompute import recompute  # noqa: PLC0415 -- the same
 

@@ -69,6 +69,8 @@ class ForwardPlan:
     is_on_gpu: bool = False
     tp: int = 1
     cp: int = 1
+    gathers_keys: bool = False
+    """Whether a rank of cp keeps all positions' keys and values."""
     sequence_parallel: bool = False
     num_stages: int = 1
     """Of the pipeline: the model's layers are cut into so many parts."""

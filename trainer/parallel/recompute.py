@@ -27,10 +27,12 @@ _DEAR = (
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
     "_efficient_attention_forward",  # what cp's masks call on a GPU in float32
+    "ring_attention",
 )
 """Operations of torch.ops.aten whose results `selective` keeps: nearly all the time is theirs.
 
-Those that this torch has: some are of some versions only."""
+Those that this torch has: some are of some versions only. And our own ring attention, if cp has
+brought it here."""
 
 
 def recompute(block: nn.Module, how: Literal["full", "selective"]) -> None:
@@ -40,8 +42,8 @@ def recompute(block: nn.Module, how: Literal["full", "selective"]) -> None:
     """
     contexts: dict[str, Any] = {}
     if how == "selective":
-        aten = torch.ops.aten
-        kept = {getattr(aten, name).default for name in _DEAR if hasattr(aten, name)}
+        homes = (torch.ops.aten, torch.ops.trainer)
+        kept = {getattr(ops, n).default for ops in homes for n in _DEAR if hasattr(ops, n)}
         policy = partial(_policy, kept)
         contexts["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
     forward = block.forward
