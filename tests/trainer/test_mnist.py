@@ -11,7 +11,10 @@ import pytest
 
 from trainer.config import Config
 from trainer.errors import UserError
+from trainer.workloads.base import Workload
 from trainer.workloads.idx import read_idx
+from trainer.workloads.images import ImageFolder
+from trainer.workloads.language import Language
 from trainer.workloads.mnist import Mnist
 
 
@@ -108,6 +111,26 @@ def test_a_missing_folder_and_an_unknown_model_are_errors(tmp_path: Path) -> Non
     with pytest.raises(UserError, match="--model: one of cnn, mlp"):
         Mnist(Config(model="resnet18")).check()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("workload", "config"),
+    [
+        (Mnist, Config(data_dir=Path("/absent"))),
+        (ImageFolder, Config(workload="imagefolder", data_dir=Path("/absent"))),
+        (Language, Config(workload="lm", data_dir=Path("/absent"))),
+    ],
+)
+def test_in_the_image_a_missing_path_may_be_the_hosts(
+    workload: type[Workload], config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What to do about it is another thing there."""
+    monkeypatch.delenv("DDP_HOME", raising=False)
+    with pytest.raises(UserError, match=r"/absent.*: .*; found .*; [^(]*$"):
+        workload(config).check()
+    monkeypatch.setenv("DDP_HOME", "/opt/ddp")
+    with pytest.raises(UserError, match=r"or mount it, as this is a container .*DDP_MOUNTS"):
+        workload(config).check()
 
 
 def test_a_failed_download_is_one_line_and_leaves_nothing(

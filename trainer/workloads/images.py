@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import UserError
+from trainer.errors import UserError, or_mount
 from trainer.workloads.base import TensorData, Workload, check_made_up
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _classes(folder: Path) -> list[str]:
             f"--data-dir {folder.parent}",
             rule="train/ and val/ with a folder for each class",
             found=error,
-            remedy="correct the path or the layout",
+            remedy=or_mount("correct the path or the layout"),
         ) from error
     if not found:
         raise UserError(

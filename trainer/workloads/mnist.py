@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.errors import UserError
+from trainer.errors import UserError, or_mount
 from trainer.workloads.base import TensorData, Workload
 from trainer.workloads.idx import IdxArray, read_idx
 
@@ -50,7 +50,7 @@ class Mnist(Workload):
                 f"--data-dir {folder}",
                 rule="a directory that exists",
                 found="none",
-                remedy="create it to have MNIST downloaded into it, or correct the path",
+                remedy=or_mount("create it to have MNIST downloaded into it, or correct the path"),
             )
         for split, names in _FILES.items():
             if all(self._find(name) for name in names):

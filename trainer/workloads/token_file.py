@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from trainer.errors import UserError
+from trainer.errors import UserError, or_mount
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -153,7 +153,7 @@ def open_tokens(path: Path) -> TokenFile:
             f"token file {path}",
             rule="there, as python -m trainer.tokenize writes it",
             found="none",
-            remedy="write it, or correct --data-dir",
+            remedy=or_mount("write it, or correct --data-dir"),
         ) from error
     except OSError as error:
         raise _error(path, error.strerror) from error
