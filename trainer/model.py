@@ -10,11 +10,12 @@ import torch
 
 from trainer.lean import without_compiler
 from trainer.optim import Update
+from trainer.parallel.alone import works_alone
 from trainer.parallel.initialise import materialise
 from trainer.parallel.spread import share_out, spread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import nn
 
@@ -30,6 +31,8 @@ class TrainedModel:
     model: nn.Module
     train_model: nn.Module
     update: Update
+    timed: Sequence[nn.Module]
+    """Whose forwards wait for no other rank."""
     num_parameters: int
     """Of all ranks together, each once."""
     elsewhere: Mapping[str, torch.Size]
@@ -60,6 +63,7 @@ def build_model(config: Config, workload: Workload, mesh: Mesh, seed: int) -> Tr
         model=model,
         train_model=train_model,
         update=update,
+        timed=works_alone(share, train_model, plan, mesh.layout, config),
         num_parameters=num_parameters,
         elsewhere=share.elsewhere,
     )

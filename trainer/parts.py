@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
@@ -41,6 +41,8 @@ class Parts:
     """The model itself: saved, restored, validated."""
     train_model: nn.Module
     """The same one as it is trained: compiled, and within DistributedDataParallel."""
+    timed: Sequence[nn.Module]
+    """Those of its modules whose forwards wait for no other rank."""
     update: Update
     learning_rate: LearningRate
     train: Batches

@@ -254,6 +254,7 @@ def _parts(job: Job, begun: _Begun) -> Parts:
         workload=job.workload,
         model=trained.model,
         train_model=trained.train_model,
+        timed=trained.timed,
         update=trained.update,
         learning_rate=begun.learning_rate,
         train=train,

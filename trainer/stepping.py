@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from torch.nn.parallel import DistributedDataParallel
-
 from trainer.beat import DATA, UPDATE
 from trainer.nonfinite import StepTable
 from trainer.passes import choose_passes
@@ -30,11 +28,10 @@ class Stepper:
         self.wait_s = 0.0
         """Seconds this rank has waited for data."""
         self.forward_time: ForwardTime | None = None
-        """None for a single rank, which is as fast as it is, and where forwards wait for others."""
-        model = parts.train_model
-        if isinstance(model, DistributedDataParallel):
+        """None for a single rank, which is as fast as it is, and where all forwards wait."""
+        if parts.timed:
             num_forwards = log_every * parts.plan.num_microbatches
-            self.forward_time = ForwardTime(model.module, device, num_forwards)
+            self.forward_time = ForwardTime(parts.timed, device, num_forwards)
         self.left_out: frozenset[int] = frozenset()
         """Steps that are passed over."""
         self._microbatches: Iterator[tuple[Tensor, Tensor]] = iter(())

@@ -1,7 +1,7 @@
 """Which ranks are slower than the others, by the time that is a rank's own.
 
 A step ends on all ranks at once: whoever is early waits in the reduction of the gradients. What
-tells ranks apart lies before that: waiting for data, and the forward.
+tells ranks apart lies before that: waiting for data, and what of the forward waits for nobody.
 """
 
 from __future__ import annotations
@@ -32,46 +32,54 @@ class SlowRank(TypedDict):
 
 
 class ForwardTime:
-    """Times the forward of the module that DistributedDataParallel wraps.
+    """Times the forwards of modules that wait for no other rank (trainer/parallel/alone.py).
 
-    Not around DistributedDataParallel: its own forward sends rank 0's buffers to all, so that each
-    rank would count the slowest one's time. On a CPU every forward is timed; on a GPU one an
-    interval, by a pair of events, as a launch takes no time and asking for more would cost some.
+    On a CPU every forward but the first is timed; on a GPU one of the first module's an interval,
+    which stands for all, by a pair of events: a launch takes no time, and more would cost some.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, num_forwards: int) -> None:
-        """Time the forwards of `module`, of which an interval has `num_forwards`."""
+    def __init__(
+        self, modules: Sequence[nn.Module], device: torch.device, num_forwards: int
+    ) -> None:
+        """Time forwards of `modules`; an interval has at least `num_forwards` of each."""
+        self._num_modules = len(modules)
         self._sampled = min(_SAMPLED_FORWARD, num_forwards)
         self._seconds = 0.0
         self._num_timed = 0
         self._num_seen = 0
         self._began_s = 0.0
+        self._is_warm: set[nn.Module] = set()
+        """Those that have gone forward once: torch prepares itself in that, and takes its time."""
         self._events: Any = None
         if device.type == "cuda":
             self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call] # torch's
-            module.register_forward_pre_hook(self._record_begin)
-            module.register_forward_hook(self._record_end)
-        else:
+            modules[0].register_forward_pre_hook(self._record_begin)
+            modules[0].register_forward_hook(self._record_end)
+            return
+        for module in modules:
             module.register_forward_pre_hook(self._begin)
             module.register_forward_hook(self._end)
 
     def take_s(self) -> float:
-        """Return the mean of a forward in this interval, and begin another. Awaits the device."""
+        """Return what a forward of all took in this interval, by the mean, and begin another.
+
+        Awaits the device.
+        """
         if self._events is not None and self._num_timed:
             self._events[1].synchronize()
             self._seconds = self._events[0].elapsed_time(self._events[1]) / 1e3
         mean_s = self._seconds / self._num_timed if self._num_timed else 0.0
         self._seconds, self._num_timed, self._num_seen = 0.0, 0, 0
-        return mean_s
+        return mean_s * self._num_modules
 
-    def _begin(self, module: nn.Module, _inputs: object) -> None:
-        if module.training:
-            self._began_s = time.perf_counter()
+    def _begin(self, _module: nn.Module, _inputs: object) -> None:
+        self._began_s = time.perf_counter()
 
     def _end(self, module: nn.Module, _inputs: object, _outputs: object) -> None:
-        if module.training:
+        if module.training and module in self._is_warm:
             self._seconds += time.perf_counter() - self._began_s
             self._num_timed += 1
+        self._is_warm.add(module)
 
     def _record_begin(self, module: nn.Module, _inputs: object) -> None:
         if module.training:

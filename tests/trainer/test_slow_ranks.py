@@ -3,14 +3,18 @@
 import textwrap
 from collections.abc import Callable
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.trainer.test_layouts import Server, server
 from trainer.ledger import Ledger
 from trainer.stragglers import ForwardTime, Stragglers
+
+__all__ = ["server"]  # a fixture
 
 _WORKLOAD = """
     import os, time
@@ -45,9 +49,10 @@ def test_a_rank_is_slow_beside_the_median_rank() -> None:
 
 
 def test_only_the_forwards_of_training_count() -> None:
-    """A validation's are not a rank's pace; an interval begins anew."""
+    """Nor the first: it and a validation's are not a rank's pace; an interval begins anew."""
     module = torch.nn.Linear(1, 1)
-    timed = ForwardTime(module, torch.device("cpu"), 9)
+    timed = ForwardTime([module], torch.device("cpu"), 9)
+    module(torch.ones(1))
     module.eval()
     module(torch.ones(1))
     assert timed.take_s() == 0
@@ -88,6 +93,28 @@ def test_the_slow_rank_is_named(start_ranks: Callable[..., Any], tmp_path: Path)
     assert "rank 2 on n7 was" in started.output[0][0]
     assert "x slower than the median rank" in started.output[0][0]
     assert all(line["slow_ranks"][0]["rank"] == 2 for line in metrics)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "--strategy fsdp",
+        "--strategy hsdp --dp-shard 2 --activation-checkpointing full",
+        "--strategy fsdp --tp 2 --sequence-parallel",
+        "--tp 4",
+        "--strategy fsdp --cp 2",
+        "--pp 2 --micro-batch-size 2",
+    ],
+)
+def test_the_slow_rank_is_named_in_every_layout(server: Server, layout: str) -> None:
+    """Though ranks wait for each other between layers, and within them."""
+    out = "slow " + layout
+    options = f"--workload tests.trainer.slowed:Slowed --max-steps 6 --log-every 3 {layout}"
+    codes, run, said = server.train(4, options, out)
+    assert codes == [0] * 4, said
+    for told in (run.summary(), *run.metrics("loss")):
+        assert max(told["slow_ranks"], key=itemgetter("ratio"))["rank"] == 2
 
 
 @pytest.mark.slow
