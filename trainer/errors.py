@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -46,14 +45,6 @@ class UserError(Exception):
 
     def __init__(self, what: str, *, rule: str, found: object, remedy: str) -> None:
         super().__init__(" ".join(f"{what}: {rule}; found {found}; {remedy}".split()))
-
-
-def or_mount(remedy: str) -> str:
-    """Add to what to do about a path that is not there: in our image it may be the host's."""
-    if "DDP_HOME" not in os.environ:
-        return remedy
-    mounts = "sbatch --container-mounts, DDP_MOUNTS beside DDP_IMAGE, or docker run -v"
-    return f"{remedy}, or mount it, as this is a container ({mounts})"
 
 
 def missing_package(error: ModuleNotFoundError, python: str) -> UserError:

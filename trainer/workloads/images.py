@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import UserError, or_mount
+from trainer.errors import UserError
+from trainer.mounts import or_mount
 from trainer.workloads.base import TensorData, Workload, check_made_up
 
 if TYPE_CHECKING:

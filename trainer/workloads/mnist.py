@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.errors import UserError, or_mount
+from trainer.errors import UserError
+from trainer.mounts import or_mount
 from trainer.workloads.base import TensorData, Workload
 from trainer.workloads.idx import IdxArray, read_idx
 

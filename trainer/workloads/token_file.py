@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from trainer.errors import UserError, or_mount
+from trainer.errors import UserError
+from trainer.mounts import or_mount
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
