@@ -87,6 +87,7 @@ main() {
     fi
     parse_arguments "$@"
     leave_to_task_zero
+    inherited_forget
     master_forget_hooks
     place_detect
     if ((IS_OWN_COMMAND)); then
@@ -196,6 +197,7 @@ resolve_settings() {
     settings_network
     setting_note WORLD_SIZE "$NUM_NODES nodes, $NUM_LOCAL_RANKS ranks on each"
     settings_warn_unknown
+    settings_chosen
     place_check_output "$DDP_OUT"
 }
 

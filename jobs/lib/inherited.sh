@@ -9,6 +9,15 @@ declare -a GIVEN_BACK=()
 # What is set for the ranks on purpose, and what every shell changes.
 readonly SET_ON_PURPOSE='^(DDP_.*|S(LURM|RUN|BATCH|ALLOC)_.*|PYXIS_.*|((LOCAL|NODE|GROUP)_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|DEBUG|ENVIRONMENT|_|(OLD)?PWD|SHLVL|POSIXLY_CORRECT)$'
 
+# inherited_forget: what DDP_CHOSEN names is no user's wish: this script was started by a rank of another
+# job, or by a job that such a rank submitted, and the other one had chosen that for itself.
+inherited_forget() {
+    local name
+    for name in ${DDP_CHOSEN-} DDP_CHOSEN; do
+        if [[ $name =~ ^[A-Z][A-Z0-9_]*$ ]]; then unset "$name" "INHERITED[$name]"; fi
+    done
+}
+
 # inherited_give_back: sets GIVEN_BACK to what env has to set for a program to see the user's own. An
 # array of the same name is not exported, and a local variable hides one: both are found as changed.
 inherited_give_back() {

@@ -164,8 +164,6 @@ requeue_environment() {
     while IFS= read -r name; do
         if [[ $name != SLURM_CONF && $name != SLURM_SPANK_* ]]; then printf '%s\n' -u "$name"; fi
     done < <(compgen -e | grep -E '^(SLURM_|SLURMD_|ENVIRONMENT$)')
-    for name in "${SETTING_NAMES[@]}"; do
-        if [[ ${SETTING_ORIGINS[$name]} != 'the environment' ]]; then printf '%s\n' -u "$name"; fi
-    done
+    for name in $DDP_CHOSEN DDP_CHOSEN; do printf '%s\n' -u "$name"; done
     printf '%s\n' "DDP_RUN_NAME=${DDP_RUN_DIR##*/}" "DDP_OUT=$DDP_OUT" "DDP_SEED=$DDP_SEED"
 }

@@ -184,6 +184,16 @@ settings_network() {
     fi
 }
 
+# settings_chosen: names what is no wish of the user's, for who starts another job from within this one.
+settings_chosen() {
+    local name
+    DDP_CHOSEN=''
+    for name in "${SETTING_NAMES[@]}"; do
+        if [[ ${SETTING_ORIGINS[$name]} != 'the environment' ]]; then DDP_CHOSEN+="${DDP_CHOSEN:+ }$name"; fi
+    done
+    export DDP_CHOSEN
+}
+
 # A mistyped setting would be silently without effect.
 settings_warn_unknown() {
     local known=' DDP_HOME DDP_IMAGE DDP_MOUNTS DDP_PYTHON DDP_IFACE DDP_NPROC_PER_NODE DDP_RUN_NAME DDP_SWEEP_FILE DDP_NODE DDP_BEAT_DIR DDP_CLUSTER_DIR '

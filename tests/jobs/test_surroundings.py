@@ -49,6 +49,27 @@ def test_a_job_submitted_from_within_another(slurm: Scripts) -> None:
     assert (slurm.directory / "seen").read_text() == "SQUEUE_STATES=RUNNING\n"
 
 
+def test_what_another_job_chose_is_no_wish_of_the_users(slurm: Scripts) -> None:
+    """A rank may submit the next job, which gets its environment."""
+    seen = slurm.directory / "seen"
+    slurm.fake("srun", f"env -0 >'{seen}'")
+    first = slurm.run(
+        "prelaunch.sh", "--max-steps", "1", NCCL_DEBUG="TRACE", DDP_TIMESTAMP_INTERVAL="9"
+    )
+    words = seen.read_text().split("\0")
+    rank = dict(word.split("=", 1) for word in words if "=" in word)
+    assert rank["MASTER_PORT"] == first.setting("MASTER_PORT")
+    new = {"SLURM_JOB_ID": "4243", "SLURM_CPUS_ON_NODE": "48"}
+    alone = slurm.run("prelaunch.sh", "--dry-run", **new)
+    nested = slurm.run("prelaunch.sh", "--dry-run", **rank | new)
+    for name in ("MASTER_PORT", "DDP_RUN_DIR", "DDP_SEED", "OMP_NUM_THREADS"):
+        assert nested.setting(name) == alone.setting(name)
+        assert nested.setting(name) != first.setting(name)
+    assert nested.setting("NCCL_DEBUG") == "TRACE"
+    assert nested.setting("DDP_TIMESTAMP_INTERVAL") == "9"
+    assert "warning" not in nested.err
+
+
 def test_srun_in_a_batch_job(slurm: Scripts) -> None:
     """Every tutorial's way to start a program would start this one once a rank."""
     step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
