@@ -126,6 +126,11 @@ class _Part:
     offset: timedelta
     rows: cells.Rows
 
+    def column(self, name: str) -> NDArray[np.floating]:
+        """Give a column; without it, no readings."""
+        found = self.rows.values.get(name)
+        return np.full(len(self.rows.gpu), np.nan, np.float32) if found is None else found
+
 
 @dataclass
 class _Reader:
@@ -186,13 +191,8 @@ class _Reader:
         )
 
     def _column(self, name: str) -> NDArray[np.floating]:
-        """Join a column's parts; those that lack it have no readings."""
-        return np.concatenate(
-            [
-                part.rows.values.get(name, np.full(len(part.rows.gpu), np.nan, np.float32))
-                for part in self.parts
-            ]
-        )
+        """Join a column's parts."""
+        return np.concatenate([part.column(name) for part in self.parts])
 
     def _times(self) -> tuple[NDArray[np.int64], bool]:
         """Join times; without dates, a step back by more than half a day is midnight."""
@@ -218,14 +218,12 @@ class _Reader:
         """
         text = memoryview(block)
         pos = begin = end = 0
+        header, *_ = before = self._state()
         while pos < size:
-            repeated, before = self._heads.repeated, self._state()
             if block[pos] != _HASH:
                 stop = _end_of_rows(block, pos, size)
-                header = before[0]
                 narrow = header and header.narrow
-                can_wait = not is_last and stop - pos < _HELD_BYTES
-                if narrow and stop == size and can_wait:
+                if narrow and stop == size and not is_last and stop - pos < _HELD_BYTES:
                     size = pos  # it may go on in the next block
                 elif header and narrow and not _is_usual(header, block, pos, stop):
                     self._rows(text[begin:end], *before)
@@ -234,16 +232,17 @@ class _Reader:
                 else:
                     text[end : end + stop - pos] = text[pos:stop]
                     end += stop - pos
-            elif repeated and block.startswith(repeated, pos, size):  # every 44 rows
-                stop = pos + len(repeated)
+                if block.startswith(self._heads.repeated, stop, size):  # every 44 rows
+                    stop += len(self._heads.repeated)
             else:
                 stop = block.index(b"\n", pos, size) + 1
                 self._learn(block[pos : stop - 1].removesuffix(b"\r").decode("utf-8", "replace"))
                 if before != self._state():
                     self._rows(text[begin:end], *before)
                     begin = end
+                    header, *_ = before = self._state()
             pos = stop
-        self._rows(text[begin:end], *self._state())
+        self._rows(text[begin:end], *before)
         return size
 
     def _state(self) -> tuple[dmon.Header | None, Place, timedelta]:
