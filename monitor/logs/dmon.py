@@ -229,7 +229,7 @@ class Heads:
             self.header = self._open = self._known = None
 
 
-_NUMBER = re.compile(r"-|0|[1-9][0-9]*")  # dmon tells whole numbers only, those of GPM as well
+NUMBER = re.compile(r"-|0|[1-9][0-9]*")  # dmon tells whole numbers only, those of GPM as well
 _INDEX = re.compile(r"-|0|[1-9][0-9]{0,3}")
 _CLOCK = re.compile(r"(?:[01][0-9]|2[0-3])(?::[0-5][0-9]){2}")
 
@@ -333,7 +333,7 @@ def _is_sound(row: dict[str, str]) -> bool:
         if name == "Date":
             if parse_date(cell) is None:
                 return False
-        elif not {"Time": _CLOCK, "gpu": _INDEX}.get(name, _NUMBER).fullmatch(cell):
+        elif not {"Time": _CLOCK, "gpu": _INDEX}.get(name, NUMBER).fullmatch(cell):
             return False
     return True
 

@@ -30,7 +30,7 @@ def read(
     """Read rows, in their order; and count the lines that cannot be read.
 
     Args:
-        text: whole lines, none of which begins with `#`; what ends them may be overwritten.
+        text: whole lines, none of which begins with `#`.
         header: what they lie under; None: nothing can be read.
         wanted: the columns to give, if not all.
 
@@ -38,26 +38,20 @@ def read(
     if header is None:
         return [], sum(1 for line in text.tobytes().split(b"\n") if not _is_blank(line))
     matrix = _matrix(text, header)
-    if matrix is None:
+    rows = None if matrix is None else cells.decode_even(matrix, header, wanted)
+    if matrix is None or rows is None:
         return _by_length(text, header, wanted)
-    parts, num_unreadable, begin = [], 0, 0
-    for rows in cells.decode_even(matrix, header, wanted):
-        part, num = _mended(rows, matrix[begin : begin + len(rows.ok)], header, wanted)
-        parts += part
-        num_unreadable += num
-        begin += len(rows.ok)
-    return parts, num_unreadable
+    return _mended(rows, matrix, header, wanted)
 
 
 def _matrix(text: NDArray[np.uint8], header: dmon.Header) -> NDArray[np.uint8] | None:
-    """See the text as rows of one length; None if some line does not end where it should."""
+    """See the text as rows as long as the first; None if that cannot be."""
     if not text.size:
         return None
     width = int(np.argmax(text[: header.max_length + 1] == _NEWLINE)) + 1
     if len(text) % width or width - 1 not in {layout.length for layout in header.layouts}:
         return None
-    matrix = text.reshape(-1, width)
-    return matrix if (matrix[:, -1] == _NEWLINE).all() else None
+    return text.reshape(-1, width)
 
 
 def _mended(

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from monitor.logs.marks import Mark
 
-_BLOCK_BYTES = 2**22
+_BLOCK_BYTES = 2**21
+"""It is looked at once for each column: a larger one would not stay in the processor's cache."""
 _KEPT_BYTES = 2**25 - 2**16
 """As much memory as glibc can be made to keep; pages that are new cost more than reading does."""
 
