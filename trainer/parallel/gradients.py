@@ -74,7 +74,8 @@ class Sharded:
     def __init__(
         self, parameters: Sequence[nn.Parameter], pipeline: dist.ProcessGroup | None = None
     ) -> None:
-        num_alike = dist.get_world_size() // (1 if pipeline is None else pipeline.size())
+        self._group = _one_copy(parameters) if pipeline is None else None
+        num_alike = dist.get_world_size(self._group) // (1 if pipeline is None else pipeline.size())
         self._by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
         self._by_copies: dict[int, list[nn.Parameter]] = {}
         """By how many ranks have the same as this one."""
@@ -94,18 +95,18 @@ class Sharded:
         return [shard for _, shards in self._own_by_copies() for shard in shards]
 
     def agree(self, found: Tensor) -> None:
-        """Ask all ranks."""
-        dist.all_reduce(found, dist.ReduceOp.MAX)
+        """Ask all that have a part of this copy: what others have is the same."""
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
 
     def norm(self) -> Tensor:
-        """Sum up squares over all ranks in one message; of what several have, each gives a part."""
+        """Sum up squares over a copy in one message; of what several have, each gives a part."""
         squares = [
             torch.stack(torch._foreach_norm(shards)).square().sum() / num_copies  # noqa: SLF001 -- as torch's own
             for num_copies, shards in self._own_by_copies()
             if shards
         ]
         total = torch.stack(squares).sum()
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=self._group)
         return total.sqrt()
 
     def _own_by_copies(self) -> list[tuple[int, list[Tensor]]]:
@@ -130,13 +131,28 @@ def gradients_of(
     return Whole(parameters)
 
 
+def _one_copy(parameters: Sequence[nn.Parameter]) -> dist.ProcessGroup | None:
+    """Return the ranks that have one copy between them, if they are an axis of the mesh; else None.
+
+    Copies have the same gradients, to the bit: of those of hsdp only one needs to be asked, which
+    on a large cluster is one node of many.
+    """
+    meshes = {getattr(parameter, "device_mesh", None) for parameter in parameters}
+    mesh = meshes.pop()
+    split = {axis for p in parameters for axis in _split_axes(p)}
+    return mesh.get_group(split.pop()) if mesh and not meshes and len(split) == 1 else None
+
+
+def _split_axes(parameter: nn.Parameter) -> list[int]:
+    """Return the axes of its mesh along which a parameter is split."""
+    placements = getattr(parameter, "placements", ())
+    return [axis for axis, placed in enumerate(placements) if not placed.is_replicate()]
+
+
 def _num_shards(parameter: nn.Parameter) -> int:
     """Return into how many parts a parameter is split, each on other ranks of its mesh."""
-    if not hasattr(parameter, "placements"):
-        return 1
-    mesh: DeviceMesh = parameter.device_mesh  # type: ignore[attr-defined] # a DTensor
-    axes = (axis for axis, placed in enumerate(parameter.placements) if not placed.is_replicate())
-    return math.prod(mesh.size(axis) for axis in axes)
+    mesh: Any = getattr(parameter, "device_mesh", None)
+    return math.prod(mesh.size(axis) for axis in _split_axes(parameter))
 
 
 def _own(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
