@@ -1,7 +1,8 @@
 """Ranks as processes of their own that need not import torch: forked from one that has.
 
-What follows the fork is `python -m trainer` as it is. The import alone takes seconds of a core, and
-the tests start more than a hundred ranks.
+What follows the fork is `python -m trainer` as it is. The imports alone take seconds of a core, and
+the tests start hundreds of ranks: it has also imported what torch imports late, for checkpoints,
+shards, stages and the compiler.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import runpy
 import subprocess
 import sys
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from typing import TYPE_CHECKING
+from unittest import mock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +24,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["trainer.run", "trainer.workloads.mnist_models"])
+_CONTEXT.set_forkserver_preload(
+    [
+        "trainer.run",
+        "trainer.workloads.language",
+        "trainer.workloads.llama",
+        "trainer.workloads.mnist_models",
+        "torch._dynamo",
+        "torch._decomp",
+        "torch._prims",
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "torch.distributed.pipelining",
+        "torch.distributed.tensor.parallel",
+        "torch.utils.checkpoint",
+    ]
+)
 
 
 @dataclass
@@ -73,7 +91,12 @@ class RankProcess:
 def start(
     options: Sequence[str], env: Mapping[str, str], cwd: Path, files: tuple[Path, Path]
 ) -> RankProcess:
-    """Start `python -m trainer` with exactly this environment; stdout and stderr go to `files`."""
+    """Start `python -m trainer` with exactly this environment; stdout and stderr go to `files`.
+
+    Both may be the same file.
+    """
+    with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):  # which is read once, by an import
+        forkserver.ensure_running()
     process = _CONTEXT.Process(target=_run, args=(list(options), dict(env), cwd, files))
     process.start()
     return RankProcess(process, files)

@@ -106,16 +106,16 @@ def test_what_a_forward_keeps_is_as_expected() -> None:
 def test_layouts_agree(tmp_path: Path) -> None:
     """As near as products that are rounded in other places can be."""
     # A rank of tp has the keys of 16 channels at least.
-    with serve(tmp_path, MODEL | {"hidden_size": 64, "intermediate_size": 96}) as server:
-        losses = {}
-        for name, count, options in (
-            ("plain", 1, ""),
-            ("fsdp", 2, "--strategy fsdp"),
-            ("tp", 2, "--tp 2 --sequence-parallel"),
-        ):
-            words = f"--max-steps 3 --precision fp8 {options}"
-            codes, run, said = server.train(count, words, name)
-            assert set(codes) == {0}, said
-            losses[name] = [line["loss"] for line in run.metrics("loss")]
+    server = serve(tmp_path, MODEL | {"hidden_size": 64, "intermediate_size": 96})
+    losses = {}
+    for name, count, options in (
+        ("plain", 1, ""),
+        ("fsdp", 2, "--strategy fsdp"),
+        ("tp", 2, "--tp 2 --sequence-parallel"),
+    ):
+        words = f"--max-steps 3 --precision fp8 {options}"
+        codes, run, said = server.train(count, words, name)
+        assert set(codes) == {0}, said
+        losses[name] = [line["loss"] for line in run.metrics("loss")]
     assert losses["fsdp"] == pytest.approx(losses["plain"], rel=5e-3)
     assert losses["tp"] == pytest.approx(losses["plain"], rel=5e-3)

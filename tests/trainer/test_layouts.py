@@ -1,12 +1,8 @@
 """Every layout trains the model that one plain process trains."""
 
-import contextlib
 import json
 import os
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.trainer import forked
 from tests.trainer.conftest import REPOSITORY, RunDir
 from trainer import export, inspect, loading
 from trainer.checkpoint_folder import find
@@ -65,9 +62,8 @@ LAYOUTS = {
 
 @dataclass
 class Server:
-    """Starts runs; see sharded_ranks.py."""
+    """Starts runs in a folder of its own."""
 
-    process: subprocess.Popen[str]
     folder: Path
     env: dict[str, str]
 
@@ -77,45 +73,34 @@ class Server:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         words = ["--model", str(self.folder / "model"), *OPTIONS.split(), *options.split()]
+        words += ["--out", str(self.folder / out)]
         logs = [self.folder / f"{out}-{rank}.log" for rank in range(count)]
-        ranks = []
+        started = []
         for rank, log in enumerate(logs):
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count}
             place |= {"LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             told = {name: str(value) for name, value in place.items()} if count > 1 else {}
-            ranks.append(([*words, "--out", str(self.folder / out)], self.env | told, str(log)))
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(ranks) + "\n")
-        self.process.stdin.flush()
-        codes = json.loads(self.process.stdout.readline())
+            started.append(forked.start(words, self.env | told, REPOSITORY, (log, log)))
+        try:
+            codes = [process.wait() for process in started]
+        finally:
+            for process in started:
+                process.kill()
         return codes, RunDir(self.folder / out), logs[0].read_text()
 
 
-@contextlib.contextmanager
-def serve(folder: Path, shape: dict[str, Any]) -> Iterator[Server]:
-    """Start a server for runs in `folder`, of a model of that shape."""
+def serve(folder: Path, shape: dict[str, Any]) -> Server:
+    """Make ready for runs in `folder`, of a model of that shape."""
     (folder / "model").mkdir()
     (folder / "model/config.json").write_text(json.dumps(shape))
     env = {k: v for k, v in os.environ.items() if not k.startswith("DDP_")}
-    env |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.trainer.sharded_ranks"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=env,
-        cwd=REPOSITORY,
-    )
-    yield Server(process, folder, env)
-    process.communicate(timeout=60)
+    return Server(folder, env | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"})
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Server:
     """One for all tests here."""
-    with serve(tmp_path_factory.mktemp("layouts"), SHAPE) as server:
-        yield server
+    return serve(tmp_path_factory.mktemp("layouts"), SHAPE)
 
 
 @pytest.fixture(scope="module")

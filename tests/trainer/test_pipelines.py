@@ -2,7 +2,6 @@
 
 import json
 import struct
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +32,7 @@ HELD_OUT = " ".join(str(i**3) for i in range(24))  # 7: neither ranks nor batche
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Server:
     """One for all tests here, with a model of four layers, and a text."""
     folder = tmp_path_factory.mktemp("pipelines")
     (folder / "data").mkdir()
@@ -41,8 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         (folder / name).write_text(text)
         target = folder / f"data/{name}.tokens"
         assert run_command(tokenize.main, [str(folder / name), "--out", str(target)]) == 0
-    with serve(folder, SHAPE | {"num_hidden_layers": 4, "vocab_size": 256}) as server:
-        yield server
+    return serve(folder, SHAPE | {"num_hidden_layers": 4, "vocab_size": 256})
 
 
 def train(server: Server, count: int, options: str, out: str) -> RunDir:
