@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trainer.context_ranks import compare
 from trainer.batches import CutBatches
 from trainer.errors import UserError
-from trainer.parallel.context import share_sequences
 from trainer.parallel.layout import Layout
 
 
 @pytest.mark.slow
 def test_attention_is_that_of_one_process(tmp_path: Path) -> None:
     """Forward and backward, on 2 and 4 ranks, with as many heads of keys and with fewer."""
+    from tests.trainer.context_ranks import compare  # noqa: PLC0415 -- imports torch's compiler
+
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -63,5 +63,7 @@ def test_inputs_and_targets_are_cut_alike() -> None:
 
 def test_a_model_without_named_attention_is_refused() -> None:
     """Before any group is made."""
+    from trainer.parallel.context import share_sequences  # noqa: PLC0415 -- the same
+
     with pytest.raises(UserError, match="--cp: a workload whose parallel plan names its attention"):
         share_sequences(torch.nn.Linear(1, 1), [], Layout(cp=2), "p2p")
