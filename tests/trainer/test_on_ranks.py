@@ -1,6 +1,7 @@
 """What several ranks show together: memory, the scaler of fp16, and traces."""
 
 import json
+from unittest import mock
 
 import pytest
 
@@ -110,6 +111,34 @@ def scaler_of(run: RunDir) -> dict[str, float]:
     return scaler
 
 
+def overflow(
+    server: Server,  # noqa: F811
+    count: int,
+    layout: str,
+    *,
+    is_clipped: bool,
+) -> RunDir:
+    """Six steps in fp16 of which one overflows."""
+    words = "--workload tests.trainer.overflowing:Overflowing --precision fp16 --max-steps 6"
+    options = OPTIONS
+    if not is_clipped:
+        options = OPTIONS.replace("--clip-grad-norm 0.5", "")
+        words += " --optimizer adamw --lr 0.001"
+    out = f"overflow-{count}-{is_clipped}{layout}".replace(" ", "")
+    with mock.patch.object(test_layouts, "OPTIONS", options):
+        codes, run, said = server.train(count, f"{words} {layout}", out)
+    assert codes == [0] * count, said
+    return run
+
+
+@pytest.fixture(scope="module")
+def overflow_alone(server: Server) -> dict[bool, RunDir]:  # noqa: F811
+    """The same on one process, by whether it is clipped."""
+    return {
+        is_clipped: overflow(server, 1, "", is_clipped=is_clipped) for is_clipped in (True, False)
+    }
+
+
 @pytest.mark.parametrize(
     ("layout", "is_clipped"),
     [
@@ -122,23 +151,14 @@ def scaler_of(run: RunDir) -> dict[str, float]:
 )
 def test_an_overflow_on_one_rank_is_everyones(
     server: Server,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    overflow_alone: dict[bool, RunDir],
     layout: str,
     *,
     is_clipped: bool,
 ) -> None:
     """One number of one rank's shard overflows: all leave the step out and scale by half."""
-    shared = "--workload tests.trainer.overflowing:Overflowing --precision fp16 --max-steps 6"
-    if not is_clipped:
-        monkeypatch.setattr(test_layouts, "OPTIONS", OPTIONS.replace("--clip-grad-norm 0.5", ""))
-        shared += " --optimizer adamw --lr 0.001"
-    runs = []
-    for count, options in ((1, ""), (4, layout)):
-        out = f"overflow-{count}-{is_clipped}{layout}".replace(" ", "")
-        codes, run, said = server.train(count, f"{shared} {options}", out)
-        assert codes == [0] * count, said
-        runs.append(run)
-    plain, sharded = runs
+    plain = overflow_alone[is_clipped]
+    sharded = overflow(server, 4, layout, is_clipped=is_clipped)
     assert scaler_of(plain) == scaler_of(sharded)
     assert scaler_of(sharded)["scale"] == 2**15
     assert scaler_of(sharded)["_growth_tracker"] == 3
