@@ -190,9 +190,12 @@ def test_a_launcher_a_debugger_and_torchrun_are_left_alone(launch: Launch, until
     """Only the ranks' own commands end: who carries no rank sees it and tells."""
     recording = launch.watch()
     bystanders = [
-        subprocess.Popen(["sleep", "60"], env=launch.env()),
-        subprocess.Popen(["sleep", "60"], env=launch.env(DDP_RANK_ID=f"{launch.token}/node0")),
-        subprocess.Popen(["sleep", "60"], env=launch.env(DDP_RANK_ID=f"{launch.token}x/0")),
+        subprocess.Popen(["sleep", "60"], env=launch.env(**carried), start_new_session=True)
+        for carried in (
+            {},
+            {"DDP_RANK_ID": f"{launch.token}/node0"},
+            {"DDP_RANK_ID": f"{launch.token}x/0"},
+        )
     ]
     launch.started += bystanders
     child = launch.rank(
