@@ -124,7 +124,7 @@ def _task(*, quick: bool) -> Task:
         num_tokens=1_000_000,
         lr=1e-3,
         weight_decay=0.01,
-        steps_per_lap=2 if quick else 4,
+        steps_per_lap=2 if quick else 12,
     )
 
 
