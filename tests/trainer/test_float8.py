@@ -107,15 +107,17 @@ def test_layouts_agree(tmp_path: Path) -> None:
     """As near as products that are rounded in other places can be."""
     # A rank of tp has the keys of 16 channels at least.
     server = serve(tmp_path, MODEL | {"hidden_size": 64, "intermediate_size": 96})
-    losses = {}
-    for name, count, options in (
-        ("plain", 1, ""),
-        ("fsdp", 2, "--strategy fsdp"),
-        ("tp", 2, "--tp 2 --sequence-parallel"),
-    ):
-        words = f"--max-steps 3 --precision fp8 {options}"
-        codes, run, said = server.train(count, words, name)
+
+    def told(count: int, options: str) -> tuple[list[float], list[float]]:
+        """Return the losses and the gradient's norms of three steps."""
+        codes, run, said = server.train(count, f"--max-steps 3 {options}", options)
         assert set(codes) == {0}, said
-        losses[name] = [line["loss"] for line in run.metrics("loss")]
-    assert losses["fsdp"] == pytest.approx(losses["plain"], rel=5e-3)
-    assert losses["tp"] == pytest.approx(losses["plain"], rel=5e-3)
+        lines = run.metrics("loss")
+        return [line["loss"] for line in lines], [line["grad_norm"] for line in lines]
+
+    losses, norms = told(1, "--precision fp8")
+    for layout in ("--strategy fsdp", "--tp 2 --sequence-parallel"):
+        narrow_losses, narrow_norms = told(2, f"{layout} --precision fp8")
+        assert narrow_losses == pytest.approx(losses, rel=5e-3)
+        assert narrow_norms == pytest.approx(norms, rel=0.1)
+        assert narrow_losses != pytest.approx(told(2, f"{layout} --precision bf16")[0], rel=1e-5)
