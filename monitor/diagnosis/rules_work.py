@@ -34,7 +34,7 @@ def _idle(run: Run, at: Thresholds) -> Iterator[Finding]:
         mask = _without_blips(active, at.busy_sm_pct) & rules.settled(series, at)
         found = rules.stretches(mask, series.steps_s)
         worst = found.longest
-        if worst is None or worst.duration_s < 60 * at.idle_minutes:
+        if worst is None or not worst.duration_s or worst.duration_s < 60 * at.idle_minutes:
             continue
         whole_s = float(np.nansum(series.steps_s))
         share_pct = 100 * found.total_s / whole_s

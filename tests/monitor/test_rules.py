@@ -213,6 +213,13 @@ def test_the_start_up_and_a_lone_blip_are_no_idle_time() -> None:
     assert told(run(gpu(sm=sm)), "idle")[0].evidence.startswith("idle for 6 min")
 
 
+def test_what_takes_no_time_is_no_idle_time() -> None:
+    """All samples of one second, though no minute of idleness is asked for."""
+    moment = np.full(NUM_SAMPLES, float(BEGIN_S))
+    limits = Thresholds(idle_minutes=0, startup_minutes=0)
+    assert not diagnose(run(gpu(sm=0, time_s=moment)), limits)
+
+
 def test_a_gap_ends_a_stretch() -> None:
     """Two minutes idle before an hour without a sample and two after it are no three minutes."""
     clock_s = BEGIN_S + STEP_S * np.arange(NUM_SAMPLES)
