@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.parallel.plan import fits
+from trainer.parallel.plan import modules_named
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,7 +36,6 @@ def works_alone(
         return []  # hooks would be compiled with the layer
     columns = [name for name, style in plan.styles.items() if style == "columns"]
     patterns = columns if layout.tp * layout.cp > 1 else [plan.blocks]
-    named = [pair for stage in share.stages for pair in stage.named_modules()]
-    found = [module for name, module in named if any(fits(name, p) for p in patterns)]
+    found = [m for stage in share.stages for p in patterns for m in modules_named(stage, p)]
     is_whole = layout.tp * layout.cp * layout.pp == 1
     return found or ([share.model] if is_whole else [])

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.parallel.plan import fits
+from trainer.parallel.plan import modules_named
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,7 +41,7 @@ def apply(  # noqa: PLR0913, PLR0917 -- all that it takes, once
     config: Config,
 ) -> nn.Module:
     """Return the model as it is to be trained; `model` itself is changed, and stays usable."""
-    blocks = _modules_named(model, plan.blocks)
+    blocks = modules_named(model, plan.blocks)
     if layout.tp > 1:
         from trainer.parallel.tensor import split_matrices  # noqa: PLC0415 -- imports seconds
 
@@ -52,7 +52,7 @@ def apply(  # noqa: PLR0913, PLR0917 -- all that it takes, once
     if layout.cp > 1:
         from trainer.parallel.context import share_sequences  # noqa: PLC0415 -- for those who do
 
-        attention = _modules_named(model, plan.attention)
+        attention = modules_named(model, plan.attention)
         share_sequences(model, attention, layout, config.cp_comm_type)
     if config.activation_checkpointing != "none":
         from trainer.parallel.recompute import recompute  # noqa: PLC0415 -- the same
@@ -71,10 +71,6 @@ def apply(  # noqa: PLR0913, PLR0917 -- all that it takes, once
 
         return replicate(trained, device)
     return trained  # a wrapper would only cost time
-
-
-def _modules_named(model: nn.Module, pattern: str) -> list[nn.Module]:
-    return [module for name, module in model.named_modules() if fits(name, pattern)]
 
 
 def _compiled(model: nn.Module, blocks: list[nn.Module]) -> nn.Module:

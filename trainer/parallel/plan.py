@@ -11,6 +11,8 @@ from trainer.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from torch import nn
+
 Style = Literal["embedding", "norm", "reads_stream", "columns", "rows", "output"]
 """What a module does with the residual stream, the activations that all layers read and add to.
 
@@ -85,6 +87,11 @@ def fits(name: str, pattern: str) -> bool:
     parts, wanted = name.split("."), pattern.split(".")
     pairs = zip(parts, wanted, strict=False)
     return pattern != "" and len(parts) == len(wanted) and all(fnmatchcase(*p) for p in pairs)
+
+
+def modules_named(model: nn.Module, pattern: str) -> list[nn.Module]:
+    """Return the modules whose names are of that pattern."""
+    return [module for name, module in model.named_modules() if fits(name, pattern)]
 
 
 def check_blocks(plan: ParallelPlan, workload: str) -> None:

@@ -16,9 +16,9 @@ and after the last layer: a norm as above, what the output matrix reads (c D), t
 (4 V) and the numbers of two tokens (16). Where autocast turns a norm's float32 into bf16 or fp16,
 each projection makes its own copy of its input (5 c D in place of 2 c D); and it copies each matrix
 once, unless fully_shard has gathered it in that type. tp shares out the last two lines, heads and
-channels, and, with sequence parallel, the first two. cp shares out the positions, but
-for keys and values (2 c K) if a rank gathers those of all. A pipeline keeps
-that for each microbatch that is under way; what one stage hands to the next is not counted twice.
+channels, and, with sequence parallel, the first two. cp shares out the positions, but for
+keys and values (2 c K) if a rank gathers those of all. A pipeline keeps that for each microbatch
+that is under way; what one stage hands to the next is not counted twice.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class _Terms:
             return c * dim * (num_readers if copies_inputs else 1)
 
         kv_positions = plan.cp if plan.gathers_keys else 1
-        attention = c * (2 * dim + 2 * kv_dim * kv_positions) + _FULL * shape.num_heads
+        kept = c * (2 * dim + 2 * kv_dim * kv_positions) + _FULL * shape.num_heads
+        attention = kept / plan.tp
         channels = c * shape.ffn_dim / plan.tp
         matrices = 2 * dim * (dim + kv_dim) + 3 * dim * shape.ffn_dim
         copied = c / plan.tp if is_mixed and not plan.gathers_half else 0.0
@@ -87,11 +88,11 @@ class _Terms:
             layer=2 * norm
             + read(_NUM_ATTENTION_READERS)
             + read(_NUM_FFN_READERS)
-            + attention / plan.tp
+            + attention
             + 4 * channels,
             head=norm + read(1) + _FULL * shape.vocab_size + 16,
             layer_input=stream * dim / positions,
-            dear=attention / plan.tp + 2 * channels + 2 * c * dim,
+            dear=attention + 2 * channels + 2 * c * dim,
             # A layer of 8-bit products keeps its weight as it is, and makes it small each time.
             layer_copies=0.0 if plan.precision == "fp8" else copied * matrices,
             head_copies=copied * shape.vocab_size * dim,
