@@ -1,12 +1,17 @@
 """Attention over ranks that share a sequence."""
 
 import multiprocessing
+import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import trainer
+from tests import uncovered
 from trainer.batches import CutBatches
 from trainer.errors import UserError
 from trainer.parallel.layout import Layout
@@ -31,6 +36,32 @@ def test_attention_is_that_of_one_process(tmp_path: Path) -> None:
         process.join()
     assert [told.read_text() for told in tmp_path.glob("*.txt")] == []
     assert [process.exitcode for process in ranks] == [0] * 4
+
+
+@pytest.mark.slow
+def test_another_version_finds_nothing_that_was_compiled(tmp_path: Path) -> None:
+    """What torch compiled lies on disk, and knows the ring by its name only."""
+    ours = Path(trainer.__file__).parent
+    changed = tmp_path / "trainer"
+    shutil.copytree(ours, changed, ignore=shutil.ignore_patterns("__pycache__", "data"))
+    with (changed / "parallel" / "kernels.py").open("a") as code:
+        code.write("# Another comment.\n")
+    asked = (
+        "import torch, trainer.parallel.ring; print(torch.compiler.config.cache_key_tag, end='')"
+    )
+    tags = [
+        subprocess.run(
+            [sys.executable, "-c", asked],
+            cwd=folder.parent,
+            env=uncovered.environment() | {"TORCH_COMPILE_CACHE_KEY_TAG": "user's own, "},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout
+        for folder in (ours, ours, changed)
+    ]
+    assert all(tag.startswith("user's own, ") for tag in tags)
+    assert tags[0] == tags[1] != tags[2]
 
 
 class _Whole:

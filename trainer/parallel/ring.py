@@ -19,13 +19,16 @@ what it returns is kept.
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, compiler
 from torch import distributed as dist
 from torch.distributed import distributed_c10d
 
+from trainer.parallel import kernels
 from trainer.parallel.kernels import Attended, attend, attend_backward, state_like
 
 if TYPE_CHECKING:
@@ -228,3 +231,14 @@ def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | Non
 
 
 _forward.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _code() -> str:
+    """Return what tells this version of the operations from any other."""
+    files = (__file__, kernels.__file__)
+    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
+
+
+# On disk torch keeps what it compiled by the names of operations, and would go on to expect of
+# them what an older version returned.
+compiler.config.cache_key_tag += _code()
