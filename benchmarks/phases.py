@@ -2,7 +2,7 @@
 
     python -P -m benchmarks.phases FILE [trainer options]
 
-It imports torch a little earlier than `python -m trainer` does, and is otherwise the same.
+It is `python -m trainer`, which imports torch where the options have been found to be right.
 """
 
 from __future__ import annotations
@@ -43,15 +43,34 @@ class Marks:
 def main(marks: Marks, path: Path, argv: list[str]) -> int:
     """Train; write the marks of rank 0."""
     marks.mark("interpreter")
-    import torch  # noqa: F401, PLC0415 -- to be timed
-
-    marks.mark("import torch")
     from trainer import __main__ as entry  # noqa: PLC0415 -- to be timed
-    from trainer import loop, run  # noqa: PLC0415 -- the same
+
+    patched: Any = entry  # a function is put in the place of another
+    listen = patched.listen
+
+    def listen_and_import(*args: Any) -> object:  # noqa: ANN401 -- those of `listen`
+        marks.mark("options and checks")
+        listener = listen(*args)
+        import torch  # noqa: F401, PLC0415 -- to be timed
+
+        marks.mark("import torch")
+        _import_trainer(marks)
+        return listener
+
+    patched.listen = listen_and_import
+    code = entry.main(argv, os.environ)
+    if os.environ.get("RANK", "0") == "0":
+        path.write_text(json.dumps(marks.times), encoding="utf-8")
+    return code
+
+
+def _import_trainer(marks: Marks) -> None:
+    """Import what needs torch, and have its phases marked."""
+    from trainer import loop, run  # noqa: PLC0415 -- to be timed
 
     marks.mark("the trainer's other imports")
-    patched: Any = run  # functions are put in the places of others
-    patched.open_mesh = marks.around(patched.open_mesh, "options and checks", "process group")
+    patched: Any = run
+    patched.open_mesh = marks.around(patched.open_mesh, "set-up", "process group")
     patched_loop: Any = loop.Loop
     patched_loop.run = marks.around(loop.Loop.run, "data, model, run directory", "the end")
     patched_loop._log = marks.around(  # noqa: SLF001 -- with --log-every 1, the first step's end
@@ -59,10 +78,6 @@ def main(marks: Marks, path: Path, argv: list[str]) -> int:
         "first step",
         "its line in metrics.jsonl",
     )
-    code = entry.main(argv, os.environ)
-    if os.environ.get("RANK", "0") == "0":
-        path.write_text(json.dumps(marks.times), encoding="utf-8")
-    return code
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from trainer.errors import (
     UserError,
     missing_package,
 )
+from trainer.listener import listen
 from trainer.options import parse
 from trainer.parallel.layout import plan_layout
 from trainer.parallel.plan import check_blocks
@@ -62,6 +63,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         # The stacks before the beat: who sees the beat may ask for them.
         stacks = Stacks(settings.run_dir, settings.attempt, ranks.rank)
         beat = open_beat(settings.beat_dir, ranks.rank)
+        listener = listen(ranks, env)
 
         from trainer.run import Job  # noqa: PLC0415 -- imports torch: wrong input is told before
 
@@ -74,6 +76,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
             workload=workload,
             stop=stop,
             beat=beat,
+            listener=listener,
         )
         return _run(job, env, stacks)
     except UserError as error:

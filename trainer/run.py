@@ -40,6 +40,7 @@ from trainer.workload_checks import test_data_of, train_data_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
+    from socket import socket
 
     from trainer.batch_plan import BatchPlan
     from trainer.beat import Beat
@@ -65,6 +66,8 @@ class Job:
     workload: Workload
     stop: StopRequest
     beat: Beat
+    listener: socket | None
+    """Rank 0's, at which the ranks meet."""
 
 
 class Run:
@@ -100,7 +103,9 @@ class Run:
         )
         if self._job.config.deterministic:
             be_deterministic(env)
-        self._mesh = open_mesh(self._job.ranks, env, settings.node, self._job.layout)
+        self._mesh = open_mesh(
+            self._job.ranks, env, settings.node, self._job.layout, self._job.listener
+        )
         if self._mesh.device.type == "cpu":
             keep_freed_memory(env)
         set_up(self._job.config.precision, self._mesh.device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator  # noqa: TC003 -- fixtures' annotations are read
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import pytest
 from tests.growing import json_lines
 from tests.trainer import forked
 from tests.trainer.forked import RankProcess  # noqa: TC001 -- fixtures' annotations are read
+from tests.trainer.ports import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 _RANK_VARIABLES = (
@@ -112,9 +112,7 @@ def start_ranks(
     def start(
         count: int, *options: str, out: str = "run", env: dict[str, str] | None = None
     ) -> Ranks:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         processes = []
         for rank in range(count):
             place = {

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 import trainer
 from tests import uncovered
+from tests.trainer.ports import free_port
 from trainer.batches import CutBatches
 from trainer.errors import UserError
 from trainer.parallel.layout import Layout
@@ -22,9 +22,7 @@ def test_attention_is_that_of_one_process(tmp_path: Path) -> None:
     """Forward and backward, on 2 and 4 ranks, with as many heads of keys and with fewer."""
     from tests.trainer.context_ranks import compare  # noqa: PLC0415 -- imports torch's compiler
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("forkserver")
     ranks = [
         context.Process(target=compare, args=(rank, port, tmp_path), daemon=True)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from safetensors.torch import load_file
 
 from tests.trainer import forked
 from tests.trainer.conftest import REPOSITORY, RunDir
+from tests.trainer.ports import free_port
 from trainer import export, inspect, loading
 from trainer.checkpoint_folder import find
 from trainer.command import run as run_command
@@ -69,9 +69,7 @@ class Server:
 
     def train(self, count: int, options: str, out: str) -> tuple[list[int], RunDir, str]:
         """Train on `count` ranks; return their exit codes, the run, and what rank 0 wrote."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         words = ["--model", str(self.folder / "model"), *OPTIONS.split(), *options.split()]
         words += ["--out", str(self.folder / out)]
         logs = [self.folder / f"{out}-{rank}.log" for rank in range(count)]

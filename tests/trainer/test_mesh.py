@@ -1,8 +1,5 @@
 import math
-import socket
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,74 +9,12 @@ from trainer.beat import NoBeat
 from trainer.errors import RunFailedError, UserError
 from trainer.mesh import (
     Mesh,
-    _open_group,
-    check_places,
-    choose_backend,
-    choose_interface,
     choose_num_threads,
     lost_gpus,
     open_mesh,
 )
 from trainer.ranks import Ranks
 from trainer.stop import StopRequest
-
-
-def test_nccl_wants_a_gpu_to_each_rank() -> None:
-    """Ranks that share a GPU, or have none, talk over gloo."""
-    assert choose_backend(["GPU-a", "GPU-b"]) == "nccl"
-    assert choose_backend(["GPU-a", "GPU-a"]) == "gloo"
-    assert choose_backend(["", ""]) == "gloo"
-
-
-def test_all_ranks_see_a_gpu_or_none_does() -> None:
-    """Else all would train on CPUs' messages: told with the ranks, and their nodes."""
-    nodes = ["a", "a", "b"]
-    check_places(["", "", ""], nodes)
-    check_places(["GPU-1", "GPU-2", "GPU-2"], nodes)
-    with pytest.raises(RunFailedError, match=r"^GPUs: .*; found none on rank 1 on a, 2 on b; look"):
-        check_places(["GPU-1", "", ""], nodes)
-    with pytest.raises(RunFailedError, match="7 on n7, 8 on n8 and 2 more"):
-        check_places(["GPU-1", *[""] * 10], [f"n{i}" for i in range(11)])
-
-
-def refused(devices: list[str]) -> list[str]:
-    """What ranks on these devices, each on a node of its own, are told when they meet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    count = len(devices)
-
-    def told(rank: int) -> str:
-        ranks = Ranks(
-            rank=rank,
-            world_size=count,
-            local_world_size=count,
-            master_addr="127.0.0.1",
-            master_port=port,
-        )
-        env = {"GLOO_SOCKET_IFNAME": "lo"}
-        with pytest.raises(RunFailedError) as raised:
-            _open_group(ranks, torch.device(devices[rank]), env, f"n{rank}")
-        return str(raised.value)
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(told, range(count)))
-
-
-@pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each index is a GPU."""
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=str(device))
-    )
-
-
-@pytest.mark.usefixtures("gpus")
-def test_ranks_that_see_no_gpu_end_the_run_on_all() -> None:
-    """Each rank tells it, though one of them serves what the others read."""
-    first, second = refused(["cuda:0", "cpu"])
-    assert first == second
-    assert "found none on rank 1 on n1;" in first
 
 
 def test_a_gpu_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,27 +29,6 @@ def test_a_gpu_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         open_mesh(Ranks(rank=3, local_rank=1, world_size=4, local_world_size=2), {})
 
 
-@pytest.mark.usefixtures("gpus")
-@pytest.mark.parametrize("is_late", [False, True])
-def test_nccl_that_does_not_start_is_told(
-    monkeypatch: pytest.MonkeyPatch, *, is_late: bool
-) -> None:
-    """In a line, be it at once or, before torch 2.15, with the first message."""
-
-    def fail(*_args: object, **_named: object) -> None:
-        raise torch.distributed.DistBackendError("NCCL error: bad call\nLast error:\nno socket")
-
-    name = "all_reduce" if is_late else "init_process_group"
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_args, **_named: None)
-    monkeypatch.setattr(torch, "zeros", lambda *_args, **_named: None)
-    monkeypatch.setattr(torch.distributed, name, fail)
-    for line in refused(["cuda:0", "cuda:1"]):
-        assert line == (
-            "nccl between 2 ranks: it starts; found NCCL error: bad call: no socket; "
-            "set NCCL_DEBUG=INFO, and look at NCCL_SOCKET_IFNAME"
-        )
-
-
 def test_threads_are_the_users_or_a_share_of_the_cpus() -> None:
     """Never none, and nonsense in the variable counts as unset."""
     assert choose_num_threads({"OMP_NUM_THREADS": "7"}, num_cpus=2, local_world_size=2) == 7
@@ -124,13 +38,6 @@ def test_threads_are_the_users_or_a_share_of_the_cpus() -> None:
         env = {"OMP_NUM_THREADS": text}
         assert choose_num_threads(env, num_cpus=4, local_world_size=1) == 4
     assert choose_num_threads({"OMP_NUM_THREADS": "0"}, num_cpus=4, local_world_size=1) == 1
-
-
-def test_the_interface_is_the_one_that_owns_the_address() -> None:
-    """Not the first, and none when nobody does."""
-    interfaces = {"lo": ["127.0.0.1"], "ib0": ["10.0.0.7", "fe80::1"]}
-    assert choose_interface("10.0.0.7", interfaces) == "ib0"
-    assert choose_interface("10.0.0.8", interfaces) is None
 
 
 @pytest.mark.parametrize("visible", [None, "", "-1", "NoDevFiles"])
@@ -170,7 +77,7 @@ def test_one_rank_warns_of_lost_gpus(
 ) -> None:
     """In one line; and the run goes on."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr("trainer.mesh._open_group", lambda *_: ("none", ["a", "b"]))
+    monkeypatch.setattr("trainer.mesh.meet", lambda *_: ("none", ["a", "b"]))
     env = {"CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "1"}
     ranks = Ranks(rank=rank, world_size=2, local_rank=rank, local_world_size=2)
     assert open_mesh(ranks, env).device.type == "cpu"
@@ -186,20 +93,6 @@ def test_a_single_process_needs_no_group() -> None:
     assert mesh.sum([1.5, 2]) == [1.5, 2]
     mesh.broadcast([torch.zeros(1)])
     assert mesh.describe().startswith(f"1 rank on {mesh.device.type}, 1 threads")
-
-
-@pytest.mark.slow
-def test_a_rendezvous_that_cannot_be_fails_the_run() -> None:
-    """It is tried again, unlike a mistake; one line names who did not come."""
-    ranks = Ranks(rank=0, world_size=2, local_world_size=2, master_addr="127.0.0.1", master_port=1)
-    env = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
-    import trainer.mesh  # noqa: PLC0415
-
-    taken = ranks
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer.mesh, "_RENDEZVOUS_TIMEOUT", trainer.mesh.timedelta(seconds=1))
-        with pytest.raises(RunFailedError, match="found nothing of rank 1; look at"):
-            open_mesh(taken, env)
 
 
 class TwoRanks:

@@ -1,0 +1,108 @@
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.trainer.ports import free_port
+from trainer import rendezvous
+from trainer.errors import RunFailedError
+from trainer.listener import listen
+from trainer.ranks import Ranks
+from trainer.rendezvous import check_places, choose_backend, choose_interface, meet
+
+
+def test_nccl_wants_a_gpu_to_each_rank() -> None:
+    """Ranks that share a GPU, or have none, talk over gloo."""
+    assert choose_backend(["GPU-a", "GPU-b"]) == "nccl"
+    assert choose_backend(["GPU-a", "GPU-a"]) == "gloo"
+    assert choose_backend(["", ""]) == "gloo"
+
+
+def test_all_ranks_see_a_gpu_or_none_does() -> None:
+    """Else all would train on CPUs' messages: told with the ranks, and their nodes."""
+    nodes = ["a", "a", "b"]
+    check_places(["", "", ""], nodes)
+    check_places(["GPU-1", "GPU-2", "GPU-2"], nodes)
+    with pytest.raises(RunFailedError, match=r"^GPUs: .*; found none on rank 1 on a, 2 on b; look"):
+        check_places(["GPU-1", "", ""], nodes)
+    with pytest.raises(RunFailedError, match="7 on n7, 8 on n8 and 2 more"):
+        check_places(["GPU-1", *[""] * 10], [f"n{i}" for i in range(11)])
+
+
+def refused(devices: list[str]) -> list[str]:
+    """What ranks on these devices, each on a node of its own, are told when they meet."""
+    count = len(devices)
+    master_port = free_port()
+
+    def told(rank: int) -> str:
+        ranks = Ranks(
+            rank=rank,
+            world_size=count,
+            local_world_size=count,
+            master_addr="127.0.0.1",
+            master_port=master_port,
+        )
+        env = {"GLOO_SOCKET_IFNAME": "lo"}
+        with pytest.raises(RunFailedError) as raised:
+            meet(ranks, torch.device(devices[rank]), env, f"n{rank}", listen(ranks, env))
+        return str(raised.value)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(told, range(count)))
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each index is a GPU."""
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=str(device))
+    )
+
+
+@pytest.mark.usefixtures("gpus")
+def test_ranks_that_see_no_gpu_end_the_run_on_all() -> None:
+    """Each rank tells it, though one of them serves what the others read."""
+    first, second = refused(["cuda:0", "cpu"])
+    assert first == second
+    assert "found none on rank 1 on n1;" in first
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize("is_late", [False, True])
+def test_nccl_that_does_not_start_is_told(
+    monkeypatch: pytest.MonkeyPatch, *, is_late: bool
+) -> None:
+    """In a line, be it at once or, before torch 2.15, with the first message."""
+
+    def fail(*_args: object, **_named: object) -> None:
+        raise torch.distributed.DistBackendError("NCCL error: bad call\nLast error:\nno socket")
+
+    name = "all_reduce" if is_late else "init_process_group"
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_args, **_named: None)
+    monkeypatch.setattr(torch, "zeros", lambda *_args, **_named: None)
+    monkeypatch.setattr(torch.distributed, name, fail)
+    for line in refused(["cuda:0", "cuda:1"]):
+        assert line == (
+            "nccl between 2 ranks: it starts; found NCCL error: bad call: no socket; "
+            "set NCCL_DEBUG=INFO, and look at NCCL_SOCKET_IFNAME"
+        )
+
+
+def test_the_interface_is_the_one_that_owns_the_address() -> None:
+    """Not the first, and none when nobody does."""
+    interfaces = {"lo": ["127.0.0.1"], "ib0": ["10.0.0.7", "fe80::1"]}
+    assert choose_interface("10.0.0.7", interfaces) == "ib0"
+    assert choose_interface("10.0.0.8", interfaces) is None
+
+
+@pytest.mark.slow
+def test_a_rendezvous_that_cannot_be_fails_the_run() -> None:
+    """It is tried again, unlike a mistake; one line names who did not come."""
+    ranks = Ranks(rank=0, world_size=2, local_world_size=2, master_addr="127.0.0.1", master_port=1)
+    env = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rendezvous, "_RENDEZVOUS_TIMEOUT", timedelta(seconds=1))
+        with pytest.raises(RunFailedError, match="found nothing of rank 1; look at"):
+            meet(ranks, torch.device("cpu"), env, "n0")
