@@ -105,6 +105,7 @@ def test_the_slow_rank_is_named(start_ranks: Callable[..., Any], tmp_path: Path)
         "--tp 4",
         "--strategy fsdp --cp 2",
         "--pp 2 --micro-batch-size 2",
+        "--strategy fsdp --compile",
     ],
 )
 def test_the_slow_rank_is_named_in_every_layout(server: Server, layout: str) -> None:

@@ -32,10 +32,11 @@ def works_alone(
         return []
     if isinstance(train_model, DistributedDataParallel):
         return [train_model.module]  # its own forward sends rank 0's buffers to all
-    if config.compile:
+    meets_within = layout.tp * layout.cp > 1
+    if config.compile and meets_within:
         return []  # hooks would be compiled with the layer
     columns = [name for name, style in plan.styles.items() if style == "columns"]
-    patterns = columns if layout.tp * layout.cp > 1 else [plan.blocks]
+    patterns = columns if meets_within else [plan.blocks]
     found = [m for stage in share.stages for p in patterns for m in modules_named(stage, p)]
-    is_whole = layout.tp * layout.cp * layout.pp == 1
+    is_whole = layout.pp == 1 and not meets_within and not config.compile
     return found or ([share.model] if is_whole else [])

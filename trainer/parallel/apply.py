@@ -6,6 +6,7 @@
 3. Recomputation: a block's forward is replaced by one that forgets; it must contain what tp and cp
    add, or the messages of the forward would not be repeated by all ranks alike.
 4. Compile: block by block, so that equal blocks are compiled once; it must see the recomputation.
+   The forward of a block only, and not its hooks, which are what the next step brings.
 5. fully_shard, block by block and then the rest, or DistributedDataParallel: outermost, as these
    gather parameters before a block begins, its recomputation included, and reduce gradients when
    it has ended. Inside a compiled region they would break the graph.
@@ -75,7 +76,7 @@ def apply(  # noqa: PLR0913, PLR0917 -- all that it takes, once
 
 def _compiled(model: nn.Module, blocks: list[nn.Module]) -> nn.Module:
     for block in blocks:
-        block.compile()
+        block.forward = torch.compile(block.forward)
     if blocks:
         return model
     compiled: nn.Module = torch.compile(model)  # type: ignore[assignment] # a module for a module
