@@ -195,10 +195,18 @@ resolve_settings() {
     master_resolve
     settings_cpus
     settings_network
-    setting_note WORLD_SIZE "$NUM_NODES nodes, $NUM_LOCAL_RANKS ranks on each"
+    setting_note WORLD_SIZE "$(world_in_words)"
     settings_warn_unknown
     settings_chosen
     place_check_output "$DDP_OUT"
+}
+
+# world_in_words: "1 node, 2 ranks" or "3 nodes, 8 ranks on each".
+world_in_words() {
+    local nodes=node ranks=rank each=''
+    if ((NUM_NODES > 1)); then nodes=nodes each=' on each'; fi
+    if ((NUM_LOCAL_RANKS > 1)); then ranks=ranks; fi
+    echo "$NUM_NODES $nodes, $NUM_LOCAL_RANKS $ranks$each"
 }
 
 # Where our Python is at hand, wrong trainer options end here, before anything is written. The check
