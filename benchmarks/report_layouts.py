@@ -23,10 +23,14 @@ A Llama of {millions:.1f} M parameters, {tokens:,} tokens a step, fp32, AdamW, o
 machine that talk over gloo, one thread each.
 By hand: DistributedDataParallel, `fully_shard`, `parallelize_module` and torch's pipelining around
 the same model, in a bare loop (`benchmarks/by_hand.py`); it checks, clocks and records nothing, but
-for the loss every {steps_per_lap} steps.
+for the loss every {loss_every} steps.
 Memory that a step frees stays the process's in both, as the trainer has it (`trainer/malloc.py`).
-Both stay up and take turns of {steps_per_lap} steps, {num_rounds} round(s); start-up is in none.
-Takes more: a step's time, the median of the rounds' own ratios.
+Both stay up and take turns, each {num_steps} steps in all; start-up is in none. From one start to
+the next the same two programs differ by several per cent, so there are {num_starts} start(s).
+Takes more: a step's time, the median of the starts' own ratios; in brackets their middle half. The
+last row, by hand beside itself, shows what of it is noise.
+A ring (`--cp-comm-type p2p`) keeps less in memory and has more to send, with sequences as short as
+these for nothing.
 By CPU time: the same of the CPU time of all ranks, which is what remains where other programs take
 the CPU away; waiting for each other is not in it.
 """
@@ -57,12 +61,13 @@ def table(layouts: Layouts) -> Table:
 
 
 def _row(row: Row) -> list[str]:
+    low, middle, high = row.costs_pct
     return [
         row.name,
         str(row.num_ranks),
-        f"{row.steps_per_lap / median(row.by_hand_s):.2f}",
-        f"{row.steps_per_lap / median(row.ours_s):.2f}",
-        f"{row.cost_pct:+.1f} %",
+        f"{row.num_steps / median(row.by_hand_s):.2f}",
+        f"{row.num_steps / median(row.ours_s):.2f}",
+        f"{middle:+.1f} % ({low:+.1f} to {high:+.1f})",
         f"{row.cpu_cost_pct:+.1f} %",
         "at most 3 %",
     ]
@@ -74,8 +79,9 @@ def notes(layouts: Layouts) -> str:
     return _NOTES.format(
         millions=layouts.num_parameters / 1e6,
         tokens=layouts.tokens_per_step,
-        steps_per_lap=first.steps_per_lap,
-        num_rounds=len(first.ours_s),
+        loss_every=layouts.steps_per_lap,
+        num_steps=first.num_steps,
+        num_starts=len(first.ours_s),
     )
 
 

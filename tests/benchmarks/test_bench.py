@@ -82,7 +82,7 @@ def measured(on_gpu: OnGpu | None = None) -> report.Measured:
     row = layouts.Row(
         name="fsdp",
         num_ranks=2,
-        steps_per_lap=4,
+        num_steps=4,
         ours_s=[1.1, 3.3, 2.0],
         by_hand_s=[1.0, 2.0, 8.0],
         ours_cpu_s=[2.0, 4.0, 4.1],
@@ -100,7 +100,9 @@ def measured(on_gpu: OnGpu | None = None) -> report.Measured:
         watching=watching,
         beats=Beats(watched_us=3.21, unwatched_us=0.4, num_beats=6),
         saves=saves,
-        layouts=Layouts(rows=[row], num_parameters=3_200_000, tokens_per_step=1024),
+        layouts=Layouts(
+            rows=[row], num_parameters=3_200_000, tokens_per_step=1024, steps_per_lap=2
+        ),
         on_gpu=on_gpu,
     )
 
@@ -147,7 +149,7 @@ def test_a_layout_is_compared_within_a_round() -> None:
     """What ours costs is the median of 10, 65 and -75 %, not the ratio of medians."""
     text = report.render(measured())
     (row,) = (line for line in text.splitlines() if line.startswith("| fsdp |"))
-    assert row == "| fsdp | 2 | 2.00 | 2.00 | +10.0 % | +0.0 % | at most 3 % |"
+    assert row == "| fsdp | 2 | 2.00 | 2.00 | +10.0 % (-32.5 to +37.5) | +0.0 % | at most 3 % |"
 
 
 def test_a_missing_gpu_is_told() -> None:
