@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from benchmarks.by_hand import Task
     from benchmarks.turns import Lap, Turns
 
-_NUM_STARTS = 10
-"""Of both sets of ranks. From one start to the next the same program beside itself has differed by
-9 %, and hardly within one: many starts, and few rounds in each."""
+_NUM_STARTS = 4
+"""Of both sets of ranks, in one of the processes that forks.py runs. From one start to the next the
+same program beside itself has differed by 9 %, and hardly within one: many starts, few rounds."""
 _NUM_ROUNDS = 2
 """Of a start; either set is first in one of them."""
 
@@ -121,6 +121,21 @@ def race(*, quick: bool, names: Sequence[str] = ()) -> Layouts:
         tokens_per_step=task.global_batch_size * task.sequence_length,
         steps_per_lap=task.steps_per_lap,
     )
+
+
+def together(parts: Sequence[Layouts]) -> Layouts:
+    """Put the starts of several races together, which had the same rows."""
+    rows = [
+        replace(
+            same[0],
+            ours_s=[x for row in same for x in row.ours_s],
+            by_hand_s=[x for row in same for x in row.by_hand_s],
+            ours_cpu_s=[x for row in same for x in row.ours_cpu_s],
+            by_hand_cpu_s=[x for row in same for x in row.by_hand_cpu_s],
+        )
+        for same in zip(*(part.rows for part in parts), strict=True)
+    ]
+    return replace(parts[0], rows=rows)
 
 
 def _task(*, quick: bool) -> Task:

@@ -53,6 +53,8 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         config = parse(argv)
         ranks = _ranks(config, env)
         settings = RunSettings.from_environment(env, socket.gethostname())
+        # Before a workload of the user's own, too, which may import torch itself.
+        listener = None if config.check else listen(ranks, env)
         workload = build_workload(config)
         layout, plan = _share_out(config, ranks, workload)
         speaks = ranks.is_node_main  # from here on it is about files: each node has its own
@@ -63,7 +65,6 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         # The stacks before the beat: who sees the beat may ask for them.
         stacks = Stacks(settings.run_dir, settings.attempt, ranks.rank)
         beat = open_beat(settings.beat_dir, ranks.rank)
-        listener = listen(ranks, env)
 
         from trainer.run import Job  # noqa: PLC0415 -- imports torch: wrong input is told before
 

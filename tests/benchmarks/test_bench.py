@@ -107,6 +107,17 @@ def measured(on_gpu: OnGpu | None = None) -> report.Measured:
     )
 
 
+def test_starts_of_several_races_make_one_row() -> None:
+    """Each start's values stay beside each other."""
+    one = measured().layouts
+    both = layouts.together([one, one])
+    (row,) = both.rows
+    assert row.ours_s == [1.1, 3.3, 2.0] * 2
+    assert row.by_hand_s == [1.0, 2.0, 8.0] * 2
+    assert row.costs_pct[1] == one.rows[0].costs_pct[1]
+    assert both.num_parameters == one.num_parameters
+
+
 def test_ratios_are_taken_within_a_round() -> None:
     """A ratio is the median of the rounds' own ratios, not a ratio of medians."""
     text = report.render(measured())

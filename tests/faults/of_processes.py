@@ -76,6 +76,7 @@ CRASHES = Scenario(
 PORT = Scenario(
     name="port",
     sbatch=on(1, 2),
+    env=places.HELD,
     prepare=places.take_port,
     faults=(
         Fault(

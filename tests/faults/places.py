@@ -36,9 +36,16 @@ with socket.socket() as taken:
     sys.stdin.readline()
 """
 
+HELD = {
+    "DDP_PYTHON": str(Path(__file__).with_name("held_python.sh")),
+    "HELD_PYTHON": sys.executable,
+}
+"""Of a job whose rank 0 is to wait."""
+
 
 def take_port(job: FaultJob) -> Tidy:
-    """Let a process wait on the first node, ready to bind a port at once."""
+    """Let a process wait on the first node, ready to bind a port, and rank 0 until it is bound."""
+    (job.directory / "hold").touch()
     command = [CLUSTER_SCRIPT, "exec", "fx1", sys.executable, "-c", _BINDER]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     binder = subprocess.Popen(command, env=job.cluster.env, text=True, **pipes)
@@ -51,12 +58,13 @@ def take_port(job: FaultJob) -> Tidy:
 
 
 def port_was_taken(job: FaultJob) -> float:
-    """Take the port as soon as the script has told which it is."""
+    """Take the port when the script has told which it is, and then let rank 0 start."""
     binder = job.helpers["binder"]
     settings = job.until_event("settings", attempt=1)["settings"]
     binder.stdin.write(settings["MASTER_PORT"]["value"] + "\n")
     binder.stdin.flush()
     assert binder.stdout.readline() == "taken\n"
+    (job.directory / "hold").unlink()
     return time.time()
 
 

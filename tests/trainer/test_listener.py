@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import uncovered
 from tests.trainer.ports import free_port
 from trainer.listener import listen
@@ -44,8 +46,9 @@ def test_a_port_that_is_taken_is_left_to_torch() -> None:
         assert listen(first, {}) is None
 
 
-def test_it_listens_before_torch_is_imported(tmp_path: Path) -> None:
-    """By a torch that calls at the port, and ends."""
+@pytest.mark.parametrize("workload", ["mnist", "own:Own"])
+def test_it_listens_before_torch_is_imported(tmp_path: Path, workload: str) -> None:
+    """Also by a workload of one's own; seen by a torch that calls at the port, and ends."""
     master_port = free_port()
     (tmp_path / "torch.py").write_text(
         "import os, socket\n"
@@ -53,8 +56,9 @@ def test_it_listens_before_torch_is_imported(tmp_path: Path) -> None:
         "print('let in', flush=True)\n"
         "os._exit(0)\n"
     )
+    (tmp_path / "own.py").write_text("import torch\n")
     ended = subprocess.run(
-        [sys.executable, "-m", "trainer"],
+        [sys.executable, "-m", "trainer", "--workload", workload],
         cwd=tmp_path,
         env=uncovered.environment()
         | {
