@@ -29,8 +29,8 @@ Both stay up and take turns, each {num_steps} steps in all; start-up is in none.
 the next the same two programs differ by several per cent, so there are {num_starts} start(s).
 Takes more: a step's time, the median of the starts' own ratios; in brackets their middle half. The
 last row, by hand beside itself, shows what of it is noise.
-A ring (`--cp-comm-type p2p`) keeps less in memory and has more to send, with sequences as short as
-these for nothing.
+A ring (`--cp-comm-type p2p`) keeps less in memory, and sends gradients around, too: of sequences
+as short as these, which fit anywhere, only the latter is seen.
 By CPU time: the same of the CPU time of all ranks, which is what remains where other programs take
 the CPU away; waiting for each other is not in it.
 """
