@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import quantiles
 from typing import TYPE_CHECKING
 
 from benchmarks.turns import Crew, train_ours
@@ -106,8 +106,8 @@ def _quartiles(ours: Sequence[float], by_hand: Sequence[float]) -> tuple[float, 
     costs = [100 * (a / b - 1) for a, b in zip(ours, by_hand, strict=True)]
     if len(costs) == 1:
         return costs[0], costs[0], costs[0]
-    first, _, third = quantiles(costs, n=4, method="inclusive")
-    return first, median(costs), third
+    first, middle, third = quantiles(costs, n=4, method="inclusive")
+    return first, middle, third
 
 
 def race(*, quick: bool, names: Sequence[str] = ()) -> Layouts:
