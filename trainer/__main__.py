@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import socket
 import sys
@@ -68,6 +69,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
 
         from trainer.run import Job  # noqa: PLC0415 -- imports torch: wrong input is told before
 
+        _collect_garbage()
         job = Job(
             config=config,
             ranks=ranks,
@@ -91,6 +93,13 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
     except Exception:  # noqa: BLE001 -- such as a workload of one's own that cannot be built
         traceback.print_exc()
         return EXIT_FAILED
+
+
+def _collect_garbage() -> None:
+    """Look for garbage from here on, but never among what the imports made: it all stays."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def _share_out(config: Config, ranks: Ranks, workload: Workload) -> tuple[Layout, BatchPlan]:
@@ -163,5 +172,6 @@ def _leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    gc.disable()  # of `import torch`, an eighth would be looking for garbage where there is none
     lose_what_cannot_be_written()
     _leave(main(sys.argv[1:], os.environ))

@@ -122,7 +122,9 @@ def _parse_arguments(words: Sequence[str]) -> Config:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(Config, args=list(words), prog="python -m trainer")
+            return tyro.cli(
+                Config, args=list(words), prog="python -m trainer", description=Config.__doc__
+            )
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None  # the reader of --help has seen enough

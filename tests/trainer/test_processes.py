@@ -189,6 +189,23 @@ def test_nobody_compiles_so_the_compiler_is_not_imported(
     subprocess.run([sys.executable, "-c", code], env=clean_env, check=True, timeout=400)
 
 
+def test_no_garbage_is_looked_for_among_imports(clean_env: dict[str, str], tmp_path: Path) -> None:
+    """Not while they are made, which would take half a second, and not later, in a step."""
+    (tmp_path / "told.py").write_text(
+        "import gc\nimports_are_collected = gc.isenabled()\n"
+        "from trainer.workloads.mnist import Mnist\n"
+        "class Told(Mnist):\n"
+        "    def train_data(self):\n"
+        "        print(imports_are_collected, gc.isenabled(), gc.get_freeze_count() > 100_000)\n"
+        "        return super().train_data()\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-m", "trainer", "--workload", "told:Told", *QUICK, "--max-steps", "1"],
+        env=clean_env, cwd=tmp_path, check=True, timeout=300, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.stdout.startswith("False True True\n")
+
+
 def test_the_default_run_reads_held_out_digits(start_ranks: Start) -> None:
     """Without any option, 2 ranks reach above 95 % on digits that they never trained on."""
     started = start_ranks(2)
