@@ -32,12 +32,11 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.workloads.llama import Attention, build_llama
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from benchmarks.turns import Turns
     from trainer.workloads.llama import Llama
     from trainer.workloads.llama_presets import LlamaShape
 
@@ -58,8 +57,8 @@ class Task:
     """Of random text."""
     lr: float
     weight_decay: float
-    steps_per_lap: int
-    """After as many the loss is summed over the ranks, and read."""
+    log_every: int
+    """Steps after which the loss is summed over the ranks, and read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,9 +184,10 @@ SPREADS: Mapping[str, Callable[[Llama], Spread]] = {
 }
 
 
-def train(layout: str, task: Task, turns: Turns) -> None:
-    """Train for ever, a lap whenever it is this contestant's turn."""
-    dist.init_process_group("gloo")
+def steps(layout: str, task: Task) -> Iterator[float]:
+    """Train for ever, a step for each value, which is the loss when it was read last."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     torch.manual_seed(1)
     spread = SPREADS[layout](build_llama(task.shape, task.sequence_length))
@@ -199,6 +199,7 @@ def train(layout: str, task: Task, turns: Turns) -> None:
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(1))
     size = task.global_batch_size // spread.dp_size
     total = torch.zeros(())
+    loss = 0.0
     num_losses = spread.num_losses or dist.get_world_size()
     for step in itertools.count(1):
         begin = step * task.global_batch_size % (len(samples) - task.global_batch_size)
@@ -211,9 +212,10 @@ def train(layout: str, task: Task, turns: Turns) -> None:
             total += _backward(_loss(model(inputs), targets))
         optimizer.step()
         optimizer.zero_grad()
-        if step % task.steps_per_lap == 0:
+        yield loss
+        if step % task.log_every == 0:
             dist.all_reduce(total)
-            turns.lap_done(total.item() / num_losses / task.steps_per_lap)
+            loss = total.item() / num_losses / task.log_every
             total.zero_()
 
 

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).parent.parent
 _TIMEOUT_S = 3600
-_NUM_FURTHER = 2
-"""Processes after the first: all that are forked from one have their memory where it has, and from
-one process to the next a layout has moved by 7 points."""
 _NEEDED = (
     "benchmarks.by_hand",
     "benchmarks.gpu_plain",
@@ -38,18 +35,11 @@ _NEEDED = (
 
 
 def measure(*, quick: bool) -> tuple[layouts.Layouts, gpu.OnGpu | None]:
-    """Measure in processes of their own; None: there is no GPU."""
-    first, on_gpu = _measure(["--quick"] if quick else [])
-    names = [entry.name for entry in layouts.ENTRIES]
-    further = [_measure(names)[0] for _ in range(0 if quick else _NUM_FURTHER)]
-    return layouts.together([first, *further]), on_gpu
-
-
-def _measure(words: Sequence[str]) -> tuple[layouts.Layouts, gpu.OnGpu | None]:
+    """Measure in a process of its own; None: there is no GPU."""
     env = os.environ | {"PYTHONPATH": str(_ROOT)}
     env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # the other way spoils CUDA for who is forked
     ended = subprocess.run(
-        [sys.executable, "-P", "-m", "benchmarks.forks", *words],
+        [sys.executable, "-P", "-m", "benchmarks.forks", *(["--quick"] if quick else [])],
         check=True,
         stdout=subprocess.PIPE,
         text=True,

@@ -153,7 +153,7 @@ def _race(job: Job, num_rounds: int, num_laps: int, env: Mapping[str, str]) -> R
 def _speed(
     job: Job, train: Callable[[Turns], object], num_laps: int, env: Mapping[str, str]
 ) -> float:
-    with Crew(1, train, env) as crew:
+    with Crew(1, train, env=env) as crew:
         crew.await_first_lap()  # with all compiling
         laps_s = [crew.lap().wall_s for _ in range(num_laps)]
     return job.steps_per_lap * job.units_per_step / median(laps_s)

@@ -1,7 +1,7 @@
 """What a layout costs in the trainer, beside the same layout written by hand.
 
-Both train the same Llama on ranks of this machine that talk over gloo, in turns, a lap of some
-steps each.
+Both train the same Llama in the same processes, on ranks of this machine that talk over gloo: a
+step of one, then a step of the other.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import quantiles
@@ -25,11 +25,9 @@ if TYPE_CHECKING:
     from benchmarks.by_hand import Task
     from benchmarks.turns import Lap, Turns
 
-_NUM_STARTS = 4
-"""Of both sets of ranks, in one of the processes that forks.py runs. From one start to the next the
-same program beside itself has differed by 9 %, and hardly within one: many starts, few rounds."""
-_NUM_ROUNDS = 2
-"""Of a start; either set is first in one of them."""
+_NUM_STARTS = 3
+_NUM_ROUNDS = 10
+"""Of a start; each is as many steps of both as lie between two lines of the log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +68,14 @@ _QUICK = {"ddp", "fsdp x tp"}  # between them they use all parts
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Both on one layout; a value a start, the sum of its laps."""
+    """Both on one layout; a value a round, the sum of its steps."""
 
     name: str
     num_ranks: int
     num_steps: int
-    """Of a start."""
+    """Of a round."""
+    is_noise: bool = False
+    """The same program twice."""
     ours_s: Sequence[float]
     by_hand_s: Sequence[float]
     ours_cpu_s: Sequence[float]
@@ -83,7 +83,7 @@ class Row:
 
     @property
     def costs_pct(self) -> tuple[float, float, float]:
-        """What ours takes more: the first quartile of the starts, their median, the third."""
+        """What ours takes more: the first quartile of the rounds, their median, the third."""
         return _quartiles(self.ours_s, self.by_hand_s)
 
     @property
@@ -99,7 +99,7 @@ class Layouts:
     rows: Sequence[Row]
     num_parameters: int
     tokens_per_step: int
-    steps_per_lap: int
+    log_every: int
 
 
 def _quartiles(ours: Sequence[float], by_hand: Sequence[float]) -> tuple[float, float, float]:
@@ -119,23 +119,8 @@ def race(*, quick: bool, names: Sequence[str] = ()) -> Layouts:
         rows=[_race(entry, task, quick=quick) for entry in entries],
         num_parameters=task.shape.num_parameters,
         tokens_per_step=task.global_batch_size * task.sequence_length,
-        steps_per_lap=task.steps_per_lap,
+        log_every=task.log_every,
     )
-
-
-def together(parts: Sequence[Layouts]) -> Layouts:
-    """Put the starts of several races together, which had the same rows."""
-    rows = [
-        replace(
-            same[0],
-            ours_s=[x for row in same for x in row.ours_s],
-            by_hand_s=[x for row in same for x in row.by_hand_s],
-            ours_cpu_s=[x for row in same for x in row.ours_cpu_s],
-            by_hand_cpu_s=[x for row in same for x in row.by_hand_cpu_s],
-        )
-        for same in zip(*(part.rows for part in parts), strict=True)
-    ]
-    return replace(parts[0], rows=rows)
 
 
 def _task(*, quick: bool) -> Task:
@@ -160,24 +145,25 @@ def _task(*, quick: bool) -> Task:
         num_tokens=1_000_000,
         lr=1e-3,
         weight_decay=0.01,
-        steps_per_lap=2 if quick else 8,
+        log_every=2 if quick else 8,
     )
 
 
 def _race(entry: Entry, task: Task, *, quick: bool) -> Row:
     """Measure a row, over several starts."""
     num_starts, num_rounds = (1, 1) if quick else (_NUM_STARTS, _NUM_ROUNDS)
-    starts = [_turns(entry, task, num_rounds, number) for number in range(num_starts)]
+    rounds = [pairs for _ in range(num_starts) for pairs in _rounds(entry, task, num_rounds)]
     row = Row(
         name=entry.name,
         num_ranks=entry.num_ranks,
-        num_steps=num_rounds * task.steps_per_lap,
-        ours_s=[sum(own.wall_s for own, _ in pairs) for pairs in starts],
-        by_hand_s=[sum(other.wall_s for _, other in pairs) for pairs in starts],
-        ours_cpu_s=[sum(own.cpu_s for own, _ in pairs) for pairs in starts],
-        by_hand_cpu_s=[sum(other.cpu_s for _, other in pairs) for pairs in starts],
+        num_steps=task.log_every,
+        is_noise=entry.options is None,
+        ours_s=[sum(own.wall_s for own, _ in pairs) for pairs in rounds],
+        by_hand_s=[sum(other.wall_s for _, other in pairs) for pairs in rounds],
+        ours_cpu_s=[sum(own.cpu_s for own, _ in pairs) for pairs in rounds],
+        by_hand_cpu_s=[sum(other.cpu_s for _, other in pairs) for pairs in rounds],
     )
-    last_own, last_other = starts[-1][-1]
+    last_own, last_other = rounds[-1][-1]
     low, middle, high = row.costs_pct
     print(
         f"bench: {row.name} on {row.num_ranks} ranks: {middle:+.1f} % ({low:+.1f} to {high:+.1f}), "
@@ -187,31 +173,33 @@ def _race(entry: Entry, task: Task, *, quick: bool) -> Row:
     return row
 
 
-def _turns(entry: Entry, task: Task, num_rounds: int, number: int) -> list[tuple[Lap, Lap]]:
-    """Start both and let them take turns; who is first changes with starts and with rounds."""
+def _rounds(entry: Entry, task: Task, num_rounds: int) -> list[list[tuple[Lap, Lap]]]:
+    """Start both and let them take turns, a step each."""
     from benchmarks import by_hand  # noqa: PLC0415 -- imports torch
 
     def train_by_hand(turns: Turns) -> None:
-        by_hand.train(entry.by_hand, task, turns)
+        for loss in by_hand.steps(entry.by_hand, task):
+            turns.lap_done(loss)
 
-    pairs = []
     with tempfile.TemporaryDirectory() as folder:
         train = train_by_hand
         if entry.options is not None:
             argv = [*_options(task, Path(folder)), *entry.options.split()]
-            train = partial(train_ours, argv)
-        order = (train, train_by_hand) if number % 2 else (train_by_hand, train)
-        with Crew(entry.num_ranks, order[0]) as first, Crew(entry.num_ranks, order[1]) as second:
-            ours, hand = (first, second) if number % 2 else (second, first)
-            for crew in (first, second):
-                crew.await_first_lap()
-                crew.lap()  # buffers are there, caches are filled
-            for turn in range(num_rounds):
-                if turn % 2:
-                    other = hand.lap()
-                    pairs.append((ours.lap(), other))
-                else:
-                    pairs.append((ours.lap(), hand.lap()))
+            train = partial(train_ours, argv, lap_ends="step")
+        with Crew(entry.num_ranks, train, by_hand.steps(entry.by_hand, task)) as crew:
+            crew.await_first_lap()
+            crew.lap(of_other=True)
+            _round(crew, task.log_every)  # buffers are there, caches are filled
+            return [_round(crew, task.log_every) for _ in range(num_rounds)]
+
+
+def _round(crew: Crew, num_steps: int) -> list[tuple[Lap, Lap]]:
+    """Take as many steps of both; who is first changes from one to the next."""
+    pairs = []
+    for step in range(num_steps):
+        first = crew.lap(of_other=bool(step % 2))
+        second = crew.lap(of_other=not step % 2)
+        pairs.append((second, first) if step % 2 else (first, second))
     return pairs
 
 
@@ -230,7 +218,7 @@ def _options(task: Task, folder: Path) -> list[str]:
         "weight-decay": task.weight_decay,
         "schedule": "constant",
         "max-steps": 1_000_000,  # it is ended before
-        "log-every": task.steps_per_lap,
+        "log-every": task.log_every,
         "checkpoint-minutes": 0,
     }
     return [f"--{name}={value}" for name, value in chosen.items()]

@@ -25,10 +25,12 @@ By hand: DistributedDataParallel, `fully_shard`, `parallelize_module` and torch'
 the same model, in a bare loop (`benchmarks/by_hand.py`); it checks, clocks and records nothing, but
 for the loss every {loss_every} steps.
 Memory that a step frees stays the process's in both, as the trainer has it (`trainer/malloc.py`).
-Both stay up and take turns, each {num_steps} steps in all; start-up is in none. From one start to
-the next the same two programs differ by several per cent, so there are {num_starts} start(s).
-Takes more: a step's time, the median of the starts' own ratios; in brackets their middle half. The
+Both are in the same processes and take a step in turns, {num_steps} of each in a round; start-up is
+in none.
+Takes more: the median of the ratios of {num_rounds} round(s); in brackets their middle half. The
 last row, by hand beside itself, shows what of it is noise.
+The trainer asks by the clock whether to stop. The other's steps pass on it, too: so it asks here
+twice as often as alone.
 A ring (`--cp-comm-type p2p`) keeps less in memory, and sends gradients around, too: of sequences
 as short as these, which fit anywhere, only the latter is seen.
 By CPU time: the same of the CPU time of all ranks, which is what remains where other programs take
@@ -69,7 +71,7 @@ def _row(row: Row) -> list[str]:
         f"{row.num_steps / median(row.ours_s):.2f}",
         f"{middle:+.1f} % ({low:+.1f} to {high:+.1f})",
         f"{row.cpu_cost_pct:+.1f} %",
-        "at most 3 %",
+        "" if row.is_noise else "at most 3 %",
     ]
 
 
@@ -79,9 +81,9 @@ def notes(layouts: Layouts) -> str:
     return _NOTES.format(
         millions=layouts.num_parameters / 1e6,
         tokens=layouts.tokens_per_step,
-        loss_every=layouts.steps_per_lap,
+        loss_every=layouts.log_every,
         num_steps=first.num_steps,
-        num_starts=len(first.ours_s),
+        num_rounds=len(first.ours_s),
     )
 
 

@@ -1,7 +1,8 @@
-"""Sets of ranks, forked from this process, that train in turns: a lap of one, then of another.
+"""Ranks, forked from this process, that train in laps: a lap of one program, then of another.
 
-Who waits does so in a read from a pipe and takes no CPU. A slow moment of the machine is longer
-than a lap, so that it hits both; what starting takes is in no lap.
+Both are in the same processes: two sets of processes have each their own luck with cores and
+memory, and the same program in both has differed by 9 % from itself. A slow moment of the machine
+is longer than a short lap, so that it hits both; what starting takes is in no lap.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import tempfile
 import time
 from dataclasses import dataclass
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
 _TIMEOUT_S = 120
@@ -26,7 +27,7 @@ CPU = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 @dataclass(frozen=True, kw_only=True)
 class Lap:
-    """So many steps of all ranks of a set."""
+    """So many steps of all ranks."""
 
     wall_s: float
     cpu_s: float
@@ -37,24 +38,40 @@ class Lap:
 class Turns:
     """A rank's end of the pipe."""
 
-    def __init__(self, pipe: Any) -> None:  # noqa: ANN401 -- a Connection, which is generic
+    def __init__(self, pipe: Any, other: Iterator[float]) -> None:  # noqa: ANN401 -- a Connection, which is generic
         self._pipe = pipe
+        self._other = other
         self._cpu_s = time.process_time()
 
     def lap_done(self, loss: float) -> None:
-        """Tell of the lap that ends here; return when it is this rank's turn again."""
-        self._pipe.send((time.process_time() - self._cpu_s, loss))
-        self._pipe.recv()
+        """Tell of the lap that ends here; return when it is this program's turn again."""
+        self._tell(loss)
+        while self._is_for_other():
+            self._tell(next(self._other))
+
+    def _is_for_other(self) -> bool:
+        is_for_other: bool = self._pipe.recv()
         self._cpu_s = time.process_time()
+        return is_for_other
+
+    def _tell(self, loss: float) -> None:
+        self._pipe.send((time.process_time() - self._cpu_s, loss))
 
 
 class Crew:
     """Ranks that all run `train(turns)`, with the variables that torch's rendezvous wants."""
 
     def __init__(
-        self, num_ranks: int, train: Callable[[Turns], object], env: Mapping[str, str] = CPU
+        self,
+        num_ranks: int,
+        train: Callable[[Turns], object],
+        other: Iterator[float] | None = None,
+        env: Mapping[str, str] = CPU,
     ) -> None:
-        """Start them, with `env` besides; each runs through its first lap by itself."""
+        """Start them, with `env` besides; each runs through its first lap by itself.
+
+        `other` is another program: each of its values, which is a loss, takes a lap.
+        """
         port = _free_port()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by __exit__
         self._pipes, self._ranks = [], []
@@ -64,7 +81,8 @@ class Crew:
             told = {name: str(value) for name, value in place.items()}
             told |= {"MASTER_ADDR": "127.0.0.1", **env}
             ours, theirs = _FORK.Pipe()
-            process = _FORK.Process(target=self._become, args=(train, theirs, told), daemon=True)
+            words = (train, other or iter(()), theirs, told)
+            process = _FORK.Process(target=self._become, args=words, daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -89,11 +107,11 @@ class Crew:
         """Return when all have taken it."""
         self._read()
 
-    def lap(self) -> Lap:
+    def lap(self, *, of_other: bool = False) -> Lap:
         """Let all take a lap."""
         began_s = time.perf_counter()
         for pipe in self._pipes:
-            pipe.send(None)
+            pipe.send(of_other)
         told = self._read()
         wall_s = time.perf_counter() - began_s
         return Lap(wall_s=wall_s, cpu_s=sum(cpu_s for cpu_s, _ in told), loss=told[0][1])
@@ -113,26 +131,38 @@ class Crew:
         self._said.seek(0)
         return self._said.read().decode(errors="replace")[-4000:]
 
-    def _become(self, train: Callable[[Turns], object], pipe: object, told: dict[str, str]) -> None:
+    def _become(
+        self,
+        train: Callable[[Turns], object],
+        other: Iterator[float],
+        pipe: object,
+        told: dict[str, str],
+    ) -> None:
         for number in (1, 2):
             os.dup2(self._said.fileno(), number)
         os.environ.update(told)
-        train(Turns(pipe))
+        train(Turns(pipe, other))
 
 
-def train_ours(argv: Sequence[str], turns: Turns) -> None:
-    """Train as `python -m trainer` does; a lap ends when its line of the log is written."""
+def train_ours(
+    argv: Sequence[str], turns: Turns, *, lap_ends: Literal["step", "log"] = "log"
+) -> None:
+    """Train as `python -m trainer` does; a lap ends with each step, or with each line of the log.
+
+    What a step has behind it, such as that line, is then in the next lap.
+    """
     from trainer import __main__ as entry  # noqa: PLC0415 -- in the rank only
     from trainer.loop import Loop  # noqa: PLC0415 -- the same
 
-    log = Loop._log  # noqa: SLF001 -- no public hook; what it does is left as it is
+    patched: Any = Loop
+    name = {"step": "_train_step", "log": "_log"}[lap_ends]
+    method = getattr(patched, name)  # no public hook; what it does is left as it is
 
     def marked(loop: Loop, step: int) -> None:
-        log(loop, step)
+        method(loop, step)
         turns.lap_done(loop.position.last_loss or 0.0)
 
-    patched: Any = Loop
-    patched._log = marked  # noqa: SLF001 -- see above
+    setattr(patched, name, marked)
     entry.main(argv, os.environ)
 
 

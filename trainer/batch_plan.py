@@ -44,8 +44,13 @@ class BatchPlan:
         start = step_in_epoch * self.global_batch_size + self.dp_rank * self.rank_batch_size
         return range(start, start + self.rank_batch_size)
 
+    def global_slice(self, step_in_epoch: int) -> slice:
+        """Where in the epoch's permutation all samples of that step lie."""
+        start = step_in_epoch * self.global_batch_size
+        return slice(start, start + self.global_batch_size)
+
     def rank_slice(self, step_in_epoch: int) -> slice:
-        """The same, as a slice."""
+        """`rank_range`, as a slice."""
         places = self.rank_range(step_in_epoch)
         return slice(places.start, places.stop)
 

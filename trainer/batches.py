@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,6 +65,9 @@ class TensorBatches:
                 strict=True,
             )
 
+    def num_targets(self, epoch: int, step_in_epoch: int) -> None:
+        """Nobody knows before they are read."""
+
     def evaluation(self, indices: range) -> Iterator[Batch]:
         """Yield batches of the samples in `indices`, in order."""
         for start in range(indices.start, indices.stop, _EVALUATION_BATCH):
@@ -77,17 +81,22 @@ class TokenBatches:
     def __init__(self, data: TokenData, plan: BatchPlan, seed: int, device: torch.device) -> None:
         self._data = data
         self._plan = plan
-        self._seed = seed
         self._device = device
+        self._order = lru_cache(maxsize=1)(lambda epoch: permutation(seed, epoch, len(data)))
         self.evaluation_batch_size = plan.micro_batch_size  # what is known to fit
 
     def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
         """Yield the microbatches of this rank from `first_step` of `epoch` on."""
-        order = permutation(self._seed, epoch, len(self._data))
+        order = self._order(epoch)
         for step in range(first_step, self._plan.steps_per_epoch(len(self._data))):
             chosen = order[self._plan.rank_slice(step)]
             for samples in torch.split(chosen, self._plan.micro_batch_size):
                 yield self._gather(samples)
+
+    def num_targets(self, epoch: int, step_in_epoch: int) -> int | None:
+        """Return how many targets of a step count, on all ranks together; None: unknown before."""
+        chosen = self._order(epoch)[self._plan.global_slice(step_in_epoch)]
+        return self._data.num_targets(chosen.numpy())
 
     def evaluation(self, indices: range) -> Iterator[Batch]:
         """Yield batches of the samples in `indices`, in order."""
@@ -160,6 +169,9 @@ class LoadedBatches:
         ]
         return self._load(_Keys(places, order, self._seed, epoch))
 
+    def num_targets(self, epoch: int, step_in_epoch: int) -> None:
+        """Nobody knows before they are read."""
+
     def evaluation(self, indices: range) -> Iterator[Batch]:
         """Yield batches of the samples in `indices`, in order."""
         size = self.evaluation_batch_size
@@ -223,6 +235,10 @@ class CutBatches:
     def evaluation(self, indices: range) -> Iterator[Batch]:
         """Yield batches of the samples in `indices`, in order."""
         return map(self._cut, self._batches.evaluation(indices))
+
+    def num_targets(self, epoch: int, step_in_epoch: int) -> int | None:
+        """Return how many targets of a step count, on all ranks together; None: unknown before."""
+        return self._batches.num_targets(epoch, step_in_epoch)
 
     def _cut(self, batch: Batch) -> Batch:
         inputs, targets = batch

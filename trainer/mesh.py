@@ -17,7 +17,7 @@ from trainer.parallel.layout import AXES, Layout
 from trainer.rendezvous import meet
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping, Sequence
+    from collections.abc import Callable, Mapping, MutableMapping, Sequence
     from socket import socket
 
     from torch import Tensor
@@ -73,6 +73,18 @@ class Mesh:
     def max(self, values: Sequence[float]) -> list[float]:
         """Take each value's maximum over all ranks. A point of synchronisation of the CPUs."""
         return self._reduce(values, dist.ReduceOp.MAX)
+
+    def max_later(self, values: Sequence[float]) -> Callable[[], list[float]]:
+        """Begin as `max` does, and return what waits for the answer, which all ranks must call."""
+        tensor = torch.tensor(values, dtype=torch.float64)
+        work = dist.all_reduce(tensor, dist.ReduceOp.MAX, async_op=True)
+
+        def answer() -> list[float]:
+            work.wait()
+            told: list[float] = tensor.tolist()
+            return told
+
+        return answer
 
     def barrier(self) -> None:
         """Wait until all ranks are here.

@@ -3,7 +3,8 @@
 Where every sample counts alike, a microbatch's own mean divided by the number of microbatches is
 right, and ranks are averaged by the reduction. Where targets count or not (a text that is filled
 up, a part that is not to be learned), a mean of means would give the targets of a short microbatch
-more weight: so they are counted first, over all microbatches and ranks.
+more weight: their number in the whole step is known from the samples, or else they are counted
+first, over all microbatches and ranks.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 class Normaliser(Protocol):
     """Told of each step; asked for each of its losses."""
 
-    def begin(self, following: Next) -> Next:
-        """Begin a step, whose microbatches `following` returns; return from where to take them."""
+    def begin(self, step: int, following: Next) -> Next:
+        """Begin step `step`, whose microbatches `following` returns; return whence to take them."""
 
     def share(self, loss: Tensor) -> Tensor:
         """Return a microbatch's part of the step's loss; its mean over ranks is the step's."""
@@ -41,13 +42,39 @@ class Alike:
     def __init__(self, num_microbatches: int) -> None:
         self._num_microbatches = num_microbatches
 
-    def begin(self, following: Next) -> Next:
+    def begin(self, step: int, following: Next) -> Next:  # noqa: ARG002 -- all are alike
         """Take them as they come."""
         return following
 
     def share(self, loss: Tensor) -> Tensor:
         """Return the loss's part of the mean over microbatches."""
         return loss / self._num_microbatches if self._num_microbatches > 1 else loss
+
+
+class Known:
+    """A loss is a sum over the targets that count, and the step's samples tell how many that are.
+
+    So nobody counts them, and nothing is sent.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        # The reduction of the gradients divides by the number of ranks with targets of their own,
+        # which this undoes: ranks of cp are averaged, too, each with positions of its own.
+        self._num_ranks = parts.mesh.layout.dp_size * parts.mesh.layout.cp
+        self._factor = 1.0
+
+    def begin(self, step: int, following: Next) -> Next:
+        """Take them as they come."""
+        parts = self._parts
+        total = parts.train.num_targets(*divmod(step - 1, parts.steps_per_epoch))
+        assert total is not None  # noqa: S101 -- see `choose_normaliser`
+        self._factor = self._num_ranks / total
+        return following
+
+    def share(self, loss: Tensor) -> Tensor:
+        """Return a sum's part of the mean over all targets that count."""
+        return loss * self._factor
 
 
 class Counted:
@@ -60,7 +87,7 @@ class Counted:
         self._factor: Tensor | None = None
         """None: this step's has not been asked for yet."""
 
-    def begin(self, following: Next) -> Next:
+    def begin(self, step: int, following: Next) -> Next:  # noqa: ARG002 -- they tell themselves
         """Take all microbatches of the step, and count; ranks add up while they go forward."""
         parts = self._parts
         microbatches = [following() for _ in range(parts.plan.num_microbatches)]
@@ -77,9 +104,7 @@ class Counted:
         """Return a sum's part of the mean over all targets that count."""
         if self._factor is None:
             self._wait()
-            # The reduction of the gradients divides by the number of ranks with samples of their
-            # own, which this undoes: ranks of cp are averaged, too, each with positions of its own.
-            # Ranks with the same samples, those of tp, are counted in both, here as there.
+            # As in Known; ranks with the same targets, those of tp and pp, are counted in both.
             self._factor = self._parts.mesh.ranks.world_size / self._total.clamp(min=1)
         return loss * self._factor
 
@@ -91,7 +116,9 @@ class Counted:
 
 
 def choose_normaliser(parts: Parts) -> Normaliser:
-    """Count only for a workload that says what counts."""
-    if parts.workload.counts_targets:
-        return Counted(parts)
-    return Alike(parts.plan.num_microbatches)
+    """Count only for a workload that says what counts, and only what is not known."""
+    if not parts.workload.counts_targets:
+        return Alike(parts.plan.num_microbatches)
+    if parts.workload.counts_all_but_ignored and parts.train.num_targets(0, 0) is not None:
+        return Known(parts)
+    return Counted(parts)

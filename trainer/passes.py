@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Passes(Protocol):
     """Leaves a step's gradient at the parameters, and its losses in the table."""
 
-    def __call__(self, following: Next) -> None:
-        """Take the step's microbatches, which `following` returns."""
+    def __call__(self, step: int, following: Next) -> None:
+        """Take the microbatches of step `step`, which `following` returns."""
 
 
 class InTurn:
@@ -42,11 +42,11 @@ class InTurn:
         self._normaliser = choose_normaliser(parts)
         self._pass = choose_pass(parts.train_model, parts.plan.num_microbatches)
 
-    def __call__(self, following: Next) -> None:
+    def __call__(self, step: int, following: Next) -> None:
         """Take the step's microbatches."""
         parts, beat = self._parts, self._parts.beat
         num_microbatches = parts.plan.num_microbatches
-        following = self._normaliser.begin(following)
+        following = self._normaliser.begin(step, following)
         for number in range(1, num_microbatches + 1):
             inputs, targets = following()
             beat.enter(FORWARD)
@@ -78,10 +78,10 @@ class ThroughPipeline:
         pipeline.around = self._computing
         pipeline.prepare(parts.plan.num_microbatches, self._loss)
 
-    def __call__(self, following: Next) -> None:
+    def __call__(self, step: int, following: Next) -> None:
         """Take the step's microbatches."""
         parts = self._parts
-        following = self._normaliser.begin(following)
+        following = self._normaliser.begin(step, following)
         microbatches = [following() for _ in range(parts.plan.num_microbatches)]
         self._scale = parts.update.scaler.scale(self._one)
         parts.beat.meet(BACKWARD)

@@ -53,7 +53,7 @@ class Stepper:
             self._leave_out()
             return
         parts, table = self._parts, self.table
-        self._passes(self._next)
+        self._passes(step, self._next)
         parts.beat.enter(UPDATE)
         parts.update.apply(parts.learning_rate.at(step - 1), table.found, table.norm)
         table.next_step()

@@ -100,22 +100,9 @@ def measured(on_gpu: OnGpu | None = None) -> report.Measured:
         watching=watching,
         beats=Beats(watched_us=3.21, unwatched_us=0.4, num_beats=6),
         saves=saves,
-        layouts=Layouts(
-            rows=[row], num_parameters=3_200_000, tokens_per_step=1024, steps_per_lap=2
-        ),
+        layouts=Layouts(rows=[row], num_parameters=3_200_000, tokens_per_step=1024, log_every=2),
         on_gpu=on_gpu,
     )
-
-
-def test_starts_of_several_races_make_one_row() -> None:
-    """Each start's values stay beside each other."""
-    one = measured().layouts
-    both = layouts.together([one, one])
-    (row,) = both.rows
-    assert row.ours_s == [1.1, 3.3, 2.0] * 2
-    assert row.by_hand_s == [1.0, 2.0, 8.0] * 2
-    assert row.costs_pct[1] == one.rows[0].costs_pct[1]
-    assert both.num_parameters == one.num_parameters
 
 
 def test_ratios_are_taken_within_a_round() -> None:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.trainer.counted import Counted
+from tests.trainer.masked import MaskedData
 from trainer import loading, sample
 from trainer.batch_plan import plan_batches
 from trainer.batches import TokenBatches, build_batches, permutation
@@ -45,6 +47,22 @@ def test_every_token_but_the_first_is_a_target_once(num_tokens: int, samples: in
     assert targets[counted].tolist() == list(range(1, num_tokens))
     assert (inputs[counted] + 1).tolist() == targets[counted].tolist()
     assert inputs.dtype == targets.dtype == torch.int64
+
+
+@pytest.mark.parametrize("samples", [[0, 1], [2], [1, 2, 0], []])
+def test_how_many_targets_count_is_known_from_the_samples(samples: list[int]) -> None:
+    """As many as are read: of three samples the last is filled up with three."""
+    data, chosen = text(10), np.array(samples, np.int64)
+    read = (data.gather(chosen)[1] != IGNORED).sum().item() if samples else 0
+    assert data.num_targets(chosen) == read
+
+
+def test_who_reads_or_counts_differently_is_asked() -> None:
+    """Of data with a `gather` of its own nobody knows, nor of a workload that counts itself."""
+    data = MaskedData(row=np.arange(9), vocab_size=9, sequence_length=4, source="noise")
+    assert data.num_targets(np.arange(2)) is None
+    assert Language(Config(workload="lm")).counts_all_but_ignored
+    assert not Counted(Config(workload="lm")).counts_all_but_ignored
 
 
 def test_a_token_outside_the_vocabulary_is_an_error() -> None:

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -101,16 +102,22 @@ class TwoRanks:
     is_distributed = True
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.asked = self.answered = 0
         self.other_told = 0.0
         self.other_gap = 1e9
         self.other_remaining_s = math.inf
 
-    def max(self, values: list[float]) -> list[float]:
+    def max_later(self, values: list[float]) -> Callable[[], list[float]]:
         """Our values and the other rank's, the larger of each."""
         self.asked += 1
         others = [self.other_told, 0.0, -self.other_gap, -self.other_remaining_s]
-        return [max(pair) for pair in zip(values, others, strict=True)]
+
+        def answer() -> list[float]:
+            self.answered += 1
+            assert self.answered == self.asked
+            return [max(pair) for pair in zip(values, others, strict=True)]
+
+        return answer
 
 
 def agreement(mesh: object, stop: StopRequest, step_s: float) -> StopAgreement:
@@ -152,6 +159,22 @@ def test_the_slowest_rank_sets_the_pace_and_any_rank_stops_all() -> None:
     mesh.other_gap = 3
     asks = agreement(mesh, StopRequest(), step_s=1e-5)
     assert not any(asks.reached() for _ in range(31))
-    assert mesh.asked == 11
+    assert mesh.asked == 8  # at 1, and then each time three after the answer
     mesh.other_told = 1.0
-    assert [asks.reached() for _ in range(3)] == [False, False, True]
+    assert [asks.reached() for _ in range(2)] == [False, True]
+
+
+def test_of_quick_steps_no_rank_waits_for_another() -> None:
+    """The answer is taken a step later; and by whoever begins anew, as it is on its way."""
+    mesh = TwoRanks()
+    mesh.other_gap = 2
+    asks = agreement(mesh, StopRequest(), step_s=1e-5)
+    told = []
+    for _ in range(6):
+        asks.reached()
+        told.append((mesh.asked, mesh.answered))
+    assert told == [(1, 1), (1, 1), (2, 1), (2, 2), (2, 2), (3, 2)]
+    asks.begin()
+    assert mesh.answered == 3
+    mesh.other_told = 1.0
+    assert asks.reached()

@@ -12,9 +12,6 @@ __all__ = ["server"]  # a fixture
 pytestmark = pytest.mark.slow
 
 NUM_LAYERS = SHAPE["num_hidden_layers"]
-OTHERS = {"ddp": 1, "fsdp": 2}
-"""Sums of one number a step: the targets that count; of shards also their norm, which tells, too,
-whether all gradients are finite."""
 
 
 def messages_of(server: Server, strategy: str, num_microbatches: int) -> Counter[str]:
@@ -36,18 +33,25 @@ def messages_with(server: Server, options: str, out: str) -> Counter[str]:
 @pytest.mark.parametrize("num_microbatches", [1, 4])
 def test_ddp_reduces_gradients_once_a_step(server: Server, num_microbatches: int) -> None:
     """All gradients fit one bucket: one message, however many microbatches there are."""
-    assert messages_of(server, "ddp", num_microbatches) == {"c10d::allreduce_": 1 + OTHERS["ddp"]}
+    assert messages_of(server, "ddp", num_microbatches) == {"c10d::allreduce_": 1}
+
+
+def test_targets_that_nobody_knows_are_counted_with_one_message_a_step(server: Server) -> None:
+    """Beside that of the gradients."""
+    counted = "--micro-batch-size 1 --workload tests.trainer.counted:Counted"
+    assert messages_with(server, counted, "counted") == {"c10d::allreduce_": 2}
 
 
 @pytest.mark.parametrize("num_microbatches", [1, 4])
 def test_fsdp_reduces_gradients_once_a_step(server: Server, num_microbatches: int) -> None:
     """One message a block, and one for the rest; parameters are gathered for each microbatch.
 
-    Blocks for the forward and again for the backward, the rest once.
+    Blocks for the forward and again for the backward, the rest once. Of shards the ranks sum up the
+    norm, which tells, too, whether all gradients are finite.
     """
     assert messages_of(server, "fsdp", num_microbatches) == {
         "c10d::_reduce_scatter_base_": NUM_LAYERS + 1,
-        "c10d::allreduce_": OTHERS["fsdp"],
+        "c10d::allreduce_": 1,
         "c10d::_allgather_base_": num_microbatches * (2 * NUM_LAYERS + 1),
     }
 

@@ -23,6 +23,7 @@ PIPELINES = {
     "pp x ddp": "--strategy pp --micro-batch-size 1 --activation-checkpointing full",
     "pp x fsdp": "--pp 2 --strategy fsdp --micro-batch-size 2 --no-reshard-after-forward",
     "pp x tp": "--pp 2 --tp 2 --micro-batch-size 4",
+    "pp, counted": "--pp 4 --micro-batch-size 2 --workload tests.trainer.counted:Counted",
     "pp x cp": "--pp 2 --cp 2 --micro-batch-size 4 --activation-checkpointing full",
     "pp x cp, interleaved": "--pp 2 --cp 2 --pp-schedule interleaved --micro-batch-size 2",
     "pp x tp with sp": "--strategy 3d --sequence-parallel --micro-batch-size 4",

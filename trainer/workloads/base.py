@@ -96,6 +96,11 @@ class Workload(ABC):
         """Whether `num_valid` is defined, and the loss a sum over targets."""
         return type(self).num_valid is not Workload.num_valid
 
+    @property
+    def counts_all_but_ignored(self) -> bool:
+        """Whether `num_valid` counts every target but IGNORED: then data may know its answer."""
+        return False
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss over a microbatch, a scalar; here cross entropy.
 

@@ -129,6 +129,11 @@ class Language(Workload):
         """Return how many targets are not IGNORED."""
         return (targets != IGNORED).sum()
 
+    @property
+    def counts_all_but_ignored(self) -> bool:
+        """Whether it is this `num_valid`, and not another's."""
+        return type(self).num_valid is Language.num_valid
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of -ln p(target) over all that are not IGNORED.
 

@@ -63,6 +63,17 @@ class TokenData:
         targets = np.where(places[:, 1:] <= last, tokens[:, 1:], IGNORED)
         return torch.from_numpy(tokens[:, :-1].copy()), torch.from_numpy(targets)
 
+    def num_targets(self, samples: TokenRow) -> int | None:
+        """Return how many targets of these samples are not IGNORED, without reading them.
+
+        None: only reading tells, as a `gather` of another's may ignore more.
+        """
+        if type(self).gather is not TokenData.gather:
+            return None
+        num_filling = len(self) * self.sequence_length - (len(self.row) - 1)
+        has_last = bool((samples == len(self) - 1).any())
+        return len(samples) * self.sequence_length - num_filling * has_last
+
 
 def join_documents(documents: list[bytes]) -> TokenRow:
     """Return documents as bytes, each ended by BYTES_EOS."""
