@@ -13,7 +13,7 @@ has_controller() {
 }
 
 in_slurm() {
-    local job log
+    local job log ended
     job=$(sbatch --parsable --ntasks=2 --output="$DDP_OUT/slurm-%j.out" jobs/prelaunch.sh "$@")
     job=${job%%;*}
     log=$DDP_OUT/slurm-$job.out
@@ -25,7 +25,8 @@ in_slurm() {
     while [[ $(squeue --noheader --jobs="$job" --format=%T 2>/dev/null) =~ PENDING|CONFIGURING|RUNNING|COMPLETING ]]; do
         sleep 0.5
     done
-    CODE=$(scontrol --oneliner show job "$job" | sed -n 's/.* ExitCode=\([0-9]*\):.*/\1/p')
+    ended=$(scontrol --oneliner show job "$job" | sed -n 's/.* ExitCode=\([0-9]*:[0-9]*\).*/\1/p')
+    CODE=$((${ended#*:} ? 128 + ${ended#*:} : ${ended%:*})) # code:signal
 }
 
 in_place() {
@@ -38,6 +39,7 @@ in_place() {
 main() {
     mkdir -p -- "$DDP_OUT"
     if has_controller; then in_slurm "$@"; else in_place "$@"; fi
+    if [[ ! -e $RUN_DIR/events.jsonl ]]; then exit "$CODE"; fi # it ended before it began, and said why
     job=$(sed -n 's/.*"event": "start".*"job_id": "\([^"]*\)".*/\1/p' "$RUN_DIR/events.jsonl" | tail -n 1)
     echo
     .venv/bin/python -m monitor report "$DDP_OUT/slurm-$job."*.gutil

@@ -114,6 +114,8 @@ def _share_out(config: Config, ranks: Ranks, workload: Workload) -> tuple[Layout
         micro_batch_size=config.micro_batch_size,
         dp_rank=layout.dp_rank(ranks.rank),
         dp_size=layout.dp_size,
+        # A sum is a sum in whatever parts, but stages pass on parts of one shape.
+        may_rest=workload.counts_targets and layout.pp == 1,
     )
     check_pipeline(config, layout, sizes, plan.num_microbatches)
     return layout, plan

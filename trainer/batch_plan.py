@@ -1,8 +1,8 @@
 """How a global batch is cut into ranks and microbatches. Pure arithmetic, no torch.
 
 Step s of an epoch trains on samples `perm[s*G:(s+1)*G]`, whatever the number of ranks.
-Data-parallel rank r takes the r-th of `dp_size` equal, contiguous slices, in equal microbatches;
-ranks that share a model's layers have the same r, and the same samples.
+Data-parallel rank r takes the r-th of `dp_size` equal, contiguous slices, in microbatches; ranks that
+share a model's layers have the same r, and the same samples.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from trainer.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """Sizes in samples; every division here is exact."""
+    """Sizes in samples; nothing is rounded."""
 
     global_batch_size: int
     micro_batch_size: int
+    """Of every microbatch but maybe the last."""
     num_microbatches: int
     dp_rank: int
     dp_size: int
@@ -25,7 +26,14 @@ class BatchPlan:
     @property
     def rank_batch_size(self) -> int:
         """Samples of one step that this rank trains on."""
-        return self.micro_batch_size * self.num_microbatches
+        return self.global_batch_size // self.dp_size
+
+    @property
+    def microbatch_sizes(self) -> list[int]:
+        """Samples of each microbatch of a step on this rank; only the last may be smaller."""
+        num_before = self.num_microbatches - 1
+        last = self.rank_batch_size - num_before * self.micro_batch_size
+        return [self.micro_batch_size] * num_before + [last]
 
     def steps_per_epoch(self, num_samples: int) -> int:
         """Whole global batches in `num_samples`; the rest waits for another epoch's shuffle."""
@@ -56,13 +64,19 @@ class BatchPlan:
 
 
 def plan_batches(
-    *, global_batch_size: int, micro_batch_size: int | None, dp_rank: int, dp_size: int
+    *,
+    global_batch_size: int,
+    micro_batch_size: int | None,
+    dp_rank: int,
+    dp_size: int,
+    may_rest: bool = False,
 ) -> BatchPlan:
     """Cut a global batch; without a microbatch size a rank's share is one microbatch.
 
-    Raises UserError when something does not divide: nothing is ever rounded.
+    With `may_rest` a rank's last microbatch may be smaller, which a mean over microbatches' own
+    means does not allow. Raises UserError when something does not divide: nothing is ever rounded.
     """
-    if micro_batch_size is None:
+    if micro_batch_size is None or may_rest:
         if global_batch_size % dp_size:
             raise UserError(
                 "--global-batch-size",
@@ -70,9 +84,10 @@ def plan_batches(
                 found=f"{global_batch_size} with {dp_size} ranks",
                 remedy=f"take {_next_multiple(global_batch_size, dp_size)}",
             )
-        micro_batch_size = global_batch_size // dp_size
+        share = global_batch_size // dp_size
+        micro_batch_size = min(micro_batch_size or share, share)
     unit = micro_batch_size * dp_size
-    if global_batch_size % unit:
+    if global_batch_size % unit and not may_rest:
         raise UserError(
             "--global-batch-size",
             rule="a multiple of --micro-batch-size times the number of data-parallel ranks",
@@ -82,7 +97,7 @@ def plan_batches(
     return BatchPlan(
         global_batch_size=global_batch_size,
         micro_batch_size=micro_batch_size,
-        num_microbatches=global_batch_size // unit,
+        num_microbatches=-(-global_batch_size // unit),
         dp_rank=dp_rank,
         dp_size=dp_size,
     )

@@ -58,10 +58,10 @@ class TensorBatches:
             chosen = torch.cat([order[self._plan.rank_slice(step)] for step in steps])
             # The only copy to the device: a few indices, and no wait for it.
             chosen = chosen.to(self._inputs.device, non_blocking=True)
-            size = self._plan.micro_batch_size
+            sizes = self._plan.microbatch_sizes * len(steps)
             yield from zip(
-                torch.split(self._inputs.index_select(0, chosen), size),
-                torch.split(self._targets.index_select(0, chosen), size),
+                torch.split(self._inputs.index_select(0, chosen), sizes),
+                torch.split(self._targets.index_select(0, chosen), sizes),
                 strict=True,
             )
 
@@ -162,11 +162,9 @@ class LoadedBatches:
         num_samples = len(self._data)  # type: ignore[arg-type] # map-style sets have a length
         order = permutation(self._seed, epoch, num_samples).tolist()
         size = self._plan.micro_batch_size
-        places = [
-            range(start, start + size)
-            for step in range(first_step, self._plan.steps_per_epoch(num_samples))
-            for start in self._plan.rank_range(step)[::size]
-        ]
+        steps = range(first_step, self._plan.steps_per_epoch(num_samples))
+        slices = map(self._plan.rank_range, steps)
+        places = [own[i : i + size] for own in slices for i in range(0, len(own), size)]
         return self._load(_Keys(places, order, self._seed, epoch))
 
     def num_targets(self, epoch: int, step_in_epoch: int) -> None:

@@ -91,7 +91,8 @@ class Config:
 
     micro_batch_size: Optional[int] = None
     """Samples of one forward and backward on one rank; smaller than a rank's share of the global
-    batch means gradient accumulation. Default: the whole share."""
+    batch means gradient accumulation. Default: the whole share. Of language models the last one of
+    a step may be smaller."""
 
     lr: float = 1e-3
     """Peak learning rate."""

@@ -84,6 +84,8 @@ master_choose_address() {
             die "MASTER_ADDR must not be a loopback address with $NUM_NODES nodes, found '$MASTER_ADDR': unset it, or set DDP_IFACE"
         setting_note MASTER_ADDR 'the environment'
     elif [[ ${DDP_IFACE-} ]]; then
+        ((NUM_NODES == 1)) || ! is_loopback "$2" ||
+            die "DDP_IFACE must be an interface that other nodes reach, found '$DDP_IFACE' with $2 on $1: name the one of their network (ip -br addr)"
         setting MASTER_ADDR "DDP_IFACE on $1" "$2"
     elif [[ $PLACE == *-local ]]; then
         setting MASTER_ADDR 'one machine' 127.0.0.1

@@ -36,13 +36,14 @@ settings_debug_flags() {
     else
         setting PYTHONFAULTHANDLER 'DEBUG=0' 1
         setting NCCL_DEBUG 'DEBUG=0' WARN
-        # The flight recorder. Before torch 2.9 the buffer was on by default and the file had the
-        # other name; the old name of the buffer earns a warning from every rank today.
+        # The flight recorder. Before torch 2.9 the buffer was on by default; its old name earns a
+        # warning from every rank today.
         setting TORCH_NCCL_DUMP_ON_TIMEOUT 'DEBUG=0' 1
-        setting TORCH_NCCL_DEBUG_INFO_TEMP_FILE 'DEBUG=0' "$DDP_RUN_DIR/debug/nccl-trace-rank-"
         setting TORCH_FR_BUFFER_SIZE 'DEBUG=0' 2000
-        setting TORCH_FR_DUMP_TEMP_FILE 'DEBUG=0' "$DDP_RUN_DIR/debug/nccl-trace-rank-"
     fi
+    # Where it is looked for; before torch 2.9 the file had the other name.
+    setting TORCH_NCCL_DEBUG_INFO_TEMP_FILE 'the watchdog' "$DDP_RUN_DIR/debug/nccl-trace-rank-"
+    setting TORCH_FR_DUMP_TEMP_FILE 'the watchdog' "$DDP_RUN_DIR/debug/nccl-trace-rank-"
     # The watchdog asks for a hung rank's dump: the backend that is new in torch 2.15 does not listen.
     setting TORCH_DIST_USE_NCCL2 'the watchdog' 0
     setting CUDA_DEVICE_ORDER 'as NVML and Slurm count' PCI_BUS_ID
@@ -226,13 +227,27 @@ hide_secrets() {
 }
 
 settings_print() {
-    local name
+    local name names
+    mapfile -t names < <(job_names | grep -vE '^(NVIDIA_.*|.*_VERSION|DDP_(CHOSEN|HOME|NODE))$' || :)
     {
         printf '%-34s %-44s %s\n' setting value from
+        if [[ $PYTHON && ! ${DDP_PYTHON-} && $PLACE == bare-* ]]; then
+            settings_print_row DDP_PYTHON "${PYTHON/\/jobs\/..\///}" 'the first that is there'
+        fi
         for name in "${SETTING_NAMES[@]}"; do
-            printf '%-34s %-44q %s\n' "$name" "${!name}" "${SETTING_ORIGINS[$name]}"
+            settings_print_row "$name" "${!name}" "${SETTING_ORIGINS[$name]}"
+        done
+        # What else the ranks will see, but for what describes an image.
+        for name in "${names[@]}"; do
+            if [[ -v SETTING_ORIGINS[$name] ]] || is_secret "$name"; then continue; fi
+            settings_print_row "$name" "${!name}" 'the environment'
         done
     } >&2 || :
+}
+
+# settings_print_row NAME VALUE ORIGIN
+settings_print_row() {
+    printf '%-34s %-44q %s\n' "$1" "$2" "$3"
 }
 
 # The settings, and beside them what else a rank will see of the forwarded names.

@@ -6,10 +6,16 @@ from trainer.batch_plan import BatchPlan, plan_batches, shard
 from trainer.errors import UserError
 
 
-def plan(batch: int, micro: int | None = None, rank: int = 0, world: int = 1) -> BatchPlan:
+def plan(
+    batch: int, micro: int | None = None, rank: int = 0, world: int = 1, *, may_rest: bool = False
+) -> BatchPlan:
     """A plan with short names."""
     return plan_batches(
-        global_batch_size=batch, micro_batch_size=micro, dp_rank=rank, dp_size=world
+        global_batch_size=batch,
+        micro_batch_size=micro,
+        dp_rank=rank,
+        dp_size=world,
+        may_rest=may_rest,
     )
 
 
@@ -42,6 +48,31 @@ def test_a_batch_that_does_not_divide_is_an_error(batch: int, micro: int, world:
     """It is never rounded; the message names a size that would do."""
     with pytest.raises(UserError, match=r"--global-batch-size: a multiple of .* take \d+"):
         plan(batch, micro, 0, world)
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "world", "sizes"),
+    [
+        (2048, 10, 8, [10] * 25 + [6]),  # tinyllama's job
+        (64, 16, 2, [16, 16]),
+        (8, 16, 1, [8]),
+        (7, 3, 1, [3, 3, 1]),
+    ],
+)
+def test_a_ranks_last_microbatch_may_be_smaller_where_a_loss_is_a_sum(
+    batch: int, micro: int, world: int, sizes: list[int]
+) -> None:
+    """The global batch stays what it is."""
+    cut = plan(batch, micro, world - 1, world, may_rest=True)
+    assert cut.microbatch_sizes == sizes
+    assert cut.num_microbatches == len(sizes)
+    assert cut.rank_batch_size == sum(sizes) == batch // world
+
+
+def test_ranks_have_equal_shares_in_any_case() -> None:
+    """Or the quicker ones would wait in each step."""
+    with pytest.raises(UserError, match="65 with 2 ranks; take 66"):
+        plan(65, 10, 0, 2, may_rest=True)
 
 
 def test_an_epoch_is_whole_batches_and_at_least_one() -> None:

@@ -39,13 +39,17 @@ def seen(kind: str, *, world: int = 1, micro: int = 2, epoch: int = 0, first: in
     by_rank = []
     for rank in range(world):
         plan = plan_batches(
-            global_batch_size=batch, micro_batch_size=micro, dp_rank=rank, dp_size=world
+            global_batch_size=batch,
+            micro_batch_size=micro,
+            dp_rank=rank,
+            dp_size=world,
+            may_rest=True,
         )
         batches = build_batches(numbers(count, kind), plan, seed=5, device=CPU, num_workers=0)
         steps: list[list[int]] = []
         for number, (inputs, targets) in enumerate(batches.epoch(epoch, first)):
             assert inputs.flatten().tolist() == targets.tolist()
-            assert len(targets) == micro
+            assert len(targets) == plan.microbatch_sizes[number % plan.num_microbatches]
             if number % plan.num_microbatches == 0:
                 steps.append([])
             steps[-1] += targets.tolist()
@@ -54,7 +58,7 @@ def seen(kind: str, *, world: int = 1, micro: int = 2, epoch: int = 0, first: in
 
 
 @pytest.mark.parametrize("kind", ["tensor", "loaded"])
-@pytest.mark.parametrize(("world", "micro"), [(1, 12), (2, 3), (3, 4), (6, 1)])
+@pytest.mark.parametrize(("world", "micro"), [(1, 12), (2, 3), (3, 4), (6, 1), (1, 5), (2, 4)])
 def test_every_split_sees_the_permutation_in_order(kind: str, world: int, micro: int) -> None:
     """Whatever the ranks and microbatches, step s is perm(seed, epoch)[s*G:(s+1)*G]."""
     expected = permutation(5, 0, 50)[:48].tolist()

@@ -46,9 +46,10 @@ LAYOUTS = {
     "hsdp": "--strategy hsdp --dp-shard 2 --micro-batch-size 1 --no-reshard-after-forward",
     "tp": "--strategy tp --micro-batch-size 4",
     "tp with sp": "--tp -1 --sequence-parallel --activation-checkpointing full",
-    "ddp x tp": "--tp 2 --micro-batch-size 2",
+    "ddp x tp, a smaller last microbatch": "--tp 2 --micro-batch-size 3",
     "fsdp x tp": "--strategy fsdp --tp 2 --micro-batch-size 2 --activation-checkpointing selective",
-    "fsdp x tp, counted": "--strategy fsdp --tp 2 --workload tests.trainer.counted:Counted",
+    "fsdp x tp, counted": "--dp-shard 2 --tp 2 --micro-batch-size 3"
+    " --workload tests.trainer.counted:Counted",
     "fsdp x tp with sp": "--strategy fsdp --tp 2 --sequence-parallel --micro-batch-size 4",
     "fsdp x tp with sp, compiled": "--strategy fsdp --tp 2 --sequence-parallel --compile",
     "cp": "--cp 4 --micro-batch-size 4 --activation-checkpointing full",

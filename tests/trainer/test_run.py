@@ -293,6 +293,19 @@ def test_wrong_input_is_64_one_line_and_nothing_written(
     assert not run.path.exists()
 
 
+def test_tinyllamas_own_job_is_right_on_any_number_of_ranks() -> None:
+    """10 does not divide 2048, so that each step ends with a smaller microbatch."""
+    from trainer.__main__ import main  # noqa: PLC0415 -- as the fixture has it
+
+    job = (
+        "--workload lm --model tinyllama-1.1b --micro-batch-size 10 --global-batch-size 2048 "
+        "--max-steps 131072 --lr 5e-3 --precision bf16 --check"
+    ).split()
+    for ranks in (1, 8, 256):
+        assert main(job, {"WORLD_SIZE": str(ranks)}) == 0
+    assert main([*job, "--pp", "2"], {"WORLD_SIZE": "8"}) == 64  # stages pass on one shape
+
+
 def test_check_only_checks(train: Train, clean_env: dict[str, str]) -> None:
     """--check answers for as many ranks as WORLD_SIZE will be, and writes nothing."""
     from trainer.__main__ import main  # noqa: PLC0415 -- as the fixture has it
