@@ -80,18 +80,27 @@ decide_requeue_counted() {
 }
 
 decide_restart() {
+    local left
     decide_count_idle "$LATEST_AT_START"
     if ((DDP_MAX_RESTARTS == 0)); then
-        decide_as fail 'no restart: DDP_MAX_RESTARTS=0'
+        decide_give_up 'DDP_MAX_RESTARTS=0'
     elif ((RESTARTS >= DDP_MAX_RESTARTS)); then
-        decide_as fail "no restart: all $DDP_MAX_RESTARTS of DDP_MAX_RESTARTS are used"
+        decide_give_up "all $DDP_MAX_RESTARTS of DDP_MAX_RESTARTS are used"
     elif ((IDLE > DDP_MAX_IDLE_RESTARTS)); then
-        decide_as fail "no restart: $(decide_idle_words)"
+        decide_give_up "$(decide_idle_words)"
     else
         RESTARTS=$((RESTARTS + 1))
         DELAY_S=$((IDLE < 5 ? 1 << IDLE : 30)) # longer only where the last one brought nothing
-        decide_as restart "restart $RESTARTS of $DDP_MAX_RESTARTS ${LOST:+on $(nodes_left "$EXCLUDE") nodes }$(decide_from) in $DELAY_S s"
+        left="$(nodes_left "$EXCLUDE") nodes"
+        if [[ $left == '1 nodes' ]]; then left='1 node'; fi
+        decide_as restart "restart $RESTARTS of $DDP_MAX_RESTARTS ${LOST:+on $left }$(decide_from) in $DELAY_S s"
     fi
+}
+
+# decide_give_up REASON: the failure is a person's to mend.
+decide_give_up() {
+    decide_as fail "no restart: $1"
+    LAST_WORDS+="; mend what fails; $GO_ON"
 }
 
 # decide_count_idle LATEST_BEFORE: a start that brought no new checkpoint would end in the same place

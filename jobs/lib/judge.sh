@@ -2,8 +2,8 @@
 # The end of an attempt: the first failing rank and the job's own exit code, from events.jsonl.
 
 # judge_failure: sets FAILED_RANK, FAILED_NODE and FAILED_CODE, empty if no rank failed;
-# FAILED_BY_REQUEST if that rank only ended because it had been told to; VERDICT, the watchdog's
-# line, if it gave one; and LOST, the nodes that are gone.
+# FAILED_BY_REQUEST if that rank only ended because it had been told to; FAILED_WHY, in words, where it
+# is known; VERDICT, the watchdog's line, if it gave one; and LOST, the nodes that are gone.
 #
 # What is a cause comes before what follows from it: a verdict that names the network; a lost node,
 # whose peers only wait; any other verdict; a rank that came up and never ended, because its launcher
@@ -11,7 +11,7 @@
 # one that was told to.
 judge_failure() {
     local guard='' rank
-    local -A up=()
+    local -A up=() said=()
     local first='' stopped='' verdict=''
     FAILED_RANK='' FAILED_NODE='' FAILED_CODE=0 FAILED_BY_REQUEST=0 FAILED_WHY='' VERDICT='' LOST='' LOST_HOW=''
     { read -r guard <"$WORK_DIR/guard"; } 2>/dev/null || :
@@ -41,25 +41,37 @@ judge_blame() {
     if [[ $FAILED_RANK == null ]]; then FAILED_RANK=''; fi # a verdict may name a node alone
     FAILED_NODE=$(event_field node "$1")
     FAILED_CODE=${2:-$(event_field code "$1")}
-    if [[ $1 == *'"oom": true'* ]]; then FAILED_WHY=': out of memory, ask for more with --mem'; fi
+    if [[ $1 == *'"oom": true'* ]]; then
+        FAILED_WHY=': out of memory, ask for more with --mem'
+    elif ((FAILED_CODE == EXIT_FAILED)) && [[ ${said[${FAILED_RANK:-none}]-} ]]; then
+        FAILED_WHY=$(event_text error "${said[$FAILED_RANK]}")
+        FAILED_WHY=": ${FAILED_WHY:0:JUDGE_MAX_WHY}"
+    fi
 }
+
+readonly JUDGE_MAX_WHY=300 # characters of a failure's own words
 
 # Each of these words stands in FOLLOWS of monitor/runs/failure.py, too, which has more: it reads the line of
 # the failure, and not all of a log's last ones.
 LOST_PEER='Connection (closed|reset) by (remote )?peer|remote process exited|ncclRemoteError'
 
-# judge_read: fills up, first, stopped, verdict and LOST of judge_failure. A rank that loses a peer often
-# ends before that peer's own launcher can tell: its words say that it only follows. Our trainer's 70 may
-# be either, where it could not say: any other code is the cause, not that one.
+# judge_read: fills up, said, first, stopped, verdict and LOST of judge_failure. A rank that loses a peer
+# often ends before that peer's own launcher can tell: its words say that it only follows. Our trainer's 70
+# may be either, where it could not say: any other code is the cause, not that one. What is not finite ends
+# all ranks with 70 at once, and only the event tells whose it was.
 judge_read() {
-    local line rank code failed='' follows=''
+    local line rank code failed='' follows='' culprit=none
     local -A lost_peer=()
     while IFS= read -r line; do
         rank=$(event_field rank "$line")
         case $line in
             *'"event": "rank_up"'*) up[$rank]=$(event_field node "$line") ;;
             *'"event": "verdict"'*) verdict=${verdict:-$line} ;;
-            *'"event": "failure"'*) if [[ $line =~ $LOST_PEER ]]; then lost_peer[$rank]=1; fi ;;
+            *'"event": "failure"'*)
+                said[$rank]=$line
+                if [[ $line =~ $LOST_PEER ]]; then lost_peer[$rank]=1; fi
+                ;;
+            *'"event": "non_finite"'*) if [[ $line =~ '"ranks": ['([0-9]+) ]]; then culprit=${BASH_REMATCH[1]}; fi ;;
             *'"event": "lost_node"'*) judge_lost "$(event_field node "$line")" "$(event_text how "$line")" ;;
             *)
                 unset "up[$rank]"
@@ -72,13 +84,13 @@ judge_read() {
                 elif judge_only_follows "$rank" "$code"; then
                     follows=${follows:-$line}
                 elif ((code == EXIT_FAILED)); then
-                    failed=${failed:-$line}
+                    if [[ ! $failed || $rank == "$culprit" ]]; then failed=$line; fi
                 else
                     first=$line
                 fi
                 ;;
         esac
-    done < <(grep -aE "\"event\": \"(rank_up|rank_end|failure|verdict|lost_node)\".*\"attempt\": $DDP_ATTEMPT," "$DDP_RUN_DIR/events.jsonl" || :)
+    done < <(grep -aE "\"event\": \"(rank_up|rank_end|failure|non_finite|verdict|lost_node)\".*\"attempt\": $DDP_ATTEMPT," "$DDP_RUN_DIR/events.jsonl" || :)
     first=${first:-${failed:-$follows}}
 }
 

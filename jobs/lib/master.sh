@@ -33,9 +33,11 @@ master_forget_hooks() {
 
 # master_list_nodes: ALL_NODES of the allocation, and the NODES of the first attempt.
 master_list_nodes() {
+    local listed=${SLURM_JOB_NODELIST:-${SLURM_NODELIST-}}
     ALL_NODES=("$DDP_NODE")
     if ((HAVE_CLIENT)); then
-        mapfile -t ALL_NODES < <(scontrol show hostnames "${SLURM_JOB_NODELIST:-$SLURM_NODELIST}")
+        mapfile -t ALL_NODES < <(scontrol show hostnames "$listed")
+        ((${#ALL_NODES[@]})) || die "scontrol must tell the job's nodes, found none of '$listed': see its words above"
     fi
     NODES=("${ALL_NODES[@]:0:NUM_NODES}")
 }

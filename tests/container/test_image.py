@@ -72,6 +72,15 @@ def test_the_image_keeps_the_torch_of_its_base(image: str, base_image: str, run:
     assert found.stdout.split() == ["/opt/ddp/trainer/__init__.py", "/opt/ddp/monitor/__init__.py"]
 
 
+def test_the_image_says_what_it_is(image: str, run: Run) -> None:
+    """To whoever finds it in a registry."""
+    said = run("docker", "image", "inspect", "--format", "{{json .Config.Labels}}", image).stdout
+    labels = json.loads(said)
+    named = {name.removeprefix("org.opencontainers.image.") for name in labels}
+    assert {"title", "description", "licenses", "version", "revision"} <= named
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+
+
 def test_the_image_sets_nothing_that_would_beat_a_job(
     image: str, base_image: str, run: Run
 ) -> None:

@@ -104,7 +104,12 @@ NO_LAUNCHER = {"FAILED_RANK": "", "FAILED_NODE": "", "STEP_CODE": "2", "DDP_IMAG
     [
         ({"FAILED_RANK": "", "FAILED_NODE": "", "STEP_CODE": "0"}, "finish", "all 4 ranks"),
         ({}, "restart", "SIGKILL), code 137; its log: /out/mine/logs/rank-2.log; restart 1 of 3"),
-        ({"RESTARTS": "3"}, "fail", "no restart: all 3"),
+        (
+            {"RESTARTS": "3"},
+            "fail",
+            "are used; mend what fails; to go on: start again with DDP_RUN_NAME=mine",
+        ),
+        ({"LOST": "n2", "DDP_NO_KILL": "1"}, "restart", "restart 1 of 3 on 1 node from step 40"),
         ({"DDP_MAX_RESTARTS": "0"}, "fail", "no restart: DDP_MAX_RESTARTS=0"),
         ({"LATEST_AT_START": "step-40"}, "restart", "from step 40 in 2 s"),
         ({"LATEST_AT_START": "step-40", "IDLE": "1"}, "fail", "2 starts in a row"),

@@ -17,7 +17,7 @@ from tests.conftest import Cluster
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Scripts
+    from conftest import Result, Scripts
 
 
 pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
@@ -110,15 +110,24 @@ def test_the_first_failing_rank_decides(
 LEAVES_CHILDREN = "setsid sleep 600 & sleep 601 & wait"
 
 
-@pytest.mark.parametrize(("victim", "code"), [("rank", 137), ("launcher", 137), ("prelaunch", -9)])
-def test_kill_leaves_nothing_behind(scripts: Scripts, victim: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("victim", "number", "code"),
+    [
+        ("rank", 0, 137),
+        ("rank", 1, 137),
+        ("launcher", 0, 137),
+        ("launcher", 1, 137),
+        ("prelaunch", 1, -9),
+    ],
+)
+def test_kill_leaves_nothing_behind(scripts: Scripts, victim: str, number: int, code: int) -> None:
     """kill -9 of a rank, of a launcher or of the script itself ends every process."""
     temporary = scripts.directory / "tmp"
     temporary.mkdir()
     scripts.env["TMPDIR"] = str(temporary)
     process = scripts.start("prelaunch.sh", "--", "bash", "-c", LEAVES_CHILDREN)
     up = wait_for(scripts.directory, "rank_up", 2)
-    rank_pid = next(event["pid"] for event in up if event["rank"] == 1)
+    rank_pid = next(event["pid"] for event in up if event["rank"] == number)
     stat = Path(f"/proc/{rank_pid}/stat").read_text()
     parent = int(stat.rpartition(")")[2].split()[1])
     pids = {"rank": rank_pid, "launcher": parent, "prelaunch": process.pid}
@@ -128,10 +137,41 @@ def test_kill_leaves_nothing_behind(scripts: Scripts, victim: str, code: int) ->
     assert gone(str(scripts.directory))
     assert list(temporary.iterdir()) == []
     if victim != "prelaunch":
-        assert result.of("first_failure")[0]["rank"] == 1
-        assert "rank 1 on" in result.err.splitlines()[-1]
+        assert result.of("first_failure")[0]["rank"] == number
+        assert f"rank {number} on" in result.err.splitlines()[-1]
         assert "SIGKILL" in result.err.splitlines()[-1]
         assert ": line " not in result.err  # bash's own word of it
+
+
+def test_starts_that_nobody_could_end_are_no_endless_loop(scripts: Scripts) -> None:
+    """Slurm requeues a job whose script or node dies, and nobody decides that but Slurm."""
+    run_dir = scripts.directory / "out" / "loop"
+    run_dir.mkdir(parents=True)
+    events = run_dir / "events.jsonl"
+
+    def tell(name: str, attempt: int) -> None:
+        with events.open("a") as file:
+            file.write(
+                json.dumps({"event": name, "attempt": attempt, "decision": "requeue"}) + "\n"
+            )
+
+    def again(count: int) -> Result:
+        env = {"DDP_RUN_NAME": "loop", "SLURM_RESTART_COUNT": str(count)}
+        return scripts.run("prelaunch.sh", "--", "true", **env)
+
+    tell("start", 1)
+    assert again(1).code == 0  # one is allowed
+    tell("start", 3)
+    tell("start", 4)
+    result = again(3)
+    assert result.code == 70
+    assert "2 starts in a row ended with their script or node" in result.err.splitlines()[-1]
+    assert "start again with DDP_RUN_NAME=loop" in result.err.splitlines()[-1]
+    tell("checkpoint", 4)
+    assert again(3).code == 0
+    tell("start", 6)
+    tell("start", 7)
+    assert again(0).code == 0  # a person's own wish
 
 
 def test_who_hides_does_not_outlive_the_job(scripts: Scripts) -> None:
@@ -281,6 +321,7 @@ def test_debug_traces_with_time_host_and_line(scripts: Scripts) -> None:
     assert "[0] NCCL_DEBUG=INFO" in result.out
     assert "[0] TORCH_DISTRIBUTED_DEBUG=DETAIL" in result.out
     assert "[0] CUDA_LAUNCH_BLOCKING=1" in result.out
+    assert f"[0] TORCH_FR_DUMP_TEMP_FILE={result.run_dir}/debug/nccl-trace-rank-" in result.out
     assert any("prelaunch.sh:" in line and line.startswith("+") for line in result.err.splitlines())
     assert any("launcher.sh:" in line and line.startswith("+") for line in result.err.splitlines())
 

@@ -26,13 +26,15 @@ def ended(rank: int, code: int, *, requested: bool = False, **keys: Any) -> str:
     return event("rank_end", rank, code=code, requested=requested, **keys)
 
 
-def blame(tmp_path: Path, *lines: str, step_code: int = 1) -> tuple[str, str]:
+def blame(
+    tmp_path: Path, *lines: str, step_code: int = 1, shown: str = "$FAILED_RANK $FAILED_CODE"
+) -> tuple[str, str]:
     """The rank and the code that the attempt's end is laid to."""
     (tmp_path / "events.jsonl").write_text("".join(line + "\n" for line in lines))
     sources = "".join(f"source {JOBS}/lib{part}.sh;" for part in ("", "/judge", "/nodes"))
     script = "nodes_lost() { return 1; }; nodes_dropped() { :; }; judge_failure;"
     done = subprocess.run(
-        ["bash", "-euc", f'LOG_NAME=t; {sources} {script} echo "$FAILED_RANK $FAILED_CODE"'],
+        ["bash", "-euc", f'LOG_NAME=t; {sources} {script} echo "{shown}"'],
         env={
             "PATH": "/usr/bin:/bin",
             "DDP_RUN_DIR": str(tmp_path),
@@ -45,6 +47,8 @@ def blame(tmp_path: Path, *lines: str, step_code: int = 1) -> tuple[str, str]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    if "CODE" not in shown:
+        return done.stdout.rstrip("\n"), ""
     rank, _, code = done.stdout.rstrip("\n").partition(" ")
     return rank, code
 
@@ -99,6 +103,26 @@ def test_of_our_own_ranks_who_only_lost_a_peer_comes_second(tmp_path: Path) -> N
     assert blame(tmp_path, *UPS, followed, ended(0, 70), ended(1, 0), ended(2, 0)) == ("0", "70")
     before = followed.replace('"attempt": 1', '"attempt": 11')
     assert blame(tmp_path, before, *UPS, *ends[1:], ended(1, 0)) == ("0", "70")
+
+
+def test_whose_loss_was_not_finite_is_blamed(tmp_path: Path) -> None:
+    """All ranks end at once, with the same words; the event tells whose it was."""
+    told = event("non_finite", 0, step=7, action="stop", steps=[7], ranks=[1, 2])
+    ends = (ended(0, 70), ended(1, 70), ended(2, 70))
+    assert blame(tmp_path, *UPS, told, *ends) == ("1", "70")
+    assert blame(tmp_path, *UPS, told.replace("[1, 2]", "[]"), *ends) == ("0", "70")
+    assert blame(tmp_path, *UPS, told, ended(2, 3), *ends[:2]) == ("2", "3")
+
+
+def test_what_a_rank_of_ours_said_is_told(tmp_path: Path) -> None:
+    """Its own words, with the remedy they may hold, as they are and not too many of them."""
+    words = 'RunFailedError: the loss of "step" 7 is not finite; lower --lr\n'
+    ends = (event("failure", 1, error=words + "x" * 1000), ended(1, 70), ended(0, 0), ended(2, 0))
+    assert blame(tmp_path, *UPS, *ends) == ("1", "70")
+    why = blame(tmp_path, *UPS, *ends, shown="$FAILED_WHY")[0]
+    assert why.startswith(': RunFailedError: the loss of "step" 7 is not finite; lower --lr xxx')
+    assert len(why) == 302
+    assert blame(tmp_path, *UPS, ended(1, 70), *ends[2:], shown="$FAILED_WHY")[0] == ""
 
 
 def test_the_words_of_who_lost_a_peer_are_the_monitors() -> None:

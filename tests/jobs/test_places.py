@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import time
@@ -106,6 +107,54 @@ def test_interface(scripts: Scripts) -> None:
     assert result.setting("MASTER_ADDR") == "10.4.4.4"
     assert result.setting("NCCL_SOCKET_IFNAME") == "=ib0"  # NCCL takes a bare name for a prefix
     assert result.setting("GLOO_SOCKET_IFNAME") == "ib0"
+
+
+def test_an_interface_that_only_one_node_has(slurm: Scripts) -> None:
+    """Several nodes do not meet on loopback, whoever chose it."""
+    slurm.fake(
+        "ip", "[[ $3 == addr && $2 == -4 ]] && echo '1: lo inet 127.0.0.1/8 scope global lo'"
+    )
+    result = slurm.run("prelaunch.sh", DDP_IFACE="lo")
+    assert result.code == 64
+    assert "prelaunch: DDP_IFACE must be an interface that other nodes reach" in result.err
+
+
+@pytest.mark.skipif(not shutil.which("scontrol"), reason="Slurm's own expansion needs scontrol")
+def test_a_list_of_nodes_as_slurm_writes_it(scripts: Scripts) -> None:
+    """In its order, with its own zeros."""
+    real = shutil.which("scontrol")
+    names = ("gpu001", "gpu002", "gpu003", "gpu007", "login-1")
+    scripts.fake_slurm(*names)
+    fake = scripts.directory / "fake-bin" / "scontrol"
+    fake.rename(fake.with_name("scontrol.fake"))
+    conf = scripts.directory / "slurm.conf"
+    conf.write_text("ClusterName=c\nSlurmctldHost=localhost\nNodeName=n\n")
+    scripts.fake(
+        "scontrol",
+        f"""[[ "$*" != *"show hostnames"* ]] || SLURM_CONF='{conf}' exec {real} "$@"
+        exec "$0.fake" "$@" """,
+    )
+    scripts.fake("getent", 'echo "10.1.2.3 STREAM $2"')
+    result = scripts.run("prelaunch.sh", "--dry-run", SLURM_JOB_NODELIST="gpu[001-003,7],login-1")
+    assert result.code == 0, result.err
+    assert result.setting("MASTER_ADDR") == "gpu001"
+    assert result.setting("WORLD_SIZE") == "10"
+    assert {"--nodes=5", "--ntasks=10"} <= set(result.step.split())
+    none = scripts.run("prelaunch.sh", "--dry-run", SLURM_JOB_NODELIST="")
+    assert none.code == 64
+    assert "prelaunch: scontrol must tell the job's nodes, found none of ''" in none.err
+
+
+def test_what_the_user_set_is_shown_with_the_rest(scripts: Scripts) -> None:
+    """Also where nobody but the ranks reads it; no secret, and no version of an image's parts."""
+    env = {"NCCL_ALGO": "Ring", "HF_TOKEN": "hf_x", "NCCL_VERSION": "2.30"}
+    result = scripts.run("prelaunch.sh", "--dry-run", **env)
+    assert result.setting("NCCL_ALGO") == "Ring"
+    assert result.setting("DDP_NPROC_PER_NODE") == "2"
+    assert "hf_x" not in result.err
+    assert "2.30" not in result.err
+    python = result.setting("DDP_PYTHON")
+    assert scripts.run("prelaunch.sh", "--dry-run", DDP_PYTHON=python).err.count("DDP_PYTHON") == 1
 
 
 def test_interface_that_is_not_there(scripts: Scripts) -> None:

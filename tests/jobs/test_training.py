@@ -144,7 +144,9 @@ def test_the_demo_in_slurm(cluster: Any, tmp_path: Path) -> None:
     done = cluster.run(
         [ROOT / "examples" / "demo.sh"], env={"DDP_OUT": str(tmp_path / "out")}, timeout=600
     )
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "FINISHED" in done.stdout
+    assert "host CPU %" in done.stdout  # the report's table
     assert "run.json" in done.stdout
     (summary,) = (
         json.loads(path.read_text())["summary"] for path in tmp_path.glob("out/slurm-*/run.json")
@@ -165,7 +167,16 @@ def test_the_demo_in_place(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "host CPU %" in done.stdout  # the report's table
     (summary,) = (
         json.loads(path.read_text())["summary"] for path in tmp_path.glob("out/*/run.json")
     )
     assert summary["test_accuracy"] > 0.95
+
+
+def test_the_demo_ends_as_its_job_does(cluster: Any, tmp_path: Path) -> None:
+    """Wrong input, told once, and a job that is killed are no success."""
+    env = {"DDP_OUT": str(tmp_path / "out")}
+    wrong = cluster.run([ROOT / "examples" / "demo.sh", "--nonesuch"], env=env, timeout=120)
+    assert wrong.returncode == 64, wrong.stdout + wrong.stderr
+    assert "--nonesuch" in wrong.stdout

@@ -297,10 +297,9 @@ def test_tinyllamas_own_job_is_right_on_any_number_of_ranks() -> None:
     """10 does not divide 2048, so that each step ends with a smaller microbatch."""
     from trainer.__main__ import main  # noqa: PLC0415 -- as the fixture has it
 
-    job = (
-        "--workload lm --model tinyllama-1.1b --micro-batch-size 10 --global-batch-size 2048 "
-        "--max-steps 131072 --lr 5e-3 --precision bf16 --check"
-    ).split()
+    options = "--workload lm --model tinyllama-1.1b --micro-batch-size 10 --global-batch-size 2048"
+    job = [*options.split(), "--max-steps", "131072", "--lr", "5e-3", "--precision", "bf16"]
+    job.append("--check")
     for ranks in (1, 8, 256):
         assert main(job, {"WORLD_SIZE": str(ranks)}) == 0
     assert main([*job, "--pp", "2"], {"WORLD_SIZE": "8"}) == 64  # stages pass on one shape
