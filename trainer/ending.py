@@ -95,7 +95,7 @@ def _measured(summary: Mapping[str, Any]) -> str:
     if isinstance(accuracy, float):
         return f"test accuracy {100 * accuracy:.2f} %"
     if not isinstance(loss, float):
-        return "test accuracy never measured"
+        return "nothing held out was measured"
     return "  ".join(
         f"{name.replace('_', ' ')} {value:.4f}"
         for name, value in summary.items()

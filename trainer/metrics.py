@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from trainer.stragglers import SlowRank
 
+_OPTIONAL = {"grad_norm", "rank_spread_pct"}
+"""Left out of a line where they are not known."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
@@ -40,6 +43,8 @@ class Interval:
     validation_s: float = 0.0
     slow_ranks: list[SlowRank] | None = None
     """None where no rank was slow."""
+    rank_spread_pct: float | None = None
+    """Of the ranks' own times, `Stragglers.spread_pct`; None where they are not known."""
     grad_norm: float | None = None
     """The gradient's global norm in the interval's last step, before clipping; None without."""
     speed: Speed = field(default_factory=Speed)
@@ -101,7 +106,7 @@ class MetricsFile:
         rounded = {
             k: round(v, 3) if k.endswith(("_s", "_pct", "_mib")) else v
             for k, v in values.items()
-            if (k != "slow_ranks" or v) and (k != "grad_norm" or v is not None)
+            if (k != "slow_ranks" or v) and (k not in _OPTIONAL or v is not None)
         }
         append_line(self._path, {"time": utc_now(), "attempt": self._attempt, **rounded})
 

@@ -168,6 +168,7 @@ class Progress:
                 train_time_s=self.train_time_s,
                 grad_norm=self._grad_norm(),
                 slow_ranks=self.stragglers.compare(own, num_timed),
+                rank_spread_pct=self.stragglers.spread_pct(own),
                 **told,
             )
         )

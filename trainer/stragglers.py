@@ -106,6 +106,12 @@ class Stragglers:
         self._total_s = [total + num_steps * own for total, own in pairs]
         return self._slow(own_s)
 
+    @staticmethod
+    def spread_pct(own_s: Sequence[float]) -> float | None:
+        """Return how far apart the slowest and the quickest are, of the median; None if untold."""
+        typical_s = median_low(own_s)
+        return 100 * (max(own_s) - min(own_s)) / typical_s if typical_s > 0 else None
+
     def over_the_run(self) -> list[SlowRank]:
         """Return who was slow in all."""
         return self._slow(self._total_s)

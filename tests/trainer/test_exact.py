@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 Train = Callable[..., tuple[int, Any]]
 MLP = ("--model", "mlp", "--global-batch-size", "250", "--dropout", "0.3", "--log-every", "5")
 _TIMES = ("time", "attempt", "samples_per_s", "data_wait_pct", "memory_mib", "slow_ranks")
+_TIMES += ("rank_spread_pct",)
 _ASKED = ("total_steps",)
 """What a start of the run was asked for."""
 

@@ -36,7 +36,7 @@ SHAPE = {
 # sgd: adam would hide a gradient of a wrong scale, which it divides away again.
 OPTIONS = (
     "--workload lm --sequence-length 16 --mock-tokens 700 --global-batch-size 8 --lr 0.1 "
-    "--optimizer sgd --schedule constant --log-every 1 --clip-grad-norm 0.5 --num-workers 0 "
+    "--optimizer sgd --schedule constant --log-every 1 --num-workers 0 "
     "--checkpoint-mode sync"
 )
 LAYOUTS = {
@@ -69,10 +69,13 @@ class Server:
     folder: Path
     env: dict[str, str]
 
-    def train(self, count: int, options: str, out: str) -> tuple[list[int], RunDir, str]:
+    def train(
+        self, count: int, options: str, out: str, *, clipped: bool = True
+    ) -> tuple[list[int], RunDir, str]:
         """Train on `count` ranks; return their exit codes, the run, and what rank 0 wrote."""
         port = free_port()
         words = ["--model", str(self.folder / "model"), *OPTIONS.split(), *options.split()]
+        words += ["--clip-grad-norm", "0.5"] if clipped else []
         words += ["--out", str(self.folder / out)]
         logs = [self.folder / f"{out}-{rank}.log" for rank in range(count)]
         started = []
@@ -139,6 +142,21 @@ def test_a_layout_is_the_plain_run(server: Server, plain: RunDir, name: str) -> 
     assert len(run.metrics("grad_norm")) == 20
     assert max(line["grad_norm"] for line in run.metrics("grad_norm")) > 0.5  # it was clipped
     assert max(worst(run, plain).values()) < 1e-4, worst(run, plain)
+
+
+def test_layouts_that_clip_nothing_are_the_plain_run_too(server: Server) -> None:
+    """Then nothing asks for the norm, and finite gradients are looked for in another way."""
+    codes, plain, said = server.train(1, "--max-steps 12", "unclipped", clipped=False)
+    assert codes == [0], said
+    for layout in ("--strategy fsdp --cpu-offload --micro-batch-size 1", "--strategy fsdp --tp 2"):
+        codes, run, said = server.train(
+            4, f"--max-steps 12 {layout}", f"unclipped{len(layout)}", clipped=False
+        )
+        assert codes == [0] * 4, said
+        assert not run.metrics("grad_norm")
+        ours, theirs = tensors_of(run), tensors_of(plain)
+        assert max(float((ours[n] - theirs[n]).norm() / theirs[n].norm()) for n in theirs) < 1e-4
+        assert run.losses() == pytest.approx(plain.losses(), rel=1e-4)
 
 
 def test_a_wrong_gradient_scale_is_seen(server: Server, plain: RunDir) -> None:
