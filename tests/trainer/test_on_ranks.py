@@ -1,14 +1,11 @@
 """What several ranks show together: memory, the scaler of fp16, and traces."""
 
 import json
-from unittest import mock
 
 import pytest
 
-from tests.trainer import test_layouts
 from tests.trainer.conftest import RunDir
 from tests.trainer.test_layouts import (
-    OPTIONS,
     SHAPE,
     Server,
     server,  # noqa: F401 -- a fixture
@@ -120,13 +117,10 @@ def overflow(
 ) -> RunDir:
     """Six steps in fp16 of which one overflows."""
     words = "--workload tests.trainer.overflowing:Overflowing --precision fp16 --max-steps 6"
-    options = OPTIONS
     if not is_clipped:
-        options = OPTIONS.replace("--clip-grad-norm 0.5", "")
         words += " --optimizer adamw --lr 0.001"
     out = f"overflow-{count}-{is_clipped}{layout}".replace(" ", "")
-    with mock.patch.object(test_layouts, "OPTIONS", options):
-        codes, run, said = server.train(count, f"{words} {layout}", out)
+    codes, run, said = server.train(count, f"{words} {layout}", out, clipped=is_clipped)
     assert codes == [0] * count, said
     return run
 
