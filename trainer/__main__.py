@@ -174,6 +174,6 @@ def _leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    gc.disable()  # of `import torch`, an eighth would be looking for garbage where there is none
+    gc.disable()  # of `import torch`, a fifth would be looking for garbage where there is none
     lose_what_cannot_be_written()
     _leave(main(sys.argv[1:], os.environ))
