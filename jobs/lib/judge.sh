@@ -43,9 +43,19 @@ judge_blame() {
     FAILED_CODE=${2:-$(event_field code "$1")}
     if [[ $1 == *'"oom": true'* ]]; then
         FAILED_WHY=': out of memory, ask for more with --mem'
-    elif ((FAILED_CODE == EXIT_FAILED)) && [[ ${said[${FAILED_RANK:-none}]-} ]]; then
-        FAILED_WHY=$(event_text error "${said[$FAILED_RANK]}")
-        FAILED_WHY=": ${FAILED_WHY:0:JUDGE_MAX_WHY}"
+    elif ((FAILED_CODE == EXIT_FAILED)) && [[ $FAILED_RANK ]]; then
+        FAILED_WHY=$(judge_said)
+        FAILED_WHY=${FAILED_WHY:+: ${FAILED_WHY:0:JUDGE_MAX_WHY}}
+    fi
+}
+
+# judge_said: what the failed rank told of its failure: by its event, or, before it had any, in its log.
+judge_said() {
+    if [[ ${said[$FAILED_RANK]-} ]]; then
+        event_text error "${said[$FAILED_RANK]}"
+    else
+        tail -c 16384 -- "$DDP_RUN_DIR/logs/rank-$FAILED_RANK.log" 2>/dev/null | tail -n 20 |
+            sed -n 's/^trainer: //p' | tail -n 1 || :
     fi
 }
 

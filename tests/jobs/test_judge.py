@@ -122,7 +122,11 @@ def test_what_a_rank_of_ours_said_is_told(tmp_path: Path) -> None:
     why = blame(tmp_path, *UPS, *ends, shown="$FAILED_WHY")[0]
     assert why.startswith(': RunFailedError: the loss of "step" 7 is not finite; lower --lr xxx')
     assert len(why) == 302
-    assert blame(tmp_path, *UPS, ended(1, 70), *ends[2:], shown="$FAILED_WHY")[0] == ""
+    early = (ended(1, 70), *ends[2:])
+    assert blame(tmp_path, *UPS, *early, shown="$FAILED_WHY")[0] == ""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-1.log").write_text("trainer: a\ntrainer: rendezvous at n:1\nbye\n")
+    assert blame(tmp_path, *UPS, *early, shown="$FAILED_WHY")[0] == ": rendezvous at n:1"
 
 
 def test_the_words_of_who_lost_a_peer_are_the_monitors() -> None:
