@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Scripts
+    from conftest import Result, Scripts
 
 pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
 
@@ -152,3 +152,34 @@ def test_a_verdict_ends_ranks_that_nobody_ends(
     assert result.code == 76
     assert time.monotonic() - began < patience(25)
     assert "n2 is not reached" in result.err.splitlines()[-1]
+
+
+def test_starts_that_nobody_could_end_are_no_endless_loop(scripts: Scripts) -> None:
+    """Slurm requeues a job whose script or node dies, and nobody decides that but Slurm."""
+    run_dir = scripts.directory / "out" / "loop"
+    run_dir.mkdir(parents=True)
+    events = run_dir / "events.jsonl"
+
+    def tell(name: str, attempt: int) -> None:
+        with events.open("a") as file:
+            file.write(
+                json.dumps({"event": name, "attempt": attempt, "decision": "requeue"}) + "\n"
+            )
+
+    def again(count: int) -> Result:
+        env = {"DDP_RUN_NAME": "loop", "SLURM_RESTART_COUNT": str(count)}
+        return scripts.run("prelaunch.sh", "--", "true", **env)
+
+    tell("start", 1)
+    assert again(1).code == 0  # one is allowed
+    tell("start", 3)
+    tell("start", 4)
+    result = again(3)
+    assert result.code == 70
+    assert "2 starts in a row ended with their script or node" in result.err.splitlines()[-1]
+    assert "start again with DDP_RUN_NAME=loop" in result.err.splitlines()[-1]
+    tell("checkpoint", 4)
+    assert again(3).code == 0
+    tell("start", 6)
+    tell("start", 7)
+    assert again(0).code == 0  # a person's own wish
