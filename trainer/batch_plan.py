@@ -49,7 +49,7 @@ class BatchPlan:
 
     def rank_range(self, step_in_epoch: int) -> range:
         """Where in the epoch's permutation this rank's samples of that step lie."""
-        start = step_in_epoch * self.global_batch_size + self.dp_rank * self.rank_batch_size
+        start = self.global_slice(step_in_epoch).start + self.dp_rank * self.rank_batch_size
         return range(start, start + self.rank_batch_size)
 
     def global_slice(self, step_in_epoch: int) -> slice:

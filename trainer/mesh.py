@@ -76,15 +76,7 @@ class Mesh:
 
     def max_later(self, values: Sequence[float]) -> Callable[[], list[float]]:
         """Begin as `max` does, and return what waits for the answer, which all ranks must call."""
-        tensor = torch.tensor(values, dtype=torch.float64)
-        work = dist.all_reduce(tensor, dist.ReduceOp.MAX, async_op=True)
-
-        def answer() -> list[float]:
-            work.wait()
-            told: list[float] = tensor.tolist()
-            return told
-
-        return answer
+        return self._reduce_later(values, dist.ReduceOp.MAX)
 
     def barrier(self) -> None:
         """Wait until all ranks are here.
@@ -97,9 +89,21 @@ class Mesh:
     def _reduce(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
         if not self.is_distributed:
             return list(values)
+        return self._reduce_later(values, op)()
+
+    @staticmethod
+    def _reduce_later(
+        values: Sequence[float], op: dist.ReduceOp.RedOpType
+    ) -> Callable[[], list[float]]:
         tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, op)
-        return tensor.tolist()
+        work = dist.all_reduce(tensor, op, async_op=True)
+
+        def answer() -> list[float]:
+            work.wait()
+            told: list[float] = tensor.tolist()
+            return told
+
+        return answer
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Give every rank the values of rank 0, in place; those of other layers, of their first."""

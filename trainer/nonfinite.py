@@ -244,11 +244,11 @@ class NonFinitePolicy:
     ) -> list[int]:
         order = permutation(position.seed, epoch, position.num_train_samples)
         size = self._plan.rank_batch_size
-        start = step_in_epoch * self._plan.global_batch_size
+        whole = self._plan.global_slice(step_in_epoch)
         shares = sorted({self._mesh.layout.dp_rank(rank) for rank in ranks})  # several may have one
-        places = [start + share * size + i for share in shares for i in range(size)]
+        places = [whole.start + share * size + i for share in shares for i in range(size)]
         if not places:
-            places = list(range(start, start + self._plan.global_batch_size))
+            places = list(range(whole.start, whole.stop))
         chosen: list[int] = order[places[:_MAX_NUM_SAMPLES]].tolist()
         return chosen
 

@@ -6,11 +6,7 @@
 
 # attempts_run: returns when no further attempt is to follow; CODE, DECISION and LAST_WORDS say why.
 attempts_run() {
-    if ((SILENT_ENDS > DDP_MAX_IDLE_RESTARTS)); then
-        CODE=$EXIT_FAILED DECISION=fail
-        LAST_WORDS="no start: Slurm has requeued the job, and $SILENT_ENDS starts in a row ended with their script or node before a new checkpoint (python -m monitor why $DDP_RUN_DIR); to go on: start again with DDP_RUN_NAME=${DDP_RUN_DIR##*/}"
-        return 0
-    fi
+    if [[ $DECISION ]]; then return 0; fi # by attempts_count
     while :; do
         attempt_open
         attempt_step
@@ -21,10 +17,10 @@ attempts_run() {
     done
 }
 
-# attempts_count: the counters of a run that carries on where a requeued job left it.
+# attempts_count: the counters of a run that carries on where a requeued job left it; and, if they say
+# that it would for ever, the decision that nothing starts.
 attempts_count() {
-    local decision told_at saved_at
-    SILENT_ENDS=0
+    local decision told_at saved_at silent
     checkpoint_latest
     LATEST_AT_JOB_START=$LATEST
     decision=$(grep -as '"event": "decision"' "$DDP_RUN_DIR/events.jsonl" | tail -n 1) || :
@@ -38,8 +34,9 @@ attempts_count() {
     ((${SLURM_RESTART_COUNT:-0} > 0)) || return 0
     told_at=$(event_field attempt "$decision") || :
     saved_at=$(event_field attempt "$(grep -as '"event": "checkpoint"' "$DDP_RUN_DIR/events.jsonl" | tail -n 1)") || :
-    SILENT_ENDS=$((DDP_ATTEMPT - 1 - (${saved_at:-0} > ${told_at:-0} ? saved_at : ${told_at:-0})))
-    IDLE=$((IDLE + SILENT_ENDS))
+    silent=$((DDP_ATTEMPT - 1 - (${saved_at:-0} > ${told_at:-0} ? saved_at : ${told_at:-0})))
+    IDLE=$((IDLE + silent))
+    if ((silent > DDP_MAX_IDLE_RESTARTS)); then decide_no_start "$silent"; fi
 }
 
 # attempts_carry_on: whatever the user wanted to begin with (--resume none, another run's checkpoint),

@@ -13,7 +13,7 @@ readonly DECIDE_BELIEVED_S=60 # a command that asks to go on later earlier than 
 #   fail       nothing is done
 decide() {
     DELAY_S=0 FATE=unknown EXCLUDE=$LOST_NODES${LOST:+${LOST_NODES:+ }$LOST}
-    GO_ON="to go on: start again with DDP_RUN_NAME=${DDP_RUN_DIR##*/}"
+    decide_go_on
     CODE=$(judge_code)
     if ((CODE == 0)); then
         decide_as finish ''
@@ -30,6 +30,18 @@ decide() {
     else
         decide_restart
     fi
+}
+
+# decide_go_on: sets GO_ON, what a person can do.
+decide_go_on() {
+    GO_ON="to go on: start again with DDP_RUN_NAME=${DDP_RUN_DIR##*/}"
+}
+
+# decide_no_start NUMBER: as many starts ended and nobody was left to decide what follows.
+decide_no_start() {
+    decide_go_on
+    CODE=$EXIT_FAILED DECISION=fail
+    LAST_WORDS="no start: Slurm has requeued the job, and $1 starts in a row ended with their script or node before a new checkpoint (python -m monitor why $DDP_RUN_DIR); $GO_ON"
 }
 
 # decide_as DECISION REASON

@@ -227,20 +227,16 @@ hide_secrets() {
 }
 
 settings_print() {
-    local name names
-    mapfile -t names < <(job_names | grep -vE '^(NVIDIA_.*|.*_VERSION|DDP_(CHOSEN|HOME|NODE))$' || :)
+    local name others
+    # But for what describes an image.
+    mapfile -t others < <(other_names | grep -vE '^(NVIDIA_.*|.*_VERSION|DDP_(CHOSEN|HOME|NODE))$' || :)
     {
         printf '%-34s %-44s %s\n' setting value from
         if [[ $PYTHON && ! ${DDP_PYTHON-} && $PLACE == bare-* ]]; then
             settings_print_row DDP_PYTHON "${PYTHON/\/jobs\/..\///}" 'the first that is there'
         fi
-        for name in "${SETTING_NAMES[@]}"; do
-            settings_print_row "$name" "${!name}" "${SETTING_ORIGINS[$name]}"
-        done
-        # What else the ranks will see, but for what describes an image.
-        for name in "${names[@]}"; do
-            if [[ -v SETTING_ORIGINS[$name] ]] || is_secret "$name"; then continue; fi
-            settings_print_row "$name" "${!name}" 'the environment'
+        for name in "${SETTING_NAMES[@]}" "${others[@]}"; do
+            settings_print_row "$name" "${!name}" "${SETTING_ORIGINS[$name]:-the environment}"
         done
     } >&2 || :
 }
@@ -252,13 +248,10 @@ settings_print_row() {
 
 # The settings, and beside them what else a rank will see of the forwarded names.
 settings_json() {
-    local name value names separator='' JSON
-    local -A seen=()
-    mapfile -t names < <(job_names)
+    local name value others separator='' JSON
+    mapfile -t others < <(other_names)
     printf '{'
-    for name in "${SETTING_NAMES[@]}" "${names[@]}"; do
-        if [[ -v seen[$name] ]] || is_secret "$name"; then continue; fi
-        seen[$name]=1
+    for name in "${SETTING_NAMES[@]}" "${others[@]}"; do
         json_quote "${!name}"
         value=$JSON
         json_quote "${SETTING_ORIGINS[$name]:-the environment}"
@@ -293,6 +286,14 @@ extra_mounts() {
 # job_names: the exported names with one of the prefixes, one a line.
 job_names() {
     compgen -e | grep -E "^($FORWARDED_PREFIXES)" || :
+}
+
+# other_names: those of them that are no settings, and no secrets.
+other_names() {
+    local name
+    for name in $(job_names); do
+        if [[ ! -v SETTING_ORIGINS[$name] ]] && ! is_secret "$name"; then echo "$name"; fi
+    done
 }
 
 # forwarded_names: those that mean something in an image: the host's Python and CUDA do not.

@@ -28,6 +28,7 @@ FATES = [
     ),
     ("", "unknown"),
 ]
+GO_ON = "to go on: start again with DDP_RUN_NAME=mine"
 DEFAULTS = {
     "DDP_RUN_DIR": "/out/mine",
     "DDP_JOB_ID": "7",
@@ -107,7 +108,7 @@ NO_LAUNCHER = {"FAILED_RANK": "", "FAILED_NODE": "", "STEP_CODE": "2", "DDP_IMAG
         (
             {"RESTARTS": "3"},
             "fail",
-            "are used; mend what fails; to go on: start again with DDP_RUN_NAME=mine",
+            f"no restart: all 3 of DDP_MAX_RESTARTS are used; mend what fails; {GO_ON}",
         ),
         ({"LOST": "n2", "DDP_NO_KILL": "1"}, "restart", "restart 1 of 3 on 1 node from step 40"),
         ({"DDP_MAX_RESTARTS": "0"}, "fail", "no restart: DDP_MAX_RESTARTS=0"),
