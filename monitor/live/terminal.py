@@ -121,6 +121,8 @@ class Terminal:
     def __exit__(self, *_: object) -> None:
         self._down()
         signal.set_wakeup_fd(-1)
+        if self.ended_by == signal.SIGHUP:  # the kernel's own word of it may be on its way
+            self._old_handlers[signal.SIGHUP] = signal.SIG_IGN
         for number, handler in self._old_handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._old_handlers.clear()

@@ -192,6 +192,30 @@ def test_a_terminal_that_hangs_up_ends_it(out: Path) -> None:
         assert terminal.process.wait(timeout=20) == 129
 
 
+HANGS_UP = """
+import os, signal, sys
+from rich.console import Console
+from monitor.live.terminal import Terminal
+ours, its = os.openpty()
+with open(os.devnull, "w") as nowhere, Terminal(Console(file=nowhere), its) as terminal:
+    os.close(ours)
+    terminal.wait(10)
+os.kill(os.getpid(), signal.SIGHUP)
+sys.exit(128 + terminal.ended_by)
+"""
+
+
+def test_word_of_a_hang_up_may_come_after_it_was_seen() -> None:
+    """The kernel lets a reader see the end of a terminal before it sends SIGHUP."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", HANGS_UP],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 129
+
+
 # ---- without a terminal --------------------------------------------------------------------------
 
 
