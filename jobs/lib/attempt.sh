@@ -32,11 +32,24 @@ attempts_count() {
     esac
     # Slurm requeues a job whose node died, too, and then nobody was left to decide and to count.
     ((${SLURM_RESTART_COUNT:-0} > 0)) || return 0
+    attempts_tell_lost
     told_at=$(event_field attempt "$decision") || :
     saved_at=$(event_field attempt "$(grep -as '"event": "checkpoint"' "$DDP_RUN_DIR/events.jsonl" | tail -n 1)") || :
     silent=$((DDP_ATTEMPT - 1 - (${saved_at:-0} > ${told_at:-0} ? saved_at : ${told_at:-0})))
     IDLE=$((IDLE + silent))
     if ((silent > DDP_MAX_IDLE_RESTARTS)); then decide_no_start "$silent"; fi
+}
+
+# attempts_tell_lost: when the script's own node dies nobody tells: the next start does, if Slurm knows.
+attempts_tell_lost() {
+    local before=$((DDP_ATTEMPT - 1)) told node
+    told=$(grep -asE "\"event\": \"(start|signal|end)\".*\"attempt\": $before," "$DDP_RUN_DIR/events.jsonl" | tail -n 1) || :
+    [[ $told == *'"event": "start"'* && $told =~ '"nodes": ["'([^\"]+) ]] || return 0
+    node=${BASH_REMATCH[1]}
+    if nodes_lost "$node" || nodes_rebooted "$node" "$(event_field time "$told")"; then
+        DDP_ATTEMPT=$before event_write lost_node node "$(json_string "$node")" how "$(json_string "$HOW")" afterwards true
+        log_info "start $before ended with node $node, where its script ran: $HOW; Slurm has requeued the job"
+    fi
 }
 
 # attempts_carry_on: whatever the user wanted to begin with (--resume none, another run's checkpoint),

@@ -20,6 +20,15 @@ nodes_lost() {
     HOW="it does not answer on port $port; Slurm's state of it is ${state:-unknown}"
 }
 
+# nodes_rebooted NODE SINCE: has it been started anew since that time? Sets HOW.
+nodes_rebooted() {
+    local info boot since
+    info=$(timeout -k 1 20 scontrol --oneliner show node "$1" 2>/dev/null) || return 1
+    boot=$(date -d "$(job_field BootTime "$info")" +%s 2>/dev/null) && since=$(date -d "$2" +%s 2>/dev/null) || return 1
+    ((boot > since)) || return 1
+    HOW="it was started anew at $(job_field BootTime "$info")"
+}
+
 # nodes_dropped: the nodes of this attempt that the job no longer has, one a line. With --no-kill Slurm
 # takes a node out of the job that it does not reach for a while, and leaves it out when it is back.
 nodes_dropped() {

@@ -51,7 +51,7 @@ def describe(attempt: Attempt, later: Sequence[Attempt], log_end: LogEnd) -> Rec
     return {
         "attempt": attempt.number,
         "start_time": start.get("time") or (attempt.events[0].get("time") or None),
-        "end_time": attempt.last("end").get("time") or attempt.events[-1].get("time"),
+        "end_time": attempt.last("end").get("time") or attempt.lived[-1].get("time"),
         "outcome": outcome,
         "code": code,
         "failure_class": finding.failure_class,

@@ -40,6 +40,11 @@ class Attempt:
         return next((e for e in reversed(self.events) if e.get("event") == name), {})
 
     @property
+    def lived(self) -> Sequence[Event]:
+        """Every event but what a later start found out about it; all if there is nothing else."""
+        return [e for e in self.events if e.get("afterwards") is not True] or self.events
+
+    @property
     def code(self) -> int | None:
         """The exit code that the attempt ended with; None if no end was told.
 
@@ -176,7 +181,7 @@ def _end_s(attempt: Attempt) -> float | None:
         return told
     # Another node's clock may be an hour off: the node that told the start is the measure.
     host = attempt.last("start").get("host")
-    near = [e for e in attempt.events if e.get("host") == host] or attempt.events
+    near = [e for e in attempt.lived if e.get("host") == host] or attempt.lived
     signs = [seconds(line.get("time")) for line in (*near, *attempt.metrics)]
     return max((s for s in signs if s is not None), default=None)
 

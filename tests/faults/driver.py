@@ -63,6 +63,8 @@ class Fault:
     """For a run that goes on: waits until it was seen without an event, and gives the moment."""
     nobody_speaks: bool = False
     """Whoever would decide and say the last line is dead: `python -m monitor why` must say it."""
+    told_by_next: bool = False
+    """Whoever would say the last line is dead: the next start says it."""
     may_be_silent: bool = False
     """Slurm may kill all of them at once, and then nobody is left to tell that a rank has ended."""
     num_saved: int = 1
@@ -189,7 +191,7 @@ def recover(strike: Strike, row: Row) -> Row:
     reached = max(step for step, _ in job.steps(attempt)) if job.steps(attempt) else 0
     lost = max(0, reached - resume["step"])  # steps done after it, and saved, are not lost
     told = job.attempt_record(attempt)
-    line = job.why() if fault.nobody_speaks else _decided(job, fault, told)
+    line = _of_next(job, fault) if fault.told_by_next else _decided(job, fault, told)
     expect(fault, told, line)
     assert abs(told["steps_lost"] - lost) <= 1, (told["steps_lost"], lost)
     return dataclasses.replace(
@@ -203,6 +205,10 @@ def _decided(job: FaultJob, fault: Fault, told: Event) -> str:
     expected = {Then.RESTART: "restart", Then.REQUEUE: "requeue"}[fault.then]
     assert decision.get("decision") == expected, (decision, job.words())
     return next(words for words in reversed(job.words()) if words.endswith(decision["reason"]))
+
+
+def _of_next(job: FaultJob, fault: Fault) -> str:
+    return next((words for words in reversed(job.words()) if re.search(fault.says, words)), "")
 
 
 def end(strike: Strike, row: Row, sign: Event | None) -> Row:

@@ -89,9 +89,8 @@ def runs_elsewhere(job: FaultJob, resume: Event) -> None:
     before, start = (
         job.events("start", attempt=resume["attempt"] - number)[-1] for number in (1, 0)
     )
-    told = job.events("lost_node", attempt=before["attempt"])
-    # where the batch script's own node is lost, nobody can tell it
-    lost = told[0]["node"] if told else before["nodes"][0]
+    (told,) = job.events("lost_node", attempt=before["attempt"])
+    lost = told["node"]
     assert len(start["nodes"]) == 2, start
     assert lost not in start["nodes"], start
 

@@ -225,6 +225,19 @@ def test_a_lost_node_is_hardware(story: Any) -> None:
     assert attempt["lost_nodes"] == [{"node": "n2", "how": "no answer from slurmd"}]
 
 
+def test_a_node_that_took_the_script_along_is_told_of_afterwards(story: Any) -> None:
+    """The next start tells it; the time between them is not the first one's."""
+    story.start()
+    story.rank_end(1, 76)
+    ended = story.time
+    story.tell("lost_node", 600, node="n1", how="no answer from slurmd", afterwards=True)
+    attempt = judged(story)
+    assert blame(story) == ("hardware", 0)
+    assert attempt["failure"]["node"] == "n1"
+    assert attempt["outcome"] == "killed"
+    assert attempt["end_time"] == ended
+
+
 @pytest.mark.parametrize(
     ("kind", "rank", "node"), [("hung", 1, "n2"), ("stopped", 1, "n2"), ("network", 0, "n1")]
 )
