@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,6 +26,21 @@ def test_a_row_is_kept_and_shown(tmp_path: Path) -> None:
     assert len({line.replace("\\|", "").count("|") for line in text}) == 1
     assert [line.split("|")[1].strip() for line in text[2:]] == ["a", "b"]
     assert text[2] == r"| a | a \| b | 0.0 | - | - | 3 | 70 | - |  | `x` |"
+
+
+def test_what_takes_too_long_is_named() -> None:
+    """Of those that start again; the time until a hang is seen is no part of it."""
+    again = rows.Row(name="a", how="x", outcome="starts again in the allocation")
+    good = replace(again, seen_s=9.0, down_s=18.5, recovered_s=28.0)
+    bad = replace(again, name="b", seen_s=0.1, down_s=0.2, recovered_s=10.3)
+    assert write.targets([good, measured("c")]).endswith(
+        "9.5 s after that (allowed: 10 s each, met)."
+    )
+    told = write.targets([good, bad])
+    assert told.startswith(
+        "Of 2 that start again in the allocation the slowest was torn down 9.5 s"
+    )
+    assert told.endswith("trained again 10.1 s after that (allowed: 10 s each, missed by: b).")
 
 
 def test_the_document_needs_every_row(

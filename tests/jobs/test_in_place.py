@@ -168,6 +168,29 @@ def test_signals_end_every_rank(
     assert result.of("end")[-1]["code"] == 143
 
 
+def test_a_second_signal_reaches_the_ranks(scripts: Scripts) -> None:
+    """They decide what it means: ours end at once, without the checkpoint they were writing."""
+    program = (
+        "trap 'echo told; ((++n < 2)) || exit 143' TERM; echo ready; while :; do sleep .1; done"
+    )
+    process = scripts.start("prelaunch.sh", "--", "bash", "-c", program, DDP_GRACE="60")
+    wait_for(scripts.directory, "rank_up", 2)
+    logs = next(scripts.directory.glob("out/*/logs"))
+
+    def say(word: str, count: int) -> None:
+        texts = (logs / f"rank-{rank}.log" for rank in (0, 1))
+        Cluster.until(
+            lambda: all(text.read_text().count(word) == count for text in texts), 20, word
+        )
+
+    for word, count in (("ready", 1), ("told", 1)):
+        say(word, count)
+        process.terminate()
+    result = scripts.finish(process)
+    assert result.code == 143
+    assert gone(str(scripts.directory))
+
+
 def test_usr1_reaches_only_programs_that_catch_it(scripts: Scripts) -> None:
     """SIGUSR1 asks for a checkpoint; a program without a handler is not killed by it."""
     program = 'if ((RANK)); then trap "exit 75" USR1; echo ready; while :; do sleep 0.1; done; '

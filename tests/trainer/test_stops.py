@@ -112,21 +112,41 @@ def test_a_validation_is_broken_off_and_made_up(
     assert numbers(parts.run) == numbers(whole.run)
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
 def test_a_request_during_a_compile_waits_for_the_first_step(
-    start_ranks: Start, workload: Callable[[str], str], tmp_path: Path
+    start_ranks: Start, workload: Callable[[str], str], tmp_path: Path, world_size: int
 ) -> None:
-    """It is acted upon as soon as there is a step to end."""
+    """It is acted upon when there is a step to end, also when only the last rank hears it."""
     env = {"DDP_BEAT_DIR": str(tmp_path)}
-    started = start_ranks(1, "--workload", workload("Endless"), *OPTIONS, "--compile", env=env)
-    wait_for(tmp_path / "rank-0")
+    options = ("--workload", workload("Endless"), *OPTIONS, "--compile")
+    started = start_ranks(world_size, *options, env=env)
+    beat = tmp_path / f"rank-{world_size - 1}"
+    wait_for(beat)
     deadline_s = time.monotonic() + 90
-    while struct.unpack_from("<q", (tmp_path / "rank-0").read_bytes(), 32) != (FORWARD,):
+    while struct.unpack_from("<q", beat.read_bytes(), 32) != (FORWARD,):
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
-    started.processes[0].send_signal(signal.SIGTERM)
-    assert started.wait(200) == [75]
-    assert started.run.summary()["steps"] == 1
-    assert started.run.summary()["checkpoint_step"] == 1
+    started.processes[-1].send_signal(signal.SIGTERM)
+    assert started.wait(200) == [75] * world_size
+    steps = started.run.summary()["steps"]
+    # several ranks ask each other now and then: at most every second, of steps of over 10 ms
+    assert steps == 1 if world_size == 1 else 1 <= steps < 150
+    assert started.run.summary()["checkpoint_step"] == steps
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_one_rank_is_asked_during_a_save(
+    start_ranks: Start, workload: Callable[[str], str], tmp_path: Path, mode: str
+) -> None:
+    """It is not the one that writes: both end on one step, and what was begun is complete."""
+    options = ("--workload", workload("Endless"), *OPTIONS, "--checkpoint-every", "5")
+    env = {"SLOW_SAVE_S": "1"}
+    started = start_ranks(2, *options, "--checkpoint-mode", mode, env=env)
+    wait_for(tmp_path / "saving")
+    started.processes[1].send_signal(signal.SIGUSR1)
+    assert started.wait() == [75, 75]
+    assert started.run.summary()["checkpoint_step"] == started.run.summary()["steps"]
+    assert "step-5" in started.run.checkpoints()
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
