@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor.errors import UserError
+from monitor.errors import UserError, say
 from monitor.runs.record import compose_file
 
 if TYPE_CHECKING:
@@ -17,17 +19,29 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Write run.json and print its path; 0.
+    """Write run.json and print its path; say which ranks were slow, and what was seen there; 0.
 
     Raises:
         UserError: there are no events, or the directory cannot be written to.
 
     """
     try:
-        print(compose_file(options.run_dir))
+        path = compose_file(options.run_dir)
     except OSError as error:
         raise UserError(
             f"run.json: must be writable; found {error.strerror} in {options.run_dir}:"
             " make room or name a directory that you may write to"
         ) from error
+    print(path)
+    _say_slow(path)
     return 0
+
+
+def _say_slow(path: str) -> None:
+    """Add to the trainer's own words, where the monitor saw something."""
+    from monitor.runs.screen import slow_words  # noqa: PLC0415 - start time
+
+    record = json.loads(Path(path).read_text(encoding="utf-8"))
+    for slow in record["attempts"][-1]["slow_ranks"]:
+        if slow["seen"]:
+            say(slow_words(slow))

@@ -186,7 +186,7 @@ def _evidence(found: dict[str, Any], width: int) -> list[str]:
     if found["node"] is not None:
         made += _block("node", _node(found["node"]), width, 2)
     for slow in found["slow_ranks"][:2]:
-        made += _block("slow", _slow(slow), width, 2)
+        made += _block("slow", slow_words(slow), width, 2)
     if found["slurm"] is not None:
         told = _slurm(found["attempt"]["job_id"], found["slurm"], is_over=_is_over(found))
         made += _block("Slurm", told, width, 1)
@@ -208,7 +208,8 @@ def _node(node: dict[str, Any]) -> str:
     return f"{node['node']}, {gpu} at {moment}: {seen or 'no readings'}"
 
 
-def _slow(slow: dict[str, Any]) -> str:
+def slow_words(slow: dict[str, Any]) -> str:
+    """Say how slow a rank was, and what the monitor saw on its node."""
     seen = slow.get("seen") or {}
     parts = [
         _reading("", seen.get("sm_clock_mhz"), "MHz"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from monitor import cli
 from monitor.logs.sample import GpuSample, HostSample, RankSample
 from monitor.runs import screen
 from monitor.runs.why import gather
@@ -217,8 +218,10 @@ def test_what_was_done_about_it(story: Any) -> None:
     assert "between starts" in text
 
 
-def test_a_slow_rank_is_named_with_what_was_seen(story: Any) -> None:
-    """Also of a run that ended well."""
+def test_a_slow_rank_is_named_with_what_was_seen(
+    story: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also of a run that ended well, and in the job's log when the record is composed."""
     story.gutil("n2", SEEN)
     story.start()
     story.train(0, 20)
@@ -227,8 +230,15 @@ def test_a_slow_rank_is_named_with_what_was_seen(story: Any) -> None:
     story.rank_end(0, 0)
     story.rank_end(1, 0)
     story.tell("end", code=0)
-    lines = shown(story.write())
+    run_dir = story.write()
+    lines = shown(run_dir)
     assert lines[0] == "FINISHED: all ranks ended well"
+    assert cli.main(["compose", str(run_dir)]) == 0
+    said = capfd.readouterr()
+    assert said.out == f"{run_dir}/run.json\n"
+    assert said.err == (
+        "monitor: rank 1 on n2 took 1.9 x its peers' time a step: 1980 MHz, 41 C, CPUs 3 %\n"
+    )
     assert "slow    rank 1 on n2 took 1.9 x its peers' time a step: 1980 MHz, 41 C, CPUs 3 %" in (
         " ".join(line.strip() for line in lines)
     )

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import distributed as dist
 
 from tests.trainer.saved import (
+    ALONE,
     CPU,
     all_of,
     events,
@@ -22,12 +24,13 @@ from tests.trainer.saved import (
     save,
     shorten,
 )
+from trainer import saving
 from trainer.checkpoint_folder import CheckpointFolder
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.mesh import Mesh
 from trainer.optim import Update
-from trainer.peers import Alone
+from trainer.peers import Alone, Group
 from trainer.ranks import Ranks
 from trainer.state import gather_tensors, restore_tensors
 
@@ -238,6 +241,26 @@ def test_rank_0_says_which_checkpoint_a_name_means(
     assert str(told.value).startswith("--resume step-5: ")
     looked = checkpoints._candidates("step-5")  # noqa: SLF001 -- what it looked at is not told
     assert looked == [tmp_path / "of rank 0"]
+
+
+def test_ranks_talk_about_checkpoints_in_a_group_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over gloo, whatever the training uses, and from any thread."""
+    handed: list[Any] = []
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        peers = Group(ALONE)
+        monkeypatch.setattr(
+            "torch.distributed.checkpoint.save", lambda *_, **keys: handed.append(keys)
+        )
+        saving._write_tensors({}, tmp_path, peers)  # noqa: SLF001 -- what it hands to torch
+        assert peers.group is not dist.group.WORLD
+        assert dist.get_backend(peers.group) == "gloo"
+    finally:
+        dist.destroy_process_group()
+    assert [keys["process_group"] for keys in handed] == [peers.group]
+    assert handed[0]["no_dist"] is False
 
 
 def test_a_relative_path_or_a_link_to_one_of_the_run_is_one_of_the_run(
