@@ -9,22 +9,25 @@
 #   JOB RESTARTS HOST PID_NAMESPACE PID START LAUNCH_ID      JOB is - without Slurm; or: released
 
 readonly LOCK_FRESH_S=60 # a lock renewed so lately has an owner, where nothing else can be asked
+readonly LOCK_ORPHANS='the ranks of a script that was killed'
 
-LOCK_FILE=''
+LOCK_FILE='' LOCK_ASKED=0
 
 # lock_take: returns when this job owns the run directory. Traps are set here only while it waits.
 lock_take() {
     local owner said=0 said_at=0
+    LOCK_ASKED=$SECONDS
     lock_try
     [[ ! $LOCK_FILE ]] || return 0
     if [[ $(<"$WORK_DIR/owner") == nobody ]]; then
         rmdir -- "$DDP_RUN_DIR" 2>/dev/null || :
         die "the run directory must be writable, found that no file can be written into $DDP_RUN_DIR: is the disk full, or a quota reached?"
     fi
-    [[ $DDP_ON_BUSY == wait ]] || lock_refuse
     trap 'STOP_SIGNAL=TERM INTERRUPTED=1' INT TERM HUP USR1
     while [[ ! $LOCK_FILE && ! $STOP_SIGNAL ]]; do
         read -r owner <"$WORK_DIR/owner"
+        # Nobody starts such ranks again: they save, and are gone when their grace is over.
+        [[ $DDP_ON_BUSY == wait || $owner == "$LOCK_ORPHANS"* ]] || lock_refuse
         if ((! said || SECONDS - said_at >= DDP_TIMESTAMP_INTERVAL)); then
             log_info "waiting for the run ${DDP_RUN_DIR##*/}: it belongs to $owner"
             said=1 said_at=$SECONDS
@@ -65,6 +68,8 @@ lock_attempt() {
         echo 'another job that has just taken it' >"$WORK_DIR/owner"
     elif ((number)) && lock_is_held "$owner" "$number" "$mine"; then
         lock_name "$owner" >"$WORK_DIR/owner"
+    elif ((number)) && lock_has_orphans "$owner"; then
+        echo "$LOCK_ORPHANS, $(lock_name "$owner")" >"$WORK_DIR/owner"
     else
         lock_link "$mine" $((number + 1))
     fi
@@ -132,6 +137,17 @@ lock_is_held() {
         return
     fi
     lock_is_fresh "$DDP_RUN_DIR/lock.$2" "$3"
+}
+
+# lock_has_orphans OWNER: does anything on this machine still run that the dead owner started, in any of its
+# attempts? It may be writing a checkpoint, but no longer than the ranks' grace.
+lock_has_orphans() {
+    local host namespace pid launch job
+    read -r _ _ host namespace pid _ launch <<<"$1"
+    [[ $host == "$(uname -n)" && $namespace == "$(lock_namespace)" && $launch == *.*."$pid" ]] || return 1
+    ((SECONDS <= LOCK_ASKED + ${DDP_GRACE:-25} + 5)) || return 1
+    job=$(sed 's/[^A-Za-z0-9_-]/\\&/g' <<<"${launch%.*.*}")
+    grep -qszxE -e "DDP_LAUNCH_ID=$job[.][0-9]+[.]$pid" /proc/[0-9]*/environ
 }
 
 # lock_is_fresh FILE NOW: by the file system's own clock; those of two machines may differ.

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable
-    from pathlib import Path
 
     from conftest import Scripts
 
@@ -101,6 +101,35 @@ def test_a_dead_owners_lock_is_taken_over(scripts: Scripts) -> None:
     assert list((scripts.directory / "out" / "mine").glob("lock.*"))
     second = scripts.run("prelaunch.sh", "--", "true", **RUN)
     assert second.code == 0, second.err
+
+
+def test_a_daemon_that_a_dead_owner_left_is_not_waited_for_for_ever(scripts: Scripts) -> None:
+    """After the ranks' grace it is none of them."""
+    line = f"- 0 {socket.gethostname()} {Path('/proc/self/ns/pid').readlink()} 77 1 local-1.2.77"
+    lock(scripts, line)
+    env = {"PATH": "/usr/bin:/bin", "DDP_LAUNCH_ID": "local-1.1.77"}
+    with subprocess.Popen(["sleep", "60"], env=env) as daemon:
+        second = scripts.run("prelaunch.sh", "--", "true", DDP_GRACE="1", **RUN)
+        daemon.kill()
+    assert second.code == 0, second.err
+    assert "the ranks of a script that was killed, process 77" in second.err
+
+
+SAVES = "trap '' TERM; echo ready; sleep 4; echo saved >>$DDP_RUN_DIR/told; kill -9 $$"
+
+
+def test_what_a_dead_owner_left_ends_first(scripts: Scripts) -> None:
+    """Ranks whose script was killed have a grace to save in: nobody writes beside them."""
+    first = begin(scripts, "bash", "-c", SAVES)
+    run_dir = scripts.directory / "out" / "mine"
+    wait_for(run_dir / "logs" / "rank-0.log", "ready")
+    first.kill()
+    first.wait()
+    second = scripts.run("prelaunch.sh", "--", "bash", "-c", "echo new >>$DDP_RUN_DIR/told", **RUN)
+    assert second.code == 0, second.err
+    assert second.err.count("it belongs to the ranks of a script that was killed, process") == 1
+    assert (run_dir / "told").read_text() == "saved\nnew\n"
+    scripts.finish(first)
 
 
 def test_of_several_takers_one_wins(scripts: Scripts) -> None:
