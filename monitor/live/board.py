@@ -224,8 +224,11 @@ def _idle_s(track: Track) -> float:
     newest = track.last("sm")
     if newest is None or newest > terms.BUSY_PCT:
         return 0.0
-    busy, time_s = track.column("sm"), track.time_s()
-    is_idle = busy <= terms.BUSY_PCT
+    time_s = track.time_s()
+    # between two looks the driver's own samples may have seen work
+    is_idle = np.fmax(track.column("sm"), track.column("smavg")) <= terms.BUSY_PCT
+    if not is_idle[-1]:
+        return 0.0
     begin = 0 if is_idle.all() else len(is_idle) - int(np.argmin(is_idle[::-1]))
     idle_s = float(time_s[-1] - time_s[begin])
     return idle_s if math.isfinite(idle_s) else 0.0

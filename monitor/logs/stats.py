@@ -234,15 +234,15 @@ def _gpu(
 
 
 def _use(rows: _Table, steps_s: NDArray[np.float64], spreads: Mapping[str, Spread | None]) -> Use:
-    sm = rows.column("sm_pct")
+    active = _activity(rows)
     timed = bool((rows.time_s != NO_TIME).all())
     signs = [rows.values[key] for key in _SIGNS_OF_LIFE if key in rows.values]
-    silent = np.logical_and.reduce([np.ones(len(sm), np.bool_), *map(np.isnan, signs)])
+    silent = np.logical_and.reduce([np.ones(len(active), np.bool_), *map(np.isnan, signs)])
     energy_j, energy_from = _energy(rows, steps_s)
-    told = ~np.isnan(sm)
-    is_idle = sm <= terms.BUSY_PCT
+    told = ~np.isnan(active)
+    is_idle = active <= terms.BUSY_PCT
     return Use(
-        num_samples=len(sm),
+        num_samples=len(active),
         num_silent=int(silent.sum()),
         num_told=int(told.sum()),
         num_busy=int(told.sum() - is_idle.sum()),
@@ -254,6 +254,16 @@ def _use(rows: _Table, steps_s: NDArray[np.float64], spreads: Mapping[str, Sprea
         last_s=int(rows.time_s.max()) if timed and rows.dated else None,
         spreads=spreads,
     )
+
+
+def _activity(rows: _Table) -> NDArray[np.floating]:
+    """Tell how busy a GPU was, in %: the driver's window or, where it saw more, its ring.
+
+    SM activity where neither tells anything, as of MIG.
+    """
+    told = [rows.values[key] for key in ("sm_pct", "sm_avg_pct") if key in rows.values]
+    active = np.fmax(*told) if len(told) > 1 else told[0] if told else rows.column("sm_pct")
+    return rows.column("sm_active_pct") if np.isnan(active).all() else active
 
 
 def _steps_s(rows: _Table) -> NDArray[np.float64]:
@@ -291,7 +301,7 @@ def _energy(rows: _Table, steps_s: NDArray[np.float64]) -> tuple[float | None, s
 
 def _longest_idle(rows: _Table, steps_s: NDArray[np.float64]) -> Idle | None:
     """Find the longest stretch in which each sample says idle; a gap ends it."""
-    is_idle = (rows.column("sm_pct") <= terms.BUSY_PCT) & ~np.isnan(steps_s)
+    is_idle = (_activity(rows) <= terms.BUSY_PCT) & ~np.isnan(steps_s)
     idle_s = np.cumsum(np.where(is_idle, steps_s, 0))
     before_s = np.maximum.accumulate(np.where(is_idle, 0, idle_s))
     lasted_s = idle_s - before_s

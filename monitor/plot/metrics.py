@@ -30,6 +30,7 @@ class Metric:
     name: str
     """As `--show` knows it."""
     columns: tuple[str, ...]
+    """Of a sample the first that tells; throttling is read from all of them."""
     title: str
     unit: str
     worst: bool = False
@@ -52,7 +53,7 @@ class Metric:
 
 
 METRICS = (
-    Metric("util", ("sm",), "utilisation", "%", top=100),
+    Metric("util", ("smavg", "sm"), "utilisation", "%", top=100),
     Metric("power", ("pwr",), "power", "W"),
     Metric("memory", ("fb",), "memory in use", "GiB", worst=True, scale=_MIB_PER_GIB),
     Metric("temp", ("gtemp",), "temperature", "°C", worst=True),
@@ -108,9 +109,10 @@ def reading(series: GpuSeries, metric: Metric) -> NDArray[np.float32]:
     """Give (samples,) values in the metric's unit; NaN: no reading."""
     if metric.is_throttling:
         return _throttling(series)
-    found = series.values.get(metric.columns[0])
-    if found is None:
-        return np.full(series.num_samples, np.nan, np.float32)
+    told = [column for name in metric.columns if (column := series.column(name)) is not None]
+    found = np.full(series.num_samples, np.nan, np.float32)
+    for column in reversed(told):
+        found = np.where(np.isnan(column), found, column)
     return (found / metric.scale).astype(np.float32)
 
 

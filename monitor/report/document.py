@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from monitor.logs.tallies import File
 
 RULES = {
-    "busy": f"share of samples with sm above {terms.BUSY_PCT} %",
+    "busy": f"share of samples with sm or smavg above {terms.BUSY_PCT} % (smact without both)",
     "idle": "time under watch of samples that are not busy; of several GPUs the sum",
     "energy": "the GPU's own counter where it tells, elsewhere power over time (~)",
     "gaps": f"gaps above {terms.GAP_INTERVALS} usual intervals add neither time nor energy",

@@ -218,6 +218,17 @@ def test_idle_and_lost_gpus_are_named(tmp_path: Path) -> None:
     assert math.isnan(lost_row.trend[-1])
 
 
+def test_work_between_two_looks_is_no_idleness(tmp_path: Path) -> None:
+    """The driver's own samples saw it."""
+    writer = log_of(tmp_path, "n1", letters="pumtx")
+    for index in range(10):
+        writer.write(gpu(0, sm_pct=0, sm_avg_pct=30 if index == 4 else 0))
+    live = LiveLog(str(writer.path))
+    poll(live)
+    (row,) = rows_of(live)
+    assert row.idle_s == 60
+
+
 def test_a_gpu_lost_long_ago_is_lost(tmp_path: Path) -> None:
     """Its readings lie before the part that is read; its facts tell that there were some."""
     writer = log_of(tmp_path, "n1")

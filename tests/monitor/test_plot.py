@@ -178,6 +178,13 @@ def test_throttling_is_none_power_or_heat(columns: dict[str, object], expected: 
     np.testing.assert_array_equal(found, expected)
 
 
+def test_utilisation_is_the_rings_where_there_is_one() -> None:
+    """It looked all the time; where it tells nothing, the look itself does."""
+    series = gpu(sm=[0, 50, np.nan, 7], smavg=[80, np.nan, 20, np.nan])
+    found = metrics.reading(series, metrics.named("util")[0])
+    np.testing.assert_array_equal(found, [80, 50, 20, 7])
+
+
 def test_a_bin_is_throttled_if_half_of_it_is() -> None:
     """One sample of four is not told, two are, and heat only where it lasts itself."""
     bits = [0, 4, 0, 0, 0, 4, 4, 0, 32, 4, 4, 0, 32, 32, 4, 0, np.nan, np.nan, np.nan, np.nan]

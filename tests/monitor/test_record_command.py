@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -196,14 +197,17 @@ def test_a_driver_that_hangs_delays_nothing(
 
 
 def test_slow_pcie_counters_do_not_make_it_drift(bench: Any, driver: Any, until: Until) -> None:
-    """40 ms a GPU at an interval of 0.5 s: ten cycles take five seconds, not six."""
+    """40 ms a GPU at an interval of 0.5 s: the next look comes 0.5 s later, not 0.66."""
     driver.does("gpus 4", "slow nvmlDeviceGetPcieThroughput 20")
     recording = bench.start("--interval", 0.5, "--columns", "pumt", env=driver.env)
-    until(recording.rows)
-    began = time.monotonic()
-    until(lambda: len(recording.rows()) >= 44)
-    assert time.monotonic() - began == pytest.approx(5.0, abs=0.4)
+    came_s: list[float] = []
+    for num_rows in range(4, 48, 4):
+        until(lambda least=num_rows: len(recording.rows()) >= least)
+        came_s.append(time.monotonic())
     recording.end()
+    between_s = sorted(later - earlier for earlier, later in pairwise(came_s))
+    # a machine that is busy may leave out some looks, and keep us from seeing others in time
+    assert between_s[len(between_s) // 4] < 0.6, between_s
 
 
 @pytest.fixture

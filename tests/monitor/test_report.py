@@ -45,6 +45,22 @@ def test_means_peaks_and_busy_share(written: Written) -> None:
     assert (row["power_w"]["mean"], row["power_w"]["peak"], row["temp_c"]["peak"]) == (200, 400, 50)
 
 
+def test_what_the_ring_saw_between_two_looks_is_work(written: Written) -> None:
+    """A look may fall between two kernels: the driver's own samples since the one before count."""
+    sm, ring = [0, 0, 0, 9, None], [None, 0, 40, 3, 60]
+    told = written(5, lambda c, _i: {"sm_pct": sm[c], "sm_avg_pct": ring[c]}, letters="pumtx")
+    (row,) = gpus(told)
+    assert row["busy_pct"] == 60
+    assert row["idle_s"] == 10  # the first sample speaks for no time
+    assert row["sm_pct"]["mean"] == 9 / 4
+
+
+def test_sm_activity_tells_where_nothing_else_does(written: Written) -> None:
+    """MIG refuses the driver's utilisation."""
+    (row,) = gpus(written(4, lambda c, _i: {"sm_active_pct": 30 * c}, letters="pumtg"))
+    assert (row["busy_pct"], row["sm_pct"]) == (75, None)
+
+
 def test_energy_comes_from_the_counter_where_there_is_one(written: Written) -> None:
     """The counter's growth; power says something else and is not used."""
     counter = [20_000_000, 20_000_700, 20_000_801, 20_000_821]

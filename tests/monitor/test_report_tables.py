@@ -37,7 +37,7 @@ def test_the_tables_name_nodes_gpus_and_rules(data: Path) -> None:
         f"{name} 1 100 98/98/98 60.0/60.0 294/294 61 0s ~294 J",
         f"{name} 0 100 98/98/98 60.0/60.0 294/294 61 0s ~1.2 kJ",
     ]
-    assert "busy: share of samples with sm above 5 %" in done.stdout
+    assert "busy: share of samples with sm or smavg above 5 % (smact without both)" in done.stdout
     assert "1 row could not be read" in done.stdout
 
 
