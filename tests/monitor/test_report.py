@@ -51,7 +51,7 @@ def test_what_the_ring_saw_between_two_looks_is_work(written: Written) -> None:
     told = written(5, lambda c, _i: {"sm_pct": sm[c], "sm_avg_pct": ring[c]}, letters="pumtx")
     (row,) = gpus(told)
     assert row["busy_pct"] == 60
-    assert row["idle_hours"] * 3600 == 10  # the first sample speaks for no time
+    assert row["idle_min"] * 60 == 10  # the first sample speaks for no time
     assert row["sm_pct"]["mean"] == 9 / 4
 
 
