@@ -24,6 +24,9 @@ _STANDIN = _ROOT / "tests" / "monitor" / "nvml_standin.c"
 _NUM_GPUS = 8
 _DEADLINE_S = 30.0
 _NUM_STARTS = 5
+_WINDOW_S = (
+    5.0  # as often the recorder asks for what changes seldom: every window has one such look
+)
 _SOME_PID = 4_000_000  # near the kernel's limit: nobody's here
 _WORLD = (
     f"gpus {_NUM_GPUS}",
@@ -41,8 +44,8 @@ class Recorder:
     """One recorder over `duration_s`, and several starts."""
 
     duration_s: float
-    cpu_pct: float
-    """Of one core."""
+    cpu_pct: Sequence[float]
+    """Of one core, in each window of 5 s; time that other machines took from this one is in it."""
     memory_mb: float
     """The largest resident set seen, in 10^6 bytes."""
     first_line_s: Sequence[float]
@@ -100,17 +103,20 @@ def _driver(folder: Path) -> tuple[dict[str, str], str]:
     return env, f"{_NUM_GPUS}, of a stand-in for NVML under the real nvidia-ml-py"
 
 
-def _watch(log: Path, env: dict[str, str], duration_s: float) -> tuple[float, float]:
+def _watch(log: Path, env: dict[str, str], duration_s: float) -> tuple[list[float], float]:
     with _recording(log, env) as process:
         _wait_for_row(log)
         seen = psutil.Process(process.pid)
-        began_s, began_cpu_s = time.monotonic(), _cpu_s(seen)
         memory_bytes = 0
-        while time.monotonic() < began_s + duration_s:
-            memory_bytes = max(memory_bytes, seen.memory_info().rss)
-            time.sleep(0.5)
-        cpu_s = _cpu_s(seen) - began_cpu_s
-        return 100 * cpu_s / (time.monotonic() - began_s), memory_bytes / 1e6
+        windows = []
+        window_s = min(_WINDOW_S, duration_s)
+        for _ in range(round(duration_s / window_s)):
+            began_s, began_cpu_s = time.monotonic(), _cpu_s(seen)
+            while (passed_s := time.monotonic() - began_s) < window_s:
+                memory_bytes = max(memory_bytes, seen.memory_info().rss)
+                time.sleep(min(0.5, window_s - passed_s))
+            windows.append(100 * (_cpu_s(seen) - began_cpu_s) / passed_s)
+        return windows, memory_bytes / 1e6
 
 
 def _time_start(log: Path, env: dict[str, str]) -> tuple[float, float]:

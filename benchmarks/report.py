@@ -216,9 +216,13 @@ def _difference(startup: Startup, base_s: Sequence[float]) -> str:
     return f"{typical_s:.2f} s ({min(startup.total_s) - min(base_s):.2f} s)"
 
 
+def _cpu(shares_pct: Sequence[float]) -> str:
+    return f"{median(shares_pct):.2f} % ({min(shares_pct):.2f} %)"
+
+
 def _recorder_table(recorder: Recorder) -> str:
     rows = [
-        ["CPU, of one core", f"{recorder.cpu_pct:.2f} %", "under 0.2 %"],
+        ["CPU, of one core", _cpu(recorder.cpu_pct), "under 0.2 %"],
         ["memory, resident", f"{recorder.memory_mb:.1f} MB", "under 30 MB"],
         ["start to first line", _spread(recorder.first_line_s), "under 0.15 s"],
         ["start to first row of readings", _spread(recorder.first_row_s), ""],
@@ -227,6 +231,8 @@ def _recorder_table(recorder: Recorder) -> str:
     foot = (
         f"GPUs: {recorder.gpus}.\n"
         f"All columns, of which {recorder.num_columns} had a reading, and the watch for XIDs.\n"
+        f"CPU: median (smallest) of {len(recorder.cpu_pct)} windows;"
+        " what other machines take from these cores counts as ours.\n"
         f"Starts: median (smallest) of {len(recorder.first_line_s)}.\n"
     )
     return f"{_table(head, rows)}\n{foot}"

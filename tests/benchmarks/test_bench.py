@@ -43,7 +43,7 @@ def measured(on_gpu: OnGpu | None = None) -> report.Measured:
     )
     recorder = Recorder(
         duration_s=60,
-        cpu_pct=0.31,
+        cpu_pct=[0.31, 0.2, 0.9],
         memory_mb=21.0,
         first_line_s=[0.12, 0.1],
         first_row_s=[0.2, 0.3],
@@ -128,6 +128,13 @@ def test_the_stall_of_a_save_is_compared_within_a_repetition() -> None:
         "| training stands still for | 2.00 s (1.00 s) | 0.10 s (0.08 s) | 5.0 % | under 10 % |"
     )
     assert "50 million parameters and AdamW's state: 605 MB" in text
+
+
+def test_the_recorder_is_told_by_the_median_of_its_windows() -> None:
+    """A neighbour that takes the core for a while does not count as its own need."""
+    text = report.render(measured())
+    assert "| CPU, of one core | 0.31 % (0.20 %) | under 0.2 % |" in text
+    assert "CPU: median (smallest) of 3 windows" in text
 
 
 def test_reading_is_compared_by_medians() -> None:
