@@ -142,12 +142,15 @@ lock_is_held() {
 # lock_has_orphans OWNER: does anything on this machine still run that the dead owner started, in any of its
 # attempts? It may be writing a checkpoint, but no longer than the ranks' grace.
 lock_has_orphans() {
-    local host namespace pid launch job
+    local host namespace pid launch other others
     read -r _ _ host namespace pid _ launch <<<"$1"
     [[ $host == "$(uname -n)" && $namespace == "$(lock_namespace)" && $launch == *.*."$pid" ]] || return 1
     ((SECONDS <= LOCK_ASKED + ${DDP_GRACE:-25} + 5)) || return 1
-    job=$(sed 's/[^A-Za-z0-9_-]/\\&/g' <<<"${launch%.*.*}")
-    grep -qszxE -e "DDP_LAUNCH_ID=$job[.][0-9]+[.]$pid" /proc/[0-9]*/environ
+    others=$(grep -hoszxE 'DDP_LAUNCH_ID=.*' /proc/[0-9]*/environ | tr '\0' '\n' | sort -u) || :
+    while IFS= read -r other; do
+        if [[ $other == "DDP_LAUNCH_ID=${launch%.*.*}."*".$pid" ]]; then return 0; fi
+    done <<<"$others"
+    return 1
 }
 
 # lock_is_fresh FILE NOW: by the file system's own clock; those of two machines may differ.
