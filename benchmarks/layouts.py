@@ -36,7 +36,7 @@ class Entry:
 
     name: str
     by_hand: str
-    """What benchmarks/by_hand.py calls it."""
+    """What benchmarks/by_hand_layouts.py calls it."""
     num_ranks: int
     options: str | None
     """Of the trainer; None: the layout by hand takes its place, which shows what is noise."""
@@ -44,13 +44,24 @@ class Entry:
     """Whether both do the same, so that what ours takes more is its own."""
 
 
+def _same(name: str, num_ranks: int, options: str) -> Entry:
+    return Entry(name=name, by_hand=name, num_ranks=num_ranks, options=options)
+
+
 ENTRIES = (
-    Entry(name="ddp", by_hand="ddp", num_ranks=2, options="--strategy ddp"),
-    Entry(name="fsdp", by_hand="fsdp", num_ranks=2, options="--strategy fsdp"),
-    Entry(name="tp", by_hand="tp", num_ranks=2, options="--tp 2"),
-    Entry(name="hsdp", by_hand="hsdp", num_ranks=4, options="--strategy hsdp --dp-shard 2"),
-    Entry(name="fsdp x tp", by_hand="fsdp x tp", num_ranks=4, options="--strategy fsdp --tp 2"),
-    Entry(name="pp", by_hand="pp", num_ranks=2, options="--strategy pp --micro-batch-size 2"),
+    _same("ddp", 2, "--strategy ddp"),
+    _same("fsdp", 2, "--strategy fsdp"),
+    _same("fsdp with offload", 2, "--strategy fsdp --cpu-offload"),
+    _same("hsdp", 4, "--strategy hsdp --dp-shard 2"),
+    _same("tp", 2, "--tp 2"),
+    _same("tp with sp", 2, "--tp 2 --sequence-parallel"),
+    _same("pp", 2, "--strategy pp --micro-batch-size 2"),
+    _same("pp, gpipe", 2, "--strategy pp --pp-schedule gpipe --micro-batch-size 2"),
+    _same("pp, interleaved", 2, "--strategy pp --pp-schedule interleaved --micro-batch-size 2"),
+    _same("ddp x tp", 4, "--dp-replicate 2 --tp 2"),
+    _same("fsdp x tp", 4, "--strategy fsdp --tp 2"),
+    _same("pp x fsdp", 4, "--strategy fsdp --pp 2 --micro-batch-size 1"),
+    _same("pp x tp", 4, "--pp 2 --tp 2 --micro-batch-size 2"),
     Entry(
         name="cp, keys gathered",
         by_hand="cp",

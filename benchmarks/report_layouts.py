@@ -22,8 +22,8 @@ _NOTES = """
 A Llama of {millions:.1f} M parameters, {tokens:,} tokens a step, fp32, AdamW, on ranks of this
 machine that talk over gloo, one thread each.
 By hand: DistributedDataParallel, `fully_shard`, `parallelize_module` and torch's pipelining around
-the same model, in a bare loop (`benchmarks/by_hand.py`); it checks, clocks and records nothing, but
-for the loss every {loss_every} steps.
+the same model (`benchmarks/by_hand_layouts.py`), in a bare loop; it checks, clocks and records
+nothing, but for the loss every {loss_every} steps.
 Memory that a step frees stays the process's in both, as the trainer has it (`trainer/malloc.py`).
 Both are in the same processes and take a step in turns, {num_steps} of each in a round; start-up is
 in none.
