@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from benchmarks.turns import Lap, Turns
 
 _NUM_STARTS = 3
-_NUM_ROUNDS = 10
+_NUM_ROUNDS = 7
 """Of a start; each is as many steps of both as lie between two lines of the log."""
 
 

@@ -57,7 +57,8 @@ def build_model(config: Config, workload: Workload, mesh: Mesh, seed: int) -> Tr
     with without_compiler() if is_lean else contextlib.nullcontext():
         train_model = spread(share, plan, mesh.layout, mesh.device_mesh, mesh.device, config)
         if empty is not None:
-            materialise(share, mesh.device, cpu_offload=config.cpu_offload)
+            stored = workload.stored_weights()
+            materialise(share, mesh.device, stored, cpu_offload=config.cpu_offload)
         update = Update(model, config, mesh.device, mesh.pp_group)
     return TrainedModel(
         model=model,

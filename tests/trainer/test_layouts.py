@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,11 @@ from tests.trainer.ports import free_port
 from trainer import export, inspect, loading
 from trainer.checkpoint_folder import find
 from trainer.command import run as run_command
+from trainer.parallel.cutting import cut
+from trainer.parallel.initialise import materialise
+from trainer.workloads.llama import empty_llama
+from trainer.workloads.llama_parallel import LLAMA_PLAN
+from trainer.workloads.llama_presets import preset
 
 pytestmark = pytest.mark.slow
 
@@ -205,6 +210,50 @@ def test_an_export_is_of_every_layout(
             torch.testing.assert_close(four[name], weights, rtol=1e-4, atol=1e-6)
     configs = [(tmp_path / f"{name}-hf/config.json").read_text() for name in ("one", "four")]
     assert configs[0] == configs[1]
+
+
+STORED = (
+    "",
+    "--strategy fsdp --tp 2 --cpu-offload",
+    "--strategy fsdp --pp 2 --micro-batch-size 1",
+)
+
+
+def test_every_layout_begins_with_the_stored_weights(server: Server, tmp_path: Path) -> None:
+    """What one process exported goes on the same, though no rank has all of it."""
+    codes, trained, said = server.train(1, "--max-steps 3", "stored")
+    assert codes == [0], said
+    folder = tmp_path / "stored"
+    assert run_command(export.main, [str(trained.path), str(folder), "--format", "hf"]) == 0
+    runs = []
+    for number, layout in enumerate(STORED):
+        count = 4 if layout else 1
+        options = f"--max-steps 3 --init-from {folder} {layout}"
+        codes, run, said = server.train(count, options, f"from-stored-{number}")
+        assert codes == [0] * count, said
+        runs.append(run)
+    assert runs[0].losses()[0] != pytest.approx(trained.losses()[0], rel=1e-4)
+    for run in runs[1:]:
+        assert max(worst(run, runs[0]).values()) < 1e-4, worst(run, runs[0])
+
+
+def test_a_rank_reads_the_weights_of_its_own_stage() -> None:
+    """One after the other, and none of another's."""
+    model = empty_llama(replace(preset("toy"), num_layers=4), 16)
+    share = cut(model, LLAMA_PLAN, pp_rank=1, pp=2, num_stages=2)
+    read: list[str] = []
+
+    def stored(name: str) -> torch.Tensor:
+        read.append(name)
+        return torch.full(dict(share.model.named_parameters())[name].shape, float(len(read)))
+
+    materialise(share, torch.device("cpu"), stored, cpu_offload=False)
+    assert read == [name for name, _ in share.model.named_parameters()]
+    assert {name.split(".")[1] for name in read if name.startswith("layers")} == {"2", "3"}
+    assert "tok_embeddings.weight" not in read
+    for number, (_, parameter) in enumerate(share.model.named_parameters(), 1):
+        assert (parameter == number).all()
+    assert share.model.rope_cos[0].eq(1).all()
 
 
 def test_a_checkpoint_is_of_every_layout(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor, nn
     from torch.utils.data import Dataset
@@ -81,6 +81,14 @@ class Workload(ABC):
 
         Its `init_weights(normal)` gives every parameter and buffer its first value, in the order of
         `build_model`; `normal(parameter, std)` draws. None: `build_model` is all there is.
+        """
+        return None
+
+    def stored_weights(self) -> Callable[[str], Tensor] | None:
+        """Return what reads a parameter's first value, whole and on the CPU, by its name.
+
+        For models of `build_empty`, of which every rank then keeps its own part; None: they are
+        drawn.
         """
         return None
 

@@ -13,7 +13,7 @@ from trainer.errors import UserError
 from trainer.parallel.plan import ParallelSizes
 from trainer.workloads import stdlib_text
 from trainer.workloads.base import Workload, check_made_up
-from trainer.workloads.llama_hf import read_shape, read_weights
+from trainer.workloads.llama_hf import StoredWeights, read_shape
 from trainer.workloads.llama_memory import activation_bytes
 from trainer.workloads.llama_parallel import LLAMA_PLAN
 from trainer.workloads.llama_shape import shape_named
@@ -82,17 +82,22 @@ class Language(Workload):
         from trainer.workloads.llama import build_llama  # noqa: PLC0415 -- imports torch
 
         model = build_llama(self.shape, self.sequence_length)
-        if self.config.init_from:
-            model.load_state_dict(read_weights(self.config.init_from, self.shape))
+        stored = self.stored_weights()
+        if stored is not None:
+            for name, parameter in model.named_parameters():
+                parameter.data.copy_(stored(name))
         return model
 
-    def build_empty(self) -> nn.Module | None:
-        """Return the Llama without values; None if they are to be read."""
-        if self.config.init_from:
-            return None
+    def build_empty(self) -> nn.Module:
+        """Return the Llama without values."""
         from trainer.workloads.llama import empty_llama  # noqa: PLC0415 -- imports torch
 
         return empty_llama(self.shape, self.sequence_length)
+
+    def stored_weights(self) -> StoredWeights | None:
+        """Return those of --init-from."""
+        source = self.config.init_from
+        return StoredWeights(source, self.shape) if source else None
 
     def parallel_sizes(self) -> ParallelSizes:
         """Return the shape's."""

@@ -7,13 +7,14 @@ pairs are theirs, so all that differs is names; a tied output matrix is not writ
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import UserError
 from trainer.workloads.llama_presets import LlamaShape
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -127,29 +128,57 @@ def _check_kind(folder: Path, config: Mapping[str, Any]) -> None:
             raise _error(folder, f"{name} {found} instead of {expected}")
 
 
+class StoredWeights:
+    """The weights in a folder, by our names: each is read when it is asked for, in float32."""
+
+    def __init__(self, folder: Path, shape: LlamaShape) -> None:
+        """Look for all of them. Raises UserError if one is missing or has another shape."""
+        from safetensors import safe_open  # noqa: PLC0415 -- a rank's input is checked without it
+
+        from trainer.workloads.llama import empty_llama  # noqa: PLC0415 -- imports torch
+
+        self._folder, self._open = folder, safe_open
+        self._is_tied = shape.is_tied
+        self._places: dict[str, str] = {}
+        with self._told():
+            self._places = _places(folder)
+            for name, template in empty_llama(shape, 1).state_dict().items():
+                there, file = self._find(name)
+                with file:
+                    found = file.get_slice(there).get_shape()
+                if tuple(found) != tuple(template.shape):
+                    raise _error(folder, f"{there} of shape {tuple(found)}")
+
+    def __call__(self, name: str) -> Tensor:
+        """Read one. Raises UserError if it cannot be read."""
+        with self._told():
+            there, file = self._find(name)
+            with file:
+                weight: Tensor = file.get_tensor(there)
+        return weight.float()
+
+    def _find(self, name: str) -> tuple[str, Any]:
+        """Return a weight's name there, and its file."""
+        source = "tok_embeddings.weight" if self._is_tied and name == _OUTPUT else name
+        there = to_hf_name(source)
+        return there, self._open(self._folder / self._places.get(there, WEIGHTS), "pt")
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        from safetensors import SafetensorError  # noqa: PLC0415 -- see __init__
+
+        try:
+            yield
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise _error(self._folder, f"{type(error).__name__}: {error}") from error
+
+
 def read_weights(folder: Path, shape: LlamaShape) -> dict[str, Tensor]:
     """Return the weights under our names, in float32. Raises UserError if one is missing."""
-    import torch  # noqa: PLC0415 -- not before the input is checked
-    from safetensors import SafetensorError, safe_open  # noqa: PLC0415
+    from trainer.workloads.llama import empty_llama  # noqa: PLC0415 -- not before a check
 
-    from trainer.workloads.llama import Llama  # noqa: PLC0415
-
-    with torch.device("meta"):
-        expected = Llama(shape, 1).state_dict()
-    weights = {}
-    try:
-        places = _places(folder)
-        for name, template in expected.items():
-            source = "tok_embeddings.weight" if shape.is_tied and name == _OUTPUT else name
-            there = to_hf_name(source)
-            with safe_open(folder / places.get(there, WEIGHTS), "pt") as file:
-                weight = file.get_tensor(there)
-            if weight.shape != template.shape:
-                raise _error(folder, f"{there} of shape {tuple(weight.shape)}")
-            weights[name] = weight.float()
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise _error(folder, f"{type(error).__name__}: {error}") from error
-    return weights
+    stored = StoredWeights(folder, shape)
+    return {name: stored(name) for name in empty_llama(shape, 1).state_dict()}
 
 
 def _places(folder: Path) -> dict[str, str]:
