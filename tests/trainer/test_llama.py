@@ -186,6 +186,7 @@ HUGGING_FACE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_it_computes_what_transformers_computes(*, is_tied: bool) -> None:
     """The same logits to 1e-5 in fp32, from the same weights under their names."""
