@@ -22,11 +22,13 @@ nodes_lost() {
 
 # nodes_rebooted NODE SINCE: has it been started anew since that time? Sets HOW.
 nodes_rebooted() {
-    local info boot since
+    local info started boot since
     info=$(timeout -k 1 20 scontrol --oneliner show node "$1" 2>/dev/null) || return 1
-    boot=$(date -d "$(job_field BootTime "$info")" +%s 2>/dev/null) && since=$(date -d "$2" +%s 2>/dev/null) || return 1
+    started=$(job_field BootTime "$info")
+    [[ $started && $2 ]] || return 1 # to date nothing is midnight
+    boot=$(date -d "$started" +%s 2>/dev/null) && since=$(date -d "$2" +%s 2>/dev/null) || return 1
     ((boot > since)) || return 1
-    HOW="it was started anew at $(job_field BootTime "$info")"
+    HOW="it was started anew at $started"
 }
 
 # nodes_dropped: the nodes of this attempt that the job no longer has, one a line. With --no-kill Slurm

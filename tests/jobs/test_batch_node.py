@@ -81,8 +81,15 @@ def test_a_node_that_is_back(tmp_path: Path, slurmd: int, here: str) -> None:
 
 @pytest.mark.parametrize(
     ("events", "booted"),
-    [((START,), LONG_AGO), ((START, END), SINCE), ((START, SIGNAL), SINCE), ((), SINCE)],
-    ids=["the node is well", "it told its end", "a signal ended it", "nothing had begun"],
+    [
+        ((START,), LONG_AGO),
+        ((START,), "None"),
+        ((START,), ""),
+        ((START, END), SINCE),
+        ((START, SIGNAL), SINCE),
+        ((), SINCE),
+    ],
+    ids=["well", "unknown", "untold", "it told its end", "a signal ended it", "nothing had begun"],
 )
 def test_else_nothing_is_told(
     tmp_path: Path, slurmd: int, events: tuple[dict[str, object], ...], booted: str
