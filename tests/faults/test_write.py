@@ -36,6 +36,8 @@ def test_what_takes_too_long_is_named() -> None:
     assert write.targets([good, measured("c")]).endswith(
         "9.5 s after that (allowed: 10 s each, met)."
     )
+    early = replace(again, name="c", seen_s=2.2, down_s=0.0, recovered_s=10.6)
+    assert write.targets([good, early]).endswith("met).")
     told = write.targets([good, bad])
     assert told.startswith(
         "Of 2 that start again in the allocation the slowest was torn down 9.5 s"

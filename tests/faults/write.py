@@ -45,9 +45,10 @@ TARGET_S = 10.0
 def targets(found: list[rows.Row]) -> str:
     """Say what the slowest restart within the allocation took, and which ones took too long."""
     timed = [
-        (row.name, row.down_s - (row.seen_s or 0.0), row.recovered_s - row.down_s)
+        (row.name, over_s - (row.seen_s or 0.0), row.recovered_s - over_s)
         for row in found
         if row.outcome == Then.RESTART.value and None not in (row.down_s, row.recovered_s)
+        for over_s in [max(row.seen_s or 0.0, row.down_s)]  # some never came up
     ]
     slow = [name for name, down_s, again_s in timed if max(down_s, again_s) > TARGET_S]
     verdict = f"missed by: {', '.join(slow)}" if slow else "met"
