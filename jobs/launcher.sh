@@ -164,8 +164,11 @@ child_start() {
         CHILD_PID=$!
         beats_add
         follower_start "$((LOG_SIZE + 1))"
-        (event_write rank_up rank "$RANK" local_rank "$LOCAL_RANK" node "$NODE_JSON" pid "$CHILD_PID" log_offset "$LOG_SIZE" \
-            step_id "${SLURM_STEP_ID:-null}")
+        # Of a child that dies meanwhile bash would say so on our standard error, where its log is told.
+        {
+            (event_write rank_up rank "$RANK" local_rank "$LOCAL_RANK" node "$NODE_JSON" pid "$CHILD_PID" \
+                log_offset "$LOG_SIZE" step_id "${SLURM_STEP_ID:-null}") 2>&3 3>&-
+        } 3>&2 2>/dev/null
     fi
     if [[ $STOP_SIGNAL ]]; then child_signal "$STOP_SIGNAL"; fi # it came before there was a child
 }

@@ -143,6 +143,17 @@ def test_kill_leaves_nothing_behind(scripts: Scripts, victim: str, number: int, 
         assert ": line " not in result.err  # bash's own word of it
 
 
+def test_bash_does_not_tell_of_a_rank_that_dies_at_once(scripts: Scripts) -> None:
+    """It would, while the launcher is still telling that the rank is up."""
+    scripts.fake("dd", '/usr/bin/dd "$@"; sleep 1')
+    process = scripts.start("prelaunch.sh", "--", "sleep", "60", DDP_NPROC_PER_NODE="1")
+    (up,) = wait_for(scripts.directory, "rank_up", 1)
+    subprocess.run(["kill", "-9", str(up["pid"])], check=True)
+    result = scripts.finish(process)
+    assert result.code == 137
+    assert ": line " not in result.err
+
+
 def test_who_hides_does_not_outlive_the_job(scripts: Scripts) -> None:
     """Without the environment by which a rank's children are known, as after setproctitle."""
     hides = """env -i setsid bash -c 'trap "" TERM; exec -a "$0" sleep 600' "$PWD/x" & sleep 0.5"""
