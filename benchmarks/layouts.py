@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from benchmarks.by_hand import Task
     from benchmarks.turns import Lap, Turns
 
-_NUM_STARTS = 3
+_NUM_STARTS = 2
 _NUM_ROUNDS = 7
 """Of a start; each is as many steps of both as lie between two lines of the log."""
 
