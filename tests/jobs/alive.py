@@ -1,0 +1,50 @@
+"""What a run in place has told, and which of its processes live."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+LEAVES_CHILDREN = "setsid sleep 600 & sleep 601 & wait"
+"""A rank's command with two children, one of them in a session of its own."""
+
+
+def wait_for(directory: Path, event: str, count: int, timeout_s: float = 20) -> list[dict]:
+    """Waits until the run's events hold the event that often."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        found = [
+            json.loads(line)
+            for path in directory.glob("out/*/events.jsonl")
+            for line in path.read_text().splitlines()
+            if f'"event": "{event}"' in line
+        ]
+        if len(found) >= count:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"no {count} events {event} within {timeout_s} s")
+
+
+def carriers(token: str) -> list[int]:
+    """Ids of live processes whose environment or command line holds the token."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if token.encode() in text and state != "Z":
+            found.append(int(process.name))
+    return found
+
+
+def gone(token: str, timeout_s: float = 15) -> bool:
+    """Whether every process that carries the token ends in time."""
+    deadline = time.monotonic() + timeout_s
+    while carriers(token):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

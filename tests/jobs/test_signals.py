@@ -1,0 +1,189 @@
+"""Signals to prelaunch.sh in place, and what becomes of the ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import Cluster
+from tests.jobs.alive import LEAVES_CHILDREN, gone, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Scripts
+
+
+pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT", "HUP"])
+def test_signals_end_every_rank(
+    scripts: Scripts, name: str, patience: Callable[[float], float]
+) -> None:
+    """A signal to the script acts at once, although the ranks would run for minutes."""
+    process = scripts.start("prelaunch.sh", "--", "bash", "-c", LEAVES_CHILDREN)
+    wait_for(scripts.directory, "rank_up", 2)
+    began = time.monotonic()
+    process.send_signal(getattr(signal, f"SIG{name}"))
+    result = scripts.finish(process)
+    assert time.monotonic() - began < patience(8)
+    assert result.code == 143
+    assert gone(str(scripts.directory))
+    assert result.of("signal")[0]["signal"] in {name, "TERM"}
+    assert result.of("end")[-1]["code"] == 143
+
+
+def test_a_second_signal_reaches_the_ranks(scripts: Scripts) -> None:
+    """They decide what it means: ours end at once, without the checkpoint they were writing."""
+    program = (
+        "trap 'echo told; ((++n < 2)) || exit 143' TERM; echo ready; while :; do sleep .1; done"
+    )
+    process = scripts.start("prelaunch.sh", "--", "bash", "-c", program, DDP_GRACE="60")
+    wait_for(scripts.directory, "rank_up", 2)
+    logs = next(scripts.directory.glob("out/*/logs"))
+
+    def say(word: str, count: int) -> None:
+        texts = (logs / f"rank-{rank}.log" for rank in (0, 1))
+        Cluster.until(
+            lambda: all(text.read_text().count(word) == count for text in texts), 20, word
+        )
+
+    for word, count in (("ready", 1), ("told", 1)):
+        say(word, count)
+        process.terminate()
+    result = scripts.finish(process)
+    assert result.code == 143
+    assert gone(str(scripts.directory))
+
+
+def test_usr1_reaches_only_programs_that_catch_it(scripts: Scripts) -> None:
+    """SIGUSR1 asks for a checkpoint; a program without a handler is not killed by it."""
+    program = 'if ((RANK)); then trap "exit 75" USR1; echo ready; while :; do sleep 0.1; done; '
+    process = scripts.start(
+        "prelaunch.sh", "--", "bash", "-c", program + "else echo ready; sleep 3; exit 0; fi"
+    )
+    wait_for(scripts.directory, "rank_up", 2)
+    logs = next(scripts.directory.glob("out/*/logs"))
+    Cluster.until(lambda: "ready" in (logs / "rank-1.log").read_text(), 10, "rank 1 is ready")
+    process.send_signal(signal.SIGUSR1)
+    result = scripts.finish(process)
+    ends = {event["rank"]: event["code"] for event in result.of("rank_end")}
+    assert ends[1] == 75
+    assert ends[0] in {0, 143}  # ended by itself, or told to when its peer had stopped
+    assert result.code == 75
+    assert "checkpoint" in result.err.splitlines()[-1]
+
+
+def test_usr1_waits_for_a_program_that_is_still_starting(scripts: Scripts) -> None:
+    """The time limit may be near before a program has a handler: it is told when it has one."""
+    program = 'sleep 2; trap "exit 75" USR1; for _ in {1..100}; do sleep 0.1; done'
+    process = scripts.start("prelaunch.sh", "--", "bash", "-c", program)
+    wait_for(scripts.directory, "rank_up", 2)
+    process.send_signal(signal.SIGUSR1)
+    assert scripts.finish(process).code == 75
+
+
+def test_usr1_waits_for_launchers_that_are_still_starting(scripts: Scripts) -> None:
+    """Before it has a trap a launcher would be ended by the signal, and the run with it."""
+    mark = scripts.directory / "starting"
+    scripts.fake("touch", f"""sleep 1; : >'{mark}'; sleep 1; exec /usr/bin/touch "$@" """)
+    program = 'trap "exit 75" USR1; for _ in {1..100}; do sleep 0.1; done'
+    process = scripts.start("prelaunch.sh", "--", "bash", "-c", program)
+    Cluster.until(mark.exists, 20, "a launcher is starting")
+    process.send_signal(signal.SIGUSR1)
+    result = scripts.finish(process)
+    assert result.code == 75
+    assert len(result.of("rank_up")) == 2
+
+
+def test_a_term_that_is_ignored_ends_after_the_grace(scripts: Scripts) -> None:
+    """A rank that ignores SIGTERM is killed when DDP_GRACE is over."""
+    process = scripts.start(
+        "prelaunch.sh",
+        "--",
+        "bash",
+        "-c",
+        "trap '' TERM; while :; do sleep 0.1; done",
+        DDP_GRACE="1",
+    )
+    wait_for(scripts.directory, "rank_up", 2)
+    process.terminate()
+    result = scripts.finish(process, timeout=20)
+    assert result.code == 137
+    assert gone(str(scripts.directory))
+
+
+def test_a_signal_does_not_change_a_code_that_bash_has_a_use_for(scripts: Scripts) -> None:
+    """127 is also what bash says of a child that it knows no longer."""
+    asks_its_launcher = "sleep 1; kill -USR1 $PPID; sleep 0.5; exit 127"
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", asks_its_launcher)
+    assert result.code == 127
+    assert [event["code"] for event in result.of("rank_end")] == [127, 127]
+
+
+def test_a_signal_at_any_instant_is_survived(scripts: Scripts) -> None:
+    """Ranks that are told to stop in the middle of their start still say how they ended.
+
+    bash 5.2 can break off with a syntax error when a trap runs while it parses a substitution.
+    """
+    for number in range(12):
+        result = scripts.run(
+            "prelaunch.sh",
+            "--",
+            "bash",
+            "-c",
+            "exit $((RANK == 3 ? 3 : 0))",
+            DDP_NPROC_PER_NODE="4",
+            DDP_RUN_NAME=f"run-{number}",
+        )
+        assert result.code == 3, result.err
+        assert "unexpected EOF" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("script", "num_times", "delay_s"), [("launcher.sh", 40, 0.0003), ("prelaunch.sh", 20, 0.03)]
+)
+def test_a_signal_at_the_end_costs_no_code(
+    scripts: Scripts,
+    script: str,
+    num_times: int,
+    delay_s: float,
+    patience: Callable[[float], float],
+) -> None:
+    """Slurm tells all processes of a step at once: the rank's end and the signal come together.
+
+    bash can lose a child whose end it has just been told when a trap breaks into `wait`, and a
+    `read` in a trap takes away the timeout of the one that it interrupts: both wait for ever.
+    """
+    program = ("perl", "-e", "$SIG{TERM} = sub { exit 143 }; sleep 600")
+    settings = {"DDP_NPROC_PER_NODE": "1", "DDP_GRACE": "300"}
+    for number in range(num_times):
+        directory = scripts.directory / str(number)
+        directory.mkdir()
+        process = scripts.start(script, "--", *program, cwd=directory, **settings)
+        (up,) = wait_for(directory, "rank_up", 1, timeout_s=patience(20))
+        time.sleep(0.05)  # until it has its handler, mostly
+        os.kill(up["pid"], signal.SIGTERM)
+        time.sleep(delay_s * (1 + number % 8))
+        process.terminate()
+        assert scripts.finish(process, timeout=patience(30)).code == 143
+        (end,) = wait_for(directory, "rank_end", 1)
+        assert end["code"] == 143
+
+
+def test_sigterm_under_srun_on_a_slow_machine(slurm: Scripts) -> None:
+    """What a trap starts does its own work, whatever `read` of its parent it interrupted."""
+    slurm.fake("sed", 'case $* in *step_id*) sleep 0.5 ;; esac; exec /usr/bin/sed "$@"')
+    slurm.fake("scancel", "exit 1")
+    program = ("bash", "-c", "trap 'exit 75' TERM; while :; do sleep 0.1; done")
+    process = slurm.start("prelaunch.sh", "--", *program, DDP_MONITOR="0")
+    wait_for(slurm.directory, "rank_up", 1)
+    process.send_signal(signal.SIGTERM)
+    result = slurm.finish(process)
+    assert result.code == 75
+    assert len(result.of("decision")) == 1
