@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from monitor.diagnosis.findings import Finding
+from monitor.logs.activity import activity as of_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -160,20 +160,8 @@ def hosts(run: Run, column: str) -> Iterator[GpuSeries]:
 
 
 def activity(series: GpuSeries) -> NDArray[np.floating] | None:
-    """Tell how busy a GPU was, in %: by the driver's own window, the ring where that saw more.
-
-    A GPU whose utilisation nobody tells (MIG) has its SM activity; None if it has neither.
-    """
-    told = columns(series, "sm", "smavg")
-    if told:
-        return highest(told)
-    return next(iter(columns(series, "smact", "smutil")), None)
-
-
-def highest(columns: Sequence[NDArray[np.floating]]) -> NDArray[np.floating]:
-    """Give the highest reading of each sample, of one column or several."""
-    found: NDArray[np.floating] = reduce(np.fmax, columns)
-    return found
+    """Tell how busy a GPU was, in %; None if it has nothing that tells it."""
+    return of_columns(columns(series, "sm", "smavg"), columns(series, "smact", "smutil"))
 
 
 def columns(series: GpuSeries, *names: str) -> list[NDArray[np.floating]]:

@@ -9,6 +9,7 @@ import numpy as np
 from monitor.diagnosis import rules
 from monitor.diagnosis.findings import Finding
 from monitor.diagnosis.rules import ACTIVITY, METRICS, Rule
+from monitor.logs.activity import highest
 from monitor.report import words
 from monitor.runs.history import number, seconds
 
@@ -109,7 +110,7 @@ def _waits(series: GpuSeries, at: Thresholds) -> NDArray[np.bool_] | None:
     power_w = series.column("pwr")
     if active is None or power_w is None or not traffic:
         return None
-    is_still = rules.highest(traffic) <= at.hung_mem_pct
+    is_still = highest(traffic) <= at.hung_mem_pct
     is_cool = power_w <= at.hung_power_pct / 100 * _full_power_w(series)
     waits: NDArray[np.bool_] = (active >= at.hung_sm_pct) & is_still & is_cool
     return waits

@@ -7,11 +7,13 @@ memory than the largest, and several processes can share the work.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from monitor.logs import spread, terms
+from monitor.logs.activity import activity
 from monitor.logs.cells import NO_TIME
 
 if TYPE_CHECKING:
@@ -175,6 +177,18 @@ class _Table:
         found = self.values.get(key)
         return np.full(len(self.gpu), np.nan, np.float32) if found is None else found
 
+    @cached_property
+    def activity(self) -> NDArray[np.floating]:
+        """How busy the GPU was, in %; see `activity.activity`."""
+        utilisation, sm_activity = self._told("sm_pct", "sm_avg_pct"), self._told("sm_active_pct")
+        found = activity(utilisation, sm_activity)
+        return self.column("sm_pct") if found is None else found
+
+    def _told(self, *keys: str) -> list[NDArray[np.floating]]:
+        """Give those of some columns that have readings."""
+        there = [self.values[key] for key in keys if key in self.values]
+        return [column for column in there if not np.isnan(column).all()]
+
     def at(self, code: int) -> _Table:
         """Give the rows of one place."""
         return self if len(self.places) == 1 else self.take(self.place == code)
@@ -234,7 +248,7 @@ def _gpu(
 
 
 def _use(rows: _Table, steps_s: NDArray[np.float64], spreads: Mapping[str, Spread | None]) -> Use:
-    active = _activity(rows)
+    active = rows.activity
     timed = bool((rows.time_s != NO_TIME).all())
     signs = [rows.values[key] for key in _SIGNS_OF_LIFE if key in rows.values]
     silent = np.logical_and.reduce([np.ones(len(active), np.bool_), *map(np.isnan, signs)])
@@ -254,16 +268,6 @@ def _use(rows: _Table, steps_s: NDArray[np.float64], spreads: Mapping[str, Sprea
         last_s=int(rows.time_s.max()) if timed and rows.dated else None,
         spreads=spreads,
     )
-
-
-def _activity(rows: _Table) -> NDArray[np.floating]:
-    """Tell how busy a GPU was, in %: the driver's window or, where it saw more, its ring.
-
-    SM activity where neither tells anything, as of MIG.
-    """
-    told = [rows.values[key] for key in ("sm_pct", "sm_avg_pct") if key in rows.values]
-    active = np.fmax(*told) if len(told) > 1 else told[0] if told else rows.column("sm_pct")
-    return rows.column("sm_active_pct") if np.isnan(active).all() else active
 
 
 def _steps_s(rows: _Table) -> NDArray[np.float64]:
@@ -301,7 +305,7 @@ def _energy(rows: _Table, steps_s: NDArray[np.float64]) -> tuple[float | None, s
 
 def _longest_idle(rows: _Table, steps_s: NDArray[np.float64]) -> Idle | None:
     """Find the longest stretch in which each sample says idle; a gap ends it."""
-    is_idle = (_activity(rows) <= terms.BUSY_PCT) & ~np.isnan(steps_s)
+    is_idle = (rows.activity <= terms.BUSY_PCT) & ~np.isnan(steps_s)
     idle_s = np.cumsum(np.where(is_idle, steps_s, 0))
     before_s = np.maximum.accumulate(np.where(is_idle, 0, idle_s))
     lasted_s = idle_s - before_s

@@ -110,9 +110,11 @@ def reading(series: GpuSeries, metric: Metric) -> NDArray[np.float32]:
     if metric.is_throttling:
         return _throttling(series)
     told = [column for name in metric.columns if (column := series.column(name)) is not None]
-    found = np.full(series.num_samples, np.nan, np.float32)
-    for column in reversed(told):
-        found = np.where(np.isnan(column), found, column)
+    if not told:
+        return np.full(series.num_samples, np.nan, np.float32)
+    found, *others = told
+    for other in others:
+        found = np.where(np.isnan(found), other, found)
     return (found / metric.scale).astype(np.float32)
 
 
