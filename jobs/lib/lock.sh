@@ -110,6 +110,11 @@ lock_namespace() {
     readlink /proc/self/ns/pid || echo -
 }
 
+# lock_is_here HOST NAMESPACE: do ids of its processes mean something to us?
+lock_is_here() {
+    [[ $1 == "$(uname -n)" && $2 == "$(lock_namespace)" ]]
+}
+
 # lock_start_of PID: when it started, in the kernel's ticks: a number used again is another process.
 lock_start_of() {
     local stat fields
@@ -132,7 +137,7 @@ lock_is_held() {
         [[ ! $states || $states == *'Invalid job id'* ]] && return 1
         return 0
     fi
-    if [[ $host == "$(uname -n)" && $namespace == "$(lock_namespace)" ]]; then
+    if lock_is_here "$host" "$namespace"; then
         [[ $start == "$(lock_start_of "$pid")" ]]
         return
     fi
@@ -144,7 +149,7 @@ lock_is_held() {
 lock_has_orphans() {
     local host namespace pid launch other others
     read -r _ _ host namespace pid _ launch <<<"$1"
-    [[ $host == "$(uname -n)" && $namespace == "$(lock_namespace)" && $launch == *.*."$pid" ]] || return 1
+    lock_is_here "$host" "$namespace" && [[ $launch == *.*."$pid" ]] || return 1
     ((SECONDS <= LOCK_ASKED + ${DDP_GRACE:-25} + 5)) || return 1
     others=$(grep -hoszxE 'DDP_LAUNCH_ID=.*' /proc/[0-9]*/environ | tr '\0' '\n' | sort -u) || :
     while IFS= read -r other; do

@@ -7,7 +7,7 @@ nodes_lost() {
     local info state address port try
     HOW=''
     [[ $PLACE != *-local && $1 != "$DDP_NODE" ]] || return 1
-    info=$(timeout -k 1 20 scontrol --oneliner show node "$1" 2>/dev/null) || return 1
+    info=$(nodes_info "$1") || return 1
     state=$(job_field State "$info")
     address=$(job_field NodeAddr "$info") port=$(job_field Port "$info")
     if [[ ${port:-0} == 0 ]]; then port=$(nodes_slurmd_port); fi
@@ -20,10 +20,15 @@ nodes_lost() {
     HOW="it does not answer on port $port; Slurm's state of it is ${state:-unknown}"
 }
 
+# nodes_info NODE: what Slurm says of it, on one line.
+nodes_info() {
+    timeout -k 1 20 scontrol --oneliner show node "$1" 2>/dev/null
+}
+
 # nodes_rebooted NODE SINCE: has it been started anew since that time? Sets HOW.
 nodes_rebooted() {
     local info started boot since
-    info=$(timeout -k 1 20 scontrol --oneliner show node "$1" 2>/dev/null) || return 1
+    info=$(nodes_info "$1") || return 1
     started=$(job_field BootTime "$info")
     [[ $started && $2 ]] || return 1 # to date nothing is midnight
     boot=$(date -d "$started" +%s 2>/dev/null) && since=$(date -d "$2" +%s 2>/dev/null) || return 1
