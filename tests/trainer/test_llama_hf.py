@@ -14,8 +14,8 @@ from trainer.command import run
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.workloads.language import Language
-from trainer.workloads.llama import build_llama
-from trainer.workloads.llama_hf import config_of, read_shape, read_weights, to_hf
+from trainer.workloads.llama import build_llama, empty_llama
+from trainer.workloads.llama_hf import StoredWeights, config_of, read_shape, to_hf
 from trainer.workloads.llama_presets import LlamaShape
 
 Train = Callable[..., tuple[int, Any]]
@@ -41,6 +41,12 @@ def write(folder: Path, shape: LlamaShape = SHAPE, **changed: Any) -> dict[str, 
     save_file(to_hf(weights, is_tied=shape.is_tied), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config_of(shape, 16) | changed))
     return weights
+
+
+def read_weights(folder: Path, shape: LlamaShape) -> dict[str, torch.Tensor]:
+    """Read all of them, under our names."""
+    stored = StoredWeights(folder, shape)
+    return {name: stored(name) for name in empty_llama(shape, 1).state_dict()}
 
 
 def test_there_and_back_is_the_same_model(tmp_path: Path) -> None:

@@ -173,14 +173,6 @@ class StoredWeights:
             raise _error(self._folder, f"{type(error).__name__}: {error}") from error
 
 
-def read_weights(folder: Path, shape: LlamaShape) -> dict[str, Tensor]:
-    """Return the weights under our names, in float32. Raises UserError if one is missing."""
-    from trainer.workloads.llama import empty_llama  # noqa: PLC0415 -- not before a check
-
-    stored = StoredWeights(folder, shape)
-    return {name: stored(name) for name in empty_llama(shape, 1).state_dict()}
-
-
 def _places(folder: Path) -> dict[str, str]:
     """Return which file holds which weight, where there are several."""
     if not (folder / INDEX).exists():
