@@ -206,8 +206,9 @@ def test_slow_pcie_counters_do_not_make_it_drift(bench: Any, driver: Any, until:
         came_s.append(time.monotonic())
     recording.end()
     between_s = sorted(later - earlier for earlier, later in pairwise(came_s))
+    assert came_s[-1] - came_s[0] > 4.6  # nor 0.5 s too early
     # a machine that is busy may leave out some looks, and keep us from seeing others in time
-    assert between_s[len(between_s) // 4] < 0.6, between_s
+    assert between_s[len(between_s) // 4] < 0.54, between_s
 
 
 @pytest.fixture
