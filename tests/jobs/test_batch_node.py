@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.jobs.library import ask
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-JOBS = Path(__file__).resolve().parents[2] / "jobs"
+    from pathlib import Path
 
 START = {"event": "start", "attempt": 1, "host": "n1", "nodes": ["n1", "n2"]}
 SIGNAL = {"event": "signal", "attempt": 1, "signal": "TERM"}
@@ -39,25 +38,16 @@ def told(tmp_path: Path, *events: dict[str, object], info: str, here: str = "n3"
     path = tmp_path / "events.jsonl"
     head = {"time": "2026-11-21T08:00:00.000Z"}
     path.write_text("".join(json.dumps(head | event) + "\n" for event in events))
-    parts = ("lib.sh", "lib/nodes.sh", "lib/requeue.sh", "lib/attempt.sh")
-    sources = "".join(f"source {JOBS}/{part};" for part in parts)
     slurm = 'scontrol() { echo "$INFO"; }; timeout() { shift 3; "$@"; };'
-    script = f"LOG_NAME=t; {sources} {slurm} DDP_ATTEMPT=2; attempts_tell_lost; echo $DDP_ATTEMPT"
-    done = subprocess.run(
-        ["bash", "-euc", script],
-        env={
-            "PATH": "/usr/bin:/bin",
-            "TZ": "UTC",
-            "DDP_RUN_DIR": str(tmp_path),
-            "DDP_NODE": here,
-            "PLACE": "bare-srun",
-            "INFO": info,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
+    done = ask(
+        ("nodes", "requeue", "attempt"),
+        f"{slurm} DDP_ATTEMPT=2; attempts_tell_lost; echo $DDP_ATTEMPT",
+        TZ="UTC",
+        DDP_RUN_DIR=str(tmp_path),
+        DDP_NODE=here,
+        PLACE="bare-srun",
+        INFO=info,
     )
-    assert done.returncode == 0, done.stderr
     assert done.stdout == "2\n"
     new = [json.loads(line) for line in path.read_text().splitlines()][len(events) :]
     assert ("start 1 ended with node n1" in done.stderr) == bool(new)

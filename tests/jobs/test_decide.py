@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
-
 import pytest
 
-JOBS = Path(__file__).resolve().parents[2] / "jobs"
+from tests.jobs.library import ask
+
 RUNNING = "JobId=7 JobState=RUNNING Reason=None Requeue=1 Restarts=0"
 COMPLETING = "JobId=7 JobState=COMPLETING Reason=None Requeue=1 Restarts=0"
 # As Slurm 22.05 tells it; the second column is what we take it for.
@@ -71,17 +69,7 @@ DEFAULTS = {
 
 def bash(script: str, **env: str) -> str:
     """Runs a line with the library's parts; what it printed."""
-    parts = ("", "/judge", "/nodes", "/requeue", "/decide")
-    sources = "".join(f"source {JOBS}/lib{part}.sh;" for part in parts)
-    done = subprocess.run(
-        ["bash", "-euc", f"LOG_NAME=t; {sources} {script}"],
-        env={"PATH": "/usr/bin:/bin"} | env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.rstrip("\n")
+    return ask(("judge", "nodes", "requeue", "decide"), script, **env).stdout.rstrip("\n")
 
 
 def decide(**env: str) -> tuple[str, str]:

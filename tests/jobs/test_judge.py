@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from monitor.runs import failure
+from tests.jobs.library import JOBS, ask
 
-JOBS = Path(__file__).resolve().parents[2] / "jobs"
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def event(name: str, rank: int | None, **keys: Any) -> str:
@@ -31,22 +31,15 @@ def blame(
 ) -> tuple[str, str]:
     """The rank and the code that the attempt's end is laid to."""
     (tmp_path / "events.jsonl").write_text("".join(line + "\n" for line in lines))
-    sources = "".join(f"source {JOBS}/lib{part}.sh;" for part in ("", "/judge", "/nodes"))
     script = "nodes_lost() { return 1; }; nodes_dropped() { :; }; judge_failure;"
-    done = subprocess.run(
-        ["bash", "-euc", f'LOG_NAME=t; {sources} {script} echo "{shown}"'],
-        env={
-            "PATH": "/usr/bin:/bin",
-            "DDP_RUN_DIR": str(tmp_path),
-            "WORK_DIR": str(tmp_path),
-            "DDP_ATTEMPT": "1",
-            "STEP_CODE": str(step_code),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
+    done = ask(
+        ("judge", "nodes"),
+        f'{script} echo "{shown}"',
+        DDP_RUN_DIR=str(tmp_path),
+        WORK_DIR=str(tmp_path),
+        DDP_ATTEMPT="1",
+        STEP_CODE=str(step_code),
     )
-    assert done.returncode == 0, done.stderr
     if "CODE" not in shown:
         return done.stdout.rstrip("\n"), ""
     rank, _, code = done.stdout.rstrip("\n").partition(" ")
