@@ -45,12 +45,14 @@ _AT_LEAST: dict[str, int] = {
     "sequence_length": 1,
     "mock_tokens": 0,
     "pp_stages_per_rank": 1,
+    "flight_recorder": 0,
 }
 _AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 _AT_MOST: dict[str, int] = {
     "seed": 2**63 - 1,
     "image_size": 100_000,
     "num_classes": 2**31 - 1,
+    "flight_recorder": 1_000_000,
 }
 
 
@@ -210,6 +212,11 @@ class Config:
     memory_snapshot: bool = False
     """With --profile-steps: also write what those steps allocated on the GPU, and where in the
     code, to debug/, if they run out of memory, too."""
+
+    flight_recorder: Optional[int] = None
+    """Collectives that each of several ranks remembers, with the lines of code that began them.
+    Written to debug/ after --profile-steps, if the rank fails, and with NCCL if one takes too long;
+    by default as the environment says, which in a job is 2,000, and for what takes too long."""
 
     tensorboard: bool = False
     """Also write TensorBoard events to tensorboard/ in the run directory."""

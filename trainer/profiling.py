@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.errors import UserError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     import torch
@@ -60,12 +60,29 @@ class StepProfiler:
     """
 
     def __init__(
-        self, steps: range | None, folder: Path, rank: int, *, with_memory: bool = False
+        self,
+        steps: range | None,
+        folder: Path,
+        rank: int,
+        *,
+        with_memory: bool = False,
+        write_more: Callable[[], None] = lambda: None,
     ) -> None:
+        """Prepare.
+
+        Args:
+            steps: to trace; None: none.
+            folder: where the files go.
+            rank: this one.
+            with_memory: also record what is allocated on the GPU.
+            write_more: is called with the trace written; it raises nothing.
+
+        """
         self._steps = steps or range(0)
         self._folder = folder
         self._rank = rank
         self._with_memory = with_memory
+        self._write_more = write_more
         self._profiler: Any = None
         self._step: Any = None
 
@@ -103,6 +120,7 @@ class StepProfiler:
             profiler.export_chrome_trace(str(self._folder / f"trace-rank-{self._rank}.json"))
         with _no_trace_is_worth_a_run(self._folder):
             self._write_memory()
+        self._write_more()
 
     def out_of_memory(self) -> None:
         """Write what was allocated until now, if that is recorded: now it is wanted most."""

@@ -22,6 +22,7 @@ from trainer.ending import closing_block, out_of_time, summary_of
 from trainer.errors import UserError, one_line
 from trainer.evaluation import Evaluation
 from trainer.events import EventLog
+from trainer.flight_recorder import FlightRecorder, remember
 from trainer.identity import identity_of
 from trainer.loop import Loop
 from trainer.malloc import keep_freed_memory
@@ -81,6 +82,7 @@ class Run:
         self._mesh: Mesh | None = None
         self._run_dir: Path | None = None
         self._events: EventLog | None = None
+        self._collectives: FlightRecorder | None = None
         self._checkpoints: Checkpoints | None = None
         self._loop: Loop | None = None
         self._sinks = Sinks([])
@@ -103,6 +105,7 @@ class Run:
         )
         if self._job.config.deterministic:
             be_deterministic(env)
+        remember(self._job.config, self._job.config.out or settings.run_dir, env)
         self._mesh = open_mesh(
             self._job.ranks, env, settings.node, self._job.layout, self._job.listener
         )
@@ -130,6 +133,8 @@ class Run:
         if self._events is not None:
             self._events.write("failure", rank=self._job.ranks.rank, error=one_line(error))
             self._summarise("failed")
+        if self._collectives is not None:
+            self._collectives.write()
 
     def _build(self, mesh: Mesh) -> Loop:
         """Put the parts together; what can be the user's mistake comes before what writes."""
@@ -145,6 +150,9 @@ class Run:
         trained = build_model(config, job.workload, mesh, fresh.seed)
         self._run_dir, self._events = run_dir, events = _open_run_dir(job, mesh)
         identity = identity_of(config, data.num_train)
+        self._collectives = FlightRecorder.open(
+            config, run_dir / "debug", job.ranks.rank, mesh.backend
+        )
         self._checkpoints = _open_checkpoints(job, mesh, run_dir, events, identity)
         job.beat.meet(LOAD)
         resume = Resume(
@@ -180,7 +188,7 @@ class Run:
             learning_rate=learning_rate,
             events=events,
             sinks=self._sinks,
-            profiler=_profiler(job, run_dir),
+            profiler=_profiler(job, run_dir, self._collectives),
         )
         return Loop(_parts(job, begun), resumed)
 
@@ -322,7 +330,7 @@ def _learning_rate(job: Job, steps_per_epoch: int) -> LearningRate:
     )
 
 
-def _profiler(job: Job, run_dir: Path) -> StepProfiler:
+def _profiler(job: Job, run_dir: Path, collectives: FlightRecorder) -> StepProfiler:
     config, ranks = job.config, job.ranks
     is_asked = ranks.rank in profiled_ranks(config, ranks.world_size)
     return StepProfiler(
@@ -330,6 +338,7 @@ def _profiler(job: Job, run_dir: Path) -> StepProfiler:
         run_dir / "debug",
         ranks.rank,
         with_memory=config.memory_snapshot,
+        write_more=collectives.write,
     )
 
 
