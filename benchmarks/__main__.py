@@ -17,6 +17,7 @@ from benchmarks import (
     recorder,
     report,
     startup,
+    toy,
     watching,
 )
 from benchmarks.digits import write_digits
@@ -55,6 +56,8 @@ def _measure(python: str, num_threads: int, *, quick: bool) -> report.Measured:
     ]
     print("bench: checkpoints", file=sys.stderr)
     saves = checkpoint.measure(quick=quick)
+    print("bench: the toy", file=sys.stderr)
+    learned = toy.measure(quick=quick)
     print("bench: layouts", file=sys.stderr)
     layouts, on_gpu = forks.measure(quick=quick)
     with tempfile.TemporaryDirectory() as folder:
@@ -78,6 +81,7 @@ def _measure(python: str, num_threads: int, *, quick: bool) -> report.Measured:
         watching=watched,
         beats=beat.measure(),
         saves=saves,
+        toy=learned,
         layouts=layouts,
         on_gpu=on_gpu,
     )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from benchmarks.reading import Reading
     from benchmarks.recorder import Recorder
     from benchmarks.startup import Startup
+    from benchmarks.toy import Toy
     from benchmarks.watching import Watching
 
 _RATIO_TARGETS = {"a": 1.1, "b": 1.5}
@@ -86,6 +87,10 @@ Each is written, forced to the disk and hashed; ratios are taken within a repeti
 
 """
 
+_TOY = """
+## What the README's toy learns
+
+"""
 
 _READING = """
 ## Reading logs
@@ -113,6 +118,7 @@ class Measured:
     watching: Watching
     beats: Beats
     saves: Saves
+    toy: Toy
     layouts: Layouts
     on_gpu: OnGpu | None
     """None: there was no GPU."""
@@ -155,6 +161,8 @@ def render(measured: Measured) -> str:
                 num_repetitions=len(measured.saves.slowed_s),
             ),
             _saves_table(measured.saves),
+            _TOY,
+            _toy_table(measured.toy),
         ]
     )
 
@@ -288,6 +296,14 @@ def _watching_table(watching: Watching) -> str:
         ["memory, resident", f"{watching.memory_mb:.0f} MB", ""],
     ]
     return _table([f"over {watching.duration_s:.0f} s", "measured", "target"], rows)
+
+
+def _toy_table(toy: Toy) -> str:
+    rows = [
+        ["bits per byte of files it never saw", f"{toy.bits_per_byte:.2f}", "under 2.5"],
+        ["from the command to its end", f"{toy.total_s:.0f} s", "180 s"],
+    ]
+    return _table([f"after {toy.num_steps} steps", "measured", "target"], rows)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -16,6 +16,7 @@ from benchmarks.layouts import Layouts
 from benchmarks.reading import Reading
 from benchmarks.recorder import Recorder
 from benchmarks.startup import Startup
+from benchmarks.toy import OPTIONS, Toy
 from benchmarks.watching import Watching
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,6 +101,7 @@ def measured(on_gpu: OnGpu | None = None) -> report.Measured:
         watching=watching,
         beats=Beats(watched_us=3.21, unwatched_us=0.4, num_beats=6),
         saves=saves,
+        toy=Toy(num_steps=720, total_s=171.4, bits_per_byte=2.196),
         layouts=Layouts(rows=[row], num_parameters=3_200_000, tokens_per_step=1024, log_every=2),
         on_gpu=on_gpu,
     )
@@ -148,6 +150,16 @@ def test_watching_is_told_with_its_target() -> None:
     assert (
         "| CPU, of one core: 128 logs of 8 GPUs, each growing every 0.5 s | 13.9 % | < 20 % |"
     ) in text
+
+
+def test_the_toy_is_the_readmes() -> None:
+    """Its options are those that a reader is told to type, and its numbers have their targets."""
+    readme = (ROOT / "README.md").read_text()
+    assert f"python -m trainer {OPTIONS} --out" in " ".join(readme.replace("\\\n", "").split())
+    text = report.render(measured())
+    assert "| after 720 steps | measured | target |" in text
+    assert "| bits per byte of files it never saw | 2.20 | under 2.5 |" in text
+    assert "| from the command to its end | 171 s | 180 s |" in text
 
 
 def test_a_layout_is_compared_within_a_round() -> None:
@@ -201,6 +213,7 @@ def test_a_quick_run_writes_every_row(tmp_path: Path) -> None:
     assert [e.label for e in race.ENTRIES if e.label not in rows] == []
     assert {"**total**", "**ours**, the difference", "memory, resident"} <= set(rows)
     assert "training stands still for" in rows
+    assert "bits per byte of files it never saw" in rows
     assert {"ddp", "fsdp x tp"} <= set(rows)
     assert "On a CPU, at toy size" in text
     assert "nan" not in text
