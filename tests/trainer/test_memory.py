@@ -2,11 +2,15 @@
 
 import contextlib
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from tests import uncovered
+from tests.trainer.conftest import REPOSITORY
 from trainer.parallel.plan import ForwardPlan
 from trainer.saved_activations import SavedActivations, storages
 from trainer.workloads.llama import build_llama
@@ -129,3 +133,23 @@ def test_a_storage_counts_once() -> None:
     """Views of one, as gradients in a bucket are."""
     bucket = torch.zeros(100)
     assert sum(storages([bucket[:40], bucket[40:], torch.zeros(5)]).values()) == 420
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", ["--strategy fsdp", "--strategy fsdp --tp 4 --pp 2"])
+def test_a_model_starts_that_no_rank_could_hold(options: str) -> None:
+    """A rank of 64 needs its 64th of 4.4 GB, and some room to draw in: 400 MiB are enough."""
+    program = [sys.executable, "-m", "tests.trainer.large_start", "tinyllama-1.1b", "64", "400"]
+    ended = subprocess.run(
+        [*program, *options.split(), "--global-batch-size", "64"],
+        cwd=REPOSITORY,
+        env=uncovered.environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    own_bytes, all_bytes = map(int, ended.stdout.split())
+    assert all_bytes == 4_400_193_536
+    assert own_bytes == pytest.approx(all_bytes / 64, rel=0.001)
