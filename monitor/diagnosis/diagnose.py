@@ -40,6 +40,7 @@ RULES: tuple[Rule, ...] = (
     rules_memory.HOST_MEMORY,
     rules_memory.SHM,
     rules_memory.DISK,
+    rules_memory.STRAY,
     rules_watch.GAP,
     rules_memory.MEMORY,
     rules_peers.UNBALANCED,

@@ -62,6 +62,39 @@ MEMORY = Rule(
 )
 
 
+def _stray(run: Run, at: Thresholds) -> Iterator[Finding]:
+    for series in rules.gpus(run):
+        others_mib = series.column("ofb")
+        if others_mib is None:
+            continue
+        worst = rules.stretches(others_mib >= at.stray_mib, series.steps_s).longest
+        if worst is None or worst.duration_s < 60 * at.stray_minutes:
+            continue
+        most_mib = float(np.nanmax(others_mib[worst.begin : worst.end]))
+        who = series.fact("processes")
+        fix = "what a job before has left behind, or somebody who was not given this GPU: ps on the"
+        fix += " node tells; until it is gone, exclude the node (sbatch --exclude)"
+        yield rules.finding(
+            "stray",
+            "warning",
+            series,
+            worst,
+            f"processes of no rank held up to {most_mib / words.MIB_PER_GIB:.1f} GiB of its memory"
+            f" for {words.minutes(worst.duration_s)}{f'; on it at last: {who}' if who else ''}",
+            fix,
+            weight=most_mib,
+        )
+
+
+STRAY = Rule(
+    name="stray",
+    meaning="processes that are of no rank hold a GPU's memory",
+    needs=("ofb",),
+    thresholds=("stray_mib", "stray_minutes"),
+    check=_stray,
+)
+
+
 def _host_memory(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in rules.hosts(run, "hmem"):
         try:

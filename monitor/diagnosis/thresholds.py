@@ -48,6 +48,8 @@ class Thresholds:
     power_cap_pct: float = _at(80, "a hint: held by its power limit for this share of it")
     memory_full_pct: float = _at(97, "nearly full: this share of its memory in use")
     memory_empty_pct: float = _at(50, "mostly empty: never more than this share in use")
+    stray_mib: float = _at(500, "held by processes of no rank: so many MiB of a GPU")
+    stray_minutes: float = _at(2, "for so long at a stretch")
     corrected_errors: float = _at(100, "a hint: so many corrected errors came up")
     host_memory_pct: float = _at(95, "this share of the machine's memory in use")
     shm_pct: float = _at(90, "this share of /dev/shm in use")

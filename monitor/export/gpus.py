@@ -72,6 +72,7 @@ GPU_COLUMNS = (
     _gpu("tviol", _PCT, "thermal_throttled_ratio", "Share of time throttled for heat."),
     _gpu("step", 1, "rank_step", "Step of the rank that trains on this GPU."),
     _gpu("rfb", _MIB, "rank_memory_used_bytes", "Memory that the rank's process holds."),
+    _gpu("ofb", _MIB, "other_memory_used_bytes", "Memory held by processes of no rank."),
 )
 NODE_COLUMNS = (
     _node("cpu", _PCT, "cpu_utilization_ratio", "Share of all cores that worked."),

@@ -61,6 +61,7 @@ NAMES = {
     "step": "step",
     "rank": "rank",
     "rfb": "rank_used_mib",
+    "ofb": "other_used_mib",
     "shm": "host_shm_pct",
     "disk": "host_disk_pct",
     "mono": "host_monotonic_s",

@@ -89,6 +89,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("s", "step", "count", "step", width=10, of="rank"),
     Column("q", "rank", "id", "rank", of="rank"),
     Column("q", "rfb", "MB", "held_mib", width=8, of="rank"),
+    Column("q", "ofb", "MB", "other_mib", width=8, of="rank"),
     Column("d", "shm", "%", "shm_pct", of="host"),
     Column("d", "disk", "%", "disk_pct", of="host"),
     Column("k", "mono", "s", "mono_s", width=10, of="host"),

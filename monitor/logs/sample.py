@@ -82,6 +82,10 @@ class RankSample:
     rank: int | None = None
     held_mib: int | None = None
     """What the rank's processes hold on this GPU."""
+    other_mib: int | None = None
+    """What processes hold on it that are of no rank."""
+    processes: str | None = None
+    """Each process on it with its rank and its MiB, as they last changed, for a `##` line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,13 +142,11 @@ class Recorder:
         facts = self.facts + _offset_fact(now) + reading.facts
         host = self._read_host()
         gpus = reading.gpus or (GpuSample(),)
+        ranks = self._read_ranks(gpus)
         clock = now.replace(tzinfo=None)
-        rows = [
-            Row(clock, gpu, host, rank)
-            for gpu, rank in zip(gpus, self._read_ranks(gpus), strict=True)
-        ]
+        rows = [Row(clock, gpu, host, rank) for gpu, rank in zip(gpus, ranks, strict=True)]
         with self._lock:
-            self._append(facts + self._lost_fact(), rows)
+            self._append(facts + _process_facts(rows) + self._lost_fact(), rows)
 
     def _append(self, facts: tuple[tuple[str, str], ...], rows: Sequence[Row]) -> None:
         """Write rows, and before them what is new; in a new file everything is."""
@@ -197,6 +195,13 @@ class Recorder:
         if message not in self._told:
             self._told.add(message)
             self.say(message)
+
+
+def _process_facts(rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
+    """Tell who computes on each GPU, where that is known."""
+    return tuple(
+        (f"processes {row.gpu.index}", row.rank.processes) for row in rows if row.rank.processes
+    )
 
 
 def _offset_fact(now: datetime) -> tuple[tuple[str, str], ...]:

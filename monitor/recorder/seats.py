@@ -1,8 +1,9 @@
 """Which rank computes on which GPU, and how far it is: NVML's processes beside the beats.
 
 A process on a GPU is a rank's if it, or a process above it, is the one that beats or that the
-launcher started. NVML tells the pids that the machine's first namespace has: in a container that
-has pids of its own they are nobody's here, and the rank stays unknown.
+launcher started; and one that has left those above it is whose variables it has. NVML tells the
+pids that the machine's first namespace has: in a container that has pids of its own they are
+nobody's here, and the rank stays unknown.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from monitor.logs.sample import GpuSample, RankSample
+from monitor.recorder.holders import Held, share_out
 from monitor.watchdog import beats
 from monitor.watchdog.bounded import Bounded
 from monitor.watchdog.processes import environment, parent
@@ -22,12 +24,10 @@ if TYPE_CHECKING:
 
     from monitor.watchdog.beats import Child, Progress
 
-    _Held = tuple[tuple[tuple[int, int | None], ...], tuple[int | None, int | None]]
-    """A GPU's processes, and the rank that holds most of its memory with how much."""
-
 _LIST_S = 5.0  # how often to look which ranks there are; where they are is looked up each time
 _READ_S = 0.2
 _MAX_DEPTH = 12
+_NOTHING = Held()
 _FIRST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel
 
 
@@ -62,8 +62,10 @@ class Seats:
         """By pid of a rank's command, its own CUDA_VISIBLE_DEVICES."""
         self._of_pid: dict[int, int | None] = {}
         """Whose process it is; None: nobody's."""
-        self._held: dict[int | None, _Held] = {}
-        """By GPU, what was found of its processes since the ranks were listed."""
+        self._held: dict[int | None, Held] = {}
+        """By GPU."""
+        self._seen: dict[int | None, tuple[tuple[int, int | None], ...]] = {}
+        """By GPU, the processes that `_held` tells of, since the ranks were listed."""
         self._listed_s: float | None = None
 
     def read(self, gpus: Sequence[GpuSample]) -> list[RankSample]:
@@ -75,48 +77,44 @@ class Seats:
             self._files.find()
             self._of_pid = {child.pid: rank for rank, child in self._children.items()}
             self._of_pid |= {beat.pid: rank for rank, beat in self._files.read().items()}
-            self._held = {}
+            self._seen = {}
         found = self._files.read()
         return [self._sample(gpu, found, len(gpus)) for gpu in gpus]
 
     def _sample(self, gpu: GpuSample, found: Mapping[int, Progress], num_gpus: int) -> RankSample:
-        rank, held_mib = self._known_holder(gpu) if self._shares_pids else (None, None)
-        seated = self._seated(gpu, found, num_gpus) if rank is None else rank
+        held = self._holders(gpu) if self._shares_pids else _NOTHING
+        seated = self._seated(gpu, found, num_gpus) if held.rank is None else held.rank
         beat = None if seated is None else found.get(seated)
-        return RankSample(beat.step if beat else None, rank, held_mib)
+        step = beat.step if beat else None
+        return RankSample(step, held.rank, held.rank_mib, held.other_mib, held.words)
 
-    def _known_holder(self, gpu: GpuSample) -> tuple[int | None, int | None]:
-        """Find it where the processes are not those of the look before."""
-        known = self._held.get(gpu.index)
-        if known is None or known[0] is not gpu.processes:
-            known = self._held[gpu.index] = gpu.processes, self._holder(gpu)
-        return known[1]
-
-    def _holder(self, gpu: GpuSample) -> tuple[int | None, int | None]:
-        """Find the rank that holds most of the GPU's memory, and how much."""
-        held: dict[int, int] = {}
-        told: set[int] = set()  # ranks of whose memory the driver tells
-        for pid, mib in gpu.processes:
-            rank = self._rank_of(pid)
-            if rank is not None:
-                held[rank] = held.get(rank, 0) + (mib or 0)
-                if mib is not None:
-                    told.add(rank)
-        if not held:
-            return None, None
-        rank = max(held, key=lambda one: (held[one], -one))
-        return rank, held[rank] if rank in told else None
+    def _holders(self, gpu: GpuSample) -> Held:
+        """Look who they are where the processes are not those of the look before."""
+        index = gpu.index
+        if self._seen.get(index) is not gpu.processes:
+            before = self._held.get(index, _NOTHING)
+            self._held[index] = share_out(gpu.processes, self._rank_of, before)
+            self._seen[index] = gpu.processes
+        return self._held[index]
 
     def _rank_of(self, pid: int) -> int | None:
-        """Find whose process it is: its own, or by those above it."""
+        """Find whose process it is: its own, by those above it, or by its variables."""
         if pid not in self._of_pid:
             above = parent(pid)
             for _ in range(_MAX_DEPTH):
                 if above is None or above in self._of_pid:
                     break
                 above = parent(above)
-            self._of_pid[pid] = None if above is None else self._of_pid.get(above)
+            by_place = None if above is None else self._of_pid.get(above)
+            self._of_pid[pid] = self._by_variables(pid) if by_place is None else by_place
         return self._of_pid[pid]
+
+    def _by_variables(self, pid: int) -> int | None:
+        """Find the rank of a daemon that one has left behind on purpose, as Ray's are."""
+        env = self._memory.question(lambda: environment(pid), _READ_S) or {}
+        rank = env.get("RANK", "")
+        is_ours = env.get("DDP_BEAT_DIR") == self._directory
+        return int(rank) if is_ours and rank.isdecimal() else None
 
     def _seated(self, gpu: GpuSample, found: Mapping[int, Progress], num_gpus: int) -> int | None:
         """Tell whose GPU it should be: local rank n has the nth one that is visible."""

@@ -10,6 +10,7 @@ from monitor.logs.sample import GpuSample, RankSample
 from monitor.recorder.seats import Seats
 
 NOTHING = RankSample()
+NOBODY_THERE = None, None, None
 NOBODY = 2**22  # more than any pid
 
 
@@ -29,7 +30,9 @@ def gpu(index: int | None, *processes: tuple[int, int | None]) -> GpuSample:
     return GpuSample(index=index, processes=processes)
 
 
-def look(place: Path, *gpus: GpuSample, visible: str | None = None, shares: bool = True) -> object:
+def look(
+    place: Path, *gpus: GpuSample, visible: str | None = None, shares: bool = True
+) -> list[RankSample]:
     """Look once."""
     return Seats(str(place), visible, shares_pids=shares).read(gpus)
 
@@ -39,14 +42,19 @@ def test_a_process_on_a_gpu_is_the_rank_that_beats(tmp_path: Path) -> None:
     beat(tmp_path, 4, 1001, 120)
     beat(tmp_path, 5, 1002, 121)
     found = look(tmp_path, gpu(0, (1002, 300), (77, 9)), gpu(1, (1001, None)), gpu(2, (77, 9)))
-    assert found == [RankSample(121, 5, 300), RankSample(120, 4, None), NOTHING]
+    assert found == [
+        RankSample(121, 5, 300, 9, "77 9 MiB; 1002 rank 5 300 MiB"),
+        RankSample(120, 4, None, 0, "1001 rank 4 - MiB"),
+        RankSample(other_mib=9, processes="77 9 MiB"),
+    ]
 
 
 def test_several_ranks_on_one_gpu(tmp_path: Path) -> None:
     """The one that holds most is told, with all of its processes."""
     for rank in (0, 1):
         beat(tmp_path, rank, 1000 + rank, rank)
-    assert look(tmp_path, gpu(0, (1000, 200), (1001, 300), (1000, 200))) == [RankSample(0, 0, 400)]
+    (found,) = look(tmp_path, gpu(0, (1000, 200), (1001, 300), (1000, 200)))
+    assert found == RankSample(0, 0, 400, 0, "1000 rank 0 400 MiB; 1001 rank 1 300 MiB")
 
 
 def test_a_process_below_the_command_is_the_ranks(tmp_path: Path) -> None:
@@ -54,8 +62,20 @@ def test_a_process_below_the_command_is_the_ranks(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "input()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as below:
         child(tmp_path, 3, os.getpid(), 0)
-        assert look(tmp_path, gpu(0, (below.pid, 50))) == [RankSample(None, 3, 50)]
+        (found,) = look(tmp_path, gpu(0, (below.pid, 50)))
+        assert found == RankSample(None, 3, 50, 0, f"{below.pid} rank 3 50 MiB")
         below.communicate(b"\n")
+
+
+def test_a_daemon_of_a_rank_is_the_ranks(tmp_path: Path) -> None:
+    """By the variables that it was started with: nobody is above it any more. Others' are not."""
+    env = {**os.environ, "RANK": "6", "DDP_BEAT_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", "input()"]
+    for variables, rank in ((env, 6), (env | {"DDP_BEAT_DIR": "/dev/shm/other"}, None)):
+        with subprocess.Popen(command, stdin=subprocess.PIPE, env=variables) as daemon:
+            (found,) = look(tmp_path, gpu(0, (daemon.pid, 50)))
+            assert (found.rank, found.other_mib) == (rank, 50 if rank is None else 0)
+            daemon.communicate(b"\n")
 
 
 def test_in_a_container_the_pids_are_nobodys(tmp_path: Path) -> None:
@@ -109,22 +129,27 @@ def test_steps_are_read_each_time_and_ranks_looked_for_now_and_then(tmp_path: Pa
     beat(tmp_path, 0, 1000, 1)
     seats = Seats(str(tmp_path), shares_pids=True, monotonic=lambda: now_s[0])
     both = [gpu(0, (1000, 1)), gpu(1, (1001, 1))]
-    assert seats.read(both) == [RankSample(1, 0, 1), NOTHING]
+
+    def read() -> list[tuple[int | None, int | None, int | None]]:
+        return [(one.step, one.rank, one.held_mib) for one in seats.read(both)]
+
+    assert read() == [(1, 0, 1), NOBODY_THERE]
     with (tmp_path / "rank-0").open("r+b") as file:
         file.seek(16)
         file.write(struct.pack("<q", 2))
     beat(tmp_path, 1, 1001, 5)
-    assert seats.read(both) == [RankSample(2, 0, 1), NOTHING]
+    assert read() == [(2, 0, 1), NOBODY_THERE]
     now_s[0] = 5.0
-    assert seats.read(both) == [RankSample(2, 0, 1), RankSample(5, 1, 1)]
+    assert read() == [(2, 0, 1), (5, 1, 1)]
     (tmp_path / "rank-1").write_bytes(b"\0" * 64)  # just being written
-    assert seats.read(both) == [RankSample(2, 0, 1), RankSample(5, 1, 1)]
+    assert read() == [(2, 0, 1), (5, 1, 1)]
     (tmp_path / "rank-0").unlink()
     (tmp_path / "rank-1").write_bytes(b"DDPBEAT1")
     now_s[0] = 10.0
-    assert seats.read(both) == [NOTHING, NOTHING]
+    assert read() == [NOBODY_THERE, NOBODY_THERE]
 
 
 def test_a_directory_that_is_gone(tmp_path: Path) -> None:
     """Nobody beats there, and nothing is raised."""
-    assert look(tmp_path / "none", gpu(0, (1, 1)), gpu(None)) == [NOTHING, NOTHING]
+    found = look(tmp_path / "none", gpu(0, (1, 1)), gpu(None))
+    assert found == [RankSample(other_mib=1, processes="1 1 MiB"), NOTHING]
