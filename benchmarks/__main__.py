@@ -23,7 +23,7 @@ from benchmarks import (
 from benchmarks.digits import write_digits
 from benchmarks.task import FULL_TASKS, QUICK_TASKS
 
-_FULL_PACE = race.Pace(min_rounds=3, max_rounds=7, budget_s=240)
+_FULL_PACE = race.Pace(min_rounds=3, max_rounds=11, budget_s=420)
 _QUICK_PACE = race.Pace(min_rounds=1, max_rounds=1, budget_s=0)
 
 
