@@ -63,6 +63,34 @@ def test_report_reads_all_columns(bench: Any, driver: Any, until: Until, tmp_pat
     assert "42" in json.dumps(told["jobs"])
 
 
+def test_memory_of_no_rank_is_found(bench: Any, driver: Any, until: Until, tmp_path: Path) -> None:
+    """What a dead job has left on a GPU: in the log with its process, and named by `diagnose`."""
+    beats = tmp_path / "beats"
+    beats.mkdir()
+    (beats / "rank-3").write_bytes(struct.pack("<8s7q", b"DDPBEAT1", 4001, 77, 1, 2, 1, 1, 1))
+    driver.does("gpus 2", "process 4001 0 1234", "process 4100 0 20480", "process 4001 1 300")
+    recording = bench.start(
+        "--interval", 0.2, env=driver.env | {"DDP_BEAT_DIR": str(beats), "DDP_JOB_ID": "42"}
+    )
+    until(lambda: len(recording.rows()) >= 20)
+    assert recording.end() == (0, "")
+    for gpu, (own, others) in enumerate([("1234", "20480"), ("300", "0")]):
+        assert set(column(recording, "rfb", gpu)) == {own}
+        assert set(column(recording, "ofb", gpu)) == {others}
+    lines = [line for line in recording.text().splitlines() if line.startswith("## processes")]
+    assert lines == [
+        "## processes 0: 4001 rank 3 1234 MiB; 4100 20480 MiB",
+        "## processes 1: 4001 rank 3 300 MiB",
+    ]
+    command = [sys.executable, "-m", "monitor", "diagnose", "--set", "stray_minutes=0.01"]
+    told = subprocess.run([*command, recording.out], capture_output=True, check=False, text=True)
+    assert told.returncode == 3
+    said = " ".join(told.stdout.split())
+    assert "WARNING stray: " in said
+    assert "processes of no rank held up to 20.0 GiB of its memory" in said
+    assert "4100 20480 MiB -> what a job before has left behind" in said
+
+
 def test_an_xid_stands_in_the_log_as_it_happens(bench: Any, driver: Any, until: Until) -> None:
     """Long before the next sample, with its time; so does an ECC error."""
     recording = bench.start("--interval", 3600, env=driver.env)
