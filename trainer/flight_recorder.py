@@ -7,6 +7,7 @@ torch, compares those of all ranks.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _NAME = "nccl-trace-rank-"
 """As `jobs/prelaunch.sh` names them, which the watchdog looks for."""
 _DUMPS = {"nccl": "_dump_nccl_trace", "gloo": "_dump_fr_trace"}
-"""What gives a rank's record; Older torches have none of gloo."""
+"""What gives a rank's record. Older torches have none of gloo."""
 
 
 def remember(config: Config, run_dir: Path | None, env: MutableMapping[str, str]) -> None:
@@ -44,17 +45,17 @@ class FlightRecorder:
     """What this rank remembers, and where it goes."""
 
     def __init__(self, folder: Path, rank: int, backend: Backend) -> None:
-        self._folder = folder
         self._path = folder / f"{_NAME}{rank}"
         self._backend = backend
 
     @classmethod
     def open(cls, config: Config, folder: Path, rank: int, backend: Backend) -> FlightRecorder:
         """Make the folder, for torch does not, where anything is to be remembered."""
-        opened = cls(folder, rank, backend if config.flight_recorder else "none")
-        if opened._backend != "none":
-            folder.mkdir(exist_ok=True)
-        return opened
+        wanted: Backend = backend if config.flight_recorder else "none"
+        if wanted != "none":
+            with contextlib.suppress(OSError):  # `write` says what is wrong with it
+                folder.mkdir(exist_ok=True)
+        return cls(folder, rank, wanted)
 
     def write(self) -> None:
         """Write it over what was written before; say on stderr if that cannot be done."""

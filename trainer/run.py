@@ -168,7 +168,7 @@ class Run:
             resumed = resume(config.resume, fresh)
         except UserError:
             if job.ranks.is_main:
-                _remove_empty(run_dir / "checkpoints", run_dir)
+                _remove_empty(run_dir / "checkpoints", run_dir / "debug", run_dir)
             raise
         if job.ranks.is_main:
             total_steps = learning_rate.total_steps

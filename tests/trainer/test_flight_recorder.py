@@ -87,6 +87,24 @@ def test_a_record_that_cannot_be_had_ends_no_run(
     assert second.startswith(f"trainer: could not write {place}: FileNotFoundError")
 
 
+def test_a_folder_that_cannot_be_made_ends_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody has a file of that name: it is told when there is something to write."""
+    (tmp_path / "debug").write_text("somebody else's")
+    FlightRecorder.open(Config(flight_recorder=5), tmp_path / "debug", 0, "gloo").write()
+    assert "NotADirectoryError" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_refused_start_leaves_nothing(server: Server, tmp_path: Path) -> None:  # noqa: F811
+    """Not the folder either, in which collectives would have been written."""
+    options = f"--max-steps 2 --flight-recorder 5 --resume {tmp_path / 'none'}"
+    codes, run, said = server.train(2, options, "refused")
+    assert codes == [64, 64], said
+    assert not run.path.exists()
+
+
 @pytest.mark.parametrize(
     ("backend", "told"), [("nccl", b"of nccl"), ("gloo", b"of gloo"), ("none", None)]
 )
