@@ -8,12 +8,11 @@ torch, compares those of all ranks.
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import TYPE_CHECKING
 
 from torch._C import _distributed_c10d as c10d
 
-from trainer.errors import one_line
+from trainer.profiling import no_trace_is_worth_a_run
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -61,9 +60,6 @@ class FlightRecorder:
         """Write it over what was written before; say on stderr if that cannot be done."""
         if self._backend == "none":
             return
-        try:
+        with no_trace_is_worth_a_run(self._path):
             dump = getattr(c10d, _DUMPS[self._backend])
             self._path.write_bytes(dump())
-        except Exception as error:  # noqa: BLE001 -- no record is worth a run
-            told = f"trainer: could not write {self._path}: {one_line(error)}"
-            print(told, file=sys.stderr, flush=True)

@@ -114,18 +114,18 @@ class StepProfiler:
         if self._profiler is None:
             return
         profiler, self._profiler = self._profiler, None
-        with _no_trace_is_worth_a_run(self._folder):
+        with no_trace_is_worth_a_run(self._folder):
             profiler.stop()
             self._folder.mkdir(parents=True, exist_ok=True)
             profiler.export_chrome_trace(str(self._folder / f"trace-rank-{self._rank}.json"))
-        with _no_trace_is_worth_a_run(self._folder):
+        with no_trace_is_worth_a_run(self._folder):
             self._write_memory()
         self._write_more()
 
     def out_of_memory(self) -> None:
         """Write what was allocated until now, if that is recorded: now it is wanted most."""
         if self._profiler is not None:
-            with _no_trace_is_worth_a_run(self._folder):
+            with no_trace_is_worth_a_run(self._folder):
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._write_memory()
 
@@ -141,13 +141,13 @@ class StepProfiler:
 
 
 @contextlib.contextmanager
-def _no_trace_is_worth_a_run(folder: Path) -> Iterator[None]:
+def no_trace_is_worth_a_run(place: Path) -> Iterator[None]:
     """Warn of what cannot be written, such as on a full disk."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 -- torch has errors of many types for a full disk
         print(
-            f"trainer: could not write to {folder}: {one_line(error)}", file=sys.stderr, flush=True
+            f"trainer: could not write to {place}: {one_line(error)}", file=sys.stderr, flush=True
         )
 
 

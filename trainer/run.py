@@ -70,6 +70,11 @@ class Job:
     listener: socket | None
     """Rank 0's, at which the ranks meet."""
 
+    @property
+    def run_dir(self) -> Path | None:
+        """As it was chosen; None: the ranks have yet to agree on one."""
+        return self.config.out or self.settings.run_dir
+
 
 class Run:
     """Builds the parts, trains, and tells how it ended.
@@ -105,7 +110,7 @@ class Run:
         )
         if self._job.config.deterministic:
             be_deterministic(env)
-        remember(self._job.config, self._job.config.out or settings.run_dir, env)
+        remember(self._job.config, self._job.run_dir, env)
         self._mesh = open_mesh(
             self._job.ranks, env, settings.node, self._job.layout, self._job.listener
         )
@@ -286,8 +291,7 @@ def _parts(job: Job, begun: _Begun) -> Parts:
 
 def _open_run_dir(job: Job, mesh: Mesh) -> tuple[Path, EventLog]:
     """Create the run directory, the same on all ranks, and its event log."""
-    settings = job.settings
-    chosen = job.config.out or settings.run_dir
+    chosen, settings = job.run_dir, job.settings
     if chosen is None:
         mine = [time.time(), os.getpid()] if mesh.ranks.is_main else [0.0, 0.0]
         started, pid = mesh.max(mine)

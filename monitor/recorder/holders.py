@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -9,6 +10,8 @@ if TYPE_CHECKING:
 
     Processes = Sequence[tuple[int, int | None]]
     """Process id and MiB, None where the driver does not tell."""
+    Owned = Mapping[int, tuple[int | None, int | None]]
+    """By process id, whose it is (None: no rank's) and its MiB."""
 
 _NOBODY = "none"
 _STEP_MIB, _STEP = 64, 0.1  # less is no change that is worth a line
@@ -24,8 +27,8 @@ class Held(NamedTuple):
     """What processes hold that are of no rank; None where nobody computes on it."""
     words: str | None = None
     """Each process, its rank and its memory, as they last changed."""
-    told: Mapping[int, tuple[int | None, int | None]] = {}
-    """What the words are made of: rank and MiB by process."""
+    told: Owned = MappingProxyType({})
+    """What the words are made of."""
 
 
 def share_out(processes: Processes, rank_of: Callable[[int], int | None], before: Held) -> Held:
@@ -57,10 +60,7 @@ def _sum(mib: Sequence[int | None]) -> int | None:
     return sum(told) if told else None
 
 
-def _has_changed(
-    now: Mapping[int, tuple[int | None, int | None]],
-    before: Mapping[int, tuple[int | None, int | None]],
-) -> bool:
+def _has_changed(now: Owned, before: Owned) -> bool:
     if now.keys() != before.keys():
         return True
     return any(
@@ -74,7 +74,7 @@ def _differ(now: int | None, before: int | None) -> bool:
     return abs(now - before) > max(_STEP_MIB, _STEP * before)
 
 
-def _words(found: Mapping[int, tuple[int | None, int | None]]) -> str:
+def _words(found: Owned) -> str:
     told = [
         f"{pid}{'' if rank is None else f' rank {rank}'} {'-' if mib is None else mib} MiB"
         for pid, (rank, mib) in sorted(found.items())

@@ -10,7 +10,6 @@ from monitor.logs.sample import GpuSample, RankSample
 from monitor.recorder.seats import Seats
 
 NOTHING = RankSample()
-NOBODY_THERE = None, None, None
 NOBODY = 2**22  # more than any pid
 
 
@@ -129,24 +128,22 @@ def test_steps_are_read_each_time_and_ranks_looked_for_now_and_then(tmp_path: Pa
     beat(tmp_path, 0, 1000, 1)
     seats = Seats(str(tmp_path), shares_pids=True, monotonic=lambda: now_s[0])
     both = [gpu(0, (1000, 1)), gpu(1, (1001, 1))]
-
-    def read() -> list[tuple[int | None, int | None, int | None]]:
-        return [(one.step, one.rank, one.held_mib) for one in seats.read(both)]
-
-    assert read() == [(1, 0, 1), NOBODY_THERE]
+    of_none = [RankSample(other_mib=1, processes=f"{pid} 1 MiB") for pid in (1000, 1001)]
+    assert seats.read(both) == [RankSample(1, 0, 1, 0, "1000 rank 0 1 MiB"), of_none[1]]
     with (tmp_path / "rank-0").open("r+b") as file:
         file.seek(16)
         file.write(struct.pack("<q", 2))
     beat(tmp_path, 1, 1001, 5)
-    assert read() == [(2, 0, 1), NOBODY_THERE]
+    first = RankSample(2, 0, 1, 0, "1000 rank 0 1 MiB")
+    assert seats.read(both) == [first, of_none[1]]
     now_s[0] = 5.0
-    assert read() == [(2, 0, 1), (5, 1, 1)]
+    assert seats.read(both) == [first, RankSample(5, 1, 1, 0, "1001 rank 1 1 MiB")]
     (tmp_path / "rank-1").write_bytes(b"\0" * 64)  # just being written
-    assert read() == [(2, 0, 1), (5, 1, 1)]
+    assert seats.read(both) == [first, RankSample(5, 1, 1, 0, "1001 rank 1 1 MiB")]
     (tmp_path / "rank-0").unlink()
     (tmp_path / "rank-1").write_bytes(b"DDPBEAT1")
     now_s[0] = 10.0
-    assert read() == [NOBODY_THERE, NOBODY_THERE]
+    assert seats.read(both) == of_none
 
 
 def test_a_directory_that_is_gone(tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ def test_a_record_that_cannot_be_had_ends_no_run(
     recorder.write()
     first, second = capsys.readouterr().err.splitlines()
     place = tmp_path / "debug/nccl-trace-rank-3"
-    assert first.startswith(f"trainer: could not write {place}: AttributeError")
-    assert second.startswith(f"trainer: could not write {place}: FileNotFoundError")
+    assert first.startswith(f"trainer: could not write to {place}: AttributeError")
+    assert second.startswith(f"trainer: could not write to {place}: FileNotFoundError")
 
 
 def test_a_folder_that_cannot_be_made_ends_no_run(
