@@ -29,9 +29,9 @@ find_jobs_dir() {
     local candidate submitted=''
     if [[ ${SLURM_JOB_ID-} ]] && command -v scontrol >/dev/null; then
         # Twice, because under load the controller may not answer at once. The last task of an array
-        # has the array's own id, which shows all of them: take one.
-        submitted=$({ scontrol --oneliner show job "$SLURM_JOB_ID" || scontrol --oneliner show job "$SLURM_JOB_ID"; } 2>/dev/null |
-            sed -n 's#.* Command=\(.*\)/prelaunch\.sh.*#\1#p' | sort -u)
+        # has the array's own id, which shows all of them: take one. Arguments follow the path.
+        submitted=$({ scontrol show job "$SLURM_JOB_ID" || scontrol show job "$SLURM_JOB_ID"; } 2>/dev/null |
+            sed -nE '/^ *Command=/{s///; s#/prelaunch\.sh( .*)?$##p}' | sort -u)
     fi
     for candidate in "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" "$submitted" "${SLURM_SUBMIT_DIR-.}/jobs" \
         "${DDP_HOME:-/opt/ddp}/jobs"; do

@@ -131,7 +131,8 @@ class Cluster:
         """What `scontrol show job` tells; an ended job stays visible for a day."""
         result = self.run(["scontrol", "show", "job", "-o", str(job)])
         assert result.returncode == 0, result.stderr
-        return dict(re.findall(r"(\S+?)=(\S*)", result.stdout.splitlines()[0]))
+        fields = re.findall(r"(\S+?)=(\S*)", result.stdout.splitlines()[0])
+        return dict(reversed(fields))  # the first of a name counts: then come the user's words
 
     def wait(self, job: int, timeout: float = 120) -> JobEnd:
         """Wait until the job has ended and its nodes are clean; `timeout` in seconds."""

@@ -18,24 +18,26 @@ requeue_name() {
     if [[ ! ${SLURM_ARRAY_JOB_ID-} ]]; then printf '%s' "$SLURM_JOB_ID"; fi
 }
 
-# job_info: what the controller says of this job, in one line. Under load it may not answer at once.
+# The user's own words, in which anything may stand: each has a line of its own.
+readonly JOB_WORDS='Command|SubmitLine|WorkDir|Std(Err|In|Out)|[A-Za-z]*Comment|Extra'
+
+# job_info: what the controller says of this job. Under load it may not answer at once.
 job_info() {
-    timeout -k 1 30 scontrol --oneliner show job "$(requeue_name)" 2>/dev/null && return 0
+    timeout -k 1 30 scontrol show job "$(requeue_name)" 2>/dev/null && return 0
     pause 1
-    timeout -k 1 30 scontrol --oneliner show job "$(requeue_name)" 2>/dev/null
+    timeout -k 1 30 scontrol show job "$(requeue_name)" 2>/dev/null
 }
 
 # job_field NAME INFO: a field without spaces; nothing where it is not set.
 job_field() {
-    local pattern="(^| )$1=([^ ]+)"
-    if [[ $2 =~ $pattern && ${BASH_REMATCH[2]} != '(null)' && ${BASH_REMATCH[2]} != N/A ]]; then
-        printf '%s' "${BASH_REMATCH[2]}"
-    fi
+    local value
+    value=$(sed -nE "/^ *($JOB_WORDS)=/d; s/ JobName=.*//; /(^| )$1=[^ ]/{s/(^|.* )$1=([^ ]+).*/\2/p; q}" <<<"$2")
+    if [[ $value != '(null)' && $value != N/A ]]; then printf '%s' "$value"; fi
 }
 
-# job_path NAME INFO: a field that may hold spaces: it ends where the next field begins.
+# job_path NAME INFO: a field that may hold spaces.
 job_path() {
-    sed -n "/ $1=/{s/.* $1=//; s/ [A-Z][A-Za-z]*=.*//; p}" <<<"$2"
+    sed -n "s/^ *$1=//p" <<<"$2"
 }
 
 # requeue_fate INFO: prints what Slurm does with the job:
@@ -130,7 +132,10 @@ requeue_options() {
     if [[ ${SLURM_NTASKS_PER_NODE-} ]]; then echo "--ntasks-per-node=$SLURM_NTASKS_PER_NODE"; fi
     if [[ ${SLURM_CPUS_PER_TASK-} ]]; then echo "--cpus-per-task=$SLURM_CPUS_PER_TASK"; fi
     if [[ ${SLURM_ARRAY_TASK_ID-} ]]; then echo "--array=$SLURM_ARRAY_TASK_ID"; fi
-    if [[ $(job_field OverSubscribe "$1") == NO ]]; then echo --exclusive; fi
+    # From 26.05 on OverSubscribe=NO holds for every job.
+    value=$(job_field Exclusive "$1")
+    if [[ ! $value && $(job_field OverSubscribe "$1") == NO ]]; then value=NODE; fi
+    if [[ $value == NODE ]]; then echo --exclusive; fi
     if ((DDP_NO_KILL)); then echo --no-kill; fi
     excluded=$(job_field ExcNodeList "$1")
     value=$(job_field ReqNodeList "$1")

@@ -78,7 +78,9 @@ def _run(command: list[str], deadline_s: float) -> str | None:
 
 def _of_scontrol(text: str, last_word_s: float | None) -> Job | None:
     # of an array's several lines the last one is the task that has no job id of its own
-    fields = dict(re.findall(r"(?:^| )([A-Za-z:]+)=(\S*)", text.strip().splitlines()[-1]))
+    line = text.strip().splitlines()[-1]
+    line, _, _ = line.partition(" Command=")  # from there on a user's words may look like fields
+    fields = dict(re.findall(r"(?:^| )([A-Za-z:]+)=(\S*)", line))
     state = fields.get("JobState")
     if not state or _is_later(fields.get("SubmitTime"), last_word_s):
         return None

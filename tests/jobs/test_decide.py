@@ -206,10 +206,10 @@ def test_a_lost_node(given: dict[str, str], decision: str) -> None:
 def test_options_of_a_successor() -> None:
     """It is a job like this one; paths with spaces stay whole, unset fields are left out."""
     info = (
-        "JobId=7 JobName=x Account=(null) QOS=low Requeue=0 TimeLimit=01:00:00 Partition=gpu "
+        "JobId=7 JobName=x\n Account=(null) QOS=low Requeue=0 TimeLimit=01:00:00 Partition=gpu "
         "ReqNodeList=(null) ExcNodeList=n9 NumNodes=2 NumTasks=4 MinMemoryNode=100M "
-        "OverSubscribe=NO Features=(null) Command=/x WorkDir=/a b StdErr=/a b/C d.out "
-        "StdIn=/dev/null StdOut=/a b/C d.out Power= TresPerNode=gres:gpu:1 "
+        "OverSubscribe=NO Features=(null)\n Command=/x\n WorkDir=/a b\n "
+        "StdErr=/a b/C d.out\n StdIn=/dev/null\n StdOut=/a b/C d.out\n TresPerNode=gres:gpu:1 "
     )
     settings = {
         "EXCLUDE": "n2 n3",
@@ -243,7 +243,9 @@ def test_options_of_a_successor() -> None:
 )
 def test_gpus_of_a_successor(field: str, told: str, option: str) -> None:
     """Each series of Slurm writes them in its own way, and newer ones the CPUs beside them."""
-    info = f"JobId=7 {field}={told} WorkDir=/a StdErr= StdIn=/dev/null StdOut=/a/b Power= "
+    info = (
+        f"JobId=7 {field}={told}\n WorkDir=/a\n StdErr=\n StdIn=/dev/null\n StdOut=/a/b\n Power= "
+    )
     shared = {"NUM_NODES_ALLOCATED": "2", "DDP_NO_KILL": "0", "EXCLUDE": ""}
     options = bash('requeue_options "$INFO"', INFO=info, SLURM_JOB_ID="7", **shared).splitlines()
     assert options[:4] == [

@@ -140,7 +140,7 @@ def test_in_the_container_with_a_client(slurm: Scripts) -> None:
 
 def _show_job(slurm: Scripts, fields: str, *hosts: str) -> None:
     names = " ".join(hosts)
-    job = f"JobId=4242 {fields} Command=/nowhere/prelaunch.sh"
+    job = f"JobId=4242\n   {fields}\n   Command=/nowhere/prelaunch.sh"
     slurm.fake(
         "scontrol", f'case "$*" in *hostnames*) printf "%s\\n" {names};; *) echo "{job}";; esac'
     )
@@ -148,7 +148,7 @@ def _show_job(slurm: Scripts, fields: str, *hosts: str) -> None:
 
 def test_in_the_container_relative_paths_are_the_jobs(slurm: Scripts) -> None:
     """The nested srun inherits ./ddp.sqsh, which is relative to where the job was submitted."""
-    _show_job(slurm, "WorkDir=/home/a b Comment=x", HOST, "other")
+    _show_job(slurm, "WorkDir=/home/a b\n   Comment=x", HOST, "other")
     image = {PYXIS: "./ddp.sqsh", "DDP_OUT": MOUNTED}
     result = slurm.run("prelaunch.sh", "--dry-run", **image)
     assert "--chdir=/home/a\\ b" in result.step

@@ -30,6 +30,7 @@ def test_slurms_own_word(story: Any, tmp_path: Path) -> None:
     story.start()
     killed(story)
     told = "JobId=42 JobName=x JobState=NODE_FAIL Reason=NodeDown ExitCode=0:9 NodeList=n[1-2]"
+    told += " Command=/x/prelaunch.sh -- env ExitCode=1:0 SubmitLine=sbatch x Reason=None WorkDir=/"
     programs = client(tmp_path, scontrol=f"echo '{told}'", sacct="exit 1")
     assert "Slurm   job 42 NODE_FAIL, exit code 0:9, reason NodeDown" in shown(
         story.write(), programs=programs
