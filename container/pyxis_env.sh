@@ -86,8 +86,6 @@ lines() {
     export_line DDP_OUT "$OUT"
     export_line PYXIS_CONTAINER_MOUNTS "$value"
     export_line PYXIS_CONTAINER_WORKDIR "${PYXIS_CONTAINER_WORKDIR:-$SUBMIT}"
-    # Remapped to root, as some sites' Enroot does by default, Slurm's client is refused.
-    if ((WITH_CLIENT)); then export_line PYXIS_CONTAINER_REMAP_ROOT "${PYXIS_CONTAINER_REMAP_ROOT:-0}"; fi
     value=$(names)
     export_line PYXIS_CONTAINER_ENV "$value"
 }

@@ -89,7 +89,7 @@ main() {
     leave_to_task_zero
     inherited_forget
     master_forget_hooks
-    place_detect
+    place_detect "$@"
     if ((IS_OWN_COMMAND)); then
         foreign_check "${ARGUMENTS[@]:1}"
         foreign_check_program "${ARGUMENTS[1]}"

@@ -3,7 +3,7 @@
 
 readonly INTERACTIVE_STEP=4294967290 # slurm.h: SLURM_INTERACTIVE_STEP
 
-# place_detect: sets UNDER_SLURM, IN_CONTAINER, INTERACTIVE, SUBMIT_DIR, JOB_ID, PLACE and the counts.
+# place_detect ARGUMENTS...: sets UNDER_SLURM, IN_CONTAINER, INTERACTIVE, SUBMIT_DIR, JOB_ID, PLACE and the counts.
 place_detect() {
     place_forget_outer_job
     UNDER_SLURM=0 IN_CONTAINER=0 INTERACTIVE=0 HAVE_CLIENT=0
@@ -16,7 +16,7 @@ place_detect() {
     if ((UNDER_SLURM)) && [[ ${ENVIRONMENT-} != BATCH || ${SLURM_PTY_PORT-} ]]; then INTERACTIVE=1; fi
     SUBMIT_DIR=${SLURM_SUBMIT_DIR:-$PWD}
     place_name_job
-    place_choose
+    place_choose "$@"
     NUM_NODES_ALLOCATED=$NUM_NODES
     place_count_ranks
     NUM_NODES_WANTED=$NUM_NODES
@@ -75,17 +75,25 @@ place_name_job() {
 }
 
 # A client counts only if the controller answers it: in a container, its plugins, configuration and
-# munge socket may be missing although the program is there; and it takes no step from another user.
+# munge socket may be missing although the program is there.
 place_has_client() {
-    command -v srun >/dev/null && command -v scontrol >/dev/null && JOB_INFO=$(job_info) && place_is_owner
+    command -v srun >/dev/null && command -v scontrol >/dev/null && JOB_INFO=$(job_info)
 }
 
-# In a container that is remapped to root, its clients say that they are root.
-place_is_owner() {
-    local owner
-    owner=$(job_field UserId "$JOB_INFO")
-    if ((! IN_CONTAINER)) || [[ ! $owner =~ \(([0-9]+)\)$ ]] || ((BASH_REMATCH[1] == EUID)); then return 0; fi
-    log_info "Slurm's client must run as the job's user $owner, found that this container is remapped to user $EUID: add --no-container-remap-root, or PYXIS_CONTAINER_REMAP_ROOT=0"
+# place_be_owner ARGUMENTS...: in a container that is remapped to root, Slurm's clients say that they are
+# root, and Slurm takes no step and no job from them. In a user namespace of its own this script, which
+# begins again, and what it starts are the job's user. Fails where none can be made.
+place_be_owner() {
+    local owner namespace
+    owner="$(job_field UserId "$JOB_INFO") $(job_field GroupId "$JOB_INFO")"
+    if [[ ! $owner =~ \(([0-9]+)\)\ .*\(([0-9]+)\)$ ]] || ((BASH_REMATCH[1] == EUID)); then return 0; fi
+    namespace=(unshare --user --map-user="${BASH_REMATCH[1]}" --map-group="${BASH_REMATCH[2]}")
+    if "${namespace[@]}" true; then
+        inherited_give_back
+        exec env "${GIVEN_BACK[@]}" "${namespace[@]}" "$BASH" "$0" "$@"
+    fi
+    HAVE_CLIENT=0
+    log_info "Slurm's client must run as the job's user ${owner% *}, found user $EUID and no namespace to change it (util-linux 2.34 or later in the image?): add --no-container-remap-root, or PYXIS_CONTAINER_REMAP_ROOT=0"
     return 1
 }
 
@@ -99,7 +107,7 @@ place_choose() {
     fi
     NUM_NODES=${SLURM_JOB_NUM_NODES:-${SLURM_NNODES:-1}}
     if place_has_client; then HAVE_CLIENT=1; fi
-    if ((IN_CONTAINER && HAVE_CLIENT)) && place_hands_image_on; then
+    if ((IN_CONTAINER && HAVE_CLIENT)) && place_hands_image_on && place_be_owner "$@"; then
         PLACE=container-srun
     elif ((IN_CONTAINER)); then
         PLACE=container-local

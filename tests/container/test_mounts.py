@@ -190,7 +190,6 @@ def test_an_odd_directory_is_mounted_at_its_own_path(
     names = env["PYXIS_CONTAINER_ENV"].split(",")
     assert {"DDP_OUT", "NCCL_DEBUG"} <= set(names)
     assert "DDP_PYTHON" not in names  # a path of the host's
-    assert env["PYXIS_CONTAINER_REMAP_ROOT"] == "0"  # else Slurm takes no step from the container
 
 
 def test_a_choice_of_gpus_beats_the_images(run: Run, host: Host, tmp_path: Path) -> None:
@@ -208,14 +207,12 @@ def test_what_the_user_set_stays_and_a_second_time_changes_nothing(
         "DDP_MOUNTS": "/data:/data",
         "PYXIS_CONTAINER_MOUNTS": "/scratch:/scratch",
         "PYXIS_CONTAINER_WORKDIR": "/mine",
-        "PYXIS_CONTAINER_REMAP_ROOT": "yes",
     }
     once = _evaluated(run, tmp_path, host.env | settings)
     mounts = once["PYXIS_CONTAINER_MOUNTS"].split(",")
     assert mounts[0] == "/scratch:/scratch"
     assert "/data:/data" in mounts
     assert once["PYXIS_CONTAINER_WORKDIR"] == "/mine"
-    assert once["PYXIS_CONTAINER_REMAP_ROOT"] == "yes"
     twice = _evaluated(run, tmp_path, once | host.env)
     assert twice["PYXIS_CONTAINER_MOUNTS"] == once["PYXIS_CONTAINER_MOUNTS"]
 
@@ -263,7 +260,6 @@ def test_jobs_on_one_node_need_no_client(run: Run, tmp_path: Path) -> None:
     ended = run(ENVIRONMENT, "--no-client", cwd=tmp_path, env=env)
     assert ended.returncode == 0, ended.stderr
     assert f"PYXIS_CONTAINER_MOUNTS='{tmp_path}:{tmp_path}'\n" in ended.stdout
-    assert "REMAP_ROOT" not in ended.stdout
     assert run(ENVIRONMENT, "--fast", cwd=tmp_path, env=env).returncode == 64
 
 

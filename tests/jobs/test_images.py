@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -180,9 +181,29 @@ def test_in_the_container_of_an_srun_on_one_node(scripts: Scripts) -> None:
     assert "srun" not in result.step
 
 
+SOMEBODY, A_GROUP = os.geteuid() + 1, os.getegid() + 2
+OWNER = f"UserId=somebody({SOMEBODY}) GroupId=group1({A_GROUP})"
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "--user", "true"], check=False, capture_output=True).returncode != 0,
+    reason="no user namespace can be made here",
+)
+def test_in_the_container_as_root_the_script_becomes_the_jobs_user(slurm: Scripts) -> None:
+    """Remapped to root, srun and sbatch are root to Slurm, which takes nothing from them."""
+    slurm.fake("df", "printf 'Type Mounted\\next4 /home\\n'")
+    _show_job(slurm, OWNER, HOST, "other")
+    command = ("--", "bash", "-c", 'echo "$JOB_ID $(id -u):$(id -g) $1"', "_", "a b")
+    result = slurm.run("prelaunch.sh", *command, **{PYXIS: "/x.sqsh"}, JOB_ID="mine")
+    assert result.code == 0, result.err
+    assert f"mine {SOMEBODY}:{A_GROUP} a b" in result.out
+    assert len(result.of("start")) == 1
+
+
 def test_in_the_container_as_root_slurm_takes_no_step(slurm: Scripts) -> None:
-    """Remapped to root, srun and scontrol are somebody else to Slurm than the job's user."""
-    _show_job(slurm, f"UserId=somebody({os.geteuid() + 1})", HOST, "other")
+    """Where the image or the kernel cannot make us the job's user: what to add."""
+    slurm.fake("unshare", "exit 1")
+    _show_job(slurm, OWNER, HOST, "other")
     result = slurm.run("prelaunch.sh", "--", "true", **{PYXIS: "/x.sqsh"}, DDP_OUT=MOUNTED)
     assert result.code == 64
     assert "--no-container-remap-root" in result.err
@@ -192,7 +213,8 @@ def test_in_the_container_as_root_slurm_takes_no_step(slurm: Scripts) -> None:
 def test_in_the_container_as_root_on_one_node(scripts: Scripts) -> None:
     """No step is needed there: the ranks start in place."""
     scripts.fake_slurm(HOST)
-    _show_job(scripts, f"UserId=somebody({os.geteuid() + 1})", HOST)
+    scripts.fake("unshare", "exit 1")
+    _show_job(scripts, OWNER, HOST)
     result = scripts.run("prelaunch.sh", "--dry-run", **{PYXIS: "/x.sqsh"}, DDP_OUT=MOUNTED)
     assert "srun" not in result.step
     assert result.setting("WORLD_SIZE") == "2"
