@@ -26,7 +26,6 @@ _ROOT = Path(__file__).parent.parent
 _TIMEOUT_S = 3600
 _NEEDED = (
     "benchmarks.by_hand",
-    "benchmarks.gpu_plain",
     "trainer.__main__",
     "trainer.run",
     "trainer.workloads.language",
@@ -37,7 +36,6 @@ _NEEDED = (
 def measure(*, quick: bool) -> tuple[layouts.Layouts, gpu.OnGpu | None]:
     """Measure in a process of its own; None: there is no GPU."""
     env = os.environ | {"PYTHONPATH": str(_ROOT)}
-    env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # the other way spoils CUDA for who is forked
     ended = subprocess.run(
         [sys.executable, "-P", "-m", "benchmarks.forks", *(["--quick"] if quick else [])],
         check=True,

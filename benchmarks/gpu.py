@@ -1,4 +1,4 @@
-"""Training speed on one GPU, beside the same model in a plain loop; where there is no GPU: None.
+"""Training speed on one GPU, beside the same model in plain loops; where there is no GPU: None.
 
 A quick run takes all of this at toy size on the CPU, which gives no numbers.
 """
@@ -9,23 +9,27 @@ import os
 import sys
 import tempfile
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
 from benchmarks.turns import CPU, Crew, train_ours
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from benchmarks.turns import Turns
 
 _NUM_ROUNDS, _NUM_LAPS = 3, 4
+CONTESTANTS = ("trainer", "plain", "expert")
+"""The trainer; the loop of a tutorial; and the loop of an expert (`gpu_plain`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What both train; what does not concern a workload stays 0."""
 
+    name: str
     label: str
     workload: str
     model: str
@@ -50,6 +54,7 @@ class Job:
 
 JOBS = (
     Job(
+        name="lm",
         label="tinyllama-1.1b, 2048 tokens, bf16, nothing recomputed",
         workload="lm",
         model="tinyllama-1.1b",
@@ -63,6 +68,7 @@ JOBS = (
         target_per_s=55_000,
     ),
     Job(
+        name="images",
         label="resnet50, made-up images of 224 x 224, bf16, channels last",
         workload="fake-images",
         model="resnet50",
@@ -81,18 +87,28 @@ JOBS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Both on one job; a value a round, the median of its laps."""
+    """All on one job; a value a round, the median of its laps."""
 
     label: str
     unit: str
     target_per_s: int
     ours_per_s: Sequence[float]
     plain_per_s: Sequence[float]
+    expert_per_s: Sequence[float]
 
     @property
     def ratio(self) -> float:
-        """Ours to plain, within a round; the median."""
-        return median(a / b for a, b in zip(self.ours_per_s, self.plain_per_s, strict=True))
+        """Ours to the plain loop, within a round; the median."""
+        return _ratio(self.ours_per_s, self.plain_per_s)
+
+    @property
+    def expert_ratio(self) -> float:
+        """The same of the expert's loop."""
+        return _ratio(self.ours_per_s, self.expert_per_s)
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    return median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,14 +124,11 @@ def race(*, quick: bool) -> OnGpu | None:
     import torch  # noqa: PLC0415 -- the report needs none
 
     if quick:
-        return OnGpu(
-            device="a CPU, at toy size", rows=[_race(_toy(job), 1, 1, CPU) for job in JOBS]
-        )
+        return OnGpu(device="a CPU, at toy size", rows=[_race(job, 1, quick=True) for job in JOBS])
     if not torch.cuda.is_available():
         return None
-    env = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "CUDA_VISIBLE_DEVICES": "0"}
-    rows = [_race(job, _NUM_ROUNDS, _NUM_LAPS, env) for job in JOBS]
-    return OnGpu(device=torch.cuda.get_device_name(0), rows=rows)  # only now may CUDA begin here
+    rows = [_race(job, _NUM_ROUNDS, quick=False) for job in JOBS]
+    return OnGpu(device=torch.cuda.get_device_name(), rows=rows)
 
 
 def _toy(job: Job) -> Job:
@@ -126,37 +139,52 @@ def _toy(job: Job) -> Job:
     return replace(small, model="squeezenet1_1", image_size=32, num_classes=10, global_batch_size=2)
 
 
-def _race(job: Job, num_rounds: int, num_laps: int, env: Mapping[str, str]) -> Row:
-    """One after the other, as the two do not fit the memory together."""
-    from benchmarks import gpu_plain  # noqa: PLC0415 -- imports torch
-
-    def ours() -> float:
-        with tempfile.TemporaryDirectory() as folder:
-            argv = _options(job, folder)
-            return _speed(job, lambda turns: train_ours(argv, turns), num_laps, env)
-
-    def plain() -> float:
-        return _speed(job, lambda turns: gpu_plain.train(job, turns), num_laps, env)
-
-    rounds = [(ours(), plain()) for _ in range(num_rounds)]
+def _race(job: Job, num_rounds: int, *, quick: bool) -> Row:
+    rounds = [
+        [speed(job, name, 1 if quick else _NUM_LAPS, quick=quick) for name in CONTESTANTS]
+        for _ in range(num_rounds)
+    ]
+    ours, plain, expert = zip(*rounds, strict=True)
     row = Row(
         label=job.label,
         unit=job.unit,
         target_per_s=job.target_per_s,
-        ours_per_s=[own for own, _ in rounds],
-        plain_per_s=[other for _, other in rounds],
+        ours_per_s=ours,
+        plain_per_s=plain,
+        expert_per_s=expert,
     )
-    print(f"bench: {row.label}: {row.ours_per_s} {row.unit}, {row.ratio:.2f}", file=sys.stderr)
+    print(
+        f"bench: {row.label}: {row.ours_per_s} {row.unit}, "
+        f"{row.ratio:.2f} of plain, {row.expert_ratio:.2f} of expert",
+        file=sys.stderr,
+    )
     return row
 
 
-def _speed(
-    job: Job, train: Callable[[Turns], object], num_laps: int, env: Mapping[str, str]
-) -> float:
-    with Crew(1, train, env=env) as crew:
-        crew.await_first_lap()  # with all compiling
-        laps_s = [crew.lap().wall_s for _ in range(num_laps)]
+def speed(job: Job, contestant: str, num_laps: int, *, quick: bool) -> float:
+    """Return units per second, the median of the laps; compiling is in none.
+
+    In a process of its own that is gone afterwards: no two fit the memory together. It is spawned,
+    as CUDA wants it, and computes on the first GPU that is visible.
+    """
+    if quick:
+        job = _toy(job)
+    env = CPU if quick else {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
+    with tempfile.TemporaryDirectory() as folder:
+        train = partial(_train, job, contestant, folder)
+        with Crew(1, train, env=env, method="spawn") as crew:
+            crew.await_first_lap()  # with all compiling
+            laps_s = [crew.lap().wall_s for _ in range(num_laps)]
     return job.steps_per_lap * job.units_per_step / median(laps_s)
+
+
+def _train(job: Job, contestant: str, folder: str, turns: Turns) -> None:
+    if contestant == "trainer":
+        train_ours(_options(job, folder), turns)
+        return
+    from benchmarks import gpu_plain  # noqa: PLC0415 -- imports torch
+
+    gpu_plain.train(job, turns, as_expert=contestant == "expert")
 
 
 def _options(job: Job, folder: str) -> list[str]:

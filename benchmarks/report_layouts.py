@@ -48,10 +48,10 @@ Not measured: no GPU was at hand.
 
 _GPU_NOTES = """
 On {device}, one process.
-Medians of {num_rounds} round(s), the trainer and the plain loop in turns; ratios are taken within a
+Medians of {num_rounds} round(s), the trainer and both loops in turns; ratios are taken within a
 round.
 The plain loop (`benchmarks/gpu_plain.py`) has the same model, autocast, `torch.compile` and fused
-optimizer; compiling is in no number.
+optimizer; the expert's has weights in bf16 besides, and a compiled loss; compiling is in no number.
 """
 
 
@@ -93,13 +93,16 @@ def gpu_table(on_gpu: OnGpu) -> Table:
         [
             row.label,
             f"{median(row.plain_per_s):,.0f} {row.unit}",
+            f"{median(row.expert_per_s):,.0f} {row.unit}",
             f"{median(row.ours_per_s):,.0f} {row.unit}",
             f"{row.ratio:.2f}",
+            f"{row.expert_ratio:.2f}",
             f"at least {row.target_per_s:,} {row.unit} on an H200",
         ]
         for row in on_gpu.rows
     ]
-    return ["", "plain loop", "the trainer", "ratio", "target"], rows
+    loops = ["plain loop", "expert's loop", "the trainer"]
+    return ["", *loops, "to plain", "to expert", "target"], rows
 
 
 def gpu_notes(on_gpu: OnGpu) -> str:

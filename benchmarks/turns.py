@@ -1,4 +1,4 @@
-"""Ranks, forked from this process, that train in laps: a lap of one program, then of another.
+"""Ranks, processes of this one, that train in laps: a lap of one program, then of another.
 
 Both are in the same processes: two sets of processes have each their own luck with cores and
 memory, and the same program in both has differed by 9 % from itself. A slow moment of the machine
@@ -13,6 +13,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _TIMEOUT_S = 120
-_FORK = get_context("fork")  # what torch imports for shards takes ten seconds of a core: once
 CPU = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 """Variables of a rank that computes on a CPU, wherever it is."""
 
@@ -67,22 +67,26 @@ class Crew:
         train: Callable[[Turns], object],
         other: Iterator[float] | None = None,
         env: Mapping[str, str] = CPU,
+        method: Literal["fork", "spawn"] = "fork",
     ) -> None:
         """Start them, with `env` besides; each runs through its first lap by itself.
 
-        `other` is another program: each of its values, which is a loss, takes a lap.
+        `other` is another program: each of its values, which is a loss, takes a lap. Ranks that
+        are forked import nothing, which of what torch needs for shards takes ten seconds of a core;
+        CUDA wants them spawned, and `train` such that it can be pickled.
         """
         port = _free_port()
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by __exit__
+        context: Any = get_context(method)  # whose types know no `Process`
+        self._said = tempfile.NamedTemporaryFile()  # noqa: SIM115 -- closed by __exit__
         self._pipes, self._ranks = [], []
         for rank in range(num_ranks):
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks}
             place |= {"LOCAL_WORLD_SIZE": num_ranks, "MASTER_PORT": port}
             told = {name: str(value) for name, value in place.items()}
             told |= {"MASTER_ADDR": "127.0.0.1", **env}
-            ours, theirs = _FORK.Pipe()
-            words = (train, other or iter(()), theirs, told)
-            process = _FORK.Process(target=self._become, args=words, daemon=True)
+            ours, theirs = context.Pipe()
+            words = (train, other or iter(()), theirs, told, self._said.name)
+            process = context.Process(target=_become, args=words, daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -131,17 +135,19 @@ class Crew:
         self._said.seek(0)
         return self._said.read().decode(errors="replace")[-4000:]
 
-    def _become(
-        self,
-        train: Callable[[Turns], object],
-        other: Iterator[float],
-        pipe: object,
-        told: dict[str, str],
-    ) -> None:
+
+def _become(
+    train: Callable[[Turns], object],
+    other: Iterator[float],
+    pipe: object,
+    told: dict[str, str],
+    said: str,
+) -> None:
+    with Path(said).open("ab") as file:
         for number in (1, 2):
-            os.dup2(self._said.fileno(), number)
-        os.environ.update(told)
-        train(Turns(pipe, other))
+            os.dup2(file.fileno(), number)
+    os.environ.update(told)
+    train(Turns(pipe, other))
 
 
 def train_ours(

@@ -174,18 +174,19 @@ def test_a_missing_gpu_is_told() -> None:
     assert "Not measured: no GPU was at hand." in report.render(measured())
 
 
-def test_a_gpu_is_compared_with_a_plain_loop() -> None:
-    """The ratio is the median of the rounds' own."""
+def test_a_gpu_is_compared_with_plain_loops() -> None:
+    """A ratio is the median of the rounds' own: to the plain loop, and to the expert's."""
     row = GpuRow(
         label="a model",
         unit="tokens/s",
         target_per_s=55_000,
         ours_per_s=[60_000.0, 61_000.0, 50_000.0],
         plain_per_s=[50_000.0, 61_000.0, 60_000.0],
+        expert_per_s=[80_000.0, 61_000.0, 100_000.0],
     )
     text = report.render(measured(OnGpu(device="NVIDIA H200", rows=[row])))
     assert (
-        "| a model | 60,000 tokens/s | 60,000 tokens/s | 1.00 "
+        "| a model | 60,000 tokens/s | 80,000 tokens/s | 60,000 tokens/s | 1.00 | 0.75 "
         "| at least 55,000 tokens/s on an H200 |"
     ) in text
     assert "On NVIDIA H200" in text
