@@ -55,6 +55,9 @@ cluster-down: ## stop the virtual Slurm cluster
 bench: $(VENV)/.dev ## measure speed side by side and write benchmarks/results.md
 	@benchmarks/run.sh
 
+gpu: ## on a machine with a GPU, without a network: is it right, then how fast is it (9 minutes)
+	@benchmarks/gpu.sh
+
 # Most tests wait for a clock, a signal or a daemon: three processes share two cores well.
 PARALLEL := -n 3 --dist loadscope --no-loadscope-reorder # see tests/conftest.py
 
@@ -82,4 +85,4 @@ $(VENV)/.dev: pyproject.toml | $(PY)
 	@$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@ $(VENV)/.runtime
 
-.PHONY: help demo test test-fast lint faults pictures image sqsh cluster-up cluster-down bench
+.PHONY: help demo test test-fast lint faults pictures image sqsh cluster-up cluster-down bench gpu

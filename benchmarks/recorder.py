@@ -91,16 +91,20 @@ def _ranks(folder: Path) -> str:
 
 
 def _driver(folder: Path) -> tuple[dict[str, str], str]:
-    """Compile the tests' stand-in for the driver's library where there is a compiler."""
     if shutil.which("gcc") is None:
         return {}, "none: the host's readings alone (no gcc to build the stand-in for NVML)"
+    env = build_driver(folder, "".join(f"{line}\n" for line in _WORLD))
+    return env, f"{_NUM_GPUS}, of a stand-in for NVML under the real nvidia-ml-py"
+
+
+def build_driver(folder: Path, world: str) -> dict[str, str]:
+    """Compile the tests' stand-in for the driver's library; return what makes it be taken."""
     library = folder / "libnvidia-ml.so.1"
     command = ["gcc", "-shared", "-fPIC", "-O1", "-pthread", "-o", str(library), str(_STANDIN)]
     subprocess.run(command, check=True)
     script = folder / "driver.txt"
-    script.write_text("".join(f"{line}\n" for line in _WORLD), encoding="ascii")
-    env = {"LD_LIBRARY_PATH": str(folder), "NVML_STANDIN": str(script)}
-    return env, f"{_NUM_GPUS}, of a stand-in for NVML under the real nvidia-ml-py"
+    script.write_text(world, encoding="ascii")
+    return {"LD_LIBRARY_PATH": str(folder), "NVML_STANDIN": str(script)}
 
 
 def _watch(log: Path, env: dict[str, str], duration_s: float) -> tuple[list[float], float]:

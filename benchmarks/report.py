@@ -141,7 +141,7 @@ def render(measured: Measured) -> str:
                 plural="s" * (measured.num_threads > 1),
             ),
             report_layouts.HEAD,
-            _table(*report_layouts.table(measured.layouts)),
+            table(*report_layouts.table(measured.layouts)),
             report_layouts.notes(measured.layouts),
             report_layouts.GPU_HEAD,
             _gpu_text(measured.on_gpu),
@@ -176,7 +176,7 @@ def _speed_table(speed: Mapping[str, Mapping[str, Result]]) -> str:
     rows.append(["target", "", *targets[0], "", *targets[1]])
     ratios = ["ratio", "by CPU time"]
     head = ["", "(a) CNN, batch 16: steps/s", *ratios, "(b) MLP, batch 64: steps/s", *ratios]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _cells(result: Result | None) -> list[str]:
@@ -188,7 +188,7 @@ def _cells(result: Result | None) -> list[str]:
 def _gpu_text(on_gpu: OnGpu | None) -> str:
     if on_gpu is None:
         return report_layouts.NO_GPU
-    return _table(*report_layouts.gpu_table(on_gpu)) + report_layouts.gpu_notes(on_gpu)
+    return table(*report_layouts.gpu_table(on_gpu)) + report_layouts.gpu_notes(on_gpu)
 
 
 def _startup_table(startups: Sequence[Startup]) -> str:
@@ -211,7 +211,7 @@ def _startup_table(startups: Sequence[Startup]) -> str:
         [f"a further run: {name}", *(_spread(s.phases_s[name]) for s in startups)]
         for name in startups[0].phases_s
     ]
-    return _table(["median (smallest)", *columns], rows)
+    return table(["median (smallest)", *columns], rows)
 
 
 def _spread(values_s: Sequence[float]) -> str:
@@ -243,7 +243,7 @@ def _recorder_table(recorder: Recorder) -> str:
         " what other machines take from these cores counts as ours.\n"
         f"Starts: median (smallest) of {len(recorder.first_line_s)}.\n"
     )
-    return f"{_table(head, rows)}\n{foot}"
+    return f"{table(head, rows)}\n{foot}"
 
 
 def _beat_table(beats: Beats) -> str:
@@ -255,7 +255,7 @@ def _beat_table(beats: Beats) -> str:
         ],
         ["nobody watches", f"{beats.unwatched_us:.1f} us", ""],
     ]
-    return _table(["CPU time a step", "measured", "target: 1 % of a step of 1 ms"], rows)
+    return table(["CPU time a step", "measured", "target: 1 % of a step of 1 ms"], rows)
 
 
 def _saves_table(saves: Saves) -> str:
@@ -269,7 +269,7 @@ def _saves_table(saves: Saves) -> str:
         ["training steps meanwhile took longer by", "", _spread(saves.slowed_s), "", ""],
         ["the first of a process, which allocates", "", f"{saves.first_stall_s:.2f} s", "", ""],
     ]
-    return _table(["", "`sync`", "`async`", "ratio", "target"], rows)
+    return table(["", "`sync`", "`async`", "ratio", "target"], rows)
 
 
 def _reading_table(reading: Reading) -> str:
@@ -284,7 +284,7 @@ def _reading_table(reading: Reading) -> str:
         ["the same by `pandas.read_csv`", _spread(reading.pandas_cpu_s), ""],
         ["ratio", f"{reading.ratio:.1f}", "at least 10"],
     ]
-    return _table(["median (smallest)", "measured", "target"], rows)
+    return table(["median (smallest)", "measured", "target"], rows)
 
 
 def _watching_table(watching: Watching) -> str:
@@ -295,7 +295,7 @@ def _watching_table(watching: Watching) -> str:
         ["CPU time until all GPUs are shown", f"{watching.start_cpu_s:.2f} s", ""],
         ["memory, resident", f"{watching.memory_mb:.0f} MB", ""],
     ]
-    return _table([f"over {watching.duration_s:.0f} s", "measured", "target"], rows)
+    return table([f"over {watching.duration_s:.0f} s", "measured", "target"], rows)
 
 
 def _toy_table(toy: Toy) -> str:
@@ -303,9 +303,10 @@ def _toy_table(toy: Toy) -> str:
         ["bits per byte of files it never saw", f"{toy.bits_per_byte:.2f}", "under 2.5"],
         ["from the command to its end", f"{toy.total_s:.0f} s", "180 s"],
     ]
-    return _table([f"after {toy.num_steps} steps", "measured", "target"], rows)
+    return table([f"after {toy.num_steps} steps", "measured", "target"], rows)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,0 +1,183 @@
+"""Jobs of prelaunch.sh on this device: one whose rank hangs, and one that is recorded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from benchmarks.on_gpu.case import CaseError
+from benchmarks.on_gpu.correctness import events_of
+from benchmarks.recorder import build_driver
+from monitor.logs import dmon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from benchmarks.on_gpu.case import Place, Values
+
+    Readings = dict[tuple[str, str, str], dict[str, float]]
+    """By date, time and GPU."""
+
+_ROOT = Path(__file__).parents[2]
+_HUNG = 76
+_STOPPED = 75
+_RUN = "run"
+_STUCK_IN = "wait_for_a_kernel"
+_LONGEST_S = 25
+_REHEARSED_S = 4
+_LEAST_SECONDS = 3
+TOLERANCES = {
+    "pwr": (15, 0.15),
+    "gtemp": (3, 0.0),
+    "mtemp": (3, 0.0),
+    "sm": (15, 0.0),
+    "mem": (15, 0.0),
+    "fb": (64, 0.02),
+    "mclk": (0, 0.05),
+    "pclk": (0, 0.1),
+}
+"""How far the medians may be apart: in the column's unit, or as a share of dmon's."""
+_WORLD = "gpus 1\nset mtemp * 70\ndriver 580.159\n"
+
+
+@contextmanager
+def _job(place: Place, *options: str, **env: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run prelaunch.sh in place, with a sample a second."""
+    command = [str(_ROOT / "jobs" / "prelaunch.sh"), *options]
+    settings = {
+        "DDP_OUT": str(place.folder),
+        "DDP_RUN_NAME": _RUN,
+        "DDP_PYTHON": sys.executable,
+        "DDP_NPROC_PER_NODE": "1",
+        "DDP_MONITOR_INTERVAL": "1",
+        "DDP_MAX_RESTARTS": "0",
+    }
+    print("$", " ".join(command), flush=True)
+    process = subprocess.Popen(command, env=os.environ | settings | env)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def hang(place: Place) -> Values:
+    """Let a rank wait for a kernel that does not end."""
+    words = ("--workload", "benchmarks.on_gpu.stuck:Stuck", "--model", "mlp", "--epochs", "999")
+    with _job(place, *words, DDP_HANG_TIMEOUT="5") as job:
+        code = job.wait()
+    run_dir = place.folder / _RUN
+    if code != _HUNG:
+        raise CaseError(f"a job that hangs must end with {_HUNG}; found {code}")
+    (verdict,) = events_of(run_dir, "verdict")
+    stacks = [
+        p for p in (run_dir / "debug").glob("stack-*") if "wait_for_a_kernel" in p.read_text()
+    ]
+    if not (stacks and "wait_for_a_kernel" in verdict["text"]):
+        raise CaseError(f"the verdict must name the line that waits; found {verdict['text']}")
+    return {"verdict": verdict["text"], "code": code}
+
+
+def recorder(place: Place) -> Values:
+    """Record a training with our recorder and with dmon at once, keep both, and compare them."""
+    env, options = _training(place)
+    with _dmon(place, env) as log, _job(place, *options, **env) as job:
+        _run_for(job, _REHEARSED_S if place.is_rehearsal else _LONGEST_S, place.folder / _RUN)
+        code = job.wait()
+    if code not in {0, _STOPPED}:
+        raise CaseError(f"the recorded job must end with 0 or {_STOPPED}; found {code}")
+    (ours,) = place.folder.glob("*.gutil")
+    shutil.copy(ours, place.out)
+    kept = place.out / _RUN
+    kept.mkdir(exist_ok=True)
+    for name in ("events.jsonl", "metrics.jsonl", "run.json"):
+        shutil.copy(place.folder / _RUN / name, kept)
+    return compare(read(ours.read_text()), read(log.read_text()))
+
+
+def _training(place: Place) -> tuple[dict[str, str], list[str]]:
+    """Return what is recorded: the environment, and the trainer's options."""
+    if not place.is_rehearsal:
+        model = "--model stories15m --sequence-length 256 --global-batch-size 64 --precision bf16"
+        further = "--max-steps 1500 --checkpoint-every 500"
+        return {}, f"--workload lm {model} {further}".split()
+    env = build_driver(place.folder, _WORLD)
+    return env, ["--model", "mlp", "--global-batch-size", "2", "--epochs", "999"]
+
+
+@contextmanager
+def _dmon(place: Place, env: Mapping[str, str]) -> Iterator[Path]:
+    """Let `nvidia-smi dmon` write a log; in a rehearsal our recorder, whose rows are like it."""
+    path = place.out / "dmon.txt"
+    if place.is_rehearsal:
+        program = [sys.executable, "-P", "-m", "monitor", "record"]
+        command = [*program, "--interval", "1", "--columns", "pumtc", "--out", str(path)]
+    else:
+        command = ["stdbuf", "-oL", "nvidia-smi", "dmon", "-s", "pucmt", "-o", "DT", "-d", "1"]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        command += ["-i", visible] if visible else []
+    with (place.folder / "dmon.out" if place.is_rehearsal else path).open("wb") as output:
+        process = subprocess.Popen(command, env=os.environ | env, stdout=output)
+    try:
+        yield path
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _run_for(job: subprocess.Popen[bytes], duration_s: float, run_dir: Path) -> None:
+    """Ask the job to stop, so long after its first step, if it still runs."""
+    end_s = None
+    while job.poll() is None and (end_s is None or time.monotonic() < end_s):
+        if end_s is None and events_of(run_dir, "first_step"):
+            end_s = time.monotonic() + duration_s
+        time.sleep(0.1)
+    job.terminate()
+
+
+def read(text: str) -> Readings:
+    """Read a log: the readings of each row."""
+    found: Readings = {}
+    for parsed in dmon.parse(text):
+        if parsed is None:
+            continue
+        row = dict(parsed[1])
+        stamp = (row.pop("Date"), row.pop("Time"), row.pop("gpu"))
+        values = {name: dmon.parse_value(cell) for name, cell in row.items()}
+        found[stamp] = {name: value for name, value in values.items() if value is not None}
+    return found
+
+
+def compare(ours: Readings, theirs: Readings) -> Values:
+    """Return the median of each of dmon's columns over the seconds that both have, in both logs.
+
+    Raises CaseError where they are too far apart, or where only dmon has readings.
+    """
+    seconds = sorted(ours.keys() & theirs.keys())
+    if len(seconds) < _LEAST_SECONDS:
+        raise CaseError(f"both must have {_LEAST_SECONDS} seconds or more; found {len(seconds)}")
+    values: dict[str, object] = {"seconds": len(seconds)}
+    wrong = []
+    for name in dict.fromkeys(name for second in seconds for name in theirs[second]):
+        own, other = (
+            [log[second][name] for second in seconds if name in log[second]]
+            for log in (ours, theirs)
+        )
+        values[name] = [median(own) if own else None, median(other)]
+        unit, share = TOLERANCES.get(name, (None, 0.0))
+        if not own:
+            wrong.append(f"{name}: none of ours")
+        elif unit is not None and abs(median(own) - median(other)) > max(
+            unit, share * median(other)
+        ):
+            wrong.append(f"{name}: {median(own):g} beside {median(other):g}")
+    if wrong:
+        raise CaseError(f"the recorder must read what dmon reads; found {', '.join(wrong)}")
+    return values
