@@ -8,7 +8,11 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainer.parallel.plan import ParallelPlan, modules_named
 from trainer.parallel.recompute import recompute
+from trainer.workloads.llama import build_llama
+from trainer.workloads.llama_parallel import LLAMA_PLAN
+from trainer.workloads.llama_presets import preset
 
 pytestmark = pytest.mark.slow  # fake tensors import the compiler
 
@@ -77,3 +81,39 @@ def test_what_is_dear_is_kept(
         x = torch.randn(shape, dtype=torch.bfloat16, requires_grad=True)
         block(x).sum().backward()
     assert counting.count == count
+
+
+class Dropping(nn.Module):
+    """Draws a mask, as a block of a user's may."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map any shape."""
+        return nn.functional.dropout(x * x, 0.5)
+
+
+@pytest.mark.parametrize("how", ["full", "selective"])
+def test_what_is_drawn_is_drawn_again(how: Any) -> None:
+    """A plan that says nothing of random numbers gets the same masks in the backward."""
+    block = Dropping()
+    recompute(block, how, draws=ParallelPlan().draws)
+    x = torch.ones(100, requires_grad=True)
+    out = block(x)
+    torch.manual_seed(7)
+    out.sum().backward()
+    assert torch.equal(x.grad, 2 * out)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", ["full", "selective"])
+def test_a_llama_draws_nothing_and_keeps_no_generators_state(
+    how: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading and setting them costs time at every block, most of it where a GPU has one, too."""
+    model = build_llama(preset("toy"))
+    for block in modules_named(model, LLAMA_PLAN.blocks):
+        recompute(block, how, draws=LLAMA_PLAN.draws)
+    before = torch.get_rng_state()
+    monkeypatch.setattr(torch, "get_rng_state", None)
+    monkeypatch.setattr(torch.random, "get_rng_state", None)
+    model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
+    monkeypatch.undo()
+    assert torch.equal(before, torch.get_rng_state())

@@ -59,7 +59,7 @@ def apply(  # noqa: PLR0913, PLR0917 -- all that it takes, once
         from trainer.parallel.recompute import recompute  # noqa: PLC0415 -- the same
 
         for block in blocks or [model]:
-            recompute(block, config.activation_checkpointing)
+            recompute(block, config.activation_checkpointing, draws=plan.draws)
     trained = _compiled(model, blocks) if config.compile else model
     if device_mesh is not None:
         if layout.dp_replicate * layout.shard_size > 1 or config.cpu_offload:

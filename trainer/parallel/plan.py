@@ -46,6 +46,9 @@ class ParallelPlan:
     blocks: str = ""
     """The modules that are sharded, recomputed and compiled one by one; "": the model as a whole.
     None of them lies in another one."""
+    draws: bool = True
+    """Whether a block's forward draws random numbers, such as a dropout's: if it is recomputed, it
+    must draw the same ones, and the states of all generators are kept for that."""
     styles: Mapping[str, Style] = field(default_factory=dict)
     """For tensor parallelism; none: it cannot be split that way."""
     attention: str = ""

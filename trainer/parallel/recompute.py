@@ -35,19 +35,20 @@ Those that this torch has: some are of some versions only. And our own ring atte
 brought it here."""
 
 
-def recompute(block: nn.Module, how: Literal["full", "selective"]) -> None:
+def recompute(block: nn.Module, how: Literal["full", "selective"], *, draws: bool = True) -> None:
     """Let a block keep its input only, or, with `selective`, what is dear to compute.
 
-    The forward is replaced in place: a wrapping module would change the parameters' names.
+    Where its forward `draws` random numbers, it keeps the generators' states, too. The forward is
+    replaced in place: a wrapping module would change the parameters' names.
     """
-    contexts: dict[str, Any] = {}
+    options: dict[str, Any] = {"preserve_rng_state": draws}
     if how == "selective":
         homes = (torch.ops.aten, torch.ops.trainer)
         kept = {getattr(ops, n).default for ops in homes for n in _DEAR if hasattr(ops, n)}
         policy = partial(_policy, kept)
-        contexts["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
     forward = block.forward
-    block.forward = partial(checkpoint, forward, use_reentrant=False, **contexts)
+    block.forward = partial(checkpoint, forward, use_reentrant=False, **options)
 
 
 def _policy(

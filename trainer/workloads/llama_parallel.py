@@ -7,6 +7,7 @@ from trainer.parallel.plan import ParallelPlan
 LLAMA_PLAN = ParallelPlan(
     first=("tok_embeddings",),
     blocks="layers.*",
+    draws=False,
     attention="layers.*.attention",
     last=("norm", "output"),
     styles={
