@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from trainer.batch_plan import plan_batches
 from trainer.beat import Stacks, open_beat
-from trainer.environment import whole_number
+from trainer.environment import set_torch_defaults, whole_number
 from trainer.errors import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -49,6 +49,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
     """Train as `argv` and `env` say; return the exit code."""
     stop = StopRequest()
     stop.install()  # first: a request during the seconds of `import torch` counts, too
+    set_torch_defaults(env)
     speaks = env.get("RANK", "0") == "0"
     try:
         config = parse(argv)

@@ -41,10 +41,10 @@ settings_debug_flags() {
         setting TORCH_NCCL_DUMP_ON_TIMEOUT 'DEBUG=0' 1
         setting TORCH_FR_BUFFER_SIZE 'DEBUG=0' 2000
     fi
-    # Where it is looked for; before torch 2.9 the file had the other name.
-    setting TORCH_NCCL_DEBUG_INFO_TEMP_FILE 'the watchdog' "$DDP_RUN_DIR/debug/nccl-trace-rank-"
+    # Where it is looked for. Its name before torch 2.9 earns a warning from every rank, too.
     setting TORCH_FR_DUMP_TEMP_FILE 'the watchdog' "$DDP_RUN_DIR/debug/nccl-trace-rank-"
     # The watchdog asks for a hung rank's dump: the backend that is new in torch 2.15 does not listen.
+    # The trainer, which torchrun may start without us, sets the same (trainer/environment.py).
     setting TORCH_DIST_USE_NCCL2 'the watchdog' 0
     setting CUDA_DEVICE_ORDER 'as NVML and Slurm count' PCI_BUS_ID
 }
