@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -65,6 +66,48 @@ def test_python_commands_have_the_options_they_are_shown_with() -> None:
         for option in re.findall(r"(?<!\S)(--[a-z][a-z-]*)", rest)
         if not re.search(rf"{option}(?![a-z-])", help_of(module, subcommand))
     ]
+    assert not wrong
+
+
+def trainings() -> list[tuple[str, int, list[str]]]:
+    """Page, ranks and options of every training that is shown; `…` stands for the last one."""
+    found: list[tuple[str, int, list[str]]] = []
+    base = ""
+    for page, command in shown():
+        text = command.replace("…", base, 1) if command.startswith("… --") else command
+        match = re.search(r"(?:-m trainer|jobs/prelaunch\.sh)((?: +-?[\w./:-]+)*)$", text)
+        if match is None or " -- " in f"{text} ":
+            continue
+        base = base if command.startswith("…") else text
+        num_nodes, num_ranks = (
+            int(option[1]) if (option := re.search(rf"--{name}[= ](\d+)", text)) else 1
+            for name in ("nodes", "(?:ntasks-per-node|nproc-per-node)")
+        )
+        if "--config" not in text and "my_package" not in text:
+            found.append((page, num_nodes * num_ranks, match[1].replace(" --check", "").split()))
+    return found
+
+
+def without_data(options: list[str]) -> list[str]:
+    """The same training, of data that are made up: a page's are not here."""
+    text = " ".join(options).replace("--workload imagefolder", "--workload fake-images")
+    return re.sub(r"--data-dir \w+", "", text).split()
+
+
+@pytest.mark.slow
+def test_trainings_fit_on_a_gpu_of_80_gib() -> None:
+    """Every one that is shown, by what the trainer itself expects."""
+    found = trainings()
+    texts = [" ".join(options) for _, _, options in found]
+    assert len(found) > FEWEST / 2
+    assert any("llama3-8b" in text for text in texts)
+    assert any("--cp 2" in text for text in texts)  # of a line that begins with …
+    asked = json.dumps([(num_ranks, without_data(options)) for _, num_ranks, options in found])
+    program = [sys.executable, "-m", "tests.trainer.expected", asked]
+    done = subprocess.run(program, capture_output=True, text=True, check=True, cwd=ROOT)
+    needed = [int(line) / 2**30 for line in done.stdout.splitlines()]
+    assert len(needed) == len(found)
+    wrong = [(*who, gib) for who, gib in zip(found, needed, strict=True) if gib > 80]
     assert not wrong
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from trainer.events import finite
-from trainer.memory import size_words
+from trainer.expected_memory import size_words
 from trainer.speed import Speed
 
 if TYPE_CHECKING:

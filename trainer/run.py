@@ -22,6 +22,7 @@ from trainer.ending import closing_block, out_of_time, summary_of
 from trainer.errors import UserError, one_line
 from trainer.evaluation import Evaluation
 from trainer.events import EventLog
+from trainer.expected_memory import Demand, check_free_memory
 from trainer.flight_recorder import FlightRecorder, remember
 from trainer.identity import identity_of
 from trainer.loop import Loop
@@ -153,6 +154,16 @@ class Run:
             num_train_samples=data.num_train,
         )
         trained = build_model(config, job.workload, mesh, fresh.seed)
+        check_free_memory(
+            Demand(
+                config=config,
+                mesh=mesh,
+                plan=job.plan,
+                workload=job.workload,
+                model=trained.model,
+                update=trained.update,
+            )
+        )
         self._run_dir, self._events = run_dir, events = _open_run_dir(job, mesh)
         identity = identity_of(config, data.num_train)
         self._collectives = FlightRecorder.open(

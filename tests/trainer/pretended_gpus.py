@@ -89,6 +89,8 @@ class _Event:
 
 def _answers(num_gpus: int) -> dict[str, Any]:
     current = threading.local()  # a thread's own, as CUDA has it
+    is_full = os.environ.get("FULL_RANK") == os.environ.get("RANK", "0")
+    num_free_bytes = 1 << (28 if is_full else 30)
     properties = {
         i: SimpleNamespace(uuid=f"GPU-{i}", total_memory=80 << 30, name="Pretended")
         for i in range(num_gpus)
@@ -125,7 +127,7 @@ def _answers(num_gpus: int) -> dict[str, Any]:
         "max_memory_allocated": lambda device=None: (1 << 20) + place(device),
         "memory_allocated": lambda device=None: (1 << 20) + place(device),
         "memory_reserved": lambda device=None: (1 << 21) + place(device),
-        "mem_get_info": lambda _device=None: (1 << 30, 80 << 30),
+        "mem_get_info": lambda _device=None: (num_free_bytes, 80 << 30),
         "get_rng_state": lambda _device=None: torch.get_rng_state(),
         "set_rng_state": lambda state, _device=None: torch.set_rng_state(state),
         "manual_seed_all": lambda _seed: None,

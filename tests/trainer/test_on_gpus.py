@@ -1,5 +1,6 @@
 """Whole runs on GPUs that are none: see pretended_gpus.py."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -59,3 +60,25 @@ def test_a_full_gpu_is_told_in_a_line(start_ranks: Callable[..., Ranks]) -> None
     assert (ranks.run.path / "debug" / "memory-rank-1.pickle").exists()
     errors = [event["error"] for event in ranks.run.events("failure") if event["rank"] == 1]
     assert [error.startswith("RunFailedError: GPU memory of rank 1") for error in errors] == [True]
+
+
+def test_a_run_that_does_not_fit_ends_before_its_first_step(
+    start_ranks: Callable[..., Ranks],
+) -> None:
+    """With the number, and the microbatch that fits; of one rank's GPU, and told by one alone."""
+    options = TEXT.replace("4000", "40000").replace("--global-batch-size 8", "")
+    ranks = start_ranks(
+        2, *options.split(), "--model", "mini", "--sequence-length", "512", "--max-steps", "1",
+        "--global-batch-size", "64", env={"FULL_RANK": "1"},
+    )  # fmt: skip
+    assert ranks.wait() == [64, 64], ranks.output
+    (told,) = (output[1] for output in ranks.output if output[1])
+    need, left, size = re.fullmatch(  # type: ignore[union-attr]
+        r"trainer: GPU memory of rank 1 on \S*: about ([\d.]+) GiB free, which a step needs; "
+        r"found ([\d.]+) MiB of 80 GiB; lower --micro-batch-size from 32 to (\d+)\n",
+        told,
+    ).groups()
+    assert float(need) > 1
+    assert float(left) == 258  # free, and what the rank has reserved
+    assert int(size) in {1, 2, 4, 8}
+    assert not ranks.run.path.exists()
