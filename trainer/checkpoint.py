@@ -167,12 +167,22 @@ class Checkpoints:
 
         `prepare` looks at what a checkpoint holds, and returns the tensors to read it into. A
         damaged one is skipped with a warning that names it, and the one before it is used.
-        Raises UserError when a path was given and cannot be loaded, RunFailedError when what may be
-        whole cannot be read, and what `prepare` raises.
+        Raises UserError when a path was given and cannot be loaded, or when all there are are
+        damaged, RunFailedError when what may be whole cannot be read, and what `prepare` raises.
         """
         self.wait()
         named = None if wish == "auto" else wish
-        return self._load_first(self._candidates(wish), prepare, named=named)
+        paths = self._candidates(wish)
+        loaded = self._load_first(paths, prepare, named=named)
+        if loaded is None and paths:
+            raise UserError(
+                f"--resume auto, {self._folder.path}",
+                rule="a checkpoint that is whole",
+                found=f"{len(paths)}, all damaged",
+                remedy="repair one, name another run's by --resume PATH, or begin anew by "
+                "--resume none",
+            )
+        return loaded
 
     def load_back(
         self, prepare: Callable[[Stored], dict[str, Tensor]]
@@ -218,7 +228,8 @@ class Checkpoints:
                 self._damaged.append(path.name)
             if self._mesh.ranks.is_main:
                 print(f"trainer: skipped checkpoint {path}: {problem}", file=sys.stderr, flush=True)
-        self._tell_resume(0, None, skipped)
+        if not paths:
+            self._tell_resume(0, None, [])
         return None
 
     def _candidates(self, wish: str) -> list[Path]:

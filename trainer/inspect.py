@@ -1,7 +1,7 @@
 """python -m trainer.inspect PATH: what is in a checkpoint, and whether it is what was written.
 
 Of a run directory, all checkpoints are verified, and the last written one is shown. The exit code
-is 64 if one of them is damaged.
+is 64 if one of them is damaged, or cannot be read here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainer import command
 from trainer.checkpoint_folder import find, find_folder
 from trainer.errors import EXIT_FINISHED, EXIT_USER
 from trainer.identity import fingerprint
-from trainer.manifest import DamagedError
+from trainer.manifest import DamagedError, UnknownError, UnreadableError
 from trainer.tensor_names import split_rank
 
 if TYPE_CHECKING:
@@ -40,23 +40,23 @@ def main(argv: Sequence[str]) -> int:
         "latest": folder.pointed("latest") if folder else None,
         "best": folder.pointed("best") if folder else None,
     }
-    print(json.dumps(report, indent=1) if options.json else "\n".join(_lines(report)))
-    is_damaged = report["problem"] or any(report["others"].values())
-    return EXIT_USER if is_damaged else EXIT_FINISHED
+    print(json.dumps(report, indent=1, default=str) if options.json else "\n".join(_lines(report)))
+    has_problem = report["problem"] or any(report["others"].values())
+    return EXIT_USER if has_problem else EXIT_FINISHED
 
 
-def _problem(path: Path) -> str | None:
+def _problem(path: Path) -> DamagedError | None:
     from trainer import loading  # noqa: PLC0415 -- imports torch: wrong input is told before
 
     try:
         loading.verify(path)
     except DamagedError as error:
-        return str(error)
+        return error
     return None
 
 
 def _look_at(path: Path) -> dict[str, Any]:
-    """Return all that can be told of a checkpoint, as JSON values; what cannot be read is None."""
+    """Return all that can be told of a checkpoint; what cannot be read is None."""
     from trainer import loading  # noqa: PLC0415 -- see above
 
     report: dict[str, Any] = {"path": str(path), "problem": _problem(path)}
@@ -64,7 +64,7 @@ def _look_at(path: Path) -> dict[str, Any]:
     try:
         stored = loading.look_into(path)
     except DamagedError as error:
-        report["problem"] = report["problem"] or str(error)
+        report["problem"] = report["problem"] or error
         return report | dict.fromkeys(keys)
     return report | _describe(stored)
 
@@ -119,7 +119,11 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _verdict(problem: str | None) -> str:
+def _verdict(problem: DamagedError | None) -> str:
+    if isinstance(problem, UnknownError):
+        return f"NOT KNOWN to this version: {problem}"
+    if isinstance(problem, UnreadableError):
+        return f"NOT READ, it may be whole: {problem}"
     return "verified" if problem is None else f"DAMAGED: {problem}"
 
 

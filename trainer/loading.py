@@ -11,7 +11,7 @@ import torch
 from trainer import manifest, plain_file
 from trainer.checkpoint_folder import STATE_FILE
 from trainer.errors import causes, short_line
-from trainer.manifest import DamagedError, UnreadableError, is_unreadable
+from trainer.manifest import DamagedError, UnknownError, UnreadableError, is_unreadable
 from trainer.position import State
 from trainer.staging import is_lack_of_memory
 
@@ -33,30 +33,38 @@ class Stored:
 
 
 def verify(path: Path, *, part: int = 0, num_parts: int = 1) -> None:
-    """Compare all sizes, then this part of the files with their SHA-256. Raises DamagedError."""
+    """Compare all sizes, and the SHA-256 of this part of the files and of what describes them.
+
+    Raises DamagedError.
+    """
     records = manifest.read(path)
-    for name in (STATE_FILE, ".metadata"):
+    descriptions = {STATE_FILE, ".metadata"}
+    for name in descriptions:
         if name not in records:
             raise DamagedError(f"{manifest.FILE} does not name {name}")
     manifest.check_sizes(path, records)
-    manifest.check_digests(path, records, sorted(records)[part::num_parts])
+    names = {*sorted(records)[part::num_parts], *descriptions}
+    manifest.check_digests(path, records, sorted(names))
 
 
 def look_into(path: Path) -> Stored:
-    """Read all but the tensors. Raises DamagedError for what is no checkpoint, or no safe one."""
+    """Read all but the tensors of a checkpoint that was verified.
+
+    Raises UnreadableError, or UnknownError for what this version does not know or let in.
+    """
     from trainer.safe_reader import SafeReader  # noqa: PLC0415 -- a second of imports
 
     try:
         state = State.from_json(plain_file.read_text(path / STATE_FILE))
         return Stored(path=path, state=state, entries=SafeReader(path).entries())
     except Exception as error:
-        raise _damage(error) from error
+        raise _problem(error) from error
 
 
 def read_into(path: Path, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Fill `tensors` with the values of their names, and return them.
 
-    Raises DamagedError when that cannot be.
+    Raises what `look_into` raises.
 
     Every rank reads all by itself, and only what it asks for: nobody waits for anybody.
     """
@@ -71,9 +79,9 @@ def read_into(path: Path, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]
             warnings.filterwarnings("ignore", category=FutureWarning)
             load(dict(tensors), storage_reader=SafeReader(path), no_dist=True)
     except CheckpointException as error:  # it is no Exception
-        raise _damage(next(iter(error.failures.values()))[0]) from error
+        raise _problem(next(iter(error.failures.values()))[0]) from error
     except Exception as error:
-        raise _damage(error) from error
+        raise _problem(error) from error
     return tensors
 
 
@@ -88,10 +96,13 @@ def read_named(stored: Stored, prefix: str) -> dict[str, Tensor]:
     return tensors
 
 
-def _damage(error: BaseException) -> DamagedError:
-    """Say what was raised while reading; torch wraps what the system or the memory said."""
+def _problem(error: BaseException) -> DamagedError:
+    """Say what was raised while reading; torch wraps what the system or the memory said.
+
+    What was read is what was written: whatever else is wrong is no damage.
+    """
     for cause in causes(error):
         is_unread = isinstance(cause, OSError) and is_unreadable(cause)
         if is_unread or is_lack_of_memory(cause):
             return UnreadableError(short_line(cause))
-    return DamagedError(short_line(error))
+    return UnknownError(short_line(error))

@@ -36,6 +36,10 @@ class UnreadableError(DamagedError):
     """It cannot be read here and now, so that nobody can say what it is: it may be whole."""
 
 
+class UnknownError(DamagedError):
+    """It is what was written, and this version does not know what that is: no damage."""
+
+
 def is_unreadable(error: OSError) -> bool:
     """Whether an error of reading leaves open what is there, such as ESTALE, EIO or EACCES."""
     return not isinstance(error, plain_file.NotPlainError) and error.errno not in _GONE
@@ -74,11 +78,14 @@ def write(folder: Path, records: Mapping[str, FileRecord]) -> None:
 
 
 def read(folder: Path) -> dict[str, FileRecord]:
-    """Read the manifest. Raises DamagedError if there is none, or none that can be understood."""
+    """Read the manifest.
+
+    Raises DamagedError if there is none that can be understood, UnknownError for a newer one.
+    """
     try:
         content = json.loads(plain_file.read_text(folder / FILE))
-        if content["version"] != _VERSION:
-            raise DamagedError(f"{FILE} is of version {content['version']}, not {_VERSION}")
+        if content["version"] > _VERSION:
+            raise UnknownError(f"{FILE} is of version {content['version']}, newer than {_VERSION}")
         records = {name: FileRecord(**values) for name, values in content["files"].items()}
     except OSError as error:
         raise _unreadable(FILE, error) from error

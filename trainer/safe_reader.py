@@ -2,19 +2,24 @@
 
 The tensors are read with `weights_only`, but the index beside them, `.metadata`, is a pickle, which
 torch opens with the plain unpickler: a checkpoint from a stranger could run anything. Here only the
-few classes that an index is made of are let in.
+few classes that an index is made of are let in, from whichever Python and torch wrote it.
 """
 
 from __future__ import annotations
 
 import pickle
 from enum import Enum
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 _PLAIN = {
     "torch.distributed.checkpoint.metadata": {
@@ -23,29 +28,25 @@ _PLAIN = {
         "Metadata",
         "MetadataIndex",
         "StorageMeta",
-        "TensorProperties",
         "TensorStorageMetadata",
         "_MEM_FORMAT_ENCODING",
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch.serialization": {"_get_layout"},
     "torch": {"Size"},
-    "pathlib": {"PosixPath", "PurePosixPath"},
     "collections": {"OrderedDict"},
 }
 
 
-class _IndexUnpickler(pickle.Unpickler):
-    def find_class(self, module_name: str, global_name: str) -> Any:  # noqa: ANN401 -- pickle's
-        if (module_name, global_name) == ("builtins", "getattr"):
-            return _member
-        known = global_name in _PLAIN.get(module_name, ())
-        is_dtype = module_name == "torch" and isinstance(
-            getattr(torch, global_name, None), torch.dtype
-        )
-        if not (known or is_dtype):
-            raise pickle.UnpicklingError(f"a checkpoint's index has no {module_name}.{global_name}")
-        return super().find_class(module_name, global_name)
+_NUM_PROPERTIES = 5
+"""Data type, layout, whether gradients are asked for, memory format, whether memory is pinned."""
+
+
+class _Properties(TensorProperties):
+    """From torch 2.15 on strides follow, which nobody here asks for, and 2.11 would refuse them."""
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        super().__setstate__(state[:_NUM_PROPERTIES])  # type: ignore[no-untyped-call]
 
 
 def _member(owner: object, name: str) -> Enum:
@@ -57,6 +58,32 @@ def _member(owner: object, name: str) -> Enum:
     if name not in members:
         raise pickle.UnpicklingError(f"a checkpoint's index has no attribute {name!r}")
     return members[name]
+
+
+_REPLACED: dict[tuple[str, str], Any] = {
+    ("builtins", "getattr"): _member,
+    ("torch.distributed.checkpoint.metadata", "TensorProperties"): _Properties,
+    # Where the run was written. Python 3.13 alone says that such a path is of pathlib._local.
+    **{
+        (module, name): PurePosixPath
+        for module in ("pathlib", "pathlib._local")
+        for name in ("PosixPath", "PurePosixPath")
+    },
+}
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str) -> Any:  # noqa: ANN401 -- pickle's
+        replaced = _REPLACED.get((module_name, global_name))
+        if replaced is not None:
+            return replaced
+        known = global_name in _PLAIN.get(module_name, ())
+        is_dtype = module_name == "torch" and isinstance(
+            getattr(torch, global_name, None), torch.dtype
+        )
+        if not (known or is_dtype):
+            raise pickle.UnpicklingError(f"a checkpoint's index has no {module_name}.{global_name}")
+        return super().find_class(module_name, global_name)
 
 
 class SafeReader(FileSystemReader):

@@ -161,6 +161,7 @@ def _write_tensors(tensors: Mapping[str, Tensor], folder: Path, peers: Peers) ->
     # Nothing is copied ahead: torch waits for such copies on the stream of the thread's own device,
     # and on GPUs the bytes of another one would be written before they have arrived.
     writer = dcp.FileSystemWriter(folder, sync_files=True, per_thread_copy_ahead=0)
+    writer.storage_meta = lambda: None  # it holds a Path, which each Python pickles in its own way
     try:
         dcp.save(
             dict(tensors),

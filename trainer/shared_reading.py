@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from trainer import loading
-from trainer.errors import RunFailedError, short_line
-from trainer.manifest import DamagedError, UnreadableError
+from trainer.errors import RunFailedError, UserError, short_line
+from trainer.manifest import DamagedError, UnknownError, UnreadableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,8 +33,12 @@ class _Problem:
     """What a rank has met."""
 
     text: str
-    is_damage: bool
-    """False: the checkpoint may be whole."""
+    kind: type[DamagedError]
+
+    @property
+    def is_damage(self) -> bool:
+        """Whether it is sure that the checkpoint is not whole."""
+        return self.kind is DamagedError
 
 
 def read_together(
@@ -43,7 +47,8 @@ def read_together(
     """Return what the checkpoint holds, or None and what is wrong with it, alike on all ranks.
 
     `prepare` looks at what it holds, and returns the tensors to read it into. Raises what that
-    raises; and RunFailedError, on all ranks, if some cannot read what may be whole.
+    raises; and on all ranks, if some cannot read what may be whole: RunFailedError, or UserError
+    where this version does not know it.
     """
     stored, problem = _tried(path, lambda: _verified(path, peers))
     if stored is None:
@@ -99,6 +104,14 @@ def _tried(
             return result, ""
         if problem.is_damage:
             return None, problem.text
+        if problem.kind is UnknownError:
+            raise UserError(
+                f"checkpoint {path}",
+                rule="one that this version, with its torch, can read",
+                found=problem.text,
+                remedy="go on with the version that wrote it, or from an older one by "
+                "--resume PATH, or begin anew by --resume none",
+            )
         found = problem.text
     raise RunFailedError(
         f"checkpoint {path}: can be read by every rank; found {found}; it may be whole, so "
@@ -149,15 +162,14 @@ def _agreed(peers: Peers, work: Callable[[], T]) -> tuple[T | None, _Problem | N
 def _met(work: Callable[[], T]) -> tuple[T | None, _Problem | None]:
     try:
         return work(), None
-    except UnreadableError as error:
-        return None, _Problem(str(error), is_damage=False)
     except DamagedError as error:
-        return None, _Problem(str(error), is_damage=True)
+        return None, _Problem(str(error), type(error))
 
 
 def _first(told: Sequence[_Problem | None]) -> _Problem | None:
-    """The first rank's problem, with its rank; it is that node's alone, until rank 0 says more."""
+    """The first rank's problem, with its rank; damage may be that node's alone."""
     for rank, problem in enumerate(told):
         if problem is not None:
-            return _Problem(f"on rank {rank}: {problem.text}", is_damage=False)
+            kind = UnreadableError if problem.is_damage else problem.kind
+            return _Problem(f"on rank {rank}: {problem.text}", kind)
     return None

@@ -23,6 +23,7 @@ from tests.trainer.saved import (
 )
 from trainer import manifest
 from trainer.checkpoint_folder import CheckpointFolder
+from trainer.errors import UserError
 
 
 def _flip(file: Path) -> str:
@@ -142,6 +143,57 @@ def test_a_damaged_one_is_skipped_with_a_warning_and_written_anew(
     assert problem in resume["skipped"][0]["problem"]
     save(checkpoints, 10)
     assert loaded_step(tmp_path) == 10
+
+
+def test_nothing_is_begun_over_damaged_ones(tmp_path: Path) -> None:
+    """Where none is whole the run ends in one line, and `--resume none` begins anew on purpose."""
+    save(open_folder(tmp_path), 5, 10)
+    for step in (5, 10):
+        shorten(tmp_path / "checkpoints" / f"step-{step}")
+    with pytest.raises(UserError, match=r"whole; found 2, all damaged; .* --resume none$"):
+        load(tmp_path)
+    assert events(tmp_path, "resume") == []
+    assert load(tmp_path, "none") is None
+
+
+def _newer_manifest(folder: Path) -> str:
+    file = folder / "manifest.json"
+    file.write_text(file.read_text().replace('"version": 1', '"version": 2'))
+    return "manifest.json is of version 2, newer than 1"
+
+
+def _sealed(file: Path) -> None:
+    records = manifest.read(file.parent)
+    manifest.write(file.parent, {**records, file.name: manifest.seal(file)})
+
+
+def _newer_state(folder: Path) -> str:
+    file = folder / "state.json"
+    file.write_text(file.read_text().replace('"serial"', '"new": 1, "serial"'))
+    _sealed(file)
+    return "unexpected keyword argument 'new'"
+
+
+def _newer_index(folder: Path) -> str:
+    file = folder / ".metadata"
+    file.write_bytes(file.read_bytes().replace(b"_StorageInfo", b"_StorageInf2"))
+    _sealed(file)
+    return "torch.distributed.checkpoint.filesystem._StorageInf2"
+
+
+@pytest.mark.parametrize("change", [_newer_manifest, _newer_state, _newer_index])
+def test_what_this_version_does_not_know_is_no_damage(tmp_path: Path, change: Any) -> None:
+    """It is not passed over for an older one either: the run ends in one line."""
+    save(open_folder(tmp_path), 5, 10)
+    problem = change(tmp_path / "checkpoints" / "step-10")
+    with pytest.raises(UserError) as caught:
+        load(tmp_path)
+    told = str(caught.value)
+    assert f"checkpoint {tmp_path / 'checkpoints' / 'step-10'}: one that this version" in told
+    assert problem in told
+    assert "\n" not in told
+    assert events(tmp_path, "resume") == []
+    assert loaded_step(tmp_path, "step-5") == 5
 
 
 def test_a_damaged_one_does_not_push_good_ones_out(tmp_path: Path) -> None:
@@ -288,5 +340,6 @@ def test_loading_runs_no_code_from_a_checkpoint(tmp_path: Path, file: str) -> No
     victim.write_bytes(attack + b"\x00" * (size_bytes - len(attack)))
     records = manifest.read(folder)
     manifest.write(folder, {**records, victim.name: manifest.seal(victim)})
-    assert load(tmp_path) is None
+    with pytest.raises(UserError, match="one that this version, with its torch, can read"):
+        load(tmp_path)
     assert not (tmp_path / "ran").exists()

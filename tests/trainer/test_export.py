@@ -173,3 +173,7 @@ def test_inspect_names_the_damage(run_dir: Path, capsys: pytest.CaptureFixture[s
     report = json.loads(capsys.readouterr().out)
     assert report["problem"].startswith(".metadata has ")
     assert report["tensors"] is None
+    newer = folder.with_name("step-2") / "manifest.json"
+    newer.write_text(newer.read_text().replace('"version": 1', '"version": 9'))
+    assert run(inspect.main, [str(newer.parent)]) == 64
+    assert "NOT KNOWN to this version: manifest.json is of version 9" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import warnings
 from collections.abc import Callable
 from enum import Enum
@@ -13,7 +14,11 @@ import torch
 from torch.distributed.checkpoint import FileSystemWriter, save
 from torch.distributed.checkpoint.metadata import Metadata
 
+from tests.trainer.saved import open_folder
+from tests.trainer.saved import save as save_ours
 from trainer.safe_reader import SafeReader
+
+INDEXES = Path(__file__).parent / "indexes"
 
 
 class Debian12(pickle.Pickler):
@@ -71,3 +76,24 @@ def test_nothing_else_is_let_in(folder: Path, says: Says) -> None:
     (folder / ".metadata").write_bytes(pickle.dumps(says))
     with pytest.raises(pickle.UnpicklingError, match="a checkpoint's index has no "):
         SafeReader(folder).read_metadata()
+
+
+@pytest.mark.parametrize("index", sorted(INDEXES.glob("*.metadata")), ids=lambda path: path.stem)
+def test_an_index_of_every_python_and_torch_is_read(index: Path, tmp_path: Path) -> None:
+    """Python 3.13 writes a path in a way of its own, and torch 2.15 strides beside shapes."""
+    shutil.copy(index, tmp_path / ".metadata")
+    assert SafeReader(tmp_path).entries() == {
+        "model/w": (torch.Size([3, 2]), torch.float32),
+        "model/b": (torch.Size([3]), torch.bfloat16),
+        "optimizer/step": (torch.Size([]), torch.float32),
+        "rank-0/generator": (torch.Size([16]), torch.uint8),
+        "images": (torch.Size([1, 3, 2, 2]), torch.float32),
+    }
+
+
+def test_our_index_holds_no_path(tmp_path: Path) -> None:
+    """Each Python pickles one in its own way, and it says where somebody's files lie."""
+    save_ours(open_folder(tmp_path), 5)
+    index = (tmp_path / "checkpoints" / "step-5" / ".metadata").read_bytes()
+    assert b"pathlib" not in index
+    assert tmp_path.name.encode() not in index
