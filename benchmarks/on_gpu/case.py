@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 
 
 class CaseError(Exception):
-    """Something is not as it should be; one line says what must hold, and what was found."""
+    """Something is not as it should be; one line says what must hold, and what was found.
+
+    `values` is what was measured all the same: there may be no second time.
+    """
+
+    def __init__(self, line: str, values: Values | None = None) -> None:
+        super().__init__(line)
+        self.values = values or {}
 
 
 @dataclass(frozen=True, kw_only=True)

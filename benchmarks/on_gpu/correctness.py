@@ -87,7 +87,7 @@ def resume(place: Place) -> Values:
     most = 24
     kinds = {
         "digits": "--model cnn",
-        "text": "--workload lm --model mini --mock-tokens 400000 --precision bf16",
+        "text": "--workload lm --model mini --mock-tokens 999999 --precision bf16",
     }
     if place.is_rehearsal:
         most = 6
@@ -166,11 +166,13 @@ def compiled(place: Place) -> Values:
 def _losses(runs: dict[str, Training], base: str) -> Values:
     """Return each run's last loss. Raises CaseError if one is too far from that of `base`."""
     losses = {name: run.finish()["final_loss"] for name, run in runs.items()}
+    values = {f"{name}_loss": round(loss, 5) for name, loss in losses.items()}
     for name, loss in losses.items():
         off_pct = 100 * abs(loss / losses[base] - 1)
         if not (math.isfinite(loss) and off_pct <= _MOST_OFF_PCT):
             raise CaseError(
                 f"the loss of {name} must be within {_MOST_OFF_PCT:g} % of {base}'s, "
-                f"{losses[base]}; found {loss}"
+                f"{losses[base]}; found {loss}",
+                values,
             )
-    return {f"{name}_loss": round(loss, 5) for name, loss in losses.items()}
+    return values

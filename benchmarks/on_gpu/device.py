@@ -25,7 +25,7 @@ _SMALL = 256
 def _device(place: Place) -> torch.device:
     import torch  # noqa: PLC0415 -- the table of cases needs none
 
-    return torch.device("cpu" if place.is_rehearsal else "cuda")
+    return torch.device("cpu") if place.is_rehearsal else torch.device("cuda", 0)
 
 
 def machine(place: Place) -> Values:

@@ -30,6 +30,7 @@ _HUNG = 76
 _STOPPED = 75
 _RUN = "run"
 _STUCK_IN = "wait_for_a_kernel"
+_STUCK_IN = "wait_for_a_kernel"
 _LONGEST_S = 25
 _REHEARSED_S = 4
 _LEAST_SECONDS = 3
@@ -77,10 +78,9 @@ def hang(place: Place) -> Values:
     if code != _HUNG:
         raise CaseError(f"a job that hangs must end with {_HUNG}; found {code}")
     (verdict,) = events_of(run_dir, "verdict")
-    stacks = [
-        p for p in (run_dir / "debug").glob("stack-*") if "wait_for_a_kernel" in p.read_text()
-    ]
-    if not (stacks and "wait_for_a_kernel" in verdict["text"]):
+    stacks = "".join(path.read_text() for path in (run_dir / "debug").glob("stack-*"))
+    print(stacks, flush=True)
+    if not all(_STUCK_IN in text for text in (stacks, verdict["text"])):
         raise CaseError(f"the verdict must name the line that waits; found {verdict['text']}")
     return {"verdict": verdict["text"], "code": code}
 
@@ -91,14 +91,14 @@ def recorder(place: Place) -> Values:
     with _dmon(place, env) as log, _job(place, *options, **env) as job:
         _run_for(job, _REHEARSED_S if place.is_rehearsal else _LONGEST_S, place.folder / _RUN)
         code = job.wait()
-    if code not in {0, _STOPPED}:
-        raise CaseError(f"the recorded job must end with 0 or {_STOPPED}; found {code}")
     (ours,) = place.folder.glob("*.gutil")
     shutil.copy(ours, place.out)
     kept = place.out / _RUN
     kept.mkdir(exist_ok=True)
     for name in ("events.jsonl", "metrics.jsonl", "run.json"):
         shutil.copy(place.folder / _RUN / name, kept)
+    if code not in {0, _STOPPED}:
+        raise CaseError(f"the recorded job must end with 0 or {_STOPPED}; found {code}")
     return compare(read(ours.read_text()), read(log.read_text()))
 
 
@@ -162,7 +162,10 @@ def compare(ours: Readings, theirs: Readings) -> Values:
     """
     seconds = sorted(ours.keys() & theirs.keys())
     if len(seconds) < _LEAST_SECONDS:
-        raise CaseError(f"both must have {_LEAST_SECONDS} seconds or more; found {len(seconds)}")
+        raise CaseError(
+            f"both must have {_LEAST_SECONDS} seconds or more in common; found {len(seconds)} "
+            f"among {len(ours)} rows of ours and {len(theirs)} of dmon's"
+        )
     values: dict[str, object] = {"seconds": len(seconds)}
     wrong = []
     for name in dict.fromkeys(name for second in seconds for name in theirs[second]):
@@ -179,5 +182,5 @@ def compare(ours: Readings, theirs: Readings) -> Values:
         ):
             wrong.append(f"{name}: {median(own):g} beside {median(other):g}")
     if wrong:
-        raise CaseError(f"the recorder must read what dmon reads; found {', '.join(wrong)}")
+        raise CaseError(f"the recorder must read what dmon reads; found {', '.join(wrong)}", values)
     return values

@@ -70,10 +70,9 @@ def render(lines: Sequence[Line]) -> str:
 
 
 def _told(line: Line) -> str:
-    if "why" in line:
-        return str(line["why"]).replace("|", "\\|")
-    pairs = line["values"].items()
-    return ", ".join(f"{name} {_text(value)}" for name, value in pairs).replace("|", "\\|")
+    words = [f"{name} {_text(value)}" for name, value in line.get("values", {}).items()]
+    said = [f"**{line['why']}**"] if "why" in line else []
+    return "; ".join([*said, *([", ".join(words)] if words else [])]).replace("|", "\\|")
 
 
 def _text(value: object) -> str:

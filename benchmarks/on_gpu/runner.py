@@ -143,7 +143,7 @@ def run_case(case: Case, place: Place) -> None:
             "values": case.run(Place(folder=work, out=place.out, is_rehearsal=place.is_rehearsal))
         }
     except CaseError as error:
-        told = {"why": str(error)}
+        told = {"why": str(error), "values": error.values}
     except Exception as error:  # noqa: BLE001 -- whatever it is, it is this case's alone
         traceback.print_exc()
         told = {"why": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
