@@ -83,8 +83,13 @@ step_change_directory() {
 # step_prepare: what needs substitutions, before there are traps.
 step_prepare() {
     # When a batch script is killed, Slurm itself ends the step, with SIGTERM first, so that the ranks
-    # can say how they ended; an srun that dies with the script would have it killed at once.
-    if [[ $PLACE == *-local ]] || ((INTERACTIVE)); then mapfile -t STEP_GUARD < <(with_parent TERM); fi
+    # can say how they ended; an srun that dies with the script would have it killed at once. So would one
+    # that gets the SIGTERM of scancel --full, which goes to the script's process group.
+    if [[ $PLACE == *-local ]] || ((INTERACTIVE)); then
+        mapfile -t STEP_GUARD < <(with_parent TERM)
+    else
+        STEP_GUARD=(setsid)
+    fi
     step_show_all_gpus
     STEP_MOUNTS=$(step_mounts)
     step_change_directory

@@ -113,17 +113,18 @@ SAVES = ("bash", "-c", f"{SAVE}; echo ready; while :; do sleep 0.2; done")
 STAYS = ("bash", "-c", "trap '' TERM; echo ready; sleep 600 & wait")
 
 
+@pytest.mark.parametrize("reach", ["--batch", "--full"])
 @pytest.mark.parametrize(("program", "code"), [(SAVES, 75), (STAYS, 137)])
-def test_a_signal_to_the_script_alone(
-    job: Any, program: tuple[str, ...], code: int, patience: Callable[[float], float]
+def test_a_signal_to_the_script_or_to_the_whole_job(
+    job: Any, program: tuple[str, ...], code: int, reach: str, patience: Callable[[float], float]
 ) -> None:
     """An srun that gets SIGTERM kills its tasks: they are told before, and have their grace."""
     done = job(*TWO_BY_TWO, PRELAUNCH, "--", *program, DDP_REQUEUE="0", DDP_GRACE="2")
     done.wait_for_word("ready", 4)
     began = time.monotonic()
-    done.cluster.run(["scancel", "--batch", "--signal=TERM", str(done.id)])
+    done.cluster.run(["scancel", reach, "--signal=TERM", str(done.id)])
     assert done.end() == ("FAILED", code, 0)
-    assert time.monotonic() - began < patience(20)
+    assert (2 if program == STAYS else 0) < time.monotonic() - began < patience(20)
     assert done.all_gone()
     assert {event["code"] for event in done.events("rank_end")} == {code}
     assert "stopped on request (SIGTERM)" in done.log.splitlines()[-1]
