@@ -7,6 +7,13 @@
 # The submit directory and the output directory are mounted at their own paths, Slurm's client with
 # them; the names of your settings are listed, so that they win over the image's. Mounts of your own:
 # DDP_MOUNTS=/data:/data. For jobs on one node, --no-client leaves Slurm's client out.
+#
+# Pyxis before 0.21 knows no variables: --options prints the same as options of sbatch.
+#
+#   eval "sbatch $(container/pyxis_env.sh --options) --container-image=./ddp.sqsh jobs/prelaunch.sh"
+#
+# --step prints it for srun (jobs/interactive.sh), in variables of Slurm's own, which every Pyxis reads and
+# an srun within hands on.
 unset CDPATH POSIXLY_CORRECT BASH_ENV
 set +o posix
 set -Eeuo pipefail
@@ -17,17 +24,56 @@ LOG_NAME=pyxis_env
 HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=container/mounts.sh
 . "$HERE/mounts.sh"
+# shellcheck source=container/plugstack.sh
+. "$HERE/plugstack.sh"
 # shellcheck source=jobs/lib/settings.sh
 . "$HERE/../jobs/lib/settings.sh"
 
 # Pyxis reads its variables into a buffer of PATH_MAX, and silently takes none that is longer.
 readonly MAX_LENGTH=4095
+# shellcheck disable=SC2016 # for the user's shell
+readonly AS_OPTIONS='eval "sbatch $(container/pyxis_env.sh --options) --container-image=./ddp.sqsh jobs/prelaunch.sh"'
 
-# export_line NAME VALUE: in quotes that any shell of Bourne's family reads.
-export_line() {
-    ((${#2} <= MAX_LENGTH)) ||
-        die "$1 must be at most $MAX_LENGTH characters for Pyxis to read it, found ${#2}: give the mounts with sbatch --container-mounts instead"
-    printf "export %s='%s'\n" "$1" "${2//\'/\'\\\'\'}"
+# quoted VALUE: as any shell of Bourne's family reads it.
+quoted() {
+    printf "'%s'" "${1//\'/\'\\\'\'}"
+}
+
+# option NAME VALUE: prints Pyxis's option --container-NAME in the form that was asked for.
+option() {
+    local name=${1^^}
+    case $FORM in
+        options) printf -- '--container-%s=%s ' "$1" "$(quoted "$2")" ;;
+        step) printf 'export SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_%s=%s\n' "$1" "$(quoted "$2")" ;;
+        *)
+            ((${#2} <= MAX_LENGTH)) ||
+                die "PYXIS_CONTAINER_$name must be at most $MAX_LENGTH characters for Pyxis to read it, found ${#2}: $AS_OPTIONS"
+            printf 'export PYXIS_CONTAINER_%s=%s\n' "$name" "$(quoted "$2")"
+            ;;
+    esac
+}
+
+# check_pyxis: what this host's plugin knows is in its file; where none is found, nothing is said.
+check_pyxis() {
+    local plugin arguments
+    [[ $FORM != step ]] && read -r plugin arguments < <(pyxis_plugin 2>/dev/null) || return 0
+    [[ ! $arguments =~ (^| )sbatch_support=(0|false|no|n)( |$) ]] ||
+        die "sbatch must know --container-image, found it switched off by this site (${BASH_REMATCH[0]# } in plugstack.conf): DDP_IMAGE=./ddp.sqsh sbatch jobs/prelaunch.sh"
+    [[ $FORM == options || ! -r $plugin ]] || grep -q PYXIS_CONTAINER_MOUNTS -- "$plugin" ||
+        die "Pyxis must be 0.21 or later to read variables, found an older one, $plugin: $AS_OPTIONS"
+}
+
+# pyxis_plugin: prints the plugin's file and its arguments.
+pyxis_plugin() {
+    local path arguments directory
+    find_configuration
+    directory=$(conf_value "$CONF" PluginDir)
+    while read -r _ path arguments; do
+        if [[ ${path##*/} != *pyxis*.so ]]; then continue; fi
+        [[ $path == /* ]] || path=${directory%%:*}/$path
+        printf '%s %s\n' "$path" "$arguments"
+        return
+    done < <(plugstack_plugins)
 }
 
 resolve_output() {
@@ -50,7 +96,8 @@ mounts() {
 
 # Enroot reads a variable from one line.
 names() {
-    local name list=(DDP_OUT)
+    local name list=()
+    if [[ $FORM != options ]]; then list=(DDP_OUT); fi # which is then set
     while IFS= read -r name; do
         if [[ ! $name ]]; then continue; fi
         if [[ ${!name} == *$'\n'* ]]; then
@@ -63,16 +110,19 @@ names() {
 }
 
 main() {
-    local all
-    WITH_CLIENT=1 OUT=''
-    case ${1-} in
-        '') ;;
-        --no-client) WITH_CLIENT=0 ;;
-        *) die "the option must be --no-client, found '$1': settings come from the environment" ;;
-    esac
+    local all word
+    WITH_CLIENT=1 FORM=variables OUT=''
+    for word in "$@"; do
+        case $word in
+            --no-client) WITH_CLIENT=0 ;;
+            --options | --step) FORM=${word#--} ;;
+            *) die "the options are --no-client, --options and --step, found '$word': settings come from the environment" ;;
+        esac
+    done
     SUBMIT=$(pwd -P)
     check_mountable "$SUBMIT"
     resolve_output
+    check_pyxis
     all=$(lines)
     # A mount's source must exist, and this one is ours to make.
     mkdir -p -- "$OUT" || die "DDP_OUT must be a directory you can make, found '$OUT': choose another"
@@ -82,12 +132,12 @@ main() {
 # All lines or none: half a setting would lose a job's output.
 lines() {
     local value
+    if [[ $FORM != options ]]; then printf 'export DDP_OUT=%s\n' "$(quoted "$OUT")"; fi
     value=$(mounts)
-    export_line DDP_OUT "$OUT"
-    export_line PYXIS_CONTAINER_MOUNTS "$value"
-    export_line PYXIS_CONTAINER_WORKDIR "${PYXIS_CONTAINER_WORKDIR:-$SUBMIT}"
+    option mounts "$value"
+    option workdir "${PYXIS_CONTAINER_WORKDIR:-$SUBMIT}"
     value=$(names)
-    export_line PYXIS_CONTAINER_ENV "$value"
+    if [[ $value ]]; then option env "$value"; fi
 }
 
 main "$@"

@@ -14,6 +14,8 @@ LOG_NAME=slurm_mounts
 HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=container/mounts.sh
 . "$HERE/mounts.sh"
+# shellcheck source=container/plugstack.sh
+. "$HERE/plugstack.sh"
 # shellcheck source=jobs/lib/settings.sh
 . "$HERE/../jobs/lib/settings.sh"
 
@@ -28,24 +30,6 @@ add_mount() {
     check_mountable "$1"
     check_mountable "${2-$1}"
     [[ " ${MOUNTS[*]-} " == *" $entry "* ]] || MOUNTS+=("$entry")
-}
-
-# conf_value FILE KEY: prints the last value, without quotes; keys are case-insensitive.
-conf_value() {
-    sed -nE "s/^[[:space:]]*$2[[:space:]]*=[[:space:]]*\"?([^\"#]*[^\"#[:space:]]).*/\1/Ip" "$1" | tail -n 1
-}
-
-find_configuration() {
-    local file
-    for file in "${SLURM_CONF-}" /etc/slurm/slurm.conf /etc/slurm-llnl/slurm.conf /run/slurm/conf/slurm.conf; do
-        if [[ $file && -r $file ]]; then
-            CONF=$(realpath -- "$file") CONF_AS_FOUND=$file
-            return
-        fi
-        [[ ! $file || $file != "${SLURM_CONF-}" ]] ||
-            die "SLURM_CONF must name a readable file, found '$file': correct it, or unset it"
-    done
-    die "Slurm's configuration must be on this host, found no /etc/slurm/slurm.conf: run this where sbatch works, or set SLURM_CONF"
 }
 
 # The image's PATH beats the job's, and /usr/bin is on every one.
@@ -108,22 +92,15 @@ add_slurm_libraries() {
     done
 }
 
-# add_plugstack FILE: srun aborts if a plugin that this file names is not there.
+# add_plugstack: srun aborts if a plugin that plugstack.conf names is not there.
 add_plugstack() {
-    local kind path included
-    [[ -r $1 ]] || return 0
-    in_configuration "$1" || add_mount "$1"
+    local kind path
+    while IFS= read -r path; do
+        in_configuration "$path" || add_mount "$path"
+    done < <(plugstack_files)
     while read -r kind path _; do
-        case $kind in
-            include)
-                [[ $path == /* ]] || path=$(dirname -- "$1")/$path
-                while IFS= read -r included; do
-                    add_plugstack "$included"
-                done < <(compgen -G "$path" || :)
-                ;;
-            required | optional) add_stacked_plugin "$kind" "$path" ;;
-        esac
-    done < <(sed 's/#.*//' "$1")
+        add_stacked_plugin "$kind" "$path"
+    done < <(plugstack_plugins)
 }
 
 add_stacked_plugin() {
@@ -142,7 +119,6 @@ in_configuration() {
 }
 
 add_configuration() {
-    local plugstack
     add_mount "${CONF%/*}"
     if [[ ${SLURM_CONF-} && ${SLURM_CONF%/*} != "${CONF%/*}" ]]; then add_mount "${CONF%/*}" "${SLURM_CONF%/*}"; fi
     # A client finds it at /etc/slurm only if that is where the programs were built for.
@@ -150,8 +126,7 @@ add_configuration() {
         add_mount "${CONF%/*}" "${CONF_AS_FOUND%/*}"
         add_mount "${CONF%/*}" /etc/slurm
     fi
-    plugstack=$(conf_value "$CONF" PlugStackConfig)
-    add_plugstack "${plugstack:-${CONF%/*}/plugstack.conf}"
+    add_plugstack
 }
 
 add_authentication() {

@@ -8,16 +8,19 @@ LOG_NAME=interactive
 JOBS_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=lib.sh
 source "$JOBS_DIR/lib.sh"
+# shellcheck source=lib/place.sh
+source "$JOBS_DIR/lib/place.sh"
 
 main() {
     local options=(--job-name=ddp-interactive --pty) lines version
     command -v srun >/dev/null || die "an interactive session needs Slurm's srun, found none: run jobs/prelaunch.sh here instead"
     if [[ ${DDP_IMAGE-} ]]; then
+        place_check_image
         # The submit directory and the Slurm client must be visible in the container.
-        lines=$("$JOBS_DIR/../container/pyxis_env.sh") # on its own: within eval its failure would be lost
+        lines=$("$JOBS_DIR/../container/pyxis_env.sh" --step) # on its own: within eval its failure would be lost
         eval "$lines"
         # Not --container-image: what srun was given, an srun within does not know, unlike sbatch's.
-        export PYXIS_CONTAINER_IMAGE=$DDP_IMAGE
+        export SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_image=$DDP_IMAGE
         unset DDP_IMAGE
     fi
     version=$(srun --version)

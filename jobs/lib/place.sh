@@ -137,7 +137,7 @@ place_hands_image_on() {
 }
 
 place_die_no_image() {
-    die "the ranks of $NUM_NODES nodes must start in the image, found that srun in this container does not know it (sbatch hands it on, srun does not): DDP_IMAGE=./ddp.sqsh jobs/interactive.sh, or export PYXIS_CONTAINER_IMAGE=./ddp.sqsh before srun"
+    die "the ranks of $NUM_NODES nodes must start in the image, found that srun in this container does not know it (sbatch hands it on, srun does not): start the shell with DDP_IMAGE=./ddp.sqsh jobs/interactive.sh"
 }
 
 place_die_no_way() {

@@ -34,9 +34,8 @@ step_build() {
     if [[ $PLACE == host-image ]]; then
         launcher=/opt/ddp/jobs/launcher.sh # the image's own
         STEP_COMMAND+=(--container-image="$DDP_IMAGE" --container-mounts="$STEP_MOUNTS"
-            --container-env="$STEP_FORWARDED")
-        # As without an image; else it would be the image's own.
-        if [[ ! ${PYXIS_CONTAINER_WORKDIR-} ]]; then STEP_COMMAND+=(--container-workdir="$SUBMIT_DIR"); fi
+            --container-env="$STEP_FORWARDED"
+            --container-workdir="${PYXIS_CONTAINER_WORKDIR:-$SUBMIT_DIR}") # else it would be the image's own
     fi
     STEP_COMMAND+=("$launcher" "$@")
 }

@@ -252,6 +252,8 @@ def test_a_value_too_long_for_pyxis_is_refused(run: Run, host: Host, tmp_path: P
     ended = run(ENVIRONMENT, cwd=tmp_path, env=host.env | {"DDP_MOUNTS": mounts})
     assert (ended.returncode, ended.stdout) == (64, "")
     assert "at most 4095 characters" in ended.stderr
+    told = run(ENVIRONMENT, "--options", cwd=tmp_path, env=host.env | {"DDP_MOUNTS": mounts})
+    assert "/data299:/data299" in told.stdout  # an option may be longer
 
 
 def test_jobs_on_one_node_need_no_client(run: Run, tmp_path: Path) -> None:
@@ -263,11 +265,79 @@ def test_jobs_on_one_node_need_no_client(run: Run, tmp_path: Path) -> None:
     assert run(ENVIRONMENT, "--fast", cwd=tmp_path, env=env).returncode == 64
 
 
-def test_an_interactive_shell_hands_the_image_on(run: Run, host: Host, tmp_path: Path) -> None:
-    """What srun itself was told of the image, the ranks' srun in that shell would not inherit."""
-    srun = host.directory / "bin/srun"
-    srun.write_text('#!/bin/sh\necho "$PYXIS_CONTAINER_IMAGE ${DDP_IMAGE-none} $*"\n')
+KNOWS_VARIABLES = "\0PYXIS_CONTAINER_IMAGE\0PYXIS_CONTAINER_MOUNTS\0"
+
+
+def _plugstack(host: Host, plugin: str, *arguments: str) -> Path:
+    """A site's Pyxis: what its plugin's file holds, and how plugstack.conf names it."""
+    file = host.plugins / "spank_pyxis.so"
+    file.write_text(f"\x7fELF{plugin}")
+    line = " ".join(["required", file.name, "runtime_path=/run/pyxis", *arguments])
+    (host.conf.parent / "plugstack.conf").write_text(f"{line}\n")
+    return file
+
+
+def test_a_pyxis_that_knows_no_variables(run: Run, host: Host, tmp_path: Path) -> None:
+    """Before 0.21 they would have no effect, and nobody would say so: options have one."""
+    submit = tmp_path / "it's * a;dir & #1"
+    submit.mkdir()
+    file = _plugstack(host, "")
+    ended = run(ENVIRONMENT, cwd=submit, env=host.env)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (64, "", 1), ended.stderr
+    assert f"found an older one, {file}: eval" in ended.stderr
+    assert list(submit.iterdir()) == []
+    (host.directory / "bin/sbatch").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    command = ended.stderr.rpartition(": ")[2].replace("container/pyxis_env.sh", str(ENVIRONMENT))
+    told = run("dash", "-c", command, cwd=submit, env=host.env | {"NCCL_DEBUG": "INFO"})
+    mounts, workdir, names, *rest = told.stdout.splitlines()
+    assert mounts.startswith(f"--container-mounts={submit}:{submit},")
+    assert f"{host.conf.parent}:{host.conf.parent}" in mounts.split(",")
+    assert workdir == f"--container-workdir={submit}"
+    assert names == "--container-env=NCCL_DEBUG"
+    assert rest == ["--container-image=./ddp.sqsh", "jobs/prelaunch.sh"]
+    assert (submit / "out").is_dir()
+    _plugstack(host, KNOWS_VARIABLES)
+    assert run(ENVIRONMENT, cwd=submit, env=host.env).returncode == 0
+
+
+@pytest.mark.parametrize("options", [[], ["--options"]])
+@pytest.mark.parametrize("told", ["0", "no"])
+def test_a_site_whose_sbatch_knows_no_images(
+    run: Run, host: Host, tmp_path: Path, options: list[str], told: str
+) -> None:
+    """There Pyxis is for srun alone, however new it is: the script stays on the host."""
+    _plugstack(host, KNOWS_VARIABLES, f"sbatch_support={told}")
+    ended = run(ENVIRONMENT, *options, cwd=tmp_path, env=host.env)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (64, "", 1), ended.stderr
+    assert f"switched off by this site (sbatch_support={told} in plugstack.conf)" in ended.stderr
+    assert "DDP_IMAGE=./ddp.sqsh sbatch" in ended.stderr
+
+
+@pytest.mark.parametrize("plugin", ["", KNOWS_VARIABLES], ids=["0.20", "0.24"])
+def test_an_interactive_shell_hands_the_image_on(
+    run: Run, host: Host, tmp_path: Path, plugin: str
+) -> None:
+    """What srun itself was told, the ranks' srun in that shell would not inherit; of any Pyxis."""
+    _plugstack(host, plugin, "sbatch_support=0")
+    (tmp_path / "ddp.sqsh").write_text("hsqs")
+    option = "SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container"
+    (host.directory / "bin/srun").write_text(
+        "#!/bin/sh\n[ $1 != --help ] || echo --container-image\n"
+        f'echo "${option}_image ${option}_workdir ${{DDP_IMAGE-none}} $*"\n'
+    )
     env = host.env | {"DDP_IMAGE": "./ddp.sqsh"}
     ended = run(ROOT / "jobs/interactive.sh", "--nodes=2", cwd=tmp_path, env=env)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith("./ddp.sqsh none --job-name=ddp-interactive --pty --nodes=2")
+    shell = f"./ddp.sqsh {tmp_path} none --job-name=ddp-interactive --pty --nodes=2"
+    assert ended.stdout.startswith(shell)
+
+
+def test_an_interactive_shell_is_in_the_image_or_not_at_all(
+    run: Run, host: Host, tmp_path: Path
+) -> None:
+    """Without Pyxis, srun would start one on the bare host, and say nothing."""
+    (tmp_path / "ddp.sqsh").write_text("hsqs")
+    env = host.env | {"DDP_IMAGE": "./ddp.sqsh"}
+    ended = run(ROOT / "jobs/interactive.sh", cwd=tmp_path, env=env)
+    assert (ended.returncode, ended.stderr.count("\n")) == (64, 1), ended.stderr
+    assert "DDP_IMAGE needs the Pyxis plugin" in ended.stderr

@@ -54,7 +54,7 @@ def test_ranks_of_an_image_work_in_the_submit_directory(slurm: Scripts, own: str
     (slurm.directory / "ddp.sqsh").write_text("hsqs")
     env = {"PYXIS_CONTAINER_WORKDIR": own} if own else {}
     result = slurm.run("prelaunch.sh", "--dry-run", "--", "./x", DDP_IMAGE="./ddp.sqsh", **env)
-    wanted = [] if own else [f"--container-workdir={slurm.directory}"]
+    wanted = [f"--container-workdir={own or slurm.directory}"]
     assert [word for word in result.step.split() if "--container-workdir" in word] == wanted
 
 
@@ -168,7 +168,7 @@ def test_in_the_container_of_an_srun(slurm: Scripts) -> None:
     image = _in_our_image(slurm)
     result = slurm.run("prelaunch.sh", "--", "true", **image)
     assert result.code == 64
-    assert "PYXIS_CONTAINER_IMAGE" in result.err.splitlines()[-1]
+    assert "DDP_IMAGE=./ddp.sqsh jobs/interactive.sh" in result.err.splitlines()[-1]
     assert not (slurm.directory / "srun.calls").exists()
     known = slurm.run("prelaunch.sh", "--dry-run", **image, PYXIS_CONTAINER_IMAGE="./ddp.sqsh")
     assert known.step.startswith("srun ")
