@@ -23,6 +23,7 @@ from trainer.errors import UserError, one_line
 from trainer.evaluation import Evaluation
 from trainer.events import EventLog
 from trainer.expected_memory import Demand, check_free_memory
+from trainer.fabric import check_fabric
 from trainer.flight_recorder import FlightRecorder, remember
 from trainer.identity import identity_of
 from trainer.loop import Loop
@@ -121,7 +122,7 @@ class Run:
         check_device(self._job.config, self._mesh.device)
         check_compiler(self._job.config, self._mesh.device.type, env)
         try:
-            self._loop = self._build(self._mesh)
+            self._loop = self._build(self._mesh, env)
             is_finished = self._loop.run()
         except torch.OutOfMemoryError as error:
             raise out_of_memory(error, self._job.ranks.rank, self._mesh.device) from error
@@ -142,7 +143,7 @@ class Run:
         if self._collectives is not None:
             self._collectives.write()
 
-    def _build(self, mesh: Mesh) -> Loop:
+    def _build(self, mesh: Mesh, env: Mapping[str, str]) -> Loop:
         """Put the parts together; what can be the user's mistake comes before what writes."""
         job, config = self._job, self._job.config
         prepare(job.workload, mesh)
@@ -171,6 +172,7 @@ class Run:
         )
         self._checkpoints = _open_checkpoints(job, mesh, run_dir, events, identity)
         job.beat.meet(LOAD)
+        check_fabric(mesh, env, events)
         resume = Resume(
             checkpoints=self._checkpoints,
             mesh=mesh,

@@ -105,7 +105,10 @@ def clean_env(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def start_ranks(
     clean_env: dict[str, str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Ranks]]:
-    """Start `count` ranks with options; what still runs at the end of the test is killed."""
+    """Start `count` ranks with options; what still runs at the end of the test is killed.
+
+    In values of `env`, {rank} stands for the rank's number.
+    """
     started: list[Ranks] = []
     told = tmp_path_factory.mktemp("told")
 
@@ -124,11 +127,12 @@ def start_ranks(
                 "MASTER_PORT": port,
                 "OMP_NUM_THREADS": 1,
             }
+            own = {k: v.format(rank=rank) for k, v in (env or {}).items()}
             name = f"{len(started)}-{rank}"
             processes.append(
                 forked.start(
                     ["--out", str(tmp_path / out), *options],
-                    {**clean_env, **{k: str(v) for k, v in place.items()}, **(env or {})},
+                    {**clean_env, **{k: str(v) for k, v in place.items()}, **own},
                     tmp_path,
                     (told / f"{name}.out", told / f"{name}.err"),
                 )
