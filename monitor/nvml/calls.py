@@ -41,6 +41,9 @@ OVER = "over"
 
 MIB = 2**20
 
+_TEMPERATURE_V1 = 0x100000C
+"""nvmlTemperature_v1, which older nvidia-ml-py lack: version, sensor and answer, 12 bytes."""
+
 
 def function(name: str) -> Callable[..., int] | None:
     """Bind a function of the library that `nvmlInit` has loaded; None if this driver lacks it."""
@@ -111,6 +114,26 @@ def bind_utilization(handle: Handle) -> Ask | None:
         return None
 
     return ask
+
+
+def bind_temperature(handle: Handle) -> Ask | None:
+    """Temperature of the GPU: by the name that goes away with CUDA 14, else by its successor."""
+    sensor = pynvml.NVML_TEMPERATURE_GPU
+    ask = Number("nvmlDeviceGetTemperature", "temp_c", (sensor,)).bind(handle)
+    call = function("nvmlDeviceGetTemperatureV")
+    if ask is not None or call is None:
+        return ask
+    answer = (c_int * 3)(_TEMPERATURE_V1, sensor, 0)
+    place = byref(answer)
+
+    def ask_successor(values: Values) -> bool | None:
+        code = call(handle, place)
+        if code:
+            return refused(values, code)
+        values["temp_c"] = answer[2]
+        return None
+
+    return ask_successor
 
 
 def bind_memory(handle: Handle) -> Ask | None:

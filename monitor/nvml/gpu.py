@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _NUMBERS: dict[str, tuple[Number, ...]] = {
-    "p": (
-        Number("nvmlDeviceGetPowerUsage", "power_w", divisor=1000),
-        Number("nvmlDeviceGetTemperature", "temp_c", (pynvml.NVML_TEMPERATURE_GPU,)),
-    ),
+    "p": (Number("nvmlDeviceGetPowerUsage", "power_w", divisor=1000),),
     "t": (
         Number("nvmlDeviceGetPcieThroughput", "pcie_rx_mb_s", (1,), divisor=1000),
         Number("nvmlDeviceGetPcieThroughput", "pcie_tx_mb_s", (0,), divisor=1000),
@@ -120,7 +117,11 @@ def _gpm(handle: Handle) -> Ask | None:
 
 _OFTEN: dict[str, tuple[_Call, ...]] = {
     **{letter: _named(*numbers) for letter, numbers in _NUMBERS.items()},
-    "p": (*_named(*_NUMBERS["p"]), ("nvmlDeviceGetFieldValues", _memory_temp)),
+    "p": (
+        *_named(*_NUMBERS["p"]),
+        ("nvmlDeviceGetTemperature", calls.bind_temperature),
+        ("nvmlDeviceGetFieldValues", _memory_temp),
+    ),
     "u": (("nvmlDeviceGetUtilizationRates", calls.bind_utilization),),
     "m": (("nvmlDeviceGetMemoryInfo", calls.bind_memory),),
     "g": (("nvmlGpmSampleGet", _gpm),),

@@ -105,6 +105,14 @@ def old_driver(old_library: Path, tmp_path: Path) -> Driver:
     return made
 
 
+@pytest.fixture
+def coming_driver(tmp_path: Path) -> Driver:
+    """Two GPUs under a driver without what goes away with CUDA 14."""
+    made = Driver(_compile(tmp_path, "-DCUDA_14"), tmp_path / "driver.txt")
+    made.does("gpus 2")
+    return made
+
+
 @dataclass
 class Recording:
     """A running `python -m monitor record`."""

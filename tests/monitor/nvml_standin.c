@@ -16,7 +16,8 @@
  *   set gone GPU 1        it is counted no more, and those behind it move up
  *
  * The file is read anew at each change, so a test may change the world while the recorder runs.
- * Built with -DOLD_DRIVER the functions that old drivers lack are not there at all.
+ * Built with -DOLD_DRIVER the functions that old drivers lack are not there at all; with -DCUDA_14,
+ * those that go away with CUDA 14.
  */
 #include <poll.h>
 #include <pthread.h>
@@ -182,7 +183,11 @@ int nvmlDeviceGetUUID(Device *d, char *text, unsigned n) {
 int nvmlDeviceGetName(Device *d, char *text, unsigned n) { ENTER(d); snprintf(text, n, "NVIDIA Stand-In"); return SUCCESS; }
 int nvmlDeviceGetPowerUsage(Device *d, unsigned *mw) { ENTER(d); *mw = value("power_mw", d, 294999); return SUCCESS; }
 int nvmlDeviceGetEnforcedPowerLimit(Device *d, unsigned *mw) { ENTER(d); *mw = value("limit_mw", d, 700000); return SUCCESS; }
+#ifdef CUDA_14
+int nvmlDeviceGetTemperatureV(Device *d, int *asked) { ENTER(d); if (asked[0] != 0x100000C || asked[1]) return INVALID_ARGUMENT; asked[2] = value("temp", d, 61); return SUCCESS; }
+#else
 int nvmlDeviceGetTemperature(Device *d, int sensor, unsigned *c) { (void)sensor; ENTER(d); *c = value("temp", d, 61); return SUCCESS; }
+#endif
 int nvmlDeviceGetUtilizationRates(Device *d, unsigned *gpu_mem) {
     ENTER(d);
     gpu_mem[0] = value("sm", d, 98);

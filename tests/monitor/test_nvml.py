@@ -86,6 +86,13 @@ def test_an_old_driver_lacks_functions(old_driver: Any) -> None:
         assert gpu[name] is None
 
 
+def test_the_temperature_by_its_next_name(coming_driver: Any) -> None:
+    """The function that everybody calls today goes away with CUDA 14; what fails stays empty."""
+    coming_driver.does("gpus 3", "set temp 0 -7", "fail nvmlDeviceGetTemperatureV 1 3")
+    told = [gpu["temp_c"] for gpu in look(coming_driver, "p")[0]["gpus"]]
+    assert told == [-7, None, 61]
+
+
 def test_mig_refuses_utilisation_only(driver: Any) -> None:
     """A GPU cut into MIG slices gives everything but the utilisations."""
     names = ["UtilizationRates", "EncoderUtilization", "DecoderUtilization"]
