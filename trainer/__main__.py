@@ -21,6 +21,7 @@ from trainer.errors import (
     EXIT_USER,
     RunFailedError,
     UserError,
+    misfit,
     missing_package,
 )
 from trainer.listener import listen
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from trainer.batch_plan import BatchPlan
     from trainer.config import Config
     from trainer.parallel.layout import Layout
-    from trainer.run import Job
+    from trainer.run import Job, Run
     from trainer.workloads.base import Workload
 
 
@@ -91,9 +92,14 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         if speaks:
             print(f"trainer: {missing_package(error, sys.executable)}", file=sys.stderr, flush=True)
         return EXIT_USER
-    except Exception:  # noqa: BLE001 -- such as a workload of one's own that cannot be built
-        traceback.print_exc()
-        return EXIT_FAILED
+    except Exception as error:  # noqa: BLE001 -- such as a workload of one's own that cannot be built
+        told = misfit(error)
+        if told is None:
+            traceback.print_exc()
+            return EXIT_FAILED
+        if speaks:
+            print(f"trainer: {told}", file=sys.stderr, flush=True)
+        return EXIT_USER
 
 
 def _collect_garbage() -> None:
@@ -136,7 +142,7 @@ def _run(job: Job, env: MutableMapping[str, str], stacks: Stacks) -> int:
 
     run = Run(job)
     try:
-        is_finished = run.execute(env)
+        is_finished = _execute(run, env)
     except UserError as error:
         if job.ranks.world_size == 1:
             raise
@@ -156,6 +162,17 @@ def _run(job: Job, env: MutableMapping[str, str], stacks: Stacks) -> int:
         _end_at_once(EXIT_FAILED)
     stacks.close()
     return EXIT_FINISHED if is_finished else EXIT_STOPPED
+
+
+def _execute(run: Run, env: MutableMapping[str, str]) -> bool:
+    """Train. Raises UserError also where CUDA says, at whatever call, that it cannot be used."""
+    try:
+        return run.execute(env)
+    except Exception as error:
+        told = misfit(error)
+        if told is None:
+            raise
+        raise told from error
 
 
 def _end_at_once(code: int) -> NoReturn:

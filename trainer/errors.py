@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -45,6 +46,33 @@ class UserError(Exception):
 
     def __init__(self, what: str, *, rule: str, found: object, remedy: str) -> None:
         super().__init__(" ".join(f"{what}: {rule}; found {found}; {remedy}".split()))
+
+
+_MISFIT: Final = re.compile(
+    r"NVIDIA driver on your system is too old \(found version (?P<cuda>\d+)\)"
+    r"|CUDA driver version is insufficient for CUDA runtime version"
+    r"|unsupported display driver / cuda driver combination"
+    r"|forward compatibility was attempted on non supported HW"
+    r"|PTX was compiled with an unsupported toolchain"
+    r"|no kernel image is available for execution on the device"
+)
+
+
+def misfit(error: BaseException) -> UserError | None:
+    """Translate CUDA's error of a driver or a GPU that this torch is not built for; else None."""
+    for cause in causes(error):
+        found = _MISFIT.search(str(cause))
+        if found:
+            cuda = int(found["cuda"] or 0)  # 12080 is 12.8
+            return UserError(
+                "CUDA of this torch",
+                rule="fits the driver and the GPUs of this node",
+                found=f"a driver for CUDA {cuda // 1000}.{cuda % 1000 // 10}, which is too old"
+                if cuda
+                else f"that {found.group()}",
+                remedy="update the driver, or take a torch that is built for it (docs/image.md)",
+            )
+    return None
 
 
 def missing_package(error: ModuleNotFoundError, python: str) -> UserError:

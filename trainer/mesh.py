@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed as dist
 
+from trainer.device import choose_device, has_driver, lost_gpus, lost_gpus_error
 from trainer.environment import whole_number
-from trainer.errors import RunFailedError, UserError
 from trainer.parallel.layout import AXES, Layout
 from trainer.rendezvous import meet
 
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
 
     from trainer.ranks import Ranks
     from trainer.rendezvous import Backend
-
-_DRIVER = Path("/dev/nvidiactl")
-"""There with NVIDIA's driver, also in a container that did not get its libraries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,9 +141,9 @@ def open_mesh(
         env, num_cpus=len(os.sched_getaffinity(0)), local_world_size=ranks.local_world_size
     )
     torch.set_num_threads(num_threads)
-    device = _choose_device(ranks)
+    device = choose_device(ranks)
     lost = lost_gpus(env, torch.version.cuda) if device.type == "cpu" else None
-    if lost and ranks.is_main and not _DRIVER.exists():
+    if lost and ranks.is_main and not has_driver():
         print(f"trainer: {lost}: training on the CPU", file=sys.stderr, flush=True)
     backend: Backend = "none"
     nodes = [node]
@@ -165,14 +161,8 @@ def open_mesh(
     )
     # Rank 0 may leave at once, as for wrong input, and with it goes what the others meet at.
     mesh.barrier()
-    if lost and _DRIVER.exists():
-        raise UserError(
-            "GPUs",
-            rule="seen by CUDA where they were given and the node has a driver",
-            found=lost,
-            remedy="is the driver in the container (docs/image.md)? CUDA_VISIBLE_DEVICES= takes the"
-            " CPU",
-        )
+    if lost and has_driver():
+        raise lost_gpus_error(lost)
     return mesh
 
 
@@ -197,31 +187,3 @@ def choose_num_threads(env: Mapping[str, str], *, num_cpus: int, local_world_siz
     """OMP_NUM_THREADS if the user set it, else this rank's share of the CPUs it may use."""
     chosen = whole_number(env.get("OMP_NUM_THREADS", ""))
     return max(1, num_cpus // local_world_size if chosen is None else chosen)
-
-
-def lost_gpus(env: Mapping[str, str], cuda_version: str | None) -> str | None:
-    """Say why a rank that was given GPUs sees none; None where it was given none either.
-
-    `cuda_version` is what torch was built with.
-    """
-    visible = env.get("CUDA_VISIBLE_DEVICES", "")
-    if visible in ("", "-1", "NoDevFiles"):  # the last one is Slurm's word for none
-        return None
-    why = "CUDA sees none" if cuda_version else "this torch is built without CUDA"
-    return f"GPUs were given (CUDA_VISIBLE_DEVICES={visible}), {why}"
-
-
-def _choose_device(ranks: Ranks) -> torch.device:
-    num_gpus = torch.cuda.device_count()
-    if num_gpus == 0:
-        return torch.device("cpu")
-    device = torch.device("cuda", ranks.local_rank % num_gpus)
-    try:
-        torch.cuda.set_device(device)
-    except RuntimeError as error:  # such as one that is lost, or another program's alone
-        raise RunFailedError(
-            f"GPU {device.index} of {num_gpus}: rank {ranks.rank} can use it; "
-            f"found {str(error).splitlines()[0]}; "
-            "look at nvidia-smi on this node, or exclude it (--exclude)"
-        ) from error
-    return device

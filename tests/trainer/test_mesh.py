@@ -7,13 +7,9 @@ import torch
 
 from trainer.agreement import StopAgreement
 from trainer.beat import NoBeat
+from trainer.device import lost_gpus
 from trainer.errors import RunFailedError, UserError
-from trainer.mesh import (
-    Mesh,
-    choose_num_threads,
-    lost_gpus,
-    open_mesh,
-)
+from trainer.mesh import Mesh, choose_num_threads, open_mesh
 from trainer.ranks import Ranks
 from trainer.stop import StopRequest
 
@@ -42,8 +38,11 @@ def test_threads_are_the_users_or_a_share_of_the_cpus() -> None:
 
 
 @pytest.mark.parametrize("visible", [None, "", "-1", "NoDevFiles"])
-def test_who_was_given_no_gpu_is_told_nothing(visible: str | None) -> None:
+def test_who_was_given_no_gpu_is_told_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str | None
+) -> None:
     """The CPU is what was asked for then."""
+    monkeypatch.setattr("trainer.device._DEVICES", tmp_path)
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert lost_gpus(env, "13.0") is None
 
@@ -62,9 +61,8 @@ def test_nobody_trains_for_hours_on_the_cpu_of_a_gpu_node(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Where the node has a driver and the job was given GPUs, a run on the CPU is refused."""
-    driver = tmp_path / "nvidiactl"
-    driver.touch()
-    monkeypatch.setattr("trainer.mesh._DRIVER", driver)
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr("trainer.device._DEVICES", tmp_path)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     env = {"CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "1"}
     with pytest.raises(UserError, match=r"CUDA_VISIBLE_DEVICES=0,1.*is the driver in"):

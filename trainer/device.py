@@ -1,0 +1,80 @@
+"""Where this rank computes: one GPU, or the CPU where it was given none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainer.errors import RunFailedError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trainer.ranks import Ranks
+
+_DEVICES = Path("/dev")
+"""With NVIDIA's driver nvidiactl is there, also in a container that did not get its libraries."""
+
+
+def choose_device(ranks: Ranks) -> torch.device:
+    """Take a GPU, the CPU where there is none. Raises RunFailedError for one that is unusable."""
+    num_gpus = torch.cuda.device_count()
+    if num_gpus == 0:
+        return torch.device("cpu")
+    device = torch.device("cuda", ranks.local_rank % num_gpus)
+    try:
+        torch.cuda.set_device(device)
+    except RuntimeError as error:  # such as one that is lost, or another program's alone
+        raise RunFailedError(
+            f"GPU {device.index} of {num_gpus}: rank {ranks.rank} can use it; "
+            f"found {str(error).splitlines()[0]}; "
+            "look at nvidia-smi on this node, or exclude it (--exclude)"
+        ) from error
+    return device
+
+
+def has_driver() -> bool:
+    """Whether this node has NVIDIA's driver; a virtual cluster has GPUs to give, and none."""
+    return (_DEVICES / "nvidiactl").exists()
+
+
+def lost_gpus(env: Mapping[str, str], cuda_version: str | None) -> str | None:
+    """Say why a rank that has GPUs sees none; None where it was given none either.
+
+    `cuda_version` is what torch was built with. Who named no GPUs has those that can be opened.
+    """
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if visible in ("", "-1", "NoDevFiles"):  # the last one is Slurm's word for none
+        return None
+    if visible is not None:
+        given = f"GPUs were given (CUDA_VISIBLE_DEVICES={visible})"
+    elif cuda_version and (usable := _usable_gpu()):
+        given = f"a GPU is there ({usable})"
+    else:
+        return None
+    return f"{given}, {'CUDA sees none' if cuda_version else 'this torch is built without CUDA'}"
+
+
+def lost_gpus_error(lost: str) -> UserError:
+    """Refuse hours on the CPU of a GPU node, with the reason that CUDA gives."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call] # torch's
+        reason = ""
+    except (RuntimeError, AssertionError) as error:  # the latter: built without CUDA
+        reason = f": {str(error).splitlines()[0]}"
+    return UserError(
+        "GPUs",
+        rule="seen by CUDA where they were given and the node has a driver",
+        found=lost + reason,
+        remedy="is the driver in the container, and new enough (docs/image.md)? "
+        "CUDA_VISIBLE_DEVICES= takes the CPU",
+    )
+
+
+def _usable_gpu() -> Path | None:
+    """Find the file of a GPU that this process may open: a device cgroup hides those of others."""
+    gpus = sorted(_DEVICES.glob("nvidia[0-9]*"))
+    return next((gpu for gpu in gpus if os.access(gpu, os.R_OK | os.W_OK)), None)
