@@ -35,6 +35,17 @@ faults: $(VENV)/.dev ## bring every fault about and write docs/faults.md (root; 
 	@results=$$(mktemp -d) && DDP_FAULT_RESULTS=$$results $(PY) -m pytest --timeout=5400 tests/faults && \
 	    $(PY) -m tests.faults.write $$results && rm -r $$results
 
+matrix: $(VENV)/.dev $(VENV)-lowest/.dev ## test with other versions of Python, torch and Slurm: docs/versions.md (root; an hour or two)
+	@tests/provision.sh --install-only
+	@failed=; \
+	echo "== this machine"; $(PY) -m pytest $(PARALLEL) $(MATRIX) || failed+=" this-machine"; \
+	for suite in trixie sid; do \
+	    echo "== $$suite"; tests/matrix/root.sh build $$suite; \
+	    tests/matrix/root.sh run $$suite python -m pytest $(PARALLEL) $(MATRIX) || failed+=" $$suite"; \
+	done; \
+	echo "== the lowest torch"; $(VENV)-lowest/bin/python -m pytest $(PARALLEL) tests/trainer || failed+=" lowest-torch"; \
+	[[ -z $$failed ]] || { echo "matrix: failed on$$failed" >&2; exit 1; }
+
 pictures: $(VENV)/.dev ## make the pictures and the page that README.md and docs/ show
 	@tests/provision.sh --install-only
 	@$(PY) docs/make_pictures.py
@@ -61,6 +72,8 @@ gpu: ## on a machine with a GPU, without a network: is it right, then how fast i
 # Most tests wait for a clock, a signal or a daemon: three processes share two cores well.
 PARALLEL := -n 3 --dist loadscope --no-loadscope-reorder # see tests/conftest.py
 
+MATRIX := tests/cluster tests/jobs tests/faults $(wildcard tests/trainer/test_checkpoint*.py) tests/trainer/test_safe_reader.py
+
 SCRIPTS = $(shell git ls-files '*.sh') .ci/run
 
 # The environment: says what it installs, where pip and venv themselves are missing, too.
@@ -85,4 +98,12 @@ $(VENV)/.dev: pyproject.toml | $(PY)
 	@$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@ $(VENV)/.runtime
 
-.PHONY: help demo test test-fast lint faults pictures image sqsh cluster-up cluster-down bench gpu
+# The first versions that pyproject.toml allows, of those that decide whether a model trains.
+$(VENV)-lowest/.dev: pyproject.toml | $(PY)
+	@echo "installing Python packages into $(VENV)-lowest, with the lowest torch (minutes, the first time)"
+	@$(PY) -m venv $(VENV)-lowest
+	@$(VENV)-lowest/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' \
+	    $$(sed -nE 's/^    "(torch|torchvision)>=([0-9.]+)",/\1==\2.*/p' pyproject.toml)
+	@touch $@
+
+.PHONY: help demo test test-fast lint faults matrix pictures image sqsh cluster-up cluster-down bench gpu
