@@ -11,7 +11,8 @@ TORCH_DEFAULTS = {
     # As jobs/lib/settings.sh has it: the backend that is new in torch 2.15 writes no dump of its
     # collectives when the watchdog asks a hung rank for one.
     "TORCH_DIST_USE_NCCL2": "0",
-    # Without it each rank opens a socket to every other one, once more for each group.
+    # Without it each rank opens a socket to every other one, once more for each group. With it one
+    # may wait in vain for a rank that died before they first talked: who starts ranks ends them.
     "TORCH_GLOO_LAZY_INIT": "1",
 }
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
