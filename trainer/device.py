@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainer.errors import RunFailedError, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, MutableMapping
 
     from trainer.ranks import Ranks
 
 _DEVICES = Path("/dev")
 """With NVIDIA's driver nvidiactl is there, also in a container that did not get its libraries."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def choose_device(ranks: Ranks) -> torch.device:
-    """Take a GPU, the CPU where there is none. Raises RunFailedError for one that is unusable."""
+def choose_device(ranks: Ranks, env: MutableMapping[str, str]) -> torch.device:
+    """Take a GPU, the CPU where there is none. Raises RunFailedError for one that is unusable.
+
+    Of several MIG instances CUDA shows a process the first alone: each rank leaves its own in
+    CUDA_VISIBLE_DEVICES of `env`.
+    """
+    words = [word for word in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
+    if words and words[0].startswith("MIG-"):
+        env["CUDA_VISIBLE_DEVICES"] = words[ranks.local_rank % len(words)]
     num_gpus = torch.cuda.device_count()
     if num_gpus == 0:
         return torch.device("cpu")
@@ -34,6 +42,23 @@ def choose_device(ranks: Ranks) -> torch.device:
             "look at nvidia-smi on this node, or exclude it (--exclude)"
         ) from error
     return device
+
+
+def hardware_of(device: torch.device, node: str) -> tuple[str, str]:
+    """Return a GPU's UUID, and where on which machine it is plugged in; "" both for the CPU.
+
+    MIG instances have a UUID each, and are plugged in where their GPU is. A machine is what NCCL
+    takes for one: a name and a boot.
+    """
+    if device.type != "cuda":
+        return "", ""
+    gpu: Any = torch.cuda.get_device_properties(device)
+    try:
+        boot = _BOOT_ID.read_text().strip()
+    except OSError:
+        boot = ""
+    slot = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}"
+    return str(gpu.uuid), f"{node} {boot} {slot}"
 
 
 def has_driver() -> bool:

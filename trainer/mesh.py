@@ -141,7 +141,7 @@ def open_mesh(
         env, num_cpus=len(os.sched_getaffinity(0)), local_world_size=ranks.local_world_size
     )
     torch.set_num_threads(num_threads)
-    device = choose_device(ranks)
+    device = choose_device(ranks, env)
     lost = lost_gpus(env, torch.version.cuda) if device.type == "cpu" else None
     if lost and ranks.is_main and not has_driver():
         print(f"trainer: {lost}: training on the CPU", file=sys.stderr, flush=True)

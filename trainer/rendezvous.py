@@ -6,11 +6,12 @@ import contextlib
 import json
 import socket
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import distributed as dist
 
+from trainer.device import hardware_of
 from trainer.errors import RunFailedError
 from trainer.listener import serves_store
 
@@ -25,6 +26,16 @@ _RENDEZVOUS_TIMEOUT = timedelta(minutes=15)
 _LEAVING_TIMEOUT = timedelta(seconds=10)
 _NUM_TOLD = 8
 """How many ranks are named."""
+
+
+class Place(NamedTuple):
+    """Where a rank is."""
+
+    node: str
+    gpu: str = ""
+    """UUID of its GPU or MIG instance; "" without one."""
+    slot: str = ""
+    """Where on which machine that GPU is plugged in."""
 
 
 def meet(
@@ -54,7 +65,7 @@ def meet(
         spaced = dist.PrefixStore(  # type: ignore[attr-defined] # the same
             f"trainer/{attempt}", store
         )
-        told = _tell_places(spaced, ranks, f"{_place(device)}\n{node}")
+        places = _tell_places(spaced, ranks, Place(node, *hardware_of(device, node)))
     except (dist.DistError, RuntimeError, ValueError) as error:
         # Seldom the user's mistake: the port was free when it was chosen, and nodes come and go.
         raise RunFailedError(
@@ -63,29 +74,27 @@ def meet(
             "check MASTER_ADDR and MASTER_PORT, and whether every rank was started"
         ) from error
     _name_interface(ranks, env)
-    places, nodes = zip(*(text.split("\n", 1) for text in told), strict=True)
     try:
-        check_places(places, nodes)
+        check_places(places)
     except RunFailedError:
         _leave_together(spaced, ranks)
         raise
     backend = choose_backend(places)
     _connect(spaced, ranks, device, backend)
-    return backend, list(nodes)
+    return backend, [place.node for place in places]
 
 
-def _tell_places(store: Any, ranks: Ranks, own: str) -> list[str]:  # noqa: ANN401 -- torch's Store
+def _tell_places(store: Any, ranks: Ranks, own: Place) -> list[Place]:  # noqa: ANN401 -- torch's Store
     """Tell this rank's place; return each rank's. Rank 0 collects them: the store is its process.
 
     Raises RunFailedError on rank 0, with the ranks that did not come; torch's errors on the others.
     """
-    store.set(f"place/{ranks.rank}", own)
+    store.set(f"place/{ranks.rank}", json.dumps(own))
     if not ranks.is_main:
-        places: list[str] = json.loads(store.get("places"))
-        return places
+        return [Place(*place) for place in json.loads(store.get("places"))]
     keys = [f"place/{rank}" for rank in range(ranks.world_size)]
     try:
-        told = [place.decode() for place in store.multi_get(keys)]
+        places = [Place(*json.loads(place)) for place in store.multi_get(keys)]
     except dist.DistError as error:
         absent = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
         raise RunFailedError(
@@ -94,8 +103,8 @@ def _tell_places(store: Any, ranks: Ranks, own: str) -> list[str]:  # noqa: ANN4
             f"{_first_of(absent)}; look at their logs: without one, their "
             "container is still starting; else see whether they reach MASTER_ADDR and MASTER_PORT"
         ) from error
-    store.set("places", json.dumps(told))
-    return told
+    store.set("places", json.dumps(places))
+    return places
 
 
 def _connect(store: Any, ranks: Ranks, device: torch.device, backend: Backend) -> None:  # noqa: ANN401 -- torch's Store
@@ -136,12 +145,6 @@ def _leave_together(store: Any, ranks: Ranks) -> None:  # noqa: ANN401 -- torch'
             store.wait([f"read/{r}" for r in range(ranks.world_size)], _LEAVING_TIMEOUT)
 
 
-def _place(device: torch.device) -> str:
-    if device.type != "cuda":
-        return ""
-    return str(torch.cuda.get_device_properties(device).uuid)
-
-
 def _name_interface(ranks: Ranks, env: MutableMapping[str, str]) -> None:
     """Let gloo use the interface that leads to rank 0: its own guess goes by the host name."""
     if env.get("GLOO_SOCKET_IFNAME"):
@@ -173,21 +176,24 @@ def _local_address(host: str, port: int) -> str | None:
         return None
 
 
-def choose_backend(places: Sequence[str]) -> Backend:
-    """Choose from each rank's place, its GPU's UUID or "" without one: the same on all ranks.
+def choose_backend(places: Sequence[Place]) -> Backend:
+    """Choose from each rank's place: the same on all ranks.
 
-    NCCL wants a GPU to each rank; ranks that share one talk over gloo.
+    NCCL wants a GPU to each rank, and refuses two of one slot, which MIG instances have; ranks that
+    share one talk over gloo.
     """
-    return "nccl" if all(places) and len(set(places)) == len(places) else "gloo"
+    slots = {place.slot for place in places}
+    gpus = {place.gpu for place in places}
+    return "nccl" if all(gpus) and len(gpus) == len(slots) == len(places) else "gloo"
 
 
-def check_places(places: Sequence[str], nodes: Sequence[str]) -> None:
+def check_places(places: Sequence[Place]) -> None:
     """Raise RunFailedError, on all ranks alike, if some of them see no GPU while others do.
 
     They could only train over gloo then, a hundred times slower, and nobody would hear of it.
     """
-    without = [f"{rank} on {nodes[rank]}" for rank, place in enumerate(places) if not place]
-    if without and any(places):
+    without = [f"{rank} on {place.node}" for rank, place in enumerate(places) if not place.gpu]
+    if without and len(without) < len(places):
         raise RunFailedError(
             "GPUs: every rank sees one, or none does; "
             f"found none on rank {_first_of(without)}; "

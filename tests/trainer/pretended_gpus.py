@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,7 +93,14 @@ def _answers(num_gpus: int) -> dict[str, Any]:
     is_full = os.environ.get("FULL_RANK") == os.environ.get("RANK", "0")
     num_free_bytes = 1 << (28 if is_full else 30)
     properties = {
-        i: SimpleNamespace(uuid=f"GPU-{i}", total_memory=80 << 30, name="Pretended")
+        i: SimpleNamespace(
+            uuid=uuid.UUID(int=i + 1),
+            pci_domain_id=0,
+            pci_bus_id=i,
+            pci_device_id=0,
+            total_memory=80 << 30,
+            name="Pretended",
+        )
         for i in range(num_gpus)
     }
 

@@ -1,12 +1,15 @@
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.trainer.conftest import RunDir
-from trainer.device import lost_gpus, lost_gpus_error
+from trainer.device import choose_device, hardware_of, lost_gpus, lost_gpus_error
 from trainer.errors import misfit
+from trainer.ranks import Ranks
+from trainer.rendezvous import Place, choose_backend
 
 TOO_OLD = (
     "The NVIDIA driver on your system is too old (found version 12080). Please update your GPU "
@@ -86,3 +89,45 @@ def test_lost_gpus_come_with_cudas_own_reason(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "init", refuse)
     told = str(lost_gpus_error("CUDA sees none"))
     assert "found CUDA sees none: Unexpected error from cudaGetDeviceCount().; is the" in told
+
+
+class Instances:
+    """CUDA on a GPU in MIG mode: a process sees the first instance that is named, and no other."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self.env = env
+
+    def get_device_properties(self, device: torch.device) -> SimpleNamespace:
+        """Of that instance."""
+        assert device.index == 0
+        first = self.env["CUDA_VISIBLE_DEVICES"].split(",")[0]
+        return SimpleNamespace(uuid=first[4:], pci_domain_id=0, pci_bus_id=27, pci_device_id=0)
+
+
+def test_each_rank_has_an_instance_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name alone, as CUDA shows no second one; all of them in the one slot of their GPU."""
+    found = []
+    for local_rank in (0, 1, 2):
+        env = {"CUDA_VISIBLE_DEVICES": "MIG-11,MIG-22"}
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", Instances(env).get_device_properties
+        )
+        ranks = Ranks(rank=local_rank, local_rank=local_rank, world_size=3, local_world_size=3)
+        found.append(hardware_of(choose_device(ranks, env), "n1"))
+    assert [uuid for uuid, _ in found] == ["11", "22", "11"]
+    (slot,) = {slot for _, slot in found}
+    assert slot.startswith("n1 ")
+    assert slot.endswith(" 0000:1b:00")
+    assert choose_backend([Place("n1", *one) for one in found[:2]]) == "gloo"
+
+
+def test_other_names_of_gpus_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA shows a process all of them, and a rank takes its own by number."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
+    env = {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
+    ranks = Ranks(rank=1, local_rank=1, world_size=2, local_world_size=2)
+    assert choose_device(ranks, env) == torch.device("cuda:1")
+    assert env == {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}

@@ -10,25 +10,37 @@ from trainer import rendezvous
 from trainer.errors import RunFailedError
 from trainer.listener import listen
 from trainer.ranks import Ranks
-from trainer.rendezvous import check_places, choose_backend, choose_interface, meet
+from trainer.rendezvous import Place, check_places, choose_backend, choose_interface, meet
+
+
+def on_gpus(*slots: str) -> list[Place]:
+    """Ranks on whole GPUs in these slots."""
+    return [Place("a", slot and f"uuid of {slot}", slot) for slot in slots]
 
 
 def test_nccl_wants_a_gpu_to_each_rank() -> None:
     """Ranks that share a GPU, or have none, talk over gloo."""
-    assert choose_backend(["GPU-a", "GPU-b"]) == "nccl"
-    assert choose_backend(["GPU-a", "GPU-a"]) == "gloo"
-    assert choose_backend(["", ""]) == "gloo"
+    assert choose_backend(on_gpus("a 1b", "a 2b")) == "nccl"
+    assert choose_backend(on_gpus("a 1b", "b 1b")) == "nccl"
+    assert choose_backend(on_gpus("a 1b", "a 1b")) == "gloo"
+    assert choose_backend(on_gpus("", "")) == "gloo"
+
+
+def test_nccl_has_no_two_instances_of_one_gpu() -> None:
+    """Each has a UUID of its own, and NCCL looks at the slot; one instance a GPU will do."""
+    instances = [Place("a", "one", "a 1b"), Place("a", "two", "a 1b"), Place("b", "three", "b 1b")]
+    assert choose_backend(instances) == "gloo"
+    assert choose_backend(instances[1:]) == "nccl"
 
 
 def test_all_ranks_see_a_gpu_or_none_does() -> None:
     """Else all would train on CPUs' messages: told with the ranks, and their nodes."""
-    nodes = ["a", "a", "b"]
-    check_places(["", "", ""], nodes)
-    check_places(["GPU-1", "GPU-2", "GPU-2"], nodes)
+    check_places([Place("a"), Place("a"), Place("b")])
+    check_places(on_gpus("1", "2", "2"))
     with pytest.raises(RunFailedError, match=r"^GPUs: .*; found none on rank 1 on a, 2 on b; look"):
-        check_places(["GPU-1", "", ""], nodes)
+        check_places([*on_gpus("1"), Place("a"), Place("b")])
     with pytest.raises(RunFailedError, match="7 on n7, 8 on n8 and 2 more"):
-        check_places(["GPU-1", *[""] * 10], [f"n{i}" for i in range(11)])
+        check_places([*on_gpus("1"), *(Place(f"n{i}") for i in range(1, 11))])
 
 
 def refused(devices: list[str]) -> list[str]:
@@ -57,7 +69,11 @@ def refused(devices: list[str]) -> list[str]:
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each index is a GPU."""
     monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=str(device))
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(
+            uuid=str(device), pci_domain_id=0, pci_bus_id=device.index, pci_device_id=0
+        ),
     )
 
 
