@@ -61,7 +61,7 @@ def closing_block(summary: dict[str, Any], run_dir: Path) -> str:
     told_loss = f"{loss:.4f}" if isinstance(loss, float) else "-"
     notes = [
         f"  slow         rank {slow['rank']} on {slow['node']} was {slow['ratio']:.1f} x slower "
-        "than the median rank"
+        f"than the median rank, which costs {slow['cost_pct']:.0f} % of each step"
         for slow in summary["slow_ranks"]
     ]
     if summary["peak_memory_bytes"] is not None:

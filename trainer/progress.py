@@ -78,6 +78,7 @@ class Progress:
         self.loss = LossSum(loss_sum, position.interval_num_bad, position.interval_step)
         self._stepper.table.read()
         self._timed_from_step = position.step
+        self._first_step_s = 0.0
         self._began_interval()
 
     def told(self) -> dict[str, float]:
@@ -89,6 +90,7 @@ class Progress:
         if self._parts.mesh.device.type == "cuda":
             torch.cuda.synchronize(self._parts.mesh.device)
         self.ledger.started(self._stepper.wait_s - self._waited_s)
+        self._first_step_s = time.perf_counter() - self._interval_s
         if self._parts.mesh.ranks.is_main:
             self._parts.events.write("first_step", step=step)
 
@@ -141,8 +143,8 @@ class Progress:
         wait_s = self._stepper.wait_s - self._waited_s
         own = [0.0] * num_ranks
         if self._stepper.forward_time is not None:
-            forward_s = self._stepper.forward_time.take_s()
-            own[mesh.ranks.rank] = forward_s + wait_s / num_timed / plan.num_microbatches
+            forward_s = self._stepper.forward_time.take_s() * plan.num_microbatches
+            own[mesh.ranks.rank] = forward_s + wait_s / num_timed
         loss_sum, wait_s, *own = self.look(step, position, wait_s, *own)
         wait_s /= num_ranks
         num_steps = step - self.loss.from_step - self.loss.num_left_out
@@ -150,6 +152,7 @@ class Progress:
         elapsed_s = time.perf_counter() - self._interval_s
         elapsed_s -= self.ledger.paused_s - self._paused_s
         self.ledger.data_wait_s += wait_s
+        step_s = self._step_s(elapsed_s, num_timed)
         self._began_interval()
         samples_per_s = num_timed * plan.global_batch_size / elapsed_s
         told = self.told()
@@ -167,7 +170,7 @@ class Progress:
                 memory_mib=_memory_mib(mesh.device),
                 train_time_s=self.train_time_s,
                 grad_norm=self._grad_norm(),
-                slow_ranks=self.stragglers.compare(own, num_timed),
+                slow_ranks=self.stragglers.compare(own, step_s, num_timed),
                 rank_spread_pct=self.stragglers.spread_pct(own),
                 **told,
             )
@@ -176,6 +179,13 @@ class Progress:
         if step % parts.config.log_every == 0:  # not at an end between: a run may go on
             self.loss = LossSum(0.0, 0, step)
         return loss
+
+    def _step_s(self, elapsed_s: float, num_steps: int) -> float:
+        """Return what a step of the interval took: not an attempt's first, which may compile."""
+        if self._first_step_s and num_steps > 1:
+            elapsed_s, num_steps = elapsed_s - self._first_step_s, num_steps - 1
+        self._first_step_s = 0.0
+        return elapsed_s / num_steps
 
     def _grad_norm(self) -> float | None:
         is_known = self._parts.config.clip_grad_norm is not None

@@ -18,17 +18,21 @@ if TYPE_CHECKING:
     from torch import nn
 
 _SLOW_RATIO = 1.5
+_WORTH_PCT = 5.0
+"""Of a step: what a slow rank must cost the others. A ratio of microseconds is no finding."""
 _SAMPLED_FORWARD = 2
 """Which forward of an interval is timed on a GPU, if there are as many: the first one follows a
 wait for the device."""
 
 
 class SlowRank(TypedDict):
-    """A rank that takes over 1.5 times as long as the median rank."""
+    """A rank that takes over 1.5 times as long as the median rank, and so holds up each step."""
 
     rank: int
     node: str
     ratio: float
+    cost_pct: float
+    """Of a step's time: what the rank takes longer than the median rank."""
 
 
 class ForwardTime:
@@ -99,12 +103,23 @@ class Stragglers:
     def __init__(self, nodes: Sequence[str]) -> None:
         self._nodes = nodes
         self._total_s = [0.0] * len(nodes)
+        self._elapsed_s = 0.0
+        self._num_intervals = 0
+        self._num_slow = [0] * len(nodes)
 
-    def compare(self, own_s: Sequence[float], num_steps: int) -> list[SlowRank]:
-        """Take each rank's own seconds a microbatch in an interval; return who was slow in it."""
+    def compare(self, own_s: Sequence[float], step_s: float, num_steps: int) -> list[SlowRank]:
+        """Return who was slow in an interval of `num_steps`.
+
+        `own_s` is each rank's own part of a step, `step_s` what a whole one took, in seconds.
+        """
         pairs = zip(self._total_s, own_s, strict=True)
         self._total_s = [total + num_steps * own for total, own in pairs]
-        return self._slow(own_s)
+        self._elapsed_s += num_steps * step_s
+        self._num_intervals += 1
+        slow = self._slow(own_s, step_s)
+        for one in slow:
+            self._num_slow[one["rank"]] += 1
+        return slow
 
     @staticmethod
     def spread_pct(own_s: Sequence[float]) -> float | None:
@@ -113,16 +128,25 @@ class Stragglers:
         return 100 * (max(own_s) - min(own_s)) / typical_s if typical_s > 0 else None
 
     def over_the_run(self) -> list[SlowRank]:
-        """Return who was slow in all."""
-        return self._slow(self._total_s)
+        """Return who was slow in all, and in at least half of the intervals."""
+        return [
+            one
+            for one in self._slow(self._total_s, self._elapsed_s)
+            if 2 * self._num_slow[one["rank"]] >= self._num_intervals
+        ]
 
-    def _slow(self, own_s: Sequence[float]) -> list[SlowRank]:
+    def _slow(self, own_s: Sequence[float], elapsed_s: float) -> list[SlowRank]:
         typical_s = median_low(own_s)  # of two ranks, the quicker: else none is over 1.5 times
         if typical_s <= 0:
             return []
-        ratios = [own / typical_s for own in own_s]
+        costs_pct = [100 * (own - typical_s) / elapsed_s for own in own_s]
         return [
-            SlowRank(rank=rank, node=self._nodes[rank], ratio=round(ratio, 2))
-            for rank, ratio in enumerate(ratios)
-            if ratio > _SLOW_RATIO
+            SlowRank(
+                rank=rank,
+                node=self._nodes[rank],
+                ratio=round(own / typical_s, 2),
+                cost_pct=round(cost_pct, 1),
+            )
+            for rank, (own, cost_pct) in enumerate(zip(own_s, costs_pct, strict=True))
+            if own / typical_s > _SLOW_RATIO and cost_pct >= _WORTH_PCT
         ]

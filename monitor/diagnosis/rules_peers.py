@@ -76,6 +76,9 @@ def _named_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
                 named.setdefault((rank, node), []).append(float(ratio))
     told = [event for event in run.events if "local_rank" in event]
     places = {integer(event.get("rank")): integer(event["local_rank"]) for event in told}
+    num_ranks = 1 + max((rank for rank in places if rank is not None), default=0)
+    if 2 * len(named) > num_ranks > 1:
+        return  # both of two, or three of four: each was slow at times, as ranks are
     for (rank, node), ratios in named.items():
         if not rules.reaches(100 * len(ratios) / len(lines), at.straggler_pct):
             continue

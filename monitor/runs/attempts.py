@@ -292,18 +292,21 @@ def _ranks(events: Sequence[Event]) -> list[Record]:
 
 
 def slow_ranks(attempt: Attempt) -> list[Record]:
-    """Name the ranks that were slower than their peers: by the summary, else by the metrics."""
+    """Name the ranks that were slower than their peers: by the summary.
+
+    Without one those that at least half of the metrics' lines name, each by its worst.
+    """
     summary = attempt.last("summary").get("summary")
-    told = mappings(summary.get("slow_ranks")) if isinstance(summary, dict) else []
-    if not told:
-        worst: dict[object, Event] = {}
+    if isinstance(summary, dict) and "slow_ranks" in summary:
+        reported = mappings(summary["slow_ranks"])
+    else:
+        lines: dict[str, list[Event]] = {}
         for line in attempt.metrics:
             for one in mappings(line.get("slow_ranks")):
-                known = worst.get(str(one.get("rank")))
-                if known is None or _ratio(one) > _ratio(known):
-                    worst[str(one.get("rank"))] = one
-        told = list(worst.values())
-    return [picked(one, ("rank", "node", "ratio")) for one in told]
+                lines.setdefault(str(one.get("rank")), []).append(one)
+        sustained = [named for named in lines.values() if 2 * len(named) >= len(attempt.metrics)]
+        reported = [max(named, key=_ratio) for named in sustained]
+    return [picked(one, ("rank", "node", "ratio", "cost_pct")) for one in reported]
 
 
 def _ratio(one: Event) -> float:

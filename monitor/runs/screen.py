@@ -218,7 +218,12 @@ def slow_words(slow: dict[str, Any]) -> str:
         _reading("CPUs", seen.get("cpu_pct"), "%"),
     ]
     told = ", ".join(filter(None, parts))
-    text = f"rank {slow['rank']} on {slow['node']} took {slow['ratio']} x its peers' time a step"
+    text = (
+        f"rank {slow['rank']} on {slow['node']} took {slow['ratio']} x the median rank's time in"
+        " forward and waiting for data"
+    )
+    if isinstance(slow["cost_pct"], int | float):
+        text += f", {slow['cost_pct']:.0f} % of each step"
     return f"{text}: {told}" if told else text
 
 

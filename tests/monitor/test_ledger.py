@@ -262,6 +262,7 @@ def test_what_a_slow_rank_went_through(story: Any) -> None:
     story.tell("end", code=0)
     (found,) = record.read(str(story.write()))["attempts"][0]["slow_ranks"]
     assert found == slow | {
+        "cost_pct": None,
         "seen": {
             "num_samples": 3,
             "sm_pct": 90.0,
@@ -271,7 +272,7 @@ def test_what_a_slow_rank_went_through(story: Any) -> None:
             "throttle": ["power cap", "hardware thermal"],
             "cpu_pct": 97.0,
             "mem_used_mib": 64000.0,
-        }
+        },
     }
 
 
@@ -296,7 +297,19 @@ def test_slow_ranks_of_a_killed_run_come_from_its_metrics(story: Any) -> None:
     for line, ratio in zip(story.metrics, (1.6, 2.5, 1.7), strict=True):
         line["slow_ranks"] = [{"rank": 1, "node": "n2", "ratio": ratio}]
     (found,) = record.read(str(story.write()))["attempts"][0]["slow_ranks"]
-    assert found == {"rank": 1, "node": "n2", "ratio": 2.5, "seen": {}}
+    assert found == {"rank": 1, "node": "n2", "ratio": 2.5, "cost_pct": None, "seen": {}}
+
+
+def test_a_rank_slow_for_a_moment_is_none_of_a_killed_run(story: Any) -> None:
+    """One line of three names it; and a summary that names nobody has the last word."""
+    story.start()
+    story.train(0, 30)
+    story.metrics[1]["slow_ranks"] = [{"rank": 1, "node": "n2", "ratio": 9.0}]
+    assert record.read(str(story.write()))["attempts"][0]["slow_ranks"] == []
+    for line in story.metrics:
+        line["slow_ranks"] = [{"rank": 1, "node": "n2", "ratio": 9.0}]
+    story.tell("summary", summary={"outcome": "finished", "steps": 30, "slow_ranks": []})
+    assert record.read(str(story.write()))["attempts"][0]["slow_ranks"] == []
 
 
 def test_the_last_metrics_of_every_attempt_are_found(tmp_path: Path) -> None:

@@ -56,6 +56,13 @@ def slow_lines(num: int) -> Run:
     return run(metrics=lines, events=({"rank": 5, "local_rank": 1},))
 
 
+def both_slow(num: int) -> Run:
+    """Of ten lines of two ranks some name the one slow, and as many the other."""
+    slow = [{"slow_ranks": [{"rank": rank, "node": "n2", "ratio": 1.9}]} for rank in (0, 1)]
+    lines = tuple(line(i, **slow[i % 2] if i < 2 * num else {}) for i in range(10))
+    return run(metrics=lines, events=tuple({"rank": r, "local_rank": r} for r in (0, 1)))
+
+
 def waits(*shares_pct: float) -> Run:
     """Lines of metrics that tell how long the trainer waited for data."""
     return run(metrics=tuple(line(i, data_wait_pct=pct) for i, pct in enumerate(shares_pct)))
@@ -101,6 +108,7 @@ CASES = [
          "40 % busy"),
     Case("straggler", "warning", slow_lines(2), slow_lines(1),
          "rank 5 took 1.5 times as long as the middle one in 2 of 10 lines"),
+    Case("straggler", "warning", slow_lines(2), both_slow(5), "rank 5 took 1.5 times"),
     Case("clock", "warning",
          peers({"pclk": 1782}, {"pclk": 1980}), peers({"pclk": 1783}, {"pclk": 1980}),
          "SM clock of 1782 MHz at work, where the middle one of its 3 peers has 1980 MHz"),

@@ -225,7 +225,7 @@ def test_a_slow_rank_is_named_with_what_was_seen(
     story.gutil("n2", SEEN)
     story.start()
     story.train(0, 20)
-    slow = {"rank": 1, "node": "n2", "ratio": 1.9}
+    slow = {"rank": 1, "node": "n2", "ratio": 1.9, "cost_pct": 12.3}
     story.tell("summary", summary={"outcome": "finished", "steps": 20, "slow_ranks": [slow]})
     story.rank_end(0, 0)
     story.rank_end(1, 0)
@@ -236,12 +236,12 @@ def test_a_slow_rank_is_named_with_what_was_seen(
     assert cli.main(["compose", str(run_dir)]) == 0
     said = capfd.readouterr()
     assert said.out == f"{run_dir}/run.json\n"
-    assert said.err == (
-        "monitor: rank 1 on n2 took 1.9 x its peers' time a step: 1980 MHz, 41 C, CPUs 3 %\n"
+    words = (
+        "rank 1 on n2 took 1.9 x the median rank's time in forward and waiting for data, 12 % of"
+        " each step: 1980 MHz, 41 C, CPUs 3 %"
     )
-    assert "slow    rank 1 on n2 took 1.9 x its peers' time a step: 1980 MHz, 41 C, CPUs 3 %" in (
-        " ".join(line.strip() for line in lines)
-    )
+    assert said.err == f"monitor: {words}\n"
+    assert f"slow    {words}" in " ".join(line.strip() for line in lines)
 
 
 def test_a_cancelled_command_was_stopped(story: Any) -> None:

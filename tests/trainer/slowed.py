@@ -10,7 +10,7 @@ from trainer.workloads.language import Language
 
 class _Slow(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        time.sleep(0.03)
+        time.sleep(0.1)
         return super().forward(x)
 
 

@@ -1,5 +1,6 @@
 """Who is slower than the others, and where the time goes."""
 
+import random
 import textwrap
 from collections.abc import Callable
 from datetime import datetime
@@ -41,11 +42,45 @@ _WORKLOAD = """
 def test_a_rank_is_slow_beside_the_median_rank() -> None:
     """Over 1.5 times in an interval, or over the run; of two ranks the quicker one is typical."""
     stragglers = Stragglers(["a", "a", "b", "b"])
-    assert stragglers.compare([1.0, 1.1, 2.9, 1.0], 1) == [{"rank": 2, "node": "b", "ratio": 2.9}]
-    assert stragglers.compare([1.0, 1.1, 1.4, 1.0], 9) == []
-    assert stragglers.over_the_run() == [{"rank": 2, "node": "b", "ratio": 1.55}]
-    assert Stragglers(["a", "b"]).compare([3.0, 1.0], 1)[0]["ratio"] == 3
-    assert Stragglers(["a"]).compare([0.0], 1) == []
+    slow = {"rank": 2, "node": "b", "ratio": 2.9, "cost_pct": 19.0}
+    assert stragglers.compare([1.0, 1.1, 2.9, 1.0], 10.0, 1) == [slow]
+    assert stragglers.compare([1.0, 1.1, 1.4, 1.0], 80 / 9, 9) == []
+    assert stragglers.over_the_run() == [{"rank": 2, "node": "b", "ratio": 1.55, "cost_pct": 6.1}]
+    assert Stragglers(["a", "b"]).compare([3.0, 1.0], 9.0, 1)[0]["ratio"] == 3
+    assert Stragglers(["a"]).compare([0.0], 1.0, 1) == []
+
+
+def test_what_costs_no_time_is_not_slow() -> None:
+    """Ten times a forward of microseconds in a step of seconds, or a single hiccup of a run."""
+    stragglers = Stragglers(["a", "b"])
+    assert stragglers.compare([20e-6, 210e-6], 8.0, 9) == []
+    assert stragglers.compare([1.0, 1.98], 20.0, 9) == []
+    assert stragglers.compare([1.0, 2.0], 20.0, 9)[0]["rank"] == 1
+    hiccup = Stragglers(["a", "b"])
+    for own_s in ([60.0, 1.0], [1.0, 1.0], [1.0, 1.0]):
+        hiccup.compare(own_s, 70.0, 9)
+    assert hiccup.over_the_run() == []
+
+
+def test_equal_ranks_with_noise_are_never_slow() -> None:
+    """Of two to eight ranks, whose own share of a step is anything from nothing to all of it."""
+    noise = random.Random(6)  # noqa: S311 -- the same each time
+    for _ in range(300):
+        num_ranks, share = noise.randint(2, 8), 10 ** noise.uniform(-6, 0)
+        stragglers = Stragglers(["n"] * num_ranks)
+        for _ in range(noise.randint(4, 30)):
+            own_s = [share * noise.lognormvariate(0, 0.15) for _ in range(num_ranks)]
+            stragglers.compare(own_s, max(*own_s, 1.0), 9)
+        assert stragglers.over_the_run() == []
+
+
+def test_of_two_ranks_at_most_one_is_slow() -> None:
+    """Whichever is slow in turns: the other one is what is typical."""
+    stragglers = Stragglers(["a", "b"])
+    for turn in range(10):
+        own_s = [1.0, 9.0] if turn % 2 else [9.0, 1.0]
+        assert len(stragglers.compare(own_s, 10.0, 9)) == 1
+    assert stragglers.over_the_run() == []
 
 
 def test_only_the_forwards_of_training_count() -> None:
@@ -91,7 +126,7 @@ def test_the_slow_rank_is_named(start_ranks: Callable[..., Any], tmp_path: Path)
     assert (slow["rank"], slow["node"]) == (2, "n7")
     assert 1.5 < slow["ratio"] < 4
     assert "rank 2 on n7 was" in started.output[0][0]
-    assert "x slower than the median rank" in started.output[0][0]
+    assert "x slower than the median rank, which costs " in started.output[0][0]
     for line in metrics:
         assert line["slow_ranks"][0]["rank"] == 2
         assert line["rank_spread_pct"] > 50  # or it would not be told
