@@ -26,11 +26,12 @@ SESSION = """\
 import os, signal, sys, time
 from pathlib import Path
 from benchmarks.on_gpu.case import Case
-from benchmarks.on_gpu.runner import Session
+from benchmarks.on_gpu import runner
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 out, budget_s, limit_s, *program = sys.argv[1:]
-session = Session(
+runner._LEAST_S = 0
+session = runner.Session(
     out=Path(out),
     end_s=time.monotonic() + float(budget_s),
     is_rehearsal=False,
@@ -126,6 +127,15 @@ def test_what_there_is_no_time_for_is_skipped(tmp_path: Path) -> None:
     lines = lines_of(tmp_path)
     assert [line["status"] for line in lines] == ["skipped"] * 2
     assert lines[0]["why"] == "the budget is spent"
+
+
+def test_a_case_is_cut_off_where_the_budget_ends(tmp_path: Path) -> None:
+    """However long its own limit is; it has not failed, and nothing is begun after it."""
+    assert session(tmp_path, "exec sleep 600", budget_s=1.5) == 0
+    first, second = lines_of(tmp_path)
+    assert (first["status"], second["status"]) == ("skipped", "skipped")
+    assert first["why"].startswith("cut off after ")
+    assert second["why"] == "the budget is spent"
 
 
 def test_nothing_is_lost_when_it_is_stopped(tmp_path: Path) -> None:
