@@ -181,13 +181,14 @@ def _remedy(demand: Demand, fitting: int) -> str:
         now = demand.plan.micro_batch_size
         return f"lower --micro-batch-size from {now} to {fitting}"
     options = {
-        "--micro-batch-size 1": demand.plan.micro_batch_size > 1,
         "--activation-checkpointing full": config.activation_checkpointing == "none",
         "--precision bf16": config.precision in {"fp32", "tf32"},
         "--strategy fsdp": not layout.is_sharded,
         "more GPUs": True,
     }
-    return "take " + " or ".join(option for option, helps in options.items() if helps)
+    return "beside a smaller --micro-batch-size take " + " or ".join(
+        option for option, helps in options.items() if helps
+    )
 
 
 def _own_bytes(parameter: Tensor) -> int:

@@ -82,3 +82,13 @@ def test_a_run_that_does_not_fit_ends_before_its_first_step(
     assert float(left) == 258  # free, and what the rank has reserved
     assert int(size) in {1, 2, 4, 8}
     assert not ranks.run.path.exists()
+
+
+def test_what_helps_where_no_microbatch_fits(start_ranks: Callable[..., Ranks]) -> None:
+    """What is in force already is not advised."""
+    options = f"{TEXT} --model stories15m --precision bf16 --strategy fsdp"
+    ranks = start_ranks(2, *options.split(), env={"FULL_RANK": "0", "FREE_BYTES": "1000"})
+    assert ranks.wait() == [64, 64], ranks.output
+    assert ranks.output[0][1].endswith(
+        "; beside a smaller --micro-batch-size take --activation-checkpointing full or more GPUs\n"
+    )
