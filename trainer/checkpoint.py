@@ -15,14 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer import saving
+from trainer import host_memory, saving
 from trainer.checkpoint_folder import CheckpointFolder, name_of, step_of
 from trainer.errors import UserError
 from trainer.peers import open_peers
 from trainer.position import State
+from trainer.save_plan import SavePlan
 from trainer.saving import Writing
 from trainer.shared_reading import list_together, read_together
-from trainer.staging import HostCopies, is_lack_of_memory
+from trainer.staging import HostCopies, is_lack_of_memory, lack_of_memory, num_host_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +62,7 @@ class Checkpoints:
         self._identity = identity
         self._interval_s = interval_s
         self._last_s = time.monotonic()
+        self._plan = SavePlan(mesh)
         self._copies = HostCopies()
         self._peers: Peers | None = None
         self._writing: Writing | None = None
@@ -91,17 +93,18 @@ class Checkpoints:
             return
         self.wait()
         self._last_s = began_s
-        if not self._has_space(tensors, position.step):
-            return
         peers = self._meet()
-        copies = self._copied(tensors, position.step, peers) if self._is_async else None
+        own = self._plan.own(tensors, peers)
+        if not self._has_space(position.step):
+            return
+        copies = self._copied(own, position.step, peers) if self._is_async else None
         is_behind = copies is not None
         self._position = position
         self._writing = Writing(
             self._folder,
             peers,
             self._state(position),
-            tensors if copies is None else copies,
+            own if copies is None else copies,
             device=self._mesh.device,
             began_s=began_s,
             stall_s=time.monotonic() - began_s if is_behind else None,
@@ -119,14 +122,20 @@ class Checkpoints:
         Whatever else goes wrong ends the run, such as a kernel that has failed on the GPU.
         """
         copies, problem = None, ""
-        try:
-            copies = self._copies.take(tensors)
-        except (RuntimeError, MemoryError) as error:
-            if not is_lack_of_memory(error):
-                raise
-            first = next(iter(str(error).splitlines()), type(error).__name__)
-            problem = f"no memory for copies on the host of rank {peers.rank} ({first})"
-        problem = next((told for told in peers.gather(problem) if told), "")
+        if self._copies.is_new:
+            told = peers.gather((num_host_bytes(tensors), host_memory.num_free_bytes()))
+            problem = lack_of_memory(self._mesh.nodes, *zip(*told, strict=True))
+        if not problem:
+            try:
+                copies = self._copies.take(tensors)
+            except (RuntimeError, MemoryError) as error:
+                if not is_lack_of_memory(error):
+                    raise
+                first = next(iter(str(error).splitlines()), type(error).__name__)
+                problem = f"no memory for copies on the host of rank {peers.rank} ({first})"
+            problem = next((told for told in peers.gather(problem) if told), "")
+        if problem:
+            self._copies = HostCopies()  # what there was room for is free again
         if problem and self._mesh.ranks.is_main:
             print(
                 f"trainer: the checkpoint of step {step} is written while the training waits: "
@@ -294,11 +303,9 @@ class Checkpoints:
             serial=0,
         )
 
-    def _has_space(self, tensors: Mapping[str, Tensor], step: int) -> bool:
+    def _has_space(self, step: int) -> bool:
         """Ask before writing; all ranks take rank 0's answer."""
-        num_sharing = self._mesh.ranks.world_size // self._mesh.layout.pp
-        (needed,) = self._mesh.sum([saving.num_own_bytes(tensors, num_sharing)])
-        needed = needed * _SPACE_MARGIN + _SPACE_MARGIN_BYTES
+        needed = self._plan.num_bytes * _SPACE_MARGIN + _SPACE_MARGIN_BYTES
         free = 0.0
         if self._mesh.ranks.is_main:
             try:

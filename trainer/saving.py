@@ -18,7 +18,6 @@ import torch
 from trainer import manifest
 from trainer.checkpoint_folder import STATE_FILE
 from trainer.errors import MAX_LENGTH, causes, short_line
-from trainer.tensor_names import split_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -236,14 +235,3 @@ def _probe(folder: Path) -> OSError | None:
     except OSError as error:
         return error
     return None
-
-
-def num_own_bytes(tensors: Mapping[str, Tensor], num_sharing: int) -> float:
-    """This rank's part of a checkpoint; what belongs to the run is written once, by shares.
-
-    `num_sharing` ranks tell of the same tensors: all, or those of the same stage of a pipeline.
-    """
-    return sum(
-        tensor.numel() * tensor.element_size() / (1 if split_rank(name) else num_sharing)
-        for name, tensor in tensors.items()
-    )

@@ -175,9 +175,9 @@ class OtherDisk(Alone):
     """Rank 0, told of a file that another node has written to a disk of its own."""
 
     def gather(self, value: Any) -> list[Any]:
-        """Return what both ranks tell."""
+        """Return what both ranks tell of their files, and what this one alone holds."""
         other = (None, {"__1_0.distcp": manifest.FileRecord(100, "0" * 64)})
-        return [value, other]
+        return [value, other] if isinstance(value, tuple) else [value]
 
 
 def test_files_on_a_disk_of_another_node_are_no_checkpoint(

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tests.trainer.saved import events, load, open_folder, position
-from trainer import staging
-from trainer.staging import HostCopies
+from trainer import host_memory, staging
+from trainer.staging import HostCopies, lack_of_memory, num_host_bytes
 
 PINNED = "CUDA error: out of memory\nCUDA kernel errors might be reported later"
 PLAIN = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."
@@ -85,3 +85,63 @@ def test_a_failed_gpu_ends_the_run(tmp_path: Path, allocate: Callable[..., None]
     allocate(RuntimeError(BROKEN), only_pinned=False)
     with pytest.raises(RuntimeError, match="assert triggered"):
         open_folder(tmp_path).save({"model/w": torch.ones(3)}, position(5), is_best=False)
+
+
+def test_copies_that_do_not_fit_are_not_begun(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The system would kill the process; with room again, they are made."""
+    monkeypatch.setattr(host_memory, "num_free_bytes", lambda: 1 << 29)
+    checkpoints = open_folder(tmp_path)
+    large = {"model/w": torch.ones(3)}
+    monkeypatch.setattr("trainer.checkpoint.num_host_bytes", lambda _tensors: 1 << 30)
+    checkpoints.save(large, position(5), is_best=False)
+    assert checkpoints.latest_step == 5  # without a `wait`
+    assert capsys.readouterr().err == (
+        "trainer: the checkpoint of step 5 is written while the training waits: no memory for "
+        "copies on this host (1.0 GiB needed, ranks: 1; 0.5 GiB free; give the job more, as by "
+        "--mem, or take --checkpoint-mode sync)\n"
+    )
+    monkeypatch.setattr(host_memory, "num_free_bytes", lambda: 1 << 31)
+    checkpoints.save(large, position(6), is_best=False)
+    assert checkpoints.wait()
+    assert [told["is_async"] for told in events(tmp_path, "checkpoint")] == [False, True]
+
+
+def test_the_ranks_of_a_node_share_its_memory() -> None:
+    """Each node by itself; what the tightest cgroup of its ranks has left counts."""
+    nodes = ("a", "a", "b", "b")
+    assert lack_of_memory(nodes, [3, 3, 4, 4], [9, 9, 9, 9]) == ""
+    assert lack_of_memory(nodes, [3, 3, 5, 4], [9, 9, 9, 9]).startswith("no memory for copies on b")
+    assert lack_of_memory(nodes, [3, 3, 4, 4], [9, 6, 9, 9]).startswith("no memory for copies on a")
+
+
+def test_pinned_copies_are_rounded_up() -> None:
+    """As torch allocates them: to a power of two, each."""
+    weights = torch.zeros(3)
+    assert num_host_bytes({"w": weights}) == 12
+    assert num_host_bytes({"w": weights.as_subclass(OnGpu)}) == 16
+    assert num_host_bytes({"w": torch.zeros(0).as_subclass(OnGpu)}) == 0
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_free_memory_is_what_the_tightest_cgroup_leaves(tmp_path: Path, version: int) -> None:
+    """A job's, above the step's own; pages of files that nobody uses count as free."""
+    controllers, limit, usage, stat = {
+        1: ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        2: ("", "memory.max", "memory.current", "inactive_file"),
+    }[version]
+    step = tmp_path / "job" / "step"
+    step.mkdir(parents=True)
+    own = tmp_path / "cgroup"
+    own.write_text(f"9:cpu:/other\n4:{controllers}:/job/step\n")
+    roots = {controllers: tmp_path}
+    whole = host_memory.num_free_bytes(own, roots)
+    assert whole > 4000
+    (step / limit).write_text("max\n")
+    for name, text in {limit: "5000\n", usage: "2000\n", "memory.stat": f"{stat} 1000\n"}.items():
+        (tmp_path / "job" / name).write_text(text)
+    assert host_memory.num_free_bytes(own, roots) == 4000
+    assert host_memory.num_free_bytes(tmp_path / "none", roots) > 4000

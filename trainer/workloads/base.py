@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from trainer import host_memory
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -145,9 +146,7 @@ class Workload(ABC):
 
 def check_made_up(options: str, num_bytes: int) -> None:
     """Raise UserError unless made-up data of that size, by these options, fit in memory."""
-    import psutil  # noqa: PLC0415 -- real data needs none of it
-
-    available = psutil.virtual_memory().available
+    available = host_memory.num_free_bytes()
     if num_bytes > available:
         raise UserError(
             options,
