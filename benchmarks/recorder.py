@@ -84,7 +84,7 @@ def _ranks(folder: Path) -> str:
     beats.mkdir()
     for rank in range(_NUM_GPUS):
         pid = _SOME_PID + rank
-        beat = struct.pack("<8s7q", b"DDPBEAT1", pid, 100, 0, 2, 500, 300, 1)
+        beat = struct.pack("<8s7q16x", b"DDPBEAT1", pid, 100, 0, 2, 500, 300, 1)
         (beats / f"rank-{rank}").write_bytes(beat)
         (beats / f"child-{rank}").write_text(f"{pid} {rank} trainer\n", encoding="ascii")
     return str(beats)

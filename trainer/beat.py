@@ -1,6 +1,6 @@
 """Where this rank is, in shared memory, for a watcher outside the process to read at any time.
 
-The file `rank-<RANK>` in DDP_BEAT_DIR has 64 bytes, little-endian:
+The file `rank-<RANK>` in DDP_BEAT_DIR has 80 bytes, little-endian:
 
 | bytes | what |
 | --- | --- |
@@ -12,6 +12,7 @@ The file `rank-<RANK>` in DDP_BEAT_DIR has 64 bytes, little-endian:
 | 40-47 | beats so far |
 | 48-55 | points so far at which all ranks meet: the same number on each rank at the same place |
 | 56-63 | 1 + the steps completed when this start of the run began to train; before that 0 |
+| 64-79 | UUID of its GPU or MIG instance; 0 without one, and before it is chosen |
 
 Stored by one copy, never by `pack_into`, which zeroes first; the numbers of a beat may be of two
 beats, none is half of one.
@@ -33,13 +34,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _MAGIC: Final = b"DDPBEAT1"
-_SIZE_BYTES: Final = 64
+_SIZE_BYTES: Final = 80
 _HEAD: Final = struct.Struct("<8sq")
 _BEAT: Final = struct.Struct("<qqqqq")
 _FIRST: Final = struct.Struct("<q")
 _HEAD_PLACE: Final = slice(0, 16)
 _BEAT_PLACE: Final = slice(16, 56)
 _FIRST_PLACE: Final = slice(56, 64)
+_GPU_PLACE: Final = slice(64, 80)
 
 
 class Phase(IntEnum):
@@ -69,6 +71,9 @@ class Beat(Protocol):
     step: int
     """Steps completed; set before the beat that is to tell it."""
 
+    def compute_on(self, uuid: str) -> None:
+        """Computing is done on this GPU; "" for none."""
+
     def begin(self, step: int) -> None:
         """Training begins, or begins again, after so many steps of the run."""
 
@@ -83,6 +88,9 @@ class NoBeat:
     """Nobody watches: the null object."""
 
     step = 0
+
+    def compute_on(self, uuid: str) -> None:
+        """Tell nobody."""
 
     def begin(self, step: int) -> None:
         """Tell nobody."""
@@ -112,6 +120,10 @@ class SharedBeat:
         self.enter(START)
         self._memory[_HEAD_PLACE] = _HEAD.pack(_MAGIC, os.getpid())
         beside.replace(path)
+
+    def compute_on(self, uuid: str) -> None:
+        """Computing is done on this GPU; "" for none."""
+        self._memory[_GPU_PLACE] = bytes.fromhex(uuid.replace("-", "")).rjust(16, b"\0")
 
     def begin(self, step: int) -> None:
         """Training begins, or begins again, after so many steps of the run."""

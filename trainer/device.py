@@ -44,6 +44,11 @@ def choose_device(ranks: Ranks, env: MutableMapping[str, str]) -> torch.device:
     return device
 
 
+def uuid_of(device: torch.device) -> str:
+    """Return a GPU's UUID, or that of the MIG instance that CUDA shows; "" for the CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
 def hardware_of(device: torch.device, node: str) -> tuple[str, str]:
     """Return a GPU's UUID, and where on which machine it is plugged in; "" both for the CPU.
 
@@ -58,7 +63,7 @@ def hardware_of(device: torch.device, node: str) -> tuple[str, str]:
     except OSError:
         boot = ""
     slot = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}"
-    return str(gpu.uuid), f"{node} {boot} {slot}"
+    return uuid_of(device), f"{node} {boot} {slot}"
 
 
 def has_driver() -> bool:

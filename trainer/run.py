@@ -18,6 +18,7 @@ from trainer.checkpoint import Checkpoints
 from trainer.compiler import check_compiler
 from trainer.datasets import Datasets, prepare
 from trainer.determinism import be_deterministic
+from trainer.device import uuid_of
 from trainer.ending import closing_block, out_of_time, summary_of
 from trainer.errors import UserError, one_line
 from trainer.evaluation import Evaluation
@@ -116,6 +117,7 @@ class Run:
         self._mesh = open_mesh(
             self._job.ranks, env, settings.node, self._job.layout, self._job.listener
         )
+        self._job.beat.compute_on(uuid_of(self._mesh.device))
         if self._mesh.device.type == "cpu":
             keep_freed_memory(env)
         set_up(self._job.config.precision, self._mesh.device)

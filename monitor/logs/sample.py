@@ -107,6 +107,8 @@ class Reading:
 
     gpus: tuple[GpuSample, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
+    is_renumbered: bool = False
+    """Whether a device cgroup hides GPUs: CUDA counts only those that are here."""
 
 
 class GpuSource(Protocol):
@@ -128,6 +130,6 @@ class HostSource(Protocol):
 class RankSource(Protocol):
     """Whatever knows which rank computes on which GPU, and how far it is."""
 
-    def read(self, gpus: Sequence[GpuSample]) -> Sequence[RankSample]:
-        """Look once: a sample for each GPU."""
+    def read(self, reading: Reading) -> Sequence[RankSample]:
+        """Look once: a sample for each GPU of a reading."""
         ...

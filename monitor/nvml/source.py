@@ -67,6 +67,7 @@ class Nvml:
         self._alive = False
         self._gpus: tuple[Gpu, ...] = ()
         self._facts: Facts = ()
+        self._is_renumbered = False
         self._events: Events | None = None
         self._lost: set[int] = set()
         self._remaps: dict[int, tuple[int, tuple[bool, bool]]] = {}
@@ -76,7 +77,8 @@ class Nvml:
         if not self._alive:
             self._try_start()
         if not self._alive:
-            return Reading(tuple(GpuSample(index=gpu.index) for gpu in self._gpus), self._facts)
+            lost = tuple(GpuSample(index=gpu.index) for gpu in self._gpus)
+            return Reading(lost, self._facts, self._is_renumbered)
         found: dict[int, Values] = {gpu.index: {} for gpu in self._gpus}
         self._crew.run([job for gpu in self._gpus for job in gpu.due()], found, _LOOK_S)
         samples = tuple(self._see(gpu, found[gpu.index]) for gpu in self._gpus)
@@ -84,7 +86,7 @@ class Nvml:
         is_over = is_silent or any(OVER in values for values in found.values())
         if is_over and not self._crew.is_stuck:
             self._stop()  # not one reading of any GPU: the library is dead, not a GPU
-        return Reading(samples, self._facts + self._mig_facts(found))
+        return Reading(samples, self._facts + self._mig_facts(found), self._is_renumbered)
 
     def _see(self, gpu: Gpu, found: Values) -> GpuSample:
         """Make a sample of what was read, and tell what has changed."""
@@ -164,7 +166,9 @@ class Nvml:
             gpus.append(gpu)
         ours = [gpu for gpu in gpus if known or not gpu.is_denied]
         wanted = self._named.among(num_gpus)
-        if known or wanted is None or len(ours) < num_gpus:  # else a cgroup has chosen already
+        if not known:
+            self._is_renumbered = len(ours) < num_gpus
+        if known or wanted is None or self._is_renumbered:  # else a cgroup has chosen already
             return ours
         return keep(ours, wanted)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Protocol
 
@@ -61,8 +61,8 @@ class Log(Protocol):
 class _NoRanks:
     """Nobody trains here, or nobody can tell."""
 
-    def read(self, gpus: Sequence[GpuSample]) -> list[RankSample]:
-        return [RankSample() for _ in gpus]
+    def read(self, reading: Reading) -> list[RankSample]:
+        return [RankSample() for _ in reading.gpus]
 
 
 @dataclass
@@ -141,10 +141,11 @@ class Recorder:
         reading = self._read_gpus()
         facts = self.facts + _offset_fact(now) + reading.facts
         host = self._read_host()
-        gpus = reading.gpus or (GpuSample(),)
-        ranks = self._read_ranks(gpus)
+        if not reading.gpus:
+            reading = replace(reading, gpus=(GpuSample(),))
+        ranks = self._read_ranks(reading)
         clock = now.replace(tzinfo=None)
-        rows = [Row(clock, gpu, host, rank) for gpu, rank in zip(gpus, ranks, strict=True)]
+        rows = [Row(clock, gpu, host, rank) for gpu, rank in zip(reading.gpus, ranks, strict=True)]
         with self._lock:
             self._append(facts + _process_facts(rows) + self._lost_fact(), rows)
 
@@ -176,12 +177,12 @@ class Recorder:
             self._say_once(f"host: {type(error).__name__}: {error}: its readings stay empty")
             return HostSample()
 
-    def _read_ranks(self, gpus: Sequence[GpuSample]) -> Sequence[RankSample]:
+    def _read_ranks(self, reading: Reading) -> Sequence[RankSample]:
         try:
-            return self.ranks.read(gpus)
+            return self.ranks.read(reading)
         except Exception as error:  # noqa: BLE001 - the monitor never fails the job
             self._say_once(f"ranks: {type(error).__name__}: {error}: their readings stay empty")
-            return _NoRanks().read(gpus)
+            return _NoRanks().read(reading)
 
     def _lost_fact(self) -> tuple[tuple[str, str], ...]:
         told = f"{self._num_lost} samples could not be written"

@@ -1,9 +1,10 @@
 """Which rank computes on which GPU, and how far it is: NVML's processes beside the beats.
 
 A process on a GPU is a rank's if it, or a process above it, is the one that beats or that the
-launcher started; and one that has left those above it is whose variables it has. NVML tells the
-pids that the machine's first namespace has: in a container that has pids of its own they are
-nobody's here, and the rank stays unknown.
+launcher started; and one that has left those above it is whose variables it has. Most drivers tell
+the pids that the machine's first namespace has: in a container that has pids of its own they are
+nobody's here, until a rank's own pid is among those of the very GPU that its heartbeat names. Until
+then a rank that names its GPU is known to be there, and not what it holds.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from monitor.logs.sample import GpuSample, RankSample
+from monitor.logs.sample import GpuSample, RankSample, Reading
 from monitor.recorder.holders import Held, share_out
 from monitor.watchdog import beats
 from monitor.watchdog.bounded import Bounded
 from monitor.watchdog.processes import environment, parent
-from monitor.watchdog.visible import VISIBLE, word_of
+from monitor.watchdog.visible import VISIBLE, gpu_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from monitor.watchdog.beats import Child, Progress
 
@@ -58,8 +59,10 @@ class Seats:
         self._files = beats.BeatFiles(directory)
         self._children: Mapping[int, Child] = {}
         self._memory = Bounded("seats")  # the kernel may hold up who reads a process's memory
-        self._visible_of: dict[int, str | None] = {}
-        """By pid of a rank's command, its own CUDA_VISIBLE_DEVICES."""
+        self._env_of: dict[int, Mapping[str, str]] = {}
+        """By pid of a rank's command, its own variables."""
+        self._index_of: dict[int, int] = {}
+        """By rank, the GPU that it should be on."""
         self._of_pid: dict[int, int | None] = {}
         """Whose process it is; None: nobody's."""
         self._held: dict[int | None, Held] = {}
@@ -68,7 +71,7 @@ class Seats:
         """By GPU, the processes that `_held` tells of, since the ranks were listed."""
         self._listed_s: float | None = None
 
-    def read(self, gpus: Sequence[GpuSample]) -> list[RankSample]:
+    def read(self, reading: Reading) -> list[RankSample]:
         """Look once: a sample for each GPU; raises nothing."""
         now_s = self._monotonic()
         if self._listed_s is None or now_s - self._listed_s >= _LIST_S:
@@ -78,15 +81,38 @@ class Seats:
             self._of_pid = {child.pid: rank for rank, child in self._children.items()}
             self._of_pid |= {beat.pid: rank for rank, beat in self._files.read().items()}
             self._seen = {}
+            self._place(self._files.read(), reading)
         found = self._files.read()
-        return [self._sample(gpu, found, len(gpus)) for gpu in gpus]
+        return [self._sample(gpu, found) for gpu in reading.gpus]
 
-    def _sample(self, gpu: GpuSample, found: Mapping[int, Progress], num_gpus: int) -> RankSample:
+    def _place(self, found: Mapping[int, Progress], reading: Reading) -> None:
+        """Find which GPU each rank should be on, and whether NVML's pids are those of here."""
+        self._index_of = {}
+        for rank in sorted(found.keys() | self._children.keys()):
+            uuid = found[rank].gpu if rank in found else None
+            child = self._children.get(rank)
+            env = self._environment(child.pid) if child and uuid is None else {}
+            if uuid or child:
+                index = gpu_of(env, child.local_rank if child else None, reading, uuid)[1]
+                if index is not None:
+                    self._index_of[rank] = index
+        self._shares_pids = self._shares_pids or any(
+            pid == found[rank].pid
+            for gpu in reading.gpus
+            for pid, _ in gpu.processes
+            for rank, index in self._index_of.items()
+            if index == gpu.index and rank in found and found[rank].gpu
+        )
+
+    def _sample(self, gpu: GpuSample, found: Mapping[int, Progress]) -> RankSample:
         held = self._holders(gpu) if self._shares_pids else _NOTHING
-        seated = self._seated(gpu, found, num_gpus) if held.rank is None else held.rank
-        beat = None if seated is None else found.get(seated)
+        seated = self._seated(gpu, found) if held.rank is None else [held.rank]
+        beat = found.get(seated[0]) if seated else None
         step = beat.step if beat else None
-        return RankSample(step, held.rank, held.rank_mib, held.other_mib, held.words)
+        is_known = len(seated) == 1 and beat is not None and beat.gpu is not None
+        return RankSample(
+            step, seated[0] if is_known else held.rank, held.rank_mib, held.other_mib, held.words
+        )
 
     def _holders(self, gpu: GpuSample) -> Held:
         """Look who they are where the processes are not those of the look before."""
@@ -116,21 +142,17 @@ class Seats:
         is_ours = env.get("DDP_BEAT_DIR") == self._directory
         return int(rank) if is_ours and rank.isdecimal() else None
 
-    def _seated(self, gpu: GpuSample, found: Mapping[int, Progress], num_gpus: int) -> int | None:
-        """Tell whose GPU it should be: local rank n has the nth one that is visible."""
+    def _seated(self, gpu: GpuSample, found: Mapping[int, Progress]) -> list[int]:
+        """Tell whose GPU it should be."""
         if gpu.index is None:  # a node without GPUs is as far as the last of its ranks
-            return min(found, key=lambda rank: found[rank].step, default=None)
-        for rank, child in self._children.items():
-            if self._index_of(child, num_gpus) == gpu.index:
-                return rank
-        return None
+            return sorted(found, key=lambda rank: found[rank].step)
+        return [rank for rank, index in self._index_of.items() if index == gpu.index]
 
-    def _index_of(self, child: Child, num_gpus: int) -> int | None:
-        if child.pid not in self._visible_of:
-            env = self._memory.question(lambda: environment(child.pid), _READ_S)
-            self._visible_of[child.pid] = env.get(VISIBLE) if env else self._visible
-        word = word_of(self._visible_of[child.pid], child.local_rank, num_gpus)
-        return int(word) if word and word.isdecimal() else None
+    def _environment(self, pid: int) -> Mapping[str, str]:
+        if pid not in self._env_of:
+            env = self._memory.question(lambda: environment(pid), _READ_S)
+            self._env_of[pid] = env or ({} if self._visible is None else {VISIBLE: self._visible})
+        return self._env_of[pid]
 
 
 def _shares_pids() -> bool:

@@ -1,6 +1,6 @@
 """What the ranks of this node leave in DDP_BEAT_DIR: where each of them is, and what runs there.
 
-`rank-<r>` has 64 bytes, little-endian, and is written by `trainer/beat.py`:
+`rank-<r>` has 80 bytes, little-endian, and is written by `trainer/beat.py`:
 
 | bytes | what |
 | --- | --- |
@@ -12,6 +12,7 @@
 | 40-47 | beats so far |
 | 48-55 | points so far at which all ranks meet |
 | 56-63 | 1 + the steps completed when this start of the run began to train; before that 0 |
+| 64-79 | UUID of its GPU or MIG instance; 0 without one, and before it is chosen |
 
 `child-<r>` is a line of text by the launcher: pid of the rank's command, its local rank, and
 `trainer` or `command`.
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 _MAGIC = b"DDPBEAT1"
-_LAYOUT = struct.Struct("<8s7q")
+_LAYOUT = struct.Struct("<8s7q16s")
 
 PHASES = (
     "start",
@@ -59,6 +60,8 @@ class Beat:
     """Points so far at which all ranks meet; the same number on each rank at the same place."""
     first_step: int | None = None
     """Steps completed when this start of the run began to train; None before that."""
+    gpu: str | None = None
+    """UUID of its GPU or MIG instance, in 32 digits; None where it has none, or not yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +88,11 @@ def read_children(directory: str) -> dict[int, Child]:
 
 
 class Progress(NamedTuple):
-    """Of a rank's last beat, who it is and how far."""
+    """Of a rank's last beat, who it is, how far, and on which GPU."""
 
     pid: int
     step: int
+    gpu: str | None
 
 
 class BeatFiles:
@@ -116,7 +120,7 @@ class BeatFiles:
             with suppress(OSError):
                 beat = parse_beat(rank, os.pread(fd, _LAYOUT.size, 0))
                 if beat is not None:
-                    self._last[rank] = Progress(beat.pid, beat.step)
+                    self._last[rank] = Progress(beat.pid, beat.step, beat.gpu)
         return dict(self._last)
 
     def close(self) -> None:
@@ -127,14 +131,15 @@ class BeatFiles:
 
 
 def parse_beat(rank: int, data: bytes) -> Beat | None:
-    """Read the 64 bytes of a beat; None if they are not one, or not a whole one."""
+    """Read the 80 bytes of a beat; None if they are not one, or not a whole one."""
     if len(data) != _LAYOUT.size:
         return None
-    magic, pid, step, time_ns, phase, count, collective, first = _LAYOUT.unpack(data)
+    magic, pid, step, time_ns, phase, count, collective, first, gpu = _LAYOUT.unpack(data)
     if magic != _MAGIC or min(pid, time_ns, count) <= 0:
         return None  # not begun, or just being written: nobody beats at 0
     first_step = first - 1 if first > 0 else None
-    return Beat(rank, pid, step, time_ns, _phase_name(phase), count, collective, first_step)
+    uuid = gpu.hex() if any(gpu) else None
+    return Beat(rank, pid, step, time_ns, _phase_name(phase), count, collective, first_step, uuid)
 
 
 def parse_child(rank: int, data: bytes) -> Child | None:

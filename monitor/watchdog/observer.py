@@ -134,7 +134,7 @@ class RankObserver:
             rank=beat.rank,
             local_rank=_local_rank(known.env, child),
             pid=beat.pid,
-            gpu=self._gpu(known.env, child)[0],
+            gpu=self._gpu(known.env, child, beat.gpu)[0],
             step=beat.step,
             phase=beat.phase,
             collective=beat.collective,
@@ -187,10 +187,12 @@ class RankObserver:
             return None
         return processes.state(pid)
 
-    def _gpu(self, env: Mapping[str, str], child: Child | None) -> tuple[str, str | None]:
+    def _gpu(
+        self, env: Mapping[str, str], child: Child | None, uuid: str | None = None
+    ) -> tuple[str, str | None]:
         """Name the rank's GPU, and tell its pattern."""
         reading = self._reading
-        name, index = gpu_of(env, _local_rank(env, child), reading)
+        name, index = gpu_of(env, _local_rank(env, child), reading, uuid)
         gpu = next((g for g in reading.gpus if g.index == index), None) if reading else None
         if gpu is None or index is None or reading is None:
             return name, None

@@ -1,7 +1,8 @@
-"""Which GPU a rank computes on, by what its environment names."""
+"""Which GPU a rank computes on: by the UUID in its heartbeat, else by its environment."""
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from monitor.nvml.chosen import bare
@@ -14,21 +15,49 @@ if TYPE_CHECKING:
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NO_GPU = "no GPU"
 UNKNOWN = "GPU unknown"
+_UUIDS = ("GPU-", "MIG-")
 
 
-def word_of(visible: str | None, local_rank: int | None, num_gpus: int) -> str | None:
-    """Tell the word that names a rank's GPU: "" without one, None where nobody can tell.
+def gpu_of(
+    env: Mapping[str, str], local_rank: int | None, reading: Reading | None, uuid: str | None = None
+) -> tuple[str, int | None]:
+    """Name the GPU of a rank, and its index in `reading`, if it is known there.
 
     Args:
-        visible: CUDA_VISIBLE_DEVICES, as this rank has it; None: it is not set.
-        local_rank: which takes the nth word, beginning again where there are fewer.
-        num_gpus: that the monitor sees. It began with local rank 0: where a cgroup gives each rank
-            a GPU of its own it sees but one, and the `0` of any other rank is not that one.
+        env: the rank's variables.
+        local_rank: by which it takes its GPU of those that are visible to it.
+        reading: what the monitor sees.
+        uuid: of the GPU, in 32 digits, as the rank itself tells it; None: it does not.
 
+    """
+    if uuid is not None:
+        index = _index_of_uuid(uuid, reading)
+        return f"GPU {uuid if index is None else index}", index
+    num_gpus = sum(gpu.index is not None for gpu in reading.gpus) if reading else 0
+    word = _word_of(env.get(VISIBLE), local_rank, num_gpus)
+    if not word:
+        return UNKNOWN if word is None else NO_GPU, None
+    if not word.isdecimal():
+        return f"GPU {word}", _index_of_word(word, reading)
+    if reading is None or not num_gpus:
+        return f"GPU {word}", None
+    if not _counts_as_nvml(env, reading):
+        return UNKNOWN, None
+    index = _index_of_ordinal(int(word), reading)
+    return f"GPU {word if index is None else index}", index
+
+
+def _word_of(visible: str | None, local_rank: int | None, num_gpus: int) -> str | None:
+    """Tell the word that names a rank's GPU: "" without one, None where nobody can tell.
+
+    The nth word is that of local rank n, beginning again where there are fewer. The monitor began
+    with local rank 0: where a cgroup gives each rank a GPU of its own it sees but one, and the `0`
+    of any other rank is not that one.
     """
     if visible is None:
         return "" if local_rank is None or not num_gpus else str(local_rank)
-    words = [word.strip() for word in visible.split(",") if word.strip()]
+    # CUDA itself sees none of those behind a word that names nothing, such as -1.
+    words = [*takewhile(_names_a_gpu, (word.strip() for word in visible.split(",")))]
     if not words:
         return ""
     if len(words) == 1:
@@ -37,24 +66,44 @@ def word_of(visible: str | None, local_rank: int | None, num_gpus: int) -> str |
     return None if local_rank is None else words[local_rank % len(words)]
 
 
-def gpu_of(
-    env: Mapping[str, str], local_rank: int | None, reading: Reading | None
-) -> tuple[str, int | None]:
-    """Name the GPU of a rank, and its index in `reading`, if it is known there."""
-    gpus = reading.gpus if reading else ()
-    found = {str(gpu.index) for gpu in gpus if gpu.index is not None}
-    word = word_of(env.get(VISIBLE), local_rank, len(found))
-    if not word:
-        return UNKNOWN if word is None else NO_GPU, None
-    return f"GPU {word}", int(word) if word in found else _index_of(word, reading)
+def _names_a_gpu(word: str) -> bool:
+    return word.isdecimal() or word.startswith(_UUIDS)
 
 
-def _index_of(uuid: str, reading: Reading | None) -> int | None:
+def _counts_as_nvml(env: Mapping[str, str], reading: Reading) -> bool:
+    """Whether CUDA's order is NVML's: by bus. By itself it has the fastest first."""
+    names = {value.partition(" ")[2] for key, value in reading.facts if key.startswith("gpu ")}
+    return len(names) < 2 or env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"  # noqa: PLR2004
+
+
+def _index_of_ordinal(ordinal: int, reading: Reading) -> int | None:
+    """Find NVML's index of CUDA's nth GPU: another one where a cgroup hides those before it."""
+    here = sorted(gpu.index for gpu in reading.gpus if gpu.index is not None)
+    if reading.is_renumbered:
+        return here[ordinal] if ordinal < len(here) else None
+    return ordinal if ordinal in here else None
+
+
+def _index_of_word(word: str, reading: Reading | None) -> int | None:
     """Find the index of a GPU that (the beginning of) its UUID or a MIG device's names."""
-    wanted = bare(uuid)
-    for key, value in reading.facts if reading else ():
-        word, _, number = key.partition(" ")
-        index = number.partition(".")[0]  # `mig 0.1` is a device of GPU 0
-        if word in ("gpu", "mig") and index.isdecimal() and value.startswith(wanted):
-            return int(index)
+    wanted = bare(word)
+    return next((i for i, told in _uuids(reading) if told.startswith(wanted)), None)
+
+
+def _index_of_uuid(uuid: str, reading: Reading | None) -> int | None:
+    for index, word in _uuids(reading):
+        told = word.removeprefix("MIG-").removeprefix("GPU-").partition("/")[0]
+        if told.replace("-", "").lower() == uuid:
+            return index
     return None
+
+
+def _uuids(reading: Reading | None) -> list[tuple[int, str]]:
+    """Tell the UUIDs of all GPUs and MIG devices, with the index of the GPU."""
+    found = []
+    for key, value in reading.facts if reading else ():
+        kind, _, number = key.partition(" ")
+        index = number.partition(".")[0]  # `mig 0.1` is a device of GPU 0
+        if kind in ("gpu", "mig") and index.isdecimal():
+            found.append((int(index), value.partition(" ")[0]))
+    return found

@@ -22,7 +22,8 @@ for turn in range(int(times)):
     reading = nvml.read()
     told = [line(mark).split(" ", 3)[3].strip() for mark in marks]
     gpus = [gpu._asdict() for gpu in reading.gpus]
-    print(json.dumps({"gpus": gpus, "facts": dict(reading.facts), "marks": told}))
+    seen = {"gpus": gpus, "facts": dict(reading.facts), "is_renumbered": reading.is_renumbered}
+    print(json.dumps(seen | {"marks": told}))
     clock[0] += float(step_s)
     exec(then)
 """

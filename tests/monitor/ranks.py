@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 PHASES = ("start", "data", "forward", "backward", "update", "agree", "log", "validate", "save")
-BEAT = struct.Struct("<8s7q")  # the table in monitor/watchdog/beats.py
+BEAT = struct.Struct("<8s7q16x")  # the table in monitor/watchdog/beats.py
 
 
 class Beats:

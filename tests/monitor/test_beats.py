@@ -23,11 +23,13 @@ def test_what_the_trainer_beats_is_read(tmp_path: Path) -> None:
     beat = SharedBeat(tmp_path / "rank-3")
     beat.begin(16)
     beat.step = 17
+    beat.compute_on("0A1B2C3D-0000-4000-8000-00000000000f")
     beat.meet(int(Phase.AGREE))
     beat.enter(int(Phase.FORWARD))
     (read,) = read_beats(str(tmp_path)).values()
     assert (read.rank, read.pid, read.step, read.phase) == (3, os.getpid(), 17, "forward")
     assert (read.count, read.collective, read.first_step) == (3, 1, 16)
+    assert read.gpu == "0a1b2c3d00004000800000000000000f"
     assert 0 <= time.monotonic() - read.time_ns / 1e9 < 5
 
 
@@ -38,7 +40,7 @@ def test_phases_have_the_trainers_numbers() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"DDPBEAT1", b"\0" * 64, b"DDPBEAT2" + b"\1" * 56, b"DDPBEAT1" + b"\0" * 56],
+    [b"", b"DDPBEAT1", b"\0" * 80, b"DDPBEAT2" + b"\1" * 72, b"DDPBEAT1" + b"\0" * 72],
     ids=["empty", "short", "not yet begun", "another version", "no pid"],
 )
 def test_what_is_no_beat_is_left_out(data: bytes, tmp_path: Path) -> None:
@@ -51,14 +53,14 @@ def test_what_is_no_beat_is_left_out(data: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_written", range(0, 48, 8))
 def test_a_beat_that_is_being_written_is_none(num_written: int) -> None:
     """Who packs into memory sets it to 0 first: half of it must not be taken for a beat."""
-    whole = b"DDPBEAT1" + b"".join(n.to_bytes(8, "little") for n in (7, 1, 2, 3, 3, 4, 1))
+    whole = b"DDPBEAT1" + b"".join(n.to_bytes(8, "little") for n in (7, 1, 2, 3, 3, 4, 1, 0, 0))
     assert parse_beat(0, whole) is not None
-    assert parse_beat(0, whole[:num_written].ljust(64, b"\0")) is None
+    assert parse_beat(0, whole[:num_written].ljust(80, b"\0")) is None
 
 
 def test_an_unknown_phase_keeps_its_number() -> None:
     """A trainer of tomorrow may have more of them."""
-    head = b"DDPBEAT1" + b"".join(n.to_bytes(8, "little") for n in (7, 1, 2, 99, 3, 4, 0))
+    head = b"DDPBEAT1" + b"".join(n.to_bytes(8, "little") for n in (7, 1, 2, 99, 3, 4, 0, 0, 0))
     assert parse_beat(5, head) == Beat(5, 7, 1, 2, "phase 99", 3, 4)
 
 

@@ -20,6 +20,7 @@ def test_a_gpu_that_may_not_be_opened_is_not_ours(driver: Any) -> None:
     assert all(gpu["power_w"] == 294 for gpu in told["gpus"])
     assert told["marks"] == []
     assert told["facts"]["gpus"] == "2"
+    assert told["is_renumbered"]  # CUDA has 0 and 1
     assert "gpu 0" not in told["facts"]
 
 
@@ -40,6 +41,7 @@ def test_only_the_jobs_gpus_are_recorded(driver: Any) -> None:
     assert [gpu["index"] for gpu in told["gpus"]] == [1, 3]
     assert told["marks"] == []  # what befalls another's GPU is not told here
     assert told["facts"]["events"] == "watched on 2 of 2 GPUs"
+    assert not told["is_renumbered"]
     named = look(driver, first=f"nvml._named = Named('{UUID}2')")[0]
     assert [gpu["index"] for gpu in named["gpus"]] == [2]
 

@@ -6,16 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from monitor.logs.sample import GpuSample, RankSample
+from monitor.logs.sample import GpuSample, RankSample, Reading
 from monitor.recorder.seats import Seats
 
 NOTHING = RankSample()
 NOBODY = 2**22  # more than any pid
+FIRST, SECOND, SLICE = (f"00000000-0000-4000-8000-00000000000{digit}" for digit in "abc")
+FACTS = (("gpu 0", f"GPU-{FIRST} H"), ("gpu 1", f"GPU-{SECOND} H"), ("mig 1.0", f"MIG-{SLICE} a=1"))
 
 
-def beat(place: Path, rank: int, pid: int, step: int) -> None:
-    """Let a rank beat."""
-    data = struct.pack("<8s7q", b"DDPBEAT1", pid, step, 1, 2, 1, 1, 1)
+def beat(place: Path, rank: int, pid: int, step: int, uuid: str = "") -> None:
+    """Let a rank beat, on the GPU with the UUID, if it tells one."""
+    told = bytes.fromhex(uuid.replace("-", ""))
+    data = struct.pack("<8s7q16s", b"DDPBEAT1", pid, step, 1, 2, 1, 1, 1, told)
     (place / f"rank-{rank}").write_bytes(data)
 
 
@@ -33,7 +36,7 @@ def look(
     place: Path, *gpus: GpuSample, visible: str | None = None, shares: bool = True
 ) -> list[RankSample]:
     """Look once."""
-    return Seats(str(place), visible, shares_pids=shares).read(gpus)
+    return Seats(str(place), visible, shares_pids=shares).read(Reading(gpus, FACTS))
 
 
 def test_a_process_on_a_gpu_is_the_rank_that_beats(tmp_path: Path) -> None:
@@ -85,6 +88,37 @@ def test_in_a_container_the_pids_are_nobodys(tmp_path: Path) -> None:
     assert found == [NOTHING, RankSample(120)]
 
 
+def test_a_rank_that_names_its_gpu_is_there(tmp_path: Path) -> None:
+    """Whatever the words of CUDA_VISIBLE_DEVICES would say; what it holds there, nobody knows."""
+    beat(tmp_path, 0, 1001, 7, SECOND)
+    beat(tmp_path, 1, 1002, 8, FIRST)
+    for rank in (0, 1):
+        child(tmp_path, rank, NOBODY + rank, rank)
+    found = look(tmp_path, gpu(0, (5, 300)), gpu(1, (6, 300)), visible="0,1", shares=False)
+    assert found == [RankSample(8, 1), RankSample(7, 0)]
+
+
+def test_of_two_ranks_on_instances_of_a_gpu_neither_is_named(tmp_path: Path) -> None:
+    """Unless their processes tell which holds most."""
+    beat(tmp_path, 0, 1001, 7, SLICE)
+    beat(tmp_path, 1, 1002, 8, SECOND)
+    assert look(tmp_path, gpu(1, (1002, 3)), shares=False)[0].rank == 1  # its pid is NVML's, too
+    (tmp_path / "rank-1").unlink()
+    beat(tmp_path, 2, 1003, 9, SLICE)
+    assert look(tmp_path, gpu(0), gpu(1), shares=False) == [NOTHING, RankSample(7)]
+
+
+def test_a_driver_that_tells_the_containers_pids_is_believed(tmp_path: Path) -> None:
+    """Once it has told a rank's own on the very GPU that this rank names; on another is chance."""
+    beat(tmp_path, 0, 1001, 7, FIRST)
+    beat(tmp_path, 1, 1002, 8, SECOND)
+    elsewhere = look(tmp_path, gpu(0, (1002, 9)), gpu(1, (1001, 9)), shares=False)
+    assert elsewhere == [RankSample(7, 0), RankSample(8, 1)]
+    there = look(tmp_path, gpu(0, (1001, 300)), gpu(1, (77, 9)), shares=False)
+    assert there[0] == RankSample(7, 0, 300, 0, "1001 rank 0 300 MiB")
+    assert there[1] == RankSample(8, 1, None, 9, "77 9 MiB")
+
+
 @pytest.mark.parametrize(
     ("visible", "steps"),
     [(None, [7, 8, None]), ("2,0", [8, None, 7]), ("GPU-1,", [None] * 3), ("", [None] * 3)],
@@ -96,7 +130,7 @@ def test_without_processes_the_place_tells_the_step(
     for rank in (0, 1):
         beat(tmp_path, rank, 1000 + rank, 7 + rank)
         child(tmp_path, rank, NOBODY + rank, rank)
-    found = Seats(str(tmp_path), visible).read([gpu(0), gpu(1), gpu(2)])
+    found = Seats(str(tmp_path), visible).read(Reading((gpu(0), gpu(1), gpu(2))))
     assert [sample.step for sample in found] == steps
 
 
@@ -108,11 +142,15 @@ def test_a_rank_names_its_own_gpu(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=env) as second:
         child(tmp_path, 1, second.pid, 1)
         seats = Seats(str(tmp_path), "0", shares_pids=False)
-        assert [one.step for one in seats.read([gpu(0), gpu(1), gpu(2)])] == [None, None, 8]
+        assert [one.step for one in seats.read(Reading((gpu(0), gpu(1), gpu(2))))] == [
+            None,
+            None,
+            8,
+        ]
         second.communicate(b"\n")
     child(tmp_path, 1, NOBODY, 1)
     seats = Seats(str(tmp_path), "0", shares_pids=False)
-    assert seats.read([gpu(0)]) == [NOTHING]  # it is not the monitor's 0
+    assert seats.read(Reading((gpu(0),))) == [NOTHING]  # it is not the monitor's 0
 
 
 def test_a_node_without_gpus_is_as_far_as_its_last_rank(tmp_path: Path) -> None:
@@ -127,7 +165,7 @@ def test_steps_are_read_each_time_and_ranks_looked_for_now_and_then(tmp_path: Pa
     now_s = [0.0]
     beat(tmp_path, 0, 1000, 1)
     seats = Seats(str(tmp_path), shares_pids=True, monotonic=lambda: now_s[0])
-    both = [gpu(0, (1000, 1)), gpu(1, (1001, 1))]
+    both = Reading((gpu(0, (1000, 1)), gpu(1, (1001, 1))))
     of_none = [RankSample(other_mib=1, processes=f"{pid} 1 MiB") for pid in (1000, 1001)]
     assert seats.read(both) == [RankSample(1, 0, 1, 0, "1000 rank 0 1 MiB"), of_none[1]]
     with (tmp_path / "rank-0").open("r+b") as file:
@@ -138,7 +176,7 @@ def test_steps_are_read_each_time_and_ranks_looked_for_now_and_then(tmp_path: Pa
     assert seats.read(both) == [first, of_none[1]]
     now_s[0] = 5.0
     assert seats.read(both) == [first, RankSample(5, 1, 1, 0, "1001 rank 1 1 MiB")]
-    (tmp_path / "rank-1").write_bytes(b"\0" * 64)  # just being written
+    (tmp_path / "rank-1").write_bytes(b"\0" * 80)  # just being written
     assert seats.read(both) == [first, RankSample(5, 1, 1, 0, "1001 rank 1 1 MiB")]
     (tmp_path / "rank-0").unlink()
     (tmp_path / "rank-1").write_bytes(b"DDPBEAT1")

@@ -167,6 +167,39 @@ def test_a_ranks_gpu(
     assert gpu_of(env, local_rank, GPUS) == expected
 
 
+@pytest.mark.parametrize(
+    ("uuid", "expected"),
+    [("bb02", ("GPU 1", 1)), ("a0", ("GPU 1", 1)), ("77", ("GPU 77", None))],
+)
+def test_the_gpu_that_a_rank_names_itself(uuid: str, expected: tuple[str, int | None]) -> None:
+    """Its heartbeat has the UUID, of a GPU or of an instance: no variable tells better."""
+    assert gpu_of({"CUDA_VISIBLE_DEVICES": "0"}, 0, GPUS, uuid) == expected
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [("0,1", ("GPU 5", 5)), ("1", ("GPU 5", 5)), ("3,3", ("GPU 3", None))],
+)
+def test_numbers_where_a_cgroup_hides_gpus(visible: str, expected: tuple[str, int | None]) -> None:
+    """CUDA numbers those that are left from 0, NVML keeps its own."""
+    seen = Reading((GpuSample(index=2), GpuSample(index=5)), is_renumbered=True)
+    assert gpu_of({"CUDA_VISIBLE_DEVICES": visible}, 1, seen) == expected
+
+
+def test_numbers_of_several_kinds_of_gpus() -> None:
+    """CUDA has the fastest first, unless it is told to count as NVML does."""
+    seen = Reading(GPUS.gpus, (("gpu 0", "GPU-aa01 A"), ("gpu 1", "GPU-bb02 B")))
+    env = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert gpu_of(env, 1, seen) == ("GPU unknown", None)
+    assert gpu_of(env | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, 1, seen) == ("GPU 1", 1)
+
+
+def test_words_behind_one_that_names_nothing() -> None:
+    """CUDA sees none of them."""
+    assert gpu_of({"CUDA_VISIBLE_DEVICES": "0,-1,1"}, 2, GPUS) == ("GPU 0", 0)
+    assert gpu_of({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0, GPUS) == ("no GPU", None)
+
+
 def test_a_gpu_of_ones_own_that_the_monitor_cannot_see_is_not_named() -> None:
     """Each rank's one GPU is its `0`; the monitor sees the first rank's."""
     seen = Reading((GpuSample(index=0),), (("gpu 0", "GPU-aa01 H"),))

@@ -16,8 +16,8 @@ from trainer.beat import AGREE, BACKWARD, END, FORWARD, SAVE, NoBeat, SharedBeat
 
 def read(path: Path) -> dict[str, Any]:
     """The beat as a watcher reads it, by the format alone."""
-    names = ("magic", "pid", "step", "time_ns", "phase", "count", "meetings", "first")
-    return dict(zip(names, struct.unpack("<8s7q", path.read_bytes()), strict=True))
+    names = ("magic", "pid", "step", "time_ns", "phase", "count", "meetings", "first", "gpu")
+    return dict(zip(names, struct.unpack("<8s7q16s", path.read_bytes()), strict=True))
 
 
 def test_a_beat_says_where_its_rank_is(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_a_beat_says_where_its_rank_is(tmp_path: Path) -> None:
     beat = open_beat(tmp_path, 3)
     assert read(tmp_path / "rank-3") | {"time_ns": 0} == {
         "magic": b"DDPBEAT1", "pid": os.getpid(), "step": 0, "time_ns": 0, "phase": 0,
-        "count": 1, "meetings": 0, "first": 0,
+        "count": 1, "meetings": 0, "first": 0, "gpu": bytes(16),
     }  # fmt: skip
     beat.begin(6)
     beat.enter(FORWARD)
@@ -36,6 +36,10 @@ def test_a_beat_says_where_its_rank_is(tmp_path: Path) -> None:
     told = read(tmp_path / "rank-3")
     assert (told["step"], told["phase"], told["count"], told["meetings"]) == (7, SAVE, 4, 2)
     assert told["first"] == 6 + 1
+    beat.compute_on("0a1b2c3d-0000-4000-8000-00000000000f")
+    assert read(tmp_path / "rank-3")["gpu"].hex() == "0a1b2c3d00004000800000000000000f"
+    beat.compute_on("")
+    assert not any(read(tmp_path / "rank-3")["gpu"])
     assert before_ns <= told["time_ns"] <= time.monotonic_ns()
 
 
@@ -54,9 +58,9 @@ def test_no_reader_sees_half_a_number(tmp_path: Path) -> None:
             while not path.exists() or read(path)["count"] < 9:
                 assert time.monotonic() < deadline_s
             with path.open("rb") as file:
-                memory = mmap.mmap(file.fileno(), 64, prot=mmap.PROT_READ)
+                memory = mmap.mmap(file.fileno(), 80, prot=mmap.PROT_READ)
             for _ in range(100_000):
-                told = struct.unpack("<8s7q", memory[:])
+                told = struct.unpack("<8s7q16x", memory[:])
                 assert 0 not in told
                 assert (told[2], told[4], told[7]) == (6, FORWARD, 7)
                 assert began_ns < told[3] <= time.monotonic_ns()

@@ -112,7 +112,7 @@ def test_what_is_not_finite_is_left_out_by_all_stages(server: Server, tmp_path: 
     assert {rank for e in run.events("non_finite") for rank in e["ranks"]} <= {2, 3}
     ours, theirs = tensors_of(run), tensors_of(plain)
     assert max(float((ours[n] - theirs[n]).norm() / theirs[n].norm()) for n in theirs) < 1e-4
-    beats = [struct.unpack("<8s7q", (tmp_path / f"rank-{r}").read_bytes()) for r in range(4)]
+    beats = [struct.unpack("<8s7q16x", (tmp_path / f"rank-{r}").read_bytes()) for r in range(4)]
     assert len({meetings for *_, meetings, _ in beats}) == 1
     assert all(count > 8 * 4 * 2 for *_, count, _, _ in beats)  # each forward, and its end
 
