@@ -8,7 +8,7 @@
 # A torch that the base image brings is kept (an NGC PyTorch image: built for its own CUDA and NCCL).
 # No BuildKit needed. Nothing here sets NCCL_*, OMP_*, MASTER_* or DDP_OUT: under Enroot an image's
 # environment beats the job's.
-ARG BASE_IMAGE=python:3.12-slim-bookworm
+ARG BASE_IMAGE=python:3.12-slim-trixie
 FROM ${BASE_IMAGE}
 
 # For a mirror; they leave no trace in the image. A proxy's variables are Docker's own build arguments.

@@ -21,7 +21,7 @@ HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 
 readonly PROGRAMS=(srun scontrol sbatch squeue scancel sinfo sacct)
 # Every Debian or Ubuntu image with a Python has these, and its own programs need its own.
-readonly OF_THE_IMAGE='^(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util|nsl|gcc_s|stdc\+\+|z|lz4|lzma|bz2|zstd|crypto|ssl|uuid|selinux|pcre2-8|gcrypt|gpg-error|cap|audit|cap-ng|pam|tinfo|ncurses|crypt|systemd))\.so'
+readonly OF_THE_IMAGE='^(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util|nsl|gcc_s|stdc\+\+|z|lz4|lzma|bz2|zstd|crypto|ssl|uuid|selinux|pcre2-8|cap|audit|cap-ng|pam|tinfo|ncurses|crypt|systemd))\.so'
 MOUNTS=()
 
 # add_mount SOURCE [TARGET]
@@ -78,7 +78,8 @@ add_plugins() {
     done
     [[ $PLUGIN_DIR ]] || die "Slurm's plugin directory must be known, found none: set PluginDir in $CONF"
     [[ ! ${SLURM_LIBRARIES-} || ! -d $SLURM_LIBRARIES ]] || add_slurm_libraries
-    for plugin in auth_munge auth_slurm auth_jwt cred_munge hash_k12 accounting_storage_slurmdbd tls_s2n; do
+    for plugin in auth_munge auth_slurm auth_jwt cred_munge hash_k12 accounting_storage_slurmdbd tls_s2n \
+        http_parser_libhttp_parser; do
         if [[ -e $PLUGIN_DIR/$plugin.so ]]; then add_libraries "$PLUGIN_DIR/$plugin.so"; fi
     done
 }

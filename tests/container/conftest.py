@@ -84,6 +84,7 @@ def base_image(docker: None, tmp_path_factory: pytest.TempPathFactory) -> str:  
     if _run("docker", "image", "inspect", tag).returncode == 0:
         return tag
     context = tmp_path_factory.mktemp("base")
+    # For Debian 13's Python there is no build of this torch for CPUs alone.
     packages = "--include=ca-certificates,python3,python3-pip"
     made = _run(
         "mmdebstrap", "--variant=minbase", packages, "bookworm", context / "base.tar", timeout=300

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 MOUNTS = ROOT / "container/slurm_mounts.sh"
 ENVIRONMENT = ROOT / "container/pyxis_env.sh"
+LIBRARY = f"/usr/lib/{os.uname().machine}-linux-gnu/libexpat.so.1"  # which Debian's Python needs
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -86,6 +87,13 @@ def test_the_images_own_c_library_is_left_alone(run: Run, host: Host) -> None:
     shutil.copy("/usr/bin/python3", host.directory / "bin/sbatch")
     targets = [Path(target).name for target in _mounts(run(MOUNTS, env=host.env))]
     assert not [name for name in targets if name.startswith(("libc.", "libm.", "libz.", "ld-"))]
+
+
+def test_a_plugins_libraries_come_along(run: Run, host: Host) -> None:
+    """Every client of Slurm 26.05 loads a parser, whose library no image has."""
+    assert LIBRARY not in _mounts(run(MOUNTS, env=host.env))
+    shutil.copy("/usr/bin/python3", host.plugins / "http_parser_libhttp_parser.so")
+    assert LIBRARY in _mounts(run(MOUNTS, env=host.env))
 
 
 def test_a_slurm_user_takes_the_names_along(run: Run, host: Host) -> None:
