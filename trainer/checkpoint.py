@@ -181,13 +181,15 @@ class Checkpoints:
         """
         self.wait()
         named = None if wish == "auto" else wish
-        paths = self._candidates(wish)
-        loaded = self._load_first(paths, prepare, named=named)
-        if loaded is None and paths:
+        skipped: list[dict[str, str]] = []
+        loaded = self._load_first(self._candidates(wish), prepare, skipped, named=named)
+        if loaded is None and skipped:
+            newest = skipped[0]
             raise UserError(
                 f"--resume auto, {self._folder.path}",
                 rule="a checkpoint that is whole",
-                found=f"{len(paths)}, all damaged",
+                found=f"all {len(skipped)} damaged, the newest, {Path(newest['path']).name}: "
+                f"{newest['problem']}",
                 remedy="repair one, name another run's by --resume PATH, or begin anew by "
                 "--resume none",
             )
@@ -201,7 +203,7 @@ class Checkpoints:
         A damaged one is skipped as in `load`; None: there is no other one.
         """
         self.wait()
-        return self._load_first(self._shared(self._behind), prepare)
+        return self._load_first(self._shared(self._behind), prepare, [])
 
     @property
     def back_step(self) -> int | None:
@@ -212,11 +214,14 @@ class Checkpoints:
         self,
         paths: Sequence[Path],
         prepare: Callable[[Stored], dict[str, Tensor]],
+        skipped: list[dict[str, str]],
         *,
         named: str | None = None,
     ) -> tuple[dict[str, Tensor], Position] | None:
-        """Load the first that is not damaged; one that the user `named` may not be."""
-        skipped: list[dict[str, str]] = []
+        """Load the first that is not damaged; one that the user `named` may not be.
+
+        Damaged ones go into `skipped`.
+        """
         for path in paths:
             loaded, problem = read_together(path, prepare, self._meet())
             if loaded is not None:

@@ -148,9 +148,9 @@ def test_a_damaged_one_is_skipped_with_a_warning_and_written_anew(
 def test_nothing_is_begun_over_damaged_ones(tmp_path: Path) -> None:
     """Where none is whole the run ends in one line, and `--resume none` begins anew on purpose."""
     save(open_folder(tmp_path), 5, 10)
-    for step in (5, 10):
-        shorten(tmp_path / "checkpoints" / f"step-{step}")
-    with pytest.raises(UserError, match=r"whole; found 2, all damaged; .* --resume none$"):
+    _, problem = (shorten(tmp_path / "checkpoints" / f"step-{step}") for step in (5, 10))
+    newest = f"whole; found all 2 damaged, the newest, step-10: {problem}"
+    with pytest.raises(UserError, match=newest + r"; .* --resume none$"):
         load(tmp_path)
     assert events(tmp_path, "resume") == []
     assert load(tmp_path, "none") is None
