@@ -23,6 +23,7 @@ from trainer.errors import (
     UserError,
     misfit,
     missing_package,
+    short_line,
 )
 from trainer.listener import listen
 from trainer.options import parse
@@ -156,7 +157,7 @@ def _run(job: Job, env: MutableMapping[str, str], stacks: Stacks) -> int:
             traceback.print_exc()
         else:  # on every rank: its own log is where a person looks
             print(f"trainer: {error}", file=sys.stderr, flush=True)
-        run.fail(error)
+        _record(run, error)
         if job.ranks.world_size == 1:
             return EXIT_FAILED
         _end_at_once(EXIT_FAILED)
@@ -173,6 +174,15 @@ def _execute(run: Run, env: MutableMapping[str, str]) -> bool:
         if told is None:
             raise
         raise told from error
+
+
+def _record(run: Run, error: BaseException) -> None:
+    """Record a failure; what fails meanwhile, as all of CUDA does after some errors, is less."""
+    try:
+        run.fail(error)
+    except Exception as another:  # noqa: BLE001 -- of whatever was being recorded
+        line = f"trainer: could not record all of this failure: {short_line(another)}"
+        print(line, file=sys.stderr, flush=True)
 
 
 def _end_at_once(code: int) -> NoReturn:

@@ -65,9 +65,12 @@ class Loop:
         return {} if loss is None else self._parts.workload.derived(loss)
 
     @property
-    def peak_memory_bytes(self) -> int:
-        """The most that this rank has had at once."""
-        return peak_bytes(self._parts.mesh.device)
+    def peak_memory_bytes(self) -> int | None:
+        """The most that this rank has had at once; None where a GPU that failed tells nothing."""
+        try:
+            return peak_bytes(self._parts.mesh.device)
+        except RuntimeError:
+            return None
 
     def _begin(self, resumed: Resumed) -> None:
         self.position: Position = resumed.position

@@ -80,7 +80,9 @@ class Writing(threading.Thread):
     def run(self) -> None:
         """Write; then `tell` what became of it."""
         if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # a thread begins on GPU 0, whoever's that is
+            # A thread begins on GPU 0, whoever's that is; one that has failed holds up no copy.
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.set_device(self._device)
         try:
             self.size_bytes = write(self._folder, self._tensors, self.state, self._peers)
         except SaveError as error:

@@ -46,7 +46,9 @@ TABLE: tuple[Sign, ...] = (
     Sign("code", r"64", "user", "found its input or environment wrong"),
     # ---- the machine itself, before what follows from it
     Sign("log", r"NVRM: Xid|\bXid \(|uncorrectable ECC|double[- ]bit ECC|fallen off the bus|"
-         r"NVLink.*(uncorrectable|fatal) error", "hardware", "was hit by a fault of its GPU"),
+         r"NVLink.*(uncorrectable|fatal) error|uncorrectable NVLink error|hardware stack error|"
+         r"peer GPU memory over nvlink or a hardware error|CUDA error: system not yet initialized",
+         "hardware", "was hit by a fault of its GPU"),
     Sign("node", r".+", "hardware", "lost its node"),
     # ---- the watchdog
     Sign("verdict", r"network", "network", "could not reach the others"),
@@ -73,6 +75,10 @@ TABLE: tuple[Sign, ...] = (
          "used more memory than it may"),
     Sign("error", r"MemoryError|CUDA out of memory|OutOfMemoryError|[Oo]ut of memory|bad_alloc|"
          r"Cannot allocate memory|not enough memory", "program", "ran out of memory"),
+    Sign("error", r"NVIDIA driver on your system is too old|CUDA driver version is insufficient|"
+         r"unsupported display driver|no kernel image is available|unsupported toolchain", "user",
+         "has a driver or a GPU that its torch is not built for"),
+    Sign("error", r"CUDA error: ", "program", "broke its GPU's context"),
     Sign("nan", r"stop", "program", "met a loss or gradient that is not finite"),
     Sign("error", r"[Aa]ddress already in use|EADDRINUSE", "network", "found the port taken"),
     Sign("error", r"Name or service not known|Temporary failure in name resolution|"
@@ -154,8 +160,8 @@ def headline(told: str | None, log_end: str) -> str:
 
 
 def is_consequence(line: str) -> bool:
-    """Whether a rank that says this only lost a peer."""
-    return FOLLOWS.search(line) is not None
+    """Whether a rank that says this only lost a peer; an error of CUDA is of its own GPU."""
+    return FOLLOWS.search(line) is not None and "CUDA error: " not in line
 
 
 def _line_at(text: str, position: int) -> str:

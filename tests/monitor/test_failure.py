@@ -27,6 +27,14 @@ SAID = [
     ("storage", "[rank1]: FileNotFoundError: [Errno 2] No such file or directory: '/d/7.jpg'\n"),
     ("hardware", "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"),
     ("hardware", "[123.4] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\nx\n"),
+    ("hardware", "RuntimeError: CUDA error: hardware stack error\n"),
+    ("program", "torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n"),
+    ("program", "RuntimeError: CUDA error: out of memory\n"),
+    ("user", "RuntimeError: The NVIDIA driver on your system is too old (found version 12080).\n"),
+    (
+        "user",
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device\n",
+    ),
     ("network", BY_PEER),
     ("network", "RuntimeError: The server socket has failed to bind: EADDRINUSE\n"),
     ("network", "socket.gaierror: [Errno -3] Temporary failure in name resolution\n"),
@@ -41,6 +49,15 @@ def test_what_a_rank_said_tells_the_class(story: Any, blamed: str, text: str) ->
     assert blame(story) == (blamed, 1)
     evidence = judged(story)["failure"]["evidence"]
     assert evidence["line"] in text or evidence == {"place": "code", "line": "1"}
+
+
+def test_a_gpu_that_broke_is_no_lost_peer(story: Any) -> None:
+    """NCCL's watchdog tells its own GPU's end: that rank is the cause, whoever ended first."""
+    words = "NCCL: Process group watchdog thread terminated with exception: CUDA error: "
+    story.start()
+    story.fail(0, 1, text=BY_PEER)
+    story.fail(1, 1, text=f"RuntimeError: [Rank 1] {words}unspecified launch failure\n")
+    assert blame(story) == ("program", 1)
 
 
 @pytest.mark.parametrize(

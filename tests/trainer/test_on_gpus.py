@@ -62,6 +62,26 @@ def test_a_full_gpu_is_told_in_a_line(start_ranks: Callable[..., Ranks]) -> None
     assert [error.startswith("RunFailedError: GPU memory of rank 1") for error in errors] == [True]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_gpu_that_answers_no_call_any_more(start_ranks: Callable[..., Ranks], count: int) -> None:
+    """The first error is the failure, in one traceback; nothing after it hides it."""
+    ranks = start_ranks(
+        count,
+        *("--workload", "tests.trainer.sticky_gpus:Breaking", "--max-steps", "9"),
+        *("--checkpoint-every", "2", "--profile-steps", "1:9", "--memory-snapshot"),
+        *("--flight-recorder", "100"),
+    )
+    assert ranks.wait()[0] == 70, ranks.output
+    said = ranks.output[0][1]
+    assert said.count("Traceback") == 1
+    assert said.count("AcceleratorError: CUDA error: an illegal memory access") >= 1
+    assert "could not record" not in said
+    (failure,) = (event for event in ranks.run.events("failure") if event["rank"] == 0)
+    assert failure["error"].startswith("AcceleratorError: CUDA error: an illegal memory access")
+    assert ranks.run.summary()["outcome"] == "failed"
+    assert ranks.run.summary()["peak_memory_bytes"] is None
+
+
 def test_a_run_that_does_not_fit_ends_before_its_first_step(
     start_ranks: Callable[..., Ranks],
 ) -> None:
