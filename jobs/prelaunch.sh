@@ -88,6 +88,7 @@ main() {
     parse_arguments "$@"
     leave_to_task_zero
     inherited_forget
+    place_refuse_other_launchers
     master_forget_hooks
     place_detect "$@"
     if ((IS_OWN_COMMAND)); then

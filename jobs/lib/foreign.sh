@@ -11,13 +11,16 @@ foreign_check() {
     case $launcher in
         torchrun) option=--nnodes ;;
         accelerate) option=--num_machines ;;
-        *) option=--hostfile ;;
+        deepspeed) option=--no_ssh ;;
+        *) option='' ;;
     esac
     if foreign_has_option "$option" "$@" || [[ $launcher == torchrun && ${PET_NNODES-} ]]; then return 0; fi
-    if [[ $launcher == torchrun ]]; then
-        die "a command after -- is one rank, found torchrun in each of $WORLD_SIZE ranks, where every one would train alone: leave torchrun and its options away (-- python train.py), or tell it of the others ($option)"
+    # Without GPUs accelerate starts nothing of its own.
+    if [[ $launcher == accelerate && ! ${SLURM_GPUS_ON_NODE-} ]] && (($(place_count_gpus) == 0)); then
+        log_info "warning: $launcher starts ranks of its own, and each of $WORLD_SIZE ranks runs it: leave it and its options away (-- python train.py)"
+        return 0
     fi
-    log_info "warning: $launcher starts ranks of its own, and each of $WORLD_SIZE ranks runs it: leave it and its options away (-- python train.py)"
+    die "a command after -- is one rank, found $launcher in each of $WORLD_SIZE ranks, where every one would train alone: leave $launcher and its options away (-- python train.py)${option:+, or tell it of the others ($option)}"
 }
 
 # foreign_check_program PROGRAM: where the ranks see what this script sees, it must be there. A login
@@ -42,7 +45,7 @@ foreign_launcher() {
     case ${1##*/} in
         torchrun) echo torchrun ;;
         accelerate) if [[ ${2-} == launch ]]; then echo accelerate; fi ;;
-        deepspeed) echo deepspeed ;;
+        deepspeed | mpirun | mpiexec | horovodrun) echo "${1##*/}" ;;
         python*)
             shift
             for word in "$@"; do

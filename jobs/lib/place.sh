@@ -127,6 +127,18 @@ place_choose() {
     fi
 }
 
+# Kubernetes, mpirun and SageMaker start this script once a pod, a rank or a host, and tell it of the
+# others: each of these would train alone, and nobody would notice.
+place_refuse_other_launchers() {
+    local name
+    [[ ! ${SLURM_JOB_ID-} ]] || return 0
+    for name in WORLD_SIZE PET_NNODES OMPI_COMM_WORLD_SIZE PMI_SIZE MV2_COMM_WORLD_SIZE SM_HOSTS; do
+        if [[ ${!name-} =~ (^|:)0*([2-9]|[1-9][0-9]+)(:|$) || ($name == SM_HOSTS && ${!name-} == *,*) ]]; then
+            die "several ranks or nodes need Slurm or torchrun, found no Slurm job and $name=${!name}, by which this script would train alone: start jobs/launcher.sh once a rank instead, with RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, as torchrun does (torchrun … --no-python jobs/launcher.sh); to train on this machine alone unset $name"
+        fi
+    done
+}
+
 # Without it srun would start the ranks on the bare machines.
 place_hands_image_on() {
     local pyxis=SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container name
@@ -164,6 +176,10 @@ place_check_image() {
 place_count_ranks() {
     local ranks=${DDP_NPROC_PER_NODE-}
     [[ ! ${DDP_NPROC_PER_NODE+set} ]] || require_integer DDP_NPROC_PER_NODE "$ranks" 1 1024
+    if [[ ! $ranks ]] && place_has_plain_gpus; then
+        DDP_NPROC_PER_NODE=$SLURM_GPUS_ON_NODE ranks=$SLURM_GPUS_ON_NODE
+        setting_note DDP_NPROC_PER_NODE 'a rank per GPU: no tasks were asked for'
+    fi
     if [[ $PLACE == *-local ]]; then
         place_count_local_ranks "$ranks"
         return 0
@@ -182,6 +198,16 @@ place_count_ranks() {
     place_warn_gpus
     place_keep_spare
     WORLD_SIZE=$((NUM_LOCAL_RANKS == NUM_LOCAL_TASKS ? NUM_TASKS : NUM_NODES * NUM_LOCAL_RANKS))
+}
+
+# place_has_plain_gpus: a job that asks for GPUs on each node and says nothing of tasks, the plainest form
+# there is. Who gives a launcher of his own has one task a node to start it in.
+place_has_plain_gpus() {
+    [[ ! ${SLURM_NTASKS-} && ! ${SLURM_NTASKS_PER_NODE-} && ! ${SLURM_STEP_ID-} ]] || return 1
+    [[ ${SLURM_GPUS_ON_NODE-} =~ ^([2-9]|[1-9][0-9]{1,2})$ ]] || return 1
+    # Of a number for the whole job each node may have another share.
+    ((NUM_NODES == 1 || ${SLURM_GPUS:-0} == 0 || SLURM_GPUS == NUM_NODES * SLURM_GPUS_ON_NODE)) || return 1
+    ((! IS_OWN_COMMAND)) || [[ ! $(foreign_launcher "${ARGUMENTS[@]:1}") ]]
 }
 
 # place_warn_gpus: of a forgotten option, by which our ranks have no GPU, or GPUs no rank.
