@@ -94,10 +94,11 @@ decide_requeue_counted() {
 decide_restart() {
     local left
     decide_count_idle "$LATEST_AT_START"
+    if [[ $LATEST != "$LATEST_AT_START" ]]; then RESTARTS=0; fi # a run that gets on may go on for weeks
     if ((DDP_MAX_RESTARTS == 0)); then
         decide_give_up 'DDP_MAX_RESTARTS=0'
     elif ((RESTARTS >= DDP_MAX_RESTARTS)); then
-        decide_give_up "all $DDP_MAX_RESTARTS of DDP_MAX_RESTARTS are used"
+        decide_give_up "all $DDP_MAX_RESTARTS of DDP_MAX_RESTARTS are used without a new checkpoint"
     elif ((IDLE > DDP_MAX_IDLE_RESTARTS)); then
         decide_give_up "$(decide_idle_words)"
     else

@@ -44,7 +44,7 @@ def test_a_failed_rank_starts_again(scripts: Scripts) -> None:
     assert [event["attempt"] for event in result.of("start")] == [1, 2, 3]
     assert [event["code"] for event in result.of("end")] == [137, 137, 0]
     decisions = [(e["decision"], e["restarts"], e["idle"]) for e in result.of("decision")]
-    assert decisions == [("restart", 1, 0), ("restart", 2, 0), ("finish", 2, 0)]
+    assert decisions == [("restart", 1, 0), ("restart", 1, 0), ("finish", 1, 0)]
     lines = {line for line in result.out.splitlines() if line.startswith("[0] port")}
     assert len({line.split()[2] for line in lines}) == 3
     assert len({line.split()[4] for line in lines}) == 3
@@ -57,12 +57,20 @@ def test_a_failed_rank_starts_again(scripts: Scripts) -> None:
 
 def test_restarts_have_a_limit(scripts: Scripts) -> None:
     """After DDP_MAX_RESTARTS the job ends with the failure's code, and says why."""
-    result = failing(scripts, good=9, saves=True, DDP_MAX_RESTARTS="1")
+    limits = {"DDP_MAX_RESTARTS": "1", "DDP_MAX_IDLE_RESTARTS": "9"}
+    result = failing(scripts, good=9, saves=False, **limits)
     assert result.code == 137
     assert len(result.of("start")) == 2
     last = result.err.splitlines()[-1]
     assert "rank 1 on" in last
     assert "all 1 of DDP_MAX_RESTARTS are used" in last
+
+
+def test_a_new_checkpoint_gives_the_restarts_back(scripts: Scripts) -> None:
+    """A run of weeks may fail more often than one of minutes, as long as it gets on."""
+    result = failing(scripts, good=4, saves=True, DDP_MAX_RESTARTS="1")
+    assert result.code == 0, result.err
+    assert [event["restarts"] for event in result.of("decision")] == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(("limit", "starts"), [("0", 1), ("1", 2)])
