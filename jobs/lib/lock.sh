@@ -8,14 +8,15 @@
 #
 #   JOB RESTARTS HOST PID_NAMESPACE PID START LAUNCH_ID      JOB is - without Slurm; or: released
 
-readonly LOCK_FRESH_S=60 # a lock renewed so lately has an owner, where nothing else can be asked
+readonly LOCK_FRESH_S=60   # a lock renewed so lately has an owner, where nothing else can be asked
+readonly LOCK_LONGEST_S=60 # between two looks: each asks Slurm's controller
 readonly LOCK_ORPHANS='the ranks of a script that was killed'
 
 LOCK_FILE='' LOCK_ASKED=0
 
 # lock_take: returns when this job owns the run directory. Traps are set here only while it waits.
 lock_take() {
-    local owner said=0 said_at=0
+    local owner said=0 said_at=0 delay_s=2
     LOCK_ASKED=$SECONDS
     lock_try
     [[ ! $LOCK_FILE ]] || return 0
@@ -27,12 +28,13 @@ lock_take() {
     while [[ ! $LOCK_FILE && ! $STOP_SIGNAL ]]; do
         read -r owner <"$WORK_DIR/owner"
         # Nobody starts such ranks again: they save, and are gone when their grace is over.
-        [[ $DDP_ON_BUSY == wait || $owner == "$LOCK_ORPHANS"* ]] || lock_refuse
+        if [[ $owner == "$LOCK_ORPHANS"* ]]; then delay_s=2; elif [[ $DDP_ON_BUSY != wait ]]; then lock_refuse; fi
         if ((! said || SECONDS - said_at >= DDP_TIMESTAMP_INTERVAL)); then
             log_info "waiting for the run ${DDP_RUN_DIR##*/}: it belongs to $owner"
             said=1 said_at=$SECONDS
         fi
-        pause_unless_stopped 2
+        pause_unless_stopped "$delay_s"
+        delay_s=$((delay_s < LOCK_LONGEST_S / 2 ? 2 * delay_s : LOCK_LONGEST_S))
         lock_try
     done
     if [[ $STOP_SIGNAL ]]; then lock_stop; fi

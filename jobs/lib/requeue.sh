@@ -10,7 +10,8 @@ readonly REQUEUE_FIELDS='NumTasks=--ntasks Partition=--partition Account=--accou
     QOS=--qos TimeLimit=--time Features=--constraint Reservation=--reservation Licenses=--licenses
     MinMemoryNode=--mem MinMemoryCPU=--mem-per-cpu TresPerNode=--gres TresPerJob=--gpus
     TresPerTask=--gpus-per-task TresPerSocket=--gpus-per-socket CpusPerTres=--cpus-per-gpu
-    MemPerTres=--mem-per-gpu Nice=--nice Network=--network'
+    MemPerTres=--mem-per-gpu Nice=--nice Network=--network TresBind=--gpu-bind TresFreq=--gpu-freq
+    MinTmpDiskNode=--tmp Switches=--switches WCKey=--wckey MailType=--mail-type MailUser=--mail-user'
 
 # requeue_name: the job as scontrol takes it. An array's last task has the id of the whole array.
 requeue_name() {
@@ -118,13 +119,15 @@ requeue_submit() {
 
 # requeue_options INFO: sbatch's options, a line each, for a job like this one.
 requeue_options() {
-    local pair value excluded
+    local pair value excluded extra
     printf '%s\n' "--dependency=afterany:$(requeue_name)" "--job-name=${SLURM_JOB_NAME:-ddp}" --open-mode=append \
         "--nodes=$NUM_NODES_ALLOCATED" # Slurm shows how many are left
     if [[ $(job_field Requeue "$1") == 0 ]]; then echo --no-requeue; fi
     for pair in $REQUEUE_FIELDS; do
         value=$(job_field "${pair%%=*}" "$1")
         if [[ $pair == *Tres* ]]; then value=$(requeue_tres "${pair%%=*}" "$value"); fi
+        # An asterisk marks a key that Slurm chose itself.
+        if [[ $pair == WCKey* ]]; then value=${value#\*}; fi
         if [[ $value && $value != 0 ]]; then echo "${pair#*=}=$value"; fi
     done
     # 0 is all memory of a node; beside --mem-per-gpu it stands for nothing.
@@ -142,10 +145,12 @@ requeue_options() {
     if [[ $value && ! $EXCLUDE ]]; then echo "--nodelist=$value"; fi
     excluded+=${EXCLUDE:+${excluded:+,}${EXCLUDE// /,}}
     if [[ $excluded ]]; then echo "--exclude=$excluded"; fi
-    for pair in WorkDir=--chdir StdOut=--output StdErr=--error; do
+    for pair in WorkDir=--chdir StdOut=--output StdErr=--error Comment=--comment; do
         value=$(job_path "${pair%%=*}" "$1")
-        if [[ $value ]]; then echo "${pair#*=}=$value"; fi
+        if [[ $value && $value != '(null)' ]]; then echo "${pair#*=}=$value"; fi
     done
+    read -ra extra <<<"${DDP_SBATCH_ARGS-}"
+    if ((${#extra[@]})); then printf '%s\n' "${extra[@]}"; fi
 }
 
 # requeue_tres FIELD LIST: what the field's option takes of gpu:8, gres:gpu:8, gres/gpu:8 or gres/gpu=8,

@@ -93,10 +93,11 @@ NO_LAUNCHER = {"FAILED_RANK": "", "FAILED_NODE": "", "STEP_CODE": "2", "DDP_IMAG
     [
         ({"FAILED_RANK": "", "FAILED_NODE": "", "STEP_CODE": "0"}, "finish", "all 4 ranks"),
         ({}, "restart", "SIGKILL), code 137; its log: /out/mine/logs/rank-2.log; restart 1 of 3"),
+        ({"RESTARTS": "3"}, "restart", "restart 1 of 3 from step 40 in 1 s"),
         (
-            {"RESTARTS": "3"},
+            {"RESTARTS": "3", "LATEST_AT_START": "step-40"},
             "fail",
-            f"no restart: all 3 of DDP_MAX_RESTARTS are used; mend what fails; {GO_ON}",
+            f"DDP_MAX_RESTARTS are used without a new checkpoint; mend what fails; {GO_ON}",
         ),
         ({"LOST": "n2", "DDP_NO_KILL": "1"}, "restart", "restart 1 of 3 on 1 node from step 40"),
         ({"DDP_MAX_RESTARTS": "0"}, "fail", "no restart: DDP_MAX_RESTARTS=0"),
@@ -208,10 +209,13 @@ def test_options_of_a_successor() -> None:
     info = (
         "JobId=7 JobName=x\n Account=(null) QOS=low Requeue=0 TimeLimit=01:00:00 Partition=gpu "
         "ReqNodeList=(null) ExcNodeList=n9 NumNodes=2 NumTasks=4 MinMemoryNode=100M "
-        "OverSubscribe=NO Features=(null)\n Command=/x\n WorkDir=/a b\n "
-        "StdErr=/a b/C d.out\n StdIn=/dev/null\n StdOut=/a b/C d.out\n TresPerNode=gres:gpu:1 "
+        "OverSubscribe=NO Features=(null) MinTmpDiskNode=2G Switches=1@00:05:00 WCKey=*usual\n "
+        "Command=/x\n Comment=for the paper\n WorkDir=/a b\n "
+        "StdErr=/a b/C d.out\n StdIn=/dev/null\n StdOut=/a b/C d.out\n TresPerNode=gres:gpu:1\n "
+        "MailUser=me@here MailType=END,FAIL\n TresBind=gres/gpu:verbose,closest\n"
     )
     settings = {
+        "DDP_SBATCH_ARGS": "--hint=nomultithread --deadline=now+1day",
         "EXCLUDE": "n2 n3",
         "DDP_NO_KILL": "1",
         "NUM_NODES_ALLOCATED": "3",
@@ -222,6 +226,9 @@ def test_options_of_a_successor() -> None:
         "--dependency=afterany:7", "--job-name=ddp", "--open-mode=append", "--no-requeue",
         "--nodes=3", "--ntasks=4", "--partition=gpu", "--qos=low", "--time=01:00:00",
         "--mem=100M", "--gres=gpu:1", "--ntasks-per-node=2", "--exclusive", "--no-kill",
+        "--tmp=2G", "--switches=1@00:05:00", "--wckey=usual", "--comment=for the paper",
+        "--mail-user=me@here", "--mail-type=END,FAIL", "--gpu-bind=verbose,closest",
+        "--hint=nomultithread", "--deadline=now+1day",
         "--exclude=n9,n2,n3", "--chdir=/a b", "--output=/a b/C d.out", "--error=/a b/C d.out",
     }  # fmt: skip
 
