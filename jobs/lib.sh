@@ -50,8 +50,8 @@ trace_start() {
 # parse_switch NAME VALUE: prints 1 or 0; anything that is neither is the user's mistake.
 parse_switch() {
     case ${2,,} in
-        1 | on | yes | true) echo 1 ;;
-        0 | off | no | false) echo 0 ;;
+        1 | on | y | yes | t | true) echo 1 ;;
+        0 | off | n | no | f | false) echo 0 ;;
         *) die "$1 must be 1/0, on/off, yes/no or true/false, found '$2': set one of these, or unset it" ;;
     esac
 }

@@ -19,6 +19,15 @@ setting() {
     fi
 }
 
+# setting_switch NAME ORIGIN VALUE: a setting that is 1 or 0, in whatever words; empty is unset.
+setting_switch() {
+    local value
+    if [[ -v $1 && ! ${!1} ]]; then unset "$1"; fi
+    setting "$@"
+    value=$(parse_switch "$1" "${!1}")
+    printf -v "$1" '%s' "$value"
+}
+
 # setting_note NAME ORIGIN: records and exports what is in force.
 setting_note() {
     [[ -v SETTING_ORIGINS[$1] ]] || SETTING_NAMES+=("$1")
@@ -27,20 +36,18 @@ setting_note() {
 }
 
 settings_debug_flags() {
-    setting DEBUG 'the default' 0
-    DEBUG=$(parse_switch DEBUG "$DEBUG")
+    setting_switch DEBUG 'the default' 0
     if ((DEBUG)); then
         setting NCCL_DEBUG 'DEBUG=1' INFO
         setting TORCH_DISTRIBUTED_DEBUG 'DEBUG=1' DETAIL
         setting CUDA_LAUNCH_BLOCKING 'DEBUG=1' 1
-    else
-        setting PYTHONFAULTHANDLER 'DEBUG=0' 1
-        setting NCCL_DEBUG 'DEBUG=0' WARN
-        # The flight recorder. Before torch 2.9 the buffer was on by default; its old name earns a
-        # warning from every rank today.
-        setting TORCH_NCCL_DUMP_ON_TIMEOUT 'DEBUG=0' 1
-        setting TORCH_FR_BUFFER_SIZE 'DEBUG=0' 2000
     fi
+    setting PYTHONFAULTHANDLER 'the default' 1
+    setting NCCL_DEBUG 'the default' WARN
+    # The flight recorder. Before torch 2.9 the buffer was on by default; its old name earns a
+    # warning from every rank today.
+    setting TORCH_NCCL_DUMP_ON_TIMEOUT 'the default' 1
+    setting TORCH_FR_BUFFER_SIZE 'the default' 2000
     # Where it is looked for. Its name before torch 2.9 earns a warning from every rank, too.
     setting TORCH_FR_DUMP_TEMP_FILE 'the watchdog' "$DDP_RUN_DIR/debug/nccl-trace-rank-"
     # The watchdog asks for a hung rank's dump: the backend that is new in torch 2.15 does not listen.
@@ -66,8 +73,7 @@ settings_cpus() {
     if ((cpus < 2 && ! IS_OWN_COMMAND)) && [[ ${SLURM_GPUS_ON_NODE-} =~ ^[1-9] ]]; then
         log_info "warning: a rank with a GPU and its data loaders have $((cpus > 0 ? cpus : 1)) CPU: give --cpus-per-task"
     fi
-    # DEBUG sets only what is for debugging.
-    ((DEBUG)) || setting OMP_NUM_THREADS "CPUs of a rank" "$((cpus > 0 ? cpus : 1))"
+    setting OMP_NUM_THREADS "CPUs of a rank" "$((cpus > 0 ? cpus : 1))"
 }
 
 settings_run() {
@@ -90,8 +96,7 @@ settings_run() {
     setting DDP_SEED "the run's name" "$(printf '%s' "${DDP_RUN_DIR##*/}" | cksum | cut -d' ' -f1)"
     [[ $DDP_SEED =~ ^[0-9]{1,10}$ ]] ||
         die "DDP_SEED must be a whole number below 10^10, found '$DDP_SEED': correct it, or unset it"
-    setting DDP_MONITOR 'the default' 1
-    DDP_MONITOR=$(parse_switch DDP_MONITOR "$DDP_MONITOR")
+    setting_switch DDP_MONITOR 'the default' 1
     setting DDP_MONITOR_INTERVAL 'the default' 15
     require_integer DDP_MONITOR_INTERVAL "$DDP_MONITOR_INTERVAL" 1 86400
     setting DDP_TIMESTAMP_INTERVAL 'the default' 120
@@ -159,14 +164,12 @@ settings_restarts() {
     require_integer DDP_MAX_RESTARTS "$DDP_MAX_RESTARTS" 0 1000
     setting DDP_MAX_IDLE_RESTARTS 'the default' 1
     require_integer DDP_MAX_IDLE_RESTARTS "$DDP_MAX_IDLE_RESTARTS" 0 1000
-    setting DDP_REQUEUE 'the default' 1
-    DDP_REQUEUE=$(parse_switch DDP_REQUEUE "$DDP_REQUEUE")
+    setting_switch DDP_REQUEUE 'the default' 1
     setting DDP_ON_BUSY 'the default' refuse
     [[ $DDP_ON_BUSY == refuse || $DDP_ON_BUSY == wait ]] ||
         die "DDP_ON_BUSY must be refuse or wait, found '$DDP_ON_BUSY': set one of them, or unset it"
     # Slurm does not show whether a job has --no-kill.
-    setting DDP_NO_KILL 'SBATCH_NO_KILL' "$([[ -v SBATCH_NO_KILL && $SBATCH_NO_KILL != off ]] && echo 1 || echo 0)"
-    DDP_NO_KILL=$(parse_switch DDP_NO_KILL "$DDP_NO_KILL")
+    setting_switch DDP_NO_KILL 'SBATCH_NO_KILL' "$([[ -v SBATCH_NO_KILL && $SBATCH_NO_KILL != off ]] && echo 1 || echo 0)"
     setting DDP_SPARE_NODES 'the default' 0
     require_integer DDP_SPARE_NODES "$DDP_SPARE_NODES" 0 $((NUM_NODES_ALLOCATED - 1))
     if [[ -v DDP_HANG_TIMEOUT ]]; then
@@ -197,7 +200,7 @@ settings_chosen() {
 
 # A mistyped setting would be silently without effect.
 settings_warn_unknown() {
-    local known=' DDP_HOME DDP_IMAGE DDP_MOUNTS DDP_PYTHON DDP_IFACE DDP_NPROC_PER_NODE DDP_RUN_NAME DDP_SWEEP_FILE DDP_NODE DDP_BEAT_DIR DDP_CLUSTER_DIR '
+    local known=' DDP_HOME DDP_IMAGE DDP_MOUNTS DDP_PYTHON DDP_IFACE DDP_NPROC_PER_NODE DDP_RUN_NAME DDP_SBATCH_ARGS DDP_SWEEP_FILE DDP_NODE DDP_BEAT_DIR DDP_CLUSTER_DIR '
     local name
     for name in $(compgen -e DDP_); do
         if [[ ! -v SETTING_ORIGINS[$name] && $known != *" $name "* ]]; then
@@ -206,8 +209,24 @@ settings_warn_unknown() {
     done
 }
 
+readonly SECRETS='TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|COOKIE' # in the name of a variable
+# The password of an address, and the tokens of those whose tokens can be known.
+readonly SECRET_SHAPES='(://[^]/@:[:space:]]*:)[^]/[:space:]]+@|(^|[^[:alnum:]])(hf_|gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA)[[:alnum:]_-]{16,}'
+
 is_secret() {
-    [[ $1 =~ (TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|COOKIE) ]]
+    [[ $1 =~ ($SECRETS) ]]
+}
+
+# hide_shapes TEXT: sets SHOWN_TEXT to it without what looks like a secret, whatever its name.
+hide_shapes() {
+    local rest=$1 found
+    SHOWN_TEXT=''
+    while [[ $rest =~ $SECRET_SHAPES ]]; do
+        found=${BASH_REMATCH[0]}
+        SHOWN_TEXT+="${rest%%"$found"*}${BASH_REMATCH[1]}${BASH_REMATCH[2]}***${BASH_REMATCH[1]:+@}"
+        rest=${rest#*"$found"}
+    done
+    SHOWN_TEXT+=$rest
 }
 
 # hide_secrets WORD...: sets SHOWN to the words of a command as they may stand in a log. Closer than
@@ -219,10 +238,11 @@ hide_secrets() {
         name=${word%%=*} name=${name^^}
         if ((hide)); then
             word='***' hide=0
-        elif [[ $name =~ (^|[-_])(TOKEN|SECRET|PASSWORD|PASSWD|API[-_]?KEY|ACCESS[-_]?KEY)$ ]]; then
+        elif [[ $name =~ (^|[-_])($SECRETS|PASSWORD|PASSWD|PASSPHRASE|APIKEY|CREDENTIALS|AUTHORIZATION)$ ]]; then
             if [[ $word == *=* ]]; then word="${word%%=*}=***"; elif [[ $word == --* ]]; then hide=1; fi
         fi
-        SHOWN+=("$word")
+        hide_shapes "$word"
+        SHOWN+=("$SHOWN_TEXT")
     done
 }
 
@@ -243,7 +263,8 @@ settings_print() {
 
 # settings_print_row NAME VALUE ORIGIN
 settings_print_row() {
-    printf '%-34s %-44q %s\n' "$1" "$2" "$3"
+    hide_shapes "$2"
+    printf '%-34s %-44q %s\n' "$1" "$SHOWN_TEXT" "$3"
 }
 
 # The settings, and beside them what else a rank will see of the forwarded names.
@@ -252,7 +273,8 @@ settings_json() {
     mapfile -t others < <(other_names)
     printf '{'
     for name in "${SETTING_NAMES[@]}" "${others[@]}"; do
-        json_quote "${!name}"
+        hide_shapes "${!name}"
+        json_quote "$SHOWN_TEXT"
         value=$JSON
         json_quote "${SETTING_ORIGINS[$name]:-the environment}"
         printf '%s"%s": {"value": %s, "origin": %s}' "$separator" "$name" "$value" "$JSON"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -173,6 +174,8 @@ def test_debug_traces_with_time_host_and_line(scripts: Scripts) -> None:
     assert "[0] NCCL_DEBUG=INFO" in result.out
     assert "[0] TORCH_DISTRIBUTED_DEBUG=DETAIL" in result.out
     assert "[0] CUDA_LAUNCH_BLOCKING=1" in result.out
+    for kept in ("PYTHONFAULTHANDLER=1", "TORCH_FR_BUFFER_SIZE=2000", "OMP_NUM_THREADS="):
+        assert f"[0] {kept}" in result.out  # DEBUG adds, and takes nothing away
     assert f"[0] TORCH_FR_DUMP_TEMP_FILE={result.run_dir}/debug/nccl-trace-rank-" in result.out
     assert any("prelaunch.sh:" in line and line.startswith("+") for line in result.err.splitlines())
     assert any("launcher.sh:" in line and line.startswith("+") for line in result.err.splitlines())
@@ -187,13 +190,24 @@ def test_without_debug_hangs_still_leave_traces(scripts: Scripts) -> None:
     assert "[0] OMP_NUM_THREADS=" in result.out
 
 
-@pytest.mark.parametrize("value", ["1", "ON", "yes", "True"])
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_a_segmentation_fault_shows_its_python_stack(scripts: Scripts, debug: str) -> None:
+    """With DEBUG as without: it is looked for just then."""
+    crash = "import ctypes\ndef crash(): ctypes.string_at(0)\ncrash()"
+    result = scripts.run("prelaunch.sh", "--", sys.executable, "-c", crash, DEBUG=debug)
+    assert result.code == 139
+    log = (result.run_dir / "logs" / "rank-0.log").read_text()
+    assert "Fatal Python error: Segmentation fault" in log
+    assert 'File "<string>", line 2 in crash' in log
+
+
+@pytest.mark.parametrize("value", ["1", "ON", "yes", "True", "y", "t"])
 def test_debug_on(scripts: Scripts, value: str) -> None:
     """DEBUG is read in any case."""
     assert scripts.run("prelaunch.sh", "--dry-run", DEBUG=value).setting("DEBUG") == "1"
 
 
-@pytest.mark.parametrize("value", ["0", "Off", "NO", "false"])
+@pytest.mark.parametrize("value", ["0", "Off", "NO", "false", "n", "F", ""])
 def test_debug_off(scripts: Scripts, value: str) -> None:
     """DEBUG is read in any case."""
     assert scripts.run("prelaunch.sh", "--dry-run", DEBUG=value).setting("DEBUG") == "0"

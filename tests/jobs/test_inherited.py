@@ -84,6 +84,8 @@ def test_no_token_stands_in_a_log_or_record(scripts: Scripts) -> None:
     """Neither one that is exported, traced, nor one among the words of a command."""
     exported = {"HF_TOKEN": "hf_SECRET", "LOG": "hf_SECRET"}
     words = ["env", "WANDB_API_KEY=SECRET2", "true", "--api-key", "SECRET3", "--tokenizer", "kept"]
+    words += ["--wandb-key=SECRET4", "--auth", "SECRET5", "postgres://me:SECRET6@host/db"]
+    exported["WANDB_BASE_URL"] = "https://me:SECRET7@host/"
     result = scripts.run("prelaunch.sh", "--", *words, DEBUG="1", **exported)
     assert result.code == 0, result.err
     printed = result.err + (result.run_dir / "logs" / "rank-0.log").read_text()
@@ -92,5 +94,7 @@ def test_no_token_stands_in_a_log_or_record(scripts: Scripts) -> None:
     record = (result.run_dir / "events.jsonl").read_text()
     assert traced
     assert not [line for line in [*told, record] if "SECRET" in line]
+    assert "postgres://me:***@host/db" in record
+    assert "https://me:***@host/" in record
     assert not [line for line in traced if "hf_SECRET" in line and "env " not in line]
     assert "--tokenizer kept" in printed
