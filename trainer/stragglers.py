@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _SLOW_RATIO = 1.5
 _WORTH_PCT = 5.0
 """Of a step: what a slow rank must cost the others. A ratio of microseconds is no finding."""
+_NUM_SUSTAINED = 2
+"""Intervals: what happens in a single one may be anything's doing."""
 _SAMPLED_FORWARD = 2
 """Which forward of an interval is timed on a GPU, if there are as many: the first one follows a
 wait for the device."""
@@ -128,11 +130,11 @@ class Stragglers:
         return 100 * (max(own_s) - min(own_s)) / typical_s if typical_s > 0 else None
 
     def over_the_run(self) -> list[SlowRank]:
-        """Return who was slow in all, and in at least half of the intervals."""
+        """Return who was slow in all, and in half of the intervals, two at least."""
         return [
             one
             for one in self._slow(self._total_s, self._elapsed_s)
-            if 2 * self._num_slow[one["rank"]] >= self._num_intervals
+            if self._num_slow[one["rank"]] >= max(_NUM_SUSTAINED, self._num_intervals / 2)
         ]
 
     def _slow(self, own_s: Sequence[float], elapsed_s: float) -> list[SlowRank]:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from monitor.logs.series import GpuSeries, Run
 
 
+_NUM_SUSTAINED = 2
+"""Lines of metrics: a single one may be anything's doing."""
+
 _WAITED_FOR = (
     "the others wait for it: look for what else uses its CPUs, its share of the data, and faults"
     " of the node; exclude the node if it stays"
@@ -80,7 +83,8 @@ def _named_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
     if 2 * len(named) > num_ranks > 1:
         return  # both of two, or three of four: each was slow at times, as ranks are
     for (rank, node), ratios in named.items():
-        if not rules.reaches(100 * len(ratios) / len(lines), at.straggler_pct):
+        share_pct = 100 * len(ratios) / len(lines)
+        if len(ratios) < _NUM_SUSTAINED or not rules.reaches(share_pct, at.straggler_pct):
             continue
         yield Finding(
             rule="straggler",

@@ -294,7 +294,7 @@ def _ranks(events: Sequence[Event]) -> list[Record]:
 def slow_ranks(attempt: Attempt) -> list[Record]:
     """Name the ranks that were slower than their peers: by the summary.
 
-    Without one those that at least half of the metrics' lines name, each by its worst.
+    Without one those that half of the metrics' lines name, two at least, each by its worst.
     """
     summary = attempt.last("summary").get("summary")
     if isinstance(summary, dict) and "slow_ranks" in summary:
@@ -304,7 +304,8 @@ def slow_ranks(attempt: Attempt) -> list[Record]:
         for line in attempt.metrics:
             for one in mappings(line.get("slow_ranks")):
                 lines.setdefault(str(one.get("rank")), []).append(one)
-        sustained = [named for named in lines.values() if 2 * len(named) >= len(attempt.metrics)]
+        least = max(2, len(attempt.metrics) / 2)
+        sustained = [named for named in lines.values() if len(named) >= least]
         reported = [max(named, key=_ratio) for named in sustained]
     return [picked(one, ("rank", "node", "ratio", "cost_pct")) for one in reported]
 

@@ -44,8 +44,10 @@ def test_a_rank_is_slow_beside_the_median_rank() -> None:
     stragglers = Stragglers(["a", "a", "b", "b"])
     slow = {"rank": 2, "node": "b", "ratio": 2.9, "cost_pct": 19.0}
     assert stragglers.compare([1.0, 1.1, 2.9, 1.0], 10.0, 1) == [slow]
+    assert stragglers.over_the_run() == [], "one interval may be anything's doing"
+    assert stragglers.compare([1.0, 1.1, 2.9, 1.0], 10.0, 1) == [slow]
     assert stragglers.compare([1.0, 1.1, 1.4, 1.0], 80 / 9, 9) == []
-    assert stragglers.over_the_run() == [{"rank": 2, "node": "b", "ratio": 1.55, "cost_pct": 6.1}]
+    assert stragglers.over_the_run() == [{"rank": 2, "node": "b", "ratio": 1.67, "cost_pct": 7.4}]
     assert Stragglers(["a", "b"]).compare([3.0, 1.0], 9.0, 1)[0]["ratio"] == 3
     assert Stragglers(["a"]).compare([0.0], 1.0, 1) == []
 
