@@ -87,7 +87,7 @@ def _documents(files: Iterable[Path]) -> Iterator[str]:
             if file.suffix == ".jsonl":
                 yield from _lines(file)
             else:
-                yield file.read_text("utf-8")
+                yield file.read_bytes().decode()  # read_text changes the ends of lines
         except (OSError, UnicodeDecodeError) as error:
             raise _input_error(file, "a text in UTF-8", error) from error
 

@@ -69,6 +69,15 @@ def test_a_disk_that_gets_full_leaves_nothing_behind(tmp_path: Path, limit_bytes
     assert list(target.parent.iterdir()) == []
 
 
+def test_a_byte_of_a_file_is_a_token(tmp_path: Path) -> None:
+    """Whatever ends its lines, and with a byte order mark."""
+    text = b"\xef\xbb\xbfa\r\nb\rc\n\r\n"
+    (tmp_path / "dos.txt").write_bytes(text)
+    target = tmp_path / "train.tokens"
+    assert run(tokenize.main, [str(tmp_path / "dos.txt"), "--out", str(target)]) == 0
+    assert open_tokens(target).row.tobytes() == text + b"\xff"
+
+
 def test_a_folder_becomes_one_row_of_documents(
     capsys: pytest.CaptureFixture[str], made: Path
 ) -> None:
