@@ -98,6 +98,6 @@ def copy_to_stdout(path: str) -> None:
 
 def _cannot(out: str, error: OSError) -> UserError:
     return UserError(
-        f"--out: must be a file that can be written; found {out}: {error.strerror}:"
+        f"--out: must be a file that can be written; found {out}: {error.strerror or error}:"
         " name a place that is there, has room, and that you may write to"
     )

@@ -47,6 +47,6 @@ def write(out: str, data: bytes) -> None:
     except OSError as error:
         Path(beside).unlink(missing_ok=True)
         raise UserError(
-            f"--out: must be a file that can be written; found {out}: {error.strerror}:"
+            f"--out: must be a file that can be written; found {out}: {error.strerror or error}:"
             " make room or name another file"
         ) from error

@@ -273,6 +273,7 @@ def test_a_disk_that_gets_full_is_one_line(form: str, data: Path, tmp_path: Path
     done = subprocess.run([*limits, *argv], env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (64, 1)
     assert "--out: must be a file that can be written; found" in done.stderr
+    assert "None" not in done.stderr
     assert not list(tmp_path.iterdir())
 
 
