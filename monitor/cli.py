@@ -53,6 +53,10 @@ def main(argv: Sequence[str]) -> int:
     except UserError as error:
         say(str(error))
         return EXIT_USER
+    except ModuleNotFoundError as error:
+        remedy = "install ours with `make demo`, and use .venv/bin/python"
+        say(f"Python: must have our packages; found no {error.name} in {sys.executable}: {remedy}")
+        return EXIT_USER
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 def add_options(parser: ArgumentParser) -> None:
     """Tell what it takes."""
-    parser.add_argument("files", nargs="+", metavar="FILES", help="logs, or directories of logs")
+    parser.add_argument(
+        "files", nargs="+", metavar="FILES", help="run directories, logs, directories of logs"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document, for programs")
     parser.add_argument("--full", action="store_true", help="every GPU, with all that is known")
     parser.add_argument(

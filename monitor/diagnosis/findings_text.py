@@ -14,6 +14,7 @@ import numpy as np
 
 from monitor.diagnosis.diagnose import COLUMNS, diagnose, not_looked
 from monitor.diagnosis.findings import SEVERITIES, span, status
+from monitor.errors import UserError
 from monitor.logs import series
 from monitor.plot.axis import Axis, utc_offset
 from monitor.report import words
@@ -35,10 +36,15 @@ def report(paths: Sequence[str], thresholds: Thresholds, *, as_json: bool = Fals
     """Print what is wrong with a run; its status as `findings.status` has it.
 
     Raises:
-        UserError: a path cannot be read.
+        UserError: a path cannot be read, or all of them together hold nothing to judge by.
 
     """
     run = series.load(paths, COLUMNS)
+    if not (_num_samples(run) or run.marks or run.metrics or run.events):
+        raise UserError(
+            f"diagnose: must have samples or events to judge by; found none in {', '.join(paths)}:"
+            " name a run directory that has its .gutil logs beside it, or the logs"
+        )
     found = diagnose(run, thresholds)
     if as_json:
         told = document(run, found, thresholds)
@@ -94,10 +100,11 @@ def _axis(run: Run, found: Sequence[Finding]) -> Axis:
 def _headline(run: Run, found: Sequence[Finding], axis: Axis) -> str:
     counts = Counter(group[0].severity for group in folded(found))
     told = ", ".join(_several(counts[name], name) for name in SEVERITIES if counts[name])
+    told = told or ("nothing found" if _num_samples(run) else "no monitor's log was read")
     job = f"{run.name}: " if run.name else ""
     size = f"{_several(_num_gpus(run), 'GPU')} on {_several(_num_nodes(run), 'node')}"
     when = f", {_when(axis, axis.begin_s, axis.end_s)}, {axis.zone}" if axis.begin_s else ""
-    return f"{job}{told or 'nothing found'}; {size}{when}"
+    return f"{job}{told}; {size}{when}"
 
 
 def _group(run: Run, group: Sequence[Finding], axis: Axis, width: int) -> Iterator[str]:
@@ -164,9 +171,8 @@ def _when(axis: Axis, begin_s: float, end_s: float) -> str:
 
 
 def _notes(run: Run) -> Iterator[str]:
-    num_samples = sum(one.num_samples for one in run.gpus)
     looked_at = (
-        f"looked at {_several(num_samples, 'sample')}, {_several(len(run.marks), 'event')} and"
+        f"looked at {_several(_num_samples(run), 'sample')}, {_several(len(run.marks), 'event')} and"
         f" {_several(len(run.metrics), 'line')} of metrics"
     )
     bad = f"; {_several(run.num_unreadable, 'row')} could not be read"
@@ -178,6 +184,10 @@ def _notes(run: Run) -> Iterator[str]:
     if lacking:
         told = "; ".join(f"{lack}: {', '.join(names)}" for lack, names in lacking.items())
         yield f"not looked for, since the logs lack it (see `record --columns`): {told}"
+
+
+def _num_samples(run: Run) -> int:
+    return sum(one.num_samples for one in run.gpus)
 
 
 def _num_nodes(run: Run) -> int:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError, printable
+from monitor.logs.places import is_run, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -122,7 +123,26 @@ def find(paths: Iterable[str]) -> list[tuple[str, ...]]:
     return [log for log in logs if log]
 
 
+def beside_run(run_dir: str) -> list[str]:
+    """List the logs of a run's jobs: they lie beside its directory, or beside the link to it.
+
+    Raises:
+        UserError: its events cannot be read, or a folder cannot be looked into.
+
+    """
+    told = [line.get("job_id") for line in lines_of(run_dir, "events.jsonl")]
+    jobs = {job for job in told if isinstance(job, str)}
+    logs = []
+    for whole in dict.fromkeys([os.path.abspath(run_dir), os.path.realpath(run_dir)]):  # noqa: PTH100
+        folder, name = os.path.split(whole)
+        with looking_into(folder):
+            logs += no_pipes(in_folder(folder, {name.removeprefix("slurm-"), *jobs}))
+    return logs
+
+
 def _in_directory(path: str) -> list[str]:
+    if is_run(path):
+        return beside_run(path)
     with looking_into(path):
         found = no_pipes(in_folder(path))
     if not found:

@@ -6,6 +6,11 @@ import os
 import re
 from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
+
+from monitor import events as event_log
+from monitor.errors import UserError
+from monitor.plain import open_plain
 
 _RUN_FILES = ("events.jsonl", "metrics.jsonl")
 _NUM_HOSTS = 2**14  # whose names are kept taken apart: a live view sorts them twice a second
@@ -14,6 +19,26 @@ _NUM_HOSTS = 2**14  # whose names are kept taken apart: a live view sorts them t
 def is_run(path: str) -> bool:
     """Whether a directory is a run's; False where nobody may look."""
     return any(os.path.isfile(os.path.join(path, name)) for name in _RUN_FILES)  # noqa: PTH113, PTH118 - hundreds
+
+
+def lines_of(run_dir: str, name: str) -> list[event_log.Event]:
+    """Read a run's file of JSON lines; none where there is no such file.
+
+    Raises:
+        UserError: it cannot be read.
+
+    """
+    path = Path(run_dir, name)
+    try:
+        with open_plain(str(path)) as file:
+            return event_log.read(file.read())[0]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(
+            f"run: its {name} must be a file that can be read; found {path}: {error.strerror}:"
+            " name a run directory such as out/slurm-123"
+        ) from error
 
 
 def written_s(run_dir: str) -> float:

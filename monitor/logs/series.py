@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from monitor import events as event_log
-from monitor.errors import UserError, printable
+from monitor.errors import printable
 from monitor.logs import files, reader, terms
 from monitor.logs.cells import NO_TIME
-from monitor.logs.places import is_run
-from monitor.plain import open_plain
+from monitor.logs.places import is_run, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -126,10 +124,9 @@ def load(paths: Sequence[str], wanted: frozenset[str] | None = None) -> Run:
 
     """
     run_dirs = [path for path in paths if is_run(path)]
-    events = [line for path in run_dirs for line in _lines(path, "events.jsonl")]
-    metrics = [line for path in run_dirs for line in _lines(path, "metrics.jsonl")]
-    beside = [log for path in run_dirs for log in _logs_beside(path)]
-    found = files.find([*(path for path in paths if path not in run_dirs), *beside])
+    events = [line for path in run_dirs for line in lines_of(path, "events.jsonl")]
+    metrics = [line for path in run_dirs for line in lines_of(path, "metrics.jsonl")]
+    found = files.find(paths)
     parts = _Parts()
     for path in (file for log in found for file in log):
         parts.add(reader.read(path, wanted))
@@ -242,30 +239,6 @@ def _concatenated(parts: Sequence[GpuSeries], name: str) -> NDArray[np.floating]
     return np.concatenate(
         [part.values.get(name, np.broadcast_to(absent, part.num_samples)) for part in parts]
     )
-
-
-def _lines(run_dir: str, name: str) -> list[event_log.Event]:
-    """Read a file of JSON lines; none where there is no such file."""
-    path = Path(run_dir, name)
-    try:
-        with open_plain(str(path)) as file:
-            return event_log.read(file.read())[0]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise UserError(
-            f"run: its {name} must be a file that can be read; found {path}: {error.strerror}:"
-            " name a run directory such as out/slurm-123"
-        ) from error
-
-
-def _logs_beside(run_dir: str) -> list[str]:
-    """Find the monitors' logs of a run's jobs: they lie beside its directory."""
-    whole = Path(os.path.abspath(run_dir))  # noqa: PTH100 - a link is not followed: logs lie beside it
-    told = [line.get("job_id") for line in _lines(run_dir, "events.jsonl")]
-    jobs = {whole.name.removeprefix("slurm-"), *(job for job in told if isinstance(job, str))}
-    with files.looking_into(str(whole.parent)):
-        return files.in_folder(str(whole.parent), jobs)
 
 
 def _name(run_dirs: Sequence[str], gpus: Iterable[GpuSeries]) -> str | None:

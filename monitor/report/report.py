@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from monitor.errors import printable
+from monitor.errors import UserError, printable
 from monitor.logs import files as logfiles
 from monitor.logs import stats, tallies
 from monitor.report.document import RULES, document
@@ -32,7 +32,7 @@ def report(
     """Print what some logs amount to; 0.
 
     Args:
-        paths: logs, or directories that hold `.gutil` files.
+        paths: logs, directories that hold `.gutil` files, or run directories, for the logs beside.
         as_json: one JSON document instead of tables.
         full: every GPU with all that is known of it.
         co2_g_per_kwh: what a kWh costs in CO2; None: not told.
@@ -41,7 +41,13 @@ def report(
         UserError: a file cannot be read, or there is none.
 
     """
-    nodes, files = tallies.count(logfiles.find(paths))
+    logs = logfiles.find(paths)
+    if not logs:
+        raise UserError(
+            f"run directory: must have .gutil logs beside it; found none for {', '.join(paths)}:"
+            " copy them there, or name them"
+        )
+    nodes, files = tallies.count(logs)
     jobs = stats.join(nodes)
     if as_json:
         print(json.dumps(document(jobs, files, co2_g_per_kwh), indent=2))

@@ -284,7 +284,52 @@ def test_a_run_of_metrics_alone_and_an_empty_one() -> None:
     told = text(run(metrics=tuple(waiting)))
     assert "WARNING  data: the job, 2026-09-21 14:13:20\n" in told
     assert "0 GPUs on 0 nodes" in told
-    assert text(series.Run(name=None, gpus=())).startswith("nothing found; 0 GPUs on 0 nodes\n")
+    assert text(series.Run(name=None, gpus=())).startswith("no monitor's log was read; 0 GPUs")
+
+
+@pytest.mark.parametrize("command", ["diagnose", "report"])
+def test_a_reader_that_has_read_nothing_says_so(
+    command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An empty run directory, one whose log has no row, and a run whose logs were not copied."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "events.jsonl").touch()
+    assert cli.main([command, str(empty)]) == 64
+    assert "found none" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["diagnose", "report"])
+def test_a_run_is_known_by_a_link_to_it(
+    written: Written, command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its logs lie beside the directory, or beside the link."""
+    log = written()
+    run_dir = tmp_path / "slurm-7"
+    run_dir.mkdir()
+    (run_dir / "events.jsonl").touch()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    link = elsewhere / "newest"
+    link.symlink_to(run_dir)
+    assert cli.main([command, str(link)]) == 0
+    assert "1 GPU" in capfd.readouterr().out
+    run_dir.rename(tmp_path / "kept")  # under another name only the link tells the job
+    link.unlink()
+    link = tmp_path / "slurm-7"
+    link.symlink_to(tmp_path / "kept")
+    assert log.exists()
+    assert cli.main([command, str(link)]) == 0
+    assert "1 GPU" in capfd.readouterr().out
+
+
+def test_a_python_without_our_packages_is_one_line() -> None:
+    """`make demo` installs them into .venv; Debian's own python3 has none."""
+    bare = [sys._base_executable, "-S", "-m", "monitor", "diagnose", "."]  # type: ignore[attr-defined]  # noqa: SLF001
+    ended = subprocess.run(bare, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert ended.returncode == 64
+    assert ended.stderr.startswith("monitor: Python: must have our packages; found no numpy in ")
+    assert ended.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("folder", [Path(__file__).parent / "data", SHARED], ids=["data", "shared"])
