@@ -24,6 +24,53 @@ _FIELDS = {field.name for field in fields(Config)}
 _KINDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "Path": "a path"}
 _TYPES = {"bool": bool, "int": int, "float": int | float}
 _MAX_FILE_BYTES = 1 << 20
+_NUM_NEAREST = 3
+_ELSEWHERE = {
+    "batch_size": "--global-batch-size (over all ranks) or --micro-batch-size (one rank at a time)",
+    "train_batch_size": "--global-batch-size",
+    "per_device_train_batch_size": "--micro-batch-size",
+    "gradient_accumulation_steps": "--micro-batch-size",
+    "learning_rate": "--lr",
+    "lr_scheduler_type": "--schedule",
+    "num_train_epochs": "--epochs",
+    "train_iters": "--max-steps",
+    "max_iters": "--max-steps",
+    "clip_grad": "--clip-grad-norm",
+    "grad_clip": "--clip-grad-norm",
+    "max_grad_norm": "--clip-grad-norm",
+    "seq_length": "--sequence-length",
+    "seq_len": "--sequence-length",
+    "block_size": "--sequence-length",
+    "tensor_model_parallel_size": "--tp",
+    "pipeline_model_parallel_size": "--pp",
+    "context_parallel_size": "--cp",
+    "recompute_granularity": "--activation-checkpointing",
+    "gradient_checkpointing": "--activation-checkpointing full",
+    "checkpoint_dir": "--out",
+    "output_dir": "--out",
+    "save_dir": "--out",
+    "save": "--out",
+    "load": "--resume",
+    "resume_from_checkpoint": "--resume",
+    "save_every": "--checkpoint-every",
+    "save_steps": "--checkpoint-every",
+    "save_interval": "--checkpoint-every",
+    "save_total_limit": "--keep-checkpoints",
+    "log_interval": "--log-every",
+    "logging_steps": "--log-every",
+    "eval_every": "--val-every",
+    "eval_interval": "--val-every",
+    "eval_steps": "--val-every",
+    "fp16": "--precision fp16",
+    "bf16": "--precision bf16",
+    "mixed_precision": "--precision",
+    "torch_compile": "--compile",
+    "dataloader_num_workers": "--num-workers",
+    "workers": "--num-workers",
+    "name": "--out, or the variable DDP_RUN_NAME",
+    "run_name": "--out, or the variable DDP_RUN_NAME",
+}
+"""What options of the same meaning are called in nanoGPT, transformers, Lightning and Megatron."""
 
 
 def parse(argv: Sequence[str]) -> Config:
@@ -54,7 +101,7 @@ def _named_options(argv: Sequence[str]) -> set[str]:
         if field not in _FIELDS and field.removeprefix("no_") in _FIELDS:
             field = field.removeprefix("no_")
         if field not in _FIELDS:
-            raise _unknown(word.partition("=")[0], field, [option_name(f) for f in sorted(_FIELDS)])
+            raise _unknown(word.partition("=")[0], field)
         named.add(field)
     return named
 
@@ -78,7 +125,7 @@ def _read_toml(path: Path) -> dict[str, object]:
     for name, value in table.items():
         key = name.replace("-", "_")
         if key not in _FIELDS or key == "config":
-            raise _unknown(f"key {name!r} in {path}", key, sorted(_FIELDS - {"config"}))
+            raise _unknown(f"key {name!r} in {path}", key)
         if key in options:
             raise _wrong_key(path, name, "named once", "it with dashes and with underscores")
         options[key] = value
@@ -180,9 +227,9 @@ def _one_line(boxed: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", " ".join(told)) or "an unreadable option"
 
 
-def _unknown(what: str, field: str, valid: Sequence[str]) -> UserError:
-    near = difflib.get_close_matches(field, [v.removeprefix("--") for v in valid], n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return UserError(
-        what, rule="a known name", found="none such", remedy=f"{hint}valid: {', '.join(valid)}"
-    )
+def _unknown(what: str, field: str) -> UserError:
+    near = difflib.get_close_matches(field, [*_FIELDS, *_ELSEWHERE], n=_NUM_NEAREST)
+    names = [field] if field in _ELSEWHERE else near
+    ours = dict.fromkeys(_ELSEWHERE.get(name) or option_name(name) for name in names)
+    remedy = f"did you mean {', '.join(ours)}?" if ours else "see python -m trainer --help"
+    return UserError(what, rule="a known name", found="none such", remedy=remedy)

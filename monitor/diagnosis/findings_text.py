@@ -172,8 +172,8 @@ def _when(axis: Axis, begin_s: float, end_s: float) -> str:
 
 def _notes(run: Run) -> Iterator[str]:
     looked_at = (
-        f"looked at {_several(_num_samples(run), 'sample')}, {_several(len(run.marks), 'event')} and"
-        f" {_several(len(run.metrics), 'line')} of metrics"
+        f"looked at {_several(_num_samples(run), 'sample')}, {_several(len(run.marks), 'event')}"
+        f" and {_several(len(run.metrics), 'line')} of metrics"
     )
     bad = f"; {_several(run.num_unreadable, 'row')} could not be read"
     yield looked_at + (bad if run.num_unreadable else "")

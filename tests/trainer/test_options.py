@@ -1,10 +1,13 @@
+import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from trainer.config import Config
+from trainer import options
+from trainer.config import Config, option_name
 from trainer.errors import UserError
 from trainer.options import parse
 
@@ -47,7 +50,7 @@ def test_underscores_do_for_dashes(toml: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["--epchs", "3"], r"--epchs: a known name; .*did you mean epochs\?.*--epochs"),
+        (["--epchs", "3"], r"--epchs: a known name; found none such; did you mean --epochs\b"),
         (["--epochs", "x"], r"--epochs"),
         (["--epochs", "0"], r"--epochs: at least 1; found 0"),
         (["--epochs"], r"--epochs"),
@@ -61,7 +64,12 @@ def test_underscores_do_for_dashes(toml: Path) -> None:
         (["--out="], r"--out: a path; found an empty one"),
         (["--config", ""], r"--config: a path; found an empty one"),
         (["--config", "/dev/zero"], r"a readable TOML file; found more than 1 MiB"),
-        (["--data-dri", "x"], r"did you mean data-dir\? "),
+        (["--data-dri", "x"], r"did you mean --data-dir\b"),
+        (["--profile", "1"], r"did you mean --profile-[a-z]+, --profile-[a-z]+"),
+        (["--learnig-rate", "1"], r"did you mean --lr"),
+        (["--zzz"], r"--zzz: a known name; found none such; see python -m trainer --help$"),
+        (["--batch-size", "8"], r"did you mean --global-batch-size \(over all ranks\) or "),
+        (["--learning_rate=1"], r"--learning_rate: a known name; .*did you mean --lr\?$"),
         (["--lr", "nan"], r"--lr: a finite number above 0; found nan"),
         (["--clip-grad-norm", "0"], r"--clip-grad-norm: .* above 0; found 0"),
         (["--dropout", "1"], r"--dropout: from 0"),
@@ -88,7 +96,7 @@ def test_a_wrong_option_is_one_line_that_names_it(argv: list[str], told: str) ->
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("epochz = 1", "key 'epochz' in .*valid: .*epochs"),
+        ("epochz = 1", "key 'epochz' in .*did you mean --epochs"),
         ("lr = [1]", r"key 'lr' in .*a number; found \[1\]"),
         ("lr = true", "key 'lr' in .*a number; found True"),
         ("compile = 1", "key 'compile' in .*true or false; found 1"),
@@ -104,11 +112,21 @@ def test_a_wrong_option_is_one_line_that_names_it(argv: list[str], told: str) ->
     ],
 )
 def test_a_wrong_file_is_one_line_that_names_the_key(tmp_path: Path, text: str, told: str) -> None:
-    """Unknown keys list the valid ones; values are checked like options."""
+    """Unknown keys are answered with the nearest; values are checked like options."""
     path = tmp_path / "o.toml"
     path.write_text(text)
     with pytest.raises(UserError, match=told):
         parse(["--config", str(path)])
+
+
+def test_names_of_others_are_answered_with_ours() -> None:
+    """None of them is an option of ours, and each answer names one."""
+    ours = {option_name(field.name) for field in fields(Config)}
+    for theirs, answer in options._ELSEWHERE.items():  # noqa: SLF001 -- the table
+        assert option_name(theirs) not in ours
+        named = set(re.findall(r"--[a-z-]+", answer))
+        assert named, theirs
+        assert named <= ours, theirs
 
 
 def test_a_file_of_another_editor_is_read_all_the_same(tmp_path: Path) -> None:
