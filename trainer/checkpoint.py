@@ -354,7 +354,8 @@ class Checkpoints:
         best_step = writing.state.position.best_step
         kept = () if best_step is None else (name_of(best_step),)
         self._damaged = [name for name in self._damaged if step_of(name) != writing.step]
-        self._folder.prune(self._num_kept, kept=kept, damaged=self._damaged)
+        if self._num_kept:
+            self._folder.prune(self._num_kept, kept=kept, damaged=self._damaged)
 
     def _point(self, name: str, step: int) -> None:
         """Move a pointer. Where that fails it stays, and the training goes on."""

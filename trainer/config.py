@@ -38,7 +38,7 @@ _AT_LEAST: dict[str, int] = {
     "log_every": 1,
     "checkpoint_every": 0,
     "checkpoint_minutes": 0,
-    "keep_checkpoints": 1,
+    "keep_checkpoints": 0,
     "image_size": 1,
     "num_samples": 1,
     "num_classes": 1,
@@ -99,9 +99,12 @@ class Config:
     lr: float = 1e-3
     """Peak learning rate."""
 
+    min_lr: float = 0.0
+    """Learning rate that the schedule goes down to, at the end of the last step."""
+
     schedule: Schedule = "cosine"
-    """The learning rate after warm-up: constant; a cosine or a straight line down to zero at the
-    last step; or wsd: constant, and a straight line down to zero at the end."""
+    """The learning rate after warm-up: constant; a cosine or a straight line down to --min-lr at
+    the last step; or wsd: constant, and a straight line down to it at the end."""
 
     decay_fraction: float = 0.2
     """wsd: the part of all steps in which the learning rate goes down."""
@@ -110,10 +113,19 @@ class Config:
     """Steps over which the learning rate rises linearly from zero."""
 
     optimizer: OptimizerName = "adamw"
-    """adamw, adam, or sgd (momentum 0.9), in their fused form where the device has one."""
+    """adamw, adam, or sgd with momentum, in their fused form where the device has one."""
 
     weight_decay: float = 0.01
     """Decoupled for adamw, an L2 term for the others."""
+
+    beta1: float = 0.9
+    """adamw and adam: decay of the mean of gradients; sgd: momentum."""
+
+    beta2: float = 0.999
+    """adamw and adam: decay of the mean of their squares."""
+
+    eps: float = 1e-8
+    """adamw and adam: what is added to the root of that mean."""
 
     dropout: float = 0.0
     """Dropout of the mnist models. Off by default: its masks are drawn on each rank, so that with
@@ -243,7 +255,7 @@ class Config:
     disk."""
 
     keep_checkpoints: int = 3
-    """How many of the newest checkpoints to keep; the best one is kept besides."""
+    """How many of the newest checkpoints to keep, 0: all; the best one is kept besides."""
 
     image_size: int = 224
     """imagefolder and fake-images: side of the square images, in pixels."""
@@ -266,14 +278,17 @@ class Config:
     def __post_init__(self) -> None:
         """Raise UserError at the first value that breaks its rule."""
         self._check_bounds()
-        for name in ("lr", "clip_grad_norm"):
+        for name in ("lr", "clip_grad_norm", "eps"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise _error(name, "a finite number above 0", value)
         if not 0 <= self.decay_fraction <= 1:
             raise _error("decay_fraction", "from 0 to 1", self.decay_fraction)
-        if not 0 <= self.dropout < 1:
-            raise _error("dropout", "from 0 up to, not including, 1", self.dropout)
+        for name in ("dropout", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise _error(name, "from 0 up to, not including, 1", getattr(self, name))
+        if not 0 <= self.min_lr <= self.lr:
+            raise _error("min_lr", f"from 0 to --lr, {self.lr}", self.min_lr)
         for name in _AXES:
             size = getattr(self, name)
             if size is not None and size != -1 and size < 1:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
 
-_MOMENTUM = 0.9
-
 
 class Update:
     """Gradient -> parameters: unscale, check, clip, step, clear. No device is waited for."""
@@ -131,11 +129,12 @@ def _build_optimizer(groups: list[list[nn.Parameter]], config: Config) -> torch.
     if config.optimizer == "sgd":
         if any(hasattr(p, "placements") for p in parameters):
             shared["fused"] = False  # torch has no fused form of it for shards
-        optimizer = torch.optim.SGD(apart, momentum=_MOMENTUM, **shared)
+        optimizer = torch.optim.SGD(apart, momentum=config.beta1, **shared)
         for parameter in parameters:
             # The fused form leaves a new buffer as it finds it when the first step is not taken.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return optimizer
+    shared |= {"betas": (config.beta1, config.beta2), "eps": config.eps}
     if config.optimizer == "adam":
         return torch.optim.Adam(apart, **shared)
     return torch.optim.AdamW(apart, **shared)

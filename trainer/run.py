@@ -342,6 +342,7 @@ def _learning_rate(job: Job, steps_per_epoch: int) -> LearningRate:
         total_steps = min(total_steps, config.max_steps) if config.epochs else config.max_steps
     return LearningRate(
         peak=config.lr,
+        lowest=config.min_lr,
         kind=config.schedule,
         warmup_steps=config.warmup_steps,
         total_steps=total_steps,

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 class LearningRate:
     """Linear warm-up to the peak, then one of four ways down, or none.
 
-    constant: it stays. cosine: half a cosine down to zero. linear: a straight line down to zero.
-    wsd (warm-up, stable, decay): it stays, and goes down to zero in a straight line over the last
+    constant: it stays. cosine: half a cosine down to `lowest`. linear: a straight line down to it.
+    wsd (warm-up, stable, decay): it stays, and goes down to it in a straight line over the last
     `decay_fraction` of all steps; until then nothing depends on how many steps there will be.
 
-    The first step after warm-up is taken at the peak, the last one of all a step above zero.
+    The first step after warm-up is taken at the peak, the last one of all a step above `lowest`.
     """
 
     peak: float
@@ -26,6 +26,7 @@ class LearningRate:
     warmup_steps: int
     total_steps: int
     decay_fraction: float = 0.2
+    lowest: float = 0.0
 
     def at(self, step: int) -> float:
         """Return the rate with which step `step`, counted from 0, is taken."""
@@ -36,8 +37,10 @@ class LearningRate:
         first = self._first_step_down()
         passed = (step - first) / max(1, self.total_steps - first)
         if self.kind == "cosine":
-            return self.peak * 0.5 * (1 + math.cos(math.pi * passed))
-        return self.peak * (1 - max(0.0, passed))
+            left = 0.5 * (1 + math.cos(math.pi * passed))
+        else:
+            left = 1 - max(0.0, passed)
+        return self.lowest + (self.peak - self.lowest) * left
 
     def _first_step_down(self) -> int:
         if self.kind != "wsd":

@@ -138,6 +138,14 @@ def test_a_step_that_has_got_further_is_written_again(tmp_path: Path) -> None:
     assert {e.name for e in (tmp_path / "checkpoints").iterdir()} == {"step-4", "latest"}
 
 
+def test_none_goes_where_all_are_kept(tmp_path: Path) -> None:
+    """As --keep-checkpoints 0 asks."""
+    checkpoints = open_folder(tmp_path, num_kept=0)
+    for step in (1, 2, 3):
+        assert save(checkpoints, step)
+    assert CheckpointFolder(tmp_path / "checkpoints").names() == ["step-3", "step-2", "step-1"]
+
+
 def test_what_nfs_keeps_of_a_removed_one_is_in_nobodys_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

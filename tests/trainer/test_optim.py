@@ -57,3 +57,26 @@ def test_the_scaler_of_fp16_reads_it_too() -> None:
     assert not update.optimizer._step_supports_amp_scaling  # type: ignore[attr-defined] # noqa: SLF001 -- what it asks
     update = Update(nn.Linear(3, 2), Config(precision="fp16"), torch.device("cpu"))
     assert update.optimizer._step_supports_amp_scaling  # type: ignore[attr-defined] # noqa: SLF001 -- the same
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
+def test_moments_are_as_asked(name: Any) -> None:
+    """Two steps of each optimizer, as its formula has them, without a decay of weights."""
+    beta1, beta2, eps, rate = 0.5, 0.75, 0.1, 0.01
+    config = Config(optimizer=name, beta1=beta1, beta2=beta2, eps=eps, weight_decay=0)
+    model = nn.Linear(1, 1, bias=False)
+    update = Update(model, config, torch.device("cpu"))
+    mean = square = 0.0
+    weight = model.weight.item()
+    for step, gradient in enumerate((2.0, -1.0), start=1):
+        model.weight.grad = torch.full_like(model.weight, gradient)
+        update.apply(rate, torch.zeros(()))
+        if name == "sgd":
+            mean = beta1 * mean + gradient
+            weight -= rate * mean
+            continue
+        mean = beta1 * mean + (1 - beta1) * gradient
+        square = beta2 * square + (1 - beta2) * gradient**2
+        root = (square / (1 - beta2**step)) ** 0.5 + eps
+        weight -= rate * mean / (1 - beta1**step) / root
+    assert model.weight.item() == pytest.approx(weight, abs=1e-6)

@@ -59,6 +59,15 @@ def test_wsd_stays_and_then_goes_down() -> None:
     assert rates("wsd", [50], total_steps=10**6) == [1.0]
 
 
+def test_the_way_down_ends_where_it_is_told() -> None:
+    """Each schedule that goes down is its own form between the peak and the lowest rate."""
+    steps = [0, 10, 60, 100, 109]
+    for kind in ("cosine", "linear", "wsd"):
+        to_zero = rates(kind, steps)[1:]
+        expected = [0.25 + 0.75 * rate for rate in to_zero]
+        assert rates(kind, steps, lowest=0.25) == pytest.approx([0.1, *expected])
+
+
 def test_a_run_shorter_than_its_warm_up_is_all_warm_up() -> None:
     """Nothing is divided by zero, either."""
     for kind in get_args(Schedule):
