@@ -24,7 +24,7 @@ from trainer.ranks import Ranks
 
 # Since Python 3.13 the end of torch's writer, whose file is closed by then, is reported.
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:Exception ignored while finalizing file <torch:pytest.PytestUnraisableExceptionWarning"
+    "ignore:Exception ignored .*<torch:pytest.PytestUnraisableExceptionWarning"
 )
 
 ALONE = Mesh(ranks=Ranks(), device=torch.device("cpu"), backend="none", num_threads=1)
