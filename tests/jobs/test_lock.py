@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.jobs.library import ask
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -72,6 +74,26 @@ def test_a_second_job_waits_its_turn(scripts: Scripts) -> None:
     names = [event["event"] for event in second.events if event["event"] in {"start", "end"}]
     assert names == ["start", "end", "start", "end"]
     assert [event["attempt"] for event in second.of("start")] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("owner", "delays"),
+    [("job 7 on n1", "2 4 8 16 32 60 60 60"), ("$LOCK_ORPHANS, job 7", "2 2 2 2 2 2 2 2")],
+)
+def test_who_waits_for_hours_asks_ever_less(tmp_path: Path, owner: str, delays: str) -> None:
+    """Up to a minute apart; what a killed script left is gone in seconds."""
+    script = f"""
+        STOP_SIGNAL='' WORK_DIR={tmp_path} DDP_RUN_DIR=/r num_tries=0
+        lock_try() {{
+            echo "{owner}" >"$WORK_DIR/owner"
+            num_tries=$((num_tries + 1))
+            if ((num_tries > 8)); then LOCK_FILE=taken; fi
+        }}
+        pause_unless_stopped() {{ printf '%s ' "$1"; }}
+        lock_take
+    """
+    told = ask(("lock",), script, DDP_ON_BUSY="wait", DDP_TIMESTAMP_INTERVAL="9999")
+    assert told.stdout.split() == delays.split()
 
 
 def test_a_signal_ends_the_wait(scripts: Scripts, patience: Callable[[float], float]) -> None:
