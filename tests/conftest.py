@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 CLUSTER_SCRIPT = Path(__file__).parent / "cluster" / "cluster.sh"
 CLUSTER_PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "ip", "nsenter", "unshare")
 ENDED_STATES = frozenset(
-    ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "TIMEOUT")
+    (
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "PREEMPTED",
+        "TIMEOUT",
+    )
 )
 POLL_S = 0.2
 MAX_WHY = 600

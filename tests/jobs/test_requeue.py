@@ -148,7 +148,8 @@ def test_a_preempted_job_comes_back(own: Any, submit: Callable[..., Job], partit
     own.submit([*urgent, "--wrap", "sleep 3"])
     job.wait_for("decision", 2, timeout_s=150)
     assert decisions(job) == ["requeue", "finish"]
-    assert job.end() == ("COMPLETED", 0, 0)
+    # Slurm 24.11 keeps the word of a preemption that cancelled for the start after it.
+    assert job.end() in [("COMPLETED", 0, 0), ("PREEMPTED", 0, 0)]
     assert "step 1" in job.log
 
 
