@@ -200,10 +200,11 @@ settings_chosen() {
 
 # A mistyped setting would be silently without effect.
 settings_warn_unknown() {
-    local known=' DDP_HOME DDP_IMAGE DDP_MOUNTS DDP_PYTHON DDP_IFACE DDP_NPROC_PER_NODE DDP_RUN_NAME DDP_SBATCH_ARGS DDP_SWEEP_FILE DDP_NODE DDP_BEAT_DIR DDP_CLUSTER_DIR '
+    local known=' DDP_HOME DDP_IMAGE DDP_MOUNTS DDP_PYTHON DDP_IFACE DDP_NPROC_PER_NODE DDP_RUN_NAME DDP_SBATCH_ARGS DDP_SWEEP_FILE DDP_NODE DDP_BEAT_DIR '
     local name
     for name in $(compgen -e DDP_); do
-        if [[ ! -v SETTING_ORIGINS[$name] && $known != *" $name "* ]]; then
+        # Those of the virtual cluster and of other Debians are the tests'.
+        if [[ ! -v SETTING_ORIGINS[$name] && $known != *" $name "* && $name != DDP_@(CLUSTER|MATRIX)_* ]]; then
             log_info "warning: there is no setting $name; it has no effect (settings are listed in README.md)"
         fi
     done

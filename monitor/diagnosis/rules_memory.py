@@ -37,7 +37,8 @@ def _memory(run: Run, at: Thresholds) -> Iterator[Finding]:
         full = used_pct >= at.memory_full_pct
         if full.sum() >= _MIN_SAMPLES:
             fix = "a longer sequence or a fragment more ends in out of memory: a smaller batch,"
-            fix += " activation checkpointing, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+            fix += " activation checkpointing, or, for a command of your own,"
+            fix += " PYTORCH_ALLOC_CONF=expandable_segments:True"
             yield rules.finding("memory", "hint", series, full, told, fix, weight=100 + peak_pct)
         elif peak_pct <= at.memory_empty_pct and _works(series, at):
             fix = "the batch could be larger, or the job could do with fewer or smaller GPUs"

@@ -82,6 +82,15 @@ def test_private_umask(scripts: Scripts) -> None:
     assert stat.S_IMODE(events.stat().st_mode) == 0o600
 
 
+def test_a_mistyped_setting_is_told(scripts: Scripts) -> None:
+    """It would be without effect; those of the virtual cluster are the tests' own."""
+    others = {"DDP_CLUSTER_PREFIX": "n", "DDP_MATRIX_DIR": "/x"}
+    result = scripts.run("prelaunch.sh", "--dry-run", DDP_RUNNAME="x", **others)
+    warned = [line for line in result.err.splitlines() if "warning" in line]
+    assert len(warned) == 1
+    assert "there is no setting DDP_RUNNAME" in warned[0]
+
+
 def test_secrets_stay_out_of_the_record(scripts: Scripts) -> None:
     """Tokens reach the ranks, and nothing that is written."""
     value = "hunter2"
