@@ -27,6 +27,7 @@ THRESHOLDS = ("min_peers", "peer_minutes", "peer_windows", "peer_spread")
 """What a comparison goes by, whatever is compared."""
 
 _MIN_SAMPLES = 3  # in a window, before its mean means anything
+_MIN_SHARE = 0.5  # of a window's time, before one checkpoint no longer decides its mean
 _MAX_WINDOWS = 10_000
 _SIGMA = 1.4826  # from the median of deviations to a standard deviation, if they are normal
 
@@ -110,7 +111,7 @@ def _grid(group: Sequence[GpuSeries], window_s: float) -> Grid:
 def _by_window(
     series: GpuSeries, values: NDArray[np.floating] | None, grid: Grid, *, peak: bool
 ) -> NDArray[np.float64]:
-    """Give the mean, or the peak, of each window of one GPU; NaN where it has too few readings."""
+    """Give the mean, or the peak, of each window of one GPU; NaN where it read too little of it."""
     result = np.full(grid.num, np.nan)
     if values is None:
         return result
@@ -129,6 +130,8 @@ def _by_window(
     elif window.size:
         np.divide(np.bincount(window, values, grid.num), counts, out=result, where=counts > 0)
     result[counts < _MIN_SAMPLES] = np.nan
+    if not np.isnan(grid.window_s):
+        result[counts * series.interval_s < _MIN_SHARE * grid.window_s] = np.nan
     return result
 
 
