@@ -36,9 +36,9 @@ job_field() {
     if [[ $value != '(null)' && $value != N/A ]]; then printf '%s' "$value"; fi
 }
 
-# job_path NAME INFO: a field that may hold spaces.
+# job_path NAME INFO: a field that may hold spaces. Slurm before 26.05 writes one behind a comment.
 job_path() {
-    sed -n "s/^ *$1=//p" <<<"$2"
+    sed -n "s/^ *$1=//; T; s/ $//; p" <<<"$2"
 }
 
 # requeue_fate INFO: prints what Slurm does with the job:

@@ -241,6 +241,8 @@ def job_on(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 
     yield submit
     for each in jobs:
+        shown = each.cluster.run(["scontrol", "show", "job", "--oneliner", str(each.id)])
+        print(f"--- what Slurm says of job {each.id}", shown.stdout or shown.stderr, sep="\n")
         each.cluster.run(["scancel", "--quiet", str(each.id)])
         print(f"--- the log of job {each.id}", *each.log.splitlines()[-60:], sep="\n")
 

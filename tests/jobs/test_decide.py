@@ -210,7 +210,7 @@ def test_options_of_a_successor() -> None:
         "JobId=7 JobName=x\n Account=(null) QOS=low Requeue=0 TimeLimit=01:00:00 Partition=gpu "
         "ReqNodeList=(null) ExcNodeList=n9 NumNodes=2 NumTasks=4 MinMemoryNode=100M "
         "OverSubscribe=NO Features=(null) MinTmpDiskNode=2G Switches=1@00:05:00 WCKey=*usual\n "
-        "Command=/x\n Comment=for the paper\n WorkDir=/a b\n "
+        "Command=/x\n Comment=for the paper \n WorkDir=/a b\n "
         "StdErr=/a b/C d.out\n StdIn=/dev/null\n StdOut=/a b/C d.out\n TresPerNode=gres:gpu:1\n "
         "MailUser=me@here MailType=END,FAIL\n TresBind=gres/gpu:verbose,closest\n"
     )
