@@ -50,6 +50,9 @@ pictures: $(VENV)/.dev ## make the pictures and the page that README.md and docs
 	@tests/provision.sh --install-only
 	@$(PY) docs/make_pictures.py
 
+options: $(VENV)/.runtime ## write the table of options in docs/trainer.md
+	@$(PY) docs/write_options.py
+
 image: ## build the Docker image (IMAGE=ddp)
 	docker build -t $(IMAGE) $(BUILD_ARGS) .
 

@@ -47,6 +47,7 @@ _AT_LEAST: dict[str, int] = {
     "pp_stages_per_rank": 1,
     "flight_recorder": 0,
 }
+_ZERO_MEANS = {"keep_checkpoints": "all", "val_every": "after each epoch"}
 _AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 _AT_MOST: dict[str, int] = {
     "seed": 2**63 - 1,
@@ -301,6 +302,8 @@ class Config:
             value = getattr(self, name)
             if value is not None and not low <= value < float("inf"):  # also catches nan
                 rule = "a finite number" if value == float("inf") else f"at least {low}"
+                if name in _ZERO_MEANS:
+                    rule += f" (0: {_ZERO_MEANS[name]})"
                 raise _error(name, rule, value)
         for name, high in _AT_MOST.items():
             value = getattr(self, name)

@@ -69,8 +69,83 @@ _ELSEWHERE = {
     "workers": "--num-workers",
     "name": "--out, or the variable DDP_RUN_NAME",
     "run_name": "--out, or the variable DDP_RUN_NAME",
+    "experiment_name": "--out, or the variable DDP_RUN_NAME",
+    "lr_scheduler": "--schedule",
+    "decay_steps": "--decay-fraction (wsd: a part of all steps) or --max-steps (cosine and linear "
+    "go down until the last one)",
+    "lr_decay_iters": "--max-steps, at which every schedule ends",
+    "lr_decay_style": "--schedule",
+    "lr_min": "--min-lr",
+    "warmup": "--warmup-steps",
+    "warmup_iters": "--warmup-steps",
+    "lr_warmup_iters": "--warmup-steps",
+    "adam_beta1": "--beta1",
+    "adam_beta2": "--beta2",
+    "adam_epsilon": "--eps",
+    "momentum": "--beta1",
+    "wd": "--weight-decay",
+    "num_epochs": "--epochs",
+    "max_epochs": "--epochs",
+    "num_steps": "--max-steps",
+    "total_steps": "--max-steps",
+    "patience": "--early-stop-patience",
+    "gradient_clip_val": "--clip-grad-norm",
+    "dtype": "--precision",
+    "amp": "--precision bf16 or --precision fp16",
+    "tf32": "--precision tf32",
+    "save_top_k": "--keep-checkpoints (0: all)",
+    "keep_all": "--keep-checkpoints 0",
+    "keep_all_checkpoints": "--keep-checkpoints 0",
+    "max_to_keep": "--keep-checkpoints (0: all)",
+    "checkpoint_path": "--out",
+    "ckpt_dir": "--out",
+    "checkpoint_interval": "--checkpoint-every",
+    "data_path": "--data-dir",
+    "dataset": "--data-dir",
+    "dataset_path": "--data-dir",
+    "train_dir": "--data-dir",
+    "val_fraction": "--data-dir with the held-out samples apart: in val/ of an image folder, in "
+    "val.tokens of texts",
+    "val_split": "--data-dir with the held-out samples apart: in val/ of an image folder, in "
+    "val.tokens of texts",
+    "img_size": "--image-size",
+    "tensor_parallel_size": "--tp",
+    "pipeline_parallel_size": "--pp",
+    "pretrained": "--init-from",
+    "finetune_from": "--init-from",
 }
 """What options of the same meaning are called in nanoGPT, transformers, Lightning and Megatron."""
+_VALUES_ELSEWHERE = {
+    "precision": {
+        "bf16-true": "bf16 (which keeps the weights in fp32)",
+        "bf16-mixed": "bf16",
+        "bfloat16": "bf16",
+        "16-true": "fp16 (which keeps the weights in fp32)",
+        "16-mixed": "fp16",
+        "16": "fp16",
+        "half": "fp16",
+        "float16": "fp16",
+        "32-true": "fp32",
+        "32": "fp32",
+        "full": "fp32",
+        "float32": "fp32",
+        "no": "fp32",
+        "transformer-engine": "fp8",
+    },
+    "schedule": {
+        "constant_with_warmup": "constant, with --warmup-steps",
+        "warmup_stable_decay": "wsd",
+        "warmup-stable-decay": "wsd",
+        "none": "constant",
+    },
+    "optimizer": {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "momentum": "sgd"},
+    "strategy": {"full_shard": "fsdp", "fsdp2": "fsdp", "zero3": "fsdp", "hybrid_shard": "hsdp"},
+    "activation_checkpointing": {"true": "full", "off": "none"},
+    "keep_checkpoints": {"all": "0"},
+    "checkpoint_every": {"epoch": "0"},
+    "val_every": {"epoch": "0"},
+}
+"""The same of values, in small letters."""
 
 
 def parse(argv: Sequence[str]) -> Config:
@@ -186,11 +261,16 @@ def _complaint(told: str, words: Sequence[str]) -> UserError:
     if match := re.search(r"Error parsing (--[\w-]+)", told):
         name = match[1]
         field = name[2:].replace("-", "_")
-        found = repr(_value_of(field, words))
-        return UserError(name, rule=_KINDS[_kind(field)], found=found, remedy="change it")
-    if match := re.search(r"choice (.*) for argument '(--[\w-]+)'. Expected one of \((.*)\)", told):
+        found = _value_of(field, words)
+        remedy = _nearest_value(field, found, []) or "change it"
+        return UserError(name, rule=_KINDS[_kind(field)], found=repr(found), remedy=remedy)
+    if match := re.search(
+        r"choice '(.*)' for argument '(--[\w-]+)'. Expected one of \((.*)\)", told
+    ):
+        found, name, valid = match.groups()
+        near = _nearest_value(name[2:].replace("-", "_"), found, re.findall(r"'(.*?)'", valid))
         return UserError(
-            match[2], rule=f"one of {match[3]}", found=match[1], remedy="take one of them"
+            name, rule=f"one of {valid}", found=repr(found), remedy=near or "take one of them"
         )
     if match := re.search(r"Missing value for argument '(--[\w-]+)'", told):
         return UserError(match[1], rule="a value after it", found="none", remedy="give one")
@@ -225,6 +305,13 @@ def _one_line(boxed: str) -> str:
     lines = [line.strip(" │╭╮╰╯─|+") for line in boxed.splitlines()]
     told = [line for line in lines if line and "--help" not in line and "Parsing error" not in line]
     return re.sub(r"\x1b\[[0-9;]*m", "", " ".join(told)) or "an unreadable option"
+
+
+def _nearest_value(field: str, found: str, valid: Sequence[str]) -> str | None:
+    """Return the question whether another value was meant; None if none is near."""
+    theirs, text = _VALUES_ELSEWHERE.get(field, {}), found.strip().lower()
+    near = theirs.get(text) or next(iter(difflib.get_close_matches(text, valid, n=1)), None)
+    return f"did you mean {near}?" if near else None
 
 
 def _unknown(what: str, field: str) -> UserError:

@@ -1,8 +1,10 @@
 import re
+import runpy
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -69,6 +71,17 @@ def test_underscores_do_for_dashes(toml: Path) -> None:
         (["--learnig-rate", "1"], r"did you mean --lr"),
         (["--zzz"], r"--zzz: a known name; found none such; see python -m trainer --help$"),
         (["--batch-size", "8"], r"did you mean --global-batch-size \(over all ranks\) or "),
+        (["--precision", "bf16-true"], r"did you mean bf16 \(which keeps the weights in fp32\)\?$"),
+        (["--precision", "BF16"], r"--precision: one of .*; found 'BF16'; did you mean bf16\?$"),
+        (["--schedule", "constant_with_warmup"], r"mean constant, with --warmup-steps\?$"),
+        (["--schedule", "zigzag"], r"found 'zigzag'; take one of them$"),
+        (["--keep-checkpoints", "all"], r"a whole number; found 'all'; did you mean 0\?$"),
+        (["--keep-checkpoints", "-1"], r"--keep-checkpoints: at least 0 \(0: all\); found -1"),
+        (["--decay-steps", "5"], r"did you mean --decay-fraction .* or --max-steps"),
+        (["--val-fraction", "0.1"], r"did you mean --data-dir with .* in val/ of an image folder"),
+        (["--checkpoint-dir", "x"], r"did you mean --out\?$"),
+        (["--save-every", "5"], r"did you mean --checkpoint-every\?$"),
+        (["--name", "x"], r"did you mean --out, or the variable DDP_RUN_NAME\?$"),
         (["--learning_rate=1"], r"--learning_rate: a known name; .*did you mean --lr\?$"),
         (["--lr", "nan"], r"--lr: a finite number above 0; found nan"),
         (["--clip-grad-norm", "0"], r"--clip-grad-norm: .* above 0; found 0"),
@@ -127,9 +140,34 @@ def test_names_of_others_are_answered_with_ours() -> None:
     ours = {option_name(field.name) for field in fields(Config)}
     for theirs, answer in options._ELSEWHERE.items():  # noqa: SLF001 -- the table
         assert option_name(theirs) not in ours
-        named = set(re.findall(r"--[a-z-]+", answer))
+        named = set(re.findall(r"--[a-z0-9-]+", answer))
         assert named, theirs
         assert named <= ours, theirs
+
+
+def test_values_of_others_are_answered_with_ours() -> None:
+    """None of them is a value of ours, and each answer begins with one."""
+    hints = get_type_hints(Config)
+    for field, table in options._VALUES_ELSEWHERE.items():  # noqa: SLF001 -- the table
+        ours = get_args(hints[field]) if get_origin(hints[field]) is Literal else ("0",)
+        for theirs, answer in table.items():
+            assert theirs not in ours
+            assert re.split(r"[ ,]", answer)[0] in ours
+
+
+def test_the_page_has_every_option_and_its_default() -> None:
+    """As --help has it, in that order; `make options` writes it again."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "trainer.md"
+    text = page.read_text("utf-8")
+    table = text.partition("## All options")[2]
+    told = re.findall(r"^\| `(--[a-z0-9-]+)`.*? \| (.*?) \| (.+) \|$", table, re.MULTILINE)
+    defaults = [getattr(Config(), name[2:].replace("-", "_")) for name, _, _ in told]
+    written = {None: "", "": "", True: "on", False: "off"}
+    assert [name for name, _, _ in told] == [option_name(field.name) for field in fields(Config)]
+    for (name, default, _), value in zip(told, defaults, strict=True):
+        is_plain = value is None or value == "" or isinstance(value, bool)
+        assert default == (written[value] if is_plain else f"`{value}`"), name
+    assert runpy.run_path(str(page.parent / "write_options.py"))["page"](text) == text
 
 
 def test_a_file_of_another_editor_is_read_all_the_same(tmp_path: Path) -> None:
