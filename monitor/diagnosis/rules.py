@@ -140,7 +140,8 @@ def _span(
         if not some.size:
             return None, None
         first, last = int(some[0]), int(some[-1])
-    times = [float(series.time_s[number]) for number in (first, last)]
+    written_s = series.written_s
+    times = [float(written_s[number]) for number in (first, last)]
     return (None, None) if np.isnan(times).any() else (times[0], times[1])
 
 

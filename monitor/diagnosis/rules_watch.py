@@ -8,6 +8,7 @@ import numpy as np
 
 from monitor.diagnosis import rules
 from monitor.diagnosis.rules import Rule, Stretch
+from monitor.logs import clock
 from monitor.report import words
 from monitor.runs.history import seconds
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from monitor.diagnosis.findings import Finding
     from monitor.diagnosis.thresholds import Thresholds
     from monitor.logs.series import GpuSeries, Run
+
+
+_QUARTER_S = 900
 
 
 def _gap(run: Run, at: Thresholds) -> Iterator[Finding]:
@@ -46,9 +50,11 @@ def _limit_s(series: GpuSeries, at: Thresholds) -> float:
 def _gaps(series: GpuSeries, starts_s: NDArray[np.float64], at: Thresholds) -> Iterator[Finding]:
     """Look for times without a sample in a node's log, other than those between two starts."""
     steps_s = np.diff(series.time_s)
+    usual_s = clock.usual_s(np.append(np.nan, steps_s), series.told_s)[1:]
+    longest_s = np.fmax(at.gap_seconds, at.gap_intervals * usual_s)
     found = [
         begin
-        for begin in np.flatnonzero(steps_s > _limit_s(series, at)).tolist()
+        for begin in np.flatnonzero(steps_s > longest_s).tolist()
         if not _is_rest(series, begin, starts_s)
     ]
     if not found:
@@ -62,7 +68,7 @@ def _gaps(series: GpuSeries, starts_s: NDArray[np.float64], at: Thresholds) -> I
         series,
         Stretch(worst + 1, worst + 2, gap_s),
         f"nothing written for {words.minutes(gap_s)}, where a sample is usual every"
-        f" {series.interval_s:g} s{more}",
+        f" {usual_s[worst]:g} s{more}",
         "a requeued job has such a gap; else see what the node did then, and whether the disk was"
         " full",
         weight=gap_s,
@@ -78,9 +84,9 @@ def _is_rest(series: GpuSeries, before: int, starts_s: NDArray[np.float64]) -> b
 
 def _ended_early(nodes: list[GpuSeries], at: Thresholds) -> Iterator[Finding]:
     """Look for nodes whose log ends long before those of the job's other nodes."""
-    last_s = max(float(series.time_s[-1]) for series in nodes)
-    for series in nodes:
-        missing_s = last_s - float(series.time_s[-1])
+    ends_s = [float(series.time_s[-1]) - _zone_s(series, nodes) for series in nodes]
+    for series, end_s in zip(nodes, ends_s, strict=True):
+        missing_s = max(ends_s) - end_s
         if missing_s > _limit_s(series, at):
             yield rules.finding(
                 "gap",
@@ -93,6 +99,17 @@ def _ended_early(nodes: list[GpuSeries], at: Thresholds) -> Iterator[Finding]:
                 weight=missing_s,
                 of_host=True,
             )
+
+
+def _zone_s(series: GpuSeries, nodes: list[GpuSeries]) -> float:
+    """Tell how much later a node's log begins because of its zone, which dmon does not tell.
+
+    The nodes of a job begin together, and zones differ by quarters of an hour.
+    """
+    if "utc_offset" in series.facts:
+        return 0.0
+    first_s = float(np.median([float(one.time_s[0]) for one in nodes]))
+    return _QUARTER_S * round((float(series.time_s[0]) - first_s) / _QUARTER_S)
 
 
 GAP = Rule(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from monitor.logs import gutil, reader
+from monitor.logs import facts, gutil, reader
 from monitor.logs.cells import NO_TIME
 
 if TYPE_CHECKING:
@@ -118,14 +118,13 @@ def table(log: Log) -> pl.DataFrame:
     offset from UTC, its times are taken to be this machine's.
     """
     gpu = pl.Series(log.gpu)
-    uuids = {g: log.facts.get(f"gpu {g}", "-").split(" ")[0] for g in np.unique(log.gpu).tolist()}
-    uuids = {g: uuid for g, uuid in uuids.items() if uuid not in ("-", "")}
+    uuids, (unit,) = facts.uuids([log])
     keys = {
         "time_utc": _times(log),
         "job": _of_place(log, [place.job for place in log.places]),
         "node": _of_place(log, [place.host for place in log.places]),
         "gpu": gpu.set(gpu < 0, None),
-        "uuid": gpu.replace_strict(uuids, default=None, return_dtype=pl.String),
+        "uuid": pl.Series([None, *uuids[1:]], dtype=pl.String).gather(unit.astype(np.uint32)),
     }
     names = NAMES | OUR_NAMES if "monitor" in log.facts else NAMES
     values = {names.get(name, name): _whole(column) for name, column in log.values.items()}

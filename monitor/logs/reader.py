@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -34,6 +35,8 @@ FOREIGN = "no header of nvidia-smi dmon stands above them"
 """Hints to rows that cannot be read."""
 
 _MARK = f"## {marks.KEY}"
+_OF_ROWS = re.compile(r"interval_s|attempt|(gpu|memory_mib) \d{1,4}", re.ASCII)
+"""Facts that may change within a log, and then speak of the rows below them."""
 _HASH = ord("#")
 _NEWLINE = ord("\n")
 _RETURN = ord("\r")
@@ -54,8 +57,9 @@ class Log:
 
     `time_s` counts from 1970, in UTC where the log tells its offset, else in local time; NO_TIME
     where rows carry no time. Where they carry no date (`dated` is False) it counts from the
-    midnight before the first row. `gpu` is -1 where a node has none. `values` has the log's own
-    columns by name, in its units; a NaN is a reading that does not exist.
+    midnight before the first row. `whole.read` lets it never go back. `gpu` is -1 where a
+    node has none. `values` has the log's own columns by name, in its units; a NaN is a reading that
+    does not exist.
     """
 
     path: str
@@ -67,6 +71,11 @@ class Log:
     values: dict[str, NDArray[np.floating]]
     dated: bool
     facts: dict[str, str]
+    """As the log tells them last."""
+    changes: tuple[tuple[str, str], ...]
+    """Facts that speak of the rows below them, in their order."""
+    num_changes: NDArray[np.int32]
+    """Of each row, how many of them stand above it."""
     marks: tuple[Mark, ...]
     """What the log tells of moments, in its order."""
     num_unreadable: int
@@ -75,6 +84,31 @@ class Log:
     """The last line has no end: it is still growing, or its writer was killed."""
     hints: tuple[str, ...] = ()
     """In words, why some rows cannot be read."""
+    shift_s: NDArray[np.int64] | None = None
+    """How much later a row's `time_s` is than what is written; None: nowhere."""
+
+    @property
+    def written_s(self) -> NDArray[np.int64]:
+        """The times as they are written, which are those to show."""
+        return self.time_s if self.shift_s is None else self.time_s - self.shift_s
+
+    def told(self, fact: str) -> list[tuple[int, str]]:
+        """Give a fact's values, each with how many changes stand above the rows it speaks of."""
+        return [(n, value) for n, (key, value) in enumerate(self.changes, 1) if key == fact]
+
+    def rows_of(self, place: Place) -> NDArray[np.bool_]:
+        """Tell which rows are a place's."""
+        if self.places == (place,):
+            return np.ones(self.num_rows, np.bool_)
+        code = self.places.index(place) if place in self.places else -1
+        rows: NDArray[np.bool_] = self.place == code
+        return rows
+
+    def shifted(self, rows: NDArray[np.bool_], by_s: NDArray[np.int64]) -> Log:
+        """Give this log with some rows later, as told of each of them."""
+        shift_s = np.zeros(self.num_rows, np.int64) if self.shift_s is None else self.shift_s.copy()
+        shift_s[rows] = by_s
+        return replace(self, time_s=self.written_s + shift_s, shift_s=shift_s)
 
     @property
     def num_rows(self) -> int:
@@ -88,7 +122,7 @@ class Log:
 
 
 def read(path: str, wanted: frozenset[str] | None = None) -> Log:
-    """Read a log, ours or dmon's; of its columns those `wanted`, if not all.
+    """Read a log of one file, ours or dmon's; of its columns those `wanted`, if not all.
 
     Raises:
         UserError: the file cannot be read.
@@ -125,6 +159,7 @@ class _Part:
 
     place: Place
     offset: timedelta
+    num_changes: int
     rows: cells.Rows
 
     def column(self, name: str) -> NDArray[np.floating]:
@@ -138,6 +173,7 @@ class _Reader:
     path: str
     wanted: frozenset[str] | None
     facts: dict[str, str] = field(default_factory=dict)
+    changes: list[tuple[str, str]] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     num_unreadable: int = 0
     parts: list[_Part] = field(default_factory=list)
@@ -185,6 +221,8 @@ class _Reader:
             values={name: self._column(name) for name in names},
             dated=dated,
             facts=self.facts,
+            changes=tuple(self.changes),
+            num_changes=np.repeat(np.array([p.num_changes for p in self.parts], np.int32), sizes),
             marks=tuple(self.marks),
             num_unreadable=self.num_unreadable,
             torn=torn,
@@ -246,18 +284,18 @@ class _Reader:
         self._rows(text[begin:end], *before)
         return size
 
-    def _state(self) -> tuple[dmon.Header | None, Place, timedelta]:
+    def _state(self) -> tuple[dmon.Header | None, Place, timedelta, int]:
         """What rows lie under."""
-        return self._heads.header, self._place, self._offset
+        return self._heads.header, self._place, self._offset, len(self.changes)
 
     def _stretch(self, rows: bytes) -> None:
         """Read rows from one header to the next that may be narrow."""
-        header, place, offset = self._state()
+        header, place, offset, num_changes = self._state()
         if header is None or header.narrow is None:
             return
         told = rows.decode("utf-8", "replace").split("\n")
         chosen = dmon.settled(header, told)
-        self._rows(memoryview(bytearray(rows)), chosen, place, offset)
+        self._rows(memoryview(bytearray(rows)), chosen, place, offset, num_changes)
         if chosen is header:
             pairs = ((dmon.parse_row(x, header), dmon.parse_row(x, header.narrow)) for x in told)
             ways = {(bool(usual), bool(early)) for usual, early in pairs}
@@ -265,11 +303,18 @@ class _Reader:
                 self.hints[NARROW] = None
 
     def _rows(
-        self, text: memoryview, header: dmon.Header | None, place: Place, offset: timedelta
+        self,
+        text: memoryview,
+        header: dmon.Header | None,
+        place: Place,
+        offset: timedelta,
+        num_changes: int,
     ) -> None:
-        self._has_head |= header is not None and bool(text)
+        if not text:
+            return
+        self._has_head |= header is not None
         parts, num_unreadable = lines.read(np.frombuffer(text, np.uint8), header, self.wanted)
-        self.parts += [_Part(place, offset, rows) for rows in parts]
+        self.parts += [_Part(place, offset, num_changes, rows) for rows in parts]
         self.num_unreadable += num_unreadable
         if num_unreadable and header is not None and header.instance:
             self.hints[INSTANCE] = None
@@ -286,6 +331,8 @@ class _Reader:
         if known is None:
             return
         key, value = known
+        if self.facts.get(key) != value and _OF_ROWS.fullmatch(key):
+            self.changes.append((key, value))
         self.facts[key] = value
         if key in ("host", "job"):
             self._place = replace(self._place, **{key: value})

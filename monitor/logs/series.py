@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from monitor.errors import printable
-from monitor.logs import files, reader, terms
+from monitor.logs import clock, facts, files, reader, whole
 from monitor.logs.cells import NO_TIME
 from monitor.logs.places import is_run, lines_of
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from monitor.logs.marks import Mark
-    from monitor.logs.reader import Log, Place
+    from monitor.logs.reader import Log
 
-    _Key = tuple[str, str | None, int]
+    _Key = tuple[str, str | None, int, str]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class GpuSeries:
     """The readings of one GPU of a node in a job, in the order of time.
 
     `time_s` (samples,) counts from 1970: in UTC where the log tells its offset, in local time
-    where it does not, from midnight where rows carry no date; NaN where they carry no time.
+    where it does not, from midnight where rows carry no date; NaN where they carry no time. Where
+    the node's clock was set, what the log has written is `shift_s` less.
     `values` has the log's own columns by name, (samples,) each, in the log's units; a NaN is a
     reading that does not exist. They are not to be written to. `facts` are the `##` lines of the
     logs, those of the node's other GPUs as well. `gpu` is None for the rows of a node without one.
@@ -44,6 +45,14 @@ class GpuSeries:
     time_s: NDArray[np.float64]
     values: Mapping[str, NDArray[np.floating]]
     facts: Mapping[str, str]
+    shift_s: NDArray[np.int64] | int = 0
+    told_s: NDArray[np.float64] | float = math.nan
+    """The interval that the log tells; NaN where it tells none."""
+
+    @property
+    def written_s(self) -> NDArray[np.float64]:
+        """The times as the log has them, which are those to show."""
+        return self.time_s - self.shift_s
 
     @property
     def num_samples(self) -> int:
@@ -60,12 +69,9 @@ class GpuSeries:
     def steps_s(self) -> NDArray[np.float32]:
         """The time that each sample speaks for, since the one before; NaN where nobody looked.
 
-        That is at the first one, and after a gap (`terms.GAP_INTERVALS`).
+        That is at the first one, and after a gap: see `clock.steps_s`.
         """
-        steps_s = np.diff(self.time_s, prepend=np.nan).astype(np.float32)
-        ahead_s = steps_s[steps_s > 0]  # of several copies of a log most steps are none
-        usual_s = float(np.median(ahead_s)) if ahead_s.size else 0.0
-        steps_s[steps_s > terms.longest_s(usual_s)] = np.nan
+        steps_s: NDArray[np.float32] = clock.steps_s(self.time_s, self.told_s).astype(np.float32)
         return steps_s
 
     def column(self, name: str) -> NDArray[np.floating] | None:
@@ -128,8 +134,8 @@ def load(paths: Sequence[str], wanted: frozenset[str] | None = None) -> Run:
     metrics = [line for path in run_dirs for line in lines_of(path, "metrics.jsonl")]
     found = files.find(paths)
     parts = _Parts()
-    for path in (file for log in found for file in log):
-        parts.add(reader.read(path, wanted))
+    for log in found:
+        parts.add(whole.read(log, wanted))
     if parts.are_foreign and not run_dirs:
         reader.refuse_foreign(found[0][0])
     gpus = parts.series()
@@ -155,13 +161,25 @@ class _Parts:
     """All that were added are no logs."""
     _num_added: int = 0
 
-    def add(self, log: Log) -> None:
+    def add(self, log: Sequence[Log]) -> None:
+        """Take up the files of a log."""
+        uuids, units = facts.uuids(log)
+        for file, unit, told_s in zip(log, units, facts.intervals_s(log), strict=True):
+            self._add(file, uuids, unit, told_s)
+
+    def _add(
+        self,
+        log: Log,
+        uuids: Sequence[str],
+        unit: NDArray[np.int32],
+        told_s: NDArray[np.float64],
+    ) -> None:
         self.are_foreign = log.is_foreign and (self.are_foreign or not self._num_added)
         self._num_added += 1
         self.num_unreadable += log.num_unreadable
-        for series in _split(log):
+        for code, series in _split(log, unit, told_s):
             index = -1 if series.gpu is None else series.gpu
-            self.of.setdefault((series.host, series.job, index), []).append(series)
+            self.of.setdefault((series.host, series.job, index, uuids[code]), []).append(series)
         place = log.places[-1] if log.places else None
         for mark in log.marks:
             job, host = (place.job, place.host) if place else files.named(log.path)
@@ -172,36 +190,37 @@ class _Parts:
         return tuple(_joined(self.of[key]) for key in order)
 
 
-def _split(log: Log) -> Iterator[GpuSeries]:
-    """Tell the GPUs of a log apart."""
+def _split(
+    log: Log, unit: NDArray[np.int32], told_s: NDArray[np.float64]
+) -> Iterator[tuple[int, GpuSeries]]:
+    """Tell the GPUs of a log apart: of each its code in `unit`, and its rows."""
     if not log.num_rows:
         return
     time_s = log.time_s.astype(np.float64)
     time_s[log.time_s == NO_TIME] = np.nan
     order = np.argsort(log.gpu.astype(np.int16), kind="stable")
+    if unit.max() > unit.min():
+        order = order[np.lexsort((unit[order], log.gpu[order]))]
     if len(log.places) > 1:
         order = order[np.argsort(log.place[order], kind="stable")]
-    place, gpu = log.place[order], log.gpu[order]
-    changes = (np.diff(gpu, prepend=-2) != 0) | (np.diff(place, prepend=-1) != 0)
-    first = np.flatnonzero(changes)
+    keys = (log.gpu[order], unit[order], log.place[order])
+    first = np.flatnonzero(np.any([np.diff(key, prepend=-2) != 0 for key in keys], axis=0))
     for begin, end in zip(first, [*first[1:], len(order)], strict=True):
         rows = order[begin:end]
-        yield _series(log, log.places[place[begin]], int(gpu[begin]), rows, time_s)
-
-
-def _series(
-    log: Log, place: Place, gpu: int, rows: NDArray[np.intp], time_s: NDArray[np.float64]
-) -> GpuSeries:
-    return _sorted(
-        GpuSeries(
-            host=place.host,
-            gpu=gpu if gpu >= 0 else None,
-            job=place.job,
-            time_s=time_s[rows],
-            values={name: _compact(column[rows]) for name, column in log.values.items()},
-            facts=log.facts,
+        gpu, code, place = int(log.gpu[rows[0]]), int(unit[rows[0]]), log.places[log.place[rows[0]]]
+        yield (
+            code,
+            GpuSeries(
+                host=place.host,
+                gpu=gpu if gpu >= 0 else None,
+                job=place.job,
+                time_s=time_s[rows],
+                values={name: _compact(column[rows]) for name, column in log.values.items()},
+                facts=facts.as_of(log, int(log.num_changes[rows[-1]])),
+                shift_s=0 if log.shift_s is None else log.shift_s[rows],
+                told_s=told_s[rows],
+            ),
         )
-    )
 
 
 def _compact(column: NDArray[np.floating]) -> NDArray[np.floating]:
@@ -211,27 +230,28 @@ def _compact(column: NDArray[np.floating]) -> NDArray[np.floating]:
     return np.broadcast_to(first, column.shape) if is_constant else column
 
 
-def _sorted(series: GpuSeries) -> GpuSeries:
-    """Sort by time, where a clock went back; rows without a time stay where they are."""
-    if not (np.diff(series.time_s) < 0).any():
-        return series
-    order = np.argsort(series.time_s, kind="stable")
-    values = {name: column[order] for name, column in series.values.items()}
-    return GpuSeries(
-        series.host, series.gpu, series.job, series.time_s[order], values, series.facts
-    )
-
-
 def _joined(parts: Sequence[GpuSeries]) -> GpuSeries:
-    """Put together what several logs tell of one GPU; where one lacks a column, it is NaN."""
+    """Put together what several logs tell of one GPU; where one lacks a column, it is NaN.
+
+    Rows without a time stay where they are.
+    """
     if len(parts) == 1:
         return parts[0]
-    names = dict.fromkeys(name for part in parts for name in part.values)
-    values = {name: _concatenated(parts, name) for name in names}
-    facts = {key: value for part in parts for key, value in part.facts.items()}
     time_s = np.concatenate([part.time_s for part in parts])
+    ahead = not (np.diff(time_s) < 0).any()
+    order = slice(None) if ahead else np.argsort(time_s, kind="stable")
+    names = dict.fromkeys(name for part in parts for name in part.values)
     first = parts[0]
-    return _sorted(GpuSeries(first.host, first.gpu, first.job, time_s, values, facts))
+    return GpuSeries(
+        host=first.host,
+        gpu=first.gpu,
+        job=first.job,
+        time_s=time_s[order],
+        values={name: _concatenated(parts, name)[order] for name in names},
+        facts={key: value for part in parts for key, value in part.facts.items()},
+        shift_s=np.concatenate([np.broadcast_to(p.shift_s, p.num_samples) for p in parts])[order],
+        told_s=np.concatenate([np.broadcast_to(p.told_s, p.num_samples) for p in parts])[order],
+    )
 
 
 def _concatenated(parts: Sequence[GpuSeries], name: str) -> NDArray[np.floating]:

@@ -6,13 +6,13 @@ memory than the largest, and several processes can share the work.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from monitor.logs import spread, terms
+from monitor.logs import clock, energy, facts, spread, terms
 from monitor.logs.activity import activity
 from monitor.logs.cells import NO_TIME
 
@@ -49,7 +49,8 @@ COLUMNS = frozenset(name for names in (GPU_METRICS | HOST_METRICS).values() for 
 }
 """All that is looked at here."""
 
-_Any = TypeVar("_Any", bound=np.generic)
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+_PARTIAL = 0.01
 _NONE = np.empty(0, np.float32)
 _SIGNS_OF_LIFE = ("sm_pct", "power_w", "temp_c", "fb_used_mib")
 
@@ -79,10 +80,17 @@ class Use:
     energy_j: float | None
     energy_from: str | None
     """`counter`, `power` or, where a part of it is from each, `counter+power`."""
+    energy_unseen_s: float | None
+    """Of `span_s`, the time of which neither tells what was drawn; None where none tells."""
     first_s: int | None
     """Of the first sample, since 1970."""
     last_s: int | None
     spreads: Mapping[str, Spread | None]
+
+    @property
+    def energy_is_partial(self) -> bool:
+        """Whether it is less than was drawn by more than a reading here and there."""
+        return (self.energy_unseen_s or 0) > _PARTIAL * (self.span_s or 0)
 
     @property
     def busy_pct(self) -> float | None:
@@ -96,6 +104,8 @@ class Gpu:
 
     place: Place
     index: int
+    uuid: str | None
+    """None where the log does not tell. An index that became another GPU stands once for each."""
     use: Use
     longest_idle: Idle | None
     memory_mib: int | None
@@ -125,7 +135,7 @@ class Job:
 def tally(logs: Sequence[Log]) -> list[Node]:
     """Count logs of the same nodes: a node for each place in them."""
     table = _Table.of(logs)
-    return [_node(place, table.at(code), table.facts) for code, place in enumerate(table.places)]
+    return [_node(place, table.at(code)) for code, place in enumerate(table.places)]
 
 
 def join(nodes: Sequence[Node]) -> list[Job]:
@@ -146,7 +156,13 @@ class _Table:
     gpu: NDArray[np.int32]
     values: Mapping[str, NDArray[np.floating]]
     dated: bool
-    facts: Mapping[str, str]
+    uuids: Sequence[str]
+    memory_mib: Mapping[tuple[int, str], int]
+    """By index and UUID."""
+    more: Mapping[str, NDArray[Any]]
+    """What is the same in all rows of most logs, and then stands here once: `written_s`, the time
+    to show; `interval_s`, as told; `start`, between two of which a GPU may have been another job's;
+    `unit`, in `uuids`."""
 
     @classmethod
     def of(cls, logs: Sequence[Log]) -> _Table:
@@ -157,6 +173,15 @@ class _Table:
             for key, names in {**GPU_METRICS, **HOST_METRICS, "energy": ("energy",)}.items()
         }
         codes = [np.array([places.index(p) for p in log.places], np.int16) for log in logs]
+        uuids, units = facts.uuids(logs)
+        _, starts = facts.values(logs, "attempt")
+        more: dict[str, Sequence[NDArray[Any]]] = {
+            "unit": units,
+            "start": starts,
+            "interval_s": facts.intervals_s(logs),
+        }
+        if any(log.shift_s is not None for log in logs):
+            more["written_s"] = [log.written_s for log in logs]
         made = cls(
             places,
             _joined([code[log.place] for code, log in zip(codes, logs, strict=True)]),
@@ -168,7 +193,9 @@ class _Table:
                 if any(column is not None for column in columns)
             },
             all(log.dated for log in logs),
-            {key: value for log in logs for key, value in log.facts.items()},
+            uuids,
+            facts.memory_mib(logs),
+            {key: _once(_joined(parts)) for key, parts in more.items()},
         )
         return made if len(logs) == 1 else made.take(np.argsort(made.time_s, kind="stable"))
 
@@ -193,19 +220,26 @@ class _Table:
         """Give the rows of one place."""
         return self if len(self.places) == 1 else self.take(self.place == code)
 
-    def by_gpu(self) -> Iterator[tuple[int, _Table]]:
-        """Give each GPU's rows; -1 where there is none."""
+    def by_gpu(self) -> Iterator[tuple[int, str, _Table]]:
+        """Give each GPU's index, UUID and rows; the index is -1 where there is none."""
         order = np.argsort(self.gpu.astype(np.int16), kind="stable")
         table = self.take(order)
         first = np.flatnonzero(np.diff(table.gpu, prepend=-2))
         for begin, end in zip(first, [*first[1:], len(order)], strict=True):
-            yield int(table.gpu[begin]), table.take(slice(begin, end))
+            index, rows = int(table.gpu[begin]), table.take(slice(begin, end))
+            unit = rows.more["unit"]
+            if len(unit) == 1:
+                yield index, self.uuids[unit[0]], rows
+                continue
+            for code in dict.fromkeys(unit.tolist()):
+                yield index, self.uuids[code], rows.take(unit == code)
 
     def take(self, which: NDArray[np.generic] | slice) -> _Table:
         """Choose rows."""
         values = {name: column[which] for name, column in self.values.items()}
+        more = {k: c if len(c) == 1 else c[which] for k, c in self.more.items()}
         place, time_s, gpu = self.place[which], self.time_s[which], self.gpu[which]
-        return _Table(self.places, place, time_s, gpu, values, self.dated, self.facts)
+        return replace(self, place=place, time_s=time_s, gpu=gpu, values=values, more=more)
 
 
 def _column(log: Log, names: Sequence[str]) -> NDArray[np.floating] | None:
@@ -216,34 +250,41 @@ def _or_nan(column: NDArray[np.floating] | None, log: Log) -> NDArray[np.floatin
     return np.full(log.num_rows, np.nan, np.float32) if column is None else column
 
 
-def _joined(parts: Sequence[NDArray[_Any]]) -> NDArray[_Any]:
+def _once(column: NDArray[Any]) -> NDArray[Any]:
+    """Keep a column that never changes as one number."""
+    first = column[:1]
+    is_one = first.size and (
+        (column == first).all() or (np.isnan(first[0]) and np.isnan(column).all())
+    )
+    return first if is_one else column
+
+
+def _joined(parts: Sequence[NDArray[_Scalar]]) -> NDArray[_Scalar]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _node(place: Place, table: _Table, facts: Mapping[str, str]) -> Node:
+def _node(place: Place, table: _Table) -> Node:
     gpus: list[Gpu] = []
     counted: list[dict[str, Counts]] = []
-    for index, rows in table.by_gpu():
+    for index, uuid, rows in table.by_gpu():
         counted.append({key: spread.count(rows.values.get(key, _NONE)) for key in GPU_METRICS})
         if index >= 0:
-            gpus.append(_gpu(place, index, rows, counted[-1], facts))
+            gpus.append(_gpu(place, index, uuid, rows, counted[-1]))
     counts = {key: spread.merge([mine[key] for mine in counted]) for key in GPU_METRICS}
     counts |= {key: spread.count(table.values.get(key, _NONE)) for key in HOST_METRICS}
     uses = [gpu.use for gpu in gpus] or [_use(table, _steps_s(table), {})]
     return Node(place=place, use=_sum(uses, counts), gpus=tuple(gpus), counts=counts)
 
 
-def _gpu(
-    place: Place, index: int, rows: _Table, counts: Mapping[str, Counts], facts: Mapping[str, str]
-) -> Gpu:
-    memory = facts.get(f"memory_mib {index}", "")
+def _gpu(place: Place, index: int, uuid: str, rows: _Table, counts: Mapping[str, Counts]) -> Gpu:
     steps_s = _steps_s(rows)
     return Gpu(
         place=place,
         index=index,
+        uuid=None if uuid == facts.UNKNOWN else uuid,
         use=_use(rows, steps_s, {key: found.spread() for key, found in counts.items()}),
         longest_idle=_longest_idle(rows, steps_s),
-        memory_mib=int(memory) if memory.isdecimal() else None,
+        memory_mib=rows.memory_mib.get((index, uuid)),
     )
 
 
@@ -252,7 +293,9 @@ def _use(rows: _Table, steps_s: NDArray[np.float64], spreads: Mapping[str, Sprea
     timed = bool((rows.time_s != NO_TIME).all())
     signs = [rows.values[key] for key in _SIGNS_OF_LIFE if key in rows.values]
     silent = np.logical_and.reduce([np.ones(len(active), np.bool_), *map(np.isnan, signs)])
-    energy_j, energy_from = _energy(rows, steps_s)
+    start = np.broadcast_to(rows.more["start"], len(steps_s))
+    used = energy.used(rows.column("energy"), rows.column("power_w"), steps_s, start)
+    written_s = rows.more.get("written_s", rows.time_s)
     told = ~np.isnan(active)
     is_idle = active <= terms.BUSY_PCT
     return Use(
@@ -262,45 +305,20 @@ def _use(rows: _Table, steps_s: NDArray[np.float64], spreads: Mapping[str, Sprea
         num_busy=int(told.sum() - is_idle.sum()),
         span_s=float(np.nansum(steps_s)) if timed else None,
         idle_s=float(np.nansum(steps_s[is_idle])) if timed and told.any() else None,
-        energy_j=energy_j,
-        energy_from=energy_from,
-        first_s=int(rows.time_s.min()) if timed and rows.dated else None,
-        last_s=int(rows.time_s.max()) if timed and rows.dated else None,
+        energy_j=used.joules,
+        energy_from=used.source,
+        energy_unseen_s=used.unseen_s,
+        first_s=int(written_s[0]) if timed and rows.dated else None,
+        last_s=int(written_s[-1]) if timed and rows.dated else None,
         spreads=spreads,
     )
 
 
 def _steps_s(rows: _Table) -> NDArray[np.float64]:
-    """Time that each sample speaks for: since the one before; NaN after a gap or a step back."""
-    steps_s = np.full(len(rows.time_s), np.nan)
-    if len(steps_s) < 2 or (rows.time_s == NO_TIME).any():  # noqa: PLR2004 - a step takes two
-        return steps_s
-    steps_s[1:] = np.diff(rows.time_s)
-    ahead_s = steps_s[steps_s > 0]  # of several copies of a log most steps are none
-    longest_s = terms.longest_s(_median(ahead_s) if ahead_s.size else 0.0)
-    steps_s[~((steps_s >= 0) & (steps_s <= longest_s))] = np.nan
-    return steps_s
-
-
-def _median(values: NDArray[np.float64]) -> float:
-    """As numpy's, which imports masked arrays for it: a tenth of a report's time."""
-    middle = np.partition(values, (half := len(values) // 2, (len(values) - 1) // 2))
-    return float(middle[half] + middle[(len(values) - 1) // 2]) / 2
-
-
-def _energy(rows: _Table, steps_s: NDArray[np.float64]) -> tuple[float | None, str | None]:
-    """Take the counter's growth, and where it does not tell, power over time by trapezoids."""
-    counted_j = np.diff(rows.column("energy"), prepend=np.nan)
-    # one that falls was set back by a reload of the driver
-    is_counted = (counted_j >= 0) & ~np.isnan(steps_s)
-    power_w = rows.column("power_w").astype(np.float64)
-    powered_j = (power_w + np.concatenate(([np.nan], power_w[:-1]))) / 2 * steps_s
-    is_powered = ~is_counted & ~np.isnan(powered_j)
-    told = [name for name, where in (("counter", is_counted), ("power", is_powered)) if where.any()]
-    if not told:
-        return None, None
-    joules = np.where(is_counted, counted_j, np.where(is_powered, powered_j, 0))
-    return float(joules.sum()), "+".join(told)
+    """Time that each sample speaks for: since the one before; NaN after a gap."""
+    if (rows.time_s == NO_TIME).any():
+        return np.full(len(rows.time_s), np.nan)
+    return clock.steps_s(rows.time_s, rows.more["interval_s"])
 
 
 def _longest_idle(rows: _Table, steps_s: NDArray[np.float64]) -> Idle | None:
@@ -326,6 +344,7 @@ def _sum(uses: Sequence[Use], counts: Mapping[str, Counts]) -> Use:
         idle_s=_total([use.idle_s for use in uses]),
         energy_j=_total([use.energy_j for use in uses]),
         energy_from=_sources(use.energy_from for use in uses),
+        energy_unseen_s=_total([use.energy_unseen_s for use in uses]),
         first_s=min((u.first_s for u in uses if u.first_s is not None), default=None),
         last_s=max((u.last_s for u in uses if u.last_s is not None), default=None),
         spreads={key: found.spread() for key, found in counts.items()},

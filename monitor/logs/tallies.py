@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor.logs import reader, stats
+from monitor.logs import reader, stats, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,18 +51,18 @@ def count(paths: Sequence[Sequence[str]]) -> tuple[list[Node], list[File]]:
         UserError: a file cannot be read, or none of them is a log.
 
     """
-    counted = _each(paths)
+    counted = _each([[log] for log in paths])
     files = [file for _, found in counted for file in found]
     if files and all(file.is_foreign for file in files):
         reader.refuse_foreign(files[0].path)
     groups = _together([[node.place for node in nodes] for nodes, _ in counted])
-    several = _each([[p for i in group for p in paths[i]] for group in groups if len(group) > 1])
+    several = _each([[paths[i] for i in group] for group in groups if len(group) > 1])
     alone = [counted[group[0]] for group in groups if len(group) == 1]
     return [node for nodes, _ in alone + several for node in nodes], files
 
 
-def _each(groups: Sequence[Sequence[str]]) -> list[Counted]:
-    """Count each group of files."""
+def _each(groups: Sequence[Sequence[Sequence[str]]]) -> list[Counted]:
+    """Count each group of logs."""
     num_processes = min(len(groups), len(os.sched_getaffinity(0)), _MAX_PROCESSES)
     if num_processes < 2 or sum(map(_size, groups)) < _WORTH_BYTES:  # noqa: PLR2004 - itself
         return [_count(group) for group in groups]
@@ -72,12 +72,13 @@ def _each(groups: Sequence[Sequence[str]]) -> list[Counted]:
         return list(pool.imap(_count, groups))
 
 
-def _size(group: Sequence[str]) -> int:
-    return sum(Path(path).stat().st_size for path in group if Path(path).exists())
+def _size(group: Sequence[Sequence[str]]) -> int:
+    paths = [Path(path) for log in group for path in log]
+    return sum(path.stat().st_size for path in paths if path.exists())
 
 
-def _count(group: Sequence[str]) -> Counted:
-    read = [reader.read(path, stats.COLUMNS) for path in group]
+def _count(group: Sequence[Sequence[str]]) -> Counted:
+    read = [file for log in group for file in whole.read(log, stats.COLUMNS)]
     files = [
         File(log.path, log.num_rows, log.num_unreadable, log.torn, log.hints, log.is_foreign)
         for log in read

@@ -64,6 +64,7 @@ def _gpu(job: Job, gpu: Gpu, co2_g_per_kwh: float | None) -> dict[str, Any]:
         "job": job.name,
         "host": gpu.place.host,
         "gpu": gpu.index,
+        "uuid": gpu.uuid,
         "memory_mib": gpu.memory_mib,
         "longest_idle": _idle(gpu.longest_idle),
         **_use(gpu.use, co2_g_per_kwh),
@@ -88,6 +89,7 @@ def _use(use: Use, co2_g_per_kwh: float | None) -> dict[str, Any]:
         "idle_min": None if use.idle_s is None else use.idle_s / 60,
         "energy_kwh": kwh,
         "energy_from": use.energy_from,
+        "energy_unseen_min": None if use.energy_unseen_s is None else use.energy_unseen_s / 60,
         "co2_g": None if kwh is None or co2_g_per_kwh is None else kwh * co2_g_per_kwh,
         **{name: spread and asdict(spread) for name, spread in use.spreads.items()},
     }

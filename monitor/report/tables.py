@@ -92,7 +92,7 @@ def _title(job: Job, co2_g_per_kwh: float | None) -> Text:
     if any(span is not None for span in spans):
         parts.append(words.minutes(max(span or 0 for span in spans)))
     if job.use.energy_j is not None:
-        parts.append(words.energy(job.use.energy_j, job.use.energy_from))
+        parts.append(_energy([job.use]))
         if co2_g_per_kwh is not None:
             parts.append(words.co2(job.use.energy_j / words.J_PER_KWH * co2_g_per_kwh))
     return Text(f"{f'job {job.name}' if job.name else 'no job'}: {', '.join(parts)}", style="cyan")
@@ -110,7 +110,7 @@ def _jobs(jobs: Sequence[Job]) -> Table:
             _number(job.use.busy_pct),
             _number(None if memory is None else memory.peak, MIB_PER_GIB),
             _idle_each(job.nodes),
-            words.energy(job.use.energy_j, job.use.energy_from),
+            _energy([job.use]),
             NONE if began is None else words.moment(began),
         )
     return table
@@ -155,14 +155,15 @@ def _everything(job: Job) -> Iterator[RenderableType]:
         yield Text(f"node {node.place.host}: {_line(node.use)}", style="bold")
         yield _spreads(node.use, full=True)
         for gpu in stats.worst_first(node.gpus):
-            yield Text(f"node {node.place.host} GPU {gpu.index}: {_line(gpu.use)}", style="bold")
+            name = f"node {node.place.host} GPU {_gpu_name(gpu, node.gpus)}"
+            yield Text(f"{name}: {_line(gpu.use)}", style="bold")
             yield _spreads(gpu.use, full=True)
 
 
 def _line(use: Use) -> str:
     busy = f"{_number(use.busy_pct)} % busy"
     idle = f"idle {words.minutes(use.idle_s)}"
-    return f"{busy}, {idle}, {words.energy(use.energy_j, use.energy_from)}"
+    return f"{busy}, {idle}, {_energy([use])}"
 
 
 def _mean_peak(key: str) -> Callable[[Use], str]:
@@ -206,7 +207,7 @@ _NARROW_CELLS: tuple[Cell, ...] = (
     ("power W", _mean_peak("power_w")),
     ("max C", _part("temp_c", lambda s: s.peak)),
     ("idle", lambda use: words.brief(use.idle_s)),
-    ("energy", lambda use: words.energy(use.energy_j, use.energy_from)),
+    ("energy", lambda use: _energy([use])),
 )
 _WIDE_CELLS: tuple[Cell, ...] = (
     _NARROW_CELLS[0],
@@ -223,9 +224,15 @@ def _gpus(gpus: Sequence[Gpu], *, wide: bool) -> Table:
     cells = _told(_WIDE_CELLS if wide else _NARROW_CELLS, [gpu.use for gpu in gpus])
     table = _table("node", "GPU", *(head for head, _ in cells))
     for gpu in gpus:
-        name = (gpu.place.host, str(gpu.index))
+        name = (gpu.place.host, _gpu_name(gpu, gpus))
         table.add_row(*name, *(cell(gpu.use) for _, cell in cells))
     return table
+
+
+def _gpu_name(gpu: Gpu, among: Sequence[Gpu]) -> str:
+    """Name a GPU by its index, and by its UUID where that index was several."""
+    alike = [one for one in among if (one.place, one.index) == (gpu.place, gpu.index)]
+    return f"{gpu.index} {gpu.uuid or ''}".rstrip() if len(alike) > 1 else f"{gpu.index}"
 
 
 _NARROW_READINGS: tuple[Reading, ...] = (
@@ -254,7 +261,9 @@ def _nodes(groups: Sequence[Sequence[Node]], *, wide: bool) -> Table:
         names = _names(group)
         each = _range([len(node.gpus) for node in group])
         ranges = (_range([read(node.use) for node in group]) for _, read in told)
-        table.add_row(names, each, *ranges, _idle_each(group), _energy(group))
+        table.add_row(
+            names, each, *ranges, _idle_each(group), _energy([node.use for node in group])
+        )
     return table
 
 
@@ -279,10 +288,11 @@ def _idle_each(nodes: Sequence[Node]) -> str:
     return words.brief(sum(told) / num_gpus) if told and num_gpus else NONE
 
 
-def _energy(nodes: Sequence[Node]) -> str:
-    told = [node.use.energy_j for node in nodes if node.use.energy_j is not None]
-    from_counter = all(node.use.energy_from in ("counter", None) for node in nodes)
-    return words.energy(sum(told), "counter" if from_counter else "") if told else NONE
+def _energy(uses: Sequence[Use]) -> str:
+    told = [use.energy_j for use in uses if use.energy_j is not None]
+    source = "counter" if all(use.energy_from in ("counter", None) for use in uses) else "power"
+    is_partial = any(use.energy_is_partial for use in uses)
+    return words.energy(sum(told) if told else None, source, is_partial=is_partial)
 
 
 def _told(cells: Sequence[Cell], uses: Sequence[Use]) -> list[Cell]:

@@ -112,11 +112,11 @@ def moment(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def energy(joules: float | None, source: str | None) -> str:
-    """Write an energy; `~` where it is not a counter's."""
+def energy(joules: float | None, source: str | None, *, is_partial: bool = False) -> str:
+    """Write an energy; `~` where it is not a counter's, `>` where some of it was not seen."""
     if joules is None:
         return NONE
-    sign = "" if source == "counter" else "~"
+    sign = ">" if is_partial else "" if source == "counter" else "~"
     if joules < _J_PER_KJ:
         return f"{sign}{joules:.0f} J"
     if joules < J_PER_KWH / 100:

@@ -114,8 +114,15 @@ munged_start() {
 
 munged_stop() { stop_daemon munged "--key-file=$CLUSTER_DIR/munge/munge.key"; }
 
+# Started again when it crashes, as systemd does on a real cluster: that of 26.05 does at times.
 slurmctld_start() {
-    is_running slurmctld "$CLUSTER_CONF" || start_daemon slurmctld -f "$CLUSTER_CONF"
+    ! is_running slurmctld "$CLUSTER_CONF" || return 0
+    # shellcheck disable=SC2016 # of the inner shell
+    start_daemon setsid --fork bash -c 'until slurmctld -D -f "$0" || (($? != 134 && $? != 139)); do
+        echo "slurmctld has crashed: it is started again"
+    done' "$CLUSTER_CONF"
+    wait_for 10 is_running slurmctld "$CLUSTER_CONF" ||
+        die "cannot start slurmctld" "it must run" "nothing" "see $CLUSTER_DIR/log/start.log"
 }
 
 slurmctld_stop() { stop_daemon slurmctld "$CLUSTER_CONF"; }

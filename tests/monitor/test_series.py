@@ -40,12 +40,13 @@ def test_each_gpu_has_its_readings_by_time(tmp_path: Path) -> None:
     assert first.number("memory_mib") is None
 
 
-def test_a_clock_that_went_back_is_put_in_order(tmp_path: Path) -> None:
-    """Rows are sorted by time, each with its own readings."""
+def test_a_clock_that_was_set_back_changes_no_order(tmp_path: Path) -> None:
+    """Rows stay in the order of the log, as far apart as usual; shown is what is written."""
     rows = [row(f"12:00:0{s}", 0, s, 50) for s in (4, 5, 2, 3)]
     run = series.load([str(log(tmp_path / "a.gutil", *rows))])
-    assert run.gpus[0].values["pwr"].tolist() == [2, 3, 4, 5]
+    assert run.gpus[0].values["pwr"].tolist() == [4, 5, 2, 3]
     assert (np.diff(run.gpus[0].time_s) == 1).all()
+    assert np.diff(run.gpus[0].written_s).tolist() == [1, -3, 1]
 
 
 def test_several_logs_of_a_gpu_are_one_series(tmp_path: Path) -> None:

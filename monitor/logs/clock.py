@@ -1,0 +1,114 @@
+"""Time within a host's log: the order of its rows is the truth, and so is its monotonic stamp.
+
+The wall clock is for showing. It can be set back, by NTP or by the hour that autumn has twice, and
+forward; what passed between two rows does not change by it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from monitor.logs import terms
+from monitor.logs.cells import NO_TIME
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_TOLERANCE_S = 2
+"""Both clocks are told in whole seconds, and are not read in the same moment."""
+
+_NUM_NEAR = 5
+"""So many steps on either side of one tell what is usual there."""
+
+
+def shifts_s(
+    wall_s: NDArray[np.int64], mono_s: NDArray[np.floating] | None, told_s: NDArray[np.floating]
+) -> NDArray[np.int64] | None:
+    """Tell how far the clock was off in each row of one host, by its last row; None: nowhere.
+
+    Args:
+        wall_s: as written, in the order of the log; NO_TIME where a row has none.
+        mono_s: the monotonic stamps; NaN where a row has none.
+        told_s: the intervals that the log tells; NaN where it tells none.
+
+    Returns: what `wall_s` lacks, so that what passed is the difference of two sums.
+
+    """
+    rows = np.flatnonzero(wall_s != NO_TIME)
+    passed_s = np.diff(wall_s[rows]).astype(np.float64)
+    is_wrong = passed_s < 0
+    true_s = np.full(len(passed_s), _usual_s(passed_s))
+    true_s = np.where(np.isnan(told_s[rows][1:]), true_s, told_s[rows][1:])
+    if mono_s is not None:
+        stamped_s = np.diff(mono_s[rows].astype(np.float64))
+        known = stamped_s >= 0  # a boot begins anew
+        true_s = np.where(known, stamped_s, true_s)
+        is_wrong |= known & (np.abs(passed_s - stamped_s) > _TOLERANCE_S)
+    if not is_wrong.any():
+        return None
+    lacks_s = np.cumsum(np.where(is_wrong, np.rint(true_s - passed_s), 0).astype(np.int64))
+    shift_s = np.zeros(len(wall_s), np.int64)
+    shift_s[rows[1:]] = lacks_s
+    # After it was set the clock is right, or nobody would have set it.
+    shift_s[rows] -= lacks_s[-1]
+    return shift_s
+
+
+def is_odd(wall_s: NDArray[np.int64]) -> bool:
+    """Tell whether the wall clock alone leaves open what passed: it went back, or far ahead."""
+    steps = np.diff(wall_s[wall_s != NO_TIME])
+    ahead = steps[steps > 0]
+    return bool((steps < 0).any() or (ahead.size and ahead.max() > terms.longest_s(ahead.min())))
+
+
+def steps_s(
+    time_s: NDArray[np.floating] | NDArray[np.int64], told_s: NDArray[np.floating] | float
+) -> NDArray[np.float64]:
+    """Give the time that each sample speaks for: since the one before.
+
+    NaN where nobody looked: at the first one, and after a gap, which is longer than
+    `terms.GAP_INTERVALS` of what is usual there.
+
+    Args:
+        time_s: of one GPU's samples; it never goes back.
+        told_s: the interval that the log tells, of each sample or of all; NaN where it tells none.
+
+    """
+    steps = np.full(len(time_s), np.nan)
+    steps[1:] = np.diff(time_s)
+    steps[steps > terms.GAP_INTERVALS * np.maximum(1.0, usual_s(steps, told_s))] = np.nan
+    return steps
+
+
+def usual_s(
+    steps: NDArray[np.float64], told_s: NDArray[np.floating] | float
+) -> NDArray[np.float64]:
+    """Tell what interval is usual around each step: the log's word, or that of its neighbours.
+
+    An interval may change within a log. What is no longer than the shortest usual one allows is
+    not looked at twice, and has that one.
+    """
+    is_ahead = steps > 0  # of several copies of a log most steps are none
+    ahead = steps[is_ahead]
+    if not ahead.size:
+        return np.zeros(len(steps))
+    least_s = float(np.percentile(ahead, 5, method="lower"))
+    usual = np.full(len(steps), least_s)
+    long = np.flatnonzero(steps > terms.longest_s(least_s))
+    if long.size:
+        place = np.cumsum(is_ahead)[long] - 1
+        padded = np.pad(ahead, _NUM_NEAR)  # nothing is usual beyond the ends
+        near = np.arange(_NUM_NEAR)
+        before = padded[place[:, None] + near]
+        after = padded[place[:, None] + near + _NUM_NEAR + 1]
+        usual[long] = np.maximum(np.median(before, axis=1), np.median(after, axis=1))
+        told = np.broadcast_to(told_s, steps.shape)[long]
+        usual[long] = np.fmax(usual[long], told)
+    return usual
+
+
+def _usual_s(passed_s: NDArray[np.float64]) -> float:
+    ahead = passed_s[passed_s > 0]
+    return float(np.median(ahead)) if ahead.size else 1.0

@@ -1,0 +1,89 @@
+"""What a log's own lines say of the rows below them: its GPUs, its interval, the start.
+
+All may change within a log. An index can become another GPU, as after a requeue or a reset.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from monitor.logs.reader import Log
+
+UNKNOWN = "-"
+
+
+def values(logs: Sequence[Log], fact: str) -> tuple[list[str], list[NDArray[np.int32]]]:
+    """Give the values of a fact in the files of a log, and of each file's rows which of them.
+
+    Rows above the first line that tells it are that one's, too; where no line does, UNKNOWN.
+    """
+    names = {UNKNOWN: 0}
+    codes = []
+    for log in logs:
+        told = log.told(fact) or [(0, UNKNOWN)]
+        mine = np.array([names.setdefault(value, len(names)) for _, value in told], np.int32)
+        since = [number for number, _ in told]
+        which = np.searchsorted(since, log.num_changes, "right") - 1
+        codes.append(mine[np.maximum(0, which)])
+    return list(names), codes
+
+
+def uuids(logs: Sequence[Log]) -> tuple[list[str], list[NDArray[np.int32]]]:
+    """Give the UUIDs in the files of a log, and of each file's rows which of them."""
+    names = {UNKNOWN: 0}
+    codes = [np.zeros(log.num_rows, np.int32) for log in logs]
+    for index in sorted(_indices(logs, "gpu")):
+        told, which = values(logs, f"gpu {index}")
+        units = [names.setdefault(_uuid(value), len(names)) for value in told]
+        for log, code, mine in zip(logs, codes, which, strict=True):
+            code[:] = np.where(log.gpu == index, np.array(units, np.int32)[mine], code)
+    return list(names), codes
+
+
+def intervals_s(logs: Sequence[Log]) -> list[NDArray[np.float64]]:
+    """Give the interval that a log tells, row by row; NaN where it tells none."""
+    told, which = values(logs, "interval_s")
+    seconds = np.array([_number(value) for value in told])
+    return [seconds[mine] for mine in which]
+
+
+def memory_mib(logs: Iterable[Log]) -> dict[tuple[int, str], int]:
+    """Give the memory of each GPU that is told of, by index and UUID."""
+    found: dict[tuple[int, str], int] = {}
+    uuid_of: dict[str, str] = {}
+    for key, value in (change for log in logs for change in log.changes):
+        name, _, index = key.partition(" ")
+        if name == "gpu":
+            uuid_of[index] = _uuid(value)
+        elif name == "memory_mib" and value.isdecimal():
+            found[int(index), uuid_of.get(index, UNKNOWN)] = int(value)
+    return found
+
+
+def as_of(log: Log, num_changes: int) -> dict[str, str]:
+    """Give all facts of a log; of those that change within it, the ones above some rows."""
+    return log.facts | dict(log.changes) | dict(log.changes[:num_changes])
+
+
+def _indices(logs: Sequence[Log], name: str) -> set[int]:
+    keys = (key.partition(" ") for log in logs for key, _ in log.changes)
+    return {int(index) for fact, _, index in keys if fact == name}
+
+
+def _uuid(value: str) -> str:
+    return value.partition(" ")[0] or UNKNOWN
+
+
+def _number(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        return math.nan
