@@ -72,7 +72,12 @@ class Work:
 
 
 def peak_flops_per_s(device_name: str) -> float | None:
-    """Return a device's dense bf16 peak; None for one that the table does not know."""
+    """Return a device's dense bf16 peak; None for one that the table does not know.
+
+    Nor does it know that of a MIG instance, whose name holds the whole GPU's.
+    """
+    if re.search(r"\bMIG\b", device_name):
+        return None
     for part, tflops in _DENSE_BF16_TFLOPS:
         if re.search(rf"\b{part}\b", device_name):
             return tflops * 1e12

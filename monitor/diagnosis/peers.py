@@ -87,6 +87,29 @@ def compare(run: Run, at: Thresholds, measure: Measure, *, peak: bool = False) -
         yield Peers(group, values, others, spread, grid)
 
 
+def halves(run: Run, at: Thresholds, measure: Measure) -> Iterator[Peers]:
+    """Compare the two nodes of a job where either may be the odd one: most jobs have no more.
+
+    Of each only the GPU that speaks most against a difference counts, on the assumption that less
+    is worse: the highest of the lower node, and the lowest of the other.
+    """
+    for group in _groups(run):
+        nodes: dict[str, list[GpuSeries]] = {}
+        for series in group:
+            nodes.setdefault(series.host, []).append(series)
+        if len(nodes) != 2:  # noqa: PLR2004 - halves
+            continue
+        grid = _grid(group, 60 * max(0.1, at.peer_minutes))
+        by_node = [
+            np.stack([_by_window(one, measure(one), grid, peak=False) for one in its])
+            for its in nodes.values()
+        ]
+        highest = np.stack([values.max(axis=0) for values in by_node])
+        lowest = np.stack([values.min(axis=0) for values in by_node])
+        firsts = [its[0] for its in nodes.values()]
+        yield Peers(firsts, highest, lowest[::-1], np.zeros(grid.num), grid)
+
+
 def _groups(run: Run) -> list[list[GpuSeries]]:
     """Put GPUs of one job and kind together; where no job is told, those of one node."""
     groups: dict[tuple[str, str], list[GpuSeries]] = {}

@@ -171,10 +171,17 @@ def columns(series: GpuSeries, *names: str) -> list[NDArray[np.floating]]:
 
 
 def settled(series: GpuSeries, thresholds: Thresholds) -> NDArray[np.bool_]:
-    """Tell which samples come after the start-up; all where there are no times."""
+    """Tell which samples come after the start-up; all where there are no times.
+
+    Each start of the job has its own, and what comes after a pause of the log counts as one.
+    """
     if np.isnan(series.time_s).all():
         return np.ones(series.num_samples, np.bool_)
-    return series.time_s >= np.nanmin(series.time_s) + 60 * thresholds.startup_minutes
+    is_new = np.isnan(series.steps_s)
+    start = np.broadcast_to(series.start, series.num_samples)
+    is_new[1:] |= start[1:] != start[:-1]
+    since_s = np.fmax.accumulate(np.where(is_new, series.time_s, -np.inf))
+    return series.time_s >= since_s + 60 * thresholds.startup_minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +199,20 @@ class Stretches:
             return None
         best = int(self.durations_s.argmax())
         return Stretch(int(self.begins[best]), int(self.ends[best]), float(self.durations_s[best]))
+
+    def worst(self, least_s: float, num_samples: int) -> tuple[Stretch | None, int]:
+        """Choose of those that lasted long enough: the one that holds to the end, else the longest.
+
+        Returns: it, None if there is none; and how many others there are.
+
+        """
+        found = np.flatnonzero(self.durations_s >= least_s)
+        if not found.size:
+            return None, 0
+        lasts = self.ends[found[-1]] == num_samples
+        best = int(found[-1] if lasts else found[self.durations_s[found].argmax()])
+        begin, end = int(self.begins[best]), int(self.ends[best])
+        return Stretch(begin, end, float(self.durations_s[best])), len(found) - 1
 
     @property
     def total_s(self) -> float:
@@ -212,6 +233,11 @@ def stretches(mask: NDArray[np.bool_], steps_s: NDArray[np.floating]) -> Stretch
     known = np.where(is_gap, 0, steps_s)
     passed_s = np.concatenate(([0.0], np.cumsum(known, dtype=np.float64)))
     return Stretches(begins, ends, passed_s[ends] - passed_s[begins])
+
+
+def others(num: int) -> str:
+    """Say that a thing came so many more times."""
+    return f" (and {num} more time{'' if num == 1 else 's'})" if num else ""
 
 
 def longest_run(mask: NDArray[np.bool_]) -> slice:

@@ -172,14 +172,17 @@ def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
         if series.values.keys().isdisjoint(_SIGNS_OF_LIFE):
             continue
         silent = np.logical_and.reduce([np.isnan(sign) for sign in signs])
-        where = rules.longest_run(silent)
-        num = where.stop - where.start
-        if not num or num < min(at.lost_samples, series.num_samples):
+        found = rules.stretches(silent, np.ones(series.num_samples))
+        least = max(1, min(at.lost_samples, series.num_samples))
+        worst, num_others = found.worst(least, series.num_samples)
+        if worst is None:
             continue
+        num = worst.end - worst.begin
         mask = np.zeros(series.num_samples, np.bool_)
-        mask[where] = True
-        to_the_end = where.stop == series.num_samples
+        mask[worst.begin : worst.end] = True
+        to_the_end = worst.end == series.num_samples
         end = "up to the end of the log" if to_the_end else "then it answered again"
+        end += rules.others(num_others)
         yield rules.finding(
             "lost",
             "error" if to_the_end else "warning",

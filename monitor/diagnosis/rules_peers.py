@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +33,12 @@ _WAITED_FOR = (
 )
 
 
+_HELD_DOWN = (
+    "see `nvidia-smi -q -d CLOCK,PERFORMANCE` on the node for locked clocks, a lower power limit"
+    " or heat; tell the node's keepers"
+)
+
+
 def _finding(
     rule: str, odd: Odd, evidence: str, suggestion: str, severity: Severity = "warning"
 ) -> Finding:
@@ -47,6 +54,10 @@ def _finding(
         job=odd.series.job,
         weight=abs(odd.own - odd.others),
     )
+
+
+def _of_node(rule: str, odd: Odd, evidence: str, suggestion: str) -> Finding:
+    return replace(_finding(rule, odd, f"its GPUs are {evidence}", suggestion), gpu=None)
 
 
 def _straggler(run: Run, at: Thresholds) -> Iterator[Finding]:
@@ -65,6 +76,15 @@ def _straggler(run: Run, at: Thresholds) -> Iterator[Finding]:
         for odd in peers.odd(group, differs, at):
             text = f"{odd.own:.0f} % busy where the middle one of its {odd.num_peers} peers is"
             yield _finding("straggler", odd, f"{text} {odd.others:.0f} %", _WAITED_FOR)
+    for group in peers.halves(run, at, settled):
+        differs = (
+            (group.others - group.values >= at.straggler_points)
+            & (group.others >= at.working_sm_pct)
+            & (group.values > at.busy_sm_pct)
+        )
+        for odd in peers.odd(group, differs, at):
+            text = f"at most {odd.own:.0f} % busy where those of the job's other node are at least"
+            yield _of_node("straggler", odd, f"{text} {odd.others:.0f} %", _WAITED_FOR)
 
 
 def _named_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
@@ -107,6 +127,9 @@ def _seat(run: Run, host: str, rank: int, local_rank: int | None) -> int | None:
         ranks = series.column("rank")
         if series.host == host and ranks is not None:
             looks[series.gpu] = looks.get(series.gpu, 0) + int(np.count_nonzero(ranks == rank))
+    seats = [series.gpu for series in run.gpus if series.host == host]
+    if seats and all(seat is None for seat in seats):
+        return None
     seat = max(looks, key=lambda gpu: looks[gpu], default=None)
     return seat if seat is not None and looks[seat] else local_rank
 
@@ -143,9 +166,13 @@ def _clock(run: Run, at: Thresholds) -> Iterator[Finding]:
                 odd,
                 f"SM clock of {odd.own:.0f} MHz at work, where the middle one of its"
                 f" {odd.num_peers} peers has {odd.others:.0f} MHz",
-                "see `nvidia-smi -q -d CLOCK,PERFORMANCE` on the node for locked clocks, a lower"
-                " power limit or heat; tell the node's keepers",
+                _HELD_DOWN,
             )
+    for group in peers.halves(run, at, at_work_mhz):
+        differs = group.values <= (1 - at.clock_lower_pct / 100) * group.others
+        for odd in peers.odd(group, differs, at):
+            text = f"at {odd.own:.0f} MHz or less at work, those of the job's other node at"
+            yield _of_node("clock", odd, f"{text} {odd.others:.0f} MHz or more", _HELD_DOWN)
 
 
 CLOCK = Rule(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monitor.diagnosis import rules
+from monitor.diagnosis.findings import Finding
 from monitor.diagnosis.rules import Rule, Stretch
 from monitor.logs import clock
 from monitor.report import words
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from monitor.diagnosis.findings import Finding
     from monitor.diagnosis.thresholds import Thresholds
     from monitor.logs.series import GpuSeries, Run
 
@@ -37,6 +37,7 @@ def _gap(run: Run, at: Thresholds) -> Iterator[Finding]:
             jobs.setdefault(series.job, []).append(series)
     for group in jobs.values():
         yield from _ended_early(group, at)
+    yield from _missing(run)
 
 
 def _has_times(series: GpuSeries) -> bool:
@@ -99,6 +100,25 @@ def _ended_early(nodes: list[GpuSeries], at: Thresholds) -> Iterator[Finding]:
                 weight=missing_s,
                 of_host=True,
             )
+
+
+def _missing(run: Run) -> Iterator[Finding]:
+    """Look for nodes that had ranks, and have no log where others have one."""
+    ups = [event for event in run.events if event.get("event") == "rank_up"]
+    nodes = {node.partition(".")[0] for event in ups if isinstance(node := event.get("node"), str)}
+    logged = {series.host.partition(".")[0] for series in run.gpus}
+    for node in sorted(nodes - logged if nodes & logged else ()):
+        yield Finding(
+            rule="gap",
+            severity="warning",
+            host=node,
+            gpu=None,
+            begin_s=None,
+            end_s=None,
+            evidence="it had ranks, and no log of it is here, as of the job's other nodes",
+            suggestion="see RUN_DIR/logs/monitor-NODE.log for why its monitor wrote nothing, and"
+            " whether its log was left behind when the others were copied",
+        )
 
 
 def _zone_s(series: GpuSeries, nodes: list[GpuSeries]) -> float:

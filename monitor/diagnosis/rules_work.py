@@ -83,8 +83,9 @@ def _hung(run: Run, at: Thresholds) -> Iterator[Finding]:
         waits = _waits(series, at)
         if waits is None:
             continue
-        worst = rules.stretches(waits, series.steps_s).longest
-        if worst is None or worst.duration_s < 60 * at.hung_minutes:
+        found = rules.stretches(waits, series.steps_s)
+        worst, num_others = found.worst(60 * at.hung_minutes, series.num_samples)
+        if worst is None:
             continue
         to_the_end = worst.end == series.num_samples
         power_w = float(np.nanmean(series.values["pwr"][worst.begin : worst.end]))
@@ -94,7 +95,8 @@ def _hung(run: Run, at: Thresholds) -> Iterator[Finding]:
             series,
             worst,
             f"busy without work for {words.minutes(worst.duration_s)}"
-            f"{', up to the end of the log' if to_the_end else ', then it went on'}:"
+            f"{', up to the end of the log' if to_the_end else ', then it went on'}"
+            f"{rules.others(num_others)}:"
             f" at least {at.hung_sm_pct:g} % busy, no memory traffic, {power_w:.0f} W"
             f" of {_full_power_w(series):.0f} W",
             "it waits in a collective for a rank that does not come: `python -m monitor why`"

@@ -48,6 +48,8 @@ class GpuSeries:
     shift_s: NDArray[np.int64] | int = 0
     told_s: NDArray[np.float64] | float = math.nan
     """The interval that the log tells; NaN where it tells none."""
+    start: NDArray[np.int32] | int = 0
+    """Another number after each start of the job."""
 
     @property
     def written_s(self) -> NDArray[np.float64]:
@@ -164,20 +166,16 @@ class _Parts:
     def add(self, log: Sequence[Log]) -> None:
         """Take up the files of a log."""
         uuids, units = facts.uuids(log)
-        for file, unit, told_s in zip(log, units, facts.intervals_s(log), strict=True):
-            self._add(file, uuids, unit, told_s)
+        _, starts = facts.values(log, "attempt")
+        intervals_s = facts.intervals_s(log)
+        for file, unit, told_s, start in zip(log, units, intervals_s, starts, strict=True):
+            self._add(file, _split(file, unit, told_s, start), uuids)
 
-    def _add(
-        self,
-        log: Log,
-        uuids: Sequence[str],
-        unit: NDArray[np.int32],
-        told_s: NDArray[np.float64],
-    ) -> None:
+    def _add(self, log: Log, split: Iterator[tuple[int, GpuSeries]], uuids: Sequence[str]) -> None:
         self.are_foreign = log.is_foreign and (self.are_foreign or not self._num_added)
         self._num_added += 1
         self.num_unreadable += log.num_unreadable
-        for code, series in _split(log, unit, told_s):
+        for code, series in split:
             index = -1 if series.gpu is None else series.gpu
             self.of.setdefault((series.host, series.job, index, uuids[code]), []).append(series)
         place = log.places[-1] if log.places else None
@@ -191,7 +189,7 @@ class _Parts:
 
 
 def _split(
-    log: Log, unit: NDArray[np.int32], told_s: NDArray[np.float64]
+    log: Log, unit: NDArray[np.int32], told_s: NDArray[np.float64], start: NDArray[np.int32]
 ) -> Iterator[tuple[int, GpuSeries]]:
     """Tell the GPUs of a log apart: of each its code in `unit`, and its rows."""
     if not log.num_rows:
@@ -219,6 +217,7 @@ def _split(
                 facts=facts.as_of(log, int(log.num_changes[rows[-1]])),
                 shift_s=0 if log.shift_s is None else log.shift_s[rows],
                 told_s=told_s[rows],
+                start=start[rows],
             ),
         )
 
@@ -251,6 +250,7 @@ def _joined(parts: Sequence[GpuSeries]) -> GpuSeries:
         facts={key: value for part in parts for key, value in part.facts.items()},
         shift_s=np.concatenate([np.broadcast_to(p.shift_s, p.num_samples) for p in parts])[order],
         told_s=np.concatenate([np.broadcast_to(p.told_s, p.num_samples) for p in parts])[order],
+        start=np.concatenate([np.broadcast_to(p.start, p.num_samples) for p in parts])[order],
     )
 
 

@@ -220,6 +220,12 @@ class _Table:
         """Give the rows of one place."""
         return self if len(self.places) == 1 else self.take(self.place == code)
 
+    def of_host(self) -> _Table:
+        """Give each look once: the rows of all a node's GPUs tell the same of the host."""
+        if not self.gpu.size:
+            return self
+        return self.take(self.gpu == np.bincount(self.gpu + 1).argmax() - 1)
+
     def by_gpu(self) -> Iterator[tuple[int, str, _Table]]:
         """Give each GPU's index, UUID and rows; the index is -1 where there is none."""
         order = np.argsort(self.gpu.astype(np.int16), kind="stable")
@@ -271,7 +277,8 @@ def _node(place: Place, table: _Table) -> Node:
         if index >= 0:
             gpus.append(_gpu(place, index, uuid, rows, counted[-1]))
     counts = {key: spread.merge([mine[key] for mine in counted]) for key in GPU_METRICS}
-    counts |= {key: spread.count(table.values.get(key, _NONE)) for key in HOST_METRICS}
+    of_host = table.of_host()
+    counts |= {key: spread.count(of_host.values.get(key, _NONE)) for key in HOST_METRICS}
     uses = [gpu.use for gpu in gpus] or [_use(table, _steps_s(table), {})]
     return Node(place=place, use=_sum(uses, counts), gpus=tuple(gpus), counts=counts)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 RULES = {
     "busy": f"share of samples with sm or smavg above {terms.BUSY_PCT} % (smact without both)",
     "idle": "time under watch of samples that are not busy; of several GPUs the sum",
+    "hours": "time under watch; of several GPUs the sum, which gpu_hours says by its name",
     "energy": "the GPU's own counter where it tells, elsewhere power over time (~)",
     "gaps": f"gaps above {terms.GAP_INTERVALS} usual intervals add neither time nor energy",
     "percentiles": "values that occurred: the first that reaches its share of the samples",
@@ -34,6 +35,7 @@ def document(jobs: Sequence[Job], files: Sequence[File], co2_g_per_kwh: float | 
                 "headline": words.headline(job),
                 "num_nodes": len(job.nodes),
                 "num_gpus": sum(len(node.gpus) for node in job.nodes),
+                "gpu_hours": _gpu_hours([gpu for node in job.nodes for gpu in node.gpus]),
                 **_use(job.use, co2_g_per_kwh),
             }
             for job in jobs
@@ -43,6 +45,7 @@ def document(jobs: Sequence[Job], files: Sequence[File], co2_g_per_kwh: float | 
                 "job": job.name,
                 "host": node.place.host,
                 "num_gpus": len(node.gpus),
+                "gpu_hours": _gpu_hours(node.gpus),
                 **_use(node.use, co2_g_per_kwh),
             }
             for job in jobs
@@ -57,6 +60,11 @@ def document(jobs: Sequence[Job], files: Sequence[File], co2_g_per_kwh: float | 
         "co2_g_per_kwh": co2_g_per_kwh,
         "rules": RULES,
     }
+
+
+def _gpu_hours(gpus: Sequence[Gpu]) -> float | None:
+    told = [gpu.use.span_s for gpu in gpus if gpu.use.span_s is not None]
+    return sum(told) / 3600 if told else None
 
 
 def _gpu(job: Job, gpu: Gpu, co2_g_per_kwh: float | None) -> dict[str, Any]:

@@ -329,3 +329,22 @@ def _at_random(noise: np.random.Generator) -> tuple[str, float, float, float]:
 
 def _whole(look: Look) -> Look:
     return Look(look.true_s, look.off_s, busy=look.busy)
+
+
+def test_each_node_counts_once_in_means_of_hosts(tmp_path: Path) -> None:
+    """A node of eight GPUs is no eight nodes; hours of several GPUs say that they are a sum."""
+    layout = gutil.Layout("pumth")
+    for host, num_gpus, cpu_pct in (("n1", 8, 80), ("n2", 1, 20)):
+        rows = [
+            Row(NOON + timedelta(seconds=s), GpuSample(index=i, sm_pct=90), HostSample(cpu_pct, 9))
+            for s in range(101)
+            for i in range(num_gpus)
+        ]
+        text_of = layout.header() + layout.block(rows, 0)
+        (tmp_path / f"slurm-7.{host}.gutil").write_text(text_of)
+    nodes, told = tallies.count(files.find([str(tmp_path)]))
+    made = document.document(stats.join(nodes), told, None)
+    (job,) = made["jobs"]
+    assert job["cpu_pct"]["mean"] == 50
+    assert job["gpu_hours"] == job["hours"] == pytest.approx(9 * 100 / 3600)
+    assert [node["cpu_pct"]["num"] for node in made["nodes"]] == [101, 101]

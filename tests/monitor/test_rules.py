@@ -1,5 +1,6 @@
 """Each rule, just above its threshold and just below."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -240,6 +241,82 @@ def test_a_gap_ends_a_stretch() -> None:
     sm = at(slice(100, 117), 0, 95)
     assert told(run(gpu(sm=sm)), "idle")
     assert not told(run(gpu(sm=sm, time_s=clock_s)), "idle")
+
+
+def nodes(num_gpus: int, odd: dict[str, Any], other: dict[str, Any]) -> Run:
+    """Two nodes, the second of which differs as a whole."""
+    seats = [(host, i) for host in ("n1", "n2") for i in range(num_gpus)]
+    return run(*(gpu(i, host, **(odd if host == "n2" else other)) for host, i in seats))
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 8])
+@pytest.mark.parametrize(
+    ("rule", "slow", "healthy", "quick", "words"),
+    [
+        ("straggler", {"sm": 55}, {"sm": 76}, {"sm": 95}, "at most 55 % busy where those of"),
+        ("clock", {"pclk": 1000}, {"pclk": 1275}, {"pclk": 1400}, "at 1000 MHz or less at work"),
+    ],
+)
+def test_one_of_two_nodes_is_slow(  # noqa: PLR0913, PLR0917 - a row of the table
+    num_gpus: int,
+    rule: str,
+    slow: dict[str, Any],
+    healthy: dict[str, Any],
+    quick: dict[str, Any],
+    words: str,
+) -> None:
+    """Half against half is no outlier: the node is named, and only where all its GPUs differ."""
+    (found,) = told(nodes(num_gpus, slow, quick), rule)
+    assert (found.host, found.gpu) == ("n2", None)
+    assert words in found.evidence
+    assert not told(nodes(num_gpus, healthy, quick), rule)
+    late = {name: at(slice(80, 150), value, quick[name]) for name, value in slow.items()}
+    assert not told(nodes(num_gpus, late, quick), rule)
+
+
+def test_a_node_without_a_log_is_told() -> None:
+    """It had ranks; where no node has a log, nobody watched, and that was asked for."""
+    ups = tuple({"event": "rank_up", "rank": i, "node": f"n{i + 1}.here"} for i in range(2))
+    (found,) = told(run(gpu(host="n1"), events=ups), "gap")
+    assert (found.host, found.severity) == ("n2", "warning")
+    assert not told(run(gpu(host="n1"), gpu(host="n2"), events=ups), "gap")
+    assert not told(run(events=ups), "gap")
+
+
+def test_without_gpus_none_is_blamed() -> None:
+    """A slow rank of a node that has none is told of as the node's."""
+    slow = slow_lines(10)
+    (found,) = told(run(gpu(None, "n2"), metrics=slow.metrics, events=slow.events), "straggler")
+    assert (found.host, found.gpu) == ("n2", None)
+
+
+def test_every_start_has_its_start_up() -> None:
+    """Three requeues of four idle minutes each are no reason to ask for fewer GPUs."""
+    begins = range(0, NUM_SAMPLES, 60)
+    sm = at([i for begin in begins for i in range(begin, begin + 16)], 0, 95)
+    start = np.arange(NUM_SAMPLES) // 60
+    assert told(run(gpu(sm=sm)), "idle")
+    assert not told(run(replace(gpu(sm=sm), start=start)), "idle")
+    clock_s = BEGIN_S + STEP_S * np.arange(NUM_SAMPLES) + 3600 * start
+    assert not told(run(gpu(sm=sm, time_s=clock_s)), "idle")
+
+
+def test_the_end_counts_and_not_only_the_longest() -> None:
+    """A GPU that answered once and is silent at the end is lost; so is one that hangs again."""
+    power_w = at(slice(20, 90), NAN, 300)
+    power_w[200:] = NAN
+    silent = {"pwr": power_w, "gtemp": power_w, "fb": power_w, "sm": power_w}
+    (lost,) = told(run(gpu(**silent)), "lost")
+    assert lost.severity == "error"
+    assert lost.evidence.startswith("no reading in 40 of 240 samples one after the other")
+    assert lost.evidence.endswith("up to the end of the log (and 1 more time)")
+    memory = at(slice(20, 90), 0, 40)
+    memory[200:] = 0
+    watts = at(slice(20, 90), 300, 600)
+    watts[200:] = 300
+    (hung,) = told(run(gpu(sm=100, mem=memory, pwr=watts)), "hung")
+    assert hung.severity == "error"
+    assert "10 min, up to the end of the log (and 1 more time):" in hung.evidence
 
 
 def test_peers_are_of_one_job_and_one_kind() -> None:

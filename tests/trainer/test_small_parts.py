@@ -219,6 +219,7 @@ def test_a_devices_peak_is_known_by_its_name() -> None:
         "NVIDIA H100 NVL": 835.5, "NVIDIA A100-SXM4-80GB": 311.9, "NVIDIA A10G": None,
         "NVIDIA L40S": 362.0, "NVIDIA L4": 121.0, "NVIDIA L40": None, "Tesla V100-SXM2-16GB": None,
         "NVIDIA A100 80GB PCIe": 311.9, "NVIDIA B200": 2250.0, "NVIDIA A40": 149.7,
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb": None, "NVIDIA A100-SXM4-40GB MIG 3g.20gb": None,
     }  # fmt: skip
     for name, tflops in names.items():
         peak = peak_flops_per_s(name)
