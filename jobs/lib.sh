@@ -20,6 +20,11 @@ die() {
     exit "$EXIT_USAGE"
 }
 
+# counted NUM NOUN: prints "1 rank" or "2 ranks".
+counted() {
+    echo "$1 $2$( (($1 == 1)) || echo s)"
+}
+
 # print_head SCRIPT: the words at its head, which are its help.
 print_head() {
     sed -n '2,/^[^#]/{/^#SBATCH/d; s/^# \{0,1\}//p}' "$1"

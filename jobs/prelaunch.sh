@@ -204,10 +204,9 @@ resolve_settings() {
 
 # world_in_words: "1 node, 2 ranks" or "3 nodes, 8 ranks on each".
 world_in_words() {
-    local nodes=node ranks=rank each=''
-    if ((NUM_NODES > 1)); then nodes=nodes each=' on each'; fi
-    if ((NUM_LOCAL_RANKS > 1)); then ranks=ranks; fi
-    echo "$NUM_NODES $nodes, $NUM_LOCAL_RANKS $ranks$each"
+    local each=''
+    if ((NUM_NODES > 1)); then each=' on each'; fi
+    echo "$(counted "$NUM_NODES" node), $(counted "$NUM_LOCAL_RANKS" rank)$each"
 }
 
 # Where our Python is at hand, wrong trainer options end here, before anything is written. The check

@@ -54,7 +54,7 @@ main() {
     file=$DDP_OUT/sweep-$(date -u +%Y%m%dT%H%M%S)-$$.txt
     printf '%s\n' "$points" >"$file"
     count=$(wc -l <"$file")
-    log_info "$count points in $file"
+    log_info "$(counted "$count" point) in $file"
     # Commas in a path would end an --export list, so the variable travels in the environment.
     if ! DDP_SWEEP_FILE=$file sbatch --export=ALL --job-name=ddp-sweep --array="1-$count" "${options[@]}" \
         "$JOBS_DIR/prelaunch.sh" "$@"; then

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainer.errors import UserError
+from trainer.words import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class BatchPlan:
             raise UserError(
                 "--global-batch-size",
                 rule="at most the number of training samples",
-                found=f"{self.global_batch_size} with {num_samples} samples",
+                found=f"{self.global_batch_size} with {counted(num_samples, 'sample')}",
                 remedy="lower it",
             )
         return steps
@@ -81,7 +82,7 @@ def plan_batches(
             raise UserError(
                 "--global-batch-size",
                 rule="a multiple of the number of data-parallel ranks",
-                found=f"{global_batch_size} with {dp_size} ranks",
+                found=f"{global_batch_size} with {counted(dp_size, 'rank')}",
                 remedy=f"take {_next_multiple(global_batch_size, dp_size)}",
             )
         share = global_batch_size // dp_size

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.events import finite
 from trainer.expected_memory import size_words
 from trainer.speed import Speed
+from trainer.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,13 +69,15 @@ def closing_block(summary: dict[str, Any], run_dir: Path) -> str:
         peak = size_words(summary["peak_memory_bytes"])
         notes.append(f"  memory       {peak} at most on rank 0")
     if summary["non_finite_steps"]:
-        notes.append(f"  not finite   the loss or gradient of {summary['non_finite_steps']} steps")
+        notes.append(
+            f"  not finite   the loss or gradient of {counted(summary['non_finite_steps'], 'step')}"
+        )
     return "\n".join(
         [
             "",
             f"{summary['outcome'].upper()}  {_measured(summary)}",
             f"  loss         {told_loss}",
-            f"  steps        {summary['steps']} on {summary['world_size']} ranks",
+            f"  steps        {summary['steps']} on {counted(summary['world_size'], 'rank')}",
             f"  time         {summary['train_time_s']} s, {', '.join(_speed(summary))}",
             *notes,
             f"  metrics      {run_dir / 'metrics.jsonl'}",

@@ -16,6 +16,7 @@ from trainer import command, manifest
 from trainer.checkpoint_folder import find
 from trainer.errors import EXIT_FINISHED, UserError
 from trainer.tensor_names import MODEL
+from trainer.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     for target in targets:
         _write(target, weights, stored)
         size_mib = target.stat().st_size / 2**20
-        print(f"{target}: {len(weights)} tensors, {size_mib:.1f} MiB, of {checkpoint}")
+        print(f"{target}: {counted(len(weights), 'tensor')}, {size_mib:.1f} MiB, of {checkpoint}")
     return EXIT_FINISHED
 
 

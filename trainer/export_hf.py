@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from trainer import manifest
 from trainer.errors import UserError
 from trainer.llama_checkpoint import read_llama
+from trainer.words import counted
 from trainer.workloads.llama_hf import CONFIG, WEIGHTS, config_of, to_hf
 
 if TYPE_CHECKING:
@@ -39,4 +40,4 @@ def export_hf(checkpoint: Path, target: Path) -> None:
     finally:
         shutil.rmtree(beside, ignore_errors=True)  # also of one that was interrupted
     size_mib = (target / WEIGHTS).stat().st_size / 2**20
-    print(f"{target}: {len(weights)} tensors, {size_mib:.1f} MiB, of {checkpoint}")
+    print(f"{target}: {counted(len(weights), 'tensor')}, {size_mib:.1f} MiB, of {checkpoint}")

@@ -17,6 +17,7 @@ from trainer.errors import EXIT_FINISHED, EXIT_USER
 from trainer.identity import fingerprint
 from trainer.manifest import DamagedError, UnknownError, UnreadableError
 from trainer.tensor_names import split_rank
+from trainer.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,7 +104,7 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
     if report["tensors"] is None:
         return lines
     lines += [
-        f"step         {report['step']}, written by {report['world_size']} rank(s)",
+        f"step         {report['step']}, written by {counted(report['world_size'], 'rank')}",
         f"identity     {report['fingerprint']}",
         *_table(report["identity"]),
         "position",
@@ -133,7 +134,7 @@ def _table(values: Mapping[str, object]) -> list[str]:
 
 def _sum_up(tensors: Mapping[str, Mapping[str, Any]]) -> str:
     size_bytes = sum(entry["bytes"] for entry in tensors.values())
-    return f"tensors      {len(tensors)}, {size_bytes:,} bytes"
+    return f"tensors      {len(tensors)}, {counted(size_bytes, 'byte')}"
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from trainer.device import choose_device, has_driver, lost_gpus, lost_gpus_error
 from trainer.environment import whole_number
 from trainer.parallel.layout import AXES, Layout
 from trainer.rendezvous import meet
+from trainer.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -114,12 +115,11 @@ class Mesh:
 
     def describe(self) -> str:
         """Say in a few words who computes where."""
-        count = self.ranks.world_size
-        ranks = f"{count} rank{'s' if count > 1 else ''} on {self.device.type}"
+        ranks = f"{counted(self.ranks.world_size, 'rank')} on {self.device.type}"
         over = f" over {self.backend}" if self.is_distributed else ""
         if self.layout.is_sharded:
             over += f" ({self.layout.describe()})"
-        return f"{ranks}{over}, {self.num_threads} threads each"
+        return f"{ranks}{over}, {counted(self.num_threads, 'thread')} each"
 
 
 def open_mesh(

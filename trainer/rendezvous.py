@@ -14,6 +14,7 @@ from torch import distributed as dist
 from trainer.device import hardware_of
 from trainer.errors import RunFailedError
 from trainer.listener import serves_store
+from trainer.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
@@ -70,7 +71,8 @@ def meet(
         # Seldom the user's mistake: the port was free when it was chosen, and nodes come and go.
         raise RunFailedError(
             f"rendezvous at {ranks.master_addr}:{ranks.master_port}: "
-            f"all {ranks.world_size} ranks reach rank 0 there; found {str(error).splitlines()[0]}; "
+            f"each of {counted(ranks.world_size, 'rank')} reaches rank 0 there; "
+            f"found {str(error).splitlines()[0]}; "
             "check MASTER_ADDR and MASTER_PORT, and whether every rank was started"
         ) from error
     _name_interface(ranks, env)
@@ -126,7 +128,8 @@ def _connect(store: Any, ranks: Ranks, device: torch.device, backend: Backend) -
     except (dist.DistError, RuntimeError) as error:
         level = "set NCCL_DEBUG=INFO, and " if backend == "nccl" else ""
         raise RunFailedError(
-            f"{backend} between {ranks.world_size} ranks: it starts; found {_ends(error)}; "
+            f"{backend} between {counted(ranks.world_size, 'rank')}: it starts; "
+            f"found {_ends(error)}; "
             f"{level}look at {backend.upper()}_SOCKET_IFNAME"
         ) from error
 

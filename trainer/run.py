@@ -40,6 +40,7 @@ from trainer.profiling import StepProfiler, check_device, profiled_ranks
 from trainer.resume import Resume
 from trainer.schedule import LearningRate
 from trainer.stop import told_too_early
+from trainer.words import counted
 from trainer.workload_checks import test_data_of, train_data_of
 
 if TYPE_CHECKING:
@@ -380,7 +381,7 @@ def _greet(
     mesh: Mesh, num_parameters: int, run_dir: Path, position: Position, total_steps: int
 ) -> None:
     print(
-        f"trainer: {mesh.describe()}, {num_parameters:,} parameters, seed {position.seed}, "
-        f"steps {position.step} to {total_steps}, run directory {run_dir}",
+        f"trainer: {mesh.describe()}, {counted(num_parameters, 'parameter')}, "
+        f"seed {position.seed}, steps {position.step} to {total_steps}, run directory {run_dir}",
         flush=True,
     )

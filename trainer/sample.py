@@ -12,6 +12,7 @@ from trainer import command
 from trainer.checkpoint_folder import find
 from trainer.errors import EXIT_FINISHED, UserError
 from trainer.tokenizer import load_tokenizer
+from trainer.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     if max(prompt) >= model.shape.vocab_size:
         raise UserError(
             f"--tokenizer {options.tokenizer}",
-            rule=f"the one it was trained with, of {model.shape.vocab_size} tokens",
+            rule=f"the one it was trained with, of {counted(model.shape.vocab_size, 'token')}",
             found=f"token {max(prompt)}",
             remedy="name that one",
         )

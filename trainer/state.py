@@ -18,6 +18,7 @@ from trainer.tensor_names import (
     of_rank,
     split_rank,
 )
+from trainer.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -107,7 +108,7 @@ def _check_elsewhere(
         raise UserError(
             "--resume",
             rule="a checkpoint of the same model",
-            found=f"{len(differing)} tensors of others, such as {differing[0]}",
+            found=f"{counted(len(differing), 'tensor')} of others, such as {differing[0]}",
             remedy="give the same --workload and --model, or --resume none",
         )
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from trainer import command
 from trainer.errors import EXIT_FINISHED, UserError
 from trainer.tokenizer import load_tokenizer
+from trainer.words import counted
 from trainer.workloads.token_file import BYTES, Writer
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ def main(argv: Sequence[str]) -> int:
             str(options.out), rule="a file that can be written", found=error, remedy="name another"
         ) from error
     print(
-        f"{options.out}: {writer.num_tokens:,} tokens of {tokenizer.info.vocab_size:,}, "
-        f"{writer.num_documents:,} documents, {options.out.stat().st_size / 2**20:.1f} MiB"
+        f"{options.out}: {counted(writer.num_tokens, 'token')} of {tokenizer.info.vocab_size:,}, "
+        f"{counted(writer.num_documents, 'document')}, {options.out.stat().st_size / 2**20:.1f} MiB"
     )
     return EXIT_FINISHED
 

@@ -1,4 +1,7 @@
-"""What a run says, to files that may be full: words are lost then, the run is not."""
+"""What a run says: words that agree with their numbers, to files that may be full.
+
+What a full disk cannot take is lost, and the run is not.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,11 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+def counted(num: int, noun: str) -> str:
+    """Return `1 rank` or `2 ranks`."""
+    return f"{num:,} {noun}{'' if num == 1 else 's'}"
 
 
 class LossyStream:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.errors import UserError
+from trainer.words import counted
 from trainer.workloads.base import TensorData
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _check_data(workload: Workload, method: str, data: object) -> None:
         rule = "a TensorData or a map-style Dataset, which has a length"
         raise _error(workload, method, rule, f"{type(data).__name__} without one")
     if isinstance(data, TensorData) and len(data.inputs) != len(data.targets):
-        found = f"{len(data.inputs)} inputs and {len(data.targets)} targets"
+        found = f"{counted(len(data.inputs), 'input')} and {counted(len(data.targets), 'target')}"
         raise _error(workload, method, "as many inputs as targets", found)
 
 

@@ -104,8 +104,7 @@ decide_restart() {
     else
         RESTARTS=$((RESTARTS + 1))
         DELAY_S=$((IDLE < 5 ? 1 << IDLE : 30)) # longer only where the last one brought nothing
-        left="$(nodes_left "$EXCLUDE") nodes"
-        if [[ $left == '1 nodes' ]]; then left='1 node'; fi
+        left=$(counted "$(nodes_left "$EXCLUDE")" node)
         decide_as restart "restart $RESTARTS of $DDP_MAX_RESTARTS ${LOST:+on $left }$(decide_from) in $DELAY_S s"
     fi
 }

@@ -162,9 +162,10 @@ judge_is_foreign_image() {
 
 # judge_words: what happened, in the words of the job's last line.
 judge_words() {
-    local log=$DDP_RUN_DIR/logs/rank-$FAILED_RANK.log
+    local log=$DDP_RUN_DIR/logs/rank-$FAILED_RANK.log all=''
     if ((CODE == 0)); then
-        echo "all $WORLD_SIZE ranks finished; $DDP_RUN_DIR"
+        if ((WORLD_SIZE > 1)); then all='all '; fi
+        echo "$all$(counted "$WORLD_SIZE" rank) finished; $DDP_RUN_DIR"
     elif ((CODE == EXIT_STOPPED && IS_OWN_COMMAND)) && [[ $FAILED_RANK && ! $STOP_SIGNAL ]]; then
         echo "rank $FAILED_RANK on $FAILED_NODE asks by code $CODE to go on later; $(judge_checkpoint)"
     elif ((CODE == EXIT_STOPPED)) && [[ $FAILED_RANK ]]; then

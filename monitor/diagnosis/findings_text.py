@@ -18,6 +18,7 @@ from monitor.errors import UserError
 from monitor.logs import series
 from monitor.plot.axis import Axis, utc_offset
 from monitor.report import words
+from monitor.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -99,10 +100,10 @@ def _axis(run: Run, found: Sequence[Finding]) -> Axis:
 
 def _headline(run: Run, found: Sequence[Finding], axis: Axis) -> str:
     counts = Counter(group[0].severity for group in folded(found))
-    told = ", ".join(_several(counts[name], name) for name in SEVERITIES if counts[name])
+    told = ", ".join(counted(counts[name], name) for name in SEVERITIES if counts[name])
     told = told or ("nothing found" if _num_samples(run) else "no monitor's log was read")
     job = f"{run.name}: " if run.name else ""
-    size = f"{_several(_num_gpus(run), 'GPU')} on {_several(_num_nodes(run), 'node')}"
+    size = f"{counted(_num_gpus(run), 'GPU')} on {counted(_num_nodes(run), 'node')}"
     when = f", {_when(axis, axis.begin_s, axis.end_s)}, {axis.zone}" if axis.begin_s else ""
     return f"{job}{told}; {size}{when}"
 
@@ -133,7 +134,7 @@ def places(run: Run, group: Sequence[Finding]) -> str:
         alike.setdefault(_gpus(mine, whole[host]), []).append(host)
     told = [f"{_hosts(hosts)}{gpus}" for gpus, hosts in alike.items()]
     num_more = sum(len(hosts) for hosts in list(alike.values())[_MAX_SORTS:])
-    more = [f"and on {_several(num_more, 'more node')}"] if num_more else []
+    more = [f"and on {counted(num_more, 'more node')}"] if num_more else []
     job = group[0].job
     which = f"job {job}, " if job and len({gpu.job for gpu in run.gpus}) > 1 else ""
     return which + "; ".join([*told[:_MAX_SORTS], *more])
@@ -156,7 +157,7 @@ def _gpus(mine: set[int], whole: set[int]) -> str:
 def _hosts(hosts: Sequence[str]) -> str:
     names = words.host_list(hosts)
     if len(names) > _MAX_NAMES:
-        return f"{len(hosts)} nodes of {min(hosts)} to {max(hosts)}"
+        return f"{counted(len(hosts), 'node')} of {min(hosts)} to {max(hosts)}"
     return names or "the job"
 
 
@@ -172,14 +173,14 @@ def _when(axis: Axis, begin_s: float, end_s: float) -> str:
 
 def _notes(run: Run) -> Iterator[str]:
     looked_at = (
-        f"looked at {_several(_num_samples(run), 'sample')}, {_several(len(run.marks), 'event')}"
-        f" and {_several(len(run.metrics), 'line')} of metrics"
+        f"looked at {counted(_num_samples(run), 'sample')}, {counted(len(run.marks), 'event')}"
+        f" and {counted(len(run.metrics), 'line')} of metrics"
     )
-    bad = f"; {_several(run.num_unreadable, 'row')} could not be read"
+    bad = f"; {counted(run.num_unreadable, 'row')} could not be read"
     yield looked_at + (bad if run.num_unreadable else "")
     lacking: dict[str, list[str]] = {}
     for one in not_looked(run):
-        where = f" on {len(one.hosts)} of {_num_nodes(run)} nodes" if one.hosts else ""
+        where = f" on {len(one.hosts)} of {counted(_num_nodes(run), 'node')}" if one.hosts else ""
         lacking.setdefault(f"no {one.lacks.partition(' or ')[0]}{where}", []).append(one.rule)
     if lacking:
         told = "; ".join(f"{lack}: {', '.join(names)}" for lack, names in lacking.items())
@@ -196,7 +197,3 @@ def _num_nodes(run: Run) -> int:
 
 def _num_gpus(run: Run) -> int:
     return sum(one.gpu is not None for one in run.gpus)
-
-
-def _several(num: int, what: str) -> str:
-    return f"{num} {what}{'' if num == 1 else 's'}"

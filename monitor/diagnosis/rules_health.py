@@ -10,6 +10,7 @@ from monitor import xids
 from monitor.diagnosis import rules
 from monitor.diagnosis.findings import Finding
 from monitor.diagnosis.rules import FACT, Rule
+from monitor.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,15 +39,15 @@ def _growth(
 
 
 def _ecc(run: Run, at: Thresholds) -> Iterator[Finding]:
-    counted = set()
+    with_counter = set()
     for series in rules.gpus(run):
         for one in _ecc_counted(series, at):
-            counted.add((one.severity, one.job, one.host, one.gpu))
+            with_counter.add((one.severity, one.job, one.host, one.gpu))
             yield one
     for placed, several in _marks(run, "ecc"):
         if placed.mark.details.get("bits") in ("1", "single"):
             continue  # corrected: the counter tells how many
-        if ("error", placed.job, placed.host, placed.mark.gpu) not in counted:
+        if ("error", placed.job, placed.host, placed.mark.gpu) not in with_counter:
             text = "memory error that could not be corrected"
             yield _of_mark("ecc", "error", placed, several, text, _TELL_KEEPERS)
 
@@ -56,39 +57,35 @@ def _ecc_counted(series: GpuSeries, at: Thresholds) -> Iterator[Finding]:
     grown, where = _growth(double)
     standing = 0.0 if double is None else float(np.nanmax(double))
     if grown:
-        text = f"{_several(grown, 'memory error')} came up that could not be corrected"
+        text = f"{counted(grown, 'memory error')} came up that could not be corrected"
         yield rules.finding("ecc", "error", series, where, text, _TELL_KEEPERS, weight=grown)
     elif standing:
-        text = f"{_several(standing, 'memory error')} that could not be corrected, from before"
+        text = f"{counted(standing, 'memory error')} that could not be corrected, from before"
         fix = "ask the node's keepers for a reset of the GPU: it may hold damaged memory"
         yield rules.finding("ecc", "warning", series, None, text, fix, weight=standing)
     few, where = _growth(series.column("sbecc"))
     if rules.reaches(few, at.corrected_errors):
-        text = f"{_several(few, 'memory error')} came up, and could be corrected"
+        text = f"{counted(few, 'memory error')} came up, and could be corrected"
         fix = "nothing is wrong yet; tell the node's keepers that its memory wears out"
         yield rules.finding("ecc", "hint", series, where, text, fix, weight=few)
 
 
 def _remap(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
-    counted = set()
+    with_counter = set()
     for series in rules.gpus(run):
         rows = series.column("remap")
         grown, where = _growth(rows)
         if rows is not None and grown:
-            counted.add((series.job, series.host, series.gpu))
-            text = f"{_several(grown, 'row')} of memory remapped, {np.nanmax(rows):.0f} in all"
+            with_counter.add((series.job, series.host, series.gpu))
+            text = f"{counted(grown, 'row')} of memory remapped, {np.nanmax(rows):.0f} in all"
             yield rules.finding("remap", "warning", series, where, text, _RESET, weight=grown)
     for placed, several in _marks(run, "remap"):
         if placed.mark.details.get("failed", "0") not in ("0", "no", "false"):
             text = "a bad row of memory could not be remapped"
             yield _of_mark("remap", "error", placed, several, text, _TELL_KEEPERS)
-        elif (placed.job, placed.host, placed.mark.gpu) not in counted:
+        elif (placed.job, placed.host, placed.mark.gpu) not in with_counter:
             text = "a row of memory is to be remapped"
             yield _of_mark("remap", "warning", placed, several, text, _RESET)
-
-
-def _several(num: float, what: str) -> str:
-    return f"{num:.0f} {what}{'' if num == 1 else 's'}"
 
 
 ECC = Rule(
@@ -154,7 +151,7 @@ def _of_mark(  # noqa: PLR0913, PLR0917 - a finding has that many parts
         gpu=placed.mark.gpu,
         begin_s=min(times, default=None),
         end_s=max(times, default=None),
-        evidence=text + (f", {len(several)} times" if len(several) > 1 else ""),
+        evidence=text + (f", {counted(len(several), 'time')}" if len(several) > 1 else ""),
         suggestion=suggestion,
         job=placed.job,
         about=about,
@@ -188,9 +185,10 @@ def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
             "error" if to_the_end else "warning",
             series,
             mask,
-            f"no reading in any of {series.num_samples} samples: it never answered"
+            f"no reading in any of {counted(series.num_samples, 'sample')}: it never answered"
             if num == series.num_samples
-            else f"no reading in {num} of {series.num_samples} samples one after the other, {end}",
+            else f"no reading in {num} of {counted(series.num_samples, 'sample')} one after the"
+            f" other, {end}",
             "see dmesg of the node for XID 79 and its like; exclude the node (sbatch --exclude) and"
             " tell its keepers",
             weight=num,

@@ -12,6 +12,7 @@ from monitor.diagnosis.findings import Finding
 from monitor.diagnosis.rules import ACTIVITY, METRICS, Rule
 from monitor.report import words
 from monitor.runs.history import integer, mappings, seconds
+from monitor.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,8 +75,11 @@ def _straggler(run: Run, at: Thresholds) -> Iterator[Finding]:
             & (group.values > at.busy_sm_pct)
         )
         for odd in peers.odd(group, differs, at):
-            text = f"{odd.own:.0f} % busy where the middle one of its {odd.num_peers} peers is"
-            yield _finding("straggler", odd, f"{text} {odd.others:.0f} %", _WAITED_FOR)
+            text = (
+                f"{odd.own:.0f} % busy where the middle one of its"
+                f" {counted(odd.num_peers, 'peer')} is {odd.others:.0f} %"
+            )
+            yield _finding("straggler", odd, text, _WAITED_FOR)
     for group in peers.halves(run, at, settled):
         differs = (
             (group.others - group.values >= at.straggler_points)
@@ -114,7 +118,7 @@ def _named_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
             begin_s=seconds(lines[0].get("time")),
             end_s=seconds(lines[-1].get("time")),
             evidence=f"rank {rank} took {np.mean(ratios):.1f} times as long as the middle one in"
-            f" {len(ratios)} of {len(lines)} lines of metrics.jsonl",
+            f" {len(ratios)} of {counted(len(lines), 'line')} of metrics.jsonl",
             suggestion=_WAITED_FOR,
             weight=100 * float(np.mean(ratios)),
         )
@@ -165,7 +169,7 @@ def _clock(run: Run, at: Thresholds) -> Iterator[Finding]:
                 "clock",
                 odd,
                 f"SM clock of {odd.own:.0f} MHz at work, where the middle one of its"
-                f" {odd.num_peers} peers has {odd.others:.0f} MHz",
+                f" {counted(odd.num_peers, 'peer')} has {odd.others:.0f} MHz",
                 _HELD_DOWN,
             )
     for group in peers.halves(run, at, at_work_mhz):
@@ -194,7 +198,7 @@ def _pcie(run: Run, at: Thresholds) -> Iterator[Finding]:
                     "pcie",
                     odd,
                     f"at most {odd.own:.0f} MB/s {way} the GPU over PCIe, where the middle one of"
-                    f" its {odd.num_peers} peers reaches {odd.others:.0f} MB/s",
+                    f" its {counted(odd.num_peers, 'peer')} reaches {odd.others:.0f} MB/s",
                     "see `nvidia-smi -q -d PCIE` on the node for the link's width and generation;"
                     " tell the node's keepers if it is less than its peers'",
                 )
@@ -227,8 +231,8 @@ def _unbalanced(run: Run, at: Thresholds) -> Iterator[Finding]:
             yield _finding(
                 "unbalanced",
                 odd,
-                f"{odd.own * gib:.0f} GiB in use where the middle one of its {odd.num_peers} peers"
-                f" has {odd.others * gib:.0f} GiB",
+                f"{odd.own * gib:.0f} GiB in use where the middle one of its"
+                f" {counted(odd.num_peers, 'peer')} has {odd.others * gib:.0f} GiB",
                 "it decides how large the batch can be: load checkpoints with map_location, set"
                 " each rank's device before the first CUDA call, split evenly",
                 "hint",

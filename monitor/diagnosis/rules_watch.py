@@ -12,6 +12,7 @@ from monitor.diagnosis.rules import Rule, Stretch
 from monitor.logs import clock
 from monitor.report import words
 from monitor.runs.history import seconds
+from monitor.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +63,7 @@ def _gaps(series: GpuSeries, starts_s: NDArray[np.float64], at: Thresholds) -> I
         return
     worst = max(found, key=lambda begin: float(steps_s[begin]))
     gap_s = float(steps_s[worst])
-    more = f" (and {len(found) - 1} more gaps)" if len(found) > 1 else ""
+    more = f" (and {counted(len(found) - 1, 'more gap')})" if len(found) > 1 else ""
     yield rules.finding(
         "gap",
         "hint",

@@ -12,6 +12,7 @@ from monitor.diagnosis.rules import ACTIVITY, METRICS, Rule
 from monitor.logs.activity import highest
 from monitor.report import words
 from monitor.runs.history import number, seconds
+from monitor.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -183,7 +184,7 @@ def _told_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
         begin_s=seconds(lines[0].get("time")),
         end_s=seconds(lines[-1].get("time")),
         evidence=f"the trainer waited for data for {mean_pct:.0f} % of its time, by"
-        f" {len(waits)} lines of metrics.jsonl",
+        f" {counted(len(waits), 'line')} of metrics.jsonl",
         suggestion="give the loader more workers (--num-workers) if CPUs are free; else decode and"
         " resize the data beforehand, or put it on faster storage",
         weight=mean_pct,

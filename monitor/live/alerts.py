@@ -9,6 +9,7 @@ from monitor import xids
 from monitor.live.board import GONE, IDLE, LOST, STALE, THROTTLED
 from monitor.plot import events
 from monitor.report.words import host_list, minutes
+from monitor.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -117,9 +118,9 @@ def folded(alerts: Iterable[Alert]) -> list[Alert]:
 def _fold(group: Sequence[Alert]) -> Alert:
     hosts = host_list(alert.host for alert in group if alert.host)
     num_gpus = sum(alert.gpu is not None for alert in group)
-    what = f"{num_gpus} GPUs" if num_gpus else f"{len(group)} times"
+    what = counted(num_gpus, "GPU") if num_gpus else counted(len(group), "time")
     if not num_gpus and len({alert.host for alert in group}) == len(group):
-        what = f"{len(group)} nodes"
+        what = counted(len(group), "node")
     text = f"{what}: {group[0].text}" + (f": {hosts}" if hosts else "")
     return replace(group[0], host="", gpu=None, text=text)
 

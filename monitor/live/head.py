@@ -10,6 +10,7 @@ from monitor.errors import printable
 from monitor.live import sparkline
 from monitor.live.board import GONE, LOST, STATES, total
 from monitor.report.words import NONE
+from monitor.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,7 @@ def title(board: Board, width: int, *, is_paused: bool) -> list[Span]:
         if progress.attempt is not None and progress.attempt > 1:
             line += [_GAP, (f"start {progress.attempt}", "")]
         if progress.num_ranks is not None:
-            line += [_GAP, (_num(progress.num_ranks, "rank"), "")]
+            line += [_GAP, (counted(progress.num_ranks, "rank"), "")]
     if is_paused:
         line += [_GAP, (" PAUSED ", "pause")]
     used = sum(len(text) for text, _ in line)
@@ -94,9 +95,9 @@ def sum_line(rows: Sequence[Row], width: int) -> list[Span]:
     if not rows:
         return [("no samples yet: waiting for logs", "warn")]
     of_all = total(rows)
-    places = _num(of_all.num_nodes, "node")
+    places = counted(of_all.num_nodes, "node")
     if of_all.num_gpus:
-        places += f", {_num(of_all.num_gpus, 'GPU')}"
+        places += f", {counted(of_all.num_gpus, 'GPU')}"
     what = "util" if of_all.num_gpus else "processors"
     items: list[list[Span]] = [[(places, "")]]
     items.append([(f"{what} ", "dim"), (_round(of_all.util_pct, " %"), "title")])
@@ -124,10 +125,6 @@ def fitted(items: Sequence[list[Span]], width: int) -> list[Span]:
             break
         line += [_GAP, *item]
     return line
-
-
-def _num(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _round(value: float | None, unit: str) -> str:

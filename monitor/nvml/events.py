@@ -17,6 +17,7 @@ import pynvml
 from monitor import xids
 from monitor.logs.marks import Mark
 from monitor.nvml.calls import function
+from monitor.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -73,7 +74,7 @@ class Events:
             target=self._watch, args=(event_set,), name="nvml-events", daemon=True
         )
         self._thread.start()
-        return f"watched on {self._num_registered} of {len(handles)} GPUs"
+        return f"watched on {self._num_registered} of {counted(len(handles), 'GPU')}"
 
     def _register(self) -> Handle | None:
         """Make a set of the GPUs that answer; None if there is none, and `_why`."""

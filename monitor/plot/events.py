@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monitor.runs.history import integer, seconds
+from monitor.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,7 +68,7 @@ def _told(line: Mapping[str, Any]) -> Event | None:
 def _start(line: Mapping[str, Any]) -> str:
     number = integer(line.get("attempt")) or 1
     size = integer(line.get("world_size"))
-    ranks = "" if size is None else f", {size} rank" + "s" * (size != 1)
+    ranks = "" if size is None else f", {counted(size, 'rank')}"
     return f"start {number}{ranks}"
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from monitor.logs.places import natural
 from monitor.plot.axis import binned
 from monitor.plot.metrics import reading
+from monitor.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,8 +112,8 @@ def fold(order: Sequence[Key], max_rows: int) -> Rows:
 
 def _what(order: Sequence[Key], together: int) -> str:
     sizes = set(Counter(host for host, _ in order).values())
-    nodes = "a node" if together == 1 else f"{together} nodes"
-    return f"{nodes} ({together * sizes.pop()} GPUs)" if len(sizes) == 1 else nodes
+    nodes = "a node" if together == 1 else counted(together, "node")
+    return f"{nodes} ({counted(together * sizes.pop(), 'GPU')})" if len(sizes) == 1 else nodes
 
 
 def _label(host: str, gpu: int, num_hosts: int) -> str:

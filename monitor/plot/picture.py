@@ -14,6 +14,7 @@ from monitor.plot import grid as plot_grid
 from monitor.plot import metrics as plot_metrics
 from monitor.plot.events import events_of
 from monitor.runs.history import seconds
+from monitor.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,7 +151,7 @@ def named(run: Run, gpus: Sequence[GpuSeries]) -> str:
     num_gpus = len(plot_grid.keys(gpus, of_host=False))
     parts = []
     if num_nodes:
-        parts.append(f"{num_nodes} node" + "s" * (num_nodes != 1))
-        parts.append(f"{num_gpus} GPU" + "s" * (num_gpus != 1) if num_gpus else "no GPU")
+        parts.append(counted(num_nodes, "node"))
+        parts.append(counted(num_gpus, "GPU") if num_gpus else "no GPU")
     name = run.name or "GPU log"
     return f"{name}: {', '.join(parts)}" if parts else name

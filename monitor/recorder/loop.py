@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from monitor.logs import gutil, marks
 from monitor.logs.sample import GpuSample, HostSample, RankSample, Reading, Row
+from monitor.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -185,7 +186,7 @@ class Recorder:
             return _NoRanks().read(reading)
 
     def _lost_fact(self) -> tuple[tuple[str, str], ...]:
-        told = f"{self._num_lost} samples could not be written"
+        told = f"{counted(self._num_lost, 'sample')} could not be written"
         return (("lost", told),) if self._num_lost else ()
 
     def _new_facts(self, facts: tuple[tuple[str, str], ...]) -> str:

@@ -9,6 +9,7 @@ from monitor.errors import UserError, printable
 from monitor.logs import files as logfiles
 from monitor.logs import stats, tallies
 from monitor.report.document import RULES, document
+from monitor.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +71,10 @@ def _print(
     notes = [note for note in map(_note, files) if note]
     if len(notes) > _MAX_NOTES and not full:
         hidden = len(notes) - _MAX_NOTES
-        notes = [*notes[:_MAX_NOTES], f"and {hidden} more files like these: --full names all"]
+        notes = [
+            *notes[:_MAX_NOTES],
+            f"and {counted(hidden, 'more file')} like these: --full names all",
+        ]
     for note in notes:
         console.print(note, style="yellow", markup=False, soft_wrap=True)
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from monitor.logs import stats
 from monitor.report import folding, words
 from monitor.report.words import MIB_PER_GIB, NONE
+from monitor.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -87,7 +88,7 @@ def tables(
 
 def _title(job: Job, co2_g_per_kwh: float | None) -> Text:
     gpus = [gpu for node in job.nodes for gpu in node.gpus]
-    parts = [_plural(len(job.nodes), "node"), _plural(len(gpus), "GPU")]
+    parts = [counted(len(job.nodes), "node"), counted(len(gpus), "GPU")]
     spans = [gpu.use.span_s for gpu in gpus] or [job.use.span_s]
     if any(span is not None for span in spans):
         parts.append(words.minutes(max(span or 0 for span in spans)))
@@ -116,10 +117,6 @@ def _jobs(jobs: Sequence[Job]) -> Table:
     return table
 
 
-def _plural(num: int, noun: str) -> str:
-    return f"{num} {noun}{'' if num == 1 else 's'}"
-
-
 def _spreads(use: Use, *, full: bool) -> RenderableType:
     table = _table("", "mean", "5 %", "50 %", "95 %", "peak")
     for key, metric in _METRICS.items():
@@ -143,7 +140,11 @@ def _folded(job: Job, *, wide: bool) -> Iterator[RenderableType]:
     if worst:
         table = _gpus(worst[:_MAX_OUTLIERS], wide=wide)
         hidden = len(worst) - _MAX_OUTLIERS
-        more = f"and {hidden} more GPUs that stand out: --full shows all" if hidden > 0 else None
+        more = (
+            f"and {counted(hidden, 'more GPU')} beside these: --full shows all"
+            if hidden > 0
+            else None
+        )
         yield Text("GPUs that stand out", style="cyan")
         yield table
         if more:

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from monitor.words import counted
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -49,7 +51,7 @@ def _silent(gpus: Sequence[Gpu]) -> str | None:
         return None
     worst = max(lost, key=lambda gpu: gpu.use.num_silent / gpu.use.num_samples)
     use = worst.use
-    told = f"{_name(worst)} silent in {use.num_silent} of {use.num_samples} samples"
+    told = f"{_name(worst)} silent in {use.num_silent} of {counted(use.num_samples, 'sample')}"
     return told + _others(len(lost) - 1)
 
 
@@ -88,7 +90,7 @@ def _name(gpu: Gpu) -> str:
 
 
 def _others(num: int) -> str:
-    return f" (and {num} more GPU{'s' if num > 1 else ''})" if num else ""
+    return f" (and {counted(num, 'more GPU')})" if num else ""
 
 
 def minutes(seconds: float | None) -> str:

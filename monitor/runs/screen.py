@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from monitor.runs.history import integer
+from monitor.words import counted
 
 _STOPPED = 75
 _ON_REQUEST = ("preempted", "time limit", "cancelled", "stopped")
@@ -131,7 +132,7 @@ def _run(found: dict[str, Any]) -> str:
     attempt = found["attempt"]
     nodes = attempt["nodes"] if isinstance(attempt["nodes"], list) else []
     size = attempt["world_size"]
-    place = f", {size} rank{'' if size == 1 else 's'} on {_some(nodes)}" if nodes else ""
+    place = f", {counted(size, 'rank')} on {_some(nodes)}" if nodes else ""
     when = "" if not _is_over(found) else f", ended {_ago(found['ended_s'])}"
     if found["state"] == "killed":
         when = f", last heard of {_ago(found['ended_s'])}"
@@ -267,7 +268,7 @@ def _attempt(one: dict[str, Any]) -> str:
 
 def _lost(found: dict[str, Any]) -> str:
     goodput, steps = found["goodput"], found["steps_lost"]
-    parts = [f"{steps} step{'' if steps == 1 else 's'}"] if steps else []
+    parts = [counted(steps, "step")] if steps else []
     if goodput["lost_s"]:
         parts.append(f"{_duration(goodput['lost_s'])} of work")
     if goodput["restart_s"]:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from monitor.watchdog.verdict import NodeReport, RankReport, Verdict, compose, from_event
+from monitor.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -143,7 +144,9 @@ class _Others:
         num_missing = self.place.num_nodes - len(present)
         if num_missing <= 0:
             return []
-        return sorted(self.names - present) or [f"{num_missing} of {self.place.num_nodes} nodes"]
+        return sorted(self.names - present) or [
+            f"{num_missing} of {counted(self.place.num_nodes, 'node')}"
+        ]
 
     def place_in_line(self) -> int:
         """Tell how many living watchers come before this one."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from trainer.errors import UserError
 from trainer.parallel.positions import num_chunks
+from trainer.words import counted
 
 if TYPE_CHECKING:
     from trainer.config import Config, Strategy
@@ -152,7 +153,7 @@ def _fit(config: Config, ranks: Ranks) -> Layout:
         raise UserError(
             "layout",
             rule="the product of the axes is the number of ranks",
-            found=f"{told} = {math.prod(sizes.values())} with {ranks.world_size} ranks",
+            found=f"{told} = {math.prod(sizes.values())} with {counted(ranks.world_size, 'rank')}",
             remedy="change an axis, or give one of them -1",
         )
     return Layout(**sizes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainer.errors import UserError
+from trainer.words import counted
 
 if TYPE_CHECKING:
     from trainer.config import Config, PipelineSchedule
@@ -85,7 +86,8 @@ def _check_stages(config: Config, layout: Layout, sizes: ParallelSizes) -> None:
         raise UserError(
             "--pp",
             rule="stages that divide the model's layers",
-            found=f"{sizes.num_layers} layers with {count} stages (pp {layout.pp} x {per_rank})",
+            found=f"{counted(sizes.num_layers, 'layer')} with {count} stages "
+            f"(pp {layout.pp} x {per_rank})",
             remedy="take another --pp or --pp-stages-per-rank",
         )
 
