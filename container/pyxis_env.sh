@@ -22,6 +22,8 @@ IFS=$' \t\n'
 
 LOG_NAME=pyxis_env
 HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+# shellcheck source=jobs/lib.sh
+. "$HERE/../jobs/lib.sh"
 # shellcheck source=container/mounts.sh
 . "$HERE/mounts.sh"
 # shellcheck source=container/plugstack.sh
@@ -111,6 +113,7 @@ names() {
 
 main() {
     local all word
+    help_if_asked "${1-}" "${BASH_SOURCE[0]}"
     WITH_CLIENT=1 FORM=variables OUT=''
     for word in "$@"; do
         case $word in

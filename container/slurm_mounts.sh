@@ -12,6 +12,8 @@ shopt -s inherit_errexit
 
 LOG_NAME=slurm_mounts
 HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+# shellcheck source=jobs/lib.sh
+. "$HERE/../jobs/lib.sh"
 # shellcheck source=container/mounts.sh
 . "$HERE/mounts.sh"
 # shellcheck source=container/plugstack.sh
@@ -159,6 +161,7 @@ add_names() {
 }
 
 main() {
+    help_if_asked "${1-}" "${BASH_SOURCE[0]}"
     (($# == 0)) || die "there must be no arguments, found '$1': the host's own Slurm is described"
     find_configuration
     add_programs

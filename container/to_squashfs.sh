@@ -13,6 +13,8 @@ shopt -s inherit_errexit
 
 HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly HERE
+# shellcheck source=jobs/lib.sh
+. "$HERE/../jobs/lib.sh"
 readonly DEFAULT_SQUASH_OPTIONS='-comp zstd -Xcompression-level 6 -exit-on-error'
 STAGE='' SCRATCH='' CONTAINER='' CHILD=''
 
@@ -28,20 +30,13 @@ die() {
 # shellcheck source=container/rootfs.sh
 . "$HERE/rootfs.sh"
 
-usage() {
-    sed -n '2,/^unset/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
-}
-
 parse_arguments() {
     local words=()
     FORCE=0
+    help_if_asked "${1-}" "${BASH_SOURCE[0]}"
     while (($#)); do
         case $1 in
             --force) FORCE=1 ;;
-            -h | --help)
-                usage
-                exit 0
-                ;;
             -*) die "the option must be --force, found '$1': see --help" ;;
             *) words+=("$1") ;;
         esac

@@ -13,6 +13,7 @@ source "$JOBS_DIR/lib/place.sh"
 
 main() {
     local options=(--job-name=ddp-interactive --pty) lines version
+    help_if_asked "${1-}" "${BASH_SOURCE[0]}"
     command -v srun >/dev/null || die "an interactive session needs Slurm's srun, found none: run jobs/prelaunch.sh here instead"
     if [[ ${DDP_IMAGE-} ]]; then
         place_check_image

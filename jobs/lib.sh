@@ -30,11 +30,19 @@ print_head() {
     sed -n '2,/^[^#]/{/^#SBATCH/d; s/^# \{0,1\}//p}' "$1"
 }
 
-# help_if_asked WORD SCRIPT: prints a script's help, and ends.
+# help_if_asked WORD SCRIPT: prints a script's help, or the version, and ends.
 help_if_asked() {
-    [[ $1 == -h || $1 == --help ]] || return 0
-    print_head "$2"
+    case $1 in
+        -h | --help) print_head "$2" ;;
+        --version) print_version "$(dirname -- "$2")/.." ;;
+        *) return 0 ;;
+    esac
     exit 0
+}
+
+# print_version ROOT: the version of the project in that directory.
+print_version() {
+    sed -n 's/^__version__ = "\(.*\)"$/ddp \1/p' "$1/trainer/__init__.py"
 }
 
 # refuse_export OPTION...: what a script tells its jobs travels in the environment.

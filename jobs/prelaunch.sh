@@ -128,6 +128,10 @@ parse_arguments() {
         case $word in
             --) break ;;
             -h | --help) show_help ;;
+            --version)
+                print_version "$JOBS_DIR/.."
+                exit 0
+                ;;
             --dry-run) die "--dry-run must be the first word, found it later: put it there" ;;
         esac
     done

@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from monitor import __version__
 from monitor.errors import EXIT_USER, UserError, say
 
 if TYPE_CHECKING:
@@ -34,7 +35,11 @@ COMMANDS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, with our exit code and one line."""
+    """argparse, with our exit code, one line, and --version."""
+
+    def __init__(self, **about: Any) -> None:  # noqa: ANN401 -- as argparse takes it
+        super().__init__(**about)
+        self.add_argument("--version", action="version", version=f"ddp {__version__}")
 
     def error(self, message: str) -> NoReturn:
         hint = f"run `{self.prog} --help` for what there is"

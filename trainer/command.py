@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from trainer import __version__
 from trainer.errors import EXIT_USER, UserError, missing_package
 
 if TYPE_CHECKING:
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with our exit code and one line."""
+    """argparse, with our exit code, one line, and --version."""
+
+    def __init__(self, prog: str, description: str | None) -> None:
+        super().__init__(prog=prog, description=description)
+        self.add_argument("--version", action="version", version=f"ddp {__version__}")
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError."""

@@ -14,6 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer import __version__
 from trainer.config import Config, option_name
 from trainer.errors import UserError
 
@@ -151,8 +152,12 @@ _VALUES_ELSEWHERE = {
 def parse(argv: Sequence[str]) -> Config:
     """Build the Config that `argv`, and the TOML file it may name, ask for.
 
-    Raises UserError for whatever is wrong with either; `--help` prints and raises SystemExit(0).
+    Raises UserError for whatever is wrong with either; `--help` and `--version` print and raise
+    SystemExit(0).
     """
+    if "--version" in argv:
+        print(f"ddp {__version__}")
+        raise SystemExit(0)
     named = _named_options(argv)
     path = _config_path(argv)
     from_file = _read_toml(path) if path else {}

@@ -220,6 +220,7 @@ main() {
     shift || true
     case $command in
         help | -h | --help) usage && return ;;
+        --version) sed -n 's/^__version__ = "\(.*\)"$/ddp \1/p' "$(dirname -- "${BASH_SOURCE[0]}")/../../trainer/__init__.py" && return ;;
         up | down | cut | heal | kill)
             require_machine
             require_settings
