@@ -62,9 +62,7 @@ run_defaults() {
     export DDP_OUT=${DDP_OUT:-$PWD/out} DDP_ATTEMPT=${DDP_ATTEMPT:-1}
     export DDP_RUN_DIR=${DDP_RUN_DIR:-$DDP_OUT/slurm-$DDP_JOB_ID}
     export DDP_LAUNCH_ID=${DDP_LAUNCH_ID:-$DDP_JOB_ID.$DDP_ATTEMPT.$$}
-    mkdir -p -- "$DDP_RUN_DIR/logs" 2>/dev/null || :
-    [[ -w $DDP_RUN_DIR/logs ]] ||
-        die "the run directory must be writable on every node, found that $DDP_RUN_DIR is not on $DDP_NODE: set DDP_OUT to a directory on the shared file system"
+    make_writable "$DDP_RUN_DIR/logs"
 }
 
 run_rank() {

@@ -20,6 +20,24 @@ die() {
     exit "$EXIT_USAGE"
 }
 
+# make_writable DIRECTORY: makes it, or says who may not write where, and what helps in this place.
+make_writable() {
+    local there=$1 why owner remedy='set DDP_OUT to a directory that you can write to'
+    why=$(mkdir -p -- "$1" 2>&1) || :
+    [[ ! -d $1 || ! -w $1 ]] || return 0
+    while [[ ! -e $there ]]; do there=$(dirname -- "$there"); done
+    owner=$(stat -c %u:%g -- "$there")
+    why=${why##*: }
+    if [[ ${SLURM_JOB_ID-} ]]; then
+        remedy='set DDP_OUT to a directory on the shared file system'
+    elif ((${IN_CONTAINER:-0})) && [[ ${why:-Permission denied} == 'Permission denied' ]]; then
+        remedy="give it to user $(id -u) on the host (chown), or run as its owner (docker run --user $owner)"
+    elif ((${IN_CONTAINER:-0})); then
+        remedy="mount a directory that can be written to (docker run -v \"\$PWD/out:/out\")"
+    fi
+    die "the run directory must be writable, found that user $(id -u) cannot write to $there of user ${owner%:*}${DDP_NODE:+ on $DDP_NODE} (${why:-Permission denied}): $remedy"
+}
+
 # counted NUM NOUN: prints "1 rank" or "2 ranks".
 counted() {
     echo "$1 $2$( (($1 == 1)) || echo s)"

@@ -253,9 +253,7 @@ run_open() {
     WORK_DIR=$(mktemp -d "${TMPDIR:-/tmp}/ddp-$DDP_JOB_ID.XXXXXX" 2>/dev/null) ||
         die "a temporary directory is needed, found that none can be made in ${TMPDIR:-/tmp}: set TMPDIR to one that is writable"
     trap 'rm -rf -- "$WORK_DIR"' EXIT
-    mkdir -p -- "$DDP_RUN_DIR" 2>/dev/null || :
-    [[ -d $DDP_RUN_DIR && -w $DDP_RUN_DIR ]] ||
-        die "the run directory must be writable, found that $DDP_RUN_DIR is not: set DDP_OUT to a directory on the shared file system"
+    make_writable "$DDP_RUN_DIR"
     check_own_files
     lock_take
     settings_attempt # while we waited, its owner may have counted on

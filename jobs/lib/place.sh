@@ -252,6 +252,17 @@ place_count_gpus() {
     echo "${#devices[@]}"
 }
 
+# place_warn_unnamed_volume MOUNT: docker gives a volume that nobody named 64 digits for a name, and
+# removes it with the container (--rm), or leaves it where nobody looks.
+place_warn_unnamed_volume() {
+    local root target
+    while read -r _ _ _ root target _; do
+        if [[ $target == "$1" && $root =~ /volumes/[0-9a-f]{64}/_data$ ]]; then
+            log_info "warning: nothing of the host is mounted at $1: docker run --rm removes all that this run writes when it ends; to keep it: docker run -v \"\$PWD/out:$1\""
+        fi
+    done </proc/self/mountinfo
+}
+
 # place_check_output DIRECTORY: what a container writes into its own file system is gone at its end.
 place_check_output() {
     local directory=$1 kind mount
@@ -261,4 +272,5 @@ place_check_output() {
     if [[ $mount == / || $kind == tmpfs ]]; then
         die "the output must outlive the container, found $1 on the container's own file system: add --container-mounts=./:/submit --container-env=DDP_OUT with DDP_OUT=/submit/out, or run eval \"\$(container/pyxis_env.sh)\" before sbatch (docker: -v \"\$PWD/out:/out\")"
     fi
+    place_warn_unnamed_volume "$mount"
 }

@@ -135,6 +135,36 @@ def test_words_after_the_image_are_options_a_command_or_a_program(
     assert "Traceback" not in ended.stdout + ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("volume", "told"),
+    [
+        ("", "docker run --user 0:0"),
+        (":ro", 'docker run -v "$PWD/out:/out"'),
+    ],
+)
+def test_a_volume_that_the_user_cannot_write_to(
+    image: str, tmp_path: Path, run: Run, volume: str, told: str
+) -> None:
+    """One line names user, owner and reason, and what docker can do; no shared file system."""
+    tmp_path.chmod(0o755)
+    mounted = ("--volume", f"{tmp_path}:/out{volume}")
+    ended = run("docker", *LIMITED, "--user", "4711", *mounted, image, "--", "true")
+    last = ended.stderr.splitlines()[-1]
+    assert ended.returncode == 64
+    assert "user 4711 cannot write to /out of user 0" in last
+    assert told in last
+    assert "shared file system" not in last
+
+
+def test_output_that_will_be_lost_is_told(image: str, out: Path, run: Run) -> None:
+    """Docker makes a volume without a name, and --rm removes it; one that is named is kept."""
+    lost = run("docker", *LIMITED, image, "--", "true")
+    kept = run("docker", *LIMITED, *_mounted(out), image, "--", "true")
+    warning = "warning: nothing of the host is mounted at /out: docker run --rm removes all"
+    assert (lost.returncode, warning in lost.stderr) == (0, True)
+    assert (kept.returncode, warning in kept.stderr) == (0, False)
+
+
 def test_docker_stop_ends_a_run_with_a_checkpoint(image: str, out: Path, run: Run) -> None:
     """The entry point is process 1: TERM reaches the ranks, and 75 the caller."""
     name = f"ddp-test-{uuid.uuid4().hex[:8]}"
