@@ -357,6 +357,11 @@ class Checkpoints:
         if self._num_kept:
             self._folder.prune(self._num_kept, kept=kept, damaged=self._damaged)
 
+    def path_of_best(self, step: int) -> Path | None:
+        """Return the checkpoint of `step` if `best` names it; None: it could not be kept."""
+        named = self._folder.pointed("best")
+        return self._folder.path_of(step) if named == name_of(step) else None
+
     def _point(self, name: str, step: int) -> None:
         """Move a pointer. Where that fails it stays, and the training goes on."""
         try:

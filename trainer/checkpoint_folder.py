@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STATE_FILE = "state.json"
+POINTERS = ("latest", "best")
 
 
 def name_of(step: int) -> str:
@@ -202,11 +203,27 @@ def find_folder(path: Path) -> CheckpointFolder | None:
     return None
 
 
+def _follow(pointer: Path) -> Path:
+    """Return what `RUN/checkpoints/best`, or RUN/best, names. Raises UserError if it names none."""
+    for folder in (pointer.parent, pointer.parent / "checkpoints"):
+        name = CheckpointFolder(folder).pointed(pointer.name)
+        if name is not None:
+            return folder / name
+    raise UserError(
+        str(pointer),
+        rule="a pointer to a checkpoint that is there",
+        found="none",
+        remedy="name the run directory for its last one, or one such as checkpoints/step-100",
+    )
+
+
 def find(path: Path) -> Path:
-    """Return the checkpoint that `path` means: one, or the last one of a run.
+    """Return the checkpoint that `path` means: one, what `best` names, or the last one of a run.
 
     Raises UserError when there is none.
     """
+    if path.name in POINTERS and not path.is_dir():
+        return _follow(path)
     if (step_of(path.name) is not None and path.is_dir()) or (path / manifest.FILE).exists():
         return path
     folder = find_folder(path)

@@ -40,6 +40,16 @@ def path(text: str) -> Path:
     return Path(text)
 
 
+CHECKPOINT_HELP = "a checkpoint, a run directory (its last one), or its best one: RUN/best"
+
+
+def follow_umask(file: Path) -> None:
+    """Give a file that a library wrote the permissions that the user gives new files."""
+    mask = os.umask(0)
+    os.umask(mask)
+    file.chmod(0o666 & ~mask)
+
+
 def run(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     """Return main's exit code, or 64 after one line if the input is wrong."""
     try:

@@ -38,8 +38,11 @@ def summary_of(
         steps, derived = position.step - loop.started_step, loop.derived
     samples_per_s = steps * global_batch_size / time_s if time_s else 0.0
     speed = asdict(loop.progress.work.speed(samples_per_s)) if loop else {}
+    best_step = position.best_step if position else None
+    best = checkpoints.path_of_best(best_step) if checkpoints and best_step is not None else None
     return {
         "outcome": outcome,
+        "ended_by": _ended_by(outcome, loop),
         "train_time_s": round(time_s, 3),
         "samples_per_s": round(samples_per_s, 1),
         **{name: round(value, 1) for name, value in speed.items() if value is not None},
@@ -47,6 +50,11 @@ def summary_of(
         "test_accuracy": position.last_accuracy if position else None,
         "test_loss": finite(position.last_test_loss) if position else None,
         **{name: finite(value) for name, value in derived.items()},
+        "best_step": best_step,
+        "best_accuracy": position.best_accuracy if position else None,
+        "best_test_loss": finite(position.best_test_loss) if position else None,
+        "best_checkpoint": str(best) if best else None,
+        "num_validations_without_gain": position.num_validations_without_gain if position else 0,
         "world_size": world_size,
         "steps": position.step if position else 0,
         "checkpoint_step": checkpoints.latest_step if checkpoints else None,
@@ -54,6 +62,13 @@ def summary_of(
         "peak_memory_bytes": loop.peak_memory_bytes if loop else None,
         "slow_ranks": loop.progress.stragglers.over_the_run() if loop else [],
     }
+
+
+def _ended_by(outcome: str, loop: Loop | None) -> str:
+    """Name what ended a run; of one that failed, the failure tells more."""
+    if outcome != "finished" or loop is None:
+        return {"stopped": "request"}.get(outcome, "failure")
+    return "early_stop" if loop.stops_early and not loop.is_at_last_step else "last_step"
 
 
 def closing_block(summary: dict[str, Any], run_dir: Path) -> str:
@@ -72,18 +87,42 @@ def closing_block(summary: dict[str, Any], run_dir: Path) -> str:
         notes.append(
             f"  not finite   the loss or gradient of {counted(summary['non_finite_steps'], 'step')}"
         )
+    ranks = counted(summary["world_size"], "rank")
     return "\n".join(
         [
             "",
             f"{summary['outcome'].upper()}  {_measured(summary)}",
             f"  loss         {told_loss}",
-            f"  steps        {summary['steps']} on {counted(summary['world_size'], 'rank')}",
+            f"  steps        {summary['steps']} on {ranks}{_why(summary)}",
             f"  time         {summary['train_time_s']} s, {', '.join(_speed(summary))}",
             *notes,
+            *_best(summary),
             f"  metrics      {run_dir / 'metrics.jsonl'}",
             f"  checkpoints  {run_dir / 'checkpoints'}",
         ]
     )
+
+
+def _why(summary: Mapping[str, Any]) -> str:
+    """Say why there were no more steps."""
+    in_vain = counted(summary["num_validations_without_gain"], "validation")
+    return {
+        "early_stop": f", ended early: {in_vain} in a row without a gain (--early-stop-patience)",
+        "last_step": ", the last one",
+        "request": ", ended on request",
+    }.get(summary["ended_by"], "")
+
+
+def _best(summary: Mapping[str, Any]) -> list[str]:
+    """Say which step was best, by what, and which checkpoint to take for it."""
+    accuracy, loss = summary["best_accuracy"], summary["best_test_loss"]
+    if summary["best_step"] is None:
+        return []
+    measure = f"test loss {loss:.4f}" if isinstance(loss, float) else "a test loss not finite"
+    if isinstance(accuracy, float):
+        measure = f"test accuracy {100 * accuracy:.2f} %, {measure}"
+    take = summary["best_checkpoint"] or "its checkpoint could not be kept"
+    return [f"  best         step {summary['best_step']}, {measure}: {take}"]
 
 
 def _speed(summary: Mapping[str, Any]) -> list[str]:

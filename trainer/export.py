@@ -1,7 +1,9 @@
 """python -m trainer.export CHECKPOINT OUT: the weights in files that other programs read.
 
 OUT.safetensors is written in the form of that name, OUT.pt (or .pth) so that
-`torch.load(OUT, weights_only=True)` reads it; without one of these endings, both are. With
+`torch.load(OUT, weights_only=True)` reads it: a dictionary of model (the weights), config (the
+options that made it: workload, model and others) and step; the first has the same in its metadata.
+Without one of these endings, both are. With
 --format hf, OUT is a new folder that Hugging Face's transformers loads, of a Llama. One process is
 enough, whatever number of ranks wrote the checkpoint; nothing but torch and safetensors is used.
 """
@@ -33,9 +35,7 @@ _ENDINGS = (_SAFETENSORS, _TORCH, ".pth")
 def main(argv: Sequence[str]) -> int:
     """Export. Raises UserError for wrong input; nothing is written then."""
     parser = command.Parser(prog="python -m trainer.export", description=__doc__)
-    parser.add_argument(
-        "checkpoint", type=command.path, help="a checkpoint, or a run directory: its last"
-    )
+    parser.add_argument("checkpoint", type=command.path, help=command.CHECKPOINT_HELP)
     parser.add_argument(
         "out", type=command.path, help="the file to write, or its name without an ending"
     )
@@ -118,8 +118,14 @@ def _write(target: Path, weights: Mapping[str, Tensor], stored: Stored) -> None:
                 dict(weights), beside, {**about, "identity": json.dumps(stored.state.identity)}
             )
         else:
+            whole = {
+                "model": dict(weights),
+                "config": dict(stored.state.identity),
+                "step": stored.state.position.step,
+            }
             with beside.open("wb") as file:  # by name, torch loses what the system says
-                torch.save(dict(weights), file)
+                torch.save(whole, file)
+        command.follow_umask(beside)
         manifest.flush(beside)
         beside.replace(target)
     # What torch raises in the end is a RuntimeError about its own positions.

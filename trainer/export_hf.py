@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from trainer import manifest
+from trainer import command, manifest
 from trainer.errors import UserError
 from trainer.llama_checkpoint import read_llama
 from trainer.words import counted
@@ -30,6 +30,7 @@ def export_hf(checkpoint: Path, target: Path) -> None:
         save_file(weights, beside / WEIGHTS, {"format": "pt", "step": str(llama.step)})
         config = config_of(llama.shape, llama.sequence_length)
         (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+        command.follow_umask(beside / WEIGHTS)
         for path in (beside / WEIGHTS, beside / CONFIG):
             manifest.flush(path)
         beside.rename(target)

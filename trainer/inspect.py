@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str]) -> int:
     """Show. Raises UserError for a path that has no checkpoint."""
     parser = command.Parser(prog="python -m trainer.inspect", description=__doc__)
-    parser.add_argument("path", type=command.path, help="a checkpoint, or a run directory")
+    parser.add_argument("path", type=command.path, help=command.CHECKPOINT_HELP)
     parser.add_argument("--json", action="store_true", help="one JSON document, for programs")
     options = parser.parse_args(argv)
     chosen = find(options.path)

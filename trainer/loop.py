@@ -96,10 +96,19 @@ class Loop:
                 stopped = self._parts.agreement.reached()  # before a step more is to be saved
         return stopped
 
-    def _is_over(self) -> bool:
+    @property
+    def stops_early(self) -> bool:
+        """Whether as many validations as --early-stop-patience have brought no gain."""
         patience = self._parts.config.early_stop_patience
-        is_stale = 0 < patience <= self.position.num_validations_without_gain
-        return is_stale or self.position.step >= self._total_steps
+        return 0 < patience <= self.position.num_validations_without_gain
+
+    @property
+    def is_at_last_step(self) -> bool:
+        """Whether there is no step left to take."""
+        return self.position.step >= self._total_steps
+
+    def _is_over(self) -> bool:
+        return self.stops_early or self.is_at_last_step
 
     def _is_due(self, every: int, *, besides: bool = False) -> bool:
         """Whether it is time, every so many steps, or, with 0 or `besides`, at an epoch's end."""

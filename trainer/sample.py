@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str]) -> int:
     """Print the prompt and what follows. Raises UserError for wrong input."""
     parser = command.Parser(prog="python -m trainer.sample", description=__doc__)
-    parser.add_argument(
-        "checkpoint", type=command.path, help="a checkpoint, or a run directory: its last"
-    )
+    parser.add_argument("checkpoint", type=command.path, help=command.CHECKPOINT_HELP)
     parser.add_argument("--prompt", required=True, help="the text to go on from")
     parser.add_argument("--tokens", type=int, default=200, help="how many to add (200)")
     parser.add_argument(

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -37,7 +38,14 @@ def test_weights_go_into_plain_files(run_dir: Path, tmp_path: Path) -> None:
     """Both forms hold the same weights, which fit the bare model; the step stands with them."""
     assert run(export.main, [str(run_dir), str(tmp_path / "m")]) == 0
     weights = load_file(tmp_path / "m.safetensors")
-    plain = torch.load(tmp_path / "m.pt", weights_only=True)
+    whole = torch.load(tmp_path / "m.pt", weights_only=True)
+    plain = whole["model"]
+    assert whole["step"] == 3
+    assert (whole["config"]["workload"], whole["config"]["model"]) == ("mnist", "mlp")
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in tmp_path.glob("m.*"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
     assert set(weights) == set(plain) == {"1.weight", "1.bias", "3.weight", "3.bias"}
     assert all(torch.equal(weights[name], plain[name]) for name in weights)
     perceptron().load_state_dict(weights)
@@ -77,7 +85,9 @@ def test_it_needs_one_process_and_no_cluster(
     assert ended.stderr == ""
     newer = tmp_path / "new.pt"
     assert run(export.main, [str(run_dir), str(newer)]) == 0
-    old, new = (torch.load(path, weights_only=True)["1.weight"] for path in (target, newer))
+    old, new = (
+        torch.load(path, weights_only=True)["model"]["1.weight"] for path in (target, newer)
+    )
     assert not torch.equal(old, new)
 
 

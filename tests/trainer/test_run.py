@@ -1,14 +1,17 @@
 """Whole runs of one rank, in this process."""
 
+import json
 import os
 import re
 import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 import trainer.loop
 from tests.trainer.quick_run import QUICK, Train
+from trainer import command, export, inspect
 
 pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
 
@@ -21,9 +24,10 @@ def test_a_run_leaves_what_the_contract_asks_for(
     summary = run.summary()
     assert code == 0
     assert list(summary) == [
-        "outcome", "train_time_s", "samples_per_s", "final_loss", "test_accuracy", "test_loss",
-        "world_size", "steps", "checkpoint_step", "non_finite_steps",
-        "peak_memory_bytes", "slow_ranks",
+        "outcome", "ended_by", "train_time_s", "samples_per_s", "final_loss", "test_accuracy",
+        "test_loss", "best_step", "best_accuracy", "best_test_loss", "best_checkpoint",
+        "num_validations_without_gain", "world_size", "steps", "checkpoint_step",
+        "non_finite_steps", "peak_memory_bytes", "slow_ranks",
     ]  # fmt: skip
     assert (summary["outcome"], summary["steps"], summary["world_size"]) == ("finished", 40, 1)
     assert summary["test_accuracy"] > 0.85
@@ -186,6 +190,41 @@ def test_early_stopping_ends_a_run_that_no_longer_gains(train: Train) -> None:
     assert (code, run.summary()["outcome"], run.summary()["steps"]) == (0, "finished", 60)
     train(*QUICK, *options)
     assert run.summary()["steps"] == 60
+
+
+@pytest.mark.parametrize(("lr", "patience"), [("0.05", 1), ("0.003", 0), ("0.02", 2)])
+def test_the_end_tells_why_and_what_was_best(
+    train: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path, lr: str, patience: int
+) -> None:
+    """By the run's own metrics: the first of the best accuracies, and what followed it in vain."""
+    options = ("--max-steps", "30", "--val-every", "2", "--early-stop-patience", str(patience))
+    code, run = train(*QUICK, *options, "--lr", lr)
+    lines = (run.path / "metrics.jsonl").read_text().splitlines()
+    measured = [line for line in map(json.loads, lines) if "test_accuracy" in line]
+    best = max(measured, key=lambda line: line["test_accuracy"])  # the first of several
+    in_vain = sum(line["step"] > best["step"] for line in measured)
+    summary, told = run.summary(), capsys.readouterr().out
+    is_early = measured[-1]["step"] < 30
+    assert code == 0
+    assert summary["ended_by"] == ("early_stop" if is_early else "last_step")
+    assert (in_vain == patience) if is_early else True
+    assert summary["num_validations_without_gain"] == in_vain
+    assert [summary["best_step"], summary["best_accuracy"], summary["best_test_loss"]] == [
+        best["step"], best["test_accuracy"], pytest.approx(best["test_loss"])
+    ]  # fmt: skip
+    path = run.path / "checkpoints" / f"step-{best['step']}"
+    percent = 100 * best["test_accuracy"]
+    assert f"step {best['step']}, test accuracy {percent:.2f} %, test loss " in told
+    assert f": {path}\n" in told
+    early = f", ended early: {in_vain} validation{'s' * (in_vain > 1)} in a row without a gain"
+    assert (early in told) is is_early
+    assert (", the last one\n" in told) is not is_early
+    for named in (run.path / "best", run.path / "checkpoints" / "best"):
+        assert command.run(export.main, [str(named), str(tmp_path / "best.pt"), "--force"]) == 0
+        assert torch.load(tmp_path / "best.pt", weights_only=True)["step"] == best["step"]
+        assert command.run(inspect.main, [str(named)]) == 0
+    (run.path / "checkpoints" / "best").unlink()
+    assert command.run(export.main, [str(run.path / "best"), str(tmp_path / "none.pt")]) == 64
 
 
 def test_a_profile_and_tensorboard_when_asked(train: Train) -> None:
