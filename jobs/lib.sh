@@ -307,19 +307,22 @@ with_parent() {
 # oom_kills: this process's cgroup, and how many of its processes the kernel has ended for want of memory;
 # empty if it does not say.
 oom_kills() {
-    local line group file kills
+    local line group folder file kills
     while IFS= read -r line; do
         group=${line#*:*:}
         case $line in
-            0::*) file=/sys/fs/cgroup$group/memory.events ;;
-            *:memory:*) file=/sys/fs/cgroup/memory$group/memory.oom_control ;;
+            0::*) folder=/sys/fs/cgroup file=memory.events ;;
+            *:memory:*) folder=/sys/fs/cgroup/memory file=memory.oom_control ;;
             *) continue ;;
         esac
-        kills=$(sed -n 's/^oom_kill //p' "$file" 2>/dev/null || :)
-        if [[ $kills ]]; then
-            echo "$group $kills"
-            return 0
-        fi
+        # Docker shows a container its own group as the root, and names it as the host does.
+        for file in "$folder$group/$file" "$folder/$file"; do
+            kills=$(sed -n 's/^oom_kill //p' "$file" 2>/dev/null || :)
+            if [[ $kills ]]; then
+                echo "$group $kills"
+                return 0
+            fi
+        done
     done </proc/self/cgroup
 }
 

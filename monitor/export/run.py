@@ -93,17 +93,20 @@ def add(metrics: Metrics, run_dir: str, users: Mapping[str, str | None], *, now_
     name = os.path.basename(os.path.abspath(run_dir))  # noqa: PTH100, PTH119 - its name, not a link's
     labels = {"job": job, "user": users.get(job or ""), "run": name}
     if told and told["attempts"]:
-        _add_record(metrics, labels, told, _goes_on(run_dir, told["attempts"][-1], now_s))
+        state = _state(run_dir, told["attempts"][-1], now_s)
+        if state == "running":
+            life.go_on(told, now_s)
+        _add_record(metrics, labels, told, state in ("running", "restarting"))
     numbers = sorted({history.integer(event.get("attempt")) or 1 for event in events})
     path = os.path.join(run_dir, "metrics.jsonl")  # noqa: PTH118
     _add_lines(metrics, labels, evidence.last_metrics(path, numbers)[0])
 
 
-def _goes_on(run_dir: str, attempt: dict[str, Any], now_s: float) -> bool:
+def _state(run_dir: str, attempt: dict[str, Any], now_s: float) -> str:
     """Tell by its files and processes alone: Slurm is not asked every few seconds."""
     at_s = life.last_written_s(os.path.abspath(run_dir), attempt)  # noqa: PTH100 - as told to ranks
     quiet_s = None if at_s is None else max(0.0, now_s - at_s)
-    return life.state(run_dir, attempt, None, quiet_s) in ("running", "restarting")
+    return life.state(run_dir, attempt, None, quiet_s)
 
 
 def _add_record(

@@ -45,9 +45,10 @@ def describe(attempt: Attempt, later: Sequence[Attempt], log_end: LogEnd) -> Rec
     """
     start, code = attempt.last("start"), attempt.code
     ranks = _ranks(attempt.events)
-    outcome = "killed" if code is None else _OUTCOMES.get(code, "failed")
+    done = code is None and _all_done(ranks, start.get("world_size"))
+    outcome = "finished" if done else "killed" if code is None else _OUTCOMES.get(code, "failed")
     first = first_failure(attempt, ranks, log_end)
-    finding = judge(attempt, first, log_end)
+    finding = failure.DONE if done else judge(attempt, first, log_end)
     return {
         "attempt": attempt.number,
         "start_time": start.get("time") or (attempt.events[0].get("time") or None),
@@ -75,6 +76,11 @@ def describe(attempt: Attempt, later: Sequence[Attempt], log_end: LogEnd) -> Rec
         "slow_ranks": slow_ranks(attempt),
         "summary": _summary(attempt, outcome),
     }
+
+
+def _all_done(ranks: Sequence[Record], world_size: object) -> bool:
+    """Whether every rank ended with 0, so that only the script's own end is missing."""
+    return bool(ranks) and len(ranks) == world_size and all(rank["code"] == 0 for rank in ranks)
 
 
 def nothing() -> Record:
@@ -223,8 +229,8 @@ def _stop(attempt: Attempt, log_end: LogEnd) -> str:
             return name
     if "USR1" in signals:
         return "time limit"
-    if not signals and _ended_by_itself(attempt):
-        return "itself"
+    if not by_script and _ended_by_itself(attempt):
+        return "signalled" if signals else "itself"
     is_local = str(attempt.last("start").get("job_id") or "").startswith("local-")
     is_by_hand = "INT" in signals or "HUP" in signals or (bool(signals) and is_local)
     return "cancelled" if is_by_hand else "preempted"

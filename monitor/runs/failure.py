@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,15 @@ TABLE: tuple[Sign, ...] = (
     Sign("stop", r"time limit", "time limit", "was ended by the time limit"),
     Sign("stop", r"cancelled", "cancelled", "was cancelled"),
     Sign("stop", r"itself", "stopped", "ended by itself and asks to go on later"),
+    Sign("stop", r"signalled", "stopped", "was sent a signal to end, not by Slurm"),
     # ---- what the rank said
-    Sign("error", r"No space left on device|Disk quota exceeded|ENOSPC|EDQUOT", "storage",
+    Sign("error", r"No space left on device|Disk quota exceeded|ENOSPC|EDQUOT|"
+         r"PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+", "storage",
          "found no room on the disk"),
     Sign("error", r"Stale file handle|Input/output error|Read-only file system|ESTALE|\bEIO\b|"
          r"Transport endpoint is not connected", "storage", "could not use the file system"),
-    Sign("error", r"(FileNotFoundError|No such file or directory).*"
-         r"\.(?!(?:py|pyc|so|sh|toml|ya?ml|json|cfg|ini)\b)\w+", "storage",
+    Sign("error", r"(?m)(FileNotFoundError|No such file or directory).*"
+         r"\.(?!(?:py|pyc|so|sh|toml|ya?ml|json|cfg|ini)\b)\w+[^\w/]*$", "storage",
          "missed a file of its data"),
     Sign("later", r"FileNotFoundError|No such file or directory", "storage",
          "missed a file that was there before"),
@@ -116,11 +119,23 @@ FOLLOWS = re.compile(
 The surest of these words stand in jobs/lib/judge.sh, too, where there need not be a Python.
 """
 
+DONE = Finding(None, "finished", "end", "")
+
 _WHOLE = ("code", "signal", "verdict", "stop", "end", "oom")  # places of one word
-_EXCEPTION = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b.*|terminate called.*|.*: error: .*")
-_PREFIX = re.compile(r"^\s*(?:\[rank\d+\]:\s?|\[\d+\]\s)?")
+_PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?|\[\d+\]\s)?")
+_EXCEPTION = re.compile(
+    r"[\w.]*(?:Error|Exception|Interrupt)\b.*|terminate called.*|.*: error: .*|Fatal Python error.*"
+)
+_FOLLOWING = re.compile(r"[\w.]*(?:ChildFailedError|ProcessRaisedException|SystemExit)\b")
+_UNHEARD = re.compile(r"Exception ignored in|--- Logging error ---|Exception in thread")
+_ENDS = re.compile(rf"Traceback|{_UNHEARD.pattern}|{_FOLLOWING.pattern}")
+_CHAINED = re.compile(
+    r"The above exception was the direct cause|During handling of the above exception"
+)
+_GOES_ON = re.compile(r"step \d+(/\d+)?\b.*(loss|samples/s|epoch)|epoch \d+\b.*(loss|accuracy)")
 _NUM_LINES = 60  # of the end of a log: older words are about something else
 _NUM_LAST = 3
+_NUM_BELOW = 5  # lines of an error below its first one
 _MAX_LINE = 300
 
 
@@ -143,11 +158,39 @@ class Case:
 
 
 def errors_in(log_end: str) -> list[str]:
-    """Pick the lines that say what went wrong: exceptions near the end, and the last lines."""
+    """Pick the lines that say what went wrong: the last fatal error, else the last lines.
+
+    What came before it was handled, or the program would have ended there. What it names as its
+    cause, or was handling, belongs to it; so does what it says below its first line. No error is
+    one that Python only tells of (`Exception ignored in`), or that tells of a child's.
+    """
     lines = [_PREFIX.sub("", line).rstrip() for line in log_end.splitlines()[-_NUM_LINES:]]
     lines = [line for line in lines if line]
-    head, last = lines[:-_NUM_LAST], lines[-_NUM_LAST:]
-    return [line[:_MAX_LINE] for line in (*filter(_EXCEPTION.match, head), *last)]
+    went_on = [number for number, line in enumerate(lines) if _GOES_ON.search(line)]
+    lines = lines[went_on[-1] + 1 :] if went_on else lines
+    fatal = [n for n, line in enumerate(lines) if _is_fatal(lines, n, line)]
+    if not fatal:
+        return [line[:_MAX_LINE] for line in lines[-_NUM_LAST:]]
+    chain = [fatal[-1]]
+    for before in reversed(fatal[:-1]):
+        if not any(_CHAINED.search(line) for line in lines[before : chain[-1]]):
+            break
+        chain.append(before)
+    below = itertools.takewhile(lambda line: not _ENDS.match(line), lines[fatal[-1] + 1 :])
+    causes = [lines[number] for number in reversed(chain[1:])]
+    told = (*causes, *itertools.islice(below, _NUM_BELOW), lines[fatal[-1]])
+    return [line[:_MAX_LINE] for line in told]
+
+
+def _is_fatal(lines: Sequence[str], number: int, line: str) -> bool:
+    """Tell whether a line is an exception that may have ended the program."""
+    if not _EXCEPTION.match(line) or _FOLLOWING.match(line) or _UNHEARD.match(line):
+        return False
+    begin = next((n for n in range(number - 1, -1, -1) if not lines[n].startswith(" ")), None)
+    head = "" if begin is None else lines[begin]
+    if head.startswith("Traceback") and begin:
+        head = lines[begin - 1]
+    return not _UNHEARD.match(head)
 
 
 def headline(told: str | None, log_end: str) -> str:

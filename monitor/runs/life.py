@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from monitor import events
+from monitor.plain import open_plain
 from monitor.runs import nodes
+from monitor.runs.history import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable
 
     from monitor.runs.slurm import Job
 
-_FRESH_S = 60.0  # of the files: the monitor writes every 15 s by default
+_FRESH_S = 60.0  # of the last word: the monitor writes every 15 s by default
+_TAIL_BYTES = 2**14
 
 
 def state(run_dir: str, attempt: dict[str, Any], job: Job | None, quiet_s: float | None) -> str:
-    """Tell `ended`, `restarting`, `queued`, `running` or `killed`.
+    """Tell `ended`, `restarting`, `queued`, `running`, `killed` or `unknown`.
 
     Args:
         run_dir: the run's directory.
@@ -37,11 +42,31 @@ def state(run_dir: str, attempt: dict[str, Any], job: Job | None, quiet_s: float
         else:
             goes_on = decision == "restart" and is_fresh
         return "restarting" if goes_on else "ended"
+    if attempt["outcome"] == "finished":
+        return "ended"
     if job is not None:
         return "running" if job.is_running else "killed"
     if _has_process(run_dir, attempt):
         return "running"
-    return "running" if is_fresh and not _is_all_here(attempt) else "killed"
+    return "killed" if _is_all_here(attempt) else "running" if is_fresh else "unknown"
+
+
+def go_on(made: dict[str, Any], now_s: float) -> None:
+    """Let a record reach to now, whose last attempt still runs: nothing of it is lost yet."""
+    attempt, goodput = made["attempts"][-1], made["goodput"]
+    lost_s = attempt["ledger"]["lost_s"]
+    goodput["compute_s"] = round(goodput["compute_s"] + lost_s, 3)
+    goodput["lost_s"] = round(goodput["lost_s"] - lost_s, 3)
+    if made["steps_lost"] is not None:
+        made["steps_lost"] -= attempt["steps_lost"] or 0
+    attempt["steps_lost"] = None
+    began_s = seconds(made["attempts"][0]["start_time"])
+    if began_s is not None and began_s + goodput["wall_s"] < now_s:
+        # of its last moments nobody told yet
+        goodput["unknown_s"] += round(now_s - began_s - goodput["wall_s"], 3)
+        goodput["wall_s"] = round(now_s - began_s, 3)
+    if goodput["wall_s"] and goodput["compute_s"]:
+        goodput["goodput_pct"] = round(100 * goodput["compute_s"] / goodput["wall_s"], 1)
 
 
 def _has_process(run_dir: str, attempt: dict[str, Any]) -> bool:
@@ -64,18 +89,33 @@ def _is_all_here(attempt: dict[str, Any]) -> bool:
 def last_written_s(run_dir: str, attempt: dict[str, Any]) -> float | None:
     """When anything of the run was last written, in seconds since 1970; None if nothing is there.
 
-    The monitors' logs lie beside the run directory; they grow as long as the ranks live.
+    By the times in it, for a copy's files are new; a file's own time only bounds them. The
+    monitors' logs lie beside the run directory; they grow as long as the ranks live.
     """
-    logs = os.path.join(run_dir, "logs")  # noqa: PTH118 - start time
-    paths: list[str] = [os.path.join(run_dir, n) for n in ("events.jsonl", "metrics.jsonl")]  # noqa: PTH118
-    with suppress(OSError):
-        paths += [entry.path for entry in os.scandir(logs)]
+    names = ("events.jsonl", "metrics.jsonl")
+    found = [_told_s(os.path.join(run_dir, name), _line_s) for name in names]  # noqa: PTH118
     told = attempt["nodes"] if isinstance(attempt["nodes"], list) else []
-    paths += [nodes.path_of(run_dir, attempt["job_id"], node) for node in told]
-    return max(_written_s(paths), default=None)
+    for node in told:
+        if max(filter(None, found), default=0.0) > time.time() - _FRESH_S:
+            break  # one fresh word is enough, and a log's end takes time to read
+        found.append(_told_s(nodes.path_of(run_dir, attempt["job_id"], node), _sample_s))
+    return max(filter(None, found), default=None)
 
 
-def _written_s(paths: Iterable[str]) -> Iterable[float]:
-    for path in paths:
-        with suppress(OSError):
-            yield os.stat(path).st_mtime  # noqa: PTH116
+def _told_s(path: str, last_s: Callable[[str], float | None]) -> float | None:
+    with suppress(OSError):
+        written_s = os.stat(path).st_mtime  # noqa: PTH116 - start time
+        inside_s = last_s(path)
+        return written_s if inside_s is None else min(written_s, inside_s)
+    return None
+
+
+def _line_s(path: str) -> float | None:
+    with open_plain(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+        lines, _ = events.read(file.read())
+    return max(filter(None, (seconds(line.get("time")) for line in lines)), default=None)
+
+
+def _sample_s(path: str) -> float | None:
+    return max((sample.time_s for sample in nodes.read(path).samples), default=None)

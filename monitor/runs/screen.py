@@ -98,13 +98,15 @@ def _headline(found: dict[str, Any]) -> str:
         step = attempt["last_step"]
         at = "no step yet" if step is None else f"step {step}"
         return f"STILL RUNNING: {at}, last line {_ago(found['quiet_s'])}"
+    if state == "unknown":
+        return f"NO END IS TOLD: last word {_ago(found['quiet_s'])}; if it still runs is not known"
     happened = _happened(attempt)
-    if state == "queued":
-        return f"WAITING in Slurm's queue; before, {happened}"
-    if state == "restarting":
-        return f"STARTING AGAIN; before, {happened}"
-    if attempt["code"] == 0:
-        return "FINISHED: all ranks ended well"
+    waits = {"queued": "WAITING in Slurm's queue", "restarting": "STARTING AGAIN"}.get(state)
+    if waits:
+        return f"{waits}; before, {happened}"
+    if attempt["outcome"] == "finished":
+        untold = "" if attempt["code"] == 0 else "; the script's own end is not told"
+        return f"FINISHED: all ranks ended well{untold}"
     if attempt["failure_class"] in _ON_REQUEST:
         return f"STOPPED: {happened}"
     return f"{'KILLED' if attempt['outcome'] == 'killed' else 'FAILED'}: {happened}"
@@ -134,7 +136,7 @@ def _run(found: dict[str, Any]) -> str:
     size = attempt["world_size"]
     place = f", {counted(size, 'rank')} on {_some(nodes)}" if nodes else ""
     when = "" if not _is_over(found) else f", ended {_ago(found['ended_s'])}"
-    if found["state"] == "killed":
+    if found["state"] in ("killed", "unknown"):
         when = f", last heard of {_ago(found['ended_s'])}"
     total = max(len(found["attempts"]), attempt["attempt"])
     return f"{found['run']}: start {attempt['attempt']} of {total}{place}{when}"
@@ -301,7 +303,7 @@ def _time(goodput: dict[str, Any], unknown: str) -> str:
 
 
 def _is_over(found: dict[str, Any]) -> bool:
-    return found["state"] in ("ended", "killed")
+    return found["state"] in ("ended", "killed", "unknown")
 
 
 def _wait(found: dict[str, Any]) -> str:

@@ -59,8 +59,7 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
     job = slurm.ask(attempt["job_id"], max(filter(None, (told_s, written_s)), default=None))
     state = life.state(run_dir, attempt, job, quiet_s)
     if state == "running":
-        _lose_nothing_yet(made, attempt)
-        _go_on_until(made["goodput"], seconds(made["attempts"][0]["start_time"]), now_s)
+        life.go_on(made, now_s)
     if job is not None:
         _believe(job, attempt)
     where = attempt["failure"] or {}
@@ -96,25 +95,6 @@ def _record_of(run_dir: str) -> dict[str, Any]:
             " name the directory of a run that was started"
         )
     return made
-
-
-def _go_on_until(goodput: dict[str, Any], began_s: float | None, now_s: float) -> None:
-    """Let the time of a run that goes on reach to now: of its last moments nobody told yet."""
-    if began_s is not None and began_s + goodput["wall_s"] < now_s:
-        goodput["unknown_s"] += round(now_s - began_s - goodput["wall_s"], 3)
-        goodput["wall_s"] = round(now_s - began_s, 3)
-    if goodput["wall_s"] and goodput["compute_s"]:
-        goodput["goodput_pct"] = round(100 * goodput["compute_s"] / goodput["wall_s"], 1)
-
-
-def _lose_nothing_yet(made: dict[str, Any], attempt: dict[str, Any]) -> None:
-    """Take back what would be lost if the attempt that still runs had ended by now."""
-    goodput, lost_s = made["goodput"], attempt["ledger"]["lost_s"]
-    goodput["compute_s"] = round(goodput["compute_s"] + lost_s, 3)
-    goodput["lost_s"] = round(goodput["lost_s"] - lost_s, 3)
-    if made["steps_lost"] is not None:
-        made["steps_lost"] -= attempt["steps_lost"] or 0
-    attempt["steps_lost"] = None
 
 
 def _believe(job: slurm.Job, attempt: dict[str, Any]) -> None:

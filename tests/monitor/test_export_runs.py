@@ -11,7 +11,7 @@ import pytest
 
 from monitor.logs import gutil
 from monitor.logs.sample import GpuSample, HostSample, Row
-from monitor.runs import record
+from monitor.runs import why
 from tests.monitor.collected import NOW, NOW_S, collect
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def test_a_run_tells_of_its_trainer_and_its_goodput(lived: Path) -> None:
     ):
         ((told, number),) = found[name]
         assert (told, number) == (labels, pytest.approx(value, rel=1e-12)), name
-    goodput = record.read(str(lived))["goodput"]
+    assert found["ddp_run_steps_lost"] == [(labels, 0)]
+    goodput = why.gather(str(lived), NOW_S)["goodput"]
     share = pytest.approx(goodput["goodput_pct"] / 100)
     assert found["ddp_run_goodput_ratio"] == [(labels, share)]
     spent = {told["spent_on"]: number for told, number in found["ddp_run_time_seconds"]}

@@ -115,7 +115,18 @@ def test_a_job_of_another_cluster_is_not_ours(story: Any, tmp_path: Path) -> Non
         os.utime(path, (story.now_s, story.now_s))
     told = "JobId=42 JobState=RUNNING SubmitTime=2026-11-22T00:00:00 ExitCode=0:0"
     programs = client(tmp_path, scontrol=f"echo '{told}'", sacct="exit 1")
-    assert shown(story.run_dir, programs=programs)[0].startswith("KILLED: ")
+    assert shown(story.run_dir, programs=programs)[0].startswith("NO END IS TOLD: last word ")
+
+
+def test_a_copy_of_a_run_is_not_taken_for_the_run(story: Any, tmp_path: Path) -> None:
+    """Its files are new, what they tell is old: nobody here knows whether it still runs."""
+    story.start()
+    story.train(0, 25, 5)
+    story.write()
+    for path in story.run_dir.rglob("*"):
+        path.touch()
+    shown_here = shown(story.run_dir, programs=client(tmp_path, scontrol="exit 1", sacct="exit 1"))
+    assert shown_here[0].startswith("NO END IS TOLD: last word ")
 
 
 @pytest.mark.parametrize(
