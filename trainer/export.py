@@ -45,6 +45,11 @@ def main(argv: Sequence[str]) -> int:
         default="weights",
         help="weights (default), or hf: a folder of Hugging Face's layout, of a Llama",
     )
+    parser.add_argument(
+        "--tokenizer",
+        type=command.path,
+        help="hf: its tokenizer.json (default: that of the folder --model named, or bytes)",
+    )
     parser.add_argument("--force", action="store_true", help="overwrite what is there")
     options = parser.parse_args(argv)
     if options.out.name in ("", ".."):
@@ -56,8 +61,12 @@ def main(argv: Sequence[str]) -> int:
         _check_target(options.out, may_overwrite=False)  # never a whole folder
         from trainer.export_hf import export_hf  # noqa: PLC0415 -- imports torch
 
-        export_hf(checkpoint, options.out)
+        export_hf(checkpoint, options.out, options.tokenizer)
         return EXIT_FINISHED
+    if options.tokenizer is not None:
+        raise UserError(
+            "--tokenizer", rule="with --format hf", found="without", remedy="leave it out"
+        )
     targets = _targets(options.out, may_overwrite=options.force)
     stored, weights = _read(checkpoint)
     for target in targets:

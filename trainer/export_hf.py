@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from trainer import command, manifest
 from trainer.errors import UserError
 from trainer.llama_checkpoint import read_llama
+from trainer.tokenizer_hf import tokenizer_files
 from trainer.words import counted
 from trainer.workloads.llama_hf import CONFIG, WEIGHTS, config_of, to_hf
 
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def export_hf(checkpoint: Path, target: Path) -> None:
+def export_hf(checkpoint: Path, target: Path, tokenizer: Path | None) -> None:
     """Write the folder beside, then rename it. Raises UserError for what is no such checkpoint."""
     llama = read_llama(checkpoint)
+    tokenizer_texts = tokenizer_files(tokenizer, llama.model, llama.shape.vocab_size)
     beside = target.with_name(f".{target.name}.partial")
     try:
         shutil.rmtree(beside, ignore_errors=True)
@@ -31,7 +33,9 @@ def export_hf(checkpoint: Path, target: Path) -> None:
         config = config_of(llama.shape, llama.sequence_length)
         (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
         command.follow_umask(beside / WEIGHTS)
-        for path in (beside / WEIGHTS, beside / CONFIG):
+        for name, text in tokenizer_texts.items():
+            (beside / name).write_text(text + "\n", "utf-8")
+        for path in beside.iterdir():
             manifest.flush(path)
         beside.rename(target)
     except (OSError, SafetensorError) as error:
@@ -42,3 +46,5 @@ def export_hf(checkpoint: Path, target: Path) -> None:
         shutil.rmtree(beside, ignore_errors=True)  # also of one that was interrupted
     size_mib = (target / WEIGHTS).stat().st_size / 2**20
     print(f"{target}: {counted(len(weights), 'tensor')}, {size_mib:.1f} MiB, of {checkpoint}")
+    if not tokenizer_texts:
+        print(f"{target}: no tokenizer, which a checkpoint does not name: give --tokenizer FILE")

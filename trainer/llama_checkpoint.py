@@ -27,6 +27,8 @@ class StoredLlama:
     sequence_length: int
     weights: Mapping[str, Tensor]
     step: int
+    model: str
+    """As --model had it: a preset's name, a folder, or nothing for the default."""
 
 
 def read_llama(checkpoint: Path) -> StoredLlama:
@@ -55,4 +57,5 @@ def read_llama(checkpoint: Path) -> StoredLlama:
         sequence_length=length,
         weights={name.removeprefix(MODEL): tensor for name, tensor in tensors.items()},
         step=stored.state.position.step,
+        model=str(identity["model"]),
     )

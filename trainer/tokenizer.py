@@ -13,7 +13,7 @@ from trainer.workloads.tokens import BYTES_EOS, BYTES_VOCAB_SIZE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-_EOS_NAMES = ("</s>", "<|end_of_text|>", "<|endoftext|>", "<eos>", "<|im_end|>")
+EOS_NAMES = ("</s>", "<|end_of_text|>", "<|endoftext|>", "<eos>", "<|im_end|>")
 _DOCUMENTS_A_BATCH = 256
 
 
@@ -64,7 +64,7 @@ class HuggingFaceTokenizer:
     def __init__(self, path: Path, eos_name: str | None) -> None:
         """Read it. Raises UserError if that cannot be, or if no token ends a document."""
         self._tokenizer = _read_tokenizer(path)
-        names = [eos_name] if eos_name else _EOS_NAMES
+        names = [eos_name] if eos_name else EOS_NAMES
         ids = (self._tokenizer.token_to_id(name) for name in names)
         eos = next((number for number in ids if number is not None), None)
         if eos is None:

@@ -1,6 +1,8 @@
 """A Llama to Hugging Face's layout and back, and what it writes."""
 
 import json
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,6 +166,47 @@ def test_transformers_loads_what_is_exported(trained: Path, tmp_path: Path) -> N
     tokens = torch.randint(256, (3, 16), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_tokenizer_comes_along(trained: Path, tmp_path: Path) -> None:
+    """Of a model of bytes: any text is its bytes, and comes back; a document's end is known."""
+    transformers: Any = pytest.importorskip("transformers", reason="what reads the folder")
+    assert run(export.main, [str(trained), str(tmp_path / "out"), "--format", "hf"]) == 0
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    every = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x11000)]))
+    for text in ("def f(x):\r\n\treturn x  \n", " ÿ\u0100 é 漢字 🙂", "", every):
+        tokens = theirs.encode(text, add_special_tokens=False)
+        assert tokens == list(text.encode())
+        assert theirs.decode(tokens) == text
+    assert theirs.eos_token_id == 255
+    umask = os.umask(0)
+    os.umask(umask)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()}
+    assert modes == {0o666 & ~umask}
+
+
+@pytest.mark.slow
+def test_a_tokenizer_that_is_named_comes_along(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it is, with the token that ends a document; not one of more tokens than the model."""
+    file, out = tmp_path / "t.json", tmp_path / "out"
+    for num_tokens, code in ((257, 64), (200, 0)):
+        vocab = {f"t{number}": number for number in range(num_tokens - 1)}
+        model = {"type": "BPE", "vocab": {**vocab, "</s>": num_tokens - 1}, "merges": []}
+        file.write_text(json.dumps({"model": model}))
+        words = [str(trained), str(out), "--format", "hf", "--tokenizer", str(file)]
+        assert run(export.main, words) == code
+        assert out.exists() == (code == 0)
+    assert "of at most 256 tokens; found token 256" in capsys.readouterr().err
+    assert json.loads((out / "tokenizer.json").read_text()) == {"model": model}
+    about = json.loads((out / "tokenizer_config.json").read_text())
+    assert ("eos_token", "</s>") in about.items()
+    file.write_text("{}")
+    assert run(export.main, [str(trained), str(tmp_path / "o2"), *words[2:]]) == 64
+    assert run(export.main, [str(trained), str(tmp_path / "o2"), *words[4:]]) == 64
+    assert "--tokenizer: with --format hf" in capsys.readouterr().err
 
 
 @pytest.mark.slow
