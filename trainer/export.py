@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from trainer import command, manifest
 from trainer.checkpoint_folder import find
 from trainer.errors import EXIT_FINISHED, UserError
-from trainer.tensor_names import MODEL
 from trainer.words import counted
 
 if TYPE_CHECKING:
@@ -68,7 +67,9 @@ def main(argv: Sequence[str]) -> int:
             "--tokenizer", rule="with --format hf", found="without", remedy="leave it out"
         )
     targets = _targets(options.out, may_overwrite=options.force)
-    stored, weights = _read(checkpoint)
+    from trainer import loading  # noqa: PLC0415 -- imports torch: wrong input is told before
+
+    stored, weights = loading.read_weights(checkpoint)
     for target in targets:
         _write(target, weights, stored)
         size_mib = target.stat().st_size / 2**20
@@ -97,20 +98,6 @@ def _check_target(target: Path, *, may_overwrite: bool) -> None:
             found="one",
             remedy="name another, or give --force",
         )
-
-
-def _read(checkpoint: Path) -> tuple[Stored, dict[str, Tensor]]:
-    from trainer import loading  # noqa: PLC0415 -- imports torch: wrong input is told before
-
-    try:
-        loading.verify(checkpoint)
-        stored = loading.look_into(checkpoint)
-        tensors = loading.read_named(stored, MODEL)
-    except manifest.DamagedError as error:
-        raise UserError(
-            str(checkpoint), rule="a complete checkpoint", found=error, remedy="name another one"
-        ) from error
-    return stored, {name.removeprefix(MODEL): tensor for name, tensor in tensors.items()}
 
 
 def _write(target: Path, weights: Mapping[str, Tensor], stored: Stored) -> None:

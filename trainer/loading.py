@@ -10,10 +10,11 @@ import torch
 
 from trainer import manifest, plain_file
 from trainer.checkpoint_folder import STATE_FILE
-from trainer.errors import causes, short_line
+from trainer.errors import UserError, causes, short_line
 from trainer.manifest import DamagedError, UnknownError, UnreadableError, is_unreadable
 from trainer.position import State
 from trainer.staging import is_lack_of_memory
+from trainer.tensor_names import MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,6 +95,19 @@ def read_named(stored: Stored, prefix: str) -> dict[str, Tensor]:
     }
     read_into(stored.path, tensors)
     return tensors
+
+
+def read_weights(checkpoint: Path) -> tuple[Stored, dict[str, Tensor]]:
+    """Read a model's weights by their own names, verified. Raises UserError if they are damaged."""
+    try:
+        verify(checkpoint)
+        stored = look_into(checkpoint)
+        tensors = read_named(stored, MODEL)
+    except DamagedError as error:
+        raise UserError(
+            str(checkpoint), rule="a complete checkpoint", found=error, remedy="name another one"
+        ) from error
+    return stored, {name.removeprefix(MODEL): tensor for name, tensor in tensors.items()}
 
 
 def _problem(error: BaseException) -> DamagedError:

@@ -11,7 +11,7 @@ import torch
 
 import trainer.loop
 from tests.trainer.quick_run import QUICK, Train
-from trainer import command, export, inspect
+from trainer import command, evaluate, export, inspect
 
 pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
 
@@ -223,6 +223,11 @@ def test_the_end_tells_why_and_what_was_best(
         assert command.run(export.main, [str(named), str(tmp_path / "best.pt"), "--force"]) == 0
         assert torch.load(tmp_path / "best.pt", weights_only=True)["step"] == best["step"]
         assert command.run(inspect.main, [str(named)]) == 0
+        capsys.readouterr()
+        assert command.run(evaluate.main, [str(named), "--json"]) == 0
+        again = json.loads(capsys.readouterr().out)
+        for name in ("step", "test_accuracy", "test_loss", "num_samples"):
+            assert again[name] == pytest.approx(best[name], rel=1e-5)
     (run.path / "checkpoints" / "best").unlink()
     assert command.run(export.main, [str(run.path / "best"), str(tmp_path / "none.pt")]) == 64
 

@@ -1,0 +1,118 @@
+"""python -m trainer.evaluate CHECKPOINT: measure its model on the samples that are held out.
+
+The options that made the model are the checkpoint's own; where the data lie is not among them:
+--data-dir is what the run was given. One process is enough, whatever number of ranks wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from trainer import command
+from trainer.checkpoint_folder import find
+from trainer.config import Config
+from trainer.errors import EXIT_FINISHED, UserError
+from trainer.identity import OPTIONS
+from trainer.words import counted
+from trainer.workloads.registry import build_workload
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure. Raises UserError for wrong input."""
+    parser = command.Parser(prog="python -m trainer.evaluate", description=__doc__)
+    parser.add_argument("checkpoint", type=command.path, help=command.CHECKPOINT_HELP)
+    parser.add_argument("--data-dir", type=command.path, help="where the data lie, as of the run")
+    parser.add_argument("--json", action="store_true", help="one JSON document, for programs")
+    options = parser.parse_args(argv)
+    checkpoint = find(options.checkpoint)
+    measured = _measure(checkpoint, options.data_dir)
+    if options.json:
+        print(json.dumps({"checkpoint": str(checkpoint), **measured}))
+        return EXIT_FINISHED
+    accuracy = measured["test_accuracy"]
+    told = [] if accuracy is None else [f"test accuracy {100 * accuracy:.2f} %"]
+    told += [
+        f"{name.replace('_', ' ')} {value:.4f}"
+        for name, value in measured.items()
+        if isinstance(value, float) and name != "test_accuracy"
+    ]
+    samples = counted(int(measured["num_samples"] or 0), "sample")
+    print(f"{checkpoint}: {', '.join(told)}, of {samples}")
+    return EXIT_FINISHED
+
+
+def _measure(checkpoint: Path, data_dir: Path | None) -> Mapping[str, float | None]:
+    """Return what a validation would, by the names that metrics.jsonl has for it."""
+    # All of these import torch: wrong input is told before.
+    from trainer import loading  # noqa: PLC0415
+    from trainer.agreement import StopAgreement  # noqa: PLC0415
+    from trainer.batch_plan import plan_batches  # noqa: PLC0415
+    from trainer.batches import build_batches  # noqa: PLC0415
+    from trainer.beat import NoBeat  # noqa: PLC0415
+    from trainer.datasets import prepare  # noqa: PLC0415
+    from trainer.evaluation import Evaluation  # noqa: PLC0415
+    from trainer.mesh import open_mesh  # noqa: PLC0415
+    from trainer.precision import set_up  # noqa: PLC0415
+    from trainer.ranks import Ranks  # noqa: PLC0415
+    from trainer.stop import StopRequest  # noqa: PLC0415
+    from trainer.workload_checks import test_data_of  # noqa: PLC0415
+
+    stored, weights = loading.read_weights(checkpoint)
+    known = {name: v for name, v in stored.state.identity.items() if name in OPTIONS}
+    config = Config(**known, data_dir=data_dir)  # type: ignore[arg-type] # as options had them
+    workload = build_workload(config)
+    workload.check()
+    mesh = open_mesh(Ranks(), dict(os.environ))
+    set_up(config.precision, mesh.device)
+    prepare(workload, mesh)
+    data = test_data_of(workload)
+    num_samples = 0 if data is None else len(data)  # type: ignore[arg-type] # sets have a length
+    if data is None or not num_samples:
+        raise UserError(
+            f"--workload {config.workload}",
+            rule="held-out samples to measure on",
+            found="none",
+            remedy="name a --data-dir that has some",
+        )
+    model = workload.build_model().to(mesh.device)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise UserError(
+            str(checkpoint),
+            rule="weights of the model that the workload builds from these data",
+            found=str(error)[:200],
+            remedy="name the run's own --data-dir",
+        ) from error
+    plan = plan_batches(
+        global_batch_size=config.global_batch_size, micro_batch_size=None, dp_rank=0, dp_size=1
+    )
+    measured = Evaluation(
+        workload=workload,
+        model=model,
+        test=build_batches(data, plan, seed=0, device=mesh.device, num_workers=0),
+        num_samples=num_samples,
+        precision=config.precision,
+        mesh=mesh,
+        agreement=StopAgreement(mesh, StopRequest(), NoBeat()),
+        beat=NoBeat(),
+    ).measure()
+    assert measured is not None  # noqa: S101 -- nobody asked it to stop
+    return {
+        "step": stored.state.position.step,
+        "test_loss": measured.loss,
+        "test_accuracy": measured.accuracy,
+        **workload.derived(measured.loss),
+        "num_samples": num_samples,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(command.run(main, sys.argv[1:]))
