@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from monitor.errors import UserError, say
 from monitor.export import write
 from monitor.export.write import STDOUT
+from monitor.words import counted
 
 if TYPE_CHECKING:
     from monitor.export.metrics import Collector
@@ -142,5 +143,5 @@ def _rows(settings: Settings) -> None:
 def _note(log: Log) -> None:
     """Tell in a line what of a log could not be read."""
     if log.num_unreadable:
-        rows = "row" if log.num_unreadable == 1 else "rows"
-        say(f"{log.path}: {log.num_unreadable} {rows} could not be read and are left out")
+        unread = counted(log.num_unreadable, "row")
+        say(f"{log.path}: {unread} could not be read, left out")
