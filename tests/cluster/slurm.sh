@@ -118,7 +118,7 @@ munged_stop() { stop_daemon munged "--key-file=$CLUSTER_DIR/munge/munge.key"; }
 slurmctld_start() {
     ! is_running slurmctld "$CLUSTER_CONF" || return 0
     # shellcheck disable=SC2016 # of the inner shell
-    start_daemon setsid --fork bash -c 'until slurmctld -D -f "$0" || (($? != 134 && $? != 139)); do
+    start_daemon setsid --fork bash -c 'until slurmctld -f "$0" -D || (($? != 134 && $? != 139)); do
         echo "slurmctld has crashed: it is started again"
     done' "$CLUSTER_CONF"
     wait_for 10 is_running slurmctld "$CLUSTER_CONF" ||

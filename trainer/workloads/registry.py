@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.config import option_name
 from trainer.errors import UserError
 from trainer.workloads.base import Workload
 
@@ -20,10 +22,22 @@ _BUILT_IN = {
     "lm": "trainer.workloads.language:Language",
 }
 
+_READS = {
+    "mnist": {"data_dir", "dropout"},
+    "imagefolder": {"data_dir", "image_size"},
+    "fake-images": {"image_size", "num_samples", "num_classes"},
+    "lm": {"data_dir", "sequence_length", "mock_tokens", "init_from"},
+}
+"""Of the options that are not for all of them, those that each takes note of."""
+
 
 def build_workload(config: Config) -> Workload:
-    """Build the workload that `config` names. Raises UserError when there is none such."""
+    """Build the workload that `config` names.
+
+    Raises UserError when there is none such, or for an option that it would ignore.
+    """
     name = config.workload
+    _check_options(config)
     module_name, _, class_name = _BUILT_IN.get(name, name).partition(":")
     if not class_name or not all(module_name.split(".")):
         raise _error(name, "no such name")
@@ -43,6 +57,21 @@ def build_workload(config: Config) -> Workload:
     if cls.__abstractmethods__:
         raise _error(name, f"{class_name} lacks {', '.join(sorted(cls.__abstractmethods__))}")
     return cls(config)
+
+
+def _check_options(config: Config) -> None:
+    if config.workload not in _READS:
+        return  # one of the user's own may read all
+    for field in fields(config):
+        takers = [name for name, reads in _READS.items() if field.name in reads]
+        is_given = getattr(config, field.name) != field.default
+        if takers and is_given and config.workload not in takers:
+            raise UserError(
+                option_name(field.name),
+                rule=f"left out unless --workload is one of {', '.join(takers)}",
+                found=f"it with {config.workload}, which takes no note of it",
+                remedy="leave it out, or choose another workload",
+            )
 
 
 def _error(name: str, found: object) -> UserError:
