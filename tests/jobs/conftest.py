@@ -195,10 +195,10 @@ class Job:
             try:
                 carries = token in (process / "environ").read_bytes()
                 state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+                name = (process / "comm").read_text()
             except OSError:
                 continue
             # slurmd's own per-job daemons end by themselves
-            name = (process / "comm").read_text() if process.exists() else ""
             if carries and state != "Z" and "slurmstepd" not in name:
                 found.append(int(process.name))
         return [

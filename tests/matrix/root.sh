@@ -63,7 +63,7 @@ cmd_build() {
 
 # Runs with mounts of its own, as mmdebstrap mounts, too: nothing is left mounted where it is killed.
 cmd_make() {
-    local suite=$1 root=$2 mirror folder
+    local suite=$1 root=$2 mirror folder file
     mirror=$(debian_mirror)
     say "building $root: Debian's packages"
     # A release file past its date is good enough here.
@@ -74,6 +74,7 @@ cmd_make() {
     cp -L /etc/resolv.conf "$root/etc/"
     cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
     pip_settings >"$root/etc/pip.conf"
+    for file in $(pip_constraints); do install -D -m 644 -- "$file" "$root$file"; done
     for folder in $(pip_folders); do
         [[ -d $folder ]] || continue
         mkdir -p "$root$folder"
@@ -96,6 +97,8 @@ pip_settings() {
     printf '[global]\n'
     host_pip | sed -nE "s/\\\\n/ /g; s/^global\.([a-z-]+)='(.*)'\$/\1 = \2/p"
 }
+
+pip_constraints() { host_pip | sed -nE "s/^global\.constraint='(.*)'\$/\1/p" | sed 's/\\n/ /g'; }
 
 # Folders on this machine that pip is to look into; an index keeps its files beside its pages.
 pip_folders() { host_pip | grep -oE "(file://|')/[^' ]+" | sed -E "s|^'||; s|^file://(.*)/[^/]+/?\$|\1|"; }

@@ -278,7 +278,7 @@ def test_a_checkpoint_is_of_every_layout(
 
 def test_channels_last_weights_are_sharded(server: Server) -> None:
     """The digits' CNN, whose weights lie as convolutions want them: as with ddp."""
-    options = "--workload mnist --model cnn --max-steps 3"
+    options = "--workload trainer.workloads.mnist:Mnist --model cnn --max-steps 3"
     runs = {}
     for strategy in ("ddp", "fsdp"):
         codes, run, said = server.train(2, f"{options} --strategy {strategy}", f"cnn-{strategy}")

@@ -91,7 +91,7 @@ def test_a_single_process_needs_no_group() -> None:
     assert not mesh.is_distributed
     assert mesh.sum([1.5, 2]) == [1.5, 2]
     mesh.broadcast([torch.zeros(1)])
-    assert mesh.describe().startswith(f"1 rank on {mesh.device.type}, 1 threads")
+    assert mesh.describe().startswith(f"1 rank on {mesh.device.type}, 1 thread each")
 
 
 class TwoRanks:
