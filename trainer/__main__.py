@@ -64,6 +64,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         speaks = ranks.is_node_main  # from here on it is about files: each node has its own
         workload.check()
         if config.check:
+            _check_device(config, ranks, settings, env)
             return EXIT_FINISHED
 
         # The stacks before the beat: who sees the beat may ask for them.
@@ -136,6 +137,23 @@ def _ranks(config: Config, env: MutableMapping[str, str]) -> Ranks:
         local_size = min(whole_number(env.get("LOCAL_WORLD_SIZE", "")) or world_size, world_size)
         return replace(Ranks(), world_size=world_size, local_world_size=local_size)
     return Ranks.from_environment(env)
+
+
+def _check_device(
+    config: Config, ranks: Ranks, settings: RunSettings, env: MutableMapping[str, str]
+) -> None:
+    """Refuse what the run would refuse on the device at hand.
+
+    A job's batch step may have no GPU where its ranks have one, and `import torch` takes seconds:
+    so by hand only, and only where an option asks something of the device.
+    """
+    asks = config.precision in {"tf32", "fp8"} or config.memory_snapshot or config.compile
+    if settings.run_dir is not None or not asks:
+        return
+    from trainer.device import choose_device  # noqa: PLC0415 -- imports torch
+    from trainer.run import prepare_device  # noqa: PLC0415 -- imports torch
+
+    prepare_device(config, choose_device(ranks, env), env)
 
 
 def _run(job: Job, env: MutableMapping[str, str], stacks: Stacks) -> int:

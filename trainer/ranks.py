@@ -23,6 +23,12 @@ _REQUIRED = (
     "MASTER_PORT",
 )
 _MAX_PORT = 65535
+_OTHER_LAUNCHERS = {
+    "SLURM_STEP_NUM_TASKS": "srun",
+    "OMPI_COMM_WORLD_SIZE": "mpirun",
+    "PMI_SIZE": "mpiexec",
+}
+"""What they set for each of several processes, and their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +57,12 @@ class Ranks:
     def from_environment(env: Mapping[str, str]) -> Ranks:
         """Read torchrun's variables from `env`; with none of them, a single process.
 
-        Raises UserError when only some are set, or when a value is no number or out of range.
+        Raises UserError when only some are set, when a value is no number or out of range, and
+        for one of several processes that another launcher started: each would train alone.
         """
         absent = [name for name in _REQUIRED if not env.get(name)]
         if len(absent) == len(_REQUIRED):
+            _check_alone(env)
             return Ranks()
         if absent:
             raise UserError(
@@ -74,6 +82,17 @@ class Ranks:
             master_addr=env["MASTER_ADDR"],
             master_port=_integer(env, "MASTER_PORT", low=1, high=_MAX_PORT),
         )
+
+
+def _check_alone(env: Mapping[str, str]) -> None:
+    for name, launcher in _OTHER_LAUNCHERS.items():
+        if (whole_number(env.get(name, "")) or 1) > 1:
+            raise UserError(
+                "rank variables",
+                rule=f"{', '.join(_REQUIRED)} are set for each of several processes",
+                found=f"none of them, and {name}={env[name]} of {launcher}",
+                remedy="start with sbatch jobs/prelaunch.sh, or with torchrun, one a node",
+            )
 
 
 def _node_rank(env: Mapping[str, str], world_size: int) -> int:

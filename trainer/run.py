@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +18,6 @@ from trainer.device import uuid_of
 from trainer.ending import closing_block, out_of_time, summary_of
 from trainer.errors import UserError, one_line
 from trainer.evaluation import Evaluation
-from trainer.events import EventLog
 from trainer.expected_memory import Demand, check_free_memory
 from trainer.fabric import check_fabric
 from trainer.flight_recorder import FlightRecorder, remember
@@ -38,6 +33,7 @@ from trainer.position import Position
 from trainer.precision import set_up
 from trainer.profiling import StepProfiler, check_device, profiled_ranks
 from trainer.resume import Resume
+from trainer.run_folder import open_run_folder
 from trainer.schedule import LearningRate
 from trainer.stop import told_too_early
 from trainer.words import counted
@@ -45,15 +41,18 @@ from trainer.workload_checks import test_data_of, train_data_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
+    from pathlib import Path
     from socket import socket
 
     from trainer.batch_plan import BatchPlan
     from trainer.beat import Beat
     from trainer.config import Config
+    from trainer.events import EventLog
     from trainer.mesh import Mesh
     from trainer.model import TrainedModel
     from trainer.parallel.layout import Layout
     from trainer.ranks import Ranks
+    from trainer.run_folder import RunFolder
     from trainer.settings import RunSettings
     from trainer.stop import StopRequest
     from trainer.workloads.base import Workload
@@ -89,7 +88,7 @@ class Run:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._mesh: Mesh | None = None
-        self._run_dir: Path | None = None
+        self._folder: RunFolder | None = None
         self._events: EventLog | None = None
         self._collectives: FlightRecorder | None = None
         self._checkpoints: Checkpoints | None = None
@@ -121,9 +120,7 @@ class Run:
         self._job.beat.compute_on(uuid_of(self._mesh.device))
         if self._mesh.device.type == "cpu":
             keep_freed_memory(env)
-        set_up(self._job.config.precision, self._mesh.device)
-        check_device(self._job.config, self._mesh.device)
-        check_compiler(self._job.config, self._mesh.device.type, env)
+        prepare_device(self._job.config, self._mesh.device, env)
         try:
             self._loop = self._build(self._mesh, env)
             is_finished = self._loop.run()
@@ -168,7 +165,9 @@ class Run:
                 update=trained.update,
             )
         )
-        self._run_dir, self._events = run_dir, events = _open_run_dir(job, mesh)
+        self._folder = folder = open_run_folder(job.run_dir, job.settings, mesh)
+        self._events = events = folder.events
+        run_dir = folder.path
         identity = identity_of(config, data.num_train)
         self._collectives = FlightRecorder.open(
             config, run_dir / "debug", job.ranks.rank, mesh.backend
@@ -189,14 +188,14 @@ class Run:
             resumed = resume(config.resume, fresh)
         except UserError:
             if job.ranks.is_main:
-                _remove_empty(run_dir / "checkpoints", run_dir / "debug", run_dir)
+                folder.abandon()
             raise
         if job.ranks.is_main:
             total_steps = learning_rate.total_steps
             _greet(mesh, trained.num_parameters, run_dir, resumed.position, total_steps)
             self._sinks = open_sinks(
                 run_dir,
-                attempt=job.settings.attempt,
+                attempt=folder.attempt,
                 started_step=resumed.position.step,
                 total_steps=total_steps,
                 tensorboard=config.tensorboard,
@@ -233,7 +232,7 @@ class Run:
 
     def _summarise(self, outcome: str) -> None:
         """Rank 0 leaves the record's summary, and tells a person the same."""
-        if not self._job.ranks.is_main or self._events is None or self._run_dir is None:
+        if not self._job.ranks.is_main or self._events is None or self._folder is None:
             return
         summary = summary_of(
             outcome,
@@ -245,7 +244,7 @@ class Run:
         if self._loop is not None:
             self._events.write("ledger", **self._loop.progress.told())
         self._events.write("summary", summary=summary)
-        print(closing_block(summary, self._run_dir), flush=True)
+        print(closing_block(summary, self._folder.path), flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,34 +304,11 @@ def _parts(job: Job, begun: _Begun) -> Parts:
     )
 
 
-def _open_run_dir(job: Job, mesh: Mesh) -> tuple[Path, EventLog]:
-    """Create the run directory, the same on all ranks, and its event log."""
-    chosen, settings = job.run_dir, job.settings
-    if chosen is None:
-        mine = [time.time(), os.getpid()] if mesh.ranks.is_main else [0.0, 0.0]
-        started, pid = mesh.max(mine)
-        stamp = time.strftime("%Y%m%dT%H%M%S", time.localtime(started))
-        chosen = Path("out") / f"local-{stamp}-{int(pid)}"
-    run_dir = chosen.absolute()
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"run directory {run_dir}",
-            rule="a directory that can be written to",
-            found=error,
-            remedy="give another --out",
-        ) from error
-    return run_dir, EventLog(
-        path=run_dir / "events.jsonl", attempt=settings.attempt, host=settings.node
-    )
-
-
-def _remove_empty(*folders: Path) -> None:
-    """Leave nothing behind of a start that was refused."""
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+def prepare_device(config: Config, device: torch.device, env: Mapping[str, str]) -> None:
+    """Get `device` ready for what is asked of it. Raises UserError for what it cannot do."""
+    set_up(config.precision, device)
+    check_device(config, device)
+    check_compiler(config, device.type, env)
 
 
 def _learning_rate(job: Job, steps_per_epoch: int) -> LearningRate:

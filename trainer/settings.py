@@ -28,6 +28,8 @@ class RunSettings:
     """How long this process may live after SIGTERM or SIGINT; None: nobody says."""
     end_epoch_s: float | None = None
     """When the time limit ends the job, in seconds since 1970; None: nobody says."""
+    torchrun_id: str = ""
+    """torchrun's --rdzv-id, `none` without one; empty where it did not start this process."""
 
     @staticmethod
     def from_environment(env: Mapping[str, str], host: str) -> RunSettings:
@@ -44,6 +46,7 @@ class RunSettings:
             beat_dir=Path(beat_dir) if beat_dir else None,
             grace_s=_count(env, "DDP_GRACE", 0) if env.get("DDP_GRACE") else None,
             end_epoch_s=_count(env, "DDP_END_TIME", 0) if env.get("DDP_END_TIME") else None,
+            torchrun_id=env.get("TORCHELASTIC_RUN_ID", ""),
         )
 
 

@@ -37,6 +37,15 @@ def test_none_of_them_is_a_single_process() -> None:
     assert (ranks.rank, ranks.world_size, ranks.is_main, ranks.is_node_main) == (0, 1, True, True)
 
 
+@pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_one_of_several_processes_without_ranks_is_refused(name: str) -> None:
+    """`srun -N2 python -m trainer` would train two runs, each alone; one process is just that."""
+    with pytest.raises(UserError, match=f"and {name}=2 of "):
+        Ranks.from_environment({name: "2"})
+    assert Ranks.from_environment({name: "1"}).world_size == 1
+    assert Ranks.from_environment({name: "4", **GOOD}).world_size == 4
+
+
 def test_torchrun_calls_the_node_group() -> None:
     """torchrun sets GROUP_RANK, not NODE_RANK."""
     env = {k: v for k, v in GOOD.items() if k != "NODE_RANK"}
