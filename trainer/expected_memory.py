@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.errors import UserError
-from trainer.parallel.plan import ForwardPlan
+from trainer.parallel.plan import ForwardPlan, modules_named
 from trainer.parallel.stages import num_stages, passes_kept
 
 if TYPE_CHECKING:
@@ -126,6 +126,11 @@ class Demand:
                 return size
         return 0
 
+    def _layers_of_a_stage(self) -> int:
+        layout = self.mesh.layout
+        blocks = modules_named(self.model, self.workload.parallel_plan().blocks)
+        return math.ceil(len(blocks) * layout.pp / num_stages(self.config, layout))
+
     def _forward_plan(self) -> ForwardPlan:
         layout, config = self.mesh.layout, self.config
         pp_rank = layout.coordinates(self.mesh.ranks.rank)["pp"]
@@ -142,7 +147,7 @@ class Demand:
             cp=layout.cp,
             gathers_keys=config.cp_comm_type == "all_gather",
             sequence_parallel=layout.sequence_parallel,
-            num_stages=num_stages(config, layout) if layout.pp > 1 else 1,
+            num_layers=self._layers_of_a_stage() if layout.pp > 1 else None,
             num_passes=num_passes,
             num_heads=num_heads if pp_rank == layout.pp - 1 else 0,
         )

@@ -118,11 +118,23 @@ def test_what_is_not_finite_is_left_out_by_all_stages(server: Server, tmp_path: 
 
 
 def test_a_step_reduces_gradients_once(server: Server) -> None:
-    """Of 4 microbatches: once for each of the first stage's 2 layers, and for what is left."""
+    """Of 4 microbatches: once for each of the first stage's 3 layers, and for what is left."""
     options = "--pp 2 --strategy fsdp --micro-batch-size 1 --no-reshard-after-forward"
     run = train(server, 4, f"--max-steps 3 --profile-steps 3:3 {options}", "traced")
     events = json.loads((run.path / "debug/trace-rank-0.json").read_text())["traceEvents"]
     names = [event.get("name") for event in events]
-    assert names.count("c10d::_reduce_scatter_base_") == 3
-    assert names.count("c10d::_allgather_base_") == 3
+    assert names.count("c10d::_reduce_scatter_base_") == 4
+    assert names.count("c10d::_allgather_base_") == 4
     assert names.count("gloo:send") == names.count("gloo:recv") == 4
+
+
+def test_stages_of_unequal_numbers_of_layers(server: Server) -> None:
+    """lm's own model, of 5 layers, in 2 and in 4 stages: the losses of one process."""
+    losses = []
+    for count, options in ((1, ""), (2, "--strategy pp"), (2, "--pp 2 --pp-schedule interleaved")):
+        words = f"--workload lm --model toy --max-steps 4 --micro-batch-size 2 {options}"
+        codes, run, said = server.train(count, words, f"unequal-{len(losses)}")
+        assert codes == [0] * count, said
+        losses.append(run.losses())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-4)

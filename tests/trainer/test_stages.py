@@ -1,15 +1,25 @@
 """What a pipeline asks of model and batch. No torch."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, combinations, pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainer.config import Config, PipelineSchedule
 from trainer.errors import UserError
 from trainer.parallel.layout import Layout
 from trainer.parallel.plan import ParallelSizes
-from trainer.parallel.stages import check_pipeline, num_stages, passes_kept, stages_of
+from trainer.parallel.stages import (
+    check_pipeline,
+    cut_evenly,
+    num_stages,
+    passes_kept,
+    stages_of,
+)
 
 SIZES = ParallelSizes(
     num_layers=8, num_heads=8, num_kv_heads=4, ffn_dim=96, vocab_size=256, sequence_length=64
@@ -26,6 +36,7 @@ def check(pp: int, num_microbatches: int, *, sizes: Any = SIZES, **options: Any)
     [
         (1, 1, {"pp_schedule": "interleaved", "sizes": None}),  # no pipeline, no rule
         (4, 4, {}),
+        (3, 3, {}),
         (8, 9, {}),
         (4, 1, {"pp_schedule": "gpipe"}),
         (2, 4, {"pp_schedule": "interleaved"}),
@@ -41,7 +52,7 @@ def test_what_fits_is_taken(pp: int, num_microbatches: int, options: dict[str, A
 @pytest.mark.parametrize(
     ("pp", "num_microbatches", "options", "message"),
     [
-        (3, 3, {}, r"--pp: stages that divide .*; found 8 layers with 3 stages \(pp 3 x 1\)"),
+        (9, 9, {}, r"--pp: a layer for each stage; found 8 layers with 9 stages \(pp 9 x 1\)"),
         (4, 4, {"pp_schedule": "interleaved", "pp_stages_per_rank": 3}, "8 layers with 12 stages"),
         (4, 3, {}, "--pp-schedule 1f1b: at least as many .* found 3 with 4 stages; lower --micro"),
         (4, 9, {"pp_schedule": "interleaved"}, "found 9 in 2 rounds with pp 4; take another"),
@@ -66,6 +77,62 @@ def test_stages_go_round() -> None:
     assert [list(stages_of(rank, 4, 8)) for rank in range(4)] == [[0, 4], [1, 5], [2, 6], [3, 7]]
     assert num_stages(Config(), layout) == 4
     assert list(stages_of(3, 4, 4)) == [3]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "first", "last", "count", "sizes"),
+    [
+        ([1] * 8, 0, 0, 4, [2, 2, 2, 2]),
+        ([1] * 5, 0, 0, 2, [2, 3]),
+        ([1] * 22, 0, 1.5, 4, [6, 6, 6, 4]),  # the output matrix costs a layer and a half
+        ([1] * 5, 0, 0.3, 2, [3, 2]),
+        ([1] * 4, 9, 0, 3, [1, 1, 2]),
+        ([5, 1, 1, 1, 1, 1], 0, 0, 2, [1, 5]),
+        ([1], 0, 3, 1, [1]),
+    ],
+)
+def test_the_dearest_stage_is_as_cheap_as_can_be(
+    blocks: list[float], first: float, last: float, count: int, sizes: list[int]
+) -> None:
+    """Layers by stage, with what the ends have besides."""
+    assert cut_evenly(blocks, first, last, count) == sizes
+
+
+@given(
+    blocks=st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    first=st.integers(0, 12),
+    last=st.integers(0, 12),
+    data=st.data(),
+)
+def test_no_other_cut_is_better(
+    blocks: list[int], first: int, last: int, data: st.DataObject
+) -> None:
+    """Against all cuts, tried one by one."""
+    count = data.draw(st.integers(1, len(blocks)))
+
+    def costs(sizes: Sequence[int]) -> list[int]:
+        ends = [0, *accumulate(sizes)]
+        stages = [sum(blocks[a:b]) for a, b in pairwise(ends)]
+        stages[0] += first
+        stages[-1] += last
+        return stages
+
+    def badness(sizes: Sequence[int]) -> tuple[int, int]:
+        return max(costs(sizes)), sum(cost * cost for cost in costs(sizes))
+
+    total = len(blocks)
+    points = combinations(range(1, total), count - 1)
+    every = [[b - a for a, b in pairwise((0, *cut, total))] for cut in points]
+    chosen = cut_evenly(blocks, first, last, count)
+    assert sum(chosen) == total
+    assert min(chosen) >= 1
+    assert badness(chosen) == min(map(badness, every))
+
+
+def test_more_stages_than_blocks_cannot_be_cut() -> None:
+    """The caller checks before."""
+    with pytest.raises(ValueError, match="from 1 to 2"):
+        cut_evenly([1, 1], 0, 0, 3)
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from trainer.errors import UserError
 from trainer.parallel.plan import fits
-from trainer.parallel.stages import stages_of
+from trainer.parallel.stages import cut_evenly, stages_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,20 +64,33 @@ def cut(model: nn.Module, plan: ParallelPlan, *, pp_rank: int, pp: int, num_stag
 
 def _names_by_stage(model: nn.Module, plan: ParallelPlan, num_stages: int) -> list[list[str]]:
     blocks = [name for name, _ in model.named_modules() if fits(name, plan.blocks)]
-    size = len(blocks) // num_stages
-    names = [blocks[number * size : (number + 1) * size] for number in range(num_stages)]
-    names[0] = [*plan.first, *names[0]]
-    names[-1] = [*names[-1], *plan.last]
-    flat = [name for stage in names for name in stage]
+    flat = [*plan.first, *blocks, *plan.last]
     homeless = [p for p, _ in model.named_parameters() if not any(_is_in(p, n) for n in flat)]
-    if homeless or not plan.last or len(blocks) % num_stages:
+    if homeless or not plan.last or len(blocks) < num_stages:
         raise UserError(
             "--pp",
             rule="a plan of the workload with a stage for every parameter",
             found=f"{len(blocks)} blocks in {num_stages} stages, none for {homeless[:1]}",
             remedy="name them in its parallel_plan, or take another layout",
         )
+    sizes = cut_evenly(
+        [_cost(model, [name]) for name in blocks],
+        _cost(model, plan.first),
+        _cost(model, plan.last),
+        num_stages,
+    )
+    rest = iter(blocks)
+    names = [list(islice(rest, size)) for size in sizes]
+    names[0] = [*plan.first, *names[0]]
+    names[-1] = [*names[-1], *plan.last]
     return names
+
+
+def _cost(model: nn.Module, names: Sequence[str]) -> float:
+    """Count parameters: a token costs 2 FLOPs forward for each, but none for a looked-up row."""
+    modules = [part for name in names for part in model.get_submodule(name).modules()]
+    counted = [part for part in modules if not isinstance(part, nn.Embedding)]
+    return float(sum(p.numel() for part in counted for p in part.parameters(recurse=False)))
 
 
 def _is_in(name: str, module: str) -> bool:

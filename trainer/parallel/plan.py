@@ -77,8 +77,8 @@ class ForwardPlan:
     gathers_keys: bool = False
     """Whether a rank of cp keeps all positions' keys and values."""
     sequence_parallel: bool = False
-    num_stages: int = 1
-    """Of the pipeline: the model's layers are cut into so many parts."""
+    num_layers: int | None = None
+    """Of a pipeline's stage on this rank, their mean if it has several; None: all of the model."""
     num_passes: int = 1
     """Passes of a microbatch through a stage that wait for their backward at once."""
     num_heads: int = 1

@@ -1,18 +1,24 @@
 """Which stages of a pipeline a rank has, and what a pipeline asks for. Pure arithmetic, no torch.
 
-The blocks of a model are cut into stages of equally many, in their order; what comes before them
-goes to the first stage, what comes after them to the last. Stage s is on rank s % pp of the axis:
-with several stages a rank, a microbatch goes round.
+The blocks of a model are cut into stages in their order, so that the dearest stage is as cheap as
+can be: all wait for it. What comes before the blocks goes to the first stage, what comes after them
+to the last. Stage s is on rank s % pp of the axis: with several stages a rank, a microbatch goes
+round.
 """
 
 from __future__ import annotations
 
+import math
+import operator
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from trainer.errors import UserError
 from trainer.words import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from trainer.config import Config, PipelineSchedule
     from trainer.parallel.layout import Layout
     from trainer.parallel.plan import ParallelSizes
@@ -27,6 +33,51 @@ def num_stages(config: Config, layout: Layout) -> int:
 def stages_of(pp_rank: int, pp: int, count: int) -> range:
     """Return which of the `count` stages a rank has, by its place on the axis."""
     return range(pp_rank, count, pp)
+
+
+def cut_evenly(blocks: Sequence[float], first: float, last: float, count: int) -> list[int]:
+    """Return how many of the `blocks`, of which these are the costs, each of `count` stages has.
+
+    Each has one at least. `first` and `last` are the costs of what the stages at the ends have
+    besides. Of the cuts whose dearest stage is the cheapest, the one of the least sum of squares.
+    Raises ValueError where there are fewer blocks than stages.
+    """
+    if not 1 <= count <= len(blocks):
+        raise ValueError(f"stages must be from 1 to {len(blocks)}, the blocks; found {count}")
+    sums = [0.0, *accumulate(blocks)]
+
+    def cost(begin: int, end: int, stage: int) -> float:
+        ends = first * (stage == 0) + last * (stage == count - 1)
+        return sums[end] - sums[begin] + ends
+
+    dearest, _ = _cheapest(len(blocks), count, cost, max)
+    _, sizes = _cheapest(
+        len(blocks),
+        count,
+        lambda *stage: cost(*stage) ** 2 if cost(*stage) <= dearest else math.inf,
+        operator.add,
+    )
+    return sizes
+
+
+def _cheapest(
+    num_blocks: int,
+    count: int,
+    cost: Callable[[int, int, int], float],
+    join: Callable[[float, float], float],
+) -> tuple[float, list[int]]:
+    """Return the least of the stages' costs, joined, and sizes that have it."""
+    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}  # by the blocks in the stages so far
+    for stage in range(count):
+        best = {
+            end: min(
+                (join(paid, cost(begin, end, stage)), [*sizes, end - begin])
+                for begin, (paid, sizes) in best.items()
+                if begin < end
+            )
+            for end in range(stage + 1, num_blocks - (count - stage - 1) + 1)
+        }
+    return best[num_blocks]
 
 
 def passes_kept(config: Config, layout: Layout, pp_rank: int, num_microbatches: int) -> int:
@@ -81,14 +132,14 @@ def _check_stages(config: Config, layout: Layout, sizes: ParallelSizes) -> None:
             found=f"{count // layout.pp} with {config.pp_schedule}",
             remedy="change one of the two",
         )
-    if sizes.num_layers % count:
+    if sizes.num_layers < count:
         per_rank = count // layout.pp
         raise UserError(
             "--pp",
-            rule="stages that divide the model's layers",
+            rule="a layer for each stage",
             found=f"{counted(sizes.num_layers, 'layer')} with {count} stages "
             f"(pp {layout.pp} x {per_rank})",
-            remedy="take another --pp or --pp-stages-per-rank",
+            remedy="lower --pp or --pp-stages-per-rank",
         )
 
 
