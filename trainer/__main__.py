@@ -25,6 +25,7 @@ from trainer.errors import (
     missing_package,
     short_line,
 )
+from trainer.initial_weights import check_source
 from trainer.listener import listen
 from trainer.options import parse
 from trainer.parallel.layout import plan_layout
@@ -63,6 +64,8 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         layout, plan = _share_out(config, ranks, workload)
         speaks = ranks.is_node_main  # from here on it is about files: each node has its own
         workload.check()
+        if config.init_from is not None and not workload.reads(config.init_from):
+            check_source(config.init_from)
         if config.check:
             _check_device(config, ranks, settings, env)
             return EXIT_FINISHED

@@ -274,7 +274,9 @@ class Config:
     """lm: train on so many random tokens instead, to measure speed."""
 
     init_from: Optional[Path] = None
-    """lm: begin with the weights in this folder, in Hugging Face's layout of a Llama."""
+    """Begin at step 0 with these weights: a checkpoint of ours, a run's last one (RUN) or best one
+    (RUN/best), a .safetensors or .pt file, or, for lm, a folder in Hugging Face's layout of a
+    Llama. A run that has checkpoints of its own goes on from those."""
 
     def __post_init__(self) -> None:
         """Raise UserError at the first value that breaks its rule."""

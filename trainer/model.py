@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trainer.initial_weights import begin_with
 from trainer.lean import without_compiler
 from trainer.optim import Update
 from trainer.parallel.alone import works_alone
@@ -46,7 +47,7 @@ def build_model(config: Config, workload: Workload, mesh: Mesh, seed: int) -> Tr
     empty = workload.build_empty() if is_sharded else None
     whole = workload.build_model() if empty is None else empty
     num_parameters = sum(p.numel() for p in whole.parameters())
-    plan = workload.parallel_plan()
+    plan, stored = workload.parallel_plan(), workload.stored_weights()
     if config.precision == "fp8":
         from trainer.parallel.float8 import convert  # noqa: PLC0415 -- needs a package of its own
 
@@ -57,8 +58,9 @@ def build_model(config: Config, workload: Workload, mesh: Mesh, seed: int) -> Tr
     with without_compiler() if is_lean else contextlib.nullcontext():
         train_model = spread(share, plan, mesh.layout, mesh.device_mesh, mesh.device, config)
         if empty is not None:
-            stored = workload.stored_weights()
             materialise(share, mesh.device, stored, cpu_offload=config.cpu_offload)
+        if config.init_from is not None and stored is None:
+            begin_with(config.init_from, model, share.elsewhere)
         update = Update(model, config, mesh.device, mesh.pp_group)
     return TrainedModel(
         model=model,

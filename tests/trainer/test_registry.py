@@ -15,7 +15,6 @@ from trainer.workloads.registry import build_workload
 @pytest.mark.parametrize(
     ("workload", "given"),
     [
-        ("mnist", {"init_from": Path("/nonexistent")}),
         ("mnist", {"mock_tokens": 99}),
         ("mnist", {"sequence_length": 8}),
         ("mnist", {"image_size": 8}),

@@ -49,7 +49,16 @@ def materialise(
     if stored is not None:
         with torch.no_grad():
             for name, parameter in share.model.named_parameters():
-                _copy(stored(name), 0, *_own_part(parameter))
+                keep_own_part(stored(name), parameter)
+
+
+def keep_own_part(whole: Tensor, parameter: Tensor) -> None:
+    """Copy into a parameter, or this rank's shard of it, its part of the `whole`."""
+    local, offsets = _own_part(parameter)
+    if whole.dim():
+        _copy(whole, 0, local, offsets)
+    else:
+        local.copy_(whole)
 
 
 def _leave(parameter: Tensor, std: float) -> None:

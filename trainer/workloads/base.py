@@ -11,6 +11,7 @@ from trainer.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from torch import Tensor, nn
     from torch.utils.data import Dataset
@@ -84,6 +85,10 @@ class Workload(ABC):
         `build_model`; `normal(parameter, std)` draws. None: `build_model` is all there is.
         """
         return None
+
+    def reads(self, source: Path) -> bool:  # noqa: ARG002 -- for who overrides it
+        """Whether --init-from is in a layout of other programs, which `stored_weights` reads."""
+        return False
 
     def stored_weights(self) -> Callable[[str], Tensor] | None:
         """Return what reads a parameter's first value, whole and on the CPU, by its name.

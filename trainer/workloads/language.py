@@ -13,7 +13,7 @@ from trainer.errors import UserError
 from trainer.parallel.plan import ParallelSizes
 from trainer.workloads import stdlib_text
 from trainer.workloads.base import Workload, check_made_up
-from trainer.workloads.llama_hf import StoredWeights, read_shape
+from trainer.workloads.llama_hf import CONFIG, StoredWeights, read_shape
 from trainer.workloads.llama_memory import activation_bytes
 from trainer.workloads.llama_parallel import LLAMA_PLAN
 from trainer.workloads.llama_shape import shape_named
@@ -21,6 +21,8 @@ from trainer.workloads.token_file import BYTES, TokenFile, open_tokens
 from trainer.workloads.tokens import BYTES_VOCAB_SIZE, IGNORED, TokenData
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor, nn
 
     from trainer.config import Config
@@ -46,7 +48,7 @@ class Language(Workload):
         """Raise UserError for an unknown model, or data that does not suit it."""
         if self.config.mock_tokens:
             check_made_up("--mock-tokens", self.config.mock_tokens * _TOKEN_BYTES)
-        shape, source = self.shape, self.config.init_from
+        shape, source = self.shape, self._hugging_face
         length = shape.max_sequence_length  # which is no part of the weights
         if source and replace(read_shape(source), max_sequence_length=length) != shape:
             raise UserError(
@@ -94,9 +96,19 @@ class Language(Workload):
 
         return empty_llama(self.shape, self.sequence_length)
 
+    @property
+    def _hugging_face(self) -> Path | None:
+        """The folder of --init-from, where it is in that layout."""
+        source = self.config.init_from
+        return source if source is not None and self.reads(source) else None
+
+    def reads(self, source: Path) -> bool:
+        """Whether it is a folder in Hugging Face's layout."""
+        return (source / CONFIG).is_file()
+
     def stored_weights(self) -> StoredWeights | None:
         """Return those of --init-from."""
-        source = self.config.init_from
+        source = self._hugging_face
         return StoredWeights(source, self.shape) if source else None
 
     def parallel_sizes(self) -> ParallelSizes:

@@ -26,7 +26,7 @@ _READS = {
     "mnist": {"data_dir", "dropout"},
     "imagefolder": {"data_dir", "image_size"},
     "fake-images": {"image_size", "num_samples", "num_classes"},
-    "lm": {"data_dir", "sequence_length", "mock_tokens", "init_from"},
+    "lm": {"data_dir", "sequence_length", "mock_tokens"},
 }
 """Of the options that are not for all of them, those that each takes note of."""
 
