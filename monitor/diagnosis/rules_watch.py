@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,9 +16,9 @@ from monitor.runs.history import seconds
 from monitor.words import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from monitor.diagnosis.thresholds import Thresholds
     from monitor.logs.series import GpuSeries, Run
@@ -27,7 +28,10 @@ _QUARTER_S = 900
 
 
 def _gap(run: Run, at: Thresholds) -> Iterator[Finding]:
-    nodes = {(one.job, one.host): one for one in reversed(run.gpus) if _has_times(one)}
+    gpus: dict[tuple[str | None, str], list[GpuSeries]] = {}
+    for one in filter(_has_times, run.gpus):
+        gpus.setdefault((one.job, one.host), []).append(one)
+    nodes = {node: _all_rows(several) for node, several in gpus.items()}
     starts = [seconds(e.get("time")) for e in run.events if e.get("event") == "start"]
     starts_s = np.array([start_s for start_s in starts if start_s is not None])
     for series in nodes.values():
@@ -39,6 +43,29 @@ def _gap(run: Run, at: Thresholds) -> Iterator[Finding]:
     for group in jobs.values():
         yield from _ended_early(group, at)
     yield from _missing(run)
+
+
+def _all_rows(gpus: list[GpuSeries]) -> GpuSeries:
+    """Return when a node's log was written, whichever of its GPUs a row is of.
+
+    A start of the job may have brought others, and one may be lost.
+    """
+    several = list({(one.time_s[0], one.num_samples): one for one in reversed(gpus)}.values())[::-1]
+    if len(several) == 1:
+        return several[0]
+
+    def joined(values: Callable[[GpuSeries], ArrayLike]) -> NDArray[Any]:
+        return np.concatenate([np.broadcast_to(values(one), one.time_s.shape) for one in several])
+
+    time_s, rows = np.unique(joined(lambda one: one.time_s), return_index=True)
+    return replace(
+        several[0],
+        values={},
+        time_s=time_s,
+        shift_s=joined(lambda one: one.shift_s)[rows],
+        told_s=joined(lambda one: one.told_s)[rows],
+        start=joined(lambda one: one.start)[rows],
+    )
 
 
 def _has_times(series: GpuSeries) -> bool:
