@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from trainer.batch_plan import plan_batches
 from trainer.beat import Stacks, open_beat
+from trainer.checkpoint_folder import find_folder
 from trainer.environment import set_torch_defaults, whole_number
 from trainer.errors import (
     EXIT_FAILED,
@@ -60,6 +61,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         settings = RunSettings.from_environment(env, socket.gethostname())
         # Before a workload of the user's own, too, which may import torch itself.
         listener = None if config.check else listen(ranks, env)
+        config = _begun(config, settings)
         workload = build_workload(config)
         layout, plan = _share_out(config, ranks, workload)
         speaks = ranks.is_node_main  # from here on it is about files: each node has its own
@@ -105,6 +107,14 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         if speaks:
             print(f"trainer: {told}", file=sys.stderr, flush=True)
         return EXIT_USER
+
+
+def _begun(config: Config, settings: RunSettings) -> Config:
+    """A run with checkpoints goes on from those: what it once began with may be gone by now."""
+    run_dir = config.out or settings.run_dir
+    if config.init_from is None or config.resume == "none" or run_dir is None:
+        return config
+    return config if find_folder(run_dir) is None else replace(config, init_from=None)
 
 
 def _collect_garbage() -> None:

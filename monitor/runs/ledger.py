@@ -49,7 +49,7 @@ class Ledger:
         """Give the parts, their sum, and the share that counted; None where no step was timed."""
         parts = {field.name: round(getattr(self, field.name), 3) for field in fields(self)}
         wall_s = round(self.wall_s, 3)
-        is_known = self.wall_s > 0 and self.unknown_s < self.wall_s and self.compute_s > 0
+        is_known = self.unknown_s < self.wall_s and self.compute_s + self.lost_s > 0
         goodput = round(100 * self.compute_s / self.wall_s, 1) if is_known else None
         return {**parts, "wall_s": wall_s, "goodput_pct": goodput}
 

@@ -53,9 +53,10 @@ def test_a_run_begins_with_the_weights_of_another(
 
 
 def test_a_restart_goes_on_from_its_own_checkpoint(train: Train, first: Any) -> None:
-    """Not from the weights that the run once began with."""
+    """Not from the weights that the run once began with, which may be gone."""
     words = (*QUICK, "--init-from", str(first.path))
     assert train(*words, "--epochs", "1", out="tuned")[0] == 0
+    first.path.rename(first.path.with_name("archived"))
     code, run = train(*words, "--epochs", "2", out="tuned")
     assert code == 0
     assert run.events("resume")[-1]["step"] == 20
