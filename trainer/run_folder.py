@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from trainer.mesh import Mesh
     from trainer.settings import RunSettings
 
+_NO_ID = ("", "none")
+"""torchrun's word for a run without --rdzv-id is the latter."""
 _LOCK = ".trainer"
 _JOB_LOCK = re.compile(r"lock\.[0-9]+")
 _RENEWED_S = 60
@@ -83,15 +85,14 @@ def open_run_folder(chosen: Path | None, settings: RunSettings, mesh: Mesh) -> R
 
 def _new_name(settings: RunSettings, mesh: Mesh) -> str:
     """Name a directory after torchrun's run, so that its restarts find it, or after this start."""
-    if settings.torchrun_id not in (
-        "",
-        "none",
-    ):  # none: torchrun's word for a run without --rdzv-id
+    if settings.torchrun_id not in _NO_ID:
         return "torchrun-" + re.sub(r"[^A-Za-z0-9._-]", "-", settings.torchrun_id)
-    starter = psutil.Process(os.getppid() if settings.torchrun_id else os.getpid())
-    mine = [starter.create_time(), starter.pid] if mesh.ranks.is_main else [0.0, 0.0]
-    started, pid = mesh.max(mine)
-    return f"local-{time.strftime('%Y%m%dT%H%M%S', time.localtime(started))}-{int(pid)}"
+    mine = [time.time(), float(os.getpid())]
+    if settings.torchrun_id:
+        torchrun = psutil.Process(os.getppid())
+        mine = [torchrun.create_time(), float(torchrun.pid)]
+    began_s, pid = mesh.max(mine if mesh.ranks.is_main else [0.0, 0.0])
+    return f"local-{time.strftime('%Y%m%dT%H%M%S', time.localtime(began_s))}-{int(pid)}"
 
 
 def _lock_for_all(path: Path, mesh: Mesh) -> int | None:
