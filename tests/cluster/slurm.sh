@@ -118,8 +118,12 @@ munged_stop() { stop_daemon munged "--key-file=$CLUSTER_DIR/munge/munge.key"; }
 slurmctld_start() {
     ! is_running slurmctld "$CLUSTER_CONF" || return 0
     # shellcheck disable=SC2016 # of the inner shell
-    start_daemon setsid --fork bash -c 'until slurmctld -f "$0" -D || (($? != 134 && $? != 139)); do
-        echo "slurmctld has crashed: it is started again"
+    start_daemon setsid --fork bash -c 'for ((tries = 0; tries < 30; tries++)); do
+        slurmctld -f "$0" -D && exit
+        code=$?
+        ((code != 137 && code != 143)) || exit
+        echo "slurmctld has ended with $code: it is started again"
+        sleep 1 # its port may be in use for a moment
     done' "$CLUSTER_CONF"
     wait_for 10 is_running slurmctld "$CLUSTER_CONF" ||
         die "cannot start slurmctld" "it must run" "nothing" "see $CLUSTER_DIR/log/start.log"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.conftest import on_busy_machine
 from tests.growing import json_lines
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Scripts:
 
     def finish(self, process: subprocess.Popen[str], timeout: float = 60) -> Result:
         """Waits for the script's end."""
-        out, err = process.communicate(timeout=timeout)
+        out, err = process.communicate(timeout=on_busy_machine(timeout))
         return Result(process.returncode, out, err, self.directory)
 
     def run(self, script: str, *args: str, cwd: Path | None = None, **env: str) -> Result:

@@ -192,7 +192,11 @@ def test_without_debug_hangs_still_leave_traces(scripts: Scripts) -> None:
 
 @pytest.mark.parametrize("debug", ["0", "1"])
 def test_a_segmentation_fault_shows_its_python_stack(scripts: Scripts, debug: str) -> None:
-    """With DEBUG as without: it is looked for just then."""
+    """With DEBUG as without: it is looked for just then.
+
+    One rank: of two, the first to crash ends the other in the middle of its own stack.
+    """
+    scripts.env["DDP_NPROC_PER_NODE"] = "1"
     crash = "import ctypes\ndef crash(): ctypes.string_at(0)\ncrash()"
     result = scripts.run("prelaunch.sh", "--", sys.executable, "-c", crash, DEBUG=debug)
     assert result.code == 139

@@ -13,6 +13,7 @@ from torch._C import _distributed_c10d as c10d
 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
 distributed.all_reduce(ones(1))
 getattr(c10d, "_dump_fr_trace_file", lambda rank: None)(rank=0)  # older torches cannot be asked
+distributed.destroy_process_group()
 """
 
 
