@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainer.beat import DATA, UPDATE
 from trainer.nonfinite import StepTable
+from trainer.parallel.plan import modules_named
 from trainer.passes import choose_passes
 from trainer.stragglers import ForwardTime
 
@@ -31,7 +32,7 @@ class Stepper:
         """None for a single rank, which is as fast as it is, and where all forwards wait."""
         if parts.timed:
             num_forwards = log_every * parts.plan.num_microbatches
-            self.forward_time = ForwardTime(parts.timed, device, num_forwards)
+            self.forward_time = ForwardTime(parts.timed, device, num_forwards, _even_ratio(parts))
         self.left_out: frozenset[int] = frozenset()
         """Steps that are passed over."""
         self._microbatches: Iterator[tuple[Tensor, Tensor]] = iter(())
@@ -70,3 +71,12 @@ class Stepper:
         microbatch = next(self._microbatches)
         self.wait_s += time.perf_counter() - asked_s
         return microbatch
+
+
+def _even_ratio(parts: Parts) -> float:
+    """Return the layers of an even share of the pipeline by those of this rank's."""
+    sizes, pp = parts.workload.parallel_sizes(), parts.mesh.layout.pp
+    if pp == 1 or sizes is None:
+        return 1.0
+    own = modules_named(parts.model, parts.workload.parallel_plan().blocks)
+    return sizes.num_layers / pp / len(own)

@@ -45,10 +45,18 @@ class ForwardTime:
     """
 
     def __init__(
-        self, modules: Sequence[nn.Module], device: torch.device, num_forwards: int
+        self,
+        modules: Sequence[nn.Module],
+        device: torch.device,
+        num_forwards: int,
+        even_ratio: float = 1.0,
     ) -> None:
-        """Time forwards of `modules`; an interval has at least `num_forwards` of each."""
-        self._num_modules = len(modules)
+        """Time forwards of `modules`; an interval has at least `num_forwards` of each.
+
+        `even_ratio` is how many a rank would have if all had equally many, by how many this one
+        has: a stage of more layers is no slow rank.
+        """
+        self._num_modules = even_ratio * len(modules)
         self._sampled = min(_SAMPLED_FORWARD, num_forwards)
         self._seconds = 0.0
         self._num_timed = 0
@@ -67,7 +75,7 @@ class ForwardTime:
             module.register_forward_hook(self._end)
 
     def take_s(self) -> float:
-        """Return what a forward of all took in this interval, by the mean, and begin another.
+        """Return what a forward of all takes, by this interval's mean, and begin another.
 
         Awaits the device.
         """

@@ -1,7 +1,9 @@
 """Who is slower than the others, and where the time goes."""
 
+import itertools
 import random
 import textwrap
+import time
 from collections.abc import Callable
 from datetime import datetime
 from operator import itemgetter
@@ -97,6 +99,18 @@ def test_only_the_forwards_of_training_count() -> None:
     module(torch.ones(1))
     assert timed.take_s() > 0
     assert timed.take_s() == 0
+
+
+def test_a_stage_of_more_layers_is_no_slow_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 5 equal layers one rank has 3 and another 2: both tell what 2.5 take."""
+    clock = itertools.count()  # a layer takes a tick
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    for own in (3, 2):
+        layers = [torch.nn.Identity() for _ in range(own)]
+        timed = ForwardTime(layers, torch.device("cpu"), 9, 5 / 2 / own)
+        for layer in layers * 4:
+            layer(torch.ones(1))
+        assert timed.take_s() == 2.5
 
 
 def test_the_ledger_adds_up() -> None:
