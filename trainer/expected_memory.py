@@ -14,9 +14,11 @@ import torch
 
 from trainer.errors import UserError
 from trainer.parallel.plan import ForwardPlan, modules_named
-from trainer.parallel.stages import num_stages, passes_kept
+from trainer.parallel.stages import layers_kept, passes_kept
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor, nn
 
     from trainer.batch_plan import BatchPlan
@@ -74,6 +76,8 @@ class Demand:
     plan: BatchPlan
     workload: Workload
     model: nn.Module
+    stages: Sequence[nn.Module]
+    """This rank's of the pipeline; without one, the model."""
     update: Update
 
     @staticmethod
@@ -85,6 +89,7 @@ class Demand:
             plan=parts.plan,
             workload=parts.workload,
             model=parts.model,
+            stages=parts.stages,
             update=parts.update,
         )
 
@@ -126,10 +131,13 @@ class Demand:
                 return size
         return 0
 
-    def _layers_of_a_stage(self) -> int:
+    def _layers_kept(self, pp_rank: int) -> int | None:
         layout = self.mesh.layout
-        blocks = modules_named(self.model, self.workload.parallel_plan().blocks)
-        return math.ceil(len(blocks) * layout.pp / num_stages(self.config, layout))
+        if layout.pp == 1:
+            return None
+        blocks = self.workload.parallel_plan().blocks
+        own = [len(modules_named(stage, blocks)) for stage in self.stages]
+        return layers_kept(self.config, layout, pp_rank, self.plan.num_microbatches, own)
 
     def _forward_plan(self) -> ForwardPlan:
         layout, config = self.mesh.layout, self.config
@@ -147,8 +155,7 @@ class Demand:
             cp=layout.cp,
             gathers_keys=config.cp_comm_type == "all_gather",
             sequence_parallel=layout.sequence_parallel,
-            num_layers=self._layers_of_a_stage() if layout.pp > 1 else None,
-            num_passes=num_passes,
+            num_layers=self._layers_kept(pp_rank),
             num_heads=num_heads if pp_rank == layout.pp - 1 else 0,
         )
 

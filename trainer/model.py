@@ -32,6 +32,8 @@ class TrainedModel:
     model: nn.Module
     train_model: nn.Module
     update: Update
+    stages: Sequence[nn.Module]
+    """This rank's of the pipeline; without one, the model."""
     timed: Sequence[nn.Module]
     """Whose forwards wait for no other rank."""
     num_parameters: int
@@ -66,6 +68,7 @@ def build_model(config: Config, workload: Workload, mesh: Mesh, seed: int) -> Tr
         model=model,
         train_model=train_model,
         update=update,
+        stages=share.stages,
         timed=works_alone(share, train_model, plan, mesh.layout, config),
         num_parameters=num_parameters,
         elsewhere=share.elsewhere,

@@ -41,6 +41,8 @@ class Parts:
     """The model itself: saved, restored, validated."""
     train_model: nn.Module
     """The same one as it is trained: compiled, and within DistributedDataParallel."""
+    stages: Sequence[nn.Module]
+    """This rank's of the pipeline; without one, the model."""
     timed: Sequence[nn.Module]
     """Those of its modules whose forwards wait for no other rank."""
     update: Update

@@ -162,6 +162,7 @@ class Run:
                 plan=job.plan,
                 workload=job.workload,
                 model=trained.model,
+                stages=trained.stages,
                 update=trained.update,
             )
         )
@@ -287,6 +288,7 @@ def _parts(job: Job, begun: _Begun) -> Parts:
         workload=job.workload,
         model=trained.model,
         train_model=trained.train_model,
+        stages=trained.stages,
         timed=trained.timed,
         update=trained.update,
         learning_rate=begun.learning_rate,

@@ -44,6 +44,7 @@ def expected(world_size: int, options: list[str]) -> int:
         plan=batches,
         workload=workload,
         model=cast("torch.nn.Module", share.model),
+        stages=share.stages,
         update=update,
     )
     use, least = demand.use(), demand.least_bytes()

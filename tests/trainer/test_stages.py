@@ -16,6 +16,7 @@ from trainer.parallel.plan import ParallelSizes
 from trainer.parallel.stages import (
     check_pipeline,
     cut_evenly,
+    layers_kept,
     num_stages,
     passes_kept,
     stages_of,
@@ -154,3 +155,26 @@ def test_passes_that_wait_for_their_backward(
     told = [passes_kept(config, layout, pp_rank, num_microbatches) for pp_rank in range(4)]
     assert told == kept
     assert passes_kept(Config(), Layout(), 0, num_microbatches) == 1
+    per_rank = num_stages(config, layout) // 4
+    layers = [
+        layers_kept(config, layout, rank, num_microbatches, [1] * per_rank) for rank in range(4)
+    ]
+    assert layers == kept
+
+
+@pytest.mark.parametrize(
+    ("pp", "num_microbatches", "rank", "sizes", "kept"),
+    [
+        (2, 4, 0, [1, 1, 2, 1], 7),
+        (2, 4, 0, [1, 1, 1, 2, 2, 1], 9),
+        (4, 8, 1, [4, 4, 4, 4, 4, 5, 5, 2], 40),
+        (4, 8, 3, [3, 3, 3, 3, 3, 3, 3, 1], 15),
+    ],
+)
+def test_layers_that_wait_for_their_backward(
+    pp: int, num_microbatches: int, rank: int, sizes: list[int], kept: int
+) -> None:
+    """Counted from the order that torch's ScheduleInterleaved1F1B gives."""
+    config = Config(pp_schedule="interleaved", pp_stages_per_rank=len(sizes) // pp)
+    own = [sizes[number] for number in stages_of(rank, pp, len(sizes))]
+    assert layers_kept(config, Layout(pp=pp), rank, num_microbatches, own) == kept

@@ -78,11 +78,10 @@ class ForwardPlan:
     """Whether a rank of cp keeps all positions' keys and values."""
     sequence_parallel: bool = False
     num_layers: int | None = None
-    """Of a pipeline's stage on this rank, their mean if it has several; None: all of the model."""
-    num_passes: int = 1
-    """Passes of a microbatch through a stage that wait for their backward at once."""
+    """Layers kept at once, of a pipeline's stages on this rank, once for each pass through them;
+    None: all of the model."""
     num_heads: int = 1
-    """Those of them that went through the last stage, which has the output matrix and the loss."""
+    """Passes through the last stage that wait at once: it has the output matrix and the loss."""
 
 
 def fits(name: str, pattern: str) -> bool:

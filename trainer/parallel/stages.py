@@ -99,6 +99,24 @@ def passes_kept(config: Config, layout: Layout, pp_rank: int, num_microbatches: 
     return min(num_microbatches * per_rank, ahead + 1)
 
 
+def layers_kept(
+    config: Config, layout: Layout, pp_rank: int, num_microbatches: int, own: Sequence[int]
+) -> int:
+    """Return the most layers that a rank keeps at once, counted once for each pass through them.
+
+    `own` is how many each of its stages has. By torch's schedules, as `passes_kept`: interleaved, a
+    round of microbatches goes through one stage after the other, and back from the last.
+    """
+    num_passes = passes_kept(config, layout, pp_rank, num_microbatches)
+    in_a_round = num_microbatches // max(1, num_microbatches // layout.pp)
+    turns = [i // in_a_round % len(own) for i in range(num_microbatches * len(own))]
+    kept = most = sum(own[turn] for turn in turns[:num_passes])
+    for forward, backward in zip(turns[num_passes:], turns, strict=False):
+        kept += own[forward] - own[-1 - backward]
+        most = max(most, kept)
+    return most
+
+
 def check_pipeline(
     config: Config, layout: Layout, sizes: ParallelSizes | None, num_microbatches: int
 ) -> None:

@@ -40,7 +40,7 @@ def activation_bytes(shape: LlamaShape, sequence_length: int, plan: ForwardPlan)
     """Return the most that is kept at once, for the microbatches of this rank's share."""
     tokens = plan.micro_batch_size * sequence_length / plan.cp
     terms = _Terms.of(shape, plan)
-    num_layers = plan.num_passes * (plan.num_layers or shape.num_layers)
+    num_layers = plan.num_layers or shape.num_layers
     layer = tokens * terms.layer + terms.layer_copies
     head = tokens * terms.head + terms.head_copies
     if plan.recompute == "none":
