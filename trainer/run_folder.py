@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from trainer import plain_file
 from trainer.errors import UserError
 from trainer.events import EventLog
 
@@ -140,10 +141,10 @@ def _job_in(path: Path) -> str:
     locks = [lock for lock in path.glob("lock.*") if _JOB_LOCK.fullmatch(lock.name)]
     newest = max(locks, key=lambda lock: int(lock.suffix[1:]), default=None)
     try:
-        words = newest.read_text().split() if newest else []
+        words = plain_file.read_text(newest).split() if newest else []
         age_s = time.time() - newest.stat().st_mtime if newest else 0.0
-    except OSError:
-        return ""  # it was just given back
+    except (OSError, ValueError):
+        return ""  # it was just given back, or is no lock
     if len(words) < len(("job", "restarts", "host", "namespace", "pid")) or age_s > _RENEWED_S:
         return ""
     job, _, host, namespace, pid, *_ = words
@@ -169,6 +170,7 @@ def _next_attempt(path: Path, mesh: Mesh) -> int:
 def _last_attempt(path: Path) -> int:
     last = 0
     try:
+        plain_file.size_bytes(path)
         with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
                 try:

@@ -74,6 +74,15 @@ def test_a_directory_of_a_job_is_the_jobs(
     assert train(*QUICK, "--max-steps", "2")[0] == 0
 
 
+def test_a_pipe_in_a_files_place_holds_nobody(
+    train: Callable[..., tuple[int, Any]], tmp_path: Path
+) -> None:
+    """A lock that is none is nobody's: who opened it would wait for a writer for ever."""
+    (tmp_path / "run").mkdir()
+    os.mkfifo(tmp_path / "run/lock.3")
+    assert train(*QUICK, "--max-steps", "2")[0] == 0
+
+
 def test_a_restart_by_torchrun_goes_on_in_the_same_directory(
     clean_env: dict[str, str], tmp_path: Path
 ) -> None:
