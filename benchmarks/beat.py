@@ -7,7 +7,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.beat import AGREE, BACKWARD, DATA, FORWARD, LOG, UPDATE, NoBeat, SharedBeat
+from trainer.telemetry.heartbeat import (
+    AGREE,
+    BACKWARD,
+    DATA,
+    FORWARD,
+    LOG,
+    UPDATE,
+    NoBeat,
+    SharedBeat,
+)
 
 _NUM_STEPS = 20_000
 _NUM_REPETITIONS = 7

@@ -11,10 +11,11 @@ import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from trainer.batch_plan import plan_batches
-from trainer.beat import Stacks, open_beat
-from trainer.checkpoint_folder import find_folder
-from trainer.environment import set_torch_defaults, whole_number
+from trainer.checkpoint.initial_weights import check_source
+from trainer.checkpoint.layout import find_folder
+from trainer.data.batch_plan import plan_batches
+from trainer.distributed.rendezvous_socket import listen
+from trainer.environment import Ranks, RunSettings, set_torch_defaults, whole_number
 from trainer.errors import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -26,26 +27,23 @@ from trainer.errors import (
     missing_package,
     short_line,
 )
-from trainer.initial_weights import check_source
-from trainer.listener import listen
+from trainer.loop.stop import StopRequest
 from trainer.options import parse
 from trainer.parallel.layout import plan_layout
 from trainer.parallel.plan import check_blocks
 from trainer.parallel.stages import check_pipeline
-from trainer.profiling import profiled_ranks
-from trainer.ranks import Ranks
-from trainer.settings import RunSettings
-from trainer.stop import StopRequest
-from trainer.words import flush_what_can_be, lose_what_cannot_be_written
+from trainer.telemetry.heartbeat import Stacks, open_beat
+from trainer.telemetry.profiling import profiled_ranks
+from trainer.text import flush_what_can_be, lose_what_cannot_be_written
 from trainer.workloads.registry import build_workload
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping, Sequence
 
-    from trainer.batch_plan import BatchPlan
     from trainer.config import Config
+    from trainer.data.batch_plan import BatchPlan
+    from trainer.loop.run import Job, Run
     from trainer.parallel.layout import Layout
-    from trainer.run import Job, Run
     from trainer.workloads.base import Workload
 
 
@@ -76,7 +74,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         stacks = Stacks(settings.run_dir, settings.attempt, ranks.rank)
         beat = open_beat(settings.beat_dir, ranks.rank)
 
-        from trainer.run import Job  # noqa: PLC0415 -- imports torch: wrong input is told before
+        from trainer.loop.run import Job  # noqa: PLC0415 -- imports torch: wrong input is told before
 
         _collect_garbage()
         job = Job(
@@ -163,14 +161,14 @@ def _check_device(
     asks = config.precision in {"tf32", "fp8"} or config.memory_snapshot or config.compile
     if settings.run_dir is not None or not asks:
         return
-    from trainer.device import choose_device  # noqa: PLC0415 -- imports torch
-    from trainer.run import prepare_device  # noqa: PLC0415 -- imports torch
+    from trainer.distributed.device import choose_device  # noqa: PLC0415 -- imports torch
+    from trainer.loop.run import prepare_device  # noqa: PLC0415 -- imports torch
 
     prepare_device(config, choose_device(ranks, env), env)
 
 
 def _run(job: Job, env: MutableMapping[str, str], stacks: Stacks) -> int:
-    from trainer.run import Run  # noqa: PLC0415 -- imports torch
+    from trainer.loop.run import Run  # noqa: PLC0415 -- imports torch
 
     run = Run(job)
     try:

@@ -12,11 +12,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from trainer import command
-from trainer.checkpoint_folder import find
+from trainer.checkpoint.identity import OPTIONS
+from trainer.checkpoint.layout import find
 from trainer.config import Config
 from trainer.errors import EXIT_FINISHED, UserError
-from trainer.identity import OPTIONS
-from trainer.words import counted
+from trainer.text import counted
 from trainer.workloads.registry import build_workload
 
 if TYPE_CHECKING:
@@ -51,18 +51,17 @@ def main(argv: Sequence[str]) -> int:
 def _measure(checkpoint: Path, data_dir: Path | None) -> Mapping[str, float | None]:
     """Return what a validation would, by the names that metrics.jsonl has for it."""
     # All of these import torch: wrong input is told before.
-    from trainer import loading  # noqa: PLC0415
-    from trainer.agreement import StopAgreement  # noqa: PLC0415
-    from trainer.batch_plan import plan_batches  # noqa: PLC0415
-    from trainer.batches import build_batches  # noqa: PLC0415
-    from trainer.beat import NoBeat  # noqa: PLC0415
-    from trainer.datasets import prepare  # noqa: PLC0415
-    from trainer.evaluation import Evaluation  # noqa: PLC0415
-    from trainer.mesh import open_mesh  # noqa: PLC0415
-    from trainer.precision import set_up  # noqa: PLC0415
-    from trainer.ranks import Ranks  # noqa: PLC0415
-    from trainer.stop import StopRequest  # noqa: PLC0415
-    from trainer.workload_checks import test_data_of  # noqa: PLC0415
+    from trainer.checkpoint import loading  # noqa: PLC0415
+    from trainer.data.batch_plan import plan_batches  # noqa: PLC0415
+    from trainer.data.batches import build_batches  # noqa: PLC0415
+    from trainer.data.datasets import prepare  # noqa: PLC0415
+    from trainer.distributed.mesh import open_mesh  # noqa: PLC0415
+    from trainer.environment import Ranks  # noqa: PLC0415
+    from trainer.loop.evaluation import Evaluation  # noqa: PLC0415
+    from trainer.loop.stop import StopAgreement, StopRequest  # noqa: PLC0415
+    from trainer.parallel.precision import set_up  # noqa: PLC0415
+    from trainer.telemetry.heartbeat import NoBeat  # noqa: PLC0415
+    from trainer.workloads.checks import test_data_of  # noqa: PLC0415
 
     stored, weights = loading.read_weights(checkpoint)
     known = {name: v for name, v in stored.state.identity.items() if name in OPTIONS}

@@ -14,10 +14,11 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from trainer import command, manifest
-from trainer.checkpoint_folder import find
+from trainer import command
+from trainer.checkpoint import manifest
+from trainer.checkpoint.layout import find
 from trainer.errors import EXIT_FINISHED, UserError
-from trainer.words import counted
+from trainer.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trainer.loading import Stored
+    from trainer.checkpoint.loading import Stored
 
 _SAFETENSORS, _TORCH = ".safetensors", ".pt"
 _ENDINGS = (_SAFETENSORS, _TORCH, ".pth")
@@ -58,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     checkpoint = find(options.checkpoint)
     if options.format == "hf":
         _check_target(options.out, may_overwrite=False)  # never a whole folder
-        from trainer.export_hf import export_hf  # noqa: PLC0415 -- imports torch
+        from trainer.checkpoint.hugging_face import export_hf  # noqa: PLC0415 -- imports torch
 
         export_hf(checkpoint, options.out, options.tokenizer)
         return EXIT_FINISHED
@@ -67,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
             "--tokenizer", rule="with --format hf", found="without", remedy="leave it out"
         )
     targets = _targets(options.out, may_overwrite=options.force)
-    from trainer import loading  # noqa: PLC0415 -- imports torch: wrong input is told before
+    from trainer.checkpoint import loading  # noqa: PLC0415 -- imports torch: wrong input is told before
 
     stored, weights = loading.read_weights(checkpoint)
     for target in targets:

@@ -12,18 +12,18 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from trainer import command
-from trainer.checkpoint_folder import find, find_folder
+from trainer.checkpoint.identity import fingerprint
+from trainer.checkpoint.layout import find, find_folder
+from trainer.checkpoint.manifest import DamagedError, UnknownError, UnreadableError
+from trainer.checkpoint.tensor_names import split_rank
 from trainer.errors import EXIT_FINISHED, EXIT_USER
-from trainer.identity import fingerprint
-from trainer.manifest import DamagedError, UnknownError, UnreadableError
-from trainer.tensor_names import split_rank
-from trainer.words import counted
+from trainer.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from trainer.loading import Stored
+    from trainer.checkpoint.loading import Stored
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _problem(path: Path) -> DamagedError | None:
-    from trainer import loading  # noqa: PLC0415 -- imports torch: wrong input is told before
+    from trainer.checkpoint import loading  # noqa: PLC0415 -- imports torch: wrong input is told before
 
     try:
         loading.verify(path)
@@ -58,7 +58,7 @@ def _problem(path: Path) -> DamagedError | None:
 
 def _look_at(path: Path) -> dict[str, Any]:
     """Return all that can be told of a checkpoint; what cannot be read is None."""
-    from trainer import loading  # noqa: PLC0415 -- see above
+    from trainer.checkpoint import loading  # noqa: PLC0415 -- see above
 
     report: dict[str, Any] = {"path": str(path), "problem": _problem(path)}
     keys = ("step", "fingerprint", "identity", "position", "world_size", "tensors", "ranks")

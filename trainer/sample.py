@@ -9,10 +9,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from trainer import command
-from trainer.checkpoint_folder import find
+from trainer.checkpoint.layout import find
+from trainer.data.tokenizer import load_tokenizer
 from trainer.errors import EXIT_FINISHED, UserError
-from trainer.tokenizer import load_tokenizer
-from trainer.words import counted
+from trainer.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _load(checkpoint: Path) -> Llama:
-    from trainer.llama_checkpoint import read_llama  # noqa: PLC0415 -- imports torch
+    from trainer.checkpoint.llama import read_llama  # noqa: PLC0415 -- imports torch
     from trainer.workloads.llama import Llama  # noqa: PLC0415
 
     stored = read_llama(checkpoint)

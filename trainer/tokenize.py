@@ -16,9 +16,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from trainer import command
+from trainer.data.tokenizer import load_tokenizer
 from trainer.errors import EXIT_FINISHED, UserError
-from trainer.tokenizer import load_tokenizer
-from trainer.words import counted
+from trainer.text import counted
 from trainer.workloads.token_file import BYTES, Writer
 
 if TYPE_CHECKING:

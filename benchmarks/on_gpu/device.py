@@ -87,9 +87,9 @@ def nccl(place: Place) -> Values:
     """Meet as the trainer's ranks do, alone, and let each kind of message through."""
     from torch import distributed as dist  # noqa: PLC0415 -- seconds
 
-    from trainer.flight_recorder import FlightRecorder  # noqa: PLC0415 -- the same
-    from trainer.ranks import Ranks  # noqa: PLC0415 -- the same
-    from trainer.rendezvous import meet  # noqa: PLC0415 -- the same
+    from trainer.distributed.rendezvous import meet  # noqa: PLC0415 -- the same
+    from trainer.environment import Ranks  # noqa: PLC0415 -- the same
+    from trainer.telemetry.flight_recorder import FlightRecorder  # noqa: PLC0415 -- the same
 
     device = _device(place)
     os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"

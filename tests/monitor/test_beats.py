@@ -15,7 +15,7 @@ from monitor.watchdog.beats import (
     read_beats,
     read_children,
 )
-from trainer.beat import Phase, SharedBeat
+from trainer.telemetry.heartbeat import Phase, SharedBeat
 
 
 def test_what_the_trainer_beats_is_read(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
 from trainer.__main__ import _share_out
-from trainer.expected_memory import Demand
-from trainer.mesh import Mesh, _open_axes
+from trainer.distributed.mesh import Mesh, _open_axes
+from trainer.environment import Ranks
+from trainer.loop.expected_memory import Demand
 from trainer.options import parse
-from trainer.parallel.spread import share_out, spread
-from trainer.ranks import Ranks
+from trainer.parallel.parallelize import share_out, spread
 from trainer.workloads.registry import build_workload
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 from torch.distributed import checkpoint as _  # noqa: F401 -- before the forks, not in each
 
-from trainer.checkpoint import Checkpoints
-from trainer.events import EventLog
-from trainer.mesh import Mesh
-from trainer.position import Position
-from trainer.ranks import Ranks
+from trainer.checkpoint.checkpoints import Checkpoints
+from trainer.checkpoint.train_state import Position
+from trainer.distributed.mesh import Mesh
+from trainer.environment import Ranks
+from trainer.telemetry.events import EventLog
 
 PR_SET_PDEATHSIG = 1
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint import Checkpoints
-from trainer.events import EventLog
-from trainer.loading import Stored
-from trainer.mesh import Mesh
-from trainer.position import Position
-from trainer.ranks import Ranks
+from trainer.checkpoint.checkpoints import Checkpoints
+from trainer.checkpoint.loading import Stored
+from trainer.checkpoint.train_state import Position
+from trainer.distributed.mesh import Mesh
+from trainer.environment import Ranks
+from trainer.telemetry.events import EventLog
 
 CPU = torch.device("cpu")
 ALONE = Mesh(ranks=Ranks(), device=CPU, backend="none", num_threads=1)

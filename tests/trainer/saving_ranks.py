@@ -10,10 +10,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from tests.trainer.saved import CPU, open_folder, position
-from trainer.mesh import Mesh
+from trainer.checkpoint.host_copies import HostCopies, num_local_bytes
+from trainer.distributed.mesh import Mesh
+from trainer.environment import Ranks
 from trainer.parallel.layout import Layout
-from trainer.ranks import Ranks
-from trainer.staging import HostCopies, num_local_bytes
 
 NUM_RANKS = 4
 WHOLE = {f"model/{i}": torch.full((256,), float(i)) for i in range(8)}

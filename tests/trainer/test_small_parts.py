@@ -12,14 +12,14 @@ from typing import get_args
 
 import pytest
 
+from trainer.checkpoint.train_state import Position
 from trainer.config import Config, Schedule
+from trainer.environment import RunSettings
 from trainer.errors import UserError, missing_package
-from trainer.events import EventLog, append_line, utc_now
-from trainer.position import Position
-from trainer.schedule import LearningRate
-from trainer.settings import RunSettings
-from trainer.speed import Speed, Work, peak_flops_per_s
-from trainer.stop import StopRequest
+from trainer.loop.optim import LearningRate
+from trainer.loop.stop import StopRequest
+from trainer.telemetry.events import EventLog, append_line, utc_now
+from trainer.telemetry.speed import Speed, Work, peak_flops_per_s
 from trainer.workloads.llama_presets import PRESETS
 from trainer.workloads.registry import build_workload
 
@@ -117,7 +117,8 @@ def test_half_a_line_spoils_no_other_one(tmp_path: Path) -> None:
     """On a nearly full disk the system takes what fits: it is told, and the next line is whole."""
     path = tmp_path / "events.jsonl"
     limited = (
-        "import resource, sys; from pathlib import Path; from trainer.events import append_line\n"
+        "import resource, sys; from pathlib import Path\n"
+        "from trainer.telemetry.events import append_line\n"
         "path = Path(sys.argv[1])\n"
         "append_line(path, {'n': 1})\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (15, -1))\n"
@@ -187,7 +188,7 @@ def test_one_request_delivered_twice_is_one() -> None:
 def test_a_second_request_later_ends_at_once(patience: Callable[[float], float]) -> None:
     """With 128 + the signal's number."""
     code = (
-        "import os, signal, time, trainer.stop as s; s._SAME_REQUEST_S = 0.01\n"
+        "import os, signal, time, trainer.loop.stop as s; s._SAME_REQUEST_S = 0.01\n"
         "s.StopRequest().install(); os.kill(os.getpid(), signal.SIGUSR1); time.sleep(0.1)\n"
         "os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)"
     )

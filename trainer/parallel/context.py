@@ -12,8 +12,8 @@ import torch
 from torch import distributed as dist
 
 from trainer.errors import UserError
-from trainer.parallel.gathering import GatheringAttention
-from trainer.parallel.positions import own_ranges
+from trainer.parallel.all_gather import GatheringAttention
+from trainer.parallel.plan import own_ranges
 from trainer.parallel.ring import RingAttention
 
 if TYPE_CHECKING:

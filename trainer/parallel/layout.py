@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trainer.errors import UserError
-from trainer.parallel.positions import num_chunks
-from trainer.words import counted
+from trainer.parallel.plan import num_chunks
+from trainer.text import counted
 
 if TYPE_CHECKING:
     from trainer.config import Config, Strategy
+    from trainer.environment import Ranks
     from trainer.parallel.plan import ParallelSizes
-    from trainer.ranks import Ranks
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 REST = -1

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from trainer.precision import HALVES
+from trainer.parallel.precision import HALVES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

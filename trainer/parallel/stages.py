@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from trainer.errors import UserError
-from trainer.words import counted
+from trainer.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

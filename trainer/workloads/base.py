@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainer import host_memory
+from trainer.distributed import host_memory
 from trainer.errors import UserError
 
 if TYPE_CHECKING:

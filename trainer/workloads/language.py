@@ -13,10 +13,9 @@ from trainer.errors import UserError
 from trainer.parallel.plan import ParallelSizes
 from trainer.workloads import stdlib_text
 from trainer.workloads.base import Workload, check_made_up
-from trainer.workloads.llama_hf import CONFIG, StoredWeights, read_shape
+from trainer.workloads.llama_hf import CONFIG, StoredWeights, read_shape, shape_named
 from trainer.workloads.llama_memory import activation_bytes
 from trainer.workloads.llama_parallel import LLAMA_PLAN
-from trainer.workloads.llama_shape import shape_named
 from trainer.workloads.token_file import BYTES, TokenFile, open_tokens
 from trainer.workloads.tokens import BYTES_VOCAB_SIZE, IGNORED, TokenData
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import UserError
-from trainer.workloads.llama_presets import LlamaShape
+from trainer.workloads.llama_presets import PRESETS, LlamaShape, preset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from torch import Tensor
+
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _OUTPUT = "output.weight"
@@ -188,3 +189,10 @@ def _error(folder: Path, found: object) -> UserError:
         found=found,
         remedy="name another folder",
     )
+
+
+def shape_named(name: str) -> LlamaShape:
+    """Return it. Raises UserError for neither a preset's name nor a folder with a Llama."""
+    if name and name not in PRESETS and Path(name).is_dir():
+        return read_shape(Path(name))
+    return preset(name)

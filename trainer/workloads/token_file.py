@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from trainer.errors import UserError
-from trainer.mounts import or_mount
+from trainer.text import or_mount
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
