@@ -11,22 +11,13 @@ import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
+from rundir import codes
 from trainer.checkpoint.initial_weights import check_source
 from trainer.checkpoint.layout import find_folder
 from trainer.data.batch_plan import plan_batches
 from trainer.distributed.rendezvous_socket import listen
 from trainer.environment import Ranks, RunSettings, set_torch_defaults, whole_number
-from trainer.errors import (
-    EXIT_FAILED,
-    EXIT_FINISHED,
-    EXIT_STOPPED,
-    EXIT_USER,
-    RunFailedError,
-    UserError,
-    misfit,
-    missing_package,
-    short_line,
-)
+from trainer.errors import RunFailedError, UserError, misfit, missing_package, short_line
 from trainer.loop.stop import StopRequest
 from trainer.options import parse
 from trainer.parallel.layout import plan_layout
@@ -68,7 +59,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
             check_source(config.init_from)
         if config.check:
             _check_device(config, ranks, settings, env)
-            return EXIT_FINISHED
+            return codes.FINISHED
 
         # The stacks before the beat: who sees the beat may ask for them.
         stacks = Stacks(settings.run_dir, settings.attempt, ranks.rank)
@@ -92,19 +83,19 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
     except UserError as error:
         if speaks:
             print(f"trainer: {error}", file=sys.stderr, flush=True)
-        return EXIT_USER
+        return codes.USAGE
     except ModuleNotFoundError as error:
         if speaks:
             print(f"trainer: {missing_package(error, sys.executable)}", file=sys.stderr, flush=True)
-        return EXIT_USER
+        return codes.USAGE
     except Exception as error:  # noqa: BLE001 -- such as a workload of one's own that cannot be built
         told = misfit(error)
         if told is None:
             traceback.print_exc()
-            return EXIT_FAILED
+            return codes.FAILED
         if speaks:
             print(f"trainer: {told}", file=sys.stderr, flush=True)
-        return EXIT_USER
+        return codes.USAGE
 
 
 def _begun(config: Config, settings: RunSettings) -> Config:
@@ -179,7 +170,7 @@ def _run(job: Job, env: MutableMapping[str, str], stacks: Stacks) -> int:
         # What is wrong with this rank's samples, no other rank may ever see.
         if job.ranks.is_node_main or run.has_begun:
             print(f"trainer: {error}", file=sys.stderr, flush=True)
-        _end_at_once(EXIT_USER)
+        _end_at_once(codes.USAGE)
     # Whatever it is, it is told and ends this rank; so does sys.exit(), whose code could be 0.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         if not isinstance(error, RunFailedError):
@@ -188,10 +179,10 @@ def _run(job: Job, env: MutableMapping[str, str], stacks: Stacks) -> int:
             print(f"trainer: {error}", file=sys.stderr, flush=True)
         _record(run, error)
         if job.ranks.world_size == 1:
-            return EXIT_FAILED
-        _end_at_once(EXIT_FAILED)
+            return codes.FAILED
+        _end_at_once(codes.FAILED)
     stacks.close()
-    return EXIT_FINISHED if is_finished else EXIT_STOPPED
+    return codes.FINISHED if is_finished else codes.STOPPED
 
 
 def _execute(run: Run, env: MutableMapping[str, str]) -> bool:

@@ -8,15 +8,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-EXIT_FINISHED: Final = 0
-"""The run reached its last step."""
-EXIT_USER: Final = 64
-"""The user's input or environment is wrong: a retry would end the same way."""
-EXIT_FAILED: Final = 70
-"""A rank failed."""
-EXIT_STOPPED: Final = 75
-"""Stopped on request, with a checkpoint written: requeue me."""
-
 MAX_LENGTH: Final = 300
 """Of an error that is told short, in characters."""
 

@@ -11,11 +11,12 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from rundir import codes
 from trainer import command
 from trainer.checkpoint.identity import OPTIONS
 from trainer.checkpoint.layout import find
 from trainer.config import Config
-from trainer.errors import EXIT_FINISHED, UserError
+from trainer.errors import UserError
 from trainer.text import counted
 from trainer.workloads.registry import build_workload
 
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     measured = _measure(checkpoint, options.data_dir)
     if options.json:
         print(json.dumps({"checkpoint": str(checkpoint), **measured}))
-        return EXIT_FINISHED
+        return codes.FINISHED
     accuracy = measured["test_accuracy"]
     told = [] if accuracy is None else [f"test accuracy {100 * accuracy:.2f} %"]
     told += [
@@ -45,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     ]
     samples = counted(int(measured["num_samples"] or 0), "sample")
     print(f"{checkpoint}: {', '.join(told)}, of {samples}")
-    return EXIT_FINISHED
+    return codes.FINISHED
 
 
 def _measure(checkpoint: Path, data_dir: Path | None) -> Mapping[str, float | None]:

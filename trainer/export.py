@@ -14,10 +14,11 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from rundir import codes
 from trainer import command
 from trainer.checkpoint import manifest
 from trainer.checkpoint.layout import find
-from trainer.errors import EXIT_FINISHED, UserError
+from trainer.errors import UserError
 from trainer.text import counted
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
         from trainer.checkpoint.hugging_face import export_hf  # noqa: PLC0415 -- imports torch
 
         export_hf(checkpoint, options.out, options.tokenizer)
-        return EXIT_FINISHED
+        return codes.FINISHED
     if options.tokenizer is not None:
         raise UserError(
             "--tokenizer", rule="with --format hf", found="without", remedy="leave it out"
@@ -75,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
         _write(target, weights, stored)
         size_mib = target.stat().st_size / 2**20
         print(f"{target}: {counted(len(weights), 'tensor')}, {size_mib:.1f} MiB, of {checkpoint}")
-    return EXIT_FINISHED
+    return codes.FINISHED
 
 
 def _targets(out: Path, *, may_overwrite: bool) -> list[Path]:

@@ -11,12 +11,12 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from rundir import codes, paths
 from trainer import command
 from trainer.checkpoint.identity import fingerprint
 from trainer.checkpoint.layout import find, find_folder
 from trainer.checkpoint.manifest import DamagedError, UnknownError, UnreadableError
 from trainer.checkpoint.tensor_names import split_rank
-from trainer.errors import EXIT_FINISHED, EXIT_USER
 from trainer.text import counted
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ def main(argv: Sequence[str]) -> int:
     report = {
         **_look_at(chosen),
         "others": {name: _problem(chosen.with_name(name)) for name in others},
-        "latest": folder.pointed("latest") if folder else None,
-        "best": folder.pointed("best") if folder else None,
+        "latest": folder.pointed(paths.LATEST) if folder else None,
+        "best": folder.pointed(paths.BEST) if folder else None,
     }
     print(json.dumps(report, indent=1, default=str) if options.json else "\n".join(_lines(report)))
     has_problem = report["problem"] or any(report["others"].values())
-    return EXIT_USER if has_problem else EXIT_FINISHED
+    return codes.USAGE if has_problem else codes.FINISHED
 
 
 def _problem(path: Path) -> DamagedError | None:

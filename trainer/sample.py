@@ -8,10 +8,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from rundir import codes
 from trainer import command
 from trainer.checkpoint.layout import find
 from trainer.data.tokenizer import load_tokenizer
-from trainer.errors import EXIT_FINISHED, UserError
+from trainer.errors import UserError
 from trainer.text import counted
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         model, prompt, options.tokens, temperature=options.temperature, seed=options.seed
     )
     print(tokenizer.decode(written))
-    return EXIT_FINISHED
+    return codes.FINISHED
 
 
 def _load(checkpoint: Path) -> Llama:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rundir import paths
 from trainer.checkpoint import saving
 from trainer.checkpoint.host_copies import (
     HostCopies,
@@ -95,7 +96,7 @@ class Checkpoints:
         began_s = time.monotonic()
         if position == self._position:
             if is_best and self.wait() and self._mesh.ranks.is_main:
-                self._point("best", position.step)
+                self._point(paths.BEST, position.step)
             return
         self.wait()
         self._last_s = began_s
@@ -291,11 +292,11 @@ class Checkpoints:
         self._position, self.latest_step = position, position.step
         if not self._mesh.ranks.is_main:
             return
-        if self._folder.pointed("latest") is None:
-            self._point("latest", position.step)
+        if self._folder.pointed(paths.LATEST) is None:
+            self._point(paths.LATEST, position.step)
         best_step = position.best_step
-        if self._folder.pointed("best") is None and best_step is not None:
-            self._point("best", best_step)
+        if self._folder.pointed(paths.BEST) is None and best_step is not None:
+            self._point(paths.BEST, best_step)
 
     def _stand_on(self, step: int, path: Path) -> None:
         self._own = {s: p for s, p in self._own.items() if s < step} | {step: path}
@@ -340,7 +341,7 @@ class Checkpoints:
             return
         self._report(writing)
         if is_best:
-            self._point("best", writing.step)
+            self._point(paths.BEST, writing.step)
         self._make_room(writing)
 
     def _report(self, writing: Writing) -> None:
@@ -365,7 +366,7 @@ class Checkpoints:
 
     def path_of_best(self, step: int) -> Path | None:
         """Return the checkpoint of `step` if `best` names it; None: it could not be kept."""
-        named = self._folder.pointed("best")
+        named = self._folder.pointed(paths.BEST)
         return self._folder.path_of(step) if named == name_of(step) else None
 
     def _point(self, name: str, step: int) -> None:

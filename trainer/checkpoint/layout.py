@@ -19,7 +19,7 @@ import re
 import shutil
 from typing import TYPE_CHECKING
 
-from trainer import plain_file
+from rundir import paths, plain
 from trainer.checkpoint import manifest
 from trainer.checkpoint.train_state import State
 from trainer.errors import UserError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STATE_FILE = "state.json"
-POINTERS = ("latest", "best")
+POINTERS = (paths.LATEST, paths.BEST)
 
 
 def name_of(step: int) -> str:
@@ -97,7 +97,7 @@ class CheckpointFolder:
 
     def _serial(self, name: str) -> float:
         try:
-            return State.from_json(plain_file.read_text(self.path / name / STATE_FILE)).serial
+            return State.from_json(plain.read_text(self.path / name / STATE_FILE)).serial
         except (OSError, ValueError, RecursionError):
             return math.inf
 
@@ -140,7 +140,7 @@ class CheckpointFolder:
     def pointed(self, pointer: str) -> str | None:
         """Return the name in a pointer file; None if it names no checkpoint that is there."""
         with contextlib.suppress(OSError, ValueError):
-            name = plain_file.read_text(self.path / pointer).strip()
+            name = plain.read_text(self.path / pointer).strip()
             if step_of(name) is not None and (self.path / name).is_dir():
                 return name
         return None
@@ -151,7 +151,7 @@ class CheckpointFolder:
         Those known to be damaged do not count: they go when there are enough good ones. One whose
         place in the order cannot be read neither counts nor goes: nobody has looked at it.
         """
-        spared = {self.pointed("latest"), self.pointed("best"), *kept}
+        spared = {self.pointed(paths.LATEST), self.pointed(paths.BEST), *kept}
         try:
             serials = self._serials()
         except OSError:
@@ -189,7 +189,7 @@ def find_folder(path: Path) -> CheckpointFolder | None:
 
     Raises UserError if they cannot be read.
     """
-    for candidate in (path / "checkpoints", path):
+    for candidate in (path / paths.CHECKPOINTS, path):
         folder = CheckpointFolder(candidate)
         try:
             if folder.names():
@@ -206,7 +206,7 @@ def find_folder(path: Path) -> CheckpointFolder | None:
 
 def _follow(pointer: Path) -> Path:
     """Return what `RUN/checkpoints/best`, or RUN/best, names. Raises UserError if it names none."""
-    for folder in (pointer.parent, pointer.parent / "checkpoints"):
+    for folder in (pointer.parent, pointer.parent / paths.CHECKPOINTS):
         name = CheckpointFolder(folder).pointed(pointer.name)
         if name is not None:
             return folder / name

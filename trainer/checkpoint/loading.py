@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer import plain_file
+from rundir import plain
 from trainer.checkpoint import manifest
 from trainer.checkpoint.host_copies import is_lack_of_memory
 from trainer.checkpoint.layout import STATE_FILE
@@ -57,7 +57,7 @@ def look_into(path: Path) -> Stored:
     from trainer.checkpoint.safe_reader import SafeReader  # noqa: PLC0415 -- a second of imports
 
     try:
-        state = State.from_json(plain_file.read_text(path / STATE_FILE))
+        state = State.from_json(plain.read_text(path / STATE_FILE))
         return Stored(path=path, state=state, entries=SafeReader(path).entries())
     except Exception as error:
         raise _problem(error) from error

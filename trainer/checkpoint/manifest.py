@@ -10,7 +10,7 @@ import stat
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from trainer import plain_file
+from rundir import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -42,7 +42,7 @@ class UnknownError(DamagedError):
 
 def is_unreadable(error: OSError) -> bool:
     """Whether an error of reading leaves open what is there, such as ESTALE, EIO or EACCES."""
-    return not isinstance(error, plain_file.NotPlainError) and error.errno not in _GONE
+    return not isinstance(error, plain.NotPlainError) and error.errno not in _GONE
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def read(folder: Path) -> dict[str, FileRecord]:
     Raises DamagedError if there is none that can be understood, UnknownError for a newer one.
     """
     try:
-        content = json.loads(plain_file.read_text(folder / FILE))
+        content = json.loads(plain.read_text(folder / FILE))
         if content["version"] > _VERSION:
             raise UnknownError(f"{FILE} is of version {content['version']}, newer than {_VERSION}")
         records = {name: FileRecord(**values) for name, values in content["files"].items()}
@@ -103,7 +103,7 @@ def check_sizes(folder: Path, records: Mapping[str, FileRecord]) -> None:
     """
     for name, expected in records.items():
         try:
-            size_bytes = plain_file.size_bytes(folder / name)
+            size_bytes = plain.size_bytes(folder / name)
         except OSError as error:
             raise _unreadable(name, error) from error
         if size_bytes != expected.bytes:
@@ -124,8 +124,8 @@ def check_digests(
 
 
 def _unreadable(name: str, error: OSError) -> DamagedError:
-    if isinstance(error, plain_file.NotPlainError):
-        return DamagedError(str(error))
+    if isinstance(error, plain.NotPlainError | IsADirectoryError):
+        return DamagedError(f"{name} is no file")
     kind = UnreadableError if is_unreadable(error) else DamagedError
     return kind(f"{name}: {error.strerror or error}")
 

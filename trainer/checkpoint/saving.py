@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rundir import paths
 from trainer.checkpoint import manifest
 from trainer.checkpoint.layout import STATE_FILE
 from trainer.errors import MAX_LENGTH, causes, short_line
@@ -150,7 +151,7 @@ def _complete(
             records[name] = manifest.seal(partial / name)
         manifest.write(partial, records)
         folder.complete(step)
-        folder.point("latest", step)
+        folder.point(paths.LATEST, step)
     except Exception as error:  # noqa: BLE001 -- the others wait to hear of it
         return _explain(error, folder.path), 0
     return None, sum(found.bytes for found in records.values())

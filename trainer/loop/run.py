@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from rundir import paths
 from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.checkpoint.identity import identity_of
 from trainer.checkpoint.resume import Resume
@@ -168,7 +169,7 @@ class Run:
         run_dir = folder.path
         identity = identity_of(config, data.num_train)
         self._collectives = FlightRecorder.open(
-            config, run_dir / "debug", job.ranks.rank, mesh.backend
+            config, run_dir / paths.DEBUG, job.ranks.rank, mesh.backend
         )
         self._checkpoints = _open_checkpoints(job, mesh, run_dir, events, identity)
         job.beat.meet(LOAD)
@@ -332,7 +333,7 @@ def _profiler(job: Job, run_dir: Path, collectives: FlightRecorder) -> StepProfi
     is_asked = ranks.rank in profiled_ranks(config, ranks.world_size)
     return StepProfiler(
         config.profile_range() if is_asked else None,
-        run_dir / "debug",
+        run_dir / paths.DEBUG,
         ranks.rank,
         with_memory=config.memory_snapshot,
         write_more=collectives.write,
@@ -343,7 +344,7 @@ def _open_checkpoints(
     job: Job, mesh: Mesh, run_dir: Path, events: EventLog, identity: Mapping[str, object]
 ) -> Checkpoints:
     return Checkpoints(
-        run_dir / "checkpoints",
+        run_dir / paths.CHECKPOINTS,
         mesh,
         events,
         num_kept=job.config.keep_checkpoints,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import re
 import socket
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from trainer import plain_file
+from rundir import events, paths, plain
 from trainer.errors import UserError
 from trainer.telemetry.events import EventLog
 
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 _NO_ID = ("", "none")
 """torchrun's word for a run without --rdzv-id is the latter."""
-_LOCK = ".trainer"
-_JOB_LOCK = re.compile(r"lock\.[0-9]+")
 _RENEWED_S = 60
 """The script of a job renews its lock more often than that."""
 
@@ -48,11 +45,11 @@ class RunFolder:
 
     def abandon(self) -> None:
         """Leave nothing behind of a start that was refused; what others wrote stays."""
-        for name in ("checkpoints", "debug"):
+        for name in (paths.CHECKPOINTS, paths.DEBUG):
             with contextlib.suppress(OSError):
                 (self.path / name).rmdir()
-        if [entry.name for entry in self.path.iterdir()] == [_LOCK]:
-            (self.path / _LOCK).unlink()
+        if [entry.name for entry in self.path.iterdir()] == [paths.TRAINER_LOCK]:
+            (self.path / paths.TRAINER_LOCK).unlink()
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
@@ -78,7 +75,7 @@ def open_run_folder(chosen: Path | None, settings: RunSettings, mesh: Mesh) -> R
         settings = replace(settings, attempt=_next_attempt(path, mesh))
     return RunFolder(
         path=path,
-        events=EventLog(path=path / "events.jsonl", attempt=settings.attempt, host=settings.node),
+        events=EventLog(path=path / paths.EVENTS, attempt=settings.attempt, host=settings.node),
         attempt=settings.attempt,
         lock=lock,
     )
@@ -102,7 +99,7 @@ def _lock_for_all(path: Path, mesh: Mesh) -> int | None:
     if mesh.ranks.is_main:
         owner = _job_in(path)
         if not owner:
-            lock, owner = _lock(path / _LOCK)
+            lock, owner = _lock(path / paths.TRAINER_LOCK)
     if mesh.max([float(bool(owner))])[0]:
         raise UserError(
             f"run directory {path}",
@@ -138,10 +135,10 @@ def _lock(path: Path) -> tuple[int | None, str]:
 
 def _job_in(path: Path) -> str:
     """Name the job whose `jobs/prelaunch.sh` holds `path`, "" where none does."""
-    locks = [lock for lock in path.glob("lock.*") if _JOB_LOCK.fullmatch(lock.name)]
+    locks = [lock for lock in path.glob("lock.*") if paths.JOB_LOCK.fullmatch(lock.name)]
     newest = max(locks, key=lambda lock: int(lock.suffix[1:]), default=None)
     try:
-        words = plain_file.read_text(newest).split() if newest else []
+        words = plain.read_text(newest).split() if newest else []
         age_s = time.time() - newest.stat().st_mtime if newest else 0.0
     except (OSError, ValueError):
         return ""  # it was just given back, or is no lock
@@ -163,20 +160,16 @@ def _pid_namespace() -> str:
 
 def _next_attempt(path: Path, mesh: Mesh) -> int:
     """Count a start in a directory that others have used; rank 0 counts for all."""
-    mine = [float(_last_attempt(path / "events.jsonl")) if mesh.ranks.is_main else 0.0]
+    mine = [float(_last_attempt(path / paths.EVENTS)) if mesh.ranks.is_main else 0.0]
     return int(mesh.max(mine)[0]) + 1
 
 
 def _last_attempt(path: Path) -> int:
-    last = 0
+    """Return the highest attempt; half a line of a killed writer, and a pipe, count as nothing."""
     try:
-        plain_file.size_bytes(path)
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                try:
-                    last = max(last, int(json.loads(line)["attempt"]))
-                except (ValueError, KeyError, TypeError):
-                    continue  # half a line of somebody who was killed
+        with plain.open_plain(path) as file:
+            found, _ = events.read(file.read())
     except OSError:
         return 0
-    return last
+    attempts = [event.get("attempt") for event in found]
+    return max((number for number in attempts if isinstance(number, int)), default=0)

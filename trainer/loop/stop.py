@@ -17,7 +17,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from trainer.errors import EXIT_STOPPED
+from rundir import codes
 from trainer.telemetry.heartbeat import AGREE
 from trainer.text import flush_what_can_be
 
@@ -99,7 +99,7 @@ class StopRequest:
         with contextlib.suppress(Exception):  # a goodbye that fails must not keep us
             self._say_goodbye(max(0.0, self.remaining_s))
         flush_what_can_be()
-        os._exit(EXIT_STOPPED)
+        os._exit(codes.STOPPED)
 
     def _deadline_s(self) -> float:
         """On the monotonic clock."""

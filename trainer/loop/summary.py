@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
+from rundir.events import finite
 from trainer.loop.expected_memory import size_words
-from trainer.telemetry.events import finite
 from trainer.telemetry.speed import Speed
 from trainer.text import counted
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trainer.telemetry.events import append_line, utc_now
+from rundir.events import time_text
+from rundir.paths import METRICS
+from trainer.telemetry.events import append_line
 from trainer.telemetry.speed import Speed
 
 if TYPE_CHECKING:
@@ -108,7 +111,8 @@ class MetricsFile:
             for k, v in values.items()
             if (k != "slow_ranks" or v) and (k not in _OPTIONAL or v is not None)
         }
-        append_line(self._path, {"time": utc_now(), "attempt": self._attempt, **rounded})
+        head = {"time": time_text(time.time()), "attempt": self._attempt}
+        append_line(self._path, head | rounded)
 
 
 class LogLines:
@@ -257,7 +261,7 @@ def open_sinks(
 ) -> Sinks:
     """Open the sinks of rank 0: a live bar on a terminal, log lines elsewhere."""
     on_terminal = sys.stdout.isatty()
-    sinks: list[Sink] = [MetricsFile(run_dir / "metrics.jsonl", attempt)]
+    sinks: list[Sink] = [MetricsFile(run_dir / METRICS, attempt)]
     sinks.append(LiveBar(total_steps, started_step) if on_terminal else LogLines(started_step))
     if tensorboard:
         try:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from rundir import plain
 from tests.trainer.saved import all_of, load, open_folder, save, tensor_file
-from trainer import plain_file
 from trainer.checkpoint import loading, manifest, shared_reading
 from trainer.checkpoint.layout import CheckpointFolder
 from trainer.checkpoint.shared_reading import read_together
@@ -93,8 +93,8 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Refuse:
 
         for module, function in (
             (manifest, "_look_at"),
-            (plain_file, "size_bytes"),
-            (plain_file, "read_text"),
+            (plain, "size_bytes"),
+            (plain, "read_text"),
         ):
             monkeypatch.setattr(module, function, failing(getattr(module, function)))
 
