@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from trainer.checkpoint.checkpoints import Checkpoints
-    from trainer.checkpoint.train_state import Position
+    from trainer.checkpoint.train_state import TrainState
 
 _ROOT = Path(__file__).parent.parent
 _WIDTH = 1024
@@ -163,10 +163,10 @@ def _open(folder: Path, mode: str) -> Checkpoints:
     )
 
 
-def _position(step: int) -> Position:
-    from trainer.checkpoint.train_state import Position  # noqa: PLC0415 -- as above
+def _position(step: int) -> TrainState:
+    from trainer.checkpoint.train_state import TrainState  # noqa: PLC0415 -- as above
 
-    return Position(step=step, seed=1, global_batch_size=1, num_train_samples=1)
+    return TrainState(step=step, seed=1, global_batch_size=1, num_train_samples=1)
 
 
 if __name__ == "__main__":

@@ -166,7 +166,7 @@ def train_ours(
 
     def marked(loop: Loop, step: int) -> None:
         method(loop, step)
-        turns.lap_done(loop.position.last_loss or 0.0)
+        turns.lap_done(loop.state.last_loss or 0.0)
 
     setattr(patched, name, marked)
     entry.main(argv, os.environ)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from rundir import codes
 from trainer import command
-from trainer.checkpoint.identity import OPTIONS
 from trainer.checkpoint.layout import find
+from trainer.checkpoint.train_state import OPTIONS
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.text import counted
@@ -64,7 +64,8 @@ def _measure(checkpoint: Path, data_dir: Path | None) -> Mapping[str, float | No
     from trainer.telemetry.heartbeat import NoBeat  # noqa: PLC0415
     from trainer.workloads.checks import test_data_of  # noqa: PLC0415
 
-    stored, weights = loading.read_weights(checkpoint)
+    stored = loading.open_verified(checkpoint)
+    weights = loading.read_weights(stored)
     known = {name: v for name, v in stored.state.identity.items() if name in OPTIONS}
     config = Config(**known, data_dir=data_dir)  # type: ignore[arg-type] # as options had them
     workload = build_workload(config)

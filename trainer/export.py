@@ -71,7 +71,8 @@ def main(argv: Sequence[str]) -> int:
     targets = _targets(options.out, may_overwrite=options.force)
     from trainer.checkpoint import loading  # noqa: PLC0415 -- imports torch: wrong input is told before
 
-    stored, weights = loading.read_weights(checkpoint)
+    stored = loading.open_verified(checkpoint)
+    weights = loading.read_weights(stored)
     for target in targets:
         _write(target, weights, stored)
         size_mib = target.stat().st_size / 2**20

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from rundir import codes, paths
 from trainer import command
-from trainer.checkpoint.identity import fingerprint
-from trainer.checkpoint.layout import find, find_folder
+from trainer.checkpoint.layout import find, find_folder, split_rank
 from trainer.checkpoint.manifest import DamagedError, UnknownError, UnreadableError
-from trainer.checkpoint.tensor_names import split_rank
+from trainer.checkpoint.train_state import fingerprint
 from trainer.text import counted
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def _look_at(path: Path) -> dict[str, Any]:
     report: dict[str, Any] = {"path": str(path), "problem": _problem(path)}
     keys = ("step", "fingerprint", "identity", "position", "world_size", "tensors", "ranks")
     try:
-        stored = loading.look_into(path)
+        stored = loading.read_index(path)
     except DamagedError as error:
         report["problem"] = report["problem"] or error
         return report | dict.fromkeys(keys)

@@ -12,7 +12,7 @@ from typing import get_args
 
 import pytest
 
-from trainer.checkpoint.train_state import Position
+from trainer.checkpoint.train_state import TrainState
 from trainer.config import Config, Schedule
 from trainer.environment import RunSettings
 from trainer.errors import UserError, missing_package
@@ -90,7 +90,7 @@ def test_settings_are_the_contracts_variables() -> None:
 
 def test_a_test_loss_that_is_not_a_number_is_never_the_best() -> None:
     """Nothing is less than it: the first one would be the best for ever."""
-    fresh = Position(seed=1, global_batch_size=1, num_train_samples=1)
+    fresh = TrainState(seed=1, global_batch_size=1, num_train_samples=1)
     for loss in (math.nan, math.inf):
         lost = replace(fresh, step=1).validated(loss, None)
         assert (lost.best_step, lost.best_test_loss) == (None, None)

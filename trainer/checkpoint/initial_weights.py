@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from trainer.checkpoint import manifest
-from trainer.checkpoint.layout import find
+from trainer.checkpoint.layout import MODEL, find
 from trainer.errors import UserError, short_line
 from trainer.text import counted
 
@@ -79,28 +78,17 @@ class _Checkpoint:
 
     def __init__(self, source: Path) -> None:
         from trainer.checkpoint import loading  # noqa: PLC0415 -- imports torch
-        from trainer.checkpoint.tensor_names import MODEL  # noqa: PLC0415
 
-        self._prefix, self._read_into = MODEL, loading.read_into
-        self._path = find(source)
-        try:
+        self._loading, self._path = loading, find(source)
+        with loading.damage_is_users(f"--init-from {self._path}"):
             loading.verify(self._path)
-            entries = loading.look_into(self._path).entries
-        except manifest.DamagedError as error:
-            raise self._damaged(error) from error
+            entries = loading.read_index(self._path).entries
         own = {name: shape for name, (shape, _) in entries.items() if name.startswith(MODEL)}
         self.shapes = {name.removeprefix(MODEL): shape for name, shape in own.items()}
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        try:
-            self._read_into(
-                self._path, {self._prefix + name: tensor for name, tensor in tensors.items()}
-            )
-        except manifest.DamagedError as error:
-            raise self._damaged(error) from error
-
-    def _damaged(self, error: Exception) -> UserError:
-        return _error(self._path, "a complete checkpoint", error, "name another one")
+        with self._loading.damage_is_users(f"--init-from {self._path}"):
+            self._loading.read_into(self._path, {MODEL + name: t for name, t in tensors.items()})
 
 
 class _File:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainer.checkpoint import loading, manifest
-from trainer.checkpoint.tensor_names import MODEL
+from trainer.checkpoint import loading
 from trainer.errors import UserError
 from trainer.workloads.llama_hf import shape_named
 
@@ -33,29 +32,22 @@ class StoredLlama:
 
 def read_llama(checkpoint: Path) -> StoredLlama:
     """Read it, verified. Raises UserError if it is damaged, or of something else."""
-    try:
-        loading.verify(checkpoint)
-        stored = loading.look_into(checkpoint)
-        identity = stored.state.identity
-        if identity.get("workload") != "lm":
-            raise UserError(
-                str(checkpoint),
-                rule="a checkpoint of --workload lm",
-                found=identity.get("workload"),
-                remedy="name another one",
-            )
-        tensors = loading.read_named(stored, MODEL)
-    except manifest.DamagedError as error:
+    stored = loading.open_verified(checkpoint)
+    identity = stored.state.identity
+    if identity.get("workload") != "lm":
         raise UserError(
-            str(checkpoint), rule="a complete checkpoint", found=error, remedy="name another one"
-        ) from error
+            str(checkpoint),
+            rule="a checkpoint of --workload lm",
+            found=identity.get("workload"),
+            remedy="name another one",
+        )
     shape = shape_named(str(identity["model"]))
     length = identity.get("sequence_length") or shape.max_sequence_length
     assert isinstance(length, int)  # noqa: S101 -- as the options have it
     return StoredLlama(
         shape=shape,
         sequence_length=length,
-        weights={name.removeprefix(MODEL): tensor for name, tensor in tensors.items()},
+        weights=loading.read_weights(stored),
         step=stored.state.position.step,
         model=str(identity["model"]),
     )

@@ -1,7 +1,7 @@
-"""The ranks as they talk about checkpoints, over a gloo group of their own.
+"""The process group of checkpoints: all ranks, over gloo, apart from the training's own group.
 
-Nothing that a checkpoint needs to say can then come between the training's own messages, from
-whichever thread it is said.
+No message about a checkpoint can then come between the training's messages, whichever thread
+sends it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Peers(Protocol):
-    """Passes small picklable values between ranks. Points of synchronisation, all of them."""
+class ProcessGroup(Protocol):
+    """Passes small picklable values between ranks. Every call is a point of synchronisation."""
 
     rank: int
     world_size: int
-    group: Any
-    """The process group, None with one rank."""
+    handle: Any
+    """torch's process group, None with one rank."""
 
     def gather(self, value: T) -> list[T]:
         """Return every rank's value, by rank, on every rank."""
@@ -33,12 +33,12 @@ class Peers(Protocol):
         ...
 
 
-class Alone:
+class SingleProcess:
     """One rank: the null object."""
 
     rank = 0
     world_size = 1
-    group = None
+    handle = None
 
     def gather(self, value: T) -> list[T]:
         """Return the one value."""
@@ -49,27 +49,27 @@ class Alone:
         return value
 
 
-class Group:
+class GlooGroup:
     """Several ranks; all of them build it at the same point."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.rank = mesh.ranks.rank
         self.world_size = mesh.ranks.world_size
-        self.group: Any = dist.new_group(backend="gloo")
+        self.handle: Any = dist.new_group(backend="gloo")
 
     def gather(self, value: T) -> list[T]:
         """Return every rank's value, by rank."""
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value, group=self.group)
+        dist.all_gather_object(values, value, group=self.handle)
         return values
 
     def share(self, value: T) -> T:
         """Return rank 0's value."""
         values = [value]
-        dist.broadcast_object_list(values, src=0, group=self.group)
+        dist.broadcast_object_list(values, src=0, group=self.handle)
         return values[0]
 
 
-def open_peers(mesh: Mesh) -> Peers:
-    """Meet the others, if there are any."""
-    return Group(mesh) if mesh.is_distributed else Alone()
+def open_group(mesh: Mesh) -> ProcessGroup:
+    """Open the group of all ranks of a run."""
+    return GlooGroup(mesh) if mesh.is_distributed else SingleProcess()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from trainer.checkpoint.layout import CheckpointFolder
     from trainer.checkpoint.manifest import FileRecord
-    from trainer.checkpoint.process_group import Peers
+    from trainer.checkpoint.process_group import ProcessGroup
     from trainer.checkpoint.train_state import State
 
 NO_SPACE, WRITE_ERROR = "no space", "write error"
@@ -55,22 +55,22 @@ class Writing(threading.Thread):
     def __init__(  # noqa: PLR0913 -- all of it is needed in the thread
         self,
         folder: CheckpointFolder,
-        peers: Peers,
+        group: ProcessGroup,
         state: State,
         tensors: Mapping[str, Tensor],
         *,
         device: torch.device,
         began_s: float,
         stall_s: float | None,
-        tell: Callable[[Writing], None],
+        report: Callable[[Writing], None],
     ) -> None:
         # A daemon: a process that must end does not wait for a disk, or a rank that is gone.
         super().__init__(name="checkpoint", daemon=True)
         self._folder = folder
-        self._peers = peers
+        self._group = group
         self._tensors = tensors
         self._device = device
-        self._tell = tell
+        self._report = report
         self.state = state
         self.step = state.position.step
         self.began_s = began_s
@@ -79,23 +79,23 @@ class Writing(threading.Thread):
         self.error: SaveError | None = None
 
     def run(self) -> None:
-        """Write; then `tell` what became of it."""
+        """Write, then report the outcome."""
         if self._device.type == "cuda":
             # A thread begins on GPU 0, whoever's that is; one that has failed holds up no copy.
             with contextlib.suppress(RuntimeError):
                 torch.cuda.set_device(self._device)
         try:
-            self.size_bytes = write(self._folder, self._tensors, self.state, self._peers)
+            self.size_bytes = write(self._folder, self._tensors, self.state, self._group)
         except SaveError as error:
             self.error = error
         except Exception as error:  # noqa: BLE001 -- such as another rank's death
             self.error = SaveError(WRITE_ERROR, short_line(error))
         self.ended_s = time.monotonic()
-        self._tell(self)
+        self._report(self)
 
 
 def write(
-    folder: CheckpointFolder, tensors: Mapping[str, Tensor], state: State, peers: Peers
+    folder: CheckpointFolder, tensors: Mapping[str, Tensor], state: State, group: ProcessGroup
 ) -> int:
     """Write a checkpoint and return its size in bytes. Every rank calls it with what it holds.
 
@@ -107,21 +107,21 @@ def write(
     problem: tuple[str, str] | None = None
     records: dict[str, FileRecord] = {}
     try:
-        _write_tensors(tensors, partial, peers)
-        own = sorted(partial.glob(f"__{peers.rank}_*"))
+        _write_tensors(tensors, partial, group)
+        own = sorted(partial.glob(f"__{group.rank}_*"))
         records = {path.name: manifest.seal(path) for path in own}
-    except Exception as error:  # noqa: BLE001 -- whatever it is, the others must hear of it
+    except Exception as error:  # noqa: BLE001 -- the other ranks wait for the outcome
         problem = _explain(error, folder.path)
-    answers = peers.gather((problem, records))
-    problem = next((told for told, _ in answers if told), None)
+    outcomes = group.gather((problem, records))
+    problem = next((found for found, _ in outcomes if found), None)
     size_bytes = 0
-    if peers.rank == 0:
+    if group.rank == 0:
         if problem is None:
-            written = {name: r for _, records in answers for name, r in records.items()}
+            written = {name: r for _, records in outcomes for name, r in records.items()}
             problem, size_bytes = _complete(folder, state, written)
         if problem is not None:
             folder.discard(step)
-    problem, size_bytes = peers.share((problem, size_bytes))
+    problem, size_bytes = group.share((problem, size_bytes))
     if problem is not None:
         raise SaveError(*problem)
     return size_bytes
@@ -140,10 +140,10 @@ def _complete(
     step = state.position.step
     partial = folder.partial(step)
     try:
-        manifest.check_sizes(partial, records)  # what other nodes told of must be here, too
+        manifest.check_sizes(partial, records)  # what other nodes wrote must be visible here, too
     except manifest.DamagedError as error:
-        told = f"not on one shared file system? rank 0 looked for what all ranks wrote: {error}"
-        return (WRITE_ERROR, told[:MAX_LENGTH]), 0
+        text = f"not on one shared file system? rank 0 looked for what all ranks wrote: {error}"
+        return (WRITE_ERROR, text[:MAX_LENGTH]), 0
     try:
         text = replace(state, serial=folder.next_serial()).to_json()
         (partial / STATE_FILE).write_text(text, encoding="utf-8")
@@ -152,12 +152,12 @@ def _complete(
         manifest.write(partial, records)
         folder.complete(step)
         folder.point(paths.LATEST, step)
-    except Exception as error:  # noqa: BLE001 -- the others wait to hear of it
+    except Exception as error:  # noqa: BLE001 -- the other ranks wait for the outcome
         return _explain(error, folder.path), 0
     return None, sum(found.bytes for found in records.values())
 
 
-def _write_tensors(tensors: Mapping[str, Tensor], folder: Path, peers: Peers) -> None:
+def _write_tensors(tensors: Mapping[str, Tensor], folder: Path, group: ProcessGroup) -> None:
     dcp = _distributed_checkpoint()
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     # Nothing is copied ahead: torch waits for such copies on the stream of the thread's own device,
@@ -168,8 +168,8 @@ def _write_tensors(tensors: Mapping[str, Tensor], folder: Path, peers: Peers) ->
         dcp.save(
             dict(tensors),
             storage_writer=writer,
-            process_group=peers.group,
-            no_dist=peers.group is None,
+            process_group=group.handle,
+            no_dist=group.handle is None,
         )
     except dcp.CheckpointException as error:  # it is no Exception
         first = next(iter(error.failures.values()))[0]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.tensor_names import (
+from trainer.checkpoint.layout import (
     MODEL,
     OPTIMIZER,
     generators_of,
@@ -105,12 +105,7 @@ def _check_elsewhere(
     found = {k.removeprefix(MODEL): v[0] for k, v in entries.items() if k.startswith(MODEL)}
     differing = [name for name in wanted | found if wanted.get(name) != found.get(name)]
     if differing:
-        raise UserError(
-            "--resume",
-            rule="a checkpoint of the same model",
-            found=f"{counted(len(differing), 'tensor')} of others, such as {differing[0]}",
-            remedy="give the same --workload and --model, or --resume none",
-        )
+        raise _other_model(f"{counted(len(differing), 'tensor')} of others, such as {differing[0]}")
 
 
 def restore_tensors(
@@ -121,12 +116,7 @@ def restore_tensors(
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise UserError(
-            "--resume",
-            rule="a checkpoint of the same model",
-            found=str(error)[:200],
-            remedy="give the same --workload and --model, or --resume none",
-        ) from error
+        raise _other_model(str(error)[:200]) from error
     saved = optimizer.state_dict()
     saved["state"] = _optimizer_state(tensors, model, optimizer)
     optimizer.load_state_dict(saved)
@@ -171,12 +161,7 @@ def _optimizer_state(
         if full_name.startswith(OPTIMIZER):
             name, _, key = full_name.removeprefix(OPTIMIZER).rpartition("/")
             if name not in trained:
-                raise UserError(
-                    "--resume",
-                    rule="a checkpoint of the same model",
-                    found=f"optimizer state of an unknown parameter {name}",
-                    remedy="give the same --workload and --model, or --resume none",
-                )
+                raise _other_model(f"optimizer state of an unknown parameter {name}")
             state.setdefault(numbers[name], {})[key] = _laid_out_as(trained[name], tensor)
     return state
 
@@ -186,3 +171,12 @@ def _laid_out_as(parameter: Tensor, tensor: Tensor) -> Tensor:
     if tensor.shape != parameter.shape or tensor.stride() == parameter.stride():
         return tensor  # a count of steps, or as it should be
     return torch.empty_like(parameter, dtype=tensor.dtype, device="cpu").copy_(tensor)
+
+
+def _other_model(found: str) -> UserError:
+    return UserError(
+        "--resume",
+        rule="a checkpoint of the same model",
+        found=found,
+        remedy="give the same --workload and --model, or --resume none",
+    )

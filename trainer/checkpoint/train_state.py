@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass, field, replace
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from trainer.config import Config
+
 
 @dataclass(frozen=True, kw_only=True)
-class Position:
+class TrainState:
     """All of a run's state that is not a tensor. The learning rate is not: it follows the step."""
 
     step: int = 0
@@ -37,7 +40,7 @@ class Position:
     """The last step that was validated; a run stopped before a validation has it still to do."""
     scaler: dict[str, float] | None = None
 
-    def validated(self, loss: float, accuracy: float | None) -> Position:
+    def validated(self, loss: float, accuracy: float | None) -> TrainState:
         """Return the position after a validation at this step, the best one so far or not."""
         if accuracy is not None:
             is_best = self.best_accuracy is None or accuracy > self.best_accuracy
@@ -64,9 +67,9 @@ class Position:
 class State:
     """What state.json holds."""
 
-    position: Position
+    position: TrainState
     identity: Mapping[str, object]
-    """The options that change the numbers; see trainer/checkpoint/identity.py."""
+    """The options that change the numbers; see trainer/checkpoint/train_state.py."""
     world_size: int
     """Ranks that wrote it."""
     serial: int
@@ -84,6 +87,62 @@ class State:
         """Read the file's text. Raises ValueError for anything else."""
         try:
             values: dict[str, Any] = json.loads(text)
-            return State(**{**values, "position": Position(**values["position"])})
+            return State(**{**values, "position": TrainState(**values["position"])})
         except (TypeError, KeyError) as error:
             raise ValueError(f"not a state: {error}") from error
+
+
+OPTIONS = (
+    "workload",
+    "model",
+    "global_batch_size",
+    "lr",
+    "min_lr",
+    "schedule",
+    "warmup_steps",
+    "decay_fraction",
+    "optimizer",
+    "weight_decay",
+    "beta1",
+    "beta2",
+    "eps",
+    "dropout",
+    "precision",
+    "clip_grad_norm",
+    "image_size",
+    "num_samples",
+    "num_classes",
+    "sequence_length",
+    "mock_tokens",
+)
+"""All other options may change freely: how long, on how many ranks, in which microbatches, what is
+validated, logged and kept, and where things lie."""
+
+
+def identity_of(config: Config, num_train_samples: int) -> dict[str, object]:
+    """Return the identity of the run that these options describe, as JSON values.
+
+    Without a seed, unless it was asked for as an option: else a run keeps the one it began with.
+    """
+    options = {name: getattr(config, name) for name in OPTIONS}
+    seed = {} if config.seed is None else {"seed": config.seed}
+    return {**options, "num_train_samples": num_train_samples, **seed}
+
+
+def fingerprint(identity: Mapping[str, object]) -> str:
+    """Return 12 hexadecimal digits that two runs share if they are one."""
+    text = json.dumps(identity, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def differences(now: Mapping[str, object], then: Mapping[str, object]) -> list[str]:
+    """Say each difference in words. An option that one side does not know is none."""
+    return [
+        f"{name}: {_say(value)} where the run began with {_say(then[name])}"
+        for name, value in now.items()
+        if name in then and then[name] != value
+    ]
+
+
+def _say(value: object) -> str:
+    return "the default" if value in ("", None) else str(value)

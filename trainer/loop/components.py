@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from trainer.checkpoint.checkpoints import Checkpoints
     from trainer.checkpoint.resume import Resumed
-    from trainer.checkpoint.train_state import Position
+    from trainer.checkpoint.train_state import TrainState
     from trainer.config import Config
     from trainer.data.batch_plan import BatchPlan
     from trainer.data.batches import Batches
@@ -50,7 +50,7 @@ class Parts:
     """None where nothing is held out."""
     steps_per_epoch: int
     checkpoints: Checkpoints
-    go_back: Callable[[Position], Resumed]
+    go_back: Callable[[TrainState], Resumed]
     """Loads the run's own last checkpoint into model and optimizer; all ranks call it together."""
     sinks: Sinks
     events: EventLog

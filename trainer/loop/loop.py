@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from trainer.checkpoint.resume import Resumed
-    from trainer.checkpoint.train_state import Position
+    from trainer.checkpoint.train_state import TrainState
     from trainer.loop.components import Parts
 
 
 class Loop:
-    """Trains from a position to the last step, an early stop, or a request to stop."""
+    """Trains from a train state to the last step, an early stop, or a request to stop."""
 
     def __init__(self, parts: Parts, resumed: Resumed) -> None:
         self._parts = parts
@@ -32,7 +32,7 @@ class Loop:
         self._stepper = Stepper(parts)
         self.progress = Progress(parts, self._stepper)
         self._memory = MemoryReport(parts)
-        self.started_step = resumed.position.step
+        self.started_step = resumed.state.step
         self._first_step = self.started_step + 1
         self._begin(resumed)
 
@@ -61,7 +61,7 @@ class Loop:
     @property
     def derived(self) -> Mapping[str, float]:
         """What the workload tells of the last validation besides its loss."""
-        loss = self.position.last_test_loss
+        loss = self.state.last_test_loss
         return {} if loss is None else self._parts.workload.derived(loss)
 
     @property
@@ -73,20 +73,20 @@ class Loop:
             return None
 
     def _begin(self, resumed: Resumed) -> None:
-        self.position: Position = resumed.position
-        self._stepper.left_out = frozenset(self.position.skipped_steps)
-        self.progress.begin(self.position, resumed.loss_sum.item())
+        self.state: TrainState = resumed.state
+        self._stepper.left_out = frozenset(self.state.skipped_steps)
+        self.progress.begin(self.state, resumed.loss_sum.item())
         self._stepper.seek(-1)
-        self._parts.beat.begin(self.position.step)
+        self._parts.beat.begin(self.state.step)
 
     def _pause(self, *, stopped: bool) -> bool:
         """Do what is due at this step; return whether to stop.
 
         A validation that a stop came before, or broke off, is due until it is made up.
         """
-        config, step = self._parts.config, self.position.step
-        self.progress.look(step, self.position)  # what is not finite is neither measured nor kept
-        is_new = self.position.validated_step != step
+        config, step = self._parts.config, self.state.step
+        self.progress.look(step, self.state)  # what is not finite is neither measured nor kept
+        is_new = self.state.validated_step != step
         if not stopped and is_new and (self._is_over() or self._is_due(config.val_every)):
             stopped = not self._validate()
         is_due = self._is_due(config.checkpoint_every, besides=True)
@@ -100,30 +100,30 @@ class Loop:
     def stops_early(self) -> bool:
         """Whether as many validations as --early-stop-patience have brought no gain."""
         patience = self._parts.config.early_stop_patience
-        return 0 < patience <= self.position.num_validations_without_gain
+        return 0 < patience <= self.state.num_validations_without_gain
 
     @property
     def is_at_last_step(self) -> bool:
         """Whether there is no step left to take."""
-        return self.position.step >= self._total_steps
+        return self.state.step >= self._total_steps
 
     def _is_over(self) -> bool:
         return self.stops_early or self.is_at_last_step
 
     def _is_due(self, every: int, *, besides: bool = False) -> bool:
         """Whether it is time, every so many steps, or, with 0 or `besides`, at an epoch's end."""
-        step = self.position.step
+        step = self.state.step
         at_epoch_end = step % self._parts.steps_per_epoch == 0
         return (every > 0 and step % every == 0) or (at_epoch_end and (besides or every == 0))
 
     def _train_until_pause(self) -> bool:
         """Train to the next validation, checkpoint or epoch's end; return whether to stop."""
         parts = self._parts
-        self._stepper.seek(self.position.step)
+        self._stepper.seek(self.state.step)
         log_every, agreement, beat = parts.config.log_every, parts.agreement, parts.beat
         parts.train_model.train()
         pause_step = self._pause_step()
-        for step in range(self.position.step + 1, pause_step + 1):
+        for step in range(self.state.step + 1, pause_step + 1):
             parts.profiler.before(step)
             if step == self._first_step:
                 with self._memory.measuring():
@@ -138,16 +138,16 @@ class Loop:
             if step % log_every == 0 or step == self._total_steps:
                 self._log(step)
             if agreement.reached():
-                self.position = replace(self.position, step=step)
+                self.state = replace(self.state, step=step)
                 return True
             if agreement.is_save_due:
-                self.position = replace(self.position, step=step)
+                self.state = replace(self.state, step=step)
                 return False
-        self.position = replace(self.position, step=pause_step)
+        self.state = replace(self.state, step=pause_step)
         return False
 
     def _pause_step(self) -> int:
-        step, config = self.position.step, self._parts.config
+        step, config = self.state.step, self._parts.config
         periods = (self._parts.steps_per_epoch, config.val_every, config.checkpoint_every)
         nexts = [(step // period + 1) * period for period in periods if period]
         return min(*nexts, self._total_steps, step + self._stepper.table.num_free)
@@ -157,30 +157,30 @@ class Loop:
 
     def _log(self, step: int) -> None:
         self._parts.beat.meet(LOG)
-        loss = self.progress.log(step, self.position)
-        self.position = replace(self.position, step=step)  # a failure tells these
+        loss = self.progress.log(step, self.state)
+        self.state = replace(self.state, step=step)  # a failure tells these
         if loss is not None:
-            self.position = replace(self.position, last_loss=loss)
+            self.state = replace(self.state, last_loss=loss)
 
     def _validate(self) -> bool:
         """Measure on the held-out samples; keep a checkpoint if it is the best so far.
 
         Return False, and tell nothing, if the run was asked to stop meanwhile.
         """
-        parts, position = self._parts, self.position
+        parts, state = self._parts, self.state
         if parts.evaluation is None:
-            self.position = replace(position, validated_step=position.step)
+            self.state = replace(state, validated_step=state.step)
             return True
         with self.progress.ledger.validating():
             measured = parts.evaluation.measure()
         parts.agreement.begin()  # training has another pace
         if measured is None:
             return False
-        self.position = position.validated(measured.loss, measured.accuracy)
+        self.state = state.validated(measured.loss, measured.accuracy)
         parts.sinks.validation(
             Validation(
-                step=position.step,
-                epoch=-(-position.step // parts.steps_per_epoch),
+                step=state.step,
+                epoch=-(-state.step // parts.steps_per_epoch),
                 test_loss=measured.loss,
                 test_accuracy=measured.accuracy,
                 derived=parts.workload.derived(measured.loss),
@@ -188,7 +188,7 @@ class Loop:
                 train_time_s=self.progress.train_time_s,
             )
         )
-        if self.position.num_validations_without_gain == 0:
+        if self.state.num_validations_without_gain == 0:
             self._save(is_best=True)
         return True
 
@@ -202,15 +202,15 @@ class Loop:
             parts.checkpoints.save(
                 gather_tensors(parts.model, parts.update.optimizer, with_buffers=speaks)
                 | gather_rank(ranks.rank, loss_sum, device),
-                self._position_to_save(),
+                self._state_to_save(),
                 is_best=is_best,
             )
         parts.agreement.begin()  # time has passed
 
-    def _position_to_save(self) -> Position:
+    def _state_to_save(self) -> TrainState:
         scaler, loss = self._parts.update.scaler, self.progress.loss
         return replace(
-            self.position,
+            self.state,
             scaler=scaler.state_dict() if scaler.is_enabled() else None,
             interval_step=loss.from_step,
             interval_num_bad=loss.num_left_out,
@@ -222,7 +222,7 @@ class Loop:
         Raises CheckpointError if a finished run has lost its last checkpoint.
         """
         parts, checkpoints = self._parts, self._parts.checkpoints
-        if stopped and not checkpoints.holds(self._position_to_save()):
+        if stopped and not checkpoints.holds(self._state_to_save()):
             needed_s = checkpoints.last_seconds or 0.0
             (is_late,) = parts.mesh.max([float(needed_s > parts.stop.remaining_s)])
             if is_late:
@@ -234,7 +234,7 @@ class Loop:
         if not is_kept and not stopped:
             kept = checkpoints.latest_step
             raise CheckpointError(
-                f"the last checkpoint, of step {self.position.step}, could not be written "
+                f"the last checkpoint, of step {self.state.step}, could not be written "
                 f"({checkpoints.failure}); "
                 + ("there is none" if kept is None else f"the last one there is: step {kept}")
             )
@@ -243,7 +243,7 @@ class Loop:
         """Go back to the last checkpoint; on the way from there, leave the bad steps out."""
         left_out = self._stepper.left_out.union(wish.steps)
         self._parts.beat.meet(LOAD)
-        resumed = self._parts.go_back(self.position)
-        position = replace(resumed.position, skipped_steps=sorted(left_out))
-        self._begin(replace(resumed, position=position))
+        resumed = self._parts.go_back(self.state)
+        state = replace(resumed.state, skipped_steps=sorted(left_out))
+        self._begin(replace(resumed, state=state))
         self._parts.agreement.begin()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from trainer.checkpoint.train_state import Position
+    from trainer.checkpoint.train_state import TrainState
     from trainer.config import OnNan
     from trainer.data.batch_plan import BatchPlan
     from trainer.distributed.mesh import Mesh
@@ -152,7 +152,7 @@ class NonFinitePolicy:
         self,
         own: Sequence[float],
         reduced: Sequence[float],
-        position: Position,
+        state: TrainState,
         first_step: int,
         saved_step: int | None,
     ) -> tuple[Literal["skip", "rollback"], Sequence[int]]:
@@ -162,7 +162,7 @@ class NonFinitePolicy:
         gradient was not finite, `saved_step` the checkpoint there is. Raises RunFailedError to end
         the run. A point of synchronisation.
         """
-        bad = self._describe(own, reduced, position, first_step)
+        bad = self._describe(own, reduced, state, first_step)
         self.num_steps += len(bad.steps)
         is_all = len(bad.steps) == len(reduced)
         self._num_in_a_row = self._num_in_a_row + len(bad.steps) if is_all else 0
@@ -220,7 +220,7 @@ class NonFinitePolicy:
             print(f"trainer: {bad}: {why}", file=sys.stderr, flush=True)
 
     def _describe(
-        self, own: Sequence[float], reduced: Sequence[float], position: Position, first_step: int
+        self, own: Sequence[float], reduced: Sequence[float], state: TrainState, first_step: int
     ) -> BadSteps:
         bad = [i for i, loss in enumerate(reduced) if not math.isfinite(loss)]
         mine = [0.0] * self._mesh.ranks.world_size
@@ -228,21 +228,19 @@ class NonFinitePolicy:
         culprits = [rank for rank, told in enumerate(self._mesh.sum(mine)) if told]
         ranks = culprits if len(culprits) < len(mine) else []  # all of them: no one's fault
         step = first_step + bad[0]
-        epoch, step_in_epoch = divmod(
-            step - 1, self._plan.steps_per_epoch(position.num_train_samples)
-        )
+        epoch, step_in_epoch = divmod(step - 1, self._plan.steps_per_epoch(state.num_train_samples))
         return BadSteps(
             steps=[first_step + i for i in bad],
             ranks=ranks,
             epoch=epoch + 1,
-            samples=self._samples(position, epoch, step_in_epoch, ranks),
+            samples=self._samples(state, epoch, step_in_epoch, ranks),
             is_loss=bool(culprits),
         )
 
     def _samples(
-        self, position: Position, epoch: int, step_in_epoch: int, ranks: Sequence[int]
+        self, state: TrainState, epoch: int, step_in_epoch: int, ranks: Sequence[int]
     ) -> list[int]:
-        order = permutation(position.seed, epoch, position.num_train_samples)
+        order = permutation(state.seed, epoch, state.num_train_samples)
         size = self._plan.rank_batch_size
         whole = self._plan.global_slice(step_in_epoch)
         shares = sorted({self._mesh.layout.dp_rank(rank) for rank in ranks})  # several may have one

@@ -23,7 +23,7 @@ from trainer.telemetry.stragglers import Stragglers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trainer.checkpoint.train_state import Position
+    from trainer.checkpoint.train_state import TrainState
     from trainer.loop.components import Parts
     from trainer.loop.train_step import Stepper
 
@@ -73,11 +73,11 @@ class Progress:
         """Seconds since training began, in this attempt, validation and checkpoints included."""
         return time.perf_counter() - self._began_s
 
-    def begin(self, position: Position, loss_sum: float) -> None:
-        """Go on from `position`, in the middle of an interval perhaps."""
-        self.loss = LossSum(loss_sum, position.interval_num_bad, position.interval_step)
+    def begin(self, state: TrainState, loss_sum: float) -> None:
+        """Go on from `state`, in the middle of an interval perhaps."""
+        self.loss = LossSum(loss_sum, state.interval_num_bad, state.interval_step)
         self._stepper.table.read()
-        self._timed_from_step = position.step
+        self._timed_from_step = state.step
         self._first_step_s = 0.0
         self._began_interval()
 
@@ -94,7 +94,7 @@ class Progress:
         if self._parts.mesh.ranks.is_main:
             self._parts.events.write("first_step", step=step)
 
-    def look(self, step: int, position: Position, *more: float) -> list[float]:
+    def look(self, step: int, state: TrainState, *more: float) -> list[float]:
         """Take up the losses since the last look; return their sum over ranks, and `more`'s.
 
         Raises RollBack, or RunFailedError, when one is not finite and --on-nan has it so.
@@ -111,7 +111,7 @@ class Progress:
         self.loss.num_left_out += len(left_out)
         bad: Sequence[int] = []
         if any_bad:
-            bad = self._judge(losses, found, position, first_step)
+            bad = self._judge(losses, found, state, first_step)
             (total,) = self._parts.mesh.sum([self.loss.value])
         else:
             self.loss.value = attempt.value
@@ -120,14 +120,14 @@ class Progress:
         return [total, *sums]
 
     def _judge(
-        self, losses: Sequence[float], found: set[int], position: Position, first_step: int
+        self, losses: Sequence[float], found: set[int], state: TrainState, first_step: int
     ) -> Sequence[int]:
         """Return the steps of a reading that are not finite, without whose losses we go on."""
         own = [math.nan if i in found else loss for i, loss in enumerate(losses)]
         reduced = self._parts.mesh.sum(own)
         self._parts.checkpoints.wait()  # one on its way may be the one to go back to
         action, steps = self.non_finite.judge(
-            losses, reduced, position, first_step, self._parts.checkpoints.back_step
+            losses, reduced, state, first_step, self._parts.checkpoints.back_step
         )
         if action == "rollback":
             raise RollBack(steps)
@@ -135,7 +135,7 @@ class Progress:
         self.loss.num_left_out += len(steps)
         return steps
 
-    def log(self, step: int, position: Position) -> float | None:
+    def log(self, step: int, state: TrainState) -> float | None:
         """Tell of the interval that ends with `step`; return its loss, None if it has none."""
         parts, mesh, plan = self._parts, self._parts.mesh, self._parts.plan
         num_ranks = mesh.ranks.world_size
@@ -145,7 +145,7 @@ class Progress:
         if self._stepper.forward_time is not None:
             forward_s = self._stepper.forward_time.take_s() * plan.num_microbatches
             own[mesh.ranks.rank] = forward_s + wait_s / num_timed
-        loss_sum, wait_s, *own = self.look(step, position, wait_s, *own)
+        loss_sum, wait_s, *own = self.look(step, state, wait_s, *own)
         wait_s /= num_ranks
         num_steps = step - self.loss.from_step - self.loss.num_left_out
         loss = loss_sum / (num_ranks * num_steps) if num_steps else None

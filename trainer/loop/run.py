@@ -10,9 +10,8 @@ import torch
 
 from rundir import paths
 from trainer.checkpoint.checkpoints import Checkpoints
-from trainer.checkpoint.identity import identity_of
 from trainer.checkpoint.resume import Resume
-from trainer.checkpoint.train_state import Position
+from trainer.checkpoint.train_state import TrainState, identity_of
 from trainer.data.datasets import Datasets, prepare
 from trainer.distributed.device import be_deterministic, uuid_of
 from trainer.distributed.host_memory import keep_freed_memory
@@ -147,7 +146,7 @@ class Run:
         prepare(job.workload, mesh)
         data = Datasets(train=train_data_of(job.workload), test=test_data_of(job.workload))
         learning_rate = _learning_rate(job, job.plan.steps_per_epoch(data.num_train))
-        fresh = Position(
+        fresh = TrainState(
             seed=job.settings.seed if config.seed is None else config.seed,
             global_batch_size=config.global_batch_size,
             num_train_samples=data.num_train,
@@ -192,17 +191,17 @@ class Run:
             raise
         if job.ranks.is_main:
             total_steps = learning_rate.total_steps
-            _greet(mesh, trained.num_parameters, run_dir, resumed.position, total_steps)
+            _greet(mesh, trained.num_parameters, run_dir, resumed.state, total_steps)
             self._sinks = open_sinks(
                 run_dir,
                 attempt=folder.attempt,
-                started_step=resumed.position.step,
+                started_step=resumed.state.step,
                 total_steps=total_steps,
                 tensorboard=config.tensorboard,
             )
         begun = _Begun(
             data=data,
-            seed=resumed.position.seed,
+            seed=resumed.state.seed,
             trained=trained,
             resume=resume,
             learning_rate=learning_rate,
@@ -226,7 +225,7 @@ class Run:
         line = out_of_time(left_s, self._checkpoints)
         print(f"trainer: no time for a checkpoint: {line}", file=sys.stderr, flush=True)
         self._tell_signal()
-        step = self._loop.position.step
+        step = self._loop.state.step
         self._events.write("checkpoint_failed", step=step, reason="too late", error=line)
         self._summarise("stopped")
 
@@ -355,10 +354,10 @@ def _open_checkpoints(
 
 
 def _greet(
-    mesh: Mesh, num_parameters: int, run_dir: Path, position: Position, total_steps: int
+    mesh: Mesh, num_parameters: int, run_dir: Path, state: TrainState, total_steps: int
 ) -> None:
     print(
         f"trainer: {mesh.describe()}, {counted(num_parameters, 'parameter')}, "
-        f"seed {position.seed}, steps {position.step} to {total_steps}, run directory {run_dir}",
+        f"seed {state.seed}, steps {state.step} to {total_steps}, run directory {run_dir}",
         flush=True,
     )

@@ -32,13 +32,13 @@ def summary_of(
     """
     derived: Mapping[str, float] = {}
     if loop is None:
-        time_s, position, steps = 0.0, None, 0
+        time_s, state, steps = 0.0, None, 0
     else:
-        time_s, position = loop.progress.train_time_s, loop.position
-        steps, derived = position.step - loop.started_step, loop.derived
+        time_s, state = loop.progress.train_time_s, loop.state
+        steps, derived = state.step - loop.started_step, loop.derived
     samples_per_s = steps * global_batch_size / time_s if time_s else 0.0
     speed = asdict(loop.progress.work.speed(samples_per_s)) if loop else {}
-    best_step = position.best_step if position else None
+    best_step = state.best_step if state else None
     best = checkpoints.path_of_best(best_step) if checkpoints and best_step is not None else None
     return {
         "outcome": outcome,
@@ -46,17 +46,17 @@ def summary_of(
         "train_time_s": round(time_s, 3),
         "samples_per_s": round(samples_per_s, 1),
         **{name: round(value, 1) for name, value in speed.items() if value is not None},
-        "final_loss": finite(position.last_loss) if position else None,
-        "test_accuracy": position.last_accuracy if position else None,
-        "test_loss": finite(position.last_test_loss) if position else None,
+        "final_loss": finite(state.last_loss) if state else None,
+        "test_accuracy": state.last_accuracy if state else None,
+        "test_loss": finite(state.last_test_loss) if state else None,
         **{name: finite(value) for name, value in derived.items()},
         "best_step": best_step,
-        "best_accuracy": position.best_accuracy if position else None,
-        "best_test_loss": finite(position.best_test_loss) if position else None,
+        "best_accuracy": state.best_accuracy if state else None,
+        "best_test_loss": finite(state.best_test_loss) if state else None,
         "best_checkpoint": str(best) if best else None,
-        "num_validations_without_gain": position.num_validations_without_gain if position else 0,
+        "num_validations_without_gain": state.num_validations_without_gain if state else 0,
         "world_size": world_size,
-        "steps": position.step if position else 0,
+        "steps": state.step if state else 0,
         "checkpoint_step": checkpoints.latest_step if checkpoints else None,
         "non_finite_steps": loop.progress.non_finite.num_steps if loop else 0,
         "peak_memory_bytes": loop.peak_memory_bytes if loop else None,

@@ -16,13 +16,14 @@ from tests.trainer.saved import (
     loaded_step,
     open_folder,
     pointer,
-    position,
     save,
     shorten,
+    state_at,
     tensor_file,
 )
 from trainer.checkpoint import manifest
 from trainer.checkpoint.layout import CheckpointFolder
+from trainer.checkpoint.resume import load_previous, load_requested
 from trainer.errors import UserError
 
 
@@ -130,7 +131,7 @@ def test_a_damaged_one_is_skipped_with_a_warning_and_written_anew(
     bad = tmp_path / "checkpoints" / "step-10"
     problem = damage(bad)
     checkpoints = open_folder(tmp_path)
-    loaded = checkpoints.load("auto", all_of)
+    loaded = load_requested(checkpoints, "auto", all_of)
     assert loaded is not None
     assert loaded[1].step == 5
     told = capsys.readouterr().err
@@ -201,7 +202,7 @@ def test_a_damaged_one_does_not_push_good_ones_out(tmp_path: Path) -> None:
     save(open_folder(tmp_path), 5, 10)
     shorten(tmp_path / "checkpoints" / "step-10")
     checkpoints = open_folder(tmp_path, num_kept=1)
-    checkpoints.load("auto", all_of)
+    load_requested(checkpoints, "auto", all_of)
     save(checkpoints, 7)
     assert loaded_step(tmp_path) == 7
     assert {e.name for e in (tmp_path / "checkpoints").iterdir()} == {"step-7", "latest"}
@@ -212,7 +213,7 @@ def test_one_that_was_written_anew_is_damaged_no_more(tmp_path: Path) -> None:
     save(open_folder(tmp_path), 5, 10)
     shorten(tmp_path / "checkpoints" / "step-10")
     checkpoints = open_folder(tmp_path, num_kept=2)
-    checkpoints.load("auto", all_of)
+    load_requested(checkpoints, "auto", all_of)
     save(checkpoints, 10, 15)
     names = {entry.name for entry in (tmp_path / "checkpoints").iterdir()}
     assert names == {"step-10", "step-15", "latest"}
@@ -224,7 +225,7 @@ def test_one_whose_place_is_unknown_pushes_no_good_one_out(tmp_path: Path, damag
     save(open_folder(tmp_path), 5, 10, 20)
     damage(tmp_path / "checkpoints" / "step-5")
     checkpoints = open_folder(tmp_path, num_kept=1)
-    checkpoints.load("step-20", all_of)
+    load_requested(checkpoints, "step-20", all_of)
     save(checkpoints, 25)
     names = {entry.name for entry in (tmp_path / "checkpoints").iterdir()}
     assert names == {"step-5", "step-25", "latest"}
@@ -239,12 +240,12 @@ def test_who_goes_back_finds_the_one_before_a_damaged_one_on_its_own_branch(
     save(open_folder(tmp_path, num_kept=9), 5, 10, 15, 30)
     checkpoints = open_folder(tmp_path, num_kept=9)
     assert checkpoints.back_step is None
-    checkpoints.load("step-15", all_of)
+    load_requested(checkpoints, "step-15", all_of)
     save(checkpoints, 20, 25)
     assert checkpoints.back_step == 25
     for bad, step in ((25, 20), (20, 15), (15, 10)):
         shorten(tmp_path / "checkpoints" / f"step-{bad}")
-        loaded = checkpoints.load_back(all_of)
+        loaded = load_previous(checkpoints, all_of)
         assert loaded is not None
         assert loaded[1].step == checkpoints.back_step == checkpoints.latest_step == step
         assert f"skipped checkpoint {tmp_path / 'checkpoints' / f'step-{bad}'}: " in (
@@ -252,7 +253,7 @@ def test_who_goes_back_finds_the_one_before_a_damaged_one_on_its_own_branch(
         )
     for bad in (5, 10):
         shorten(tmp_path / "checkpoints" / f"step-{bad}")
-    assert checkpoints.load_back(all_of) is None
+    assert load_previous(checkpoints, all_of) is None
 
 
 def test_a_damaged_one_elsewhere_says_nothing_of_one_of_that_name_here(tmp_path: Path) -> None:
@@ -261,9 +262,9 @@ def test_a_damaged_one_elsewhere_says_nothing_of_one_of_that_name_here(tmp_path:
     other = tmp_path / "other" / "checkpoints" / "step-5"
     save(open_folder(tmp_path), 3, 4, 5)
     checkpoints = open_folder(tmp_path, num_kept=2)
-    checkpoints.load(str(other), all_of)
+    load_requested(checkpoints, str(other), all_of)
     shorten(other)
-    assert checkpoints.load_back(all_of) is None
+    assert load_previous(checkpoints, all_of) is None
     save(checkpoints, 6)
     assert CheckpointFolder(tmp_path / "checkpoints").names() == ["step-6", "step-5"]
 
@@ -283,7 +284,7 @@ def test_a_pointer_that_is_a_pipe_keeps_nobody(tmp_path: Path) -> None:
     """It is read as none at all, and written anew."""
     save(open_folder(tmp_path), 5)
     _as_pipe(tmp_path / "checkpoints" / "latest")
-    loaded = open_folder(tmp_path).load("auto", all_of)
+    loaded = load_requested(open_folder(tmp_path), "auto", all_of)
     assert loaded is not None
     assert pointer(tmp_path, "latest") == "step-5"
 
@@ -295,16 +296,16 @@ def test_a_damaged_pointer_does_no_harm(tmp_path: Path, content: bytes) -> None:
     for step in (1, 2, 3):
         tensors = {"model/w": torch.full((3,), float(step))}
         best = {"best_step": min(step, 2), "best_accuracy": 0.5}
-        checkpoints.save(tensors, position(step, **best), is_best=step == 2)
+        checkpoints.save(tensors, state_at(step, **best), is_best=step == 2)
     checkpoints.wait()
     for name in ("latest", "best"):
         (tmp_path / "checkpoints" / name).write_bytes(content)
     checkpoints = open_folder(tmp_path, num_kept=1)
-    loaded = checkpoints.load("auto", all_of)
+    loaded = load_requested(checkpoints, "auto", all_of)
     assert loaded is not None
     assert loaded[1].step == 3
     tensors = {"model/w": torch.full((3,), 4.0)}
-    checkpoints.save(tensors, position(4, best_step=2, best_accuracy=0.5), is_best=False)
+    checkpoints.save(tensors, state_at(4, best_step=2, best_accuracy=0.5), is_best=False)
     assert checkpoints.wait()
     assert pointer(tmp_path, "latest") == "step-4"
     assert loaded_step(tmp_path, "step-2") == 2

@@ -17,8 +17,9 @@ import torch
 from rundir import plain
 from trainer.checkpoint import manifest, saving
 from trainer.checkpoint.checkpoints import Checkpoints
-from trainer.checkpoint.process_group import Alone
-from trainer.checkpoint.train_state import Position
+from trainer.checkpoint.process_group import SingleProcess
+from trainer.checkpoint.resume import load_requested
+from trainer.checkpoint.train_state import TrainState
 from trainer.distributed.mesh import Mesh
 from trainer.environment import Ranks
 from trainer.telemetry.events import EventLog
@@ -67,15 +68,17 @@ def open_folder(disk: Disk, *, is_async: bool = True) -> Checkpoints:
 def save(checkpoints: Checkpoints, step: int, size_bytes: int) -> bool:
     """Save so many bytes; return whether that worked."""
     tensors = {"model/w": torch.full((size_bytes // 4,), float(step))}
-    position = Position(step=step, seed=1, global_batch_size=1, num_train_samples=1)
+    position = TrainState(step=step, seed=1, global_batch_size=1, num_train_samples=1)
     checkpoints.save(tensors, position, is_best=False)
     return checkpoints.wait()
 
 
 def loaded_step(disk: Disk) -> int:
     """What a new start would take."""
-    loaded = open_folder(disk).load(
-        "auto", lambda stored: {k: torch.empty(s, dtype=d) for k, (s, d) in stored.entries.items()}
+    loaded = load_requested(
+        open_folder(disk),
+        "auto",
+        lambda stored: {k: torch.empty(s, dtype=d) for k, (s, d) in stored.entries.items()},
     )
     assert loaded is not None
     assert loaded[0]["model/w"].unique().tolist() == [loaded[1].step]
@@ -172,7 +175,7 @@ def test_a_folder_that_is_gone_is_told_like_any_other_error(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-class OtherDisk(Alone):
+class OtherDisk(SingleProcess):
     """Rank 0, told of a file that another node has written to a disk of its own."""
 
     def gather(self, value: Any) -> list[Any]:
@@ -187,7 +190,7 @@ def test_files_on_a_disk_of_another_node_are_no_checkpoint(
     """Complete is what rank 0 sees all files of; it would be told too late by a load."""
     disk = Disk(tmp_path, tmp_path / "events.jsonl")
     checkpoints = open_folder(disk, is_async=False)
-    monkeypatch.setattr("trainer.checkpoint.checkpoints.open_peers", lambda _mesh: OtherDisk())
+    monkeypatch.setattr("trainer.checkpoint.checkpoints.open_group", lambda _mesh: OtherDisk())
     assert not save(checkpoints, 1, 400)
     (told,) = failures(disk.events)
     assert told["reason"] == "write error"

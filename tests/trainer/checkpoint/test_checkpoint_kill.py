@@ -50,7 +50,7 @@ def newest(folder: Path) -> int:
     opened.open()  # what a start does first
     for name in opened.names():  # none may be damaged, not only the newest
         loading.verify(folder / name)
-    stored = loading.look_into(folder / opened.names()[0])
+    stored = loading.read_index(folder / opened.names()[0])
     step = stored.state.position.step
     tensors = loading.read_named(stored, "model/")
     assert len(tensors) == 3

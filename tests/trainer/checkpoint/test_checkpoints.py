@@ -20,13 +20,15 @@ from tests.trainer.saved import (
     loaded_step,
     open_folder,
     pointer,
-    position,
     save,
     shorten,
+    state_at,
 )
 from trainer.checkpoint import saving
 from trainer.checkpoint.layout import CheckpointFolder
-from trainer.checkpoint.process_group import Alone, Group
+from trainer.checkpoint.loading import read_together
+from trainer.checkpoint.process_group import GlooGroup, SingleProcess
+from trainer.checkpoint.resume import load_requested
 from trainer.checkpoint.tensors import gather_tensors, restore_tensors
 from trainer.config import Config
 from trainer.distributed.mesh import Mesh
@@ -42,7 +44,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path, *, is_async: bool) -> None:
     loaded = load(tmp_path)
     assert loaded is not None
     assert loaded[0]["model/w"].tolist() == [10.0] * 3
-    assert loaded[1] == position(10)
+    assert loaded[1] == state_at(10)
     assert pointer(tmp_path, "latest") == "step-10"
     told = events(tmp_path, "checkpoint")
     assert [set(t) for t in told] == [
@@ -61,7 +63,7 @@ def test_an_asynchronous_save_keeps_what_was_when_it_was_called(tmp_path: Path) 
     checkpoints, weights = open_folder(tmp_path), torch.zeros(300_000)
     for step in (1, 2):
         weights.fill_(step)
-        checkpoints.save({"model/w": weights}, position(step), is_best=False)
+        checkpoints.save({"model/w": weights}, state_at(step), is_best=False)
         weights.fill_(99)
     assert checkpoints.wait()
     for step in (1, 2):
@@ -104,7 +106,7 @@ def test_a_pointer_that_cannot_be_moved_ends_nothing(
     monkeypatch.setattr(CheckpointFolder, "point", refuse)
     checkpoints = open_folder(tmp_path)
     assert save(checkpoints, 5, best=5)
-    checkpoints.save({"model/w": torch.zeros(3)}, position(5), is_best=True)
+    checkpoints.save({"model/w": torch.zeros(3)}, state_at(5), is_best=True)
     told = "trainer: `best` stays where it was, not at step 5: No space left on device\n"
     assert capsys.readouterr().err == 2 * told
     assert loaded_step(tmp_path) == 5
@@ -129,8 +131,8 @@ def test_a_damaged_pointer_that_cannot_be_mended_ends_nothing(
 def test_a_step_that_has_got_further_is_written_again(tmp_path: Path) -> None:
     """Such as one that was stopped before its validation; the newer state replaces the older."""
     checkpoints, tensors = open_folder(tmp_path), {"model/w": torch.full((3,), 4.0)}
-    checkpoints.save(tensors, position(4), is_best=False)
-    checkpoints.save(tensors, position(4, validated_step=4), is_best=False)
+    checkpoints.save(tensors, state_at(4), is_best=False)
+    checkpoints.save(tensors, state_at(4, validated_step=4), is_best=False)
     assert checkpoints.wait()
     loaded = load(tmp_path)
     assert loaded is not None
@@ -167,7 +169,7 @@ def test_what_nfs_keeps_of_a_removed_one_is_in_nobodys_way(
     checkpoints = open_folder(tmp_path, num_kept=1)
     for turn in range(4):  # each replaces what was written of step 5 before
         tensors = {"model/w": torch.full((3,), 5.0)}
-        checkpoints.save(tensors, position(5, validated_step=turn), is_best=False)
+        checkpoints.save(tensors, state_at(5, validated_step=turn), is_best=False)
         assert checkpoints.wait()
     assert save(checkpoints, 6)  # which removes step 5
     assert save(open_folder(tmp_path, num_kept=1), 5)
@@ -206,7 +208,7 @@ def test_who_goes_back_goes_on_from_there(tmp_path: Path) -> None:
     """Of two branches, the one that was written last counts, not the one with more steps."""
     save(open_folder(tmp_path), 5, 10)
     checkpoints = open_folder(tmp_path)
-    checkpoints.load("step-5", all_of)
+    load_requested(checkpoints, "step-5", all_of)
     save(checkpoints, 7)
     assert loaded_step(tmp_path) == 7
 
@@ -230,13 +232,20 @@ def test_rank_0_says_which_checkpoint_a_name_means(
         def max(self, values: Sequence[float]) -> list[float]:
             return [1.0 for _ in values]  # rank 0 has found one
 
-    class Peers(Alone):
+    class TwoRanks(SingleProcess):
         def share(self, _value: object) -> Any:
             return [tmp_path / "of rank 0"], ""
 
+    tried: list[Path] = []
+
+    def read(path: Path, *further: Any) -> Any:
+        tried.append(path)
+        return read_together(path, *further)
+
     monkeypatch.chdir(tmp_path)
     (tmp_path / "step-5").mkdir()
-    monkeypatch.setattr("trainer.checkpoint.checkpoints.open_peers", lambda _mesh: Peers())
+    monkeypatch.setattr("trainer.checkpoint.checkpoints.open_group", lambda _mesh: TwoRanks())
+    monkeypatch.setattr("trainer.checkpoint.resume.read_together", read)
     mesh = SecondRank(
         ranks=Ranks(rank=1, world_size=2, local_rank=1, local_world_size=2),
         device=CPU,
@@ -245,10 +254,9 @@ def test_rank_0_says_which_checkpoint_a_name_means(
     )
     checkpoints = open_folder(tmp_path, mesh=mesh)
     with pytest.raises(UserError, match=r"found manifest\.json: No such file or directory") as told:
-        checkpoints.load("step-5", all_of)
+        load_requested(checkpoints, "step-5", all_of)
     assert str(told.value).startswith("--resume step-5: ")
-    looked = checkpoints._candidates("step-5")  # noqa: SLF001 -- what it looked at is not told
-    assert looked == [tmp_path / "of rank 0"]
+    assert tried == [tmp_path / "of rank 0"]
 
 
 def test_ranks_talk_about_checkpoints_in_a_group_of_their_own(
@@ -258,16 +266,16 @@ def test_ranks_talk_about_checkpoints_in_a_group_of_their_own(
     handed: list[Any] = []
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        peers = Group(ALONE)
+        group = GlooGroup(ALONE)
         monkeypatch.setattr(
             "torch.distributed.checkpoint.save", lambda *_, **keys: handed.append(keys)
         )
-        saving._write_tensors({}, tmp_path, peers)  # noqa: SLF001 -- what it hands to torch
-        assert peers.group is not dist.group.WORLD
-        assert dist.get_backend(peers.group) == "gloo"
+        saving._write_tensors({}, tmp_path, group)  # noqa: SLF001 -- what it hands to torch
+        assert group.handle is not dist.group.WORLD
+        assert dist.get_backend(group.handle) == "gloo"
     finally:
         dist.destroy_process_group()
-    assert [keys["process_group"] for keys in handed] == [peers.group]
+    assert [keys["process_group"] for keys in handed] == [group.handle]
     assert handed[0]["no_dist"] is False
 
 
@@ -282,14 +290,14 @@ def test_a_relative_path_or_a_link_to_one_of_the_run_is_one_of_the_run(
     shutil.copytree("checkpoints/step-5", "checkpoints/copy")
     for wish in ("checkpoints/step-5", "mine", "./checkpoints/../checkpoints/step-5/", "step-5"):
         checkpoints = open_folder(tmp_path)
-        checkpoints.load(wish, all_of)
+        load_requested(checkpoints, wish, all_of)
         assert checkpoints.latest_step == 5, wish
-        assert checkpoints.holds(position(5))
+        assert checkpoints.holds(state_at(5))
     for wish in ("elsewhere/step-5", "copy"):
         checkpoints = open_folder(tmp_path)
-        checkpoints.load(wish, all_of)
+        load_requested(checkpoints, wish, all_of)
         assert checkpoints.latest_step is None, wish
-        assert not checkpoints.holds(position(5))
+        assert not checkpoints.holds(state_at(5))
 
 
 def trained(seed: int, steps: int, model: torch.nn.Module | None = None) -> tuple[Any, Update]:
@@ -314,7 +322,7 @@ def test_a_restored_model_trains_on_as_if_it_had_never_stopped(tmp_path: Path) -
     """Weights, buffers and the optimizer's state, bit by bit, through a file."""
     model, update = trained(1, 3)
     checkpoints = open_folder(tmp_path)
-    checkpoints.save(gather_tensors(model, update.optimizer), position(3), is_best=False)
+    checkpoints.save(gather_tensors(model, update.optimizer), state_at(3), is_best=False)
     assert checkpoints.wait()
     other, other_update = trained(2, 0)
     loaded = load(tmp_path)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainer.saved import events, load, open_folder, position
+from tests.trainer.saved import events, load, open_folder, state_at
 from trainer.checkpoint import host_copies as staging
-from trainer.checkpoint.host_copies import HostCopies, lack_of_memory, num_host_bytes
+from trainer.checkpoint.host_copies import HostCopies, missing_memory, num_host_bytes
 from trainer.distributed import host_memory
 
 PINNED = "CUDA error: out of memory\nCUDA kernel errors might be reported later"
@@ -70,7 +70,7 @@ def test_without_memory_for_copies_the_training_waits(
     """The checkpoint is written from where the tensors are, and one line says why."""
     allocate(error, only_pinned=False)
     checkpoints = open_folder(tmp_path)
-    checkpoints.save({"model/w": torch.ones(3)}, position(5), is_best=False)
+    checkpoints.save({"model/w": torch.ones(3)}, state_at(5), is_best=False)
     assert checkpoints.latest_step == 5  # without a `wait`
     assert "of step 5 is written while the training waits: no memory" in capsys.readouterr().err
     (told,) = events(tmp_path, "checkpoint")
@@ -85,7 +85,7 @@ def test_a_failed_gpu_ends_the_run(tmp_path: Path, allocate: Callable[..., None]
     """Nothing that it says is true any more."""
     allocate(RuntimeError(BROKEN), only_pinned=False)
     with pytest.raises(RuntimeError, match="assert triggered"):
-        open_folder(tmp_path).save({"model/w": torch.ones(3)}, position(5), is_best=False)
+        open_folder(tmp_path).save({"model/w": torch.ones(3)}, state_at(5), is_best=False)
 
 
 def test_copies_that_do_not_fit_are_not_begun(
@@ -97,8 +97,8 @@ def test_copies_that_do_not_fit_are_not_begun(
     monkeypatch.setattr(host_memory, "num_free_bytes", lambda: 1 << 29)
     checkpoints = open_folder(tmp_path)
     large = {"model/w": torch.ones(3)}
-    monkeypatch.setattr("trainer.checkpoint.checkpoints.num_host_bytes", lambda _tensors: 1 << 30)
-    checkpoints.save(large, position(5), is_best=False)
+    monkeypatch.setattr("trainer.checkpoint.host_copies.num_host_bytes", lambda _tensors: 1 << 30)
+    checkpoints.save(large, state_at(5), is_best=False)
     assert checkpoints.latest_step == 5  # without a `wait`
     assert capsys.readouterr().err == (
         "trainer: the checkpoint of step 5 is written while the training waits: no memory for "
@@ -106,7 +106,7 @@ def test_copies_that_do_not_fit_are_not_begun(
         "--mem, or take --checkpoint-mode sync)\n"
     )
     monkeypatch.setattr(host_memory, "num_free_bytes", lambda: 1 << 31)
-    checkpoints.save(large, position(6), is_best=False)
+    checkpoints.save(large, state_at(6), is_best=False)
     assert checkpoints.wait()
     assert [told["is_async"] for told in events(tmp_path, "checkpoint")] == [False, True]
 
@@ -114,9 +114,9 @@ def test_copies_that_do_not_fit_are_not_begun(
 def test_the_ranks_of_a_node_share_its_memory() -> None:
     """Each node by itself; what the tightest cgroup of its ranks has left counts."""
     nodes = ("a", "a", "b", "b")
-    assert lack_of_memory(nodes, [3, 3, 4, 4], [9, 9, 9, 9]) == ""
-    assert lack_of_memory(nodes, [3, 3, 5, 4], [9, 9, 9, 9]).startswith("no memory for copies on b")
-    assert lack_of_memory(nodes, [3, 3, 4, 4], [9, 6, 9, 9]).startswith("no memory for copies on a")
+    assert missing_memory(nodes, [3, 3, 4, 4], [9, 9, 9, 9]) == ""
+    assert missing_memory(nodes, [3, 3, 5, 4], [9, 9, 9, 9]).startswith("no memory for copies on b")
+    assert missing_memory(nodes, [3, 3, 4, 4], [9, 6, 9, 9]).startswith("no memory for copies on a")
 
 
 def test_pinned_copies_are_rounded_up() -> None:

@@ -26,7 +26,7 @@ _ASKED = ("total_steps",)
 
 def tensors_of(run_dir: Path) -> dict[str, torch.Tensor]:
     """All that the run's last checkpoint holds: weights, optimizer, generators, losses."""
-    return loading.read_named(loading.look_into(find(run_dir)), "")
+    return loading.read_named(loading.read_index(find(run_dir)), "")
 
 
 def metrics_of(run: Any) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ def assert_same(run: Any, other: Any) -> None:
     """Bit by bit."""
     assert metrics_of(run) == metrics_of(other)
     assert differing(run, other) == []
-    positions = [loading.look_into(find(r.path)).state.position for r in (run, other)]
+    positions = [loading.read_index(find(r.path)).state.position for r in (run, other)]
     assert positions[0] == positions[1]
 
 

@@ -90,7 +90,7 @@ def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 def weights(run: Any) -> dict[str, torch.Tensor]:
     """What the last checkpoint holds of the model."""
     name = (run.path / "checkpoints" / "latest").read_text().strip()
-    stored = loading.look_into(run.path / "checkpoints" / name)
+    stored = loading.read_index(run.path / "checkpoints" / name)
     return loading.read_named(stored, "model/")
 
 

@@ -122,7 +122,7 @@ def plain(server: Server) -> RunDir:
 
 def tensors_of(run: RunDir) -> dict[str, torch.Tensor]:
     """Weights and moments of the run's last checkpoint, whole."""
-    tensors = loading.read_named(loading.look_into(find(run.path)), "")
+    tensors = loading.read_named(loading.read_index(find(run.path)), "")
     return {name: t for name, t in tensors.items() if not name.startswith("rank/")}
 
 

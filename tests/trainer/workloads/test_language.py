@@ -203,7 +203,7 @@ MASKED_OPTIONS = (
 def weights(run: Any) -> dict[str, torch.Tensor]:
     """What the last checkpoint holds of the model."""
     name = (run.path / "checkpoints" / "latest").read_text().strip()
-    return loading.read_named(loading.look_into(run.path / "checkpoints" / name), "model/")
+    return loading.read_named(loading.read_index(run.path / "checkpoints" / name), "model/")
 
 
 @pytest.mark.slow

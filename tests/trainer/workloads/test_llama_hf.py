@@ -147,7 +147,7 @@ def test_a_run_begins_with_a_model_and_exports_it(trained: Path, tmp_path: Path)
     began, ended = (read_weights(tmp_path / name, SHAPE) for name in ("m", "out"))
     moved = [(began[name] - ended[name]).abs().max().item() for name in began]
     assert 0 < max(moved) < 0.05  # two steps of 0.01 from there, not from anywhere
-    stored = loading.look_into(trained / "checkpoints" / "step-2")
+    stored = loading.read_index(trained / "checkpoints" / "step-2")
     kept = loading.read_named(stored, "model/")
     assert all(torch.equal(ended[name], kept[f"model/{name}"]) for name in ended)
     assert run(export.main, [str(trained), str(tmp_path / "out"), "--format", "hf"]) == 64

@@ -13,9 +13,10 @@ import pytest
 
 from rundir import plain
 from tests.trainer.saved import all_of, load, open_folder, save, tensor_file
-from trainer.checkpoint import loading, manifest, shared_reading
+from trainer.checkpoint import loading, manifest
 from trainer.checkpoint.layout import CheckpointFolder
-from trainer.checkpoint.shared_reading import read_together
+from trainer.checkpoint.loading import read_together
+from trainer.checkpoint.resume import load_requested
 from trainer.errors import RunFailedError
 
 
@@ -61,7 +62,7 @@ def read_on_two(paths: tuple[Path, Path]) -> list[Any]:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses between tries, which are not made."""
     made: list[float] = []
-    monkeypatch.setattr(shared_reading.time, "sleep", made.append)
+    monkeypatch.setattr(loading.time, "sleep", made.append)
     return made
 
 
@@ -115,9 +116,9 @@ def test_what_cannot_be_read_is_tried_again_and_then_ends_the_run(
     )
     checkpoints = open_folder(whole.parents[1], num_kept=1)
     with pytest.raises(RunFailedError, match=told):
-        checkpoints.load("auto", all_of)
+        load_requested(checkpoints, "auto", all_of)
     assert pauses == [2.0, 2.0]
-    assert checkpoints._damaged == []  # noqa: SLF001 -- else it is removed later
+    assert checkpoints.damaged == []  # else it is removed later
     assert whole.is_dir()
 
 
@@ -200,7 +201,7 @@ def test_a_folder_that_cannot_be_listed_is_no_fresh_start(
 
     monkeypatch.setattr(Path, "iterdir", refuse)
     with pytest.raises(RunFailedError, match="checkpoints: a folder that rank 0 can read; found"):
-        checkpoints.load("auto", all_of)
+        load_requested(checkpoints, "auto", all_of)
     assert len(pauses) == 2
     folder = CheckpointFolder(whole.parent)
     with pytest.raises(PermissionError):
@@ -222,4 +223,4 @@ def test_one_process_tells_it_as_what_it_is(whole: Path, refuse: Refuse) -> None
     with pytest.raises(manifest.UnreadableError, match="Input/output error"):
         loading.verify(whole)
     with pytest.raises(manifest.UnreadableError, match="Input/output error"):
-        loading.look_into(whole)
+        loading.read_index(whole)
