@@ -15,7 +15,7 @@ from rundir import codes
 from trainer.checkpoint.initial_weights import check_source
 from trainer.checkpoint.layout import find_folder
 from trainer.data.batch_plan import plan_batches
-from trainer.distributed.rendezvous_socket import listen
+from trainer.distributed.rendezvous_socket import open_rendezvous_socket
 from trainer.environment import Ranks, RunSettings, set_torch_defaults, whole_number
 from trainer.errors import RunFailedError, UserError, misfit, missing_package, short_line
 from trainer.loop.stop import StopRequest
@@ -23,7 +23,7 @@ from trainer.options import parse
 from trainer.parallel.layout import plan_layout
 from trainer.parallel.plan import check_blocks
 from trainer.parallel.stages import check_pipeline
-from trainer.telemetry.heartbeat import Stacks, open_beat
+from trainer.telemetry.heartbeat import Stacks, open_heartbeat
 from trainer.telemetry.profiling import profiled_ranks
 from trainer.text import flush_what_can_be, lose_what_cannot_be_written
 from trainer.workloads.registry import build_workload
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.data.batch_plan import BatchPlan
-    from trainer.loop.run import Job, Run
+    from trainer.loop.run import Run
     from trainer.parallel.layout import Layout
     from trainer.workloads.base import Workload
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         ranks = _ranks(config, env)
         settings = RunSettings.from_environment(env, socket.gethostname())
         # Before a workload of the user's own, too, which may import torch itself.
-        listener = None if config.check else listen(ranks, env)
+        rendezvous_socket = None if config.check else open_rendezvous_socket(ranks, env)
         config = _begun(config, settings)
         workload = build_workload(config)
         layout, plan = _share_out(config, ranks, workload)
@@ -61,14 +61,14 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
             _check_device(config, ranks, settings, env)
             return codes.FINISHED
 
-        # The stacks before the beat: who sees the beat may ask for them.
+        # The stacks before the heartbeat: who sees the heartbeat may ask for them.
         stacks = Stacks(settings.run_dir, settings.attempt, ranks.rank)
-        beat = open_beat(settings.beat_dir, ranks.rank)
+        heartbeat = open_heartbeat(settings.heartbeat_dir, ranks.rank)
 
-        from trainer.loop.run import Job  # noqa: PLC0415 -- imports torch: wrong input is told before
+        from trainer.loop.run import Run  # noqa: PLC0415 -- imports torch: wrong input is told before
 
         _collect_garbage()
-        job = Job(
+        run = Run(
             config=config,
             ranks=ranks,
             layout=layout,
@@ -76,10 +76,10 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
             plan=plan,
             workload=workload,
             stop=stop,
-            beat=beat,
-            listener=listener,
+            heartbeat=heartbeat,
+            rendezvous_socket=rendezvous_socket,
         )
-        return _run(job, env, stacks)
+        return _train(run, env, stacks)
     except UserError as error:
         if speaks:
             print(f"trainer: {error}", file=sys.stderr, flush=True)
@@ -158,17 +158,14 @@ def _check_device(
     prepare_device(config, choose_device(ranks, env), env)
 
 
-def _run(job: Job, env: MutableMapping[str, str], stacks: Stacks) -> int:
-    from trainer.loop.run import Run  # noqa: PLC0415 -- imports torch
-
-    run = Run(job)
+def _train(run: Run, env: MutableMapping[str, str], stacks: Stacks) -> int:
     try:
         is_finished = _execute(run, env)
     except UserError as error:
-        if job.ranks.world_size == 1:
+        if run.ranks.world_size == 1:
             raise
         # What is wrong with this rank's samples, no other rank may ever see.
-        if job.ranks.is_node_main or run.has_begun:
+        if run.ranks.is_node_main or run.has_begun:
             print(f"trainer: {error}", file=sys.stderr, flush=True)
         _end_at_once(codes.USAGE)
     # Whatever it is, it is told and ends this rank; so does sys.exit(), whose code could be 0.
@@ -178,7 +175,7 @@ def _run(job: Job, env: MutableMapping[str, str], stacks: Stacks) -> int:
         else:  # on every rank: its own log is where a person looks
             print(f"trainer: {error}", file=sys.stderr, flush=True)
         _record(run, error)
-        if job.ranks.world_size == 1:
+        if run.ranks.world_size == 1:
             return codes.FAILED
         _end_at_once(codes.FAILED)
     stacks.close()

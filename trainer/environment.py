@@ -161,7 +161,7 @@ class RunSettings:
     attempt: int = 1
     seed: int = _DEFAULT_SEED
     node: str = ""
-    beat_dir: Path | None = None
+    heartbeat_dir: Path | None = None
     grace_s: float | None = None
     """How long this process may live after SIGTERM or SIGINT; None: nobody says."""
     end_epoch_s: float | None = None
@@ -175,13 +175,13 @@ class RunSettings:
 
         Raises UserError for a number that is none.
         """
-        run_dir, beat_dir = env.get("DDP_RUN_DIR"), env.get("DDP_BEAT_DIR")
+        run_dir, heartbeat_dir = env.get("DDP_RUN_DIR"), env.get("DDP_BEAT_DIR")
         return RunSettings(
             run_dir=Path(run_dir) if run_dir else None,
             attempt=_count(env, "DDP_ATTEMPT", 1),
             seed=_count(env, "DDP_SEED", _DEFAULT_SEED),
             node=env.get("DDP_NODE") or host,
-            beat_dir=Path(beat_dir) if beat_dir else None,
+            heartbeat_dir=Path(heartbeat_dir) if heartbeat_dir else None,
             grace_s=_count(env, "DDP_GRACE", 0) if env.get("DDP_GRACE") else None,
             end_epoch_s=_count(env, "DDP_END_TIME", 0) if env.get("DDP_END_TIME") else None,
             torchrun_id=env.get("TORCHELASTIC_RUN_ID", ""),

@@ -59,9 +59,9 @@ def _measure(checkpoint: Path, data_dir: Path | None) -> Mapping[str, float | No
     from trainer.distributed.mesh import open_mesh  # noqa: PLC0415
     from trainer.environment import Ranks  # noqa: PLC0415
     from trainer.loop.evaluation import Evaluation  # noqa: PLC0415
-    from trainer.loop.stop import StopAgreement, StopRequest  # noqa: PLC0415
+    from trainer.loop.stop import StopConsensus, StopRequest  # noqa: PLC0415
     from trainer.parallel.precision import set_up  # noqa: PLC0415
-    from trainer.telemetry.heartbeat import NoBeat  # noqa: PLC0415
+    from trainer.telemetry.heartbeat import NoHeartbeat  # noqa: PLC0415
     from trainer.workloads.checks import test_data_of  # noqa: PLC0415
 
     stored = loading.open_verified(checkpoint)
@@ -102,8 +102,8 @@ def _measure(checkpoint: Path, data_dir: Path | None) -> Mapping[str, float | No
         num_samples=num_samples,
         precision=config.precision,
         mesh=mesh,
-        agreement=StopAgreement(mesh, StopRequest(), NoBeat()),
-        beat=NoBeat(),
+        consensus=StopConsensus(mesh, StopRequest(), NoHeartbeat()),
+        heartbeat=NoHeartbeat(),
     ).measure()
     assert measured is not None  # noqa: S101 -- nobody asked it to stop
     return {

@@ -11,7 +11,7 @@ import torch
 from torch import distributed as dist
 
 from trainer.distributed.device import choose_device, has_driver, lost_gpus, lost_gpus_error
-from trainer.distributed.rendezvous import meet
+from trainer.distributed.rendezvous import open_process_group
 from trainer.environment import whole_number
 from trainer.parallel.layout import AXES, Layout
 from trainer.text import counted
@@ -55,7 +55,7 @@ class Mesh:
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there is anybody to talk to."""
+        """Whether there is more than one rank."""
         return self.backend != "none"
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -64,8 +64,8 @@ class Mesh:
 
     def sum_over_samples(self, values: Sequence[float]) -> list[float]:
         """Sum what was counted on samples: once, where several ranks have the same ones."""
-        speaks = self.layout.speaks_for_samples(self.ranks.rank)
-        return self.sum(values if speaks else [0.0] * len(values))
+        is_leader = self.layout.is_samples_leader(self.ranks.rank)
+        return self.sum(values if is_leader else [0.0] * len(values))
 
     def max(self, values: Sequence[float]) -> list[float]:
         """Take each value's maximum over all ranks. A point of synchronisation of the CPUs."""
@@ -97,8 +97,8 @@ class Mesh:
 
         def answer() -> list[float]:
             work.wait()
-            told: list[float] = tensor.tolist()
-            return told
+            values: list[float] = tensor.tolist()
+            return values
 
         return answer
 
@@ -114,7 +114,7 @@ class Mesh:
                 dist.broadcast(tensor, src=0)
 
     def describe(self) -> str:
-        """Say in a few words who computes where."""
+        """Describe ranks, device, backend and threads."""
         ranks = f"{counted(self.ranks.world_size, 'rank')} on {self.device.type}"
         over = f" over {self.backend}" if self.is_distributed else ""
         if self.layout.is_sharded:
@@ -127,12 +127,12 @@ def open_mesh(
     env: MutableMapping[str, str],
     node: str = "",
     layout: Layout | None = None,
-    listener: socket | None = None,
+    rendezvous_socket: socket | None = None,
 ) -> Mesh:
-    """Choose device, backend and threads, and meet the other ranks; `node` is where this one is.
+    """Choose device, backend and threads, and open the process group; `node` is this rank's.
 
-    `listener` is what `listen` gave. `env` is read for OMP_NUM_THREADS, and GLOO_SOCKET_IFNAME is
-    set in it where it is not. Raises RunFailedError when the others cannot be reached; and
+    `rendezvous_socket` is what `open_rendezvous_socket` gave. `env` is read for OMP_NUM_THREADS, and
+    GLOO_SOCKET_IFNAME is set in it where it is not. Raises RunFailedError when the others cannot be reached; and
     UserError, on all ranks alike, where a job was given GPUs of a node with a driver and CUDA sees
     none: nobody wants hours on the CPU of a GPU node. Without a driver, as on a virtual cluster,
     that is a warning.
@@ -148,7 +148,7 @@ def open_mesh(
     backend: Backend = "none"
     nodes = [node]
     if ranks.world_size > 1:
-        backend, nodes = meet(ranks, device, env, node, listener)
+        backend, nodes = open_process_group(ranks, device, env, node, rendezvous_socket)
     layout = layout or Layout(dp_replicate=ranks.world_size)
     mesh = Mesh(
         ranks=ranks,
@@ -159,7 +159,7 @@ def open_mesh(
         layout=layout,
         device_mesh=_open_axes(layout, device) if layout.is_sharded else None,
     )
-    # Rank 0 may leave at once, as for wrong input, and with it goes what the others meet at.
+    # Rank 0 may exit at once, as for wrong input, and with it the store of the rendezvous.
     mesh.barrier()
     if lost and has_driver():
         raise lost_gpus_error(lost)

@@ -1,4 +1,4 @@
-"""The ranks meet: a store at rank 0, each rank's place, and the group of all over gloo or NCCL."""
+"""The rendezvous: a store at rank 0, each rank's place, and the process group of all."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Backend = Literal["none", "gloo", "nccl"]
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=15)
 """Some nodes may unpack an image of many GB when others have done so."""
 _LEAVING_TIMEOUT = timedelta(seconds=10)
-_NUM_TOLD = 8
-"""How many ranks are named."""
+_NUM_NAMED = 8
+"""Of absent ranks."""
 
 
 class Place(NamedTuple):
@@ -39,17 +39,17 @@ class Place(NamedTuple):
     """Where on which machine that GPU is plugged in."""
 
 
-def meet(
+def open_process_group(
     ranks: Ranks,
     device: torch.device,
     env: MutableMapping[str, str],
     node: str,
-    listener: socket.socket | None = None,
+    rendezvous_socket: socket.socket | None = None,
 ) -> tuple[Backend, list[str]]:
     """Open the group of all ranks; return its backend, and each rank's node.
 
-    `listener` is what `listen` gave, and the store's from here on. GLOO_SOCKET_IFNAME is set in
-    `env` where it is not. Raises RunFailedError when the others cannot be reached.
+    `rendezvous_socket` is what `open_rendezvous_socket` gave; the store owns it from here on.
+    GLOO_SOCKET_IFNAME is set in `env` where it is not. Raises RunFailedError when the others cannot be reached.
     """
     try:
         store = dist.TCPStore(  # type: ignore[attr-defined] # public, though not in __all__
@@ -58,15 +58,15 @@ def meet(
             ranks.world_size,
             is_master=serves_store(ranks, env),
             timeout=_RENDEZVOUS_TIMEOUT,
-            wait_for_workers=False,  # it could not say for whom it waited in vain
-            master_listen_fd=listener.detach() if listener else None,
+            wait_for_workers=False,  # it could not name the ranks that did not arrive
+            master_listen_fd=rendezvous_socket.detach() if rendezvous_socket else None,
         )
         # torchrun's store outlives a restart of the ranks: keys of an attempt of their own.
         attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
         spaced = dist.PrefixStore(  # type: ignore[attr-defined] # the same
             f"trainer/{attempt}", store
         )
-        places = _tell_places(spaced, ranks, Place(node, *hardware_of(device, node)))
+        places = _exchange_places(spaced, ranks, Place(node, *hardware_of(device, node)))
     except (dist.DistError, RuntimeError, ValueError) as error:
         # Seldom the user's mistake: the port was free when it was chosen, and nodes come and go.
         raise RunFailedError(
@@ -79,17 +79,17 @@ def meet(
     try:
         check_places(places)
     except RunFailedError:
-        _leave_together(spaced, ranks)
+        _end_store_together(spaced, ranks)
         raise
     backend = choose_backend(places)
     _connect(spaced, ranks, device, backend)
     return backend, [place.node for place in places]
 
 
-def _tell_places(store: Any, ranks: Ranks, own: Place) -> list[Place]:  # noqa: ANN401 -- torch's Store
-    """Tell this rank's place; return each rank's. Rank 0 collects them: the store is its process.
+def _exchange_places(store: Any, ranks: Ranks, own: Place) -> list[Place]:  # noqa: ANN401 -- torch's Store
+    """Publish this rank's place; return each rank's. Rank 0 collects them: it serves the store.
 
-    Raises RunFailedError on rank 0, with the ranks that did not come; torch's errors on the others.
+    Raises RunFailedError on rank 0, with the ranks that did not arrive; torch's errors on others.
     """
     store.set(f"place/{ranks.rank}", json.dumps(own))
     if not ranks.is_main:
@@ -113,7 +113,7 @@ def _connect(store: Any, ranks: Ranks, device: torch.device, backend: Backend) -
     """Open the group of all ranks. Raises RunFailedError where a backend cannot be started.
 
     The timeout is torch's, half an hour: a watchdog (DDP_HANG_TIMEOUT) sees a hang long before, and
-    says where; this one ends what nobody watches.
+    reports where; this one ends a run without one.
     """
     try:
         # With NCCL, tensors on the CPU still travel over gloo: agreeing costs the GPU nothing.
@@ -140,7 +140,7 @@ def _ends(error: Exception) -> str:
     return ": ".join(dict.fromkeys((lines[0], lines[-1])))
 
 
-def _leave_together(store: Any, ranks: Ranks) -> None:  # noqa: ANN401 -- torch's Store
+def _end_store_together(store: Any, ranks: Ranks) -> None:  # noqa: ANN401 -- torch's Store
     """Let the rank that serves the store end last: what the others have not read goes with it."""
     with contextlib.suppress(dist.DistError, RuntimeError):
         store.set(f"read/{ranks.rank}", "")
@@ -193,7 +193,7 @@ def choose_backend(places: Sequence[Place]) -> Backend:
 def check_places(places: Sequence[Place]) -> None:
     """Raise RunFailedError, on all ranks alike, if some of them see no GPU while others do.
 
-    They could only train over gloo then, a hundred times slower, and nobody would hear of it.
+    They could only train over gloo then, a hundred times slower, without an error.
     """
     without = [f"{rank} on {place.node}" for rank, place in enumerate(places) if not place.gpu]
     if without and len(without) < len(places):
@@ -205,9 +205,9 @@ def check_places(places: Sequence[Place]) -> None:
 
 
 def _first_of(ranks: Sequence[str]) -> str:
-    """Name some ranks, and say how many more there are."""
-    more = f" and {len(ranks) - _NUM_TOLD} more" if len(ranks) > _NUM_TOLD else ""
-    return ", ".join(ranks[:_NUM_TOLD]) + more
+    """Name some ranks, and count the others."""
+    more = f" and {len(ranks) - _NUM_NAMED} more" if len(ranks) > _NUM_NAMED else ""
+    return ", ".join(ranks[:_NUM_NAMED]) + more
 
 
 def choose_interface(address: str, interfaces: Mapping[str, Sequence[str]]) -> str | None:

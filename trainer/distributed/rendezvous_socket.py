@@ -1,7 +1,7 @@
-"""The port at which the ranks meet, opened by rank 0 before the seconds of `import torch`.
+"""The socket of the rendezvous, opened by rank 0 before the seconds of `import torch`.
 
-A rank that comes first would be refused, and torch asks again only after half a second or more. Now
-it is let in, and waits for no longer than rank 0 takes.
+A rank that connects first would be refused, and torch retries only after half a second or more.
+Now it is accepted, and waits no longer than rank 0 takes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from trainer.environment import Ranks
 
 
-def listen(ranks: Ranks, env: Mapping[str, str]) -> socket.socket | None:
+def open_rendezvous_socket(ranks: Ranks, env: Mapping[str, str]) -> socket.socket | None:
     """Return what torch's store is to serve at MASTER_PORT, on all addresses of this node.
 
     None on other ranks; under torchrun, whose agent has the store; and where the port cannot be
-    had: torch will find that, too, and it is told where the ranks meet.
+    had: torch finds that, too, and the rendezvous reports it.
     """
     if not serves_store(ranks, env) or ranks.world_size == 1:
         return None
@@ -37,5 +37,5 @@ def listen(ranks: Ranks, env: Mapping[str, str]) -> socket.socket | None:
 
 
 def serves_store(ranks: Ranks, env: Mapping[str, str]) -> bool:
-    """Whether the ranks meet at this one. Under torchrun its agent already serves their store."""
+    """Whether this rank serves the store. Under torchrun its agent already does."""
     return ranks.is_main and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"

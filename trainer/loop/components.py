@@ -1,4 +1,4 @@
-"""What the loop works with; every part is built elsewhere."""
+"""What the loop works with, each component built elsewhere."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import nn
+    from collections.abc import Callable
 
     from trainer.checkpoint.checkpoints import Checkpoints
     from trainer.checkpoint.resume import Resumed
@@ -18,32 +16,28 @@ if TYPE_CHECKING:
     from trainer.data.batches import Batches
     from trainer.distributed.mesh import Mesh
     from trainer.loop.evaluation import Evaluation
-    from trainer.loop.optim import LearningRate, Update
-    from trainer.loop.stop import StopAgreement, StopRequest
+    from trainer.loop.expected_memory import Demand
+    from trainer.loop.model import TrainedModel
+    from trainer.loop.optim import LearningRate
+    from trainer.loop.stop import StopConsensus, StopRequest
     from trainer.telemetry.events import EventLog
-    from trainer.telemetry.heartbeat import Beat
+    from trainer.telemetry.heartbeat import Heartbeat
     from trainer.telemetry.metrics import Sinks
     from trainer.telemetry.profiling import StepProfiler
     from trainer.workloads.base import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class Components:
     """All of them."""
 
     config: Config
     mesh: Mesh
     plan: BatchPlan
     workload: Workload
-    model: nn.Module
-    """The model itself: saved, restored, validated."""
-    train_model: nn.Module
-    """The same one as it is trained: compiled, and within DistributedDataParallel."""
-    stages: Sequence[nn.Module]
-    """This rank's of the pipeline; without one, the model."""
-    timed: Sequence[nn.Module]
-    """Those of its modules whose forwards wait for no other rank."""
-    update: Update
+    trained: TrainedModel
+    demand: Demand
+    """What a step needs of a rank's memory."""
     learning_rate: LearningRate
     train: Batches
     evaluation: Evaluation | None
@@ -55,6 +49,6 @@ class Parts:
     sinks: Sinks
     events: EventLog
     stop: StopRequest
-    agreement: StopAgreement
-    beat: Beat
+    consensus: StopConsensus
+    heartbeat: Heartbeat
     profiler: StepProfiler

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from trainer.config import Precision
     from trainer.data.batches import Batches
     from trainer.distributed.mesh import Mesh
-    from trainer.loop.stop import StopAgreement
-    from trainer.telemetry.heartbeat import Beat
+    from trainer.loop.stop import StopConsensus
+    from trainer.telemetry.heartbeat import Heartbeat
     from trainer.workloads.base import Workload
 
 
@@ -44,12 +44,12 @@ class Evaluation:
     num_samples: int
     precision: Precision
     mesh: Mesh
-    agreement: StopAgreement
-    beat: Beat
+    consensus: StopConsensus
+    heartbeat: Heartbeat
 
     def measure(self) -> Measured | None:
         """Measure; return None if the run was asked to stop meanwhile."""
-        self.beat.meet(VALIDATE)
+        self.heartbeat.collective(VALIDATE)
         # Running statistics, such as a batch norm's, differ between ranks: all measure rank 0's.
         self.mesh.broadcast(list(self.model.buffers()))
         self.model.eval()
@@ -59,7 +59,7 @@ class Evaluation:
         generators.restore(drawn, self.mesh.device)
         if sums is None:
             return None
-        self.beat.meet(VALIDATE)
+        self.heartbeat.collective(VALIDATE)
         loss_sum, num_counted, num_correct, has_accuracy = self.mesh.sum_over_samples(sums)
         return Measured(
             loss=loss_sum / max(1, num_counted),
@@ -78,10 +78,10 @@ class Evaluation:
         share = shard(self.num_samples, self.mesh.dp_rank, self.mesh.layout.dp_size)
         batches = iter(self.test.evaluation(share))
         num_ticks = self._num_ticks()
-        self.agreement.begin()
+        self.consensus.begin()
         with torch.no_grad(), autocast(self.precision, device):
             for tick in range(1, num_ticks + 1):
-                self.beat.enter(VALIDATE)
+                self.heartbeat.enter(VALIDATE)
                 batch = next(batches, None)
                 outputs = self._outputs(batch)
                 if batch is not None and outputs is not None:
@@ -93,7 +93,7 @@ class Evaluation:
                     if correct is not None:
                         has_accuracy = True
                         num_correct += correct
-                if tick < num_ticks and self.agreement.reached():
+                if tick < num_ticks and self.consensus.reached():
                     return None
         return [loss_sum.item(), num_counted.item(), num_correct.item(), has_accuracy]
 

@@ -17,15 +17,12 @@ from trainer.parallel.plan import ForwardPlan, modules_named
 from trainer.parallel.stages import layers_kept, passes_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from trainer.config import Config
     from trainer.data.batch_plan import BatchPlan
     from trainer.distributed.mesh import Mesh
-    from trainer.loop.components import Parts
-    from trainer.loop.optim import Update
+    from trainer.loop.model import TrainedModel
     from trainer.workloads.base import Workload
 
 _NUM_MOMENTS = {"adamw": 2, "adam": 2, "sgd": 1}
@@ -52,11 +49,11 @@ class MemoryUse:
     def words(self) -> str:
         """Say it in a line."""
         kept = self.activations_bytes
-        told = "not known" if kept is None else size_words(kept)
+        told = "not known" if kept is None else size_text(kept)
         return (
-            f"parameters {size_words(self.parameters_bytes)}, "
-            f"gradients {size_words(self.gradients_bytes)}, "
-            f"optimizer {size_words(self.optimizer_bytes)}, activations {told}"
+            f"parameters {size_text(self.parameters_bytes)}, "
+            f"gradients {size_text(self.gradients_bytes)}, "
+            f"optimizer {size_text(self.optimizer_bytes)}, activations {told}"
         )
 
     def largest(self, mesh: Mesh) -> MemoryUse:
@@ -75,28 +72,12 @@ class Demand:
     mesh: Mesh
     plan: BatchPlan
     workload: Workload
-    model: nn.Module
-    stages: Sequence[nn.Module]
-    """This rank's of the pipeline; without one, the model."""
-    update: Update
-
-    @staticmethod
-    def of(parts: Parts) -> Demand:
-        """Return a run's."""
-        return Demand(
-            config=parts.config,
-            mesh=parts.mesh,
-            plan=parts.plan,
-            workload=parts.workload,
-            model=parts.model,
-            stages=parts.stages,
-            update=parts.update,
-        )
+    trained: TrainedModel
 
     def use(self) -> MemoryUse:
         """Return what this rank will need."""
-        trained = {id(parameter) for parameter in self.update.parameters}
-        own = {id(p): _own_bytes(p) for p in self.model.parameters()}
+        trained = {id(parameter) for parameter in self.trained.update.parameters}
+        own = {id(p): _own_bytes(p) for p in self.trained.model.parameters()}
         gradients = sum(num_bytes for key, num_bytes in own.items() if key in trained)
         return MemoryUse(
             parameters_bytes=sum(own.values()),
@@ -136,7 +117,7 @@ class Demand:
         if layout.pp == 1:
             return None
         blocks = self.workload.parallel_plan().blocks
-        own = [len(modules_named(stage, blocks)) for stage in self.stages]
+        own = [len(modules_named(stage, blocks)) for stage in self.trained.stages]
         return layers_kept(self.config, layout, pp_rank, self.plan.num_microbatches, own)
 
     def _forward_plan(self) -> ForwardPlan:
@@ -178,7 +159,7 @@ def check_free_memory(demand: Demand) -> None:
         return
     rank = int(mesh.max([mesh.ranks.rank if least - free == worst else -1])[0])
     told = [least, free, total] if mesh.ranks.rank == rank else [0, 0, 0]
-    least_words, free_words, total_words = map(size_words, mesh.sum(told))
+    least_words, free_words, total_words = map(size_text, mesh.sum(told))
     raise UserError(
         f"GPU memory of rank {rank} on {mesh.nodes[rank]}",
         rule=f"about {least_words} free, which a step needs",
@@ -216,7 +197,7 @@ def _own_bytes(parameter: Tensor) -> int:
     return math.prod(numbers) * parameter.element_size()
 
 
-def size_words(num_bytes: float) -> str:
+def size_text(num_bytes: float) -> str:
     """Say a size, such as 1.5 GiB."""
     for unit in ("B", "KiB", "MiB"):
         if num_bytes < 1000:  # noqa: PLR2004 -- three digits at most

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
     from trainer.checkpoint.resume import Resumed
     from trainer.checkpoint.train_state import TrainState
-    from trainer.loop.components import Parts
+    from trainer.loop.components import Components
 
 
 class Loop:
     """Trains from a train state to the last step, an early stop, or a request to stop."""
 
-    def __init__(self, parts: Parts, resumed: Resumed) -> None:
-        self._parts = parts
-        self._total_steps = parts.learning_rate.total_steps
-        self._stepper = Stepper(parts)
-        self.progress = Progress(parts, self._stepper)
-        self._memory = MemoryReport(parts)
+    def __init__(self, components: Components, resumed: Resumed) -> None:
+        self._components = components
+        self._total_steps = components.learning_rate.total_steps
+        self._stepper = Stepper(components)
+        self.progress = Progress(components, self._stepper)
+        self._memory = MemoryReport(components)
         self.started_step = resumed.state.step
         self._first_step = self.started_step + 1
         self._begin(resumed)
@@ -41,34 +41,34 @@ class Loop:
         try:
             return self._run()
         except torch.OutOfMemoryError:
-            self._parts.profiler.out_of_memory()
+            self._components.profiler.out_of_memory()
             raise
 
     def _run(self) -> bool:
-        stopped = self._parts.agreement.reached()
+        stopped = self._components.consensus.reached()
         while True:
             try:
                 stopped = self._pause(stopped=stopped)
                 if stopped or self._is_over():
                     break
                 stopped = self._train_until_pause()
-            except RollBack as wish:
-                self._roll_back(wish)
+            except RollBack as request:
+                self._roll_back(request)
         self._leave(stopped=stopped)
-        self._parts.profiler.close()
+        self._components.profiler.close()
         return not stopped
 
     @property
     def derived(self) -> Mapping[str, float]:
         """What the workload tells of the last validation besides its loss."""
         loss = self.state.last_test_loss
-        return {} if loss is None else self._parts.workload.derived(loss)
+        return {} if loss is None else self._components.workload.derived(loss)
 
     @property
     def peak_memory_bytes(self) -> int | None:
         """The most that this rank has had at once; None where a GPU that failed tells nothing."""
         try:
-            return peak_bytes(self._parts.mesh.device)
+            return peak_bytes(self._components.mesh.device)
         except RuntimeError:
             return None
 
@@ -77,29 +77,31 @@ class Loop:
         self._stepper.left_out = frozenset(self.state.skipped_steps)
         self.progress.begin(self.state, resumed.loss_sum.item())
         self._stepper.seek(-1)
-        self._parts.beat.begin(self.state.step)
+        self._components.heartbeat.begin(self.state.step)
 
     def _pause(self, *, stopped: bool) -> bool:
         """Do what is due at this step; return whether to stop.
 
         A validation that a stop came before, or broke off, is due until it is made up.
         """
-        config, step = self._parts.config, self.state.step
-        self.progress.look(step, self.state)  # what is not finite is neither measured nor kept
+        config, step = self._components.config, self.state.step
+        self.progress.read_losses(
+            step, self.state
+        )  # what is not finite is neither measured nor kept
         is_new = self.state.validated_step != step
         if not stopped and is_new and (self._is_over() or self._is_due(config.val_every)):
             stopped = not self._validate()
         is_due = self._is_due(config.checkpoint_every, besides=True)
-        if step != self.started_step and (is_due or self._parts.agreement.is_save_due):
+        if step != self.started_step and (is_due or self._components.consensus.is_save_due):
             self._save()
             if not stopped and not self._is_over():
-                stopped = self._parts.agreement.reached()  # before a step more is to be saved
+                stopped = self._components.consensus.reached()  # before a step more is to be saved
         return stopped
 
     @property
     def stops_early(self) -> bool:
         """Whether as many validations as --early-stop-patience have brought no gain."""
-        patience = self._parts.config.early_stop_patience
+        patience = self._components.config.early_stop_patience
         return 0 < patience <= self.state.num_validations_without_gain
 
     @property
@@ -113,42 +115,46 @@ class Loop:
     def _is_due(self, every: int, *, besides: bool = False) -> bool:
         """Whether it is time, every so many steps, or, with 0 or `besides`, at an epoch's end."""
         step = self.state.step
-        at_epoch_end = step % self._parts.steps_per_epoch == 0
+        at_epoch_end = step % self._components.steps_per_epoch == 0
         return (every > 0 and step % every == 0) or (at_epoch_end and (besides or every == 0))
 
     def _train_until_pause(self) -> bool:
         """Train to the next validation, checkpoint or epoch's end; return whether to stop."""
-        parts = self._parts
+        components = self._components
         self._stepper.seek(self.state.step)
-        log_every, agreement, beat = parts.config.log_every, parts.agreement, parts.beat
-        parts.train_model.train()
+        log_every, consensus, heartbeat = (
+            components.config.log_every,
+            components.consensus,
+            components.heartbeat,
+        )
+        components.trained.train_model.train()
         pause_step = self._pause_step()
         for step in range(self.state.step + 1, pause_step + 1):
-            parts.profiler.before(step)
+            components.profiler.before(step)
             if step == self._first_step:
                 with self._memory.measuring():
                     self._train_step(step)
             else:
                 self._train_step(step)
-            beat.step = step
-            parts.profiler.after(step)
+            heartbeat.step = step
+            components.profiler.after(step)
             if step == self._first_step:
                 self.progress.first_step_done(step)
-                self._memory.tell_measured()
+                self._memory.report_measured()
             if step % log_every == 0 or step == self._total_steps:
                 self._log(step)
-            if agreement.reached():
+            if consensus.reached():
                 self.state = replace(self.state, step=step)
                 return True
-            if agreement.is_save_due:
+            if consensus.is_save_due:
                 self.state = replace(self.state, step=step)
                 return False
         self.state = replace(self.state, step=pause_step)
         return False
 
     def _pause_step(self) -> int:
-        step, config = self.state.step, self._parts.config
-        periods = (self._parts.steps_per_epoch, config.val_every, config.checkpoint_every)
+        step, config = self.state.step, self._components.config
+        periods = (self._components.steps_per_epoch, config.val_every, config.checkpoint_every)
         nexts = [(step // period + 1) * period for period in periods if period]
         return min(*nexts, self._total_steps, step + self._stepper.table.num_free)
 
@@ -156,7 +162,7 @@ class Loop:
         self._stepper.take(step)
 
     def _log(self, step: int) -> None:
-        self._parts.beat.meet(LOG)
+        self._components.heartbeat.collective(LOG)
         loss = self.progress.log(step, self.state)
         self.state = replace(self.state, step=step)  # a failure tells these
         if loss is not None:
@@ -167,24 +173,24 @@ class Loop:
 
         Return False, and tell nothing, if the run was asked to stop meanwhile.
         """
-        parts, state = self._parts, self.state
-        if parts.evaluation is None:
+        components, state = self._components, self.state
+        if components.evaluation is None:
             self.state = replace(state, validated_step=state.step)
             return True
         with self.progress.ledger.validating():
-            measured = parts.evaluation.measure()
-        parts.agreement.begin()  # training has another pace
+            measured = components.evaluation.measure()
+        components.consensus.begin()  # training has another pace
         if measured is None:
             return False
         self.state = state.validated(measured.loss, measured.accuracy)
-        parts.sinks.validation(
+        components.sinks.validation(
             Validation(
                 step=state.step,
-                epoch=-(-state.step // parts.steps_per_epoch),
+                epoch=-(-state.step // components.steps_per_epoch),
                 test_loss=measured.loss,
                 test_accuracy=measured.accuracy,
-                derived=parts.workload.derived(measured.loss),
-                num_samples=parts.evaluation.num_samples,
+                derived=components.workload.derived(measured.loss),
+                num_samples=components.evaluation.num_samples,
                 train_time_s=self.progress.train_time_s,
             )
         )
@@ -193,22 +199,26 @@ class Loop:
         return True
 
     def _save(self, *, is_best: bool = False) -> None:
-        parts = self._parts
-        parts.beat.meet(SAVE)
-        ranks, device = parts.mesh.ranks, parts.mesh.device
+        components = self._components
+        components.heartbeat.collective(SAVE)
+        ranks, device = components.mesh.ranks, components.mesh.device
         loss_sum = torch.tensor(self.progress.loss.value, dtype=torch.float64)
-        speaks = parts.mesh.layout.speaks_for_stage(ranks.rank)
+        speaks = components.mesh.layout.is_stage_leader(ranks.rank)
         with self.progress.ledger.saving():
-            parts.checkpoints.save(
-                gather_tensors(parts.model, parts.update.optimizer, with_buffers=speaks)
+            components.checkpoints.save(
+                gather_tensors(
+                    components.trained.model,
+                    components.trained.update.optimizer,
+                    with_buffers=speaks,
+                )
                 | gather_rank(ranks.rank, loss_sum, device),
                 self._state_to_save(),
                 is_best=is_best,
             )
-        parts.agreement.begin()  # time has passed
+        components.consensus.begin()  # time has passed
 
     def _state_to_save(self) -> TrainState:
-        scaler, loss = self._parts.update.scaler, self.progress.loss
+        scaler, loss = self._components.trained.update.scaler, self.progress.loss
         return replace(
             self.state,
             scaler=scaler.state_dict() if scaler.is_enabled() else None,
@@ -221,16 +231,16 @@ class Loop:
 
         Raises CheckpointError if a finished run has lost its last checkpoint.
         """
-        parts, checkpoints = self._parts, self._parts.checkpoints
+        components, checkpoints = self._components, self._components.checkpoints
         if stopped and not checkpoints.holds(self._state_to_save()):
             needed_s = checkpoints.last_seconds or 0.0
-            (is_late,) = parts.mesh.max([float(needed_s > parts.stop.remaining_s)])
+            (is_late,) = components.mesh.max([float(needed_s > components.stop.remaining_s)])
             if is_late:
-                parts.stop.give_up()
+                components.stop.give_up()
         self._save()
         with self.progress.ledger.saving():
             is_kept = checkpoints.wait()
-        parts.stop.settle()
+        components.stop.settle()
         if not is_kept and not stopped:
             kept = checkpoints.latest_step
             raise CheckpointError(
@@ -239,11 +249,11 @@ class Loop:
                 + ("there is none" if kept is None else f"the last one there is: step {kept}")
             )
 
-    def _roll_back(self, wish: RollBack) -> None:
+    def _roll_back(self, request: RollBack) -> None:
         """Go back to the last checkpoint; on the way from there, leave the bad steps out."""
-        left_out = self._stepper.left_out.union(wish.steps)
-        self._parts.beat.meet(LOAD)
-        resumed = self._parts.go_back(self.state)
+        left_out = self._stepper.left_out.union(request.steps)
+        self._components.heartbeat.collective(LOAD)
+        resumed = self._components.go_back(self.state)
         state = replace(resumed.state, skipped_steps=sorted(left_out))
         self._begin(replace(resumed, state=state))
-        self._parts.agreement.begin()
+        self._components.consensus.begin()

@@ -17,7 +17,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from trainer.errors import RunFailedError
-from trainer.loop.expected_memory import Demand, MemoryUse, size_words
+from trainer.loop.expected_memory import MemoryUse, size_text
 from trainer.telemetry.heartbeat import LOG
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from trainer.loop.components import Parts
+    from trainer.loop.components import Components
 
 _SMALL_BYTES = 64 << 20
 """A run of which less is expected is told of in one line, and after its first step in the record
@@ -35,9 +35,9 @@ alone."""
 class MemoryReport:
     """Tells of an attempt's first step."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._is_told = False
+    def __init__(self, components: Components) -> None:
+        self._components = components
+        self._is_reported = False
         self._is_small = False
         self._is_expected = False
         self._gradients_bytes = 0
@@ -46,27 +46,27 @@ class MemoryReport:
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
         """Take the first step in here; what is expected is told before it."""
-        if self._is_told:  # the run was rolled back
+        if self._is_reported:  # the run was rolled back
             yield
             return
-        parts = self._parts
-        self._tell_expected()
-        parts.update.on_gradients = self._see_gradients
+        components = self._components
+        self._report_expected()
+        components.trained.update.on_gradients = self._see_gradients
         with contextlib.ExitStack() as stack:
             if self._is_expected and self._can_measure_activations():
-                self._kept = SavedActivations(parts.model)
+                self._kept = SavedActivations(components.trained.model)
                 stack.enter_context(self._kept.measuring())
             yield
 
-    def tell_measured(self) -> None:
+    def report_measured(self) -> None:
         """Tell what the first step took. All ranks call this after it."""
-        if self._is_told:
+        if self._is_reported:
             return
-        self._is_told = True
-        parts = self._parts
-        states = parts.update.optimizer.state.values()
+        self._is_reported = True
+        components = self._components
+        states = components.trained.update.optimizer.state.values()
         use = MemoryUse(
-            parameters_bytes=_bytes_of(parts.model.parameters()),
+            parameters_bytes=_bytes_of(components.trained.model.parameters()),
             gradients_bytes=self._gradients_bytes,
             optimizer_bytes=_bytes_of(
                 value for state in states for value in state.values() if _is_tensor(value)
@@ -74,41 +74,41 @@ class MemoryReport:
             activations_bytes=None if self._kept is None else self._kept.peak_bytes,
         )
         use = self._largest(use)
-        device, peak = parts.mesh.device, None
+        device, peak = components.mesh.device, None
         if device.type == "cuda":
-            peak = int(parts.mesh.max([peak_bytes(device)])[0])
-        if parts.mesh.ranks.is_main:
-            parts.events.write("memory", what="measured", **vars(use), peak_bytes=peak)
+            peak = int(components.mesh.max([peak_bytes(device)])[0])
+        if components.mesh.ranks.is_main:
+            components.events.write("memory", what="measured", **vars(use), peak_bytes=peak)
             if not self._is_small:
-                told = (
-                    "" if peak is None else f"; at most {size_words(peak)} were allocated at once"
-                )
+                told = "" if peak is None else f"; at most {size_text(peak)} were allocated at once"
                 print(f"trainer: memory of a rank, measured:  {use.words()}{told}", flush=True)
 
-    def _tell_expected(self) -> None:
-        parts, config = self._parts, self._parts.config
-        use = self._largest(Demand.of(parts).use())
+    def _report_expected(self) -> None:
+        components, config = self._components, self._components.config
+        use = self._largest(components.demand.use())
         self._is_small = use.known_bytes < _SMALL_BYTES
         # With no number to compare with, hooks are a risk for nothing: torch.func forbids them.
         self._is_expected = use.activations_bytes is not None
-        if parts.mesh.ranks.is_main:
+        if components.mesh.ranks.is_main:
             where = " (all but activations on the host)" if config.cpu_offload else ""
-            parts.events.write("memory", what="expected", **vars(use), on_host=config.cpu_offload)
+            components.events.write(
+                "memory", what="expected", **vars(use), on_host=config.cpu_offload
+            )
             print(f"trainer: memory of a rank, expected{where}: {use.words()}", flush=True)
 
     def _largest(self, use: MemoryUse) -> MemoryUse:
-        if self._parts.mesh.is_distributed:
-            self._parts.beat.meet(LOG)
-        return use.largest(self._parts.mesh)
+        if self._components.mesh.is_distributed:
+            self._components.heartbeat.collective(LOG)
+        return use.largest(self._components.mesh)
 
     def _can_measure_activations(self) -> bool:
         """Whether autograd's hooks see all that is kept. On a GPU its allocator tells more."""
-        config = self._parts.config
+        config = self._components.config
         is_plain = not config.compile and config.activation_checkpointing == "none"
-        return is_plain and self._parts.mesh.device.type == "cpu"
+        return is_plain and self._components.mesh.device.type == "cpu"
 
     def _see_gradients(self) -> None:
-        gradients = (parameter.grad for parameter in self._parts.update.parameters)
+        gradients = (parameter.grad for parameter in self._components.trained.update.parameters)
         self._gradients_bytes = _bytes_of(g for g in gradients if g is not None)
 
 
@@ -134,8 +134,8 @@ def out_of_memory(error: torch.OutOfMemoryError, rank: int, device: torch.device
     more = f" for {asked[1]}" if asked else ""
     return RunFailedError(
         f"GPU memory of rank {rank}: enough for all that a step needs; "
-        f"found out of memory{more}{_asking(error)}, with {size_words(allocated)} allocated, "
-        f"{size_words(reserved)} reserved and {size_words(free)} free of {size_words(total)}; "
+        f"found out of memory{more}{_asking(error)}, with {size_text(allocated)} allocated, "
+        f"{size_text(reserved)} reserved and {size_text(free)} free of {size_text(total)}; "
         "lower --micro-batch-size, or take --activation-checkpointing full, --precision bf16 or "
         "--strategy fsdp"
     )

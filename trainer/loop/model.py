@@ -13,7 +13,7 @@ from trainer.loop.compiler import without_compiler
 from trainer.loop.optim import Update
 from trainer.parallel.initialise import materialise
 from trainer.parallel.parallelize import share_out, spread
-from trainer.parallel.unsharded import works_alone
+from trainer.parallel.unsharded import unsharded_modules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ def build_model(config: Config, workload: Workload, mesh: Mesh, seed: int) -> Tr
         train_model=train_model,
         update=update,
         stages=share.stages,
-        timed=works_alone(share, train_model, plan, mesh.layout, config),
+        timed=unsharded_modules(share, train_model, plan, mesh.layout, config),
         num_parameters=num_parameters,
         elsewhere=share.elsewhere,
     )

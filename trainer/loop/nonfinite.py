@@ -148,7 +148,7 @@ class NonFinitePolicy:
         self.num_steps = 0
         """How many there were in this attempt."""
 
-    def judge(
+    def decide(
         self,
         own: Sequence[float],
         reduced: Sequence[float],
@@ -168,7 +168,7 @@ class NonFinitePolicy:
         self._num_in_a_row = self._num_in_a_row + len(bad.steps) if is_all else 0
         action, why = self._decide(saved_step)
         self._last_bad_step = bad.steps[-1]
-        self._tell(bad, action, why)
+        self._report(bad, action, why)
         if action == "stop":
             raise RunFailedError(f"{bad}: {why}")
         return ("skip" if action == "skip" else "rollback"), bad.steps
@@ -203,7 +203,7 @@ class NonFinitePolicy:
             )
         return "skip", "its update is left out"
 
-    def _tell(self, bad: BadSteps, action: str, why: str) -> None:
+    def _report(self, bad: BadSteps, action: str, why: str) -> None:
         if not self._mesh.ranks.is_main:
             return
         self._events.write(

@@ -160,6 +160,18 @@ class LearningRate:
     decay_fraction: float = 0.2
     lowest: float = 0.0
 
+    @staticmethod
+    def of(config: Config, total_steps: int) -> LearningRate:
+        """Return what the options ask for."""
+        return LearningRate(
+            peak=config.lr,
+            lowest=config.min_lr,
+            kind=config.schedule,
+            warmup_steps=config.warmup_steps,
+            total_steps=total_steps,
+            decay_fraction=config.decay_fraction,
+        )
+
     def at(self, step: int) -> float:
         """Return the rate with which step `step`, counted from 0, is taken."""
         if step < self.warmup_steps:

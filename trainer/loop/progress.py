@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trainer.checkpoint.train_state import TrainState
-    from trainer.loop.components import Parts
+    from trainer.loop.components import Components
     from trainer.loop.train_step import Stepper
 
 
@@ -57,15 +57,19 @@ class LossSum:
 class Progress:
     """Sums, looks and tells."""
 
-    def __init__(self, parts: Parts, stepper: Stepper) -> None:
-        self._parts = parts
+    def __init__(self, components: Components, stepper: Stepper) -> None:
+        self._components = components
         self._stepper = stepper
         self.ledger = Ledger()
-        self.stragglers = Stragglers(parts.mesh.nodes)
+        self.stragglers = Stragglers(components.mesh.nodes)
         self.non_finite = NonFinitePolicy(
-            parts.config.on_nan, parts.mesh, parts.model, parts.plan, parts.events
+            components.config.on_nan,
+            components.mesh,
+            components.trained.model,
+            components.plan,
+            components.events,
         )
-        self.work = _work(parts)
+        self.work = _work(components)
         self._began_s = time.perf_counter()
 
     @property
@@ -81,20 +85,20 @@ class Progress:
         self._first_step_s = 0.0
         self._began_interval()
 
-    def told(self) -> dict[str, float]:
+    def time_spent(self) -> dict[str, float]:
         """Return the ledger, the interval under way included."""
-        return self.ledger.told(self._stepper.wait_s - self._waited_s)
+        return self.ledger.time_spent(self._stepper.wait_s - self._waited_s)
 
     def first_step_done(self, step: int) -> None:
         """Tell of the attempt's first step; the only one that is waited for."""
-        if self._parts.mesh.device.type == "cuda":
-            torch.cuda.synchronize(self._parts.mesh.device)
+        if self._components.mesh.device.type == "cuda":
+            torch.cuda.synchronize(self._components.mesh.device)
         self.ledger.started(self._stepper.wait_s - self._waited_s)
         self._first_step_s = time.perf_counter() - self._interval_s
-        if self._parts.mesh.ranks.is_main:
-            self._parts.events.write("first_step", step=step)
+        if self._components.mesh.ranks.is_main:
+            self._components.events.write("first_step", step=step)
 
-    def look(self, step: int, state: TrainState, *more: float) -> list[float]:
+    def read_losses(self, step: int, state: TrainState, *more: float) -> list[float]:
         """Take up the losses since the last look; return their sum over ranks, and `more`'s.
 
         Raises RollBack, or RunFailedError, when one is not finite and --on-nan has it so.
@@ -105,29 +109,29 @@ class Progress:
         is_bad = bool(found) or not all(map(math.isfinite, losses))
         attempt = LossSum(self.loss.value, 0, 0)
         attempt.add(losses)
-        total, any_bad, *sums = self._parts.mesh.sum([attempt.value, float(is_bad), *more])
+        total, any_bad, *sums = self._components.mesh.sum([attempt.value, float(is_bad), *more])
         first_step = step - len(losses) + 1
         left_out = self._stepper.left_out.intersection(range(first_step, step + 1))
         self.loss.num_left_out += len(left_out)
         bad: Sequence[int] = []
         if any_bad:
-            bad = self._judge(losses, found, state, first_step)
-            (total,) = self._parts.mesh.sum([self.loss.value])
+            bad = self._decide_on(losses, found, state, first_step)
+            (total,) = self._components.mesh.sum([self.loss.value])
         else:
             self.loss.value = attempt.value
         good = set(range(first_step, step + 1)).difference(left_out, bad)
         self.non_finite.last_good_step = max(good, default=self.non_finite.last_good_step)
         return [total, *sums]
 
-    def _judge(
+    def _decide_on(
         self, losses: Sequence[float], found: set[int], state: TrainState, first_step: int
     ) -> Sequence[int]:
         """Return the steps of a reading that are not finite, without whose losses we go on."""
         own = [math.nan if i in found else loss for i, loss in enumerate(losses)]
-        reduced = self._parts.mesh.sum(own)
-        self._parts.checkpoints.wait()  # one on its way may be the one to go back to
-        action, steps = self.non_finite.judge(
-            losses, reduced, state, first_step, self._parts.checkpoints.back_step
+        reduced = self._components.mesh.sum(own)
+        self._components.checkpoints.wait()  # one on its way may be the one to go back to
+        action, steps = self.non_finite.decide(
+            losses, reduced, state, first_step, self._components.checkpoints.back_step
         )
         if action == "rollback":
             raise RollBack(steps)
@@ -137,7 +141,7 @@ class Progress:
 
     def log(self, step: int, state: TrainState) -> float | None:
         """Tell of the interval that ends with `step`; return its loss, None if it has none."""
-        parts, mesh, plan = self._parts, self._parts.mesh, self._parts.plan
+        components, mesh, plan = self._components, self._components.mesh, self._components.plan
         num_ranks = mesh.ranks.world_size
         num_timed = step - self._timed_from_step  # in this attempt
         wait_s = self._stepper.wait_s - self._waited_s
@@ -145,7 +149,7 @@ class Progress:
         if self._stepper.forward_time is not None:
             forward_s = self._stepper.forward_time.take_s() * plan.num_microbatches
             own[mesh.ranks.rank] = forward_s + wait_s / num_timed
-        loss_sum, wait_s, *own = self.look(step, state, wait_s, *own)
+        loss_sum, wait_s, *own = self.read_losses(step, state, wait_s, *own)
         wait_s /= num_ranks
         num_steps = step - self.loss.from_step - self.loss.num_left_out
         loss = loss_sum / (num_ranks * num_steps) if num_steps else None
@@ -155,15 +159,15 @@ class Progress:
         step_s = self._step_s(elapsed_s, num_timed)
         self._began_interval()
         samples_per_s = num_timed * plan.global_batch_size / elapsed_s
-        told = self.told()
+        told = self.time_spent()
         del told["compute_s"]
-        parts.sinks.interval(
+        components.sinks.interval(
             Interval(
                 step=step,
-                total_steps=parts.learning_rate.total_steps,
-                epoch=-(-step // parts.steps_per_epoch),
+                total_steps=components.learning_rate.total_steps,
+                epoch=-(-step // components.steps_per_epoch),
                 loss=math.nan if loss is None else loss,
-                lr=parts.learning_rate.at(step - 1),
+                lr=components.learning_rate.at(step - 1),
                 samples_per_s=samples_per_s,
                 speed=self.work.speed(samples_per_s),
                 data_wait_pct=100 * wait_s / elapsed_s,
@@ -176,7 +180,7 @@ class Progress:
             )
         )
         self._timed_from_step = step
-        if step % parts.config.log_every == 0:  # not at an end between: a run may go on
+        if step % components.config.log_every == 0:  # not at an end between: a run may go on
             self.loss = LossSum(0.0, 0, step)
         return loss
 
@@ -188,7 +192,7 @@ class Progress:
         return elapsed_s / num_steps
 
     def _grad_norm(self) -> float | None:
-        is_known = self._parts.config.clip_grad_norm is not None
+        is_known = self._components.config.clip_grad_norm is not None
         return self._stepper.table.last_norm if is_known else None
 
     def _began_interval(self) -> None:
@@ -197,14 +201,14 @@ class Progress:
         self._waited_s = self._stepper.wait_s
 
 
-def _work(parts: Parts) -> Work:
-    device, peak = parts.mesh.device, None
+def _work(components: Components) -> Work:
+    device, peak = components.mesh.device, None
     if device.type == "cuda":
         peak = peak_flops_per_s(torch.cuda.get_device_name(device))
     return Work(
-        tokens_per_sample=parts.workload.tokens_per_sample(),
-        flops_per_sample=parts.workload.flops_per_sample(),
-        peak_flops_per_s=None if peak is None else peak * parts.mesh.ranks.world_size,
+        tokens_per_sample=components.workload.tokens_per_sample(),
+        flops_per_sample=components.workload.flops_per_sample(),
+        peak_flops_per_s=None if peak is None else peak * components.mesh.ranks.world_size,
     )
 
 

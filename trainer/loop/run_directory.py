@@ -34,7 +34,7 @@ _RENEWED_S = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFolder:
+class RunDirectory:
     """A run directory, the same on all ranks."""
 
     path: Path
@@ -54,7 +54,7 @@ class RunFolder:
             self.path.rmdir()
 
 
-def open_run_folder(chosen: Path | None, settings: RunSettings, mesh: Mesh) -> RunFolder:
+def open_run_directory(chosen: Path | None, settings: RunSettings, mesh: Mesh) -> RunDirectory:
     """Create the run directory that was `chosen`, or a new one under `out/`, and lock it.
 
     Raises UserError, on all ranks alike, for one that cannot be written to or is in use.
@@ -73,7 +73,7 @@ def open_run_folder(chosen: Path | None, settings: RunSettings, mesh: Mesh) -> R
     if settings.run_dir is None:  # else the job has locked it, and counted its starts
         lock = _lock_for_all(path, mesh)
         settings = replace(settings, attempt=_next_attempt(path, mesh))
-    return RunFolder(
+    return RunDirectory(
         path=path,
         events=EventLog(path=path / paths.EVENTS, attempt=settings.attempt, host=settings.node),
         attempt=settings.attempt,

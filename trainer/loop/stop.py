@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trainer.distributed.mesh import Mesh
-    from trainer.telemetry.heartbeat import Beat
+    from trainer.telemetry.heartbeat import Heartbeat
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _SAME_REQUEST_S = 2.0
@@ -46,7 +46,7 @@ class StopRequest:
         self._end_epoch_s: float | None = None
         self._agreed_s = math.inf
         self._is_over = False
-        self._say_goodbye: Callable[[float], None] = told_too_early
+        self._report_shutdown: Callable[[float], None] = report_too_early
         self._wake_up: int | None = None
         self._ending = threading.Lock()
 
@@ -66,16 +66,16 @@ class StopRequest:
         *,
         grace_s: float | None,
         end_epoch_s: float | None,
-        say_goodbye: Callable[[float], None],
+        report_shutdown: Callable[[float], None],
     ) -> None:
         """Set how long the process may live: after TERM and INT, and, after USR1, until when.
 
-        `say_goodbye` is called, from any thread, with the seconds left when they are up; then
+        `report_shutdown` is called, from any thread, with the seconds left when they are up; then
         the process ends with 75.
         """
         self._grace_s = math.inf if grace_s is None else grace_s
         self._end_epoch_s = end_epoch_s
-        self._say_goodbye = say_goodbye
+        self._report_shutdown = report_shutdown
         self._wake()
 
     def agree(self, remaining_s: float) -> None:
@@ -97,7 +97,7 @@ class StopRequest:
         """End with 75, with no checkpoint of this step: it could not be written in time."""
         self._ending.acquire()  # for ever, for the second of two threads
         with contextlib.suppress(Exception):  # a goodbye that fails must not keep us
-            self._say_goodbye(max(0.0, self.remaining_s))
+            self._report_shutdown(max(0.0, self.remaining_s))
         flush_what_can_be()
         os._exit(codes.STOPPED)
 
@@ -146,7 +146,7 @@ def _forget_wake_up() -> None:
     signal.set_wakeup_fd(-1)
 
 
-def told_too_early(left_s: float) -> None:
+def report_too_early(left_s: float) -> None:
     """Say goodbye before there was anything to save."""
     print(f"trainer: told to stop before training began, {left_s:.1f} s left", file=sys.stderr)
 
@@ -156,14 +156,14 @@ _MAX_GROWTH = 4
 """The first ticks are slow; the gap between questions grows by no more than this."""
 
 
-class StopAgreement:
+class StopConsensus:
     """Asks whether any rank was told to stop."""
 
     def __init__(
         self,
         mesh: Mesh,
         request: StopRequest,
-        beat: Beat,
+        heartbeat: Heartbeat,
         clock: Callable[[], float] = time.monotonic,
         *,
         wants_save: Callable[[], bool] = lambda: False,
@@ -172,7 +172,7 @@ class StopAgreement:
         self._mesh = mesh
         self._wants_save = wants_save
         self._request = request
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._clock = clock
         self._answer: Callable[[], list[float]] | None = None
         """Of the question that is under way."""
@@ -224,6 +224,6 @@ class StopAgreement:
         return stop > 0
 
     def _wait_for(self, answer: Callable[[], list[float]]) -> list[float]:
-        self._beat.meet(AGREE)
+        self._heartbeat.collective(AGREE)
         self._answer = None
         return answer()

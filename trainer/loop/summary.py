@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from rundir.events import finite
-from trainer.loop.expected_memory import size_words
+from trainer.loop.expected_memory import size_text
 from trainer.telemetry.speed import Speed
 from trainer.text import counted
 
@@ -81,7 +81,7 @@ def closing_block(summary: dict[str, Any], run_dir: Path) -> str:
         for slow in summary["slow_ranks"]
     ]
     if summary["peak_memory_bytes"] is not None:
-        peak = size_words(summary["peak_memory_bytes"])
+        peak = size_text(summary["peak_memory_bytes"])
         notes.append(f"  memory       {peak} at most on rank 0")
     if summary["non_finite_steps"]:
         notes.append(

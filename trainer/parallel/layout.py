@@ -90,7 +90,7 @@ class Layout:
         at = self.coordinates(rank)
         return at["dp_replicate"] * self.dp_shard + at["dp_shard"]
 
-    def speaks_for_samples(self, rank: int) -> bool:
+    def is_samples_leader(self, rank: int) -> bool:
         """Whether `rank` is the one, of those with the same samples, that they are counted on.
 
         Ranks of cp have other positions of theirs: what is counted by target is so on each of them.
@@ -98,7 +98,7 @@ class Layout:
         at = self.coordinates(rank)
         return at["tp"] == 0 and at["pp"] == self.pp - 1
 
-    def speaks_for_stage(self, rank: int) -> bool:
+    def is_stage_leader(self, rank: int) -> bool:
         """Whether `rank` is the first of those that have the same layers."""
         return all(place == 0 for axis, place in self.coordinates(rank).items() if axis != "pp")
 
@@ -137,7 +137,7 @@ def _fit(config: Config, ranks: Ranks) -> Layout:
     asked = {axis: size for axis, size in named.items() if size is not None}
     sizes = dict.fromkeys(AXES, 1) | _STRATEGIES[config.strategy] | asked
     sizes = {a: ranks.local_world_size if size == _NODE else size for a, size in sizes.items()}
-    if REST in asked.values():  # what is said beats what follows from the strategy
+    if REST in asked.values():  # what is said heartbeats what follows from the strategy
         sizes = {a: 1 if s == REST and a not in asked else s for a, s in sizes.items()}
     rest = [axis for axis, size in sizes.items() if size == REST]
     if len(rest) > 1:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trainer.parallel.plan import ParallelPlan
 
 
-def works_alone(
+def unsharded_modules(
     share: Share, train_model: nn.Module, plan: ParallelPlan, layout: Layout, config: Config
 ) -> list[nn.Module]:
     """Return modules that take as long on every rank, if all are equally fast; none: nobody knows.

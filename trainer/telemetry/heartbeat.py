@@ -32,15 +32,15 @@ from rundir.paths import DEBUG
 if TYPE_CHECKING:
     from pathlib import Path
 
-# A beat is handed plain numbers: looking a member of an enumeration up costs as much as the beat.
+# Plain numbers: looking up a member of an enumeration costs as much as the heartbeat itself.
 START, DATA, FORWARD, BACKWARD, UPDATE, AGREE, LOG, VALIDATE, SAVE, LOAD, END = map(int, Phase)
 
 
-class Beat(Protocol):
-    """Told of every change of phase."""
+class Heartbeat(Protocol):
+    """Records every change of phase."""
 
     step: int
-    """Steps completed; set before the beat that is to tell it."""
+    """Steps completed; set before the heartbeat that records it."""
 
     def compute_on(self, uuid: str) -> None:
         """Computing is done on this GPU; "" for none."""
@@ -49,36 +49,36 @@ class Beat(Protocol):
         """Training begins, or begins again, after so many steps of the run."""
 
     def enter(self, phase: int) -> None:
-        """A phase begins that waits for nobody."""
+        """A phase begins that waits for no other rank."""
 
-    def meet(self, phase: int) -> None:
-        """A phase begins in which all ranks meet; `phase` may be the one that is under way."""
+    def collective(self, phase: int) -> None:
+        """A phase with a collective of all ranks begins; `phase` may be the current one."""
 
 
-class NoBeat:
-    """Nobody watches: the null object."""
+class NoHeartbeat:
+    """Without a watcher: the null object."""
 
     step = 0
 
     def compute_on(self, uuid: str) -> None:
-        """Tell nobody."""
+        """Do nothing."""
 
     def begin(self, step: int) -> None:
-        """Tell nobody."""
+        """Do nothing."""
 
     def enter(self, phase: int) -> None:
-        """Tell nobody."""
+        """Do nothing."""
 
-    def meet(self, phase: int) -> None:
-        """Tell nobody."""
+    def collective(self, phase: int) -> None:
+        """Do nothing."""
 
 
-class SharedBeat:
-    """Beats into a file that lies in memory; a beat is one copy of 40 bytes."""
+class SharedHeartbeat:
+    """Heartbeats in a file in shared memory, one copy of 40 bytes each."""
 
     def __init__(self, path: Path) -> None:
         """Create the file. Raises OSError where that cannot be."""
-        beside = path.with_name(f".{path.name}.partial")  # nobody finds a file that is not whole
+        beside = path.with_name(f".{path.name}.partial")  # no reader finds an incomplete file
         descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             os.posix_fallocate(descriptor, 0, SIZE_BYTES)  # a full disk is an error here
@@ -87,7 +87,7 @@ class SharedBeat:
             os.close(descriptor)
         self.step = 0
         self._count = 0
-        self._num_meetings = 0
+        self._num_collectives = 0
         self.enter(START)
         self._memory[HEAD_PLACE] = HEAD.pack(MAGIC, os.getpid())
         beside.replace(path)
@@ -102,27 +102,27 @@ class SharedBeat:
         self._memory[FIRST_PLACE] = FIRST.pack(step + 1)
 
     def enter(self, phase: int) -> None:
-        """A phase begins that waits for nobody."""
+        """A phase begins that waits for no other rank."""
         self._count = count = self._count + 1
         self._memory[BEAT_PLACE] = BEAT.pack(
-            self.step, monotonic_ns(), phase, count, self._num_meetings
+            self.step, monotonic_ns(), phase, count, self._num_collectives
         )
 
-    def meet(self, phase: int) -> None:
-        """A phase begins in which all ranks meet."""
-        self._num_meetings += 1
+    def collective(self, phase: int) -> None:
+        """A phase with a collective of all ranks begins."""
+        self._num_collectives += 1
         self.enter(phase)
 
 
-def open_beat(folder: Path | None, rank: int) -> Beat:
-    """Begin to beat in `folder`, or nowhere without one; a folder that is lost costs a warning."""
+def open_heartbeat(folder: Path | None, rank: int) -> Heartbeat:
+    """Open the heartbeat in `folder`, or none without one; a lost folder costs a warning."""
     if folder is None:
-        return NoBeat()
+        return NoHeartbeat()
     try:
-        return SharedBeat(folder / f"{RANK_PREFIX}{rank}")
+        return SharedHeartbeat(folder / f"{RANK_PREFIX}{rank}")
     except OSError as error:
-        print(f"trainer: no beat, the watchdog is blind: {error}", file=sys.stderr, flush=True)
-        return NoBeat()
+        print(f"trainer: no heartbeat, the watchdog is blind: {error}", file=sys.stderr, flush=True)
+        return NoHeartbeat()
 
 
 class Stacks:

@@ -53,7 +53,7 @@ class Ledger:
         finally:
             self.validation_s += time.perf_counter() - began_s
 
-    def told(self, wait_s: float) -> dict[str, float]:
+    def time_spent(self, wait_s: float) -> dict[str, float]:
         """Return the sums since the process began, with `wait_s` that is not in data_wait_s yet."""
         now = self._sums(wait_s)
         begin = self._at_start or now

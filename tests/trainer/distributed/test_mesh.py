@@ -9,8 +9,8 @@ from trainer.distributed.device import lost_gpus
 from trainer.distributed.mesh import Mesh, choose_num_threads, open_mesh
 from trainer.environment import Ranks
 from trainer.errors import RunFailedError, UserError
-from trainer.loop.stop import StopAgreement, StopRequest
-from trainer.telemetry.heartbeat import NoBeat
+from trainer.loop.stop import StopConsensus, StopRequest
+from trainer.telemetry.heartbeat import NoHeartbeat
 
 
 def test_a_gpu_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,9 @@ def test_one_rank_warns_of_lost_gpus(
 ) -> None:
     """In one line; and the run goes on."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr("trainer.distributed.mesh.meet", lambda *_: ("none", ["a", "b"]))
+    monkeypatch.setattr(
+        "trainer.distributed.mesh.open_process_group", lambda *_: ("none", ["a", "b"])
+    )
     env = {"CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "1"}
     ranks = Ranks(rank=rank, world_size=2, local_rank=rank, local_world_size=2)
     assert open_mesh(ranks, env).device.type == "cpu"
@@ -117,18 +119,18 @@ class TwoRanks:
         return answer
 
 
-def agreement(mesh: object, stop: StopRequest, step_s: float) -> StopAgreement:
+def agreement(mesh: object, stop: StopRequest, step_s: float) -> StopConsensus:
     """An agreement whose clock we hold."""
     ticks = iter(range(10**6))
     # The clock moves on by a step at each look at it, one look a question and one an answer.
-    return StopAgreement(mesh, stop, NoBeat(), clock=lambda: next(ticks) * step_s)  # type: ignore[arg-type]
+    return StopConsensus(mesh, stop, NoHeartbeat(), clock=lambda: next(ticks) * step_s)  # type: ignore[arg-type]
 
 
 def test_alone_a_request_counts_at_once() -> None:
     """Without other ranks there is nobody to ask."""
     stop = StopRequest()
     mesh = Mesh(ranks=Ranks(), device=torch.device("cpu"), backend="none", num_threads=1)
-    alone = StopAgreement(mesh, stop, NoBeat())
+    alone = StopConsensus(mesh, stop, NoHeartbeat())
     assert not alone.reached()
     stop.signal_name = "TERM"
     assert alone.reached()

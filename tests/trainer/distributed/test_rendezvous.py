@@ -12,9 +12,9 @@ from trainer.distributed.rendezvous import (
     check_places,
     choose_backend,
     choose_interface,
-    meet,
+    open_process_group,
 )
-from trainer.distributed.rendezvous_socket import listen
+from trainer.distributed.rendezvous_socket import open_rendezvous_socket
 from trainer.environment import Ranks
 from trainer.errors import RunFailedError
 
@@ -64,7 +64,13 @@ def refused(devices: list[str]) -> list[str]:
         )
         env = {"GLOO_SOCKET_IFNAME": "lo"}
         with pytest.raises(RunFailedError) as raised:
-            meet(ranks, torch.device(devices[rank]), env, f"n{rank}", listen(ranks, env))
+            open_process_group(
+                ranks,
+                torch.device(devices[rank]),
+                env,
+                f"n{rank}",
+                open_rendezvous_socket(ranks, env),
+            )
         return str(raised.value)
 
     with ThreadPoolExecutor(count) as pool:
@@ -127,4 +133,4 @@ def test_a_rendezvous_that_cannot_be_fails_the_run() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rendezvous, "_RENDEZVOUS_TIMEOUT", timedelta(seconds=1))
         with pytest.raises(RunFailedError, match="found nothing of rank 1; look at"):
-            meet(ranks, torch.device("cpu"), env, "n0")
+            open_process_group(ranks, torch.device("cpu"), env, "n0")

@@ -8,7 +8,7 @@ import pytest
 
 from tests import uncovered
 from tests.trainer.ports import free_port
-from trainer.distributed.rendezvous_socket import listen
+from trainer.distributed.rendezvous_socket import open_rendezvous_socket
 from trainer.environment import Ranks
 
 
@@ -26,24 +26,24 @@ def rank(number: int) -> Ranks:
 def test_who_comes_first_is_let_in() -> None:
     """Before anybody serves the store."""
     first = rank(0)
-    listener = listen(first, {})
-    assert listener
-    with listener:
+    rendezvous_socket = open_rendezvous_socket(first, {})
+    assert rendezvous_socket
+    with rendezvous_socket:
         socket.create_connection(("127.0.0.1", first.master_port), timeout=10).close()
 
 
 def test_one_process_serves_the_store() -> None:
     """Rank 0, if there are others, and not under torchrun."""
-    assert listen(rank(1), {}) is None
-    assert listen(rank(0), {"TORCHELASTIC_USE_AGENT_STORE": "True"}) is None
-    assert listen(Ranks(), {}) is None
+    assert open_rendezvous_socket(rank(1), {}) is None
+    assert open_rendezvous_socket(rank(0), {"TORCHELASTIC_USE_AGENT_STORE": "True"}) is None
+    assert open_rendezvous_socket(Ranks(), {}) is None
 
 
 def test_a_port_that_is_taken_is_left_to_torch() -> None:
     """Which tells it with where the ranks meet."""
     first = rank(0)
     with socket.create_server(("", first.master_port)):
-        assert listen(first, {}) is None
+        assert open_rendezvous_socket(first, {}) is None
 
 
 @pytest.mark.parametrize("workload", ["mnist", "own:Own"])

@@ -120,10 +120,10 @@ def test_a_request_during_a_compile_waits_for_the_first_step(
     env = {"DDP_BEAT_DIR": str(tmp_path)}
     options = ("--workload", workload("Endless"), *OPTIONS, "--compile")
     started = start_ranks(world_size, *options, env=env)
-    beat = tmp_path / f"rank-{world_size - 1}"
-    wait_for(beat)
+    heartbeat = tmp_path / f"rank-{world_size - 1}"
+    wait_for(heartbeat)
     deadline_s = time.monotonic() + 90
-    while struct.unpack_from("<q", beat.read_bytes(), 32) != (FORWARD,):
+    while struct.unpack_from("<q", heartbeat.read_bytes(), 32) != (FORWARD,):
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
     started.processes[-1].send_signal(signal.SIGTERM)
@@ -235,7 +235,7 @@ def test_a_rank_that_waits_for_a_stopped_one_ends_in_time(
 
 def _told(name: str, grace_s: float | None, end_epoch_s: float | None) -> StopRequest:
     stop = StopRequest()
-    stop.allow(grace_s=grace_s, end_epoch_s=end_epoch_s, say_goodbye=lambda _left_s: None)
+    stop.allow(grace_s=grace_s, end_epoch_s=end_epoch_s, report_shutdown=lambda _left_s: None)
     stop._handle(getattr(signal, f"SIG{name}"), None)  # noqa: SLF001 -- as the interpreter calls it
     return stop
 

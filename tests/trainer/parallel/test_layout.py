@@ -83,7 +83,7 @@ def test_tp_is_innermost_and_shares_its_samples() -> None:
     plan = Layout(dp_replicate=2, dp_shard=2, tp=2)
     assert plan.world_size == 8
     assert [plan.dp_rank(rank) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert [plan.speaks_for_samples(rank) for rank in range(8)] == [True, False] * 4
+    assert [plan.is_samples_leader(rank) for rank in range(8)] == [True, False] * 4
     assert plan.coordinates(5) == {"pp": 0, "dp_replicate": 1, "dp_shard": 0, "cp": 0, "tp": 1}
     assert plan.describe() == "dp_replicate 2 x dp_shard 2 x tp 2"
 
@@ -93,8 +93,8 @@ def test_a_pipeline_is_outermost_and_counts_at_its_end() -> None:
     plan = Layout(pp=2, dp_replicate=2)
     assert [plan.coordinates(rank)["pp"] for rank in range(4)] == [0, 0, 1, 1]
     assert [plan.dp_rank(rank) for rank in range(4)] == [0, 1, 0, 1]
-    assert [plan.speaks_for_samples(rank) for rank in range(4)] == [False, False, True, True]
-    assert [plan.speaks_for_stage(rank) for rank in range(4)] == [True, False, True, False]
+    assert [plan.is_samples_leader(rank) for rank in range(4)] == [False, False, True, True]
+    assert [plan.is_stage_leader(rank) for rank in range(4)] == [True, False, True, False]
 
 
 def test_a_single_process_is_no_layout() -> None:
@@ -109,7 +109,7 @@ def test_ranks_of_cp_share_samples_but_not_targets() -> None:
     assert plan.cp_groups() == [[0, 2], [1, 3], [4, 6], [5, 7]]
     assert [plan.coordinates(rank)["cp"] for rank in range(8)] == [0, 0, 1, 1] * 2
     assert [plan.dp_rank(rank) for rank in range(8)] == [0] * 4 + [1] * 4
-    assert [plan.speaks_for_samples(rank) for rank in range(8)] == [True, False] * 4
+    assert [plan.is_samples_leader(rank) for rank in range(8)] == [True, False] * 4
     assert (plan.dp_size, plan.shard_size) == (2, 2)
 
 

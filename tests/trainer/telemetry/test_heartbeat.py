@@ -17,9 +17,9 @@ from trainer.telemetry.heartbeat import (
     END,
     FORWARD,
     SAVE,
-    NoBeat,
-    SharedBeat,
-    open_beat,
+    NoHeartbeat,
+    SharedHeartbeat,
+    open_heartbeat,
 )
 
 
@@ -32,22 +32,22 @@ def read(path: Path) -> dict[str, Any]:
 def test_a_beat_says_where_its_rank_is(tmp_path: Path) -> None:
     """Step, phase, a rising count and the time of the clock that all processes share."""
     before_ns = time.monotonic_ns()
-    beat = open_beat(tmp_path, 3)
+    heartbeat = open_heartbeat(tmp_path, 3)
     assert read(tmp_path / "rank-3") | {"time_ns": 0} == {
         "magic": b"DDPBEAT1", "pid": os.getpid(), "step": 0, "time_ns": 0, "phase": 0,
         "count": 1, "meetings": 0, "first": 0, "gpu": bytes(16),
     }  # fmt: skip
-    beat.begin(6)
-    beat.enter(FORWARD)
-    beat.meet(BACKWARD)
-    beat.step = 7
-    beat.meet(SAVE)
+    heartbeat.begin(6)
+    heartbeat.enter(FORWARD)
+    heartbeat.collective(BACKWARD)
+    heartbeat.step = 7
+    heartbeat.collective(SAVE)
     told = read(tmp_path / "rank-3")
     assert (told["step"], told["phase"], told["count"], told["meetings"]) == (7, SAVE, 4, 2)
     assert told["first"] == 6 + 1
-    beat.compute_on("0a1b2c3d-0000-4000-8000-00000000000f")
+    heartbeat.compute_on("0a1b2c3d-0000-4000-8000-00000000000f")
     assert read(tmp_path / "rank-3")["gpu"].hex() == "0a1b2c3d00004000800000000000000f"
-    beat.compute_on("")
+    heartbeat.compute_on("")
     assert not any(read(tmp_path / "rank-3")["gpu"])
     assert before_ns <= told["time_ns"] <= time.monotonic_ns()
 
@@ -57,9 +57,9 @@ def test_no_reader_sees_half_a_number(tmp_path: Path) -> None:
     path = tmp_path / "rank-0"
     beating = (
         "import sys; from pathlib import Path\n"
-        "from trainer.telemetry.heartbeat import FORWARD, SharedBeat\n"
-        "beat = SharedBeat(Path(sys.argv[1]))\n"
-        "while True: beat.begin(6); beat.meet(FORWARD)"
+        "from trainer.telemetry.heartbeat import FORWARD, SharedHeartbeat\n"
+        "heartbeat = SharedHeartbeat(Path(sys.argv[1]))\n"
+        "while True: heartbeat.begin(6); heartbeat.collective(FORWARD)"
     )
     began_ns = time.monotonic_ns()
     with subprocess.Popen([sys.executable, "-c", beating, path]) as process:
@@ -80,10 +80,10 @@ def test_no_reader_sees_half_a_number(tmp_path: Path) -> None:
 
 def test_a_second_start_begins_anew(tmp_path: Path) -> None:
     """What an earlier process left in the file is gone."""
-    first = SharedBeat(tmp_path / "rank-0")
+    first = SharedHeartbeat(tmp_path / "rank-0")
     first.step = 99
-    first.meet(END)
-    SharedBeat(tmp_path / "rank-0")
+    first.collective(END)
+    SharedHeartbeat(tmp_path / "rank-0")
     told = read(tmp_path / "rank-0")
     assert (told["step"], told["phase"], told["count"]) == (0, 0, 1)
 
@@ -92,11 +92,11 @@ def test_without_a_folder_nobody_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No variable, no beat; a folder that is not there is a warning, never the run's end."""
-    assert isinstance(open_beat(None, 0), NoBeat)
-    beat = open_beat(tmp_path / "nonesuch", 0)
-    assert isinstance(beat, NoBeat)
-    beat.enter(FORWARD)
-    beat.meet(AGREE)
+    assert isinstance(open_heartbeat(None, 0), NoHeartbeat)
+    heartbeat = open_heartbeat(tmp_path / "nonesuch", 0)
+    assert isinstance(heartbeat, NoHeartbeat)
+    heartbeat.enter(FORWARD)
+    heartbeat.collective(AGREE)
     assert "no beat" in capsys.readouterr().err
 
 

@@ -118,12 +118,12 @@ def test_the_ledger_adds_up() -> None:
     ledger = Ledger()
     with ledger.validating():
         pass
-    before = ledger.told(0.0)
+    before = ledger.time_spent(0.0)
     assert before["data_wait_s"] == before["validation_s"] == before["compute_s"] == 0
     ledger.started(0.0)
     with ledger.saving():
         sum(range(10**6))
-    told = ledger.told(0.001)
+    told = ledger.time_spent(0.001)
     assert told["checkpoint_s"] > 0
     assert told["data_wait_s"] == 0.001
     assert told["start_s"] >= before["start_s"]
