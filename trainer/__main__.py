@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
-    """Train as `argv` and `env` say; return the exit code."""
+    """Train with the options in `argv` and `env`; return the exit code."""
     stop = StopRequest()
     stop.install()  # first: a request during the seconds of `import torch` counts, too
     set_torch_defaults(env)
-    speaks = env.get("RANK", "0") == "0"
+    is_leader = env.get("RANK", "0") == "0"
     try:
         config = parse(argv)
         ranks = _ranks(config, env)
@@ -53,7 +53,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         config = _begun(config, settings)
         workload = build_workload(config)
         layout, plan = _share_out(config, ranks, workload)
-        speaks = ranks.is_node_main  # from here on it is about files: each node has its own
+        is_leader = ranks.is_node_main  # from here on it is about files: each node has its own
         workload.check()
         if config.init_from is not None and not workload.reads(config.init_from):
             check_source(config.init_from)
@@ -61,11 +61,11 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
             _check_device(config, ranks, settings, env)
             return codes.FINISHED
 
-        # The stacks before the heartbeat: who sees the heartbeat may ask for them.
+        # The stacks before the heartbeat: a watcher that sees the heartbeat may ask for them.
         stacks = Stacks(settings.run_dir, settings.attempt, ranks.rank)
         heartbeat = open_heartbeat(settings.heartbeat_dir, ranks.rank)
 
-        from trainer.loop.run import Run  # noqa: PLC0415 -- imports torch: wrong input is told before
+        from trainer.loop.run import Run  # noqa: PLC0415 -- imports torch: wrong input is reported before
 
         _collect_garbage()
         run = Run(
@@ -81,20 +81,20 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         )
         return _train(run, env, stacks)
     except UserError as error:
-        if speaks:
+        if is_leader:
             print(f"trainer: {error}", file=sys.stderr, flush=True)
         return codes.USAGE
     except ModuleNotFoundError as error:
-        if speaks:
+        if is_leader:
             print(f"trainer: {missing_package(error, sys.executable)}", file=sys.stderr, flush=True)
         return codes.USAGE
     except Exception as error:  # noqa: BLE001 -- such as a workload of one's own that cannot be built
-        told = misfit(error)
-        if told is None:
+        mismatch = misfit(error)
+        if mismatch is None:
             traceback.print_exc()
             return codes.FAILED
-        if speaks:
-            print(f"trainer: {told}", file=sys.stderr, flush=True)
+        if is_leader:
+            print(f"trainer: {mismatch}", file=sys.stderr, flush=True)
         return codes.USAGE
 
 
@@ -107,14 +107,14 @@ def _begun(config: Config, settings: RunSettings) -> Config:
 
 
 def _collect_garbage() -> None:
-    """Look for garbage from here on, but never among what the imports made: it all stays."""
+    """Collect garbage from here on, but never among what the imports made: it all stays."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
 
 
 def _share_out(config: Config, ranks: Ranks, workload: Workload) -> tuple[Layout, BatchPlan]:
-    """Plan who has which part of model and batch. Raises UserError for what does not fit."""
+    """Plan which rank has which part of model and batch. Raises UserError for what does not fit."""
     sizes = workload.parallel_sizes()
     layout = plan_layout(config, ranks, sizes, counts_targets=workload.counts_targets)
     if config.precision == "fp8":
@@ -168,7 +168,7 @@ def _train(run: Run, env: MutableMapping[str, str], stacks: Stacks) -> int:
         if run.ranks.is_node_main or run.has_begun:
             print(f"trainer: {error}", file=sys.stderr, flush=True)
         _end_at_once(codes.USAGE)
-    # Whatever it is, it is told and ends this rank; so does sys.exit(), whose code could be 0.
+    # Whatever it is, it is reported and ends this rank; so does sys.exit(), whose code could be 0.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         if not isinstance(error, RunFailedError):
             traceback.print_exc()
@@ -183,14 +183,14 @@ def _train(run: Run, env: MutableMapping[str, str], stacks: Stacks) -> int:
 
 
 def _execute(run: Run, env: MutableMapping[str, str]) -> bool:
-    """Train. Raises UserError also where CUDA says, at whatever call, that it cannot be used."""
+    """Train. Raises UserError also where CUDA reports, at any call, that it cannot be used."""
     try:
         return run.execute(env)
     except Exception as error:
-        told = misfit(error)
-        if told is None:
+        mismatch = misfit(error)
+        if mismatch is None:
             raise
-        raise told from error
+        raise mismatch from error
 
 
 def _record(run: Run, error: BaseException) -> None:
@@ -203,18 +203,18 @@ def _record(run: Run, error: BaseException) -> None:
 
 
 def _end_at_once(code: int) -> NoReturn:
-    """End without taking leave: with a rank gone, the process group could wait for ever."""
+    """End without shutting down: with a rank gone, the process group could wait for ever."""
     flush_what_can_be()
     os._exit(code)
 
 
 def _leave(code: int) -> NoReturn:
-    """End without the interpreter's own teardown, for which nobody waits.
+    """End without the interpreter's own teardown, which would only take time.
 
     Leaving a process group can wait for ever, and a thread of torch that still runs while Python
-    is taken down ends the process with SIGABRT, after all the work is done and told.
+    is taken down ends the process with SIGABRT, after all the work is done and reported.
     """
-    atexit._run_exitfuncs()  # noqa: SLF001 -- whoever registered something counts on it
+    atexit._run_exitfuncs()  # noqa: SLF001 -- what was registered must run
     _end_at_once(code)
 
 

@@ -1,4 +1,7 @@
-"""The environment: numbers in it, and what torch reads there."""
+"""The environment: this process's ranks, the launcher's settings, and what torch reads there.
+
+Pure functions of a mapping. The names of the ranks are torchrun's, and the launcher sets the same.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ TORCH_DEFAULTS = {
     # collectives when the watchdog asks a hung rank for one.
     "TORCH_DIST_USE_NCCL2": "0",
     # Without it each rank opens a socket to every other one, once more for each group. With it one
-    # may wait in vain for a rank that died before they first talked: who starts ranks ends them.
+    # may wait in vain for a rank that died before they first talked: the launcher ends the others.
     "TORCH_GLOO_LAZY_INIT": "1",
 }
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -28,8 +31,8 @@ _MAX_DIGITS = 19
 def whole_number(text: str) -> int | None:
     """Return the number that `text` writes in digits alone; None if it is none.
 
-    Stricter than int(), which takes `1_0`, ` 1` and other alphabets' digits, too: what nobody
-    meant as a number must not become one.
+    Stricter than int(), which takes `1_0`, ` 1` and other alphabets' digits, too: text that
+    was not meant as a number must not become one.
     """
     is_number = text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
     return int(text) if is_number else None
@@ -66,7 +69,7 @@ _OTHER_LAUNCHERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """The place of this process in the run."""
+    """The place of this process among those of the run."""
 
     rank: int = 0
     local_rank: int = 0
@@ -163,9 +166,9 @@ class RunSettings:
     node: str = ""
     heartbeat_dir: Path | None = None
     grace_s: float | None = None
-    """How long this process may live after SIGTERM or SIGINT; None: nobody says."""
+    """How long this process may live after SIGTERM or SIGINT; None: not known."""
     end_epoch_s: float | None = None
-    """When the time limit ends the job, in seconds since 1970; None: nobody says."""
+    """When the time limit ends the job, in seconds since 1970; None: not known."""
     torchrun_id: str = ""
     """torchrun's --rdzv-id, `none` without one; empty where it did not start this process."""
 

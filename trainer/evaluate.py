@@ -38,20 +38,20 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps({"checkpoint": str(checkpoint), **measured}))
         return codes.FINISHED
     accuracy = measured["test_accuracy"]
-    told = [] if accuracy is None else [f"test accuracy {100 * accuracy:.2f} %"]
-    told += [
+    figures = [] if accuracy is None else [f"test accuracy {100 * accuracy:.2f} %"]
+    figures += [
         f"{name.replace('_', ' ')} {value:.4f}"
         for name, value in measured.items()
         if isinstance(value, float) and name != "test_accuracy"
     ]
     samples = counted(int(measured["num_samples"] or 0), "sample")
-    print(f"{checkpoint}: {', '.join(told)}, of {samples}")
+    print(f"{checkpoint}: {', '.join(figures)}, of {samples}")
     return codes.FINISHED
 
 
 def _measure(checkpoint: Path, data_dir: Path | None) -> Mapping[str, float | None]:
     """Return what a validation would, by the names that metrics.jsonl has for it."""
-    # All of these import torch: wrong input is told before.
+    # All of these import torch: wrong input is reported before.
     from trainer.checkpoint import loading  # noqa: PLC0415
     from trainer.data.batch_plan import plan_batches  # noqa: PLC0415
     from trainer.data.batches import build_batches  # noqa: PLC0415
@@ -105,7 +105,7 @@ def _measure(checkpoint: Path, data_dir: Path | None) -> Mapping[str, float | No
         consensus=StopConsensus(mesh, StopRequest(), NoHeartbeat()),
         heartbeat=NoHeartbeat(),
     ).measure()
-    assert measured is not None  # noqa: S101 -- nobody asked it to stop
+    assert measured is not None  # noqa: S101 -- it was not asked to stop
     return {
         "step": stored.state.position.step,
         "test_loss": measured.loss,

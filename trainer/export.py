@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
             "--tokenizer", rule="with --format hf", found="without", remedy="leave it out"
         )
     targets = _targets(options.out, may_overwrite=options.force)
-    from trainer.checkpoint import loading  # noqa: PLC0415 -- imports torch: wrong input is told before
+    from trainer.checkpoint import loading  # noqa: PLC0415 -- imports torch: wrong input is reported before
 
     stored = loading.open_verified(checkpoint)
     weights = loading.read_weights(stored)
@@ -104,7 +104,7 @@ def _check_target(target: Path, *, may_overwrite: bool) -> None:
 
 
 def _write(target: Path, weights: Mapping[str, Tensor], stored: Stored) -> None:
-    """Write beside, then rename: whoever reads `target` never sees half of it."""
+    """Write beside, then rename: a reader of `target` never sees half of it."""
     import torch  # noqa: PLC0415 -- see above
     from safetensors import SafetensorError  # noqa: PLC0415
     from safetensors.torch import save_file  # noqa: PLC0415

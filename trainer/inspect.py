@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _problem(path: Path) -> DamagedError | None:
-    from trainer.checkpoint import loading  # noqa: PLC0415 -- imports torch: wrong input is told before
+    from trainer.checkpoint import loading  # noqa: PLC0415 -- imports torch: wrong input is reported before
 
     try:
         loading.verify(path)
@@ -56,7 +56,7 @@ def _problem(path: Path) -> DamagedError | None:
 
 
 def _look_at(path: Path) -> dict[str, Any]:
-    """Return all that can be told of a checkpoint; what cannot be read is None."""
+    """Return all that is known of a checkpoint; what cannot be read is None."""
     from trainer.checkpoint import loading  # noqa: PLC0415 -- see above
 
     report: dict[str, Any] = {"path": str(path), "problem": _problem(path)}
@@ -92,7 +92,7 @@ def _describe(stored: Stored) -> dict[str, Any]:
 
 
 def _lines(report: Mapping[str, Any]) -> list[str]:
-    """Say a report to a person."""
+    """Render a report for a person."""
     lines = [
         f"checkpoint   {report['path']}",
         f"files        {_verdict(report['problem'])}",

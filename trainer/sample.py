@@ -76,7 +76,7 @@ def generate(
 ) -> list[int]:
     """Return the prompt and what follows; the model sees as much of it as its sequence holds.
 
-    The whole sequence is computed anew for each token: for a look at a model, not for service.
+    The whole sequence is computed anew for each token: to try a model, not to serve it.
     """
     import torch  # noqa: PLC0415 -- see main
 

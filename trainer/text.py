@@ -1,4 +1,4 @@
-"""What a run says: words that agree with their numbers, to files that may be full.
+"""Text output: nouns that agree with their numbers, and streams that may be full.
 
 What a full disk cannot take is lost, and the run is not.
 """
@@ -20,10 +20,10 @@ def counted(num: int, noun: str) -> str:
 
 
 class LossyStream:
-    """A stream in all but this: what cannot be written is lost, and nobody is told.
+    """A stream in all but this: what cannot be written is lost without an error.
 
-    Slurm's file of the job lies on a disk with a quota like any other. A reader that has gone is
-    told, as ever: whoever prints to one wants to know.
+    Slurm's file of the job lies on a disk with a quota like any other. A closed pipe
+    is an error as ever.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -58,7 +58,7 @@ class LossyStream:
 
 
 def lose_what_cannot_be_written() -> None:
-    """From now on a full disk under stdout or stderr is no error of who prints."""
+    """From now on a full disk under stdout or stderr raises no error."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None:  # None: it was closed before Python began

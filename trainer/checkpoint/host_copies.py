@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from trainer.distributed.mesh import Mesh
 
 _NO_MEMORY = ("out of memory", "allocate memory")
-"""Words of CUDA's, for pinned memory and the GPU's, and of torch's own allocator on the CPU."""
+"""In messages of CUDA's, for pinned memory and the GPU's, and of torch's own allocator on the
+CPU."""
 
 _USABLE_SHARE = 0.9
 """Of the memory that is free, which is an estimate of the system's."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there is no memory, after which all else goes on.
+    """Whether an error is that there is no memory, after which all else goes on.
 
     Not so one of the GPU itself, such as a failed assertion in a kernel: nothing works after it.
     """

@@ -58,7 +58,7 @@ _EOS = "<|endoftext|>"
 
 
 def tokenizer_files(named: Path | None, model: str, vocab_size: int) -> dict[str, str]:
-    """Return the texts of the files, by name; none where nobody says which tokenizer it was.
+    """Return the texts of the files, by name; none where the tokenizer is not known.
 
     It is the `named` one, or that of the folder `model`, or bytes for a model of bytes. Raises
     UserError for one that cannot be read, or has more tokens than the model.

@@ -69,8 +69,8 @@ def _check(source: Path, found: Mapping[str, torch.Size], wanted: Mapping[str, t
             raise _error(source, rule, f"{number} {word}, such as {first}", remedy)
     for name, shape in wanted.items():
         if found[name] != shape:
-            told = f"{name} of shape {tuple(found[name])} in place of {tuple(shape)}"
-            raise _error(source, rule, told, remedy)
+            found_shape = f"{name} of shape {tuple(found[name])} in place of {tuple(shape)}"
+            raise _error(source, rule, found_shape, remedy)
 
 
 class _Checkpoint:

@@ -73,7 +73,7 @@ class CheckpointFolder:
         """Return the checkpoints, the last written one first.
 
         One whose place in that order cannot be read comes before all others: it is damaged, and
-        whoever looks for a good one should be told. Raises OSError if the folder cannot be read.
+        a search for a good one reports it. Raises OSError if the folder cannot be read.
         """
         return list(self._serials())
 
@@ -91,7 +91,7 @@ class CheckpointFolder:
         try:
             names = [entry.name for entry in self.path.iterdir()]  # glob would hide an error
         except (FileNotFoundError, NotADirectoryError):
-            return {}  # whatever else it is, there may be some: who takes it for none begins anew
+            return {}  # any other error: there may be some, and the run must not begin anew
         serials = {name: self._serial(name) for name in names if step_of(name) is not None}
         return dict(sorted(serials.items(), key=lambda s: (s[1], step_of(s[0])), reverse=True))
 
@@ -149,13 +149,13 @@ class CheckpointFolder:
         """Remove all but the last `num_kept`, what the pointers name, and `kept`.
 
         Those known to be damaged do not count: they go when there are enough good ones. One whose
-        place in the order cannot be read neither counts nor goes: nobody has looked at it.
+        place in the order cannot be read neither counts nor goes: it may be whole.
         """
         spared = {self.pointed(paths.LATEST), self.pointed(paths.BEST), *kept}
         try:
             serials = self._serials()
         except OSError:
-            return  # the next one looks again
+            return  # the next checkpoint tries again
         good = [n for n, serial in serials.items() if math.isfinite(serial) and n not in damaged]
         surplus = good[num_kept:]
         if len(good) >= num_kept:

@@ -22,10 +22,10 @@ _BLOCK_BYTES = 8 << 20
 """So large that other threads wait for the interpreter only some hundred times a gigabyte."""
 
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
-"""What says for sure that a file is not there, or something else in its place."""
+"""Errors that prove that a file is not there, or something else in its place."""
 
 _NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
-"""What SMB and some file systems of FUSE say of flushing a folder."""
+"""Errors of SMB and some FUSE file systems when a folder is flushed."""
 
 
 class DamagedError(Exception):
@@ -33,7 +33,7 @@ class DamagedError(Exception):
 
 
 class UnreadableError(DamagedError):
-    """It cannot be read here and now, so that nobody can say what it is: it may be whole."""
+    """It cannot be read here and now, so its state is not known: it may be whole."""
 
 
 class UnknownError(DamagedError):
@@ -54,7 +54,7 @@ class FileRecord:
 
 
 def seal(path: Path) -> FileRecord:
-    """Force a file to the disk and tell what it is."""
+    """Force a file to the disk and return its record."""
     flush(path)
     return _look_at(path)
 
@@ -97,7 +97,7 @@ def read(folder: Path) -> dict[str, FileRecord]:
 
 
 def check_sizes(folder: Path, records: Mapping[str, FileRecord]) -> None:
-    """Look at the kind and the size of every file: cheap.
+    """Check the kind and the size of every file: cheap.
 
     Raises DamagedError, naming the first wrong one.
     """

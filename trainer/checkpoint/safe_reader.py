@@ -1,4 +1,4 @@
-"""Read a distributed checkpoint without running code that somebody put into it.
+"""Read a distributed checkpoint without running code that is hidden in it.
 
 The tensors are read with `weights_only`, but the index beside them, `.metadata`, is a pickle, which
 torch opens with the plain unpickler: a checkpoint from a stranger could run anything. Here only the
@@ -43,7 +43,7 @@ _NUM_PROPERTIES = 5
 
 
 class _Properties(TensorProperties):
-    """From torch 2.15 on strides follow, which nobody here asks for, and 2.11 would refuse them."""
+    """From torch 2.15 on strides follow, which nothing here needs, and 2.11 would refuse them."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         super().__setstate__(state[:_NUM_PROPERTIES])  # type: ignore[no-untyped-call]
@@ -63,7 +63,7 @@ def _member(owner: object, name: str) -> Enum:
 _REPLACED: dict[tuple[str, str], Any] = {
     ("builtins", "getattr"): _member,
     ("torch.distributed.checkpoint.metadata", "TensorProperties"): _Properties,
-    # Where the run was written. Python 3.13 alone says that such a path is of pathlib._local.
+    # Where the run was written. Python 3.13 alone names such a path pathlib._local.
     **{
         (module, name): PurePosixPath
         for module in ("pathlib", "pathlib._local")

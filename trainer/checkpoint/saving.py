@@ -81,7 +81,8 @@ class Writing(threading.Thread):
     def run(self) -> None:
         """Write, then report the outcome."""
         if self._device.type == "cuda":
-            # A thread begins on GPU 0, whoever's that is; one that has failed holds up no copy.
+            # A thread begins on GPU 0, which may be another rank's; a GPU that has failed delays no
+            # copy.
             with contextlib.suppress(RuntimeError):
                 torch.cuda.set_device(self._device)
         try:
@@ -183,7 +184,7 @@ _IMPORTING = threading.RLock()
 def _keep_forks_out() -> None:
     """Loader workers are forked while this module's thread may import: let a fork wait for it.
 
-    The child would inherit the locks of half-imported modules, and nobody to release them.
+    The child would inherit the locks of half-imported modules, and no thread to release them.
     """
     os.register_at_fork(
         before=_IMPORTING.acquire,
@@ -216,7 +217,7 @@ def _explain(error: BaseException, path: Path) -> tuple[str, str]:
         if refused is not None:
             reason = NO_SPACE if refused.errno in _FULL else WRITE_ERROR
             return reason, short_line(refused)
-    with contextlib.suppress(OSError):  # the folder may be gone: what was raised says so
+    with contextlib.suppress(OSError):  # the folder may be gone: what was raised is reported
         num_free = num_free_bytes(path)
         if num_free < _NEARLY_FULL_BYTES:
             return NO_SPACE, f"{num_free / 2**20:.1f} MiB free while it was being written"
@@ -224,7 +225,7 @@ def _explain(error: BaseException, path: Path) -> tuple[str, str]:
 
 
 def _probe(folder: Path) -> OSError | None:
-    """Write a little, and return what the system says to it: it alone knows of a user's quota."""
+    """Write a little, and return the system's error: it alone knows of a user's quota."""
     # Each rank may ask, on every node.
     probe = folder / f".probe.{os.uname().nodename}.{os.getpid()}"
     try:

@@ -98,7 +98,7 @@ def _owner(name: str) -> str:
 def _check_elsewhere(
     entries: Entries, model: nn.Module, elsewhere: Mapping[str, torch.Size]
 ) -> None:
-    """Each rank looks at the whole model: one that found a fault by itself would end by itself."""
+    """Each rank checks the whole model: one that found a fault alone would end alone."""
     if not elsewhere:
         return  # `restore_tensors` will see
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items()} | dict(elsewhere)

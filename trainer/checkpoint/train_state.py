@@ -1,4 +1,4 @@
-"""Where a run stands, besides its tensors, and how a checkpoint's state.json tells it."""
+"""The train state besides tensors, and the options that make a run what it is: state.json."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class State:
     serial: int
     """Counts the checkpoints of a run directory in the order of writing.
 
-    The steps do not: who goes back to an older one writes smaller steps later.
+    The steps do not: a run that goes back to an older one writes smaller steps later.
     """
 
     def to_json(self) -> str:
@@ -136,7 +136,7 @@ def fingerprint(identity: Mapping[str, object]) -> str:
 
 
 def differences(now: Mapping[str, object], then: Mapping[str, object]) -> list[str]:
-    """Say each difference in words. An option that one side does not know is none."""
+    """Describe each difference. An option that one side does not know is none."""
     return [
         f"{name}: {_say(value)} where the run began with {_say(then[name])}"
         for name, value in now.items()

@@ -1,4 +1,4 @@
-"""How a global batch is cut into ranks and microbatches. Pure arithmetic, no torch.
+"""How a global batch is split over ranks and microbatches. Pure arithmetic, no torch.
 
 Step s of an epoch trains on samples `perm[s*G:(s+1)*G]`, whatever the number of ranks.
 Data-parallel rank r takes the r-th of `dp_size` equal, contiguous slices, in microbatches; ranks

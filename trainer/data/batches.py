@@ -66,7 +66,7 @@ class TensorBatches:
             )
 
     def num_targets(self, epoch: int, step_in_epoch: int) -> None:
-        """Nobody knows before they are read."""
+        """Not known before they are read."""
 
     def evaluation(self, indices: range) -> Iterator[Batch]:
         """Yield batches of the samples in `indices`, in order."""
@@ -106,7 +106,7 @@ class TokenBatches:
 
     def _gather(self, samples: Tensor) -> Batch:
         inputs, targets = self._data.gather(samples.numpy())
-        if self._device.type == "cuda":  # pinned, so that nobody waits for the copy
+        if self._device.type == "cuda":  # pinned, so that the copy runs behind
             inputs, targets = inputs.pin_memory(), targets.pin_memory()
         return (
             inputs.to(self._device, non_blocking=True),
@@ -168,7 +168,7 @@ class LoadedBatches:
         return self._load(_Keys(places, order, self._seed, epoch))
 
     def num_targets(self, epoch: int, step_in_epoch: int) -> None:
-        """Nobody knows before they are read."""
+        """Not known before they are read."""
 
     def evaluation(self, indices: range) -> Iterator[Batch]:
         """Yield batches of the samples in `indices`, in order."""

@@ -1,4 +1,4 @@
-"""The data sets of a run: there on every node, and cut into batches."""
+"""The data sets of a run: present on every node, and split into batches."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The processes of a run: where they compute, how they meet and what they reduce."""
+"""The processes of a run: where they compute, their rendezvous and reductions."""

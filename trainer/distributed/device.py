@@ -72,9 +72,10 @@ def has_driver() -> bool:
 
 
 def lost_gpus(env: Mapping[str, str], cuda_version: str | None) -> str | None:
-    """Say why a rank that has GPUs sees none; None where it was given none either.
+    """Explain why a rank that has GPUs sees none; None where it was given none either.
 
-    `cuda_version` is what torch was built with. Who named no GPUs has those that can be opened.
+    `cuda_version` is what torch was built with. Where none are named, those that can be opened
+    count.
     """
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible in ("", "-1", "NoDevFiles"):  # the last one is Slurm's word for none
@@ -113,9 +114,9 @@ def _usable_gpu() -> Path | None:
 def be_deterministic(env: MutableMapping[str, str]) -> None:
     """Let torch take deterministic algorithms only; an operation that has none then raises.
 
-    Before the GPU is first used: `env`, this process's own, tells cuBLAS of a fixed workspace, and
+    Before the GPU is first used: `env`, this process's own, sets a fixed workspace for cuBLAS, and
     NCCL not to let switches add up, which they do in any order. Of torch's two backends for NCCL
-    only the older one always says that itself, and neither of them names NVLSTree.
+    only the older one always sets that itself, and neither of them names NVLSTree.
     """
     env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     env.setdefault("NCCL_ALGO", "^NVLS,NVLSTree")

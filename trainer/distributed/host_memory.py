@@ -1,4 +1,4 @@
-"""How much more memory this process can take on its host."""
+"""Host memory: how much more this process can take, and how malloc keeps what was freed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _left_in_cgroups(cgroup_file: Path, roots: dict[str, Path]) -> Iterator[int]
 
 
 def _left_in(group: Path, limit: str, usage: str, reclaimable: str) -> int:
-    """Return what the limit of a cgroup leaves. Pages of files that nobody uses can go."""
+    """Return what the limit of a cgroup leaves. Unused pages of files can go."""
     num_bytes = int((group / limit).read_text()) - int((group / usage).read_text())
     counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     return num_bytes + int(counts[reclaimable])
@@ -54,6 +54,11 @@ _LARGEST_BYTES = 32 << 20
 
 def keep_freed_memory(env: Mapping[str, str]) -> None:
     """Let malloc keep tensors of up to 32 MiB when they are freed, and give none of it back.
+
+    Each step frees what the next one allocates again. glibc hands freed memory back to the system
+    when enough of it lies at the heap's end, and the system gives it out page by page, each zeroed
+    and faulted in: some 4 % of the CPU time of a small model's step on a CPU. When glibc does so
+    depends on the sizes of whatever was freed before, and so on chance.
 
     Nothing is done where `env` sets malloc up itself, or where the C library has no such settings.
     """

@@ -45,7 +45,7 @@ class Mesh:
 
     @property
     def dp_rank(self) -> int:
-        """Whose samples are this rank's; those who share layers have the same ones."""
+        """Which share of the samples is this rank's; ranks that share layers have the same."""
         return self.layout.dp_rank(self.ranks.rank)
 
     @property
@@ -131,11 +131,11 @@ def open_mesh(
 ) -> Mesh:
     """Choose device, backend and threads, and open the process group; `node` is this rank's.
 
-    `rendezvous_socket` is what `open_rendezvous_socket` gave. `env` is read for OMP_NUM_THREADS, and
-    GLOO_SOCKET_IFNAME is set in it where it is not. Raises RunFailedError when the others cannot be reached; and
-    UserError, on all ranks alike, where a job was given GPUs of a node with a driver and CUDA sees
-    none: nobody wants hours on the CPU of a GPU node. Without a driver, as on a virtual cluster,
-    that is a warning.
+    `rendezvous_socket` is what `open_rendezvous_socket` gave. `env` is read for OMP_NUM_THREADS,
+    and GLOO_SOCKET_IFNAME is set in it where it is not. Raises RunFailedError when the others
+    cannot be reached; and UserError, on all ranks alike, where a job was given GPUs of a node with
+    a driver and CUDA sees none: hours on the CPU of a GPU node would be wasted. Without a driver,
+    as on a virtual cluster, that is a warning.
     """
     num_threads = choose_num_threads(
         env, num_cpus=len(os.sched_getaffinity(0)), local_world_size=ranks.local_world_size

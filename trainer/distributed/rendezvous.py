@@ -49,7 +49,8 @@ def open_process_group(
     """Open the group of all ranks; return its backend, and each rank's node.
 
     `rendezvous_socket` is what `open_rendezvous_socket` gave; the store owns it from here on.
-    GLOO_SOCKET_IFNAME is set in `env` where it is not. Raises RunFailedError when the others cannot be reached.
+    GLOO_SOCKET_IFNAME is set in `env` where it is not. Raises RunFailedError when the others cannot
+    be reached.
     """
     try:
         store = dist.TCPStore(  # type: ignore[attr-defined] # public, though not in __all__
@@ -135,7 +136,7 @@ def _connect(store: Any, ranks: Ranks, device: torch.device, backend: Backend) -
 
 
 def _ends(error: Exception) -> str:
-    """Return the first line of an error and the last: NCCL's says there what it was about."""
+    """Return the first line of an error and the last: NCCL puts the cause there."""
     lines = str(error).splitlines() or [type(error).__name__]
     return ": ".join(dict.fromkeys((lines[0], lines[-1])))
 

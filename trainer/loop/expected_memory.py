@@ -1,7 +1,7 @@
 """What a rank's memory will have to hold, by arithmetic, and whether its GPU has that free.
 
 A gradient is as large as its parameter, or this rank's shard of it; adam keeps two numbers for each
-of a parameter's, sgd one; activations are the workload's to tell.
+of a parameter's, sgd one; activations are computed by the workload.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class MemoryUse:
         kept = self.activations_bytes or 0
         return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + kept
 
-    def words(self) -> str:
-        """Say it in a line."""
+    def text(self) -> str:
+        """Describe it in a line."""
         kept = self.activations_bytes
-        told = "not known" if kept is None else size_text(kept)
+        activations = "not known" if kept is None else size_text(kept)
         return (
             f"parameters {size_text(self.parameters_bytes)}, "
             f"gradients {size_text(self.gradients_bytes)}, "
-            f"optimizer {size_text(self.optimizer_bytes)}, activations {told}"
+            f"optimizer {size_text(self.optimizer_bytes)}, activations {activations}"
         )
 
     def largest(self, mesh: Mesh) -> MemoryUse:
@@ -145,7 +145,8 @@ def check_free_memory(demand: Demand) -> None:
     """Raise UserError, on all ranks alike, if the GPU of one has less memory free than it needs.
 
     What other processes hold there is not free; what this one has taken already is. All ranks call
-    this. On a CPU nothing is compared: there the system swaps, and ends who takes too much.
+    this. On a CPU nothing is compared: there the system swaps, and kills a process that takes too
+    much.
     """
     mesh = demand.mesh
     if mesh.device.type != "cuda":
@@ -158,12 +159,12 @@ def check_free_memory(demand: Demand) -> None:
     if worst <= 0:
         return
     rank = int(mesh.max([mesh.ranks.rank if least - free == worst else -1])[0])
-    told = [least, free, total] if mesh.ranks.rank == rank else [0, 0, 0]
-    least_words, free_words, total_words = map(size_text, mesh.sum(told))
+    own = [least, free, total] if mesh.ranks.rank == rank else [0, 0, 0]
+    least_text, free_text, total_text = map(size_text, mesh.sum(own))
     raise UserError(
         f"GPU memory of rank {rank} on {mesh.nodes[rank]}",
-        rule=f"about {least_words} free, which a step needs",
-        found=f"{free_words} of {total_words}",
+        rule=f"about {least_text} free, which a step needs",
+        found=f"{free_text} of {total_text}",
         remedy=_remedy(demand, int(-minus_fitting)),
     )
 
@@ -198,7 +199,7 @@ def _own_bytes(parameter: Tensor) -> int:
 
 
 def size_text(num_bytes: float) -> str:
-    """Say a size, such as 1.5 GiB."""
+    """Write a size, such as 1.5 GiB."""
     for unit in ("B", "KiB", "MiB"):
         if num_bytes < 1000:  # noqa: PLR2004 -- three digits at most
             return f"{num_bytes:.3g} {unit}"

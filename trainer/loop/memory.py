@@ -1,7 +1,7 @@
 """What a rank's memory goes to: expected before the first step, and measured in it.
 
 Expected is arithmetic (expected_memory.py). Measured are the storages behind the tensors, each
-once. The largest of all ranks is told. Later steps are not looked at.
+once. The largest of all ranks is reported. Later steps are not measured.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
     from trainer.loop.components import Components
 
 _SMALL_BYTES = 64 << 20
-"""A run of which less is expected is told of in one line, and after its first step in the record
-alone."""
+"""A run of which less is expected gets one line, and its measurement goes to the record alone."""
 
 
 class MemoryReport:
-    """Tells of an attempt's first step."""
+    """Reports the memory of an attempt's first step."""
 
     def __init__(self, components: Components) -> None:
         self._components = components
@@ -45,7 +44,7 @@ class MemoryReport:
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
-        """Take the first step in here; what is expected is told before it."""
+        """Take the first step in here; what is expected is reported before it."""
         if self._is_reported:  # the run was rolled back
             yield
             return
@@ -59,7 +58,7 @@ class MemoryReport:
             yield
 
     def report_measured(self) -> None:
-        """Tell what the first step took. All ranks call this after it."""
+        """Report what the first step took. All ranks call this after it."""
         if self._is_reported:
             return
         self._is_reported = True
@@ -80,8 +79,10 @@ class MemoryReport:
         if components.mesh.ranks.is_main:
             components.events.write("memory", what="measured", **vars(use), peak_bytes=peak)
             if not self._is_small:
-                told = "" if peak is None else f"; at most {size_text(peak)} were allocated at once"
-                print(f"trainer: memory of a rank, measured:  {use.words()}{told}", flush=True)
+                peak_text = (
+                    "" if peak is None else f"; at most {size_text(peak)} were allocated at once"
+                )
+                print(f"trainer: memory of a rank, measured:  {use.text()}{peak_text}", flush=True)
 
     def _report_expected(self) -> None:
         components, config = self._components, self._components.config
@@ -94,7 +95,7 @@ class MemoryReport:
             components.events.write(
                 "memory", what="expected", **vars(use), on_host=config.cpu_offload
             )
-            print(f"trainer: memory of a rank, expected{where}: {use.words()}", flush=True)
+            print(f"trainer: memory of a rank, expected{where}: {use.text()}", flush=True)
 
     def _largest(self, use: MemoryUse) -> MemoryUse:
         if self._components.mesh.is_distributed:
@@ -124,7 +125,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def out_of_memory(error: torch.OutOfMemoryError, rank: int, device: torch.device) -> RunFailedError:
-    """Say in a line whose GPU is full, of what, and where it was asked for more."""
+    """Name in a line the GPU that is full, what fills it, and the code that asked for more."""
     free, total = torch.cuda.mem_get_info(device)
     allocated, reserved = (
         torch.cuda.memory_allocated(device),

@@ -1,4 +1,4 @@
-"""The model of a run: built, spread over its ranks, with what changes it."""
+"""The model of a run: built, parallelized, with its optimizer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.checkpoint.initial_weights import begin_with
 from trainer.loop.compiler import without_compiler
 from trainer.loop.optim import Update
 from trainer.parallel.initialise import materialise
-from trainer.parallel.parallelize import share_out, spread
+from trainer.parallel.parallelize import parallelize, share_of_rank
 from trainer.parallel.unsharded import unsharded_modules
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ def build_model(config: Config, workload: Workload, mesh: Mesh, seed: int) -> Tr
         from trainer.parallel.float8 import convert  # noqa: PLC0415 -- needs a package of its own
 
         convert(whole, plan, mesh.layout.tp)
-    share = share_out(whole, plan, mesh.layout, mesh.ranks.rank, config)
+    share = share_of_rank(whole, plan, mesh.layout, mesh.ranks.rank, config)
     model = share.model if empty is not None else share.model.to(mesh.device)
     is_lean = not (config.compile or is_sharded or config.activation_checkpointing != "none")
     with without_compiler() if is_lean else contextlib.nullcontext():
-        train_model = spread(share, plan, mesh.layout, mesh.device_mesh, mesh.device, config)
+        train_model = parallelize(share, plan, mesh.layout, mesh.device_mesh, mesh.device, config)
         if empty is not None:
             materialise(share, mesh.device, stored, cpu_offload=config.cpu_offload)
         if config.init_from is not None and stored is None:

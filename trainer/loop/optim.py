@@ -1,4 +1,4 @@
-"""The optimizer, fused where the device can, and one update with it."""
+"""The optimizer, one update with it, and the learning rate, a pure function of the step."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Update:
         `found`, shape (), float32, becomes 1 if one of them is not finite, or, where they are to be
         clipped, if their norm is not: then nothing moves. The scaler of fp16 has its own such
         check, as its gradients overflow in the ordinary course of things, and leaves `found` alone.
-        `norm`, of the same kind, becomes the gradient's global norm where that is looked at, for
+        `norm`, of the same kind, becomes the gradient's global norm where that is computed, for
         clipping.
         """
         if self.on_gradients is not None:
@@ -86,7 +86,7 @@ class Update:
         self._step()
 
     def _look(self, found: Tensor) -> Tensor | None:
-        """Mark `found`; return the global norm where gradients are clipped, as it tells both."""
+        """Mark `found`; return the global norm where gradients are clipped, which gives both."""
         if self._clip_grad_norm is None:
             self._check(found)
             return None
@@ -101,7 +101,7 @@ class Update:
                 norm.copy_(total)
 
     def _check(self, found: Tensor) -> None:
-        """Look at every gradient, in one kernel for each device and type.
+        """Check every gradient, in one kernel for each device and type.
 
         Reduced gradients are the same on all ranks, and so is the answer. Of gradients that are
         sharded each rank sees its own part: the ranks take the maximum of `found`.

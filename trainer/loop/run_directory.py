@@ -94,7 +94,7 @@ def _new_name(settings: RunSettings, mesh: Mesh) -> str:
 
 
 def _lock_for_all(path: Path, mesh: Mesh) -> int | None:
-    """Lock `path` on rank 0; the other ranks hear whether that worked."""
+    """Lock `path` on rank 0; all ranks get the outcome."""
     lock, owner = None, ""
     if mesh.ranks.is_main:
         owner = _job_in(path)
@@ -111,7 +111,7 @@ def _lock_for_all(path: Path, mesh: Mesh) -> int | None:
 
 
 def _lock(path: Path) -> tuple[int | None, str]:
-    """Lock a file; return its descriptor, and who has it if somebody has.
+    """Lock a file; return its descriptor, or None and its owner.
 
     A lock of POSIX belongs to one process: the workers of its data loaders, which may outlive it,
     do not have it. File systems without locks (ENOLCK) go without.
@@ -119,7 +119,7 @@ def _lock(path: Path) -> tuple[int | None, str]:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError:
-        return None, ""  # who cannot write here is told by the first who must
+        return None, ""  # what must write here reports that it cannot
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

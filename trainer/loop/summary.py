@@ -1,4 +1,4 @@
-"""What is told at a run's end, to the record and to a person."""
+"""The summary at a run's end, for the record and for a person."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ def summary_of(
 
 
 def _ended_by(outcome: str, loop: Loop | None) -> str:
-    """Name what ended a run; of one that failed, the failure tells more."""
+    """Name what ended a run; the event of a failure tells more."""
     if outcome != "finished" or loop is None:
         return {"stopped": "request"}.get(outcome, "failure")
     return "early_stop" if loop.stops_early and not loop.is_at_last_step else "last_step"
 
 
 def closing_block(summary: dict[str, Any], run_dir: Path) -> str:
-    """Say a summary to a person."""
+    """Render a summary for a person."""
     loss = summary["final_loss"]
-    told_loss = f"{loss:.4f}" if isinstance(loss, float) else "-"
+    loss_text = f"{loss:.4f}" if isinstance(loss, float) else "-"
     notes = [
         f"  slow         rank {slow['rank']} on {slow['node']} was {slow['ratio']:.1f} x slower "
         f"than the median rank, which costs {slow['cost_pct']:.0f} % of each step"
@@ -92,7 +92,7 @@ def closing_block(summary: dict[str, Any], run_dir: Path) -> str:
         [
             "",
             f"{summary['outcome'].upper()}  {_measured(summary)}",
-            f"  loss         {told_loss}",
+            f"  loss         {loss_text}",
             f"  steps        {summary['steps']} on {ranks}{_why(summary)}",
             f"  time         {summary['train_time_s']} s, {', '.join(_speed(summary))}",
             *notes,
@@ -104,7 +104,7 @@ def closing_block(summary: dict[str, Any], run_dir: Path) -> str:
 
 
 def _why(summary: Mapping[str, Any]) -> str:
-    """Say why there were no more steps."""
+    """Explain why there were no more steps."""
     in_vain = counted(summary["num_validations_without_gain"], "validation")
     return {
         "early_stop": f", ended early: {in_vain} in a row without a gain (--early-stop-patience)",
@@ -114,7 +114,7 @@ def _why(summary: Mapping[str, Any]) -> str:
 
 
 def _best(summary: Mapping[str, Any]) -> list[str]:
-    """Say which step was best, by what, and which checkpoint to take for it."""
+    """Name the best step, by what measure, and its checkpoint."""
     accuracy, loss = summary["best_accuracy"], summary["best_test_loss"]
     if summary["best_step"] is None:
         return []
@@ -128,11 +128,11 @@ def _best(summary: Mapping[str, Any]) -> list[str]:
 def _speed(summary: Mapping[str, Any]) -> list[str]:
     names = [field.name for field in fields(Speed)]
     speed = Speed(**{name: summary[name] for name in names if name in summary})
-    return [f"{summary['samples_per_s']} samples/s", *speed.words()]
+    return [f"{summary['samples_per_s']} samples/s", *speed.texts()]
 
 
 def _measured(summary: Mapping[str, Any]) -> str:
-    """Say how good the model was when it was last measured."""
+    """Describe how good the model was when last measured."""
     accuracy, loss = summary["test_accuracy"], summary["test_loss"]
     if isinstance(accuracy, float):
         return f"test accuracy {100 * accuracy:.2f} %"
@@ -146,7 +146,7 @@ def _measured(summary: Mapping[str, Any]) -> str:
 
 
 def out_of_time(left_s: float, checkpoints: Checkpoints) -> str:
-    """Say that there is no time for another checkpoint, and which one counts."""
+    """Report that there is no time for another checkpoint, and which one counts."""
     took_s, kept = checkpoints.last_seconds, checkpoints.latest_step
     took = "none was written yet" if took_s is None else f"the last took {took_s:.1f} s"
     counts = "none counts, the run begins anew" if kept is None else f"step {kept} counts"

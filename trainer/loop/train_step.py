@@ -42,7 +42,7 @@ class Stepper:
                 components.trained.timed, device, num_forwards, _even_ratio(components)
             )
         self.left_out: frozenset[int] = frozenset()
-        """Steps that are passed over."""
+        """Steps that are skipped."""
         self._microbatches: Iterator[tuple[Tensor, Tensor]] = iter(())
         self._epoch = -1
         self._passes = choose_forward_backward(components, self.table)
@@ -57,9 +57,9 @@ class Stepper:
             self._epoch = epoch
 
     def take(self, step: int) -> None:
-        """Take step `step`, counted from 1, or pass it over."""
+        """Take step `step`, counted from 1, or skip it."""
         if step in self.left_out:
-            self._leave_out()
+            self._skip()
             return
         components, table = self._components, self.table
         self._passes(step, self._next)
@@ -69,7 +69,7 @@ class Stepper:
         )
         table.next_step()
 
-    def _leave_out(self) -> None:
+    def _skip(self) -> None:
         """Take a step's samples, and do not train on them."""
         for _ in range(self._components.plan.num_microbatches):
             self._next()
@@ -188,5 +188,5 @@ def choose_forward_backward(components: Components, table: StepTable) -> Forward
         return Microbatches(components, table)
     from trainer.parallel.pipeline import Pipeline  # noqa: PLC0415 -- for pipelines only
 
-    assert isinstance(components.trained.train_model, Pipeline)  # noqa: S101 -- see spread.py
+    assert isinstance(components.trained.train_model, Pipeline)  # noqa: S101 -- see parallelize.py
     return ThroughPipeline(components, table, components.trained.train_model)

@@ -1,6 +1,6 @@
 """Gradients, whole or in shards: what has to be known of all of them at once.
 
-Whether all are finite, their global norm, and scaling to it. Shards are looked at where they are,
+Whether all are finite, their global norm, and scaling to it. Shards are examined where they are,
 and one number goes over the ranks for each question.
 """
 
@@ -170,13 +170,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     Pass = Callable[[bool], AbstractContextManager[Any]]
-    """Told whether a microbatch is its step's last one; returns what to take it in."""
+    """Is given whether a microbatch is its step's last one; returns the context to run it in."""
 
 _NOTHING = contextlib.nullcontext()
 
 
 def choose_pass(model: nn.Module, num_microbatches: int) -> Pass:
-    """Choose by what the model is trained as."""
+    """Keep gradients on their rank for all microbatches but the last: one reduction a step."""
     if num_microbatches > 1:
         if isinstance(model, DistributedDataParallel):
             return lambda is_last: _NOTHING if is_last else model.no_sync()

@@ -137,7 +137,7 @@ def _fit(config: Config, ranks: Ranks) -> Layout:
     asked = {axis: size for axis, size in named.items() if size is not None}
     sizes = dict.fromkeys(AXES, 1) | _STRATEGIES[config.strategy] | asked
     sizes = {a: ranks.local_world_size if size == _NODE else size for a, size in sizes.items()}
-    if REST in asked.values():  # what is said heartbeats what follows from the strategy
+    if REST in asked.values():  # what is given takes precedence over what follows from the strategy
         sizes = {a: 1 if s == REST and a not in asked else s for a, s in sizes.items()}
     rest = [axis for axis, size in sizes.items() if size == REST]
     if len(rest) > 1:
@@ -149,11 +149,11 @@ def _fit(config: Config, ranks: Ranks) -> Layout:
     if rest:
         sizes[rest[0]] = max(1, ranks.world_size // fixed)
     if math.prod(sizes.values()) != ranks.world_size:
-        told = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "1"
+        axes = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "1"
         raise UserError(
             "layout",
             rule="the product of the axes is the number of ranks",
-            found=f"{told} = {math.prod(sizes.values())} with {counted(ranks.world_size, 'rank')}",
+            found=f"{axes} = {math.prod(sizes.values())} with {counted(ranks.world_size, 'rank')}",
             remedy="change an axis, or give one of them -1",
         )
     return Layout(**sizes)

@@ -1,6 +1,19 @@
-"""Spread a model over the ranks: cut it into stages, where there is a pipeline, and apply the rest.
+"""Parallelize a model: split it into stages, where there is a pipeline, and apply the other axes.
 
-The axes but pp are applied to each stage as they would be to a whole model.
+To each stage as to a whole model, in the one order that is right:
+
+1. tp: matrices are split while each module is still the plain one that the plan names.
+2. cp: attention is replaced by one that asks the other ranks of a sequence; it takes the heads that
+   tp has left to this rank.
+3. Recomputation: a block's forward is replaced by one that forgets; it must contain what tp and cp
+   add, or the messages of the forward would not be repeated by all ranks alike.
+4. Compile: block by block, so that equal blocks are compiled once; it must see the recomputation.
+   The forward of a block only, and not its hooks, which are what the next step adds.
+5. fully_shard, block by block and then the rest, or DistributedDataParallel: outermost, as these
+   gather parameters before a block begins, its recomputation included, and reduce gradients when
+   it has ended. Inside a compiled region they would break the graph.
+
+Names of parameters stay what they are through all of it, so that checkpoints do not depend on it.
 """
 
 from __future__ import annotations
@@ -10,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.parallel.pipeline_split import Share, cut, whole_share
+from trainer.parallel.pipeline_split import Share, split, whole_share
 from trainer.parallel.plan import ParallelPlan, fits, modules_named
 from trainer.parallel.stages import num_stages, stages_of
 
@@ -23,13 +36,13 @@ if TYPE_CHECKING:
     from trainer.parallel.plan import ParallelPlan
 
 
-def share_out(
+def share_of_rank(
     model: nn.Module, plan: ParallelPlan, layout: Layout, rank: int, config: Config
 ) -> Share:
-    """Return what `rank` has of the model. Raises UserError if it cannot be cut so."""
+    """Return what `rank` has of the model. Raises UserError if it cannot be split so."""
     if layout.pp == 1:
         return whole_share(model)
-    return cut(
+    return split(
         model,
         plan,
         pp_rank=layout.coordinates(rank)["pp"],
@@ -38,7 +51,7 @@ def share_out(
     )
 
 
-def spread(  # noqa: PLR0913, PLR0917 -- as apply
+def parallelize(  # noqa: PLR0913, PLR0917 -- as apply_axes
     share: Share,
     plan: ParallelPlan,
     layout: Layout,
@@ -48,7 +61,7 @@ def spread(  # noqa: PLR0913, PLR0917 -- as apply
 ) -> nn.Module:
     """Return the share as it is to be trained, a Pipeline or a model; it is changed in place."""
     trained = [
-        apply(stage, _plan_of(stage, plan), layout, device_mesh, device, config)
+        apply_axes(stage, _plan_of(stage, plan), layout, device_mesh, device, config)
         for stage in share.stages
     ]
     if layout.pp == 1:
@@ -74,7 +87,7 @@ def _plan_of(stage: nn.Module, plan: ParallelPlan) -> ParallelPlan:
     return replace(plan, styles=there)
 
 
-def apply(  # noqa: PLR0913, PLR0917 -- all that it takes, once
+def apply_axes(  # noqa: PLR0913, PLR0917 -- all that it takes, once
     model: nn.Module,
     plan: ParallelPlan,
     layout: Layout,

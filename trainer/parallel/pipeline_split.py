@@ -45,10 +45,10 @@ def whole_share(model: nn.Module) -> Share:
     return Share(whole=model, model=model, stages=[model])
 
 
-def cut(model: nn.Module, plan: ParallelPlan, *, pp_rank: int, pp: int, num_stages: int) -> Share:
+def split(model: nn.Module, plan: ParallelPlan, *, pp_rank: int, pp: int, num_stages: int) -> Share:
     """Return the share of the rank at `pp_rank` on the pipeline's axis.
 
-    Raises UserError if the plan does not say where the model's parameters belong.
+    Raises UserError if the plan does not name the place of all parameters.
     """
     names = _names_by_stage(model, plan, num_stages)
     own = [names[number] for number in stages_of(pp_rank, pp, num_stages)]

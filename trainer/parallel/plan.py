@@ -1,4 +1,4 @@
-"""What a workload says of its model, so that it can be spread. Pure; it knows no ranks."""
+"""A workload's description of its model, by which it is parallelized. Pure; it knows no ranks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ParallelPlan:
     """For pipelines: what comes before the blocks. They and the blocks and `last` have all of the
     model's parameters, and its forward passes over what it has not (a name that is None)."""
     last: Sequence[str] = ()
-    """What comes after the blocks; none: the model cannot be cut."""
+    """What comes after the blocks; none: the model cannot be split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,12 @@ def check_blocks(plan: ParallelPlan, workload: str) -> None:
 
 
 def num_chunks(cp: int) -> int:
-    """Return into how many chunks a sequence is cut; its length is a multiple of that."""
+    """Return into how many chunks a sequence is cut; its length is a multiple of that.
+
+    Of 2 cp chunks rank r has the r-th from the front and the r-th from the back. Under a causal
+    mask chunk n attends to n + 1 chunks: so every rank attends to 2 cp + 1 in all, where contiguous
+    parts would give the last rank nearly twice the mean.
+    """
     return 2 * cp
 
 

@@ -32,7 +32,7 @@ def set_up(precision: Precision, device: torch.device) -> None:
         _check_gpu(precision, "a GPU from Ampere on", _AMPERE, device)
         torch.set_float32_matmul_precision("high")
     if precision == "fp32":
-        # Convolutions take TF32 unless told otherwise. By the older of torch's two ways to say it:
+        # Convolutions take TF32 unless set otherwise. By the older of torch's two ways to set it:
         # the newer one lets those fail that ask by the older, as torch does itself.
         torch.backends.cudnn.allow_tf32 = False
     if precision == "fp8" and device.type == "cuda":  # a CPU has it, too: slow, but to try it

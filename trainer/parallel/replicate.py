@@ -43,7 +43,13 @@ class _Touch(nn.Module):
 
 
 def settle_buckets(model: DistributedDataParallel) -> None:
-    """Let it take its first backward now, over nothing. All ranks call this at the same point."""
+    """Take its first backward now, over nothing. All ranks call this at the same point.
+
+    DistributedDataParallel lays its buckets out anew after the first backward, by the order in
+    which gradients became ready. Where an element lies in a bucket decides the order in which three
+    and more ranks add it up: so the first step after a resume would round otherwise than in a run
+    that never stopped.
+    """
     module = model.module
     parameters = [p for p in module.parameters() if p.requires_grad]
     if not parameters:

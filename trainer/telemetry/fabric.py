@@ -1,8 +1,8 @@
 """Whether messages between nodes go over the InfiniBand or EFA that the nodes have.
 
-Where NCCL cannot use it, it takes TCP and does not say so. So the ranks of several nodes time one
+Where NCCL cannot use it, it takes TCP and reports nothing. So the ranks of several nodes time one
 all-reduce as they begin, and it is compared with what one port of theirs could carry. Ports of
-Ethernet count for nothing, as nobody can tell one that is meant for this from any other.
+Ethernet count for nothing, as one that is meant for this looks like any other.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Fabric:
 
 
 def read_fabric(root: Path = Path("/")) -> Fabric:
-    """Look at this node, once NCCL is at work: what it could load is mapped then."""
+    """Examine this node once NCCL is at work: what it could load is mapped then."""
     ports = [_read_port(path) for path in root.glob("sys/class/infiniband/*/ports/*")]
     rates = {port.device: port.gbit_per_s for port in sorted(filter(None, ports))}
     if not rates:

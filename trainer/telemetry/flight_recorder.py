@@ -28,9 +28,9 @@ _DUMPS = {"nccl": "_dump_nccl_trace", "gloo": "_dump_fr_trace"}
 
 
 def remember(config: Config, run_dir: Path | None, env: MutableMapping[str, str]) -> None:
-    """Set in `env` what torch reads when ranks meet; without --flight-recorder, nothing.
+    """Set in `env` what torch reads at the rendezvous; without --flight-recorder, nothing.
 
-    Where `run_dir` is not known yet, what torch writes by itself lies where torch says.
+    Where `run_dir` is not known yet, what torch writes by itself lies where torch puts it.
     """
     if config.flight_recorder is None:
         return
@@ -52,12 +52,12 @@ class FlightRecorder:
         """Make the folder, for torch does not, where anything is to be remembered."""
         wanted: Backend = backend if config.flight_recorder else "none"
         if wanted != "none":
-            with contextlib.suppress(OSError):  # `write` says what is wrong with it
+            with contextlib.suppress(OSError):  # `write` reports what is wrong with it
                 folder.mkdir(exist_ok=True)
         return cls(folder, rank, wanted)
 
     def write(self) -> None:
-        """Write it over what was written before; say on stderr if that cannot be done."""
+        """Write it over what was written before; report on stderr if that cannot be done."""
         if self._backend == "none":
             return
         with no_trace_is_worth_a_run(self._path):

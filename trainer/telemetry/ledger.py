@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Ledger:
-    """Start, waiting for data, checkpoints and validation are told; the rest is computing.
+    """Start, waiting for data, checkpoints and validation are measured; the rest is computing.
 
     All that was before the end of the attempt's first step is its start, whatever it was.
     """
@@ -27,7 +27,7 @@ class Ledger:
         self.validation_s = 0.0
 
     def started(self, wait_s: float) -> None:
-        """The first step is done: from here on time is divided. See `told` for `wait_s`."""
+        """The first step is done: from here on time is divided. See `time_spent` for `wait_s`."""
         self._at_start = self._sums(wait_s)
 
     @property
@@ -72,7 +72,7 @@ class Ledger:
 
 
 def _process_age_s() -> float:
-    """Seconds since the kernel started this process; 0 where it does not tell."""
+    """Seconds since the kernel started this process; 0 where that is not known."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
         began_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")

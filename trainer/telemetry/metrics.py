@@ -1,4 +1,4 @@
-"""What a run tells while it runs: metrics.jsonl, a log line or a live bar, TensorBoard."""
+"""Metrics of a run while it runs: metrics.jsonl, a log line or a live bar, TensorBoard."""
 
 from __future__ import annotations
 
@@ -65,20 +65,20 @@ class Validation:
     num_samples: int
     train_time_s: float
     derived: Mapping[str, float] = field(default_factory=dict)
-    """What else the workload tells, by name."""
+    """The workload's own figures, by name."""
 
 
 class Sink(Protocol):
-    """Somewhere to tell things to."""
+    """Takes metrics."""
 
     def interval(self, interval: Interval) -> None:
-        """Tell of a log interval."""
+        """Report a log interval."""
 
     def validation(self, validation: Validation) -> None:
-        """Tell of a validation."""
+        """Report a validation."""
 
     def close(self) -> None:
-        """Tell no more."""
+        """Report nothing more."""
 
 
 class MetricsFile:
@@ -123,7 +123,7 @@ class LogLines:
 
     def interval(self, interval: Interval) -> None:
         """Print where we are, how fast, and how long it will take."""
-        speed = "  ".join([f"{interval.samples_per_s:.0f} samples/s", *interval.speed.words()])
+        speed = "  ".join([f"{interval.samples_per_s:.0f} samples/s", *interval.speed.texts()])
         print(
             f"step {interval.step}/{interval.total_steps}  epoch {interval.epoch}  "
             f"loss {interval.loss:.4f}  lr {interval.lr:.2e}  "
@@ -232,25 +232,25 @@ class Sinks:
         self._sinks = sinks
 
     def interval(self, interval: Interval) -> None:
-        """Tell each."""
+        """Report to each."""
         self._each(lambda sink: sink.interval(interval))
 
     def validation(self, validation: Validation) -> None:
-        """Tell each."""
+        """Report to each."""
         self._each(lambda sink: sink.validation(validation))
 
     def close(self) -> None:
         """Close each."""
         self._each(lambda sink: sink.close())
 
-    def _each(self, tell: Callable[[Sink], None]) -> None:
-        """Leave out, from now on, one that cannot write: it is told of once, and training goes on.
+    def _each(self, report: Callable[[Sink], None]) -> None:
+        """Drop one that cannot write: that is reported once, and training goes on.
 
         It is not even closed: that would be to write what it still holds.
         """
         for sink in list(self._sinks):
             try:
-                tell(sink)
+                report(sink)
             except OSError as error:
                 self._sinks.remove(sink)
                 _tell_of_loss(type(sink).__name__, error)
@@ -272,19 +272,21 @@ def open_sinks(
 
 
 def _tell_of_loss(name: str, error: OSError) -> None:
-    told = f"trainer: {name} is told nothing more of this attempt: {error}"
+    text = f"trainer: {name} gets nothing more of this attempt: {error}"
     with contextlib.suppress(BrokenPipeError):  # its reader may be the one that has gone
-        print(told, file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)
 
 
 def validation_line(validation: Validation) -> str:
-    """Say a validation in one line."""
-    told = [f"test loss {validation.test_loss:.4f}"]
+    """Describe a validation in one line."""
+    figures = [f"test loss {validation.test_loss:.4f}"]
     if validation.test_accuracy is not None:
-        told.append(f"test accuracy {100 * validation.test_accuracy:.2f} %")
-    told += [f"{name.replace('_', ' ')} {value:.4f}" for name, value in validation.derived.items()]
+        figures.append(f"test accuracy {100 * validation.test_accuracy:.2f} %")
+    figures += [
+        f"{name.replace('_', ' ')} {value:.4f}" for name, value in validation.derived.items()
+    ]
     return (
-        f"step {validation.step}  epoch {validation.epoch}  {'  '.join(told)} "
+        f"step {validation.step}  epoch {validation.epoch}  {'  '.join(figures)} "
         f"of {validation.num_samples}"
     )
 

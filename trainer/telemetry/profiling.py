@@ -24,19 +24,19 @@ _MAX_NUM_ENTRIES = 1_000_000
 def profiled_ranks(config: Config, world_size: int) -> frozenset[int]:
     """Return the ranks that --profile-ranks names, whether or not any step is profiled.
 
-    Raises UserError for other words, and for ranks that the run does not have.
+    Raises UserError for any other text, and for ranks that the run does not have.
     """
-    told = config.profile_ranks
-    if told == "all":
+    chosen = config.profile_ranks
+    if chosen == "all":
         return frozenset(range(world_size))
-    if re.fullmatch(r"\d+(,\d+)*", told):
-        ranks = frozenset(map(int, told.split(",")))
+    if re.fullmatch(r"\d+(,\d+)*", chosen):
+        ranks = frozenset(map(int, chosen.split(",")))
         if max(ranks) < world_size:
             return ranks
     raise UserError(
         "--profile-ranks",
         rule=f"all, or ranks from 0 to {world_size - 1} with commas between",
-        found=told,
+        found=chosen,
         remedy="change it",
     )
 

@@ -1,7 +1,7 @@
 """How much of what the devices could do a run does.
 
 tokens/s   samples/s times the tokens of a sample
-FLOP/s     samples/s times what the workload says a sample takes, forward and backward
+FLOP/s     samples/s times what a sample takes by the workload, forward and backward
 MFU        FLOP/s over the sum of the devices' peaks: model FLOPs utilisation (arXiv 2204.02311).
            What is computed twice to save memory does not count.
 """
@@ -27,7 +27,7 @@ _DENSE_BF16_TFLOPS = (
     ("A10", 125.0),
     ("L4", 121.0),
 )
-"""By words of the device's name; the first that fit count."""
+"""By a part of the device's name; the first match counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +40,16 @@ class Speed:
     mfu_pct: float | None = None
     """Of the dense bf16 peak, whatever the run computes in."""
 
-    def words(self) -> list[str]:
-        """Say what is known."""
-        told = []
+    def texts(self) -> list[str]:
+        """Describe what is known."""
+        texts = []
         if self.tokens_per_s is not None:
-            told.append(f"{self.tokens_per_s:.0f} tokens/s")
+            texts.append(f"{self.tokens_per_s:.0f} tokens/s")
         if self.flops_per_s is not None:
-            told.append(f"{self.flops_per_s / 1e12:.3g} TFLOP/s")
+            texts.append(f"{self.flops_per_s / 1e12:.3g} TFLOP/s")
         if self.mfu_pct is not None:
-            told.append(f"MFU {self.mfu_pct:.1f} %")
-        return told
+            texts.append(f"MFU {self.mfu_pct:.1f} %")
+        return texts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Which ranks are slower than the others, by the time that is a rank's own.
 
-A step ends on all ranks at once: whoever is early waits in the reduction of the gradients. What
-tells ranks apart lies before that: waiting for data, and what of the forward waits for nobody.
+A step ends on all ranks at once: a rank that is early waits in the reduction of the gradients. What
+differs between ranks lies before that: waiting for data, and those forwards that wait for no rank.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Stragglers:
         self._num_slow = [0] * len(nodes)
 
     def compare(self, own_s: Sequence[float], step_s: float, num_steps: int) -> list[SlowRank]:
-        """Return who was slow in an interval of `num_steps`.
+        """Return the ranks that were slow in an interval of `num_steps`.
 
         `own_s` is each rank's own part of a step, `step_s` what a whole one took, in seconds.
         """
@@ -138,7 +138,7 @@ class Stragglers:
         return 100 * (max(own_s) - min(own_s)) / typical_s if typical_s > 0 else None
 
     def over_the_run(self) -> list[SlowRank]:
-        """Return who was slow in all, and in half of the intervals, two at least."""
+        """Return the ranks slow on the whole, and in half of the intervals, two at least."""
         return [
             one
             for one in self._slow(self._total_s, self._elapsed_s)

@@ -1,4 +1,4 @@
-"""What a workload of one's own gave: told in one line where nothing could be done with it."""
+"""What a user's own workload returns, checked: one line where it cannot be used."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_data_of(workload: Workload) -> Data | None:
 def loss_of(workload: Workload, outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the loss of a microbatch, shape (). Raises UserError for what is none.
 
-    torch would say it of a tensor of ours, with a traceback in which no line is the workload's.
+    torch would report it of a tensor of ours, with a traceback in which no line is the workload's.
     """
     loss = workload.loss(outputs, targets)
     if not isinstance(loss, torch.Tensor):

@@ -63,7 +63,7 @@ def to_hf(weights: Mapping[str, Tensor], *, is_tied: bool) -> dict[str, Tensor]:
 
 
 def config_of(shape: LlamaShape, sequence_length: int) -> dict[str, object]:
-    """Return what config.json says of a model, for older and newer releases of transformers."""
+    """Return the config.json of a model, for older and newer releases of transformers."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -133,7 +133,7 @@ class StoredWeights:
     """The weights in a folder, by our names: each is read when it is asked for, in float32."""
 
     def __init__(self, folder: Path, shape: LlamaShape) -> None:
-        """Look for all of them. Raises UserError if one is missing or has another shape."""
+        """Find all of them. Raises UserError if one is missing or has another shape."""
         from safetensors import safe_open  # noqa: PLC0415 -- a rank's input is checked without it
 
         from trainer.workloads.llama import empty_llama  # noqa: PLC0415 -- imports torch

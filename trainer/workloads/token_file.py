@@ -74,7 +74,7 @@ class TokenFile:
 
 
 class Writer:
-    """Writes beside, then renames: whoever reads `path` never sees half of it."""
+    """Writes beside, then renames: a reader of `path` never sees half of it."""
 
     def __init__(self, path: Path, tokenizer: TokenizerInfo) -> None:
         self._path = path

@@ -18,7 +18,7 @@ from trainer.checkpoint import loading
 from trainer.checkpoint.layout import find
 from trainer.command import run as run_command
 from trainer.parallel.initialise import materialise
-from trainer.parallel.pipeline_split import cut
+from trainer.parallel.pipeline_split import split
 from trainer.workloads.llama import empty_llama
 from trainer.workloads.llama_parallel import LLAMA_PLAN
 from trainer.workloads.llama_presets import preset
@@ -241,7 +241,7 @@ def test_every_layout_begins_with_the_stored_weights(server: Server, tmp_path: P
 def test_a_rank_reads_the_weights_of_its_own_stage() -> None:
     """One after the other, and none of another's."""
     model = empty_llama(replace(preset("toy"), num_layers=4), 16)
-    share = cut(model, LLAMA_PLAN, pp_rank=1, pp=2, num_stages=2)
+    share = split(model, LLAMA_PLAN, pp_rank=1, pp=2, num_stages=2)
     read: list[str] = []
 
     def stored(name: str) -> torch.Tensor:

@@ -91,13 +91,13 @@ def test_a_second_start_begins_anew(tmp_path: Path) -> None:
 def test_without_a_folder_nobody_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No variable, no beat; a folder that is not there is a warning, never the run's end."""
+    """No variable, no heartbeat; a folder that is not there is a warning, never the run's end."""
     assert isinstance(open_heartbeat(None, 0), NoHeartbeat)
     heartbeat = open_heartbeat(tmp_path / "nonesuch", 0)
     assert isinstance(heartbeat, NoHeartbeat)
     heartbeat.enter(FORWARD)
     heartbeat.collective(AGREE)
-    assert "no beat" in capsys.readouterr().err
+    assert "no heartbeat" in capsys.readouterr().err
 
 
 @pytest.mark.slow
