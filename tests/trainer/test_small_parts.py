@@ -205,10 +205,10 @@ def test_speed_is_tokens_operations_and_their_share_of_the_peak() -> None:
     speed = work.speed(256.0)
     assert (speed.tokens_per_s, speed.flops_per_s) == (524_288.0, 3.84e15)
     assert speed.mfu_pct == pytest.approx(48.5, abs=0.02)
-    assert speed.words() == ["524288 tokens/s", "3.84e+03 TFLOP/s", "MFU 48.5 %"]
+    assert speed.texts() == ["524288 tokens/s", "3.84e+03 TFLOP/s", "MFU 48.5 %"]
     nothing = Work(tokens_per_sample=None, flops_per_sample=None, peak_flops_per_s=1e12)
     assert nothing.speed(5.0) == Speed()
-    assert Speed().words() == []
+    assert Speed().texts() == []
 
 
 def test_a_devices_peak_is_known_by_its_name() -> None:
