@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 
 from monitor.errors import printable
 from monitor.live import sparkline
-from monitor.live.board import GONE, LOST, STATES, total
-from monitor.report.words import NONE
-from monitor.words import counted
+from monitor.live.snapshot import GONE, LOST, STATES, total
+from monitor.words import NONE, counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from monitor.live.board import Board, Row
     from monitor.live.columns import Span
     from monitor.live.run import Progress
+    from monitor.live.snapshot import Row, Snapshot
 
 _GAP = ("  ", "")
 _W_PER_KW = 1000
@@ -26,10 +25,10 @@ _MAX_BAR, _MAX_LOSSES = 20, 16
 _WIDE = 110
 
 
-def title(board: Board, width: int, *, is_paused: bool) -> list[Span]:
+def title(snapshot: Snapshot, width: int, *, is_paused: bool) -> list[Span]:
     """Say what is watched and how it stands; the time of day at the right."""
-    line: list[Span] = [(printable(board.name), "title")]
-    progress = board.progress
+    line: list[Span] = [(printable(snapshot.name), "title")]
+    progress = snapshot.progress
     if progress is not None:
         style = _OUTCOME_STYLES.get(progress.outcome, "bad" if progress.is_over else "warn")
         line += [_GAP, (printable(progress.outcome), style)]
@@ -40,8 +39,8 @@ def title(board: Board, width: int, *, is_paused: bool) -> list[Span]:
     if is_paused:
         line += [_GAP, (" PAUSED ", "pause")]
     used = sum(len(text) for text, _ in line)
-    pad = width - used - len(board.clock)
-    return [*line, (" " * pad, ""), (board.clock, "dim")] if pad > 0 else line
+    pad = width - used - len(snapshot.clock)
+    return [*line, (" " * pad, ""), (snapshot.clock, "dim")] if pad > 0 else line
 
 
 def progress_line(progress: Progress, width: int, *, ascii_only: bool) -> list[Span]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from monitor.live.board import STATES
+from monitor.live.snapshot import STATES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from monitor.live.board import Row
+    from monitor.live.snapshot import Row
 
 GPUS, ALERTS, HELP = "gpus", "alerts", "help"
 

@@ -11,10 +11,10 @@ import pytest
 
 from monitor.errors import UserError
 from monitor.live import target
-from monitor.live.board import Row, Rows, interval_s, total
 from monitor.live.fleet import Fleet
 from monitor.live.log import LiveLog
 from monitor.live.rows import Batch
+from monitor.live.snapshot import Row, Rows, interval_s, total
 from monitor.live.target import Target
 from monitor.live.track import CAPACITY, Track
 from monitor.logs import reader

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.diagnosis import rules
-from monitor.diagnosis.rules import Rule
+from monitor.analysis import readings
+from monitor.analysis.rules import Rule, Window
 from monitor.logs import throttling
 
 if TYPE_CHECKING:
@@ -15,66 +15,68 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from monitor.diagnosis.findings import Finding
-    from monitor.diagnosis.thresholds import Thresholds
+    from monitor.analysis.findings import Finding
+    from monitor.analysis.thresholds import Thresholds
     from monitor.logs.series import GpuSeries, Run
 
 
 def _thermal(run: Run, at: Thresholds) -> Iterator[Finding]:
-    for series in rules.gpus(run):
+    for series in readings.gpus(run):
         pct, where = _throttled(series, throttling.HEAT, "tviol", at)
-        if where is None or not rules.reaches(pct, at.thermal_pct):
+        if where is None or not readings.reaches(pct, at.thermal_pct):
             continue
         heat = series.column("gtemp")
         hottest = "" if heat is None else f", at up to {np.nanmax(heat):.0f} C"
-        yield rules.finding(
+        yield readings.finding(
             "thermal",
             "warning",
             series,
             where,
             f"heat kept the clocks down for {pct:.1f} % of its busy time{hottest}"
             f"{_clock_fell(series, where, at)}",
-            "tell the node's keepers (cooling, dust, fans, air inlet); steps are as slow as the"
-            " hottest GPU",
+            "report it to the administrators (cooling, dust, fans, air inlet); steps are as slow as"
+            " the hottest GPU",
             weight=pct,
         )
 
 
 def _power(run: Run, at: Thresholds) -> Iterator[Finding]:
-    for series in rules.gpus(run):
+    for series in readings.gpus(run):
         braked_pct, braked = _braked(series, at)
-        if braked is not None and rules.reaches(braked_pct, at.brake_pct):
-            yield rules.finding(
+        if braked is not None and readings.reaches(braked_pct, at.brake_pct):
+            yield readings.finding(
                 "power",
                 "warning",
                 series,
                 braked,
                 f"the power brake or another slowdown by hardware for {braked_pct:.1f} % of its"
                 f" busy time{_clock_fell(series, braked, at)}",
-                "tell the node's keepers: its power supply or its rack is at the limit",
+                "report it to the administrators: its power supply or its rack is at the limit",
                 weight=100 + braked_pct,
             )
             continue
+        if isinstance(run, Window):
+            continue  # only the whole run shows whether the limit is what holds it back
         pct, where = _throttled(series, throttling.POWER_CAP, "pviol", at)
-        if where is not None and rules.reaches(pct, at.power_cap_pct):
+        if where is not None and readings.reaches(pct, at.power_cap_pct):
             limit_w = series.number("power_limit_w")
             limit = "its limit" if limit_w is None else f"its limit of {limit_w:.0f} W"
-            yield rules.finding(
+            yield readings.finding(
                 "power",
                 "hint",
                 series,
                 where,
                 f"clocks held by {limit} for {pct:.0f} % of its busy time"
                 f"{_clock_fell(series, where, at)}",
-                "normal under full load; faster only with a higher power limit, if the keepers"
-                " have lowered it",
+                "normal under full load; faster only with a higher power limit, if the"
+                " administrators have lowered it",
                 weight=pct,
             )
 
 
 def _busy(series: GpuSeries, at: Thresholds) -> NDArray[np.bool_]:
     """Tell in which samples it is busy; in all, where nobody tells."""
-    active = rules.activity(series)
+    active = readings.activity(series)
     return np.ones(series.num_samples, np.bool_) if active is None else active > at.busy_sm_pct
 
 
@@ -109,7 +111,7 @@ def _by_bits(
     if told is None:
         return 0.0, None
     where = among & _bits(told, bits)
-    return rules.share_pct(where, among & ~np.isnan(told)), where
+    return readings.share_pct(where, among & ~np.isnan(told)), where
 
 
 def _bits(told: NDArray[np.floating], bits: int) -> NDArray[np.bool_]:
@@ -128,19 +130,21 @@ def _clock_fell(series: GpuSeries, where: NDArray[np.bool_], at: Thresholds) -> 
     return f"; SM clock {np.nanmedian(held):.0f} instead of {np.nanmedian(free):.0f} MHz"
 
 
-THERMAL = Rule(
-    name="thermal",
-    meaning="heat keeps a GPU's clocks down",
-    needs=("tviol|throt",),
-    reads=("gtemp", "pclk", "sm", "smavg"),
-    thresholds=("thermal_pct", "busy_sm_pct"),
-    check=_thermal,
-)
-POWER = Rule(
-    name="power",
-    meaning="power keeps a GPU's clocks down: the brake, or (a hint) its limit",
-    needs=("pviol|throt",),
-    reads=("throt", "pclk", "sm", "smavg"),
-    thresholds=("brake_pct", "power_cap_pct", "busy_sm_pct"),
-    check=_power,
+RULES = (
+    Rule(
+        name="thermal",
+        meaning="heat keeps a GPU's clocks down",
+        needs=("tviol|throt",),
+        reads=("gtemp", "pclk", "sm", "smavg"),
+        thresholds=("thermal_pct", "busy_sm_pct"),
+        check=_thermal,
+    ),
+    Rule(
+        name="power",
+        meaning="power keeps a GPU's clocks down: the brake, or (a hint) its limit",
+        needs=("pviol|throt",),
+        reads=("throt", "pclk", "sm", "smavg"),
+        thresholds=("brake_pct", "power_cap_pct", "busy_sm_pct"),
+        check=_power,
+    ),
 )

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monitor.diagnosis.diagnose import diagnose
+from monitor.analysis.engine import evaluate
 from monitor.logs.series import GpuSeries, Run
 from tests.monitor.made_runs import BEGIN_S, gpu, run
 
@@ -81,5 +81,5 @@ def healthy_metrics(noise: Noise, seconds: float, num_nodes: int) -> tuple[dict[
 def test_a_healthy_run_calls_for_nobody(seed: int) -> None:
     """Neither a warning nor an error; a hint is a person's own to take up."""
     made = healthy_run(np.random.default_rng(seed))
-    found = [one for one in diagnose(made) if one.severity != "hint"]
+    found = [one for one in evaluate(made) if one.severity != "hint"]
     assert not found, found[0]

@@ -7,21 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.diagnosis import peers, rules
-from monitor.diagnosis.findings import Finding
-from monitor.diagnosis.rules import ACTIVITY, METRICS, Rule
-from monitor.report import words
+from monitor.analysis import peers, readings
+from monitor.analysis.findings import Finding
+from monitor.analysis.rules import ACTIVITY, FACT, METRICS, Rule
 from monitor.runs.history import integer, mappings, seconds
-from monitor.words import counted
+from monitor.words import MIB_PER_GIB, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from monitor.diagnosis.findings import Severity
-    from monitor.diagnosis.peers import Measure, Odd
-    from monitor.diagnosis.thresholds import Thresholds
+    from monitor.analysis.findings import Severity
+    from monitor.analysis.peers import Measure, Odd
+    from monitor.analysis.thresholds import Thresholds
     from monitor.logs.series import GpuSeries, Run
 
 
@@ -36,7 +35,7 @@ _WAITED_FOR = (
 
 _HELD_DOWN = (
     "see `nvidia-smi -q -d CLOCK,PERFORMANCE` on the node for locked clocks, a lower power limit"
-    " or heat; tell the node's keepers"
+    " or heat; report it to the administrators"
 )
 
 
@@ -65,8 +64,8 @@ def _straggler(run: Run, at: Thresholds) -> Iterator[Finding]:
     yield from _named_by_trainer(run, at)
 
     def settled(series: GpuSeries) -> NDArray[np.floating] | None:
-        active = rules.activity(series)
-        return None if active is None else np.where(rules.settled(series, at), active, np.nan)
+        active = readings.activity(series)
+        return None if active is None else np.where(readings.settled(series, at), active, np.nan)
 
     for group in peers.compare(run, at, settled):
         differs = (
@@ -108,7 +107,7 @@ def _named_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
         return  # both of two, or three of four: each was slow at times, as ranks are
     for (rank, node), ratios in named.items():
         share_pct = 100 * len(ratios) / len(lines)
-        if len(ratios) < _NUM_SUSTAINED or not rules.reaches(share_pct, at.straggler_pct):
+        if len(ratios) < _NUM_SUSTAINED or not readings.reaches(share_pct, at.straggler_pct):
             continue
         yield Finding(
             rule="straggler",
@@ -138,26 +137,9 @@ def _seat(run: Run, host: str, rank: int, local_rank: int | None) -> int | None:
     return seat if seat is not None and looks[seat] else local_rank
 
 
-STRAGGLER = Rule(
-    name="straggler",
-    meaning="a GPU is less busy than its peers, or the trainer names its rank slow",
-    needs=(f"{ACTIVITY}|{METRICS}",),
-    thresholds=(
-        "straggler_points",
-        "straggler_pct",
-        "working_sm_pct",
-        "busy_sm_pct",
-        "startup_minutes",
-        *peers.THRESHOLDS,
-    ),
-    reads=("rank",),
-    check=_straggler,
-)
-
-
 def _clock(run: Run, at: Thresholds) -> Iterator[Finding]:
     def at_work_mhz(series: GpuSeries) -> NDArray[np.floating] | None:
-        active, clock_mhz = rules.activity(series), series.column("pclk")
+        active, clock_mhz = readings.activity(series), series.column("pclk")
         if active is None or clock_mhz is None:
             return None
         return np.where(active >= at.working_sm_pct, clock_mhz, np.nan)
@@ -179,15 +161,6 @@ def _clock(run: Run, at: Thresholds) -> Iterator[Finding]:
             yield _of_node("clock", odd, f"{text} {odd.others:.0f} MHz or more", _HELD_DOWN)
 
 
-CLOCK = Rule(
-    name="clock",
-    meaning="a GPU at work has a lower SM clock than its peers",
-    needs=(ACTIVITY, "pclk"),
-    thresholds=("clock_lower_pct", "working_sm_pct", *peers.THRESHOLDS),
-    check=_clock,
-)
-
-
 def _pcie(run: Run, at: Thresholds) -> Iterator[Finding]:
     for column, way in (("rxpci", "to"), ("txpci", "from")):
         for group in peers.compare(run, at, _column(column), peak=True):
@@ -200,21 +173,12 @@ def _pcie(run: Run, at: Thresholds) -> Iterator[Finding]:
                     f"at most {odd.own:.0f} MB/s {way} the GPU over PCIe, where the middle one of"
                     f" its {counted(odd.num_peers, 'peer')} reaches {odd.others:.0f} MB/s",
                     "see `nvidia-smi -q -d PCIE` on the node for the link's width and generation;"
-                    " tell the node's keepers if it is less than its peers'",
+                    " report it to the administrators if it is less than its peers'",
                 )
 
 
 def _column(name: str) -> Measure:
     return lambda series: series.column(name)
-
-
-PCIE = Rule(
-    name="pcie",
-    meaning="a GPU moves less over PCIe than its peers at their peak",
-    needs=("rxpci|txpci",),
-    thresholds=("pcie_lower_pct", "pcie_min_mb_s", *peers.THRESHOLDS),
-    check=_pcie,
-)
 
 
 def _unbalanced(run: Run, at: Thresholds) -> Iterator[Finding]:
@@ -227,7 +191,7 @@ def _unbalanced(run: Run, at: Thresholds) -> Iterator[Finding]:
     for group in peers.compare(run, at, used_pct, peak=True):
         differs = group.values - group.others >= at.unbalanced_pct
         for odd in peers.odd(group, differs, at):
-            gib = (odd.series.number("memory_mib") or 0.0) / 100 / words.MIB_PER_GIB
+            gib = (odd.series.number("memory_mib") or 0.0) / 100 / MIB_PER_GIB
             yield _finding(
                 "unbalanced",
                 odd,
@@ -239,10 +203,41 @@ def _unbalanced(run: Run, at: Thresholds) -> Iterator[Finding]:
             )
 
 
-UNBALANCED = Rule(
-    name="unbalanced",
-    meaning="a GPU holds far more memory than its peers",
-    needs=("rfb|fb", f"{rules.FACT}memory_mib"),
-    thresholds=("unbalanced_pct", *peers.THRESHOLDS),
-    check=_unbalanced,
+RULES = (
+    Rule(
+        name="straggler",
+        meaning="a GPU is less busy than its peers, or the trainer names its rank slow",
+        needs=(f"{ACTIVITY}|{METRICS}",),
+        thresholds=(
+            "straggler_points",
+            "straggler_pct",
+            "working_sm_pct",
+            "busy_sm_pct",
+            "startup_minutes",
+            *peers.THRESHOLDS,
+        ),
+        reads=("rank",),
+        check=_straggler,
+    ),
+    Rule(
+        name="clock",
+        meaning="a GPU at work has a lower SM clock than its peers",
+        needs=(ACTIVITY, "pclk"),
+        thresholds=("clock_lower_pct", "working_sm_pct", *peers.THRESHOLDS),
+        check=_clock,
+    ),
+    Rule(
+        name="pcie",
+        meaning="a GPU moves less over PCIe than its peers at their peak",
+        needs=("rxpci|txpci",),
+        thresholds=("pcie_lower_pct", "pcie_min_mb_s", *peers.THRESHOLDS),
+        check=_pcie,
+    ),
+    Rule(
+        name="unbalanced",
+        meaning="a GPU holds far more memory than its peers",
+        needs=("rfb|fb", f"{FACT}memory_mib"),
+        thresholds=("unbalanced_pct", *peers.THRESHOLDS),
+        check=_unbalanced,
+    ),
 )

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monitor import xids
-from monitor.diagnosis import rules
-from monitor.diagnosis.findings import Finding
-from monitor.diagnosis.rules import FACT, Rule
+from monitor.analysis import readings
+from monitor.analysis.findings import Finding
+from monitor.analysis.rules import EVENTS, Rule
 from monitor.words import counted
 
 if TYPE_CHECKING:
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from monitor.diagnosis.findings import Severity
-    from monitor.diagnosis.thresholds import Thresholds
+    from monitor.analysis.findings import Severity
+    from monitor.analysis.thresholds import Thresholds
     from monitor.logs.series import GpuSeries, PlacedMark, Run
 
-_RESET = "the GPU needs a reset before that takes effect: tell the node's keepers"
-_TELL_KEEPERS = "exclude the node (sbatch --exclude) and tell its keepers"
+_RESET = "the GPU needs a reset before that takes effect: report it to the administrators"
+_EXCLUDE = "exclude the node (sbatch --exclude) and report it to the administrators"
 
 
 def _growth(
@@ -40,7 +40,7 @@ def _growth(
 
 def _ecc(run: Run, at: Thresholds) -> Iterator[Finding]:
     with_counter = set()
-    for series in rules.gpus(run):
+    for series in readings.gpus(run):
         for one in _ecc_counted(series, at):
             with_counter.add((one.severity, one.job, one.host, one.gpu))
             yield one
@@ -49,7 +49,7 @@ def _ecc(run: Run, at: Thresholds) -> Iterator[Finding]:
             continue  # corrected: the counter tells how many
         if ("error", placed.job, placed.host, placed.mark.gpu) not in with_counter:
             text = "memory error that could not be corrected"
-            yield _of_mark("ecc", "error", placed, several, text, _TELL_KEEPERS)
+            yield _of_mark("ecc", "error", placed, several, text, _EXCLUDE)
 
 
 def _ecc_counted(series: GpuSeries, at: Thresholds) -> Iterator[Finding]:
@@ -58,50 +58,34 @@ def _ecc_counted(series: GpuSeries, at: Thresholds) -> Iterator[Finding]:
     standing = 0.0 if double is None else float(np.nanmax(double))
     if grown:
         text = f"{counted(grown, 'memory error')} came up that could not be corrected"
-        yield rules.finding("ecc", "error", series, where, text, _TELL_KEEPERS, weight=grown)
+        yield readings.finding("ecc", "error", series, where, text, _EXCLUDE, weight=grown)
     elif standing:
         text = f"{counted(standing, 'memory error')} that could not be corrected, from before"
-        fix = "ask the node's keepers for a reset of the GPU: it may hold damaged memory"
-        yield rules.finding("ecc", "warning", series, None, text, fix, weight=standing)
+        fix = "ask the administrators for a reset of the GPU: it may hold damaged memory"
+        yield readings.finding("ecc", "warning", series, None, text, fix, weight=standing)
     few, where = _growth(series.column("sbecc"))
-    if rules.reaches(few, at.corrected_errors):
+    if readings.reaches(few, at.corrected_errors):
         text = f"{counted(few, 'memory error')} came up, and could be corrected"
-        fix = "nothing is wrong yet; tell the node's keepers that its memory wears out"
-        yield rules.finding("ecc", "hint", series, where, text, fix, weight=few)
+        fix = "nothing is wrong yet; tell the administrators that its memory wears out"
+        yield readings.finding("ecc", "hint", series, where, text, fix, weight=few)
 
 
 def _remap(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
     with_counter = set()
-    for series in rules.gpus(run):
+    for series in readings.gpus(run):
         rows = series.column("remap")
         grown, where = _growth(rows)
         if rows is not None and grown:
             with_counter.add((series.job, series.host, series.gpu))
             text = f"{counted(grown, 'row')} of memory remapped, {np.nanmax(rows):.0f} in all"
-            yield rules.finding("remap", "warning", series, where, text, _RESET, weight=grown)
+            yield readings.finding("remap", "warning", series, where, text, _RESET, weight=grown)
     for placed, several in _marks(run, "remap"):
         if placed.mark.details.get("failed", "0") not in ("0", "no", "false"):
             text = "a bad row of memory could not be remapped"
-            yield _of_mark("remap", "error", placed, several, text, _TELL_KEEPERS)
+            yield _of_mark("remap", "error", placed, several, text, _EXCLUDE)
         elif (placed.job, placed.host, placed.mark.gpu) not in with_counter:
             text = "a row of memory is to be remapped"
             yield _of_mark("remap", "warning", placed, several, text, _RESET)
-
-
-ECC = Rule(
-    name="ecc",
-    meaning="errors of a GPU's memory: not corrected, or many corrected ones",
-    needs=("dbecc|sbecc",),
-    thresholds=("corrected_errors",),
-    check=_ecc,
-)
-REMAP = Rule(
-    name="remap",
-    meaning="rows of a GPU's memory were replaced by spare ones, or could not be",
-    needs=("remap",),
-    thresholds=(),
-    check=_remap,
-)
 
 
 def _xid(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
@@ -111,15 +95,6 @@ def _xid(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rul
         text = f"XID {number or '?'}: {known.meaning} ({known.fault})"
         fix = xids.SUGGESTIONS[known.owner]
         yield _of_mark("xid", known.severity, placed, several, text, fix, about=number)
-
-
-XID = Rule(
-    name="xid",
-    meaning="the driver told a fault: the program's or the hardware's, by NVIDIA's catalogue",
-    needs=(f"{FACT}events",),
-    thresholds=(),
-    check=_xid,
-)
 
 
 def _marks(run: Run, kind: str) -> Iterator[tuple[PlacedMark, Sequence[PlacedMark]]]:
@@ -164,12 +139,12 @@ _SIGNS_OF_LIFE = ("pwr", "gtemp", "fb")
 
 
 def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
-    for series in rules.gpus(run):
+    for series in readings.gpus(run):
         signs = [series.values[name] for name in (*_SIGNS_OF_LIFE, "sm") if name in series.values]
         if series.values.keys().isdisjoint(_SIGNS_OF_LIFE):
             continue
         silent = np.logical_and.reduce([np.isnan(sign) for sign in signs])
-        found = rules.stretches(silent, np.ones(series.num_samples))
+        found = readings.stretches(silent, np.ones(series.num_samples))
         least = max(1, min(at.lost_samples, series.num_samples))
         worst, num_others = found.worst(least, series.num_samples)
         if worst is None:
@@ -179,8 +154,8 @@ def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
         mask[worst.begin : worst.end] = True
         to_the_end = worst.end == series.num_samples
         end = "up to the end of the log" if to_the_end else "then it answered again"
-        end += rules.others(num_others)
-        yield rules.finding(
+        end += readings.others(num_others)
+        yield readings.finding(
             "lost",
             "error" if to_the_end else "warning",
             series,
@@ -190,17 +165,43 @@ def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
             else f"no reading in {num} of {counted(series.num_samples, 'sample')} one after the"
             f" other, {end}",
             "see dmesg of the node for XID 79 and its like; exclude the node (sbatch --exclude) and"
-            " tell its keepers",
+            " report it to the administrators",
             weight=num,
         )
 
 
-LOST = Rule(
-    name="lost",
-    meaning="a GPU gives no readings any more",
-    needs=("|".join(_SIGNS_OF_LIFE),),
-    reads=("sm",),
-    sees_silence=True,
-    thresholds=("lost_samples",),
-    check=_lost,
+RULES = (
+    Rule(
+        name="lost",
+        meaning="a GPU gives no readings any more",
+        needs=("|".join(_SIGNS_OF_LIFE),),
+        reads=("sm",),
+        reads_silence=True,
+        thresholds=("lost_samples",),
+        check=_lost,
+    ),
+    Rule(
+        name="xid",
+        meaning="the driver told a fault: the program's or the hardware's, by NVIDIA's catalogue",
+        needs=(EVENTS,),
+        stays=True,
+        thresholds=(),
+        check=_xid,
+    ),
+    Rule(
+        name="ecc",
+        meaning="errors of a GPU's memory: not corrected, or many corrected ones",
+        needs=("dbecc|sbecc",),
+        stays=True,
+        thresholds=("corrected_errors",),
+        check=_ecc,
+    ),
+    Rule(
+        name="remap",
+        meaning="rows of a GPU's memory were replaced by spare ones, or could not be",
+        needs=("remap",),
+        stays=True,
+        thresholds=(),
+        check=_remap,
+    ),
 )

@@ -123,12 +123,12 @@ def _marked(placed: PlacedMark) -> Event | None:
     if mark.kind not in _FAULTS:
         return None
     where = placed.host if mark.gpu is None else f"{placed.host} GPU {mark.gpu}"
-    what, text = told(mark)
+    what, text = described(mark)
     words = f"{what} on {where}" + (f": {text}" if text else "")
     return Event(mark.time_s, "fault", words[:_MAX_TEXT])
 
 
-def told(mark: Mark) -> tuple[str, str]:
+def described(mark: Mark) -> tuple[str, str]:
     """Say what a mark is, such as `XID 79`, and whatever else is known of it, maybe nothing."""
     details = {name: text.replace("_", " ") for name, text in mark.details.items() if text != "-"}
     what = " ".join([_FAULTS.get(mark.kind, mark.kind), *filter(None, [details.pop("xid", None)])])

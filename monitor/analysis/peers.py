@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.diagnosis import rules
+from monitor.analysis import readings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from monitor.diagnosis.thresholds import Thresholds
+    from monitor.analysis.thresholds import Thresholds
     from monitor.logs.series import GpuSeries, Run
 
     Measure = Callable[[GpuSeries], NDArray[np.floating] | None]
@@ -113,7 +113,7 @@ def halves(run: Run, at: Thresholds, measure: Measure) -> Iterator[Peers]:
 def _groups(run: Run) -> list[list[GpuSeries]]:
     """Put GPUs of one job and kind together; where no job is told, those of one node."""
     groups: dict[tuple[str, str], list[GpuSeries]] = {}
-    for series in rules.gpus(run):
+    for series in readings.gpus(run):
         job = f"on {series.host}" if series.job is None else f"job {series.job}"
         kind = (series.fact("gpu") or "").partition(" ")[2]  # after the UUID
         groups.setdefault((job, kind), []).append(series)
@@ -187,7 +187,7 @@ def _lasting(differs: NDArray[np.bool_], told: NDArray[np.bool_], at: Thresholds
 
     Where there are fewer windows than it takes, it must differ in all.
     """
-    best = rules.longest_run(differs)
+    best = readings.longest_run(differs)
     num = best.stop - best.start
     return best if num and num >= min(at.peer_windows, told.sum()) else None
 

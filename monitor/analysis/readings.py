@@ -1,4 +1,4 @@
-"""What a rule is, and what several of them look at: samples in time, stretches, places."""
+"""What rules read of a GPU's samples: how busy it was, stretches in which something held."""
 
 from __future__ import annotations
 
@@ -7,90 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.diagnosis.findings import Finding
+from monitor.analysis.findings import Finding
 from monitor.logs.activity import activity as of_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from monitor.diagnosis.findings import Severity
-    from monitor.diagnosis.thresholds import Thresholds
+    from monitor.analysis.findings import Severity
+    from monitor.analysis.thresholds import Thresholds
     from monitor.logs.series import GpuSeries, Run
-
-FACT = "## "
-"""What begins so in `Rule.needs` is a line of our log and no column."""
-
-METRICS = "metrics.jsonl"
-"""In `Rule.needs` it is the trainer's numbers, which a run directory has."""
-
-ACTIVITY = "sm|smavg|smact|smutil"
-"""What tells how busy a GPU is: one of these columns."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """A pure function from what was recorded to findings, and what is to be said of it."""
-
-    name: str
-    meaning: str
-    needs: tuple[str, ...]
-    """Columns and facts without which it cannot look; `a|b` where one of them will do."""
-    thresholds: tuple[str, ...]
-    check: Callable[[Run, Thresholds], Iterable[Finding]]
-    reads: tuple[str, ...] = ()
-    """Columns that it looks at where they are there."""
-    sees_silence: bool = False
-    """A column that is there without any reading is something to look at, too."""
-
-    @property
-    def columns(self) -> frozenset[str]:
-        """All columns it may look at."""
-        names = {name for need in self.needs for name in need.split("|")} | {*self.reads}
-        return frozenset(name for name in names if not name.startswith(FACT) and name != METRICS)
-
-    def lacks(self, told: Told) -> str | None:
-        """Say what it would need and a node does not tell; None if it can look there."""
-        there = told.columns if self.sees_silence else told.readings
-        there |= told.facts
-        for need in self.needs:
-            names = need.split("|")
-            if there.isdisjoint(names):
-                return " or ".join(names)
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What there is to look at of one node."""
-
-    columns: frozenset[str]
-    readings: frozenset[str]
-    """Columns with at least one."""
-    facts: frozenset[str]
-    """As they stand in `Rule.needs`."""
-
-
-def told_by_node(run: Run) -> Mapping[tuple[str | None, str], Told]:
-    """Tell what there is to look at, by job and host."""
-    nodes: dict[tuple[str | None, str], list[GpuSeries]] = {}
-    for series in run.gpus:
-        nodes.setdefault((series.job, series.host), []).append(series)
-    everywhere = {METRICS} if run.metrics else set()
-    marked = {(placed.job, placed.host) for placed in run.marks}
-    return {
-        place: _told(gpus, everywhere | ({f"{FACT}events"} if place in marked else set()))
-        for place, gpus in nodes.items()
-    }
-
-
-def _told(gpus: Sequence[GpuSeries], more: set[str]) -> Told:
-    columns = {name for series in gpus for name in series.values}
-    read = {n for n in columns if any(series.column(n) is not None for series in gpus)}
-    facts = {key: value for series in gpus for key, value in series.facts.items()}
-    told = {FACT + key.split()[0] for key, value in facts.items() if not value.startswith("none")}
-    return Told(frozenset(columns), frozenset(read), frozenset(told | more))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +174,11 @@ def longest_run(mask: NDArray[np.bool_]) -> slice:
         return slice(0, 0)
     begin, end = found[np.argmax(found[:, 1] - found[:, 0])].tolist()
     return slice(begin, end)
+
+
+def up_to_the_end(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return where something holds without a break up to the last sample."""
+    return np.logical_and.accumulate(mask[::-1])[::-1]
 
 
 def _runs(mask: NDArray[np.bool_]) -> NDArray[np.intp]:
