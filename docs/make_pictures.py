@@ -92,7 +92,7 @@ def _watch(out: Path) -> None:
         session = Session(Fleet(target.resolve([str(run_dir)], {})))
         session.fleet.poll()
         session.update()
-        session.board = replace(session.board, clock=_CLOCK)
+        session.snapshot = replace(session.snapshot, clock=_CLOCK)
         picture = session.picture((_WIDTH, _HEIGHT), ascii_only=False)
     lines = [
         Text.assemble(*((part, STYLES[style]) for part, style in line)) for line in picture.lines()

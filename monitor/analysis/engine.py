@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,6 @@ from monitor.analysis import (
     rules_logs,
     rules_memory,
     rules_peers,
-    rules_reports,
     rules_throttling,
     rules_work,
 )
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from monitor.logs.series import Run
 
 _SUBJECTS = (
-    rules_reports,
     rules_faults,
     rules_throttling,
     rules_work,
@@ -60,7 +58,7 @@ def evaluate(run: Run, thresholds: Thresholds | None = None) -> list[Finding]:
     found: list[Finding] = []
     with np.errstate(invalid="ignore", divide="ignore"):
         for rule in chosen:
-            of_rule = rule.check(run, at)
+            of_rule = [replace(one, rule=rule.name) for one in rule.check(run, at)]
             found += _lasting(run, of_rule) if is_live and not rule.stays else of_rule
     return worst_first(found, [rule.name for rule in chosen])
 

@@ -32,12 +32,13 @@ class Finding:
     Times count from 1970 as the log's samples do; None where the log has no times.
     """
 
-    rule: str
+    rule: str = ""
+    """The engine fills it in."""
     severity: Severity
-    host: str | None
-    gpu: int | None
-    begin_s: float | None
-    end_s: float | None
+    host: str | None = None
+    gpu: int | None = None
+    begin_s: float | None = None
+    end_s: float | None = None
     evidence: str
     suggestion: str
     job: str | None = None

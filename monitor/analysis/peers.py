@@ -74,9 +74,11 @@ class Odd:
     own: float
     others: float
     num_peers: int
+    is_node: bool = False
+    """All GPUs of a node, of which `series` is one."""
 
 
-def compare(run: Run, at: Thresholds, measure: Measure, *, peak: bool = False) -> Iterator[Peers]:
+def _compare(run: Run, at: Thresholds, measure: Measure, *, peak: bool = False) -> Iterator[Peers]:
     """Compare GPUs with their peers; groups that are too small have none."""
     for group in _groups(run):
         if len(group) <= max(1, at.min_peers):
@@ -87,7 +89,7 @@ def compare(run: Run, at: Thresholds, measure: Measure, *, peak: bool = False) -
         yield Peers(group, values, others, spread, grid)
 
 
-def halves(run: Run, at: Thresholds, measure: Measure) -> Iterator[Peers]:
+def _halves(run: Run, at: Thresholds, measure: Measure) -> Iterator[Peers]:
     """Compare the two nodes of a job where either may be the odd one: most jobs have no more.
 
     Of each only the GPU that speaks most against a difference counts, on the assumption that less
@@ -192,8 +194,36 @@ def _lasting(differs: NDArray[np.bool_], told: NDArray[np.bool_], at: Thresholds
     return best if num and num >= min(at.peer_windows, told.sum()) else None
 
 
-def odd(peers: Peers, differs: NDArray[np.bool_], at: Thresholds) -> Iterator[Odd]:
-    """Give GPUs that differ, by (GPUs, windows) and by how far peers spread, for long enough."""
+def outliers(  # noqa: PLR0913 - what is compared, and how
+    run: Run,
+    at: Thresholds,
+    measure: Measure,
+    differs: Callable[[Peers], NDArray[np.bool_]],
+    *,
+    peak: bool = False,
+    by_node: bool = False,
+) -> Iterator[Odd]:
+    """Give GPUs that differ from their peers by far and for long enough.
+
+    Args:
+        run: whose GPUs to compare.
+        at: by how far, and how long.
+        measure: what to compare of each.
+        differs: (GPUs, windows), which of them are too far off.
+        peak: compare the highest reading of a window, not the mean.
+        by_node: compare the two nodes of a job as wholes, too.
+
+    """
+    for peers in _compare(run, at, measure, peak=peak):
+        yield from _odd(peers, differs(peers), at, is_node=False)
+    for peers in _halves(run, at, measure) if by_node else ():
+        yield from _odd(peers, differs(peers), at, is_node=True)
+
+
+def _odd(
+    peers: Peers, differs: NDArray[np.bool_], at: Thresholds, *, is_node: bool
+) -> Iterator[Odd]:
+    """Give GPUs that differ by more than their peers do among themselves, for long enough."""
     gap = np.abs(peers.values - peers.others)
     differs &= gap > at.peer_spread * peers.spread
     for row in np.flatnonzero(differs.any(axis=1)).tolist():
@@ -206,4 +236,5 @@ def odd(peers: Peers, differs: NDArray[np.bool_], at: Thresholds) -> Iterator[Od
                 own=float(np.nanmean(peers.values[row, windows])),
                 others=float(np.nanmean(peers.others[row, windows])),
                 num_peers=len(peers.series) - 1,
+                is_node=is_node,
             )

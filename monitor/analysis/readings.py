@@ -29,8 +29,7 @@ class Stretch:
     duration_s: float
 
 
-def finding(  # noqa: PLR0913, PLR0917 - a finding has that many parts
-    rule: str,
+def finding(  # noqa: PLR0913 - a finding has that many parts
     severity: Severity,
     series: GpuSeries,
     where: Stretch | NDArray[np.bool_] | None,
@@ -43,7 +42,6 @@ def finding(  # noqa: PLR0913, PLR0917 - a finding has that many parts
     """Make a finding of one GPU, or of its host; `where` are its samples, None for all."""
     begin_s, end_s = _span(series, where)
     return Finding(
-        rule=rule,
         severity=severity,
         host=series.host,
         gpu=None if of_host else series.gpu,

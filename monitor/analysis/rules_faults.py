@@ -1,4 +1,4 @@
-"""Rules on faults of the hardware: memory errors, XIDs, lost GPUs."""
+"""Rules on faults that are reported: by the hardware, by the driver, by the run itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monitor import xids
-from monitor.analysis import readings
+from monitor.analysis import events, readings
 from monitor.analysis.findings import Finding
 from monitor.analysis.rules import EVENTS, Rule
 from monitor.words import counted
@@ -49,7 +49,7 @@ def _ecc(run: Run, at: Thresholds) -> Iterator[Finding]:
             continue  # corrected: the counter tells how many
         if ("error", placed.job, placed.host, placed.mark.gpu) not in with_counter:
             text = "memory error that could not be corrected"
-            yield _of_mark("ecc", "error", placed, several, text, _EXCLUDE)
+            yield _of_mark("error", placed, several, text, _EXCLUDE)
 
 
 def _ecc_counted(series: GpuSeries, at: Thresholds) -> Iterator[Finding]:
@@ -58,16 +58,16 @@ def _ecc_counted(series: GpuSeries, at: Thresholds) -> Iterator[Finding]:
     standing = 0.0 if double is None else float(np.nanmax(double))
     if grown:
         text = f"{counted(grown, 'memory error')} came up that could not be corrected"
-        yield readings.finding("ecc", "error", series, where, text, _EXCLUDE, weight=grown)
+        yield readings.finding("error", series, where, text, _EXCLUDE, weight=grown)
     elif standing:
         text = f"{counted(standing, 'memory error')} that could not be corrected, from before"
         fix = "ask the administrators for a reset of the GPU: it may hold damaged memory"
-        yield readings.finding("ecc", "warning", series, None, text, fix, weight=standing)
+        yield readings.finding("warning", series, None, text, fix, weight=standing)
     few, where = _growth(series.column("sbecc"))
     if readings.reaches(few, at.corrected_errors):
         text = f"{counted(few, 'memory error')} came up, and could be corrected"
         fix = "nothing is wrong yet; tell the administrators that its memory wears out"
-        yield readings.finding("ecc", "hint", series, where, text, fix, weight=few)
+        yield readings.finding("hint", series, where, text, fix, weight=few)
 
 
 def _remap(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
@@ -78,14 +78,14 @@ def _remap(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a r
         if rows is not None and grown:
             with_counter.add((series.job, series.host, series.gpu))
             text = f"{counted(grown, 'row')} of memory remapped, {np.nanmax(rows):.0f} in all"
-            yield readings.finding("remap", "warning", series, where, text, _RESET, weight=grown)
+            yield readings.finding("warning", series, where, text, _RESET, weight=grown)
     for placed, several in _marks(run, "remap"):
         if placed.mark.details.get("failed", "0") not in ("0", "no", "false"):
             text = "a bad row of memory could not be remapped"
-            yield _of_mark("remap", "error", placed, several, text, _EXCLUDE)
+            yield _of_mark("error", placed, several, text, _EXCLUDE)
         elif (placed.job, placed.host, placed.mark.gpu) not in with_counter:
             text = "a row of memory is to be remapped"
-            yield _of_mark("remap", "warning", placed, several, text, _RESET)
+            yield _of_mark("warning", placed, several, text, _RESET)
 
 
 def _xid(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
@@ -94,7 +94,7 @@ def _xid(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rul
         known = xids.look_up(number)
         text = f"XID {number or '?'}: {known.meaning} ({known.fault})"
         fix = xids.SUGGESTIONS[known.owner]
-        yield _of_mark("xid", known.severity, placed, several, text, fix, about=number)
+        yield _of_mark(known.severity, placed, several, text, fix, about=number)
 
 
 def _marks(run: Run, kind: str) -> Iterator[tuple[PlacedMark, Sequence[PlacedMark]]]:
@@ -108,8 +108,7 @@ def _marks(run: Run, kind: str) -> Iterator[tuple[PlacedMark, Sequence[PlacedMar
     return ((group[0], group) for group in groups.values())
 
 
-def _of_mark(  # noqa: PLR0913, PLR0917 - a finding has that many parts
-    rule: str,
+def _of_mark(  # noqa: PLR0913 - a finding has that many parts
     severity: Severity,
     placed: PlacedMark,
     several: Sequence[PlacedMark],
@@ -120,7 +119,6 @@ def _of_mark(  # noqa: PLR0913, PLR0917 - a finding has that many parts
 ) -> Finding:
     times = [one.mark.time_s for one in several if not np.isnan(one.mark.time_s)]
     return Finding(
-        rule=rule,
         severity=severity,
         host=placed.host,
         gpu=placed.mark.gpu,
@@ -156,7 +154,6 @@ def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
         end = "up to the end of the log" if to_the_end else "then it answered again"
         end += readings.others(num_others)
         yield readings.finding(
-            "lost",
             "error" if to_the_end else "warning",
             series,
             mask,
@@ -170,7 +167,65 @@ def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
         )
 
 
+def _driver(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
+    for kind, severity in _BY_DRIVER.items():
+        for placed, several in _marks(run, kind):
+            what, text = events.described(placed.mark)
+            text = f"{what}: {text}" if text else what
+            yield _of_mark(severity, placed, several, text, "see dmesg of the node", about=kind)
+
+
+_SEE_WHY = "`python -m monitor why` has the evidence"
+
+REPORTS: dict[str, tuple[Severity, str]] = {
+    "verdict": ("error", "{text}"),
+    "lost_node": ("error", "node {node} is lost: {how}"),
+    "failure": ("error", "rank {rank}: {error}"),
+    "non_finite": ("warning", "a loss or gradient at step {step} is not finite: {action}"),
+    "checkpoint_failed": ("error", "no checkpoint at step {step}: {reason}"),
+    "signal": ("warning", "signal {signal} was received"),
+}
+"""The run's events that need a person, by name."""
+
+_BY_DRIVER: dict[str, Severity] = {"lost": "error", "slow": "warning", "back": "hint"}
+
+
+def _reported(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
+    for event in run.events:
+        name = str(event.get("event"))
+        if name in REPORTS:
+            severity, text = REPORTS[name]
+            yield Finding(
+                severity=severity,
+                evidence=text.format_map(_Known(event)),
+                suggestion=_SEE_WHY,
+                about=f"{name} {event.get('time')}",
+            )
+
+
+class _Known(dict[str, object]):
+    """What an event has; `?` for what it lacks."""
+
+    def __missing__(self, key: str) -> str:
+        return "?"
+
+
 RULES = (
+    Rule(
+        name="reported",
+        meaning="live: the run reports a failure, a verdict, a lost node, a signal",
+        check=_reported,
+        scope="live",
+        stays=True,
+    ),
+    Rule(
+        name="driver",
+        meaning="live: the driver lost a GPU, answers slowly, or answers again",
+        check=_driver,
+        needs=(EVENTS,),
+        scope="live",
+        stays=True,
+    ),
     Rule(
         name="lost",
         meaning="a GPU gives no readings any more",

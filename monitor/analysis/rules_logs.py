@@ -96,7 +96,6 @@ def _gaps(series: GpuSeries, starts_s: NDArray[np.float64], at: Thresholds) -> I
     gap_s = float(steps_s[worst])
     more = f" (and {counted(len(found) - 1, 'more gap')})" if len(found) > 1 else ""
     yield readings.finding(
-        "gap",
         "hint",
         series,
         Stretch(worst + 1, worst + 2, gap_s),
@@ -122,7 +121,6 @@ def _ended_early(nodes: list[GpuSeries], at: Thresholds) -> Iterator[Finding]:
         missing_s = max(ends_s) - end_s
         if missing_s > _limit_s(series, at):
             yield readings.finding(
-                "gap",
                 "warning",
                 series,
                 np.arange(series.num_samples) == series.num_samples - 1,
@@ -140,12 +138,8 @@ def _missing(run: Run) -> Iterator[Finding]:
     logged = {series.host.partition(".")[0] for series in run.gpus}
     for node in sorted(nodes - logged if nodes & logged else ()):
         yield Finding(
-            rule="gap",
             severity="warning",
             host=node,
-            gpu=None,
-            begin_s=None,
-            end_s=None,
             evidence="it had ranks, and no log of it is here, as of the job's other nodes",
             suggestion="see RUN_DIR/logs/monitor-NODE.log for why its monitor wrote nothing, and"
             " whether its log was left behind when the others were copied",
@@ -157,12 +151,8 @@ def _stale(run: Run, at: Thresholds) -> Iterator[Finding]:
         if not is_stale(log.quiet_s, log.interval_s, at):
             continue
         yield Finding(
-            rule="stale",
             severity="warning" if log.is_there else "error",
             host=log.host,
-            gpu=None,
-            begin_s=None,
-            end_s=None,
             evidence=f"the log has not grown for {minutes(log.quiet_s)}"
             if log.is_there
             else "the log is gone",

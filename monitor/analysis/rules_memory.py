@@ -39,10 +39,10 @@ def _memory(run: Run, at: Thresholds) -> Iterator[Finding]:
             fix = "a longer sequence or a fragment more ends in out of memory: a smaller batch,"
             fix += " activation checkpointing, or, for a command of your own,"
             fix += " PYTORCH_ALLOC_CONF=expandable_segments:True"
-            yield readings.finding("memory", "hint", series, full, told, fix, weight=100 + peak_pct)
+            yield readings.finding("hint", series, full, told, fix, weight=100 + peak_pct)
         elif peak_pct <= at.memory_empty_pct and _works(series, at):
             fix = "the batch could be larger, or the job could do with fewer or smaller GPUs"
-            yield readings.finding("memory", "hint", series, None, told, fix, weight=100 - peak_pct)
+            yield readings.finding("hint", series, None, told, fix, weight=100 - peak_pct)
 
 
 def _works(series: GpuSeries, at: Thresholds) -> bool:
@@ -66,7 +66,6 @@ def _unattributed(run: Run, at: Thresholds) -> Iterator[Finding]:
         fix = "what a job before has left behind, or somebody who was not given this GPU: ps on the"
         fix += " node tells; until it is gone, exclude the node (sbatch --exclude)"
         yield readings.finding(
-            "unattributed",
             "warning",
             series,
             worst,
@@ -86,24 +85,23 @@ def _host_memory(run: Run, at: Thresholds) -> Iterator[Finding]:
         used_pct = 100 / whole_mib * series.values["hmem"]
         fix = "before the kernel kills a rank: fewer loader workers, less cached or pinned"
         fix += " memory, or ask for more (--mem)"
-        yield from _full("host_memory", series, used_pct, at.host_memory_pct, "memory", fix)
+        yield from _full(series, used_pct, at.host_memory_pct, "memory", fix)
 
 
 def _shm(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.hosts(run, "shm"):
         fix = "a full one ends loaders with a bus error: fewer workers or prefetched batches, or a"
         fix += " larger /dev/shm"
-        yield from _full("shm", series, series.values["shm"], at.shm_pct, _SHM, fix)
+        yield from _full(series, series.values["shm"], at.shm_pct, _SHM, fix)
 
 
 def _disk(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.hosts(run, "disk"):
         fix = "before checkpoints fail: remove old ones, or write elsewhere (DDP_OUT)"
-        yield from _full("disk", series, series.values["disk"], at.disk_pct, "disk", fix)
+        yield from _full(series, series.values["disk"], at.disk_pct, "disk", fix)
 
 
-def _full(  # noqa: PLR0913, PLR0917 - what, where, how much and what to do
-    rule: str,
+def _full(
     series: GpuSeries,
     used_pct: NDArray[np.floating],
     limit_pct: float,
@@ -114,9 +112,7 @@ def _full(  # noqa: PLR0913, PLR0917 - what, where, how much and what to do
     if full.sum() >= _MIN_SAMPLES:
         peak_pct = float(np.nanmax(used_pct))
         text = f"the machine's {what} was up to {peak_pct:.0f} % full"
-        yield readings.finding(
-            rule, "warning", series, full, text, fix, weight=peak_pct, of_host=True
-        )
+        yield readings.finding("warning", series, full, text, fix, weight=peak_pct, of_host=True)
 
 
 RULES = (

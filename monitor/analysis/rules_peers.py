@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from monitor.analysis.findings import Severity
-    from monitor.analysis.peers import Measure, Odd
+    from monitor.analysis.peers import Measure, Odd, Peers
     from monitor.analysis.thresholds import Thresholds
     from monitor.logs.series import GpuSeries, Run
 
@@ -33,20 +32,25 @@ _WAITED_FOR = (
 )
 
 
+_SEE_LINK = (
+    "see `nvidia-smi -q -d PCIE` on the node for the link's width and generation; report it to the"
+    " administrators if it is less than its peers'"
+)
+_BALANCE = (
+    "it decides how large the batch can be: load checkpoints with map_location, set each rank's"
+    " device before the first CUDA call, split evenly"
+)
 _HELD_DOWN = (
     "see `nvidia-smi -q -d CLOCK,PERFORMANCE` on the node for locked clocks, a lower power limit"
     " or heat; report it to the administrators"
 )
 
 
-def _finding(
-    rule: str, odd: Odd, evidence: str, suggestion: str, severity: Severity = "warning"
-) -> Finding:
+def _finding(odd: Odd, evidence: str, suggestion: str, severity: Severity = "warning") -> Finding:
     return Finding(
-        rule=rule,
         severity=severity,
         host=odd.series.host,
-        gpu=odd.series.gpu,
+        gpu=None if odd.is_node else odd.series.gpu,
         begin_s=odd.begin_s,
         end_s=odd.end_s,
         evidence=evidence,
@@ -56,10 +60,6 @@ def _finding(
     )
 
 
-def _of_node(rule: str, odd: Odd, evidence: str, suggestion: str) -> Finding:
-    return replace(_finding(rule, odd, f"its GPUs are {evidence}", suggestion), gpu=None)
-
-
 def _straggler(run: Run, at: Thresholds) -> Iterator[Finding]:
     yield from _named_by_trainer(run, at)
 
@@ -67,27 +67,20 @@ def _straggler(run: Run, at: Thresholds) -> Iterator[Finding]:
         active = readings.activity(series)
         return None if active is None else np.where(readings.settled(series, at), active, np.nan)
 
-    for group in peers.compare(run, at, settled):
-        differs = (
-            (group.others - group.values >= at.straggler_points)
-            & (group.others >= at.working_sm_pct)
-            & (group.values > at.busy_sm_pct)
-        )
-        for odd in peers.odd(group, differs, at):
-            text = (
-                f"{odd.own:.0f} % busy where the middle one of its"
-                f" {counted(odd.num_peers, 'peer')} is {odd.others:.0f} %"
-            )
-            yield _finding("straggler", odd, text, _WAITED_FOR)
-    for group in peers.halves(run, at, settled):
-        differs = (
-            (group.others - group.values >= at.straggler_points)
-            & (group.others >= at.working_sm_pct)
-            & (group.values > at.busy_sm_pct)
-        )
-        for odd in peers.odd(group, differs, at):
-            text = f"at most {odd.own:.0f} % busy where those of the job's other node are at least"
-            yield _of_node("straggler", odd, f"{text} {odd.others:.0f} %", _WAITED_FOR)
+    def differs(group: Peers) -> NDArray[np.bool_]:
+        lower: NDArray[np.bool_] = group.others - group.values >= at.straggler_points
+        return lower & (group.others >= at.working_sm_pct) & (group.values > at.busy_sm_pct)
+
+    for odd in peers.outliers(run, at, settled, differs, by_node=True):
+        text = f"{odd.own:.0f} % busy where {_peers(odd)} is {odd.others:.0f} %"
+        if odd.is_node:
+            text = f"its GPUs are at most {odd.own:.0f} % busy where those of the job's other node"
+            text += f" are at least {odd.others:.0f} %"
+        yield _finding(odd, text, _WAITED_FOR)
+
+
+def _peers(odd: Odd) -> str:
+    return f"the middle one of its {counted(odd.num_peers, 'peer')}"
 
 
 def _named_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
@@ -110,7 +103,6 @@ def _named_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
         if len(ratios) < _NUM_SUSTAINED or not readings.reaches(share_pct, at.straggler_pct):
             continue
         yield Finding(
-            rule="straggler",
             severity="warning",
             host=node,
             gpu=_seat(run, node, rank, places.get(rank)),
@@ -144,37 +136,30 @@ def _clock(run: Run, at: Thresholds) -> Iterator[Finding]:
             return None
         return np.where(active >= at.working_sm_pct, clock_mhz, np.nan)
 
-    for group in peers.compare(run, at, at_work_mhz):
-        differs = group.values <= (1 - at.clock_lower_pct / 100) * group.others
-        for odd in peers.odd(group, differs, at):
-            yield _finding(
-                "clock",
-                odd,
-                f"SM clock of {odd.own:.0f} MHz at work, where the middle one of its"
-                f" {counted(odd.num_peers, 'peer')} has {odd.others:.0f} MHz",
-                _HELD_DOWN,
-            )
-    for group in peers.halves(run, at, at_work_mhz):
-        differs = group.values <= (1 - at.clock_lower_pct / 100) * group.others
-        for odd in peers.odd(group, differs, at):
-            text = f"at {odd.own:.0f} MHz or less at work, those of the job's other node at"
-            yield _of_node("clock", odd, f"{text} {odd.others:.0f} MHz or more", _HELD_DOWN)
+    def differs(group: Peers) -> NDArray[np.bool_]:
+        lower: NDArray[np.bool_] = group.values <= (1 - at.clock_lower_pct / 100) * group.others
+        return lower
+
+    for odd in peers.outliers(run, at, at_work_mhz, differs, by_node=True):
+        text = (
+            f"SM clock of {odd.own:.0f} MHz at work, where {_peers(odd)} has {odd.others:.0f} MHz"
+        )
+        if odd.is_node:
+            text = f"its GPUs are at {odd.own:.0f} MHz or less at work, those of the job's other"
+            text += f" node at {odd.others:.0f} MHz or more"
+        yield _finding(odd, text, _HELD_DOWN)
 
 
 def _pcie(run: Run, at: Thresholds) -> Iterator[Finding]:
+    def differs(group: Peers) -> NDArray[np.bool_]:
+        lower: NDArray[np.bool_] = group.values < (1 - at.pcie_lower_pct / 100) * group.others
+        return lower & (group.others >= at.pcie_min_mb_s)
+
     for column, way in (("rxpci", "to"), ("txpci", "from")):
-        for group in peers.compare(run, at, _column(column), peak=True):
-            differs = group.values < (1 - at.pcie_lower_pct / 100) * group.others
-            differs &= group.others >= at.pcie_min_mb_s
-            for odd in peers.odd(group, differs, at):
-                yield _finding(
-                    "pcie",
-                    odd,
-                    f"at most {odd.own:.0f} MB/s {way} the GPU over PCIe, where the middle one of"
-                    f" its {counted(odd.num_peers, 'peer')} reaches {odd.others:.0f} MB/s",
-                    "see `nvidia-smi -q -d PCIE` on the node for the link's width and generation;"
-                    " report it to the administrators if it is less than its peers'",
-                )
+        for odd in peers.outliers(run, at, _column(column), differs, peak=True):
+            text = f"at most {odd.own:.0f} MB/s {way} the GPU over PCIe, where {_peers(odd)}"
+            text += f" reaches {odd.others:.0f} MB/s"
+            yield _finding(odd, text, _SEE_LINK)
 
 
 def _column(name: str) -> Measure:
@@ -188,19 +173,14 @@ def _unbalanced(run: Run, at: Thresholds) -> Iterator[Finding]:
         whole_mib = series.number("memory_mib")
         return None if used_mib is None or not whole_mib else 100 / whole_mib * used_mib
 
-    for group in peers.compare(run, at, used_pct, peak=True):
-        differs = group.values - group.others >= at.unbalanced_pct
-        for odd in peers.odd(group, differs, at):
-            gib = (odd.series.number("memory_mib") or 0.0) / 100 / MIB_PER_GIB
-            yield _finding(
-                "unbalanced",
-                odd,
-                f"{odd.own * gib:.0f} GiB in use where the middle one of its"
-                f" {counted(odd.num_peers, 'peer')} has {odd.others * gib:.0f} GiB",
-                "it decides how large the batch can be: load checkpoints with map_location, set"
-                " each rank's device before the first CUDA call, split evenly",
-                "hint",
-            )
+    def differs(group: Peers) -> NDArray[np.bool_]:
+        more: NDArray[np.bool_] = group.values - group.others >= at.unbalanced_pct
+        return more
+
+    for odd in peers.outliers(run, at, used_pct, differs, peak=True):
+        gib = (odd.series.number("memory_mib") or 0.0) / 100 / MIB_PER_GIB
+        text = f"{odd.own * gib:.0f} GiB in use where {_peers(odd)} has {odd.others * gib:.0f} GiB"
+        yield _finding(odd, text, _BALANCE, "hint")
 
 
 RULES = (

@@ -28,7 +28,6 @@ def _thermal(run: Run, at: Thresholds) -> Iterator[Finding]:
         heat = series.column("gtemp")
         hottest = "" if heat is None else f", at up to {np.nanmax(heat):.0f} C"
         yield readings.finding(
-            "thermal",
             "warning",
             series,
             where,
@@ -45,7 +44,6 @@ def _power(run: Run, at: Thresholds) -> Iterator[Finding]:
         braked_pct, braked = _braked(series, at)
         if braked is not None and readings.reaches(braked_pct, at.brake_pct):
             yield readings.finding(
-                "power",
                 "warning",
                 series,
                 braked,
@@ -62,7 +60,6 @@ def _power(run: Run, at: Thresholds) -> Iterator[Finding]:
             limit_w = series.number("power_limit_w")
             limit = "its limit" if limit_w is None else f"its limit of {limit_w:.0f} W"
             yield readings.finding(
-                "power",
                 "hint",
                 series,
                 where,

@@ -48,7 +48,6 @@ def _idle(run: Run, at: Thresholds) -> Iterator[Finding]:
         is_much = share_pct >= at.idle_pct or isinstance(run, Window)
         severity: Severity = "warning" if is_much else "hint"
         yield readings.finding(
-            "idle",
             severity,
             series,
             worst,
@@ -87,7 +86,6 @@ def _hung(run: Run, at: Thresholds) -> Iterator[Finding]:
         to_the_end = worst.end == series.num_samples
         power_w = float(np.nanmean(series.values["pwr"][worst.begin : worst.end]))
         yield readings.finding(
-            "hung",
             "error" if to_the_end else "warning",
             series,
             worst,
@@ -133,7 +131,6 @@ def _starved(run: Run, at: Thresholds) -> Iterator[Finding]:
         if not readings.reaches(dip_pct, at.starved_dip_pct) or full_pct < 50:  # noqa: PLR2004 - half
             continue
         yield readings.finding(
-            "data",
             "warning",
             series,
             in_work,
@@ -164,10 +161,7 @@ def _told_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
     if len(waits) < _MIN_METRICS or not readings.reaches(mean_pct, at.starved_wait_pct):
         return
     yield Finding(
-        rule="data",
         severity="warning",
-        host=None,
-        gpu=None,
         begin_s=seconds(lines[0].get("time")),
         end_s=seconds(lines[-1].get("time")),
         evidence=f"the trainer waited for data for {mean_pct:.0f} % of its time, by"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from monitor import events
-from monitor.analysis.rules_reports import REPORTS
+from monitor.analysis.rules_faults import REPORTS
 from monitor.live.follow import Follower
 from monitor.runs.history import integer
 

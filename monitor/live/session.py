@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
+from rich.theme import Theme
 
 from monitor.analysis.findings import SEVERITIES, Summary
 from monitor.live import frame, target, view
@@ -47,7 +48,7 @@ def watch(paths: Sequence[str], env: Mapping[str, str]) -> int:
 
     """
     session = Session(Fleet(target.resolve(paths, env)))
-    console = _Console(highlight=False)
+    console = _Console(highlight=False, theme=Theme(STYLES))
     if not (sys.stdin.isatty() and console.is_terminal) or console.is_dumb_terminal:
         session.fleet.poll(is_only=True)
         session.update()
@@ -129,7 +130,7 @@ def _print(session: Session, console: Console) -> None:
     width = shutil.get_terminal_size((_WIDTH, 24)).columns
     picture = session.picture((width, None), ascii_only=console.options.ascii_only)
     for line in picture.lines():
-        text = Text.assemble(*((text, STYLES[style]) for text, style in line))
+        text = Text.assemble(*line)
         text.rstrip()
         console.print(text, soft_wrap=True)
 

@@ -23,7 +23,7 @@ def hot(run: Run, at: Thresholds) -> Iterator[Finding]:
         temp_c = series.column("mtemp")
         if temp_c is not None and temp_c.max() > 90:
             text = f"memory at up to {temp_c.max():.0f} C"
-            yield readings.finding("hot", "error", series, temp_c > 90, text, "open a window")
+            yield readings.finding("error", series, temp_c > 90, text, "open a window")
 
 
 HOT = Rule(name="hot", meaning="a GPU's memory is hot", check=hot, needs=("mtemp",))
