@@ -48,7 +48,7 @@ class Peers:
 
     series: Sequence[GpuSeries]
     values: NDArray[np.float64]
-    """(GPUs, windows); NaN where there is too little to say."""
+    """(GPUs, windows); NaN where there are too few readings."""
     others: NDArray[np.float64]
     """The middle one of all others there."""
     spread: NDArray[np.float64]
@@ -113,7 +113,7 @@ def _halves(run: Run, at: Thresholds, measure: Measure) -> Iterator[Peers]:
 
 
 def _groups(run: Run) -> list[list[GpuSeries]]:
-    """Put GPUs of one job and kind together; where no job is told, those of one node."""
+    """Put GPUs of one job and kind together; without a job, those of one node."""
     groups: dict[tuple[str, str], list[GpuSeries]] = {}
     for series in readings.gpus(run):
         job = f"on {series.host}" if series.job is None else f"job {series.job}"
@@ -140,14 +140,14 @@ def _by_window(
     result = np.full(grid.num, np.nan)
     if values is None:
         return result
-    told = ~np.isnan(values)
+    known = ~np.isnan(values)
     window = np.zeros(len(values), np.int64)
     if grid.num > 1:
-        told &= ~np.isnan(series.time_s)
+        known &= ~np.isnan(series.time_s)
         np.floor_divide(
-            series.time_s - grid.begin_s, grid.window_s, out=window, where=told, casting="unsafe"
+            series.time_s - grid.begin_s, grid.window_s, out=window, where=known, casting="unsafe"
         )
-    window, values = window[told], values[told]
+    window, values = window[known], values[known]
     counts = np.bincount(window, minlength=grid.num)
     if peak and window.size:
         first = np.flatnonzero(np.diff(window, prepend=-1))
@@ -184,14 +184,14 @@ def _others(
     return others, _SIGMA * np.take_along_axis(deviations, half, axis=0)[0]
 
 
-def _lasting(differs: NDArray[np.bool_], told: NDArray[np.bool_], at: Thresholds) -> slice | None:
+def _lasting(differs: NDArray[np.bool_], known: NDArray[np.bool_], at: Thresholds) -> slice | None:
     """Find the longest run of windows in which one differs; None if that is too short to count.
 
     Where there are fewer windows than it takes, it must differ in all.
     """
     best = readings.longest_run(differs)
     num = best.stop - best.start
-    return best if num and num >= min(at.peer_windows, told.sum()) else None
+    return best if num and num >= min(at.peer_windows, known.sum()) else None
 
 
 def outliers(  # noqa: PLR0913 - what is compared, and how
@@ -227,8 +227,8 @@ def _odd(
     gap = np.abs(peers.values - peers.others)
     differs &= gap > at.peer_spread * peers.spread
     for row in np.flatnonzero(differs.any(axis=1)).tolist():
-        told = ~np.isnan(peers.others[row]) & ~np.isnan(peers.values[row])
-        windows = _lasting(differs[row], told, at)
+        known = ~np.isnan(peers.others[row]) & ~np.isnan(peers.values[row])
+        windows = _lasting(differs[row], known, at)
         if windows is not None:
             yield Odd(
                 peers.series[row],

@@ -57,7 +57,7 @@ def finding(  # noqa: PLR0913 - a finding has that many parts
 def _span(
     series: GpuSeries, where: Stretch | NDArray[np.bool_] | None
 ) -> tuple[float | None, float | None]:
-    """Give when the first and the last of some samples were taken."""
+    """Return when the first and the last of some samples were taken."""
     if isinstance(where, Stretch):
         first, last = max(0, where.begin - 1), where.end - 1
     else:
@@ -71,12 +71,12 @@ def _span(
 
 
 def gpus(run: Run) -> Iterator[GpuSeries]:
-    """Give what belongs to a GPU; nodes without one are left out."""
+    """Return what belongs to a GPU; nodes without one are left out."""
     return (series for series in run.gpus if series.gpu is not None and series.num_samples)
 
 
 def hosts(run: Run, column: str) -> Iterator[GpuSeries]:
-    """Give one series of each node that has a column of the host: all its GPUs have the same."""
+    """Return one series of each node that has a column of the host: all its GPUs have the same."""
     seen: set[tuple[str | None, str]] = set()
     for series in run.gpus:
         place = (series.job, series.host)
@@ -86,17 +86,17 @@ def hosts(run: Run, column: str) -> Iterator[GpuSeries]:
 
 
 def activity(series: GpuSeries) -> NDArray[np.floating] | None:
-    """Tell how busy a GPU was, in %; None if it has nothing that tells it."""
+    """Return how busy a GPU was, in %; None where no column shows it."""
     return of_columns(columns(series, "sm", "smavg"), columns(series, "smact", "smutil"))
 
 
 def columns(series: GpuSeries, *names: str) -> list[NDArray[np.floating]]:
-    """Give those of some columns that have readings."""
+    """Return those of some columns that have readings."""
     return [column for name in names if (column := series.column(name)) is not None]
 
 
 def settled(series: GpuSeries, thresholds: Thresholds) -> NDArray[np.bool_]:
-    """Tell which samples come after the start-up; all where there are no times.
+    """Return which samples come after the start-up; all where there are no times.
 
     Each start of the job has its own, and what comes after a pause of the log counts as one.
     """
@@ -161,7 +161,7 @@ def stretches(mask: NDArray[np.bool_], steps_s: NDArray[np.floating]) -> Stretch
 
 
 def others(num: int) -> str:
-    """Say that a thing came so many more times."""
+    """Write that a thing came so many more times."""
     return f" (and {num} more time{'' if num == 1 else 's'})" if num else ""
 
 
@@ -187,11 +187,11 @@ def _runs(mask: NDArray[np.bool_]) -> NDArray[np.intp]:
 
 
 def reaches(value: float, limit: float) -> bool:
-    """Tell whether something is there, and as large as a threshold, which may be 0."""
+    """Whether something is there, and as large as a threshold, which may be 0."""
     return value > 0 and value >= limit
 
 
 def share_pct(mask: NDArray[np.bool_], among: NDArray[np.bool_]) -> float:
-    """Tell in what share of some samples something holds, in %; 0 of none."""
+    """Return in what share of some samples something holds, in %; 0 of none."""
     total = int(among.sum())
     return 100 * int((mask & among).sum()) / total if total else 0.0

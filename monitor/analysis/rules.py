@@ -30,7 +30,7 @@ Scope = Literal["any", "whole run", "live"]
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A pure function from what was recorded to findings, and what to say about it."""
+    """A pure function from what was recorded to findings, and what to list about it."""
 
     name: str
     meaning: str

@@ -28,13 +28,13 @@ _EXCLUDE = "exclude the node (sbatch --exclude) and report it to the administrat
 def _growth(
     counter: NDArray[np.floating] | None,
 ) -> tuple[float, NDArray[np.bool_] | None]:
-    """Tell by how much a counter grew, and in which samples; one that falls was set back."""
+    """Return by how much a counter grew, and in which samples; one that falls was reset."""
     if counter is None:
         return 0.0, None
-    told = np.flatnonzero(~np.isnan(counter))
-    steps = np.diff(counter[told])
+    known = np.flatnonzero(~np.isnan(counter))
+    steps = np.diff(counter[known])
     where = np.zeros(len(counter), np.bool_)
-    where[told[1:]] = steps > 0
+    where[known[1:]] = steps > 0
     return float(steps[steps > 0].sum()), where
 
 
@@ -46,7 +46,7 @@ def _ecc(run: Run, at: Thresholds) -> Iterator[Finding]:
             yield one
     for placed, several in _marks(run, "ecc"):
         if placed.mark.details.get("bits") in ("1", "single"):
-            continue  # corrected: the counter tells how many
+            continue  # corrected: the counter has how many
         if ("error", placed.job, placed.host, placed.mark.gpu) not in with_counter:
             text = "memory error that could not be corrected"
             yield _of_mark("error", placed, several, text, _EXCLUDE)
@@ -66,7 +66,7 @@ def _ecc_counted(series: GpuSeries, at: Thresholds) -> Iterator[Finding]:
     few, where = _growth(series.column("sbecc"))
     if readings.reaches(few, at.corrected_errors):
         text = f"{counted(few, 'memory error')} came up, and could be corrected"
-        fix = "nothing is wrong yet; tell the administrators that its memory wears out"
+        fix = "nothing is wrong yet; report to the administrators that its memory wears out"
         yield readings.finding("hint", series, where, text, fix, weight=few)
 
 
@@ -98,7 +98,7 @@ def _xid(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rul
 
 
 def _marks(run: Run, kind: str) -> Iterator[tuple[PlacedMark, Sequence[PlacedMark]]]:
-    """Give what happened to each GPU: the first of a sort, and all of that sort."""
+    """Return what happened to each GPU: the first of a sort, and all of that sort."""
     groups: dict[object, list[PlacedMark]] = {}
     for placed in run.marks:
         mark = placed.mark
@@ -133,7 +133,7 @@ def _of_mark(  # noqa: PLR0913 - a finding has that many parts
 
 
 _SIGNS_OF_LIFE = ("pwr", "gtemp", "fb")
-"""What every GPU tells that is there; `sm` counts with them, but MIG alone refuses it."""
+"""What every GPU reports that is there; `sm` counts, too, but under MIG it is refused."""
 
 
 def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
@@ -237,7 +237,7 @@ RULES = (
     ),
     Rule(
         name="xid",
-        meaning="the driver told a fault: the program's or the hardware's, by NVIDIA's catalogue",
+        meaning="the driver reported a fault: of program or hardware, by NVIDIA's catalogue",
         needs=(EVENTS,),
         stays=True,
         thresholds=(),

@@ -81,7 +81,7 @@ def _limit_s(series: GpuSeries, at: Thresholds) -> float:
 
 
 def _gaps(series: GpuSeries, starts_s: NDArray[np.float64], at: Thresholds) -> Iterator[Finding]:
-    """Look for times without a sample in a node's log, other than those between two starts."""
+    """Find times without a sample in a node's log, other than those between two starts."""
     steps_s = np.diff(series.time_s)
     usual_s = clock.usual_s(np.append(np.nan, steps_s), series.told_s)[1:]
     longest_s = np.fmax(at.gap_seconds, at.gap_intervals * usual_s)
@@ -109,13 +109,13 @@ def _gaps(series: GpuSeries, starts_s: NDArray[np.float64], at: Thresholds) -> I
 
 
 def _is_rest(series: GpuSeries, before: int, starts_s: NDArray[np.float64]) -> bool:
-    """Tell whether the job itself was at rest: one start had ended, the next not begun."""
+    """Whether the job itself was at rest: one start had ended, the next not begun."""
     begin_s, end_s = series.time_s[before], series.time_s[before + 1] + series.interval_s
     return bool(((begin_s <= starts_s) & (starts_s <= end_s)).any())
 
 
 def _ended_early(nodes: list[GpuSeries], at: Thresholds) -> Iterator[Finding]:
-    """Look for nodes whose log ends long before those of the job's other nodes."""
+    """Find nodes whose log ends long before those of the job's other nodes."""
     ends_s = [float(series.time_s[-1]) - _zone_s(series, nodes) for series in nodes]
     for series, end_s in zip(nodes, ends_s, strict=True):
         missing_s = max(ends_s) - end_s
@@ -132,7 +132,7 @@ def _ended_early(nodes: list[GpuSeries], at: Thresholds) -> Iterator[Finding]:
 
 
 def _missing(run: Run) -> Iterator[Finding]:
-    """Look for nodes that had ranks, and have no log where others have one."""
+    """Find nodes that had ranks, and have no log where others have one."""
     ups = [event for event in run.events if event.get("event") == "rank_up"]
     nodes = {node.partition(".")[0] for event in ups if isinstance(node := event.get("node"), str)}
     logged = {series.host.partition(".")[0] for series in run.gpus}
@@ -168,7 +168,7 @@ def is_stale(quiet_s: float, interval_s: float, at: Thresholds) -> bool:
 
 
 def _zone_s(series: GpuSeries, nodes: list[GpuSeries]) -> float:
-    """Tell how much later a node's log begins because of its zone, which dmon does not tell.
+    """Return how much later a node's log begins by its zone, which dmon does not record.
 
     The nodes of a job begin together, and zones differ by quarters of an hour.
     """

@@ -30,7 +30,7 @@ def _memory(run: Run, at: Thresholds) -> Iterator[Finding]:
             continue
         used_pct = 100 / whole_mib * used_mib
         peak_pct = float(np.nanmax(used_pct))
-        told = (
+        text = (
             f"at most {np.nanmax(used_mib) / MIB_PER_GIB:.0f} of"
             f" {whole_mib / MIB_PER_GIB:.0f} GiB in use ({peak_pct:.0f} %)"
         )
@@ -39,14 +39,14 @@ def _memory(run: Run, at: Thresholds) -> Iterator[Finding]:
             fix = "a longer sequence or a fragment more ends in out of memory: a smaller batch,"
             fix += " activation checkpointing, or, for a command of your own,"
             fix += " PYTORCH_ALLOC_CONF=expandable_segments:True"
-            yield readings.finding("hint", series, full, told, fix, weight=100 + peak_pct)
+            yield readings.finding("hint", series, full, text, fix, weight=100 + peak_pct)
         elif peak_pct <= at.memory_empty_pct and _works(series, at):
             fix = "the batch could be larger, or the job could do with fewer or smaller GPUs"
-            yield readings.finding("hint", series, None, told, fix, weight=100 - peak_pct)
+            yield readings.finding("hint", series, None, text, fix, weight=100 - peak_pct)
 
 
 def _works(series: GpuSeries, at: Thresholds) -> bool:
-    """Tell whether it ever works after the start-up: an idle GPU's memory is empty by nature."""
+    """Whether it ever works after the start-up: an idle GPU's memory is empty by nature."""
     active = readings.activity(series)
     if active is None:
         return False
@@ -63,8 +63,8 @@ def _unattributed(run: Run, at: Thresholds) -> Iterator[Finding]:
             continue
         most_mib = float(np.nanmax(others_mib[worst.begin : worst.end]))
         who = series.fact("processes")
-        fix = "what a job before has left behind, or somebody who was not given this GPU: ps on the"
-        fix += " node tells; until it is gone, exclude the node (sbatch --exclude)"
+        fix = "what a job before has left behind, or a user who was not given this GPU: ps on the"
+        fix += " node shows it; until it is gone, exclude the node (sbatch --exclude)"
         yield readings.finding(
             "warning",
             series,

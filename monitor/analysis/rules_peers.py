@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -84,7 +85,7 @@ def _peers(odd: Odd) -> str:
 
 
 def _named_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
-    """Look at the ranks that the trainer measured to be slow, at their places."""
+    """Find the ranks that the trainer measured to be slow, and their GPUs."""
     lines = [line for line in run.metrics if integer(line.get("step")) is not None]
     lines = [line for line in lines if "samples_per_s" in line]
     named: dict[tuple[int, str], list[float]] = {}
@@ -93,8 +94,8 @@ def _named_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
             rank, node, ratio = integer(slow.get("rank")), slow.get("node"), slow.get("ratio")
             if rank is not None and isinstance(node, str) and isinstance(ratio, int | float):
                 named.setdefault((rank, node), []).append(float(ratio))
-    told = [event for event in run.events if "local_rank" in event]
-    places = {integer(event.get("rank")): integer(event["local_rank"]) for event in told}
+    with_rank = [event for event in run.events if "local_rank" in event]
+    places = {integer(event.get("rank")): integer(event["local_rank"]) for event in with_rank}
     num_ranks = 1 + max((rank for rank in places if rank is not None), default=0)
     if 2 * len(named) > num_ranks > 1:
         return  # both of two, or three of four: each was slow at times, as ranks are
@@ -105,7 +106,7 @@ def _named_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
         yield Finding(
             severity="warning",
             host=node,
-            gpu=_seat(run, node, rank, places.get(rank)),
+            gpu=_gpu_of(run, node, rank, places.get(rank)),
             begin_s=seconds(lines[0].get("time")),
             end_s=seconds(lines[-1].get("time")),
             evidence=f"rank {rank} took {np.mean(ratios):.1f} times as long as the middle one in"
@@ -115,18 +116,19 @@ def _named_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
         )
 
 
-def _seat(run: Run, host: str, rank: int, local_rank: int | None) -> int | None:
-    """Tell the GPU that a rank was on, by the log's own column; else the local rank's."""
-    looks: dict[int | None, int] = {}
+def _gpu_of(run: Run, host: str, rank: int, local_rank: int | None) -> int | None:
+    """Return the GPU that a rank was on, by the log's own column; else its local rank."""
+    num_samples: Counter[int | None] = Counter()
+    indices = []
     for series in run.gpus:
-        ranks = series.column("rank")
-        if series.host == host and ranks is not None:
-            looks[series.gpu] = looks.get(series.gpu, 0) + int(np.count_nonzero(ranks == rank))
-    seats = [series.gpu for series in run.gpus if series.host == host]
-    if seats and all(seat is None for seat in seats):
+        if series.host == host:
+            indices.append(series.gpu)
+            ranks = series.column("rank")
+            num_samples[series.gpu] += 0 if ranks is None else int((ranks == rank).sum())
+    if indices and all(index is None for index in indices):
         return None
-    seat = max(looks, key=lambda gpu: looks[gpu], default=None)
-    return seat if seat is not None and looks[seat] else local_rank
+    index, num = max(num_samples.items(), key=lambda item: item[1], default=(None, 0))
+    return index if num else local_rank
 
 
 def _clock(run: Run, at: Thresholds) -> Iterator[Finding]:

@@ -72,7 +72,7 @@ def _power(run: Run, at: Thresholds) -> Iterator[Finding]:
 
 
 def _busy(series: GpuSeries, at: Thresholds) -> NDArray[np.bool_]:
-    """Tell in which samples it is busy; in all, where nobody tells."""
+    """Return in which samples it is busy; in all, where that is not recorded."""
     active = readings.activity(series)
     return np.ones(series.num_samples, np.bool_) if active is None else active > at.busy_sm_pct
 
@@ -85,34 +85,34 @@ def _throttled(
     violated = series.column(violation)
     if violated is not None:
         if "interval_s" not in series.facts and violation == "tviol":
-            violated = violated * 100  # dmon tells it as a flag, and we in %
+            violated = violated * 100  # dmon has a flag, and we %
         where = busy & (violated > 0)
-        told = violated[busy & ~np.isnan(violated)]
-        return (float(np.minimum(told, 100).mean()) if told.size else 0.0), where
+        known = violated[busy & ~np.isnan(violated)]
+        return (float(np.minimum(known, 100).mean()) if known.size else 0.0), where
     return _by_bits(series, bits, busy)
 
 
 def _braked(series: GpuSeries, at: Thresholds) -> tuple[float, NDArray[np.bool_] | None]:
-    """Look for a slowdown by hardware that is not for heat."""
-    told = series.column("throt")
-    if told is None:
+    """Find slowdowns by hardware that are not for heat."""
+    reasons = series.column("throt")
+    if reasons is None:
         return 0.0, None
-    hot = _bits(told, throttling.HEAT)
+    hot = _bits(reasons, throttling.HEAT)
     return _by_bits(series, throttling.BRAKE, _busy(series, at) & ~hot)
 
 
 def _by_bits(
     series: GpuSeries, bits: int, among: NDArray[np.bool_]
 ) -> tuple[float, NDArray[np.bool_] | None]:
-    told = series.column("throt")
-    if told is None:
+    reasons = series.column("throt")
+    if reasons is None:
         return 0.0, None
-    where = among & _bits(told, bits)
-    return readings.share_pct(where, among & ~np.isnan(told)), where
+    where = among & _bits(reasons, bits)
+    return readings.share_pct(where, among & ~np.isnan(reasons)), where
 
 
-def _bits(told: NDArray[np.floating], bits: int) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = np.where(np.isnan(told), 0, told).astype(np.int32) & bits != 0
+def _bits(reasons: NDArray[np.floating], bits: int) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = np.where(np.isnan(reasons), 0, reasons).astype(np.int32) & bits != 0
     return found
 
 

@@ -59,7 +59,7 @@ def _idle(run: Run, at: Thresholds) -> Iterator[Finding]:
 
 
 def _without_blips(active: NDArray[np.floating], busy_pct: float) -> NDArray[np.bool_]:
-    """Tell which samples are idle; a lone one that is hardly busy between idle ones is, too."""
+    """Return which samples are idle; a lone one that is hardly busy between idle ones is, too."""
     idle = active <= busy_pct
     lone = np.zeros(len(idle), np.bool_)
     lone[1:-1] = idle[:-2] & idle[2:] & (active[1:-1] <= _BLIP * busy_pct)
@@ -101,7 +101,7 @@ def _hung(run: Run, at: Thresholds) -> Iterator[Finding]:
 
 
 def _waits(series: GpuSeries, at: Thresholds) -> NDArray[np.bool_] | None:
-    """Tell in which samples a GPU looks as one that waits in a collective; None: nobody knows."""
+    """Return in which samples a GPU seems to wait in a collective; None: not recorded."""
     active = readings.activity(series)
     traffic = readings.columns(series, "mem", "dram")
     power_w = series.column("pwr")
@@ -119,7 +119,7 @@ def _full_power_w(series: GpuSeries) -> float:
 
 
 def _starved(run: Run, at: Thresholds) -> Iterator[Finding]:
-    yield from _told_by_trainer(run, at)
+    yield from _by_trainer(run, at)
     for series in readings.gpus(run):
         active, cpu_pct = readings.activity(series), series.column("cpu")
         if active is None or cpu_pct is None:
@@ -145,7 +145,7 @@ def _starved(run: Run, at: Thresholds) -> Iterator[Finding]:
 def _between_work(
     active: NDArray[np.floating], settled: NDArray[np.bool_], working_pct: float
 ) -> NDArray[np.bool_]:
-    """Tell which samples lie between the first and the last in which it was at work."""
+    """Return which samples lie between the first and the last in which it was at work."""
     at_work = np.flatnonzero(settled & (active >= working_pct))
     found: NDArray[np.bool_] = ~np.isnan(active)
     first, last = (at_work[0], at_work[-1]) if at_work.size else (0, -1)
@@ -153,8 +153,8 @@ def _between_work(
     return found
 
 
-def _told_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
-    """Look at what the trainer measured: how long its slowest rank waited for data."""
+def _by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
+    """Evaluate what the trainer measured: how long its slowest rank waited for data."""
     lines = [line for line in run.metrics if number(line.get("data_wait_pct")) is not None]
     waits = [number(line.get("data_wait_pct")) or 0.0 for line in lines]
     mean_pct = float(np.mean(waits)) if waits else 0.0
@@ -196,7 +196,7 @@ RULES = (
     ),
     Rule(
         name="data",
-        meaning="GPUs wait for data: busy dips while CPUs are full, or by the trainer's own word",
+        meaning="GPUs wait for data: busy dips while CPUs are full, or the trainer's own numbers",
         needs=(f"{ACTIVITY}|{METRICS}", f"cpu|{METRICS}"),
         thresholds=(
             "working_sm_pct",

@@ -74,7 +74,7 @@ class Thresholds:
 
 
 MEANINGS: Mapping[str, str] = {one.name: one.metadata["meaning"] for one in fields(Thresholds)}
-"""What each of them says, by name, in the order of the table."""
+"""What each of them means, by name, in the order of the table."""
 
 _FORMER_NAMES = {"stray_mib": "unattributed_mib", "stray_minutes": "unattributed_minutes"}
 

@@ -172,16 +172,16 @@ def _titles(columns: Sequence[Column], view: View, width: int, *, ascii_only: bo
 
 
 def _alerts(alerts: Sequence[Summary], num: int | None) -> list[Line]:
-    """Show the worst ones, and tell how many there are."""
+    """Show the worst ones, and count all."""
     if not alerts:
         return []
     shown = alerts if num is None or len(alerts) <= num else alerts[: max(1, num)]
     counts = {
         severity: sum(alert.severity == severity for alert in alerts) for severity in _ALERT_STYLES
     }
-    told = ", ".join(f"{n} {name}{'s' * (n > 1)}" for name, n in counts.items() if n)
+    text = ", ".join(f"{n} {name}{'s' * (n > 1)}" for name, n in counts.items() if n)
     more = len(alerts) - len(shown)
-    head = f"alerts: {told}" + (f" ({more} more: press a)" if more else "")
+    head = f"alerts: {text}" + (f" ({more} more: press a)" if more else "")
     return [[(head, "title")], *map(_alert, shown)]
 
 

@@ -8,21 +8,28 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from monitor import events
 from monitor.analysis.rules_faults import REPORTS
 from monitor.live.follow import Follower
 from monitor.runs.history import integer
+from rundir import codes
+from rundir.events import read
+from rundir.paths import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from monitor.events import Event
+    from rundir.events import Event
 
-_EVENTS_BYTES = 2**22  # of 512 nodes' launchers in all: told in one place, read once
+_EVENTS_BYTES = 2**22  # of all launchers of 512 nodes: read once
 _METRICS_BYTES = 2**16
 _NUM_INTERVALS = 60
 _NUM_NOTES = 20
-_OUTCOMES = {0: "finished", 75: "stopped", 64: "refused", 76: "hung"}
+_OUTCOMES = {
+    codes.FINISHED: "finished",
+    codes.STOPPED: "stopped",
+    codes.USAGE: "refused",
+    codes.HUNG: "hung",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,17 +78,15 @@ class LiveRun:
     """Why it cannot be read; None: it can."""
 
     def __post_init__(self) -> None:
-        self._events = Follower(self._path("events.jsonl"), _EVENTS_BYTES)
-        self._metrics = Follower(self._path("metrics.jsonl"), _METRICS_BYTES)
+        files = RunDir(self.run_dir)
+        self._events = Follower(files.events, _EVENTS_BYTES)
+        self._metrics = Follower(files.metrics, _METRICS_BYTES)
         self._last: dict[str, Event] = {}  # of the last attempt, by name
         self._notes: deque[Event] = deque(maxlen=_NUM_NOTES)
         self._intervals: deque[Event] = deque(maxlen=_NUM_INTERVALS)
         self._ranks: dict[object, Event] = {}
         self._accuracy: float | None = None
         self._attempt: int | None = None
-
-    def _path(self, *names: str) -> str:
-        return os.path.join(self.run_dir, *names)  # noqa: PTH118 - start time
 
     @property
     def intervals(self) -> tuple[Event, ...]:
@@ -106,9 +111,9 @@ class LiveRun:
             self.problem = error.strerror or str(error)
             return
         self.problem = None
-        for event in events.read(new_events)[0]:
+        for event in read(new_events)[0]:
             self._take(event)
-        for line in events.read(lines)[0]:
+        for line in read(lines)[0]:
             self._count(line)
 
     def _take(self, event: Event) -> None:
@@ -168,7 +173,7 @@ class LiveRun:
         )
 
     def _outcome(self) -> str:
-        """Tell where it stands by the last attempt's events."""
+        """Return its state by the last attempt's events."""
         decision = self._last.get("decision", {}).get("decision")
         if decision in ("restart", "requeue"):
             return {"restart": "restarting", "requeue": "requeued"}[decision]
@@ -181,7 +186,7 @@ class LiveRun:
         return "running" if self._intervals or "first_step" in self._last else "starting"
 
     def _left_s(self, step: int | None, total: int | None) -> float | None:
-        """Tell how long the rest takes at the pace of the last intervals of this attempt."""
+        """Return how long the rest takes at the pace of the last intervals of this attempt."""
         if step is None or total is None or len(self._intervals) < 2:  # noqa: PLR2004 - a pace
             return None
         first, last = self._intervals[0], self._intervals[-1]

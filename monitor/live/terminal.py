@@ -139,7 +139,7 @@ class Terminal:
         self._shown = list(lines)
 
     def _hang_up(self) -> None:
-        """End, as nobody sees anything any more; the interpreter then ends without a complaint."""
+        """End, as the terminal is gone; the interpreter then ends without a complaint."""
         self._received.add(signal.SIGHUP)
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._console.file.fileno())

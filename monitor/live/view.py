@@ -90,7 +90,7 @@ def chosen(rows: Sequence[Row], view: View) -> list[Row]:
 
 
 def _text(row: Row) -> str:
-    """Tell what a filter looks in."""
+    """Return what a filter searches."""
     place = "cpu" if row.gpu is None else f"gpu{row.gpu}"
     parts = (row.host, place, row.model, *row.throttle, *row.states)
     return " ".join(parts).lower()

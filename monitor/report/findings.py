@@ -34,7 +34,7 @@ def report(paths: Sequence[str], thresholds: Thresholds, *, as_json: bool = Fals
     """Print what is wrong with a run; its status as `findings.status` has it.
 
     Raises:
-        UserError: a path cannot be read, or all of them together hold nothing to judge by.
+        UserError: a path cannot be read, or all of them together hold nothing to evaluate.
 
     """
     run = series.load(paths, engine.columns())
@@ -78,7 +78,7 @@ def lines(run: Run, found: Sequence[Finding], width: int) -> Iterator[str]:
 
 
 def _axis(run: Run, found: Sequence[Finding]) -> Axis:
-    """Give the time that is looked at, and whose clock tells it."""
+    """Return the time that was recorded, and by whose clock."""
     ends = [float(one.time_s[i]) for one in run.gpus if one.num_samples for i in (0, -1)]
     ends += [time_s for one in found for time_s in (one.begin_s, one.end_s) if time_s is not None]
     ends = [time_s for time_s in ends if np.isfinite(time_s)] or [0.0]

@@ -124,6 +124,12 @@ def test_thresholds_by_option_and_by_file(
     )
 
 
+def test_former_names_of_thresholds_still_work() -> None:
+    """Scripts and files of a site may have them."""
+    at = thresholds.chosen(["stray_mib=9", "stray_minutes=7"])
+    assert (at.unattributed_mib, at.unattributed_minutes) == (9, 7)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -229,7 +229,7 @@ def test_columns_give_way_from_the_right_ones_on() -> None:
 def test_no_rows_and_no_steps_are_said() -> None:
     """Before the first sample and the first step."""
     lines = text(snapshot(progress=progress(step=None, outcome="starting")))
-    assert lines[1] == "no step told yet"
+    assert lines[1] == "no step reported yet"
     assert lines[2] == "no samples yet: waiting for logs"
     assert lines[-1].startswith("0-0 of 0")
 
