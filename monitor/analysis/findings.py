@@ -57,10 +57,17 @@ class Summary:
     where: str
     """Such as `gpu[001-016], all GPUs`; empty: nothing to name."""
     evidence: str
-    """Of the worst, with its place where there are several."""
+    """Of the worst."""
+    worst: str = ""
+    """The place of that one, where there are several."""
     suggestion: str = ""
     span_s: tuple[float, float] | None = None
     """When the first began and the last ended; None where no log has times."""
+
+    @property
+    def whole_evidence(self) -> str:
+        """The evidence, with the place of the worst where there are several."""
+        return f"worst, {self.worst}: {self.evidence}" if self.worst else self.evidence
 
 
 def status(found: Iterable[Finding]) -> int:
@@ -90,12 +97,12 @@ def summaries(run: Run, found: Iterable[Finding]) -> list[Summary]:
 
 def _summary(run: Run, group: Sequence[Finding]) -> Summary:
     worst = group[0]
-    place = f"worst, {_place(worst)}: " if len(group) > 1 else ""
     return Summary(
         severity=worst.severity,
         rule=worst.rule,
         where=_places(run, group),
-        evidence=place + worst.evidence,
+        evidence=worst.evidence,
+        worst=_place(worst) if len(group) > 1 else "",
         suggestion=worst.suggestion,
         span_s=_span_s(group),
     )

@@ -9,7 +9,7 @@ import numpy as np
 from monitor import xids
 from monitor.analysis import events, readings
 from monitor.analysis.findings import Finding
-from monitor.analysis.rules import EVENTS, Rule
+from monitor.analysis.rules import EVENTS, Rule, Window
 from monitor.words import counted
 
 if TYPE_CHECKING:
@@ -153,11 +153,12 @@ def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
         to_the_end = worst.end == series.num_samples
         end = "up to the end of the log" if to_the_end else "then it answered again"
         end += readings.others(num_others)
+        never = "" if isinstance(run, Window) else ": it never answered"
         yield readings.finding(
             "error" if to_the_end else "warning",
             series,
             mask,
-            f"no reading in any of {counted(series.num_samples, 'sample')}: it never answered"
+            f"no reading in any of {counted(series.num_samples, 'sample')}{never}"
             if num == series.num_samples
             else f"no reading in {num} of {counted(series.num_samples, 'sample')} one after the"
             f" other, {end}",

@@ -28,7 +28,7 @@ def rendered(run: Run, axis: dict[str, Any]) -> list[dict[str, Any]]:
             "rule": one.rule,
             "severity": one.severity,
             "where": one.where,
-            "evidence": one.evidence,
+            "evidence": one.whole_evidence,
             "suggestion": one.suggestion,
             "time": _time(one, axis),
         }

@@ -100,7 +100,7 @@ def _block(one: Summary, axis: Axis, width: int) -> Iterator[str]:
     when = f", {_when(axis, *one.span_s)}" if one.span_s else ""
     head = f"{one.severity.upper():8} {one.rule}: {one.where}{when}"
     yield textwrap.fill(head, width, subsequent_indent=_INDENT)
-    for text in (one.evidence, f"-> {one.suggestion}"):
+    for text in (one.whole_evidence, f"-> {one.suggestion}"):
         yield textwrap.fill(text, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
 
 
