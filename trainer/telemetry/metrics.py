@@ -272,7 +272,7 @@ def open_sinks(
 
 
 def _report_loss(name: str, error: OSError) -> None:
-    text = f"trainer: {name} gets nothing more of this attempt: {error}"
+    text = f"trainer: no more metrics to {name} in this attempt: {error}"
     with contextlib.suppress(BrokenPipeError):  # its reader may be the one that has gone
         print(text, file=sys.stderr, flush=True)
 
