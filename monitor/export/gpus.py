@@ -13,8 +13,8 @@ from monitor.logs import throttling
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from monitor.export.newest import GpuNow, NodeNow
     from monitor.export.openmetrics import Metrics
+    from monitor.logs.newest import GpuNow, NodeNow
 
     _Labels = dict[str, str | None]
 
@@ -150,12 +150,12 @@ def _add_gpu(metrics: Metrics, node: NodeNow, gpu: GpuNow, place: _Labels) -> No
 
 def _add_events(metrics: Metrics, node: NodeNow, index: int | None, place: _Labels) -> None:
     """Count what happened to a GPU, by kind and by XID."""
-    mine = [mark for mark in node.marks if mark.gpu == index]
-    counts = Counter((mark.kind, mark.details.get("xid")) for mark in mine)
+    mine = [event for event in node.events if event.gpu == index]
+    counts = Counter((event.kind, event.details.get("xid")) for event in mine)
     for (kind, xid), num in counts.items():
         labels = place | {"event": kind, "xid": xid}
         metrics.put(GPU_EVENTS, labels, num)
-        times_s = [m.time_s for m in mine if (m.kind, m.details.get("xid")) == (kind, xid)]
+        times_s = [e.time_s for e in mine if (e.kind, e.details.get("xid")) == (kind, xid)]
         known_s = [time_s for time_s in times_s if not math.isnan(time_s)]
         metrics.put(GPU_EVENT_TIME, labels, max(known_s, default=None))
 

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from monitor.logs import facts, gutil, reader
-from monitor.logs.cells import NO_TIME
+from monitor.logs.decode import NO_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from monitor.events import Event
     from monitor.live.board import Board, Row
     from monitor.live.log import LiveLog
-    from monitor.logs.marks import Mark
+    from monitor.logs.log_events import LogEvent
 
 ERROR, WARNING, HINT = "error", "warning", "hint"
 SEVERITIES = (ERROR, WARNING, HINT)
@@ -86,7 +86,7 @@ def of_logs(logs: Iterable[LiveLog]) -> list[Alert]:
     found = []
     for log in logs:
         # a copy: the log may be read meanwhile
-        found += [_of_mark(log.host, mark) for mark in tuple(log.marks)]
+        found += [_of_mark(log.host, mark) for mark in tuple(log.events)]
     return found
 
 
@@ -134,7 +134,7 @@ def _of_row(row: Row, state: str) -> Alert:
     return Alert(severity=severity, rule=state, host=row.host, gpu=gpu, text=text)
 
 
-def _of_mark(host: str, mark: Mark) -> Alert:
+def _of_mark(host: str, mark: LogEvent) -> Alert:
     what, text = events.told(mark)
     severity = _MILD.get(mark.kind, ERROR)
     if mark.kind == "xid":  # as `diagnose` judges it

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from monitor.live import log as live_log
 from monitor.live.judge import judge
 from monitor.live.log import LiveLog
-from monitor.live.rows import Batch
 from monitor.live.run import LiveRun, Progress
 
 if TYPE_CHECKING:
@@ -64,10 +64,7 @@ class Fleet:
         if time.monotonic() >= self._looked_around_s + _LOOK_AROUND_S:
             self._look_around()
             self._looked_around_s = time.monotonic()
-        batch = Batch()
-        for log in self.logs:
-            log.poll(batch)
-        batch.read()
+        live_log.poll(self.logs)
 
     def _judge(self) -> None:
         """Look at what has been read by the rules of `diagnose`."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from monitor import events
-from monitor.live.follow import Follower
+from monitor.logs.follow import Follower
 from monitor.runs.history import integer
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monitor.logs import terms
-from monitor.logs.cells import NO_TIME
+from monitor.logs.decode import NO_TIME
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

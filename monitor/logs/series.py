@@ -13,7 +13,7 @@ import numpy as np
 
 from monitor.errors import printable
 from monitor.logs import clock, facts, files, reader, whole
-from monitor.logs.cells import NO_TIME
+from monitor.logs.decode import NO_TIME
 from monitor.logs.places import is_run, lines_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from monitor.logs.marks import Mark
+    from monitor.logs.log_events import LogEvent
     from monitor.logs.reader import Log
 
     _Key = tuple[str, str | None, int, str]
@@ -96,7 +96,7 @@ class PlacedMark:
 
     host: str
     job: str | None
-    mark: Mark
+    mark: LogEvent
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class _Parts:
             index = -1 if series.gpu is None else series.gpu
             self.of.setdefault((series.host, series.job, index, uuids[code]), []).append(series)
         place = log.places[-1] if log.places else None
-        for mark in log.marks:
+        for mark in log.events:
             job, host = (place.job, place.host) if place else files.named(log.path)
             self.marks.append(PlacedMark(host, job, mark))
 

@@ -14,14 +14,15 @@ import numpy as np
 
 from monitor.logs import clock, energy, facts, spread, terms
 from monitor.logs.activity import activity
-from monitor.logs.cells import NO_TIME
+from monitor.logs.decode import NO_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from monitor.logs.reader import Log, Place
+    from monitor.logs.parser import Place
+    from monitor.logs.reader import Log
     from monitor.logs.spread import Counts, Spread
 
 GPU_METRICS = {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
-from monitor.logs.marks import Mark
+from monitor.logs.log_events import LogEvent
 from monitor.logs.sample import GpuSample, Reading
 from monitor.nvml.calls import LOST, OVER
 from monitor.nvml.chosen import ALL, Named, keep
@@ -51,7 +51,7 @@ class Nvml:
         self,
         letters: str,
         stop: Stop,
-        tell: Callable[[Mark], None],
+        tell: Callable[[LogEvent], None],
         monotonic: Callable[[], float] = time.monotonic,
         named: Named = ALL,
     ) -> None:
@@ -96,7 +96,7 @@ class Nvml:
         is_lost = values.pop(LOST, False) or not gpu.jobs
         if is_lost != (gpu.index in self._lost):
             self._lost ^= {gpu.index}
-            self._tell(Mark(time.time(), "lost" if is_lost else "back", gpu.index))
+            self._tell(LogEvent(time.time(), "lost" if is_lost else "back", gpu.index))
         values.pop("mig_used_mib", None)
         state = values.pop("remap_state", None)
         if state is not None:
@@ -111,12 +111,12 @@ class Nvml:
             return
         pending, failed = ("yes" if flag else "no" for flag in state)
         details = {"rows": str(num_rows), "pending": pending, "failed": failed}
-        self._tell(Mark(time.time(), "remap", index, details))
+        self._tell(LogEvent(time.time(), "remap", index, details))
 
     def _tell_slow(self, job: Job) -> None:
         """Say that a call hangs: its cells stay empty until it comes back."""
         index = None if job.owner == _NO_OWNER else job.owner
-        self._tell(Mark(time.time(), "slow", index, {"call": job.kind}))
+        self._tell(LogEvent(time.time(), "slow", index, {"call": job.kind}))
 
     def _try_start(self) -> None:
         """Start where it is time to, or take what a start has found that came back late."""

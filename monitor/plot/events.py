@@ -12,7 +12,7 @@ from monitor.words import counted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from monitor.logs.marks import Mark
+    from monitor.logs.log_events import LogEvent
     from monitor.logs.series import PlacedMark, Run
 
 KINDS = {
@@ -128,7 +128,7 @@ def _marked(placed: PlacedMark) -> Event | None:
     return Event(mark.time_s, "fault", words[:_MAX_TEXT])
 
 
-def told(mark: Mark) -> tuple[str, str]:
+def told(mark: LogEvent) -> tuple[str, str]:
     """Say what a mark is, such as `XID 79`, and whatever else is known of it, maybe nothing."""
     details = {name: text.replace("_", " ") for name, text in mark.details.items() if text != "-"}
     what = " ".join([_FAULTS.get(mark.kind, mark.kind), *filter(None, [details.pop("xid", None)])])

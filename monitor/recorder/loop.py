@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Protocol
 
-from monitor.logs import gutil, marks
+from monitor.logs import gutil, log_events
 from monitor.logs.sample import GpuSample, HostSample, RankSample, Reading, Row
 from monitor.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from monitor.logs.marks import Mark
+    from monitor.logs.log_events import LogEvent
     from monitor.logs.sample import GpuSource, HostSource, RankSource
     from monitor.stop import Reason, Stop
 
@@ -117,9 +117,9 @@ class Recorder:
                 self._cycle()
                 return reason
 
-    def tell(self, mark: Mark) -> None:
+    def tell(self, mark: LogEvent) -> None:
         """Write down what happened, at once; from any thread. What cannot be kept comes later."""
-        line = marks.line(mark)
+        line = log_events.line(mark)
         with self._lock:
             if not (self._headed and self.log.append(line)):
                 self._marks.append(line)

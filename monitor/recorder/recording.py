@@ -21,7 +21,7 @@ from monitor.watchdog.thread import WatchdogThread
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from monitor.logs.marks import Mark
+    from monitor.logs.log_events import LogEvent
     from monitor.logs.sample import GpuSource, HostSource, RankSource
     from monitor.stop import Stop
     from monitor.watchdog import orphans
@@ -123,7 +123,9 @@ def record(settings: Settings, say: Callable[[str], None]) -> int:
     return 0
 
 
-def _nvml(settings: Settings, letters: str, stop: Stop, tell: Callable[[Mark], None]) -> GpuSource:
+def _nvml(
+    settings: Settings, letters: str, stop: Stop, tell: Callable[[LogEvent], None]
+) -> GpuSource:
     try:
         from monitor.nvml.chosen import Named  # noqa: PLC0415 - see _Later
         from monitor.nvml.source import Nvml  # noqa: PLC0415

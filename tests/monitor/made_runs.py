@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from monitor.logs.marks import Mark
+from monitor.logs.log_events import LogEvent
 from monitor.logs.series import GpuSeries, PlacedMark, Run
 
 BEGIN_S = 1_790_000_000.0
@@ -48,7 +48,7 @@ def run(*gpus: GpuSeries, **more: Any) -> Run:
 
 def mark(kind: str, index: int = 0, *, after_s: float = 60, **details: str) -> PlacedMark:
     """What happened on the first node."""
-    return PlacedMark("n1", "7", Mark(BEGIN_S + after_s, kind, index, details))
+    return PlacedMark("n1", "7", LogEvent(BEGIN_S + after_s, kind, index, details))
 
 
 def at(places: Any, value: float, otherwise: float) -> np.ndarray:

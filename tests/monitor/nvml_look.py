@@ -9,7 +9,7 @@ from typing import Any
 # looks `argv[2]` times; before each look, the clock goes on by `argv[3]` seconds
 _LOOK = """
 import json, os, sys, time
-from monitor.logs.marks import line
+from monitor.logs.log_events import line
 from monitor.nvml.chosen import Named
 from monitor.nvml.source import Nvml
 letters, times, step_s, first, then = sys.argv[1:]

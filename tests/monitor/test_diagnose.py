@@ -18,8 +18,8 @@ from monitor.diagnosis.diagnose import RULES, diagnose, not_looked
 from monitor.diagnosis.findings import Finding
 from monitor.diagnosis.thresholds import MEANINGS, Thresholds
 from monitor.errors import UserError
-from monitor.logs import gutil, marks, series
-from monitor.logs.marks import Mark
+from monitor.logs import gutil, log_events, series
+from monitor.logs.log_events import LogEvent
 from monitor.logs.sample import GpuSample, HostSample, Row
 from tests.monitor.made_runs import BEGIN_S, NUM_SAMPLES, at, first, gpu, mark, run
 
@@ -40,7 +40,7 @@ def written(tmp_path: Path) -> Written:
 
     def write(
         busy: Callable[[int], int | None] = lambda _: 95,
-        *events: Mark,
+        *events: LogEvent,
         name: str = "slurm-7.n1.gutil",
     ) -> Path:
         layout = gutil.Layout("pumth")
@@ -53,7 +53,7 @@ def written(tmp_path: Path) -> Written:
             row = Row(NOON + timedelta(seconds=15 * cycle), sample, HostSample(40, 2048))
             lines += layout.block([row], cycle)
         path = tmp_path / name
-        path.write_text(lines + "".join(marks.line(event, UTC) for event in events))
+        path.write_text(lines + "".join(log_events.line(event, UTC) for event in events))
         return path
 
     return write
@@ -83,7 +83,7 @@ def test_the_exit_status_tells_a_script(
 
 def test_as_a_program(written: Written) -> None:
     """From the shell: the findings on stdout, nothing on stderr."""
-    xid = Mark(NOON.replace(tzinfo=UTC).timestamp(), "xid", 0, {"xid": "79"})
+    xid = LogEvent(NOON.replace(tzinfo=UTC).timestamp(), "xid", 0, {"xid": "79"})
     command = [sys.executable, "-m", "monitor", "diagnose", str(written(lambda _: 95, xid))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (4, "")

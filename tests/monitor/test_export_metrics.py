@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from monitor.errors import UserError
 from monitor.export import gpus
 from monitor.export import metrics as export_metrics
-from monitor.export import newest as export_newest
-from monitor.export.newest import Newest
 from monitor.logs import gutil, reader
+from monitor.logs.decode import decode
+from monitor.logs.newest import Newest
+from monitor.logs.parser import Parser, Place
 from monitor.logs.sample import GpuSample, HostSample, Row
 from tests.monitor.collected import NOW, NOW_S, collect
 
@@ -271,11 +272,13 @@ def test_job_and_node_are_told_by_the_name_as_all_readers_do(log: Log, name: str
 @given(st.binary(max_size=200), st.integers(0, 600))
 def test_no_damage_raises(junk: bytes, at: int) -> None:
     """Whatever stands in a log, there is a number from a row or none."""
-    known = export_newest._Known()  # noqa: SLF001 - without a file for each example
+    parser = Parser(Place(None, "n"), is_patient=False)
     text = gutil.Layout("pumth").header() + "## host: n\n" * 3
     data = text.encode()[:at] + junk + text.encode()[at:] + b"\n"
-    known.take(data)
-    assert known.offset == len(data)
+    stretches = parser.take(data) + parser.end()
+    lines = [line for stretch in stretches for text in stretch.texts for line in text.split(b"\n")]
+    assert set(filter(None, lines)) <= set(data.split(b"\n"))
+    decode(stretches)
 
 
 def test_facts_that_are_no_numbers_are_none(log: Log) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor.live.follow import Follower
+from monitor.logs.follow import Follower
 
 LARGE = 2**20
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from monitor import cli
+from monitor.live import log as live_log
 from monitor.live.log import LiveLog
-from monitor.live.rows import Batch
 from monitor.logs import reader
 
 CSV = (
@@ -92,7 +92,5 @@ def test_who_watches_hears_of_it(tmp_path: Path, kind: str) -> None:
     for text in (FOREIGN[kind], FOREIGN[kind]):
         with path.open("a") as file:
             file.write(text)
-        batch = Batch()
-        live.poll(batch)
-        batch.read()
+        live_log.poll([live])
     assert live.num_unreadable == reader.read(str(path)).num_unreadable > 0

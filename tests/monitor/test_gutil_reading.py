@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from monitor.logs import dmon, reader
-from monitor.logs.cells import NO_TIME
+from monitor.logs.decode import NO_TIME
 from tests.monitor.dmon_letters import LETTERS
 from tests.monitor.read_rows import Values, told
 

@@ -7,8 +7,8 @@ import pytest
 
 from monitor.errors import UserError
 from monitor.export.rows import table
-from monitor.logs import marks, reader
-from monitor.logs.marks import Mark
+from monitor.logs import log_events, reader
+from monitor.logs.log_events import LogEvent
 
 pytestmark = pytest.mark.slow
 
@@ -102,13 +102,13 @@ def test_wide_numbers_keep_every_digit(tmp_path: Path) -> None:
 
 def test_what_happened_is_read_and_what_is_torn_of_it_is_counted(tmp_path: Path) -> None:
     """Marks come in their order, change no rows and are no facts; half a mark is counted."""
-    lost = Mark(1795258800.5, "xid", 3, {"xid": "79", "text": "fallen_off"})
-    back = Mark(1795258860.0, "back", 3)
+    lost = LogEvent(1795258800.5, "xid", 3, {"xid": "79", "text": "fallen_off"})
+    back = LogEvent(1795258860.0, "back", 3)
     torn = ["## event", "## event:", "## event: ", "## event: 2026-11-21T12:0", "## event: - xid g"]
-    told = [marks.line(lost), *(f"{line}\n" for line in torn), marks.line(back)]
+    told = [log_events.line(lost), *(f"{line}\n" for line in torn), log_events.line(back)]
     path = tmp_path / "log.gutil"
     path.write_text(HEAD + "".join(line + ROW for line in told) + "## events: 3\n")
     log = reader.read(str(path))
-    assert log.marks == (lost, back)
+    assert log.events == (lost, back)
     assert (log.num_rows, log.num_unreadable) == (len(told), len(torn))
     assert log.facts == {"events": "3"}

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from monitor.live import log as live_log
 from monitor.live.log import LiveLog
-from monitor.live.rows import Batch
 from monitor.logs import dmon, reader
 from monitor.report import report
 
@@ -51,9 +51,8 @@ def test_a_part_of_a_gpu_never_passes_for_the_whole(
     assert log.values["smutil"].tolist() == [50, 50]
     assert (log.num_unreadable, log.hints) == (2, (reader.INSTANCE,))
     assert sum(found is None for found in dmon.parse(text)) == 2
-    live, batch = LiveLog(str(path)), Batch()
-    live.poll(batch)
-    batch.read()
+    live = LiveLog(str(path))
+    live_log.poll([live])
     assert [track.column("smutil").tolist() for track in live.tracks] == [[50, 50]]
     assert live.num_unreadable == 2
 

@@ -8,10 +8,10 @@ from monitor import cli
 from monitor.diagnosis.diagnose import RULES
 from monitor.diagnosis.thresholds import Thresholds
 from monitor.live import alerts
+from monitor.live import log as live_log
 from monitor.live.fleet import Fleet
 from monitor.live.judge import LOOKED_AT, judge
 from monitor.live.log import LiveLog
-from monitor.live.rows import Batch
 from monitor.live.target import Target
 from monitor.logs import series
 from tests.monitor.live_logs import LogWriter, gpu, log_of
@@ -22,10 +22,8 @@ SLOW = {"sm_pct": 61, "sm_active_pct": 50}
 
 def read(*logs: LogWriter) -> list[LiveLog]:
     """Read them as they are now."""
-    found, batch = [LiveLog(str(log.path)) for log in logs], Batch()
-    for log in found:
-        log.poll(batch)
-    batch.read()
+    found = [LiveLog(str(log.path)) for log in logs]
+    live_log.poll(found)
     return found
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from monitor.errors import UserError
+from monitor.live import log as live_log
 from monitor.live import target
 from monitor.live.board import Row, Rows, interval_s, total
 from monitor.live.fleet import Fleet
 from monitor.live.log import LiveLog
-from monitor.live.rows import Batch
 from monitor.live.target import Target
 from monitor.live.track import CAPACITY, Track
 from monitor.logs import reader
@@ -26,9 +26,7 @@ SAMPLES = sorted((HERE / "data").glob("*.gutil"))
 
 def poll(log: LiveLog) -> None:
     """Look once."""
-    batch = Batch()
-    log.poll(batch)
-    batch.read()
+    live_log.poll([log])
 
 
 def rows_of(*all_logs: LiveLog) -> tuple[Row, ...]:
@@ -165,7 +163,7 @@ def test_marks_are_heard(tmp_path: Path) -> None:
         file.write("## event: 2026-11-21T12:00 xid\n")
     live = LiveLog(str(writer.path))
     poll(live)
-    assert [(mark.kind, mark.gpu) for mark in live.marks] == [("xid", 0)]
+    assert [(mark.kind, mark.gpu) for mark in live.events] == [("xid", 0)]
     assert live.num_unreadable == 1
 
 

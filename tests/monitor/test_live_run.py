@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from monitor.live import alerts
+from monitor.live import log as live_log
 from monitor.live.board import Board, Rows
 from monitor.live.log import LiveLog
-from monitor.live.rows import Batch
 from monitor.live.run import LiveRun, Progress
 
 
@@ -206,9 +206,7 @@ def test_what_of_a_node_is_nearly_full_is_an_alert(tmp_path: Path) -> None:
     ):
         with path.open("a") as file:
             file.write(text)
-        batch = Batch()
-        live.poll(batch)
-        batch.read()
+        live_log.poll([live])
         shown = rows.of([live], 0.0, is_over=True)
         found = alerts.of_board(board(rows=shown))
         seen.append([(alert.severity, alert.where, alert.rule, alert.text) for alert in found])

@@ -18,7 +18,7 @@ from monitor.live.log import LiveLog
 from monitor.live.run import Progress
 from monitor.live.terminal import keys
 from monitor.live.view import View, chosen, press
-from monitor.logs.marks import Mark
+from monitor.logs.log_events import LogEvent
 
 
 def row(host: str = "n1", gpu: int | None = 0, **further: Any) -> Row:
@@ -268,11 +268,17 @@ def test_alike_alerts_are_one() -> None:
 
 def test_what_a_log_says_happened_is_an_alert() -> None:
     """In words, with the number of an XID; what is no error is not shown as one."""
-    xid = Mark(1.0, "xid", 3, {"xid": "79", "text": "GPU_has_fallen_off_the_bus"})
-    slow = Mark(1.0, "slow", 3, {"call": "power"})
+    xid = LogEvent(1.0, "xid", 3, {"xid": "79", "text": "GPU_has_fallen_off_the_bus"})
+    slow = LogEvent(1.0, "slow", 3, {"call": "power"})
     log = LiveLog("slurm-7.n1.gutil")
-    freed = Mark(1.0, "xid", 0, {"xid": "45"})
-    log.marks += [xid, slow, Mark(1.0, "back", 3), freed, Mark(1.0, "ecc", 0, {"bits": "single"})]
+    freed = LogEvent(1.0, "xid", 0, {"xid": "45"})
+    log.events += [
+        xid,
+        slow,
+        LogEvent(1.0, "back", 3),
+        freed,
+        LogEvent(1.0, "ecc", 0, {"bits": "single"}),
+    ]
     told = [(one.severity, one.where, one.text) for one in live_alerts.of_logs([log])]
     assert told == [
         ("error", "n1 GPU 3", "XID 79: GPU has fallen off the bus (the hardware's fault)"),

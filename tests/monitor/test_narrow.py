@@ -15,16 +15,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monitor.export.newest import Newest
+from monitor.live import log as live_log
 from monitor.live.log import LiveLog
-from monitor.live.rows import Batch
-from monitor.logs import dmon, reader
+from monitor.logs import dmon, parser, reader
+from monitor.logs.newest import Newest
 from monitor.report import report
 from monitor.runs import nodes
 from tests.monitor.dmon_letters import LETTERS
 
 Cells = list[str]
-HINT = (reader.NARROW,)
+HINT = (parser.NARROW,)
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def test_the_report_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     path.write_text(Program().text([PUMT] * 45))
     report.report([str(path)])
     told = " ".join(capsys.readouterr().out.split())
-    assert f"1 row could not be read ({reader.NARROW})" in told
+    assert f"1 row could not be read ({parser.NARROW})" in told
 
 
 def test_a_narrow_log_is_watched_row_by_row(tmp_path: Path) -> None:
@@ -231,9 +231,7 @@ def test_a_narrow_log_is_watched_row_by_row(tmp_path: Path) -> None:
     for part in (program.head(), *(program.row(i, 0, PUMT) for i in range(3)), program.head()):
         with path.open("a") as file:
             file.write(part)
-        batch = Batch()
-        live.poll(batch)
-        batch.read()
+        live_log.poll([live])
         seen.append(sum(track.num_samples for track in live.tracks))
     assert seen == [0, 0, 2, 3, 3]
     (track,) = live.tracks
@@ -250,9 +248,8 @@ def test_what_waits_when_the_stretch_ends_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "log.gutil"
     alone, first = program.row(1, 0, PUMT), program.row(1, 1, PUMT) + wide.row(2, 0, PUMT)
     path.write_text(program.head() + alone + program.head() + first + program.head())
-    live, batch = LiveLog(str(path)), Batch()
-    live.poll(batch)
-    batch.read()
+    live = LiveLog(str(path))
+    live_log.poll([live])
     assert (sum(track.num_samples for track in live.tracks), live.num_unreadable) == (1, 2)
 
 

@@ -20,7 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from monitor import cli
 from monitor.errors import UserError
 from monitor.logs import series
-from monitor.logs.marks import Mark
+from monitor.logs.log_events import LogEvent
 from monitor.logs.series import GpuSeries, PlacedMark, Run
 from monitor.plot import axis as plot_axis
 from monitor.plot import curves, metrics
@@ -210,9 +210,9 @@ def test_events_have_kinds_and_words() -> None:
         {"time": "never", "event": "end"},
         {"time": "2026-11-21T10:06:00.000Z", "event": "rank_up"},
     ]  # fmt: skip
-    xid = Mark(1_795_255_300.0, "xid", 3, {"xid": "79", "text": "off_the_bus"})
-    marks = (PlacedMark("n2", None, xid), PlacedMark("n2", None, Mark(np.nan, "lost", 1)))
-    marks += (PlacedMark("n2", None, Mark(1_795_255_301.0, "rotated")),)
+    xid = LogEvent(1_795_255_300.0, "xid", 3, {"xid": "79", "text": "off_the_bus"})
+    marks = (PlacedMark("n2", None, xid), PlacedMark("n2", None, LogEvent(np.nan, "lost", 1)))
+    marks += (PlacedMark("n2", None, LogEvent(1_795_255_301.0, "rotated")),)
     found = events_of(Run("r", (), marks=marks, events=tuple(lines)))
     kinds = [event.kind for event in found]
     assert kinds == [

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from monitor.logs import gutil, reader
-from monitor.logs.marks import Mark
+from monitor.logs.log_events import LogEvent
 
 Until = Callable[..., None]
 pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
@@ -34,9 +34,9 @@ def column(recording: Any, name: str, gpu: int) -> list[str]:
     return [row[place] for row in rows if row[2] == str(gpu)]
 
 
-def marks(path: Path) -> list[Mark]:
+def marks(path: Path) -> list[LogEvent]:
     """What the log tells of, as its readers see it."""
-    return list(reader.read(str(path)).marks)
+    return list(reader.read(str(path)).events)
 
 
 def test_report_reads_all_columns(bench: Any, driver: Any, until: Until, tmp_path: Path) -> None:

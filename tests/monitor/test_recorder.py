@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from monitor.logs import gutil
-from monitor.logs.marks import Mark
+from monitor.logs.log_events import LogEvent
 from monitor.logs.sample import GpuSample, HostSample, RankSample, Reading
 from monitor.recorder.loop import Recorder, SystemClock
 from monitor.recorder.sink import Sink
@@ -31,7 +31,7 @@ class World:
     full: bool = False
     turns: tuple[int, ...] = ()
     """After which looks there is a new file."""
-    tell: Callable[[Mark], None] = lambda _mark: None
+    tell: Callable[[LogEvent], None] = lambda _mark: None
 
     def now(self) -> datetime:
         """Two hours east of UTC, unless told otherwise."""
@@ -225,7 +225,7 @@ def test_a_log_that_rotates_loses_no_row_and_doubles_none(tmp_path: Path) -> Non
     assert world.said == []
 
 
-XID = Mark(1795258800.0, "xid", 3, {"xid": "79"})
+XID = LogEvent(1795258800.0, "xid", 3, {"xid": "79"})
 
 
 def test_what_happens_is_written_at_once() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from monitor.live import log as live_log
 from monitor.live.log import LiveLog
-from monitor.live.rows import Batch
 from monitor.logs import reader
 
 P = "pwr:W gtemp:C mtemp:C"
@@ -109,9 +109,8 @@ def test_two_readers_and_the_live_view_agree(tmp_path: Path, name: str, newline:
     assert (log.num_rows, log.num_unreadable, log.hints) == (20, 0, ())
     for column, values in log.values.items():
         np.testing.assert_array_equal(values, [row[column] for row in wanted])
-    live, batch = LiveLog(str(path)), Batch()
-    live.poll(batch)
-    batch.read()
+    live = LiveLog(str(path))
+    live_log.poll([live])
     assert live.num_unreadable == 0
     for track in live.tracks:
         mine = wanted[track.gpu or 0 :: 2]

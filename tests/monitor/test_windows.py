@@ -7,10 +7,10 @@ import pytest
 
 from monitor import events
 from monitor.errors import UserError
-from monitor.export.newest import Newest
+from monitor.live import log as live_log
 from monitor.live.log import TAIL_BYTES, LiveLog
-from monitor.live.rows import Batch
 from monitor.logs import gutil
+from monitor.logs.newest import Newest
 from monitor.runs import nodes, record
 from tests.monitor.test_gutil import row
 
@@ -28,9 +28,7 @@ def log(num_rows: int = 4) -> bytes:
 
 def polled(live: LiveLog) -> list[int]:
     """How many samples of each GPU there are after a look."""
-    batch = Batch()
-    live.poll(batch)
-    batch.read()
+    live_log.poll([live])
     return [track.num_samples for track in live.tracks]
 
 

@@ -29,7 +29,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d", re.ASC
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class LogEvent:
     """One thing that happened."""
 
     time_s: float
@@ -42,7 +42,7 @@ class Mark:
     """What else is known, by name; each value one word."""
 
 
-def parse(value: str) -> Mark | None:
+def parse(value: str) -> LogEvent | None:
     """Read what follows `## event: `; None if it is not an event, whole and sound."""
     words = value.split(" ")
     if not value.isprintable():  # `_one_word` leaves nothing else
@@ -59,21 +59,21 @@ def parse(value: str) -> Mark | None:
     index = details.pop("gpu", None)
     if index is not None and not _INDEX.fullmatch(index):
         return None
-    return Mark(time_s, words[1], None if index is None else int(index), details)
+    return LogEvent(time_s, words[1], None if index is None else int(index), details)
 
 
-def line(mark: Mark, zone: tzinfo | None = None) -> str:
-    """Write a mark as the whole line, with its newline; `parse` reads it back to the millisecond.
+def line(event: LogEvent, zone: tzinfo | None = None) -> str:
+    """Write an event as the whole line, with its newline; `parse` reads it back to the millisecond.
 
     Args:
-        mark: what happened.
+        event: what happened.
         zone: whose time of day to write; None: this machine's.
 
     """
-    words = [_time(mark.time_s, zone), mark.kind]
-    if mark.gpu is not None:
-        words.append(f"gpu={mark.gpu}")
-    words += [f"{name}={_one_word(text)}" for name, text in mark.details.items()]
+    words = [_time(event.time_s, zone), event.kind]
+    if event.gpu is not None:
+        words.append(f"gpu={event.gpu}")
+    words += [f"{name}={_one_word(text)}" for name, text in event.details.items()]
     return f"## {KEY}: {' '.join(words)}\n"
 
 
