@@ -14,6 +14,8 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from monitor.logs.columns import COLUMNS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -22,17 +24,8 @@ NO_READING = "-"
 BLANKS = " \t\r"
 """A line of nothing but these is blank."""
 
-UNITS = {
-    **dict.fromkeys(("pwr",), "W"),
-    **dict.fromkeys(("gtemp", "mtemp"), "C"),
-    **dict.fromkeys(("sm", "mem", "enc", "dec", "jpg", "ofa", "smact", "tensor", "cpu"), "%"),
-    **dict.fromkeys(("fb", "bar1", "ccpm", "hmem"), "MB"),
-    **dict.fromkeys(("rxpci", "txpci"), "MB/s"),
-    **dict.fromkeys(("mclk", "pclk"), "MHz"),
-    "energy": "J",
-    "throt": "bits",
-}
-"""What a column is told in; a header that says otherwise is damaged. `dram` is ours or GPM's."""
+UNITS = {column.name: column.unit for column in COLUMNS if not column.dmon_unit}
+"""What a column is told in; a header that says otherwise is damaged."""
 
 INSTANCE = frozenset({"mig", "gi", "ci", "mig_id", "gi_id", "ci_id"})
 """Columns that say which part of a GPU (MIG) a row speaks of; `-` there is the whole GPU."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from monitor.logs import clock, energy, facts, spread, terms
+from monitor.logs import clock, columns, energy, facts, spread, terms
 from monitor.logs.activity import activity
 from monitor.logs.decode import NO_TIME
 
@@ -25,25 +25,10 @@ if TYPE_CHECKING:
     from monitor.logs.reader import Log
     from monitor.logs.spread import Counts, Spread
 
-GPU_METRICS = {
-    "sm_pct": ("sm",),
-    "sm_avg_pct": ("smavg",),
-    "sm_max_pct": ("smmax",),
-    "sm_active_pct": ("smact", "smutil"),
-    "tensor_active_pct": ("tensor", "mmaact"),
-    "dram_active_pct": ("dram",),
-    "fb_used_mib": ("fb",),
-    "power_w": ("pwr",),
-    "temp_c": ("gtemp",),
-    "mem_temp_c": ("mtemp",),
-    "sm_clock_mhz": ("pclk",),
-    "mem_clock_mhz": ("mclk",),
-    "pcie_rx_mb_s": ("rxpci",),
-    "pcie_tx_mb_s": ("txpci",),
-}
-"""What is told of a GPU, and the columns it is read from: ours, and dmon's for GPM."""
+GPU_METRICS = {c.report_name: c.names for c in columns.reported() if not c.of_host}
+"""What is told of a GPU, and the columns it is read from: ours, and dmon's for the same."""
 
-HOST_METRICS = {"cpu_pct": ("cpu",), "host_mem_mib": ("hmem",)}
+HOST_METRICS = {c.report_name: c.names for c in columns.reported() if c.of_host}
 
 COLUMNS = frozenset(name for names in (GPU_METRICS | HOST_METRICS).values() for name in names) | {
     "energy"
@@ -53,7 +38,7 @@ COLUMNS = frozenset(name for names in (GPU_METRICS | HOST_METRICS).values() for 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _PARTIAL = 0.01
 _NONE = np.empty(0, np.float32)
-_SIGNS_OF_LIFE = ("sm_pct", "power_w", "temp_c", "fb_used_mib")
+_SIGNS_OF_LIFE = tuple(c.report_name for c in columns.COLUMNS if c.is_sign_of_life)
 
 
 @dataclass(frozen=True, slots=True)

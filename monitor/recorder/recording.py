@@ -42,7 +42,7 @@ class Settings:
     """The log; appended to."""
     interval_s: float
     columns: str
-    """pumt, then letters of `gutil.FURTHER_LETTERS`."""
+    """pumt, then letters of the registry."""
     parent_pid: int
     """Recording ends with this process."""
     host: str

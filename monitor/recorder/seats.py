@@ -111,7 +111,11 @@ class Seats:
         step = beat.step if beat else None
         is_known = len(seated) == 1 and beat is not None and beat.gpu is not None
         return RankSample(
-            step, seated[0] if is_known else held.rank, held.rank_mib, held.other_mib, held.words
+            step=step,
+            rank=seated[0] if is_known else held.rank,
+            held_mib=held.rank_mib,
+            other_mib=held.other_mib,
+            processes=held.words,
         )
 
     def _holders(self, gpu: GpuSample) -> Held:

@@ -19,7 +19,7 @@ from monitor import cli
 from monitor.errors import UserError
 from monitor.export import rows as export_rows
 from monitor.export import write as export_write
-from monitor.logs import gutil, reader
+from monitor.logs import columns, gutil, reader
 from monitor.logs.sample import GpuSample, HostSample, Row
 from tests import uncovered
 from tests.monitor.unread import run_unread
@@ -154,7 +154,7 @@ def test_parquet_csv_and_json_lines_say_the_same(
 def test_every_column_of_the_recorder_has_a_name(tmp_path: Path) -> None:
     """With its unit; what dmon tells in another unit is so called only where we wrote it."""
     names = {**export_rows.NAMES, **export_rows.OUR_NAMES}
-    assert {column.name for column in gutil.COLUMNS} <= set(names)
+    assert {column.name for column in columns.COLUMNS} <= set(names)
     assert len(set(names.values())) == len(names)
     path = tmp_path / "a.gutil"
     path.write_text("# gpu tviol\n    0     1\n")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from monitor.errors import UserError
 from monitor.export import gpus
 from monitor.export import metrics as export_metrics
-from monitor.logs import gutil, reader
+from monitor.logs import columns, gutil, reader
 from monitor.logs.decode import decode
 from monitor.logs.newest import Newest
 from monitor.logs.parser import Parser, Place
@@ -188,9 +188,9 @@ def test_rank_and_further_columns_where_the_log_has_them(tmp_path: Path) -> None
 
 def test_every_column_of_the_recorder_is_told(log: Log) -> None:
     """A column that nobody gave a metric would be lost without a word."""
-    told = {name for c in (*gpus.GPU_COLUMNS, *gpus.NODE_COLUMNS) for name in c.columns}
+    told = {column.name for column, _ in (*gpus.GPU_METRICS, *gpus.NODE_METRICS)}
     elsewhere = {"throt", "rank", "mono"}  # reasons; a label; a clock of no meaning elsewhere
-    assert {column.name for column in gutil.COLUMNS} - told - elsewhere == set()
+    assert {column.name for column in columns.COLUMNS} - told - elsewhere == set()
     assert log().exists()
     names = [metric.name for metric in export_metrics.METRICS]
     assert len(set(names)) == len(names)

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.errors import UserError
-from monitor.logs import dmon, gutil
+from monitor.logs import columns, dmon, gutil
 from monitor.logs.sample import GpuSample, HostSample, RankSample, Row
 
-ALL = "pumt" + gutil.FURTHER_LETTERS
+ALL = columns.letters()
+FURTHER_LETTERS = ALL.removeprefix("pumt")
 SERIES = ["418.226.00.2gpu", "525.147.05.2gpu", "550.163.01.2gpu"]
 
 
@@ -83,7 +84,7 @@ def test_headers_come_again_after_44_rows() -> None:
 @pytest.mark.parametrize("letters", ["", "umt", "pumtz", "pumtjj", "tpum", "pumtjhj"])
 def test_wrong_letters_are_named(letters: str) -> None:
     """What is no choice of columns is an error that lists the letters there are."""
-    with pytest.raises(UserError, match=gutil.FURTHER_LETTERS):
+    with pytest.raises(UserError, match=FURTHER_LETTERS):
         gutil.Layout(letters)
 
 
@@ -102,7 +103,7 @@ rows = st.builds(
 )
 
 
-@given(rows, st.permutations(gutil.FURTHER_LETTERS), st.integers(0, 6))
+@given(rows, st.permutations(FURTHER_LETTERS), st.integers(0, 6))
 def test_what_is_written_is_read_again(row: Row, letters: list[str], num_letters: int) -> None:
     """Whatever the values, each reading comes back under its name; None comes back as None."""
     layout = gutil.Layout("pumt" + "".join(letters[:num_letters]))

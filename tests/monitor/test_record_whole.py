@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from monitor.logs import gutil, reader
+from monitor.logs import columns, reader
 from monitor.logs.log_events import LogEvent
 
 Until = Callable[..., None]
@@ -52,7 +52,7 @@ def test_report_reads_all_columns(bench: Any, driver: Any, until: Until, tmp_pat
     assert recording.end() == (0, "")
     log = reader.read(str(recording.out))
     assert log.num_unreadable == 0
-    names = [c.name for c in gutil.COLUMNS if c.letter in ALL]
+    names = [c.name for c in columns.COLUMNS if c.letter in ALL]
     head = recording.text().splitlines()[0].split()
     assert head[3:] == names
     for name in ("smact", "tensor", "dram", "pviol", "tviol", "nvrx", "nvtx", "step", "mono"):

@@ -45,8 +45,8 @@ def test_a_process_on_a_gpu_is_the_rank_that_beats(tmp_path: Path) -> None:
     beat(tmp_path, 5, 1002, 121)
     found = look(tmp_path, gpu(0, (1002, 300), (77, 9)), gpu(1, (1001, None)), gpu(2, (77, 9)))
     assert found == [
-        RankSample(121, 5, 300, 9, "77 9 MiB; 1002 rank 5 300 MiB"),
-        RankSample(120, 4, None, 0, "1001 rank 4 - MiB"),
+        RankSample(121, 5, 300, 9, processes="77 9 MiB; 1002 rank 5 300 MiB"),
+        RankSample(120, 4, None, 0, processes="1001 rank 4 - MiB"),
         RankSample(other_mib=9, processes="77 9 MiB"),
     ]
 
@@ -56,7 +56,7 @@ def test_several_ranks_on_one_gpu(tmp_path: Path) -> None:
     for rank in (0, 1):
         beat(tmp_path, rank, 1000 + rank, rank)
     (found,) = look(tmp_path, gpu(0, (1000, 200), (1001, 300), (1000, 200)))
-    assert found == RankSample(0, 0, 400, 0, "1000 rank 0 400 MiB; 1001 rank 1 300 MiB")
+    assert found == RankSample(0, 0, 400, 0, processes="1000 rank 0 400 MiB; 1001 rank 1 300 MiB")
 
 
 def test_a_process_below_the_command_is_the_ranks(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_process_below_the_command_is_the_ranks(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as below:
         child(tmp_path, 3, os.getpid(), 0)
         (found,) = look(tmp_path, gpu(0, (below.pid, 50)))
-        assert found == RankSample(None, 3, 50, 0, f"{below.pid} rank 3 50 MiB")
+        assert found == RankSample(None, 3, 50, 0, processes=f"{below.pid} rank 3 50 MiB")
         below.communicate(b"\n")
 
 
@@ -115,8 +115,8 @@ def test_a_driver_that_tells_the_containers_pids_is_believed(tmp_path: Path) -> 
     elsewhere = look(tmp_path, gpu(0, (1002, 9)), gpu(1, (1001, 9)), shares=False)
     assert elsewhere == [RankSample(7, 0), RankSample(8, 1)]
     there = look(tmp_path, gpu(0, (1001, 300)), gpu(1, (77, 9)), shares=False)
-    assert there[0] == RankSample(7, 0, 300, 0, "1001 rank 0 300 MiB")
-    assert there[1] == RankSample(8, 1, None, 9, "77 9 MiB")
+    assert there[0] == RankSample(7, 0, 300, 0, processes="1001 rank 0 300 MiB")
+    assert there[1] == RankSample(8, 1, None, 9, processes="77 9 MiB")
 
 
 @pytest.mark.parametrize(
@@ -167,17 +167,17 @@ def test_steps_are_read_each_time_and_ranks_looked_for_now_and_then(tmp_path: Pa
     seats = Seats(str(tmp_path), shares_pids=True, monotonic=lambda: now_s[0])
     both = Reading((gpu(0, (1000, 1)), gpu(1, (1001, 1))))
     of_none = [RankSample(other_mib=1, processes=f"{pid} 1 MiB") for pid in (1000, 1001)]
-    assert seats.read(both) == [RankSample(1, 0, 1, 0, "1000 rank 0 1 MiB"), of_none[1]]
+    assert seats.read(both) == [RankSample(1, 0, 1, 0, processes="1000 rank 0 1 MiB"), of_none[1]]
     with (tmp_path / "rank-0").open("r+b") as file:
         file.seek(16)
         file.write(struct.pack("<q", 2))
     beat(tmp_path, 1, 1001, 5)
-    first = RankSample(2, 0, 1, 0, "1000 rank 0 1 MiB")
+    first = RankSample(2, 0, 1, 0, processes="1000 rank 0 1 MiB")
     assert seats.read(both) == [first, of_none[1]]
     now_s[0] = 5.0
-    assert seats.read(both) == [first, RankSample(5, 1, 1, 0, "1001 rank 1 1 MiB")]
+    assert seats.read(both) == [first, RankSample(5, 1, 1, 0, processes="1001 rank 1 1 MiB")]
     (tmp_path / "rank-1").write_bytes(b"\0" * 80)  # just being written
-    assert seats.read(both) == [first, RankSample(5, 1, 1, 0, "1001 rank 1 1 MiB")]
+    assert seats.read(both) == [first, RankSample(5, 1, 1, 0, processes="1001 rank 1 1 MiB")]
     (tmp_path / "rank-0").unlink()
     (tmp_path / "rank-1").write_bytes(b"DDPBEAT1")
     now_s[0] = 10.0
