@@ -5,7 +5,7 @@ A new column is an entry here and its reading: in `monitor/nvml/gpu.py`, or `mon
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 BASE_LETTERS = "pumt"
 """The columns of `dmon -s pumt`, which every log of ours has."""
@@ -18,8 +18,7 @@ LAST = 99
 """Where it comes in an order that says nothing of it: behind the others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
+class Panel(NamedTuple):
     """A heat map of pictures and pages."""
 
     name: str
@@ -34,8 +33,7 @@ class Panel:
     order: int = LAST
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
+class Live(NamedTuple):
     """A column of the live view."""
 
     title: str
@@ -45,8 +43,7 @@ class Live:
     order: int = LAST
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class Column(NamedTuple):
     """One column of a log."""
 
     letter: str
@@ -181,8 +178,8 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column(
         letter="c", name="mclk", unit="MHz", field="mem_clock_mhz", nvml="nvmlDeviceGetClockInfo",
-        metric="memory_clock_hertz", help="Clock of the memory.", label="memory clock MHz", order=12,
-        live=Live("mclk", 5, 10, order=2),
+        metric="memory_clock_hertz", help="Clock of the memory.", label="memory clock MHz",
+        order=12, live=Live("mclk", 5, 10, order=2),
     ),
     Column(
         letter="c", name="pclk", unit="MHz", field="sm_clock_mhz", nvml="nvmlDeviceGetClockInfo",

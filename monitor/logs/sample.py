@@ -48,7 +48,9 @@ class Readings:
         """Compare all that they tell."""
         return type(self) is type(other) and self._key() == other._key()
 
-    __hash__ = None  # type: ignore[assignment] # it holds a mapping
+    def __hash__(self) -> int:
+        """Tell apart what differs in its readings."""
+        return hash(frozenset(self.readings.items()))
 
     def __repr__(self) -> str:
         """Show all that it tells."""
@@ -109,9 +111,6 @@ class RankSample(Readings, part="rank"):
         return (self.readings, self.processes)
 
 
-_NO_RANK = RankSample()
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line of a log: a GPU (or none), its host and its rank at one moment of local time."""
@@ -119,7 +118,7 @@ class Row:
     time: datetime
     gpu: GpuSample
     host: HostSample
-    rank: RankSample = _NO_RANK
+    rank: RankSample = RankSample()  # noqa: RUF009 - never changed
 
 
 @dataclass(frozen=True, slots=True)
