@@ -1,0 +1,175 @@
+"""The time axis that all parts of a picture share, and readings put into its bins."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from monitor.errors import UserError
+from monitor.logs import gutil, terms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from monitor.logs.series import GpuSeries
+
+_DAY_S = 86_400
+_UNDATED_S = 30 * _DAY_S
+"""Times below this count from a midnight, not from 1970: no log is that old."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Bins of equal length; a bin holds what is after its begin, up to and with its end."""
+
+    begin_s: float
+    """Since 1970, UTC."""
+    bin_s: float
+    num_bins: int
+    offset: timedelta | None
+    """Of local time from UTC; None: not recorded, and times are as the logs have them."""
+
+    @property
+    def end_s(self) -> float:
+        """Where the last bin ends."""
+        return self.begin_s + self.bin_s * self.num_bins
+
+    @property
+    def dated(self) -> bool:
+        """Whether the day is known."""
+        return self.begin_s > _UNDATED_S
+
+    def local(self, time_s: float) -> datetime:
+        """Give a moment as the node's own clock showed it."""
+        return datetime.fromtimestamp(time_s, UTC).astimezone(timezone(self.offset or timedelta()))
+
+    @property
+    def words(self) -> str:
+        """What the axis shows: the days, and whose time it is."""
+        if not self.dated:
+            return "time of day (the log has no date)"
+        days = [f"{self.local(s):%Y-%m-%d}" for s in (self.begin_s, self.end_s)]
+        day = days[0] if days[0] == days[1] else " to ".join(days)
+        return f"{day}, {self.zone}"
+
+    @property
+    def zone(self) -> str:
+        """Whose time it is, in words."""
+        if self.offset is None:
+            return "local time of the nodes"
+        return f"local time ({timezone(self.offset).tzname(None)})"
+
+
+def usable(gpus: Sequence[GpuSeries], more_s: Sequence[float]) -> tuple[GpuSeries, ...]:
+    """Leave out what cannot be placed: rows without a time, without a date beside dated ones.
+
+    Raises:
+        UserError: nothing has a time.
+
+    """
+    timed = [series for series in gpus if np.isfinite(series.time_s).any()]
+    dated = [series for series in timed if np.nanmax(series.time_s) > _UNDATED_S]
+    kept = tuple(dated if dated or more_s else timed)
+    if not kept and not more_s:
+        found = "no samples" if not gpus else "rows without a time"
+        raise UserError(
+            f"logs: must hold samples with their time; found {found}:"
+            " record with `python -m monitor record`, or with `nvidia-smi dmon -o DT`"
+        )
+    return kept
+
+
+def choose(gpus: Sequence[GpuSeries], more_s: Iterable[float], max_bins: int) -> Axis:
+    """Span all samples and the moments `more_s`, with bins no shorter than the usual interval."""
+    interval_s = _usual(gpus)
+    begins = [float(np.nanmin(series.time_s)) - interval_s for series in gpus]
+    ends = [float(np.nanmax(series.time_s)) for series in gpus]
+    moments = [time_s for time_s in more_s if math.isfinite(time_s)]
+    begin_s, end_s = min(begins + moments), max(ends + moments)
+    span_s = max(end_s - begin_s, interval_s)
+    bin_s = max(span_s / max_bins, interval_s)
+    return Axis(begin_s, bin_s, max(1, math.ceil(span_s / bin_s - 1e-9)), utc_offset(gpus))
+
+
+def _usual(gpus: Iterable[GpuSeries]) -> float:
+    """Give the usual time between two samples, in seconds; at least 0.1."""
+    intervals = [interval_s for interval_s in map(usual_interval_s, gpus) if interval_s]
+    return max(0.1, float(np.median(intervals))) if intervals else 1.0
+
+
+def usual_interval_s(series: GpuSeries) -> float:
+    """Give the median time between samples of one GPU; 0 where there is none."""
+    steps = np.diff(series.time_s[np.isfinite(series.time_s)])
+    steps = steps[steps > 0]
+    return float(np.median(steps)) if steps.size else 0.0
+
+
+def utc_offset(gpus: Iterable[GpuSeries]) -> timedelta | None:
+    """Return the offset of local time from UTC that is recorded first; None if none is."""
+    for series in gpus:
+        offset = gutil.parse_offset(series.facts.get("utc_offset", ""))
+        if offset is not None:
+            return offset
+    return None
+
+
+def binned(
+    axis: Axis, time_s: NDArray[np.float64], values: NDArray[np.floating], *, worst: bool
+) -> NDArray[np.float32]:
+    """Put (samples,) readings, sorted by time, into (bins,): their mean, or the highest.
+
+    A sample speaks for the time since the one before, if that is no gap: a bin too short to hold
+    one takes it over. NaN: no reading, which is a gap and not a zero.
+    """
+    timed = np.isfinite(time_s)
+    time_s, values = time_s[timed], values[timed]
+    means = np.full(axis.num_bins, np.nan, np.float32)
+    if not time_s.size:
+        return means
+    place = np.ceil((time_s - axis.begin_s) / axis.bin_s - 1e-9).astype(np.int64) - 1
+    place = np.clip(place, 0, axis.num_bins - 1)
+    first = np.flatnonzero(np.diff(place, prepend=-1))
+    means[place[first]] = _together(values, first, worst=worst)
+    _fill(means, axis, time_s, values, place[first])
+    return means
+
+
+def _together(
+    values: NDArray[np.floating], first: NDArray[np.intp], *, worst: bool
+) -> NDArray[np.floating]:
+    """Make one value of each stretch that begins at `first`."""
+    if worst:
+        return np.asarray(np.fmax.reduceat(values, first))
+    absent = np.isnan(values)
+    sums = np.add.reduceat(np.where(absent, 0, values).astype(np.float64), first)
+    counts = np.add.reduceat(~absent, first, dtype=np.int64)
+    return np.asarray(np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0))
+
+
+def _fill(
+    means: NDArray[np.float32],
+    axis: Axis,
+    time_s: NDArray[np.float64],
+    values: NDArray[np.floating],
+    taken: NDArray[np.int64],
+) -> None:
+    """Let bins without a sample of their own take the next one, if it speaks for that time."""
+    is_empty = np.ones(axis.num_bins, np.bool_)
+    is_empty[taken] = False
+    empty = np.flatnonzero(is_empty)
+    steps = np.diff(time_s, prepend=-np.inf)
+    usual_s = float(np.median(steps[1:])) if len(steps) > 1 else axis.bin_s
+    longest_s = terms.longest_s(usual_s)
+    speaks_s = np.where(steps <= longest_s, steps, usual_s)
+    middle_s = axis.begin_s + (empty + 0.5) * axis.bin_s
+    following = np.searchsorted(time_s, middle_s)
+    has_next = following < len(time_s)
+    empty, middle_s, following = empty[has_next], middle_s[has_next], following[has_next]
+    spoken = time_s[following] - speaks_s[following] < middle_s
+    means[empty[spoken]] = values[following[spoken]]

@@ -1,0 +1,197 @@
+"""What rules read of a GPU's samples: how busy it was, stretches in which something held."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from monitor.analysis.findings import Finding
+from monitor.logs.activity import activity as of_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from monitor.analysis.findings import Severity
+    from monitor.analysis.thresholds import Thresholds
+    from monitor.logs.series import GpuSeries, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Samples one after the other: from `begin` on, up to and without `end`."""
+
+    begin: int
+    end: int
+    duration_s: float
+
+
+def finding(  # noqa: PLR0913 - a finding has that many parts
+    severity: Severity,
+    series: GpuSeries,
+    where: Stretch | NDArray[np.bool_] | None,
+    evidence: str,
+    suggestion: str,
+    *,
+    weight: float = 0.0,
+    of_host: bool = False,
+) -> Finding:
+    """Make a finding of one GPU, or of its host; `where` are its samples, None for all."""
+    begin_s, end_s = _span(series, where)
+    return Finding(
+        severity=severity,
+        host=series.host,
+        gpu=None if of_host else series.gpu,
+        begin_s=begin_s,
+        end_s=end_s,
+        evidence=evidence,
+        suggestion=suggestion,
+        job=series.job,
+        weight=weight,
+    )
+
+
+def _span(
+    series: GpuSeries, where: Stretch | NDArray[np.bool_] | None
+) -> tuple[float | None, float | None]:
+    """Return when the first and the last of some samples were taken."""
+    if isinstance(where, Stretch):
+        first, last = max(0, where.begin - 1), where.end - 1
+    else:
+        some = np.arange(series.num_samples) if where is None else np.flatnonzero(where)
+        if not some.size:
+            return None, None
+        first, last = int(some[0]), int(some[-1])
+    written_s = series.written_s
+    times = [float(written_s[number]) for number in (first, last)]
+    return (None, None) if np.isnan(times).any() else (times[0], times[1])
+
+
+def gpus(run: Run) -> Iterator[GpuSeries]:
+    """Return what belongs to a GPU; nodes without one are left out."""
+    return (series for series in run.gpus if series.gpu is not None and series.num_samples)
+
+
+def hosts(run: Run, column: str) -> Iterator[GpuSeries]:
+    """Return one series of each node that has a column of the host: all its GPUs have the same."""
+    seen: set[tuple[str | None, str]] = set()
+    for series in run.gpus:
+        place = (series.job, series.host)
+        if place not in seen and series.column(column) is not None:
+            seen.add(place)
+            yield series
+
+
+def activity(series: GpuSeries) -> NDArray[np.floating] | None:
+    """Return how busy a GPU was, in %; None where no column shows it."""
+    return of_columns(columns(series, "sm", "smavg"), columns(series, "smact", "smutil"))
+
+
+def columns(series: GpuSeries, *names: str) -> list[NDArray[np.floating]]:
+    """Return those of some columns that have readings."""
+    return [column for name in names if (column := series.column(name)) is not None]
+
+
+def settled(series: GpuSeries, thresholds: Thresholds) -> NDArray[np.bool_]:
+    """Return which samples come after the start-up; all where there are no times.
+
+    Each start of the job has its own, and what comes after a pause of the log counts as one.
+    """
+    if np.isnan(series.time_s).all():
+        return np.ones(series.num_samples, np.bool_)
+    is_new = np.isnan(series.steps_s)
+    start = np.broadcast_to(series.start, series.num_samples)
+    is_new[1:] |= start[1:] != start[:-1]
+    since_s = np.fmax.accumulate(np.where(is_new, series.time_s, -np.inf))
+    return series.time_s >= since_s + 60 * thresholds.startup_minutes
+
+
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """Where something held, one after the other: (stretches,) each."""
+
+    begins: NDArray[np.intp]
+    ends: NDArray[np.intp]
+    durations_s: NDArray[np.float64]
+
+    @property
+    def longest(self) -> Stretch | None:
+        """The one that lasted longest; None if there is none."""
+        if not self.begins.size:
+            return None
+        best = int(self.durations_s.argmax())
+        return Stretch(int(self.begins[best]), int(self.ends[best]), float(self.durations_s[best]))
+
+    def worst(self, least_s: float, num_samples: int) -> tuple[Stretch | None, int]:
+        """Choose of those that lasted long enough: the one that holds to the end, else the longest.
+
+        Returns: it, None if there is none; and how many others there are.
+
+        """
+        found = np.flatnonzero(self.durations_s >= least_s)
+        if not found.size:
+            return None, 0
+        lasts = self.ends[found[-1]] == num_samples
+        best = int(found[-1] if lasts else found[self.durations_s[found].argmax()])
+        begin, end = int(self.begins[best]), int(self.ends[best])
+        return Stretch(begin, end, float(self.durations_s[best])), len(found) - 1
+
+    @property
+    def total_s(self) -> float:
+        """How long it held in all."""
+        return float(self.durations_s.sum())
+
+
+def stretches(mask: NDArray[np.bool_], steps_s: NDArray[np.floating]) -> Stretches:
+    """Find samples one after the other in which `mask` holds; a gap ends a stretch.
+
+    Args:
+        mask: of each sample.
+        steps_s: the time that each speaks for; NaN after a gap.
+
+    """
+    is_gap = np.isnan(steps_s)
+    begins, ends = _runs(mask & ~is_gap).T
+    known = np.where(is_gap, 0, steps_s)
+    passed_s = np.concatenate(([0.0], np.cumsum(known, dtype=np.float64)))
+    return Stretches(begins, ends, passed_s[ends] - passed_s[begins])
+
+
+def others(num: int) -> str:
+    """Write that a thing came so many more times."""
+    return f" (and {num} more time{'' if num == 1 else 's'})" if num else ""
+
+
+def longest_run(mask: NDArray[np.bool_]) -> slice:
+    """Find the most samples one after the other in which something holds; empty if none."""
+    found = _runs(mask)
+    if not found.size:
+        return slice(0, 0)
+    begin, end = found[np.argmax(found[:, 1] - found[:, 0])].tolist()
+    return slice(begin, end)
+
+
+def up_to_the_end(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return where something holds without a break up to the last sample."""
+    return np.logical_and.accumulate(mask[::-1])[::-1]
+
+
+def _runs(mask: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Find where something begins to hold and where it ends: (runs, 2)."""
+    marks = np.zeros(len(mask) + 2, np.int8)
+    marks[1:-1] = mask
+    return np.flatnonzero(np.diff(marks)).reshape(-1, 2)
+
+
+def reaches(value: float, limit: float) -> bool:
+    """Whether something is there, and as large as a threshold, which may be 0."""
+    return value > 0 and value >= limit
+
+
+def share_pct(mask: NDArray[np.bool_], among: NDArray[np.bool_]) -> float:
+    """Return in what share of some samples something holds, in %; 0 of none."""
+    total = int(among.sum())
+    return 100 * int((mask & among).sum()) / total if total else 0.0

@@ -1,0 +1,197 @@
+"""Rules on the watching itself: gaps in a log, and logs that end before the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from monitor.analysis import readings
+from monitor.analysis.findings import Finding
+from monitor.analysis.readings import Stretch
+from monitor.analysis.rules import Rule, Window
+from monitor.logs import clock
+from monitor.runs.history import seconds
+from monitor.words import counted, minutes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from monitor.analysis.thresholds import Thresholds
+    from monitor.logs.series import GpuSeries, Run
+
+
+_QUARTER_S = 900
+_NODE_IS_GONE = (
+    "the node, its monitor or its disk is gone: see `python -m monitor why` and the node's state"
+    " (sinfo -N)"
+)
+
+
+def _gap(run: Run, at: Thresholds) -> Iterator[Finding]:
+    gpus: dict[tuple[str | None, str], list[GpuSeries]] = {}
+    for one in filter(_has_times, run.gpus):
+        gpus.setdefault((one.job, one.host), []).append(one)
+    nodes = {node: _all_rows(several) for node, several in gpus.items()}
+    starts = [seconds(e.get("time")) for e in run.events if e.get("event") == "start"]
+    starts_s = np.array([start_s for start_s in starts if start_s is not None])
+    for series in nodes.values():
+        yield from _gaps(series, starts_s, at)
+    jobs: dict[str, list[GpuSeries]] = {}
+    for series in nodes.values():
+        if series.job is not None:
+            jobs.setdefault(series.job, []).append(series)
+    for group in jobs.values():
+        yield from _ended_early(group, at)
+    yield from _missing(run)
+
+
+def _all_rows(gpus: list[GpuSeries]) -> GpuSeries:
+    """Return when a node's log was written, whichever of its GPUs a row is of.
+
+    A start of the job may have brought others, and one may be lost.
+    """
+    several = list({(one.time_s[0], one.num_samples): one for one in reversed(gpus)}.values())[::-1]
+    if len(several) == 1:
+        return several[0]
+
+    def joined(values: Callable[[GpuSeries], ArrayLike]) -> NDArray[Any]:
+        return np.concatenate([np.broadcast_to(values(one), one.time_s.shape) for one in several])
+
+    time_s, rows = np.unique(joined(lambda one: one.time_s), return_index=True)
+    return replace(
+        several[0],
+        values={},
+        time_s=time_s,
+        shift_s=joined(lambda one: one.shift_s)[rows],
+        told_s=joined(lambda one: one.told_s)[rows],
+        start=joined(lambda one: one.start)[rows],
+    )
+
+
+def _has_times(series: GpuSeries) -> bool:
+    return bool(series.num_samples) and not np.isnan(series.time_s).any()
+
+
+def _limit_s(series: GpuSeries, at: Thresholds) -> float:
+    return float(np.fmax(at.gap_seconds, at.gap_intervals * series.interval_s))
+
+
+def _gaps(series: GpuSeries, starts_s: NDArray[np.float64], at: Thresholds) -> Iterator[Finding]:
+    """Find times without a sample in a node's log, other than those between two starts."""
+    steps_s = np.diff(series.time_s)
+    usual_s = clock.usual_s(np.append(np.nan, steps_s), series.told_s)[1:]
+    longest_s = np.fmax(at.gap_seconds, at.gap_intervals * usual_s)
+    found = [
+        begin
+        for begin in np.flatnonzero(steps_s > longest_s).tolist()
+        if not _is_rest(series, begin, starts_s)
+    ]
+    if not found:
+        return
+    worst = max(found, key=lambda begin: float(steps_s[begin]))
+    gap_s = float(steps_s[worst])
+    more = f" (and {counted(len(found) - 1, 'more gap')})" if len(found) > 1 else ""
+    yield readings.finding(
+        "hint",
+        series,
+        Stretch(worst + 1, worst + 2, gap_s),
+        f"nothing written for {minutes(gap_s)}, where a sample is usual every"
+        f" {usual_s[worst]:g} s{more}",
+        "a requeued job has such a gap; else see what the node did then, and whether the disk was"
+        " full",
+        weight=gap_s,
+        of_host=True,
+    )
+
+
+def _is_rest(series: GpuSeries, before: int, starts_s: NDArray[np.float64]) -> bool:
+    """Whether the job itself was at rest: one start had ended, the next not begun."""
+    begin_s, end_s = series.time_s[before], series.time_s[before + 1] + series.interval_s
+    return bool(((begin_s <= starts_s) & (starts_s <= end_s)).any())
+
+
+def _ended_early(nodes: list[GpuSeries], at: Thresholds) -> Iterator[Finding]:
+    """Find nodes whose log ends long before those of the job's other nodes."""
+    ends_s = [float(series.time_s[-1]) - _zone_s(series, nodes) for series in nodes]
+    for series, end_s in zip(nodes, ends_s, strict=True):
+        missing_s = max(ends_s) - end_s
+        if missing_s > _limit_s(series, at):
+            yield readings.finding(
+                "warning",
+                series,
+                np.arange(series.num_samples) == series.num_samples - 1,
+                f"its log ends {minutes(missing_s)} before that of other nodes of the job",
+                _NODE_IS_GONE,
+                weight=missing_s,
+                of_host=True,
+            )
+
+
+def _missing(run: Run) -> Iterator[Finding]:
+    """Find nodes that had ranks, and have no log where others have one."""
+    ups = [event for event in run.events if event.get("event") == "rank_up"]
+    nodes = {node.partition(".")[0] for event in ups if isinstance(node := event.get("node"), str)}
+    logged = {series.host.partition(".")[0] for series in run.gpus}
+    for node in sorted(nodes - logged if nodes & logged else ()):
+        yield Finding(
+            severity="warning",
+            host=node,
+            evidence="it had ranks, and no log of it is here, as of the job's other nodes",
+            suggestion="see RUN_DIR/logs/monitor-NODE.log for why its monitor wrote nothing, and"
+            " whether its log was left behind when the others were copied",
+        )
+
+
+def _stale(run: Run, at: Thresholds) -> Iterator[Finding]:
+    for log in run.logs if isinstance(run, Window) else ():
+        if not is_stale(log.quiet_s, log.interval_s, at):
+            continue
+        yield Finding(
+            severity="warning" if log.is_there else "error",
+            host=log.host,
+            evidence=f"the log has not grown for {minutes(log.quiet_s)}"
+            if log.is_there
+            else "the log is gone",
+            suggestion=_NODE_IS_GONE,
+            job=log.job,
+            weight=log.quiet_s,
+        )
+
+
+def is_stale(quiet_s: float, interval_s: float, at: Thresholds) -> bool:
+    """Whether a log should have grown, by its own interval."""
+    return quiet_s > max(at.stale_seconds, at.gap_intervals * interval_s)
+
+
+def _zone_s(series: GpuSeries, nodes: list[GpuSeries]) -> float:
+    """Return how much later a node's log begins by its zone, which dmon does not record.
+
+    The nodes of a job begin together, and zones differ by quarters of an hour.
+    """
+    if "utc_offset" in series.facts:
+        return 0.0
+    first_s = float(np.median([float(one.time_s[0]) for one in nodes]))
+    return _QUARTER_S * round((float(series.time_s[0]) - first_s) / _QUARTER_S)
+
+
+RULES = (
+    Rule(
+        name="gap",
+        meaning="the monitor wrote nothing for a while, or ended before those of other nodes",
+        needs=(),
+        thresholds=("gap_intervals", "gap_seconds"),
+        scope="whole run",
+        check=_gap,
+    ),
+    Rule(
+        name="stale",
+        meaning="live: a log does not grow any more, or is gone",
+        thresholds=("gap_intervals", "stale_seconds"),
+        scope="live",
+        check=_stale,
+    ),
+)

@@ -1,0 +1,147 @@
+"""Rules on what keeps a GPU's clocks down: heat, the power limit, the power brake."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from monitor.analysis import readings
+from monitor.analysis.rules import Rule, Window
+from monitor.logs import throttling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from monitor.analysis.findings import Finding
+    from monitor.analysis.thresholds import Thresholds
+    from monitor.logs.series import GpuSeries, Run
+
+
+def _thermal(run: Run, at: Thresholds) -> Iterator[Finding]:
+    for series in readings.gpus(run):
+        pct, where = _throttled(series, throttling.HEAT, "tviol", at)
+        if where is None or not readings.reaches(pct, at.thermal_pct):
+            continue
+        heat = series.column("gtemp")
+        hottest = "" if heat is None else f", at up to {np.nanmax(heat):.0f} C"
+        yield readings.finding(
+            "warning",
+            series,
+            where,
+            f"heat kept the clocks down for {pct:.1f} % of its busy time{hottest}"
+            f"{_clock_fell(series, where, at)}",
+            "report it to the administrators (cooling, dust, fans, air inlet); steps are as slow as"
+            " the hottest GPU",
+            weight=pct,
+        )
+
+
+def _power(run: Run, at: Thresholds) -> Iterator[Finding]:
+    for series in readings.gpus(run):
+        braked_pct, braked = _braked(series, at)
+        if braked is not None and readings.reaches(braked_pct, at.brake_pct):
+            yield readings.finding(
+                "warning",
+                series,
+                braked,
+                f"the power brake or another slowdown by hardware for {braked_pct:.1f} % of its"
+                f" busy time{_clock_fell(series, braked, at)}",
+                "report it to the administrators: its power supply or its rack is at the limit",
+                weight=100 + braked_pct,
+            )
+            continue
+        if isinstance(run, Window):
+            continue  # only the whole run shows whether the limit is what holds it back
+        pct, where = _throttled(series, throttling.POWER_CAP, "pviol", at)
+        if where is not None and readings.reaches(pct, at.power_cap_pct):
+            limit_w = series.number("power_limit_w")
+            limit = "its limit" if limit_w is None else f"its limit of {limit_w:.0f} W"
+            yield readings.finding(
+                "hint",
+                series,
+                where,
+                f"clocks held by {limit} for {pct:.0f} % of its busy time"
+                f"{_clock_fell(series, where, at)}",
+                "normal under full load; faster only with a higher power limit, if the"
+                " administrators have lowered it",
+                weight=pct,
+            )
+
+
+def _busy(series: GpuSeries, at: Thresholds) -> NDArray[np.bool_]:
+    """Return in which samples it is busy; in all, where that is not recorded."""
+    active = readings.activity(series)
+    return np.ones(series.num_samples, np.bool_) if active is None else active > at.busy_sm_pct
+
+
+def _throttled(
+    series: GpuSeries, bits: int, violation: str, at: Thresholds
+) -> tuple[float, NDArray[np.bool_] | None]:
+    """Give the share of its busy time, in %, and the samples: by time throttled, else by bits."""
+    busy = _busy(series, at)
+    violated = series.column(violation)
+    if violated is not None:
+        if "interval_s" not in series.facts and violation == "tviol":
+            violated = violated * 100  # dmon has a flag, and we %
+        where = busy & (violated > 0)
+        known = violated[busy & ~np.isnan(violated)]
+        return (float(np.minimum(known, 100).mean()) if known.size else 0.0), where
+    return _by_bits(series, bits, busy)
+
+
+def _braked(series: GpuSeries, at: Thresholds) -> tuple[float, NDArray[np.bool_] | None]:
+    """Find slowdowns by hardware that are not for heat."""
+    reasons = series.column("throt")
+    if reasons is None:
+        return 0.0, None
+    hot = _bits(reasons, throttling.HEAT)
+    return _by_bits(series, throttling.BRAKE, _busy(series, at) & ~hot)
+
+
+def _by_bits(
+    series: GpuSeries, bits: int, among: NDArray[np.bool_]
+) -> tuple[float, NDArray[np.bool_] | None]:
+    reasons = series.column("throt")
+    if reasons is None:
+        return 0.0, None
+    where = among & _bits(reasons, bits)
+    return readings.share_pct(where, among & ~np.isnan(reasons)), where
+
+
+def _bits(reasons: NDArray[np.floating], bits: int) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = np.where(np.isnan(reasons), 0, reasons).astype(np.int32) & bits != 0
+    return found
+
+
+def _clock_fell(series: GpuSeries, where: NDArray[np.bool_], at: Thresholds) -> str:
+    clock_mhz = series.column("pclk")
+    if clock_mhz is None:
+        return ""
+    free = clock_mhz[_busy(series, at) & ~where]
+    held = clock_mhz[where]
+    if np.isnan(free).all() or np.isnan(held).all():
+        return ""
+    return f"; SM clock {np.nanmedian(held):.0f} instead of {np.nanmedian(free):.0f} MHz"
+
+
+RULES = (
+    Rule(
+        name="thermal",
+        meaning="heat keeps a GPU's clocks down",
+        needs=("tviol|throt",),
+        reads=("gtemp", "pclk", "sm", "smavg"),
+        thresholds=("thermal_pct", "busy_sm_pct"),
+        check=_thermal,
+    ),
+    Rule(
+        name="power",
+        meaning="power keeps a GPU's clocks down: the brake, or (a hint) its limit",
+        needs=("pviol|throt",),
+        reads=("throt", "pclk", "sm", "smavg"),
+        thresholds=("brake_pct", "power_cap_pct", "busy_sm_pct"),
+        check=_power,
+    ),
+)
