@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from monitor.live.rows import Batch
 from monitor.logs.marks import Mark
 
 from monitor import cli
@@ -12,6 +11,7 @@ from monitor.analysis import engine
 from monitor.analysis.engine import evaluate
 from monitor.analysis.findings import Finding, Summary, summaries
 from monitor.analysis.thresholds import Thresholds
+from monitor.live import log as live_log
 from monitor.live.fleet import Fleet
 from monitor.live.log import LiveLog
 from monitor.live.target import Target
@@ -25,10 +25,8 @@ SLOW = {"sm_pct": 61, "sm_active_pct": 50}
 
 def read(*logs: LogWriter) -> list[LiveLog]:
     """Read them as they are now."""
-    found, batch = [LiveLog(str(log.path)) for log in logs], Batch()
-    for log in found:
-        log.poll(batch)
-    batch.read()
+    found = [LiveLog(str(log.path)) for log in logs]
+    live_log.poll(found)
     return found
 
 
@@ -134,7 +132,7 @@ def test_logs_that_do_not_grow_are_one_alert(tmp_path: Path) -> None:
     assert (alert.severity, alert.rule, alert.where) == ("warning", "stale", "gpu[000-008]")
     assert "the log has not grown for 2 min" in alert.evidence
     writers[0].path.unlink()
-    logs[0].poll(Batch())
+    logs[0].poll()
     gone, stale = alerts_of(logs, 90)
     assert (gone.severity, gone.where, gone.evidence) == ("error", "gpu000", "the log is gone")
     assert stale.where == "gpu[001-008]"
