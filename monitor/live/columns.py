@@ -9,7 +9,7 @@ from monitor.analysis.thresholds import Thresholds
 from monitor.live import sparkline
 from monitor.live.snapshot import GONE, IDLE, LOST, STALE, THROTTLED
 from monitor.logs.columns import COLUMNS
-from monitor.logs.terms import BUSY_PCT
+from monitor.logs.constants import BUSY_PCT
 from monitor.words import MIB_PER_GIB, NONE, brief
 
 if TYPE_CHECKING:

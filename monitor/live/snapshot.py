@@ -12,9 +12,9 @@ import numpy as np
 from monitor.analysis.rules_logs import is_stale
 from monitor.analysis.thresholds import Thresholds
 from monitor.live.track import number
-from monitor.logs import terms, throttling
+from monitor.logs import constants, throttling
 from monitor.logs.columns import COLUMNS
-from monitor.logs.places import natural
+from monitor.logs.run_dirs import natural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -191,11 +191,11 @@ def is_lost(track: Track) -> bool:
 def _idle_s(track: Track) -> float:
     """Return for how long the last samples were all idle."""
     newest = track.last("sm")
-    if newest is None or newest > terms.BUSY_PCT:
+    if newest is None or newest > constants.BUSY_PCT:
         return 0.0
     time_s = track.time_s()
     # between two samples the driver's own samples may have seen work
-    is_idle = np.fmax(track.column("sm"), track.column("smavg")) <= terms.BUSY_PCT
+    is_idle = np.fmax(track.column("sm"), track.column("smavg")) <= constants.BUSY_PCT
     if not is_idle[-1]:
         return 0.0
     begin = 0 if is_idle.all() else len(is_idle) - int(np.argmin(is_idle[::-1]))

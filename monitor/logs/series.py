@@ -16,7 +16,7 @@ from monitor.logs import clock, facts, files, reader, whole
 from monitor.logs.decode import NO_TIME
 from monitor.logs.facts import UNKNOWN
 from monitor.logs.parser import Place
-from monitor.logs.places import is_run, lines_of
+from monitor.logs.run_dirs import is_run, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -101,12 +101,12 @@ class GpuSeries:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedMark:
+class PlacedEvent:
     """What happened at a moment, and where."""
 
     host: str
     job: str | None
-    mark: LogEvent
+    event: LogEvent
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Run:
     name: str | None
     gpus: tuple[GpuSeries, ...]
     """Sorted by job, host and GPU."""
-    marks: tuple[PlacedMark, ...] = ()
+    log_events: tuple[PlacedEvent, ...] = ()
     """Sorted by time."""
     metrics: tuple[Mapping[str, Any], ...] = ()
     events: tuple[Mapping[str, Any], ...] = ()
@@ -154,7 +154,9 @@ def load(paths: Sequence[str], wanted: frozenset[str] | None = None) -> Run:
     return Run(
         name=_name(run_dirs, gpus),
         gpus=gpus,
-        marks=tuple(sorted(parts.marks, key=lambda placed: np.nan_to_num(placed.mark.time_s))),
+        log_events=tuple(
+            sorted(parts.events, key=lambda placed: np.nan_to_num(placed.event.time_s))
+        ),
         metrics=tuple(metrics),
         events=tuple(events),
         num_logs=len(found),
@@ -167,7 +169,7 @@ class _Parts:
     """The readings of each GPU, log by log."""
 
     of: dict[_Key, list[GpuSeries]] = field(default_factory=dict)
-    marks: list[PlacedMark] = field(default_factory=list)
+    events: list[PlacedEvent] = field(default_factory=list)
     num_unreadable: int = 0
     are_foreign: bool = False
     """All that were added are no logs."""
@@ -189,9 +191,9 @@ class _Parts:
             index = -1 if series.gpu is None else series.gpu
             self.of.setdefault((series.host, series.job, index, series.uuid), []).append(series)
         place = log.places[-1] if log.places else None
-        for mark in log.events:
+        for event in log.events:
             job, host = (place.job, place.host) if place else files.named(log.path)
-            self.marks.append(PlacedMark(host, job, mark))
+            self.events.append(PlacedEvent(host, job, event))
 
     def series(self) -> tuple[GpuSeries, ...]:
         order = sorted(self.of, key=lambda key: (key[1] or "", key[0], key[2]))

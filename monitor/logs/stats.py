@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from monitor.logs import clock, columns, energy, facts, series, spread, terms
+from monitor.logs import clock, columns, constants, energy, facts, percentiles, series
 from monitor.logs.activity import activity, highest
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from monitor.logs.parser import Place
+    from monitor.logs.percentiles import Counts, Spread
     from monitor.logs.reader import Log
     from monitor.logs.series import GpuSeries
-    from monitor.logs.spread import Counts, Spread
 
 GPU_METRICS = {c.report_name: c.names for c in columns.reported() if not c.of_host}
 """What is told of a GPU, and the columns it is read from: ours, and dmon's for the same."""
@@ -135,9 +135,9 @@ def join(nodes: Sequence[Node]) -> list[Job]:
 
 def _node(place: Place, gpus: Sequence[GpuSeries]) -> Node:
     counted = [_counts(gpu, GPU_METRICS) for gpu in gpus]
-    counts = {key: spread.merge([mine[key] for mine in counted]) for key in GPU_METRICS}
+    counts = {key: percentiles.merge([mine[key] for mine in counted]) for key in GPU_METRICS}
     of_host = [_counts(one, HOST_METRICS) for one in _each_look_once(gpus)]
-    counts |= {key: spread.merge([mine[key] for mine in of_host]) for key in HOST_METRICS}
+    counts |= {key: percentiles.merge([mine[key] for mine in of_host]) for key in HOST_METRICS}
     made = [_gpu(gpu, mine) for gpu, mine in zip(gpus, counted, strict=True) if gpu.gpu is not None]
     uses = [gpu.use for gpu in made] or [_use(one, _steps_s(one), {}) for one in gpus]
     return Node(place=place, use=_sum(uses, counts), gpus=tuple(made), counts=counts)
@@ -153,7 +153,7 @@ def _each_look_once(gpus: Sequence[GpuSeries]) -> list[GpuSeries]:
 
 
 def _counts(gpu: GpuSeries, metrics: Mapping[str, Sequence[str]]) -> dict[str, Counts]:
-    return {key: spread.count(_readings(gpu, names)) for key, names in metrics.items()}
+    return {key: percentiles.count(_readings(gpu, names)) for key, names in metrics.items()}
 
 
 def _readings(gpu: GpuSeries, names: Sequence[str]) -> NDArray[np.floating]:
@@ -183,7 +183,7 @@ def _use(gpu: GpuSeries, steps_s: NDArray[np.float64], spreads: Mapping[str, Spr
     counter_j, power_w = _readings(gpu, ("energy",)), _readings(gpu, ("pwr",))
     used = energy.used(counter_j, power_w, steps_s, start)
     told = ~np.isnan(active)
-    is_idle = active <= terms.BUSY_PCT
+    is_idle = active <= constants.BUSY_PCT
     return Use(
         num_samples=gpu.num_samples,
         num_silent=int(silent.sum()),
@@ -219,7 +219,7 @@ def _steps_s(gpu: GpuSeries) -> NDArray[np.float64]:
 
 def _longest_idle(gpu: GpuSeries, steps_s: NDArray[np.float64]) -> Idle | None:
     """Find the longest stretch in which each sample says idle; a gap ends it."""
-    is_idle = (_activity(gpu) <= terms.BUSY_PCT) & ~np.isnan(steps_s)
+    is_idle = (_activity(gpu) <= constants.BUSY_PCT) & ~np.isnan(steps_s)
     idle_s = np.cumsum(np.where(is_idle, steps_s, 0))
     before_s = np.maximum.accumulate(np.where(is_idle, 0, idle_s))
     lasted_s = idle_s - before_s
@@ -259,7 +259,7 @@ def _sources(sources: Iterator[str | None]) -> str | None:
 
 def _job(name: str | None, nodes: Sequence[Node]) -> Job:
     counts = {
-        key: spread.merge([node.counts[key] for node in nodes])
+        key: percentiles.merge([node.counts[key] for node in nodes])
         for key in (*GPU_METRICS, *HOST_METRICS)
     }
     return Job(name=name, use=_sum([node.use for node in nodes], counts), nodes=tuple(nodes))

@@ -19,7 +19,7 @@ from monitor.logs.columns import COLUMNS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from monitor.nvml.crew import Ask, Values
+    from monitor.nvml.workers import Ask, Values
 
 Handle = Any  # pynvml is untyped: a ctypes pointer
 

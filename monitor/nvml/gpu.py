@@ -12,16 +12,16 @@ import pynvml
 
 from monitor.nvml import calls
 from monitor.nvml.calls import MIB, Number
-from monitor.nvml.crew import Job
 from monitor.nvml.mig import Mig
 from monitor.nvml.processes import Processes
 from monitor.nvml.rates import Gpm, NvLink, Samples, Violation
+from monitor.nvml.workers import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from monitor.nvml.calls import Handle
-    from monitor.nvml.crew import Ask, Values
+    from monitor.nvml.workers import Ask, Values
 
     _Call = tuple[str, Callable[[Handle], Ask | None]]
     """What is called, and what prepares it; None where this driver lacks it."""

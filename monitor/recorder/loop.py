@@ -98,7 +98,7 @@ class Recorder:
     _written_facts: dict[str, str] = field(default_factory=dict, init=False)
     _marks: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_MARKS), init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    """Held while the log is written to: what happens is told by other threads."""
+    """Owners while the log is written to: what happens is told by other threads."""
 
     def run(self, stop: Stop, interval_s: float) -> Reason:
         """Record at once, then every `interval_s`, and a last time at the end.

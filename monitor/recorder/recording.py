@@ -115,7 +115,7 @@ def record(settings: Settings, say: Callable[[str], None]) -> int:
     )
     if settings.beat_dir and set("sq") & set(letters):
         beat_dir, visible = settings.beat_dir, settings.visible
-        recorder.ranks = _Later(lambda: _seats(beat_dir, visible))
+        recorder.ranks = _Later(lambda: _rank_gpus(beat_dir, visible))
     watchdog.start()
     reason = recorder.run(stop, settings.interval_s)
     sink.close()
@@ -141,10 +141,10 @@ def _host(letters: str, folder: str) -> HostSource:
     return Host(letters, folder)
 
 
-def _seats(beat_dir: str, visible: str | None) -> RankSource:
-    from monitor.recorder.seats import Seats  # noqa: PLC0415 - see _Later
+def _rank_gpus(beat_dir: str, visible: str | None) -> RankSource:
+    from monitor.recorder.rank_gpus import RankGpus  # noqa: PLC0415 - see _Later
 
-    return Seats(beat_dir, visible)
+    return RankGpus(beat_dir, visible)
 
 
 def _spare_the_collector() -> None:

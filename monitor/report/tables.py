@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from monitor.logs.spread import Spread
+    from monitor.logs.percentiles import Spread
     from monitor.logs.stats import Gpu, Job, Node, Use
 
     Cell = tuple[str, Callable[[Use], str]]

@@ -225,7 +225,7 @@ def test_of_several_jobs_each_finding_names_its_own() -> None:
 def test_faults_of_different_numbers_are_not_folded() -> None:
     """An XID must not hide behind another."""
     events = tuple(mark("xid", i, xid=xid) for i, xid in enumerate(("79", "48", "79")))
-    told = text(run(*(gpu(i) for i in range(4)), marks=events))
+    told = text(run(*(gpu(i) for i in range(4)), log_events=events))
     assert "ERROR    xid: n1 GPU 0,2" in told
     assert "ERROR    xid: n1 GPU 1" in told
 
@@ -235,7 +235,7 @@ def test_the_worst_comes_first() -> None:
     looked_at = run(
         gpu(0, sm=at(first(20), 0, 95), fb=20_000, disk=99),
         gpu(1, sm=at(first(60), 0, 95), fb=20_000),
-        marks=(mark("xid", xid="79"),),
+        log_events=(mark("xid", xid="79"),),
     )
     found = [(one.severity, one.rule, one.gpu) for one in evaluate(looked_at)]
     assert found == [
@@ -276,7 +276,7 @@ def test_what_could_not_be_looked_at_is_said_by_node() -> None:
         ({"events": "watched on 1 of 1 GPUs"}, (), False),
         ({}, (mark("xid", xid="79"),), False),
     ):
-        watched = run(gpu(facts=facts), marks=events)
+        watched = run(gpu(facts=facts), log_events=events)
         assert ("xid" in {one.rule for one in skipped(watched)}) == is_blind
     trained = run(gpu(), metrics=({"step": 1},))
     assert "data" not in {one.rule for one in skipped(trained)}

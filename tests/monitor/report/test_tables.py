@@ -12,7 +12,7 @@ import pytest
 
 from monitor import __version__
 from monitor.errors import UserError
-from monitor.logs import stats, tallies
+from monitor.logs import aggregates, stats
 from monitor.report import document, report
 from monitor.words import host_list
 from tests.monitor.reported import Written, run
@@ -78,7 +78,7 @@ def test_full_tells_all_of_every_gpu(written: Written) -> None:
 
 def heads(path: Path) -> str:
     """The headline of a log."""
-    nodes, files = tallies.count([[str(path)]])
+    nodes, files = aggregates.count([[str(path)]])
     return str(document.document(stats.join(nodes), files, None)["jobs"][0]["headline"])
 
 
@@ -237,7 +237,7 @@ def test_help_and_version() -> None:
         [sys.executable, "-m", "monitor", "--help"], capture_output=True, text=True, check=True
     )
     assert all(word in done.stdout for word in ("record", "report", "compose"))
-    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     assert f'version = "{__version__}"' in project
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from monitor.nvml import crew
-from monitor.nvml.crew import Crew, Job, Values
+from monitor.nvml import workers
+from monitor.nvml.workers import Job, Values, WorkerPool
 from monitor.stop import Reason
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,13 @@ class World:
         self.never = Never()
         self.told: list[tuple[int, str]] = []
         self.made: list[tuple[int, str]] = []
-        self.crew = Crew("test", self.never, lambda job: self.told.append((job.owner, job.kind)))
+        self.pool = WorkerPool(
+            "test", self.never, lambda job: self.told.append((job.owner, job.kind))
+        )
+
+    def tell(self, job: Job) -> None:
+        """Be told of a call that was given up."""
+        self.told.append((job.owner, job.kind))
 
     def job(self, owner: int, kind: str, *, hangs: bool = False) -> Job:
         """Build a call; one that hangs leaves its value when the gate is open."""
@@ -41,12 +47,12 @@ class World:
                 self.gate.wait(20)
             values[kind] = owner
 
-        return Job(owner, kind, call, patience_s=0.1)
+        return Job(owner, kind, call, timeout_s=0.1)
 
     def look(self, jobs: list[Job], limit_s: float = 10) -> dict[tuple[int, str], Any]:
         """Look once: what each call has left."""
         values: dict[int, Values] = {job.owner: {} for job in jobs}
-        self.crew.run(jobs, values, limit_s)
+        self.workers.run(jobs, values, limit_s)
         return {(o, k): v for o, found in values.items() for k, v in dict(found).items()}
 
 
@@ -96,21 +102,21 @@ def test_a_late_answer_belongs_to_no_look(world: World, until: Callable[..., Non
 
 
 def test_a_call_that_is_taken_away_as_it_begins_is_made_again(world: World) -> None:
-    """It may be marked although it was never made: the hand that came to it takes the mark off."""
+    """It may be marked although it was never made: its worker takes the mark off again."""
     job = world.job(0, "a")
-    look = crew._Round([job], {0: {}})  # noqa: SLF001 - a moment too short to meet otherwise
-    hand = crew._Hand("test")  # noqa: SLF001
-    hand.at = 0
-    assert look.leave(hand) is job
+    look = workers._Round([job], {0: {}})  # noqa: SLF001 - a moment too short to meet otherwise
+    worker = workers._Worker("test")  # noqa: SLF001
+    worker.at = 0
+    assert look.leave(worker) is job
     assert job.is_stuck
     look.start = 0
-    hand.inbox.put(look)
+    worker.inbox.put(look)
     for _ in range(200):
         if not job.is_stuck:
             break
         time.sleep(0.01)
     assert not job.is_stuck
-    assert hand.has_left
+    assert worker.has_left
     assert world.look([job]) == {(0, "a"): 0}
 
 
@@ -135,7 +141,7 @@ def test_a_call_known_to_hang_gets_little_time_of_the_others(world: World) -> No
     """When one GPU hangs in a call, the same call of seven more is not waited for as long."""
     jobs = [world.job(owner, "a", hangs=True) for owner in range(8)]
     for job in jobs:
-        job.patience_s = 0.5
+        job.timeout_s = 0.5
     began_s = time.monotonic()
     assert world.look(jobs) == {}
     assert time.monotonic() - began_s < 3.0  # and not 4
@@ -145,7 +151,7 @@ def test_a_call_known_to_hang_gets_little_time_of_the_others(world: World) -> No
 def test_a_look_has_a_limit(world: World) -> None:
     """What was not asked by then is left out; what was read stays."""
     jobs = [world.job(0, "a"), world.job(0, "b", hangs=True), world.job(0, "c")]
-    jobs[1].patience_s = 60
+    jobs[1].timeout_s = 60
     assert world.look(jobs, limit_s=0.2) == {(0, "a"): 0}
     assert world.told == [(0, "b")]
 
@@ -153,7 +159,7 @@ def test_a_look_has_a_limit(world: World) -> None:
 def test_the_end_cuts_a_look_short(world: World) -> None:
     """Once it is time to stop, a call that hangs holds nothing up for long."""
     job = world.job(0, "a", hangs=True)
-    job.patience_s = 60
+    job.timeout_s = 60
     world.never.reason = Reason.TERMINATED
     began_s = time.monotonic()
     assert world.look([job], limit_s=60) == {}

@@ -40,54 +40,54 @@ class Job:
     kind: str
     """What is called; the same word for the same call of other owners."""
     call: Ask
-    patience_s: float = 0.5
+    timeout_s: float = 0.5
     is_stuck: bool = False
 
 
 class _Round:
-    """The calls of one look, and which hand makes them.
+    """The calls of one look, and which worker makes them.
 
-    Hand and caller share it without a lock, for a lock a call costs as much as the call: each sets
+    Worker and caller share it without a lock, for a lock a call costs as much as the call: each sets
     its own attributes, and in an order that leaves no gap (see `leave`).
     """
 
-    __slots__ = ("done", "hand", "is_over", "jobs", "skipped", "start", "values")
+    __slots__ = ("done", "is_over", "jobs", "skipped", "start", "values", "worker")
 
     def __init__(self, jobs: Sequence[Job], values: Mapping[int, Values]) -> None:
         self.jobs = jobs
         self.values = values
-        self.hand: _Hand | None = None
-        """A hand makes no further call once it is not this one."""
+        self.worker: _Worker | None = None
+        """A worker makes no further call once it is not this one."""
         self.start = 0
-        """Where the hand begins."""
+        """Where the worker begins."""
         self.skipped: set[int] = set()
         """Owners that are asked nothing more."""
         self.is_over = False
         self.done: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def begin(self, hand: _Hand) -> None:
-        """Give the calls that are left to a hand."""
-        hand.at, self.hand = -1, hand
-        hand.inbox.put(self)
+    def begin(self, worker: _Worker) -> None:
+        """Give the calls that are left to a worker."""
+        worker.at, self.worker = -1, worker
+        worker.inbox.put(self)
 
-    def leave(self, hand: _Hand) -> Job | None:
-        """Take the calls away from a hand: the one that hangs, or None if it came back just now.
+    def leave(self, worker: _Worker) -> Job | None:
+        """Take the calls away from a worker: the one that hangs, or None if it came back just now.
 
-        The call is marked first and the hand looked at then; the hand, when it leaves, says so
+        The call is marked first and the worker looked at then; the worker, when it leaves, says so
         first and takes the mark away then. So no mark stays on a call that is back.
         """
-        self.hand = None
-        at = hand.at
+        self.worker = None
+        at = worker.at
         self.start = at + 1
         job = self.jobs[at]
         job.is_stuck = True
-        if not (hand.has_left or self.is_over):
+        if not (worker.has_left or self.is_over):
             return job
         job.is_stuck = False
         return None
 
 
-class _Hand:
+class _Worker:
     """A thread that makes calls until it gets stuck in one."""
 
     def __init__(self, name: str) -> None:
@@ -100,7 +100,7 @@ class _Hand:
         while not self.has_left:
             look = self.inbox.get()
             met = self._make_calls(look)
-            self.has_left = look.hand is not self
+            self.has_left = look.worker is not self
             look.is_over = look.is_over or not self.has_left
             for job in met:
                 job.is_stuck = False  # it came back, if late
@@ -116,7 +116,7 @@ class _Hand:
             if owner in skipped:
                 continue
             self.at = number
-            if look.hand is not self:
+            if look.worker is not self:
                 # taken away just now: this one is marked, or the one before
                 return (job,) if last is None else (last, job)
             last = job
@@ -128,7 +128,7 @@ class _Hand:
         return () if last is None else (last,)
 
 
-class Crew:
+class WorkerPool:
     """Makes the calls of a look, and lets none of them hold up the caller."""
 
     def __init__(self, name: str, stop: Stop, tell: Callable[[Job], None]) -> None:
@@ -143,7 +143,7 @@ class Crew:
         self._name = name
         self._stop = stop
         self._tell = tell
-        self._hand: _Hand | None = None
+        self._worker: _Worker | None = None
         self._hung: list[Job] = []
         self._seen = (-1, 0.0)
         """Which call was made at the last glance, and since when."""
@@ -169,36 +169,36 @@ class Crew:
         if not jobs:
             return
         look = _Round(jobs, values)
-        hand = self._hand = self._begin(look)
+        worker = self._worker = self._begin(look)
         end_s = time.monotonic() + limit_s
         while not _is_done(look):
             if self._stop.wait(_GLANCE_S):
                 end_s = min(end_s, time.monotonic() + _LAST_S)
             is_late = time.monotonic() >= end_s
-            if hand.at < 0 or not (is_late or self._is_slow(hand, look, hung)):
+            if worker.at < 0 or not (is_late or self._is_slow(worker, look, hung)):
                 continue
-            job = look.leave(hand)
+            job = look.leave(worker)
             if job is not None:
                 self._give_up(job, hung, look)
-            self._hand = None
+            self._worker = None
             if is_late:
                 return
-            hand = self._hand = self._begin(look)
+            worker = self._worker = self._begin(look)
 
-    def _begin(self, look: _Round) -> _Hand:
-        hand = self._hand or _Hand(self._name)
+    def _begin(self, look: _Round) -> _Worker:
+        worker = self._worker or _Worker(self._name)
         self._seen = (-1, 0.0)
-        look.begin(hand)
-        return hand
+        look.begin(worker)
+        return worker
 
-    def _is_slow(self, hand: _Hand, look: _Round, hung: Sequence[Job]) -> bool:
+    def _is_slow(self, worker: _Worker, look: _Round, hung: Sequence[Job]) -> bool:
         """Whether to wait for a call no longer; one that hangs elsewhere gets little time."""
-        at, now_s = hand.at, time.monotonic()
+        at, now_s = worker.at, time.monotonic()
         if self._seen[0] != at:
             self._seen = (at, now_s - _SLICE_S / 2)  # it began somewhere in the last slice
         job = look.jobs[at]
         is_known = any(other.kind == job.kind for other in hung)
-        return now_s - self._seen[1] >= (_SHORT_S if is_known else job.patience_s)
+        return now_s - self._seen[1] >= (_SHORT_S if is_known else job.timeout_s)
 
     def _give_up(self, job: Job, hung: list[Job], look: _Round) -> None:
         hung.append(job)

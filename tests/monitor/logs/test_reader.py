@@ -16,8 +16,8 @@ from tests.monitor.read_rows import Values, told
 
 pytestmark = pytest.mark.slow
 
-SAMPLES = sorted((Path(__file__).parent / "data").glob("*.gutil"))
-SHARED = Path(__file__).parents[3] / "shared" / "dmon"
+SAMPLES = sorted((Path(__file__).parents[1] / "data").glob("*.gutil"))
+SHARED = Path(__file__).parents[4] / "shared" / "dmon"
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def _cell(width: int) -> str:
 
 
 def _head(series: str) -> bytes:
-    path = Path(__file__).parent / "data" / f"pumt_DT.{series}.2gpu.gutil"
+    path = Path(__file__).parents[1] / "data" / f"pumt_DT.{series}.2gpu.gutil"
     return b"".join(path.read_bytes().splitlines(keepends=True)[:2])
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from monitor.analysis.engine import evaluate
-from monitor.logs import files, gutil, series, stats, tallies
+from monitor.logs import aggregates, files, gutil, series, stats
 from monitor.logs.sample import GpuSample, HostSample, Row
 from monitor.report import document
 from tests.monitor.reported import gpus
@@ -96,7 +96,7 @@ def test_a_clock_set_back(tmp_path: Path, kind: str, files: int, back_s: int) ->
 
 def gpus_of_logs(folder: Path) -> list[dict[str, Any]]:
     """As the report's own door finds them: files of one log together."""
-    nodes, told = tallies.count(files.find([str(folder)]))
+    nodes, told = aggregates.count(files.find([str(folder)]))
     found = document.document(stats.join(nodes), told, None)["gpus"]
     for gpu in found:
         gpu["span_s"] = gpu["hours"] and round(gpu["hours"] * 3600, 6)
@@ -342,7 +342,7 @@ def test_each_node_counts_once_in_means_of_hosts(tmp_path: Path) -> None:
         ]
         text_of = layout.header() + layout.block(rows, 0)
         (tmp_path / f"slurm-7.{host}.gutil").write_text(text_of)
-    nodes, told = tallies.count(files.find([str(tmp_path)]))
+    nodes, told = aggregates.count(files.find([str(tmp_path)]))
     made = document.document(stats.join(nodes), told, None)
     (job,) = made["jobs"]
     assert job["cpu_pct"]["mean"] == 50

@@ -247,7 +247,7 @@ def test_a_call_that_hangs_costs_its_own_cells(driver: Any) -> None:
     assert told[2]["marks"] == ["slow gpu=0 call=nvmlDeviceGetPowerUsage"]
 
 
-SHORT = "import monitor.nvml.source as n; n._START_S = 0.2; nvml._start_job.patience_s = 0.2\n"
+SHORT = "import monitor.nvml.source as n; n._START_S = 0.2; nvml._start_job.timeout_s = 0.2\n"
 
 
 def test_a_start_that_hangs(driver: Any) -> None:

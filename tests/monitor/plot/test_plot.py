@@ -23,7 +23,7 @@ from monitor.analysis.events import events_of
 from monitor.errors import UserError
 from monitor.logs import series
 from monitor.logs.log_events import LogEvent
-from monitor.logs.series import GpuSeries, PlacedMark, Run
+from monitor.logs.series import GpuSeries, PlacedEvent, Run
 from monitor.plot import curves, metrics
 from monitor.plot import figure as plot_figure
 from monitor.plot import grid as plot_grid
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 if TYPE_CHECKING:
     from types import ModuleType
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BEGIN_S = 1_795_000_000.0
 
 
@@ -211,9 +211,9 @@ def test_events_have_kinds_and_words() -> None:
         {"time": "2026-11-21T10:06:00.000Z", "event": "rank_up"},
     ]  # fmt: skip
     xid = LogEvent(1_795_255_300.0, "xid", 3, {"xid": "79", "text": "off_the_bus"})
-    marks = (PlacedMark("n2", None, xid), PlacedMark("n2", None, LogEvent(np.nan, "lost", 1)))
-    marks += (PlacedMark("n2", None, LogEvent(1_795_255_301.0, "rotated")),)
-    found = events_of(Run("r", (), marks=marks, events=tuple(lines)))
+    marks = (PlacedEvent("n2", None, xid), PlacedEvent("n2", None, LogEvent(np.nan, "lost", 1)))
+    marks += (PlacedEvent("n2", None, LogEvent(1_795_255_301.0, "rotated")),)
+    found = events_of(Run("r", (), log_events=marks, events=tuple(lines)))
     kinds = [event.kind for event in found]
     assert kinds == [
         "start", "fault", "checkpoint", "failure", "signal", "failure", "failure", "failure",

@@ -1,14 +1,14 @@
 """Who holds a GPU's memory, and when that is told anew."""
 
-from monitor.recorder.holders import Held, share_out
+from monitor.recorder.memory_owners import Owners, attribute
 
 RANKS = {10: 0, 11: 0, 20: 1}
-NOTHING = Held()
+NOTHING = Owners()
 
 
-def held(*processes: tuple[int, int | None], before: Held = NOTHING) -> Held:
+def held(*processes: tuple[int, int | None], before: Owners = NOTHING) -> Owners:
     """What is found where 10 and 11 are of rank 0, and 20 is rank 1."""
-    return share_out(processes, RANKS.get, before)
+    return attribute(processes, RANKS.get, before)
 
 
 def test_ranks_and_others_are_told_apart() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from monitor.logs.sample import GpuSample, RankSample, Reading
-from monitor.recorder.seats import Seats
+from monitor.recorder.rank_gpus import RankGpus
 
 NOTHING = RankSample()
 NOBODY = 2**22  # more than any pid
@@ -36,7 +36,7 @@ def look(
     place: Path, *gpus: GpuSample, visible: str | None = None, shares: bool = True
 ) -> list[RankSample]:
     """Look once."""
-    return Seats(str(place), visible, shares_pids=shares).read(Reading(gpus, FACTS))
+    return RankGpus(str(place), visible, shares_pids=shares).read(Reading(gpus, FACTS))
 
 
 def test_a_process_on_a_gpu_is_the_rank_that_beats(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_without_processes_the_place_tells_the_step(
     for rank in (0, 1):
         beat(tmp_path, rank, 1000 + rank, 7 + rank)
         child(tmp_path, rank, NOBODY + rank, rank)
-    found = Seats(str(tmp_path), visible).read(Reading((gpu(0), gpu(1), gpu(2))))
+    found = RankGpus(str(tmp_path), visible).read(Reading((gpu(0), gpu(1), gpu(2))))
     assert [sample.step for sample in found] == steps
 
 
@@ -141,7 +141,7 @@ def test_a_rank_names_its_own_gpu(tmp_path: Path) -> None:
     beat(tmp_path, 1, 1001, 8)
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=env) as second:
         child(tmp_path, 1, second.pid, 1)
-        seats = Seats(str(tmp_path), "0", shares_pids=False)
+        seats = RankGpus(str(tmp_path), "0", shares_pids=False)
         assert [one.step for one in seats.read(Reading((gpu(0), gpu(1), gpu(2))))] == [
             None,
             None,
@@ -149,7 +149,7 @@ def test_a_rank_names_its_own_gpu(tmp_path: Path) -> None:
         ]
         second.communicate(b"\n")
     child(tmp_path, 1, NOBODY, 1)
-    seats = Seats(str(tmp_path), "0", shares_pids=False)
+    seats = RankGpus(str(tmp_path), "0", shares_pids=False)
     assert seats.read(Reading((gpu(0),))) == [NOTHING]  # it is not the monitor's 0
 
 
@@ -164,7 +164,7 @@ def test_steps_are_read_each_time_and_ranks_looked_for_now_and_then(tmp_path: Pa
     """A rank that is new is seen within 5 s; one that is gone, or was never whole, is none."""
     now_s = [0.0]
     beat(tmp_path, 0, 1000, 1)
-    seats = Seats(str(tmp_path), shares_pids=True, monotonic=lambda: now_s[0])
+    seats = RankGpus(str(tmp_path), shares_pids=True, monotonic=lambda: now_s[0])
     both = Reading((gpu(0, (1000, 1)), gpu(1, (1001, 1))))
     of_none = [RankSample(other_mib=1, processes=f"{pid} 1 MiB") for pid in (1000, 1001)]
     assert seats.read(both) == [RankSample(1, 0, 1, 0, processes="1000 rank 0 1 MiB"), of_none[1]]

@@ -277,7 +277,7 @@ def test_nothing_the_ranks_raise_ends_it() -> None:
 
 def test_only_the_files_of_nvml_open_nvml() -> None:
     """Nothing else imports pynvml, and nothing at all psutil."""
-    root = Path(__file__).parents[2] / "monitor"
+    root = Path(__file__).parents[3] / "monitor"
     texts = {path: path.read_text() for path in root.rglob("*.py")}
     importers = [path for path, text in texts.items() if re.search(r"(import|from) pynvml", text)]
     assert importers

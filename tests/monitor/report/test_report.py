@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from monitor.errors import UserError
+from monitor.logs import aggregates, gutil, stats
 from monitor.logs import files as logfiles
-from monitor.logs import gutil, stats, tallies
 from monitor.report import document
 from tests.monitor.reported import Written, gpus
 
@@ -127,7 +127,7 @@ def test_a_job_has_its_nodes_and_two_jobs_on_a_node_stay_apart(written: Written)
     one = written(3, lambda _c, _i: {"power_w": 100}, num_gpus=2)
     two = written(2, lambda _c, _i: {"power_w": 400, "energy_j": 5}, name="slurm-8.n1.gutil")
     other = written(2, name="x.gutil", head=(("host", "n2"), ("job", "8")))
-    nodes, files = tallies.count([[str(path)] for path in (one, two, other)])
+    nodes, files = aggregates.count([[str(path)] for path in (one, two, other)])
     made = document.document(stats.join(nodes), files, 500)
     assert [(j["job"], j["num_nodes"], j["num_gpus"]) for j in made["jobs"]] == [
         ("7", 1, 2),
@@ -160,7 +160,7 @@ def test_processes_count_as_one_does(written: Written, monkeypatch: pytest.Monke
         for n in range(3)
     ]
     alone = gpus(*paths)
-    monkeypatch.setattr(tallies, "_WORTH_BYTES", 0)
+    monkeypatch.setattr(aggregates, "_WORTH_BYTES", 0)
     assert gpus(*paths) == alone
     with pytest.raises(UserError, match=r"none\.gutil"):
         gpus(*paths, paths[0].with_name("none.gutil"))

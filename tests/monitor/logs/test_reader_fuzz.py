@@ -50,7 +50,7 @@ def ours(rng: random.Random) -> list[bytes]:
 
 def theirs(rng: random.Random) -> list[bytes]:
     """A log of a sample's series, its rows with other numbers."""
-    path = rng.choice(sorted((Path(__file__).parent / "data").glob("*2gpu.gutil")))
+    path = rng.choice(sorted((Path(__file__).parents[1] / "data").glob("*2gpu.gutil")))
     *head, row = path.read_bytes().splitlines(keepends=True)[:3]
     lines: list[bytes] = []
     for i in range(PER_LOG):

@@ -17,7 +17,7 @@ _NOBODY = "none"
 _STEP_MIB, _STEP = 64, 0.1  # less is no change that is worth a line
 
 
-class Held(NamedTuple):
+class Owners(NamedTuple):
     """A GPU's memory by its holders; None: not known."""
 
     rank: int | None = None
@@ -31,7 +31,7 @@ class Held(NamedTuple):
     """What the words are made of."""
 
 
-def share_out(processes: Processes, rank_of: Callable[[int], int | None], before: Held) -> Held:
+def attribute(processes: Processes, rank_of: Callable[[int], int | None], before: Owners) -> Owners:
     """Share out a GPU's memory; `before` is what was last found of it."""
     found: dict[int, tuple[int | None, int | None]] = {}
     for pid, mib in processes:  # one in several contexts is there several times
@@ -45,7 +45,7 @@ def share_out(processes: Processes, rank_of: Callable[[int], int | None], before
     words, told = before.words, before.told
     if _has_changed(found, told):
         words, told = _words(found), found
-    return Held(
+    return Owners(
         rank=first,
         rank_mib=None if first is None else _sum(of_ranks[first]),
         other_mib=None if not found else _sum(others) if others else 0,

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from monitor.logs.sample import GpuSample, RankSample, Reading
-from monitor.recorder.holders import Held, share_out
+from monitor.recorder.memory_owners import Owners, attribute
 from monitor.watchdog import beats
 from monitor.watchdog.bounded import Bounded
 from monitor.watchdog.processes import environment, parent
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 _LIST_S = 5.0  # how often to look which ranks there are; where they are is looked up each time
 _READ_S = 0.2
 _MAX_DEPTH = 12
-_NOTHING = Held()
+_NOTHING = Owners()
 _FIRST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel
 
 
-class Seats:
+class RankGpus:
     """The ranks of this node, by the GPU they are on."""
 
     def __init__(
@@ -58,14 +58,14 @@ class Seats:
         self._monotonic = monotonic
         self._files = beats.BeatFiles(directory)
         self._children: Mapping[int, Child] = {}
-        self._memory = Bounded("seats")  # the kernel may hold up who reads a process's memory
+        self._memory = Bounded("ranks")  # the kernel may hold up who reads a process's memory
         self._env_of: dict[int, Mapping[str, str]] = {}
         """By pid of a rank's command, its own variables."""
         self._index_of: dict[int, int] = {}
         """By rank, the GPU that it should be on."""
         self._of_pid: dict[int, int | None] = {}
         """Whose process it is; None: nobody's."""
-        self._held: dict[int | None, Held] = {}
+        self._held: dict[int | None, Owners] = {}
         """By GPU."""
         self._seen: dict[int | None, tuple[tuple[int, int | None], ...]] = {}
         """By GPU, the processes that `_held` tells of, since the ranks were listed."""
@@ -118,12 +118,12 @@ class Seats:
             processes=held.words,
         )
 
-    def _holders(self, gpu: GpuSample) -> Held:
+    def _holders(self, gpu: GpuSample) -> Owners:
         """Look who they are where the processes are not those of the look before."""
         index = gpu.index
         if self._seen.get(index) is not gpu.processes:
             before = self._held.get(index, _NOTHING)
-            self._held[index] = share_out(gpu.processes, self._rank_of, before)
+            self._held[index] = attribute(gpu.processes, self._rank_of, before)
             self._seen[index] = gpu.processes
         return self._held[index]
 

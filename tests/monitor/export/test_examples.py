@@ -14,7 +14,7 @@ from monitor.commands import export as command
 from monitor.export.metrics import METRICS
 from monitor.logs.throttling import NAMES
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 RULES = (EXAMPLES / "prometheus" / "ddp-alerts.yml").read_text()
 DASHBOARD: dict[str, Any] = json.loads((EXAMPLES / "grafana" / "ddp.json").read_text())
 README = (EXAMPLES / "prometheus" / "README.md").read_text()

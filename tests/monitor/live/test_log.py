@@ -20,7 +20,7 @@ from monitor.live.track import CAPACITY, Track
 from monitor.logs import reader
 from tests.monitor.live_logs import NONE, LogWriter, gpu, log_of
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 SAMPLES = sorted((HERE / "data").glob("*.gutil"))
 
 
