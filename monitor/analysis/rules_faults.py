@@ -117,7 +117,7 @@ def _of_mark(  # noqa: PLR0913 - a finding has that many parts
     *,
     about: str = "",
 ) -> Finding:
-    times = [one.event.time_s for one in several if not np.isnan(one.mark.time_s)]
+    times = [one.event.time_s for one in several if not np.isnan(one.event.time_s)]
     return Finding(
         severity=severity,
         host=placed.host,

@@ -11,6 +11,9 @@ BASE_LETTERS = "pumt"
 """The columns of `dmon -s pumt`, which every log of ours has."""
 
 
+NO_READING = "-"
+"""What stands in a cell without one."""
+
 PARTS = ("gpu", "host", "rank")
 """Of a row: what its GPU, its host and its rank tell."""
 

@@ -14,12 +14,10 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from monitor.logs.columns import COLUMNS
+from monitor.logs.columns import COLUMNS, NO_READING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-NO_READING = "-"
 
 BLANKS = " \t\r"
 """A line of nothing but these is blank."""

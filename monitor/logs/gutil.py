@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from monitor.errors import UserError, printable
 from monitor.logs import columns
-from monitor.logs.columns import BASE_LETTERS
+from monitor.logs.columns import BASE_LETTERS, NO_READING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from monitor.logs.sample import Row
 
-NO_READING = "-"  # `dmon.NO_READING`: to import that would be a tenth of the recorder's start
 ROWS_PER_HEADER = 44
 """The two header lines come again after this many rows, whatever the number of GPUs."""
 

@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
 from monitor.logs import dmon, files
+from monitor.logs.columns import NO_READING
 from monitor.logs.follow import GrowingLog
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def _now(line: bytes, rows: _LastRows, written_s: float) -> GpuNow | None:
     row = dmon.parse_row(line.decode("utf-8", "replace"), rows.header)
     if row is None:
         return None
-    index = None if row["gpu"] == dmon.NO_READING else int(row["gpu"])
+    index = None if row["gpu"] == NO_READING else int(row["gpu"])
     values = {
         name: dmon.parse_value(cell)
         for name, cell in row.items()

@@ -47,8 +47,8 @@ class Job:
 class _Round:
     """The calls of one look, and which worker makes them.
 
-    Worker and caller share it without a lock, for a lock a call costs as much as the call: each sets
-    its own attributes, and in an order that leaves no gap (see `leave`).
+    Worker and caller share it without a lock, for a lock a call costs as much as the call: each
+    sets its own attributes, and in an order that leaves no gap (see `leave`).
     """
 
     __slots__ = ("done", "is_over", "jobs", "skipped", "start", "values", "worker")

@@ -1,4 +1,3 @@
-from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 
@@ -13,11 +12,6 @@ from monitor.logs.sample import GpuSample, HostSample, RankSample, Row
 ALL = columns.letters()
 FURTHER_LETTERS = ALL.removeprefix("pumt")
 SERIES = ["418.226.00.2gpu", "525.147.05.2gpu", "550.163.01.2gpu"]
-
-
-def test_no_reading_is_written_as_it_is_read() -> None:
-    """Two modules name it, since one of them has to be loaded fast."""
-    assert gutil.NO_READING == dmon.NO_READING
 
 
 def row(second: int, index: int, **readings: int | None) -> Row:
@@ -91,15 +85,15 @@ def test_wrong_letters_are_named(letters: str) -> None:
 readings = st.one_of(st.none(), st.integers(0, 999_999))
 gpu_samples = st.builds(
     GpuSample,
-    **{name: readings for name in GpuSample._fields if name not in ("index", "processes")},
+    **dict.fromkeys(GpuSample.fields, readings),
     index=st.one_of(st.none(), st.integers(0, 127)),
 )
 rows = st.builds(
     Row,
     st.datetimes(datetime(2000, 1, 1), datetime(2099, 1, 1)),  # noqa: DTZ001
     gpu_samples,
-    st.builds(HostSample, **{f.name: readings for f in fields(HostSample)}),
-    st.builds(RankSample, **{f.name: readings for f in fields(RankSample)}),
+    st.builds(HostSample, **dict.fromkeys(HostSample.fields, readings)),
+    st.builds(RankSample, **dict.fromkeys(RankSample.fields, readings)),
 )
 
 

@@ -52,7 +52,7 @@ class World:
     def look(self, jobs: list[Job], limit_s: float = 10) -> dict[tuple[int, str], Any]:
         """Look once: what each call has left."""
         values: dict[int, Values] = {job.owner: {} for job in jobs}
-        self.workers.run(jobs, values, limit_s)
+        self.pool.run(jobs, values, limit_s)
         return {(o, k): v for o, found in values.items() for k, v in dict(found).items()}
 
 
