@@ -66,7 +66,8 @@ def _each(groups: Sequence[Sequence[Sequence[str]]]) -> list[Counted]:
     num_processes = min(len(groups), len(os.sched_getaffinity(0)), _MAX_PROCESSES)
     if num_processes < 2 or sum(map(_size, groups)) < _WORTH_BYTES:  # noqa: PLR2004 - itself
         return [_count(group) for group in groups]
-    # not forked: numpy has threads of its own
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")  # of each process: these are as many as cores
+    # not forked: numpy and polars have threads of their own
     context = multiprocessing.get_context("spawn")
     with context.Pool(num_processes, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         return list(pool.imap(_count, groups))
