@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor.logs import reader, stats, whole
+from monitor.logs import reader, stats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +79,7 @@ def _size(group: Sequence[Sequence[str]]) -> int:
 
 
 def _count(group: Sequence[Sequence[str]]) -> Counted:
-    read = [file for log in group for file in whole.read(log, stats.COLUMNS)]
+    read = [file for log in group for file in reader.read_log(log, stats.COLUMNS)]
     files = [
         File(log.path, log.num_rows, log.num_unreadable, log.torn, log.hints, log.is_foreign)
         for log in read
