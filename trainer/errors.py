@@ -8,26 +8,17 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-EXIT_FINISHED: Final = 0
-"""The run reached its last step."""
-EXIT_USER: Final = 64
-"""The user's input or environment is wrong: a retry would end the same way."""
-EXIT_FAILED: Final = 70
-"""A rank failed."""
-EXIT_STOPPED: Final = 75
-"""Stopped on request, with a checkpoint written: requeue me."""
-
 MAX_LENGTH: Final = 300
-"""Of an error that is told short, in characters."""
+"""Of an error that is shortened, in characters."""
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's type and words, whatever line breaks are in them."""
+    """Return an error's type and message in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def short_line(error: BaseException) -> str:
-    """Return the same of an error whose words may be pages, as torch's may: its beginning."""
+    """Return the beginning of that line: a message of torch's may be pages."""
     return one_line(error)[:MAX_LENGTH]
 
 
@@ -38,14 +29,19 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
+def four_parts(what: str, *, rule: str, found: object, remedy: str) -> str:
+    """Return the one form of errors: what, what must hold, what was found, what to do."""
+    return " ".join(f"{what}: {rule}; found {found}; {remedy}".split())
+
+
 class UserError(Exception):
-    """Something the user did, told in one line of four parts: what, rule, found, remedy.
+    """A mistake of the user's, in one line of four parts.
 
     It is not a ValueError, so that no library on the way takes it for one of its own.
     """
 
     def __init__(self, what: str, *, rule: str, found: object, remedy: str) -> None:
-        super().__init__(" ".join(f"{what}: {rule}; found {found}; {remedy}".split()))
+        super().__init__(four_parts(what, rule=rule, found=found, remedy=remedy))
 
 
 _MISFIT: Final = re.compile(
@@ -76,7 +72,7 @@ def misfit(error: BaseException) -> UserError | None:
 
 
 def missing_package(error: ModuleNotFoundError, python: str) -> UserError:
-    """Say which package `python`, the interpreter at hand, lacks."""
+    """Name the package that `python`, the interpreter in use, lacks."""
     return UserError(
         "Python",
         rule="one with the packages that pyproject.toml names",
@@ -87,8 +83,13 @@ def missing_package(error: ModuleNotFoundError, python: str) -> UserError:
 
 
 class RunFailedError(Exception):
-    """The run cannot go on; one line that says it all, and all ranks know."""
+    """The run cannot go on; one line reports it, on every rank."""
+
+    @classmethod
+    def of(cls, what: str, *, rule: str, found: object, remedy: str) -> RunFailedError:
+        """Return one in the form of four parts."""
+        return cls(four_parts(what, rule=rule, found=found, remedy=remedy))
 
 
 class CheckpointError(RunFailedError):
-    """A run trained to its end, and what it came to could not be kept."""
+    """A run trained to its end, and its result could not be saved."""
