@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.monitor.test_gutil import row
+from tests.monitor.logs.test_gutil import row
 
 from monitor import events
 from monitor.errors import UserError
