@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from monitor.logs import dmon, reader
-from tests.monitor import read_rows
 from tests.monitor.read_rows import told
 
 Draw = Callable[[random.Random, int, int], list[str]]
@@ -82,7 +81,7 @@ def test_columns_are_read_as_row_by_row(draw: Draw, tmp_path: Path) -> None:
     for number in range(60):
         text = log_of(rng, [draw] if number % 2 else [draw, same, alike, growing, mixed])
         path.write_text(text)
-        log, slow = reader.read(str(path)), list(read_rows.parse(text))
+        log, slow = reader.read(str(path)), list(dmon.parse(text))
         wanted = [row for _, row in filter(None, slow)]
         assert log.num_unreadable == slow.count(None)
         assert [gpu for _, gpu, _ in told(log)] == [

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from monitor.errors import UserError
 from monitor.logs import columns, dmon, gutil
 from monitor.logs.sample import GpuSample, HostSample, RankSample, Row
-from tests.monitor import read_rows
 
 ALL = columns.letters()
 FURTHER_LETTERS = ALL.removeprefix("pumt")
@@ -37,7 +36,7 @@ def row(second: int, index: int, **readings: int | None) -> Row:
 
 def read(text: str) -> list[dict[str, str] | None]:
     """The cells of each row of a log."""
-    return [found and found[1] for found in read_rows.parse(text)]
+    return [found and found[1] for found in dmon.parse(text)]
 
 
 def test_pumt_is_what_the_550_series_writes_byte_for_byte(data: Path) -> None:
@@ -125,7 +124,7 @@ def test_a_further_reading_too_wide_for_its_cell_costs_only_itself() -> None:
 def test_no_text_at_all_makes_the_reader_fail(before: str, after: str) -> None:
     """Garbage before and after the rows is skipped, never raised."""
     layout = gutil.Layout("pumt")
-    list(read_rows.parse(before + "\n" + layout.header() + layout.line(row(1, 0)) + after + "\n"))
+    list(dmon.parse(before + "\n" + layout.header() + layout.line(row(1, 0)) + after + "\n"))
 
 
 @given(st.integers(0, 127))

@@ -21,7 +21,6 @@ from monitor.logs import parser, reader
 from monitor.logs.newest import Newest
 from monitor.report import report
 from monitor.runs import nodes
-from tests.monitor import read_rows
 from tests.monitor.dmon_letters import LETTERS
 
 Cells = list[str]
@@ -211,7 +210,7 @@ def test_one_narrow_row_is_no_proof(
         assert len(told) == num_rows
         assert set(map(tuple, told)) <= {tuple(numbers(cells[k])) for k in kinds if k in cells}
         assert (log.num_unreadable, log.hints) == (len(kinds.replace("#", "")) - num_rows, hints)
-    assert sum(row is not None for row in read_rows.parse(text)) == num_rows
+    assert sum(row is not None for row in dmon.parse(text)) == num_rows
 
 
 def test_the_report_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -338,7 +337,7 @@ def test_no_value_lands_in_another_column(
     assert read.num_rows + read.num_unreadable == sum(
         1 for line in lines if line.strip() and not line.startswith("#")
     )
-    slow = [row for row in read_rows.parse("".join(lines)) if row is not None]
+    slow = [row for row in dmon.parse("".join(lines)) if row is not None]
     assert [numbers(list(cells.values())[-len(program.columns) :]) for _, cells in slow] == told
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from monitor.logs import dmon, reader
 from monitor.logs.decode import NO_TIME
-from tests.monitor import read_rows
 from tests.monitor.dmon_letters import LETTERS
 from tests.monitor.read_rows import Values, told
 
@@ -250,7 +249,7 @@ def test_both_ways_of_reading_agree(tmp_path: Path, garbage: list[str], data: An
     path = tmp_path / "log.gutil"
     path.write_bytes(text.encode())
     log = reader.read(str(path))
-    slow = list(read_rows.parse(text))
+    slow = list(dmon.parse(text))
     assert log.num_unreadable == slow.count(None)
     cells = [found[1] for found in slow if found]
     assert log.num_rows == len(cells)
