@@ -6,7 +6,7 @@ import pytest
 
 from monitor.live import log as live_log
 from monitor.live.log import LiveLog
-from monitor.logs import reader
+from monitor.logs import dmon, reader
 from monitor.report import report
 
 NAMES = [("gi", "Idx"), ("ci", "Idx"), ("sm", "%"), ("smutil", "GPM:%")]

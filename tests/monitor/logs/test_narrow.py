@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from monitor.live import log as live_log
 from monitor.live.log import LiveLog
-from monitor.logs import parser, reader
+from monitor.logs import dmon, parser, reader
 from monitor.logs.newest import Newest
 from monitor.report import report
 from monitor.runs import nodes
