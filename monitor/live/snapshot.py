@@ -11,9 +11,9 @@ import numpy as np
 
 from monitor.analysis.rules_logs import is_stale
 from monitor.analysis.thresholds import Thresholds
-from monitor.live.track import number
 from monitor.logs import constants, throttling
 from monitor.logs.columns import COLUMNS
+from monitor.logs.facts import number
 from monitor.logs.run_dirs import natural
 
 if TYPE_CHECKING:

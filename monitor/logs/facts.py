@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from monitor.logs.reader import Log
+    from monitor.logs.log import Log
 
 UNKNOWN = "-"
 
@@ -51,7 +51,7 @@ def uuids(logs: Sequence[Log]) -> tuple[list[str], list[NDArray[np.int32]]]:
 def intervals_s(logs: Sequence[Log]) -> list[NDArray[np.float64]]:
     """Give the interval that a log tells, row by row; NaN where it tells none."""
     told, which = values(logs, "interval_s")
-    seconds = np.array([_number(value) for value in told])
+    seconds = np.array([number(value) for value in told], np.float64)
     return [seconds[mine] for mine in which]
 
 
@@ -69,8 +69,10 @@ def _uuid(value: str) -> str:
     return value.partition(" ")[0] or UNKNOWN
 
 
-def _number(value: str) -> float:
+def number(text: str | None) -> float | None:
+    """Read a fact as a number; None if it is none."""
     try:
-        return float(value)
+        value = float(text) if text is not None else None
     except ValueError:
-        return math.nan
+        return None
+    return value if value is not None and math.isfinite(value) else None

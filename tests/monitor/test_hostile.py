@@ -147,7 +147,7 @@ def test_ctrl_c_ends_quietly(log: Path, ask: Any, monkeypatch: pytest.MonkeyPatc
     def interrupted(*_args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("monitor.report.report.tallies.count", interrupted)
+    monkeypatch.setattr("monitor.report.report.aggregates.count", interrupted)
     assert ask("report", log) == (128 + signal.SIGINT, "", "")
 
 

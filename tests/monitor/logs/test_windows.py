@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.monitor.test_gutil import row
 
 from monitor import events
 from monitor.errors import UserError
@@ -13,6 +12,7 @@ from monitor.live.log import TAIL_BYTES, LiveLog
 from monitor.logs import gutil
 from monitor.logs.newest import Newest
 from monitor.runs import nodes, record
+from tests.monitor.logs.test_gutil import row
 
 MARK = b"\xef\xbb\xbf"
 
