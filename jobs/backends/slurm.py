@@ -11,7 +11,7 @@ import re
 import socket
 import subprocess
 import time
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, Optional
 
 from jobs.messages import UsageError
 
@@ -75,44 +75,36 @@ class Slurm:
 
     def ask(self, *words: str, timeout_s: float = 30) -> Optional[str]:
         """Run one of Slurm's programs; what it printed, None where it failed or did not answer."""
-        try:
-            done = subprocess.run(
-                words,
-                env=self._client_environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                timeout=timeout_s,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+        code, text = self._run(words, timeout_s, subprocess.DEVNULL)
+        return text if code == 0 else None
 
     def try_to(self, *words: str, timeout_s: float = 60) -> str:
         """Run one of Slurm's programs that changes something; its complaint, empty if none."""
+        code, text = self._run(words, timeout_s, subprocess.STDOUT)
+        return (text.strip() or f"code {code}") if code else ""
+
+    def _run(self, words: Sequence[str], timeout_s: float, stderr: int) -> tuple[int, str]:
         try:
             done = subprocess.run(
                 words,
                 env=self._client_environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                stderr=stderr,
                 timeout=timeout_s,
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            return str(error)
-        said = done.stdout.decode(errors="replace").strip()
-        return (said or f"code {done.returncode}") if done.returncode else ""
+            return -1, str(error)
+        return done.returncode, done.stdout.decode(errors="replace")
 
-    def job_info(self) -> str:
+    def job_info(self) -> Optional[str]:
         """Ask the controller for this job, twice: under load it may not answer at once."""
         info = self.ask("scontrol", "show", "job", self.name)
         if info is None:
             time.sleep(1)
             info = self.ask("scontrol", "show", "job", self.name)
-        return info or ""
+        return info
 
     def has_step(self, step: str) -> bool:
         """Whether this job has the step."""
@@ -135,11 +127,8 @@ class Slurm:
     def is_listed(self, job: str) -> bool:
         """Whether Slurm still knows a job as waiting, running or completing. In doubt it does."""
         words = ("squeue", "--noheader", f"--jobs={job}", "--format=%T")
-        states = self.ask(*words)
-        if states is not None:
-            return bool(states.strip())
-        said = self.try_to(*words, timeout_s=30)
-        return bool(said) and "Invalid job id" not in said
+        code, text = self._run(words, 30, subprocess.STDOUT)
+        return "Invalid job id" not in text if code else bool(text.strip())
 
     def steps(self, name: str) -> list[str]:
         """Find the running steps of this job by the name of their program."""
@@ -184,7 +173,7 @@ class Slurm:
         With --no-kill Slurm takes a node out of the job that it does not reach for a while, and
         leaves it out when it is back.
         """
-        listed = field(self.job_info(), "NodeList")
+        listed = field(self.job_info() or "", "NodeList")
         kept = self.hostnames(listed) if listed else []
         return [node for node in nodes if node not in kept] if kept else []
 
@@ -330,35 +319,23 @@ def cpus_on_node(environ: Mapping[str, str]) -> int:
     return int(found[0]) if found else 0
 
 
-def own_step_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a step that asks for nothing.
-
-    What the job's variables ask for is the ranks' own, and more than one node has.
-    """
+def requested(environ: Mapping[str, str]) -> list[str]:
+    """The variables by which a step asks for what the job has. More than one node has it all."""
     asks = re.compile(
         "(SLURM|SRUN)_(GPUS?|NTASKS|CPUS?|TRES|MEM)_|SLURM_(GPUS|NTASKS|STEP_GRES|LABELIO)$"
     )
-    return {name: value for name, value in environ.items() if not asks.match(name)}
+    return [name for name in environ if asks.match(name)]
 
 
-class StepSize(NamedTuple):
-    """What the job asks for, for its ranks."""
-
-    num_nodes: int
-    num_tasks: int
-
-
-def step_size(environ: Mapping[str, str], num_nodes: int) -> StepSize:
+def num_tasks(environ: Mapping[str, str], num_nodes: int) -> int:
     """Tasks of the step.
 
     Inside a step (srun --pty) the count is that of the shell's own step, but for the step in which
     salloc starts its shell where a site has it so.
     """
-    tasks = num_nodes * (number(environ, "SLURM_NTASKS_PER_NODE") or 1)
-    step = environ.get("SLURM_STEP_ID", "")
-    if environ.get("SLURM_NTASKS") and step in ("", INTERACTIVE_STEP):
-        tasks = int(environ["SLURM_NTASKS"])
-    return StepSize(num_nodes, tasks)
+    if environ.get("SLURM_NTASKS") and environ.get("SLURM_STEP_ID", "") in ("", INTERACTIVE_STEP):
+        return int(environ["SLURM_NTASKS"])
+    return num_nodes * (number(environ, "SLURM_NTASKS_PER_NODE") or 1)
 
 
 def has_plain_gpus(environ: Mapping[str, str], num_nodes: int) -> bool:
@@ -375,8 +352,3 @@ def has_plain_gpus(environ: Mapping[str, str], num_nodes: int) -> bool:
         return False
     whole = number(environ, "SLURM_GPUS")
     return num_nodes == 1 or whole == 0 or whole == num_nodes * int(gpus)
-
-
-def join_names(*lists: Sequence[str]) -> str:
-    """Join names into a list with commas, each once and in order."""
-    return ",".join(sorted({name for names in lists for name in names if name}))
