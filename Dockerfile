@@ -23,6 +23,7 @@ COPY pyproject.toml /opt/ddp/
 RUN /opt/ddp/container/install.sh dependencies
 
 COPY README.md LICENSE /opt/ddp/
+COPY rundir /opt/ddp/rundir
 COPY trainer /opt/ddp/trainer
 COPY monitor /opt/ddp/monitor
 COPY jobs /opt/ddp/jobs

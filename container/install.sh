@@ -120,7 +120,7 @@ install_dependencies() {
 # Editable: one copy of the packages, the one beside jobs/.
 install_project() {
     pip_install --no-deps --editable "$ROOT"
-    compile "$ROOT/trainer" "$ROOT/monitor"
+    compile "$ROOT/rundir" "$ROOT/trainer" "$ROOT/monitor" "$ROOT/jobs"
     # Where the scripts look first, whatever PATH is.
     ln -s "$VENV" "$ROOT/.venv"
     # Enroot starts a login shell, and in it Debian's /etc/profile sets PATH anew.

@@ -80,7 +80,7 @@ class TestTheFile:
         assert {p for p in expected if expected[p] != found.get(p)} == set()
         assert set(found) - set(expected) == set()
         (tmp_path / "project").mkdir()
-        for folder in ("trainer", "monitor", "jobs", "container"):
+        for folder in ("rundir", "trainer", "monitor", "jobs", "container"):
             for path in (ROOT / folder).rglob("*"):
                 if path.suffix in (".py", ".sh"):
                     packed = rootfs / "opt/ddp" / path.relative_to(ROOT)

@@ -1,0 +1,4 @@
+"""What all sides agree on about a run: its files, events, exit codes and secrets.
+
+Standard library only, Python 3.9; imports nobody, so that supervisor, trainer and monitor can.
+"""

@@ -1,0 +1,143 @@
+r"""How an event travels from a rank to the supervisor: up the step's own standard output.
+
+A trainer or monitor hands its event to the agent that started it, as one datagram. The agent
+writes it to its standard output in frames, between the lines of its rank's log:
+
+    \x1eddp <id> <part>/<parts> <chunk>\n
+
+srun hands on what a rank prints line by line, cuts lines at 1,024 bytes, and may put another
+rank's line between the pieces: so an event is cut into frames that are shorter, and a frame may
+begin in the middle of another's line.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from rundir import events
+from rundir.paths import RunDir
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MARK = b"\x1e"
+"""Begins a frame; nothing else on a step's standard output may hold it."""
+AGENT_SOCKET = "DDP_AGENT_SOCKET"
+"""The variable that names the socket of the agent that started this process."""
+SUPERVISED = "DDP_SUPERVISED"
+"""The variable that is 1 where a supervisor reads the step's standard output."""
+
+_HEAD = MARK + b"ddp "
+_MAX_CHUNK = 800
+_MAX_FRAME = 1024
+_MAX_PENDING = 4096
+"""Events of which parts are missing; older ones were cut off by a death."""
+_SEND_LIMIT_S = 0.5
+"""How long a reporter waits for an agent that is busy, before it writes to the file."""
+
+
+# ---- agent to supervisor -------------------------------------------------------------------------
+
+
+def frames(line: bytes, event_id: str) -> bytes:
+    """Cut an event's line into frames; `event_id` is unique in the step, without spaces."""
+    text = line.rstrip(b"\n")
+    chunks = [text[at : at + _MAX_CHUNK] for at in range(0, len(text), _MAX_CHUNK)]
+    return b"".join(
+        b"%s%s %d/%d %s\n" % (_HEAD, event_id.encode(), part, len(chunks), chunk)
+        for part, chunk in enumerate(chunks, 1)
+    )
+
+
+class FrameReader:
+    """Takes events out of what a step prints; the rest is passed on, in order."""
+
+    def __init__(self) -> None:
+        """Begin with nothing read."""
+        self._rest = b""
+        self._pending: dict[bytes, dict[int, bytes]] = {}
+
+    def feed(self, data: bytes) -> tuple[bytes, list[bytes]]:
+        """Take what was read next.
+
+        Returns:
+            What is to be passed on, and the lines of the events that are now complete, each with
+            its newline.
+
+        """
+        data, self._rest = self._rest + data, b""
+        passed: list[bytes] = []
+        lines: list[bytes] = []
+        at = 0
+        while True:
+            begin = data.find(MARK, at)
+            if begin < 0:
+                passed.append(data[at:])
+                break
+            passed.append(data[at:begin])
+            end = data.find(b"\n", begin)
+            if end < 0 and len(data) - begin <= _MAX_FRAME:
+                self._rest = data[begin:]
+                break
+            frame = data[begin:end] if end >= 0 else b""
+            if not frame.startswith(_HEAD):  # no frame of ours: text that only looks like one
+                passed.append(MARK)
+                at = begin + 1
+                continue
+            lines += self._joined(frame[len(_HEAD) :])
+            at = end + 1
+        return b"".join(passed), lines
+
+    def _joined(self, frame: bytes) -> list[bytes]:
+        event_id, _, rest = frame.partition(b" ")
+        position, _, chunk = rest.partition(b" ")
+        try:
+            part, num = map(int, position.split(b"/"))
+        except ValueError:
+            return []
+        if num == 1:
+            return [chunk + b"\n"]
+        parts = self._pending.setdefault(event_id, {})
+        parts[part] = chunk
+        if len(parts) < num:
+            if len(self._pending) > _MAX_PENDING:
+                del self._pending[next(iter(self._pending))]
+            return []
+        del self._pending[event_id]
+        return [b"".join(parts[part] for part in sorted(parts)) + b"\n"]
+
+
+# ---- trainer and monitor to their agent ----------------------------------------------------------
+
+
+def reporter(
+    run_dir: str, node: str, environ: Mapping[str, str] | None = None
+) -> Callable[[bytes], None]:
+    """Return how a process of a rank delivers its events; give it to `events.EventLog`.
+
+    By the agent that started it, if there is one. What cannot be delivered so is kept in the
+    node's own file; without a supervisor events go to `events.jsonl` itself.
+    """
+    environ = os.environ if environ is None else environ
+    path = environ.get(AGENT_SOCKET)
+    files = RunDir(run_dir)
+    keep = events.to_file(
+        files.node_events(node) if environ.get(SUPERVISED) == "1" else files.events
+    )
+
+    def deliver(data: bytes) -> None:
+        if not (path and _send(path, data)):
+            keep(data)
+
+    return deliver
+
+
+def _send(path: str, data: bytes) -> bool:
+    """Send one datagram; False where nobody takes it."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.settimeout(_SEND_LIMIT_S)
+        return sender.sendto(data, path) == len(data)
+    return False

@@ -1,0 +1,70 @@
+"""The names in a run directory, written down once.
+
+$DDP_OUT (default `out/` in the submit directory) holds `slurm-<job>.<host>.gutil`, one a node, and
+the run directory itself, `slurm-<job>/` or the name in DDP_RUN_NAME.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+EVENTS = "events.jsonl"
+METRICS = "metrics.jsonl"
+RECORD = "run.json"
+CHECKPOINTS = "checkpoints"
+LATEST = "latest"
+BEST = "best"
+STEP_PREFIX = "step-"
+LOGS = "logs"
+DEBUG = "debug"
+TRAINER_LOCK = ".trainer"
+"""Locked by the rank 0 of a trainer that no job started."""
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+JOB_LOCK = re.compile(r"lock\.([0-9]+)")
+NODE_EVENTS = re.compile(r"events\.(.+)\.jsonl")
+
+
+def gutil_path(out: str, job_id: str, node: str) -> str:
+    """Where a node's samples are written."""
+    return os.path.join(out, f"slurm-{job_id}.{node}.gutil")
+
+
+class RunDir:
+    """A run directory's files. The path is absolute; nothing here touches the disk."""
+
+    def __init__(self, path: str) -> None:
+        """Name the files of the run directory at `path`."""
+        self.path = os.fspath(path)
+        self.name = os.path.basename(self.path)
+        self.events = self._at(EVENTS)
+        self.metrics = self._at(METRICS)
+        self.record = self._at(RECORD)
+        self.checkpoints = self._at(CHECKPOINTS)
+        self.latest = self._at(CHECKPOINTS, LATEST)
+        self.logs = self._at(LOGS)
+        self.debug = self._at(DEBUG)
+
+    def rank_log(self, rank: int) -> str:
+        """Where a rank's own output is."""
+        return self._at(LOGS, f"rank-{rank}.log")
+
+    def monitor_log(self, node: str) -> str:
+        """Where a node's monitor writes its messages."""
+        return self._at(LOGS, f"monitor-{node}.log")
+
+    def torchrun_log(self, node: str) -> str:
+        """Where torchrun writes its messages, if it starts the ranks of a node."""
+        return self._at(LOGS, f"torchrun-{node}.log")
+
+    def node_events(self, node: str) -> str:
+        """Where a node keeps the events that it could not deliver."""
+        return self._at(f"events.{node}.jsonl")
+
+    def lock(self, number: int) -> str:
+        """Where the owner number `number` of the run is written."""
+        return self._at(f"lock.{number}")
+
+    def _at(self, *names: str) -> str:
+        return os.path.join(self.path, *names)

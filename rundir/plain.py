@@ -1,0 +1,58 @@
+"""Files that a run left behind: only plain ones are opened; a pipe blocks its reader."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from os import PathLike
+    from typing import BinaryIO
+
+
+class NotPlainError(OSError):
+    """Something else has the name: a folder, a pipe, a device."""
+
+
+def open_plain(path: str | PathLike[str]) -> BinaryIO:
+    """Open a plain file for reading.
+
+    Raises:
+        OSError: there is none, or something else has its name: a folder, a pipe, a device.
+
+    """
+    # Opened, because NFS answers a stat from a cache that may be older than the file; without
+    # O_NONBLOCK a pipe that nobody writes to would not even be opened.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(fd, "rb")
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    raise NotPlainError(errno.EINVAL, "it is a pipe or a device", os.fspath(path))
+
+
+def size_bytes(path: str | PathLike[str]) -> int:
+    """Return the size of a plain file. Raises as `open_plain`."""
+    with open_plain(path) as file:
+        return os.fstat(file.fileno()).st_size
+
+
+def read_text(path: str | PathLike[str]) -> str:
+    """Return the text of a plain file. Raises as `open_plain`; ValueError if it is not UTF-8."""
+    with open_plain(path) as file:
+        return file.read().decode("utf-8")
+
+
+def tail(path: str | PathLike[str], num_bytes: int, begin: int = 0) -> str:
+    """Return the last bytes of a file from `begin` on as text; empty where it cannot be read."""
+    try:
+        with open_plain(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(begin, size - num_bytes, 0))
+            return file.read(num_bytes).decode(errors="replace")
+    except OSError:
+        return ""
