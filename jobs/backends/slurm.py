@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Optional
 
 from jobs.messages import UsageError
+from jobs.programs import which
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -64,12 +65,17 @@ class Slurm:
         self.name = f"{array}_{task}" if array else self.job_id
         """The job as scontrol takes it: an array's last task has the id of the whole array."""
         self.array_task = task
+        self.display_name = f"{array}_{task}" if array and task else self.job_id
         self.restart_count = environ.get("SLURM_RESTART_COUNT") or "0"
         self._client_environ = {
             name: value
             for name, value in environ.items()
             if not name.startswith("SQUEUE_") and name != "SLURM_TIME_FORMAT"
         }
+
+    def is_installed(self) -> bool:
+        """Whether its programs are here; they may still find no controller."""
+        return all(which(name, self.environ) for name in ("srun", "scontrol"))
 
     # ---- the programs ------------------------------------------------------------------------
 

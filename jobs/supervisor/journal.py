@@ -37,7 +37,7 @@ class Journal:
         self._loop = loop
         self._files = files
         self._log = events.EventLog(self.add, "prelaunch", 0, host)
-        self._sink = Sink(self._append, _MAX_PENDING)
+        self._sink = Sink(self._append, _MAX_PENDING, loop.wake)
         self._is_polling = False
         self._offset = 0
         self._rest = b""

@@ -11,6 +11,7 @@ import selectors
 import signal
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Optional
 
 if TYPE_CHECKING:
@@ -99,11 +100,12 @@ class Loop:
                 call()
             finally:
                 self._results.append(then)
-                self._wake()
+                self.wake()
 
         threading.Thread(target=run, daemon=True).start()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Have the loop look at its conditions, from any thread."""
         try:
             os.write(self._woken_fd, b"\0")
         except OSError:
@@ -122,6 +124,10 @@ class Loop:
     def pause(self, seconds: float) -> None:
         """Run for so long, or until a signal asks the job to stop."""
         self.run_until(lambda: self.stop_signal is not None, seconds)
+
+    def rest(self, seconds: float) -> None:
+        """Run for so long."""
+        self.run_until(lambda: False, seconds)
 
     def turn(self, limit_s: float) -> None:
         """Wait once, and act on what happened."""
@@ -154,17 +160,23 @@ class Sink:
     Args:
         write: Called with what is to be written; an OSError loses it.
         max_pending: Bytes that may wait; what comes later is lost until there is room.
+        wake: Called when all is written.
 
     """
 
-    def __init__(self, write: Callable[[bytes], object], max_pending: int) -> None:
+    def __init__(
+        self,
+        write: Callable[[bytes], object],
+        max_pending: int,
+        wake: Callable[[], object] = lambda: None,
+    ) -> None:
         """Start the thread."""
         self._write = write
+        self._wake = wake
         self._max_pending = max_pending
         self._pending: collections.deque[bytes] = collections.deque()
         self._num_pending = 0
         self._changed = threading.Condition()
-        self.num_failed = 0
         threading.Thread(target=self._run, daemon=True).start()
 
     def put(self, data: bytes) -> None:
@@ -173,16 +185,11 @@ class Sink:
             if self._num_pending <= self._max_pending:
                 self._pending.append(data)
                 self._num_pending += len(data)
-                self._changed.notify_all()
+                self._changed.notify()
 
     def is_idle(self) -> bool:
         """Whether all is written."""
         return self._num_pending == 0
-
-    def flush(self, limit_s: float) -> None:
-        """Wait until all is written, but not for ever."""
-        with self._changed:
-            self._changed.wait_for(self.is_idle, limit_s)
 
     def _run(self) -> None:
         while True:
@@ -191,10 +198,8 @@ class Sink:
                 taken = list(self._pending)
                 self._pending.clear()
             data = b"".join(taken)
-            try:
+            with suppress(OSError):
                 self._write(data)
-            except OSError:
-                self.num_failed += 1
             with self._changed:
                 self._num_pending -= len(data)
-                self._changed.notify_all()
+            self._wake()

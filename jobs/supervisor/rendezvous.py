@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from typing import TYPE_CHECKING, NamedTuple, Optional
@@ -13,10 +14,11 @@ from jobs.supervisor.settings import integer
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from jobs.backends.base import Backend
+    from jobs.backends.base import Backend, Surroundings
     from jobs.supervisor.settings import Settings
 
 _ADDR, _PORT = "MASTER_ADDR", "MASTER_PORT"
+_PORTS_APART = 1009
 _NO_ADDRESS, _NO_PORT = 3, 4
 """Exit codes of probe.sh."""
 
@@ -30,6 +32,17 @@ class Search(NamedTuple):
     nodes: list[str]
     environ: Mapping[str, str]
     is_restart: bool
+
+
+def search(
+    here: Surroundings, nodes: list[str], attempt: int, *, is_restart: bool
+) -> Search:
+    """Begin where neither another job, nor another run in this allocation, nor the attempt before did."""
+    number = int(here.slurm.job_id or os.getpid())
+    if here.is_interactive:
+        number += os.getpid()
+    number += _PORTS_APART * (attempt - 1)
+    return Search(here.root, number, nodes, here.environ, is_restart)
 
 
 def forget_hooks(environ: dict[str, str]) -> None:

@@ -5,6 +5,7 @@ Parsed once, by pure functions of the environment and of what is known of the jo
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Union
@@ -312,10 +313,10 @@ def _resolve_torch(settings: Settings, environ: Mapping[str, str], known: Known)
         _apply(settings, environ, row, known)
 
 
-def note_attempt(settings: Settings, attempt: int, job_id: str, pid: int = 0) -> None:
+def note_attempt(settings: Settings, attempt: int, job_id: str) -> None:
     """Number an attempt, and give it a token of its own."""
     settings.note("DDP_ATTEMPT", str(attempt), "starts in events.jsonl")
-    settings.note("DDP_LAUNCH_ID", f"{job_id}.{attempt}.{pid}", "this start")
+    settings.note("DDP_LAUNCH_ID", f"{job_id}.{attempt}.{os.getpid()}", "this start")
 
 
 def resolve_ranks(
@@ -328,13 +329,11 @@ def resolve_ranks(
         asked_cpus: Of a task; 0 if the job does not ask.
 
     """
-    ranks = layout.num_local_ranks
     if asked_cpus:
-        cpus = asked_cpus
         # 22.05 and 23.02 do not take it from SLURM_CPUS_PER_TASK: every rank would be on one core.
-        settings.default("SRUN_CPUS_PER_TASK", str(cpus), "SLURM_CPUS_PER_TASK")
-        ranks //= layout.num_local_tasks
-    settings.default("OMP_NUM_THREADS", str(max(cpus // ranks, 1)), "CPUs of a rank")
+        settings.default("SRUN_CPUS_PER_TASK", str(asked_cpus), "SLURM_CPUS_PER_TASK")
+    num_threads = max(cpus_of_a_rank(layout, cpus, asked_cpus), 1)
+    settings.default("OMP_NUM_THREADS", str(num_threads), "CPUs of a rank")
     if environ.get("DDP_IFACE"):
         interface = environ["DDP_IFACE"]
         settings.note("DDP_IFACE", interface, THE_ENVIRONMENT)
@@ -344,11 +343,28 @@ def resolve_ranks(
     note_world(settings, layout)
 
 
+def cpus_of_a_rank(layout: Layout, cpus: int, asked_cpus: int) -> int:
+    """Ranks of one task share its CPUs, or those of one node the node's."""
+    if asked_cpus:
+        return asked_cpus // (layout.num_local_ranks // layout.num_local_tasks)
+    return cpus // layout.num_local_ranks
+
+
 def note_world(settings: Settings, layout: Layout) -> None:
     """Put the number of ranks in force."""
     each = " on each" if layout.num_nodes > 1 else ""
     words = f"{counted(layout.num_nodes, 'node')}, {counted(layout.num_local_ranks, 'rank')}{each}"
     settings.note("WORLD_SIZE", str(layout.world_size), words)
+
+
+def forget_chosen(environ: dict[str, str]) -> None:
+    """Take out what is no wish of the user's.
+
+    This script was started by a rank of another job, or by a job that such a rank submitted, and
+    the other one had chosen that for itself.
+    """
+    for name in environ.pop("DDP_CHOSEN", "").split():
+        environ.pop(name, None)
 
 
 # ---- names of the environment --------------------------------------------------------------------
