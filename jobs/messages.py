@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 
 TYPE_CHECKING = False
+<<<<<<< HEAD
 if TYPE_CHECKING:
     from typing import NoReturn
 
     from typing_extensions import Never
+=======
+>>>>>>> agent
 
 PROGRAM = "prelaunch"
 

@@ -6,14 +6,27 @@ import os
 import signal
 import stat
 import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Optional
 
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1
+
+
+def initial_environment() -> dict[str, str]:
+    """Return the environment as this program was started with.
+
+    Python may have added LC_CTYPE to its own, which the user never set.
+    """
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            pairs = [os.fsdecode(pair).partition("=") for pair in file.read().split(b"\0")]
+    except OSError:
+        return dict(os.environ)
+    return {name: value for name, equals, value in pairs if equals}
 
 
 def is_alive(pid: int) -> bool:
@@ -34,8 +47,8 @@ def processes_with(variable: str) -> list[int]:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 if wanted in b"\0" + file.read():
                     found.append(pid)
-        except OSError:
-            continue  # it ended meanwhile, or is another user's
+        except OSError:  # noqa: PERF203 -- it ended meanwhile, or is another user's
+            continue
     return found
 
 
@@ -79,13 +92,13 @@ def catches_signal(pid: int, signum: int) -> bool:
 def send(pids: Iterable[int], signum: int) -> None:
     """Signal processes that may be gone by now."""
     for pid in pids:
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)
-        except (ProcessLookupError, PermissionError):
-            continue
 
 
-def stop(pids: Iterable[int], grace_s: float, pause: Callable[[float], object] = time.sleep) -> None:
+def stop(
+    pids: Iterable[int], grace_s: float, pause: Callable[[float], object] = time.sleep
+) -> None:
     """End processes: SIGTERM, then SIGKILL for what is left after the grace."""
     pids = list(pids)
     send(pids, signal.SIGTERM)
@@ -98,7 +111,7 @@ def stop(pids: Iterable[int], grace_s: float, pause: Callable[[float], object] =
     send(living, signal.SIGKILL)
 
 
-def oom_kills() -> Optional[tuple[str, int]]:
+def oom_kills() -> tuple[str, int] | None:
     """Read how many processes of this cgroup the kernel has killed for want of memory.
 
     Returns:
@@ -126,7 +139,7 @@ def oom_kills() -> Optional[tuple[str, int]]:
     return None
 
 
-def _count_oom_kills(path: str) -> Optional[int]:
+def _count_oom_kills(path: str) -> int | None:
     try:
         with open(path) as file:
             for line in file:
@@ -156,7 +169,7 @@ def load_die_with_parent() -> None:
     _prctl()
 
 
-def _prctl() -> Optional[Callable[..., object]]:
+def _prctl() -> Callable[..., object] | None:
     try:
         import ctypes  # noqa: PLC0415 -- not everybody needs it, nor has it
 

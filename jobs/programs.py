@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def which(name: str, environ: Mapping[str, str]) -> Optional[str]:
+def which(name: str, environ: Mapping[str, str]) -> str | None:
     """Find a program as a shell does: a path as it is, a name on PATH."""
     if "/" in name:
         return name if _is_program(name) else None
@@ -25,7 +24,7 @@ def _is_program(path: str) -> bool:
     return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
-def find_python(root: str, environ: Mapping[str, str]) -> Optional[str]:
+def find_python(root: str, environ: Mapping[str, str]) -> str | None:
     """Find the interpreter that runs trainer and monitor; none is not an error here.
 
     In the image its own comes first: a .venv in a mounted directory was made for the host.
@@ -45,13 +44,20 @@ def is_new(python: str, environ: Mapping[str, str]) -> bool:
     """Whether it is 3.11 or later. Ours is, and need not be asked."""
     if python.endswith("/.venv/bin/python"):
         return True
-    return subprocess.run(
-        [python, "-c", "import tomllib"], env=environ, stderr=subprocess.DEVNULL, check=False
-    ).returncode == 0
+    import subprocess  # noqa: PLC0415 -- a megabyte that a rank's agent seldom needs
+
+    return (
+        subprocess.run(
+            [python, "-c", "import tomllib"], env=environ, stderr=subprocess.DEVNULL, check=False
+        ).returncode
+        == 0
+    )
 
 
 def version(python: str, environ: Mapping[str, str]) -> str:
     """Say which Python it is."""
+    import subprocess  # noqa: PLC0415 -- the same
+
     done = subprocess.run(
         [python, "-V"], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )
