@@ -5,13 +5,6 @@ from __future__ import annotations
 import os
 
 TYPE_CHECKING = False
-<<<<<<< HEAD
-if TYPE_CHECKING:
-    from typing import NoReturn
-
-    from typing_extensions import Never
-=======
->>>>>>> agent
 
 PROGRAM = "prelaunch"
 

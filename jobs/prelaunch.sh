@@ -12,7 +12,7 @@
 #
 # Settings come from the environment and are listed in README.md; --dry-run shows them.
 
-# It finds itself and a Python, and becomes jobs/supervisor. No variable is assigned here: bash exports
+# It finds itself and a Python, and becomes jobs/supervisor. Nothing but PS4 is assigned here: bash exports
 # again what has its name from the environment, and the ranks shall see the user's own.
 
 # Slurm runs a copy from its spool directory, beside which nothing lies. The controller is asked twice,
@@ -38,7 +38,10 @@ find_root() {
 }
 
 case ${DEBUG-} in
-    1 | [Oo][Nn] | [Yy] | [Yy][Ee][Ss] | [Tt] | [Tt][Rr][Uu][Ee]) set -x ;;
+    1 | [Oo][Nn] | [Yy] | [Yy][Ee][Ss] | [Tt] | [Tt][Rr][Uu][Ee])
+        PS4='+ \D{%H:%M:%S} \h ${BASH_SOURCE[0]##*/}:${LINENO}: '
+        set -x
+        ;;
 esac
 set -- "$(find_root)" "$@"
 if [[ ! $1 ]]; then
