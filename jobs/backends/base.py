@@ -120,6 +120,9 @@ class Backend(Protocol):
     def start(self, step: Step, stdout: int) -> list[subprocess.Popen[bytes]]:
         """Start the step; its standard output goes into the pipe, and holds the ranks' reports."""
 
+    def note_step(self, step_id: Optional[int]) -> None:
+        """Take the step's number, once it is known; None: the step is over."""
+
     def end(self, step_id: Optional[int]) -> bool:
         """Tell the ranks, not those who started them, to end; False where that is no different."""
 

@@ -75,6 +75,9 @@ class Local:
             for rank in range(step.layout.num_local_ranks)
         ]
 
+    def note_step(self, step_id: Optional[int]) -> None:
+        """There is none."""
+
     def end(self, step_id: Optional[int]) -> bool:
         """The launchers are our children: signals reach them without anybody's help."""
         del step_id

@@ -48,6 +48,16 @@ _REQUESTS = (
 )
 """A field of the job, and the variable that Slurm sets where the job has it."""
 
+_ORPHANED = """
+trap '' TERM INT HUP USR1
+while read -r word; do
+    if [[ $word == done ]]; then exit; fi
+    steps=$word
+done
+: "${steps:=$(squeue --noheader --steps --jobs="$1" --format='%i %j' | awk '$2 == "launcher.sh" { print $1 }')}"
+if [[ $steps ]]; then timeout -k 1 30 scancel --signal=TERM $steps; fi
+"""
+
 
 class Slurm:
     """Slurm as one job sees it: its variables, and its programs.
@@ -141,6 +151,20 @@ class Slurm:
         words = ("squeue", "--noheader", "--steps", f"--jobs={self.job_id}", "--format=%i %j")
         rows = (line.split() for line in (self.ask(*words, timeout_s=10) or "").splitlines())
         return [row[0] for row in rows if row[1:] == [name]]
+
+    def end_if_orphaned(self) -> subprocess.Popen[bytes]:
+        """Start what ends a step of this job should this process be killed.
+
+        It reads steps, and `done`, from its standard input.
+        """
+        return subprocess.Popen(
+            ["bash", "-c", _ORPHANED, "bash", self.job_id],
+            env=self._client_environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     # ---- nodes -------------------------------------------------------------------------------
 

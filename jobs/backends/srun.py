@@ -120,6 +120,9 @@ class Srun:
             del environ["SLURM_TRES_BIND"]
         return environ
 
+    def note_step(self, step_id: Optional[int]) -> None:
+        """Should this script be killed, Slurm ends its step."""
+
     def end(self, step_id: Optional[int]) -> bool:
         """Let Slurm tell the ranks.
 

@@ -16,6 +16,7 @@ from rundir.failure import Failure, classify
 
 if TYPE_CHECKING:
     from jobs.backends.base import Backend, Layout, Surroundings
+    from jobs.backends.slurm import Slurm
     from jobs.supervisor.arguments import Arguments
     from jobs.supervisor.decide import Decision, Job
     from jobs.supervisor.journal import Journal
@@ -96,11 +97,9 @@ class Attempts:
 
     def _report_lost_script(self, start: Optional[history.Unreported]) -> None:
         """When the script's own node dies nobody tells: the next start does, if Slurm knows."""
-        if start is None or self._backend.is_in_place:
-            return
-        slurm = self._parts.here.slurm
-        how = self._backend.lost(start.node) or slurm.rebooted(start.node, start.time)
-        if how:
+        here = self._parts.here
+        how = end_of_script(start, self._backend, here.slurm) if here.has_client else None
+        if start is not None and how:
             self._journal.write_of(
                 start.attempt, "lost_node", node=start.node, how=how, afterwards=True
             )
@@ -326,3 +325,12 @@ class Attempts:
         self._journal.write("end", code=codes.FAILED)
         self._journal.flush()
         run.compose_record(self._parts.here.root, self._files, self._environ)
+
+
+def end_of_script(
+    start: Optional[history.Unreported], backend: Backend, slurm: Slurm
+) -> Optional[str]:
+    """How the node was lost on which a start's script ran; None if it was not, or nobody knows."""
+    if start is None:
+        return None
+    return backend.lost(start.node) or slurm.rebooted(start.node, start.time)

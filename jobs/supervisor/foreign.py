@@ -30,7 +30,7 @@ _OF_A_MODULE = {
 
 def launcher(command: Sequence[str]) -> Optional[str]:
     """Name the launcher that a command is; None for any other command."""
-    name, words = os.path.basename(command[0]), command[1:]
+    name, words = os.path.basename(command[0]), list(command[1:])
     if name in ("torchrun", "deepspeed", "mpirun", "mpiexec", "horovodrun"):
         return name
     if name == "accelerate":
@@ -53,7 +53,7 @@ def check_launcher(
     if name is None or world_size == 1:
         return
     option = _TELLS_OF_OTHERS.get(name, "")
-    if _has_option(command, option) or (name == "torchrun" and environ.get("PET_NNODES")):
+    if (option and _has_option(command, option)) or (name == "torchrun" and environ.get("PET_NNODES")):
         return
     # Without GPUs accelerate starts nothing of its own.
     if name == "accelerate" and not has_gpus:

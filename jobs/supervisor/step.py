@@ -94,6 +94,7 @@ class RunningStep:
             os.close(stdout)
         self._running = list(self.processes)
         self._kill_s: Optional[float] = None
+        self._step_id: Optional[int] = None
         loop.watch(self._fd, self._read)
         self._timer = loop.every(_POLL_S, self._tick)
 
@@ -135,6 +136,9 @@ class RunningStep:
         passed, lines = self._frames.feed(data)
         for line in lines:
             self._journal.add(line)
+        if self._step_id != self._journal.reports.step_id:
+            self._step_id = self._journal.reports.step_id
+            self._backend.note_step(self._step_id)
         if passed:
             self._output.put(passed)
         return True
@@ -152,6 +156,7 @@ class RunningStep:
         while self._fd >= 0 and self._read() and time.monotonic() < deadline_s:
             pass
         self._forget_pipe()
+        self._backend.note_step(None)
 
     def end(self) -> None:
         """End it, and wait for that."""
