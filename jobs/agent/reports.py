@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jobs.agent.output import Output
 
 _MAX_DATAGRAM = 1 << 20
+_LAST_S = 1
 
 
 class Reports:
@@ -90,9 +91,10 @@ class Reports:
             if data.endswith(b"\n"):
                 self.deliver(data)
 
-    def close(self) -> None:
-        """Keep what nobody has read; there is nothing to come."""
+    def close(self, loop: Loop) -> None:
+        """Keep what nobody reads in time; there is nothing to come."""
         self.receive()
+        loop.run(lambda: self._output.is_idle, _LAST_S)
         if self._socket:
             self._socket.close()
             self._socket = None
