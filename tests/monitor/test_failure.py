@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from monitor.runs import failure, record
+from monitor.runs import record
+from rundir.failure import patterns
 from tests.monitor.blamed import TRACEBACK, blame, judged
 
 if TYPE_CHECKING:
@@ -346,10 +347,10 @@ def test_the_order_of_the_file_counts_not_the_clocks(story: Any) -> None:
 def test_every_class_has_rows_and_every_row_a_place() -> None:
     """The table speaks of the classes of the contract, and of no others."""
     classes = {"user", "program", "hardware", "network", "storage", "preempted", "time limit"}
-    told = {sign.failure_class for sign in failure.TABLE} - {None}
+    told = {sign.failure_class for sign in patterns.TABLE} - {None}
     assert told == classes | {"hung", "killed", "cancelled", "stopped"}
     places = "code log oom later node verdict stop error nan early follows save signal end"
-    assert {sign.place for sign in failure.TABLE} == set(places.split())
+    assert {sign.place for sign in patterns.TABLE} == set(places.split())
 
 
 @pytest.mark.slow
