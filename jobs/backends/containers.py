@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 from contextlib import suppress
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from jobs.backends import slurm
 from jobs.backends.srun import Srun
@@ -75,7 +75,7 @@ class InContainer(Srun):
     """The batch script in a container that has Slurm's client: a nested srun inherits the image."""
 
     place = "container-srun"
-    _heir: Optional[subprocess.Popen[bytes]] = None
+    _heir: subprocess.Popen[bytes] | None = None
 
     @staticmethod
     def fits(here: Surroundings) -> bool:
@@ -91,7 +91,7 @@ class InContainer(Srun):
         self._heir = self._slurm.end_if_orphaned()
         return super().start(step, stdout)
 
-    def note_step(self, step_id: Optional[int]) -> None:
+    def note_step(self, step_id: int | None) -> None:
         """Pass it on to what would end it."""
         if self._heir is None or self._heir.stdin is None:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.backends.base import Step
 from jobs.messages import UsageError, info, one_line, write
@@ -56,7 +56,7 @@ class Attempts:
         self._settings, self._backend, self._job = parts.settings, parts.backend, parts.job
         self._layout, self._nodes = parts.layout, parts.all_nodes[: parts.layout.num_nodes]
         self._output = Output(parts.loop)
-        self._step: Optional[RunningStep] = None
+        self._step: RunningStep | None = None
         self._lost: tuple[str, ...] = ()
         self._counters = decide.Counters()
         self._carries_on = False
@@ -80,7 +80,7 @@ class Attempts:
             decision = self._close(code, guard, took_s)
         return decision
 
-    def _count(self) -> Optional[Decision]:
+    def _count(self) -> Decision | None:
         """Take over the counters; a decision if they say that the run would go on for ever."""
         past = history.read(self._files)
         attempt = self._settings.number("DDP_ATTEMPT")
@@ -95,7 +95,7 @@ class Attempts:
             return decide.give_up_before_start(self._job, silent)
         return None
 
-    def _report_lost_script(self, start: Optional[history.Unreported]) -> None:
+    def _report_lost_script(self, start: history.Unreported | None) -> None:
         """When the script's own node dies nobody tells: the next start does, if Slurm knows."""
         here = self._parts.here
         how = end_of_script(start, self._backend, here.slurm) if here.has_client else None
@@ -328,8 +328,8 @@ class Attempts:
 
 
 def end_of_script(
-    start: Optional[history.Unreported], backend: Backend, slurm: Slurm
-) -> Optional[str]:
+    start: history.Unreported | None, backend: Backend, slurm: Slurm
+) -> str | None:
     """How the node was lost on which a start's script ran; None if it was not, or nobody knows."""
     if start is None:
         return None

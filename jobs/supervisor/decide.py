@@ -1,15 +1,15 @@
 """What follows the end of an attempt: a pure function of its failure, the counters and Slurm's word.
 
-  finish     all ranks finished
-  restart    the ranks start again in this allocation
-  requeue    the job goes back to Slurm's queue
-  successor  a job like this one is submitted, because this one may not be requeued
-  fail       nothing is done
+finish     all ranks finished
+restart    the ranks start again in this allocation
+requeue    the job goes back to Slurm's queue
+successor  a job like this one is submitted, because this one may not be requeued
+fail       nothing is done
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.backends import slurm
 from jobs.messages import counted
@@ -82,7 +82,7 @@ class Ending(NamedTuple):
 
     failure: Failure
     code: int
-    stop_signal: Optional[str]
+    stop_signal: str | None
     """Who asked the job to stop did it so."""
     layout: Layout
     latest: str
@@ -117,7 +117,7 @@ class Decision(NamedTuple):
     """What Slurm has in mind with the job, as far as it was asked."""
 
     @property
-    def cause(self) -> Optional[str]:
+    def cause(self) -> str | None:
         """Why Slurm ends the job; None if it does not, or was not asked."""
         return _CAUSES.get(self.fate)
 
@@ -137,9 +137,7 @@ def give_up_before_start(job: Job, num_silent: int) -> Decision:
 
 
 class _Case:
-    def __init__(
-        self, job: Job, end: Ending, counters: Counters, ask: Callable[[], str]
-    ) -> None:
+    def __init__(self, job: Job, end: Ending, counters: Counters, ask: Callable[[], str]) -> None:
         self.job, self.end, self.counters, self._ask = job, end, counters, ask
         self._fate = "unknown"
 

@@ -7,7 +7,7 @@ and nobody would notice.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from jobs.messages import UsageError, info
 from jobs.programs import which
@@ -28,7 +28,7 @@ _OF_A_MODULE = {
 }
 
 
-def launcher(command: Sequence[str]) -> Optional[str]:
+def launcher(command: Sequence[str]) -> str | None:
     """Name the launcher that a command is; None for any other command."""
     name, words = os.path.basename(command[0]), list(command[1:])
     if name in ("torchrun", "deepspeed", "mpirun", "mpiexec", "horovodrun"):
@@ -53,7 +53,9 @@ def check_launcher(
     if name is None or world_size == 1:
         return
     option = _TELLS_OF_OTHERS.get(name, "")
-    if (option and _has_option(command, option)) or (name == "torchrun" and environ.get("PET_NNODES")):
+    if (option and _has_option(command, option)) or (
+        name == "torchrun" and environ.get("PET_NNODES")
+    ):
         return
     # Without GPUs accelerate starts nothing of its own.
     if name == "accelerate" and not has_gpus:

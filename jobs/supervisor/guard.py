@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.messages import info
 from rundir import paths
@@ -162,7 +162,7 @@ def lost_nodes(
     Those are asked whose ranks never reported an end, or that the watchdog does not reach; and what
     Slurm has taken out of the job is lost although it may answer again.
     """
-    asked: list[tuple[str, Optional[str]]] = [(node, backend.lost(node)) for node in suspected]
+    asked: list[tuple[str, str | None]] = [(node, backend.lost(node)) for node in suspected]
     found = [(node, how) for node, how in asked if how]
     known = {node for node, _ in found}
     dropped = backend.dropped(nodes) if may_have_dropped else []

@@ -14,7 +14,7 @@ import os
 import re
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Callable, NamedTuple, Optional
+from typing import TYPE_CHECKING, Callable, NamedTuple
 
 from jobs.messages import Exit, UsageError, info
 from rundir import codes, paths
@@ -83,7 +83,7 @@ class Lock:
         self,
         run_dir: str,
         launch_id: str,
-        slurm: Optional[Slurm],
+        slurm: Slurm | None,
         *,
         job: str,
         restarts: str,
@@ -97,7 +97,7 @@ class Lock:
         self._grace_s = grace_s
         self._launch_id = launch_id
         self._asked_s = time.monotonic()
-        self.path: Optional[str] = None
+        self.path: str | None = None
 
     def take(
         self,

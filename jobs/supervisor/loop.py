@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ class Loop:
 
     def __init__(self) -> None:
         """Open the descriptor by which signals and threads wake the loop."""
-        self.stop_signal: Optional[str] = None
+        self.stop_signal: str | None = None
         """The last signal that asked the job to stop, such as TERM."""
         self.on_signal: Callable[[str], object] = lambda name: None
         self._selector = selectors.DefaultSelector()
@@ -62,7 +62,7 @@ class Loop:
                 signal.signal(number, self._remember)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
-    def _remember(self, number: int, frame: Optional[FrameType]) -> None:
+    def _remember(self, number: int, frame: FrameType | None) -> None:
         del frame
         self.stop_signal = signal.Signals(number).name[len("SIG") :]
         self._signals.append(number)
@@ -111,7 +111,7 @@ class Loop:
         except OSError:
             pass  # it is awake
 
-    def run_until(self, is_over: Callable[[], bool], limit_s: Optional[float] = None) -> bool:
+    def run_until(self, is_over: Callable[[], bool], limit_s: float | None = None) -> bool:
         """Run until something holds; False if it does not in time."""
         deadline_s = None if limit_s is None else time.monotonic() + limit_s
         while not is_over():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.backends.base import Address
 from jobs.messages import UsageError
@@ -34,9 +34,7 @@ class Search(NamedTuple):
     is_restart: bool
 
 
-def search(
-    here: Surroundings, nodes: list[str], attempt: int, *, is_restart: bool
-) -> Search:
+def search(here: Surroundings, nodes: list[str], attempt: int, *, is_restart: bool) -> Search:
     """Begin where neither another job, nor another run in this allocation, nor the attempt before did."""
     number = int(here.slurm.job_id or os.getpid())
     if here.is_interactive:
@@ -75,7 +73,7 @@ def resolve(settings: Settings, backend: Backend, search: Search) -> None:
     settings.default(_PORT, port, f"by job id, free on {node}")
 
 
-def _probe(backend: Backend, node: str, wanted: Optional[str], search: Search) -> Sequence[str]:
+def _probe(backend: Backend, node: str, wanted: str | None, search: Search) -> Sequence[str]:
     """Run probe.sh on the node of rank 0, which may have neither our files nor a Python."""
     interface = search.environ.get("DDP_IFACE", "")
     with open(f"{search.root}/jobs/probe.sh", "rb") as probe:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Callable, NamedTuple, Union
 
 from jobs.messages import UsageError, counted
 from rundir import paths
@@ -28,8 +28,7 @@ to its step. container/mounts.sh has the same list."""
 _OF_THE_HOST = re.compile("DDP_(HOME|IMAGE|MOUNTS|PYTHON)|PYTHONHOME|CUDA_(HOME|PATH|ROOT|DIR)")
 """Those that mean nothing in an image."""
 _OTHERS = set(
-    "DDP_HOME DDP_IMAGE DDP_MOUNTS DDP_PYTHON DDP_IFACE DDP_NPROC_PER_NODE DDP_RUN_NAME"
-    " DDP_SBATCH_ARGS DDP_SWEEP_FILE DDP_NODE DDP_BEAT_DIR DDP_AGENT_SOCKET DDP_SUPERVISED".split()
+    ["DDP_HOME", "DDP_IMAGE", "DDP_MOUNTS", "DDP_PYTHON", "DDP_IFACE", "DDP_NPROC_PER_NODE", "DDP_RUN_NAME", "DDP_SBATCH_ARGS", "DDP_SWEEP_FILE", "DDP_NODE", "DDP_BEAT_DIR", "DDP_AGENT_SOCKET", "DDP_SUPERVISED"]
 )
 """Settings that are read elsewhere. Those of the virtual cluster and other Debians are the tests'."""
 
@@ -85,7 +84,7 @@ class Settings:
         """Put a value in force, whatever the user set."""
         self.values[name], self.origins[name] = value, origin
 
-    def default(self, name: str, value: str, origin: str, check: Optional[Check] = None) -> None:
+    def default(self, name: str, value: str, origin: str, check: Check | None = None) -> None:
         """Put the user's value in force, or else this one."""
         if name in self._environ:
             value, origin = self._environ[name], THE_ENVIRONMENT
@@ -187,7 +186,7 @@ class Row(NamedTuple):
     name: str
     default: Value
     origin: Value = THE_DEFAULT
-    check: Optional[Check] = None
+    check: Check | None = None
     is_switch: bool = False
     """Empty is unset."""
 

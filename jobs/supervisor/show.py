@@ -83,7 +83,9 @@ def quoted(word: str) -> str:
     if not word:
         return "''"
     if not word.isprintable():
-        shown = (_ESCAPES.get(char) or (char if char.isprintable() else _octal(char)) for char in word)
+        shown = (
+            _ESCAPES.get(char) or (char if char.isprintable() else _octal(char)) for char in word
+        )
         return f"$'{''.join(shown)}'"
     text = _SPECIAL.sub(r"\\\g<0>", word)
     text = re.sub(r"(?<=[=:])~", r"\\~", text)

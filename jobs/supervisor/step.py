@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from jobs import processes
 from jobs.supervisor.loop import Sink
@@ -93,8 +93,9 @@ class RunningStep:
         finally:
             os.close(stdout)
         self._running = list(self.processes)
-        self._kill_s: Optional[float] = None
-        self._step_id: Optional[int] = None
+        self._failed_s: float | None = None
+        self._is_told = False
+        self._step_id: int | None = None
         loop.watch(self._fd, self._read)
         self._timer = loop.every(_POLL_S, self._tick)
 
@@ -111,12 +112,15 @@ class RunningStep:
     def _see_end(self, process: subprocess.Popen[bytes]) -> None:
         self.code = self.code or codes.of_wait_status(process.returncode)
         # In place this is what srun --kill-on-bad-exit is under Slurm.
-        if self.code and self._backend.is_in_place and self._kill_s is None:
-            self.signal(signal.SIGTERM)
-            self._kill_s = time.monotonic() + _OTHERS_S
+        if self.code and self._backend.is_in_place and self._failed_s is None:
+            self._failed_s = time.monotonic()
 
     def _tick(self) -> None:
-        if self._kill_s is not None and time.monotonic() >= self._kill_s:
+        """End those that others wait for; ranks that fail together have reported so by now."""
+        if self._failed_s is not None and not self._is_told:
+            self._is_told = True
+            self.signal(signal.SIGTERM)
+        elif self._failed_s is not None and time.monotonic() >= self._failed_s + _OTHERS_S:
             self.signal(signal.SIGKILL)
 
     def _read(self) -> bool:

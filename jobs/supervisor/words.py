@@ -26,9 +26,7 @@ def of_ending(job: Job, end: Ending) -> str:
     if failure.lost and failure.end:
         rank = "" if failure.end.rank is None else f"rank {failure.end.rank} and "
         how = failure.lost[0][1]
-        return (
-            f"node {failure.end.node} is lost with {rank}all of its ranks, code {code}: {how}"
-        )
+        return f"node {failure.end.node} is lost with {rank}all of its ranks, code {code}: {how}"
     if end.is_foreign_image:
         return (
             "DDP_IMAGE must be an image of this project's Dockerfile, found no"
