@@ -42,7 +42,7 @@ extra_mounts() {
     done
 }
 
-# Names that a rank must see as the job sees them; jobs/supervisor/settings.py has the same list.
+# Names that a rank must see as the job sees them; jobs/forwarded.py has the same lists.
 readonly FORWARDED_PREFIXES='DDP_|NCCL_|NVIDIA_|NVSHMEM_|TORCH_|TORCHELASTIC_|GLOO_|CUDA_|OMP_|MKL_|PYTHON|PYTORCH_|UCX_|FI_|MASTER_|HF_|WANDB_'
 
 # forwarded_names: those that are exported and mean something in an image: the host's Python and CUDA do not.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from jobs.backends import slurm
 from jobs.backends.srun import Srun
+from jobs.forwarded import forwarded_names
 from jobs.messages import UsageError, info
-from jobs.supervisor.settings import forwarded_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -104,6 +104,7 @@ class InContainer(Srun):
             self._heir = None
 
     def _launch(self, step: Step) -> list[str]:
+        del step
         # It inherits ./ddp.sqsh and ./:/submit, too, which are relative to the job's directory on
         # the host; this script may be in the image's own, which no host has.
         directory = slurm.path_field(self._here.info, "WorkDir")

@@ -89,6 +89,7 @@ class Local:
     def lost(self, node: str) -> str | None:
         """This machine is not."""
         del node
+        return None
 
     def dropped(self, nodes: Sequence[str]) -> list[str]:
         """Nor has anybody taken it away."""

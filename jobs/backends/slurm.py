@@ -54,7 +54,8 @@ while read -r word; do
     if [[ $word == done ]]; then exit; fi
     steps=$word
 done
-: "${steps:=$(squeue --noheader --steps --jobs="$1" --format='%i %j' | awk '$2 == "launcher.sh" { print $1 }')}"
+: "${steps:=$(squeue --noheader --steps --jobs="$1" --format='%i %j' |
+    awk '$2 == "launcher.sh" { print $1 }')}"
 if [[ $steps ]]; then timeout -k 1 30 scancel --signal=TERM $steps; fi
 """
 

@@ -1,4 +1,4 @@
-"""A command of the user's own: is it there, and does it bring a launcher of its own, as torchrun?
+"""A command of the user's own: it must be there, and bring no launcher such as torchrun.
 
 Each of our ranks would run that once, and unless it is told of the others, each would train alone
 and nobody would notice.

@@ -60,12 +60,13 @@ class Guard:
 
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- each by its name
         self,
         loop: Loop,
         backend: Backend,
         step: RunningStep,
         journal: Journal,
+        *,
         traces: Traces,
         nodes: Sequence[str],
     ) -> None:
@@ -140,10 +141,12 @@ class Guard:
             self._step.signal(signal.SIGKILL)
             return
         self._loop.in_background(lambda: self._backend.kill(self._journal.reports.step_id))
-        end = self._loop.every(_KILLED_S, lambda: (self._loop.cancel(end), self._kill()))
 
-    def _kill(self) -> None:
-        self._step.signal(signal.SIGKILL)
+        def kill() -> None:
+            self._loop.cancel(timer)
+            self._step.signal(signal.SIGKILL)
+
+        timer = self._loop.every(_KILLED_S, kill)
 
 
 def _size_and_time(path: str) -> tuple[int, int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from jobs.supervisor.decide import REQUEUE, SUCCESSOR, Counters
+from jobs.supervisor.decide import REQUEUE, SUCCESSOR
+from jobs.supervisor.ending import Counters
 from rundir import events, plain
 
 if TYPE_CHECKING:

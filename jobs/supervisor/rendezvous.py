@@ -35,7 +35,7 @@ class Search(NamedTuple):
 
 
 def search(here: Surroundings, nodes: list[str], attempt: int, *, is_restart: bool) -> Search:
-    """Begin where neither another job, nor another run in this allocation, nor the attempt before did."""
+    """Begin where no other job, no other run in this allocation and no attempt before began."""
     number = int(here.slurm.job_id or os.getpid())
     if here.is_interactive:
         number += os.getpid()
@@ -52,9 +52,9 @@ def forget_hooks(environ: dict[str, str]) -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"):
         environ.pop(name, None)
     job = environ.get("SLURM_JOB_ID") or "0"
-    if environ.get("PYTORCH_VERSION") and job.isdigit():
-        if environ.get(_PORT) == str(int(job) % 4536 + 61000):
-            del environ[_PORT]
+    hooks = str(int(job) % 4536 + 61000) if job.isdigit() else ""
+    if environ.get("PYTORCH_VERSION") and environ.get(_PORT) == hooks:
+        del environ[_PORT]
 
 
 def resolve(settings: Settings, backend: Backend, search: Search) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from jobs.supervisor.settings import THE_ENVIRONMENT, job_names
+from jobs.forwarded import job_names
+from jobs.supervisor.settings import THE_ENVIRONMENT
 from rundir import secrets
 
 if TYPE_CHECKING:

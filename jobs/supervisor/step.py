@@ -68,7 +68,7 @@ class RunningStep:
 
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- each by its name
         self,
         loop: Loop,
         backend: Backend,
@@ -154,7 +154,7 @@ class RunningStep:
             self._fd = -1
 
     def close(self) -> None:
-        """Take what its processes wrote before they ended, and wait for nobody who holds the pipe."""
+        """Take what its processes wrote; nobody who holds the pipe is waited for."""
         self._loop.cancel(self._timer)
         deadline_s = time.monotonic() + _LAST_LINES_S
         while self._fd >= 0 and self._read() and time.monotonic() < deadline_s:

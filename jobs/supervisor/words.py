@@ -9,11 +9,11 @@ from rundir import codes
 from rundir.paths import RunDir
 
 if TYPE_CHECKING:
-    from jobs.supervisor.decide import Ending, Job
+    from jobs.supervisor.ending import Ending, Job
     from rundir.failure.attempt import End
 
 
-def of_ending(job: Job, end: Ending) -> str:
+def of_ending(job: Job, end: Ending) -> str:  # noqa: PLR0911 -- a list of cases
     """Say what happened."""
     failure, code = end.failure, end.code
     if code == codes.FINISHED:

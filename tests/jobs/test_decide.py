@@ -9,7 +9,8 @@ from jobs.backends.base import Layout
 from jobs.backends.requeue import Successor, successor_options
 from jobs.backends.slurm import Slurm
 from jobs.supervisor import decide as pure
-from jobs.supervisor.decide import Counters, Decision, Ending, Job, Limits
+from jobs.supervisor.decide import Decision
+from jobs.supervisor.ending import Counters, Ending, Job, Limits
 from jobs.supervisor.guard import lost_nodes
 from rundir.failure import Failure
 from rundir.failure.attempt import End
