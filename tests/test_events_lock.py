@@ -46,7 +46,7 @@ WRITERS = {
 }
 
 
-LIMITS_S = {"trainer": (trainer.events, 2.0), "monitor": (monitor.events, 1.0)}
+LIMITS_S = {"trainer": (trainer.events, 2.0), "monitor": (rundir.events, 2.0)}
 """How long the two in Python wait at most, which is also said to be less than their callers do."""
 
 
