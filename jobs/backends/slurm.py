@@ -274,20 +274,22 @@ def owner(info: str) -> tuple[str, str, str] | None:
 
 def local_time(text: str) -> int | None:
     """Read a time as Slurm prints it: seconds since the epoch, None where it is none."""
-    try:
-        return int(time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")))
-    except ValueError:
-        return None
+    moment = _moment(text)
+    return None if moment is None else int(time.mktime(time.struct_time((*moment, 0, 0, -1))))
 
 
 def utc_time(text: str) -> int | None:
     """Read the time of an event."""
-    try:
-        import calendar  # noqa: PLC0415 -- rarely needed
+    import calendar  # noqa: PLC0415 -- rarely needed
 
-        return calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:
-        return None
+    moment = _moment(text)
+    return None if moment is None else calendar.timegm((*moment, 0, 0, 0))
+
+
+def _moment(text: str) -> tuple[int, ...] | None:
+    """Read year to second; time.strptime costs more than all else of a start."""
+    found = re.match(r"(\d+)-(\d+)-(\d+)T(\d+):(\d+):(\d+)", text)
+    return tuple(map(int, found.groups())) if found else None
 
 
 # ---- its variables -----------------------------------------------------------------------------

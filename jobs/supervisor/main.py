@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 def main() -> NoReturn:
     """Run the job, and exit with its code."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _open_standard_files()
     root, script, *words = sys.argv[1:]
     try:
         code = supervise(root, script, words, dict(os.environ))
@@ -38,9 +40,15 @@ def main() -> NoReturn:
         code = codes.USAGE
     except Exit as end:
         code = end.code
-    # Threads that still write, or ask Slurm, are not waited for.
-    sys.stdout.flush()
-    os._exit(code)
+    os._exit(code)  # threads that still write, or ask Slurm, are not waited for
+
+
+def _open_standard_files() -> None:
+    """Have descriptors 0 to 2: a pipe of ours must not get the number of one that was closed."""
+    fd = os.open(os.devnull, os.O_RDWR)
+    while fd <= 2:  # noqa: PLR2004 -- standard error
+        fd = os.dup(fd)
+    os.close(fd)
 
 
 def supervise(root: str, script: str, words: list[str], environ: dict[str, str]) -> int:
