@@ -16,7 +16,7 @@ from jobs.backends import requeue
 from jobs.messages import Exit, UsageError, info, one_line
 from jobs.programs import which
 from jobs.supervisor import decide, history, plan, run, settings
-from jobs.supervisor.attempts import Attempts, Parts
+from jobs.supervisor.attempts import Attempts
 from jobs.supervisor.journal import Journal
 from jobs.supervisor.lock import RENEW_S, Lock
 from jobs.supervisor.loop import Loop
@@ -111,21 +111,7 @@ def _start_timers(job: Plan, loop: Loop, lock: Lock) -> None:
 
 def _run_attempts(job: Plan, loop: Loop, journal: Journal) -> Decision:
     """Run the attempts; should this script itself fail, end what it started."""
-    attempts = Attempts(
-        Parts(
-            job.here,
-            job.backend,
-            job.arguments,
-            job.settings,
-            job.layout,
-            job.nodes,
-            job.files,
-            job.job,
-            loop,
-            journal,
-            job.temporary,
-        )
-    )
+    attempts = Attempts(job, loop, journal)
     try:
         return attempts.run()
     except Exception:  # noqa: BLE001 -- whatever it is: no rank may stay behind

@@ -93,7 +93,7 @@ class Conformance:
         layout = Layout(1, 2, 2, 2)
         environ = here.environ | {"WORLD_SIZE": "2"}
         nodes = ["node1"]
-        return Step(list(words), environ, layout, nodes, nodes, here.submit_dir, is_restart=False)
+        return Step(list(words), environ, layout, nodes, here.submit_dir, is_restart=False)
 
     def run(self, backend: Backend, step: Step) -> tuple[list[str], list[int]]:
         """The lines of the step's output, and the codes of its processes."""
