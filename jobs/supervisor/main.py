@@ -12,6 +12,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, NoReturn
 
+from jobs import processes
 from jobs.backends import requeue
 from jobs.messages import Exit, UsageError, info, one_line
 from jobs.programs import which
@@ -34,7 +35,7 @@ def main() -> NoReturn:
     _open_standard_files()
     root, script, *words = sys.argv[1:]
     try:
-        code = supervise(root, script, words, dict(os.environ))
+        code = supervise(root, script, words, processes.initial_environment())
     except UsageError as error:
         info(one_line(error))
         code = codes.USAGE

@@ -1,6 +1,6 @@
 """What the ranks of this node leave in DDP_BEAT_DIR: where each of them is, and what runs there.
 
-`rank-<r>` has 80 bytes, little-endian, and is written by `trainer/beat.py`:
+`rank-<r>` has 80 bytes, little-endian, and is written by `trainer/telemetry/heartbeat.py`:
 
 | bytes | what |
 | --- | --- |
