@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -53,19 +53,6 @@ def intervals_s(logs: Sequence[Log]) -> list[NDArray[np.float64]]:
     told, which = values(logs, "interval_s")
     seconds = np.array([_number(value) for value in told])
     return [seconds[mine] for mine in which]
-
-
-def memory_mib(logs: Iterable[Log]) -> dict[tuple[int, str], int]:
-    """Give the memory of each GPU that is told of, by index and UUID."""
-    found: dict[tuple[int, str], int] = {}
-    uuid_of: dict[str, str] = {}
-    for key, value in (change for log in logs for change in log.changes):
-        name, _, index = key.partition(" ")
-        if name == "gpu":
-            uuid_of[index] = _uuid(value)
-        elif name == "memory_mib" and value.isdecimal():
-            found[int(index), uuid_of.get(index, UNKNOWN)] = int(value)
-    return found
 
 
 def as_of(log: Log, num_changes: int) -> dict[str, str]:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from monitor.logs.reader import Log, Place
+    from monitor.logs.parser import Place
+    from monitor.logs.reader import Log
 
 _Any = TypeVar("_Any", bound=np.generic)
 

@@ -41,7 +41,7 @@ class Stepper:
             self.forward_time = ForwardTime(
                 components.trained.timed, device, num_forwards, _even_ratio(components)
             )
-        self.left_out: frozenset[int] = frozenset()
+        self.skipped: frozenset[int] = frozenset()
         """Steps that are skipped."""
         self._microbatches: Iterator[tuple[Tensor, Tensor]] = iter(())
         self._epoch = -1
@@ -58,7 +58,7 @@ class Stepper:
 
     def take(self, step: int) -> None:
         """Take step `step`, counted from 1, or skip it."""
-        if step in self.left_out:
+        if step in self.skipped:
             self._skip()
             return
         components, table = self._components, self.table
@@ -110,7 +110,7 @@ class ForwardBackward(Protocol):
         """Take the microbatches of step `step`, which `next_microbatch` returns."""
 
 
-class Microbatches:
+class MicrobatchLoop:
     """Each microbatch forward and backward before the next."""
 
     def __init__(self, components: Components, table: StepTable) -> None:
@@ -185,7 +185,7 @@ class ThroughPipeline:
 def choose_forward_backward(components: Components, table: StepTable) -> ForwardBackward:
     """Choose by the layout."""
     if components.mesh.layout.pp == 1:
-        return Microbatches(components, table)
+        return MicrobatchLoop(components, table)
     from trainer.parallel.pipeline import Pipeline  # noqa: PLC0415 -- for pipelines only
 
     assert isinstance(components.trained.train_model, Pipeline)  # noqa: S101 -- see parallelize.py
