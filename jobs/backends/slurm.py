@@ -66,7 +66,7 @@ class Slurm:
         """The job as scontrol takes it: an array's last task has the id of the whole array."""
         self.array_task = task
         self.display_name = f"{array}_{task}" if array and task else self.job_id
-        self.restart_count = environ.get("SLURM_RESTART_COUNT") or "0"
+        self.restart_count = number(environ, "SLURM_RESTART_COUNT")
         self._client_environ = {
             name: value
             for name, value in environ.items()
@@ -229,7 +229,7 @@ def path_field(info: str, name: str) -> str:
     return ""
 
 
-def fate(info: str, restart_count: str) -> str:
+def fate(info: str, restart_count: int) -> str:
     """Say what Slurm has in mind with the job.
 
     Returns:
@@ -242,7 +242,7 @@ def fate(info: str, restart_count: str) -> str:
     restarts = field(info, "Restarts")
     if not state:
         return "unknown"
-    if restarts.isdigit() and int(restarts) > int(restart_count or 0):
+    if restarts.isdigit() and int(restarts) > restart_count:
         return "requeued"
     if (field(info, "PreemptTime") or "None") != "None" or "PREEMPTED" in state:
         return "preempted"
