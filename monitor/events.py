@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rundir import channel, events
-from rundir.events import read
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rundir.events import Event
-
-__all__ = ["Event", "EventLog", "read"]
+Event = dict[str, Any]
+read = events.read
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +39,7 @@ class EventLog:
             OSError: it could not be written.
 
         """
-        deliver = channel.reporter(os.path.dirname(self.path), self.host)
+        deliver = channel.reporter(self.path.rpartition("/")[0], self.host)
         log = events.EventLog(
             deliver, "monitor", self.attempt, self.host, lambda: self.now().timestamp()
         )
