@@ -11,12 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
-_SOURCES = {
-    "jobs/supervisor": "prelaunch",
-    "jobs/agent": "launcher",
-    "trainer": "trainer",
-    "monitor": "monitor",
-}
 _WRITERS = {"write", "append", "tell"}  # methods of the event logs in trainer and monitor
 
 
@@ -36,7 +30,9 @@ def documented() -> dict[str, set[str]]:
 def written() -> dict[str, set[str]]:
     """The events that some source file writes, and who they are told by."""
     found: dict[str, set[str]] = {}
-    for package, source in _SOURCES.items():
+    sources = {"trainer": "trainer", "monitor": "monitor"}
+    sources |= {"jobs/supervisor": "prelaunch", "jobs/agent": "launcher"}
+    for package, source in sources.items():
         for name in _of_python(package):
             found.setdefault(name, set()).add(source)
     return found
