@@ -13,7 +13,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from jobs.messages import UsageError
+from jobs.messages import UsageError, info
 from jobs.programs import which
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ class Slurm:
         self.has_gpus = bool(self.gpus_on_node or environ.get("SLURM_JOB_GPUS"))
         self.cpus_per_task = number(environ, "SLURM_CPUS_PER_TASK")
         """0 if the job does not ask."""
+        self.is_traced = False
+        """Whether calls of programs are reported, for DEBUG=1."""
         self._client_environ = {
             name: value
             for name, value in environ.items()
@@ -186,6 +188,8 @@ class Slurm:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return -1, str(error)
+        if self.is_traced:
+            info(f"+ {' '.join(words)}: code {done.returncode}")
         return done.returncode, done.stdout.decode(errors="replace")
 
     def job_info(self) -> str | None:

@@ -112,6 +112,7 @@ def _resolve(
         end_time="" if end_time is None else str(end_time),
     )
     settings.resolve_run(values, environ, known)
+    here.slurm.is_traced = values.is_on("DEBUG")
     files = RunDir(values["DDP_RUN_DIR"])
     run.check_files(files)
     settings.note_attempt(values, history.num_starts(files) + 1, job_id)
