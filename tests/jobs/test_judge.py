@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from monitor.runs import failure
+from rundir.failure import patterns as failure
 from tests.jobs.library import JOBS, ask
 
 if TYPE_CHECKING:
