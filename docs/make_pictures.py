@@ -90,9 +90,9 @@ def _watch(out: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = _run(folder, under_way=True)
         session = Session(Fleet(target.resolve([str(run_dir)], {})))
-        session.fleet.poll()
+        session.fleet.poll(is_only=True)
         session.update()
-        session.board = replace(session.board, clock=_CLOCK)
+        session.snapshot = replace(session.snapshot, clock=_CLOCK)
         picture = session.picture((_WIDTH, _HEIGHT), ascii_only=False)
     lines = [
         Text.assemble(*((part, STYLES[style]) for part, style in line)) for line in picture.lines()

@@ -2,8 +2,9 @@
 
 Source: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (Ampere and newer), by
 its columns of actions and trigger conditions: a fault for which it says to look at the program is
-the program's; one that takes a reset, a restart or the keepers is the hardware's, its firmware
-included; what the driver met in an engine, and cures by a restart of the program, is the driver's.
+the program's; one that takes a reset, a restart or the administrators is the hardware's, its
+firmware included; what the driver met in an engine, and cures by a restart of the program, is the
+driver's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 Owner = Literal["program", "hardware", "driver", "nobody"]
 Severity = Literal["error", "warning", "hint"]
-"""As monitor/diagnosis/findings.py has them."""
+"""As monitor/analysis/findings.py has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +166,10 @@ UNKNOWN = Xid("driver", "warning", "not in NVIDIA's catalogue as it is known her
 SUGGESTIONS: Mapping[Owner, str] = {
     "program": "the program's own fault: run a few steps under compute-sanitizer, or with"
     " CUDA_LAUNCH_BLOCKING=1, to see the line",
-    "hardware": "not the program's fault: exclude the node (sbatch --exclude), and tell its keepers"
-    " the number and the time; the GPU needs a reset or more",
+    "hardware": "not the program's fault: exclude the node (sbatch --exclude), and report the"
+    " number and the time to the administrators; the GPU needs a reset or more",
     "driver": "start the program again; if it comes back on other nodes look at the program, if"
-    " only here tell the node's keepers",
+    " only here report it to the administrators",
     "nobody": "nothing to do for this one alone",
 }
 

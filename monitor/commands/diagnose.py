@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from monitor.diagnosis import findings_text, rules_text, thresholds
+from monitor.analysis import thresholds
 from monitor.errors import UserError
+from monitor.report import findings
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Tell what it takes."""
+    """Add its options."""
     parser.epilog = (
         "exit status: 0 nothing worse than a hint, 3 a warning, 4 an error, 64 wrong input"
     )
@@ -41,11 +42,11 @@ def run(options: Namespace) -> int:
     """
     chosen = thresholds.chosen(options.settings, options.thresholds)
     if options.list_rules:
-        print("\n".join(rules_text.lines(chosen)))
+        print("\n".join(findings.rule_list(chosen)))
         return 0
     if not options.paths:
         raise UserError(
-            "diagnose: must be told what to look at; found no path:"
+            "diagnose: must be given at least one path; found none:"
             " name a run directory such as out/slurm-123, or logs"
         )
-    return findings_text.report(options.paths, chosen, as_json=options.json)
+    return findings.report(options.paths, chosen, as_json=options.json)

@@ -38,9 +38,9 @@ class Settings:
     """A file, or `-`."""
     paths: tuple[str, ...]
     follow_s: float | None = None
-    """Write anew so often, until told to end; None: once."""
+    """Write anew so often, until a signal ends it; None: once."""
     max_age_s: float | None = None
-    """What has told nothing for longer is left out of metrics; None: the usual limit."""
+    """What has reported nothing for longer is left out of metrics; None: the usual limit."""
 
     def __post_init__(self) -> None:
         """Raise UserError where a value breaks its rule."""
@@ -96,10 +96,10 @@ def _metrics(collector: Collector, settings: Settings) -> None:
 
 
 def _follow(collector: Collector, settings: Settings, every_s: float) -> None:
-    """Write again and again; at the end the file goes, since nobody keeps it true any more.
+    """Write again and again; at the end the file goes, since it would not stay true.
 
     Signals are waited for and never interrupt a write. What is wrong at first is the user's to
-    mend; what goes wrong later is told once, and tried again.
+    mend; what goes wrong later is reported once, and tried again.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     _metrics(collector, settings)
@@ -141,7 +141,7 @@ def _rows(settings: Settings) -> None:
 
 
 def _note(log: Log) -> None:
-    """Tell in a line what of a log could not be read."""
+    """Report in a line what of a log could not be read."""
     if log.num_unreadable:
         unread = counted(log.num_unreadable, "row")
         say(f"{log.path}: {unread} could not be read, left out")

@@ -82,7 +82,7 @@ NODE_COLUMNS = (
     _node("ibrx", _MB, "infiniband_receive_bytes_per_second", "Traffic in over InfiniBand."),
     _node("ibtx", _MB, "infiniband_transmit_bytes_per_second", "Traffic out over InfiniBand."),
 )
-_SIGNS_OF_LIFE = ("sm", "pwr", "gtemp", "fb")  # dmon tells some others of a lost GPU, too
+_SIGNS_OF_LIFE = ("sm", "pwr", "gtemp", "fb")  # dmon has some others of a lost GPU, too
 _OURS_ALONE = frozenset({"tviol"})  # dmon has a column of this name in another unit
 
 GPU_INFO = Metric("ddp_gpu_info", "What is known of a GPU, as labels; always 1.")
@@ -109,7 +109,7 @@ _GPU_FACT = re.compile(r"(?P<uuid>\S+)(?: (?P<name>.+))?")
 
 
 def add(metrics: Metrics, nodes: Iterable[NodeNow]) -> None:
-    """Add what logs tell last; of several logs of a node in a job, the newest one counts."""
+    """Add the newest samples; of several logs of a node in a job, the newest one counts."""
     ordered = sorted(nodes, key=lambda node: node.newest.time_s)
     for node in {(node.job, node.host): node for node in ordered}.values():
         labels: _Labels = {"job": node.job, "user": node.facts.get("user"), "node": node.host}
@@ -128,10 +128,10 @@ def _add_node(metrics: Metrics, node: NodeNow, labels: _Labels) -> None:
 
 def _add_gpu(metrics: Metrics, node: NodeNow, gpu: GpuNow, place: _Labels) -> None:
     index, rank = gpu.index, gpu.values.get("rank")
-    told = _GPU_FACT.fullmatch(node.facts.get(f"gpu {index}", ""))
-    uuid = told["uuid"] if told and told["uuid"] != "-" else None
+    known = _GPU_FACT.fullmatch(node.facts.get(f"gpu {index}", ""))
+    uuid = known["uuid"] if known and known["uuid"] != "-" else None
     labels = place | {"uuid": uuid, "rank": None if rank is None else f"{rank:.0f}"}
-    name = told["name"] if told else None
+    name = known["name"] if known else None
     driver = node.facts.get("driver")
     metrics.put(GPU_INFO, labels | {"name": name, "driver": driver}, 1)
     is_up = any(gpu.values.get(name) is not None for name in _SIGNS_OF_LIFE)

@@ -1,4 +1,4 @@
-"""Logs and run directories to metrics: what lives now, and nothing that only looks alive."""
+"""Logs and run directories to metrics: what lives now, and nothing that only seems to."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 _MAX_AGE_S = 300.0
 
 EXPORT_TIME = Metric("ddp_export_timestamp_seconds", "When this was written, since 1970.")
-EXPORT_LOGS = Metric("ddp_export_logs", "Logs by state; only fresh ones are told.")
+EXPORT_LOGS = Metric("ddp_export_logs", "Logs by state; only fresh ones are exported.")
 METRICS = (*gpus.METRICS, *export_run.METRICS, EXPORT_TIME, EXPORT_LOGS)
 
 
 class Collector:
-    """Looks at the same paths again and again; of each log it reads only what is new.
+    """Reads the same paths again and again; of each log it reads only what is new.
 
     Args:
         paths: logs, run directories, and directories that hold logs or run directories.
-        max_age_s: what has told nothing for longer is left out; None: 300 s, or five intervals
+        max_age_s: what has reported nothing for longer is left out; None: 300 s, or five intervals
             of a log, whichever is more.
 
     """
@@ -41,7 +41,7 @@ class Collector:
         self._logs: dict[str, Newest] = {}
 
     def collect(self, now_s: float) -> Metrics:
-        """Look once, at `now_s` since 1970.
+        """Read once, at `now_s` since 1970.
 
         Raises:
             UserError: there is neither a log nor a run, or a log that was named cannot be read.
@@ -51,7 +51,7 @@ class Collector:
         self._logs = {path: self._logs.get(path) or Newest(path) for path in found.logs}
         metrics, fresh, states = Metrics(), [], dict.fromkeys(("fresh", "stale", "unreadable"), 0)
         for log in self._logs.values():
-            node, state = self._look(log, now_s)
+            node, state = self._read(log, now_s)
             states[state] += 1
             fresh += [node] if node is not None else []
         gpus.add(metrics, fresh)
@@ -61,7 +61,7 @@ class Collector:
             metrics.put(EXPORT_LOGS, {"state": state}, num)
         return metrics
 
-    def _look(self, log: Newest, now_s: float) -> tuple[NodeNow | None, str]:
+    def _read(self, log: Newest, now_s: float) -> tuple[NodeNow | None, str]:
         try:
             node = log.look()
         except OSError as error:
@@ -87,7 +87,7 @@ class Collector:
     def _add_runs(
         self, metrics: Metrics, runs: Sequence[str], fresh: Sequence[NodeNow], now_s: float
     ) -> None:
-        """Add the runs that told something lately, or whose nodes still do, as those that hang."""
+        """Add runs that reported lately, or whose nodes still do, such as those that hang."""
         jobs = {node.job: node.facts.get("user") for node in fresh if node.job}
         max_age_s = _MAX_AGE_S if self._max_age_s is None else self._max_age_s
         for run in runs:

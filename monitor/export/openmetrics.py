@@ -1,4 +1,4 @@
-"""Metrics as text that Prometheus reads: families of samples, in either of its two formats.
+"""Metrics for Prometheus, written by prometheus-client: families of samples, in either format.
 
 Prometheus text 0.0.4 is what node_exporter's textfile collector reads. OpenMetrics 1.0 is its
 successor: a counter's family has no `_total`, units have lines, and `# EOF` ends the text.
@@ -11,16 +11,17 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from prometheus_client import exposition, metrics_core
+from prometheus_client.openmetrics import exposition as openmetrics_exposition
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     Labels = tuple[tuple[str, str], ...]
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _TOTAL = "_total"
 _UNITS = ("ratio", "bytes", "seconds", "joules", "watts", "celsius", "hertz")
-_EXACT = 2**53
-_ESCAPED = {"\\": r"\\", "\n": r"\n", '"': r"\""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +35,10 @@ class Metric:
     def __post_init__(self) -> None:
         assert _NAME.fullmatch(self.name), self.name  # noqa: S101 - ours alone to break
 
-    @property
-    def is_counter(self) -> bool:
-        """Whether it only grows, but for a new start from 0."""
-        return self.name.endswith(_TOTAL)
-
 
 @dataclass
 class Metrics:
-    """Samples by family; each set of labels once in a family, the last value put there."""
+    """Samples by family, as prometheus-client collects them; of equal labels the last value."""
 
     _families: dict[Metric, dict[Labels, float]] = field(default_factory=dict)
 
@@ -50,7 +46,7 @@ class Metrics:
         """Add a sample, unless there is no reading; a label without a value is left out."""
         if value is None or math.isnan(value):
             return
-        key = tuple((name, text) for name, text in labels.items() if text)
+        key = tuple((name, _utf8(text)) for name, text in labels.items() if text)
         self._families.setdefault(metric, {})[key] = value
 
     def names(self) -> list[str]:
@@ -59,51 +55,25 @@ class Metrics:
 
     def prometheus(self) -> str:
         """Write Prometheus text 0.0.4."""
-        return "".join(
-            f"# HELP {metric.name} {_escaped(metric.help, quotes=False)}\n"
-            f"# TYPE {metric.name} {'counter' if metric.is_counter else 'gauge'}\n"
-            f"{''.join(_lines(metric.name, samples))}"
-            for metric, samples in self._sorted()
-        )
+        return exposition.generate_latest(self).decode()
 
     def openmetrics(self) -> str:
         """Write OpenMetrics 1.0."""
-        return "".join([*map(_openmetrics, self._sorted()), "# EOF\n"])
+        text: bytes = openmetrics_exposition.generate_latest(self)  # type: ignore[no-untyped-call]
+        return text.decode()
 
-    def _sorted(self) -> list[tuple[Metric, dict[Labels, float]]]:
-        return sorted(self._families.items(), key=lambda item: item[0].name)
-
-
-def _openmetrics(family: tuple[Metric, Mapping[Labels, float]]) -> str:
-    metric, samples = family
-    name = metric.name.removesuffix(_TOTAL)
-    unit = next((unit for unit in _UNITS if name.endswith(f"_{unit}")), None)
-    head = f"# TYPE {name} {'counter' if metric.is_counter else 'gauge'}\n"
-    if unit:
-        head += f"# UNIT {name} {unit}\n"
-    head += f"# HELP {name} {_escaped(metric.help)}\n"
-    return head + "".join(_lines(metric.name, samples))
+    def collect(self) -> Iterator[metrics_core.Metric]:
+        """Give the families as prometheus-client has them."""
+        for metric, samples in sorted(self._families.items(), key=lambda item: item[0].name):
+            name = metric.name.removesuffix(_TOTAL)
+            unit = next((unit for unit in _UNITS if name.endswith(f"_{unit}")), "")
+            kind = "counter" if metric.name.endswith(_TOTAL) else "gauge"
+            family = metrics_core.Metric(name, metric.help, kind, unit)
+            for labels, value in samples.items():
+                family.add_sample(metric.name, dict(labels), value)
+            yield family
 
 
-def _lines(name: str, samples: Mapping[Labels, float]) -> Iterator[str]:
-    for labels, value in samples.items():
-        yield f"{name}{_labels(labels)} {_number(value)}\n"
-
-
-def _labels(labels: Iterable[tuple[str, str]]) -> str:
-    text = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
-    return f"{{{text}}}" if text else ""
-
-
-def _escaped(text: str, *, quotes: bool = True) -> str:
-    """Escape what would end the text; HELP of 0.0.4 takes quotes as they are."""
-    whole = text.encode("utf-8", "replace").decode()  # a name of a file need not be UTF-8
-    return "".join(_ESCAPED[c] if c in _ESCAPED and (quotes or c != '"') else c for c in whole)
-
-
-def _number(value: float) -> str:
-    """Write a number: whole ones without a fraction, others as short as they read back."""
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    is_whole = float(value).is_integer() and abs(value) < _EXACT
-    return str(int(value)) if is_whole else repr(float(value))
+def _utf8(text: str) -> str:
+    """Replace what is no UTF-8: a file's name may be any bytes."""
+    return text.encode("utf-8", "replace").decode()

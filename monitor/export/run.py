@@ -1,4 +1,4 @@
-"""What a run tells of itself as metrics: its trainer's step, loss and speed, and its goodput."""
+"""What a run reports as metrics: its trainer's step, loss and speed, and its goodput."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import math
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from monitor import events as event_log
 from monitor.export.openmetrics import Metric
-from monitor.plain import open_plain
 from monitor.runs import evidence, history, life, record
+from rundir import paths
+from rundir.events import read, read_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from monitor.events import Event
     from monitor.export.openmetrics import Metrics
+    from rundir.events import Event
 
     Labels = Mapping[str, str | None]
 
@@ -46,7 +46,7 @@ KEYS = (
     _key("test_accuracy", 1, "test_accuracy_ratio", "Accuracy of the last validation."),
 )
 STEP_TIME = Metric(
-    "ddp_trainer_last_step_timestamp_seconds", "When a step was last told, since 1970."
+    "ddp_trainer_last_step_timestamp_seconds", "When a step was last reported, since 1970."
 )
 RUN_UP = Metric("ddp_run_up", "1 while the run goes on, 0 once it has ended.")
 ATTEMPT = Metric("ddp_run_attempt", "The number of the run's last start, from 1.")
@@ -63,22 +63,21 @@ METRICS = (
 
 
 def events_of(run_dir: str) -> list[Event]:
-    """Read what happened in a run; nothing where nobody told."""
+    """Read what happened in a run; nothing where nothing is recorded."""
     try:
-        with open_plain(os.path.join(run_dir, "events.jsonl")) as file:  # noqa: PTH118
-            return event_log.read(file.read())[0]
+        return read(read_run(run_dir))[0]
     except OSError:
         return []
 
 
 def job_in(events: Sequence[Event]) -> str | None:
-    """Tell the job of a run's last start; None where nobody told."""
-    told = [event.get("job_id") for event in events if event.get("event") == "start"]
-    return next((job for job in reversed(told) if isinstance(job, str)), None)
+    """Return the job of a run's last start; None where none is recorded."""
+    jobs = [event.get("job_id") for event in events if event.get("event") == "start"]
+    return next((job for job in reversed(jobs) if isinstance(job, str)), None)
 
 
 def add(metrics: Metrics, run_dir: str, users: Mapping[str, str | None], *, now_s: float) -> None:
-    """Add what a run told last.
+    """Add what a run reported last.
 
     Args:
         metrics: where to.
@@ -88,23 +87,23 @@ def add(metrics: Metrics, run_dir: str, users: Mapping[str, str | None], *, now_
 
     """
     events = events_of(run_dir)
-    told = record.read(run_dir) if events else None
+    composed = record.read(run_dir) if events else None
     job = job_in(events)
     name = os.path.basename(os.path.abspath(run_dir))  # noqa: PTH100, PTH119 - its name, not a link's
     labels = {"job": job, "user": users.get(job or ""), "run": name}
-    if told and told["attempts"]:
-        state = _state(run_dir, told["attempts"][-1], now_s)
+    if composed and composed["attempts"]:
+        state = _state(run_dir, composed["attempts"][-1], now_s)
         if state == "running":
-            life.go_on(told, now_s)
-        _add_record(metrics, labels, told, state in ("running", "restarting"))
+            life.go_on(composed, now_s)
+        _add_record(metrics, labels, composed, state in ("running", "restarting"))
     numbers = sorted({history.integer(event.get("attempt")) or 1 for event in events})
-    path = os.path.join(run_dir, "metrics.jsonl")  # noqa: PTH118
+    path = os.path.join(run_dir, paths.METRICS)  # noqa: PTH118
     _add_lines(metrics, labels, evidence.last_metrics(path, numbers)[0])
 
 
 def _state(run_dir: str, attempt: dict[str, Any], now_s: float) -> str:
-    """Tell by its files and processes alone: Slurm is not asked every few seconds."""
-    at_s = life.last_written_s(os.path.abspath(run_dir), attempt)  # noqa: PTH100 - as told to ranks
+    """Classify by its files and processes alone: Slurm is not asked every few seconds."""
+    at_s = life.last_written_s(os.path.abspath(run_dir), attempt)  # noqa: PTH100 - as given to ranks
     quiet_s = None if at_s is None else max(0.0, now_s - at_s)
     return life.state(run_dir, attempt, None, quiet_s)
 
@@ -112,21 +111,21 @@ def _state(run_dir: str, attempt: dict[str, Any], now_s: float) -> str:
 def _add_record(
     metrics: Metrics,
     labels: Labels,
-    told: Mapping[str, Any],
+    composed: Mapping[str, Any],
     goes_on: bool,  # noqa: FBT001 - a fact
 ) -> None:
-    last, goodput = told["attempts"][-1], told["goodput"]
+    last, goodput = composed["attempts"][-1], composed["goodput"]
     metrics.put(RUN_UP, labels, float(goes_on))
     metrics.put(ATTEMPT, labels, last["attempt"])
-    metrics.put(WORLD_SIZE, labels, _number(told["world_size"]))
-    metrics.put(STEPS_LOST, labels, _number(told["steps_lost"]))
+    metrics.put(WORLD_SIZE, labels, _number(composed["world_size"]))
+    metrics.put(STEPS_LOST, labels, _number(composed["steps_lost"]))
     pct = _number(goodput["goodput_pct"])
     metrics.put(GOODPUT, labels, None if pct is None else pct / 100)
     for part, seconds in goodput.items():
         if part.endswith("_s") and part != "wall_s":
             spent_on = {"spent_on": part.removesuffix("_s")}
             metrics.put(TIME_SPENT, {**labels, **spent_on}, _number(seconds))
-    saved = [one["step"] for attempt in told["attempts"] for one in attempt["checkpoints"]]
+    saved = [one["step"] for attempt in composed["attempts"] for one in attempt["checkpoints"]]
     metrics.put(CHECKPOINT_STEP, labels, _number(saved[-1]) if saved else None)
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from monitor.analysis.thresholds import Thresholds
 from monitor.live import sparkline
-from monitor.live.board import GONE, IDLE, LOST, STALE, THROTTLED
+from monitor.live.snapshot import GONE, IDLE, LOST, STALE, THROTTLED
 from monitor.logs.terms import BUSY_PCT
-from monitor.report.words import FULL_SHARE, MIB_PER_GIB, NONE, brief
+from monitor.words import MIB_PER_GIB, NONE, brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from monitor.live.board import Row
+    from monitor.live.snapshot import Row
 
 Span = tuple[str, str]
 """Text, and how it looks: a name of `STYLES`."""
@@ -32,6 +33,7 @@ STYLES = {
 }
 
 _HOT_C = 85.0
+_FULL_SHARE = Thresholds().memory_full_pct / 100
 _BIG_GIB = 99.95
 _MIN_TREND, _MAX_TREND = 8, 60
 _MIN_NODE, _MAX_NODE = 8, 24
@@ -114,7 +116,7 @@ def _memory(row: Row) -> Span:
         return NONE, "dim"
     if not row.mem_total_mib:
         return f"{_gib(row.mem_mib)}G", ""
-    style = "warn" if row.mem_mib > FULL_SHARE * row.mem_total_mib else ""
+    style = "warn" if row.mem_mib > _FULL_SHARE * row.mem_total_mib else ""
     return f"{_gib(row.mem_mib)}/{_gib(row.mem_total_mib)}G", style
 
 

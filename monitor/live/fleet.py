@@ -5,22 +5,25 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from monitor.live.judge import judge
+from monitor.analysis.engine import evaluate
+from monitor.analysis.findings import summaries
 from monitor.live.log import LiveLog
 from monitor.live.rows import Batch
 from monitor.live.run import LiveRun, Progress
+from monitor.live.window import window
 
 if TYPE_CHECKING:
-    from monitor.diagnosis.findings import Finding
+    from monitor.analysis.findings import Summary
     from monitor.live.target import Target
 
-_FIRST_JUDGED_S = 2.0  # the first pictures come before
-_JUDGED_S = 30.0
-_LOOK_AROUND_S = 2.0  # for logs that appeared
+_FIRST_EVALUATION_S = 1.0  # the first pictures come before
+_SHORTEST_S, _LONGEST_S = 2.0, 30.0  # between two evaluations
+_SHARE = 0.02  # of a core, for evaluating rules
+_LIST_S = 2.0  # between two searches for logs that appeared
 
 
 class Fleet:
-    """Who looks at the files. What it has read may be looked at while it reads on.
+    """Reads all files. What it has read may be shown while it reads on.
 
     Args:
         target: what to watch.
@@ -34,25 +37,25 @@ class Fleet:
         self.progress: Progress | None = None
         self.problem: str | None = None
         """Why the folder cannot be read; None: it can."""
-        self.findings: tuple[Finding, ...] = ()
-        """What the rules of `diagnose` found last."""
+        self.alerts: tuple[Summary, ...] = ()
+        """What the rules found last, the worst first."""
         self.polled_s: float | None = None
-        """When a look last came to its end, monotonic."""
-        self._looked_around_s = -_LOOK_AROUND_S
-        self._judge_at_s = time.monotonic() + _FIRST_JUDGED_S
+        """When a poll last ended, monotonic."""
+        self._listed_s = -_LIST_S
+        self._evaluate_at_s = time.monotonic() + _FIRST_EVALUATION_S
         self._by_path: dict[str, LiveLog] = {}
 
     def poll(self, *, is_only: bool = False) -> None:
-        """Take up what is new, and what appeared; an error of ours is told, and ends nothing.
+        """Read what is new and what appeared; an error of ours is shown, and ends nothing.
 
         Args:
-            is_only: there will be no other look, so that all there is to say is said now.
+            is_only: there will be no other poll, so the rules are evaluated now.
 
         """
         try:
             self._poll()
-            if is_only or time.monotonic() >= self._judge_at_s:
-                self._judge()
+            if is_only or time.monotonic() >= self._evaluate_at_s:
+                self._evaluate()
         except Exception as error:  # noqa: BLE001 - a view goes on with what it has
             self.problem = f"reading failed: {type(error).__name__}: {error}"
         self.polled_s = time.monotonic()
@@ -61,20 +64,24 @@ class Fleet:
         if self.run is not None:
             self.run.poll()
             self.progress = self.run.progress()
-        if time.monotonic() >= self._looked_around_s + _LOOK_AROUND_S:
-            self._look_around()
-            self._looked_around_s = time.monotonic()
+        if time.monotonic() >= self._listed_s + _LIST_S:
+            self._list()
+            self._listed_s = time.monotonic()
         batch = Batch()
         for log in self.logs:
             log.poll(batch)
         batch.read()
 
-    def _judge(self) -> None:
-        """Look at what has been read by the rules of `diagnose`."""
-        self.findings = tuple(judge(self.logs))
-        self._judge_at_s = time.monotonic() + _JUDGED_S
+    def _evaluate(self) -> None:
+        """Evaluate the rules on what has been read; the more GPUs, the more rarely."""
+        began_s = time.thread_time()
+        is_over = self.progress is not None and self.progress.is_over
+        now = window(self.logs, self.run, time.monotonic(), is_over=is_over)
+        self.alerts = tuple(summaries(now, evaluate(now)))
+        pause_s = (time.thread_time() - began_s) / _SHARE
+        self._evaluate_at_s = time.monotonic() + min(max(_SHORTEST_S, pause_s), _LONGEST_S)
 
-    def _look_around(self) -> None:
+    def _list(self) -> None:
         """Find logs. One that vanished is kept: it may be on its way back."""
         try:
             paths = self.target.logs(self.run.job_ids if self.run is not None else [])

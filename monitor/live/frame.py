@@ -15,9 +15,9 @@ from monitor.runs.screen import clean
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from monitor.live.alerts import Alert
-    from monitor.live.board import Board, Row
+    from monitor.analysis.findings import Summary
     from monitor.live.columns import Column, Span
+    from monitor.live.snapshot import Row, Snapshot
     from monitor.live.view import View
 
     Line = list[Span]
@@ -86,8 +86,8 @@ class Picture:
 
 
 def picture(
-    board: Board,
-    alerts: Sequence[Alert],
+    snapshot: Snapshot,
+    alerts: Sequence[Summary],
     view: View,
     size: tuple[int, int | None],
     *,
@@ -96,7 +96,7 @@ def picture(
     """Compose a page.
 
     Args:
-        board: what to show.
+        snapshot: what to show.
         alerts: folded, the worst first.
         view: what is chosen.
         size: columns and lines of the screen; None: a page that is as long as it takes.
@@ -104,16 +104,16 @@ def picture(
 
     """
     width, height = size
-    above = [live_head.title(board, width, is_paused=view.is_paused)]
+    above = [live_head.title(snapshot, width, is_paused=view.is_paused)]
     is_low = height is not None and height < _LOW
     if not is_low:
-        if board.progress is not None:
-            above.append(live_head.progress_line(board.progress, width, ascii_only=ascii_only))
-        above.append(live_head.sum_line(board.rows, width))
+        if snapshot.progress is not None:
+            above.append(live_head.progress_line(snapshot.progress, width, ascii_only=ascii_only))
+        above.append(live_head.sum_line(snapshot.rows, width))
     below: list[Line] = []
     if view.page == live_view.GPUS:
-        rows = live_view.chosen(board.rows, view)
-        columns = live_columns.fit(board.rows, width, ascii_only=ascii_only)
+        rows = live_view.chosen(snapshot.rows, view)
+        columns = live_columns.fit(snapshot.rows, width, ascii_only=ascii_only)
         above.append(_titles(columns, view, width, ascii_only=ascii_only))
         below = [] if is_low else _alerts(alerts, None if height is None else height // 5)
         num_rows, draw = len(rows), _drawer(rows, columns)
@@ -171,24 +171,24 @@ def _titles(columns: Sequence[Column], view: View, width: int, *, ascii_only: bo
     return [(text[:width].ljust(width), "head")]
 
 
-def _alerts(alerts: Sequence[Alert], num: int | None) -> list[Line]:
-    """Show the worst ones, and tell how many there are."""
+def _alerts(alerts: Sequence[Summary], num: int | None) -> list[Line]:
+    """Show the worst ones, and count all."""
     if not alerts:
         return []
     shown = alerts if num is None or len(alerts) <= num else alerts[: max(1, num)]
     counts = {
         severity: sum(alert.severity == severity for alert in alerts) for severity in _ALERT_STYLES
     }
-    told = ", ".join(f"{n} {name}{'s' * (n > 1)}" for name, n in counts.items() if n)
+    text = ", ".join(f"{n} {name}{'s' * (n > 1)}" for name, n in counts.items() if n)
     more = len(alerts) - len(shown)
-    head = f"alerts: {told}" + (f" ({more} more: press a)" if more else "")
+    head = f"alerts: {text}" + (f" ({more} more: press a)" if more else "")
     return [[(head, "title")], *map(_alert, shown)]
 
 
-def _alert(alert: Alert) -> Line:
+def _alert(alert: Summary) -> Line:
     style = _ALERT_STYLES[alert.severity]
     place = [(f"{clean(alert.where)}: ", style)] if alert.where else []
-    return [("! ", style), *place, (clean(alert.text), "" if style == "bad" else style)]
+    return [("! ", style), *place, (clean(alert.evidence), "" if style == "bad" else style)]
 
 
 def _help() -> list[Line]:

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 
 from monitor.errors import printable
 from monitor.live import sparkline
-from monitor.live.board import GONE, LOST, STATES, total
-from monitor.report.words import NONE
-from monitor.words import counted
+from monitor.live.snapshot import GONE, LOST, STATES, total
+from monitor.words import NONE, counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from monitor.live.board import Board, Row
     from monitor.live.columns import Span
     from monitor.live.run import Progress
+    from monitor.live.snapshot import Row, Snapshot
 
 _GAP = ("  ", "")
 _W_PER_KW = 1000
@@ -26,10 +25,10 @@ _MAX_BAR, _MAX_LOSSES = 20, 16
 _WIDE = 110
 
 
-def title(board: Board, width: int, *, is_paused: bool) -> list[Span]:
-    """Say what is watched and how it stands; the time of day at the right."""
-    line: list[Span] = [(printable(board.name), "title")]
-    progress = board.progress
+def title(snapshot: Snapshot, width: int, *, is_paused: bool) -> list[Span]:
+    """Write what is watched and its state; the time of day at the right."""
+    line: list[Span] = [(printable(snapshot.name), "title")]
+    progress = snapshot.progress
     if progress is not None:
         style = _OUTCOME_STYLES.get(progress.outcome, "bad" if progress.is_over else "warn")
         line += [_GAP, (printable(progress.outcome), style)]
@@ -40,14 +39,14 @@ def title(board: Board, width: int, *, is_paused: bool) -> list[Span]:
     if is_paused:
         line += [_GAP, (" PAUSED ", "pause")]
     used = sum(len(text) for text, _ in line)
-    pad = width - used - len(board.clock)
-    return [*line, (" " * pad, ""), (board.clock, "dim")] if pad > 0 else line
+    pad = width - used - len(snapshot.clock)
+    return [*line, (" " * pad, ""), (snapshot.clock, "dim")] if pad > 0 else line
 
 
 def progress_line(progress: Progress, width: int, *, ascii_only: bool) -> list[Span]:
-    """Say step, loss, speed and time left; nothing where the run told nothing yet."""
+    """Write step, loss, speed and time left, as far as reported."""
     if progress.step is None:
-        return [("no step told yet", "dim")]
+        return [("no step reported yet", "dim")]
     items = [_steps(progress, progress.step, width, ascii_only=ascii_only)]
     if progress.loss is not None:
         loss = [("loss ", "dim"), (f"{progress.loss:.4f}", "title")]
@@ -66,7 +65,7 @@ def progress_line(progress: Progress, width: int, *, ascii_only: bool) -> list[S
 
 
 def _speed(progress: Progress) -> list[list[Span]]:
-    """Say it in tokens where there are any: samples/s are the same by a constant factor."""
+    """Write it in tokens where there are any: samples/s are the same by a constant factor."""
     items: list[list[Span]] = []
     if progress.tokens_per_s is not None:
         items.append([(f"{progress.tokens_per_s:.0f}", "title"), (" tokens/s", "dim")])
@@ -104,8 +103,8 @@ def sum_line(rows: Sequence[Row], width: int) -> list[Span]:
     items.append([("memory ", "dim"), (_round(of_all.mem_share_pct, " %"), "title")])
     if of_all.power_w is not None:
         kilo = of_all.power_w >= _W_PER_KW
-        told = f"{of_all.power_w / _W_PER_KW:.1f} kW" if kilo else f"{of_all.power_w:.0f} W"
-        items.append([("power ", "dim"), (told, "title")])
+        text = f"{of_all.power_w / _W_PER_KW:.1f} kW" if kilo else f"{of_all.power_w:.0f} W"
+        items.append([("power ", "dim"), (text, "title")])
     if of_all.temp_c is not None:
         items.append([("hottest ", "dim"), (f"{of_all.temp_c:.0f} C", "title")])
     for state in STATES:

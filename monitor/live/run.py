@@ -1,4 +1,4 @@
-"""What a run tells of itself while it goes on: step, loss, speed, time left, outcome."""
+"""What a run reports while it goes on: step, loss, speed, time left, outcome."""
 
 from __future__ import annotations
 
@@ -8,26 +8,33 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from monitor import events
+from monitor.analysis.rules_faults import REPORTS
 from monitor.live.follow import Follower
 from monitor.runs.history import integer
+from rundir import codes
+from rundir.events import read
+from rundir.paths import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from monitor.events import Event
+    from rundir.events import Event
 
-_EVENTS_BYTES = 2**22  # of 512 nodes' launchers in all: told in one place, read once
+_EVENTS_BYTES = 2**22  # of all launchers of 512 nodes: read once
 _METRICS_BYTES = 2**16
 _NUM_INTERVALS = 60
 _NUM_NOTES = 20
-_OUTCOMES = {0: "finished", 75: "stopped", 64: "refused", 76: "hung"}
-_TELLING = ("verdict", "lost_node", "failure", "non_finite", "checkpoint_failed", "signal")
+_OUTCOMES = {
+    codes.FINISHED: "finished",
+    codes.STOPPED: "stopped",
+    codes.USAGE: "refused",
+    codes.HUNG: "hung",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """A run at one moment; None: it did not tell."""
+    """A run at one moment; None: not reported."""
 
     name: str
     outcome: str
@@ -48,12 +55,10 @@ class Progress:
     """At the pace of the last intervals; 0 at the end."""
     losses: tuple[float, ...] = ()
     """Of the last intervals, the newest last."""
-    notes: tuple[Event, ...] = ()
-    """Events of the last attempt that say what went wrong."""
 
     @property
     def is_over(self) -> bool:
-        """Whether it told its end, and will not go on by itself."""
+        """Whether it reported its end and will not go on by itself."""
         return self.outcome not in ("starting", "running", "restarting", "requeued")
 
 
@@ -73,42 +78,59 @@ class LiveRun:
     """Why it cannot be read; None: it can."""
 
     def __post_init__(self) -> None:
-        self._events = Follower(self._path("events.jsonl"), _EVENTS_BYTES)
-        self._metrics = Follower(self._path("metrics.jsonl"), _METRICS_BYTES)
+        files = RunDir(self.run_dir)
+        self._events = Follower(files.events, _EVENTS_BYTES)
+        self._metrics = Follower(files.metrics, _METRICS_BYTES)
         self._last: dict[str, Event] = {}  # of the last attempt, by name
         self._notes: deque[Event] = deque(maxlen=_NUM_NOTES)
         self._intervals: deque[Event] = deque(maxlen=_NUM_INTERVALS)
+        self._ranks: dict[object, Event] = {}
         self._accuracy: float | None = None
         self._attempt: int | None = None
 
-    def _path(self, *names: str) -> str:
-        return os.path.join(self.run_dir, *names)  # noqa: PTH118 - start time
+    @property
+    def intervals(self) -> tuple[Event, ...]:
+        """The trainer's last log intervals."""
+        return tuple(self._intervals)
+
+    @property
+    def notes(self) -> tuple[Event, ...]:
+        """Events of the last attempt that need a person."""
+        return tuple(self._notes)
+
+    @property
+    def ranks(self) -> tuple[Event, ...]:
+        """Of each rank of the last attempt, which local rank it is."""
+        return tuple(self._ranks.values())
 
     def poll(self) -> None:
-        """Look whether it told more."""
+        """Read what is new."""
         try:
-            told, lines = self._events.poll(), self._metrics.poll()
+            new_events, lines = self._events.poll(), self._metrics.poll()
         except OSError as error:
             self.problem = error.strerror or str(error)
             return
         self.problem = None
-        for event in events.read(told)[0]:
-            self._hear(event)
-        for line in events.read(lines)[0]:
+        for event in read(new_events)[0]:
+            self._take(event)
+        for line in read(lines)[0]:
             self._count(line)
 
-    def _hear(self, event: Event) -> None:
+    def _take(self, event: Event) -> None:
         name, attempt = event.get("event"), integer(event.get("attempt"))
         if not isinstance(name, str):
             return
         if attempt is not None and attempt > (self._attempt or 0):
-            self._attempt, self._last = attempt, {}
+            self._attempt, self._last, self._ranks = attempt, {}, {}
             self._notes.clear()
         elif attempt is not None and attempt != self._attempt:
-            return  # a late word of an earlier start
+            return  # a late event of an earlier attempt
         self._last[name] = event
-        if name in _TELLING:
+        if name in REPORTS:
             self._notes.append(event)
+        if name == "rank_up":
+            rank = event.get("rank")
+            self._ranks[rank] = {"rank": rank, "local_rank": event.get("local_rank")}
         job_id = event.get("job_id")
         if name == "start" and isinstance(job_id, str) and job_id not in self.job_ids[-1:]:
             self.job_ids.append(job_id)
@@ -148,11 +170,10 @@ class LiveRun:
             test_accuracy=self._accuracy,
             left_s=0.0 if outcome == "finished" else self._left_s(step, total),
             losses=tuple(_number(one.get("loss")) for one in self._intervals),
-            notes=tuple(self._notes),
         )
 
     def _outcome(self) -> str:
-        """Tell where it stands by the last attempt's events."""
+        """Return its state by the last attempt's events."""
         decision = self._last.get("decision", {}).get("decision")
         if decision in ("restart", "requeue"):
             return {"restart": "restarting", "requeue": "requeued"}[decision]
@@ -165,7 +186,7 @@ class LiveRun:
         return "running" if self._intervals or "first_step" in self._last else "starting"
 
     def _left_s(self, step: int | None, total: int | None) -> float | None:
-        """Tell how long the rest takes at the pace of the last intervals of this attempt."""
+        """Return how long the rest takes at the pace of the last intervals of this attempt."""
         if step is None or total is None or len(self._intervals) < 2:  # noqa: PLR2004 - a pace
             return None
         first, last = self._intervals[0], self._intervals[-1]

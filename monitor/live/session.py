@@ -10,25 +10,26 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
+from rich.theme import Theme
 
-from monitor.live import alerts, frame, target, view
-from monitor.live.board import Board, Rows
+from monitor.analysis.findings import SEVERITIES, Summary
+from monitor.live import frame, target, view
 from monitor.live.columns import STYLES
 from monitor.live.fleet import Fleet
+from monitor.live.snapshot import Rows, Snapshot
 from monitor.live.view import View
-from monitor.report.words import brief
 from monitor.watchdog.bounded import Bounded
+from monitor.words import brief, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from monitor.live.alerts import Alert
     from monitor.live.frame import Picture
 
 PERIOD_S = 0.5
-"""Between two looks at the files, and so between two pictures."""
+"""Between two polls of the files, and so between two pictures."""
 
-_LIMIT_S = 1.0  # for a look; keys wait as long
+_LIMIT_S = 1.0  # for a poll; keys wait as long
 _SILENT_S = 5.0
 _WIDTH = 120  # of a picture that goes into a file
 
@@ -47,7 +48,7 @@ def watch(paths: Sequence[str], env: Mapping[str, str]) -> int:
 
     """
     session = Session(Fleet(target.resolve(paths, env)))
-    console = _Console(highlight=False)
+    console = _Console(highlight=False, theme=Theme(STYLES))
     if not (sys.stdin.isatty() and console.is_terminal) or console.is_dumb_terminal:
         session.fleet.poll(is_only=True)
         session.update()
@@ -67,22 +68,22 @@ class Session:
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self.view = View()
-        self.alerts: list[Alert] = []
+        self.alerts: list[Summary] = []
         self._rows = Rows()
         self._began_s = time.monotonic()
-        self.board = self._board()
+        self.snapshot = self._snapshot()
 
     def update(self) -> None:
-        """Take over what has been read since; not while it is paused."""
+        """Show what has been read since; not while it is paused."""
         if self.view.is_paused:
             return
-        self.board = self._board()
-        found = alerts.of_board(self.board) + alerts.of_logs(self.fleet.logs)
-        self.alerts = alerts.folded(found + alerts.of_findings(self.fleet.findings))
+        self.snapshot = self._snapshot()
+        found = [*_unreadable(self.snapshot), *self.fleet.alerts]
+        self.alerts = sorted(found, key=lambda alert: SEVERITIES.index(alert.severity))
 
     def picture(self, size: tuple[int, int | None], *, ascii_only: bool) -> Picture:
         """Compose what is to be seen."""
-        return frame.picture(self.board, self.alerts, self.view, size, ascii_only=ascii_only)
+        return frame.picture(self.snapshot, self.alerts, self.view, size, ascii_only=ascii_only)
 
     def press(self, key: str, picture: Picture) -> None:
         """Take a key, pressed by someone who sees that picture."""
@@ -90,11 +91,11 @@ class Session:
             self.view, key, num_rows=picture.num_rows, num_shown=picture.num_shown
         )
 
-    def _board(self) -> Board:
+    def _snapshot(self) -> Snapshot:
         fleet = self.fleet
         progress = fleet.progress
         is_over = progress is not None and progress.is_over
-        return Board(
+        return Snapshot(
             name=fleet.target.name if progress is None else progress.name,
             clock=time.strftime("%H:%M:%S"),
             rows=self._rows.of(fleet.logs, time.monotonic(), is_over=is_over),
@@ -104,7 +105,7 @@ class Session:
         )
 
     def _problems(self) -> list[str]:
-        """Say what could not be read."""
+        """Return a message for everything that could not be read."""
         fleet = self.fleet
         found = []
         silent_s = time.monotonic() - (fleet.polled_s or self._began_s)
@@ -117,11 +118,19 @@ class Session:
         return found + [f"{log.path}: {log.problem}" for log in fleet.logs if log.problem]
 
 
+def _unreadable(snapshot: Snapshot) -> Iterator[Summary]:
+    for problem in snapshot.problems:
+        yield Summary(severity="error", rule="unreadable", where="", evidence=problem)
+    if snapshot.num_unreadable:
+        text = f"{counted(snapshot.num_unreadable, 'row')} of the logs could not be read"
+        yield Summary(severity="hint", rule="unreadable rows", where="", evidence=text)
+
+
 def _print(session: Session, console: Console) -> None:
     width = shutil.get_terminal_size((_WIDTH, 24)).columns
     picture = session.picture((width, None), ascii_only=console.options.ascii_only)
     for line in picture.lines():
-        text = Text.assemble(*((text, STYLES[style]) for text, style in line))
+        text = Text.assemble(*line)
         text.rstrip()
         console.print(text, soft_wrap=True)
 

@@ -29,7 +29,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """What to call it where no run tells its name."""
+        """What to call it where no run has a name."""
         if self.job is not None:
             return f"slurm-{self.job}"
         return self.folder or ", ".join(Path(path).name for path in self.files)
@@ -51,7 +51,7 @@ class Target:
 
 
 def resolve(paths: Sequence[str], env: Mapping[str, str]) -> Target:
-    """Tell what is meant by the paths of a command line.
+    """Return what is meant by the paths of a command line.
 
     One directory is a run's, or holds logs and perhaps runs: then the newest job's is meant.
     No path means the newest run of $DDP_OUT, or of ./out.
@@ -86,7 +86,7 @@ def _newest(out: str) -> Target:
         if is_folder:
             return _folder(out)
     raise UserError(
-        f"watch: must be told what to watch where no run is at hand; found none in {out}:"
+        f"watch: must have a run to watch; found none in {out}:"
         " name a run directory, such as out/slurm-123, or set DDP_OUT"
     )
 

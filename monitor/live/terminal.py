@@ -1,8 +1,10 @@
-"""The terminal of a live view: the other screen, keys, signals; and all as it was at the end."""
+"""The terminal of a live view: the other screen, keys, signals; and all as it was at the end.
+
+rich draws and knows no keys: what reads them, and what gives the terminal back, is here.
+"""
 
 from __future__ import annotations
 
-import codecs
 import errno
 import os
 import re
@@ -11,16 +13,14 @@ import signal
 import sys
 import termios
 import time
+import tty
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.segment import Segment
-from rich.style import Style
-
-from monitor.live.columns import STYLES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import FrameType
 
     from rich.console import Console
@@ -28,48 +28,42 @@ if TYPE_CHECKING:
     from monitor.live.columns import Span
 
 _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
-_HEARD = (*_ENDS, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
+_HANDLED = (*_ENDS, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
 _ESCAPE_S = 0.05  # a key's escape sequence comes at once, or it was the key Esc
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
-_KEYS = {
-    b"\x1b[A": "up",
-    b"\x1b[B": "down",
-    b"\x1b[C": "right",
-    b"\x1b[D": "left",
-    b"\x1bOA": "up",
-    b"\x1bOB": "down",
-    b"\x1b[5~": "pgup",
-    b"\x1b[6~": "pgdn",
-    b"\x1b[H": "home",
-    b"\x1b[F": "end",
-    b"\x1bOH": "home",
-    b"\x1bOF": "end",
-    b"\x1b[1~": "home",
-    b"\x1b[4~": "end",
+_CLEAR_REST = Segment("\x1b[0m\x1b[K", None, ())
+_SEQUENCES = {
+    "A": "up",
+    "B": "down",
+    "C": "right",
+    "D": "left",
+    "H": "home",
+    "F": "end",
+    "1~": "home",
+    "4~": "end",
+    "5~": "pgup",
+    "6~": "pgdn",
 }
-_NAMES = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace", "\x15": "ctrl-u"}
-_SEQUENCE = re.compile(rb"\x1b(?:\[[0-9;]*[A-Za-z~]|O[A-Za-z])")
+_CHARACTERS = {
+    "\x1b": "esc",
+    "\r": "enter",
+    "\n": "enter",
+    "\x7f": "backspace",
+    "\x08": "backspace",
+}
+_CHARACTERS |= {"\x15": "ctrl-u"}
+_KEY = re.compile(r"\x1b(?:\[([0-9;]*[A-Za-z~])|O([A-Za-z]))|(.)", re.DOTALL)
 _UNFINISHED = re.compile(rb"\x1b(?:\[[0-9;]*|O)?\Z")
 
 
 def keys(data: bytes) -> list[str]:
-    """Tell the keys that sent these bytes; sequences that nobody knows are left out."""
-    found: list[str] = []
-    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-    while data:
-        sequence = _SEQUENCE.match(data)
-        if sequence is not None:
-            key = _KEYS.get(sequence.group())
-            found += [key] if key else []
-            data = data[sequence.end() :]
-        elif data[:1] == b"\x1b":
-            found.append("esc")
-            data = data[1:]
-        else:
-            char = decode(data[:1])
-            found += [_NAMES.get(char, char)] if char else []
-            data = data[1:]
-    return found
+    """Return the keys that sent these bytes; unknown sequences are left out."""
+    found = _KEY.findall(data.decode("utf-8", "replace"))
+    names = [
+        _CHARACTERS.get(char, char) if char else _SEQUENCES.get(sequence or application)
+        for sequence, application, char in found
+    ]
+    return [name for name in names if name]
 
 
 class Terminal:
@@ -81,7 +75,7 @@ class Terminal:
     def __init__(self, console: Console, stdin_fd: int = 0) -> None:
         self._console = console
         self._fd = stdin_fd
-        self._told: set[int] = set()
+        self._received: set[int] = set()
         self._shown: list[list[Span]] = []
         self._wakeup: tuple[int, int] | None = None
         self._old_handlers: dict[int, Any] = {}
@@ -91,7 +85,7 @@ class Terminal:
     @property
     def ended_by(self) -> int | None:
         """The signal that asked to end; None: none did."""
-        return next((number for number in _ENDS if number in self._told), None)
+        return next((number for number in _ENDS if number in self._received), None)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -108,20 +102,20 @@ class Terminal:
             os.set_blocking(fd, False)
         self._wakeup = wakeup
         try:
-            for number in _HEARD:
-                self._old_handlers[number] = signal.signal(number, self._hear)
+            for number in _HANDLED:
+                self._old_handlers[number] = signal.signal(number, self._receive)
             signal.set_wakeup_fd(wakeup[1], warn_on_full_buffer=False)
             self._cooked = termios.tcgetattr(self._fd)
-            self._up()
+            self._take()
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._down()
+        self._give_back()
         signal.set_wakeup_fd(-1)
-        if self.ended_by == signal.SIGHUP:  # the kernel's own word of it may be on its way
+        if self.ended_by == signal.SIGHUP:  # the kernel's own may still be on its way
             self._old_handlers[signal.SIGHUP] = signal.SIG_IGN
         for number, handler in self._old_handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -132,21 +126,21 @@ class Terminal:
             self._wakeup = None
 
     def show(self, lines: Sequence[list[Span]]) -> None:
-        """Draw lines: those that differ from what is there."""
+        """Draw the lines that have changed: all of them are too much for a slow connection."""
         try:
             with self._console as console:  # one write
                 for number, line in enumerate(lines):
                     if number < len(self._shown) and self._shown[number] == line:
                         continue
-                    segments = [Segment(text, _style(style)) for text, style in line]
+                    segments = [Segment(text, console.get_style(style)) for text, style in line]
                     console.update_screen_lines([[*segments, _CLEAR_REST]], 0, number)
         except OSError:
-            self._hung_up()
+            self._hang_up()
         self._shown = list(lines)
 
-    def _hung_up(self) -> None:
-        """Nobody sees anything any more: end, and let the interpreter end without a complaint."""
-        self._told.add(signal.SIGHUP)
+    def _hang_up(self) -> None:
+        """End, as the terminal is gone; the interpreter then ends without a complaint."""
+        self._received.add(signal.SIGHUP)
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._console.file.fileno())
 
@@ -168,7 +162,7 @@ class Terminal:
     def _read(self) -> bytes:
         data = more = self._read_now()
         if not data:
-            self._told.add(signal.SIGHUP)  # nobody can press anything any more
+            self._received.add(signal.SIGHUP)  # nobody can press anything any more
         while more and _UNFINISHED.search(data):
             ready = select.select([self._fd], [], [], _ESCAPE_S)[0]
             more = self._read_now() if ready else b""
@@ -181,44 +175,41 @@ class Terminal:
         except OSError:
             return b""  # the terminal is gone
 
-    def _hear(self, number: int, _frame: FrameType | None) -> None:
-        self._told.add(number)
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        self._received.add(number)
 
     def _obey(self) -> None:
         """Do what signals ask for."""
         if self.ended_by is not None:
             return  # a terminal that is gone sends SIGCONT, too
-        if signal.SIGTSTP in self._told:
-            self._told -= {signal.SIGTSTP, signal.SIGCONT}
-            self._down()
-            # as if nobody had heard it: we stand here until somebody continues us, and a shell
+        if signal.SIGTSTP in self._received:
+            self._received -= {signal.SIGTSTP, signal.SIGCONT}
+            self._give_back()
+            # by the default action: we stay here until somebody continues us, and a shell
             # without job control, which nobody could continue us from, does not stop us
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTSTP)
-            signal.signal(signal.SIGTSTP, self._hear)
-            self._told.discard(signal.SIGCONT)
-            self._up()
-        elif signal.SIGCONT in self._told:
-            self._told.discard(signal.SIGCONT)
-            self._up()  # stopped by what we could not hear; a shell may have changed the terminal
-        if signal.SIGWINCH in self._told:
-            self._told.discard(signal.SIGWINCH)
+            signal.signal(signal.SIGTSTP, self._receive)
+            self._received.discard(signal.SIGCONT)
+            self._take()
+        elif signal.SIGCONT in self._received:
+            self._received.discard(signal.SIGCONT)
+            self._take()  # stopped by SIGSTOP; a shell may have changed the terminal
+        if signal.SIGWINCH in self._received:
+            self._received.discard(signal.SIGWINCH)
             self._shown = []
 
-    def _up(self) -> None:
-        """Take the terminal: keys at once and unseen, the other screen, no cursor."""
+    def _take(self) -> None:
+        """Take the terminal: keys at once and unseen, the other screen, no cursor, no wrapping."""
         self._is_up = True
-        mode = termios.tcgetattr(self._fd)
-        mode[3] &= ~(termios.ECHO | termios.ICANON)
-        mode[6][termios.VMIN], mode[6][termios.VTIME] = 1, 0
-        _set(self._fd, mode)
+        _retried(lambda: tty.setcbreak(self._fd, termios.TCSADRAIN))
         self._shown = []
         self._console.set_alt_screen(True)
         self._console.show_cursor(False)
         self._write(_NO_WRAP)
 
-    def _down(self) -> None:
-        """Give it back; a terminal that is gone needs nothing."""
+    def _give_back(self) -> None:
+        """Leave the terminal as it was; one that is gone needs nothing."""
         if not self._is_up:
             return
         self._is_up = False
@@ -226,36 +217,24 @@ class Terminal:
             self._write(_WRAP)
             self._console.show_cursor(True)
             self._console.set_alt_screen(False)
-        if self._cooked is not None:
+        cooked = self._cooked
+        if cooked is not None:
             with suppress(OSError, termios.error):
-                _set(self._fd, self._cooked)
+                _retried(lambda: termios.tcsetattr(self._fd, termios.TCSADRAIN, cooked))
 
     def _write(self, text: str) -> None:
         self._console.file.write(text)
         self._console.file.flush()
 
 
-_CLEAR_REST = Segment("\x1b[0m\x1b[K", None, ())
-
-
-def _set(fd: int, mode: list[Any]) -> None:
-    """Set the terminal's mode; a stop of background jobs may interrupt it."""
+def _retried(change: Callable[[], object]) -> None:
+    """Change the terminal's mode; a stop of background jobs may interrupt that."""
     while True:
         try:
-            termios.tcsetattr(fd, termios.TCSADRAIN, mode)
+            change()
         except termios.error as error:
             if error.args[0] != errno.EINTR:
                 raise
             time.sleep(0.01)
         else:
             return
-
-
-_STYLES: dict[str, Style] = {}
-
-
-def _style(name: str) -> Style:
-    found = _STYLES.get(name)
-    if found is None:
-        found = _STYLES[name] = Style.parse(STYLES[name] or "none")
-    return found

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from monitor.live.board import STATES
+from monitor.live.snapshot import STATES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from monitor.live.board import Row
+    from monitor.live.snapshot import Row
 
 GPUS, ALERTS, HELP = "gpus", "alerts", "help"
 
@@ -90,7 +90,7 @@ def chosen(rows: Sequence[Row], view: View) -> list[Row]:
 
 
 def _text(row: Row) -> str:
-    """Tell what a filter looks in."""
+    """Return what a filter searches."""
     place = "cpu" if row.gpu is None else f"gpu{row.gpu}"
     parts = (row.host, place, row.model, *row.throttle, *row.states)
     return " ".join(parts).lower()

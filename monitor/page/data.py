@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from monitor.analysis.events import KINDS
 from monitor.errors import UserError
 from monitor.page import table
 from monitor.plot import curves as plot_curves
 from monitor.plot import grid as plot_grid
 from monitor.plot import metrics as plot_metrics
-from monitor.plot.events import KINDS
 from monitor.plot.picture import named, placed, scale
 
 if TYPE_CHECKING:

@@ -1,51 +1,45 @@
-"""What the page tells on top: the findings of `diagnose`, each with the time it is about."""
+"""The page's findings: those of `diagnose`, each with its place on the page's time axis."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from monitor.diagnosis.diagnose import diagnose
-from monitor.diagnosis.findings import span
-from monitor.diagnosis.findings_text import folded, place, places
+from monitor.analysis.engine import evaluate
+from monitor.analysis.findings import summaries
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from monitor.diagnosis.findings import Finding
+    from monitor.analysis.findings import Summary
     from monitor.logs.series import Run
 
 _MAX_FINDINGS = 100
 
 
-def told(run: Run, axis: dict[str, Any]) -> list[dict[str, Any]]:
-    """Give what is wrong with a run, worst first, for `page/main.js`; what is alike is one.
+def rendered(run: Run, axis: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what is wrong with a run, worst first, for `page/main.js`.
 
     Args:
-        run: with the columns that `diagnose` looks at.
-        axis: the page's, by which times are told.
+        run: with the columns that the rules read.
+        axis: the page's, in whose seconds times are given.
 
     """
-    return [_of_group(run, group, axis) for group in folded(diagnose(run))[:_MAX_FINDINGS]]
+    found = summaries(run, evaluate(run))[:_MAX_FINDINGS]
+    return [
+        {
+            "rule": one.rule,
+            "severity": one.severity,
+            "where": one.where,
+            "evidence": one.whole_evidence,
+            "suggestion": one.suggestion,
+            "time": _time(one, axis),
+        }
+        for one in found
+    ]
 
 
-def _of_group(run: Run, group: Sequence[Finding], axis: dict[str, Any]) -> dict[str, Any]:
-    first = group[0]
-    worst = f"worst, {place(first)}: " if len(group) > 1 else ""
-    return {
-        "rule": first.rule,
-        "severity": first.severity,
-        "where": places(run, group),
-        "evidence": worst + first.evidence,
-        "suggestion": first.suggestion,
-        "time": _time(group, axis),
-    }
-
-
-def _time(group: Sequence[Finding], axis: dict[str, Any]) -> list[float] | None:
-    """Give when it began and ended, in seconds after the axis begins; None if not on it."""
-    times = span(group)
-    if times is None:
+def _time(one: Summary, axis: dict[str, Any]) -> list[float] | None:
+    """Return when it began and ended, in seconds after the axis begins; None if not on it."""
+    if one.span_s is None:
         return None
-    begin_s, end_s = (round(time_s - axis["begin"], 3) for time_s in times)
+    begin_s, end_s = (round(time_s - axis["begin"], 3) for time_s in one.span_s)
     is_on_it = -axis["bin"] <= begin_s and end_s <= axis["bin"] * (axis["bins"] + 1)
     return [begin_s, end_s] if is_on_it else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from monitor.diagnosis.diagnose import COLUMNS
+from monitor.analysis import engine
 from monitor.logs import series
 from monitor.page import data, findings, text
 from monitor.plot import metrics, write
@@ -29,9 +29,9 @@ def write_page(paths: Sequence[str], out: str, title: str | None = None) -> int:
 
     """
     write.check(out, SUFFIXES)
-    run = series.load(paths, metrics.WANTED | COLUMNS)
+    run = series.load(paths, metrics.WANTED | engine.columns())
     payload = data.payload(run, title)
-    payload["findings"] = findings.told(run, payload["axis"])
+    payload["findings"] = findings.rendered(run, payload["axis"])
     write.write(out, text.page(payload).encode("utf-8", "replace"))
     say_left_out(payload["left_out"])
     print(out)

@@ -13,7 +13,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from monitor.plot.events import KINDS
+from monitor.analysis.events import KINDS
 from monitor.plot.metrics import THROTTLE_WORDS
 from monitor.plot.ticks import ticks
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from monitor.analysis.axis import binned
 from monitor.logs.places import natural
-from monitor.plot.axis import binned
 from monitor.plot.metrics import reading
 from monitor.words import counted
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from monitor.analysis.axis import Axis
     from monitor.logs.series import GpuSeries
-    from monitor.plot.axis import Axis
     from monitor.plot.metrics import Metric
 
     Key = tuple[str, int]

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from monitor.analysis import axis as plot_axis
+from monitor.analysis.events import events_of
 from monitor.errors import UserError, say
-from monitor.plot import axis as plot_axis
 from monitor.plot import curves as plot_curves
 from monitor.plot import grid as plot_grid
 from monitor.plot import metrics as plot_metrics
-from monitor.plot.events import events_of
 from monitor.runs.history import seconds
 from monitor.words import counted
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from monitor.analysis.axis import Axis
+    from monitor.analysis.events import Event
     from monitor.logs.series import GpuSeries, Run
-    from monitor.plot.axis import Axis
     from monitor.plot.curves import Curve
-    from monitor.plot.events import Event
     from monitor.plot.grid import Rows
     from monitor.plot.metrics import Metric
 

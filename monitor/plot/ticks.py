@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from monitor.plot.axis import Axis
+    from monitor.analysis.axis import Axis
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
 _STEPS_S = (

@@ -1,4 +1,8 @@
-"""The machine's own load, from /proc: psutil would cost as much as a look at two GPUs."""
+"""The machine's own load, from /proc.
+
+psutil reads the same in 29 us a sample instead of 7, and takes 1.8 MB of memory beside the 13.6 of
+the whole recorder.
+"""
 
 from __future__ import annotations
 

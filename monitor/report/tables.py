@@ -11,8 +11,7 @@ from rich.text import Text
 
 from monitor.logs import stats
 from monitor.report import folding, words
-from monitor.report.words import MIB_PER_GIB, NONE
-from monitor.words import counted
+from monitor.words import MIB_PER_GIB, NONE, brief, counted, host_list, minutes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -91,7 +90,7 @@ def _title(job: Job, co2_g_per_kwh: float | None) -> Text:
     parts = [counted(len(job.nodes), "node"), counted(len(gpus), "GPU")]
     spans = [gpu.use.span_s for gpu in gpus] or [job.use.span_s]
     if any(span is not None for span in spans):
-        parts.append(words.minutes(max(span or 0 for span in spans)))
+        parts.append(minutes(max(span or 0 for span in spans)))
     if job.use.energy_j is not None:
         parts.append(_energy([job.use]))
         if co2_g_per_kwh is not None:
@@ -163,7 +162,7 @@ def _everything(job: Job) -> Iterator[RenderableType]:
 
 def _line(use: Use) -> str:
     busy = f"{_number(use.busy_pct)} % busy"
-    idle = f"idle {words.minutes(use.idle_s)}"
+    idle = f"idle {minutes(use.idle_s)}"
     return f"{busy}, {idle}, {_energy([use])}"
 
 
@@ -207,7 +206,7 @@ _NARROW_CELLS: tuple[Cell, ...] = (
     ("memory GiB", _mean_peak("fb_used_mib")),
     ("power W", _mean_peak("power_w")),
     ("max C", _part("temp_c", lambda s: s.peak)),
-    ("idle", lambda use: words.brief(use.idle_s)),
+    ("idle", lambda use: brief(use.idle_s)),
     ("energy", lambda use: _energy([use])),
 )
 _WIDE_CELLS: tuple[Cell, ...] = (
@@ -271,7 +270,7 @@ def _nodes(groups: Sequence[Sequence[Node]], *, wide: bool) -> Table:
 def _names(nodes: Sequence[Node]) -> str:
     """Name nodes on one line: all, or of many scattered ones how many and between which."""
     hosts = sorted(node.place.host for node in nodes)
-    names = words.host_list(hosts)
+    names = host_list(hosts)
     return names if len(names) <= _MAX_NAMES else f"{len(hosts)} of {hosts[0]}-{hosts[-1]}"
 
 
@@ -286,7 +285,7 @@ def _range(values: Sequence[float | None]) -> str:
 def _idle_each(nodes: Sequence[Node]) -> str:
     told = [node.use.idle_s for node in nodes if node.use.idle_s is not None]
     num_gpus = sum(len(node.gpus) for node in nodes)
-    return words.brief(sum(told) / num_gpus) if told and num_gpus else NONE
+    return brief(sum(told) / num_gpus) if told and num_gpus else NONE
 
 
 def _energy(uses: Sequence[Use]) -> str:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
-from itertools import groupby
 from typing import TYPE_CHECKING
 
-from monitor.words import counted
+from monitor.words import MIB_PER_GIB, NONE, counted, minutes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from monitor.logs.stats import Gpu, Job, Use
 
-MIB_PER_GIB = 1024
 J_PER_KWH = 3.6e6
 _J_PER_KJ = 1e3
 _G_PER_KG = 1000
@@ -30,8 +27,6 @@ ROOM_SHARE = 0.6
 
 FULL_SHARE = 0.97
 """One above this share is nearly full."""
-
-NONE = "-"
 
 
 def headline(job: Job) -> str:
@@ -93,22 +88,6 @@ def _others(num: int) -> str:
     return f" (and {counted(num, 'more GPU')})" if num else ""
 
 
-def minutes(seconds: float | None) -> str:
-    """Write a time for people: 41 min, 3 h 20 min, 25 s."""
-    if seconds is None:
-        return NONE
-    if seconds < 60:  # noqa: PLR2004 - a minute
-        return f"{seconds:.0f} s"
-    whole = round(seconds / 60)
-    hours, rest = divmod(whole, 60)
-    return f"{hours} h {rest:02d} min" if hours else f"{rest} min"
-
-
-def brief(seconds: float | None) -> str:
-    """Write a time for a narrow column: 41m, 3h20m, 25s."""
-    return minutes(seconds).replace(" min", "m").replace(" h ", "h").replace(" s", "s")
-
-
 def moment(seconds: int) -> str:
     """Write a time since 1970."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
@@ -136,27 +115,3 @@ def co2(grams: float) -> str:
 
 def _digits(value: float) -> int:
     return 2 if value < 10 else 1 if value < 100 else 0  # noqa: PLR2004 - three digits in all
-
-
-def host_list(names: Iterable[str]) -> str:
-    """Fold names as Slurm does: gpu[001-004,007], login."""
-    split = [re.fullmatch(r"(.*?)(\d*)", name, re.DOTALL) for name in sorted({*names})]
-    found = [(m[1], len(m[2]), m[2]) for m in split if m]
-    parts = []
-    for (stem, width), group in groupby(sorted(found), key=lambda part: part[:2]):
-        numbers = [int(number) for *_, number in group] if width else []
-        ranges = _ranges(numbers, width)
-        alone = len(numbers) == 1
-        parts.append(stem + (ranges if alone or not ranges else f"[{ranges}]"))
-    return ",".join(parts)
-
-
-def _ranges(numbers: Sequence[int], width: int) -> str:
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    ends = [[f"{number:0{width}}" for number in dict.fromkeys(pair)] for pair in ranges]
-    return ",".join("-".join(pair) for pair in ends)

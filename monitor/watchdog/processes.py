@@ -2,6 +2,9 @@
 
 `state`, `identity`, `parent`, `cpu_s` and `catches` never wait for the process looked at. What
 reads its memory (`environment`, `command_line`) may: ask those in a thread with a bound.
+
+psutil knows neither wchan nor which signals are caught, takes twice as long for a state (30 us) and
+six times for all environments, and costs the recorder 1.8 MB more memory.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monitor.diagnosis.diagnose import diagnose
+from monitor.analysis.engine import evaluate
 from monitor.logs import files, gutil, series, stats, tallies
 from monitor.logs.sample import GpuSample, HostSample, Row
 from monitor.report import document
@@ -115,7 +115,7 @@ def test_a_clock_set_back_is_shown_as_written(tmp_path: Path) -> None:
     assert [told["first"][:19], told["last"][:19]] == [
         f"{moment:%Y-%m-%d %H:%M:%S}" for moment in wall
     ]
-    (idle,) = [one for one in diagnose(series.load([str(path)])) if one.rule == "idle"]
+    (idle,) = [one for one in evaluate(series.load([str(path)])) if one.rule == "idle"]
     begin = NOON + timedelta(seconds=599)
     assert idle.begin_s == pytest.approx((begin - datetime(1970, 1, 1)).total_seconds(), abs=1)  # noqa: DTZ001
 
@@ -130,7 +130,7 @@ def test_one_memory_error_stays_one(tmp_path: Path) -> None:
         rows.append(Row(wall, sample, HostSample(40, 2048)))
     path = tmp_path / "slurm-7.n1.gutil"
     path.write_text(layout.header() + layout.block(rows, 0))
-    found = [one.evidence for one in diagnose(series.load([str(path)])) if one.rule == "ecc"]
+    found = [one.evidence for one in evaluate(series.load([str(path)])) if one.rule == "ecc"]
     assert len(found) == 1
     assert found[0].startswith("1 ")
 
@@ -142,7 +142,7 @@ def test_a_clock_set_forward_is_no_gap(tmp_path: Path) -> None:
     path.write_text(head(15) + text(moved, stamped=True))
     told = told_of(path)
     assert (told["span_s"], told["energy_j"]) == (399 * 15, 399 * 15 * WATTS)
-    assert [one for one in diagnose(series.load([str(path)])) if one.rule == "gap"] == []
+    assert [one for one in evaluate(series.load([str(path)])) if one.rule == "gap"] == []
 
 
 def test_a_reboot_begins_the_stamp_anew(tmp_path: Path) -> None:
@@ -268,10 +268,10 @@ def test_nodes_in_other_zones_end_together(tmp_path: Path) -> None:
     for host, off_s in (("n1", 0.0), ("n2", half_past), ("n3", -HOUR)):
         rows = text(looks(300, 15, off_s=off_s), stamped=False, letters="pumt")
         (tmp_path / f"slurm-7.{host}.gutil").write_text(rows)
-    assert [one for one in diagnose(series.load([str(tmp_path)])) if one.rule == "gap"] == []
+    assert [one for one in evaluate(series.load([str(tmp_path)])) if one.rule == "gap"] == []
     short = text(looks(200, 15, off_s=half_past), stamped=False, letters="pumt")
     (tmp_path / "slurm-7.n2.gutil").write_text(short)
-    (early,) = [one for one in diagnose(series.load([str(tmp_path)])) if one.rule == "gap"]
+    (early,) = [one for one in evaluate(series.load([str(tmp_path)])) if one.rule == "gap"]
     assert (early.host, early.evidence) == (
         "n2",
         "its log ends 25 min before that of other nodes of the job",

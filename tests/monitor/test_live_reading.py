@@ -11,10 +11,10 @@ import pytest
 
 from monitor.errors import UserError
 from monitor.live import target
-from monitor.live.board import Row, Rows, interval_s, total
 from monitor.live.fleet import Fleet
 from monitor.live.log import LiveLog
 from monitor.live.rows import Batch
+from monitor.live.snapshot import Row, Rows, interval_s, total
 from monitor.live.target import Target
 from monitor.live.track import CAPACITY, Track
 from monitor.logs import reader
@@ -358,7 +358,7 @@ def test_of_a_directory_the_newest_job_is_meant(tmp_path: Path) -> None:
 def test_a_directory_may_still_be_empty(tmp_path: Path) -> None:
     """Logs may come; without the path of one, nothing is guessed."""
     assert target.resolve([str(tmp_path)], {}).logs([]) == []
-    with pytest.raises(UserError, match=r"watch: must be told what to watch .* found none in"):
+    with pytest.raises(UserError, match=r"watch: must have a run to watch; found none in"):
         target.resolve([], {"DDP_OUT": str(tmp_path)})
 
 

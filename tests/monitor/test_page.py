@@ -215,11 +215,11 @@ def test_findings_have_their_place_on_the_axis(tmp_path: Path, data: Path) -> No
     idle = made_runs.gpu(0, sm=made_runs.at(made_runs.first(40), 0, 95))
     again = made_runs.gpu(1, sm=made_runs.at(made_runs.first(20), 0, 95))
     axis = {"begin": made_runs.BEGIN_S - 15, "bin": 15.0, "bins": 240}
-    (found,) = findings.told(made_runs.run(idle, again), axis)
+    (found,) = findings.rendered(made_runs.run(idle, again), axis)
     assert (found["rule"], found["severity"], found["where"]) == ("idle", "warning", "n1, all GPUs")
     assert found["evidence"].startswith("worst, n1 GPU 0: idle for 10 min")
     assert found["time"] == [100 * 15.0, 140 * 15.0]
-    (unplaced,) = findings.told(made_runs.run(idle), axis | {"begin": 0.0})
+    (unplaced,) = findings.rendered(made_runs.run(idle), axis | {"begin": 0.0})
     assert unplaced["time"] is None
     out = tmp_path / "a.html"
     assert (

@@ -18,15 +18,15 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from monitor import cli
+from monitor.analysis import axis as plot_axis
+from monitor.analysis.events import events_of
 from monitor.errors import UserError
 from monitor.logs import series
 from monitor.logs.marks import Mark
 from monitor.logs.series import GpuSeries, PlacedMark, Run
-from monitor.plot import axis as plot_axis
 from monitor.plot import curves, metrics
 from monitor.plot import figure as plot_figure
 from monitor.plot import grid as plot_grid
-from monitor.plot.events import events_of
 from monitor.plot.picture import picture
 from monitor.plot.ticks import ticks
 

@@ -106,7 +106,7 @@ def test_memory_of_no_rank_is_found(bench: Any, driver: Any, until: Until, tmp_p
     told = subprocess.run([*command, recording.out], capture_output=True, check=False, text=True)
     assert told.returncode == 3
     said = " ".join(told.stdout.split())
-    assert "WARNING stray: " in said
+    assert "WARNING unattributed: " in said
     assert "processes of no rank held up to 20.0 GiB of its memory" in said
     assert "4100 20480 MiB -> what a job before has left behind" in said
 

@@ -13,7 +13,8 @@ import pytest
 from monitor import __version__
 from monitor.errors import UserError
 from monitor.logs import stats, tallies
-from monitor.report import document, report, words
+from monitor.report import document, report
+from monitor.words import host_list
 from tests.monitor.reported import Written, run
 from tests.monitor.unread import run_unread
 
@@ -202,7 +203,7 @@ def test_many_jobs_are_a_line_each(written: Written) -> None:
 )
 def test_names_fold_as_slurm_folds_them(names: list[str], folded: str) -> None:
     """Numbers of one width under one stem."""
-    assert words.host_list(names) == folded
+    assert host_list(names) == folded
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monitor.diagnosis.diagnose import diagnose
+from monitor.analysis.engine import evaluate
 from monitor.export import rows
 from monitor.logs import files, gutil, reader, series, stats, tallies
 from monitor.logs.sample import GpuSample, HostSample, Row
@@ -165,7 +165,7 @@ def test_every_view_of_the_logs_tells_the_same(tmp_path: Path, seed: int) -> Non
         assert [own[0]["time_utc"], own[-1]["time_utc"]] == [truth.first, truth.last]
     gaps = {
         one.host: one
-        for one in diagnose(watched)
+        for one in evaluate(watched)
         if one.rule == "gap" and "written" in one.evidence
     }
     assert gaps.keys() == {host for host, pauses in made.pauses.items() if pauses}

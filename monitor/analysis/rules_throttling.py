@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.diagnosis import rules
-from monitor.diagnosis.rules import Rule
+from monitor.analysis import readings
+from monitor.analysis.rules import Rule, Window
 from monitor.logs import throttling
 
 if TYPE_CHECKING:
@@ -15,66 +15,65 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from monitor.diagnosis.findings import Finding
-    from monitor.diagnosis.thresholds import Thresholds
+    from monitor.analysis.findings import Finding
+    from monitor.analysis.thresholds import Thresholds
     from monitor.logs.series import GpuSeries, Run
 
 
 def _thermal(run: Run, at: Thresholds) -> Iterator[Finding]:
-    for series in rules.gpus(run):
+    for series in readings.gpus(run):
         pct, where = _throttled(series, throttling.HEAT, "tviol", at)
-        if where is None or not rules.reaches(pct, at.thermal_pct):
+        if where is None or not readings.reaches(pct, at.thermal_pct):
             continue
         heat = series.column("gtemp")
         hottest = "" if heat is None else f", at up to {np.nanmax(heat):.0f} C"
-        yield rules.finding(
-            "thermal",
+        yield readings.finding(
             "warning",
             series,
             where,
             f"heat kept the clocks down for {pct:.1f} % of its busy time{hottest}"
             f"{_clock_fell(series, where, at)}",
-            "tell the node's keepers (cooling, dust, fans, air inlet); steps are as slow as the"
-            " hottest GPU",
+            "report it to the administrators (cooling, dust, fans, air inlet); steps are as slow as"
+            " the hottest GPU",
             weight=pct,
         )
 
 
 def _power(run: Run, at: Thresholds) -> Iterator[Finding]:
-    for series in rules.gpus(run):
+    for series in readings.gpus(run):
         braked_pct, braked = _braked(series, at)
-        if braked is not None and rules.reaches(braked_pct, at.brake_pct):
-            yield rules.finding(
-                "power",
+        if braked is not None and readings.reaches(braked_pct, at.brake_pct):
+            yield readings.finding(
                 "warning",
                 series,
                 braked,
                 f"the power brake or another slowdown by hardware for {braked_pct:.1f} % of its"
                 f" busy time{_clock_fell(series, braked, at)}",
-                "tell the node's keepers: its power supply or its rack is at the limit",
+                "report it to the administrators: its power supply or its rack is at the limit",
                 weight=100 + braked_pct,
             )
             continue
+        if isinstance(run, Window):
+            continue  # only the whole run shows whether the limit is what holds it back
         pct, where = _throttled(series, throttling.POWER_CAP, "pviol", at)
-        if where is not None and rules.reaches(pct, at.power_cap_pct):
+        if where is not None and readings.reaches(pct, at.power_cap_pct):
             limit_w = series.number("power_limit_w")
             limit = "its limit" if limit_w is None else f"its limit of {limit_w:.0f} W"
-            yield rules.finding(
-                "power",
+            yield readings.finding(
                 "hint",
                 series,
                 where,
                 f"clocks held by {limit} for {pct:.0f} % of its busy time"
                 f"{_clock_fell(series, where, at)}",
-                "normal under full load; faster only with a higher power limit, if the keepers"
-                " have lowered it",
+                "normal under full load; faster only with a higher power limit, if the"
+                " administrators have lowered it",
                 weight=pct,
             )
 
 
 def _busy(series: GpuSeries, at: Thresholds) -> NDArray[np.bool_]:
-    """Tell in which samples it is busy; in all, where nobody tells."""
-    active = rules.activity(series)
+    """Return in which samples it is busy; in all, where that is not recorded."""
+    active = readings.activity(series)
     return np.ones(series.num_samples, np.bool_) if active is None else active > at.busy_sm_pct
 
 
@@ -86,34 +85,34 @@ def _throttled(
     violated = series.column(violation)
     if violated is not None:
         if "interval_s" not in series.facts and violation == "tviol":
-            violated = violated * 100  # dmon tells it as a flag, and we in %
+            violated = violated * 100  # dmon has a flag, and we %
         where = busy & (violated > 0)
-        told = violated[busy & ~np.isnan(violated)]
-        return (float(np.minimum(told, 100).mean()) if told.size else 0.0), where
+        known = violated[busy & ~np.isnan(violated)]
+        return (float(np.minimum(known, 100).mean()) if known.size else 0.0), where
     return _by_bits(series, bits, busy)
 
 
 def _braked(series: GpuSeries, at: Thresholds) -> tuple[float, NDArray[np.bool_] | None]:
-    """Look for a slowdown by hardware that is not for heat."""
-    told = series.column("throt")
-    if told is None:
+    """Find slowdowns by hardware that are not for heat."""
+    reasons = series.column("throt")
+    if reasons is None:
         return 0.0, None
-    hot = _bits(told, throttling.HEAT)
+    hot = _bits(reasons, throttling.HEAT)
     return _by_bits(series, throttling.BRAKE, _busy(series, at) & ~hot)
 
 
 def _by_bits(
     series: GpuSeries, bits: int, among: NDArray[np.bool_]
 ) -> tuple[float, NDArray[np.bool_] | None]:
-    told = series.column("throt")
-    if told is None:
+    reasons = series.column("throt")
+    if reasons is None:
         return 0.0, None
-    where = among & _bits(told, bits)
-    return rules.share_pct(where, among & ~np.isnan(told)), where
+    where = among & _bits(reasons, bits)
+    return readings.share_pct(where, among & ~np.isnan(reasons)), where
 
 
-def _bits(told: NDArray[np.floating], bits: int) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = np.where(np.isnan(told), 0, told).astype(np.int32) & bits != 0
+def _bits(reasons: NDArray[np.floating], bits: int) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = np.where(np.isnan(reasons), 0, reasons).astype(np.int32) & bits != 0
     return found
 
 
@@ -128,19 +127,21 @@ def _clock_fell(series: GpuSeries, where: NDArray[np.bool_], at: Thresholds) -> 
     return f"; SM clock {np.nanmedian(held):.0f} instead of {np.nanmedian(free):.0f} MHz"
 
 
-THERMAL = Rule(
-    name="thermal",
-    meaning="heat keeps a GPU's clocks down",
-    needs=("tviol|throt",),
-    reads=("gtemp", "pclk", "sm", "smavg"),
-    thresholds=("thermal_pct", "busy_sm_pct"),
-    check=_thermal,
-)
-POWER = Rule(
-    name="power",
-    meaning="power keeps a GPU's clocks down: the brake, or (a hint) its limit",
-    needs=("pviol|throt",),
-    reads=("throt", "pclk", "sm", "smavg"),
-    thresholds=("brake_pct", "power_cap_pct", "busy_sm_pct"),
-    check=_power,
+RULES = (
+    Rule(
+        name="thermal",
+        meaning="heat keeps a GPU's clocks down",
+        needs=("tviol|throt",),
+        reads=("gtemp", "pclk", "sm", "smavg"),
+        thresholds=("thermal_pct", "busy_sm_pct"),
+        check=_thermal,
+    ),
+    Rule(
+        name="power",
+        meaning="power keeps a GPU's clocks down: the brake, or (a hint) its limit",
+        needs=("pviol|throt",),
+        reads=("throt", "pclk", "sm", "smavg"),
+        thresholds=("brake_pct", "power_cap_pct", "busy_sm_pct"),
+        check=_power,
+    ),
 )

@@ -1,4 +1,4 @@
-"""What a rule is, and what several of them look at: samples in time, stretches, places."""
+"""What rules read of a GPU's samples: how busy it was, stretches in which something held."""
 
 from __future__ import annotations
 
@@ -7,90 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.diagnosis.findings import Finding
+from monitor.analysis.findings import Finding
 from monitor.logs.activity import activity as of_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from monitor.diagnosis.findings import Severity
-    from monitor.diagnosis.thresholds import Thresholds
+    from monitor.analysis.findings import Severity
+    from monitor.analysis.thresholds import Thresholds
     from monitor.logs.series import GpuSeries, Run
-
-FACT = "## "
-"""What begins so in `Rule.needs` is a line of our log and no column."""
-
-METRICS = "metrics.jsonl"
-"""In `Rule.needs` it is the trainer's numbers, which a run directory has."""
-
-ACTIVITY = "sm|smavg|smact|smutil"
-"""What tells how busy a GPU is: one of these columns."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """A pure function from what was recorded to findings, and what is to be said of it."""
-
-    name: str
-    meaning: str
-    needs: tuple[str, ...]
-    """Columns and facts without which it cannot look; `a|b` where one of them will do."""
-    thresholds: tuple[str, ...]
-    check: Callable[[Run, Thresholds], Iterable[Finding]]
-    reads: tuple[str, ...] = ()
-    """Columns that it looks at where they are there."""
-    sees_silence: bool = False
-    """A column that is there without any reading is something to look at, too."""
-
-    @property
-    def columns(self) -> frozenset[str]:
-        """All columns it may look at."""
-        names = {name for need in self.needs for name in need.split("|")} | {*self.reads}
-        return frozenset(name for name in names if not name.startswith(FACT) and name != METRICS)
-
-    def lacks(self, told: Told) -> str | None:
-        """Say what it would need and a node does not tell; None if it can look there."""
-        there = told.columns if self.sees_silence else told.readings
-        there |= told.facts
-        for need in self.needs:
-            names = need.split("|")
-            if there.isdisjoint(names):
-                return " or ".join(names)
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What there is to look at of one node."""
-
-    columns: frozenset[str]
-    readings: frozenset[str]
-    """Columns with at least one."""
-    facts: frozenset[str]
-    """As they stand in `Rule.needs`."""
-
-
-def told_by_node(run: Run) -> Mapping[tuple[str | None, str], Told]:
-    """Tell what there is to look at, by job and host."""
-    nodes: dict[tuple[str | None, str], list[GpuSeries]] = {}
-    for series in run.gpus:
-        nodes.setdefault((series.job, series.host), []).append(series)
-    everywhere = {METRICS} if run.metrics else set()
-    marked = {(placed.job, placed.host) for placed in run.marks}
-    return {
-        place: _told(gpus, everywhere | ({f"{FACT}events"} if place in marked else set()))
-        for place, gpus in nodes.items()
-    }
-
-
-def _told(gpus: Sequence[GpuSeries], more: set[str]) -> Told:
-    columns = {name for series in gpus for name in series.values}
-    read = {n for n in columns if any(series.column(n) is not None for series in gpus)}
-    facts = {key: value for series in gpus for key, value in series.facts.items()}
-    told = {FACT + key.split()[0] for key, value in facts.items() if not value.startswith("none")}
-    return Told(frozenset(columns), frozenset(read), frozenset(told | more))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +29,7 @@ class Stretch:
     duration_s: float
 
 
-def finding(  # noqa: PLR0913, PLR0917 - a finding has that many parts
-    rule: str,
+def finding(  # noqa: PLR0913 - a finding has that many parts
     severity: Severity,
     series: GpuSeries,
     where: Stretch | NDArray[np.bool_] | None,
@@ -116,7 +42,6 @@ def finding(  # noqa: PLR0913, PLR0917 - a finding has that many parts
     """Make a finding of one GPU, or of its host; `where` are its samples, None for all."""
     begin_s, end_s = _span(series, where)
     return Finding(
-        rule=rule,
         severity=severity,
         host=series.host,
         gpu=None if of_host else series.gpu,
@@ -132,7 +57,7 @@ def finding(  # noqa: PLR0913, PLR0917 - a finding has that many parts
 def _span(
     series: GpuSeries, where: Stretch | NDArray[np.bool_] | None
 ) -> tuple[float | None, float | None]:
-    """Give when the first and the last of some samples were taken."""
+    """Return when the first and the last of some samples were taken."""
     if isinstance(where, Stretch):
         first, last = max(0, where.begin - 1), where.end - 1
     else:
@@ -146,12 +71,12 @@ def _span(
 
 
 def gpus(run: Run) -> Iterator[GpuSeries]:
-    """Give what belongs to a GPU; nodes without one are left out."""
+    """Return what belongs to a GPU; nodes without one are left out."""
     return (series for series in run.gpus if series.gpu is not None and series.num_samples)
 
 
 def hosts(run: Run, column: str) -> Iterator[GpuSeries]:
-    """Give one series of each node that has a column of the host: all its GPUs have the same."""
+    """Return one series of each node that has a column of the host: all its GPUs have the same."""
     seen: set[tuple[str | None, str]] = set()
     for series in run.gpus:
         place = (series.job, series.host)
@@ -161,17 +86,17 @@ def hosts(run: Run, column: str) -> Iterator[GpuSeries]:
 
 
 def activity(series: GpuSeries) -> NDArray[np.floating] | None:
-    """Tell how busy a GPU was, in %; None if it has nothing that tells it."""
+    """Return how busy a GPU was, in %; None where no column shows it."""
     return of_columns(columns(series, "sm", "smavg"), columns(series, "smact", "smutil"))
 
 
 def columns(series: GpuSeries, *names: str) -> list[NDArray[np.floating]]:
-    """Give those of some columns that have readings."""
+    """Return those of some columns that have readings."""
     return [column for name in names if (column := series.column(name)) is not None]
 
 
 def settled(series: GpuSeries, thresholds: Thresholds) -> NDArray[np.bool_]:
-    """Tell which samples come after the start-up; all where there are no times.
+    """Return which samples come after the start-up; all where there are no times.
 
     Each start of the job has its own, and what comes after a pause of the log counts as one.
     """
@@ -236,7 +161,7 @@ def stretches(mask: NDArray[np.bool_], steps_s: NDArray[np.floating]) -> Stretch
 
 
 def others(num: int) -> str:
-    """Say that a thing came so many more times."""
+    """Write that a thing came so many more times."""
     return f" (and {num} more time{'' if num == 1 else 's'})" if num else ""
 
 
@@ -249,6 +174,11 @@ def longest_run(mask: NDArray[np.bool_]) -> slice:
     return slice(begin, end)
 
 
+def up_to_the_end(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return where something holds without a break up to the last sample."""
+    return np.logical_and.accumulate(mask[::-1])[::-1]
+
+
 def _runs(mask: NDArray[np.bool_]) -> NDArray[np.intp]:
     """Find where something begins to hold and where it ends: (runs, 2)."""
     marks = np.zeros(len(mask) + 2, np.int8)
@@ -257,11 +187,11 @@ def _runs(mask: NDArray[np.bool_]) -> NDArray[np.intp]:
 
 
 def reaches(value: float, limit: float) -> bool:
-    """Tell whether something is there, and as large as a threshold, which may be 0."""
+    """Whether something is there, and as large as a threshold, which may be 0."""
     return value > 0 and value >= limit
 
 
 def share_pct(mask: NDArray[np.bool_], among: NDArray[np.bool_]) -> float:
-    """Tell in what share of some samples something holds, in %; 0 of none."""
+    """Return in what share of some samples something holds, in %; 0 of none."""
     total = int(among.sum())
     return 100 * int((mask & among).sum()) / total if total else 0.0

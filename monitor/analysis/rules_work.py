@@ -6,22 +6,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.diagnosis import rules
-from monitor.diagnosis.findings import Finding
-from monitor.diagnosis.rules import ACTIVITY, METRICS, Rule
+from monitor.analysis import readings
+from monitor.analysis.findings import Finding
+from monitor.analysis.rules import ACTIVITY, METRICS, Rule, Window
 from monitor.logs.activity import highest
-from monitor.report import words
 from monitor.runs.history import number, seconds
-from monitor.words import counted
+from monitor.words import MIB_PER_GIB, counted, minutes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from monitor.diagnosis.findings import Severity
-    from monitor.diagnosis.rules import Stretch
-    from monitor.diagnosis.thresholds import Thresholds
+    from monitor.analysis.findings import Severity
+    from monitor.analysis.readings import Stretch
+    from monitor.analysis.thresholds import Thresholds
     from monitor.logs.series import GpuSeries, Run
 
 _BLIP = 4  # a lone sample up to so many times `busy_sm_pct` does not end an idle time
@@ -29,32 +28,38 @@ _MIN_METRICS = 5  # lines of metrics, before a share of them means anything
 
 
 def _idle(run: Run, at: Thresholds) -> Iterator[Finding]:
-    for series in rules.gpus(run):
-        active = rules.activity(series)
+    for series in readings.gpus(run):
+        active = readings.activity(series)
         if active is None:
             continue
-        mask = _without_blips(active, at.busy_sm_pct) & rules.settled(series, at)
-        found = rules.stretches(mask, series.steps_s)
+        mask = _without_blips(active, at.busy_sm_pct)
+        if isinstance(run, Window):
+            mask &= readings.up_to_the_end(mask)
+            least_minutes = at.idle_now_minutes
+        else:
+            mask &= readings.settled(series, at)
+            least_minutes = at.idle_minutes
+        found = readings.stretches(mask, series.steps_s)
         worst = found.longest
-        if worst is None or not worst.duration_s or worst.duration_s < 60 * at.idle_minutes:
+        if worst is None or not worst.duration_s or worst.duration_s < 60 * least_minutes:
             continue
         whole_s = float(np.nansum(series.steps_s))
         share_pct = 100 * found.total_s / whole_s
-        severity: Severity = "warning" if share_pct >= at.idle_pct else "hint"
-        yield rules.finding(
-            "idle",
+        is_much = share_pct >= at.idle_pct or isinstance(run, Window)
+        severity: Severity = "warning" if is_much else "hint"
+        yield readings.finding(
             severity,
             series,
             worst,
-            f"idle for {words.minutes(worst.duration_s)} at a stretch,"
-            f" {share_pct:.0f} % of {words.minutes(whole_s)}{_held(series, worst)}",
+            f"idle for {minutes(worst.duration_s)} at a stretch,"
+            f" {share_pct:.0f} % of {minutes(whole_s)}{_held(series, worst)}",
             "ask for fewer GPUs, or see in the rank's log what it waited for",
             weight=found.total_s,
         )
 
 
 def _without_blips(active: NDArray[np.floating], busy_pct: float) -> NDArray[np.bool_]:
-    """Tell which samples are idle; a lone one that is hardly busy between idle ones is, too."""
+    """Return which samples are idle; a lone one that is hardly busy between idle ones is, too."""
     idle = active <= busy_pct
     lone = np.zeros(len(idle), np.bool_)
     lone[1:-1] = idle[:-2] & idle[2:] & (active[1:-1] <= _BLIP * busy_pct)
@@ -66,38 +71,27 @@ def _held(series: GpuSeries, stretch: Stretch) -> str:
     if memory_mib is None:
         return ""
     held_mib = np.nan_to_num(memory_mib[stretch.begin : stretch.end]).max()
-    return f"; up to {held_mib / words.MIB_PER_GIB:.0f} GiB of its memory in use meanwhile"
-
-
-IDLE = Rule(
-    name="idle",
-    meaning="a GPU does nothing for minutes, after the start-up",
-    needs=(ACTIVITY,),
-    reads=("fb",),
-    thresholds=("busy_sm_pct", "startup_minutes", "idle_minutes", "idle_pct"),
-    check=_idle,
-)
+    return f"; up to {held_mib / MIB_PER_GIB:.0f} GiB of its memory in use meanwhile"
 
 
 def _hung(run: Run, at: Thresholds) -> Iterator[Finding]:
-    for series in rules.gpus(run):
+    for series in readings.gpus(run):
         waits = _waits(series, at)
         if waits is None:
             continue
-        found = rules.stretches(waits, series.steps_s)
+        found = readings.stretches(waits, series.steps_s)
         worst, num_others = found.worst(60 * at.hung_minutes, series.num_samples)
         if worst is None:
             continue
         to_the_end = worst.end == series.num_samples
         power_w = float(np.nanmean(series.values["pwr"][worst.begin : worst.end]))
-        yield rules.finding(
-            "hung",
+        yield readings.finding(
             "error" if to_the_end else "warning",
             series,
             worst,
-            f"busy without work for {words.minutes(worst.duration_s)}"
+            f"busy without work for {minutes(worst.duration_s)}"
             f"{', up to the end of the log' if to_the_end else ', then it went on'}"
-            f"{rules.others(num_others)}:"
+            f"{readings.others(num_others)}:"
             f" at least {at.hung_sm_pct:g} % busy, no memory traffic, {power_w:.0f} W"
             f" of {_full_power_w(series):.0f} W",
             "it waits in a collective for a rank that does not come: `python -m monitor why`"
@@ -107,9 +101,9 @@ def _hung(run: Run, at: Thresholds) -> Iterator[Finding]:
 
 
 def _waits(series: GpuSeries, at: Thresholds) -> NDArray[np.bool_] | None:
-    """Tell in which samples a GPU looks as one that waits in a collective; None: nobody knows."""
-    active = rules.activity(series)
-    traffic = rules.columns(series, "mem", "dram")
+    """Return in which samples a GPU seems to wait in a collective; None: not recorded."""
+    active = readings.activity(series)
+    traffic = readings.columns(series, "mem", "dram")
     power_w = series.column("pwr")
     if active is None or power_w is None or not traffic:
         return None
@@ -124,29 +118,19 @@ def _full_power_w(series: GpuSeries) -> float:
     return series.number("power_limit_w") or float(np.nanmax(series.values["pwr"]))
 
 
-HUNG = Rule(
-    name="hung",
-    meaning="a GPU is busy at low power and without memory traffic: it waits for others",
-    needs=(ACTIVITY, "mem|dram", "pwr"),
-    thresholds=("hung_sm_pct", "hung_mem_pct", "hung_power_pct", "hung_minutes"),
-    check=_hung,
-)
-
-
 def _starved(run: Run, at: Thresholds) -> Iterator[Finding]:
-    yield from _told_by_trainer(run, at)
-    for series in rules.gpus(run):
-        active, cpu_pct = rules.activity(series), series.column("cpu")
+    yield from _by_trainer(run, at)
+    for series in readings.gpus(run):
+        active, cpu_pct = readings.activity(series), series.column("cpu")
         if active is None or cpu_pct is None:
             continue
-        in_work = _between_work(active, rules.settled(series, at), at.working_sm_pct)
+        in_work = _between_work(active, readings.settled(series, at), at.working_sm_pct)
         dips = in_work & (active < at.working_sm_pct)
-        dip_pct = rules.share_pct(dips, in_work)
-        full_pct = rules.share_pct(cpu_pct >= at.starved_cpu_pct, dips)
-        if not rules.reaches(dip_pct, at.starved_dip_pct) or full_pct < 50:  # noqa: PLR2004 - half
+        dip_pct = readings.share_pct(dips, in_work)
+        full_pct = readings.share_pct(cpu_pct >= at.starved_cpu_pct, dips)
+        if not readings.reaches(dip_pct, at.starved_dip_pct) or full_pct < 50:  # noqa: PLR2004 - half
             continue
-        yield rules.finding(
-            "data",
+        yield readings.finding(
             "warning",
             series,
             in_work,
@@ -161,7 +145,7 @@ def _starved(run: Run, at: Thresholds) -> Iterator[Finding]:
 def _between_work(
     active: NDArray[np.floating], settled: NDArray[np.bool_], working_pct: float
 ) -> NDArray[np.bool_]:
-    """Tell which samples lie between the first and the last in which it was at work."""
+    """Return which samples lie between the first and the last in which it was at work."""
     at_work = np.flatnonzero(settled & (active >= working_pct))
     found: NDArray[np.bool_] = ~np.isnan(active)
     first, last = (at_work[0], at_work[-1]) if at_work.size else (0, -1)
@@ -169,18 +153,15 @@ def _between_work(
     return found
 
 
-def _told_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
-    """Look at what the trainer measured: how long its slowest rank waited for data."""
+def _by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
+    """Evaluate what the trainer measured: how long its slowest rank waited for data."""
     lines = [line for line in run.metrics if number(line.get("data_wait_pct")) is not None]
     waits = [number(line.get("data_wait_pct")) or 0.0 for line in lines]
     mean_pct = float(np.mean(waits)) if waits else 0.0
-    if len(waits) < _MIN_METRICS or not rules.reaches(mean_pct, at.starved_wait_pct):
+    if len(waits) < _MIN_METRICS or not readings.reaches(mean_pct, at.starved_wait_pct):
         return
     yield Finding(
-        rule="data",
         severity="warning",
-        host=None,
-        gpu=None,
         begin_s=seconds(lines[0].get("time")),
         end_s=seconds(lines[-1].get("time")),
         evidence=f"the trainer waited for data for {mean_pct:.0f} % of its time, by"
@@ -191,16 +172,39 @@ def _told_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
     )
 
 
-STARVED = Rule(
-    name="data",
-    meaning="GPUs wait for data: busy dips while the CPUs are full, or by the trainer's own word",
-    needs=(f"{ACTIVITY}|{METRICS}", f"cpu|{METRICS}"),
-    thresholds=(
-        "working_sm_pct",
-        "startup_minutes",
-        "starved_dip_pct",
-        "starved_cpu_pct",
-        "starved_wait_pct",
+RULES = (
+    Rule(
+        name="hung",
+        meaning="a GPU is busy at low power and without memory traffic: it waits for others",
+        needs=(ACTIVITY, "mem|dram", "pwr"),
+        thresholds=("hung_sm_pct", "hung_mem_pct", "hung_power_pct", "hung_minutes"),
+        check=_hung,
     ),
-    check=_starved,
+    Rule(
+        name="idle",
+        meaning="a GPU does nothing for minutes, after the start-up",
+        needs=(ACTIVITY,),
+        reads=("fb",),
+        thresholds=(
+            "busy_sm_pct",
+            "startup_minutes",
+            "idle_minutes",
+            "idle_now_minutes",
+            "idle_pct",
+        ),
+        check=_idle,
+    ),
+    Rule(
+        name="data",
+        meaning="GPUs wait for data: busy dips while CPUs are full, or the trainer's own numbers",
+        needs=(f"{ACTIVITY}|{METRICS}", f"cpu|{METRICS}"),
+        thresholds=(
+            "working_sm_pct",
+            "startup_minutes",
+            "starved_dip_pct",
+            "starved_cpu_pct",
+            "starved_wait_pct",
+        ),
+        check=_starved,
+    ),
 )

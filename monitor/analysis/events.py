@@ -49,12 +49,12 @@ class Event:
 
 def events_of(run: Run) -> tuple[Event, ...]:
     """List what happened at a known time, in its order."""
-    told = [_told(line) for line in run.events] + [_marked(placed) for placed in run.marks]
-    found = [event for event in told if event is not None and math.isfinite(event.time_s)]
+    events = [_reported(line) for line in run.events] + [_marked(placed) for placed in run.marks]
+    found = [event for event in events if event is not None and math.isfinite(event.time_s)]
     return tuple(sorted(found, key=lambda event: event.time_s))
 
 
-def _told(line: Mapping[str, Any]) -> Event | None:
+def _reported(line: Mapping[str, Any]) -> Event | None:
     time_s = seconds(line.get("time"))
     found = _WORDS.get(str(line.get("event")))
     if time_s is None or found is None:
@@ -123,13 +123,13 @@ def _marked(placed: PlacedMark) -> Event | None:
     if mark.kind not in _FAULTS:
         return None
     where = placed.host if mark.gpu is None else f"{placed.host} GPU {mark.gpu}"
-    what, text = told(mark)
+    what, text = described(mark)
     words = f"{what} on {where}" + (f": {text}" if text else "")
     return Event(mark.time_s, "fault", words[:_MAX_TEXT])
 
 
-def told(mark: Mark) -> tuple[str, str]:
-    """Say what a mark is, such as `XID 79`, and whatever else is known of it, maybe nothing."""
+def described(mark: Mark) -> tuple[str, str]:
+    """Name a mark, such as `XID 79`, and return what else is known of it, maybe nothing."""
     details = {name: text.replace("_", " ") for name, text in mark.details.items() if text != "-"}
     what = " ".join([_FAULTS.get(mark.kind, mark.kind), *filter(None, [details.pop("xid", None)])])
     text = [*filter(None, [details.pop("text", None)])]

@@ -1,15 +1,16 @@
-"""What a live view shows of each GPU, and of all of them: numbers, and what state they are in."""
+"""What a live view shows of each GPU and of all of them: readings and states."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from monitor.diagnosis.thresholds import Thresholds
+from monitor.analysis.rules_logs import is_stale
+from monitor.analysis.thresholds import Thresholds
 from monitor.live.track import number
 from monitor.logs import terms, throttling
 from monitor.logs.places import natural
@@ -24,23 +25,22 @@ if TYPE_CHECKING:
     from monitor.live.track import Track
 
 OF_HOST = frozenset({"cpu", "hmem", "shm", "disk", "ibrx", "ibtx", "step", "rank", "mono"})
-"""Columns that tell nothing of a GPU."""
+"""Columns that are of the node or the rank, not of a GPU."""
 
 TREND = 64
 """Samples, for a sparkline."""
 
-IDLE_S = 120.0
-_STALE_S = 30.0  # a shared file system may tell of a change that late
 _UNKNOWN_INTERVAL_S = 15.0
 
 LOST, STALE, THROTTLED, IDLE, GONE = "lost", "stale", "throttled", "idle", "gone"
 STATES = (LOST, GONE, STALE, THROTTLED, IDLE)
 """What may be wrong, the worst first."""
 
-_TOLD_BY_GPU = ("memory_mib", "power_limit_w")
+_OF_GPU = ("memory_mib", "power_limit_w")
 """Facts that only a GPU that answers has."""
 
 _AT = Thresholds()
+_IDLE_S = 60 * _AT.idle_now_minutes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +76,11 @@ class Row:
     """How long its log has not grown."""
     states: tuple[str, ...]
     """What is wrong with it, the worst first."""
-    full: tuple[tuple[str, str], ...] = ()
-    """What of its node is nearly full, by the rules of `diagnose`: rule and words. Told by a node's
-    first row."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Board:
-    """All rows at one moment."""
+class Snapshot:
+    """What is shown at one moment."""
 
     name: str
     clock: str
@@ -93,7 +90,7 @@ class Board:
     progress: Progress | None
     num_unreadable: int
     problems: tuple[str, ...]
-    """What could not be read, in words."""
+    """What could not be read, one message each."""
 
 
 class Rows:
@@ -103,12 +100,12 @@ class Rows:
         self._made: WeakKeyDictionary[Track, tuple[tuple[object, ...], Row]] = WeakKeyDictionary()
 
     def of(self, logs: Iterable[LiveLog], now_s: float, *, is_over: bool) -> tuple[Row, ...]:
-        """Make the rows of all logs.
+        """Return the rows of all logs.
 
         Args:
             logs: as far as they have been read.
             now_s: monotonic.
-            is_over: the run has ended: that logs stay as they are is no wonder.
+            is_over: the run has ended: logs need not grow.
 
         """
         rows = []
@@ -118,16 +115,13 @@ class Rows:
             tracks = gpus or log.tracks
             if not tracks:
                 continue
-            limit_s = max(_STALE_S, terms.GAP_INTERVALS * interval_s(tracks[0]))
-            state = "" if is_over or quiet_s <= limit_s else STALE if log.is_there else GONE
+            is_quiet = not is_over and is_stale(quiet_s, interval_s(tracks[0]), _AT)
+            state = "" if not is_quiet else STALE if log.is_there else GONE
             for track in tracks:
                 key = (track.num_samples, state, round(quiet_s) if state else 0)
                 made = self._made.get(track)
                 if made is None or made[0] != key:
-                    row = _row(track, state, quiet_s)
-                    if track is tracks[0] and not state:
-                        row = replace(row, full=_full(track))
-                    made = self._made[track] = (key, row)
+                    made = self._made[track] = (key, _row(track, state, quiet_s))
                 rows.append(made[1])
         return tuple(sorted(rows, key=_place))
 
@@ -137,10 +131,10 @@ def _place(row: Row) -> tuple[object, ...]:
 
 
 def interval_s(track: Track) -> float:
-    """Tell how often its log is written, by its own word or by its last samples."""
-    told = number(track.facts.get("interval_s"))
-    if told is not None:
-        return told
+    """Return the interval that the log records, else that of its last samples."""
+    recorded = number(track.facts.get("interval_s"))
+    if recorded is not None:
+        return recorded
     steps = np.diff(track.time_s(12))
     steps = steps[steps > 0]
     return float(np.median(steps)) if len(steps) else _UNKNOWN_INTERVAL_S
@@ -154,7 +148,7 @@ def _row(track: Track, state: str, quiet_s: float) -> Row:
         (state, bool(state)),
         (LOST, is_gpu and not state and is_lost(track)),
         (THROTTLED, bool(bits & throttling.FAULT)),
-        (IDLE, idle_s >= IDLE_S),
+        (IDLE, idle_s >= _IDLE_S),
     ]
     rx, tx = track.last("rxpci"), track.last("txpci")
     return Row(
@@ -183,25 +177,6 @@ def _row(track: Track, state: str, quiet_s: float) -> Row:
     )
 
 
-def _full(track: Track) -> tuple[tuple[str, str], ...]:
-    """Tell what of the machine was nearly full in the last two samples: one alone may mislead."""
-    whole_mib = number(track.facts.get("host_memory_mib"))
-    rooms = (
-        ("host_memory", "hmem", 100 / whole_mib if whole_mib else 0, _AT.host_memory_pct, "memory"),
-        ("shm", "shm", 1, _AT.shm_pct, "/dev/shm"),  # noqa: S108 - its name, in words
-        ("disk", "disk", 1, _AT.disk_pct, "disk of the log"),
-    )
-    found = []
-    for rule, name, scale, limit_pct, what in rooms:
-        newest = track.last(name)
-        if newest is None or newest * scale < limit_pct:
-            continue  # as nearly always
-        last = track.column(name, 2) * scale
-        if len(last) > 1 and (last >= limit_pct).all():
-            found.append((rule, f"{what} is {newest * scale:.0f} % full"))
-    return tuple(found)
-
-
 def _model(track: Track) -> str:
     """Name the GPU as its log does, by UUID and name: words to filter by."""
     return "" if track.gpu is None else track.facts.get(f"gpu {track.gpu}", "")
@@ -214,18 +189,18 @@ def is_lost(track: Track) -> bool:
     names = [name for name in track.names if name not in OF_HOST]
     if any(track.last(name) is not None for name in names):
         return False
-    if any(track.number(fact) is not None for fact in _TOLD_BY_GPU):
+    if any(track.number(fact) is not None for fact in _OF_GPU):
         return True  # before the part of the log that we read
     return any(not np.isnan(track.column(name)).all() for name in names)
 
 
 def _idle_s(track: Track) -> float:
-    """Tell for how long the last samples were all idle."""
+    """Return for how long the last samples were all idle."""
     newest = track.last("sm")
     if newest is None or newest > terms.BUSY_PCT:
         return 0.0
     time_s = track.time_s()
-    # between two looks the driver's own samples may have seen work
+    # between two samples the driver's own samples may have seen work
     is_idle = np.fmax(track.column("sm"), track.column("smavg")) <= terms.BUSY_PCT
     if not is_idle[-1]:
         return 0.0

@@ -9,16 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from monitor.live import alerts as live_alerts
+from monitor.analysis.findings import Summary
 from monitor.live import frame, sparkline
 from monitor.live import view as live_view
-from monitor.live.alerts import Alert
-from monitor.live.board import Board, Row
-from monitor.live.log import LiveLog
 from monitor.live.run import Progress
+from monitor.live.snapshot import Row, Snapshot
 from monitor.live.terminal import keys
 from monitor.live.view import View, chosen, press
-from monitor.logs.marks import Mark
 
 
 def row(host: str = "n1", gpu: int | None = 0, **further: Any) -> Row:
@@ -48,10 +45,10 @@ def row(host: str = "n1", gpu: int | None = 0, **further: Any) -> Row:
     return Row(host=host, gpu=gpu, **(usual | further))
 
 
-def board(*rows: Row, **further: Any) -> Board:
-    """Give a board of these rows."""
+def snapshot(*rows: Row, **further: Any) -> Snapshot:
+    """Give a snapshot of these rows."""
     usual: dict[str, Any] = {"progress": None, "num_unreadable": 0, "problems": ()}
-    return Board(name="slurm-7", clock="12:34:56", rows=rows, **(usual | further))
+    return Snapshot(name="slurm-7", clock="12:34:56", rows=rows, **(usual | further))
 
 
 def progress(**further: Any) -> Progress:
@@ -70,7 +67,7 @@ def progress(**further: Any) -> Progress:
 
 
 def text(
-    shown: Board, view: View | None = None, size: tuple[int, int | None] = (80, 24), **more: Any
+    shown: Snapshot, view: View | None = None, size: tuple[int, int | None] = (80, 24), **more: Any
 ) -> list[str]:
     """Draw a picture as plain lines."""
     alerts = more.pop("alerts", [])
@@ -158,6 +155,10 @@ ROWS = (
 )
 
 
+LOST = Summary(severity="error", rule="lost", where="n1 GPU 1", evidence="no reading in 9 samples")
+IDLE = Summary(severity="warning", rule="idle", where="n2 GPU 0", evidence="idle for 3 min")
+
+
 def places(view: View) -> list[tuple[str, int | None]]:
     """Tell the rows that are chosen."""
     return [(one.host, one.gpu) for one in chosen(ROWS, view)]
@@ -191,14 +192,16 @@ def test_each_word_of_a_filter_must_be_found(words: str, num: int) -> None:
 
 def test_the_speed_of_a_language_model_is_in_tokens() -> None:
     """And as a share of the devices' peak, where that is known."""
-    told = text(board(*ROWS, progress=progress(tokens_per_s=63210.4, mfu_pct=41.46)), size=(90, 24))
+    told = text(
+        snapshot(*ROWS, progress=progress(tokens_per_s=63210.4, mfu_pct=41.46)), size=(90, 24)
+    )
     assert "  63210 tokens/s  MFU 41.5 %  1:02:05 left" in told[1]
     assert "samples/s" not in told[1]
 
 
 def test_a_picture_at_80_by_24() -> None:
     """The run above, a row per GPU, alerts below, keys at the foot."""
-    lines = text(board(*ROWS, progress=progress()), alerts=live_alerts.of_board(board(*ROWS)))
+    lines = text(snapshot(*ROWS, progress=progress()), alerts=[LOST, IDLE])
     assert len(lines) == 24
     assert lines[0].split() == ["slurm-7", "running", "12:34:56"]
     assert lines[1] == "step 120/1000 ░░░░░░░░ 12 %  loss 0.2500  1234 samples/s  1:02:05 left"
@@ -210,23 +213,23 @@ def test_a_picture_at_80_by_24() -> None:
     assert "lost" in lines[5]
     assert lines[7].split()[:3] == ["n2", "cpu", "20%"]
     assert lines[-4].startswith("alerts: 1 error, 1 warning")
-    assert lines[-3].startswith("! n1 GPU 1: no readings any more")
+    assert lines[-3].startswith("! n1 GPU 1: no reading in 9 samples")
     assert lines[-1].startswith("1-4 of 4  q quit")
 
 
 def test_columns_give_way_from_the_right_ones_on() -> None:
     """A narrow screen keeps node, GPU and utilisation; a wide one has all there is."""
-    assert text(board(*ROWS), size=(20, 24))[3].split() == ["n1", "0", "90%"]
-    wide = text(board(*ROWS), size=(160, 50))[2]
+    assert text(snapshot(*ROWS), size=(20, 24))[3].split() == ["n1", "0", "90%"]
+    wide = text(snapshot(*ROWS), size=(160, 50))[2]
     for title in ("limit", "mclk", "tensor", "smact", "pcie MB/s", "cpu", "throttle, state"):
         assert title in wide
-    assert "throttle" in text(board(*ROWS), size=(80, 24))[2]
+    assert "throttle" in text(snapshot(*ROWS), size=(80, 24))[2]
 
 
 def test_no_rows_and_no_steps_are_said() -> None:
     """Before the first sample and the first step."""
-    lines = text(board(progress=progress(step=None, outcome="starting")))
-    assert lines[1] == "no step told yet"
+    lines = text(snapshot(progress=progress(step=None, outcome="starting")))
+    assert lines[1] == "no step reported yet"
     assert lines[2] == "no samples yet: waiting for logs"
     assert lines[-1].startswith("0-0 of 0")
 
@@ -234,57 +237,24 @@ def test_no_rows_and_no_steps_are_said() -> None:
 def test_the_picture_for_a_file_shows_all() -> None:
     """No keys, no end of rows, every alert."""
     rows = [row(f"n{i}", 0, states=("lost",)) for i in range(200)]
-    alerts = [Alert(severity="error", rule=f"{i}", host="n", gpu=i, text="x") for i in range(30)]
-    lines = text(board(*rows), size=(120, None), alerts=alerts)
+    alerts = [
+        Summary(severity="error", rule="lost", where=f"n GPU {i}", evidence="x") for i in range(30)
+    ]
+    lines = text(snapshot(*rows), size=(120, None), alerts=alerts)
     assert len(lines) == 3 + 200 + 31
     assert not any("quit" in line for line in lines)
 
 
 def test_many_alerts_are_a_page() -> None:
     """The worst on the screen, the others counted; all of them by a key."""
-    alerts = [
-        Alert(severity="hint", rule=f"{i}", host="", gpu=None, text=f"x{i}") for i in range(9)
-    ]
-    lines = text(board(*ROWS), alerts=alerts)
+    alerts = [Summary(severity="hint", rule="ecc", where="", evidence=f"x{i}") for i in range(9)]
+    lines = text(snapshot(*ROWS), alerts=alerts)
     assert "alerts: 9 hints (5 more: press a)" in lines
-    page = text(board(*ROWS), View(page="alerts"), alerts=alerts)
+    page = text(snapshot(*ROWS), View(page="alerts"), alerts=alerts)
     assert "! x8" in page
     assert page[-1].startswith("1-9 of 9  q back")
-    assert "no alerts" in text(board(*ROWS), View(page="alerts"))
-    assert text(board(*ROWS), View(page="help"))[2].startswith("up down PgUp")
-
-
-def test_alike_alerts_are_one() -> None:
-    """From four on: how many, and where, as Slurm writes nodes."""
-    rows = [row(f"gpu{i:03}", g, states=("stale",), quiet_s=90) for i in range(9) for g in (0, 1)]
-    (alert,) = live_alerts.folded(live_alerts.of_board(board(*rows)))
-    assert alert.text == "9 nodes: the log has not grown for 2 min: gpu[000-008]"
-    rows = [row("n1", i, states=("idle",), idle_s=600) for i in range(8)]
-    (alert,) = live_alerts.folded(live_alerts.of_board(board(*rows)))
-    assert alert.text == "8 GPUs: idle for 10 min: n1"
-    few = live_alerts.folded(live_alerts.of_board(board(*rows[:3])))
-    assert [one.where for one in few] == ["n1 GPU 0", "n1 GPU 1", "n1 GPU 2"]
-
-
-def test_what_a_log_says_happened_is_an_alert() -> None:
-    """In words, with the number of an XID; what is no error is not shown as one."""
-    xid = Mark(1.0, "xid", 3, {"xid": "79", "text": "GPU_has_fallen_off_the_bus"})
-    slow = Mark(1.0, "slow", 3, {"call": "power"})
-    log = LiveLog("slurm-7.n1.gutil")
-    freed = Mark(1.0, "xid", 0, {"xid": "45"})
-    log.marks += [xid, slow, Mark(1.0, "back", 3), freed, Mark(1.0, "ecc", 0, {"bits": "single"})]
-    told = [(one.severity, one.where, one.text) for one in live_alerts.of_logs([log])]
-    assert told == [
-        ("error", "n1 GPU 3", "XID 79: GPU has fallen off the bus (the hardware's fault)"),
-        ("warning", "n1 GPU 3", "slow: call power"),
-        ("hint", "n1 GPU 3", "back"),
-        (
-            "hint",
-            "n1 GPU 0",
-            "XID 45: a program was ended: look for what came before (no fault)",
-        ),
-        ("hint", "n1 GPU 0", "ECC error: bits single"),
-    ]
+    assert "no alerts" in text(snapshot(*ROWS), View(page="alerts"))
+    assert text(snapshot(*ROWS), View(page="help"))[2].startswith("up down PgUp")
 
 
 def test_a_column_without_any_reading_takes_no_room() -> None:
@@ -294,7 +264,7 @@ def test_a_column_without_any_reading_takes_no_room() -> None:
     )
     states = ("throttled",)
     throttled = row(throttle=("software thermal",), is_throttled=True, states=states, **bare)
-    lines = text(board(throttled), size=(110, 24))
+    lines = text(snapshot(throttled), size=(110, 24))
     heads = next(line for line in lines if "trend" in line)
     assert "power" in heads
     assert "limit" in heads
@@ -305,16 +275,16 @@ def test_a_column_without_any_reading_takes_no_room() -> None:
 
 def test_a_filter_and_a_pause_are_seen() -> None:
     """At the foot and in the title."""
-    lines = text(board(*ROWS), View(words="n1", is_paused=True))
+    lines = text(snapshot(*ROWS), View(words="n1", is_paused=True))
     assert "PAUSED" in lines[0]
     assert "/ n1" in lines[-1]
     assert lines[-1].startswith("1-2 of 2")
-    assert text(board(*ROWS), View(words="n", is_typing=True))[-1] == "filter: n_  Enter, Esc"
+    assert text(snapshot(*ROWS), View(words="n", is_typing=True))[-1] == "filter: n_  Enter, Esc"
 
 
 def test_a_poor_terminal_gets_plain_letters() -> None:
     """Nothing beyond ASCII."""
-    lines = text(board(*ROWS, progress=progress()), size=(150, 24), ascii_only=True)
+    lines = text(snapshot(*ROWS, progress=progress()), size=(150, 24), ascii_only=True)
     assert all(line.isascii() for line in lines)
 
 
@@ -322,7 +292,8 @@ def test_what_a_log_says_moves_no_cursor() -> None:
     """Names come from files: escape sequences in them are taken out."""
     bad = row("n\x1b[2J\x071", 0)
     lines = text(
-        board(bad), alerts=[Alert(severity="hint", rule="", host="\x1b[H", gpu=1, text="\x9b2J")]
+        snapshot(bad),
+        alerts=[Summary(severity="hint", rule="", where="\x1b[H GPU 1", evidence="\x9b2J")],
     )
     assert not any(c in line for line in lines for c in "\x1b\x07\x9b")
 
@@ -340,8 +311,8 @@ def test_every_size_is_filled_and_never_overrun(
 ) -> None:
     """Lines are as many as the screen has, and none is wider; whatever nodes are called."""
     rows = [row(name, i, states=("stale",), quiet_s=99) for i in range(30)]
-    shown = board(*rows, progress=progress())
-    alerts = live_alerts.folded(live_alerts.of_board(shown))
+    shown = snapshot(*rows, progress=progress())
+    alerts = [LOST, IDLE] * 5
     lines = text(shown, View(page=page, top=top), (width, height), alerts=alerts)
     assert len(lines) == height
     assert all(cell_len(line) <= width for line in lines)

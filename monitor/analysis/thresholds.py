@@ -1,4 +1,4 @@
-"""From when on something is a finding: one table, and a user's own numbers instead."""
+"""When something is a finding: one table, and a user's own numbers instead."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class Thresholds:
     working_sm_pct: float = _at(50, "at work: utilisation of at least this")
     startup_minutes: float = _at(5, "the first minutes of a log do not count")
     idle_minutes: float = _at(3, "idle for so long at a stretch")
+    idle_now_minutes: float = _at(2, "in a live view: idle for so long until now")
     idle_pct: float = _at(5, "a warning if idle for this share of the time, else a hint")
     hung_sm_pct: float = _at(90, "waiting: utilisation of at least this")
     hung_mem_pct: float = _at(1, "waiting: memory traffic of at most this")
@@ -48,8 +49,8 @@ class Thresholds:
     power_cap_pct: float = _at(80, "a hint: held by its power limit for this share of it")
     memory_full_pct: float = _at(97, "nearly full: this share of its memory in use")
     memory_empty_pct: float = _at(50, "mostly empty: never more than this share in use")
-    stray_mib: float = _at(500, "held by processes of no rank: so many MiB of a GPU")
-    stray_minutes: float = _at(2, "for so long at a stretch")
+    unattributed_mib: float = _at(500, "held by processes of no rank: so many MiB of a GPU")
+    unattributed_minutes: float = _at(2, "for so long at a stretch")
     corrected_errors: float = _at(100, "a hint: so many corrected errors came up")
     host_memory_pct: float = _at(95, "this share of the machine's memory in use")
     shm_pct: float = _at(90, "this share of /dev/shm in use")
@@ -61,6 +62,7 @@ class Thresholds:
     lost_samples: float = _at(2, "so many samples one after the other without any reading")
     gap_intervals: float = _at(terms.GAP_INTERVALS, "nothing written for so many usual intervals")
     gap_seconds: float = _at(60, "and for at least so many seconds")
+    stale_seconds: float = _at(30, "in a live view: and for at least so many seconds")
 
     def __post_init__(self) -> None:
         for name, value in self.as_dict().items():
@@ -72,31 +74,34 @@ class Thresholds:
 
 
 MEANINGS: Mapping[str, str] = {one.name: one.metadata["meaning"] for one in fields(Thresholds)}
-"""What each of them says, by name, in the order of the table."""
+"""What each of them means, by name, in the order of the table."""
+
+_FORMER_NAMES = {"stray_mib": "unattributed_mib", "stray_minutes": "unattributed_minutes"}
 
 
 def chosen(settings: Sequence[str], path: str | None = None) -> Thresholds:
-    """Take the table, less what a TOML file of numbers and then `name=number` say otherwise.
+    """Return the defaults, overridden by a TOML file of numbers and then by `name=number`.
 
     Raises:
         UserError: the file cannot be read, a name is unknown, a value is no such number.
 
     """
-    told = {} if path is None else _read(path)
+    given = {} if path is None else _read(path)
     for setting in settings:
         name, found, value = setting.partition("=")
         if not found:
             raise UserError(
                 f"--set: must be name=number; found {setting}: write for example idle_minutes=5"
             )
-        told[name.strip()] = value.strip()
-    unknown = [name for name in told if name not in MEANINGS]
+        given[name.strip()] = value.strip()
+    given = {_FORMER_NAMES.get(name, name): value for name, value in given.items()}
+    unknown = [name for name in given if name not in MEANINGS]
     if unknown:
         raise UserError(
             f"threshold: must be one of those there are; found {unknown[0]}:"
             f" take one of {', '.join(MEANINGS)}"
         )
-    return replace(Thresholds(), **{name: _number(name, value) for name, value in told.items()})
+    return replace(Thresholds(), **{name: _number(name, value) for name, value in given.items()})
 
 
 def _read(path: str) -> dict[str, object]:

@@ -1,12 +1,15 @@
 """Healthy runs, as noisy as real ones: no rule may call for anybody."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
 import pytest
 
-from monitor.diagnosis.diagnose import diagnose
+from monitor.analysis.engine import evaluate
+from monitor.analysis.rules import LogState, Window
+from monitor.live.track import CAPACITY
 from monitor.logs.series import GpuSeries, Run
 from tests.monitor.made_runs import BEGIN_S, gpu, run
 
@@ -81,5 +84,29 @@ def healthy_metrics(noise: Noise, seconds: float, num_nodes: int) -> tuple[dict[
 def test_a_healthy_run_calls_for_nobody(seed: int) -> None:
     """Neither a warning nor an error; a hint is a person's own to take up."""
     made = healthy_run(np.random.default_rng(seed))
-    found = [one for one in diagnose(made) if one.severity != "hint"]
+    found = [one for one in evaluate(made) if one.severity != "hint"]
+    assert not found, found[0]
+
+
+def last_samples(series: GpuSeries) -> GpuSeries:
+    """Cut off what a live view has forgotten."""
+    return replace(
+        series,
+        time_s=series.time_s[-CAPACITY:],
+        values={name: column[-CAPACITY:] for name, column in series.values.items()},
+    )
+
+
+@pytest.mark.parametrize("seed", range(NUM_RUNS))
+def test_a_healthy_run_raises_no_alert(seed: int) -> None:
+    """Whatever part of it a live view knows, once the GPUs have begun to work."""
+    made = healthy_run(np.random.default_rng(seed))
+    if made.gpus[0].time_s[-1] - BEGIN_S < 2 * START_UP_S:
+        return
+    gpus = tuple(last_samples(series) for series in made.gpus)
+    logs = [
+        LogState(host=s.host, job=s.job, interval_s=15, quiet_s=20, is_there=True) for s in gpus
+    ]
+    window = Window(name=None, gpus=gpus, metrics=made.metrics[-60:], logs=tuple(logs))
+    found = [one for one in evaluate(window) if one.severity != "hint"]
     assert not found, found[0]

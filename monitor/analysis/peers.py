@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.diagnosis import rules
+from monitor.analysis import readings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from monitor.diagnosis.thresholds import Thresholds
+    from monitor.analysis.thresholds import Thresholds
     from monitor.logs.series import GpuSeries, Run
 
     Measure = Callable[[GpuSeries], NDArray[np.floating] | None]
@@ -48,7 +48,7 @@ class Peers:
 
     series: Sequence[GpuSeries]
     values: NDArray[np.float64]
-    """(GPUs, windows); NaN where there is too little to say."""
+    """(GPUs, windows); NaN where there are too few readings."""
     others: NDArray[np.float64]
     """The middle one of all others there."""
     spread: NDArray[np.float64]
@@ -74,9 +74,11 @@ class Odd:
     own: float
     others: float
     num_peers: int
+    is_node: bool = False
+    """All GPUs of a node, of which `series` is one."""
 
 
-def compare(run: Run, at: Thresholds, measure: Measure, *, peak: bool = False) -> Iterator[Peers]:
+def _compare(run: Run, at: Thresholds, measure: Measure, *, peak: bool = False) -> Iterator[Peers]:
     """Compare GPUs with their peers; groups that are too small have none."""
     for group in _groups(run):
         if len(group) <= max(1, at.min_peers):
@@ -87,7 +89,7 @@ def compare(run: Run, at: Thresholds, measure: Measure, *, peak: bool = False) -
         yield Peers(group, values, others, spread, grid)
 
 
-def halves(run: Run, at: Thresholds, measure: Measure) -> Iterator[Peers]:
+def _halves(run: Run, at: Thresholds, measure: Measure) -> Iterator[Peers]:
     """Compare the two nodes of a job where either may be the odd one: most jobs have no more.
 
     Of each only the GPU that speaks most against a difference counts, on the assumption that less
@@ -111,9 +113,9 @@ def halves(run: Run, at: Thresholds, measure: Measure) -> Iterator[Peers]:
 
 
 def _groups(run: Run) -> list[list[GpuSeries]]:
-    """Put GPUs of one job and kind together; where no job is told, those of one node."""
+    """Put GPUs of one job and kind together; without a job, those of one node."""
     groups: dict[tuple[str, str], list[GpuSeries]] = {}
-    for series in rules.gpus(run):
+    for series in readings.gpus(run):
         job = f"on {series.host}" if series.job is None else f"job {series.job}"
         kind = (series.fact("gpu") or "").partition(" ")[2]  # after the UUID
         groups.setdefault((job, kind), []).append(series)
@@ -138,14 +140,14 @@ def _by_window(
     result = np.full(grid.num, np.nan)
     if values is None:
         return result
-    told = ~np.isnan(values)
+    known = ~np.isnan(values)
     window = np.zeros(len(values), np.int64)
     if grid.num > 1:
-        told &= ~np.isnan(series.time_s)
+        known &= ~np.isnan(series.time_s)
         np.floor_divide(
-            series.time_s - grid.begin_s, grid.window_s, out=window, where=told, casting="unsafe"
+            series.time_s - grid.begin_s, grid.window_s, out=window, where=known, casting="unsafe"
         )
-    window, values = window[told], values[told]
+    window, values = window[known], values[known]
     counts = np.bincount(window, minlength=grid.num)
     if peak and window.size:
         first = np.flatnonzero(np.diff(window, prepend=-1))
@@ -182,23 +184,51 @@ def _others(
     return others, _SIGMA * np.take_along_axis(deviations, half, axis=0)[0]
 
 
-def _lasting(differs: NDArray[np.bool_], told: NDArray[np.bool_], at: Thresholds) -> slice | None:
+def _lasting(differs: NDArray[np.bool_], known: NDArray[np.bool_], at: Thresholds) -> slice | None:
     """Find the longest run of windows in which one differs; None if that is too short to count.
 
     Where there are fewer windows than it takes, it must differ in all.
     """
-    best = rules.longest_run(differs)
+    best = readings.longest_run(differs)
     num = best.stop - best.start
-    return best if num and num >= min(at.peer_windows, told.sum()) else None
+    return best if num and num >= min(at.peer_windows, known.sum()) else None
 
 
-def odd(peers: Peers, differs: NDArray[np.bool_], at: Thresholds) -> Iterator[Odd]:
-    """Give GPUs that differ, by (GPUs, windows) and by how far peers spread, for long enough."""
+def outliers(  # noqa: PLR0913 - what is compared, and how
+    run: Run,
+    at: Thresholds,
+    measure: Measure,
+    differs: Callable[[Peers], NDArray[np.bool_]],
+    *,
+    peak: bool = False,
+    by_node: bool = False,
+) -> Iterator[Odd]:
+    """Give GPUs that differ from their peers by far and for long enough.
+
+    Args:
+        run: whose GPUs to compare.
+        at: by how far, and how long.
+        measure: what to compare of each.
+        differs: (GPUs, windows), which of them are too far off.
+        peak: compare the highest reading of a window, not the mean.
+        by_node: compare the two nodes of a job as wholes, too.
+
+    """
+    for peers in _compare(run, at, measure, peak=peak):
+        yield from _odd(peers, differs(peers), at, is_node=False)
+    for peers in _halves(run, at, measure) if by_node else ():
+        yield from _odd(peers, differs(peers), at, is_node=True)
+
+
+def _odd(
+    peers: Peers, differs: NDArray[np.bool_], at: Thresholds, *, is_node: bool
+) -> Iterator[Odd]:
+    """Give GPUs that differ by more than their peers do among themselves, for long enough."""
     gap = np.abs(peers.values - peers.others)
     differs &= gap > at.peer_spread * peers.spread
     for row in np.flatnonzero(differs.any(axis=1)).tolist():
-        told = ~np.isnan(peers.others[row]) & ~np.isnan(peers.values[row])
-        windows = _lasting(differs[row], told, at)
+        known = ~np.isnan(peers.others[row]) & ~np.isnan(peers.values[row])
+        windows = _lasting(differs[row], known, at)
         if windows is not None:
             yield Odd(
                 peers.series[row],
@@ -206,4 +236,5 @@ def odd(peers: Peers, differs: NDArray[np.bool_], at: Thresholds) -> Iterator[Od
                 own=float(np.nanmean(peers.values[row, windows])),
                 others=float(np.nanmean(peers.others[row, windows])),
                 num_peers=len(peers.series) - 1,
+                is_node=is_node,
             )

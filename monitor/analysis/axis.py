@@ -33,7 +33,7 @@ class Axis:
     bin_s: float
     num_bins: int
     offset: timedelta | None
-    """Of local time from UTC; None: no log tells it, and times are as the logs have them."""
+    """Of local time from UTC; None: not recorded, and times are as the logs have them."""
 
     @property
     def end_s(self) -> float:
@@ -53,7 +53,7 @@ class Axis:
     def words(self) -> str:
         """What the axis shows: the days, and whose time it is."""
         if not self.dated:
-            return "time of day (the log tells no date)"
+            return "time of day (the log has no date)"
         days = [f"{self.local(s):%Y-%m-%d}" for s in (self.begin_s, self.end_s)]
         day = days[0] if days[0] == days[1] else " to ".join(days)
         return f"{day}, {self.zone}"
@@ -111,7 +111,7 @@ def usual_interval_s(series: GpuSeries) -> float:
 
 
 def utc_offset(gpus: Iterable[GpuSeries]) -> timedelta | None:
-    """Give the offset of local time from UTC that the logs tell first; None if none does."""
+    """Return the offset of local time from UTC that is recorded first; None if none is."""
     for series in gpus:
         offset = gutil.parse_offset(series.facts.get("utc_offset", ""))
         if offset is not None:

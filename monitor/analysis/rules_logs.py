@@ -7,24 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from monitor.diagnosis import rules
-from monitor.diagnosis.findings import Finding
-from monitor.diagnosis.rules import Rule, Stretch
+from monitor.analysis import readings
+from monitor.analysis.findings import Finding
+from monitor.analysis.readings import Stretch
+from monitor.analysis.rules import Rule, Window
 from monitor.logs import clock
-from monitor.report import words
 from monitor.runs.history import seconds
-from monitor.words import counted
+from monitor.words import counted, minutes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import ArrayLike, NDArray
 
-    from monitor.diagnosis.thresholds import Thresholds
+    from monitor.analysis.thresholds import Thresholds
     from monitor.logs.series import GpuSeries, Run
 
 
 _QUARTER_S = 900
+_NODE_IS_GONE = (
+    "the node, its monitor or its disk is gone: see `python -m monitor why` and the node's state"
+    " (sinfo -N)"
+)
 
 
 def _gap(run: Run, at: Thresholds) -> Iterator[Finding]:
@@ -77,7 +81,7 @@ def _limit_s(series: GpuSeries, at: Thresholds) -> float:
 
 
 def _gaps(series: GpuSeries, starts_s: NDArray[np.float64], at: Thresholds) -> Iterator[Finding]:
-    """Look for times without a sample in a node's log, other than those between two starts."""
+    """Find times without a sample in a node's log, other than those between two starts."""
     steps_s = np.diff(series.time_s)
     usual_s = clock.usual_s(np.append(np.nan, steps_s), series.told_s)[1:]
     longest_s = np.fmax(at.gap_seconds, at.gap_intervals * usual_s)
@@ -91,12 +95,11 @@ def _gaps(series: GpuSeries, starts_s: NDArray[np.float64], at: Thresholds) -> I
     worst = max(found, key=lambda begin: float(steps_s[begin]))
     gap_s = float(steps_s[worst])
     more = f" (and {counted(len(found) - 1, 'more gap')})" if len(found) > 1 else ""
-    yield rules.finding(
-        "gap",
+    yield readings.finding(
         "hint",
         series,
         Stretch(worst + 1, worst + 2, gap_s),
-        f"nothing written for {words.minutes(gap_s)}, where a sample is usual every"
+        f"nothing written for {minutes(gap_s)}, where a sample is usual every"
         f" {usual_s[worst]:g} s{more}",
         "a requeued job has such a gap; else see what the node did then, and whether the disk was"
         " full",
@@ -106,51 +109,66 @@ def _gaps(series: GpuSeries, starts_s: NDArray[np.float64], at: Thresholds) -> I
 
 
 def _is_rest(series: GpuSeries, before: int, starts_s: NDArray[np.float64]) -> bool:
-    """Tell whether the job itself was at rest: one start had ended, the next not begun."""
+    """Whether the job itself was at rest: one start had ended, the next not begun."""
     begin_s, end_s = series.time_s[before], series.time_s[before + 1] + series.interval_s
     return bool(((begin_s <= starts_s) & (starts_s <= end_s)).any())
 
 
 def _ended_early(nodes: list[GpuSeries], at: Thresholds) -> Iterator[Finding]:
-    """Look for nodes whose log ends long before those of the job's other nodes."""
+    """Find nodes whose log ends long before those of the job's other nodes."""
     ends_s = [float(series.time_s[-1]) - _zone_s(series, nodes) for series in nodes]
     for series, end_s in zip(nodes, ends_s, strict=True):
         missing_s = max(ends_s) - end_s
         if missing_s > _limit_s(series, at):
-            yield rules.finding(
-                "gap",
+            yield readings.finding(
                 "warning",
                 series,
                 np.arange(series.num_samples) == series.num_samples - 1,
-                f"its log ends {words.minutes(missing_s)} before that of other nodes of the job",
-                "the node, its monitor or its disk is gone: see `python -m monitor why` and the"
-                " node's state (sinfo -N)",
+                f"its log ends {minutes(missing_s)} before that of other nodes of the job",
+                _NODE_IS_GONE,
                 weight=missing_s,
                 of_host=True,
             )
 
 
 def _missing(run: Run) -> Iterator[Finding]:
-    """Look for nodes that had ranks, and have no log where others have one."""
+    """Find nodes that had ranks, and have no log where others have one."""
     ups = [event for event in run.events if event.get("event") == "rank_up"]
     nodes = {node.partition(".")[0] for event in ups if isinstance(node := event.get("node"), str)}
     logged = {series.host.partition(".")[0] for series in run.gpus}
     for node in sorted(nodes - logged if nodes & logged else ()):
         yield Finding(
-            rule="gap",
             severity="warning",
             host=node,
-            gpu=None,
-            begin_s=None,
-            end_s=None,
             evidence="it had ranks, and no log of it is here, as of the job's other nodes",
             suggestion="see RUN_DIR/logs/monitor-NODE.log for why its monitor wrote nothing, and"
             " whether its log was left behind when the others were copied",
         )
 
 
+def _stale(run: Run, at: Thresholds) -> Iterator[Finding]:
+    for log in run.logs if isinstance(run, Window) else ():
+        if not is_stale(log.quiet_s, log.interval_s, at):
+            continue
+        yield Finding(
+            severity="warning" if log.is_there else "error",
+            host=log.host,
+            evidence=f"the log has not grown for {minutes(log.quiet_s)}"
+            if log.is_there
+            else "the log is gone",
+            suggestion=_NODE_IS_GONE,
+            job=log.job,
+            weight=log.quiet_s,
+        )
+
+
+def is_stale(quiet_s: float, interval_s: float, at: Thresholds) -> bool:
+    """Whether a log should have grown, by its own interval."""
+    return quiet_s > max(at.stale_seconds, at.gap_intervals * interval_s)
+
+
 def _zone_s(series: GpuSeries, nodes: list[GpuSeries]) -> float:
-    """Tell how much later a node's log begins because of its zone, which dmon does not tell.
+    """Return how much later a node's log begins by its zone, which dmon does not record.
 
     The nodes of a job begin together, and zones differ by quarters of an hour.
     """
@@ -160,10 +178,20 @@ def _zone_s(series: GpuSeries, nodes: list[GpuSeries]) -> float:
     return _QUARTER_S * round((float(series.time_s[0]) - first_s) / _QUARTER_S)
 
 
-GAP = Rule(
-    name="gap",
-    meaning="the monitor wrote nothing for a while, or ended before those of other nodes",
-    needs=(),
-    thresholds=("gap_intervals", "gap_seconds"),
-    check=_gap,
+RULES = (
+    Rule(
+        name="gap",
+        meaning="the monitor wrote nothing for a while, or ended before those of other nodes",
+        needs=(),
+        thresholds=("gap_intervals", "gap_seconds"),
+        scope="whole run",
+        check=_gap,
+    ),
+    Rule(
+        name="stale",
+        meaning="live: a log does not grow any more, or is gone",
+        thresholds=("gap_intervals", "stale_seconds"),
+        scope="live",
+        check=_stale,
+    ),
 )

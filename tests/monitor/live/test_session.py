@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.monitor.live.test_run import Run
 from tests.monitor.live_logs import NONE, LogWriter, gpu, log_of
 from tests.monitor.terminal import AS_FOUND, ROOT, Terminal
-from tests.monitor.test_live_run import Run
 
 pytestmark = pytest.mark.slow
 

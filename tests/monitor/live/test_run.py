@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from monitor.live import alerts
-from monitor.live.board import Board, Rows
+from monitor.analysis.engine import evaluate
+from monitor.analysis.findings import summaries
 from monitor.live.log import LiveLog
 from monitor.live.rows import Batch
 from monitor.live.run import LiveRun, Progress
+from monitor.live.window import window
 
 
 class Run:
@@ -133,7 +134,8 @@ def test_the_last_attempt_speaks(run: Run) -> None:
     run.tell("start", attempt=2, job_id="9", world_size=4)
     run.tell("rank_end", attempt=1, rank=0, code=0)
     told = run.progress
-    assert (told.attempt, told.num_ranks, told.outcome, told.notes) == (2, 4, "starting", ())
+    assert (told.attempt, told.num_ranks, told.outcome) == (2, 4, "starting")
+    assert run.live.notes == ()
     assert run.live.job_ids == ["7", "9"]
 
 
@@ -166,57 +168,63 @@ def test_a_run_that_cannot_be_read_says_so(run: Run, monkeypatch: pytest.MonkeyP
 # ---- alerts --------------------------------------------------------------------------------------
 
 
-def board(**further: Any) -> Board:
-    """Give a board without rows."""
-    usual = {"name": "x", "clock": "", "rows": (), "progress": None, "num_unreadable": 0}
-    return Board(**(usual | {"problems": ()} | further))
+def found(run: Run, *logs: LiveLog) -> list[tuple[str, str, str]]:
+    """Evaluate the rules as the view does: severity, place and text."""
+    now = window(logs, run.live)
+    return [(one.severity, one.where, one.evidence) for one in summaries(now, evaluate(now))]
 
 
-def test_what_the_run_tells_of_itself_is_an_alert(run: Run) -> None:
-    """In its own words; what it leaves out is a question mark."""
-    run.tell("lost_node", node="n3", how="no answer")
-    run.tell("non_finite", step=12)
-    run.tell("checkpoint", step=12)
-    found = alerts.of_board(board(progress=run.progress, problems=("disk: gone",)))
-    assert [(alert.severity, alert.text) for alert in alerts.folded(found)] == [
-        ("error", "node n3 is lost: no answer"),
-        ("error", "disk: gone"),
-        ("warning", "a loss or gradient at step 12 is not finite: ?"),
+def test_what_the_run_reports_is_an_alert(run: Run) -> None:
+    """In its own words; what it leaves out is a question mark; only the last attempt's."""
+    run.tell("lost_node", node="n2", how="no answer")
+    run.tell("start", attempt=2)
+    run.tell("lost_node", attempt=2, node="n3", how="no answer")
+    run.tell("non_finite", attempt=2, step=12)
+    run.tell("checkpoint", attempt=2, step=12)
+    run.live.poll()
+    assert found(run) == [
+        ("error", "the job", "node n3 is lost: no answer"),
+        ("warning", "the job", "a loss or gradient at step 12 is not finite: ?"),
     ]
 
 
-def test_unreadable_rows_are_said() -> None:
-    """As a hint."""
-    (alert,) = alerts.of_board(board(num_unreadable=1))
-    assert (alert.severity, alert.text) == ("hint", "1 row of the logs could not be read")
+def test_the_trainers_own_numbers_are_evaluated(run: Run) -> None:
+    """As `diagnose` does: it waits for data, and two ranks of two are not both slow."""
+    for rank in (0, 1):
+        run.tell("rank_up", rank=rank, local_rank=rank)
+    for step in range(1, 12):
+        slow = [{"rank": step % 2, "node": "n1", "ratio": 1.9}]
+        run.step(step, step * 1.0, data_wait_pct=50, slow_ranks=slow)
+    run.live.poll()
+    ((severity, where, text),) = found(run)
+    assert (severity, where) == ("warning", "the job")
+    assert text.startswith("the trainer waited for data for 50 % of its time")
 
 
 def test_what_of_a_node_is_nearly_full_is_an_alert(tmp_path: Path) -> None:
     """Once a node, by the thresholds of `diagnose`, and only if two samples say so."""
     path = tmp_path / "slurm-7.n1.gutil"
-    live, rows = LiveLog(str(path)), Rows()
+    live, run = LiveLog(str(path)), Run(tmp_path)
     head = (
         "# gpu    sm  hmem   shm  disk\n# Idx     %    MB     %     %\n## host_memory_mib: 1000\n"
     )
     seen = []
     for text in (
-        head + "    0    98   949    90     -\n    1    98   949    90     -\n",
-        "    0    98   950    89    95\n    1    98   950    89    95\n",
-        "    0    98   960    90    96\n    1    98   960    90    96\n",
+        head + "    0    98   949    89     -\n    1    98   949    89     -\n",
+        "    0    98   950    90    95\n    1    98   950    90    95\n",
+        "    0    98   960    89    96\n    1    98   960    89    96\n",
     ):
         with path.open("a") as file:
             file.write(text)
         batch = Batch()
         live.poll(batch)
         batch.read()
-        shown = rows.of([live], 0.0, is_over=True)
-        found = alerts.of_board(board(rows=shown))
-        seen.append([(alert.severity, alert.where, alert.rule, alert.text) for alert in found])
+        seen.append(found(run, live))
     assert seen == [
         [],
         [],
         [
-            ("warning", "n1", "host_memory", "memory is 96 % full"),
-            ("warning", "n1", "disk", "disk of the log is 96 % full"),
+            ("warning", "n1", "the machine's memory was up to 96 % full"),
+            ("warning", "n1", "the machine's disk was up to 96 % full"),
         ],
     ]

@@ -13,17 +13,18 @@ from typing import Any
 import pytest
 
 from monitor import cli, xids
-from monitor.diagnosis import findings, findings_text, rules_text, thresholds
-from monitor.diagnosis.diagnose import RULES, diagnose, not_looked
-from monitor.diagnosis.findings import Finding
-from monitor.diagnosis.thresholds import MEANINGS, Thresholds
+from monitor.analysis import engine, findings, thresholds
+from monitor.analysis.engine import evaluate, skipped
+from monitor.analysis.findings import Finding
+from monitor.analysis.thresholds import MEANINGS, Thresholds
 from monitor.errors import UserError
 from monitor.logs import gutil, marks, series
 from monitor.logs.marks import Mark
 from monitor.logs.sample import GpuSample, HostSample, Row
+from monitor.report import findings as findings_text
 from tests.monitor.made_runs import BEGIN_S, NUM_SAMPLES, at, first, gpu, mark, run
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 SHARED = REPOSITORY.parent / "shared" / "dmon"
 NOON = datetime(2026, 11, 21, 12)  # noqa: DTZ001
 Written = Callable[..., Path]
@@ -31,7 +32,7 @@ Written = Callable[..., Path]
 
 def text(looked_at: series.Run, width: int = 100) -> str:
     """What a person reads."""
-    return "\n".join(findings_text.lines(looked_at, diagnose(looked_at), width))
+    return "\n".join(findings_text.lines(looked_at, evaluate(looked_at), width))
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_json_has_the_same_numbers(written: Written, capfd: pytest.CaptureFixtur
     assert cli.main(["diagnose", "--json", "--set", "idle_minutes=9.5", path]) == 3
     told = json.loads(capfd.readouterr().out)
     chosen = Thresholds(idle_minutes=9.5)
-    found = diagnose(series.load([path]), chosen)
+    found = evaluate(series.load([path]), chosen)
     assert told["findings"] == [asdict(one) for one in found]
     assert [one["rule"] for one in told["findings"]] == ["idle"]
     assert told["thresholds"] == chosen.as_dict()
@@ -121,6 +122,12 @@ def test_thresholds_by_option_and_by_file(
     assert "disk_pct=80.5            this share of the log's disk in use (usually 95)" in (
         capfd.readouterr().out
     )
+
+
+def test_former_names_of_thresholds_still_work() -> None:
+    """Scripts and files of a site may have them."""
+    at = thresholds.chosen(["stray_mib=9", "stray_minutes=7"])
+    assert (at.unattributed_mib, at.unattributed_minutes) == (9, 7)
 
 
 @pytest.mark.parametrize(
@@ -176,10 +183,10 @@ def test_wrong_input_is_code_64(words: list[str]) -> None:
 
 def test_every_threshold_is_some_rules_and_is_told() -> None:
     """The table, the rules and the list of them go together."""
-    used = {name for rule in RULES for name in rule.thresholds}
+    used = {name for rule in engine.rules() for name in rule.thresholds}
     assert used == set(MEANINGS) == set(Thresholds().as_dict())
-    told = "\n".join(rules_text.lines(Thresholds()))
-    assert all(f"  {rule.name} " in told for rule in RULES)
+    told = "\n".join(findings_text.rule_list(Thresholds()))
+    assert all(f"  {rule.name} " in told for rule in engine.rules())
     assert all(f"  {name}=" in told for name in MEANINGS)
     assert "usually" not in told
     assert max(map(len, told.splitlines())) <= 100
@@ -188,7 +195,7 @@ def test_every_threshold_is_some_rules_and_is_told() -> None:
 def test_the_page_of_the_manual_has_the_list_of_rules() -> None:
     """As --list-rules writes it: no threshold is told two ways."""
     page = (REPOSITORY / "docs" / "monitor.md").read_text()
-    told = "".join(f"    {line}".rstrip() + "\n" for line in rules_text.lines(Thresholds()))
+    told = "".join(f"    {line}".rstrip() + "\n" for line in findings_text.rule_list(Thresholds()))
     assert told in page
 
 
@@ -230,7 +237,7 @@ def test_the_worst_comes_first() -> None:
         gpu(1, sm=at(first(60), 0, 95), fb=20_000),
         marks=(mark("xid", xid="79"),),
     )
-    found = [(one.severity, one.rule, one.gpu) for one in diagnose(looked_at)]
+    found = [(one.severity, one.rule, one.gpu) for one in evaluate(looked_at)]
     assert found == [
         ("error", "xid", 0),
         ("warning", "idle", 1),
@@ -255,14 +262,14 @@ def test_scattered_nodes_and_narrow_terminals() -> None:
 def test_what_could_not_be_looked_at_is_said_by_node() -> None:
     """One log with a column does not speak for another that lacks it."""
     both = run(gpu(host="n1", disk=10), gpu(host="n2"))
-    (lack,) = [one for one in not_looked(both) if one.rule == "disk"]
+    (lack,) = [one for one in skipped(both) if one.rule == "disk"]
     assert (lack.lacks, lack.hosts) == ("disk", ("n2",))
     assert "no disk on 1 of 2 nodes: disk" in text(both)
     assert "no disk: disk" in text(run(gpu()))
     silent = run(gpu(**dict.fromkeys(("sm", "pwr", "gtemp", "fb"), float("nan"))))
-    assert "lost" not in {one.rule for one in not_looked(silent)}
-    assert "lost" in {one.rule for one in diagnose(silent)}
-    assert "idle" in {one.rule for one in not_looked(silent)}
+    assert "lost" not in {one.rule for one in skipped(silent)}
+    assert "lost" in {one.rule for one in evaluate(silent)}
+    assert "idle" in {one.rule for one in skipped(silent)}
     for facts, events, is_blind in (
         ({}, (), True),
         ({"events": "none: no GPU"}, (), True),
@@ -270,9 +277,9 @@ def test_what_could_not_be_looked_at_is_said_by_node() -> None:
         ({}, (mark("xid", xid="79"),), False),
     ):
         watched = run(gpu(facts=facts), marks=events)
-        assert ("xid" in {one.rule for one in not_looked(watched)}) == is_blind
+        assert ("xid" in {one.rule for one in skipped(watched)}) == is_blind
     trained = run(gpu(), metrics=({"step": 1},))
-    assert "data" not in {one.rule for one in not_looked(trained)}
+    assert "data" not in {one.rule for one in skipped(trained)}
 
 
 def test_a_run_of_metrics_alone_and_an_empty_one() -> None:
@@ -332,7 +339,9 @@ def test_a_python_without_our_packages_is_one_line() -> None:
     assert ended.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("folder", [Path(__file__).parent / "data", SHARED], ids=["data", "shared"])
+@pytest.mark.parametrize(
+    "folder", [Path(__file__).parents[1] / "data", SHARED], ids=["data", "shared"]
+)
 def test_true_dmon_logs_of_every_series(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Each alone and all together: no error but a lost GPU, where there is one."""
     if not folder.is_dir():

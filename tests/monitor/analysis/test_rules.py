@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from monitor.diagnosis.diagnose import COLUMNS, RULES, diagnose
-from monitor.diagnosis.findings import Finding
-from monitor.diagnosis.thresholds import Thresholds
+from monitor.analysis import engine
+from monitor.analysis.engine import evaluate
+from monitor.analysis.findings import Finding
+from monitor.analysis.thresholds import Thresholds
 from monitor.logs.series import GpuSeries, Run
 from tests.monitor.made_runs import BEGIN_S, NUM_SAMPLES, STEP_S, at, first, gpu, mark, run
 
@@ -139,11 +140,12 @@ CASES = [
          run(gpu(fb=at(first(2), 77_700, 60_000))), run(gpu(fb=at(first(1), 77_700, 60_000))),
          "at most 76 of 78 GiB in use (97 %)"),
     Case("memory", "hint", run(gpu(fb=39_900)), run(gpu(fb=40_100)), "39 of 78 GiB in use (50 %)"),
-    Case("stray", "warning",
+    Case("unattributed", "warning",
          run(gpu(ofb=at(first(8), 500, 0), facts={"processes 0": "77 500 MiB"})),
          run(gpu(ofb=at(first(7), 500, 0))),
          "held up to 0.5 GiB of its memory for 2 min; on it at last: 77 500 MiB"),
-    Case("stray", "warning", run(gpu(ofb=9000)), run(gpu(ofb=499)), "8.8 GiB of its memory for"),
+    Case("unattributed", "warning", run(gpu(ofb=9000)), run(gpu(ofb=499)),
+         "8.8 GiB of its memory for"),
     Case("host_memory", "warning",
          run(gpu(hmem=at(first(2), 950_100, 0))), run(gpu(hmem=at(first(2), 949_900, 0))),
          "the machine's memory was up to 95 % full"),
@@ -184,7 +186,7 @@ CASES = [
 
 def told(looked_at: Run, rule: str, thresholds: Thresholds | None = None) -> list[Finding]:
     """What one rule finds."""
-    return [one for one in diagnose(looked_at, thresholds) if one.rule == rule]
+    return [one for one in evaluate(looked_at, thresholds) if one.rule == rule]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.severity}")
@@ -201,9 +203,10 @@ def test_a_rule_finds_what_is_over_its_threshold_and_not_what_is_below(case: Cas
 
 def test_every_rule_has_both_cases() -> None:
     """A new rule must not go untested, nor a column that a rule forgot to name."""
-    assert {case.rule for case in CASES} == {rule.name for rule in RULES}
+    afterwards = [rule for rule in engine.rules() if rule.scope != "live"]
+    assert {case.rule for case in CASES} == {rule.name for rule in afterwards}
     used = {name for case in CASES for one in case.true.gpus for name in one.values}
-    assert used <= COLUMNS
+    assert used <= engine.columns()
 
 
 def test_where_and_when() -> None:
@@ -231,7 +234,7 @@ def test_what_takes_no_time_is_no_idle_time() -> None:
     """All samples of one second, though no minute of idleness is asked for."""
     moment = np.full(NUM_SAMPLES, float(BEGIN_S))
     limits = Thresholds(idle_minutes=0, startup_minutes=0)
-    assert not diagnose(run(gpu(sm=0, time_s=moment)), limits)
+    assert not evaluate(run(gpu(sm=0, time_s=moment)), limits)
 
 
 def test_a_gap_ends_a_stretch() -> None:
@@ -341,7 +344,7 @@ def test_without_times_peers_are_compared_all_the_same() -> None:
     """Rows of dmon without -o: the whole log is one stretch, and nobody knows when."""
     nothing = np.full(NUM_SAMPLES, np.nan)
     looked_at = run(*(gpu(i, sm=40 if i == 2 else 90, time_s=nothing) for i in range(4)))
-    (found,) = diagnose(looked_at)
+    (found,) = evaluate(looked_at)
     assert (found.rule, found.begin_s, found.end_s) == ("straggler", None, None)
 
 
@@ -371,7 +374,7 @@ def test_dmon_tells_heat_as_a_flag() -> None:
 )
 def test_what_keeps_clocks_down_is_told_apart(bits: int, rule: str) -> None:
     """A slowdown by hardware is the power's business unless heat is told with it."""
-    found = diagnose(run(gpu(throt=at(first(60), bits, 0))))
+    found = evaluate(run(gpu(throt=at(first(60), bits, 0))))
     assert [(one.rule, one.severity) for one in found] == [(rule, "warning")]
 
 
@@ -386,7 +389,7 @@ def test_only_full_cpus_while_it_works_speak_of_starving() -> None:
 
 def test_an_idle_gpus_empty_memory_is_no_hint_to_a_larger_batch() -> None:
     """It never worked."""
-    assert [one.rule for one in diagnose(run(gpu(sm=0, fb=500)))] == ["idle"]
+    assert [one.rule for one in evaluate(run(gpu(sm=0, fb=500)))] == ["idle"]
 
 
 def test_a_gap_between_two_starts_is_none() -> None:
@@ -412,7 +415,7 @@ def test_a_gap_between_two_starts_is_none() -> None:
 )
 def test_whose_fault_an_xid_is(number: str, severity: str, words: str, suggestion: str) -> None:
     """The program's, the hardware's, the driver's or nobody's, by NVIDIA's catalogue."""
-    (found,) = diagnose(run(gpu(), marks=(mark("xid", xid=number),)))
+    (found,) = evaluate(run(gpu(), marks=(mark("xid", xid=number),)))
     assert (found.rule, found.severity, found.about) == ("xid", severity, number)
     assert words in found.evidence
     assert suggestion in found.suggestion
@@ -422,13 +425,13 @@ def test_what_a_counter_tells_an_event_does_not_tell_again() -> None:
     """The recorder writes both: one finding is enough."""
     events = (mark("ecc", bits="double"), mark("remap"))
     counted = run(gpu(dbecc=at(first(9), 1, 0), remap=at(first(9), 1, 0)), marks=events)
-    assert [one.rule for one in diagnose(counted)] == ["ecc", "remap"]
+    assert [one.rule for one in evaluate(counted)] == ["ecc", "remap"]
 
 
 def test_an_empty_run_has_no_findings() -> None:
     """Nor one whose GPUs have no samples."""
     empty = gpu(num_samples=0)
-    assert diagnose(run()) == diagnose(run(empty)) == []
+    assert evaluate(run()) == evaluate(run(empty)) == []
 
 
 numbers = st.one_of(st.just(NAN), st.sampled_from((0.0, 1.0, 32.0, 100.0, 1e5)), st.floats(0, 1e6))
@@ -438,7 +441,7 @@ numbers = st.one_of(st.just(NAN), st.sampled_from((0.0, 1.0, 32.0, 100.0, 1e5)),
 def any_series(draw: st.DrawFn) -> GpuSeries:
     """Whatever a log may hold: few samples or none, columns without a reading, no times."""
     num = draw(st.integers(0, 12))
-    names = draw(st.lists(st.sampled_from(sorted(COLUMNS)), unique=True, max_size=8))
+    names = draw(st.lists(st.sampled_from(sorted(engine.columns())), unique=True, max_size=8))
     columns = {n: draw(st.lists(numbers, min_size=num, max_size=num)) for n in names}
     steps = st.floats(0, 1000)
     clock_s = np.cumsum(draw(st.lists(steps, min_size=num, max_size=num)), dtype=np.float64)
@@ -456,7 +459,7 @@ def test_whatever_is_looked_at_findings_are_sound(several: list[GpuSeries], limi
     """No rule fails, whatever the thresholds; times are numbers, and in order."""
     low = dict.fromkeys(Thresholds().as_dict(), limit)
     for thresholds in (Thresholds(), Thresholds(**low), Thresholds(**dict.fromkeys(low, 0.0))):
-        for one in diagnose(run(*several), thresholds):
+        for one in evaluate(run(*several), thresholds):
             assert (one.begin_s is None) == (one.end_s is None)
             assert one.begin_s is None or one.begin_s <= one.end_s  # type: ignore[operator]
             assert np.isfinite(one.weight)

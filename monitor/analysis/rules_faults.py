@@ -1,0 +1,263 @@
+"""Rules on faults that are reported: by the hardware, by the driver, by the run itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from monitor import xids
+from monitor.analysis import events, readings
+from monitor.analysis.findings import Finding
+from monitor.analysis.rules import EVENTS, Rule, Window
+from monitor.words import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from monitor.analysis.findings import Severity
+    from monitor.analysis.thresholds import Thresholds
+    from monitor.logs.series import GpuSeries, PlacedMark, Run
+
+_RESET = "the GPU needs a reset before that takes effect: report it to the administrators"
+_EXCLUDE = "exclude the node (sbatch --exclude) and report it to the administrators"
+
+
+def _growth(
+    counter: NDArray[np.floating] | None,
+) -> tuple[float, NDArray[np.bool_] | None]:
+    """Return by how much a counter grew, and in which samples; one that falls was reset."""
+    if counter is None:
+        return 0.0, None
+    known = np.flatnonzero(~np.isnan(counter))
+    steps = np.diff(counter[known])
+    where = np.zeros(len(counter), np.bool_)
+    where[known[1:]] = steps > 0
+    return float(steps[steps > 0].sum()), where
+
+
+def _ecc(run: Run, at: Thresholds) -> Iterator[Finding]:
+    with_counter = set()
+    for series in readings.gpus(run):
+        for one in _ecc_counted(series, at):
+            with_counter.add((one.severity, one.job, one.host, one.gpu))
+            yield one
+    for placed, several in _marks(run, "ecc"):
+        if placed.mark.details.get("bits") in ("1", "single"):
+            continue  # corrected: the counter has how many
+        if ("error", placed.job, placed.host, placed.mark.gpu) not in with_counter:
+            text = "memory error that could not be corrected"
+            yield _of_mark("error", placed, several, text, _EXCLUDE)
+
+
+def _ecc_counted(series: GpuSeries, at: Thresholds) -> Iterator[Finding]:
+    double = series.column("dbecc")
+    grown, where = _growth(double)
+    standing = 0.0 if double is None else float(np.nanmax(double))
+    if grown:
+        text = f"{counted(grown, 'memory error')} came up that could not be corrected"
+        yield readings.finding("error", series, where, text, _EXCLUDE, weight=grown)
+    elif standing:
+        text = f"{counted(standing, 'memory error')} that could not be corrected, from before"
+        fix = "ask the administrators for a reset of the GPU: it may hold damaged memory"
+        yield readings.finding("warning", series, None, text, fix, weight=standing)
+    few, where = _growth(series.column("sbecc"))
+    if readings.reaches(few, at.corrected_errors):
+        text = f"{counted(few, 'memory error')} came up, and could be corrected"
+        fix = "nothing is wrong yet; report to the administrators that its memory wears out"
+        yield readings.finding("hint", series, where, text, fix, weight=few)
+
+
+def _remap(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
+    with_counter = set()
+    for series in readings.gpus(run):
+        rows = series.column("remap")
+        grown, where = _growth(rows)
+        if rows is not None and grown:
+            with_counter.add((series.job, series.host, series.gpu))
+            text = f"{counted(grown, 'row')} of memory remapped, {np.nanmax(rows):.0f} in all"
+            yield readings.finding("warning", series, where, text, _RESET, weight=grown)
+    for placed, several in _marks(run, "remap"):
+        if placed.mark.details.get("failed", "0") not in ("0", "no", "false"):
+            text = "a bad row of memory could not be remapped"
+            yield _of_mark("error", placed, several, text, _EXCLUDE)
+        elif (placed.job, placed.host, placed.mark.gpu) not in with_counter:
+            text = "a row of memory is to be remapped"
+            yield _of_mark("warning", placed, several, text, _RESET)
+
+
+def _xid(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
+    for placed, several in _marks(run, "xid"):
+        number = placed.mark.details.get("xid", "")
+        known = xids.look_up(number)
+        text = f"XID {number or '?'}: {known.meaning} ({known.fault})"
+        fix = xids.SUGGESTIONS[known.owner]
+        yield _of_mark(known.severity, placed, several, text, fix, about=number)
+
+
+def _marks(run: Run, kind: str) -> Iterator[tuple[PlacedMark, Sequence[PlacedMark]]]:
+    """Return what happened to each GPU: the first of a sort, and all of that sort."""
+    groups: dict[object, list[PlacedMark]] = {}
+    for placed in run.marks:
+        mark = placed.mark
+        if mark.kind == kind:
+            sort = (mark.details.get("xid"), mark.details.get("failed"), mark.details.get("bits"))
+            groups.setdefault((placed.job, placed.host, mark.gpu, sort), []).append(placed)
+    return ((group[0], group) for group in groups.values())
+
+
+def _of_mark(  # noqa: PLR0913 - a finding has that many parts
+    severity: Severity,
+    placed: PlacedMark,
+    several: Sequence[PlacedMark],
+    text: str,
+    suggestion: str,
+    *,
+    about: str = "",
+) -> Finding:
+    times = [one.mark.time_s for one in several if not np.isnan(one.mark.time_s)]
+    return Finding(
+        severity=severity,
+        host=placed.host,
+        gpu=placed.mark.gpu,
+        begin_s=min(times, default=None),
+        end_s=max(times, default=None),
+        evidence=text + (f", {counted(len(several), 'time')}" if len(several) > 1 else ""),
+        suggestion=suggestion,
+        job=placed.job,
+        about=about,
+        weight=len(several),
+    )
+
+
+_SIGNS_OF_LIFE = ("pwr", "gtemp", "fb")
+"""What every GPU reports that is there; `sm` counts, too, but under MIG it is refused."""
+
+
+def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
+    for series in readings.gpus(run):
+        signs = [series.values[name] for name in (*_SIGNS_OF_LIFE, "sm") if name in series.values]
+        if series.values.keys().isdisjoint(_SIGNS_OF_LIFE):
+            continue
+        silent = np.logical_and.reduce([np.isnan(sign) for sign in signs])
+        found = readings.stretches(silent, np.ones(series.num_samples))
+        least = max(1, min(at.lost_samples, series.num_samples))
+        worst, num_others = found.worst(least, series.num_samples)
+        if worst is None:
+            continue
+        num = worst.end - worst.begin
+        mask = np.zeros(series.num_samples, np.bool_)
+        mask[worst.begin : worst.end] = True
+        to_the_end = worst.end == series.num_samples
+        end = "up to the end of the log" if to_the_end else "then it answered again"
+        end += readings.others(num_others)
+        never = "" if isinstance(run, Window) else ": it never answered"
+        yield readings.finding(
+            "error" if to_the_end else "warning",
+            series,
+            mask,
+            f"no reading in any of {counted(series.num_samples, 'sample')}{never}"
+            if num == series.num_samples
+            else f"no reading in {num} of {counted(series.num_samples, 'sample')} one after the"
+            f" other, {end}",
+            "see dmesg of the node for XID 79 and its like; exclude the node (sbatch --exclude) and"
+            " report it to the administrators",
+            weight=num,
+        )
+
+
+def _driver(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
+    for kind, severity in _BY_DRIVER.items():
+        for placed, several in _marks(run, kind):
+            what, text = events.described(placed.mark)
+            text = f"{what}: {text}" if text else what
+            yield _of_mark(severity, placed, several, text, "see dmesg of the node", about=kind)
+
+
+_SEE_WHY = "`python -m monitor why` has the evidence"
+
+REPORTS: dict[str, tuple[Severity, str]] = {
+    "verdict": ("error", "{text}"),
+    "lost_node": ("error", "node {node} is lost: {how}"),
+    "failure": ("error", "rank {rank}: {error}"),
+    "non_finite": ("warning", "a loss or gradient at step {step} is not finite: {action}"),
+    "checkpoint_failed": ("error", "no checkpoint at step {step}: {reason}"),
+    "signal": ("warning", "signal {signal} was received"),
+}
+"""The run's events that need a person, by name."""
+
+_BY_DRIVER: dict[str, Severity] = {"lost": "error", "slow": "warning", "back": "hint"}
+
+
+def _reported(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
+    for event in run.events:
+        name = str(event.get("event"))
+        if name in REPORTS:
+            severity, text = REPORTS[name]
+            yield Finding(
+                severity=severity,
+                evidence=text.format_map(_Known(event)),
+                suggestion=_SEE_WHY,
+                about=f"{name} {event.get('time')}",
+            )
+
+
+class _Known(dict[str, object]):
+    """What an event has; `?` for what it lacks."""
+
+    def __missing__(self, key: str) -> str:
+        return "?"
+
+
+RULES = (
+    Rule(
+        name="reported",
+        meaning="live: the run reports a failure, a verdict, a lost node, a signal",
+        check=_reported,
+        scope="live",
+        stays=True,
+    ),
+    Rule(
+        name="driver",
+        meaning="live: the driver lost a GPU, answers slowly, or answers again",
+        check=_driver,
+        needs=(EVENTS,),
+        scope="live",
+        stays=True,
+    ),
+    Rule(
+        name="lost",
+        meaning="a GPU gives no readings any more",
+        needs=("|".join(_SIGNS_OF_LIFE),),
+        reads=("sm",),
+        reads_silence=True,
+        thresholds=("lost_samples",),
+        check=_lost,
+    ),
+    Rule(
+        name="xid",
+        meaning="the driver reported a fault: of program or hardware, by NVIDIA's catalogue",
+        needs=(EVENTS,),
+        stays=True,
+        thresholds=(),
+        check=_xid,
+    ),
+    Rule(
+        name="ecc",
+        meaning="errors of a GPU's memory: not corrected, or many corrected ones",
+        needs=("dbecc|sbecc",),
+        stays=True,
+        thresholds=("corrected_errors",),
+        check=_ecc,
+    ),
+    Rule(
+        name="remap",
+        meaning="rows of a GPU's memory were replaced by spare ones, or could not be",
+        needs=("remap",),
+        stays=True,
+        thresholds=(),
+        check=_remap,
+    ),
+)

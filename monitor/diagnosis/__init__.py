@@ -1,1 +1,0 @@
-"""`diagnose`: rules that look for what is wrong with a run."""

@@ -1,0 +1,159 @@
+"""`diagnose`: findings for people and, as JSON, for programs; and the list of rules."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import textwrap
+from collections import Counter
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from monitor.analysis import engine
+from monitor.analysis.axis import Axis, utc_offset
+from monitor.analysis.findings import SEVERITIES, status, summaries
+from monitor.analysis.thresholds import MEANINGS, Thresholds
+from monitor.errors import UserError
+from monitor.logs import series
+from monitor.words import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from monitor.analysis.findings import Finding, Summary
+    from monitor.logs.series import Run
+
+_INDENT = " " * 9
+_MAX_WIDTH = 100
+
+
+def report(paths: Sequence[str], thresholds: Thresholds, *, as_json: bool = False) -> int:
+    """Print what is wrong with a run; its status as `findings.status` has it.
+
+    Raises:
+        UserError: a path cannot be read, or all of them together hold nothing to evaluate.
+
+    """
+    run = series.load(paths, engine.columns())
+    if not (_num_samples(run) or run.marks or run.metrics or run.events):
+        raise UserError(
+            f"diagnose: must have samples or events to judge by; found none in {', '.join(paths)}:"
+            " name a run directory that has its .gutil logs beside it, or the logs"
+        )
+    found = engine.evaluate(run, thresholds)
+    if as_json:
+        whole = document(run, found, thresholds)
+        print(json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        width = min(_MAX_WIDTH, shutil.get_terminal_size((_MAX_WIDTH, 24)).columns)
+        print("\n".join(lines(run, found, width)))
+    return status(found)
+
+
+def document(run: Run, found: Sequence[Finding], thresholds: Thresholds) -> dict[str, Any]:
+    """Make the document for programs."""
+    return {
+        "run": run.name,
+        "num_nodes": _num_nodes(run),
+        "num_gpus": _num_gpus(run),
+        "findings": [asdict(one) for one in found],
+        "not_looked": [asdict(one) for one in engine.skipped(run)],
+        "thresholds": thresholds.as_dict(),
+        "status": status(found),
+    }
+
+
+def lines(run: Run, found: Sequence[Finding], width: int) -> Iterator[str]:
+    """Write findings for people, those that are alike together, worst first."""
+    axis, alike = _axis(run, found), summaries(run, found)
+    yield textwrap.fill(_headline(run, alike, axis), width)
+    for one in alike:
+        yield ""
+        yield from _block(one, axis, width)
+    yield ""
+    yield from (textwrap.fill(note, width, subsequent_indent="  ") for note in _notes(run))
+
+
+def _axis(run: Run, found: Sequence[Finding]) -> Axis:
+    """Return the time that was recorded, and by whose clock."""
+    ends = [float(one.time_s[i]) for one in run.gpus if one.num_samples for i in (0, -1)]
+    ends += [time_s for one in found for time_s in (one.begin_s, one.end_s) if time_s is not None]
+    ends = [time_s for time_s in ends if np.isfinite(time_s)] or [0.0]
+    offset = utc_offset(run.gpus) if run.gpus else timedelta()
+    return Axis(min(ends), max(ends) - min(ends), 1, offset)
+
+
+def _headline(run: Run, found: Sequence[Summary], axis: Axis) -> str:
+    counts = Counter(one.severity for one in found)
+    counts_text = ", ".join(counted(counts[name], name) for name in SEVERITIES if counts[name])
+    result = counts_text or ("nothing found" if _num_samples(run) else "no monitor's log was read")
+    job = f"{run.name}: " if run.name else ""
+    size = f"{counted(_num_gpus(run), 'GPU')} on {counted(_num_nodes(run), 'node')}"
+    when = f", {_when(axis, axis.begin_s, axis.end_s)}, {axis.zone}" if axis.begin_s else ""
+    return f"{job}{result}; {size}{when}"
+
+
+def _block(one: Summary, axis: Axis, width: int) -> Iterator[str]:
+    when = f", {_when(axis, *one.span_s)}" if one.span_s else ""
+    head = f"{one.severity.upper():8} {one.rule}: {one.where}{when}"
+    yield textwrap.fill(head, width, subsequent_indent=_INDENT)
+    for text in (one.whole_evidence, f"-> {one.suggestion}"):
+        yield textwrap.fill(text, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
+
+
+def _when(axis: Axis, begin_s: float, end_s: float) -> str:
+    """Write a time as the node's own clock showed it; the day once, and not where it is unknown."""
+    begin, end = axis.local(begin_s), axis.local(end_s)
+    day = "%Y-%m-%d " if axis.dated else ""
+    text = f"{begin:{day}%H:%M:%S}"
+    if begin_s == end_s:
+        return text
+    return f"{text} to {end:{'' if begin.date() == end.date() else day}%H:%M:%S}"
+
+
+def _notes(run: Run) -> Iterator[str]:
+    looked_at = (
+        f"looked at {counted(_num_samples(run), 'sample')}, {counted(len(run.marks), 'event')}"
+        f" and {counted(len(run.metrics), 'line')} of metrics"
+    )
+    bad = f"; {counted(run.num_unreadable, 'row')} could not be read"
+    yield looked_at + (bad if run.num_unreadable else "")
+    lacking: dict[str, list[str]] = {}
+    for one in engine.skipped(run):
+        where = f" on {len(one.hosts)} of {counted(_num_nodes(run), 'node')}" if one.hosts else ""
+        lacking.setdefault(f"no {one.lacks.partition(' or ')[0]}{where}", []).append(one.rule)
+    if lacking:
+        text = "; ".join(f"{lack}: {', '.join(names)}" for lack, names in lacking.items())
+        yield f"not looked for, since the logs lack it (see `record --columns`): {text}"
+
+
+def _num_samples(run: Run) -> int:
+    return sum(one.num_samples for one in run.gpus)
+
+
+def _num_nodes(run: Run) -> int:
+    return len({(one.job, one.host) for one in run.gpus})
+
+
+def _num_gpus(run: Run) -> int:
+    return sum(one.gpu is not None for one in run.gpus)
+
+
+def rule_list(thresholds: Thresholds) -> Iterator[str]:
+    """Write every rule with the names of its thresholds, then those, and which are not usual."""
+    yield "rules, in the order in which they are reported:"
+    for rule in engine.rules():
+        yield f"  {rule.name:12} {rule.meaning}"
+        if rule.thresholds:
+            indent = " " * 17
+            names = ", ".join(rule.thresholds)
+            yield textwrap.fill(names, _MAX_WIDTH, initial_indent=indent, subsequent_indent=indent)
+    yield ""
+    yield "thresholds (--set NAME=NUMBER, or NAME = NUMBER in a file for --thresholds):"
+    usual = Thresholds().as_dict()
+    for name, value in thresholds.as_dict().items():
+        changed = "" if value == usual[name] else f" (usually {usual[name]:g})"
+        yield f"  {f'{name}={value:g}':24} {MEANINGS[name]}{changed}"
