@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -89,11 +90,13 @@ def test_usr1_waits_for_a_program_that_is_still_starting(scripts: Scripts) -> No
 
 
 def test_usr1_waits_for_launchers_that_are_still_starting(scripts: Scripts) -> None:
-    """Before it has a trap a launcher would be ended by the signal, and the run with it."""
+    """Before it has a handler an agent could not pass it on, and the request would be lost."""
     mark = scripts.directory / "starting"
-    scripts.fake("touch", f"""sleep 1; : >'{mark}'; sleep 1; exec /usr/bin/touch "$@" """)
+    starting = f"""case "$*" in *jobs/agent/*) sleep 1; : >'{mark}'; sleep 1 ;; esac"""
+    scripts.fake("slow-python", f"""{starting}; exec '{sys.executable}' "$@" """)
     program = 'trap "exit 75" USR1; for _ in {1..100}; do sleep 0.1; done'
-    process = scripts.start("prelaunch.sh", "--", "bash", "-c", program)
+    command = ("prelaunch.sh", "--", "bash", "-c", program)
+    process = scripts.start(*command, DDP_PYTHON="slow-python")
     Cluster.until(mark.exists, 20, "a launcher is starting")
     process.send_signal(signal.SIGUSR1)
     result = scripts.finish(process)
