@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timezone
 from typing import TYPE_CHECKING
 
 from monitor.logs import dmon, files, gutil, throttling
-from monitor.plain import open_plain
+from rundir.plain import open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
