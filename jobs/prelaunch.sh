@@ -30,7 +30,7 @@ find_root() {
     local jobs
     for jobs in "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" "$(submitted_from)" \
         "${SLURM_SUBMIT_DIR-.}/jobs" "${DDP_HOME:-/opt/ddp}/jobs"; do
-        if [[ $jobs && -r $jobs/supervisor/main.py && -r $jobs/launcher.sh ]]; then
+        if [[ $jobs && -r $jobs/supervisor/main.py && -r $jobs/../rundir/codes.py ]]; then
             (CDPATH='' cd -- "$jobs/.." && pwd -P)
             return 0
         fi
@@ -45,7 +45,7 @@ case ${DEBUG-} in
 esac
 set -- "$(find_root)" "$@"
 if [[ ! $1 ]]; then
-    echo "prelaunch: supervisor/ and launcher.sh must lie beside the submitted script, in \$SLURM_SUBMIT_DIR/jobs or in the image's /opt/ddp/jobs, found in none: submit from the project's directory" >&2
+    echo "prelaunch: jobs/ and rundir/ must lie where the submitted script is, in \$SLURM_SUBMIT_DIR or in the image's /opt/ddp, found in none: submit from the project's directory" >&2
     exit 64
 elif [[ ! -x $1/jobs/launcher.sh ]]; then
     echo "prelaunch: launcher.sh must be executable, found that it is not in $1/jobs: chmod +x $1/jobs/*.sh" >&2

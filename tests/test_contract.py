@@ -32,14 +32,15 @@ def written() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name, source in [*_of_bash(), *_of_python("trainer"), *_of_python("monitor")]:
         found.setdefault(name, set()).add(source)
+    for name, _ in _of_python("jobs/agent"):
+        found.setdefault(name, set()).add("launcher")
     return found
 
 
 def _of_bash() -> Iterator[tuple[str, str]]:
     for path in (ROOT / "jobs").rglob("*.sh"):
-        source = "launcher" if path.name == "launcher.sh" else "prelaunch"
         for name in re.findall(r"^[^#\n]*\bevent_write (\w+)", path.read_text(), re.MULTILINE):
-            yield name, source
+            yield name, "prelaunch"
 
 
 def _of_python(package: str) -> Iterator[tuple[str, str]]:

@@ -19,13 +19,13 @@ from trainer.events import append_line
 ROOT = Path(__file__).resolve().parents[1]
 WRITERS = {
     "jobs": [
-        "bash",
-        "-euc",
+        sys.executable,
+        "-c",
         (
-            f"source {ROOT}/jobs/lib.sh; DDP_RUN_DIR=$1 LOG_NAME=t DDP_ATTEMPT=1 DDP_NODE=n1\n"
-            "event_write note"
+            "import sys; from rundir import events\n"
+            "deliver = events.to_file(sys.argv[1] + '/events.jsonl')\n"
+            "events.EventLog(deliver, 'prelaunch', 1, 'n1').write('note')"
         ),
-        "bash",
     ],
     "trainer": [
         sys.executable,

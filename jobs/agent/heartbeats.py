@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import time
 from contextlib import suppress
@@ -47,7 +46,7 @@ class Directory:
             with suppress(OSError):
                 os.unlink(path)
         if is_leader:
-            shutil.rmtree(self.path, ignore_errors=True)
+            _remove(self.path)
 
 
 def open_directory(environ: Mapping[str, str], memory: str = MEMORY) -> Directory | None:
@@ -88,7 +87,16 @@ def sweep(memory: str = MEMORY, now: Callable[[], float] = time.time) -> None:
             and _is_ours(entry.path)
             and not any(processes.is_alive(pid) for _, pid in _children(entry.path))
         ):
-            shutil.rmtree(entry.path, ignore_errors=True)
+            _remove(entry.path)
+
+
+def _remove(directory: str) -> None:
+    """Remove a directory of ours, in which there are files only."""
+    with suppress(OSError):
+        for name in os.listdir(directory):
+            with suppress(OSError):
+                os.unlink(os.path.join(directory, name))
+        os.rmdir(directory)
 
 
 def _children(directory: str) -> list[tuple[str, int]]:

@@ -74,6 +74,10 @@ class LogFollower:
         while not self._output.is_full:
             data = os.pread(self._fd, _READ_BYTES, self._offset)
             size = data.rfind(b"\n") + 1
+            if is_last and data and not size and len(data) < _READ_BYTES:
+                self._emit(data + b"\n")  # in one piece: others write to the same pipe
+                self._offset += len(data)
+                continue
             if not size and (is_last or len(data) == _READ_BYTES):
                 size = len(data)
             if not size:

@@ -79,7 +79,7 @@ def run_rank(command: Command, environ: dict[str, str], root: str, loop: Loop) -
     if directory:
         directory.close(is_leader=is_leader)
     follower.finish(_FOLLOW_S)
-    reports.close()
+    reports.close(loop)
     return code
 
 

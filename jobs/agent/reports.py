@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jobs.agent.output import Output
 
 _MAX_DATAGRAM = 1 << 20
+_LAST_S = 1
 
 
 class Reports:
@@ -47,12 +48,13 @@ class Reports:
 
     def deliver(self, line: bytes) -> None:
         """Deliver an event's line, if only to the node's file. A full disk must not end the job."""
+        must_keep = not self.is_supervised or self._is_ending() or self._output.is_broken
+        if must_keep:
+            self._keep(line)
         if self.is_supervised and not self._output.is_broken:
             self._num_delivered += 1
-            event_id = f"{self._rank}.{self._num_delivered}"
-            self._output.write_event(line, channel.frames(line, event_id))
-        if not self.is_supervised or self._is_ending() or self._output.is_broken:
-            self._keep(line)
+            frames = channel.frames(line, f"{self._rank}.{self._num_delivered}")
+            self._output.write_event(b"" if must_keep else line, frames)
 
     def keep_undelivered(self) -> None:
         """Keep what nobody reads any more."""
@@ -90,9 +92,10 @@ class Reports:
             if data.endswith(b"\n"):
                 self.deliver(data)
 
-    def close(self) -> None:
-        """Keep what nobody has read; there is nothing to come."""
+    def close(self, loop: Loop) -> None:
+        """Keep what nobody reads in time; there is nothing to come."""
         self.receive()
+        loop.run(lambda: self._output.is_idle, _LAST_S)
         if self._socket:
             self._socket.close()
             self._socket = None

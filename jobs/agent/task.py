@@ -34,13 +34,14 @@ class Task:
         """Prepare for a command.
 
         Args:
-            environ: its environment.
+            environ: its environment, but for what is added to it before it starts.
             name: tells it from the launch's others: its rank, or its node.
             log: what it writes goes to this file.
             loop: runs meanwhile.
 
         """
-        self.environ = {**environ, "DDP_RANK_ID": f"{environ['DDP_LAUNCH_ID']}/{name}"}
+        self._environ = environ
+        self._rank_id = f"{environ['DDP_LAUNCH_ID']}/{name}"
         self.log = log
         self.log_fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self.log_offset = os.fstat(self.log_fd).st_size
@@ -67,7 +68,8 @@ class Task:
         ignored: Sequence[int] = (),
     ) -> Child:
         """Start the command; see `child.start`."""
-        self.child = child.start(argv, self.environ, streams, parent_death, ignored)
+        environ = {**self._environ, "DDP_RANK_ID": self._rank_id}
+        self.child = child.start(argv, environ, streams, parent_death, ignored)
         self.children.append(self.child)
         if self._early:
             self._pass_on(self._early)
@@ -96,7 +98,7 @@ class Task:
         processes.stop(sorted(left), _SWEEP_S, self._loop.pause)
 
     def _descendants(self) -> list[int]:
-        return processes.processes_with(f"DDP_RANK_ID={self.environ['DDP_RANK_ID']}")
+        return processes.processes_with(f"DDP_RANK_ID={self._rank_id}")
 
     def _on_signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
@@ -124,7 +126,7 @@ class Task:
             return
         self.is_requested = True
         began_s = time.monotonic()
-        self._kill_at_s = began_s + float(self.environ.get("DDP_GRACE") or _GRACE_S)
+        self._kill_at_s = began_s + float(self._environ.get("DDP_GRACE") or _GRACE_S)
         # In threads: a file system that is stuck must not keep us from killing in time.
         _thread.start_new_thread(self._kill_in_time, (self.child,))
         _thread.start_new_thread(self._shorten_grace, (began_s,))
@@ -136,9 +138,9 @@ class Task:
 
     def _shorten_grace(self, began_s: float) -> None:
         """Look whether a rank has failed already, whose report may still be on its way."""
-        files = RunDir(self.environ["DDP_RUN_DIR"])
+        files = RunDir(self._environ["DDP_RUN_DIR"])
         for _ in range(_GRACE_AFTER_FAILURE_S):
-            if has_failed(files, int(self.environ["DDP_ATTEMPT"])):
+            if has_failed(files, int(self._environ["DDP_ATTEMPT"])):
                 self._kill_at_s = min(self._kill_at_s, began_s + _GRACE_AFTER_FAILURE_S)
                 return
             time.sleep(1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, NamedTuple, Optional, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from jobs.processes import die_with_parent, load_die_with_parent
 
@@ -120,13 +120,16 @@ class Backend(Protocol):
     def start(self, step: Step, stdout: int) -> list[subprocess.Popen[bytes]]:
         """Start the step; its standard output goes into the pipe, and holds the ranks' reports."""
 
-    def end(self, step_id: Optional[int]) -> bool:
+    def note_step(self, step_id: int | None) -> None:
+        """Take the step's number, once it is known; None: the step is over."""
+
+    def end(self, step_id: int | None) -> bool:
         """Tell the ranks, not those who started them, to end; False where that is no different."""
 
-    def kill(self, step_id: Optional[int]) -> None:
+    def kill(self, step_id: int | None) -> None:
         """Kill what runs of the step on every node that can be reached. It may take a while."""
 
-    def lost(self, node: str) -> Optional[str]:
+    def lost(self, node: str) -> str | None:
         """Whether a node is gone: how, or None. It may take a while."""
 
     def dropped(self, nodes: Sequence[str]) -> list[str]:
@@ -138,7 +141,7 @@ class Backend(Protocol):
     def first_node(self, nodes: Sequence[str]) -> str:
         """The node of rank 0."""
 
-    def address(self, node: str) -> Optional[Address]:
+    def address(self, node: str) -> Address | None:
         """Where the place itself says that a node is; None where it does not say."""
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jobs.backends import slurm
 from jobs.backends.srun import Srun
+from jobs.forwarded import forwarded_names
 from jobs.messages import UsageError, info
-from jobs.supervisor.settings import forwarded_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,13 +75,36 @@ class InContainer(Srun):
     """The batch script in a container that has Slurm's client: a nested srun inherits the image."""
 
     place = "container-srun"
+    _heir: subprocess.Popen[bytes] | None = None
 
     @staticmethod
     def fits(here: Surroundings) -> bool:
         """Where srun knows the image: else it would start the ranks on the bare machines."""
         return here.is_in_container and here.has_client and _hands_image_on(here.environ)
 
+    def start(self, step: Step, stdout: int) -> list[subprocess.Popen[bytes]]:
+        """Start srun, and what ends its step should this script be killed.
+
+        Slurm does so, too, but only after the batch step, for whose end Pyxis first removes an
+        unpacked container: on a slow disk the ranks would train on for a minute.
+        """
+        self._heir = self._slurm.end_if_orphaned()
+        return super().start(step, stdout)
+
+    def note_step(self, step_id: int | None) -> None:
+        """Pass it on to what would end it."""
+        if self._heir is None or self._heir.stdin is None:
+            return
+        word = "done" if step_id is None else f"{self._slurm.job_id}.{step_id}"
+        with suppress(OSError):
+            self._heir.stdin.write(f"{word}\n".encode())
+            self._heir.stdin.flush()
+        if step_id is None:
+            self._heir.wait()
+            self._heir = None
+
     def _launch(self, step: Step) -> list[str]:
+        del step
         # It inherits ./ddp.sqsh and ./:/submit, too, which are relative to the job's directory on
         # the host; this script may be in the image's own, which no host has.
         directory = slurm.path_field(self._here.info, "WorkDir")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from typing import TYPE_CHECKING, NoReturn, Optional
+from typing import TYPE_CHECKING, NoReturn
 
 from jobs.backends.base import Address, Step, Surroundings, in_background
 from jobs.messages import Exit, UsageError, info
@@ -75,17 +75,21 @@ class Local:
             for rank in range(step.layout.num_local_ranks)
         ]
 
-    def end(self, step_id: Optional[int]) -> bool:
+    def note_step(self, step_id: int | None) -> None:
+        """There is none."""
+
+    def end(self, step_id: int | None) -> bool:
         """The launchers are our children: signals reach them without anybody's help."""
         del step_id
         return False
 
-    def kill(self, step_id: Optional[int]) -> None:
+    def kill(self, step_id: int | None) -> None:
         """Likewise."""
 
-    def lost(self, node: str) -> Optional[str]:
+    def lost(self, node: str) -> str | None:
         """This machine is not."""
         del node
+        return None
 
     def dropped(self, nodes: Sequence[str]) -> list[str]:
         """Nor has anybody taken it away."""
@@ -101,7 +105,7 @@ class Local:
         """The only one."""
         return nodes[0]
 
-    def address(self, node: str) -> Optional[Address]:
+    def address(self, node: str) -> Address | None:
         """Ranks of one machine need no other."""
         del node
         return Address("127.0.0.1", "one machine")
@@ -115,9 +119,7 @@ def _refuse(here: Surroundings) -> NoReturn:
             "start the shell with DDP_IMAGE=./ddp.sqsh jobs/interactive.sh",
         )
     num = here.num_nodes
-    info(
-        f"the ranks of {num} nodes need srun, and no Slurm client works here; paste one of these:"
-    )
+    info(f"the ranks of {num} nodes need srun, and no Slurm client works here; paste one of these:")
     info(
         f'    eval "$(container/pyxis_env.sh)" && sbatch --nodes={num} --container-image=./ddp.sqsh'
         " jobs/prelaunch.sh   # on the submit host: mounts the client"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.backends.slurm import Slurm, fate, field, path_field
 from jobs.messages import info, one_line
@@ -104,7 +104,7 @@ def _exclude(slurm: Slurm, nodes: Sequence[str]) -> None:
         info(f"job {slurm.name} may get {shown} again: Slurm does not take it out")
 
 
-def submit(slurm: Slurm, successor: Successor) -> Optional[str]:
+def submit(slurm: Slurm, successor: Successor) -> str | None:
     """Submit a job like this one; its id, None if Slurm does not take it."""
     options = successor_options(slurm, slurm.job_info() or "", successor)
     done = subprocess.run(

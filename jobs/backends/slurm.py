@@ -11,7 +11,7 @@ import re
 import socket
 import subprocess
 import time
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from jobs.messages import UsageError
 from jobs.programs import which
@@ -48,6 +48,17 @@ _REQUESTS = (
 )
 """A field of the job, and the variable that Slurm sets where the job has it."""
 
+_ORPHANED = """
+trap '' TERM INT HUP USR1
+while read -r word; do
+    if [[ $word == done ]]; then exit; fi
+    steps=$word
+done
+: "${steps:=$(squeue --noheader --steps --jobs="$1" --format='%i %j' |
+    awk '$2 == "launcher.sh" { print $1 }')}"
+if [[ $steps ]]; then timeout -k 1 30 scancel --signal=TERM $steps; fi
+"""
+
 
 class Slurm:
     """Slurm as one job sees it: its variables, and its programs.
@@ -79,7 +90,7 @@ class Slurm:
 
     # ---- the programs ------------------------------------------------------------------------
 
-    def ask(self, *words: str, timeout_s: float = 30) -> Optional[str]:
+    def ask(self, *words: str, timeout_s: float = 30) -> str | None:
         """Run one of Slurm's programs; what it printed, None where it failed or did not answer."""
         code, text = self._run(words, timeout_s, subprocess.DEVNULL)
         return text if code == 0 else None
@@ -104,7 +115,7 @@ class Slurm:
             return -1, str(error)
         return done.returncode, done.stdout.decode(errors="replace")
 
-    def job_info(self) -> Optional[str]:
+    def job_info(self) -> str | None:
         """Ask the controller for this job, twice: under load it may not answer at once."""
         info = self.ask("scontrol", "show", "job", self.name)
         if info is None:
@@ -120,7 +131,7 @@ class Slurm:
         """Expand a list of nodes."""
         return (self.ask("scontrol", "show", "hostnames", listed) or "").split()
 
-    def node_info(self, node: str) -> Optional[str]:
+    def node_info(self, node: str) -> str | None:
         """Ask the controller for a node."""
         return self.ask("scontrol", "--oneliner", "show", "node", node, timeout_s=20)
 
@@ -142,9 +153,23 @@ class Slurm:
         rows = (line.split() for line in (self.ask(*words, timeout_s=10) or "").splitlines())
         return [row[0] for row in rows if row[1:] == [name]]
 
+    def end_if_orphaned(self) -> subprocess.Popen[bytes]:
+        """Start what ends a step of this job should this process be killed.
+
+        It reads steps, and `done`, from its standard input.
+        """
+        return subprocess.Popen(
+            ["bash", "-c", _ORPHANED, "bash", self.job_id],
+            env=self._client_environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
     # ---- nodes -------------------------------------------------------------------------------
 
-    def lost(self, node: str) -> Optional[str]:
+    def lost(self, node: str) -> str | None:
         """Whether a node answers neither Slurm nor us: how it is lost, or None.
 
         Where the controller does not answer either, it may be this machine that lost its network:
@@ -165,7 +190,7 @@ class Slurm:
         state = field(info, "State") or "unknown"
         return f"it does not answer on port {port}; Slurm's state of it is {state}"
 
-    def rebooted(self, node: str, since: str) -> Optional[str]:
+    def rebooted(self, node: str, since: str) -> str | None:
         """Whether a node was started anew since that time (UTC, ISO 8601): how, or None."""
         started = field(self.node_info(node) or "", "BootTime")
         booted_s, since_s = local_time(started), utc_time(since)
@@ -240,14 +265,14 @@ def fate(info: str, restart_count: str) -> str:
     return reason if reason != "None" else "cancelled"  # such as NodeDown
 
 
-def owner(info: str) -> Optional[tuple[str, str, str]]:
+def owner(info: str) -> tuple[str, str, str] | None:
     """Read the job's user: the name as Slurm writes it, the number, and the group's number."""
     user, group = field(info, "UserId"), field(info, "GroupId")
     found = [re.search(r"\((\d+)\)$", text) for text in (user, group)]
     return (user, found[0][1], found[1][1]) if found[0] and found[1] else None
 
 
-def local_time(text: str) -> Optional[int]:
+def local_time(text: str) -> int | None:
     """Read a time as Slurm prints it: seconds since the epoch, None where it is none."""
     try:
         return int(time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")))
@@ -255,7 +280,7 @@ def local_time(text: str) -> Optional[int]:
         return None
 
 
-def utc_time(text: str) -> Optional[int]:
+def utc_time(text: str) -> int | None:
     """Read the time of an event."""
     try:
         import calendar  # noqa: PLC0415 -- rarely needed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from jobs.backends import slurm
 from jobs.backends.base import Address, Step, Surroundings, in_background
@@ -120,7 +120,10 @@ class Srun:
             del environ["SLURM_TRES_BIND"]
         return environ
 
-    def end(self, step_id: Optional[int]) -> bool:
+    def note_step(self, step_id: int | None) -> None:
+        """Should this script be killed, Slurm ends its step."""
+
+    def end(self, step_id: int | None) -> bool:
         """Let Slurm tell the ranks.
 
         An srun that gets SIGTERM has its tasks killed at once, and what they trained since the last
@@ -131,7 +134,7 @@ class Srun:
         step = f"{self._slurm.job_id}.{step_id}"
         return not self._slurm.try_to("scancel", "--signal=TERM", step, timeout_s=10)
 
-    def kill(self, step_id: Optional[int]) -> None:
+    def kill(self, step_id: int | None) -> None:
         """End only this attempt's step: a shell's own or a neighbour's is none of it.
 
         It reaches the others at once, and then waits long for the node that is gone.
@@ -140,7 +143,7 @@ class Srun:
         if steps:
             self._slurm.try_to("scancel", "--signal=KILL", *steps, timeout_s=30)
 
-    def _steps(self, step_id: Optional[int]) -> list[str]:
+    def _steps(self, step_id: int | None) -> list[str]:
         """If no rank came up to name it, it is known by its program.
 
         In a shell's allocation that may be another's.
@@ -149,7 +152,7 @@ class Srun:
             return [f"{self._slurm.job_id}.{step_id}"]
         return [] if self._here.is_interactive else self._slurm.steps("launcher.sh")
 
-    def lost(self, node: str) -> Optional[str]:
+    def lost(self, node: str) -> str | None:
         """Whether it answers neither Slurm nor us; this one does."""
         return None if node == self._here.node else self._slurm.lost(node)
 
@@ -183,7 +186,7 @@ class Srun:
                 pass
         return nodes[0]
 
-    def address(self, node: str) -> Optional[Address]:
+    def address(self, node: str) -> Address | None:
         """Slurm's own address of it."""
         address = slurm.field(self._slurm.node_info(node) or "", "NodeAddr")
         return Address(address, f"Slurm's NodeAddr of {node}") if address else None

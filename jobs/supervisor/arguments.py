@@ -144,8 +144,7 @@ def refuse_other_launchers(environ: Mapping[str, str]) -> None:
                 f"no Slurm job and {name}={value}, by which this script would train alone",
                 "start jobs/launcher.sh once a rank instead, with RANK, LOCAL_RANK, WORLD_SIZE,"
                 " LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, as torchrun does (torchrun …"
-                " --no-python jobs/launcher.sh); to train on this machine alone unset "
-                + name,
+                " --no-python jobs/launcher.sh); to train on this machine alone unset " + name,
             )
 
 

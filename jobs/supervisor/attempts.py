@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.backends.base import Step
 from jobs.messages import UsageError, info, one_line, write
 from jobs.supervisor import decide, history, rendezvous, run, settings, show
 from jobs.supervisor import step as steps
+from jobs.supervisor.ending import Counters, Ending
 from jobs.supervisor.guard import Guard, Traces, lost_nodes
 from jobs.supervisor.step import Output, RunningStep
 from rundir import codes, failure, plain, secrets
@@ -16,8 +17,10 @@ from rundir.failure import Failure, classify
 
 if TYPE_CHECKING:
     from jobs.backends.base import Backend, Layout, Surroundings
+    from jobs.backends.slurm import Slurm
     from jobs.supervisor.arguments import Arguments
-    from jobs.supervisor.decide import Decision, Job
+    from jobs.supervisor.decide import Decision
+    from jobs.supervisor.ending import Job
     from jobs.supervisor.journal import Journal
     from jobs.supervisor.loop import Loop
     from jobs.supervisor.settings import Settings
@@ -55,9 +58,9 @@ class Attempts:
         self._settings, self._backend, self._job = parts.settings, parts.backend, parts.job
         self._layout, self._nodes = parts.layout, parts.all_nodes[: parts.layout.num_nodes]
         self._output = Output(parts.loop)
-        self._step: Optional[RunningStep] = None
+        self._step: RunningStep | None = None
         self._lost: tuple[str, ...] = ()
-        self._counters = decide.Counters()
+        self._counters = Counters()
         self._carries_on = False
         self._num_restarts = 0
         self._latest_at_job_start = run.latest_checkpoint(parts.files)
@@ -79,12 +82,12 @@ class Attempts:
             decision = self._close(code, guard, took_s)
         return decision
 
-    def _count(self) -> Optional[Decision]:
+    def _count(self) -> Decision | None:
         """Take over the counters; a decision if they say that the run would go on for ever."""
         past = history.read(self._files)
         attempt = self._settings.number("DDP_ATTEMPT")
         self._counters, self._carries_on = past.counters, past.carries_on
-        # Slurm requeues a job whose node died, too, and then nobody was left to decide and to count.
+        # Slurm requeues a job whose node died, too: then nobody was left to decide and to count.
         if int(self._job.restart_count) == 0:
             return None
         self._report_lost_script(past.unreported(attempt))
@@ -94,13 +97,11 @@ class Attempts:
             return decide.give_up_before_start(self._job, silent)
         return None
 
-    def _report_lost_script(self, start: Optional[history.Unreported]) -> None:
+    def _report_lost_script(self, start: history.Unreported | None) -> None:
         """When the script's own node dies nobody tells: the next start does, if Slurm knows."""
-        if start is None or self._backend.is_in_place:
-            return
-        slurm = self._parts.here.slurm
-        how = self._backend.lost(start.node) or slurm.rebooted(start.node, start.time)
-        if how:
+        here = self._parts.here
+        how = end_of_script(start, self._backend, here.slurm) if here.has_client else None
+        if start is not None and how:
             self._journal.write_of(
                 start.attempt, "lost_node", node=start.node, how=how, afterwards=True
             )
@@ -179,7 +180,7 @@ class Attempts:
             interval_s=settings.number("DDP_MONITOR_INTERVAL"),
         )
         others = [node for node in self._nodes if node != self._parts.here.node]
-        guard = Guard(self._loop, self._backend, step, self._journal, traces, others)
+        guard = Guard(self._loop, self._backend, step, self._journal, traces=traces, nodes=others)
         self._loop.run_until(step.is_over)
         guard.stop()
         step.close()
@@ -209,7 +210,7 @@ class Attempts:
     def _ask(self) -> str:
         return self._parts.here.slurm.job_info() or ""
 
-    def _ending(self, code: int, guard: str, took_s: float) -> decide.Ending:
+    def _ending(self, code: int, guard: str, took_s: float) -> Ending:
         self._loop.turn(0)  # a signal that has just arrived is known from here on
         events = self._journal.reports.events
         may_have_dropped = self._job.limits.is_no_kill and code != codes.FINISHED
@@ -223,7 +224,7 @@ class Attempts:
         found = classify(events, self._log_end, step_code=code, guard=guard)
         is_foreign = self._backend.place == "host-image" and code == _NO_PROGRAM
         is_foreign = is_foreign and found.end is None
-        return decide.Ending(
+        return Ending(
             found,
             codes.USAGE if is_foreign else found.code or codes.FINISHED,
             self._loop.stop_signal,
@@ -241,7 +242,7 @@ class Attempts:
         begin = self._journal.reports.log_offset(rank)
         return plain.tail(self._files.rank_log(rank), _LOG_END, begin)
 
-    def _report(self, decision: Decision, end: decide.Ending) -> None:
+    def _report(self, decision: Decision, end: Ending) -> None:
         self._journal.write(
             "decision",
             decision=decision.kind,
@@ -326,3 +327,10 @@ class Attempts:
         self._journal.write("end", code=codes.FAILED)
         self._journal.flush()
         run.compose_record(self._parts.here.root, self._files, self._environ)
+
+
+def end_of_script(start: history.Unreported | None, backend: Backend, slurm: Slurm) -> str | None:
+    """How the node was lost on which a start's script ran; None if it was not, or nobody knows."""
+    if start is None:
+        return None
+    return backend.lost(start.node) or slurm.rebooted(start.node, start.time)

@@ -6,7 +6,7 @@ The check runs beside what else is prepared, because half a second of every star
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.messages import Exit, UsageError, info, write
 from jobs.programs import find_python, is_new, module_command, version, which
@@ -22,8 +22,8 @@ class TrainerCheck(NamedTuple):
 
     here: Surroundings
     words: list[str]
-    python: Optional[str]
-    process: Optional[subprocess.Popen[bytes]]
+    python: str | None
+    process: subprocess.Popen[bytes] | None
     """None: there is nothing to check, or nobody to do it."""
 
     def finish(self) -> None:

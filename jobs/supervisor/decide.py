@@ -1,26 +1,26 @@
-"""What follows the end of an attempt: a pure function of its failure, the counters and Slurm's word.
+"""What follows the end of an attempt: pure, of its failure, the counters and Slurm's word.
 
-  finish     all ranks finished
-  restart    the ranks start again in this allocation
-  requeue    the job goes back to Slurm's queue
-  successor  a job like this one is submitted, because this one may not be requeued
-  fail       nothing is done
+finish     all ranks finished
+restart    the ranks start again in this allocation
+requeue    the job goes back to Slurm's queue
+successor  a job like this one is submitted, because this one may not be requeued
+fail       nothing is done
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.backends import slurm
 from jobs.messages import counted
 from jobs.supervisor import words
+from jobs.supervisor.ending import Counters
 from rundir import codes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jobs.backends.base import Layout
-    from rundir.failure import Failure
+    from jobs.supervisor.ending import Ending, Job
 
 FINISH, RESTART, REQUEUE, SUCCESSOR, FAIL = "finish", "restart", "requeue", "successor", "fail"
 REQUEUED = "requeued"
@@ -34,72 +34,6 @@ _CAUSES = {
 _BELIEVED_S = 60
 """A command that asks to go on later earlier than that has done nothing."""
 _MAX_DOUBLINGS, _LONGEST_DELAY_S = 5, 30
-
-
-class Limits(NamedTuple):
-    """How far a job goes by itself."""
-
-    max_restarts: int
-    max_idle_restarts: int
-    may_requeue: bool
-    is_no_kill: bool
-    """Whether Slurm leaves the job its other nodes when it loses one."""
-
-
-class Job(NamedTuple):
-    """What stays the same in all attempts."""
-
-    id: str
-    run_dir: str
-    place: str
-    image: str
-    limits: Limits
-    num_nodes_allocated: int
-    num_nodes_wanted: int
-    is_own_command: bool
-    is_under_slurm: bool
-    is_interactive: bool
-    has_client: bool
-    restart_count: str
-
-    @property
-    def go_on(self) -> str:
-        """What a person can do."""
-        return f"to go on: start again with DDP_RUN_NAME={self.run_dir.rpartition('/')[2]}"
-
-
-class Counters(NamedTuple):
-    """What one attempt leaves to the next."""
-
-    restarts: int = 0
-    """Since the last new checkpoint."""
-    idle: int = 0
-    """Starts in a row that brought no new checkpoint."""
-
-
-class Ending(NamedTuple):
-    """How an attempt ended."""
-
-    failure: Failure
-    code: int
-    stop_signal: Optional[str]
-    """Who asked the job to stop did it so."""
-    layout: Layout
-    latest: str
-    """The newest checkpoint's name; empty if there is none."""
-    latest_at_start: str
-    latest_at_job_start: str
-    lost: tuple[str, ...]
-    """Nodes that this attempt lost."""
-    lost_before: tuple[str, ...]
-    took_s: float
-    is_foreign_image: bool = False
-    """The program that Slurm did not find is our launcher, in an image that is not ours."""
-
-    @property
-    def exclude(self) -> tuple[str, ...]:
-        """Nodes to do without from now on."""
-        return (*self.lost_before, *(n for n in self.lost if n not in self.lost_before))
 
 
 class Decision(NamedTuple):
@@ -117,7 +51,7 @@ class Decision(NamedTuple):
     """What Slurm has in mind with the job, as far as it was asked."""
 
     @property
-    def cause(self) -> Optional[str]:
+    def cause(self) -> str | None:
         """Why Slurm ends the job; None if it does not, or was not asked."""
         return _CAUSES.get(self.fate)
 
@@ -137,13 +71,11 @@ def give_up_before_start(job: Job, num_silent: int) -> Decision:
 
 
 class _Case:
-    def __init__(
-        self, job: Job, end: Ending, counters: Counters, ask: Callable[[], str]
-    ) -> None:
+    def __init__(self, job: Job, end: Ending, counters: Counters, ask: Callable[[], str]) -> None:
         self.job, self.end, self.counters, self._ask = job, end, counters, ask
         self._fate = "unknown"
 
-    def decide(self) -> Decision:
+    def decide(self) -> Decision:  # noqa: PLR0911 -- a list of cases
         job, end = self.job, self.end
         if end.code == codes.FINISHED:
             return self._as(FINISH, "")
@@ -169,7 +101,7 @@ class _Case:
 
     # ---- the allocation ends, the run does not
 
-    def _requeue(self) -> Decision:
+    def _requeue(self) -> Decision:  # noqa: PLR0911 -- a list of cases
         job, end, go_on = self.job, self.end, self.job.go_on
         can_ask = job.is_under_slurm and job.has_client and not job.is_interactive
         info = self._ask() if can_ask else ""

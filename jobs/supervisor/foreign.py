@@ -1,4 +1,4 @@
-"""A command of the user's own: is it there, and does it bring a launcher of its own, as torchrun?
+"""A command of the user's own: it must be there, and bring no launcher such as torchrun.
 
 Each of our ranks would run that once, and unless it is told of the others, each would train alone
 and nobody would notice.
@@ -7,7 +7,7 @@ and nobody would notice.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from jobs.messages import UsageError, info
 from jobs.programs import which
@@ -28,9 +28,9 @@ _OF_A_MODULE = {
 }
 
 
-def launcher(command: Sequence[str]) -> Optional[str]:
+def launcher(command: Sequence[str]) -> str | None:
     """Name the launcher that a command is; None for any other command."""
-    name, words = os.path.basename(command[0]), command[1:]
+    name, words = os.path.basename(command[0]), list(command[1:])
     if name in ("torchrun", "deepspeed", "mpirun", "mpiexec", "horovodrun"):
         return name
     if name == "accelerate":
@@ -53,7 +53,9 @@ def check_launcher(
     if name is None or world_size == 1:
         return
     option = _TELLS_OF_OTHERS.get(name, "")
-    if _has_option(command, option) or (name == "torchrun" and environ.get("PET_NNODES")):
+    if (option and _has_option(command, option)) or (
+        name == "torchrun" and environ.get("PET_NNODES")
+    ):
         return
     # Without GPUs accelerate starts nothing of its own.
     if name == "accelerate" and not has_gpus:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.messages import info
 from rundir import paths
@@ -60,12 +60,13 @@ class Guard:
 
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- each by its name
         self,
         loop: Loop,
         backend: Backend,
         step: RunningStep,
         journal: Journal,
+        *,
         traces: Traces,
         nodes: Sequence[str],
     ) -> None:
@@ -140,10 +141,12 @@ class Guard:
             self._step.signal(signal.SIGKILL)
             return
         self._loop.in_background(lambda: self._backend.kill(self._journal.reports.step_id))
-        end = self._loop.every(_KILLED_S, lambda: (self._loop.cancel(end), self._kill()))
 
-    def _kill(self) -> None:
-        self._step.signal(signal.SIGKILL)
+        def kill() -> None:
+            self._loop.cancel(timer)
+            self._step.signal(signal.SIGKILL)
+
+        timer = self._loop.every(_KILLED_S, kill)
 
 
 def _size_and_time(path: str) -> tuple[int, int]:
@@ -162,7 +165,7 @@ def lost_nodes(
     Those are asked whose ranks never reported an end, or that the watchdog does not reach; and what
     Slurm has taken out of the job is lost although it may answer again.
     """
-    asked: list[tuple[str, Optional[str]]] = [(node, backend.lost(node)) for node in suspected]
+    asked: list[tuple[str, str | None]] = [(node, backend.lost(node)) for node in suspected]
     found = [(node, how) for node, how in asked if how]
     known = {node for node, _ in found}
     dropped = backend.dropped(nodes) if may_have_dropped else []

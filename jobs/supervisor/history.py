@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple
 
-from jobs.supervisor.decide import REQUEUE, SUCCESSOR, Counters
+from jobs.supervisor.decide import REQUEUE, SUCCESSOR
+from jobs.supervisor.ending import Counters
 from rundir import events, plain
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class History:
         known = (self._last(name).get("attempt") for name in ("decision", "checkpoint"))
         return attempt - 1 - max(_number(one) for one in known)
 
-    def unreported(self, attempt: int) -> Optional[Unreported]:
+    def unreported(self, attempt: int) -> Unreported | None:
         """The start before this one, if it neither got a signal nor told its end."""
         before = attempt - 1
         names = ("start", "signal", "end")

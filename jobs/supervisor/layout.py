@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 _NAME = "DDP_NPROC_PER_NODE"
 
 
-def count(
-    here: Surroundings, backend: Backend, arguments: Arguments, settings: Settings
-) -> Layout:
+def count(here: Surroundings, backend: Backend, arguments: Arguments, settings: Settings) -> Layout:
     """Count the ranks of the first attempt: spare nodes are left out. Raises UsageError."""
     asked = here.environ.get(_NAME)
     if asked is not None:

@@ -1,9 +1,9 @@
 """One job at a time writes into a run directory.
 
-The lock is the file lock.<n> with the highest number. Whoever may take it makes lock.<n+1> as a link
-to a file of its own, which succeeds for one of several on any shared file system (flock does not hold
-on all of them). Numbers only grow, so that nobody takes a lock from a new owner that was seen with an
-old one. The file holds one line:
+The lock is the file lock.<n> with the highest number. Whoever may take it makes lock.<n+1> as a
+link to a file of its own, which succeeds for one of several on any shared file system (flock does
+not hold on all of them). Numbers only grow, so that nobody takes a lock from a new owner that was
+seen with an old one. The file holds one line:
 
   JOB RESTARTS HOST PID_NAMESPACE PID START LAUNCH_ID      JOB is - without Slurm; or: released
 """
@@ -14,7 +14,7 @@ import os
 import re
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Callable, NamedTuple, Optional
+from typing import TYPE_CHECKING, Callable, NamedTuple
 
 from jobs.messages import Exit, UsageError, info
 from rundir import codes, paths
@@ -79,11 +79,11 @@ class Lock:
 
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- each by its name
         self,
         run_dir: str,
         launch_id: str,
-        slurm: Optional[Slurm],
+        slurm: Slurm | None,
         *,
         job: str,
         restarts: str,
@@ -97,7 +97,7 @@ class Lock:
         self._grace_s = grace_s
         self._launch_id = launch_id
         self._asked_s = time.monotonic()
-        self.path: Optional[str] = None
+        self.path: str | None = None
 
     def take(
         self,
@@ -126,7 +126,7 @@ class Lock:
                 told_s = time.monotonic()
                 info(f"waiting for the run {name}: it belongs to {owner}")
             pause(delay_s)
-            delay_s = min(2 * delay_s, _LONGEST_DELAY_S) if 2 * delay_s < 60 else 60
+            delay_s = 2 * delay_s if 4 * delay_s <= 2 * _LONGEST_DELAY_S else _LONGEST_DELAY_S
             owner = "" if is_stopped() else self.attempt()
         if is_stopped():
             self.release()  # it may just have become ours

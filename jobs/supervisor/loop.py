@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,9 +39,9 @@ class Loop:
 
     def __init__(self) -> None:
         """Open the descriptor by which signals and threads wake the loop."""
-        self.stop_signal: Optional[str] = None
+        self.stop_signal: str | None = None
         """The last signal that asked the job to stop, such as TERM."""
-        self.on_signal: Callable[[str], object] = lambda name: None
+        self.on_signal: Callable[[str], object] = lambda _name: None
         self._selector = selectors.DefaultSelector()
         self._timers: list[Timer] = []
         self._signals: collections.deque[int] = collections.deque()
@@ -60,9 +60,9 @@ class Loop:
         for number in _REQUESTS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._remember)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
 
-    def _remember(self, number: int, frame: Optional[FrameType]) -> None:
+    def _remember(self, number: int, frame: FrameType | None) -> None:
         del frame
         self.stop_signal = signal.Signals(number).name[len("SIG") :]
         self._signals.append(number)
@@ -106,12 +106,10 @@ class Loop:
 
     def wake(self) -> None:
         """Have the loop look at its conditions, from any thread."""
-        try:
+        with suppress(BlockingIOError):  # else it is awake
             os.write(self._woken_fd, b"\0")
-        except OSError:
-            pass  # it is awake
 
-    def run_until(self, is_over: Callable[[], bool], limit_s: Optional[float] = None) -> bool:
+    def run_until(self, is_over: Callable[[], bool], limit_s: float | None = None) -> bool:
         """Run until something holds; False if it does not in time."""
         deadline_s = None if limit_s is None else time.monotonic() + limit_s
         while not is_over():

@@ -11,14 +11,14 @@ from jobs.backends.base import Step, Surroundings, tmp_dir
 from jobs.backends.slurm import Slurm
 from jobs.messages import UsageError, info, write
 from jobs.supervisor import arguments as asked
-from jobs.supervisor import check, decide, foreign, history, layout, rendezvous, run, settings, show
+from jobs.supervisor import check, foreign, history, layout, rendezvous, run, settings, show
+from jobs.supervisor.ending import Job, Limits
 from jobs.supervisor.settings import Settings
 from rundir.paths import RunDir
 
 if TYPE_CHECKING:
     from jobs.backends.base import Backend, Layout
     from jobs.supervisor.arguments import Arguments
-    from jobs.supervisor.decide import Job
 
 
 class Plan(NamedTuple):
@@ -180,13 +180,13 @@ def _job_of(
     values: Settings, here: Surroundings, backend: Backend, arguments: Arguments, ranks: Layout
 ) -> Job:
     """Collect what stays the same in all attempts."""
-    limits = decide.Limits(
+    limits = Limits(
         values.number("DDP_MAX_RESTARTS"),
         values.number("DDP_MAX_IDLE_RESTARTS"),
         may_requeue=values.is_on("DDP_REQUEUE"),
         is_no_kill=values.is_on("DDP_NO_KILL"),
     )
-    return decide.Job(
+    return Job(
         id=values["DDP_JOB_ID"],
         run_dir=values["DDP_RUN_DIR"],
         place=backend.place,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.backends.base import Address
 from jobs.messages import UsageError
@@ -34,10 +34,8 @@ class Search(NamedTuple):
     is_restart: bool
 
 
-def search(
-    here: Surroundings, nodes: list[str], attempt: int, *, is_restart: bool
-) -> Search:
-    """Begin where neither another job, nor another run in this allocation, nor the attempt before did."""
+def search(here: Surroundings, nodes: list[str], attempt: int, *, is_restart: bool) -> Search:
+    """Begin where no other job, no other run in this allocation and no attempt before began."""
     number = int(here.slurm.job_id or os.getpid())
     if here.is_interactive:
         number += os.getpid()
@@ -54,9 +52,9 @@ def forget_hooks(environ: dict[str, str]) -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"):
         environ.pop(name, None)
     job = environ.get("SLURM_JOB_ID") or "0"
-    if environ.get("PYTORCH_VERSION") and job.isdigit():
-        if environ.get(_PORT) == str(int(job) % 4536 + 61000):
-            del environ[_PORT]
+    hooks = str(int(job) % 4536 + 61000) if job.isdigit() else ""
+    if environ.get("PYTORCH_VERSION") and environ.get(_PORT) == hooks:
+        del environ[_PORT]
 
 
 def resolve(settings: Settings, backend: Backend, search: Search) -> None:
@@ -75,7 +73,7 @@ def resolve(settings: Settings, backend: Backend, search: Search) -> None:
     settings.default(_PORT, port, f"by job id, free on {node}")
 
 
-def _probe(backend: Backend, node: str, wanted: Optional[str], search: Search) -> Sequence[str]:
+def _probe(backend: Backend, node: str, wanted: str | None, search: Search) -> Sequence[str]:
     """Run probe.sh on the node of rank 0, which may have neither our files nor a Python."""
     interface = search.environ.get("DDP_IFACE", "")
     with open(f"{search.root}/jobs/probe.sh", "rb") as probe:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from rundir import codes, events
 
@@ -22,9 +22,9 @@ class Reports:
         self.up: dict[int, str] = {}
         """The nodes of the ranks that are up."""
         self.num_started = 0
-        self.step_id: Optional[int] = None
+        self.step_id: int | None = None
         """Slurm's number of the step, if a rank reported one."""
-        self.failed_s: Optional[float] = None
+        self.failed_s: float | None = None
         """When a rank first failed, or the watchdog gave its verdict."""
 
     def knows(self, line: bytes) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Callable, NamedTuple, Union
 
 from jobs.messages import UsageError, counted
 from rundir import paths
@@ -18,20 +18,24 @@ if TYPE_CHECKING:
 
     from jobs.backends.base import Layout
 
-FORWARDED = re.compile(
-    "DDP_|NCCL_|NVIDIA_|NVSHMEM_|TORCH_|TORCHELASTIC_|GLOO_|CUDA_|OMP_|MKL_|PYTHON|PYTORCH_|UCX_"
-    "|FI_|MASTER_|HF_|WANDB_"
-)
-"""Names that a rank must see as the job sees them, also where an image sets them otherwise. NVIDIA_,
-because Enroot's hook reads it at every start: a batch script's container must hand the job's choice
-to its step. container/mounts.sh has the same list."""
-_OF_THE_HOST = re.compile("DDP_(HOME|IMAGE|MOUNTS|PYTHON)|PYTHONHOME|CUDA_(HOME|PATH|ROOT|DIR)")
-"""Those that mean nothing in an image."""
-_OTHERS = set(
-    "DDP_HOME DDP_IMAGE DDP_MOUNTS DDP_PYTHON DDP_IFACE DDP_NPROC_PER_NODE DDP_RUN_NAME"
-    " DDP_SBATCH_ARGS DDP_SWEEP_FILE DDP_NODE DDP_BEAT_DIR DDP_AGENT_SOCKET DDP_SUPERVISED".split()
-)
-"""Settings that are read elsewhere. Those of the virtual cluster and other Debians are the tests'."""
+_OTHERS = {
+    "DDP_AGENT_SOCKET",
+    "DDP_BEAT_DIR",
+    "DDP_HOME",
+    "DDP_IFACE",
+    "DDP_IMAGE",
+    "DDP_MOUNTS",
+    "DDP_NODE",
+    "DDP_NPROC_PER_NODE",
+    "DDP_PYTHON",
+    "DDP_RUN_NAME",
+    "DDP_SBATCH_ARGS",
+    "DDP_SUPERVISED",
+    "DDP_SWEEP_FILE",
+}
+"""Those that are read elsewhere."""
+_OF_TESTS = ("DDP_CLUSTER_", "DDP_MATRIX_")
+"""Those of the virtual cluster and of other Debians."""
 
 THE_ENVIRONMENT, THE_DEFAULT = "the environment", "the default"
 OWN_COMMAND = "a command of one's own"
@@ -85,7 +89,7 @@ class Settings:
         """Put a value in force, whatever the user set."""
         self.values[name], self.origins[name] = value, origin
 
-    def default(self, name: str, value: str, origin: str, check: Optional[Check] = None) -> None:
+    def default(self, name: str, value: str, origin: str, check: Check | None = None) -> None:
         """Put the user's value in force, or else this one."""
         if name in self._environ:
             value, origin = self._environ[name], THE_ENVIRONMENT
@@ -187,7 +191,7 @@ class Row(NamedTuple):
     name: str
     default: Value
     origin: Value = THE_DEFAULT
-    check: Optional[Check] = None
+    check: Check | None = None
     is_switch: bool = False
     """Empty is unset."""
 
@@ -253,7 +257,7 @@ def _apply(settings: Settings, environ: Mapping[str, str], row: Row, known: Know
 
 def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) -> None:
     """Resolve where the run is and how its job behaves. Raises UsageError."""
-    _resolve_out(settings, environ, known)
+    _resolve_out(settings, known)
     settings.note("DDP_JOB_ID", known.job_id, known.job_id_origin)
     if "DDP_RUN_NAME" in environ:
         value = run_name("DDP_RUN_NAME", environ["DDP_RUN_NAME"])
@@ -283,7 +287,7 @@ def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) ->
     _resolve_torch(settings, environ, known)
 
 
-def _resolve_out(settings: Settings, environ: Mapping[str, str], known: Known) -> None:
+def _resolve_out(settings: Settings, known: Known) -> None:
     settings.default("DDP_OUT", f"{known.submit_dir}/out", "out/ in the submit directory")
     out = settings["DDP_OUT"]
     if not out:
@@ -325,6 +329,9 @@ def resolve_ranks(
     """Resolve what ranks share: the CPUs of their node, and the network.
 
     Args:
+        settings: Are added to.
+        environ: What the user set.
+        layout: The ranks.
         cpus: Of a node; Slurm says how many a task has, else ranks divide them.
         asked_cpus: Of a task; 0 if the job does not ask.
 
@@ -378,16 +385,5 @@ def unknown(settings: Settings, environ: Iterable[str]) -> list[str]:
         if name.startswith("DDP_")
         and name not in settings.origins
         and name not in _OTHERS
-        and not name.startswith(("DDP_CLUSTER_", "DDP_MATRIX_"))
-        and name != "DDP_CHOSEN"
+        and not name.startswith(_OF_TESTS)
     ]
-
-
-def job_names(environ: Iterable[str]) -> list[str]:
-    """Those of the names that ranks must see as the job sees them."""
-    return sorted(name for name in environ if FORWARDED.match(name))
-
-
-def forwarded_names(environ: Iterable[str]) -> list[str]:
-    """Those of them that mean something in an image: the host's Python and CUDA do not."""
-    return [name for name in job_names(environ) if not _OF_THE_HOST.fullmatch(name)]

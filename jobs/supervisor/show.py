@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from jobs.supervisor.settings import THE_ENVIRONMENT, job_names
+from jobs.forwarded import job_names
+from jobs.supervisor.settings import THE_ENVIRONMENT
 from rundir import secrets
 
 if TYPE_CHECKING:
@@ -83,7 +84,9 @@ def quoted(word: str) -> str:
     if not word:
         return "''"
     if not word.isprintable():
-        shown = (_ESCAPES.get(char) or (char if char.isprintable() else _octal(char)) for char in word)
+        shown = (
+            _ESCAPES.get(char) or (char if char.isprintable() else _octal(char)) for char in word
+        )
         return f"$'{''.join(shown)}'"
     text = _SPECIAL.sub(r"\\\g<0>", word)
     text = re.sub(r"(?<=[=:])~", r"\\~", text)

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from jobs import processes
 from jobs.supervisor.loop import Sink
@@ -68,7 +68,7 @@ class RunningStep:
 
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- each by its name
         self,
         loop: Loop,
         backend: Backend,
@@ -93,7 +93,9 @@ class RunningStep:
         finally:
             os.close(stdout)
         self._running = list(self.processes)
-        self._kill_s: Optional[float] = None
+        self._failed_s: float | None = None
+        self._is_told = False
+        self._step_id: int | None = None
         loop.watch(self._fd, self._read)
         self._timer = loop.every(_POLL_S, self._tick)
 
@@ -110,12 +112,15 @@ class RunningStep:
     def _see_end(self, process: subprocess.Popen[bytes]) -> None:
         self.code = self.code or codes.of_wait_status(process.returncode)
         # In place this is what srun --kill-on-bad-exit is under Slurm.
-        if self.code and self._backend.is_in_place and self._kill_s is None:
-            self.signal(signal.SIGTERM)
-            self._kill_s = time.monotonic() + _OTHERS_S
+        if self.code and self._backend.is_in_place and self._failed_s is None:
+            self._failed_s = time.monotonic()
 
     def _tick(self) -> None:
-        if self._kill_s is not None and time.monotonic() >= self._kill_s:
+        """End those that others wait for; ranks that fail together have reported so by now."""
+        if self._failed_s is not None and not self._is_told:
+            self._is_told = True
+            self.signal(signal.SIGTERM)
+        elif self._failed_s is not None and time.monotonic() >= self._failed_s + _OTHERS_S:
             self.signal(signal.SIGKILL)
 
     def _read(self) -> bool:
@@ -135,6 +140,9 @@ class RunningStep:
         passed, lines = self._frames.feed(data)
         for line in lines:
             self._journal.add(line)
+        if self._step_id != self._journal.reports.step_id:
+            self._step_id = self._journal.reports.step_id
+            self._backend.note_step(self._step_id)
         if passed:
             self._output.put(passed)
         return True
@@ -146,12 +154,13 @@ class RunningStep:
             self._fd = -1
 
     def close(self) -> None:
-        """Take what its processes wrote before they ended, and wait for nobody who holds the pipe."""
+        """Take what its processes wrote; nobody who holds the pipe is waited for."""
         self._loop.cancel(self._timer)
         deadline_s = time.monotonic() + _LAST_LINES_S
         while self._fd >= 0 and self._read() and time.monotonic() < deadline_s:
             pass
         self._forget_pipe()
+        self._backend.note_step(None)
 
     def end(self) -> None:
         """End it, and wait for that."""

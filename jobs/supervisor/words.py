@@ -9,11 +9,11 @@ from rundir import codes
 from rundir.paths import RunDir
 
 if TYPE_CHECKING:
-    from jobs.supervisor.decide import Ending, Job
+    from jobs.supervisor.ending import Ending, Job
     from rundir.failure.attempt import End
 
 
-def of_ending(job: Job, end: Ending) -> str:
+def of_ending(job: Job, end: Ending) -> str:  # noqa: PLR0911 -- a list of cases
     """Say what happened."""
     failure, code = end.failure, end.code
     if code == codes.FINISHED:
@@ -26,9 +26,7 @@ def of_ending(job: Job, end: Ending) -> str:
     if failure.lost and failure.end:
         rank = "" if failure.end.rank is None else f"rank {failure.end.rank} and "
         how = failure.lost[0][1]
-        return (
-            f"node {failure.end.node} is lost with {rank}all of its ranks, code {code}: {how}"
-        )
+        return f"node {failure.end.node} is lost with {rank}all of its ranks, code {code}: {how}"
     if end.is_foreign_image:
         return (
             "DDP_IMAGE must be an image of this project's Dockerfile, found no"
