@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from monitor.watchdog.decider import COLLECT_S, Decider, Place
+from monitor.watchdog.node import Place, Watchdog
 from monitor.watchdog.observer import Look
 from monitor.watchdog.stacks import Stack
-from monitor.watchdog.verdict import RankReport
+from rundir.hang.nodes import COLLECT_S
+from rundir.hang.reports import RankReport
 
 LIMIT_S = 300.0
 
@@ -64,7 +65,7 @@ class Node:
         """Start its watchdog."""
         self.world.nodes.append(self)
         place = Place(node=f"n{self.number}", node_rank=self.number, num_nodes=self.num_nodes)
-        self.dog = Decider(place, self, self, 5.0, lambda: self.world.now_s)
+        self.dog = Watchdog(place, self, self, 5.0, lambda: self.world.now_s)
 
     def tick(self, now_s: float) -> None:
         """Let the watchdog look if it wants to."""
@@ -111,13 +112,13 @@ class Node:
         """Remember it."""
         self.said.append(message)
 
-    def tell(self, event: str, **keys: object) -> None:
+    def report(self, event: str, **keys: object) -> None:
         """Write on the board, as JSON."""
         if not self.deaf:
             line = {"event": event, "attempt": 1, **keys}
             self.world.events.append(json.loads(json.dumps(line)))
 
-    def hear(self) -> list[dict[str, Any]]:
+    def receive(self) -> list[dict[str, Any]]:
         """Read on."""
         if self.deaf:
             return []
@@ -263,7 +264,7 @@ def test_without_a_leader_the_next_in_line_decides() -> None:
 def test_a_watcher_that_ended_is_not_waited_for() -> None:
     """Its ranks have finished; who still hangs at the end is judged without it."""
     world, made = nodes(2)
-    made[0].tell("last_beats", node="n0", node_rank=0, ranks={})
+    made[0].report("last_beats", node="n0", node_rank=0, ranks={})
     made[0].alive = False
     made[1].beats(2, 3, phase="end", collective=30)
     world.passes(LIMIT_S + 10)
@@ -279,7 +280,7 @@ def test_what_a_watcher_said_before_it_ended_is_void() -> None:
     made[0].beats(0, 1, phase="save", collective=21)
     world.passes(15)
     assert any(rank["hung"] for event in world.of("hang_report") for rank in event["ranks"])
-    made[1].tell("last_beats", node="n1", node_rank=1, ranks={})
+    made[1].report("last_beats", node="n1", node_rank=1, ranks={})
     made[1].alive = False
     world.passes(80)
     assert not world.of("verdict")
