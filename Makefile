@@ -75,7 +75,7 @@ gpu: ## on a machine with a GPU, without a network: is it right, then how fast i
 # Most tests wait for a clock, a signal or a daemon: three processes share two cores well.
 PARALLEL := -n 3 --dist loadscope --no-loadscope-reorder # see tests/conftest.py
 
-MATRIX := tests/cluster tests/jobs tests/faults $(wildcard tests/trainer/test_checkpoint*.py) tests/trainer/test_safe_reader.py
+MATRIX := tests/cluster tests/jobs tests/faults $(wildcard tests/trainer/checkpoint/test_checkpoint*.py) tests/trainer/checkpoint/test_safe_reader.py
 
 SCRIPTS = $(shell git ls-files '*.sh') .ci/run
 

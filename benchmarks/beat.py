@@ -7,7 +7,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.beat import AGREE, BACKWARD, DATA, FORWARD, LOG, UPDATE, NoBeat, SharedBeat
+from trainer.telemetry.heartbeat import (
+    AGREE,
+    BACKWARD,
+    DATA,
+    FORWARD,
+    LOG,
+    UPDATE,
+    NoHeartbeat,
+    SharedHeartbeat,
+)
 
 _NUM_STEPS = 20_000
 _NUM_REPETITIONS = 7
@@ -28,24 +37,24 @@ def measure() -> Beats:
     """Measure a step of one microbatch, asked about and logged: more beats than most steps have."""
     folder = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        beat = SharedBeat(Path(name) / "rank-0")
-        return Beats(watched_us=_time(beat), unwatched_us=_time(NoBeat()), num_beats=6)
+        heartbeat = SharedHeartbeat(Path(name) / "rank-0")
+        return Beats(watched_us=_time(heartbeat), unwatched_us=_time(NoHeartbeat()), num_beats=6)
 
 
-def _time(beat: SharedBeat | NoBeat) -> float:
-    return min(_time_once(beat) for _ in range(_NUM_REPETITIONS))
+def _time(heartbeat: SharedHeartbeat | NoHeartbeat) -> float:
+    return min(_time_once(heartbeat) for _ in range(_NUM_REPETITIONS))
 
 
-def _time_once(beat: SharedBeat | NoBeat) -> float:
+def _time_once(heartbeat: SharedHeartbeat | NoHeartbeat) -> float:
     began_s = time.process_time()
     for step in range(_NUM_STEPS):
-        beat.enter(DATA)
-        beat.enter(FORWARD)
-        beat.meet(BACKWARD)
-        beat.enter(UPDATE)
-        beat.step = step
-        beat.meet(AGREE)
-        beat.meet(LOG)
+        heartbeat.enter(DATA)
+        heartbeat.enter(FORWARD)
+        heartbeat.collective(BACKWARD)
+        heartbeat.enter(UPDATE)
+        heartbeat.step = step
+        heartbeat.collective(AGREE)
+        heartbeat.collective(LOG)
     return (time.process_time() - began_s) / _NUM_STEPS * 1e6
 
 

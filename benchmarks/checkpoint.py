@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from trainer.checkpoint import Checkpoints
-    from trainer.position import Position
+    from trainer.checkpoint.checkpoints import Checkpoints
+    from trainer.checkpoint.train_state import TrainState
 
 _ROOT = Path(__file__).parent.parent
 _WIDTH = 1024
@@ -91,7 +91,7 @@ class _Run:
         import torch  # noqa: PLC0415 -- only in the process that measures
         from torch import nn  # noqa: PLC0415
 
-        from trainer.lean import without_compiler  # noqa: PLC0415
+        from trainer.loop.compiler import without_compiler  # noqa: PLC0415
 
         layers = [nn.Linear(_WIDTH, _WIDTH) for _ in range(num_layers)]
         self.model = nn.Sequential(*layers)
@@ -140,7 +140,7 @@ class _Run:
         return sum(file.stat().st_size for file in files)
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        from trainer.state import gather_tensors  # noqa: PLC0415 -- as above
+        from trainer.checkpoint.tensors import gather_tensors  # noqa: PLC0415 -- as above
 
         return gather_tensors(self.model, self._optimizer)
 
@@ -148,10 +148,10 @@ class _Run:
 def _open(folder: Path, mode: str) -> Checkpoints:
     import torch  # noqa: PLC0415 -- as above
 
-    from trainer.checkpoint import Checkpoints  # noqa: PLC0415
-    from trainer.events import EventLog  # noqa: PLC0415
-    from trainer.mesh import Mesh  # noqa: PLC0415
-    from trainer.ranks import Ranks  # noqa: PLC0415
+    from trainer.checkpoint.checkpoints import Checkpoints  # noqa: PLC0415
+    from trainer.distributed.mesh import Mesh  # noqa: PLC0415
+    from trainer.environment import Ranks  # noqa: PLC0415
+    from trainer.telemetry.events import EventLog  # noqa: PLC0415
 
     return Checkpoints(
         folder,
@@ -163,10 +163,10 @@ def _open(folder: Path, mode: str) -> Checkpoints:
     )
 
 
-def _position(step: int) -> Position:
-    from trainer.position import Position  # noqa: PLC0415 -- as above
+def _position(step: int) -> TrainState:
+    from trainer.checkpoint.train_state import TrainState  # noqa: PLC0415 -- as above
 
-    return Position(step=step, seed=1, global_batch_size=1, num_train_samples=1)
+    return TrainState(step=step, seed=1, global_batch_size=1, num_train_samples=1)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from trainer.workloads.idx import IdxArray, read_idx
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SHIPPED = Path(__file__).parent.parent / "trainer" / "digits"
+_SHIPPED = Path(__file__).parent.parent / "trainer" / "workloads" / "digits"
 _NUM_DIMS = {
     "train-images-idx3-ubyte": 3,
     "train-labels-idx1-ubyte": 1,

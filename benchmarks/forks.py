@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import gpu, layouts
-from trainer.malloc import keep_freed_memory
+from trainer.distributed.host_memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ _TIMEOUT_S = 3600
 _NEEDED = (
     "benchmarks.by_hand",
     "trainer.__main__",
-    "trainer.run",
+    "trainer.loop.run",
     "trainer.workloads.language",
     "torch._dynamo",
 )

@@ -85,7 +85,7 @@ def _time(line: dict[str, str]) -> datetime:
 def main(path: Path, argv: list[str]) -> int:
     """Train, with the CPU time noted at each log interval."""
     from trainer import __main__ as entry  # noqa: PLC0415 -- the race itself needs no torch
-    from trainer.loop import Loop  # noqa: PLC0415 -- the same
+    from trainer.loop.loop import Loop  # noqa: PLC0415 -- the same
 
     cpu_s: dict[int, float] = {}
     log = Loop._log  # noqa: SLF001 -- no public hook; what it does is left as it is

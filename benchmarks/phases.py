@@ -46,18 +46,18 @@ def main(marks: Marks, path: Path, argv: list[str]) -> int:
     from trainer import __main__ as entry  # noqa: PLC0415 -- to be timed
 
     patched: Any = entry  # a function is put in the place of another
-    open_beat = patched.open_beat
+    open_heartbeat = patched.open_heartbeat
 
-    def open_and_import(*args: Any) -> object:  # noqa: ANN401 -- those of `open_beat`
-        beat = open_beat(*args)
+    def open_and_import(*args: Any) -> object:  # noqa: ANN401 -- those of `open_heartbeat`
+        heartbeat = open_heartbeat(*args)
         marks.mark("options and checks")
         import torch  # noqa: F401, PLC0415 -- to be timed
 
         marks.mark("import torch")
         _import_trainer(marks)
-        return beat
+        return heartbeat
 
-    patched.open_beat = open_and_import  # the last before it imports torch
+    patched.open_heartbeat = open_and_import  # the last before it imports torch
     code = entry.main(argv, os.environ)
     if os.environ.get("RANK", "0") == "0":
         path.write_text(json.dumps(marks.times), encoding="utf-8")
@@ -66,7 +66,7 @@ def main(marks: Marks, path: Path, argv: list[str]) -> int:
 
 def _import_trainer(marks: Marks) -> None:
     """Import what needs torch, and have its phases marked."""
-    from trainer import loop, run  # noqa: PLC0415 -- to be timed
+    from trainer.loop import loop, run  # noqa: PLC0415 -- to be timed
 
     marks.mark("the trainer's other imports")
     patched: Any = run

@@ -24,7 +24,8 @@ machine that talk over gloo, one thread each.
 By hand: DistributedDataParallel, `fully_shard`, `parallelize_module` and torch's pipelining around
 the same model (`benchmarks/by_hand_layouts.py`), in a bare loop; it checks, clocks and records
 nothing, but for the loss every {loss_every} steps.
-Memory that a step frees stays the process's in both, as the trainer has it (`trainer/malloc.py`).
+Memory that a step frees stays the process's in both, as the trainer has it
+(`trainer/distributed/host_memory.py`).
 Both are in the same processes and take a step in turns, {num_steps} of each in a round; start-up is
 in none.
 Takes more: the median of the ratios of {num_rounds} round(s); in brackets their middle half. The

@@ -158,7 +158,7 @@ def train_ours(
     What a step has behind it, such as that line, is then in the next lap.
     """
     from trainer import __main__ as entry  # noqa: PLC0415 -- in the rank only
-    from trainer.loop import Loop  # noqa: PLC0415 -- the same
+    from trainer.loop.loop import Loop  # noqa: PLC0415 -- the same
 
     patched: Any = Loop
     name = {"step": "_train_step", "log": "_log"}[lap_ends]
@@ -166,7 +166,7 @@ def train_ours(
 
     def marked(loop: Loop, step: int) -> None:
         method(loop, step)
-        turns.lap_done(loop.position.last_loss or 0.0)
+        turns.lap_done(loop.state.last_loss or 0.0)
 
     setattr(patched, name, marked)
     entry.main(argv, os.environ)

@@ -11,75 +11,64 @@ import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from trainer.batch_plan import plan_batches
-from trainer.beat import Stacks, open_beat
-from trainer.checkpoint_folder import find_folder
-from trainer.environment import set_torch_defaults, whole_number
-from trainer.errors import (
-    EXIT_FAILED,
-    EXIT_FINISHED,
-    EXIT_STOPPED,
-    EXIT_USER,
-    RunFailedError,
-    UserError,
-    misfit,
-    missing_package,
-    short_line,
-)
-from trainer.initial_weights import check_source
-from trainer.listener import listen
+from rundir import codes
+from trainer.checkpoint.initial_weights import check_source
+from trainer.checkpoint.layout import find_folder
+from trainer.data.batch_plan import plan_batches
+from trainer.distributed.rendezvous_socket import open_rendezvous_socket
+from trainer.environment import Ranks, RunSettings, set_torch_defaults, whole_number
+from trainer.errors import RunFailedError, UserError, misfit, missing_package, short_line
+from trainer.loop.stop import StopRequest
 from trainer.options import parse
 from trainer.parallel.layout import plan_layout
 from trainer.parallel.plan import check_blocks
 from trainer.parallel.stages import check_pipeline
-from trainer.profiling import profiled_ranks
-from trainer.ranks import Ranks
-from trainer.settings import RunSettings
-from trainer.stop import StopRequest
-from trainer.words import flush_what_can_be, lose_what_cannot_be_written
+from trainer.telemetry.heartbeat import Stacks, open_heartbeat
+from trainer.telemetry.profiling import profiled_ranks
+from trainer.text import flush_what_can_be, lose_what_cannot_be_written
 from trainer.workloads.registry import build_workload
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping, Sequence
 
-    from trainer.batch_plan import BatchPlan
     from trainer.config import Config
+    from trainer.data.batch_plan import BatchPlan
+    from trainer.loop.run import Run
     from trainer.parallel.layout import Layout
-    from trainer.run import Job, Run
     from trainer.workloads.base import Workload
 
 
 def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
-    """Train as `argv` and `env` say; return the exit code."""
+    """Train with the options in `argv` and `env`; return the exit code."""
     stop = StopRequest()
     stop.install()  # first: a request during the seconds of `import torch` counts, too
     set_torch_defaults(env)
-    speaks = env.get("RANK", "0") == "0"
+    is_leader = env.get("RANK", "0") == "0"
     try:
         config = parse(argv)
         ranks = _ranks(config, env)
         settings = RunSettings.from_environment(env, socket.gethostname())
         # Before a workload of the user's own, too, which may import torch itself.
-        listener = None if config.check else listen(ranks, env)
+        rendezvous_socket = None if config.check else open_rendezvous_socket(ranks, env)
         config = _begun(config, settings)
         workload = build_workload(config)
         layout, plan = _share_out(config, ranks, workload)
-        speaks = ranks.is_node_main  # from here on it is about files: each node has its own
+        is_leader = ranks.is_node_main  # from here on it is about files: each node has its own
         workload.check()
         if config.init_from is not None and not workload.reads(config.init_from):
             check_source(config.init_from)
         if config.check:
             _check_device(config, ranks, settings, env)
-            return EXIT_FINISHED
+            return codes.FINISHED
 
-        # The stacks before the beat: who sees the beat may ask for them.
+        # The stacks before the heartbeat: a watcher that sees the heartbeat may ask for them.
         stacks = Stacks(settings.run_dir, settings.attempt, ranks.rank)
-        beat = open_beat(settings.beat_dir, ranks.rank)
+        heartbeat = open_heartbeat(settings.heartbeat_dir, ranks.rank)
 
-        from trainer.run import Job  # noqa: PLC0415 -- imports torch: wrong input is told before
+        from trainer.loop.run import Run  # noqa: PLC0415 -- imports torch: wrong input is reported before
 
         _collect_garbage()
-        job = Job(
+        run = Run(
             config=config,
             ranks=ranks,
             layout=layout,
@@ -87,26 +76,26 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
             plan=plan,
             workload=workload,
             stop=stop,
-            beat=beat,
-            listener=listener,
+            heartbeat=heartbeat,
+            rendezvous_socket=rendezvous_socket,
         )
-        return _run(job, env, stacks)
+        return _train(run, env, stacks)
     except UserError as error:
-        if speaks:
+        if is_leader:
             print(f"trainer: {error}", file=sys.stderr, flush=True)
-        return EXIT_USER
+        return codes.USAGE
     except ModuleNotFoundError as error:
-        if speaks:
+        if is_leader:
             print(f"trainer: {missing_package(error, sys.executable)}", file=sys.stderr, flush=True)
-        return EXIT_USER
+        return codes.USAGE
     except Exception as error:  # noqa: BLE001 -- such as a workload of one's own that cannot be built
-        told = misfit(error)
-        if told is None:
+        mismatch = misfit(error)
+        if mismatch is None:
             traceback.print_exc()
-            return EXIT_FAILED
-        if speaks:
-            print(f"trainer: {told}", file=sys.stderr, flush=True)
-        return EXIT_USER
+            return codes.FAILED
+        if is_leader:
+            print(f"trainer: {mismatch}", file=sys.stderr, flush=True)
+        return codes.USAGE
 
 
 def _begun(config: Config, settings: RunSettings) -> Config:
@@ -118,14 +107,14 @@ def _begun(config: Config, settings: RunSettings) -> Config:
 
 
 def _collect_garbage() -> None:
-    """Look for garbage from here on, but never among what the imports made: it all stays."""
+    """Collect garbage from here on, but never among what the imports made: it all stays."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
 
 
 def _share_out(config: Config, ranks: Ranks, workload: Workload) -> tuple[Layout, BatchPlan]:
-    """Plan who has which part of model and batch. Raises UserError for what does not fit."""
+    """Plan which rank has which part of model and batch. Raises UserError for what does not fit."""
     sizes = workload.parallel_sizes()
     layout = plan_layout(config, ranks, sizes, counts_targets=workload.counts_targets)
     if config.precision == "fp8":
@@ -163,48 +152,45 @@ def _check_device(
     asks = config.precision in {"tf32", "fp8"} or config.memory_snapshot or config.compile
     if settings.run_dir is not None or not asks:
         return
-    from trainer.device import choose_device  # noqa: PLC0415 -- imports torch
-    from trainer.run import prepare_device  # noqa: PLC0415 -- imports torch
+    from trainer.distributed.device import choose_device  # noqa: PLC0415 -- imports torch
+    from trainer.loop.run import prepare_device  # noqa: PLC0415 -- imports torch
 
     prepare_device(config, choose_device(ranks, env), env)
 
 
-def _run(job: Job, env: MutableMapping[str, str], stacks: Stacks) -> int:
-    from trainer.run import Run  # noqa: PLC0415 -- imports torch
-
-    run = Run(job)
+def _train(run: Run, env: MutableMapping[str, str], stacks: Stacks) -> int:
     try:
         is_finished = _execute(run, env)
     except UserError as error:
-        if job.ranks.world_size == 1:
+        if run.ranks.world_size == 1:
             raise
         # What is wrong with this rank's samples, no other rank may ever see.
-        if job.ranks.is_node_main or run.has_begun:
+        if run.ranks.is_node_main or run.has_begun:
             print(f"trainer: {error}", file=sys.stderr, flush=True)
-        _end_at_once(EXIT_USER)
-    # Whatever it is, it is told and ends this rank; so does sys.exit(), whose code could be 0.
+        _end_at_once(codes.USAGE)
+    # Whatever it is, it is reported and ends this rank; so does sys.exit(), whose code could be 0.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         if not isinstance(error, RunFailedError):
             traceback.print_exc()
         else:  # on every rank: its own log is where a person looks
             print(f"trainer: {error}", file=sys.stderr, flush=True)
         _record(run, error)
-        if job.ranks.world_size == 1:
-            return EXIT_FAILED
-        _end_at_once(EXIT_FAILED)
+        if run.ranks.world_size == 1:
+            return codes.FAILED
+        _end_at_once(codes.FAILED)
     stacks.close()
-    return EXIT_FINISHED if is_finished else EXIT_STOPPED
+    return codes.FINISHED if is_finished else codes.STOPPED
 
 
 def _execute(run: Run, env: MutableMapping[str, str]) -> bool:
-    """Train. Raises UserError also where CUDA says, at whatever call, that it cannot be used."""
+    """Train. Raises UserError also where CUDA reports, at any call, that it cannot be used."""
     try:
         return run.execute(env)
     except Exception as error:
-        told = misfit(error)
-        if told is None:
+        mismatch = misfit(error)
+        if mismatch is None:
             raise
-        raise told from error
+        raise mismatch from error
 
 
 def _record(run: Run, error: BaseException) -> None:
@@ -217,18 +203,18 @@ def _record(run: Run, error: BaseException) -> None:
 
 
 def _end_at_once(code: int) -> NoReturn:
-    """End without taking leave: with a rank gone, the process group could wait for ever."""
+    """End without shutting down: with a rank gone, the process group could wait for ever."""
     flush_what_can_be()
     os._exit(code)
 
 
 def _leave(code: int) -> NoReturn:
-    """End without the interpreter's own teardown, for which nobody waits.
+    """End without the interpreter's own teardown, which would only take time.
 
     Leaving a process group can wait for ever, and a thread of torch that still runs while Python
-    is taken down ends the process with SIGABRT, after all the work is done and told.
+    is taken down ends the process with SIGABRT, after all the work is done and reported.
     """
-    atexit._run_exitfuncs()  # noqa: SLF001 -- whoever registered something counts on it
+    atexit._run_exitfuncs()  # noqa: SLF001 -- what was registered must run
     _end_at_once(code)
 
 

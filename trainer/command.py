@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from rundir import codes
 from trainer import __version__
-from trainer.errors import EXIT_USER, UserError, missing_package
+from trainer.errors import UserError, missing_package
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,10 +58,10 @@ def run(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
         sys.stdout.flush()
     except UserError as error:
         print(f"trainer: {error}", file=sys.stderr, flush=True)
-        return EXIT_USER
+        return codes.USAGE
     except ModuleNotFoundError as error:
         print(f"trainer: {missing_package(error, sys.executable)}", file=sys.stderr, flush=True)
-        return EXIT_USER
+        return codes.USAGE
     except KeyboardInterrupt:  # a file half-written is removed on the way here
         print("trainer: stopped by Ctrl-C", file=sys.stderr, flush=True)
         return 128 + signal.SIGINT

@@ -8,26 +8,17 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-EXIT_FINISHED: Final = 0
-"""The run reached its last step."""
-EXIT_USER: Final = 64
-"""The user's input or environment is wrong: a retry would end the same way."""
-EXIT_FAILED: Final = 70
-"""A rank failed."""
-EXIT_STOPPED: Final = 75
-"""Stopped on request, with a checkpoint written: requeue me."""
-
 MAX_LENGTH: Final = 300
-"""Of an error that is told short, in characters."""
+"""Of an error that is shortened, in characters."""
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's type and words, whatever line breaks are in them."""
+    """Return an error's type and message in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def short_line(error: BaseException) -> str:
-    """Return the same of an error whose words may be pages, as torch's may: its beginning."""
+    """Return the beginning of that line: a message of torch's may be pages."""
     return one_line(error)[:MAX_LENGTH]
 
 
@@ -39,7 +30,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 class UserError(Exception):
-    """Something the user did, told in one line of four parts: what, rule, found, remedy.
+    """A mistake of the user's, in one line of four parts: what, rule, found, remedy.
 
     It is not a ValueError, so that no library on the way takes it for one of its own.
     """
@@ -76,7 +67,7 @@ def misfit(error: BaseException) -> UserError | None:
 
 
 def missing_package(error: ModuleNotFoundError, python: str) -> UserError:
-    """Say which package `python`, the interpreter at hand, lacks."""
+    """Name the package that `python`, the interpreter in use, lacks."""
     return UserError(
         "Python",
         rule="one with the packages that pyproject.toml names",
@@ -87,8 +78,8 @@ def missing_package(error: ModuleNotFoundError, python: str) -> UserError:
 
 
 class RunFailedError(Exception):
-    """The run cannot go on; one line that says it all, and all ranks know."""
+    """The run cannot go on; one line reports it, on every rank."""
 
 
 class CheckpointError(RunFailedError):
-    """A run trained to its end, and what it came to could not be kept."""
+    """A run trained to its end, and its result could not be saved."""

@@ -11,12 +11,13 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from rundir import codes
 from trainer import command
-from trainer.checkpoint_folder import find
+from trainer.checkpoint.layout import find
+from trainer.checkpoint.train_state import OPTIONS
 from trainer.config import Config
-from trainer.errors import EXIT_FINISHED, UserError
-from trainer.identity import OPTIONS
-from trainer.words import counted
+from trainer.errors import UserError
+from trainer.text import counted
 from trainer.workloads.registry import build_workload
 
 if TYPE_CHECKING:
@@ -35,36 +36,36 @@ def main(argv: Sequence[str]) -> int:
     measured = _measure(checkpoint, options.data_dir)
     if options.json:
         print(json.dumps({"checkpoint": str(checkpoint), **measured}))
-        return EXIT_FINISHED
+        return codes.FINISHED
     accuracy = measured["test_accuracy"]
-    told = [] if accuracy is None else [f"test accuracy {100 * accuracy:.2f} %"]
-    told += [
+    figures = [] if accuracy is None else [f"test accuracy {100 * accuracy:.2f} %"]
+    figures += [
         f"{name.replace('_', ' ')} {value:.4f}"
         for name, value in measured.items()
         if isinstance(value, float) and name != "test_accuracy"
     ]
     samples = counted(int(measured["num_samples"] or 0), "sample")
-    print(f"{checkpoint}: {', '.join(told)}, of {samples}")
-    return EXIT_FINISHED
+    print(f"{checkpoint}: {', '.join(figures)}, of {samples}")
+    return codes.FINISHED
 
 
 def _measure(checkpoint: Path, data_dir: Path | None) -> Mapping[str, float | None]:
     """Return what a validation would, by the names that metrics.jsonl has for it."""
-    # All of these import torch: wrong input is told before.
-    from trainer import loading  # noqa: PLC0415
-    from trainer.agreement import StopAgreement  # noqa: PLC0415
-    from trainer.batch_plan import plan_batches  # noqa: PLC0415
-    from trainer.batches import build_batches  # noqa: PLC0415
-    from trainer.beat import NoBeat  # noqa: PLC0415
-    from trainer.datasets import prepare  # noqa: PLC0415
-    from trainer.evaluation import Evaluation  # noqa: PLC0415
-    from trainer.mesh import open_mesh  # noqa: PLC0415
-    from trainer.precision import set_up  # noqa: PLC0415
-    from trainer.ranks import Ranks  # noqa: PLC0415
-    from trainer.stop import StopRequest  # noqa: PLC0415
-    from trainer.workload_checks import test_data_of  # noqa: PLC0415
+    # All of these import torch: wrong input is reported before.
+    from trainer.checkpoint import loading  # noqa: PLC0415
+    from trainer.data.batch_plan import plan_batches  # noqa: PLC0415
+    from trainer.data.batches import build_batches  # noqa: PLC0415
+    from trainer.data.datasets import prepare  # noqa: PLC0415
+    from trainer.distributed.mesh import open_mesh  # noqa: PLC0415
+    from trainer.environment import Ranks  # noqa: PLC0415
+    from trainer.loop.evaluation import Evaluation  # noqa: PLC0415
+    from trainer.loop.stop import StopConsensus, StopRequest  # noqa: PLC0415
+    from trainer.parallel.precision import set_up  # noqa: PLC0415
+    from trainer.telemetry.heartbeat import NoHeartbeat  # noqa: PLC0415
+    from trainer.workloads.checks import test_data_of  # noqa: PLC0415
 
-    stored, weights = loading.read_weights(checkpoint)
+    stored = loading.open_verified(checkpoint)
+    weights = loading.read_weights(stored)
     known = {name: v for name, v in stored.state.identity.items() if name in OPTIONS}
     config = Config(**known, data_dir=data_dir)  # type: ignore[arg-type] # as options had them
     workload = build_workload(config)
@@ -101,10 +102,10 @@ def _measure(checkpoint: Path, data_dir: Path | None) -> Mapping[str, float | No
         num_samples=num_samples,
         precision=config.precision,
         mesh=mesh,
-        agreement=StopAgreement(mesh, StopRequest(), NoBeat()),
-        beat=NoBeat(),
+        consensus=StopConsensus(mesh, StopRequest(), NoHeartbeat()),
+        heartbeat=NoHeartbeat(),
     ).measure()
-    assert measured is not None  # noqa: S101 -- nobody asked it to stop
+    assert measured is not None  # noqa: S101 -- it was not asked to stop
     return {
         "step": stored.state.position.step,
         "test_loss": measured.loss,

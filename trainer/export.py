@@ -14,10 +14,12 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from trainer import command, manifest
-from trainer.checkpoint_folder import find
-from trainer.errors import EXIT_FINISHED, UserError
-from trainer.words import counted
+from rundir import codes
+from trainer import command
+from trainer.checkpoint import manifest
+from trainer.checkpoint.layout import find
+from trainer.errors import UserError
+from trainer.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trainer.loading import Stored
+    from trainer.checkpoint.loading import Stored
 
 _SAFETENSORS, _TORCH = ".safetensors", ".pt"
 _ENDINGS = (_SAFETENSORS, _TORCH, ".pth")
@@ -58,23 +60,24 @@ def main(argv: Sequence[str]) -> int:
     checkpoint = find(options.checkpoint)
     if options.format == "hf":
         _check_target(options.out, may_overwrite=False)  # never a whole folder
-        from trainer.export_hf import export_hf  # noqa: PLC0415 -- imports torch
+        from trainer.checkpoint.hugging_face import export_hf  # noqa: PLC0415 -- imports torch
 
         export_hf(checkpoint, options.out, options.tokenizer)
-        return EXIT_FINISHED
+        return codes.FINISHED
     if options.tokenizer is not None:
         raise UserError(
             "--tokenizer", rule="with --format hf", found="without", remedy="leave it out"
         )
     targets = _targets(options.out, may_overwrite=options.force)
-    from trainer import loading  # noqa: PLC0415 -- imports torch: wrong input is told before
+    from trainer.checkpoint import loading  # noqa: PLC0415 -- imports torch: wrong input is reported before
 
-    stored, weights = loading.read_weights(checkpoint)
+    stored = loading.open_verified(checkpoint)
+    weights = loading.read_weights(stored)
     for target in targets:
         _write(target, weights, stored)
         size_mib = target.stat().st_size / 2**20
         print(f"{target}: {counted(len(weights), 'tensor')}, {size_mib:.1f} MiB, of {checkpoint}")
-    return EXIT_FINISHED
+    return codes.FINISHED
 
 
 def _targets(out: Path, *, may_overwrite: bool) -> list[Path]:
@@ -101,7 +104,7 @@ def _check_target(target: Path, *, may_overwrite: bool) -> None:
 
 
 def _write(target: Path, weights: Mapping[str, Tensor], stored: Stored) -> None:
-    """Write beside, then rename: whoever reads `target` never sees half of it."""
+    """Write beside, then rename: a reader of `target` never sees half of it."""
     import torch  # noqa: PLC0415 -- see above
     from safetensors import SafetensorError  # noqa: PLC0415
     from safetensors.torch import save_file  # noqa: PLC0415

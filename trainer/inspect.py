@@ -11,19 +11,18 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from rundir import codes, paths
 from trainer import command
-from trainer.checkpoint_folder import find, find_folder
-from trainer.errors import EXIT_FINISHED, EXIT_USER
-from trainer.identity import fingerprint
-from trainer.manifest import DamagedError, UnknownError, UnreadableError
-from trainer.tensor_names import split_rank
-from trainer.words import counted
+from trainer.checkpoint.layout import find, find_folder, split_rank
+from trainer.checkpoint.manifest import DamagedError, UnknownError, UnreadableError
+from trainer.checkpoint.train_state import fingerprint
+from trainer.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from trainer.loading import Stored
+    from trainer.checkpoint.loading import Stored
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,16 +37,16 @@ def main(argv: Sequence[str]) -> int:
     report = {
         **_look_at(chosen),
         "others": {name: _problem(chosen.with_name(name)) for name in others},
-        "latest": folder.pointed("latest") if folder else None,
-        "best": folder.pointed("best") if folder else None,
+        "latest": folder.pointed(paths.LATEST) if folder else None,
+        "best": folder.pointed(paths.BEST) if folder else None,
     }
     print(json.dumps(report, indent=1, default=str) if options.json else "\n".join(_lines(report)))
     has_problem = report["problem"] or any(report["others"].values())
-    return EXIT_USER if has_problem else EXIT_FINISHED
+    return codes.USAGE if has_problem else codes.FINISHED
 
 
 def _problem(path: Path) -> DamagedError | None:
-    from trainer import loading  # noqa: PLC0415 -- imports torch: wrong input is told before
+    from trainer.checkpoint import loading  # noqa: PLC0415 -- imports torch: wrong input is reported before
 
     try:
         loading.verify(path)
@@ -57,13 +56,13 @@ def _problem(path: Path) -> DamagedError | None:
 
 
 def _look_at(path: Path) -> dict[str, Any]:
-    """Return all that can be told of a checkpoint; what cannot be read is None."""
-    from trainer import loading  # noqa: PLC0415 -- see above
+    """Return all that is known of a checkpoint; what cannot be read is None."""
+    from trainer.checkpoint import loading  # noqa: PLC0415 -- see above
 
     report: dict[str, Any] = {"path": str(path), "problem": _problem(path)}
     keys = ("step", "fingerprint", "identity", "position", "world_size", "tensors", "ranks")
     try:
-        stored = loading.look_into(path)
+        stored = loading.read_index(path)
     except DamagedError as error:
         report["problem"] = report["problem"] or error
         return report | dict.fromkeys(keys)
@@ -93,7 +92,7 @@ def _describe(stored: Stored) -> dict[str, Any]:
 
 
 def _lines(report: Mapping[str, Any]) -> list[str]:
-    """Say a report to a person."""
+    """Render a report for a person."""
     lines = [
         f"checkpoint   {report['path']}",
         f"files        {_verdict(report['problem'])}",

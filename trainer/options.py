@@ -162,13 +162,15 @@ def parse(argv: Sequence[str]) -> Config:
     path = _config_path(argv)
     from_file = _read_toml(path) if path else {}
     rest = {key: value for key, value in from_file.items() if key not in named}
-    words = [*_as_arguments(rest, path), *argv]
+    arguments = [*_as_arguments(rest, path), *argv]
     for field in sorted({*rest, *named}):
-        if _kind(field) == "Path" and not _value_of(field, words):  # Path("") would be Path(".")
+        if _kind(field) == "Path" and not _value_of(
+            field, arguments
+        ):  # Path("") would be Path(".")
             raise UserError(
                 option_name(field), rule="a path", found="an empty one", remedy="name one"
             )
-    return _parse_arguments(words)
+    return _parse_arguments(arguments)
 
 
 def _named_options(argv: Sequence[str]) -> set[str]:
@@ -219,18 +221,18 @@ def _unreadable(path: Path, found: object) -> UserError:
 
 
 def _as_arguments(options: Mapping[str, object], path: Path | None) -> list[str]:
-    """TOML values as command-line words, so that one parser checks both."""
-    words = []
+    """TOML values as command-line arguments, so that one parser checks both."""
+    arguments = []
     for key, value in options.items():
         name, kind = option_name(key), _kind(key)
         expected = _TYPES.get(kind, str | int | float)
         if not isinstance(value, expected) or isinstance(value, bool) != (kind == "bool"):
             raise _wrong_key(path, key, _KINDS.get(kind, "a string"), repr(value))
         if isinstance(value, bool):
-            words.append(name if value else "--no-" + name[2:])
+            arguments.append(name if value else "--no-" + name[2:])
         else:
-            words.append(f"{name}={value}")
-    return words
+            arguments.append(f"{name}={value}")
+    return arguments
 
 
 def _wrong_key(path: Path | None, key: str, rule: str, found: str) -> UserError:
@@ -243,14 +245,14 @@ def _kind(field: str) -> str:
     return annotation.removeprefix("Optional[").removesuffix("]")
 
 
-def _parse_arguments(words: Sequence[str]) -> Config:
+def _parse_arguments(arguments: Sequence[str]) -> Config:
     import tyro  # noqa: PLC0415 -- an import of 50 ms, worth keeping out of other entry points
 
-    said = io.StringIO()
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(stderr):
             return tyro.cli(
-                Config, args=list(words), prog="python -m trainer", description=Config.__doc__
+                Config, args=list(arguments), prog="python -m trainer", description=Config.__doc__
             )
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -258,28 +260,28 @@ def _parse_arguments(words: Sequence[str]) -> Config:
     except SystemExit as ended:
         if not ended.code:
             raise
-        raise _complaint(_one_line(said.getvalue()), words) from None
+        raise _complaint(_one_line(stderr.getvalue()), arguments) from None
 
 
-def _complaint(told: str, words: Sequence[str]) -> UserError:
-    """tyro's words for a programmer, in words for a user; those not known as they are."""
-    if match := re.search(r"Error parsing (--[\w-]+)", told):
+def _complaint(message: str, arguments: Sequence[str]) -> UserError:
+    """Translate tyro's message to a programmer into one for a user; an unknown one stays."""
+    if match := re.search(r"Error parsing (--[\w-]+)", message):
         name = match[1]
         field = name[2:].replace("-", "_")
-        found = _value_of(field, words)
+        found = _value_of(field, arguments)
         remedy = _nearest_value(field, found, []) or "change it"
         return UserError(name, rule=_KINDS[_kind(field)], found=repr(found), remedy=remedy)
     if match := re.search(
-        r"choice '(.*)' for argument '(--[\w-]+)'. Expected one of \((.*)\)", told
+        r"choice '(.*)' for argument '(--[\w-]+)'. Expected one of \((.*)\)", message
     ):
         found, name, valid = match.groups()
         near = _nearest_value(name[2:].replace("-", "_"), found, re.findall(r"'(.*?)'", valid))
         return UserError(
             name, rule=f"one of {valid}", found=repr(found), remedy=near or "take one of them"
         )
-    if match := re.search(r"Missing value for argument '(--[\w-]+)'", told):
+    if match := re.search(r"Missing value for argument '(--[\w-]+)'", message):
         return UserError(match[1], rule="a value after it", found="none", remedy="give one")
-    if match := re.search(r"Unrecognized options: (.*)", told):
+    if match := re.search(r"Unrecognized options: (.*)", message):
         return UserError(
             "command line",
             rule="only options, with a value after each that needs one",
@@ -289,15 +291,15 @@ def _complaint(told: str, words: Sequence[str]) -> UserError:
     return UserError(
         "command line",
         rule="options with values of their type",
-        found=told,
+        found=message,
         remedy="see python -m trainer --help",
     )
 
 
-def _value_of(field: str, words: Sequence[str]) -> str:
+def _value_of(field: str, arguments: Sequence[str]) -> str:
     """The last value given to an option, as `--name value` or `--name=value`."""
     value = ""
-    for word, following in zip_longest(words, words[1:], fillvalue=""):
+    for word, following in zip_longest(arguments, arguments[1:], fillvalue=""):
         name, is_joined, joined = word.partition("=")
         is_option = name.startswith("--")  # a value may end like one: --out myconfig
         if is_option and name[2:].replace("-", "_") == field:
@@ -308,8 +310,10 @@ def _value_of(field: str, words: Sequence[str]) -> str:
 def _one_line(boxed: str) -> str:
     """tyro's message without its frame, its rulers and its hint about --help."""
     lines = [line.strip(" │╭╮╰╯─|+") for line in boxed.splitlines()]
-    told = [line for line in lines if line and "--help" not in line and "Parsing error" not in line]
-    return re.sub(r"\x1b\[[0-9;]*m", "", " ".join(told)) or "an unreadable option"
+    message = [
+        line for line in lines if line and "--help" not in line and "Parsing error" not in line
+    ]
+    return re.sub(r"\x1b\[[0-9;]*m", "", " ".join(message)) or "an unreadable option"
 
 
 def _nearest_value(field: str, found: str, valid: Sequence[str]) -> str | None:

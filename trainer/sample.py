@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from rundir import codes
 from trainer import command
-from trainer.checkpoint_folder import find
-from trainer.errors import EXIT_FINISHED, UserError
-from trainer.tokenizer import load_tokenizer
-from trainer.words import counted
+from trainer.checkpoint.layout import find
+from trainer.data.tokenizer import load_tokenizer
+from trainer.errors import UserError
+from trainer.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,11 +57,11 @@ def main(argv: Sequence[str]) -> int:
         model, prompt, options.tokens, temperature=options.temperature, seed=options.seed
     )
     print(tokenizer.decode(written))
-    return EXIT_FINISHED
+    return codes.FINISHED
 
 
 def _load(checkpoint: Path) -> Llama:
-    from trainer.llama_checkpoint import read_llama  # noqa: PLC0415 -- imports torch
+    from trainer.checkpoint.llama import read_llama  # noqa: PLC0415 -- imports torch
     from trainer.workloads.llama import Llama  # noqa: PLC0415
 
     stored = read_llama(checkpoint)
@@ -75,7 +76,7 @@ def generate(
 ) -> list[int]:
     """Return the prompt and what follows; the model sees as much of it as its sequence holds.
 
-    The whole sequence is computed anew for each token: for a look at a model, not for service.
+    The whole sequence is computed anew for each token: to try a model, not to serve it.
     """
     import torch  # noqa: PLC0415 -- see main
 

@@ -15,10 +15,11 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
+from rundir import codes
 from trainer import command
-from trainer.errors import EXIT_FINISHED, UserError
-from trainer.tokenizer import load_tokenizer
-from trainer.words import counted
+from trainer.data.tokenizer import load_tokenizer
+from trainer.errors import UserError
+from trainer.text import counted
 from trainer.workloads.token_file import BYTES, Writer
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
         f"{options.out}: {counted(writer.num_tokens, 'token')} of {tokenizer.info.vocab_size:,}, "
         f"{counted(writer.num_documents, 'document')}, {options.out.stat().st_size / 2**20:.1f} MiB"
     )
-    return EXIT_FINISHED
+    return codes.FINISHED
 
 
 def _check_target(out: Path, *, may_overwrite: bool) -> None:

@@ -122,10 +122,12 @@ def _compare(whole: Path, pieces: Path) -> int:
     """Return how many tensors the last checkpoints hold. Raises CaseError where any differs."""
     import torch  # noqa: PLC0415 -- the table of cases needs none
 
-    from trainer import loading  # noqa: PLC0415 -- the same
-    from trainer.checkpoint_folder import find  # noqa: PLC0415 -- the same
+    from trainer.checkpoint import loading  # noqa: PLC0415 -- the same
+    from trainer.checkpoint.layout import find  # noqa: PLC0415 -- the same
 
-    own, other = (loading.read_named(loading.look_into(find(path)), "") for path in (whole, pieces))
+    own, other = (
+        loading.read_named(loading.read_index(find(path)), "") for path in (whole, pieces)
+    )
     if own.keys() != other.keys():
         raise CaseError(f"both must hold the same tensors; found {own.keys() ^ other.keys()}")
 

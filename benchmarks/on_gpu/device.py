@@ -87,14 +87,14 @@ def nccl(place: Place) -> Values:
     """Meet as the trainer's ranks do, alone, and let each kind of message through."""
     from torch import distributed as dist  # noqa: PLC0415 -- seconds
 
-    from trainer.flight_recorder import FlightRecorder  # noqa: PLC0415 -- the same
-    from trainer.ranks import Ranks  # noqa: PLC0415 -- the same
-    from trainer.rendezvous import meet  # noqa: PLC0415 -- the same
+    from trainer.distributed.rendezvous import open_process_group  # noqa: PLC0415 -- the same
+    from trainer.environment import Ranks  # noqa: PLC0415 -- the same
+    from trainer.telemetry.flight_recorder import FlightRecorder  # noqa: PLC0415 -- the same
 
     device = _device(place)
     os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"
     began_s = time.perf_counter()
-    backend, _ = meet(
+    backend, _ = open_process_group(
         Ranks(master_addr="127.0.0.1", master_port=_free_port()), device, os.environ, "here"
     )
     meet_s = time.perf_counter() - began_s

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jobs import ports
 from jobs.messages import UsageError
+from rundir.paths import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +45,34 @@ def resolve(environ: Mapping[str, str]) -> Contract:
     if not contract.is_node_task:
         _check(contract.environ)
     return contract
+
+
+def with_torchrun_names(environ: Mapping[str, str]) -> dict[str, str]:
+    """Add what else torchrun sets, for programs that are written for it; what is set stays.
+
+    But for TORCHELASTIC_RUN_ID, which torchrun alone has: Lightning takes a rank that has it for
+    torchrun's, and then neither knows Slurm nor requeues its job.
+    """
+    if environ.get("TORCHELASTIC_RUN_ID"):
+        return dict(environ)
+    attempt = int(environ["DDP_ATTEMPT"])
+    error_file = f"error-{attempt}-rank-{environ['RANK']}.json"
+    num_nodes = -(-int(environ["WORLD_SIZE"]) // int(environ["LOCAL_WORLD_SIZE"]))
+    names = {
+        "GROUP_RANK": environ["NODE_RANK"],
+        "GROUP_WORLD_SIZE": environ.get("DDP_NUM_NODES") or str(num_nodes),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": environ["RANK"],
+        "ROLE_WORLD_SIZE": environ["WORLD_SIZE"],
+        "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
+        "TORCHELASTIC_MAX_RESTARTS": environ.get("DDP_MAX_RESTARTS") or "0",
+        "TORCHELASTIC_ERROR_FILE": os.path.join(RunDir(environ["DDP_RUN_DIR"]).debug, error_file),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+    added = {name: value for name, value in names.items() if not environ.get(name)}
+    # A job that this rank submits is another one.
+    chosen = [environ.get("DDP_CHOSEN", ""), *added]
+    return {**environ, **added, "DDP_CHOSEN": " ".join(filter(None, chosen))}
 
 
 def _from_slurm(env: dict[str, str]) -> Contract:

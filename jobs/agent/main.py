@@ -30,9 +30,12 @@ def _run(words: list[str]) -> int:
     environ = defaults.read_switches(processes.initial_environment())
     place = contract.resolve(environ)
     place = place._replace(environ=defaults.complete(place.environ))
-    defaults.make_writable(RunDir(place.environ["DDP_RUN_DIR"]).logs, place.environ)
+    files = RunDir(place.environ["DDP_RUN_DIR"])
+    for directory in (files.logs, files.debug):
+        defaults.make_writable(directory, place.environ)
     raise_limits()
     loop = Loop()
     if place.is_node_task:
         return run_node(words, place, _ROOT, loop)
-    return run_rank(command.build(words, place.environ, _ROOT), place.environ, _ROOT, loop)
+    environ = contract.with_torchrun_names(place.environ)
+    return run_rank(command.build(words, environ, _ROOT), environ, _ROOT, loop)

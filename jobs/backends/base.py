@@ -85,7 +85,6 @@ class Step(NamedTuple):
     """The ranks' environment, settings included."""
     layout: Layout
     nodes: list[str]
-    all_nodes: list[str]
     out: str
     """DDP_OUT."""
     is_restart: bool

@@ -100,6 +100,7 @@ class InContainer(Srun):
             self._heir.stdin.write(f"{word}\n".encode())
             self._heir.stdin.flush()
         if step_id is None:
+            self._heir.stdin.close()
             self._heir.wait()
             self._heir = None
 

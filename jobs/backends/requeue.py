@@ -12,40 +12,21 @@ from jobs.messages import info, one_line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-_FIELDS = (
-    ("NumTasks", "--ntasks"),
-    ("Partition", "--partition"),
-    ("Account", "--account"),
-    ("QOS", "--qos"),
-    ("TimeLimit", "--time"),
-    ("Features", "--constraint"),
-    ("Reservation", "--reservation"),
-    ("Licenses", "--licenses"),
-    ("MinMemoryNode", "--mem"),
-    ("MinMemoryCPU", "--mem-per-cpu"),
-    ("TresPerNode", "--gres"),
-    ("TresPerJob", "--gpus"),
-    ("TresPerTask", "--gpus-per-task"),
-    ("TresPerSocket", "--gpus-per-socket"),
-    ("CpusPerTres", "--cpus-per-gpu"),
-    ("MemPerTres", "--mem-per-gpu"),
-    ("Nice", "--nice"),
-    ("Network", "--network"),
-    ("TresBind", "--gpu-bind"),
-    ("TresFreq", "--gpu-freq"),
-    ("MinTmpDiskNode", "--tmp"),
-    ("Switches", "--switches"),
-    ("WCKey", "--wckey"),
-    ("MailType", "--mail-type"),
-    ("MailUser", "--mail-user"),
+_FIELDS = """
+    NumTasks=--ntasks Partition=--partition Account=--account QOS=--qos TimeLimit=--time
+    Features=--constraint Reservation=--reservation Licenses=--licenses
+    MinMemoryNode=--mem MinMemoryCPU=--mem-per-cpu TresPerNode=--gres TresPerJob=--gpus
+    TresPerTask=--gpus-per-task TresPerSocket=--gpus-per-socket CpusPerTres=--cpus-per-gpu
+    MemPerTres=--mem-per-gpu Nice=--nice Network=--network TresBind=--gpu-bind TresFreq=--gpu-freq
+    MinTmpDiskNode=--tmp Switches=--switches WCKey=--wckey MailType=--mail-type MailUser=--mail-user
+"""
+_PATHS = "WorkDir=--chdir StdOut=--output StdErr=--error Comment=--comment"
+_VARIABLES = (
+    "SLURM_NTASKS_PER_NODE=--ntasks-per-node SLURM_CPUS_PER_TASK=--cpus-per-task"
+    " SLURM_ARRAY_TASK_ID=--array"
 )
-"""What a successor inherits from `scontrol show job`: field, and option of sbatch."""
-_PATHS = (
-    ("WorkDir", "--chdir"),
-    ("StdOut", "--output"),
-    ("StdErr", "--error"),
-    ("Comment", "--comment"),
-)
+"""What a successor inherits: from fields of `scontrol show job`, from its paths and words, and from
+variables; and the option of sbatch for each."""
 
 
 class Successor(NamedTuple):
@@ -134,23 +115,24 @@ def successor_options(slurm: Slurm, told: str, successor: Successor) -> list[str
     if field(told, "Requeue") == "0":
         options.append("--no-requeue")
     options += _resources(told)
-    for variable, option in (
-        ("SLURM_NTASKS_PER_NODE", "--ntasks-per-node"),
-        ("SLURM_CPUS_PER_TASK", "--cpus-per-task"),
-        ("SLURM_ARRAY_TASK_ID", "--array"),
-    ):
+    for variable, option in _pairs(_VARIABLES):
         if environ.get(variable):
             options.append(f"{option}={environ[variable]}")
     options += _nodes(told, successor)
-    for key, option in _PATHS:
+    for key, option in _pairs(_PATHS):
         value = path_field(told, key)
         if value and value != "(null)":
             options.append(f"{option}={value}")
     return options + successor.environ.get("DDP_SBATCH_ARGS", "").split()
 
 
+def _pairs(table: str) -> list[tuple[str, str]]:
+    pairs = (pair.partition("=") for pair in table.split())
+    return [(name, option) for name, _, option in pairs]
+
+
 def _resources(told: str) -> Iterator[str]:
-    for name, option in _FIELDS:
+    for name, option in _pairs(_FIELDS):
         value = field(told, name)
         if "Tres" in name:
             value = tres(name, value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jobs.backends.base import Step
 from jobs.messages import UsageError, info, one_line, write
@@ -16,15 +16,12 @@ from rundir import codes, failure, plain, secrets
 from rundir.failure import Failure, classify
 
 if TYPE_CHECKING:
-    from jobs.backends.base import Backend, Layout, Surroundings
+    from jobs.backends.base import Backend
     from jobs.backends.slurm import Slurm
-    from jobs.supervisor.arguments import Arguments
     from jobs.supervisor.decide import Decision
-    from jobs.supervisor.ending import Job
     from jobs.supervisor.journal import Journal
     from jobs.supervisor.loop import Loop
-    from jobs.supervisor.settings import Settings
-    from rundir.paths import RunDir
+    from jobs.supervisor.plan import Plan
 
 _LOG_END = 16384
 _NO_PROGRAM = 2
@@ -32,40 +29,23 @@ _NO_PROGRAM = 2
 _SHOWN_LINES = 20
 
 
-class Parts(NamedTuple):
-    """What the attempts of a job are made of."""
-
-    here: Surroundings
-    backend: Backend
-    arguments: Arguments
-    settings: Settings
-    layout: Layout
-    all_nodes: list[str]
-    files: RunDir
-    job: Job
-    loop: Loop
-    journal: Journal
-    temporary: str
-
-
 class Attempts:
     """Starts the ranks as often as is decided."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, plan: Plan, loop: Loop, journal: Journal) -> None:
         """Carry a run on where a requeued job left it."""
-        self._parts = parts
-        self._loop, self._journal, self._files = parts.loop, parts.journal, parts.files
-        self._settings, self._backend, self._job = parts.settings, parts.backend, parts.job
-        self._layout, self._nodes = parts.layout, parts.all_nodes[: parts.layout.num_nodes]
-        self._output = Output(parts.loop)
+        self._plan, self._loop, self._journal = plan, loop, journal
+        self._settings, self._backend, self._job = plan.settings, plan.backend, plan.job
+        self._files, self._here = plan.files, plan.here
+        self._layout, self._nodes = plan.layout, plan.nodes[: plan.layout.num_nodes]
+        self._output = Output(loop)
         self._step: RunningStep | None = None
         self._lost: tuple[str, ...] = ()
         self._counters = Counters()
         self._carries_on = False
         self._num_restarts = 0
-        self._latest_at_job_start = run.latest_checkpoint(parts.files)
+        self._latest_at_job_start = run.latest_checkpoint(plan.files)
         self._latest_at_start = self._latest_at_job_start
-        self.is_open = False
         self._loop.on_signal = self._on_signal
 
     # ---- the life of a job
@@ -99,7 +79,7 @@ class Attempts:
 
     def _report_lost_script(self, start: history.Unreported | None) -> None:
         """When the script's own node dies nobody tells: the next start does, if Slurm knows."""
-        here = self._parts.here
+        here = self._here
         how = end_of_script(start, self._backend, here.slurm) if here.has_client else None
         if start is not None and how:
             self._journal.write_of(
@@ -113,7 +93,6 @@ class Attempts:
     # ---- one attempt
 
     def _open(self) -> None:
-        self.is_open = True
         self._latest_at_start = run.latest_checkpoint(self._files)
         self._journal.open(self._settings.number("DDP_ATTEMPT"))
         image = self._job.image
@@ -133,7 +112,7 @@ class Attempts:
 
     @property
     def _environ(self) -> dict[str, str]:
-        return self._settings.environ(self._parts.here.environ)
+        return self._settings.environ(self._here.environ)
 
     @property
     def _words(self) -> list[str]:
@@ -142,7 +121,7 @@ class Attempts:
         Whatever the user wanted to begin with (--resume none, another run's checkpoint), a later
         start of our trainer carries on with what this run has itself.
         """
-        words = self._parts.arguments.words
+        words = self._plan.arguments.words
         if self._carries_on and not self._job.is_own_command:
             return [*words, "--resume", "auto"]
         return words
@@ -154,7 +133,6 @@ class Attempts:
             self._environ,
             self._layout,
             self._nodes,
-            self._parts.all_nodes,
             self._settings["DDP_OUT"],
             is_restart=self._num_restarts > 0,
         )
@@ -179,7 +157,7 @@ class Attempts:
             has_monitor=settings.is_on("DDP_MONITOR"),
             interval_s=settings.number("DDP_MONITOR_INTERVAL"),
         )
-        others = [node for node in self._nodes if node != self._parts.here.node]
+        others = [node for node in self._nodes if node != self._here.node]
         guard = Guard(self._loop, self._backend, step, self._journal, traces=traces, nodes=others)
         self._loop.run_until(step.is_over)
         guard.stop()
@@ -189,7 +167,7 @@ class Attempts:
 
     def _close(self, code: int, guard: str, took_s: float) -> Decision:
         """The end of the step, who failed, what follows, and the record of it."""
-        steps.sweep(self._loop, self._settings["DDP_LAUNCH_ID"], self._parts.temporary)
+        steps.sweep(self._loop, self._settings["DDP_LAUNCH_ID"], self._plan.temporary)
         self._output.flush()
         self._journal.close()
         end = self._ending(code, guard, took_s)
@@ -208,7 +186,7 @@ class Attempts:
         return decision
 
     def _ask(self) -> str:
-        return self._parts.here.slurm.job_info() or ""
+        return self._here.slurm.job_info() or ""
 
     def _ending(self, code: int, guard: str, took_s: float) -> Ending:
         self._loop.turn(0)  # a signal that has just arrived is known from here on
@@ -256,10 +234,9 @@ class Attempts:
         self._journal.write("end", code=decision.code)
         self._journal.flush()
         self._show_log(end.failure, decision.code)
-        self.is_open = False
         if decision.kind == decide.RESTART:
             info(decision.words)
-        run.compose_record(self._parts.here.root, self._files, self._environ)
+        run.compose_record(self._here.root, self._files, self._environ)
 
     def _show_log(self, found: Failure, code: int) -> None:
         """Show the end of the failed rank's log, before the line that names it.
@@ -294,7 +271,7 @@ class Attempts:
 
     def _do_without(self, lost: tuple[str, ...]) -> None:
         """Choose the next attempt's nodes: spare ones first, else fewer."""
-        left = [node for node in self._parts.all_nodes if node not in lost]
+        left = [node for node in self._plan.nodes if node not in lost]
         self._nodes = left[: self._job.num_nodes_wanted]
         self._layout = self._layout.on(len(self._nodes))
         values = self._settings
@@ -303,8 +280,10 @@ class Attempts:
 
     def search(self) -> rendezvous.Search:
         """Where the search for this attempt's port begins."""
-        here, attempt = self._parts.here, self._settings.number("DDP_ATTEMPT")
-        return rendezvous.search(here, self._nodes, attempt, is_restart=self._num_restarts > 0)
+        attempt = self._settings.number("DDP_ATTEMPT")
+        return rendezvous.search(
+            self._here, self._nodes, attempt, is_restart=self._num_restarts > 0
+        )
 
     # ---- signals, and the end
 
@@ -323,10 +302,10 @@ class Attempts:
         """This script itself fails: what it started ends, and the record says so."""
         if self._step is not None:
             self._step.end()
-        steps.sweep(self._loop, self._settings["DDP_LAUNCH_ID"], self._parts.temporary)
+        steps.sweep(self._loop, self._settings["DDP_LAUNCH_ID"], self._plan.temporary)
         self._journal.write("end", code=codes.FAILED)
         self._journal.flush()
-        run.compose_record(self._parts.here.root, self._files, self._environ)
+        run.compose_record(self._here.root, self._files, self._environ)
 
 
 def end_of_script(start: history.Unreported | None, backend: Backend, slurm: Slurm) -> str | None:

@@ -12,11 +12,12 @@ import time
 import traceback
 from typing import TYPE_CHECKING, NoReturn
 
+from jobs import processes
 from jobs.backends import requeue
 from jobs.messages import Exit, UsageError, info, one_line
 from jobs.programs import which
 from jobs.supervisor import decide, history, plan, run, settings
-from jobs.supervisor.attempts import Attempts, Parts
+from jobs.supervisor.attempts import Attempts
 from jobs.supervisor.journal import Journal
 from jobs.supervisor.lock import RENEW_S, Lock
 from jobs.supervisor.loop import Loop
@@ -29,18 +30,26 @@ if TYPE_CHECKING:
 
 def main() -> NoReturn:
     """Run the job, and exit with its code."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _open_standard_files()
     root, script, *words = sys.argv[1:]
     try:
-        code = supervise(root, script, words, dict(os.environ))
+        code = supervise(root, script, words, processes.initial_environment())
     except UsageError as error:
         info(one_line(error))
         code = codes.USAGE
     except Exit as end:
         code = end.code
-    # Threads that still write, or ask Slurm, are not waited for.
-    sys.stdout.flush()
-    os._exit(code)
+    os._exit(code)  # threads that still write, or ask Slurm, are not waited for
+
+
+def _open_standard_files() -> None:
+    """Have descriptors 0 to 2: a pipe of ours must not get the number of one that was closed."""
+    fd = os.open(os.devnull, os.O_RDWR)
+    while fd <= 2:  # noqa: PLR2004 -- standard error
+        fd = os.dup(fd)
+    os.close(fd)
 
 
 def supervise(root: str, script: str, words: list[str], environ: dict[str, str]) -> int:
@@ -103,21 +112,7 @@ def _start_timers(job: Plan, loop: Loop, lock: Lock) -> None:
 
 def _run_attempts(job: Plan, loop: Loop, journal: Journal) -> Decision:
     """Run the attempts; should this script itself fail, end what it started."""
-    attempts = Attempts(
-        Parts(
-            job.here,
-            job.backend,
-            job.arguments,
-            job.settings,
-            job.layout,
-            job.nodes,
-            job.files,
-            job.job,
-            loop,
-            journal,
-            job.temporary,
-        )
-    )
+    attempts = Attempts(job, loop, journal)
     try:
         return attempts.run()
     except Exception:  # noqa: BLE001 -- whatever it is: no rank may stay behind

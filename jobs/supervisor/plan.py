@@ -62,7 +62,6 @@ def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -
         values.environ(environ),
         ranks,
         nodes[: ranks.num_nodes],
-        nodes,
         values["DDP_OUT"],
         is_restart=False,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import signal
 import time
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from jobs.backends.base import Backend, Step
     from jobs.supervisor.journal import Journal
-    from jobs.supervisor.loop import Loop
+    from jobs.supervisor.loop import Loop, Timer
 
 _STARTING_S = 30
 """How long a request for a checkpoint waits for ranks that are starting."""
@@ -93,11 +94,9 @@ class RunningStep:
         finally:
             os.close(stdout)
         self._running = list(self.processes)
-        self._failed_s: float | None = None
-        self._is_told = False
+        self._end_timers: list[Timer] = []
         self._step_id: int | None = None
         loop.watch(self._fd, self._read)
-        self._timer = loop.every(_POLL_S, self._tick)
 
     # ---- its output and its end
 
@@ -112,16 +111,11 @@ class RunningStep:
     def _see_end(self, process: subprocess.Popen[bytes]) -> None:
         self.code = self.code or codes.of_wait_status(process.returncode)
         # In place this is what srun --kill-on-bad-exit is under Slurm.
-        if self.code and self._backend.is_in_place and self._failed_s is None:
-            self._failed_s = time.monotonic()
-
-    def _tick(self) -> None:
-        """End those that others wait for; ranks that fail together have reported so by now."""
-        if self._failed_s is not None and not self._is_told:
-            self._is_told = True
-            self.signal(signal.SIGTERM)
-        elif self._failed_s is not None and time.monotonic() >= self._failed_s + _OTHERS_S:
-            self.signal(signal.SIGKILL)
+        if self.code and self._backend.is_in_place and not self._end_timers:
+            # Ranks that fail together have their moment to end by themselves.
+            for delay_s, number in ((_POLL_S, signal.SIGTERM), (_OTHERS_S, signal.SIGKILL)):
+                act = functools.partial(self.signal, number)
+                self._end_timers.append(self._loop.every(delay_s, act))
 
     def _read(self) -> bool:
         """Take what has arrived: reports to the journal, the rest to our own output.
@@ -155,7 +149,8 @@ class RunningStep:
 
     def close(self) -> None:
         """Take what its processes wrote; nobody who holds the pipe is waited for."""
-        self._loop.cancel(self._timer)
+        for timer in self._end_timers:
+            self._loop.cancel(timer)
         deadline_s = time.monotonic() + _LAST_LINES_S
         while self._fd >= 0 and self._read() and time.monotonic() < deadline_s:
             pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from jobs.backends import slurm
@@ -9,13 +11,15 @@ from jobs.backends.base import Layout
 from jobs.backends.requeue import Successor, successor_options
 from jobs.backends.slurm import Slurm
 from jobs.supervisor import decide as pure
-from jobs.supervisor.decide import Decision
 from jobs.supervisor.ending import Counters, Ending, Job, Limits
 from jobs.supervisor.guard import lost_nodes
 from rundir.failure import Failure
 from rundir.failure.attempt import End
 from rundir.failure.patterns import DONE
 from tests.jobs.backend import Fake
+
+if TYPE_CHECKING:
+    from jobs.supervisor.decide import Decision
 
 RUNNING = "JobId=7 JobState=RUNNING Reason=None Requeue=1 Restarts=0"
 COMPLETING = "JobId=7 JobState=COMPLETING Reason=None Requeue=1 Restarts=0"

@@ -63,6 +63,7 @@ def test_a_mark_that_is_no_frame_is_text() -> None:
 def test_an_event_is_kept_in_a_file_where_no_agent_listens(tmp_path: Path, supervised: str) -> None:
     """With a supervisor in the node's own file, which readers merge; without one in the log."""
     environ = {channel.AGENT_SOCKET: str(tmp_path / "gone"), channel.SUPERVISED: supervised}
+    environ[channel.RUN_DIR] = str(tmp_path)
     (tmp_path / "events.jsonl").touch()
     log = events.EventLog(channel.reporter(str(tmp_path), "n1", environ), "trainer", 1, "n1")
     log.write("first_step", step=1)
@@ -75,6 +76,15 @@ def test_an_agent_takes_an_event(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
         agent.bind(str(tmp_path / "agent-0"))
         environ = {channel.AGENT_SOCKET: str(tmp_path / "agent-0"), channel.SUPERVISED: "1"}
+        environ[channel.RUN_DIR] = str(tmp_path)
         channel.reporter(str(tmp_path), "n1", environ)(b"{}\n")
         assert agent.recv(100) == b"{}\n"
     assert [path.name for path in tmp_path.iterdir()] == ["agent-0"]
+
+
+def test_another_run_is_not_the_agents(tmp_path: Path) -> None:
+    """A rank that starts a trainer of its own, in another run directory, has that one's log."""
+    environ = {channel.AGENT_SOCKET: str(tmp_path / "agent-0"), channel.SUPERVISED: "1"}
+    environ[channel.RUN_DIR] = "/another"
+    channel.reporter(str(tmp_path), "n1", environ)(b"{}\n")
+    assert (tmp_path / "events.jsonl").read_bytes() == b"{}\n"

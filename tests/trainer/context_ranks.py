@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from trainer.config import ContextMessages
 from trainer.parallel.context import share_sequences
 from trainer.parallel.layout import Layout
-from trainer.parallel.positions import own_ranges
+from trainer.parallel.plan import own_ranges
 from trainer.workloads.llama import attend_causally
 
 LENGTH = 24

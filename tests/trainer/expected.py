@@ -14,11 +14,11 @@ from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
 from trainer.__main__ import _share_out
-from trainer.expected_memory import Demand
-from trainer.mesh import Mesh, _open_axes
+from trainer.distributed.mesh import Mesh, _open_axes
+from trainer.environment import Ranks
+from trainer.loop.expected_memory import Demand
 from trainer.options import parse
-from trainer.parallel.spread import share_out, spread
-from trainer.ranks import Ranks
+from trainer.parallel.parallelize import parallelize, share_of_rank
 from trainer.workloads.registry import build_workload
 
 
@@ -31,9 +31,9 @@ def expected(world_size: int, options: list[str]) -> int:
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     axes = _open_axes(layout, torch.device("cpu")) if layout.is_sharded else None
     plan = workload.parallel_plan()
-    share = share_out(workload.build_empty() or workload.build_model(), plan, layout, 0, config)
+    share = share_of_rank(workload.build_empty() or workload.build_model(), plan, layout, 0, config)
     if layout.is_sharded:
-        spread(share, plan, layout, axes, torch.device("cpu"), config)
+        parallelize(share, plan, layout, axes, torch.device("cpu"), config)
     update: Any = SimpleNamespace(parameters=list(share.model.parameters()))
     mesh = Mesh(
         ranks=ranks, device=torch.device("cuda"), backend="nccl", num_threads=1, layout=layout

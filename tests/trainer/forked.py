@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
-        "trainer.run",
+        "trainer.loop.run",
         "trainer.workloads.language",
         "trainer.workloads.llama",
         "trainer.workloads.mnist_models",

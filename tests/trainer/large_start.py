@@ -14,11 +14,11 @@ import torch
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
-from trainer.mesh import Mesh, _open_axes
-from trainer.model import build_model
+from trainer.distributed.mesh import Mesh, _open_axes
+from trainer.environment import Ranks
+from trainer.loop.model import build_model
 from trainer.options import parse
 from trainer.parallel.layout import plan_layout
-from trainer.ranks import Ranks
 from trainer.workloads.registry import build_workload
 
 

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.utils import data
 
-from trainer import saving
+from trainer.checkpoint import saving
 from trainer.workloads.language import Language
 from trainer.workloads.mnist import Mnist
 

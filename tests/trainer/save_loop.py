@@ -16,11 +16,12 @@ from pathlib import Path
 import torch
 from torch.distributed import checkpoint as _  # noqa: F401 -- before the forks, not in each
 
-from trainer.checkpoint import Checkpoints
-from trainer.events import EventLog
-from trainer.mesh import Mesh
-from trainer.position import Position
-from trainer.ranks import Ranks
+from trainer.checkpoint.checkpoints import Checkpoints
+from trainer.checkpoint.resume import load_requested
+from trainer.checkpoint.train_state import TrainState
+from trainer.distributed.mesh import Mesh
+from trainer.environment import Ranks
+from trainer.telemetry.events import EventLog
 
 PR_SET_PDEATHSIG = 1
 
@@ -56,8 +57,10 @@ def save_for_ever(folder: Path, size: int) -> None:
         is_async=size % 2 == 0,
         identity={},
     )
-    loaded = checkpoints.load(
-        "auto", lambda stored: {k: torch.empty(s, dtype=d) for k, (s, d) in stored.entries.items()}
+    loaded = load_requested(
+        checkpoints,
+        "auto",
+        lambda stored: {k: torch.empty(s, dtype=d) for k, (s, d) in stored.entries.items()},
     )
     step = loaded[1].step if loaded else 0
     acknowledged = os.open(folder / "acknowledged", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -65,7 +68,7 @@ def save_for_ever(folder: Path, size: int) -> None:
         step += 1
         tensors = {f"model/{i}": torch.full((size,), float(step)) for i in range(3)}
         for validated_step in (0, step)[: 1 + step % 2]:  # some are replaced by a later state
-            position = Position(
+            position = TrainState(
                 step=step,
                 seed=1,
                 global_batch_size=1,

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint import Checkpoints
-from trainer.events import EventLog
-from trainer.loading import Stored
-from trainer.mesh import Mesh
-from trainer.position import Position
-from trainer.ranks import Ranks
+from trainer.checkpoint.checkpoints import Checkpoints
+from trainer.checkpoint.loading import Stored
+from trainer.checkpoint.resume import load_requested
+from trainer.checkpoint.train_state import TrainState
+from trainer.distributed.mesh import Mesh
+from trainer.environment import Ranks
+from trainer.telemetry.events import EventLog
 
 CPU = torch.device("cpu")
 ALONE = Mesh(ranks=Ranks(), device=CPU, backend="none", num_threads=1)
@@ -32,9 +33,9 @@ def open_folder(
     )
 
 
-def position(step: int, **further: Any) -> Position:
-    """A position at `step`."""
-    return Position(
+def state_at(step: int, **further: Any) -> TrainState:
+    """A train state at `step`."""
+    return TrainState(
         step=step, seed=1, global_batch_size=8, num_train_samples=80, last_loss=0.5, **further
     )
 
@@ -43,7 +44,7 @@ def save(checkpoints: Checkpoints, *steps: int, best: int = -1) -> bool:
     """Save each of `steps`, its tensor full of the step; return whether the last is complete."""
     for step in steps:
         tensors = {"model/w": torch.full((3,), float(step))}
-        checkpoints.save(tensors, position(step), is_best=step == best)
+        checkpoints.save(tensors, state_at(step), is_best=step == best)
     return checkpoints.wait()
 
 
@@ -52,14 +53,14 @@ def all_of(stored: Stored) -> dict[str, torch.Tensor]:
     return {name: torch.empty(shape, dtype=d) for name, (shape, d) in stored.entries.items()}
 
 
-def load(path: Path, wish: str = "auto") -> tuple[dict[str, torch.Tensor], Position] | None:
+def load(path: Path, request: str = "auto") -> tuple[dict[str, torch.Tensor], TrainState] | None:
     """Load as a new process would."""
-    return open_folder(path).load(wish, all_of)
+    return load_requested(open_folder(path), request, all_of)
 
 
-def loaded_step(path: Path, wish: str = "auto") -> int | None:
+def loaded_step(path: Path, request: str = "auto") -> int | None:
     """The step that a new process would begin with, after a look at the values."""
-    loaded = load(path, wish)
+    loaded = load(path, request)
     if loaded is None:
         return None
     assert loaded[0]["model/w"].tolist() == [loaded[1].step] * 3

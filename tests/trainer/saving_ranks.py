@@ -1,4 +1,4 @@
-"""A rank of test_save_plan.py: an asynchronous save of tensors that ranks have in common."""
+"""A rank of test_shares.py: an asynchronous save of tensors that ranks have in common."""
 
 import json
 import traceback
@@ -9,11 +9,11 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from tests.trainer.saved import CPU, open_folder, position
-from trainer.mesh import Mesh
+from tests.trainer.saved import CPU, open_folder, state_at
+from trainer.checkpoint.host_copies import HostCopies, num_local_bytes
+from trainer.distributed.mesh import Mesh
+from trainer.environment import Ranks
 from trainer.parallel.layout import Layout
-from trainer.ranks import Ranks
-from trainer.staging import HostCopies, num_local_bytes
 
 NUM_RANKS = 4
 WHOLE = {f"model/{i}": torch.full((256,), float(i)) for i in range(8)}
@@ -28,7 +28,7 @@ def save(rank: int, port: int, folder: Path) -> None:
         copied = _record_copies()
         checkpoints = open_folder(folder, mesh=_mesh(rank))
         for step in (1, 2):
-            checkpoints.save(_tensors(rank, step), position(step), is_best=False)
+            checkpoints.save(_tensors(rank, step), state_at(step), is_best=False)
             assert checkpoints.wait(), checkpoints.failure
         (folder / f"{rank}.json").write_text(json.dumps(copied))
         distributed.barrier()

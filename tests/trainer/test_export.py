@@ -66,7 +66,7 @@ def test_an_interrupted_export_leaves_nothing(
     def interrupt(_path: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trainer.manifest.flush", interrupt)
+    monkeypatch.setattr("trainer.checkpoint.manifest.flush", interrupt)
     assert run(export.main, [str(run_dir), str(tmp_path / "m.pt")]) == 130
     assert capsys.readouterr().err == "trainer: stopped by Ctrl-C\n"
     assert not list(tmp_path.glob("*m.pt*"))

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer.environment import Ranks
 from trainer.errors import UserError
-from trainer.ranks import Ranks
 
 GOOD = {
     "RANK": "3",

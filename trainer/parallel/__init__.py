@@ -1,1 +1,1 @@
-"""How a model is spread over ranks: the layout, and its application."""
+"""How a model is parallelized: the layout of the ranks, and its application."""

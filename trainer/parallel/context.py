@@ -1,6 +1,6 @@
 """Context parallelism: ranks of cp share each sequence, by positions.
 
-All that lies between positions is attention, to which ring.py or gathering.py brings the keys and
+All that lies between positions is attention, to which ring.py or all_gather.py brings the keys and
 values of the other ranks. The rest needs to know only where in the sequence its positions lie.
 """
 
@@ -12,8 +12,8 @@ import torch
 from torch import distributed as dist
 
 from trainer.errors import UserError
-from trainer.parallel.gathering import GatheringAttention
-from trainer.parallel.positions import own_ranges
+from trainer.parallel.all_gather import GatheringAttention
+from trainer.parallel.plan import own_ranges
 from trainer.parallel.ring import RingAttention
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Share:
-    """Tells a model where in the sequence its tokens lie, and its attention how many there are."""
+    """Gives a model the positions of its tokens, and its attention their number."""
 
     def __init__(
         self,

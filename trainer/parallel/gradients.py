@@ -1,16 +1,18 @@
 """Gradients, whole or in shards: what has to be known of all of them at once.
 
-Whether all are finite, their global norm, and scaling to it. Shards are looked at where they are,
+Whether all are finite, their global norm, and scaling to it. Shards are examined where they are,
 and one number goes over the ranks for each question.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
 if TYPE_CHECKING:
@@ -159,3 +161,37 @@ def _own(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     """Return this rank's shards of the gradients, under `torch.no_grad()` without copies."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     return [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from torch import nn
+
+    Pass = Callable[[bool], AbstractContextManager[Any]]
+    """Is given whether a microbatch is its step's last one; returns the context to run it in."""
+
+_NOTHING = contextlib.nullcontext()
+
+
+def choose_pass(model: nn.Module, num_microbatches: int) -> Pass:
+    """Keep gradients on their rank for all microbatches but the last: one reduction a step."""
+    if num_microbatches > 1:
+        if isinstance(model, DistributedDataParallel):
+            return lambda is_last: _NOTHING if is_last else model.no_sync()
+        if hasattr(model, "set_requires_gradient_sync"):
+            return _Sharded(model)
+    return lambda _is_last: _NOTHING
+
+
+class _Sharded:
+    """fully_shard: a rank keeps whole gradients, not shards, until the last microbatch."""
+
+    def __init__(self, model: Any) -> None:  # noqa: ANN401 -- FSDPModule, a class made at run time
+        self._model = model
+
+    def __call__(self, is_last: bool) -> AbstractContextManager[Any]:  # noqa: FBT001 -- see Pass
+        self._model.set_requires_gradient_sync(is_last)
+        self._model.set_is_last_backward(is_last)
+        return _NOTHING

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trainer.parallel.cutting import Share
+    from trainer.parallel.pipeline_split import Share
 
 _BLOCK_NUMBERS = 1 << 24
 _GROUP = 16

@@ -1,4 +1,4 @@
-"""Kernels of torch that tell, with what attention gives, the sums that it was divided by.
+"""Kernels of torch that return, with attention's output, the sums that it was divided by.
 
 scaled_dot_product_attention calls the same ones, and keeps those sums to itself.
 """

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trainer.errors import UserError
-from trainer.parallel.positions import num_chunks
-from trainer.words import counted
+from trainer.parallel.plan import num_chunks
+from trainer.text import counted
 
 if TYPE_CHECKING:
     from trainer.config import Config, Strategy
+    from trainer.environment import Ranks
     from trainer.parallel.plan import ParallelSizes
-    from trainer.ranks import Ranks
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 REST = -1
@@ -90,7 +90,7 @@ class Layout:
         at = self.coordinates(rank)
         return at["dp_replicate"] * self.dp_shard + at["dp_shard"]
 
-    def speaks_for_samples(self, rank: int) -> bool:
+    def is_samples_leader(self, rank: int) -> bool:
         """Whether `rank` is the one, of those with the same samples, that they are counted on.
 
         Ranks of cp have other positions of theirs: what is counted by target is so on each of them.
@@ -98,7 +98,7 @@ class Layout:
         at = self.coordinates(rank)
         return at["tp"] == 0 and at["pp"] == self.pp - 1
 
-    def speaks_for_stage(self, rank: int) -> bool:
+    def is_stage_leader(self, rank: int) -> bool:
         """Whether `rank` is the first of those that have the same layers."""
         return all(place == 0 for axis, place in self.coordinates(rank).items() if axis != "pp")
 
@@ -137,7 +137,7 @@ def _fit(config: Config, ranks: Ranks) -> Layout:
     asked = {axis: size for axis, size in named.items() if size is not None}
     sizes = dict.fromkeys(AXES, 1) | _STRATEGIES[config.strategy] | asked
     sizes = {a: ranks.local_world_size if size == _NODE else size for a, size in sizes.items()}
-    if REST in asked.values():  # what is said beats what follows from the strategy
+    if REST in asked.values():  # what is given takes precedence over what follows from the strategy
         sizes = {a: 1 if s == REST and a not in asked else s for a, s in sizes.items()}
     rest = [axis for axis, size in sizes.items() if size == REST]
     if len(rest) > 1:
@@ -149,11 +149,11 @@ def _fit(config: Config, ranks: Ranks) -> Layout:
     if rest:
         sizes[rest[0]] = max(1, ranks.world_size // fixed)
     if math.prod(sizes.values()) != ranks.world_size:
-        told = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "1"
+        axes = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "1"
         raise UserError(
             "layout",
             rule="the product of the axes is the number of ranks",
-            found=f"{told} = {math.prod(sizes.values())} with {counted(ranks.world_size, 'rank')}",
+            found=f"{axes} = {math.prod(sizes.values())} with {counted(ranks.world_size, 'rank')}",
             remedy="change an axis, or give one of them -1",
         )
     return Layout(**sizes)

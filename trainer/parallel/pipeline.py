@@ -1,11 +1,11 @@
 """Pipeline parallelism: each rank has some layers, and hands on what they make of a microbatch.
 
-A stage is the model without the modules of the other stages (cutting.py), spread over the other
-axes like a whole one; torch.distributed.pipelining runs the microbatches of one optimizer step
-through all stages, in the order of a schedule, and reduces gradients once, behind the last one.
-The loss is computed on the ranks of the last stage; nothing here divides it or a gradient: the
-trainer's own normaliser has done so, for all ranks and microbatches together.
-Naive model parallelism, a layer after the other, is gpipe with one microbatch.
+A stage is the model without the modules of the other stages (pipeline_split.py), parallelized over
+the other axes like a whole one; torch.distributed.pipelining runs the microbatches of one optimizer
+step through all stages, in the order of a schedule, and reduces gradients once, behind the last
+one. The loss is computed on the ranks of the last stage; nothing here divides it or a gradient: the
+trainer's own normaliser has done so, for all ranks and microbatches together. Naive model
+parallelism, a layer after the other, is gpipe with one microbatch.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class Pipeline(nn.Module):
         return self._num_stages - 1 in self._numbers
 
     def prepare(self, num_microbatches: int, loss: Loss) -> None:
-        """Say what a step has; `loss(outputs, targets)` is asked on the last stage's ranks.
+        """Set what a step has; `loss(outputs, targets)` is asked on the last stage's ranks.
 
-        Once more than there are microbatches in the first step, when torch looks at the shapes of
+        Once more than there are microbatches in the first step, when torch infers the shapes of
         what travels.
         """
         self._training = self._build(num_microbatches, loss)

@@ -1,7 +1,7 @@
 """Ring attention: keys and values of a shared sequence go around, and no rank ever has them all.
 
 After "Ring Attention with Blockwise Transformers" (arXiv 2310.01889), on chunks that are dealt out
-as positions.py says. In turn i a rank has the keys and values of the rank i places before it. What
+as plan.py describes. In turn i a rank has the keys and values of the rank i places before it. What
 its queries may see of them is a rectangle, for which no mask is needed:
 
     its own           as under a plain causal mask: its two chunks are in the sequence's order
@@ -176,7 +176,7 @@ def _pass_on(sent: Tensor, group_name: str) -> _Passing:
 
 
 def _group_of(name: str) -> dist.ProcessGroup:
-    """Return the ranks of that name: an operation takes numbers, words and tensors only."""
+    """Return the ranks of that name: an operation takes numbers, strings and tensors only."""
     find = distributed_c10d._resolve_process_group  # type: ignore[attr-defined] # noqa: SLF001
     group: dist.ProcessGroup = find(name)  # type: ignore[arg-type] # as torch does
     return group
@@ -234,7 +234,7 @@ _forward.register_autograd(_differentiate, setup_context=_keep)
 
 
 def _code() -> str:
-    """Return what tells this version of the operations from any other."""
+    """Return what distinguishes this version of the operations from any other."""
     files = (__file__, kernels.__file__)
     return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
 

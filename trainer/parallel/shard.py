@@ -21,7 +21,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from trainer.precision import HALVES
+from trainer.parallel.precision import HALVES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ def shard(
     for parameter in model.parameters():
         if not parameter.is_contiguous():  # weights laid out channels-last, which it does not take
             parameter.data = parameter.data.contiguous()
-    # It warns of operations in place on a model's output: nobody does one.
+    # It warns of operations in place on a model's output: there is none.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     wrap, wrap_block = _wrappers(layout, device_mesh, config)
     for block in blocks:

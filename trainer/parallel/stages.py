@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from trainer.errors import UserError
-from trainer.words import counted
+from trainer.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -162,7 +162,7 @@ def _check_stages(config: Config, layout: Layout, sizes: ParallelSizes) -> None:
 
 
 def _check_microbatches(schedule: PipelineSchedule, count: int, pp: int) -> None:
-    """What torch's schedules ask for, told before the seconds of its import."""
+    """What torch's schedules require, checked before the seconds of its import."""
     if schedule == "1f1b" and count < pp:
         raise UserError(
             "--pp-schedule 1f1b",

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainer import host_memory
+from trainer.distributed import host_memory
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Workload(ABC):
         """
         return None
 
-    def reads(self, source: Path) -> bool:  # noqa: ARG002 -- for who overrides it
+    def reads(self, source: Path) -> bool:  # noqa: ARG002 -- for subclasses
         """Whether --init-from is in a layout of other programs, which `stored_weights` reads."""
         return False
 
@@ -98,7 +98,7 @@ class Workload(ABC):
         """
         return None
 
-    def num_valid(self, targets: Tensor) -> Tensor | None:  # noqa: ARG002 -- for who overrides it
+    def num_valid(self, targets: Tensor) -> Tensor | None:  # noqa: ARG002 -- for subclasses
         """Return how many targets of a microbatch count, shape (), an integer, on its device.
 
         None, as here: every sample counts alike, and nothing has to be counted.
@@ -137,7 +137,7 @@ class Workload(ABC):
         return None
 
     def flops_per_sample(self) -> float | None:
-        """Return what training on a sample takes, forward and backward; None: nobody counted."""
+        """Return what training on a sample takes, forward and backward; None: not known."""
         return None
 
     def activation_bytes(self, plan: ForwardPlan) -> int | None:  # noqa: ARG002 -- as above
@@ -145,7 +145,7 @@ class Workload(ABC):
         return None
 
     def derived(self, test_loss: float) -> Mapping[str, float]:  # noqa: ARG002 -- as above
-        """Return what else to tell of a validation, by name, that follows from its mean loss."""
+        """Return further figures of a validation, by name, that follow from its mean loss."""
         return {}
 
 

@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import UserError
-from trainer.mounts import or_mount
+from trainer.text import or_mount
 from trainer.workloads.base import TensorData, Workload, check_made_up
 
 if TYPE_CHECKING:

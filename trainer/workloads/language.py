@@ -1,4 +1,4 @@
-"""A Llama that learns to say the next token."""
+"""A Llama that learns to predict the next token."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from trainer.errors import UserError
 from trainer.parallel.plan import ParallelSizes
 from trainer.workloads import stdlib_text
 from trainer.workloads.base import Workload, check_made_up
-from trainer.workloads.llama_hf import CONFIG, StoredWeights, read_shape
+from trainer.workloads.llama_hf import CONFIG, StoredWeights, read_shape, shape_named
 from trainer.workloads.llama_memory import activation_bytes
 from trainer.workloads.llama_parallel import LLAMA_PLAN
-from trainer.workloads.llama_shape import shape_named
 from trainer.workloads.token_file import BYTES, TokenFile, open_tokens
 from trainer.workloads.tokens import BYTES_VOCAB_SIZE, IGNORED, TokenData
 
@@ -163,7 +162,7 @@ class Language(Workload):
         )
 
     def num_correct(self, outputs: Tensor, targets: Tensor) -> None:
-        """Nobody asks how often a language model is right: its loss tells more."""
+        """No accuracy for a language model: its loss tells more."""
 
     def tokens_per_sample(self) -> int:
         """Return the sequence's length."""
@@ -180,10 +179,10 @@ class Language(Workload):
     def derived(self, test_loss: float) -> dict[str, float]:
         """Return the perplexity, and bits per byte where tokens are bytes."""
         perplexity = math.exp(test_loss) if test_loss < _MAX_EXPONENT else math.inf
-        told = {"test_perplexity": perplexity}
+        figures = {"test_perplexity": perplexity}
         if self._is_bytes:
-            told["test_bits_per_byte"] = test_loss / math.log(2)
-        return told
+            figures["test_bits_per_byte"] = test_loss / math.log(2)
+        return figures
 
     @property
     def _is_bytes(self) -> bool:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import UserError
-from trainer.workloads.llama_presets import LlamaShape
+from trainer.workloads.llama_presets import PRESETS, LlamaShape, preset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from torch import Tensor
+
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _OUTPUT = "output.weight"
@@ -62,7 +63,7 @@ def to_hf(weights: Mapping[str, Tensor], *, is_tied: bool) -> dict[str, Tensor]:
 
 
 def config_of(shape: LlamaShape, sequence_length: int) -> dict[str, object]:
-    """Return what config.json says of a model, for older and newer releases of transformers."""
+    """Return the config.json of a model, for older and newer releases of transformers."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -132,7 +133,7 @@ class StoredWeights:
     """The weights in a folder, by our names: each is read when it is asked for, in float32."""
 
     def __init__(self, folder: Path, shape: LlamaShape) -> None:
-        """Look for all of them. Raises UserError if one is missing or has another shape."""
+        """Find all of them. Raises UserError if one is missing or has another shape."""
         from safetensors import safe_open  # noqa: PLC0415 -- a rank's input is checked without it
 
         from trainer.workloads.llama import empty_llama  # noqa: PLC0415 -- imports torch
@@ -188,3 +189,10 @@ def _error(folder: Path, found: object) -> UserError:
         found=found,
         remedy="name another folder",
     )
+
+
+def shape_named(name: str) -> LlamaShape:
+    """Return it. Raises UserError for neither a preset's name nor a folder with a Llama."""
+    if name and name not in PRESETS and Path(name).is_dir():
+        return read_shape(Path(name))
+    return preset(name)

@@ -1,4 +1,4 @@
-"""How a Llama may be split over ranks; see trainer/parallel/plan.py for the words."""
+"""How a Llama may be split over ranks; see trainer/parallel/plan.py for the terms."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The shapes of the Llama models that `--model` names, and what follows from a shape alone.
 
-No torch: a wrong name is told before it is imported.
+No torch: a wrong name is reported before it is imported.
 """
 
 from __future__ import annotations

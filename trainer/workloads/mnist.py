@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.errors import UserError
-from trainer.mounts import or_mount
+from trainer.text import or_mount
 from trainer.workloads.base import TensorData, Workload
 from trainer.workloads.idx import IdxArray, read_idx
 
@@ -107,7 +107,7 @@ class Mnist(Workload):
 
 
 def _shipped() -> Path:
-    return Path(__file__).parent.parent / "digits"
+    return Path(__file__).parent / "digits"
 
 
 def _as_tensors(images: IdxArray, labels: IdxArray) -> TensorData:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from trainer.errors import UserError
-from trainer.mounts import or_mount
+from trainer.text import or_mount
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +74,7 @@ class TokenFile:
 
 
 class Writer:
-    """Writes beside, then renames: whoever reads `path` never sees half of it."""
+    """Writes beside, then renames: a reader of `path` never sees half of it."""
 
     def __init__(self, path: Path, tokenizer: TokenizerInfo) -> None:
         self._path = path

@@ -66,7 +66,7 @@ class TokenData:
     def num_targets(self, samples: TokenRow) -> int | None:
         """Return how many targets of these samples are not IGNORED, without reading them.
 
-        None: only reading tells, as a `gather` of another's may ignore more.
+        None: known only by reading, as a `gather` of another's may ignore more.
         """
         if type(self).gather is not TokenData.gather:
             return None

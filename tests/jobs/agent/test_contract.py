@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.agent.contract import require_integer, resolve, tasks_of_node
+from jobs.agent.contract import (
+    require_integer,
+    resolve,
+    tasks_of_node,
+    with_torchrun_names,
+)
 from jobs.messages import UsageError
 
 SLURM = {
@@ -126,3 +131,31 @@ def test_tasks_of_a_node_that_nobody_tells(spec: str) -> None:
     """Half an environment is one line."""
     with pytest.raises(UsageError, match="is the step's environment complete"):
         tasks_of_node(spec, 9)
+
+
+RUN = NUMBERS | {"DDP_ATTEMPT": "3", "DDP_RUN_DIR": "/r", "DDP_CHOSEN": "DDP_SEED"}
+
+
+def test_what_else_torchrun_sets() -> None:
+    """A program that is written for it finds all of it; what is set already stays."""
+    found = with_torchrun_names(RUN | {"DDP_MAX_RESTARTS": "5", "ROLE_NAME": "mine"})
+    expected = {
+        "GROUP_RANK": "2",
+        "GROUP_WORLD_SIZE": "3",
+        "ROLE_NAME": "mine",
+        "ROLE_RANK": "5",
+        "ROLE_WORLD_SIZE": "6",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "5",
+        "TORCHELASTIC_ERROR_FILE": "/r/debug/error-3-rank-5.json",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+    assert found.items() >= expected.items()
+    assert set(found["DDP_CHOSEN"].split()) == {"DDP_SEED", *expected} - {"ROLE_NAME"}
+
+
+def test_nobody_takes_our_ranks_for_torchruns() -> None:
+    """By TORCHELASTIC_RUN_ID Lightning would: then it does not requeue its job."""
+    assert "TORCHELASTIC_RUN_ID" not in with_torchrun_names(RUN)
+    theirs = RUN | {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "7"}
+    assert with_torchrun_names(theirs) == theirs

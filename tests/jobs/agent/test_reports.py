@@ -119,7 +119,9 @@ def test_the_events_of_its_processes(agent: Callable[..., Agent]) -> None:
     path = str(one.run_dir / "agent-3")
     assert one.reports.listen(path, one.loop)
     deliver = channel.reporter(
-        str(one.run_dir), "n1", {"DDP_AGENT_SOCKET": path, "DDP_SUPERVISED": "1"}
+        str(one.run_dir),
+        "n1",
+        {"DDP_AGENT_SOCKET": path, "DDP_SUPERVISED": "1", "DDP_RUN_DIR": str(one.run_dir)},
     )
     long = events.encode({"event": "failure", "error": "ü" * 20_000})
     for line in (long, b'{"event": "first_step"}\n'):

@@ -8,17 +8,17 @@ import pytest
 
 from monitor.watchdog.heartbeats import read_children, read_heartbeats
 from rundir.heartbeat import Child, Heartbeat, parse, parse_child
-from trainer.beat import Phase, SharedBeat
+from trainer.telemetry.heartbeat import Phase, SharedHeartbeat
 
 
 def test_what_the_trainer_beats_is_read(tmp_path: Path) -> None:
     """Writer and reader cite one table: every field arrives."""
-    beat = SharedBeat(tmp_path / "rank-3")
-    beat.begin(16)
-    beat.step = 17
-    beat.compute_on("0A1B2C3D-0000-4000-8000-00000000000f")
-    beat.meet(int(Phase.AGREE))
-    beat.enter(int(Phase.FORWARD))
+    heartbeat = SharedHeartbeat(tmp_path / "rank-3")
+    heartbeat.begin(16)
+    heartbeat.step = 17
+    heartbeat.compute_on("0A1B2C3D-0000-4000-8000-00000000000f")
+    heartbeat.collective(int(Phase.AGREE))
+    heartbeat.enter(int(Phase.FORWARD))
     (read,) = read_heartbeats(str(tmp_path)).values()
     assert (read.rank, read.pid, read.step, read.phase) == (3, os.getpid(), 17, "forward")
     assert (read.num_heartbeats, read.collective, read.first_step) == (3, 1, 16)
@@ -40,7 +40,7 @@ def test_what_is_no_beat_is_left_out(data: bytes, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_written", range(0, 48, 8))
 def test_a_beat_that_is_being_written_is_none(num_written: int) -> None:
-    """Who packs into memory sets it to 0 first: half of it must not be taken for a beat."""
+    """Who packs into memory sets it to 0 first: half of it must not be taken for a heartbeat."""
     whole = b"DDPBEAT1" + b"".join(n.to_bytes(8, "little") for n in (7, 1, 2, 3, 3, 4, 1, 0, 0))
     assert parse(0, whole) is not None
     assert parse(0, whole[:num_written].ljust(80, b"\0")) is None

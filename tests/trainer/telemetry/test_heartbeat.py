@@ -1,0 +1,130 @@
+import mmap
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.telemetry.heartbeat import (
+    AGREE,
+    BACKWARD,
+    END,
+    FORWARD,
+    SAVE,
+    NoHeartbeat,
+    SharedHeartbeat,
+    open_heartbeat,
+)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The beat as a watcher reads it, by the format alone."""
+    names = ("magic", "pid", "step", "time_ns", "phase", "count", "meetings", "first", "gpu")
+    return dict(zip(names, struct.unpack("<8s7q16s", path.read_bytes()), strict=True))
+
+
+def test_a_beat_says_where_its_rank_is(tmp_path: Path) -> None:
+    """Step, phase, a rising count and the time of the clock that all processes share."""
+    before_ns = time.monotonic_ns()
+    heartbeat = open_heartbeat(tmp_path, 3)
+    assert read(tmp_path / "rank-3") | {"time_ns": 0} == {
+        "magic": b"DDPBEAT1", "pid": os.getpid(), "step": 0, "time_ns": 0, "phase": 0,
+        "count": 1, "meetings": 0, "first": 0, "gpu": bytes(16),
+    }  # fmt: skip
+    heartbeat.begin(6)
+    heartbeat.enter(FORWARD)
+    heartbeat.collective(BACKWARD)
+    heartbeat.step = 7
+    heartbeat.collective(SAVE)
+    told = read(tmp_path / "rank-3")
+    assert (told["step"], told["phase"], told["count"], told["meetings"]) == (7, SAVE, 4, 2)
+    assert told["first"] == 6 + 1
+    heartbeat.compute_on("0a1b2c3d-0000-4000-8000-00000000000f")
+    assert read(tmp_path / "rank-3")["gpu"].hex() == "0a1b2c3d00004000800000000000000f"
+    heartbeat.compute_on("")
+    assert not any(read(tmp_path / "rank-3")["gpu"])
+    assert before_ns <= told["time_ns"] <= time.monotonic_ns()
+
+
+def test_no_reader_sees_half_a_number(tmp_path: Path) -> None:
+    """Read as fast as can be while another process beats: never a number that it did not store."""
+    path = tmp_path / "rank-0"
+    beating = (
+        "import sys; from pathlib import Path\n"
+        "from trainer.telemetry.heartbeat import FORWARD, SharedHeartbeat\n"
+        "heartbeat = SharedHeartbeat(Path(sys.argv[1]))\n"
+        "while True: heartbeat.begin(6); heartbeat.collective(FORWARD)"
+    )
+    began_ns = time.monotonic_ns()
+    with subprocess.Popen([sys.executable, "-c", beating, path]) as process:
+        try:
+            deadline_s = time.monotonic() + 30
+            while not path.exists() or read(path)["count"] < 9:
+                assert time.monotonic() < deadline_s
+            with path.open("rb") as file:
+                memory = mmap.mmap(file.fileno(), 80, prot=mmap.PROT_READ)
+            for _ in range(100_000):
+                told = struct.unpack("<8s7q16x", memory[:])
+                assert 0 not in told
+                assert (told[2], told[4], told[7]) == (6, FORWARD, 7)
+                assert began_ns < told[3] <= time.monotonic_ns()
+        finally:
+            process.kill()
+
+
+def test_a_second_start_begins_anew(tmp_path: Path) -> None:
+    """What an earlier process left in the file is gone."""
+    first = SharedHeartbeat(tmp_path / "rank-0")
+    first.step = 99
+    first.collective(END)
+    SharedHeartbeat(tmp_path / "rank-0")
+    told = read(tmp_path / "rank-0")
+    assert (told["step"], told["phase"], told["count"]) == (0, 0, 1)
+
+
+def test_without_a_folder_nobody_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No variable, no heartbeat; a folder that is not there is a warning, never the run's end."""
+    assert isinstance(open_heartbeat(None, 0), NoHeartbeat)
+    heartbeat = open_heartbeat(tmp_path / "nonesuch", 0)
+    assert isinstance(heartbeat, NoHeartbeat)
+    heartbeat.enter(FORWARD)
+    heartbeat.collective(AGREE)
+    assert "no heartbeat" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ranks_beat_alike_and_show_their_stacks(
+    start_ranks: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Both move on; a signal writes each one's stacks and disturbs nothing; empty files go."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "beats").mkdir()
+    env = {"DDP_BEAT_DIR": str(tmp_path / "beats"), "DDP_RUN_DIR": str(tmp_path / "run")}
+    options = ("--model", "mlp", "--log-every", "1", "--epochs", "100000", "--val-every", "1000000")
+    started = start_ranks(2, *options, env=env)
+    started.wait_for_step(10)
+    beats = [read(tmp_path / "beats" / f"rank-{rank}") for rank in (0, 1)]
+    assert [beat["pid"] for beat in beats] == [process.pid for process in started.processes]
+    assert min(beat["step"] for beat in beats) >= 9
+    assert all(beat["meetings"] > 2 * 9 for beat in beats)  # a reduction and a log line each step
+    started.processes[1].send_signal(signal.SIGUSR2)
+    file = tmp_path / "run" / "debug" / "stack-1-rank-1.txt"
+    deadline_s = time.monotonic() + 10
+    while "loop.py" not in file.read_text():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    started.processes[1].send_signal(signal.SIGTERM)
+    assert started.wait() == [75, 75]
+    ends = [read(tmp_path / "beats" / f"rank-{rank}") for rank in (0, 1)]
+    assert [end["phase"] for end in ends] == [END, END]
+    assert ends[0]["meetings"] == ends[1]["meetings"]
+    assert ends[0]["step"] == ends[1]["step"] == started.run.summary()["steps"]
+    assert [entry.name for entry in file.parent.iterdir()] == ["stack-1-rank-1.txt"]

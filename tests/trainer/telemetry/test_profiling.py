@@ -1,0 +1,52 @@
+"""Whose steps are traced."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer.config import Config
+from trainer.errors import UserError
+from trainer.telemetry.profiling import StepProfiler, check_device, profiled_ranks
+
+
+@pytest.mark.parametrize(("told", "ranks"), [("0", {0}), ("0,3", {0, 3}), ("all", {0, 1, 2, 3})])
+def test_ranks_are_named_one_by_one_or_all(told: str, ranks: set[int]) -> None:
+    """Of four."""
+    assert profiled_ranks(Config(profile_steps="1:2", profile_ranks=told), 4) == ranks
+
+
+@pytest.mark.parametrize("told", ["4", "0,7", "", "some", "-1", "0,,1"])
+def test_a_rank_that_does_not_exist_is_refused(told: str) -> None:
+    """With the numbers."""
+    config = Config(profile_steps="1:2", profile_ranks=told)
+    with pytest.raises(UserError, match=f"--profile-ranks: all, or ranks from 0 to 3 .*{told};"):
+        profiled_ranks(config, 4)
+
+
+def test_a_snapshot_is_of_a_gpu() -> None:
+    """On a CPU it is refused in a line that names what there is instead."""
+    config = Config(profile_steps="1:2", memory_snapshot=True)
+    cpu: Any = SimpleNamespace(type="cpu")
+    cuda: Any = SimpleNamespace(type="cuda")
+    check_device(config, cuda)
+    check_device(Config(), cpu)
+    with pytest.raises(UserError, match=r"--memory-snapshot: a GPU.* found cpu; leave it out"):
+        check_device(config, cpu)
+
+
+@pytest.mark.slow
+def test_a_trace_that_cannot_be_written_ends_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is told, once."""
+    (tmp_path / "profile").write_text("somebody else's")
+    profiler = StepProfiler(range(1, 2), tmp_path / "profile", rank=0)
+    profiler.before(1)
+    profiler.out_of_memory()
+    profiler.after(1)
+    profiler.close()
+    told = [line for line in capsys.readouterr().err.splitlines() if "could not write" in line]
+    assert len(told) == 2
+    assert "FileExistsError" in told[0]

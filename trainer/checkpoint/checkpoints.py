@@ -1,0 +1,270 @@
+"""The checkpoints of a run: when one is taken, what is reported about it, which are kept.
+
+A checkpoint is taken by all ranks at the same step. It is written by a thread of each, behind the
+training from copies in host memory (`async`), or while the training waits (`sync`). It counts only
+when it is complete: written into a hidden folder, every file forced to the disk and named with its
+SHA-256 in the manifest, renamed, and only then pointed to.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rundir import paths
+from trainer.checkpoint import saving
+from trainer.checkpoint.host_copies import HostCopies, SavePlan
+from trainer.checkpoint.layout import CheckpointFolder, name_of, step_of
+from trainer.checkpoint.process_group import open_group
+from trainer.checkpoint.saving import Writing
+from trainer.checkpoint.train_state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from trainer.checkpoint.process_group import ProcessGroup
+    from trainer.checkpoint.train_state import TrainState
+    from trainer.distributed.mesh import Mesh
+    from trainer.telemetry.events import EventLog
+
+_SPACE_MARGIN = 1.02
+_SPACE_MARGIN_BYTES = 1 << 20
+
+
+class Checkpoints:
+    """The folder `checkpoints/` of a run directory, as one rank works with it."""
+
+    def __init__(  # noqa: PLR0913 -- all of it by name
+        self,
+        folder: Path,
+        mesh: Mesh,
+        events: EventLog,
+        *,
+        num_kept: int,
+        is_async: bool,
+        identity: Mapping[str, object],
+        interval_s: float = 0.0,
+    ) -> None:
+        self.folder = CheckpointFolder(folder)
+        self.mesh = mesh
+        self._events = events
+        self._num_kept = num_kept
+        self._is_async = is_async
+        self._identity = identity
+        self._interval_s = interval_s
+        self._last_s = time.monotonic()
+        self._plan = SavePlan(mesh)
+        self._copies = HostCopies()
+        self._group: ProcessGroup | None = None
+        self._writing: Writing | None = None
+        self._newest: TrainState | None = None
+        """What the newest checkpoint holds, be it complete or being written."""
+        self.damaged: list[str] = []
+        """The names of those that were found damaged."""
+        self.branch: dict[int, Path] = {}
+        """What this start began from and what it has saved since, by step, rising."""
+        self.latest_step: int | None = None
+        """The last complete one of this run that this process knows of."""
+        self.last_seconds: float | None = None
+        """How long the last complete one took, from the first copy to the pointer."""
+        self.failure: str | None = None
+        """Why the last one could not be written; None if it could."""
+        if mesh.ranks.is_main:
+            self.folder.open()
+        mesh.barrier()  # no rank writes before the leftovers are gone
+
+    def open_group(self) -> ProcessGroup:
+        """Return the process group of checkpoints; it is opened at the first need."""
+        if self._group is None:
+            self._group = open_group(self.mesh)
+        return self._group
+
+    # ---- saving ----------------------------------------------------------------------------------
+
+    def save(self, tensors: Mapping[str, Tensor], state: TrainState, *, is_best: bool) -> None:
+        """Take a checkpoint, all ranks together; where nothing is new, only `best` moves.
+
+        Waits for the one before. What fails is reported, and the training goes on; see `wait`.
+        """
+        began_s = time.monotonic()
+        if state == self._newest:
+            if is_best and self.wait() and self.mesh.ranks.is_main:
+                self._point(paths.BEST, state.step)
+            return
+        self.wait()
+        self._last_s = began_s
+        group = self.open_group()
+        own = self._plan.own(tensors, group)
+        if not self._has_space(state.step):
+            return
+        copies = self._copied(own, state.step, group) if self._is_async else None
+        is_behind = copies is not None
+        self._newest = state
+        self._writing = Writing(
+            self.folder,
+            group,
+            self._file_state(state),
+            own if copies is None else copies,
+            device=self.mesh.device,
+            began_s=began_s,
+            stall_s=time.monotonic() - began_s if is_behind else None,
+            report=partial(self._ended, is_best=is_best),
+        )
+        self._writing.start()
+        if not is_behind:
+            self.wait()
+
+    def _copied(
+        self, tensors: Mapping[str, Tensor], step: int, group: ProcessGroup
+    ) -> dict[str, Tensor] | None:
+        """Copy to host memory; None, on all ranks, if one has no room: the training waits."""
+        copies, problem = self._copies.take_together(tensors, group, self.mesh.nodes)
+        if problem:
+            self._warn(
+                f"the checkpoint of step {step} is written while the training waits: {problem}"
+            )
+        return copies
+
+    def is_due(self) -> bool:
+        """Whether the last one is older than the interval, by rank 0's clock alone."""
+        is_old = time.monotonic() - self._last_s >= self._interval_s > 0
+        return is_old and self.mesh.ranks.is_main
+
+    def holds(self, state: TrainState) -> bool:
+        """Whether the newest checkpoint, complete or being written, is of just that state."""
+        return state == self._newest
+
+    def wait(self) -> bool:
+        """Wait until nothing is being written; return whether the last checkpoint is complete."""
+        writing = self._writing
+        if writing is None:
+            return self.failure is None
+        writing.join()
+        self._writing = None
+        if writing.error is None:
+            self.latest_step, self.failure = writing.step, None
+            self._continue_from(writing.step, self.folder.path_of(writing.step))
+            self.last_seconds = writing.ended_s - writing.began_s
+        else:
+            self._newest, self.failure = None, str(writing.error)
+        return self.failure is None
+
+    def _file_state(self, state: TrainState) -> State:
+        return State(
+            position=state,
+            identity={**self._identity, "seed": state.seed},
+            world_size=self.mesh.ranks.world_size,
+            serial=0,
+        )
+
+    def _has_space(self, step: int) -> bool:
+        """Ask before writing; all ranks take rank 0's answer."""
+        needed = self._plan.num_bytes * _SPACE_MARGIN + _SPACE_MARGIN_BYTES
+        free = 0.0
+        if self.mesh.ranks.is_main:
+            try:
+                free = float(saving.num_free_bytes(self.folder.path))
+            except OSError:  # such as a folder that is gone: the write reports what is wrong
+                free = math.inf
+        (free,) = self.mesh.max([free])
+        if needed <= free:
+            return True
+        text = f"{needed / 2**20:.1f} MiB needed, {free / 2**20:.1f} MiB free"
+        self._newest, self.failure = None, f"{saving.NO_SPACE}: {text}"
+        self._report_failure(step, saving.NO_SPACE, text)
+        return False
+
+    # ---- in the thread that wrote ----------------------------------------------------------------
+
+    def _ended(self, writing: Writing, *, is_best: bool) -> None:
+        """On rank 0: report the outcome, move the pointer, remove what is not kept."""
+        if not self.mesh.ranks.is_main:
+            return
+        if writing.error is not None:
+            self._report_failure(writing.step, writing.error.reason, writing.error.text)
+            return
+        seconds = time.monotonic() - writing.began_s
+        self._events.write(
+            "checkpoint",
+            step=writing.step,
+            path=str(self.folder.path_of(writing.step)),
+            seconds=round(seconds, 4),
+            stall_s=round(seconds if writing.stall_s is None else writing.stall_s, 4),
+            is_async=writing.stall_s is not None,
+            bytes=writing.size_bytes,
+        )
+        if is_best:
+            self._point(paths.BEST, writing.step)
+        best_step = writing.state.position.best_step
+        # One that was written anew is no longer damaged.
+        self.damaged = [name for name in self.damaged if step_of(name) != writing.step]
+        if self._num_kept:
+            kept = () if best_step is None else (name_of(best_step),)
+            self.folder.prune(self._num_kept, kept=kept, damaged=self.damaged)
+
+    def _report_failure(self, step: int, reason: str, text: str) -> None:
+        if not self.mesh.ranks.is_main:
+            return
+        last = "there is none yet" if self.latest_step is None else f"step {self.latest_step}"
+        self._warn(
+            f"the checkpoint of step {step} was not written: {reason}: {text}; the last one: {last}"
+        )
+        self._events.write("checkpoint_failed", step=step, reason=reason, error=text)
+
+    # ---- the run's branch of checkpoints ---------------------------------------------------------
+
+    @property
+    def back_step(self) -> int | None:
+        """The step of this start's last checkpoint; None: there is nothing to go back to."""
+        return max(self.branch, default=None)
+
+    def continue_from(self, path: Path, state: TrainState) -> None:
+        """Go on from a checkpoint that was loaded; write a pointer anew that names nothing."""
+        own = self.folder.path_of(state.step)
+        # A user may write a path in many ways. Rank 0 compares: no other node may see it otherwise.
+        if not self.open_group().share(path.resolve() == own.resolve()):
+            self._continue_from(state.step, path)
+            self._newest = self.latest_step = None
+            return
+        self._continue_from(state.step, own)
+        self._newest, self.latest_step = state, state.step
+        for pointer, step in ((paths.LATEST, state.step), (paths.BEST, state.best_step)):
+            if self.mesh.ranks.is_main and step is not None and not self.folder.pointed(pointer):
+                self._point(pointer, step)
+
+    def _continue_from(self, step: int, path: Path) -> None:
+        self.branch = {s: p for s, p in self.branch.items() if s < step} | {step: path}
+
+    def skip(self, path: Path, problem: str) -> None:
+        """Remember and report a damaged checkpoint."""
+        if path.parent == self.folder.path:
+            self.damaged.append(path.name)
+        self._warn(f"skipped checkpoint {path}: {problem}")
+
+    def report_resume(self, step: int, path: Path | None, skipped: list[dict[str, str]]) -> None:
+        """Write the event of a resume; no path: a fresh start."""
+        if self.mesh.ranks.is_main:
+            named = None if path is None else str(path)
+            self._events.write("resume", step=step, path=named, skipped=skipped)
+
+    def path_of_best(self, step: int) -> Path | None:
+        """Return the checkpoint of `step` if `best` names it; None: it could not be kept."""
+        named = self.folder.pointed(paths.BEST)
+        return self.folder.path_of(step) if named == name_of(step) else None
+
+    def _point(self, name: str, step: int) -> None:
+        """Move a pointer. Where that fails it stays, and the training goes on."""
+        try:
+            self.folder.point(name, step)
+        except OSError as error:
+            self._warn(f"`{name}` stays where it was, not at step {step}: {error.strerror}")
+
+    def _warn(self, text: str) -> None:
+        if self.mesh.ranks.is_main:
+            print(f"trainer: {text}", file=sys.stderr, flush=True)

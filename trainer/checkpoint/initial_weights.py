@@ -1,0 +1,132 @@
+"""The weights that --init-from begins with: of a checkpoint of ours, or of a file.
+
+A run that begins with another one's weights is a new run: it begins at step 0, with an optimizer of
+its own. Folders in Hugging Face's layout are the workload's to read (`Workload.stored_weights`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from trainer.checkpoint.layout import MODEL, find
+from trainer.errors import UserError, short_line
+from trainer.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    import torch
+    from torch import Tensor, nn
+
+_SAFETENSORS, _TORCH = ".safetensors", (".pt", ".pth")
+_NUM_NAMED = 3
+"""Of the tensors that do not fit, so many are named."""
+
+
+class _Weights(Protocol):
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Of each tensor, whole."""
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Read each of `tensors`, laid out as this rank's, by its name."""
+
+
+def check_source(source: Path) -> None:
+    """Raise UserError unless `source` can be a file of weights, a checkpoint, or a run with one."""
+    if source.suffix in (_SAFETENSORS, *_TORCH):
+        if not source.is_file():
+            raise _error(source, "a file that is there", "none", "correct the path")
+        return
+    find(source)
+
+
+def begin_with(source: Path, model: nn.Module, elsewhere: Mapping[str, torch.Size]) -> None:
+    """Give `model`, as it is spread over the ranks, the weights in `source`.
+
+    `elsewhere` is what only other ranks have. Raises UserError, on all ranks alike, where names or
+    shapes are others; and on a rank that cannot read what it needs.
+    """
+    import torch  # noqa: PLC0415 -- `check_source` is asked before the seconds of this
+
+    weights: _Weights = _File(source) if source.is_file() else _Checkpoint(source)
+    own = model.state_dict()
+    _check(source, weights.shapes, {**{k: t.shape for k, t in own.items()}, **elsewhere})
+    tensors = {name: torch.empty_like(tensor, device="cpu") for name, tensor in own.items()}
+    weights.fill(tensors)
+    model.load_state_dict(tensors)
+
+
+def _check(source: Path, found: Mapping[str, torch.Size], wanted: Mapping[str, torch.Size]) -> None:
+    rule = "the weights of this --workload and --model"
+    remedy = "give the --model that they are of, or other weights"
+    missing, surplus = wanted.keys() - found.keys(), found.keys() - wanted.keys()
+    for names, word in ((missing, "missing"), (surplus, "too many")):
+        if names:
+            first = ", ".join(sorted(names)[:_NUM_NAMED])
+            number = counted(len(names), "tensor")
+            raise _error(source, rule, f"{number} {word}, such as {first}", remedy)
+    for name, shape in wanted.items():
+        if found[name] != shape:
+            found_shape = f"{name} of shape {tuple(found[name])} in place of {tuple(shape)}"
+            raise _error(source, rule, found_shape, remedy)
+
+
+class _Checkpoint:
+    """One of ours: each rank reads its own shards."""
+
+    def __init__(self, source: Path) -> None:
+        from trainer.checkpoint import loading  # noqa: PLC0415 -- imports torch
+
+        self._loading, self._path = loading, find(source)
+        with loading.damage_is_users(f"--init-from {self._path}"):
+            loading.verify(self._path)
+            entries = loading.read_index(self._path).entries
+        own = {name: shape for name, (shape, _) in entries.items() if name.startswith(MODEL)}
+        self.shapes = {name.removeprefix(MODEL): shape for name, shape in own.items()}
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        with self._loading.damage_is_users(f"--init-from {self._path}"):
+            self._loading.read_into(self._path, {MODEL + name: t for name, t in tensors.items()})
+
+
+class _File:
+    """A state dict in safetensors' form or torch's; ours of `trainer.export` has it as `model`.
+
+    One tensor after the other is read, so that no more than the largest is held besides.
+    """
+
+    def __init__(self, source: Path) -> None:
+        self._source = source
+        self.shapes = {name: tensor.shape for name, tensor in self._tensors()}
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        from trainer.parallel.initialise import keep_own_part  # noqa: PLC0415 -- imports torch
+
+        for name, tensor in self._tensors():
+            keep_own_part(tensor, tensors[name])
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        import torch  # noqa: PLC0415
+
+        try:
+            if self._source.suffix == _SAFETENSORS:
+                from safetensors import safe_open  # noqa: PLC0415
+
+                with safe_open(self._source, "pt") as file:
+                    for name in file.keys():  # noqa: SIM118 -- it is no mapping
+                        yield name, file.get_tensor(name)
+                return
+            # A page is read when it is copied from; only tensors and plain values are let in.
+            whole = torch.load(self._source, map_location="cpu", weights_only=True, mmap=True)
+        except Exception as error:  # whatever a file of something else makes of its reader
+            raise _error(
+                self._source, "a state dict", short_line(error), "name another file"
+            ) from error
+        weights = whole.get("model", whole) if isinstance(whole, dict) else {}
+        yield from ((k, v) for k, v in weights.items() if isinstance(v, torch.Tensor))
+
+
+def _error(source: Path, rule: str, found: object, remedy: str) -> UserError:
+    return UserError(f"--init-from {source}", rule=rule, found=found, remedy=remedy)

@@ -1,0 +1,273 @@
+"""The folder `checkpoints/`: which names are in it, and how a checkpoint gets or loses one.
+
+    step-<n>/             complete
+    .step-<n>.partial/    being written
+    .step-<n>.replaced/   for the moment in which a step is replaced by a newer state of it
+    .step-<n>.removed/    for the moment in which it is removed; .step-<n>.1.removed/ and so on
+                          where that one, or the other, could not be removed whole
+    latest, best          files that hold a name
+
+Only rank 0 changes anything here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import shutil
+from typing import TYPE_CHECKING
+
+from rundir import paths, plain
+from trainer.checkpoint import manifest
+from trainer.checkpoint.train_state import State
+from trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+STATE_FILE = "state.json"
+POINTERS = (paths.LATEST, paths.BEST)
+
+
+def name_of(step: int) -> str:
+    """Return the name of a step's checkpoint."""
+    return f"step-{step}"
+
+
+def step_of(name: str) -> int | None:
+    """Return n of `step-<n>`, None for any other name."""
+    match = re.fullmatch(r"step-(\d{1,18})", name, re.ASCII)
+    return int(match[1]) if match else None
+
+
+def _turn(hidden: Path) -> int:
+    """Return i of `.step-<n>.<i>.replaced`, 0 without."""
+    turn = hidden.name.split(".")[2]
+    return int(turn) if turn.isdecimal() else 0
+
+
+class CheckpointFolder:
+    """`checkpoints/` of a run directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def open(self) -> None:
+        """Create it, and clean up after a run that died while writing."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        # The one that was replaced last is the newest: it alone takes its name back, and is whole,
+        # for another name is given before anything is removed.
+        for leftover in sorted(self.path.glob(".step-*.replaced"), key=_turn, reverse=True):
+            original = self.path / leftover.name[1:].partition(".")[0]
+            if original.exists():
+                self._remove(leftover, original.name)
+            else:
+                leftover.rename(original)
+        for leftover in self.path.glob(".step-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def names(self) -> list[str]:
+        """Return the checkpoints, the last written one first.
+
+        One whose place in that order cannot be read comes before all others: it is damaged, and
+        a search for a good one reports it. Raises OSError if the folder cannot be read.
+        """
+        return list(self._serials())
+
+    def paths(self) -> list[Path]:
+        """Return where they are, in the same order."""
+        return [self.path / name for name in self.names()]
+
+    def next_serial(self) -> int:
+        """Return the number of the next checkpoint in the order of writing."""
+        serials = self._serials().values()
+        return 1 + max((int(serial) for serial in serials if math.isfinite(serial)), default=0)
+
+    def _serials(self) -> dict[str, float]:
+        """Return each checkpoint's place in the order of writing, the last one first."""
+        try:
+            names = [entry.name for entry in self.path.iterdir()]  # glob would hide an error
+        except (FileNotFoundError, NotADirectoryError):
+            return {}  # any other error: there may be some, and the run must not begin anew
+        serials = {name: self._serial(name) for name in names if step_of(name) is not None}
+        return dict(sorted(serials.items(), key=lambda s: (s[1], step_of(s[0])), reverse=True))
+
+    def _serial(self, name: str) -> float:
+        try:
+            return State.from_json(plain.read_text(self.path / name / STATE_FILE)).serial
+        except (OSError, ValueError, RecursionError):
+            return math.inf
+
+    def path_of(self, step: int) -> Path:
+        """Return where the checkpoint of `step` is, or would be."""
+        return self.path / name_of(step)
+
+    def partial(self, step: int) -> Path:
+        """Return where to write the checkpoint of `step`."""
+        return self.path / f".{name_of(step)}.partial"
+
+    def discard(self, step: int) -> None:
+        """Remove what was written of `step` so far."""
+        shutil.rmtree(self.partial(step), ignore_errors=True)
+
+    def complete(self, step: int) -> Path:
+        """Give the written folder its name; at any instant a complete one of the step is there."""
+        final, replaced = self.path_of(step), self._free(name_of(step), "replaced")
+        if final.exists():
+            final.rename(replaced)
+        try:
+            self.partial(step).rename(final)
+        except OSError:
+            if replaced.exists():
+                replaced.rename(final)
+            raise
+        manifest.flush(self.path)
+        if replaced.exists():
+            self._remove(replaced, final.name)
+        return final
+
+    def point(self, pointer: str, step: int) -> None:
+        """Let `latest` or `best` name the checkpoint of `step`."""
+        beside = self.path / f".{pointer}.partial"
+        beside.write_text(f"{name_of(step)}\n", encoding="utf-8")
+        manifest.flush(beside)
+        beside.replace(self.path / pointer)
+        manifest.flush(self.path)
+
+    def pointed(self, pointer: str) -> str | None:
+        """Return the name in a pointer file; None if it names no checkpoint that is there."""
+        with contextlib.suppress(OSError, ValueError):
+            name = plain.read_text(self.path / pointer).strip()
+            if step_of(name) is not None and (self.path / name).is_dir():
+                return name
+        return None
+
+    def prune(self, num_kept: int, *, kept: Collection[str], damaged: Collection[str]) -> None:
+        """Remove all but the last `num_kept`, what the pointers name, and `kept`.
+
+        Those known to be damaged do not count: they go when there are enough good ones. One whose
+        place in the order cannot be read neither counts nor goes: it may be whole.
+        """
+        spared = {self.pointed(paths.LATEST), self.pointed(paths.BEST), *kept}
+        try:
+            serials = self._serials()
+        except OSError:
+            return  # the next checkpoint tries again
+        good = [n for n, serial in serials.items() if math.isfinite(serial) and n not in damaged]
+        surplus = good[num_kept:]
+        if len(good) >= num_kept:
+            surplus += damaged
+        for name in surplus:
+            if name not in spared:
+                self._remove(self.path / name, name)
+
+    def _remove(self, path: Path, name: str) -> None:
+        """Take the name away first: half a checkpoint must not look like a damaged one."""
+        with contextlib.suppress(OSError):
+            removed = path.rename(self._free(name, "removed"))
+            shutil.rmtree(removed, ignore_errors=True)
+
+    def _free(self, name: str, fate: str) -> Path:
+        """Return a hidden name that nothing has.
+
+        What was moved away before may still be there: NFS keeps a file that is open somewhere as
+        `.nfsXXXX`, and with it the folder.
+        """
+        turn = 0
+        path = self.path / f".{name}.{fate}"
+        while os.path.lexists(path):
+            turn += 1
+            path = self.path / f".{name}.{turn}.{fate}"
+        return path
+
+
+def find_folder(path: Path) -> CheckpointFolder | None:
+    """Return the checkpoints that `path`, a run directory or its `checkpoints/`, holds; or None.
+
+    Raises UserError if they cannot be read.
+    """
+    for candidate in (path / paths.CHECKPOINTS, path):
+        folder = CheckpointFolder(candidate)
+        try:
+            if folder.names():
+                return folder
+        except OSError as error:
+            raise UserError(
+                str(candidate),
+                rule="a folder that can be read",
+                found=error.strerror,
+                remedy="look at its permissions and its file system",
+            ) from error
+    return None
+
+
+def _follow(pointer: Path) -> Path:
+    """Return what `RUN/checkpoints/best`, or RUN/best, names. Raises UserError if it names none."""
+    for folder in (pointer.parent, pointer.parent / paths.CHECKPOINTS):
+        name = CheckpointFolder(folder).pointed(pointer.name)
+        if name is not None:
+            return folder / name
+    raise UserError(
+        str(pointer),
+        rule="a pointer to a checkpoint that is there",
+        found="none",
+        remedy="name the run directory for its last one, or one such as checkpoints/step-100",
+    )
+
+
+def find(path: Path) -> Path:
+    """Return the checkpoint that `path` means: one, what `best` names, or the last one of a run.
+
+    Raises UserError when there is none.
+    """
+    if path.name in POINTERS and not path.is_dir():
+        return _follow(path)
+    if (step_of(path.name) is not None and path.is_dir()) or (path / manifest.FILE).exists():
+        return path
+    folder = find_folder(path)
+    if folder is None:
+        raise UserError(
+            str(path),
+            rule="a checkpoint, or a run directory that has one",
+            found="none",
+            remedy="name a folder such as out/RUN/checkpoints/step-100",
+        )
+    return folder.path / folder.names()[0]
+
+
+MODEL = "model/"
+OPTIMIZER = "optimizer/"
+_RANK = "rank/"
+_LOSS_SUM = "loss_sum"
+
+
+def of_rank(rank: int) -> str:
+    """Return how the names of what is that rank's alone begin."""
+    return f"{_RANK}{rank}/"
+
+
+def generators_of(rank: int) -> str:
+    """Return how the names of that rank's random generators begin."""
+    return f"{of_rank(rank)}generator/"
+
+
+def loss_sum_of(rank: int) -> str:
+    """Return the name of that rank's losses of the interval."""
+    return of_rank(rank) + _LOSS_SUM
+
+
+def split_rank(name: str) -> tuple[str, str] | None:
+    """Return whose a tensor is and what it is to that rank; None: it is the run's."""
+    if not name.startswith(_RANK):
+        return None
+    rank, _, own = name.removeprefix(_RANK).partition("/")
+    return rank, own
+
+
+def is_loss_sum(name: str) -> bool:
+    """Whether it is some rank's losses."""
+    split = split_rank(name)
+    return split is not None and split[1] == _LOSS_SUM

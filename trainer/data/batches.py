@@ -1,0 +1,267 @@
+"""Samples in the order that the global batch prescribes, whatever the number of ranks."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer.data import generators
+from trainer.parallel.plan import own_ranges
+from trainer.workloads.base import TensorData
+from trainer.workloads.tokens import TokenData
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+    from torch.utils.data import Dataset
+
+    from trainer.data.batch_plan import BatchPlan
+
+    Batch = tuple[Tensor, Tensor]
+
+_EVALUATION_BATCH = 250
+_EVALUATION_EPOCH = -1
+"""Every evaluation sees the same samples, and none of them an epoch's."""
+_MAX_GATHER_BYTES = 4 << 20
+"""Steps are gathered together up to this size: fewer calls, and still in the cache of a CPU."""
+
+
+def permutation(seed: int, epoch: int, num_samples: int) -> Tensor:
+    """Return the order of an epoch, the same on every rank and after every resume."""
+    # Multiplied by a large odd number, so that (seed, epoch + 1) is not (seed + 1, epoch).
+    mixed = (seed * 0x9E3779B97F4A7C15 + epoch) % 2**63
+    return torch.randperm(num_samples, generator=torch.Generator().manual_seed(mixed))
+
+
+class TensorBatches:
+    """Microbatches of a set in memory: it lies on the device once, and is gathered by index."""
+
+    evaluation_batch_size = _EVALUATION_BATCH
+
+    def __init__(self, data: TensorData, plan: BatchPlan, seed: int, device: torch.device) -> None:
+        self._inputs = data.inputs.to(device)
+        self._targets = data.targets.to(device)
+        self._plan = plan
+        self._seed = seed
+        bytes_per_step = plan.rank_batch_size * data.inputs[0].nbytes
+        self._steps_per_gather = max(1, _MAX_GATHER_BYTES // bytes_per_step)
+
+    def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
+        """Yield the microbatches of this rank from `first_step` of `epoch` on."""
+        order = permutation(self._seed, epoch, len(self._targets))
+        num_steps = self._plan.steps_per_epoch(len(self._targets))
+        for start in range(first_step, num_steps, self._steps_per_gather):
+            steps = range(start, min(start + self._steps_per_gather, num_steps))
+            chosen = torch.cat([order[self._plan.rank_slice(step)] for step in steps])
+            # The only copy to the device: a few indices, and no wait for it.
+            chosen = chosen.to(self._inputs.device, non_blocking=True)
+            sizes = self._plan.microbatch_sizes * len(steps)
+            yield from zip(
+                torch.split(self._inputs.index_select(0, chosen), sizes),
+                torch.split(self._targets.index_select(0, chosen), sizes),
+                strict=True,
+            )
+
+    def num_targets(self, epoch: int, step_in_epoch: int) -> None:
+        """Not known before they are read."""
+
+    def evaluation(self, indices: range) -> Iterator[Batch]:
+        """Yield batches of the samples in `indices`, in order."""
+        for start in range(indices.start, indices.stop, _EVALUATION_BATCH):
+            part = slice(start, min(start + _EVALUATION_BATCH, indices.stop))
+            yield self._inputs[part], self._targets[part]
+
+
+class TokenBatches:
+    """Microbatches of a text too long to lie on the device: each is read when it is its turn."""
+
+    def __init__(self, data: TokenData, plan: BatchPlan, seed: int, device: torch.device) -> None:
+        self._data = data
+        self._plan = plan
+        self._device = device
+        self._order = lru_cache(maxsize=1)(lambda epoch: permutation(seed, epoch, len(data)))
+        self.evaluation_batch_size = plan.micro_batch_size  # what is known to fit
+
+    def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
+        """Yield the microbatches of this rank from `first_step` of `epoch` on."""
+        order = self._order(epoch)
+        for step in range(first_step, self._plan.steps_per_epoch(len(self._data))):
+            chosen = order[self._plan.rank_slice(step)]
+            for samples in torch.split(chosen, self._plan.micro_batch_size):
+                yield self._gather(samples)
+
+    def num_targets(self, epoch: int, step_in_epoch: int) -> int | None:
+        """Return how many targets of a step count, on all ranks together; None: unknown before."""
+        chosen = self._order(epoch)[self._plan.global_slice(step_in_epoch)]
+        return self._data.num_targets(chosen.numpy())
+
+    def evaluation(self, indices: range) -> Iterator[Batch]:
+        """Yield batches of the samples in `indices`, in order."""
+        for start in range(indices.start, indices.stop, self.evaluation_batch_size):
+            stop = min(start + self.evaluation_batch_size, indices.stop)
+            yield self._gather(torch.arange(start, stop))
+
+    def _gather(self, samples: Tensor) -> Batch:
+        inputs, targets = self._data.gather(samples.numpy())
+        if self._device.type == "cuda":  # pinned, so that the copy runs behind
+            inputs, targets = inputs.pin_memory(), targets.pin_memory()
+        return (
+            inputs.to(self._device, non_blocking=True),
+            targets.to(self._device, non_blocking=True),
+        )
+
+
+class SeededSamples(torch.utils.data.Dataset[Any]):
+    """A map-style dataset whose samples are drawn with generators of their own.
+
+    Its keys are (index, seed): what a random crop does then depends on neither the worker that
+    makes it, nor the rank, nor what came before.
+    """
+
+    def __init__(self, data: Dataset[Any]) -> None:
+        self._data = data
+
+    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Any]:
+        """Return the samples of a batch."""
+        if torch.utils.data.get_worker_info() is not None:
+            return [self._draw(*key) for key in keys]
+        with generators.undisturbed():  # the rank's own go on with the model
+            return [self._draw(*key) for key in keys]
+
+    def _draw(self, index: int, seed: int) -> Any:  # noqa: ANN401 -- whatever the dataset gives
+        generators.seed_cpu(seed)
+        return self._data[index]
+
+
+class LoadedBatches:
+    """Microbatches of a map-style dataset through DataLoader workers.
+
+    Each sample of an epoch is seeded by (seed, epoch, its place in the epoch's order).
+    """
+
+    def __init__(
+        self,
+        data: Dataset[Any],
+        plan: BatchPlan,
+        seed: int,
+        device: torch.device,
+        num_workers: int,
+    ) -> None:
+        self._data = data
+        self._plan = plan
+        self._seed = seed
+        self._device = device
+        self._num_workers = num_workers
+        self.evaluation_batch_size = max(64, plan.micro_batch_size)
+
+    def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
+        """Yield the microbatches of this rank from `first_step` of `epoch` on."""
+        num_samples = len(self._data)  # type: ignore[arg-type] # map-style sets have a length
+        order = permutation(self._seed, epoch, num_samples).tolist()
+        size = self._plan.micro_batch_size
+        steps = range(first_step, self._plan.steps_per_epoch(num_samples))
+        slices = map(self._plan.rank_range, steps)
+        places = [own[i : i + size] for own in slices for i in range(0, len(own), size)]
+        return self._load(_Keys(places, order, self._seed, epoch))
+
+    def num_targets(self, epoch: int, step_in_epoch: int) -> None:
+        """Not known before they are read."""
+
+    def evaluation(self, indices: range) -> Iterator[Batch]:
+        """Yield batches of the samples in `indices`, in order."""
+        size = self.evaluation_batch_size
+        batches = [indices[i : i + size] for i in range(0, len(indices), size)]
+        return self._load(_Keys(batches, range(indices.stop), self._seed, _EVALUATION_EPOCH))
+
+    def _load(self, keys: _Keys) -> Iterator[Batch]:
+        loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
+            SeededSamples(self._data),
+            batch_sampler=keys,
+            num_workers=self._num_workers,
+            pin_memory=self._device.type == "cuda",
+            generator=torch.Generator(),  # else the loader would draw from the rank's own
+        )
+        for inputs, targets in loader:
+            yield (
+                inputs.to(self._device, non_blocking=True),
+                targets.to(self._device, non_blocking=True),
+            )
+
+
+class _Keys(torch.utils.data.Sampler[list[tuple[int, int]]]):
+    """The keys of `SeededSamples`, batch by batch, made when they are asked for."""
+
+    def __init__(
+        self, places: Sequence[range], order: Sequence[int], seed: int, epoch: int
+    ) -> None:
+        """Batch i holds the samples at `places[i]` of `order`."""
+        self._places = places
+        self._order = order
+        self._seed = seed
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for places in self._places:
+            yield [
+                (self._order[place], generators.derive_seed(self._seed, self._epoch, place))
+                for place in places
+            ]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+class CutBatches:
+    """Batches of sequences, cut to the positions that are this rank's of `cp` ranks.
+
+    Inputs and targets have the shape (samples, S), and (samples, S / cp) when cut.
+    """
+
+    def __init__(self, batches: Batches, cp: int, cp_rank: int) -> None:
+        self._batches = batches
+        self._cp = cp
+        self._cp_rank = cp_rank
+        self.evaluation_batch_size: int = batches.evaluation_batch_size
+
+    def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
+        """Yield the microbatches of this rank from `first_step` of `epoch` on."""
+        return map(self._cut, self._batches.epoch(epoch, first_step))
+
+    def evaluation(self, indices: range) -> Iterator[Batch]:
+        """Yield batches of the samples in `indices`, in order."""
+        return map(self._cut, self._batches.evaluation(indices))
+
+    def num_targets(self, epoch: int, step_in_epoch: int) -> int | None:
+        """Return how many targets of a step count, on all ranks together; None: unknown before."""
+        return self._batches.num_targets(epoch, step_in_epoch)
+
+    def _cut(self, batch: Batch) -> Batch:
+        inputs, targets = batch
+        chunks = own_ranges(inputs.shape[1], self._cp, self._cp_rank)
+        own = [slice(chunk.start, chunk.stop) for chunk in chunks]
+        return (
+            torch.cat([inputs[:, part] for part in own], dim=1),
+            torch.cat([targets[:, part] for part in own], dim=1),
+        )
+
+
+Batches = TensorBatches | TokenBatches | LoadedBatches | CutBatches
+
+
+def build_batches(
+    data: TensorData | TokenData | Dataset[Any],
+    plan: BatchPlan,
+    *,
+    seed: int,
+    device: torch.device,
+    num_workers: int,
+) -> Batches:
+    """Choose the way that suits the data."""
+    if isinstance(data, TensorData):
+        return TensorBatches(data, plan, seed, device)
+    if isinstance(data, TokenData):
+        return TokenBatches(data, plan, seed, device)
+    return LoadedBatches(data, plan, seed, device, num_workers)

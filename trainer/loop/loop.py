@@ -1,0 +1,259 @@
+"""The training loop: what happens when. No device is waited for between log intervals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainer.checkpoint.tensors import gather_rank, gather_tensors
+from trainer.errors import CheckpointError
+from trainer.loop.memory import MemoryReport, peak_bytes
+from trainer.loop.progress import Progress, RollBack
+from trainer.loop.train_step import Stepper
+from trainer.telemetry.heartbeat import LOAD, LOG, SAVE
+from trainer.telemetry.metrics import Validation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trainer.checkpoint.resume import Resumed
+    from trainer.checkpoint.train_state import TrainState
+    from trainer.loop.components import Components
+
+
+class Loop:
+    """Trains from a train state to the last step, an early stop, or a request to stop."""
+
+    def __init__(self, components: Components, resumed: Resumed) -> None:
+        self._components = components
+        self._total_steps = components.learning_rate.total_steps
+        self._stepper = Stepper(components)
+        self.progress = Progress(components, self._stepper)
+        self._memory = MemoryReport(components)
+        self.started_step = resumed.state.step
+        self._first_step = self.started_step + 1
+        self._begin(resumed)
+
+    def run(self) -> bool:
+        """Train; return whether the run is finished, False if it was asked to stop."""
+        try:
+            return self._run()
+        except torch.OutOfMemoryError:
+            self._components.profiler.out_of_memory()
+            raise
+
+    def _run(self) -> bool:
+        stopped = self._components.consensus.reached()
+        while True:
+            try:
+                stopped = self._pause(stopped=stopped)
+                if stopped or self._is_over():
+                    break
+                stopped = self._train_until_pause()
+            except RollBack as request:
+                self._roll_back(request)
+        self._leave(stopped=stopped)
+        self._components.profiler.close()
+        return not stopped
+
+    @property
+    def derived(self) -> Mapping[str, float]:
+        """What the workload tells of the last validation besides its loss."""
+        loss = self.state.last_test_loss
+        return {} if loss is None else self._components.workload.derived(loss)
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """The most that this rank has had at once; None where a GPU that failed tells nothing."""
+        try:
+            return peak_bytes(self._components.mesh.device)
+        except RuntimeError:
+            return None
+
+    def _begin(self, resumed: Resumed) -> None:
+        self.state: TrainState = resumed.state
+        self._stepper.left_out = frozenset(self.state.skipped_steps)
+        self.progress.begin(self.state, resumed.loss_sum.item())
+        self._stepper.seek(-1)
+        self._components.heartbeat.begin(self.state.step)
+
+    def _pause(self, *, stopped: bool) -> bool:
+        """Do what is due at this step; return whether to stop.
+
+        A validation that a stop came before, or broke off, is due until it is made up.
+        """
+        config, step = self._components.config, self.state.step
+        self.progress.read_losses(
+            step, self.state
+        )  # what is not finite is neither measured nor kept
+        is_new = self.state.validated_step != step
+        if not stopped and is_new and (self._is_over() or self._is_due(config.val_every)):
+            stopped = not self._validate()
+        is_due = self._is_due(config.checkpoint_every, besides=True)
+        if step != self.started_step and (is_due or self._components.consensus.is_save_due):
+            self._save()
+            if not stopped and not self._is_over():
+                stopped = self._components.consensus.reached()  # before a step more is to be saved
+        return stopped
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether as many validations as --early-stop-patience have brought no gain."""
+        patience = self._components.config.early_stop_patience
+        return 0 < patience <= self.state.num_validations_without_gain
+
+    @property
+    def is_at_last_step(self) -> bool:
+        """Whether there is no step left to take."""
+        return self.state.step >= self._total_steps
+
+    def _is_over(self) -> bool:
+        return self.stops_early or self.is_at_last_step
+
+    def _is_due(self, every: int, *, besides: bool = False) -> bool:
+        """Whether it is time, every so many steps, or, with 0 or `besides`, at an epoch's end."""
+        step = self.state.step
+        at_epoch_end = step % self._components.steps_per_epoch == 0
+        return (every > 0 and step % every == 0) or (at_epoch_end and (besides or every == 0))
+
+    def _train_until_pause(self) -> bool:
+        """Train to the next validation, checkpoint or epoch's end; return whether to stop."""
+        components = self._components
+        self._stepper.seek(self.state.step)
+        log_every, consensus, heartbeat = (
+            components.config.log_every,
+            components.consensus,
+            components.heartbeat,
+        )
+        components.trained.train_model.train()
+        pause_step = self._pause_step()
+        for step in range(self.state.step + 1, pause_step + 1):
+            components.profiler.before(step)
+            if step == self._first_step:
+                with self._memory.measuring():
+                    self._train_step(step)
+            else:
+                self._train_step(step)
+            heartbeat.step = step
+            components.profiler.after(step)
+            if step == self._first_step:
+                self.progress.first_step_done(step)
+                self._memory.report_measured()
+            if step % log_every == 0 or step == self._total_steps:
+                self._log(step)
+            if consensus.reached():
+                self.state = replace(self.state, step=step)
+                return True
+            if consensus.is_save_due:
+                self.state = replace(self.state, step=step)
+                return False
+        self.state = replace(self.state, step=pause_step)
+        return False
+
+    def _pause_step(self) -> int:
+        step, config = self.state.step, self._components.config
+        periods = (self._components.steps_per_epoch, config.val_every, config.checkpoint_every)
+        nexts = [(step // period + 1) * period for period in periods if period]
+        return min(*nexts, self._total_steps, step + self._stepper.table.num_free)
+
+    def _train_step(self, step: int) -> None:
+        self._stepper.take(step)
+
+    def _log(self, step: int) -> None:
+        self._components.heartbeat.collective(LOG)
+        loss = self.progress.log(step, self.state)
+        self.state = replace(self.state, step=step)  # a failure tells these
+        if loss is not None:
+            self.state = replace(self.state, last_loss=loss)
+
+    def _validate(self) -> bool:
+        """Measure on the held-out samples; keep a checkpoint if it is the best so far.
+
+        Return False, and tell nothing, if the run was asked to stop meanwhile.
+        """
+        components, state = self._components, self.state
+        if components.evaluation is None:
+            self.state = replace(state, validated_step=state.step)
+            return True
+        with self.progress.ledger.validating():
+            measured = components.evaluation.measure()
+        components.consensus.begin()  # training has another pace
+        if measured is None:
+            return False
+        self.state = state.validated(measured.loss, measured.accuracy)
+        components.sinks.validation(
+            Validation(
+                step=state.step,
+                epoch=-(-state.step // components.steps_per_epoch),
+                test_loss=measured.loss,
+                test_accuracy=measured.accuracy,
+                derived=components.workload.derived(measured.loss),
+                num_samples=components.evaluation.num_samples,
+                train_time_s=self.progress.train_time_s,
+            )
+        )
+        if self.state.num_validations_without_gain == 0:
+            self._save(is_best=True)
+        return True
+
+    def _save(self, *, is_best: bool = False) -> None:
+        components = self._components
+        components.heartbeat.collective(SAVE)
+        ranks, device = components.mesh.ranks, components.mesh.device
+        loss_sum = torch.tensor(self.progress.loss.value, dtype=torch.float64)
+        speaks = components.mesh.layout.is_stage_leader(ranks.rank)
+        with self.progress.ledger.saving():
+            components.checkpoints.save(
+                gather_tensors(
+                    components.trained.model,
+                    components.trained.update.optimizer,
+                    with_buffers=speaks,
+                )
+                | gather_rank(ranks.rank, loss_sum, device),
+                self._state_to_save(),
+                is_best=is_best,
+            )
+        components.consensus.begin()  # time has passed
+
+    def _state_to_save(self) -> TrainState:
+        scaler, loss = self._components.trained.update.scaler, self.progress.loss
+        return replace(
+            self.state,
+            scaler=scaler.state_dict() if scaler.is_enabled() else None,
+            interval_step=loss.from_step,
+            interval_num_bad=loss.num_left_out,
+        )
+
+    def _leave(self, *, stopped: bool) -> None:
+        """Keep what there is, if there is time for it.
+
+        Raises CheckpointError if a finished run has lost its last checkpoint.
+        """
+        components, checkpoints = self._components, self._components.checkpoints
+        if stopped and not checkpoints.holds(self._state_to_save()):
+            needed_s = checkpoints.last_seconds or 0.0
+            (is_late,) = components.mesh.max([float(needed_s > components.stop.remaining_s)])
+            if is_late:
+                components.stop.give_up()
+        self._save()
+        with self.progress.ledger.saving():
+            is_kept = checkpoints.wait()
+        components.stop.settle()
+        if not is_kept and not stopped:
+            kept = checkpoints.latest_step
+            raise CheckpointError(
+                f"the last checkpoint, of step {self.state.step}, could not be written "
+                f"({checkpoints.failure}); "
+                + ("there is none" if kept is None else f"the last one there is: step {kept}")
+            )
+
+    def _roll_back(self, request: RollBack) -> None:
+        """Go back to the last checkpoint; on the way from there, leave the bad steps out."""
+        left_out = self._stepper.left_out.union(request.steps)
+        self._components.heartbeat.collective(LOAD)
+        resumed = self._components.go_back(self.state)
+        state = replace(resumed.state, skipped_steps=sorted(left_out))
+        self._begin(replace(resumed, state=state))
+        self._components.consensus.begin()

@@ -1,0 +1,157 @@
+"""Profiler traces, and snapshots of GPU memory, of chosen steps and ranks; with none, nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from trainer.errors import UserError, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import torch
+
+    from trainer.config import Config
+
+_MAX_NUM_ENTRIES = 1_000_000
+"""Allocations that a snapshot remembers; older ones are forgotten."""
+
+
+def profiled_ranks(config: Config, world_size: int) -> frozenset[int]:
+    """Return the ranks that --profile-ranks names, whether or not any step is profiled.
+
+    Raises UserError for any other text, and for ranks that the run does not have.
+    """
+    chosen = config.profile_ranks
+    if chosen == "all":
+        return frozenset(range(world_size))
+    if re.fullmatch(r"\d+(,\d+)*", chosen):
+        ranks = frozenset(map(int, chosen.split(",")))
+        if max(ranks) < world_size:
+            return ranks
+    raise UserError(
+        "--profile-ranks",
+        rule=f"all, or ranks from 0 to {world_size - 1} with commas between",
+        found=chosen,
+        remedy="change it",
+    )
+
+
+def check_device(config: Config, device: torch.device) -> None:
+    """Raise UserError if a snapshot is asked of memory that torch does not record."""
+    if config.memory_snapshot and device.type != "cuda":
+        raise UserError(
+            "--memory-snapshot",
+            rule="a GPU, of whose memory torch keeps a record",
+            found=device.type,
+            remedy="leave it out; `memory` in events.jsonl tells what a step took",
+        )
+
+
+class StepProfiler:
+    """Traces steps, counted from 1, into files of this rank.
+
+    trace-rank-<r>.json    for Perfetto or chrome://tracing; each step is a bar of its own
+    memory-rank-<r>.pickle for https://pytorch.org/memory_viz
+    """
+
+    def __init__(
+        self,
+        steps: range | None,
+        folder: Path,
+        rank: int,
+        *,
+        with_memory: bool = False,
+        write_more: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            steps: to trace; None: none.
+            folder: where the files go.
+            rank: this one.
+            with_memory: also record what is allocated on the GPU.
+            write_more: is called with the trace written; it raises nothing.
+
+        """
+        self._steps = steps or range(0)
+        self._folder = folder
+        self._rank = rank
+        self._with_memory = with_memory
+        self._write_more = write_more
+        self._profiler: Any = None
+        self._step: Any = None
+
+    def before(self, step: int) -> None:
+        """Start if `step` is the first to trace."""
+        if step not in self._steps:
+            return
+        from torch.profiler import profile, record_function  # noqa: PLC0415 -- only if asked for
+
+        if step == self._steps.start:
+            self._record_memory()
+            # There is one cycle; without this, torch 2.11 warns that it clears events between two.
+            self._profiler = profile(acc_events=True)
+            self._profiler.start()
+        if self._profiler is not None:
+            self._step = record_function(f"step {step}")
+            self._step.__enter__()
+
+    def after(self, step: int) -> None:
+        """Write the trace if `step` was the last to trace."""
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None
+        if self._profiler is not None and step == self._steps.stop - 1:
+            self.close()
+
+    def close(self) -> None:
+        """Write what was traced so far, if tracing is under way."""
+        if self._profiler is None:
+            return
+        profiler, self._profiler = self._profiler, None
+        with no_trace_is_worth_a_run(self._folder):
+            profiler.stop()
+            self._folder.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(self._folder / f"trace-rank-{self._rank}.json"))
+        with no_trace_is_worth_a_run(self._folder):
+            self._write_memory()
+        self._write_more()
+
+    def out_of_memory(self) -> None:
+        """Write what was allocated until now, if that is recorded: now it is wanted most."""
+        if self._profiler is not None:
+            with no_trace_is_worth_a_run(self._folder):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._write_memory()
+
+    def _write_memory(self) -> None:
+        if self._with_memory:
+            memory = _memory()
+            memory._dump_snapshot(str(self._folder / f"memory-rank-{self._rank}.pickle"))  # noqa: SLF001 -- see _memory
+            memory._record_memory_history(None)  # noqa: SLF001 -- the same
+
+    def _record_memory(self) -> None:
+        if self._with_memory:
+            _memory()._record_memory_history(max_entries=_MAX_NUM_ENTRIES)  # noqa: SLF001 -- the same
+
+
+@contextlib.contextmanager
+def no_trace_is_worth_a_run(place: Path) -> Iterator[None]:
+    """Warn of what cannot be written, such as on a full disk."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 -- torch has errors of many types for a full disk
+        print(
+            f"trainer: could not write to {place}: {one_line(error)}", file=sys.stderr, flush=True
+        )
+
+
+def _memory() -> Any:  # noqa: ANN401 -- a module whose only means for this are private, and untyped
+    from torch.cuda import memory  # noqa: PLC0415 -- not before the check
+
+    return memory
