@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from monitor.plain import open_plain
+from rundir.plain import open_plain
 
 _ROTATED = ".1"
 _NEWLINE = b"\n"

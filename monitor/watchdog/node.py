@@ -9,7 +9,7 @@ nodes decide by the same function of the same reports: the first verdict counts.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from rundir.hang.nodes import COLLECT_S, REPEAT_S, Nodes
@@ -122,7 +122,7 @@ class Watchdog:
         self._channel = channel
         self._look_s = look_s
         self._monotonic = monotonic
-        self._nodes = Nodes(place.num_nodes, place.attempt, place.master)
+        self._nodes = Nodes(place.num_nodes, place.master)
         self._received_s: float | None = None
         self._opened_s: float | None = None
         self._reported: tuple[tuple[object, ...], tuple[object, ...]] | None = None
@@ -150,7 +150,7 @@ class Watchdog:
         verdict = self._decide(now_s)
         if verdict is None:
             return min(_BUSY_S, self._look_s)
-        self._channel.report("verdict", **asdict(verdict))
+        self._channel.report("verdict", **verdict.to_event())
         self._act(verdict.text)
         return None
 
@@ -161,7 +161,8 @@ class Watchdog:
         if self._opened_s is not None or (self._place.num_nodes > 1 and is_due):
             self._received_s = now_s
             for event in self._channel.receive():
-                self._nodes.add(event, now_s)
+                if event.get("attempt") == self._place.attempt:
+                    self._nodes.add(event, now_s)
 
     def _close(self, look: Look) -> None:
         """All is well again; who was told otherwise is told so."""

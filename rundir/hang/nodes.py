@@ -24,17 +24,15 @@ _MAX_AGE_S = 3 * REPEAT_S
 class Nodes:
     """Collects events, and decides. Pure: the time, in seconds that never jump, is passed in."""
 
-    def __init__(self, num_nodes: int, attempt: int, master: str) -> None:
+    def __init__(self, num_nodes: int, master: str) -> None:
         """Nothing is reported yet.
 
         Args:
             num_nodes: how many report.
-            attempt: whose events count.
             master: MASTER_ADDR:MASTER_PORT, for the verdict's text.
 
         """
         self._num_nodes = num_nodes
-        self._attempt = attempt
         self._master = master
         self._reports: dict[str, NodeReport] = {}
         self._received_s: dict[str, float] = {}
@@ -44,9 +42,7 @@ class Nodes:
         """The line of a verdict that was reported."""
 
     def add(self, event: Event, now_s: float) -> None:
-        """Take an event; those of other attempts, and of other names, change nothing."""
-        if event.get("attempt") != self._attempt:
-            return
+        """Take an event of this attempt; those of other names change nothing."""
         name, node = event.get("event"), str(event.get("node"))
         if name == "hang_report":
             report = from_event(event)

@@ -7,8 +7,8 @@ no rank has had a heartbeat just now: reports of other nodes may be some seconds
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from rundir.hang.reports import STATES
 
@@ -32,6 +32,10 @@ class Verdict:
     gpu: str | None
     top: str | None
     text: str
+
+    def to_event(self) -> dict[str, Any]:
+        """Return the keys of a `verdict` event."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from monitor import events
 from monitor.errors import UserError
 from monitor.export.newest import Newest
 from monitor.live.log import TAIL_BYTES, LiveLog
 from monitor.live.rows import Batch
 from monitor.logs import gutil
 from monitor.runs import node_log, record
+from rundir import events
 from tests.monitor.test_gutil import row
 
 MARK = b"\xef\xbb\xbf"
