@@ -31,7 +31,6 @@ class History:
     def __init__(self, data: bytes) -> None:
         """Read them."""
         lines = data.split(b"\n")
-        self.num_starts = sum(b'"event": "start"' in line for line in lines)
         found = (events.parse(line) for line in lines if any(name in line for name in _NAMES))
         self._events = [event for event in found if event is not None]
 

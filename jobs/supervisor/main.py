@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from typing import TYPE_CHECKING, NoReturn
 
 from jobs import processes
@@ -116,6 +115,8 @@ def _run_attempts(job: Plan, loop: Loop, journal: Journal) -> Decision:
     try:
         return attempts.run()
     except Exception:  # noqa: BLE001 -- whatever it is: no rank may stay behind
+        import traceback  # noqa: PLC0415 -- rarely needed
+
         traceback.print_exc()
         loop.deafen()
         attempts.break_off()
