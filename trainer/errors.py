@@ -29,14 +29,19 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
+def four_parts(what: str, *, rule: str, found: object, remedy: str) -> str:
+    """Return the one form of errors: what, what must hold, what was found, what to do."""
+    return " ".join(f"{what}: {rule}; found {found}; {remedy}".split())
+
+
 class UserError(Exception):
-    """A mistake of the user's, in one line of four parts: what, rule, found, remedy.
+    """A mistake of the user's, in one line of four parts.
 
     It is not a ValueError, so that no library on the way takes it for one of its own.
     """
 
     def __init__(self, what: str, *, rule: str, found: object, remedy: str) -> None:
-        super().__init__(" ".join(f"{what}: {rule}; found {found}; {remedy}".split()))
+        super().__init__(four_parts(what, rule=rule, found=found, remedy=remedy))
 
 
 _MISFIT: Final = re.compile(
@@ -79,6 +84,11 @@ def missing_package(error: ModuleNotFoundError, python: str) -> UserError:
 
 class RunFailedError(Exception):
     """The run cannot go on; one line reports it, on every rank."""
+
+    @classmethod
+    def of(cls, what: str, *, rule: str, found: object, remedy: str) -> RunFailedError:
+        """Return one in the form of four parts."""
+        return cls(four_parts(what, rule=rule, found=found, remedy=remedy))
 
 
 class CheckpointError(RunFailedError):

@@ -74,7 +74,7 @@ def _check_target(out: Path, *, may_overwrite: bool) -> None:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return a file, or those of a folder, hidden ones aside."""
+    """Return a file, or those of a folder but for hidden ones."""
     if path.is_dir():
         found = sorted(p for p in path.rglob("*") if p.is_file())
         return [p for p in found if not any(part[0] == "." for part in p.relative_to(path).parts)]

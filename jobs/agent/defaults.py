@@ -38,14 +38,12 @@ def complete(environ: Mapping[str, str]) -> dict[str, str]:
     """Name a run, where nobody has; what is set to nothing is not set."""
     env = dict(environ)
 
-    def default(name: str, value: str) -> None:
-        env[name] = env.get(name) or value
-
-    default("DDP_JOB_ID", time.strftime(f"local-%Y%m%dT%H%M%S-{os.getpid()}", time.gmtime()))
-    default("DDP_OUT", os.path.join(os.getcwd(), "out"))
-    default("DDP_ATTEMPT", "1")
-    default("DDP_RUN_DIR", os.path.join(env["DDP_OUT"], f"slurm-{env['DDP_JOB_ID']}"))
-    default("DDP_LAUNCH_ID", f"{env['DDP_JOB_ID']}.{env['DDP_ATTEMPT']}.{os.getpid()}")
+    now = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    job = env["DDP_JOB_ID"] = env.get("DDP_JOB_ID") or f"local-{now}-{os.getpid()}"
+    out = env["DDP_OUT"] = env.get("DDP_OUT") or os.path.join(os.getcwd(), "out")
+    attempt = env["DDP_ATTEMPT"] = env.get("DDP_ATTEMPT") or "1"
+    env["DDP_RUN_DIR"] = env.get("DDP_RUN_DIR") or os.path.join(out, f"slurm-{job}")
+    env["DDP_LAUNCH_ID"] = env.get("DDP_LAUNCH_ID") or f"{job}.{attempt}.{os.getpid()}"
     return env
 
 

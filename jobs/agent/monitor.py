@@ -31,6 +31,10 @@ class Monitor(NamedTuple):
     node: str
     log: str
 
+    def report(self, reports: Reports) -> None:
+        """Report that it runs."""
+        reports.write("monitor_up", node=self.node, pid=self.child.pid)
+
     def stop(self, loop: Loop, reports: Reports) -> None:
         """End it. A command of a blink still has its log: a first sample is waited for."""
         for _ in range(_FIRST_SAMPLE_S * 20):
@@ -41,7 +45,7 @@ class Monitor(NamedTuple):
         reports.write("monitor_end", node=self.node, pid=self.child.pid, code=self.child.code)
 
 
-def start_monitor(environ: Mapping[str, str], root: str, reports: Reports) -> Monitor | None:
+def start_monitor(environ: Mapping[str, str], root: str) -> Monitor | None:
     """Start the node's monitor; None if it is not wanted or there is no Python for it."""
     node = environ["DDP_NODE"]
     if environ["DDP_MONITOR"] == "0":
@@ -71,7 +75,6 @@ def start_monitor(environ: Mapping[str, str], root: str, reports: Reports) -> Mo
     ignored = (signal.SIGUSR1,)
     child = start(argv, environ, Streams(own_log, own_log), signal.SIGTERM, ignored)
     os.close(own_log)
-    reports.write("monitor_up", node=node, pid=child.pid)
     return Monitor(child, node, log)
 
 

@@ -21,6 +21,7 @@ from rundir.paths import RunDir
 if TYPE_CHECKING:
     from jobs.agent.command import Command
     from jobs.agent.loop import Loop
+    from jobs.agent.monitor import Monitor
 
 _FOLLOW_S = 5
 """How long the job's log may take to accept the rest of a rank's."""
@@ -29,58 +30,87 @@ _POLL_S = 0.1
 
 def run_rank(command: Command, environ: dict[str, str], root: str, loop: Loop) -> int:
     """Run a rank from its beginning to its end; return its code."""
-    rank, node = environ["RANK"], environ["DDP_NODE"]
-    is_leader = environ["LOCAL_RANK"] == "0"
-    task = Task(environ, rank, RunDir(environ["DDP_RUN_DIR"]).rank_log(int(rank)), loop)
-    output = Output(1, loop.wake)
-    reports = Reports(environ, output, lambda: task.is_ending)
-    loop.on_wake = reports.keep_undelivered
-    directory = _open_heartbeats(environ, is_leader=is_leader)
-    _offer_socket(environ, reports, directory, loop)
-    monitor = start_monitor(environ, root, reports) if is_leader else None
-    if monitor:
-        task.children.append(monitor.child)
-
-    follower = LogFollower(task.log, task.log_offset, rank, loop, output)
-    child = task.start(command.argv, Streams(task.log_fd, task.log_fd), signal.SIGKILL)
-    if directory:
-        local_rank = int(environ["LOCAL_RANK"])
-        directory.add_child(child.pid, local_rank, is_trainer=command.is_trainer)
-    follower.start()
-    step_id = environ.get("SLURM_STEP_ID")
-    reports.write(
-        "rank_up",
-        rank=int(rank),
-        local_rank=int(environ["LOCAL_RANK"]),
-        node=node,
-        pid=child.pid,
-        log_offset=task.log_offset,
-        step_id=int(step_id) if step_id else None,
-    )
-    code = task.wait()
-    is_oom = task.is_oom()
-    if is_oom:
-        _explain_oom(task, node)
-    reports.receive()
-    reports.write(
-        "rank_end",
-        rank=int(rank),
-        node=node,
-        code=code,
-        signal=codes.signal_name(code),
-        requested=task.is_requested,
-        oom=is_oom,
-    )
-    task.sweep()
-    if monitor:
-        if code == 0 and directory:
-            _wait_for_peers(directory, loop)
-        monitor.stop(loop, reports)
-    if directory:
-        directory.close(is_leader=is_leader)
-    follower.finish(_FOLLOW_S)
-    reports.close(loop)
+    rank = _Rank(environ, loop)
+    rank.start(command, root)
+    code = rank.wait()
+    rank.close(is_finished=code == codes.FINISHED)
     return code
+
+
+class _Rank:
+    """A rank and what belongs to it on this node."""
+
+    def __init__(self, environ: dict[str, str], loop: Loop) -> None:
+        self._environ, self._loop = environ, loop
+        self._rank, self._node = int(environ["RANK"]), environ["DDP_NODE"]
+        self._local_rank = int(environ["LOCAL_RANK"])
+        self._is_leader = self._local_rank == 0
+        log = RunDir(environ["DDP_RUN_DIR"]).rank_log(self._rank)
+        self._task = Task(environ, str(self._rank), log, loop)
+        self._output = Output(1, loop.wake)
+        self._reports = Reports(environ, self._output, lambda: self._task.is_ending)
+        loop.on_wake = self._reports.keep_undelivered
+        self._directory = _open_heartbeats(environ, is_leader=self._is_leader)
+        _offer_socket(environ, self._reports, self._directory, loop)
+        self._monitor: Monitor | None = None
+        self._follower = LogFollower(
+            log, self._task.log_offset, str(self._rank), loop, self._output
+        )
+
+    def start(self, command: Command, root: str) -> None:
+        """Start the node's monitor, if this is its first rank, and the command."""
+        task = self._task
+        if self._is_leader:
+            self._monitor = start_monitor(self._environ, root)
+        if self._monitor:
+            task.children.append(self._monitor.child)
+        child = task.start(command.argv, Streams(task.log_fd, task.log_fd), signal.SIGKILL)
+        if self._directory:
+            self._directory.add_child(child.pid, self._local_rank, is_trainer=command.is_trainer)
+        self._follower.start()
+        # Reports are written by a thread, and a process that forks has one only: not before.
+        if self._monitor:
+            self._monitor.report(self._reports)
+        step_id = self._environ.get("SLURM_STEP_ID")
+        self._reports.write(
+            "rank_up",
+            rank=self._rank,
+            local_rank=self._local_rank,
+            node=self._node,
+            pid=child.pid,
+            log_offset=task.log_offset,
+            step_id=int(step_id) if step_id else None,
+        )
+
+    def wait(self) -> int:
+        """Wait for the command's end, report it and return its code."""
+        code = self._task.wait()
+        is_oom = self._task.is_oom()
+        if is_oom:
+            _explain_oom(self._task, self._node)
+        self._reports.receive()  # what the command reported comes before its end
+        self._reports.write(
+            "rank_end",
+            rank=self._rank,
+            node=self._node,
+            code=code,
+            signal=codes.signal_name(code),
+            requested=self._task.is_requested,
+            oom=is_oom,
+        )
+        return code
+
+    def close(self, *, is_finished: bool) -> None:
+        """End what is left, and hand over what is still to be read."""
+        self._task.sweep()
+        if self._monitor:
+            if is_finished and self._directory:
+                _wait_for_peers(self._directory, self._loop)
+            self._monitor.stop(self._loop, self._reports)
+        if self._directory:
+            self._directory.close(is_leader=self._is_leader)
+        self._follower.finish(_FOLLOW_S)
+        self._reports.close(self._loop)
 
 
 def _open_heartbeats(environ: dict[str, str], *, is_leader: bool) -> heartbeats.Directory | None:

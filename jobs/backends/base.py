@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.processes import die_with_parent, load_die_with_parent
 
@@ -102,46 +103,71 @@ class Address(NamedTuple):
     origin: str
 
 
-class Backend(Protocol):
-    """A way to start the ranks of a job, and to reach them."""
+class Backend(ABC):
+    """A way to start the ranks of a job, and to reach them.
+
+    What is not overridden is so in place: one machine, whose ranks are children of this process.
+    """
 
     place: str
     """Its name in the events."""
-    is_in_place: bool
-    """The ranks are children of this process, on this machine."""
+    is_in_place = False
 
+    def __init__(self, here: Surroundings) -> None:
+        """Check that ranks can be started so. Raises UsageError and Exit."""
+        self._here = here
+
+    @staticmethod
+    @abstractmethod
+    def fits(here: Surroundings) -> bool:
+        """Whether ranks are started so here."""
+
+    @abstractmethod
     def nodes(self) -> list[str]:
-        """The nodes of the allocation, in the order of their ranks. Raises UsageError."""
+        """Name the nodes of the allocation, in the order of their ranks. Raises UsageError."""
 
+    @abstractmethod
     def command(self, step: Step) -> list[str]:
-        """What starts the step, as it is shown to people. Raises UsageError."""
+        """Give what starts the step, as it is shown to people. Raises UsageError."""
 
+    @abstractmethod
     def start(self, step: Step, stdout: int) -> list[subprocess.Popen[bytes]]:
         """Start the step; its standard output goes into the pipe, and holds the ranks' reports."""
 
-    def note_step(self, step_id: int | None) -> None:
+    def note_step(self, step_id: int | None) -> None:  # noqa: B027 -- few need it
         """Take the step's number, once it is known; None: the step is over."""
 
     def end(self, step_id: int | None) -> bool:
         """Tell the ranks, not those who started them, to end; False where that is no different."""
+        del step_id
+        return False
 
-    def kill(self, step_id: int | None) -> None:
+    def kill(self, step_id: int | None) -> None:  # noqa: B027 -- its processes are killed anyway
         """Kill what runs of the step on every node that can be reached. It may take a while."""
 
     def lost(self, node: str) -> str | None:
-        """Whether a node is gone: how, or None. It may take a while."""
+        """Say how a node is lost; None if it is not. It may take a while."""
+        del node
+        return None
 
     def dropped(self, nodes: Sequence[str]) -> list[str]:
-        """Those of the nodes that the job no longer has, though they may answer."""
+        """Pick those of the nodes that the job no longer has, though they may answer."""
+        del nodes
+        return []
 
     def probe_words(self, node: str, words: Sequence[str], *, is_restart: bool) -> list[str]:
         """Say how a program is run on a node."""
+        del node, is_restart
+        return list(words)
 
     def first_node(self, nodes: Sequence[str]) -> str:
-        """The node of rank 0."""
+        """Name the node of rank 0."""
+        return nodes[0]
 
     def address(self, node: str) -> Address | None:
-        """Where the place itself says that a node is; None where it does not say."""
+        """Give what the place itself says of where a node is; None where it does not say."""
+        del node
+        return None
 
 
 def in_background(parent: int, death_signal: int = 0) -> Callable[[], None]:

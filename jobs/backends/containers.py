@@ -12,6 +12,7 @@ from jobs.backends import slurm
 from jobs.backends.srun import Srun
 from jobs.forwarded import forwarded_names
 from jobs.messages import UsageError, info
+from jobs.processes import initial_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -139,7 +140,7 @@ def as_owner(here: Surroundings) -> Surroundings:
         return here
     name, user, group = owner
     namespace = ["unshare", "--user", f"--map-user={user}", f"--map-group={group}"]
-    environ = {**os.environ}
+    environ = initial_environment()
     try:
         if subprocess.run([*namespace, "true"], env=environ, check=False).returncode == 0:
             os.execvpe("unshare", [*namespace, "bash", here.script, *here.words], environ)  # noqa: S606

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from jobs.backends.base import Address, Step, Surroundings, in_background
+from jobs.backends.base import Address, Backend, Step, Surroundings, in_background
 from jobs.messages import Exit, UsageError, info
 from rundir import codes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _OF_THE_SCRIPT = (
     "SLURM_PROCID",
@@ -24,15 +21,15 @@ _OF_THE_SCRIPT = (
 """Pyxis and Slurm describe the batch script's own task so: not these ranks."""
 
 
-class Local:
+class Local(Backend):
     """Starts a launcher a rank, and is what srun is elsewhere."""
 
     is_in_place = True
 
     def __init__(self, here: Surroundings) -> None:
         """Check that no rank would have to start elsewhere. Raises UsageError and Exit."""
+        super().__init__(here)
         self.place = "container-local" if here.is_in_container else "bare-local"
-        self._here = here
         if not here.is_under_slurm and here.environ.get("DDP_IMAGE"):
             raise UsageError(
                 "DDP_IMAGE needs Slurm with Pyxis to start ranks in containers",
@@ -74,36 +71,6 @@ class Local:
             )
             for rank in range(step.layout.num_local_ranks)
         ]
-
-    def note_step(self, step_id: int | None) -> None:
-        """There is none."""
-
-    def end(self, step_id: int | None) -> bool:
-        """The launchers are our children: signals reach them without anybody's help."""
-        del step_id
-        return False
-
-    def kill(self, step_id: int | None) -> None:
-        """Likewise."""
-
-    def lost(self, node: str) -> str | None:
-        """This machine is not."""
-        del node
-        return None
-
-    def dropped(self, nodes: Sequence[str]) -> list[str]:
-        """Nor has anybody taken it away."""
-        del nodes
-        return []
-
-    def probe_words(self, node: str, words: Sequence[str], *, is_restart: bool) -> list[str]:
-        """Here, that is as it is."""
-        del node, is_restart
-        return list(words)
-
-    def first_node(self, nodes: Sequence[str]) -> str:
-        """The only one."""
-        return nodes[0]
 
     def address(self, node: str) -> Address | None:
         """Ranks of one machine need no other."""

@@ -60,24 +60,108 @@ class Slurm:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
         array = environ.get("SLURM_ARRAY_JOB_ID", "")
-        task = environ.get("SLURM_ARRAY_TASK_ID", "")
+        self.array_task = environ.get("SLURM_ARRAY_TASK_ID", "")
         self.job_id = environ.get("SLURM_JOB_ID", "")
-        self.name = f"{array}_{task}" if array else self.job_id
+        """Empty: there is no job."""
+        self.name = f"{array}_{self.array_task}" if array else self.job_id
         """The job as scontrol takes it: an array's last task has the id of the whole array."""
-        self.array_task = task
-        self.display_name = f"{array}_{task}" if array and task else self.job_id
-        self.restart_count = environ.get("SLURM_RESTART_COUNT") or "0"
+        self.display_name = self.name if self.array_task else self.job_id
+        self.restart_count = number(environ, "SLURM_RESTART_COUNT")
+        self.num_nodes = number(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1
+        if not self.job_id:
+            self.num_nodes = 1
+        self.step = environ.get("SLURM_STEP_ID", "")
+        """The step in which this runs; empty in a batch script."""
+        self.task = environ.get("SLURM_PROCID") or "0"
+        # sbatch alone says BATCH; srun --pty and salloc leave it out.
+        self.is_batch = environ.get("ENVIRONMENT") == "BATCH"
+        self.node = environ.get("SLURMD_NODENAME", "")
+        self.submit_dir = environ.get("SLURM_SUBMIT_DIR", "")
+        self.gpus_on_node = environ.get("SLURM_GPUS_ON_NODE", "")
+        self.has_gpus = bool(self.gpus_on_node or environ.get("SLURM_JOB_GPUS"))
+        self.cpus_per_task = number(environ, "SLURM_CPUS_PER_TASK")
+        """0 if the job does not ask."""
         self._client_environ = {
             name: value
             for name, value in environ.items()
             if not name.startswith("SQUEUE_") and name != "SLURM_TIME_FORMAT"
         }
 
+    # ---- what the job asks for ---------------------------------------------------------------
+
+    def check(self) -> None:
+        """What we reckon with must be what Slurm sets. Raises UsageError.
+
+        Half an environment, copied from elsewhere, is told at once.
+        """
+        for name in _NUMBERS.split():
+            value = self.environ.get(name) or "1"
+            if not re.fullmatch("[1-9][0-9]*", value):
+                raise UsageError(
+                    f"{name} must be a whole number from 1 on, as Slurm sets it",
+                    f"'{value}'",
+                    "start with sbatch, salloc or srun, or unset SLURM_JOB_ID to run without Slurm",
+                )
+        size = self.environ.get("SLURM_HET_SIZE")
+        if size:
+            raise UsageError(
+                "a heterogeneous job has several allocations, and ranks can use one",
+                size,
+                "submit without --het-group",
+            )
+
+    @property
+    def is_interactive(self) -> bool:
+        """Whether this is a shell of salloc or srun --pty: other steps may run beside ours."""
+        is_shell = not self.is_batch or bool(self.environ.get("SLURM_PTY_PORT"))
+        return bool(self.job_id) and is_shell
+
+    @property
+    def num_tasks(self) -> int:
+        """Tasks of the step.
+
+        Inside a step (srun --pty) the count is that of the shell's own step, but for the step in
+        which salloc starts its shell where a site has it so.
+        """
+        if self.environ.get("SLURM_NTASKS") and self.step in ("", INTERACTIVE_STEP):
+            return int(self.environ["SLURM_NTASKS"])
+        return self.num_nodes * (number(self.environ, "SLURM_NTASKS_PER_NODE") or 1)
+
+    @property
+    def num_tasks_in_place(self) -> int:
+        """Tasks of this node, where no client of Slurm's can start a step."""
+        return number(self.environ, "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE") or 1
+
+    @property
+    def has_plain_gpus(self) -> bool:
+        """Whether the job asks for GPUs on each node and says nothing of tasks.
+
+        Of a number for the whole job each node may have another share.
+        """
+        names = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_STEP_ID")
+        if any(self.environ.get(name) for name in names):
+            return False
+        if not re.fullmatch("[2-9]|[1-9][0-9]{1,2}", self.gpus_on_node):
+            return False
+        whole = number(self.environ, "SLURM_GPUS")
+        return self.num_nodes == 1 or whole in (0, self.num_nodes * int(self.gpus_on_node))
+
+    @property
+    def cpus_on_node(self) -> int:
+        """CPUs of a node of the job; 0 if Slurm does not say.
+
+        salloc's shell on a login node has only the list of its nodes, such as 72(x2),36.
+        """
+        names = ("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE")
+        told = next(filter(None, map(self.environ.get, names)), "")
+        found = re.match("[0-9]+", told)
+        return int(found[0]) if found else 0
+
+    # ---- the programs ------------------------------------------------------------------------
+
     def is_installed(self) -> bool:
         """Whether its programs are here; they may still find no controller."""
         return all(which(name, self.environ) for name in ("srun", "scontrol"))
-
-    # ---- the programs ------------------------------------------------------------------------
 
     def ask(self, *words: str, timeout_s: float = 30) -> str | None:
         """Run one of Slurm's programs; what it printed, None where it failed or did not answer."""
@@ -229,7 +313,7 @@ def path_field(info: str, name: str) -> str:
     return ""
 
 
-def fate(info: str, restart_count: str) -> str:
+def fate(info: str, restart_count: int) -> str:
     """Say what Slurm has in mind with the job.
 
     Returns:
@@ -242,7 +326,7 @@ def fate(info: str, restart_count: str) -> str:
     restarts = field(info, "Restarts")
     if not state:
         return "unknown"
-    if restarts.isdigit() and int(restarts) > int(restart_count or 0):
+    if restarts.isdigit() and int(restarts) > restart_count:
         return "requeued"
     if (field(info, "PreemptTime") or "None") != "None" or "PREEMPTED" in state:
         return "preempted"
@@ -311,18 +395,6 @@ def _drop(environ: dict[str, str], names: Iterable[str], *prefixes: str) -> None
         environ.pop(name, None)
 
 
-def check_numbers(environ: Mapping[str, str]) -> None:
-    """Numbers that we reckon with: half an environment, copied from elsewhere, is told at once."""
-    for name in _NUMBERS.split():
-        value = environ.get(name) or "1"
-        if not re.fullmatch("[1-9][0-9]*", value):
-            raise UsageError(
-                f"{name} must be a whole number from 1 on, as Slurm sets it",
-                f"'{value}'",
-                "start with sbatch, salloc or srun, or unset SLURM_JOB_ID to run without Slurm",
-            )
-
-
 def number(environ: Mapping[str, str], *names: str) -> int:
     """The first of these variables that has a number; 0 if none has."""
     for name in names:
@@ -332,46 +404,9 @@ def number(environ: Mapping[str, str], *names: str) -> int:
     return 0
 
 
-def cpus_on_node(environ: Mapping[str, str]) -> int:
-    """CPUs of a node of the job; 0 if Slurm does not say.
-
-    salloc's shell on a login node has only the list of its nodes, such as 72(x2),36.
-    """
-    told = environ.get("SLURM_CPUS_ON_NODE") or environ.get("SLURM_JOB_CPUS_PER_NODE") or ""
-    found = re.match("[0-9]+", told)
-    return int(found[0]) if found else 0
-
-
 def requested(environ: Mapping[str, str]) -> list[str]:
     """The variables by which a step asks for what the job has. More than one node has it all."""
     asks = re.compile(
         "(SLURM|SRUN)_(GPUS?|NTASKS|CPUS?|TRES|MEM)_|SLURM_(GPUS|NTASKS|STEP_GRES|LABELIO)$"
     )
     return [name for name in environ if asks.match(name)]
-
-
-def num_tasks(environ: Mapping[str, str], num_nodes: int) -> int:
-    """Tasks of the step.
-
-    Inside a step (srun --pty) the count is that of the shell's own step, but for the step in which
-    salloc starts its shell where a site has it so.
-    """
-    if environ.get("SLURM_NTASKS") and environ.get("SLURM_STEP_ID", "") in ("", INTERACTIVE_STEP):
-        return int(environ["SLURM_NTASKS"])
-    return num_nodes * (number(environ, "SLURM_NTASKS_PER_NODE") or 1)
-
-
-def has_plain_gpus(environ: Mapping[str, str], num_nodes: int) -> bool:
-    """Whether the job asks for GPUs on each node and says nothing of tasks, the plainest form.
-
-    Of a number for the whole job each node may have another share.
-    """
-    if any(
-        environ.get(name) for name in ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_STEP_ID")
-    ):
-        return False
-    gpus = environ.get("SLURM_GPUS_ON_NODE", "")
-    if not re.fullmatch("[2-9]|[1-9][0-9]{1,2}", gpus):
-        return False
-    whole = number(environ, "SLURM_GPUS")
-    return num_nodes == 1 or whole == 0 or whole == num_nodes * int(gpus)

@@ -8,7 +8,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from jobs.backends import slurm
-from jobs.backends.base import Address, Step, Surroundings, in_background
+from jobs.backends.base import Address, Backend, Step, Surroundings, in_background
 from jobs.messages import UsageError
 from rundir.plain import read_text
 
@@ -21,15 +21,14 @@ _PROBE_S, _PROBE_AGAIN_S = 120, 20
 """Between two attempts nobody waits so long for a node that may be gone."""
 
 
-class Srun:
+class Srun(Backend):
     """Starts one step, which ends at its first bad exit."""
 
     place = "bare-srun"
-    is_in_place = False
 
     def __init__(self, here: Surroundings) -> None:
         """Take the job as it is."""
-        self._here = here
+        super().__init__(here)
         self._slurm = here.slurm
 
     @staticmethod
@@ -119,9 +118,6 @@ class Srun:
         if bind.startswith(("gres/gpu:per_task:", "gres/gpu:single:")):
             del environ["SLURM_TRES_BIND"]
         return environ
-
-    def note_step(self, step_id: int | None) -> None:
-        """Should this script be killed, Slurm ends its step."""
 
     def end(self, step_id: int | None) -> bool:
         """Let Slurm tell the ranks.

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from typing import TYPE_CHECKING, NamedTuple
 
-from jobs.messages import Exit, UsageError, info, write
+from jobs.backends.slurm import Slurm
+from jobs.messages import Exit, UsageError, write
 from jobs.programs import find_python, module_command
 from rundir import codes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from jobs.backends.slurm import Slurm
 
 
 class Arguments(NamedTuple):
@@ -73,7 +71,7 @@ def _check(words: list[str], own: list[str]) -> None:
 
 def _sweep_point(environ: Mapping[str, str]) -> list[str]:
     """One task of a job array takes its line of the file that jobs/sweep.sh wrote."""
-    path, task = environ.get("DDP_SWEEP_FILE"), environ.get("SLURM_ARRAY_TASK_ID")
+    path, task = environ.get("DDP_SWEEP_FILE"), Slurm(environ).array_task
     if not path or not task:
         return []
     try:
@@ -90,44 +88,12 @@ def _sweep_point(environ: Mapping[str, str]) -> list[str]:
     return point
 
 
-def leave_to_task_zero(environ: Mapping[str, str], slurm: Slurm, script: str) -> None:
-    """Let one of several tasks that srun started do the work. Raises Exit and UsageError.
-
-    srun --pty starts this script in each. In a batch job nobody should: the ranks would wait for
-    the nodes that this step itself holds.
-    """
-    step, task = environ.get("SLURM_STEP_ID"), environ.get("SLURM_PROCID") or "0"
-    if not step:
-        return
-    if environ.get("ENVIRONMENT") == "BATCH":
-        # sbatch within a step hands on that step's number: only one that this job has counts.
-        if is_batch_script(script) or not slurm.has_step(step):
-            return
-        if task != "0":
-            raise Exit(codes.USAGE)
-        raise UsageError(
-            "this script must run once in a batch job, because it starts the ranks itself",
-            "that srun starts it",
-            "leave srun away",
-        )
-    if task != "0":
-        info(f"task 0 of this step starts the ranks; task {task} has nothing to do")
-        raise Exit(codes.FINISHED)
-
-
-def is_batch_script(script: str) -> bool:
-    """Whether this is the copy that slurmd made, and runs once a job."""
-    return os.path.basename(script) == "slurm_script"
-
-
 def refuse_other_launchers(environ: Mapping[str, str]) -> None:
     """Refuse to be one of several that train alone. Raises UsageError.
 
     torchrun, Kubernetes, mpirun and SageMaker start this script once a rank, a pod or a host, and
     tell it of the others: nobody would notice.
     """
-    if environ.get("SLURM_JOB_ID"):
-        return
     for name in (
         "WORLD_SIZE",
         "PET_NNODES",

@@ -67,9 +67,10 @@ class Attempts:
         """Take over the counters; a decision if they say that the run would go on for ever."""
         past = history.read(self._files)
         attempt = self._settings.number("DDP_ATTEMPT")
-        self._counters, self._carries_on = past.counters, past.carries_on
+        self._counters = past.counters
+        self._carries_on = past.carries_on and not self._job.is_own_command
         # Slurm requeues a job whose node died, too: then nobody was left to decide and to count.
-        if int(self._job.restart_count) == 0:
+        if self._job.restart_count == 0:
             return None
         self._report_lost_script(past.unreported(attempt))
         silent = past.num_silent(attempt)
@@ -105,7 +106,7 @@ class Attempts:
             nodes=self._nodes,
             world_size=self._layout.world_size,
             command=secrets.hide_words(self._words),
-            restart_count=int(self._job.restart_count),
+            restart_count=self._job.restart_count,
             image=image or None,
             image_digest=run.image_digest(image) or None,
         )
@@ -123,9 +124,7 @@ class Attempts:
         start of our trainer carries on with what this run has itself.
         """
         words = self._plan.arguments.words
-        if self._carries_on and not self._job.is_own_command:
-            return [*words, "--resume", "auto"]
-        return words
+        return [*words, "--resume", "auto"] if self._carries_on else words
 
     @property
     def _request(self) -> Step:
@@ -266,7 +265,7 @@ class Attempts:
         if self._loop.stop_signal:
             return
         if run.latest_checkpoint(self._files) != self._latest_at_job_start:
-            self._carries_on = True
+            self._carries_on = not self._job.is_own_command
         if decision.exclude:
             self._do_without(decision.exclude)
         try:

@@ -33,7 +33,8 @@ class Job(NamedTuple):
     is_under_slurm: bool
     is_interactive: bool
     has_client: bool
-    restart_count: str
+    restart_count: int
+    """How often Slurm has requeued it."""
 
     @property
     def go_on(self) -> str:

@@ -7,7 +7,6 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from jobs.backends import slurm
 from jobs.backends.base import Layout
 from jobs.messages import UsageError, info
 from jobs.supervisor import foreign
@@ -29,12 +28,12 @@ def count(here: Surroundings, backend: Backend, arguments: Arguments, settings: 
     if asked is not None:
         integer(1, 1024)(_NAME, asked)
     elif _is_rank_per_gpu(here, arguments):
-        asked = here.environ["SLURM_GPUS_ON_NODE"]
+        asked = here.slurm.gpus_on_node
         settings.note(_NAME, asked, "a rank per GPU: no tasks were asked for")
     if backend.is_in_place:
         num = int(asked) if asked else _count_in_place(here)
         return Layout(num_nodes=1, num_tasks=num, num_local_tasks=num, num_local_ranks=num)
-    num_tasks = slurm.num_tasks(here.environ, here.num_nodes)
+    num_tasks = here.slurm.num_tasks
     num_local_tasks = -(-num_tasks // here.num_nodes)
     layout = Layout(here.num_nodes, num_tasks, num_local_tasks, int(asked or num_local_tasks))
     if num_tasks != here.num_nodes and layout.num_local_ranks != num_local_tasks:
@@ -50,14 +49,14 @@ def count(here: Surroundings, backend: Backend, arguments: Arguments, settings: 
 
 def _is_rank_per_gpu(here: Surroundings, arguments: Arguments) -> bool:
     """A launcher of the user's own has one task a node to start its ranks in."""
-    if not slurm.has_plain_gpus(here.environ, here.num_nodes):
+    if not here.slurm.has_plain_gpus:
         return False
     return not arguments.is_own_command or foreign.launcher(arguments.words[1:]) is None
 
 
 def _count_in_place(here: Surroundings) -> int:
     if here.is_under_slurm:
-        return slurm.number(here.environ, "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE") or 1
+        return here.slurm.num_tasks_in_place
     return count_gpus(here.environ) or 1
 
 
@@ -71,8 +70,8 @@ def count_gpus(environ: Mapping[str, str]) -> int:
 
 def _warn_of_gpus(here: Surroundings, layout: Layout) -> None:
     """Tell of a forgotten option, by which our ranks have no GPU, or GPUs no rank."""
-    gpus = here.environ.get("SLURM_GPUS_ON_NODE", "")
-    if not gpus and not here.environ.get("SLURM_JOB_GPUS"):
+    gpus = here.slurm.gpus_on_node
+    if not here.slurm.has_gpus:
         if re.search(r" Gres=\S*gpu", here.slurm.node_info(here.node) or ""):
             info(
                 "warning: this job has no GPU, on a node that has some: give --gpus-per-node to"
@@ -87,7 +86,7 @@ def _warn_of_gpus(here: Surroundings, layout: Layout) -> None:
 
 def warn_of_cpus(here: Surroundings, cpus_of_a_rank: int) -> None:
     """Tell of a rank whose data loaders would wait for each other."""
-    if cpus_of_a_rank < 2 and re.match("[1-9]", here.environ.get("SLURM_GPUS_ON_NODE", "")):  # noqa: PLR2004
+    if cpus_of_a_rank < 2 and re.match("[1-9]", here.slurm.gpus_on_node):  # noqa: PLR2004
         info("warning: a rank with a GPU and its data loaders have 1 CPU: give --cpus-per-task")
 
 
@@ -109,4 +108,4 @@ def _without_spare(here: Surroundings, layout: Layout) -> Layout:
 
 def num_cpus(here: Surroundings) -> int:
     """CPUs of a node; those of this machine where Slurm does not say."""
-    return slurm.cpus_on_node(here.environ) or len(os.sched_getaffinity(0))
+    return here.slurm.cpus_on_node or len(os.sched_getaffinity(0))

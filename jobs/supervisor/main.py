@@ -78,7 +78,7 @@ def _open_run(job: Plan, loop: Loop) -> Lock:
         values["DDP_LAUNCH_ID"],
         here.slurm if here.has_client else None,
         job=here.slurm.name if here.is_under_slurm else "",
-        restarts=here.slurm.restart_count,
+        restarts=str(here.slurm.restart_count),
         grace_s=values.number("DDP_GRACE"),
     )
     lock.take(

@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from jobs.backends import registry, slurm
+from jobs.backends import registry, slurm, surroundings
 from jobs.backends.base import Step, Surroundings, tmp_dir
 from jobs.backends.slurm import Slurm
 from jobs.messages import UsageError, info, write
@@ -45,11 +45,13 @@ def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -
             "run it without torchrun, or let torchrun start jobs/launcher.sh",
         )
     arguments = asked.parse(words, root, environ)
-    asked.leave_to_task_zero(environ, Slurm(environ), script)
+    client = Slurm(environ)
+    surroundings.leave_to_task_zero(client, script)
     settings.forget_chosen(environ)
-    asked.refuse_other_launchers(environ)
-    rendezvous.forget_hooks(environ)
-    here, backend = registry.choose(_look_around(root, script, words, environ))
+    if not client.job_id:
+        asked.refuse_other_launchers(environ)
+    surroundings.forget_hooks(environ)
+    here, backend = registry.choose(surroundings.look_around(root, script, words, environ))
     values = Settings(environ)
     ranks = layout.count(here, backend, arguments, values)
     if arguments.is_own_command:
@@ -75,58 +77,16 @@ def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -
     return Plan(here, arguments, backend, ranks, nodes, values, checking, job, files, temporary)
 
 
-def _look_around(root: str, script: str, words: list[str], environ: dict[str, str]) -> Surroundings:
-    """See where the batch script runs. Raises UsageError."""
-    slurm.forget_outer_job(environ, is_batch_script=asked.is_batch_script(script))
-    is_under_slurm = bool(environ.get("SLURM_JOB_ID"))
-    if is_under_slurm:
-        slurm.check_numbers(environ)
-    if environ.get("SLURM_HET_SIZE"):
-        raise UsageError(
-            "a heterogeneous job has several allocations, and ranks can use one",
-            environ["SLURM_HET_SIZE"],
-            "submit without --het-group",
-        )
-    # Pyxis leaves its options in the environment of a batch script it put into a container; our
-    # image says where it keeps the project.
-    home = environ.get("DDP_HOME")
-    in_image = bool(home) and os.path.isdir(f"{home}/jobs")
-    # sbatch alone says BATCH; srun --pty and salloc leave it out.
-    is_batch = environ.get("ENVIRONMENT") == "BATCH" and not environ.get("SLURM_PTY_PORT")
-    client = Slurm(environ)
-    told = client.job_info() if is_under_slurm and client.is_installed() else None
-    return Surroundings(
-        root=root,
-        script=script,
-        words=words,
-        environ=environ,
-        slurm=client,
-        # As Slurm names it, which may have dots.
-        node=environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0],
-        submit_dir=environ.get("SLURM_SUBMIT_DIR") or os.getcwd(),
-        is_under_slurm=is_under_slurm,
-        is_in_container=bool(environ.get(f"{slurm.PYXIS}image")) or in_image,
-        is_interactive=is_under_slurm and not is_batch,
-        has_client=told is not None,
-        info=told or "",
-        num_nodes=slurm.number(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1
-        if is_under_slurm
-        else 1,
-    )
-
-
 def _check_command(
     here: Surroundings, backend: Backend, arguments: Arguments, ranks: Layout
 ) -> None:
     """Check a command of the user's own. Raises UsageError."""
     environ, command = here.environ, arguments.words[1:]
-    has_gpus = bool(environ.get("SLURM_GPUS_ON_NODE")) or layout.count_gpus(environ) > 0
+    has_gpus = bool(here.slurm.gpus_on_node) or layout.count_gpus(environ) > 0
     foreign.check_launcher(command, ranks.world_size, environ, has_gpus=has_gpus)
     # Where the ranks see what this script sees, it must be there. A login node, from which salloc
     # starts ranks elsewhere, need not have it.
-    is_seen = backend.is_in_place or (
-        backend.place != "host-image" and environ.get("ENVIRONMENT") == "BATCH"
-    )
+    is_seen = backend.is_in_place or (backend.place != "host-image" and here.slurm.is_batch)
     if is_seen:
         foreign.check_program(command[0], here.node, environ)
 
@@ -160,7 +120,7 @@ def _resolve(
         here, nodes[: ranks.num_nodes], values.number("DDP_ATTEMPT"), is_restart=False
     )
     rendezvous.resolve(values, backend, search)
-    asked_cpus = slurm.number(environ, "SLURM_CPUS_PER_TASK")
+    asked_cpus = here.slurm.cpus_per_task
     num_cpus = layout.num_cpus(here)
     settings.resolve_ranks(values, environ, ranks, num_cpus, asked_cpus)
     if not arguments.is_own_command:

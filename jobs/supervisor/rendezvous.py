@@ -43,20 +43,6 @@ def search(here: Surroundings, nodes: list[str], attempt: int, *, is_restart: bo
     return Search(here.root, number, nodes, here.environ, is_restart)
 
 
-def forget_hooks(environ: dict[str, str]) -> None:
-    """Take out what others have set for the batch script itself.
-
-    In an image with PYTORCH_VERSION, as NVIDIA's are, Pyxis makes the batch script a rank, and
-    Enroot's hook for it chooses a port that nobody has probed.
-    """
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"):
-        environ.pop(name, None)
-    job = environ.get("SLURM_JOB_ID") or "0"
-    hooks = str(int(job) % 4536 + 61000) if job.isdigit() else ""
-    if environ.get("PYTORCH_VERSION") and environ.get(_PORT) == hooks:
-        del environ[_PORT]
-
-
 def resolve(settings: Settings, backend: Backend, search: Search) -> None:
     """Put address and port of rank 0 in force, for an attempt on these nodes. Raises UsageError.
 

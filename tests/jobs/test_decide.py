@@ -114,7 +114,7 @@ def decided(**env: str) -> Decision:
         is_under_slurm=given["UNDER_SLURM"] == "1",
         is_interactive=given["INTERACTIVE"] == "1",
         has_client=given["HAVE_CLIENT"] == "1",
-        restart_count="0",
+        restart_count=0,
     )
     tasks, local = int(given["NUM_TASKS"]), int(given["NUM_LOCAL_TASKS"])
     failure = failure_of(given)
@@ -152,7 +152,7 @@ def options_of(info: str, environ: dict[str, str], **asked: object) -> list[str]
 @pytest.mark.parametrize(("info", "fate"), FATES)
 def test_what_slurm_has_in_mind(info: str, fate: str) -> None:
     """A completing job does not show its state: what explains its end tells it."""
-    assert slurm.fate(info, "0") == fate
+    assert slurm.fate(info, 0) == fate
 
 
 @pytest.mark.parametrize(

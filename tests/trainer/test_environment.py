@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.environment import TORCH_DEFAULTS, set_torch_defaults
+from trainer.environment import TORCH_DEFAULTS, RunSettings, set_torch_defaults
+from trainer.errors import UserError
 
 SEEN = """
 from torch.distributed import Backend, is_nccl_available
@@ -72,3 +73,15 @@ def test_ranks_connect_to_those_they_talk_to(clean_env: dict[str, str]) -> None:
         timeout=300,
     )
     assert int(ended.stdout) <= 8 * 4
+
+
+def test_settings_are_the_contracts_variables() -> None:
+    """DDP_* as docs/architecture.md has them; without them, a run by hand."""
+    env = {"DDP_RUN_DIR": "/r", "DDP_ATTEMPT": "3", "DDP_SEED": "7", "DDP_NODE": "n1"}
+    assert RunSettings.from_environment(env, "h") == RunSettings(
+        run_dir=Path("/r"), attempt=3, seed=7, node="n1"
+    )
+    assert RunSettings.from_environment({}, "h") == RunSettings(node="h")
+    for text in ("x", "-1", "1_0", "9" * 5000):
+        with pytest.raises(UserError, match="DDP_SEED"):
+            RunSettings.from_environment({"DDP_SEED": text}, "h")

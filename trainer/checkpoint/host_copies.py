@@ -155,7 +155,7 @@ class SavePlan:
     def own(self, tensors: Mapping[str, Tensor], group: ProcessGroup) -> dict[str, Tensor]:
         """Return those of `tensors` that this rank writes.
 
-        All ranks call this. They talk about what they hold the first time, and when it changes.
+        All ranks call this. They exchange what they hold the first time, and when it changes.
         """
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         (has_changed,) = self._mesh.max([shapes != self._shapes])

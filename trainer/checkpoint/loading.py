@@ -187,9 +187,11 @@ def list_together(
         paths, problem = open_group().share((paths, problem))
         if not problem:
             return paths
-    raise RunFailedError(
-        f"checkpoints: a folder that rank 0 can read; found {problem}; there may be some, so "
-        "nothing is begun anew: look at the file system of that node"
+    raise RunFailedError.of(
+        "checkpoints",
+        rule="a folder that rank 0 can read",
+        found=problem,
+        remedy="there may be some, so nothing is begun anew: look at the file system of that node",
     )
 
 
@@ -232,9 +234,11 @@ def _retried(
                 "--resume PATH, or begin anew by --resume none",
             )
         found = problem.text
-    raise RunFailedError(
-        f"checkpoint {path}: can be read by every rank; found {found}; it may be whole, so "
-        "nothing is begun over it: look at the file system of that node"
+    raise RunFailedError.of(
+        f"checkpoint {path}",
+        rule="can be read by every rank",
+        found=found,
+        remedy="it may be whole, so nothing is begun over it: look at the file system of that node",
     )
 
 

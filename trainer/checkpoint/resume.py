@@ -169,9 +169,11 @@ class Resume:
         """
         loaded = load_previous(self.checkpoints, self._prepare)
         if loaded is None:
-            raise RunFailedError(
-                "--on-nan rollback: a checkpoint to go back to; found none that can be loaded; "
-                "see what was skipped, and start again"
+            raise RunFailedError.of(
+                "--on-nan rollback",
+                rule="a checkpoint to go back to",
+                found="none that can be loaded",
+                remedy="see what was skipped, and start again",
             )
         return self._restore(*loaded, state)
 

@@ -51,7 +51,7 @@ def gather_tensors(
 
 
 def gather_rank(rank: int, loss_sum: Tensor, device: torch.device) -> dict[str, Tensor]:
-    """Return what is this rank's own: small copies, the loss aside."""
+    """Return what is this rank's own: small copies, and the loss itself."""
     states = generators.capture(device)
     own = {generators_of(rank) + name: state for name, state in states.items()}
     return {loss_sum_of(rank): loss_sum, **own}

@@ -36,10 +36,11 @@ def choose_device(ranks: Ranks, env: MutableMapping[str, str]) -> torch.device:
     try:
         torch.cuda.set_device(device)
     except RuntimeError as error:  # such as one that is lost, or another program's alone
-        raise RunFailedError(
-            f"GPU {device.index} of {num_gpus}: rank {ranks.rank} can use it; "
-            f"found {str(error).splitlines()[0]}; "
-            "look at nvidia-smi on this node, or exclude it (--exclude)"
+        raise RunFailedError.of(
+            f"GPU {device.index} of {num_gpus}",
+            rule=f"rank {ranks.rank} can use it",
+            found=str(error).splitlines()[0],
+            remedy="look at nvidia-smi on this node, or exclude it (--exclude)",
         ) from error
     return device
 

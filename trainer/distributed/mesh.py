@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """Where this process computes and how it talks to the others.
+    """Where this process computes and how it communicates with the others.
 
     Tensors on the CPU are always reduced over gloo, without touching a GPU.
     """

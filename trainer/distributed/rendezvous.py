@@ -70,11 +70,11 @@ def open_process_group(
         places = _exchange_places(spaced, ranks, Place(node, *hardware_of(device, node)))
     except (dist.DistError, RuntimeError, ValueError) as error:
         # Seldom the user's mistake: the port was free when it was chosen, and nodes come and go.
-        raise RunFailedError(
-            f"rendezvous at {ranks.master_addr}:{ranks.master_port}: "
-            f"each of {counted(ranks.world_size, 'rank')} reaches rank 0 there; "
-            f"found {str(error).splitlines()[0]}; "
-            "check MASTER_ADDR and MASTER_PORT, and whether every rank was started"
+        raise RunFailedError.of(
+            f"rendezvous at {ranks.master_addr}:{ranks.master_port}",
+            rule=f"each of {counted(ranks.world_size, 'rank')} reaches rank 0 there",
+            found=str(error).splitlines()[0],
+            remedy="check MASTER_ADDR and MASTER_PORT, and whether every rank was started",
         ) from error
     _name_interface(ranks, env)
     try:
@@ -100,11 +100,13 @@ def _exchange_places(store: Any, ranks: Ranks, own: Place) -> list[Place]:  # no
         places = [Place(*json.loads(place)) for place in store.multi_get(keys)]
     except dist.DistError as error:
         absent = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
-        raise RunFailedError(
-            f"rendezvous at {ranks.master_addr}:{ranks.master_port}: every rank comes within "
-            f"{_RENDEZVOUS_TIMEOUT.total_seconds() / 60:.0f} min; found nothing of rank "
-            f"{_first_of(absent)}; look at their logs: without one, their "
-            "container is still starting; else see whether they reach MASTER_ADDR and MASTER_PORT"
+        limit_min = _RENDEZVOUS_TIMEOUT.total_seconds() / 60
+        raise RunFailedError.of(
+            f"rendezvous at {ranks.master_addr}:{ranks.master_port}",
+            rule=f"every rank comes within {limit_min:.0f} min",
+            found=f"nothing of rank {_first_of(absent)}",
+            remedy="look at their logs: without one, their container is still starting; "
+            "else see whether they reach MASTER_ADDR and MASTER_PORT",
         ) from error
     store.set("places", json.dumps(places))
     return places
@@ -128,10 +130,11 @@ def _connect(store: Any, ranks: Ranks, device: torch.device, backend: Backend) -
             dist.all_reduce(torch.zeros((), device=device))
     except (dist.DistError, RuntimeError) as error:
         level = "set NCCL_DEBUG=INFO, and " if backend == "nccl" else ""
-        raise RunFailedError(
-            f"{backend} between {counted(ranks.world_size, 'rank')}: it starts; "
-            f"found {_ends(error)}; "
-            f"{level}look at {backend.upper()}_SOCKET_IFNAME"
+        raise RunFailedError.of(
+            f"{backend} between {counted(ranks.world_size, 'rank')}",
+            rule="it starts",
+            found=_ends(error),
+            remedy=f"{level}look at {backend.upper()}_SOCKET_IFNAME",
         ) from error
 
 
@@ -198,10 +201,11 @@ def check_places(places: Sequence[Place]) -> None:
     """
     without = [f"{rank} on {place.node}" for rank, place in enumerate(places) if not place.gpu]
     if without and len(without) < len(places):
-        raise RunFailedError(
-            "GPUs: every rank sees one, or none does; "
-            f"found none on rank {_first_of(without)}; "
-            "look at nvidia-smi and the driver on these nodes, or exclude them (--exclude)"
+        raise RunFailedError.of(
+            "GPUs",
+            rule="every rank sees one, or none does",
+            found=f"none on rank {_first_of(without)}",
+            remedy="look at nvidia-smi and the driver on these nodes, or exclude them (--exclude)",
         )
 
 

@@ -71,14 +71,14 @@ def without_compiler() -> Iterator[None]:
         return
     for cls in (Optimizer, DistributedDataParallel):
         _skip_disabling(cls)
-    stand_in: Any = SimpleNamespace(
+    stub: Any = SimpleNamespace(
         utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer")
     )
-    torch._dynamo = stand_in  # noqa: SLF001 -- all that DistributedDataParallel asks of it
+    torch._dynamo = stub  # noqa: SLF001 -- all that DistributedDataParallel asks of it
     try:
         yield
     finally:
-        if vars(torch).get("_dynamo") is stand_in:
+        if vars(torch).get("_dynamo") is stub:
             del torch._dynamo  # noqa: SLF001 -- the real one may still be imported
 
 

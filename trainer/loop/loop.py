@@ -60,13 +60,13 @@ class Loop:
 
     @property
     def derived(self) -> Mapping[str, float]:
-        """What the workload tells of the last validation besides its loss."""
+        """The workload's own figures of the last validation."""
         loss = self.state.last_test_loss
         return {} if loss is None else self._components.workload.derived(loss)
 
     @property
     def peak_memory_bytes(self) -> int | None:
-        """The most that this rank has had at once; None where a GPU that failed tells nothing."""
+        """The most that this rank has had at once; None if a GPU that failed does not report it."""
         try:
             return peak_bytes(self._components.mesh.device)
         except RuntimeError:
@@ -74,7 +74,7 @@ class Loop:
 
     def _begin(self, resumed: Resumed) -> None:
         self.state: TrainState = resumed.state
-        self._stepper.left_out = frozenset(self.state.skipped_steps)
+        self._stepper.skipped = frozenset(self.state.skipped_steps)
         self.progress.begin(self.state, resumed.loss_sum.item())
         self._stepper.seek(-1)
         self._components.heartbeat.begin(self.state.step)
@@ -85,9 +85,8 @@ class Loop:
         A validation that a stop came before, or broke off, is due until it is made up.
         """
         config, step = self._components.config, self.state.step
-        self.progress.read_losses(
-            step, self.state
-        )  # what is not finite is neither measured nor kept
+        # What is not finite is neither measured nor kept.
+        self.progress.read_losses(step, self.state)
         is_new = self.state.validated_step != step
         if not stopped and is_new and (self._is_over() or self._is_due(config.val_every)):
             stopped = not self._validate()
@@ -122,11 +121,7 @@ class Loop:
         """Train to the next validation, checkpoint or epoch's end; return whether to stop."""
         components = self._components
         self._stepper.seek(self.state.step)
-        log_every, consensus, heartbeat = (
-            components.config.log_every,
-            components.consensus,
-            components.heartbeat,
-        )
+        log_every, consensus = components.config.log_every, components.consensus
         components.trained.train_model.train()
         pause_step = self._pause_step()
         for step in range(self.state.step + 1, pause_step + 1):
@@ -136,7 +131,7 @@ class Loop:
                     self._train_step(step)
             else:
                 self._train_step(step)
-            heartbeat.step = step
+            components.heartbeat.step = step
             components.profiler.after(step)
             if step == self._first_step:
                 self.progress.first_step_done(step)
@@ -164,14 +159,14 @@ class Loop:
     def _log(self, step: int) -> None:
         self._components.heartbeat.collective(LOG)
         loss = self.progress.log(step, self.state)
-        self.state = replace(self.state, step=step)  # a failure tells these
+        self.state = replace(self.state, step=step)  # a failure reports these
         if loss is not None:
             self.state = replace(self.state, last_loss=loss)
 
     def _validate(self) -> bool:
         """Measure on the held-out samples; keep a checkpoint if it is the best so far.
 
-        Return False, and tell nothing, if the run was asked to stop meanwhile.
+        Return False, and report nothing, if the run was asked to stop meanwhile.
         """
         components, state = self._components, self.state
         if components.evaluation is None:
@@ -203,18 +198,15 @@ class Loop:
         components.heartbeat.collective(SAVE)
         ranks, device = components.mesh.ranks, components.mesh.device
         loss_sum = torch.tensor(self.progress.loss.value, dtype=torch.float64)
-        speaks = components.mesh.layout.is_stage_leader(ranks.rank)
+        is_leader = components.mesh.layout.is_stage_leader(ranks.rank)
         with self.progress.ledger.saving():
-            components.checkpoints.save(
-                gather_tensors(
-                    components.trained.model,
-                    components.trained.update.optimizer,
-                    with_buffers=speaks,
-                )
-                | gather_rank(ranks.rank, loss_sum, device),
-                self._state_to_save(),
-                is_best=is_best,
+            tensors = gather_tensors(
+                components.trained.model,
+                components.trained.update.optimizer,
+                with_buffers=is_leader,
             )
+            tensors |= gather_rank(ranks.rank, loss_sum, device)
+            components.checkpoints.save(tensors, self._state_to_save(), is_best=is_best)
         components.consensus.begin()  # time has passed
 
     def _state_to_save(self) -> TrainState:
@@ -223,11 +215,11 @@ class Loop:
             self.state,
             scaler=scaler.state_dict() if scaler.is_enabled() else None,
             interval_step=loss.from_step,
-            interval_num_bad=loss.num_left_out,
+            interval_num_bad=loss.num_skipped,
         )
 
     def _leave(self, *, stopped: bool) -> None:
-        """Keep what there is, if there is time for it.
+        """Save what there is, if there is time for it.
 
         Raises CheckpointError if a finished run has lost its last checkpoint.
         """
@@ -250,10 +242,10 @@ class Loop:
             )
 
     def _roll_back(self, request: RollBack) -> None:
-        """Go back to the last checkpoint; on the way from there, leave the bad steps out."""
-        left_out = self._stepper.left_out.union(request.steps)
+        """Go back to the last checkpoint; on the way from there, skip the bad steps."""
+        skipped = self._stepper.skipped.union(request.steps)
         self._components.heartbeat.collective(LOAD)
         resumed = self._components.go_back(self.state)
-        state = replace(resumed.state, skipped_steps=sorted(left_out))
+        state = replace(resumed.state, skipped_steps=sorted(skipped))
         self._begin(replace(resumed, state=state))
         self._components.consensus.begin()

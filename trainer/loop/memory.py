@@ -133,12 +133,13 @@ def out_of_memory(error: torch.OutOfMemoryError, rank: int, device: torch.device
     )
     asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
     more = f" for {asked[1]}" if asked else ""
-    return RunFailedError(
-        f"GPU memory of rank {rank}: enough for all that a step needs; "
-        f"found out of memory{more}{_asking(error)}, with {size_text(allocated)} allocated, "
-        f"{size_text(reserved)} reserved and {size_text(free)} free of {size_text(total)}; "
-        "lower --micro-batch-size, or take --activation-checkpointing full, --precision bf16 or "
-        "--strategy fsdp"
+    return RunFailedError.of(
+        f"GPU memory of rank {rank}",
+        rule="enough for all that a step needs",
+        found=f"out of memory{more}{_asking(error)}, with {size_text(allocated)} allocated, "
+        f"{size_text(reserved)} reserved and {size_text(free)} free of {size_text(total)}",
+        remedy="lower --micro-batch-size, or take --activation-checkpointing full, "
+        "--precision bf16 or --strategy fsdp",
     )
 
 

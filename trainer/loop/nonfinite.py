@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite: found on the device, looked at now and then.
+"""Losses and gradients that are not finite: found on the device, read now and then.
 
 Every step has a row in a small table on the device. Its loss is added there; the check of the
 gradient (trainer/loop/optim.py) writes there, too, and keeps the update from the weights. The table
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _MAX_NUM_STEPS = 1024
 _MAX_NUM_SAMPLES = 256
-_NUM_SAMPLES_TOLD = 8
+_NUM_SAMPLES_NAMED = 8
 _MAX_NUM_IN_A_ROW = 100
 _MAX_NUM_ROLLBACKS = 3
 
@@ -118,13 +118,13 @@ class BadSteps:
     """False: only a gradient is not finite."""
 
     def __str__(self) -> str:
-        told = ", ".join(map(str, self.samples[:_NUM_SAMPLES_TOLD]))
-        more = " …" if len(self.samples) > _NUM_SAMPLES_TOLD else ""
+        samples = ", ".join(map(str, self.samples[:_NUM_SAMPLES_NAMED]))
+        more = " …" if len(self.samples) > _NUM_SAMPLES_NAMED else ""
         where = f", on rank {', '.join(map(str, self.ranks))}" if self.ranks else ""
         what = "loss" if self.is_loss else "gradient"
         return (
             f"the {what} of step {self.steps[0]} is not finite (epoch {self.epoch}{where}, "
-            f"samples {told}{more})"
+            f"samples {samples}{more})"
         )
 
 
@@ -225,7 +225,7 @@ class NonFinitePolicy:
         bad = [i for i, loss in enumerate(reduced) if not math.isfinite(loss)]
         mine = [0.0] * self._mesh.ranks.world_size
         mine[self._mesh.ranks.rank] = float(not math.isfinite(own[bad[0]]))
-        culprits = [rank for rank, told in enumerate(self._mesh.sum(mine)) if told]
+        culprits = [rank for rank, is_bad in enumerate(self._mesh.sum(mine)) if is_bad]
         ranks = culprits if len(culprits) < len(mine) else []  # all of them: no one's fault
         step = first_step + bad[0]
         epoch, step_in_epoch = divmod(step - 1, self._plan.steps_per_epoch(state.num_train_samples))

@@ -1,7 +1,7 @@
-"""How the run is getting on: the log interval under way, and what is told at its end.
+"""Progress of the run: the log interval under way, and what is reported at its end.
 
-The losses stay on the device until somebody looks: at an interval's end, before a validation and
-before a checkpoint. A look is a point of synchronisation of all ranks and the only place where a
+The losses stay on the device until they are read: at an interval's end, before a validation and
+before a checkpoint. A reading is a point of synchronisation of all ranks and the only place where a
 device is awaited.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class RollBack(Exception):  # noqa: N818 -- it asks for something, and is no error
-    """Go back to the last checkpoint, and leave `steps` out from then on."""
+    """Go back to the last checkpoint, and skip `steps` from then on."""
 
     def __init__(self, steps: Sequence[int]) -> None:
         super().__init__()
@@ -38,14 +38,14 @@ class RollBack(Exception):  # noqa: N818 -- it asks for something, and is no err
 
 @dataclass
 class LossSum:
-    """This rank's losses of the interval under way, steps that were left out aside.
+    """This rank's losses of the interval under way, but for skipped steps.
 
     They are added in the order of the steps, so that an interval cut in two by a resume comes to
     the same sum, to the last bit.
     """
 
     value: float
-    num_left_out: int
+    num_skipped: int
     from_step: int
 
     def add(self, losses: Sequence[float]) -> None:
@@ -55,7 +55,7 @@ class LossSum:
 
 
 class Progress:
-    """Sums, looks and tells."""
+    """Adds losses up, reads them and reports intervals."""
 
     def __init__(self, components: Components, stepper: Stepper) -> None:
         self._components = components
@@ -90,7 +90,7 @@ class Progress:
         return self.ledger.time_spent(self._stepper.wait_s - self._waited_s)
 
     def first_step_done(self, step: int) -> None:
-        """Tell of the attempt's first step; the only one that is waited for."""
+        """Report the attempt's first step; the only one that is waited for."""
         if self._components.mesh.device.type == "cuda":
             torch.cuda.synchronize(self._components.mesh.device)
         self.ledger.started(self._stepper.wait_s - self._waited_s)
@@ -99,9 +99,9 @@ class Progress:
             self._components.events.write("first_step", step=step)
 
     def read_losses(self, step: int, state: TrainState, *more: float) -> list[float]:
-        """Take up the losses since the last look; return their sum over ranks, and `more`'s.
+        """Read the losses since the last reading; return their sum over ranks, and `more`'s.
 
-        Raises RollBack, or RunFailedError, when one is not finite and --on-nan has it so.
+        Raises RollBack, or RunFailedError, when one is not finite, as --on-nan asks.
         """
         losses, found = self._stepper.table.read()
         if not losses and not more:
@@ -111,15 +111,15 @@ class Progress:
         attempt.add(losses)
         total, any_bad, *sums = self._components.mesh.sum([attempt.value, float(is_bad), *more])
         first_step = step - len(losses) + 1
-        left_out = self._stepper.left_out.intersection(range(first_step, step + 1))
-        self.loss.num_left_out += len(left_out)
+        skipped = self._stepper.skipped.intersection(range(first_step, step + 1))
+        self.loss.num_skipped += len(skipped)
         bad: Sequence[int] = []
         if any_bad:
             bad = self._decide_on(losses, found, state, first_step)
             (total,) = self._components.mesh.sum([self.loss.value])
         else:
             self.loss.value = attempt.value
-        good = set(range(first_step, step + 1)).difference(left_out, bad)
+        good = set(range(first_step, step + 1)).difference(skipped, bad)
         self.non_finite.last_good_step = max(good, default=self.non_finite.last_good_step)
         return [total, *sums]
 
@@ -136,11 +136,11 @@ class Progress:
         if action == "rollback":
             raise RollBack(steps)
         self.loss.add([v for i, v in enumerate(losses) if math.isfinite(reduced[i])])
-        self.loss.num_left_out += len(steps)
+        self.loss.num_skipped += len(steps)
         return steps
 
     def log(self, step: int, state: TrainState) -> float | None:
-        """Tell of the interval that ends with `step`; return its loss, None if it has none."""
+        """Report the interval that ends with `step`; return its loss, None if it has none."""
         components, mesh, plan = self._components, self._components.mesh, self._components.plan
         num_ranks = mesh.ranks.world_size
         num_timed = step - self._timed_from_step  # in this attempt
@@ -151,7 +151,7 @@ class Progress:
             own[mesh.ranks.rank] = forward_s + wait_s / num_timed
         loss_sum, wait_s, *own = self.read_losses(step, state, wait_s, *own)
         wait_s /= num_ranks
-        num_steps = step - self.loss.from_step - self.loss.num_left_out
+        num_steps = step - self.loss.from_step - self.loss.num_skipped
         loss = loss_sum / (num_ranks * num_steps) if num_steps else None
         elapsed_s = time.perf_counter() - self._interval_s
         elapsed_s -= self.ledger.paused_s - self._paused_s
@@ -159,8 +159,8 @@ class Progress:
         step_s = self._step_s(elapsed_s, num_timed)
         self._began_interval()
         samples_per_s = num_timed * plan.global_batch_size / elapsed_s
-        told = self.time_spent()
-        del told["compute_s"]
+        spent = self.time_spent()
+        del spent["compute_s"]
         components.sinks.interval(
             Interval(
                 step=step,
@@ -176,7 +176,7 @@ class Progress:
                 grad_norm=self._grad_norm(),
                 slow_ranks=self.stragglers.compare(own, step_s, num_timed),
                 rank_spread_pct=self.stragglers.spread_pct(own),
-                **told,
+                **spent,
             )
         )
         self._timed_from_step = step

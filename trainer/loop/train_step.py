@@ -41,7 +41,7 @@ class Stepper:
             self.forward_time = ForwardTime(
                 components.trained.timed, device, num_forwards, _even_ratio(components)
             )
-        self.left_out: frozenset[int] = frozenset()
+        self.skipped: frozenset[int] = frozenset()
         """Steps that are skipped."""
         self._microbatches: Iterator[tuple[Tensor, Tensor]] = iter(())
         self._epoch = -1
@@ -58,7 +58,7 @@ class Stepper:
 
     def take(self, step: int) -> None:
         """Take step `step`, counted from 1, or skip it."""
-        if step in self.left_out:
+        if step in self.skipped:
             self._skip()
             return
         components, table = self._components, self.table

@@ -62,8 +62,8 @@ def share_sequences(
 ) -> None:
     """Let a model take a share of each sequence. All ranks call this at the same point.
 
-    `attention` are the modules whose `attend(q, k, v)` is replaced; the model is told, as
-    `positions`, where in the sequence the tokens lie that it is given.
+    `attention` are the modules whose `attend(q, k, v)` is replaced; the model is given, as
+    `positions`, where in the sequence its tokens are.
     """
     if not attention:
         raise UserError(

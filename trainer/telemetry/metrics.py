@@ -253,7 +253,7 @@ class Sinks:
                 report(sink)
             except OSError as error:
                 self._sinks.remove(sink)
-                _tell_of_loss(type(sink).__name__, error)
+                _report_loss(type(sink).__name__, error)
 
 
 def open_sinks(
@@ -267,12 +267,12 @@ def open_sinks(
         try:
             sinks.append(TensorBoard(run_dir / "tensorboard"))
         except OSError as error:
-            _tell_of_loss(TensorBoard.__name__, error)
+            _report_loss(TensorBoard.__name__, error)
     return Sinks(sinks)
 
 
-def _tell_of_loss(name: str, error: OSError) -> None:
-    text = f"trainer: {name} gets nothing more of this attempt: {error}"
+def _report_loss(name: str, error: OSError) -> None:
+    text = f"trainer: no more metrics to {name} in this attempt: {error}"
     with contextlib.suppress(BrokenPipeError):  # its reader may be the one that has gone
         print(text, file=sys.stderr, flush=True)
 

@@ -133,7 +133,7 @@ class Stragglers:
 
     @staticmethod
     def spread_pct(own_s: Sequence[float]) -> float | None:
-        """Return how far apart the slowest and the quickest are, of the median; None if untold."""
+        """Return slowest minus quickest, in percent of the median; None if not known."""
         typical_s = median_low(own_s)
         return 100 * (max(own_s) - min(own_s)) / typical_s if typical_s > 0 else None
 

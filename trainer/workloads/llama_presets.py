@@ -68,85 +68,28 @@ class LlamaShape:
         return 6 * num_multiplied + 12 * self.num_layers * self.dim * sequence_length
 
 
-PRESETS = {
+_FIELDS = (
+    "vocab_size", "dim", "num_layers", "num_heads", "num_kv_heads", "ffn_dim",
+    "rope_theta", "max_sequence_length", "is_tied",
+)  # fmt: skip
+_ROWS: dict[str, tuple[int | bool, ...]] = {
     # Ours, of bytes: for tests, demonstrations, and a laptop.
-    "toy": LlamaShape(
-        vocab_size=256,
-        dim=128,
-        num_layers=5,
-        num_heads=4,
-        num_kv_heads=2,
-        ffn_dim=384,
-        rope_theta=10_000,
-        max_sequence_length=256,
-    ),
-    "mini": LlamaShape(
-        vocab_size=256,
-        dim=320,
-        num_layers=8,
-        num_heads=5,
-        num_kv_heads=5,
-        ffn_dim=864,
-        rope_theta=10_000,
-        max_sequence_length=512,
-    ),
+    "toy": (256, 128, 5, 4, 2, 384, 10_000, 256, False),
+    "mini": (256, 320, 8, 5, 5, 864, 10_000, 512, False),
     # github.com/karpathy/llama2.c: the models trained on TinyStories.
-    "stories15m": LlamaShape(
-        vocab_size=32_000,
-        dim=288,
-        num_layers=6,
-        num_heads=6,
-        num_kv_heads=6,
-        ffn_dim=768,
-        rope_theta=10_000,
-        is_tied=True,
-        max_sequence_length=256,
-    ),
+    "stories15m": (32_000, 288, 6, 6, 6, 768, 10_000, 256, True),
     # huggingface.co/HuggingFaceTB/SmolLM2-135M, config.json
-    "smollm2-135m": LlamaShape(
-        vocab_size=49_152,
-        dim=576,
-        num_layers=30,
-        num_heads=9,
-        num_kv_heads=3,
-        ffn_dim=1536,
-        rope_theta=100_000,
-        is_tied=True,
-        max_sequence_length=8192,
-    ),
+    "smollm2-135m": (49_152, 576, 30, 9, 3, 1536, 100_000, 8192, True),
     # huggingface.co/TinyLlama/TinyLlama_v1.1, config.json
-    "tinyllama-1.1b": LlamaShape(
-        vocab_size=32_000,
-        dim=2048,
-        num_layers=22,
-        num_heads=32,
-        num_kv_heads=4,
-        ffn_dim=5632,
-        rope_theta=10_000,
-        max_sequence_length=2048,
-    ),
+    "tinyllama-1.1b": (32_000, 2048, 22, 32, 4, 5632, 10_000, 2048, False),
     # huggingface.co/meta-llama/Llama-2-7b-hf, config.json
-    "llama2-7b": LlamaShape(
-        vocab_size=32_000,
-        dim=4096,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=32,
-        ffn_dim=11_008,
-        rope_theta=10_000,
-        max_sequence_length=4096,
-    ),
+    "llama2-7b": (32_000, 4096, 32, 32, 32, 11_008, 10_000, 4096, False),
     # huggingface.co/meta-llama/Meta-Llama-3-8B, config.json
-    "llama3-8b": LlamaShape(
-        vocab_size=128_256,
-        dim=4096,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=8,
-        ffn_dim=14_336,
-        rope_theta=500_000,
-        max_sequence_length=8192,
-    ),
+    "llama3-8b": (128_256, 4096, 32, 32, 8, 14_336, 500_000, 8192, False),
+}
+PRESETS = {
+    name: LlamaShape(**dict(zip(_FIELDS, row, strict=True)))  # type: ignore[arg-type] # by name
+    for name, row in _ROWS.items()
 }
 DEFAULT = "toy"
 

@@ -260,7 +260,7 @@ def test_a_node_that_took_the_script_along_is_told_of_afterwards(story: Any) -> 
     ("kind", "rank", "node"), [("hung", 1, "n2"), ("stopped", 1, "n2"), ("network", 0, "n1")]
 )
 def test_a_lost_node_goes_before_a_hang(story: Any, kind: str, rank: int, node: str) -> None:
-    """As jobs/lib/judge.sh has it: ranks wait for the lost ones; not so where links are down."""
+    """Ranks wait for the lost ones; not so where links are down."""
     story.start()
     told = {"kind": kind, "rank": 0, "node": "n1", "gpu": "no GPU", "top": None}
     story.tell("verdict", text="rank 0 on n1 is stuck", **told)

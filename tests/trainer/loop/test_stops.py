@@ -255,8 +255,8 @@ def test_the_time_left_is_the_graces_or_the_time_limits() -> None:
 def test_the_rank_with_the_least_time_speaks_for_all() -> None:
     """What another has left counts here, too, also for a rank that nobody told."""
     stop = _told("TERM", 30, None)
-    stop.agree(3)
+    stop.limit(3)
     assert stop.remaining_s == pytest.approx(3, abs=0.5)
     untold = StopRequest()
-    untold.agree(3)
+    untold.limit(3)
     assert untold.remaining_s == pytest.approx(3, abs=0.5)

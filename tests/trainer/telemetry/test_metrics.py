@@ -86,7 +86,7 @@ def test_a_sink_that_fails_is_told_of_once_and_left_out(
     assert full.num_asked == 1
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
     told = capsys.readouterr().err
-    assert "FullDisk gets nothing more" in told
+    assert "no more metrics to FullDisk" in told
     assert told.count("\n") == 1
 
 
@@ -99,4 +99,4 @@ def test_tensorboard_that_cannot_be_opened_ends_no_run(
     sinks.interval(RESUMED)
     sinks.close()
     assert (tmp_path / "metrics.jsonl").exists()
-    assert "TensorBoard gets nothing more" in capsys.readouterr().err
+    assert "no more metrics to TensorBoard" in capsys.readouterr().err

@@ -39,3 +39,32 @@ def test_a_workload_of_ones_own_may_read_every_option() -> None:
     """Also one that is made of ours."""
     own = "trainer.workloads.mnist:Mnist"
     build_workload(Config(workload=own, mock_tokens=9, image_size=8))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nonesuch",
+        "nonesuch.module:Class",
+        "json:JSONDecoder",
+        "json:Nope",
+        ":Class",
+        ".relative:Class",
+        "a..b:Class",
+        "trainer.workloads.base:Workload",
+    ],
+)
+def test_an_unknown_workload_is_an_error_that_lists_the_known(name: str) -> None:
+    """Neither a wrong name nor a class of another kind gets further than this."""
+    with pytest.raises(UserError, match=f"--workload {name}: one of mnist, imagefolder"):
+        build_workload(Config(workload=name))
+
+
+def test_a_module_that_ends_python_is_no_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that runs when it is imported must not end the training as if it had finished."""
+    (tmp_path / "a_script.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="a module that ends Python when it is imported"):
+        build_workload(Config(workload="a_script:Main"))
