@@ -46,7 +46,7 @@ def _measure(python: str, num_threads: int, *, quick: bool) -> report.Measured:
     print("bench: the recorder", file=sys.stderr)
     recorded = recorder.measure(duration_s=3 if quick else 60)
     print("bench: reading logs", file=sys.stderr)
-    read = reading.measure(python, quick=quick)
+    read = reading.measure(quick=quick)
     print("bench: watching logs that grow", file=sys.stderr)
     watched = watching.measure(quick=quick)
     print("bench: from prelaunch.sh to the first step", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What `python -m monitor report` takes for many logs, for one, and beside pandas."""
+"""What `python -m monitor report` takes for many logs, and for one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,23 +24,8 @@ NUM_NODES, NUM_GPUS, NUM_CYCLES, INTERVAL_S = 512, 8, 5760, 15
 _LETTERS = "pumtcjrgh"
 _NUM_KINDS = 4
 _ROUNDS = 5
-_RACES = 11
 _READS = 6
 """Of a file in a round; the fastest counts, which other work on the machine disturbs least."""
-
-_WITH_PANDAS = """
-import sys, time
-import numpy as np, pandas as pd
-path, out, names = sys.argv[1], sys.argv[2], sys.argv[3].split(",")
-for _ in range(int(sys.argv[4])):
-    cpu_s = time.process_time()
-    frame = pd.read_csv(path, sep=r"\\s+", comment="#", header=None, names=names, na_values="-",
-                        dtype={"Date": str, "Time": str})
-    frame["time"] = pd.to_datetime(frame["Date"] + frame["Time"], format="%Y%m%d%H:%M:%S")
-    print(time.process_time() - cpu_s, flush=True)
-frame["time"] = (frame["time"] - pd.Timestamp(0)) // pd.Timedelta(seconds=1)
-np.save(out, frame.drop(columns=["Date", "Time"]).to_numpy(np.float64))
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,25 +43,12 @@ class Reading:
     node_s: Sequence[float]
     node_cpu_s: Sequence[float]
     """One node's day, from the start of the interpreter to its end."""
-    ours_cpu_s: Sequence[float]
-    pandas_cpu_s: Sequence[float]
+    rows_cpu_s: Sequence[float]
     """The rows of one node's day into memory."""
 
-    @property
-    def ratio(self) -> float:
-        """How many times as fast as pandas, by CPU time: the median of the rounds' own ratios."""
-        pairs = zip(self.pandas_cpu_s, self.ours_cpu_s, strict=True)
-        return median(theirs_s / ours_s for theirs_s, ours_s in pairs)
 
-
-def measure(python: str, *, quick: bool) -> Reading:
-    """Write logs, report on them, and read one of them in turns with pandas.
-
-    Args:
-        python: an interpreter that has pandas.
-        quick: a few rows once, which gives no numbers.
-
-    """
+def measure(*, quick: bool) -> Reading:
+    """Write logs, report on them, and read one; `quick`: few rows once, which gives no numbers."""
     num_nodes, num_cycles, num_rounds = (2, 60, 1) if quick else (NUM_NODES, NUM_CYCLES, _ROUNDS)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
@@ -88,7 +59,6 @@ def measure(python: str, *, quick: bool) -> Reading:
         one = out / "slurm-7.gpu001.gutil"
         report_s, report_cpu_s, report_mib = _report(str(out))
         alone = [_report(str(one)) for _ in range(num_rounds)]
-        ours_cpu_s, pandas_cpu_s = _race(one, out / "pandas.npy", python, 1 if quick else _RACES)
         return Reading(
             num_rows=num_nodes * NUM_GPUS * num_cycles,
             num_bytes=sum(path.stat().st_size for path in out.glob("*.gutil")),
@@ -97,8 +67,7 @@ def measure(python: str, *, quick: bool) -> Reading:
             report_mib=report_mib,
             node_s=[wall_s for wall_s, _, _ in alone],
             node_cpu_s=[cpu_s for _, cpu_s, _ in alone],
-            ours_cpu_s=ours_cpu_s,
-            pandas_cpu_s=pandas_cpu_s,
+            rows_cpu_s=[_read(one) for _ in range(num_rounds)],
         )
 
 
@@ -175,22 +144,11 @@ def _report(path: str) -> tuple[float, float, float]:
     return wall_s, cpu_s, peak_kib / 1024 * num_processes
 
 
-def _race(path: Path, out: Path, python: str, num_rounds: int) -> tuple[list[float], list[float]]:
-    """Read a log in turns; both must come to the same numbers."""
-    first = path.read_text(encoding="ascii").partition("\n")[0]
-    names = first[1:].split()
-    ours_s, theirs_s = [], []
-    for _ in range(num_rounds):
-        taken_s = []
-        for _ in range(_READS):
-            began_s = time.process_time()
-            log = reader.read(str(path))
-            taken_s.append(time.process_time() - began_s)
-        ours_s.append(min(taken_s))
-        command = [python, "-c", _WITH_PANDAS, str(path), str(out), ",".join(names), str(_READS)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        theirs_s.append(min(map(float, done.stdout.split())))
-    local_s = log.time_s + 3600  # theirs know of no offset
-    ours = np.column_stack([log.gpu, *(log.values[name] for name in names[3:]), local_s])
-    np.testing.assert_array_equal(ours.astype(np.float64), np.load(out))
-    return ours_s, theirs_s
+def _read(path: Path) -> float:
+    """Read a log some times; the CPU seconds of the fastest."""
+    taken_s = []
+    for _ in range(_READS):
+        began_s = time.process_time()
+        reader.read(str(path))
+        taken_s.append(time.process_time() - began_s)
+    return min(taken_s)

@@ -4,7 +4,7 @@
 #   benchmarks/run.sh [--quick] [--out FILE]
 #
 # BENCH_THREADS: CPU threads of every contestant (default 1).
-# Lightning, Accelerate and pandas go into .venv-bench, which sees the torch of .venv and does not replace it.
+# Lightning and Accelerate go into .venv-bench, which sees the torch of .venv and does not replace it.
 set -Eeuo pipefail
 unset CDPATH
 
@@ -23,8 +23,8 @@ torch_of() {
 # The project's packages come by a .pth file; the constraint keeps pip from bringing another torch.
 environment_build() {
     local constraints site
-    if "$BENCH_PYTHON" -c 'import accelerate, lightning, pandas' 2>/dev/null; then return; fi
-    echo "installing Python packages into .venv-bench: lightning, accelerate, pandas" >&2
+    if "$BENCH_PYTHON" -c 'import accelerate, lightning' 2>/dev/null; then return; fi
+    echo "installing Python packages into .venv-bench: lightning, accelerate" >&2
     "$PYTHON" -m venv .venv-bench
     site=$(purelib_of "$BENCH_PYTHON")
     purelib_of "$PYTHON" >"$site/project.pth"
@@ -32,9 +32,9 @@ environment_build() {
     "$PYTHON" -m pip list --format=freeze --disable-pip-version-check |
         grep -E '^(torch|torchvision|numpy)==' >"$constraints"
     if ! "$BENCH_PYTHON" -m pip install --quiet --disable-pip-version-check \
-        --constraint "$constraints" lightning accelerate pandas; then
+        --constraint "$constraints" lightning accelerate; then
         rm -rf -- "$constraints" .venv-bench
-        echo "bench: lightning, accelerate and pandas must be at hand, but could not be installed (see above): run it once with a package index in reach" >&2
+        echo "bench: lightning and accelerate must be at hand, but could not be installed (see above): run it once with a package index in reach" >&2
         exit 64
     fi
     rm -f -- "$constraints"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monitor.errors import UserError
-from monitor.logs import gutil, terms
+from monitor.logs import constants, gutil
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -165,7 +165,7 @@ def _fill(
     empty = np.flatnonzero(is_empty)
     steps = np.diff(time_s, prepend=-np.inf)
     usual_s = float(np.median(steps[1:])) if len(steps) > 1 else axis.bin_s
-    longest_s = terms.longest_s(usual_s)
+    longest_s = constants.longest_s(usual_s)
     speaks_s = np.where(steps <= longest_s, steps, usual_s)
     middle_s = axis.begin_s + (empty + 0.5) * axis.bin_s
     following = np.searchsorted(time_s, middle_s)

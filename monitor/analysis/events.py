@@ -12,8 +12,8 @@ from monitor.words import counted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from monitor.logs.marks import Mark
-    from monitor.logs.series import PlacedMark, Run
+    from monitor.logs.log_events import LogEvent
+    from monitor.logs.series import PlacedEvent, Run
 
 KINDS = {
     "start": "start",
@@ -49,7 +49,9 @@ class Event:
 
 def events_of(run: Run) -> tuple[Event, ...]:
     """List what happened at a known time, in its order."""
-    events = [_reported(line) for line in run.events] + [_marked(placed) for placed in run.marks]
+    events = [_reported(line) for line in run.events] + [
+        _marked(placed) for placed in run.log_events
+    ]
     found = [event for event in events if event is not None and math.isfinite(event.time_s)]
     return tuple(sorted(found, key=lambda event: event.time_s))
 
@@ -118,8 +120,8 @@ _WORDS = {
 }
 
 
-def _marked(placed: PlacedMark) -> Event | None:
-    mark = placed.mark
+def _marked(placed: PlacedEvent) -> Event | None:
+    mark = placed.event
     if mark.kind not in _FAULTS:
         return None
     where = placed.host if mark.gpu is None else f"{placed.host} GPU {mark.gpu}"
@@ -128,8 +130,8 @@ def _marked(placed: PlacedMark) -> Event | None:
     return Event(mark.time_s, "fault", words[:_MAX_TEXT])
 
 
-def described(mark: Mark) -> tuple[str, str]:
-    """Name a mark, such as `XID 79`, and return what else is known of it, maybe nothing."""
+def described(mark: LogEvent) -> tuple[str, str]:
+    """Name an event, such as `XID 79`, and return what else is known of it, maybe nothing."""
     details = {name: text.replace("_", " ") for name, text in mark.details.items() if text != "-"}
     what = " ".join([_FAULTS.get(mark.kind, mark.kind), *filter(None, [details.pop("xid", None)])])
     text = [*filter(None, [details.pop("text", None)])]

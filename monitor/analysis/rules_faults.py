@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from monitor.analysis.findings import Severity
     from monitor.analysis.thresholds import Thresholds
-    from monitor.logs.series import GpuSeries, PlacedMark, Run
+    from monitor.logs.series import GpuSeries, PlacedEvent, Run
 
 _RESET = "the GPU needs a reset before that takes effect: report it to the administrators"
 _EXCLUDE = "exclude the node (sbatch --exclude) and report it to the administrators"
@@ -45,9 +45,9 @@ def _ecc(run: Run, at: Thresholds) -> Iterator[Finding]:
             with_counter.add((one.severity, one.job, one.host, one.gpu))
             yield one
     for placed, several in _marks(run, "ecc"):
-        if placed.mark.details.get("bits") in ("1", "single"):
+        if placed.event.details.get("bits") in ("1", "single"):
             continue  # corrected: the counter has how many
-        if ("error", placed.job, placed.host, placed.mark.gpu) not in with_counter:
+        if ("error", placed.job, placed.host, placed.event.gpu) not in with_counter:
             text = "memory error that could not be corrected"
             yield _of_mark("error", placed, several, text, _EXCLUDE)
 
@@ -80,28 +80,28 @@ def _remap(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a r
             text = f"{counted(grown, 'row')} of memory remapped, {np.nanmax(rows):.0f} in all"
             yield readings.finding("warning", series, where, text, _RESET, weight=grown)
     for placed, several in _marks(run, "remap"):
-        if placed.mark.details.get("failed", "0") not in ("0", "no", "false"):
+        if placed.event.details.get("failed", "0") not in ("0", "no", "false"):
             text = "a bad row of memory could not be remapped"
             yield _of_mark("error", placed, several, text, _EXCLUDE)
-        elif (placed.job, placed.host, placed.mark.gpu) not in with_counter:
+        elif (placed.job, placed.host, placed.event.gpu) not in with_counter:
             text = "a row of memory is to be remapped"
             yield _of_mark("warning", placed, several, text, _RESET)
 
 
 def _xid(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
     for placed, several in _marks(run, "xid"):
-        number = placed.mark.details.get("xid", "")
+        number = placed.event.details.get("xid", "")
         known = xids.look_up(number)
         text = f"XID {number or '?'}: {known.meaning} ({known.fault})"
         fix = xids.SUGGESTIONS[known.owner]
         yield _of_mark(known.severity, placed, several, text, fix, about=number)
 
 
-def _marks(run: Run, kind: str) -> Iterator[tuple[PlacedMark, Sequence[PlacedMark]]]:
+def _marks(run: Run, kind: str) -> Iterator[tuple[PlacedEvent, Sequence[PlacedEvent]]]:
     """Return what happened to each GPU: the first of a sort, and all of that sort."""
-    groups: dict[object, list[PlacedMark]] = {}
-    for placed in run.marks:
-        mark = placed.mark
+    groups: dict[object, list[PlacedEvent]] = {}
+    for placed in run.log_events:
+        mark = placed.event
         if mark.kind == kind:
             sort = (mark.details.get("xid"), mark.details.get("failed"), mark.details.get("bits"))
             groups.setdefault((placed.job, placed.host, mark.gpu, sort), []).append(placed)
@@ -110,18 +110,18 @@ def _marks(run: Run, kind: str) -> Iterator[tuple[PlacedMark, Sequence[PlacedMar
 
 def _of_mark(  # noqa: PLR0913 - a finding has that many parts
     severity: Severity,
-    placed: PlacedMark,
-    several: Sequence[PlacedMark],
+    placed: PlacedEvent,
+    several: Sequence[PlacedEvent],
     text: str,
     suggestion: str,
     *,
     about: str = "",
 ) -> Finding:
-    times = [one.mark.time_s for one in several if not np.isnan(one.mark.time_s)]
+    times = [one.event.time_s for one in several if not np.isnan(one.event.time_s)]
     return Finding(
         severity=severity,
         host=placed.host,
-        gpu=placed.mark.gpu,
+        gpu=placed.event.gpu,
         begin_s=min(times, default=None),
         end_s=max(times, default=None),
         evidence=text + (f", {counted(len(several), 'time')}" if len(several) > 1 else ""),
@@ -171,7 +171,7 @@ def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
 def _driver(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
     for kind, severity in _BY_DRIVER.items():
         for placed, several in _marks(run, kind):
-            what, text = events.described(placed.mark)
+            what, text = events.described(placed.event)
             text = f"{what}: {text}" if text else what
             yield _of_mark(severity, placed, several, text, "see dmesg of the node", about=kind)
 

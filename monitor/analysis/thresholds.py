@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError
-from monitor.logs import terms
+from monitor.logs import constants
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ def _at(default: float, meaning: str) -> float:
 class Thresholds:
     """What the rules compare with; each is a number of 0 or more, `_pct` of at most 100."""
 
-    busy_sm_pct: float = _at(terms.BUSY_PCT, "busy: utilisation above this")
+    busy_sm_pct: float = _at(constants.BUSY_PCT, "busy: utilisation above this")
     working_sm_pct: float = _at(50, "at work: utilisation of at least this")
     startup_minutes: float = _at(5, "the first minutes of a log do not count")
     idle_minutes: float = _at(3, "idle for so long at a stretch")
@@ -60,7 +60,9 @@ class Thresholds:
     pcie_min_mb_s: float = _at(1000, "where theirs is at least this")
     clock_lower_pct: float = _at(10, "SM clock lower by so many percent than that of its peers")
     lost_samples: float = _at(2, "so many samples one after the other without any reading")
-    gap_intervals: float = _at(terms.GAP_INTERVALS, "nothing written for so many usual intervals")
+    gap_intervals: float = _at(
+        constants.GAP_INTERVALS, "nothing written for so many usual intervals"
+    )
     gap_seconds: float = _at(60, "and for at least so many seconds")
     stale_seconds: float = _at(30, "in a live view: and for at least so many seconds")
 

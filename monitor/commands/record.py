@@ -6,14 +6,13 @@ import os
 from typing import TYPE_CHECKING
 
 from monitor.errors import say
+from monitor.logs import columns
 from monitor.recorder import recording
 from monitor.watchdog import settings
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Mapping
-
-_DEFAULT_COLUMNS = "pumtcjrghevxnisqdk"
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -26,11 +25,11 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--interval", type=float, default=15.0, metavar="S", help="default 15")
     parser.add_argument(
         "--columns",
-        default=_DEFAULT_COLUMNS,
+        default=columns.letters(),
         help="pumt, then letters: c clocks, j energy, r throttle reasons, g SM, tensor and DRAM"
         " activity, h host, e errors of memory, v time throttled, x the driver's own samples,"
         " n NVLink, i InfiniBand, s step, q rank and its memory, d shared memory and disk,"
-        f" k monotonic time (default: all, {_DEFAULT_COLUMNS})",
+        f" k monotonic time (default: all, {columns.letters()})",
     )
     parser.add_argument(
         "--rotate-mib", type=int, metavar="N", help="at N MiB go on in a new file (default: never)"

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from monitor.errors import UserError
 from monitor.export import find, gpus
 from monitor.export import run as export_run
-from monitor.export.newest import Newest
 from monitor.export.openmetrics import Metric, Metrics
-from monitor.logs import terms
-from monitor.logs.places import written_s
+from monitor.logs import constants
+from monitor.logs.newest import Newest
+from monitor.logs.run_dirs import written_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from monitor.export.newest import NodeNow
+    from monitor.logs.newest import NodeNow
 
 _MAX_AGE_S = 300.0
 
@@ -80,7 +80,9 @@ class Collector:
         if self._max_age_s is not None:
             return self._max_age_s
         try:
-            return max(_MAX_AGE_S, terms.GAP_INTERVALS * float(node.facts.get("interval_s", "0")))
+            return max(
+                _MAX_AGE_S, constants.GAP_INTERVALS * float(node.facts.get("interval_s", "0"))
+            )
         except ValueError:
             return _MAX_AGE_S
 

@@ -13,14 +13,15 @@ import numpy as np
 import polars as pl
 
 from monitor.logs import facts, gutil, reader
-from monitor.logs.cells import NO_TIME
+from monitor.logs.columns import COLUMNS
+from monitor.logs.decode import NO_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from monitor.logs.reader import Log
+    from monitor.logs.log import Log
 
 _TIME = pl.Datetime("ms", "UTC")
 _MS_PER_S = 1000
@@ -30,47 +31,11 @@ _QUARTER_S = 900
 _MUCH_BYTES = 2**26
 """Logs of more than this are not held in memory together."""
 
-NAMES = {
-    "pwr": "power_w",
-    "gtemp": "temp_c",
-    "mtemp": "mem_temp_c",
-    **{name: f"{name}_pct" for name in ("sm", "mem", "enc", "dec", "jpg", "ofa")},
-    "fb": "fb_used_mib",
-    "bar1": "bar1_used_mib",
-    "ccpm": "protected_used_mib",
-    "rxpci": "pcie_rx_mb_s",
-    "txpci": "pcie_tx_mb_s",
-    "mclk": "mem_clock_mhz",
-    "pclk": "sm_clock_mhz",
-    "energy": "energy_j",
-    "throt": "throttle_bits",
-    "smact": "sm_active_pct",
-    "tensor": "tensor_active_pct",
-    "dram": "dram_active_pct",
-    "cpu": "host_cpu_pct",
-    "hmem": "host_mem_used_mib",
-    "sbecc": "num_ecc_corrected",
-    "dbecc": "num_ecc_uncorrected",
-    "remap": "num_remapped_rows",
-    "smavg": "sm_avg_pct",
-    "smmax": "sm_max_pct",
-    "nvrx": "nvlink_rx_mb_s",
-    "nvtx": "nvlink_tx_mb_s",
-    "ibrx": "host_ib_rx_mb_s",
-    "ibtx": "host_ib_tx_mb_s",
-    "step": "step",
-    "rank": "rank",
-    "rfb": "rank_used_mib",
-    "ofb": "other_used_mib",
-    "shm": "host_shm_pct",
-    "disk": "host_disk_pct",
-    "mono": "host_monotonic_s",
-}
-"""What the log's columns are called here: who reads the file relies on it. A column that is not
-known keeps its name."""
+NAMES = {column.name: column.table_name for column in COLUMNS if column.dmon_unit in ("", "GPM:%")}
+"""What the log's columns are called here. A column that is not known keeps its name."""
 
-OUR_NAMES = {"pviol": "power_throttled_pct", "tviol": "heat_throttled_pct"}
-"""The same for columns that dmon has, too, but in another unit."""
+OUR_NAMES = {column.name: column.table_name for column in COLUMNS}
+"""The same in our own logs: what dmon tells in another unit is so called only where we wrote it."""
 
 
 def write(
@@ -126,7 +91,7 @@ def table(log: Log) -> pl.DataFrame:
         "gpu": gpu.set(gpu < 0, None),
         "uuid": pl.Series([None, *uuids[1:]], dtype=pl.String).gather(unit.astype(np.uint32)),
     }
-    names = NAMES | OUR_NAMES if "monitor" in log.facts else NAMES
+    names = OUR_NAMES if "monitor" in log.facts else NAMES
     values = {names.get(name, name): _whole(column) for name, column in log.values.items()}
     return pl.DataFrame(keys | values)
 

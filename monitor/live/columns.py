@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 from monitor.analysis.thresholds import Thresholds
 from monitor.live import sparkline
 from monitor.live.snapshot import GONE, IDLE, LOST, STALE, THROTTLED
-from monitor.logs.terms import BUSY_PCT
+from monitor.logs.columns import COLUMNS
+from monitor.logs.constants import BUSY_PCT
 from monitor.words import MIB_PER_GIB, NONE, brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from monitor.live.snapshot import Row
+    from monitor.logs import columns as logs_columns
 
 Span = tuple[str, str]
 """Text, and how it looks: a name of `STYLES`."""
@@ -159,6 +161,20 @@ def _number(value: float | None, unit: str) -> Span:
     return (NONE, "dim") if value is None else (f"{value:.0f}{unit}", "")
 
 
+def _of_registry() -> list[Column]:
+    """Make columns of what the registry has a live view show."""
+    shown = [(column, column.live) for column in COLUMNS if column.live is not None]
+    return [
+        Column(live.title, live.width, live.rank, _reading(column))
+        for column, live in sorted(shown, key=lambda pair: pair[1].order)
+    ]
+
+
+def _reading(column: logs_columns.Column) -> Callable[[Row], Span]:
+    unit = "%" if column.unit == "%" else ""
+    return lambda row: _number(row.readings.get(column.name), unit)
+
+
 _COLUMNS = (
     Column("gpu", 3, 1, _gpu),
     Column("util", 4, 2, _util),
@@ -167,11 +183,7 @@ _COLUMNS = (
     Column("power", 5, 6, _power),
     Column("limit", 5, 9, _limit),
     Column("temp", 4, 7, _temp),
-    Column("clock", 5, 8, lambda row: _number(row.clock_mhz, "")),
-    Column("mclk", 5, 10, lambda row: _number(row.mem_clock_mhz, "")),
-    Column("smact", 5, 12, lambda row: _number(row.sm_active_pct, "%")),
-    Column("tensor", 6, 11, lambda row: _number(row.tensor_pct, "%")),
+    *_of_registry(),
     Column("pcie MB/s", 9, 14, lambda row: _number(row.pcie_mb_s, "")),
-    Column("cpu", 4, 13, lambda row: _number(row.cpu_pct, "%")),
     Column("throttle, state", 15, 5, _state, is_text=True),
 )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from monitor.analysis.engine import evaluate
 from monitor.analysis.findings import summaries
+from monitor.live import log as live_log
 from monitor.live.log import LiveLog
-from monitor.live.rows import Batch
 from monitor.live.run import LiveRun, Progress
 from monitor.live.window import window
 
@@ -67,10 +67,7 @@ class Fleet:
         if time.monotonic() >= self._listed_s + _LIST_S:
             self._list()
             self._listed_s = time.monotonic()
-        batch = Batch()
-        for log in self.logs:
-            log.poll(batch)
-        batch.read()
+        live_log.poll(self.logs)
 
     def _evaluate(self) -> None:
         """Evaluate the rules on what has been read; the more GPUs, the more rarely."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from monitor.analysis.rules_faults import REPORTS
-from monitor.live.follow import Follower
+from monitor.logs.follow import Follower
 from monitor.runs.history import integer
 from rundir import codes
 from rundir.events import read

@@ -11,12 +11,13 @@ import numpy as np
 
 from monitor.analysis.rules_logs import is_stale
 from monitor.analysis.thresholds import Thresholds
-from monitor.live.track import number
-from monitor.logs import terms, throttling
-from monitor.logs.places import natural
+from monitor.logs import constants, throttling
+from monitor.logs.columns import COLUMNS
+from monitor.logs.facts import number
+from monitor.logs.run_dirs import natural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from monitor.live.run import Progress
     from monitor.live.track import Track
 
-OF_HOST = frozenset({"cpu", "hmem", "shm", "disk", "ibrx", "ibtx", "step", "rank", "mono"})
+_OF_HOST = frozenset(column.name for column in COLUMNS if not column.nvml)
 """Columns that are of the node or the rank, not of a GPU."""
+
+_SHOWN = tuple(column.name for column in COLUMNS if column.live is not None)
 
 TREND = 64
 """Samples, for a sparkline."""
@@ -59,14 +62,10 @@ class Row:
     power_w: float | None
     power_limit_w: float | None
     temp_c: float | None
-    clock_mhz: float | None
-    mem_clock_mhz: float | None
-    sm_active_pct: float | None
-    tensor_pct: float | None
     pcie_mb_s: float | None
     """Both ways together."""
-    cpu_pct: float | None
-    host_mem_mib: float | None
+    readings: Mapping[str, float | None]
+    """Of the further columns that the registry has a live view show, by name."""
     throttle: tuple[str, ...]
     is_throttled: bool
     """By heat or a fault; a power cap does not count."""
@@ -162,13 +161,8 @@ def _row(track: Track, state: str, quiet_s: float) -> Row:
         power_w=track.last("pwr"),
         power_limit_w=track.number("power_limit_w"),
         temp_c=track.last("gtemp"),
-        clock_mhz=track.last("pclk"),
-        mem_clock_mhz=track.last("mclk"),
-        sm_active_pct=track.last("smact"),
-        tensor_pct=track.last("tensor"),
         pcie_mb_s=None if rx is None and tx is None else (rx or 0) + (tx or 0),
-        cpu_pct=track.last("cpu"),
-        host_mem_mib=track.last("hmem"),
+        readings={name: track.last(name) for name in _SHOWN},
         throttle=throttling.names(bits),
         is_throttled=bool(bits & throttling.FAULT),
         idle_s=idle_s,
@@ -186,7 +180,7 @@ def is_lost(track: Track) -> bool:
     """Whether a GPU that had readings has none now."""
     if any(track.last(name) is not None for name in ("sm", "fb", "pwr")):
         return False  # as nearly always
-    names = [name for name in track.names if name not in OF_HOST]
+    names = [name for name in track.names if name not in _OF_HOST]
     if any(track.last(name) is not None for name in names):
         return False
     if any(track.number(fact) is not None for fact in _OF_GPU):
@@ -197,11 +191,11 @@ def is_lost(track: Track) -> bool:
 def _idle_s(track: Track) -> float:
     """Return for how long the last samples were all idle."""
     newest = track.last("sm")
-    if newest is None or newest > terms.BUSY_PCT:
+    if newest is None or newest > constants.BUSY_PCT:
         return 0.0
     time_s = track.time_s()
     # between two samples the driver's own samples may have seen work
-    is_idle = np.fmax(track.column("sm"), track.column("smavg")) <= terms.BUSY_PCT
+    is_idle = np.fmax(track.column("sm"), track.column("smavg")) <= constants.BUSY_PCT
     if not is_idle[-1]:
         return 0.0
     begin = 0 if is_idle.all() else len(is_idle) - int(np.argmin(is_idle[::-1]))

@@ -20,7 +20,7 @@ SORTS: dict[str, Callable[[Row], float | None] | None] = {
     "memory": lambda row: None if row.mem_mib is None else -row.mem_mib,
     "power": lambda row: None if row.power_w is None else -row.power_w,
     "temp": lambda row: None if row.temp_c is None else -row.temp_c,
-    "clock": lambda row: row.clock_mhz,
+    "clock": lambda row: row.readings.get("pclk"),
     "state": lambda row: STATES.index(row.states[0]) if row.states else None,
 }
 """What to sort by, each in the direction that puts what may be wrong first."""

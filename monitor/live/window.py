@@ -9,7 +9,7 @@ import numpy as np
 from monitor.analysis import engine
 from monitor.analysis.rules import LogState, Window
 from monitor.live.snapshot import interval_s
-from monitor.logs.series import GpuSeries, PlacedMark
+from monitor.logs.series import GpuSeries, PlacedEvent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,9 @@ def window(
         name=None,
         gpus=tuple(_series(track, columns) for track in tracks),
         # a copy: the log may be read meanwhile
-        marks=tuple(PlacedMark(log.host, log.job, m) for log in logs for m in tuple(log.marks)),
+        log_events=tuple(
+            PlacedEvent(log.host, log.job, m) for log in logs for m in tuple(log.events)
+        ),
         metrics=() if run is None else run.intervals,
         events=() if run is None else (*run.ranks, *run.notes),
         logs=() if is_over else tuple(_state(log, now_s) for log in with_tracks),

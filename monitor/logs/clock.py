@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.logs import terms
-from monitor.logs.cells import NO_TIME
+from monitor.logs import constants
+from monitor.logs.decode import NO_TIME
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,7 +60,9 @@ def is_odd(wall_s: NDArray[np.int64]) -> bool:
     """Tell whether the wall clock alone leaves open what passed: it went back, or far ahead."""
     steps = np.diff(wall_s[wall_s != NO_TIME])
     ahead = steps[steps > 0]
-    return bool((steps < 0).any() or (ahead.size and ahead.max() > terms.longest_s(ahead.min())))
+    return bool(
+        (steps < 0).any() or (ahead.size and ahead.max() > constants.longest_s(ahead.min()))
+    )
 
 
 def steps_s(
@@ -69,7 +71,7 @@ def steps_s(
     """Give the time that each sample speaks for: since the one before.
 
     NaN where nobody looked: at the first one, and after a gap, which is longer than
-    `terms.GAP_INTERVALS` of what is usual there.
+    `constants.GAP_INTERVALS` of what is usual there.
 
     Args:
         time_s: of one GPU's samples; it never goes back.
@@ -78,7 +80,7 @@ def steps_s(
     """
     steps = np.full(len(time_s), np.nan)
     steps[1:] = np.diff(time_s)
-    steps[steps > terms.GAP_INTERVALS * np.maximum(1.0, usual_s(steps, told_s))] = np.nan
+    steps[steps > constants.GAP_INTERVALS * np.maximum(1.0, usual_s(steps, told_s))] = np.nan
     return steps
 
 
@@ -96,7 +98,7 @@ def usual_s(
         return np.zeros(len(steps))
     least_s = float(np.percentile(ahead, 5, method="lower"))
     usual = np.full(len(steps), least_s)
-    long = np.flatnonzero(steps > terms.longest_s(least_s))
+    long = np.flatnonzero(steps > constants.longest_s(least_s))
     if long.size:
         place = np.cumsum(is_ahead)[long] - 1
         padded = np.pad(ahead, _NUM_NEAR)  # nothing is usual beyond the ends

@@ -12,27 +12,18 @@ from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from monitor.logs.columns import COLUMNS, NO_READING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-NO_READING = "-"
-
 BLANKS = " \t\r"
 """A line of nothing but these is blank."""
 
-UNITS = {
-    **dict.fromkeys(("pwr",), "W"),
-    **dict.fromkeys(("gtemp", "mtemp"), "C"),
-    **dict.fromkeys(("sm", "mem", "enc", "dec", "jpg", "ofa", "smact", "tensor", "cpu"), "%"),
-    **dict.fromkeys(("fb", "bar1", "ccpm", "hmem"), "MB"),
-    **dict.fromkeys(("rxpci", "txpci"), "MB/s"),
-    **dict.fromkeys(("mclk", "pclk"), "MHz"),
-    "energy": "J",
-    "throt": "bits",
-}
-"""What a column is told in; a header that says otherwise is damaged. `dram` is ours or GPM's."""
+UNITS = {column.name: column.unit for column in COLUMNS if not column.dmon_unit}
+"""What a column is told in; a header that says otherwise is damaged."""
 
 INSTANCE = frozenset({"mig", "gi", "ci", "mig_id", "gi_id", "ci_id"})
 """Columns that say which part of a GPU (MIG) a row speaks of; `-` there is the whole GPU."""
@@ -143,11 +134,6 @@ class Header:
         """Which of the names say what part of a GPU a row speaks of."""
         return tuple(name for name in self.names if name.lower() in INSTANCE)
 
-    @cached_property
-    def max_length(self) -> int:
-        """Of the longest row there may be under it."""
-        return max((layout.length for layout in self.layouts), default=0)
-
     def agrees(self, line: str) -> bool:
         """Whether this is the line of units under these names."""
         units = _tokens(line, csv="," in line)
@@ -204,16 +190,15 @@ class Heads:
         self.header: Header | None = None
         self._open: str | None = None
         self._known: tuple[str, str] | None = None
-        self.repeated = b""
+        self._written = b""
+
+    @property
+    def repeated(self) -> bytes:
         """Two lines that would change nothing: the header once more. Empty: there are none."""
+        return b"" if self._known is None or self._open is not None else self._written
 
     def see(self, line: str) -> None:
         """Look at a line that begins with `#`, but not with `##`."""
-        self._see(line)
-        whole = self._known is not None and self._open is None
-        self.repeated = "".join(f"{x}\n" for x in self._known or ()).encode() if whole else b""
-
-    def _see(self, line: str) -> None:
         if self._known is not None and self._open is None and line == self._known[0]:
             self._open = line
             return
@@ -225,11 +210,13 @@ class Heads:
             self.header, self._open, self._known = header, line, None
         elif self.header and self._open is not None and self.header.agrees(line):
             self._known, self._open = (self._open, line), None
+            self._written = "".join(f"{one}\n" for one in self._known).encode()
         else:
             self.header = self._open = self._known = None
 
 
 NUMBER = re.compile(r"-|0|[1-9][0-9]*")  # dmon tells whole numbers only, those of GPM as well
+MAX_INDEX_DIGITS = 4
 _INDEX = re.compile(r"-|0|[1-9][0-9]{0,3}")
 _CLOCK = re.compile(r"(?:[01][0-9]|2[0-3])(?::[0-5][0-9]){2}")
 
@@ -246,29 +233,48 @@ def parse_row(line: str, header: Header) -> dict[str, str] | None:
     return row if _is_sound(row) else None
 
 
+class Signs(NamedTuple):
+    """What rows tell of how they lie; those without a `-` may lie both ways."""
+
+    num_usual: int
+    """Rows that lie as usual only."""
+    num_narrow: int
+    """Rows that lie narrow only."""
+    num_signs: int
+    """Each `-` in these that tells so."""
+    num_odd: int
+    """Rows that do not lie narrow."""
+
+
+def signs_of_layout(header: Header, lines: Sequence[str]) -> Signs:
+    """Look how rows lie under a header that an early program may have written."""
+    slim = header.narrow
+    if slim is None:
+        return Signs(0, 0, 0, 0)
+    rows = [line for line in lines if line.strip(BLANKS)]
+    read = [(parse_row(row, header), parse_row(row, slim)) for row in rows]
+    alone = [early for usual, early in read if early and not usual]
+    return Signs(
+        num_usual=sum(1 for usual, early in read if usual and not early),
+        num_narrow=len(alone),
+        num_signs=sum(_num_signs(early, slim) for early in alone),
+        num_odd=sum(1 for _, early in read if not early),
+    )
+
+
 def settled(header: Header, lines: Sequence[str]) -> Header:
     """Decide how rows without a line between them that begins with `#` lie: narrow or as usual.
 
     A single narrow row cannot be told from one that lost a digit behind a `-`. So it takes two
     such rows or two such `-`, more of them than rows that lie in no way, and no row that lies as
-    usual only. A row without a `-` may lie both ways, with the same numbers.
+    usual only.
     """
-    slim = header.narrow
-    if slim is None:
-        return header
-    num_signs = num_odd = 0
-    for line in lines:
-        if not line.strip(BLANKS):
-            continue
-        usual, early = parse_row(line, header), parse_row(line, slim)
-        if usual and not early:
-            return header
-        num_odd += not early
-        num_signs += num_narrow(early, slim) if early and not usual else 0
-    return slim if num_signs > max(1, num_odd) else header
+    signs = signs_of_layout(header, lines)
+    is_narrow = not signs.num_usual and signs.num_signs > max(1, signs.num_odd)
+    return header.narrow if header.narrow is not None and is_narrow else header
 
 
-def num_narrow(row: Mapping[str, str], slim: Header) -> int:
+def _num_signs(row: Mapping[str, str], slim: Header) -> int:
     """Count what in a row that lies narrow only tells so: each `-` that makes it shorter."""
     names = slim.names[slim.num_stamps + 1 :]
     plain = (n for n, width in zip(names, slim.narrow_widths, strict=True) if width == _EARLY)

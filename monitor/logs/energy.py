@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.logs import terms
+from monitor.logs import constants
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,7 +72,7 @@ def _powered(
     told = np.flatnonzero(~np.isnan(power_w))
     passed_s = np.diff(np.cumsum(np.nan_to_num(steps_s))[told])
     barred = np.diff(np.cumsum(np.isnan(steps_s) | is_counted)[told])
-    is_whole = (barred == 0) & (np.diff(told) <= terms.GAP_INTERVALS)
+    is_whole = (barred == 0) & (np.diff(told) <= constants.GAP_INTERVALS)
     both_w = power_w[told].astype(np.float64)
     joules = (both_w[1:] + both_w[:-1]) / 2 * passed_s
     return float(joules[is_whole].sum()), float(passed_s[is_whole].sum())

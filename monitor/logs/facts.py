@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from monitor.logs.reader import Log
+    from monitor.logs.log import Log
 
 UNKNOWN = "-"
 
@@ -51,21 +51,8 @@ def uuids(logs: Sequence[Log]) -> tuple[list[str], list[NDArray[np.int32]]]:
 def intervals_s(logs: Sequence[Log]) -> list[NDArray[np.float64]]:
     """Give the interval that a log tells, row by row; NaN where it tells none."""
     told, which = values(logs, "interval_s")
-    seconds = np.array([_number(value) for value in told])
+    seconds = np.array([number(value) for value in told], np.float64)
     return [seconds[mine] for mine in which]
-
-
-def memory_mib(logs: Iterable[Log]) -> dict[tuple[int, str], int]:
-    """Give the memory of each GPU that is told of, by index and UUID."""
-    found: dict[tuple[int, str], int] = {}
-    uuid_of: dict[str, str] = {}
-    for key, value in (change for log in logs for change in log.changes):
-        name, _, index = key.partition(" ")
-        if name == "gpu":
-            uuid_of[index] = _uuid(value)
-        elif name == "memory_mib" and value.isdecimal():
-            found[int(index), uuid_of.get(index, UNKNOWN)] = int(value)
-    return found
 
 
 def as_of(log: Log, num_changes: int) -> dict[str, str]:
@@ -82,8 +69,10 @@ def _uuid(value: str) -> str:
     return value.partition(" ")[0] or UNKNOWN
 
 
-def _number(value: str) -> float:
+def number(text: str | None) -> float | None:
+    """Read a fact as a number; None if it is none."""
     try:
-        return float(value)
+        value = float(text) if text is not None else None
     except ValueError:
-        return math.nan
+        return None
+    return value if value is not None and math.isfinite(value) else None

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError, printable
-from monitor.logs.places import is_run, lines_of
+from monitor.logs.run_dirs import is_run, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -8,93 +8,26 @@ after the two header lines and not before them, since readers take the first lin
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
-from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monitor.errors import UserError, printable
+from monitor.logs import columns
+from monitor.logs.columns import BASE_LETTERS, NO_READING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from datetime import datetime
 
     from monitor.logs.sample import Row
 
-NO_READING = "-"  # `dmon.NO_READING`: to import that would be a tenth of the recorder's start
 ROWS_PER_HEADER = 44
 """The two header lines come again after this many rows, whatever the number of GPUs."""
 
-_BASE_LETTERS = "pumt"
-_PARTS = ("gpu", "host", "rank")
 _NAMES_PREFIX = "#Date        Time         gpu"
 _UNITS_PREFIX = "#YYYYMMDD    HH:MM:SS     Idx"
 _OFFSET = re.compile(r"([+-])([01][0-9]|2[0-3]):([0-5][0-9])")
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column: its letter for `--columns`, head, unit, width, and the sample's field."""
-
-    letter: str
-    name: str
-    unit: str
-    field: str
-    width: int = 6
-    of: str = "gpu"
-    """Which part of a row has the field: `gpu`, `host` or `rank`."""
-
-    @property
-    def of_host(self) -> bool:
-        """Whether it is the same in the rows of all GPUs."""
-        return self.of == "host"
-
-
-COLUMNS: tuple[Column, ...] = (
-    Column("p", "pwr", "W", "power_w"),
-    Column("p", "gtemp", "C", "temp_c"),
-    Column("p", "mtemp", "C", "mem_temp_c"),
-    Column("u", "sm", "%", "sm_pct"),
-    Column("u", "mem", "%", "mem_pct"),
-    Column("u", "enc", "%", "enc_pct"),
-    Column("u", "dec", "%", "dec_pct"),
-    Column("u", "jpg", "%", "jpg_pct"),
-    Column("u", "ofa", "%", "ofa_pct"),
-    Column("m", "fb", "MB", "fb_used_mib"),
-    Column("m", "bar1", "MB", "bar1_used_mib"),
-    Column("m", "ccpm", "MB", "protected_used_mib"),
-    Column("t", "rxpci", "MB/s", "pcie_rx_mb_s"),
-    Column("t", "txpci", "MB/s", "pcie_tx_mb_s"),
-    Column("c", "mclk", "MHz", "mem_clock_mhz"),
-    Column("c", "pclk", "MHz", "sm_clock_mhz"),
-    Column("j", "energy", "J", "energy_j", width=12),
-    Column("r", "throt", "bits", "throttle_bits"),
-    Column("g", "smact", "%", "sm_active_pct"),
-    Column("g", "tensor", "%", "tensor_active_pct"),
-    Column("g", "dram", "%", "dram_active_pct"),
-    Column("h", "cpu", "%", "cpu_pct", of="host"),
-    Column("h", "hmem", "MB", "mem_used_mib", width=8, of="host"),
-    Column("e", "sbecc", "errs", "ecc_corrected", width=8),
-    Column("e", "dbecc", "errs", "ecc_uncorrected"),
-    Column("e", "remap", "rows", "remapped_rows"),
-    Column("v", "pviol", "%", "power_pct"),
-    Column("v", "tviol", "%", "heat_pct"),
-    Column("x", "smavg", "%", "sm_avg_pct"),
-    Column("x", "smmax", "%", "sm_max_pct"),
-    Column("n", "nvrx", "MB/s", "nvlink_rx_mb_s", width=8),
-    Column("n", "nvtx", "MB/s", "nvlink_tx_mb_s", width=8),
-    Column("i", "ibrx", "MB/s", "ib_rx_mb_s", width=8, of="host"),
-    Column("i", "ibtx", "MB/s", "ib_tx_mb_s", width=8, of="host"),
-    Column("s", "step", "count", "step", width=10, of="rank"),
-    Column("q", "rank", "id", "rank", of="rank"),
-    Column("q", "rfb", "MB", "held_mib", width=8, of="rank"),
-    Column("q", "ofb", "MB", "other_mib", width=8, of="rank"),
-    Column("d", "shm", "%", "shm_pct", of="host"),
-    Column("d", "disk", "%", "disk_pct", of="host"),
-    Column("k", "mono", "s", "mono_s", width=10, of="host"),
-)
-FURTHER_LETTERS = "".join(dict.fromkeys(c.letter for c in COLUMNS if c.letter not in _BASE_LETTERS))
 
 
 class Layout:
@@ -107,20 +40,18 @@ class Layout:
             UserError: it does not begin with pumt, or has an unknown or a doubled letter.
 
         """
-        further = letters.removeprefix(_BASE_LETTERS)
-        known = set(further) <= set(FURTHER_LETTERS) and len(set(further)) == len(further)
-        if not (letters.startswith(_BASE_LETTERS) and known):
+        further, others = (x.removeprefix(BASE_LETTERS) for x in (letters, columns.letters()))
+        known = set(further) <= set(others) and len(set(further)) == len(further)
+        if not (letters.startswith(BASE_LETTERS) and known):
             raise UserError(
-                f"columns: must be pumt and then any of the letters {FURTHER_LETTERS}, each once;"
+                f"columns: must be pumt and then any of the letters {others}, each once;"
                 f" found {letters!r}: write for example --columns pumtjh"
             )
         self.letters = letters
-        self.columns = tuple(c for x in letters for c in COLUMNS if c.letter == x)
+        self.columns = tuple(c for x in letters for c in columns.COLUMNS if c.letter == x)
         self._cells = "".join(f" %{c.width}s" for c in self.columns) + " \n"
         self._width = len(self._cells % (("",) * len(self.columns)))
-        self._getters = [_getter([c for c in self.columns if c.of == part]) for part in _PARTS]
-        order = [c for part in _PARTS for c in self.columns if c.of == part]
-        self._places = itemgetter(*(order.index(c) for c in self.columns))
+        self._fields = tuple(c.field for c in self.columns)
 
     def header(self) -> str:
         """Give the two header lines."""
@@ -131,9 +62,8 @@ class Layout:
     def line(self, row: Row) -> str:
         """One row, with its newline."""
         index = NO_READING if row.gpu.index is None else row.gpu.index
-        of_gpu, of_host, of_rank = self._getters
-        found = self._places(of_gpu(row.gpu) + of_host(row.host) + of_rank(row.rank))
-        told = [NO_READING if value is None else value for value in found]
+        found = row.gpu.readings | row.host.readings | row.rank.readings
+        told = [found.get(name, NO_READING) for name in self._fields]
         cells = self._cells % tuple(told)
         if len(cells) != self._width:
             cells = self._cells % tuple(self._fitting(told))
@@ -160,7 +90,7 @@ class Layout:
         The columns of dmon are left as dmon writes them.
         """
         return [
-            NO_READING if c.letter not in _BASE_LETTERS and len(str(cell)) > c.width else cell
+            NO_READING if c.letter not in BASE_LETTERS and len(str(cell)) > c.width else cell
             for c, cell in zip(self.columns, cells, strict=True)
         ]
 
@@ -171,14 +101,6 @@ def _stamp(time: datetime) -> str:
     # isoformat is several times faster than strftime, and knows no locale
     date = time.date().isoformat().replace("-", "")
     return f" {date}    {time.time().isoformat('seconds')}"
-
-
-def _getter(columns: Sequence[Column]) -> Callable[[Any], tuple[object, ...]]:
-    """Get the fields of one part of a row, in one call."""
-    names = [c.field for c in columns]
-    if len(names) > 1:
-        return attrgetter(*names)
-    return lambda part: tuple(getattr(part, name) for name in names)
 
 
 def comment(key: str, value: str) -> str:

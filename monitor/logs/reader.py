@@ -1,124 +1,36 @@
-"""A log file as columns, whatever of it can be read, a block of the file at a time."""
+"""A log whole, as columns: whatever of its files can be read, a block at a time."""
 
 from __future__ import annotations
 
 import errno
+import functools
 import os
-import re
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
 from monitor.errors import UserError
-from monitor.logs import cells, dmon, files, gutil, lines, marks
-from monitor.logs.cells import NO_TIME
+from monitor.logs import clock, facts, files
+from monitor.logs.decode import NO_TIME, Rows, decode
+from monitor.logs.log import FOREIGN, INSTANCE, Log
+from monitor.logs.parser import Parser, Place
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from numpy.typing import NDArray
 
-    from monitor.logs.marks import Mark
+    from monitor.logs.parser import Stretch
 
-_BLOCK_BYTES = 2**21
-"""It is looked at once for each column: a larger one would not stay in the processor's cache."""
-_KEPT_BYTES = 2**25 - 2**16
-"""As much memory as glibc can be made to keep; pages that are new cost more than reading does."""
+_BLOCK_BYTES = 2**22
+"""Larger ones would not stay in the processor's cache while their cells are cut."""
 
-_HELD_BYTES = 2**16
-"""A stretch of rows that may be narrow waits for its end, if that comes within this."""
 
-NARROW = "some may be of an early 525 or 530 driver, too few to tell how they lie"
-INSTANCE = "some speak of a MIG instance, not of the whole GPU"
-FOREIGN = "no header of nvidia-smi dmon stands above them"
-"""Hints to rows that cannot be read."""
-
-_MARK = f"## {marks.KEY}"
-_OF_ROWS = re.compile(r"interval_s|attempt|(gpu|memory_mib) \d{1,4}", re.ASCII)
-"""Facts that may change within a log, and then speak of the rows below them."""
-_HASH = ord("#")
-_NEWLINE = ord("\n")
-_RETURN = ord("\r")
 _DAY_S = 86_400
-
-
-@dataclass(frozen=True)
-class Place:
-    """Whose rows these are."""
-
-    job: str | None
-    host: str
-
-
-@dataclass(frozen=True)
-class Log:
-    """What one file holds, in the order of its rows.
-
-    `time_s` counts from 1970, in UTC where the log tells its offset, else in local time; NO_TIME
-    where rows carry no time. Where they carry no date (`dated` is False) it counts from the
-    midnight before the first row. `whole.read` lets it never go back. `gpu` is -1 where a
-    node has none. `values` has the log's own columns by name, in its units; a NaN is a reading that
-    does not exist.
-    """
-
-    path: str
-    places: tuple[Place, ...]
-    place: NDArray[np.int16]
-    """Of each row, in `places`."""
-    time_s: NDArray[np.int64]
-    gpu: NDArray[np.int32]
-    values: dict[str, NDArray[np.floating]]
-    dated: bool
-    facts: dict[str, str]
-    """As the log tells them last."""
-    changes: tuple[tuple[str, str], ...]
-    """Facts that speak of the rows below them, in their order."""
-    num_changes: NDArray[np.int32]
-    """Of each row, how many of them stand above it."""
-    marks: tuple[Mark, ...]
-    """What the log tells of moments, in its order."""
-    num_unreadable: int
-    """Rows that cannot be read, and marks."""
-    torn: bool
-    """The last line has no end: it is still growing, or its writer was killed."""
-    hints: tuple[str, ...] = ()
-    """In words, why some rows cannot be read."""
-    shift_s: NDArray[np.int64] | None = None
-    """How much later a row's `time_s` is than what is written; None: nowhere."""
-
-    @property
-    def written_s(self) -> NDArray[np.int64]:
-        """The times as they are written, which are those to show."""
-        return self.time_s if self.shift_s is None else self.time_s - self.shift_s
-
-    def told(self, fact: str) -> list[tuple[int, str]]:
-        """Give a fact's values, each with how many changes stand above the rows it speaks of."""
-        return [(n, value) for n, (key, value) in enumerate(self.changes, 1) if key == fact]
-
-    def rows_of(self, place: Place) -> NDArray[np.bool_]:
-        """Tell which rows are a place's."""
-        if self.places == (place,):
-            return np.ones(self.num_rows, np.bool_)
-        code = self.places.index(place) if place in self.places else -1
-        rows: NDArray[np.bool_] = self.place == code
-        return rows
-
-    def shifted(self, rows: NDArray[np.bool_], by_s: NDArray[np.int64]) -> Log:
-        """Give this log with some rows later, as told of each of them."""
-        shift_s = np.zeros(self.num_rows, np.int64) if self.shift_s is None else self.shift_s.copy()
-        shift_s[rows] = by_s
-        return replace(self, time_s=self.written_s + shift_s, shift_s=shift_s)
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows could be read."""
-        return len(self.gpu)
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether it is no log of dmon or ours at all, as far as one can tell."""
-        return FOREIGN in self.hints
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 def read(path: str, wanted: frozenset[str] | None = None) -> Log:
@@ -128,15 +40,33 @@ def read(path: str, wanted: frozenset[str] | None = None) -> Log:
         UserError: the file cannot be read.
 
     """
-    reader = _Reader(path, wanted)
+    parser = Parser(Place(*files.named(path)), is_patient=True)
+    parts, is_torn = _Parts(wanted), False
     try:
-        rest = reader.read()
+        for data, rest in _blocks(path):
+            parts.add(parser.take(data))
+            is_torn = bool(rest.strip())
     except OSError as error:
         raise UserError(
             f"log: must be a file that can be read; found {path}: {error.strerror}:"
             " name .gutil files, or a directory that holds some"
         ) from error
-    return reader.log(torn=bool(rest.strip()))
+    parts.add(parser.end())
+    return parts.log(path, parser, is_torn=is_torn)
+
+
+def read_log(paths: Sequence[str], wanted: frozenset[str] | None = None) -> list[Log]:
+    """Read the files of one log, the oldest first, with times that never go back within a host.
+
+    Of its columns it has those `wanted`, if not all.
+
+    Raises:
+        UserError: a file cannot be read.
+
+    """
+    logs = [read(path, wanted) for path in paths]
+    places = {place for log in logs for place in log.places}
+    return functools.reduce(_set_right, sorted(places, key=repr), logs)
 
 
 def refuse_foreign(path: str) -> NoReturn:
@@ -153,237 +83,153 @@ def refuse_foreign(path: str) -> NoReturn:
     )
 
 
-@dataclass
-class _Part:
-    """Rows under one header, at one place."""
-
-    place: Place
-    offset: timedelta
-    num_changes: int
-    rows: cells.Rows
-
-    def column(self, name: str) -> NDArray[np.floating]:
-        """Give a column; without it, no readings."""
-        found = self.rows.values.get(name)
-        return np.full(len(self.rows.gpu), np.nan, np.float32) if found is None else found
-
-
-@dataclass
-class _Reader:
-    path: str
-    wanted: frozenset[str] | None
-    facts: dict[str, str] = field(default_factory=dict)
-    changes: list[tuple[str, str]] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
-    num_unreadable: int = 0
-    parts: list[_Part] = field(default_factory=list)
-    hints: dict[str, None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._heads = dmon.Heads()
-        self._has_head = False
-        self._place = Place(*files.named(self.path))
-        self._offset = timedelta()
-
-    def read(self) -> bytes:
-        """Read the file; what is left without an end."""
-        np.empty(_KEPT_BYTES, np.uint8)  # freed at once: glibc keeps as much from now on
-        block, filled, is_begun = bytearray(_BLOCK_BYTES), 0, False
-        with Path(self.path).open("rb", buffering=0) as file:
-            files.refuse_device(os.fstat(file.fileno()).st_mode)
-            while num := file.readinto(memoryview(block)[filled:]):
-                filled += num
-                if not is_begun and filled >= len(files.BYTE_ORDER):
-                    filled, is_begun = _begun(block, filled), True
-                end = self._block(block, block.rfind(b"\n", 0, filled) + 1, is_last=False)
-                block[: filled - end] = block[end:filled]
-                filled -= end
-                if filled == len(block):
-                    block += bytes(len(block))
-        end = self._block(block, block.rfind(b"\n", 0, filled) + 1, is_last=True)
-        return bytes(block[end:filled])
-
-    def log(self, *, torn: bool) -> Log:
-        """Join what was read."""
-        places = tuple(dict.fromkeys(part.place for part in self.parts))
-        sizes = [len(part.rows.gpu) for part in self.parts]
-        codes = [places.index(part.place) for part in self.parts]
-        names = dict.fromkeys(name for part in self.parts for name in part.rows.values)
-        time_s, dated = self._times()
-        if self.num_unreadable and not self._has_head and not self.facts:
-            self.hints[FOREIGN] = None
-        return Log(
-            path=self.path,
-            places=places,
-            place=np.repeat(np.array(codes, np.int16), sizes),
-            time_s=time_s,
-            gpu=np.concatenate([np.empty(0, np.int32), *(p.rows.gpu for p in self.parts)]),
-            values={name: self._column(name) for name in names},
-            dated=dated,
-            facts=self.facts,
-            changes=tuple(self.changes),
-            num_changes=np.repeat(np.array([p.num_changes for p in self.parts], np.int32), sizes),
-            marks=tuple(self.marks),
-            num_unreadable=self.num_unreadable,
-            torn=torn,
-            hints=tuple(self.hints),
-        )
-
-    def _column(self, name: str) -> NDArray[np.floating]:
-        """Join a column's parts."""
-        return np.concatenate([part.column(name) for part in self.parts])
-
-    def _times(self) -> tuple[NDArray[np.int64], bool]:
-        """Join times; without dates, a step back by more than half a day is midnight."""
-        days = [part.rows.days for part in self.parts]
-        clocks = [
-            np.where(p.rows.clock_s == NO_TIME, NO_TIME, p.rows.clock_s - _seconds(p.offset))
-            for p in self.parts
-        ]
-        day = np.concatenate([np.empty(0, np.int64), *days])
-        clock = np.concatenate([np.empty(0, np.int64), *clocks])
-        dated = not (day == NO_TIME).any()
-        if not dated:
-            passed = np.diff(clock, prepend=clock[:1]) < -_DAY_S // 2
-            day = np.cumsum(passed & (clock != NO_TIME))
-        return np.where(clock == NO_TIME, NO_TIME, day * _DAY_S + clock), dated
-
-    def _block(self, block: bytearray, size: int, *, is_last: bool) -> int:
-        """Read whole lines: those between two changes of header, place or offset at once.
-
-        Rows move to the front of the block, over the headers between them, and so lie together.
-
-        Returns: how much was read; the rest has to come again, with what follows it.
-        """
-        text = memoryview(block)
-        pos = begin = end = 0
-        header, *_ = before = self._state()
-        while pos < size:
-            if block[pos] != _HASH:
-                stop = _end_of_rows(block, pos, size)
-                narrow = header and header.narrow
-                if narrow and stop == size and not is_last and stop - pos < _HELD_BYTES:
-                    size = pos  # it may go on in the next block
-                elif header and narrow and not _is_usual(header, block, pos, stop):
-                    self._rows(text[begin:end], *before)
-                    begin = end
-                    self._stretch(bytes(text[pos:stop]))
-                else:
-                    text[end : end + stop - pos] = text[pos:stop]
-                    end += stop - pos
-                if block.startswith(self._heads.repeated, stop, size):  # every 44 rows
-                    stop += len(self._heads.repeated)
-            else:
-                stop = block.index(b"\n", pos, size) + 1
-                self._learn(block[pos : stop - 1].removesuffix(b"\r").decode("utf-8", "replace"))
-                if before != self._state():
-                    self._rows(text[begin:end], *before)
-                    begin = end
-                    header, *_ = before = self._state()
-            pos = stop
-        self._rows(text[begin:end], *before)
-        return size
-
-    def _state(self) -> tuple[dmon.Header | None, Place, timedelta, int]:
-        """What rows lie under."""
-        return self._heads.header, self._place, self._offset, len(self.changes)
-
-    def _stretch(self, rows: bytes) -> None:
-        """Read rows from one header to the next that may be narrow."""
-        header, place, offset, num_changes = self._state()
-        if header is None or header.narrow is None:
-            return
-        told = rows.decode("utf-8", "replace").split("\n")
-        chosen = dmon.settled(header, told)
-        self._rows(memoryview(bytearray(rows)), chosen, place, offset, num_changes)
-        if chosen is header:
-            pairs = ((dmon.parse_row(x, header), dmon.parse_row(x, header.narrow)) for x in told)
-            ways = {(bool(usual), bool(early)) for usual, early in pairs}
-            if (False, True) in ways and (True, False) not in ways:
-                self.hints[NARROW] = None
-
-    def _rows(
-        self,
-        text: memoryview,
-        header: dmon.Header | None,
-        place: Place,
-        offset: timedelta,
-        num_changes: int,
-    ) -> None:
-        if not text:
-            return
-        self._has_head |= header is not None
-        parts, num_unreadable = lines.read(np.frombuffer(text, np.uint8), header, self.wanted)
-        self.parts += [_Part(place, offset, num_changes, rows) for rows in parts]
-        self.num_unreadable += num_unreadable
-        if num_unreadable and header is not None and header.instance:
-            self.hints[INSTANCE] = None
-
-    def _learn(self, line: str) -> None:
-        """Look at a line that begins with `#`."""
-        if not line.startswith("##"):
-            self._heads.see(line)
-            return
-        if line == _MARK or line.startswith(f"{_MARK}:"):
-            self._mark(line)
-            return
-        known = gutil.parse_comment(line)
-        if known is None:
-            return
-        key, value = known
-        if self.facts.get(key) != value and _OF_ROWS.fullmatch(key):
-            self.changes.append((key, value))
-        self.facts[key] = value
-        if key in ("host", "job"):
-            self._place = replace(self._place, **{key: value})
-        elif key == "utc_offset":
-            self._offset = gutil.parse_offset(value) or timedelta()
-
-    def _mark(self, line: str) -> None:
-        """Take up what happened; count it where it is torn or damaged."""
-        key, _, value = line.partition(": ")
-        mark = marks.parse(value) if key == _MARK else None
-        if mark is None:
-            self.num_unreadable += 1
-        else:
-            self.marks.append(mark)
+def _blocks(path: str) -> Iterator[tuple[bytes, bytes]]:
+    """Give the whole lines of each block of a file, and what is left without an end."""
+    rest, is_begun = b"", False
+    with Path(path).open("rb", buffering=0) as file:
+        files.refuse_device(os.fstat(file.fileno()).st_mode)
+        while data := file.read(_BLOCK_BYTES):
+            rest += data
+            if not is_begun and len(rest) >= len(files.BYTE_ORDER):
+                rest, is_begun = _begun(rest), True
+            end = rest.rfind(b"\n") + 1 if is_begun else 0
+            whole, rest = rest[:end], rest[end:]
+            yield whole, rest
+        end = rest.rfind(b"\n") + 1
+        yield rest[:end], rest[end:]
 
 
-def _begun(block: bytearray, size: int) -> int:
-    """Take away a byte order mark, which Windows sets before a text; how much is left.
+def _begun(data: bytes) -> bytes:
+    """Take away a byte order mark, which Windows sets before a text.
 
     Raises:
         OSError: this is no text of one byte a character.
 
     """
-    found = files.no_text(block)
+    found = files.no_text(data)
     if found is not None:
         raise OSError(errno.EILSEQ, found)
-    if not block.startswith(files.BYTE_ORDER):
-        return size
-    block[: size - len(files.BYTE_ORDER)] = block[len(files.BYTE_ORDER) : size]
-    return size - len(files.BYTE_ORDER)
+    return data.removeprefix(files.BYTE_ORDER)
 
 
-def _is_usual(header: dmon.Header, block: bytearray, pos: int, stop: int) -> bool:
-    """Tell whether these rows are all as long as usual ones, and so no early program's.
+class _Part(NamedTuple):
+    """The rows of a stretch."""
 
-    Of those a row is as long only without a `-`, and then it lies both ways.
-    """
-    width = block.index(b"\n", pos, stop) + 1 - pos
-    length = width - 1 - (block[pos + width - 2] == _RETURN)
-    ends = block[pos + width - 1 : stop : width]
-    is_even = not (stop - pos) % width and ends.count(_NEWLINE) == len(ends)
-    return is_even and length in header.usual_lengths
+    stretch: Stretch
+    rows: Rows
 
 
-def _end_of_rows(block: bytearray, pos: int, size: int) -> int:
-    """Find where the next line that begins with `#` does."""
-    found = block.find(_HASH, pos, size)  # one byte is found many times as fast as two
-    while found > 0 and block[found - 1] != _NEWLINE:
-        found = block.find(_HASH, found + 1, size)
-    return size if found < 0 else found
+class _Parts:
+    """What was read of a file so far."""
+
+    def __init__(self, wanted: frozenset[str] | None) -> None:
+        self._wanted = wanted
+        self._parts: list[_Part] = []
+        self._num_unreadable = 0
+        self._has_instances = self._has_head = False
+
+    def add(self, stretches: Sequence[Stretch]) -> None:
+        """Decode stretches."""
+        for stretch, (rows, num_unreadable) in zip(
+            stretches, decode(stretches, self._wanted), strict=True
+        ):
+            self._num_unreadable += num_unreadable
+            header = stretch.header
+            self._has_head |= header is not None
+            self._has_instances |= bool(num_unreadable and header and header.instance)
+            if rows.gpu.size:
+                self._parts.append(_Part(stretch, rows))
+
+    def log(self, path: str, parser: Parser, *, is_torn: bool) -> Log:
+        """Join all."""
+        parts = self._parts
+        places = tuple(dict.fromkeys(part.stretch.place for part in parts))
+        sizes = [part.rows.gpu.size for part in parts]
+        codes = np.array([places.index(part.stretch.place) for part in parts], np.int16)
+        changes = np.array([part.stretch.num_changes for part in parts], np.int32)
+        time_s, is_dated = self._times()
+        return Log(
+            path=path,
+            places=places,
+            place=np.repeat(codes, sizes),
+            time_s=time_s,
+            gpu=_joined([part.rows.gpu for part in parts], np.int32),
+            values=self._values(),
+            dated=is_dated,
+            facts=parser.facts,
+            changes=tuple(parser.changes),
+            num_changes=np.repeat(changes, sizes),
+            events=tuple(parser.events),
+            num_unreadable=self._num_unreadable + parser.num_damaged_events,
+            torn=is_torn,
+            hints=self._hints(parser),
+        )
+
+    def _hints(self, parser: Parser) -> tuple[str, ...]:
+        num_unreadable = self._num_unreadable + parser.num_damaged_events
+        is_foreign = bool(num_unreadable and not parser.facts and not self._has_head)
+        told = {INSTANCE: self._has_instances, FOREIGN: is_foreign}
+        return (*sorted(parser.hints), *(hint for hint, is_so in told.items() if is_so))
+
+    def _values(self) -> dict[str, NDArray[np.floating]]:
+        names = dict.fromkeys(name for part in self._parts for name in part.rows.values)
+        return {
+            name: np.concatenate([_column(part, name) for part in self._parts]) for name in names
+        }
+
+    def _times(self) -> tuple[NDArray[np.int64], bool]:
+        """Join times; without dates, a step back by more than half a day is midnight."""
+        day = _joined([part.rows.days for part in self._parts], np.int64)
+        clock_s = _joined([_utc_s(part) for part in self._parts], np.int64)
+        is_dated = not (day == NO_TIME).any()
+        if not is_dated:
+            passed = np.diff(clock_s, prepend=clock_s[:1]) < -_DAY_S // 2
+            day = np.cumsum(passed & (clock_s != NO_TIME))
+        return np.where(clock_s == NO_TIME, NO_TIME, day * _DAY_S + clock_s), is_dated
 
 
-def _seconds(offset: timedelta) -> int:
-    return offset.days * _DAY_S + offset.seconds
+def _utc_s(part: _Part) -> NDArray[np.int64]:
+    """Give times of day as those of UTC, where the log tells its offset."""
+    clock_s, offset = part.rows.clock_s, part.stretch.offset or timedelta()
+    shift_s = offset.days * _DAY_S + offset.seconds
+    return np.where(clock_s == NO_TIME, NO_TIME, clock_s - shift_s)
+
+
+def _column(part: _Part, name: str) -> NDArray[np.floating]:
+    """Give a column; without it, no readings."""
+    found = part.rows.values.get(name)
+    return np.full(part.rows.gpu.size, np.nan, np.float32) if found is None else found
+
+
+def _joined(parts: Sequence[NDArray[_Scalar]], kind: type[_Scalar]) -> NDArray[_Scalar]:
+    return np.concatenate(parts) if parts else np.empty(0, kind)
+
+
+def _set_right(logs: list[Log], place: Place) -> list[Log]:
+    rows = [log.rows_of(place) for log in logs]
+    time_s = _concatenated([log.time_s[which] for log, which in zip(logs, rows, strict=True)])
+    if not clock.is_odd(time_s):
+        return logs
+    mono_s = _concatenated(
+        [_monotonic_s(log)[which] for log, which in zip(logs, rows, strict=True)]
+    )
+    told = zip(facts.intervals_s(logs), rows, strict=True)
+    told_s = _concatenated([interval_s[which] for interval_s, which in told])
+    shift_s = clock.shifts_s(time_s, mono_s, told_s)
+    if shift_s is None:
+        return logs
+    parts = np.split(shift_s, np.cumsum([which.sum() for which in rows])[:-1])
+    return [log.shifted(which, by_s) for log, which, by_s in zip(logs, rows, parts, strict=True)]
+
+
+def _monotonic_s(log: Log) -> NDArray[np.floating]:
+    """Give the monotonic stamps, which take a look of their own where they were not asked for."""
+    if "monitor" in log.facts and "mono" not in log.values:
+        stamps = read(log.path, frozenset({"mono"}))
+        if stamps.num_rows >= log.num_rows:  # it may have grown
+            log = replace(log, values=stamps.values)
+    return log.values.get("mono", np.full(log.num_rows, np.nan))[: log.num_rows]
+
+
+def _concatenated(parts: Sequence[NDArray[_Scalar]]) -> NDArray[_Scalar]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -3,89 +3,112 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from monitor.logs import columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
 
-class GpuSample(NamedTuple):
-    """One look at one GPU, in the units of the log: whole numbers, cut as the driver cuts them.
+class Readings:
+    """What one look gives for the columns of one part of a row: whole numbers, cut as drivers do.
 
-    `index` is None in the row of a node that has no GPU. A tuple, for a frozen dataclass of so many
-    fields costs three times as much to make, at each look and GPU.
+    Fields are those of the registry; one that was not given, or is None, has no reading. A plain
+    mapping, for an object of so many fields costs three times as much to make, at each look.
     """
 
-    index: int | None = None  # type: ignore[assignment] # nobody searches it by tuple.index
-    power_w: int | None = None
-    temp_c: int | None = None
-    mem_temp_c: int | None = None
-    sm_pct: int | None = None
-    mem_pct: int | None = None
-    enc_pct: int | None = None
-    dec_pct: int | None = None
-    jpg_pct: int | None = None
-    ofa_pct: int | None = None
-    fb_used_mib: int | None = None
-    bar1_used_mib: int | None = None
-    protected_used_mib: int | None = None
-    pcie_rx_mb_s: int | None = None
-    pcie_tx_mb_s: int | None = None
-    mem_clock_mhz: int | None = None
-    sm_clock_mhz: int | None = None
-    energy_j: int | None = None
-    throttle_bits: int | None = None
-    sm_active_pct: int | None = None
-    tensor_active_pct: int | None = None
-    dram_active_pct: int | None = None
-    ecc_corrected: int | None = None
-    ecc_uncorrected: int | None = None
-    remapped_rows: int | None = None
-    power_pct: int | None = None
-    """Share of the time since the last look in which the power limit held the clocks down."""
-    heat_pct: int | None = None
-    """The same for temperature."""
-    sm_avg_pct: int | None = None
-    """Utilisation by the driver's own samples since the last look."""
-    sm_max_pct: int | None = None
-    nvlink_rx_mb_s: int | None = None
-    nvlink_tx_mb_s: int | None = None
-    processes: tuple[tuple[int, int | None], ...] = ()
-    """Process id (the host's) and MiB held on this GPU, of each process that computes on it."""
+    __slots__ = ("readings",)
+    part: ClassVar[str]
+    fields: ClassVar[tuple[str, ...]]
+
+    def __init_subclass__(cls, part: str) -> None:
+        """Tell whose columns these are: `gpu`, `host` or `rank`."""
+        cls.part = part
+        cls.fields = tuple(column.field for column in columns.of_part(part))
+
+    def __init__(self, *values: int | None, **named: int | None) -> None:
+        """Take readings, by name or in the order of columns."""
+        named |= zip(self.fields, values, strict=False)
+        self.readings = {name: value for name, value in named.items() if value is not None}
+        if unknown := self.readings.keys() - _KNOWN[self.part]:
+            raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
+
+    def __getattr__(self, name: str) -> int | None:
+        """Give a reading; None where there is none."""
+        if name not in _KNOWN[self.part]:
+            raise AttributeError(name)
+        return self.readings.get(name)
+
+    def _key(self) -> tuple[object, ...]:
+        return (self.readings,)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare all that they tell."""
+        return type(self) is type(other) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        """Tell apart what differs in its readings."""
+        return hash(frozenset(self.readings.items()))
+
+    def __repr__(self) -> str:
+        """Show all that it tells."""
+        return f"{type(self).__name__}{self._key()}"
 
 
-@dataclass(frozen=True, slots=True)
-class HostSample:
+_KNOWN = {part: frozenset(c.field for c in columns.of_part(part)) for part in columns.PARTS}
+
+
+class GpuSample(Readings, part="gpu"):
+    """One look at one GPU; `index` is None in the row of a node that has no GPU.
+
+    `processes` are the process id (the host's) and the MiB held on this GPU, of each process that
+    computes on it.
+    """
+
+    __slots__ = ("index", "processes")
+
+    def __init__(
+        self,
+        index: int | None = None,
+        *values: int | None,
+        processes: tuple[tuple[int, int | None], ...] = (),
+        **named: int | None,
+    ) -> None:
+        """Take readings."""
+        super().__init__(*values, **named)
+        self.index = index
+        self.processes = processes
+
+    def _key(self) -> tuple[object, ...]:
+        return (self.index, self.readings, self.processes)
+
+
+class HostSample(Readings, part="host"):
     """One look at the machine; shares and rates are over the time since the last look."""
 
-    cpu_pct: int | None = None
-    """Of all its cores."""
-    mem_used_mib: int | None = None
-    ib_rx_mb_s: int | None = None
-    """InfiniBand, all ports."""
-    ib_tx_mb_s: int | None = None
-    shm_pct: int | None = None
-    """Used of /dev/shm."""
-    disk_pct: int | None = None
-    """Used of the disk that the log lies on."""
-    mono_s: int | None = None
-    """CLOCK_MONOTONIC."""
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RankSample:
-    """What the trainer tells beside a sample of its GPU."""
+class RankSample(Readings, part="rank"):
+    """What the trainer tells beside a sample of its GPU.
 
-    step: int | None = None
-    """Steps done by the rank on this GPU."""
-    rank: int | None = None
-    held_mib: int | None = None
-    """What the rank's processes hold on this GPU."""
-    other_mib: int | None = None
-    """What processes hold on it that are of no rank."""
-    processes: str | None = None
-    """Each process on it with its rank and its MiB, as they last changed, for a `##` line."""
+    `processes` has each process on it with its rank and its MiB, as they last changed, for a `##`
+    line.
+    """
+
+    __slots__ = ("processes",)
+
+    def __init__(
+        self, *values: int | None, processes: str | None = None, **named: int | None
+    ) -> None:
+        """Take readings."""
+        super().__init__(*values, **named)
+        self.processes = processes
+
+    def _key(self) -> tuple[object, ...]:
+        return (self.readings, self.processes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +118,7 @@ class Row:
     time: datetime
     gpu: GpuSample
     host: HostSample
-    rank: RankSample = RankSample()
+    rank: RankSample = RankSample()  # noqa: RUF009 - never changed
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from monitor.errors import printable
-from monitor.logs import clock, facts, files, reader, whole
-from monitor.logs.cells import NO_TIME
-from monitor.logs.places import is_run, lines_of
+from monitor.logs import clock, facts, files, reader
+from monitor.logs.decode import NO_TIME
+from monitor.logs.facts import UNKNOWN
+from monitor.logs.parser import Place
+from monitor.logs.run_dirs import is_run, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from monitor.logs.marks import Mark
-    from monitor.logs.reader import Log
+    from monitor.logs.log import Log
+    from monitor.logs.log_events import LogEvent
 
     _Key = tuple[str, str | None, int, str]
 
@@ -50,6 +52,9 @@ class GpuSeries:
     """The interval that the log tells; NaN where it tells none."""
     start: NDArray[np.int32] | int = 0
     """Another number after each start of the job."""
+    uuid: str = UNKNOWN
+    """An index that became another GPU has a series for each."""
+    is_dated: bool = True
 
     @property
     def written_s(self) -> NDArray[np.float64]:
@@ -81,22 +86,27 @@ class GpuSeries:
         found = self.values.get(name)
         return None if found is None or np.isnan(found).all() else found
 
+    @property
+    def place(self) -> Place:
+        """Whose it is."""
+        return Place(self.job, self.host)
+
     def fact(self, name: str) -> str | None:
         """Give a fact of this GPU, such as `memory_mib` or `power_limit_w`."""
         return self.facts.get(f"{name} {self.gpu}")
 
     def number(self, name: str) -> float | None:
         """Give a fact of this GPU that is a number, as one; None if it is none."""
-        return _number(self.fact(name))
+        return facts.number(self.fact(name))
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedMark:
+class PlacedEvent:
     """What happened at a moment, and where."""
 
     host: str
     job: str | None
-    mark: Mark
+    event: LogEvent
 
 
 @dataclass(frozen=True)
@@ -110,7 +120,7 @@ class Run:
     name: str | None
     gpus: tuple[GpuSeries, ...]
     """Sorted by job, host and GPU."""
-    marks: tuple[PlacedMark, ...] = ()
+    log_events: tuple[PlacedEvent, ...] = ()
     """Sorted by time."""
     metrics: tuple[Mapping[str, Any], ...] = ()
     events: tuple[Mapping[str, Any], ...] = ()
@@ -137,14 +147,16 @@ def load(paths: Sequence[str], wanted: frozenset[str] | None = None) -> Run:
     found = files.find(paths)
     parts = _Parts()
     for log in found:
-        parts.add(whole.read(log, wanted))
+        parts.add(reader.read_log(log, wanted))
     if parts.are_foreign and not run_dirs:
         reader.refuse_foreign(found[0][0])
     gpus = parts.series()
     return Run(
         name=_name(run_dirs, gpus),
         gpus=gpus,
-        marks=tuple(sorted(parts.marks, key=lambda placed: np.nan_to_num(placed.mark.time_s))),
+        log_events=tuple(
+            sorted(parts.events, key=lambda placed: np.nan_to_num(placed.event.time_s))
+        ),
         metrics=tuple(metrics),
         events=tuple(events),
         num_logs=len(found),
@@ -157,7 +169,7 @@ class _Parts:
     """The readings of each GPU, log by log."""
 
     of: dict[_Key, list[GpuSeries]] = field(default_factory=dict)
-    marks: list[PlacedMark] = field(default_factory=list)
+    events: list[PlacedEvent] = field(default_factory=list)
     num_unreadable: int = 0
     are_foreign: bool = False
     """All that were added are no logs."""
@@ -169,29 +181,40 @@ class _Parts:
         _, starts = facts.values(log, "attempt")
         intervals_s = facts.intervals_s(log)
         for file, unit, told_s, start in zip(log, units, intervals_s, starts, strict=True):
-            self._add(file, _split(file, unit, told_s, start), uuids)
+            self._add(file, _split(file, unit, uuids, told_s, start))
 
-    def _add(self, log: Log, split: Iterator[tuple[int, GpuSeries]], uuids: Sequence[str]) -> None:
+    def _add(self, log: Log, split: Iterator[GpuSeries]) -> None:
         self.are_foreign = log.is_foreign and (self.are_foreign or not self._num_added)
         self._num_added += 1
         self.num_unreadable += log.num_unreadable
-        for code, series in split:
+        for series in split:
             index = -1 if series.gpu is None else series.gpu
-            self.of.setdefault((series.host, series.job, index, uuids[code]), []).append(series)
+            self.of.setdefault((series.host, series.job, index, series.uuid), []).append(series)
         place = log.places[-1] if log.places else None
-        for mark in log.marks:
+        for event in log.events:
             job, host = (place.job, place.host) if place else files.named(log.path)
-            self.marks.append(PlacedMark(host, job, mark))
+            self.events.append(PlacedEvent(host, job, event))
 
     def series(self) -> tuple[GpuSeries, ...]:
         order = sorted(self.of, key=lambda key: (key[1] or "", key[0], key[2]))
         return tuple(_joined(self.of[key]) for key in order)
 
 
+def split(logs: Sequence[Log]) -> tuple[GpuSeries, ...]:
+    """Give the series of the GPUs in some logs, sorted by job, host and GPU."""
+    parts = _Parts()
+    parts.add(logs)
+    return parts.series()
+
+
 def _split(
-    log: Log, unit: NDArray[np.int32], told_s: NDArray[np.float64], start: NDArray[np.int32]
-) -> Iterator[tuple[int, GpuSeries]]:
-    """Tell the GPUs of a log apart: of each its code in `unit`, and its rows."""
+    log: Log,
+    unit: NDArray[np.int32],
+    uuids: Sequence[str],
+    told_s: NDArray[np.float64],
+    start: NDArray[np.int32],
+) -> Iterator[GpuSeries]:
+    """Tell the GPUs of a log apart; `unit` is which of `uuids` a row's is."""
     if not log.num_rows:
         return
     time_s = log.time_s.astype(np.float64)
@@ -206,19 +229,18 @@ def _split(
     for begin, end in zip(first, [*first[1:], len(order)], strict=True):
         rows = order[begin:end]
         gpu, code, place = int(log.gpu[rows[0]]), int(unit[rows[0]]), log.places[log.place[rows[0]]]
-        yield (
-            code,
-            GpuSeries(
-                host=place.host,
-                gpu=gpu if gpu >= 0 else None,
-                job=place.job,
-                time_s=time_s[rows],
-                values={name: _compact(column[rows]) for name, column in log.values.items()},
-                facts=facts.as_of(log, int(log.num_changes[rows[-1]])),
-                shift_s=0 if log.shift_s is None else log.shift_s[rows],
-                told_s=told_s[rows],
-                start=start[rows],
-            ),
+        yield GpuSeries(
+            host=place.host,
+            gpu=gpu if gpu >= 0 else None,
+            job=place.job,
+            time_s=time_s[rows],
+            values={name: _compact(column[rows]) for name, column in log.values.items()},
+            facts=facts.as_of(log, int(log.num_changes[rows[-1]])),
+            shift_s=0 if log.shift_s is None else log.shift_s[rows],
+            told_s=told_s[rows],
+            start=start[rows],
+            uuid=uuids[code],
+            is_dated=log.dated,
         )
 
 
@@ -251,6 +273,8 @@ def _joined(parts: Sequence[GpuSeries]) -> GpuSeries:
         shift_s=np.concatenate([np.broadcast_to(p.shift_s, p.num_samples) for p in parts])[order],
         told_s=np.concatenate([np.broadcast_to(p.told_s, p.num_samples) for p in parts])[order],
         start=np.concatenate([np.broadcast_to(p.start, p.num_samples) for p in parts])[order],
+        uuid=first.uuid,
+        is_dated=all(part.is_dated for part in parts),
     )
 
 
@@ -267,11 +291,3 @@ def _name(run_dirs: Sequence[str], gpus: Iterable[GpuSeries]) -> str | None:
     names = {printable(Path(path).name) for path in whole}
     names = names or {series.job for series in gpus if series.job is not None}
     return names.pop() if len(names) == 1 else None
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text) if text is not None else None
-    except ValueError:
-        return None
-    return value if value is not None and np.isfinite(value) else None

@@ -6,53 +6,38 @@ memory than the largest, and several processes can share the work.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from monitor.logs import clock, energy, facts, spread, terms
-from monitor.logs.activity import activity
-from monitor.logs.cells import NO_TIME
+from monitor.logs import clock, columns, constants, energy, facts, percentiles, series
+from monitor.logs.activity import activity, highest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from monitor.logs.reader import Log, Place
-    from monitor.logs.spread import Counts, Spread
+    from monitor.logs.log import Log
+    from monitor.logs.parser import Place
+    from monitor.logs.percentiles import Counts, Spread
+    from monitor.logs.series import GpuSeries
 
-GPU_METRICS = {
-    "sm_pct": ("sm",),
-    "sm_avg_pct": ("smavg",),
-    "sm_max_pct": ("smmax",),
-    "sm_active_pct": ("smact", "smutil"),
-    "tensor_active_pct": ("tensor", "mmaact"),
-    "dram_active_pct": ("dram",),
-    "fb_used_mib": ("fb",),
-    "power_w": ("pwr",),
-    "temp_c": ("gtemp",),
-    "mem_temp_c": ("mtemp",),
-    "sm_clock_mhz": ("pclk",),
-    "mem_clock_mhz": ("mclk",),
-    "pcie_rx_mb_s": ("rxpci",),
-    "pcie_tx_mb_s": ("txpci",),
-}
-"""What is told of a GPU, and the columns it is read from: ours, and dmon's for GPM."""
+GPU_METRICS = {c.report_name: c.names for c in columns.reported() if not c.of_host}
+"""What is told of a GPU, and the columns it is read from: ours, and dmon's for the same."""
 
-HOST_METRICS = {"cpu_pct": ("cpu",), "host_mem_mib": ("hmem",)}
+HOST_METRICS = {c.report_name: c.names for c in columns.reported() if c.of_host}
 
 COLUMNS = frozenset(name for names in (GPU_METRICS | HOST_METRICS).values() for name in names) | {
     "energy"
 }
 """All that is looked at here."""
 
-_Scalar = TypeVar("_Scalar", bound=np.generic)
 _PARTIAL = 0.01
-_NONE = np.empty(0, np.float32)
-_SIGNS_OF_LIFE = ("sm_pct", "power_w", "temp_c", "fb_used_mib")
+_ABSENT = np.float32(np.nan)
+_SIGNS_OF_LIFE = tuple(c.name for c in columns.COLUMNS if c.is_sign_of_life)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +119,10 @@ class Job:
 
 def tally(logs: Sequence[Log]) -> list[Node]:
     """Count logs of the same nodes: a node for each place in them."""
-    table = _Table.of(logs)
-    return [_node(place, table.at(code)) for code, place in enumerate(table.places)]
+    places: dict[Place, list[GpuSeries]] = {}
+    for one in series.split(logs):
+        places.setdefault(one.place, []).append(one)
+    return [_node(place, gpus) for place, gpus in places.items()]
 
 
 def join(nodes: Sequence[Node]) -> list[Job]:
@@ -146,167 +133,59 @@ def join(nodes: Sequence[Node]) -> list[Job]:
     return [_job(name, jobs[name]) for name in sorted(jobs, key=lambda name: (name or "", name))]
 
 
-@dataclass(frozen=True)
-class _Table:
-    """Rows of one or several logs, in the order of time."""
-
-    places: tuple[Place, ...]
-    place: NDArray[np.int16]
-    time_s: NDArray[np.int64]
-    gpu: NDArray[np.int32]
-    values: Mapping[str, NDArray[np.floating]]
-    dated: bool
-    uuids: Sequence[str]
-    memory_mib: Mapping[tuple[int, str], int]
-    """By index and UUID."""
-    more: Mapping[str, NDArray[Any]]
-    """What is the same in all rows of most logs, and then stands here once: `written_s`, the time
-    to show; `interval_s`, as told; `start`, between two of which a GPU may have been another job's;
-    `unit`, in `uuids`."""
-
-    @classmethod
-    def of(cls, logs: Sequence[Log]) -> _Table:
-        """Join logs."""
-        places = tuple(dict.fromkeys(place for log in logs for place in log.places))
-        found = {
-            key: [_column(log, names) for log in logs]
-            for key, names in {**GPU_METRICS, **HOST_METRICS, "energy": ("energy",)}.items()
-        }
-        codes = [np.array([places.index(p) for p in log.places], np.int16) for log in logs]
-        uuids, units = facts.uuids(logs)
-        _, starts = facts.values(logs, "attempt")
-        more: dict[str, Sequence[NDArray[Any]]] = {
-            "unit": units,
-            "start": starts,
-            "interval_s": facts.intervals_s(logs),
-        }
-        if any(log.shift_s is not None for log in logs):
-            more["written_s"] = [log.written_s for log in logs]
-        made = cls(
-            places,
-            _joined([code[log.place] for code, log in zip(codes, logs, strict=True)]),
-            _joined([log.time_s for log in logs]),
-            _joined([log.gpu for log in logs]),
-            {
-                key: _joined([_or_nan(c, log) for c, log in zip(columns, logs, strict=True)])
-                for key, columns in found.items()
-                if any(column is not None for column in columns)
-            },
-            all(log.dated for log in logs),
-            uuids,
-            facts.memory_mib(logs),
-            {key: _once(_joined(parts)) for key, parts in more.items()},
-        )
-        return made if len(logs) == 1 else made.take(np.argsort(made.time_s, kind="stable"))
-
-    def column(self, key: str) -> NDArray[np.floating]:
-        """Give a column; without it, no readings."""
-        found = self.values.get(key)
-        return np.full(len(self.gpu), np.nan, np.float32) if found is None else found
-
-    @cached_property
-    def activity(self) -> NDArray[np.floating]:
-        """How busy the GPU was, in %; see `activity.activity`."""
-        utilisation, sm_activity = self._told("sm_pct", "sm_avg_pct"), self._told("sm_active_pct")
-        found = activity(utilisation, sm_activity)
-        return self.column("sm_pct") if found is None else found
-
-    def _told(self, *keys: str) -> list[NDArray[np.floating]]:
-        """Give those of some columns that have readings."""
-        there = [self.values[key] for key in keys if key in self.values]
-        return [column for column in there if not np.isnan(column).all()]
-
-    def at(self, code: int) -> _Table:
-        """Give the rows of one place."""
-        return self if len(self.places) == 1 else self.take(self.place == code)
-
-    def of_host(self) -> _Table:
-        """Give each look once: the rows of all a node's GPUs tell the same of the host."""
-        if not self.gpu.size:
-            return self
-        return self.take(self.gpu == np.bincount(self.gpu + 1).argmax() - 1)
-
-    def by_gpu(self) -> Iterator[tuple[int, str, _Table]]:
-        """Give each GPU's index, UUID and rows; the index is -1 where there is none."""
-        order = np.argsort(self.gpu.astype(np.int16), kind="stable")
-        table = self.take(order)
-        first = np.flatnonzero(np.diff(table.gpu, prepend=-2))
-        for begin, end in zip(first, [*first[1:], len(order)], strict=True):
-            index, rows = int(table.gpu[begin]), table.take(slice(begin, end))
-            unit = rows.more["unit"]
-            if len(unit) == 1:
-                yield index, self.uuids[unit[0]], rows
-                continue
-            for code in dict.fromkeys(unit.tolist()):
-                yield index, self.uuids[code], rows.take(unit == code)
-
-    def take(self, which: NDArray[np.generic] | slice) -> _Table:
-        """Choose rows."""
-        values = {name: column[which] for name, column in self.values.items()}
-        more = {k: c if len(c) == 1 else c[which] for k, c in self.more.items()}
-        place, time_s, gpu = self.place[which], self.time_s[which], self.gpu[which]
-        return replace(self, place=place, time_s=time_s, gpu=gpu, values=values, more=more)
+def _node(place: Place, gpus: Sequence[GpuSeries]) -> Node:
+    counted = [_counts(gpu, GPU_METRICS) for gpu in gpus]
+    counts = {key: percentiles.merge([mine[key] for mine in counted]) for key in GPU_METRICS}
+    of_host = [_counts(one, HOST_METRICS) for one in _each_look_once(gpus)]
+    counts |= {key: percentiles.merge([mine[key] for mine in of_host]) for key in HOST_METRICS}
+    made = [_gpu(gpu, mine) for gpu, mine in zip(gpus, counted, strict=True) if gpu.gpu is not None]
+    uses = [gpu.use for gpu in made] or [_use(one, _steps_s(one), {}) for one in gpus]
+    return Node(place=place, use=_sum(uses, counts), gpus=tuple(made), counts=counts)
 
 
-def _column(log: Log, names: Sequence[str]) -> NDArray[np.floating] | None:
-    return next((log.values[name] for name in names if name in log.values), None)
+def _each_look_once(gpus: Sequence[GpuSeries]) -> list[GpuSeries]:
+    """Choose the GPU with the most rows: those of all GPUs tell the same of their host."""
+    nums: Counter[int | None] = Counter()
+    for one in gpus:
+        nums[one.gpu] += one.num_samples
+    ((index, _),) = nums.most_common(1)
+    return [one for one in gpus if one.gpu == index]
 
 
-def _or_nan(column: NDArray[np.floating] | None, log: Log) -> NDArray[np.floating]:
-    return np.full(log.num_rows, np.nan, np.float32) if column is None else column
+def _counts(gpu: GpuSeries, metrics: Mapping[str, Sequence[str]]) -> dict[str, Counts]:
+    return {key: percentiles.count(_readings(gpu, names)) for key, names in metrics.items()}
 
 
-def _once(column: NDArray[Any]) -> NDArray[Any]:
-    """Keep a column that never changes as one number."""
-    first = column[:1]
-    is_one = first.size and (
-        (column == first).all() or (np.isnan(first[0]) and np.isnan(column).all())
-    )
-    return first if is_one else column
+def _readings(gpu: GpuSeries, names: Sequence[str]) -> NDArray[np.floating]:
+    """Give the readings of a column under any of its names; without it, none."""
+    told = [column for name in names if (column := gpu.column(name)) is not None]
+    return highest(told) if told else np.broadcast_to(_ABSENT, gpu.num_samples)
 
 
-def _joined(parts: Sequence[NDArray[_Scalar]]) -> NDArray[_Scalar]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _node(place: Place, table: _Table) -> Node:
-    gpus: list[Gpu] = []
-    counted: list[dict[str, Counts]] = []
-    for index, uuid, rows in table.by_gpu():
-        counted.append({key: spread.count(rows.values.get(key, _NONE)) for key in GPU_METRICS})
-        if index >= 0:
-            gpus.append(_gpu(place, index, uuid, rows, counted[-1]))
-    counts = {key: spread.merge([mine[key] for mine in counted]) for key in GPU_METRICS}
-    of_host = table.of_host()
-    counts |= {key: spread.count(of_host.values.get(key, _NONE)) for key in HOST_METRICS}
-    uses = [gpu.use for gpu in gpus] or [_use(table, _steps_s(table), {})]
-    return Node(place=place, use=_sum(uses, counts), gpus=tuple(gpus), counts=counts)
-
-
-def _gpu(place: Place, index: int, uuid: str, rows: _Table, counts: Mapping[str, Counts]) -> Gpu:
-    steps_s = _steps_s(rows)
+def _gpu(gpu: GpuSeries, counts: Mapping[str, Counts]) -> Gpu:
+    steps_s = _steps_s(gpu)
+    memory_mib = gpu.number("memory_mib")
     return Gpu(
-        place=place,
-        index=index,
-        uuid=None if uuid == facts.UNKNOWN else uuid,
-        use=_use(rows, steps_s, {key: found.spread() for key, found in counts.items()}),
-        longest_idle=_longest_idle(rows, steps_s),
-        memory_mib=rows.memory_mib.get((index, uuid)),
+        place=gpu.place,
+        index=-1 if gpu.gpu is None else gpu.gpu,
+        uuid=None if gpu.uuid == facts.UNKNOWN else gpu.uuid,
+        use=_use(gpu, steps_s, {key: found.spread() for key, found in counts.items()}),
+        longest_idle=_longest_idle(gpu, steps_s),
+        memory_mib=None if memory_mib is None else int(memory_mib),
     )
 
 
-def _use(rows: _Table, steps_s: NDArray[np.float64], spreads: Mapping[str, Spread | None]) -> Use:
-    active = rows.activity
-    timed = bool((rows.time_s != NO_TIME).all())
-    signs = [rows.values[key] for key in _SIGNS_OF_LIFE if key in rows.values]
-    silent = np.logical_and.reduce([np.ones(len(active), np.bool_), *map(np.isnan, signs)])
-    start = np.broadcast_to(rows.more["start"], len(steps_s))
-    used = energy.used(rows.column("energy"), rows.column("power_w"), steps_s, start)
-    written_s = rows.more.get("written_s", rows.time_s)
+def _use(gpu: GpuSeries, steps_s: NDArray[np.float64], spreads: Mapping[str, Spread | None]) -> Use:
+    active = _activity(gpu)
+    timed = not np.isnan(gpu.time_s).any()
+    silent = np.logical_and.reduce([np.isnan(_readings(gpu, (n,))) for n in _SIGNS_OF_LIFE])
+    start = np.broadcast_to(gpu.start, gpu.num_samples)
+    counter_j, power_w = _readings(gpu, ("energy",)), _readings(gpu, ("pwr",))
+    used = energy.used(counter_j, power_w, steps_s, start)
     told = ~np.isnan(active)
-    is_idle = active <= terms.BUSY_PCT
+    is_idle = active <= constants.BUSY_PCT
     return Use(
-        num_samples=len(active),
+        num_samples=gpu.num_samples,
         num_silent=int(silent.sum()),
         num_told=int(told.sum()),
         num_busy=int(told.sum() - is_idle.sum()),
@@ -315,29 +194,39 @@ def _use(rows: _Table, steps_s: NDArray[np.float64], spreads: Mapping[str, Sprea
         energy_j=used.joules,
         energy_from=used.source,
         energy_unseen_s=used.unseen_s,
-        first_s=int(written_s[0]) if timed and rows.dated else None,
-        last_s=int(written_s[-1]) if timed and rows.dated else None,
+        first_s=int(gpu.written_s[0]) if timed and gpu.is_dated else None,
+        last_s=int(gpu.written_s[-1]) if timed and gpu.is_dated else None,
         spreads=spreads,
     )
 
 
-def _steps_s(rows: _Table) -> NDArray[np.float64]:
+def _activity(gpu: GpuSeries) -> NDArray[np.floating]:
+    """Tell how busy it was, in %; see `activity.activity`."""
+    utilisation, sm_activity = (
+        [column for name in names if (column := gpu.column(name)) is not None]
+        for names in (("sm", "smavg"), ("smact", "smutil"))
+    )
+    found = activity(utilisation, sm_activity)
+    return np.broadcast_to(_ABSENT, gpu.num_samples) if found is None else found
+
+
+def _steps_s(gpu: GpuSeries) -> NDArray[np.float64]:
     """Time that each sample speaks for: since the one before; NaN after a gap."""
-    if (rows.time_s == NO_TIME).any():
-        return np.full(len(rows.time_s), np.nan)
-    return clock.steps_s(rows.time_s, rows.more["interval_s"])
+    if np.isnan(gpu.time_s).any():
+        return np.full(gpu.num_samples, np.nan)
+    return clock.steps_s(gpu.time_s, gpu.told_s)
 
 
-def _longest_idle(rows: _Table, steps_s: NDArray[np.float64]) -> Idle | None:
+def _longest_idle(gpu: GpuSeries, steps_s: NDArray[np.float64]) -> Idle | None:
     """Find the longest stretch in which each sample says idle; a gap ends it."""
-    is_idle = (rows.activity <= terms.BUSY_PCT) & ~np.isnan(steps_s)
+    is_idle = (_activity(gpu) <= constants.BUSY_PCT) & ~np.isnan(steps_s)
     idle_s = np.cumsum(np.where(is_idle, steps_s, 0))
     before_s = np.maximum.accumulate(np.where(is_idle, 0, idle_s))
     lasted_s = idle_s - before_s
     if not lasted_s.any():
         return None
     last = int(lasted_s.argmax())
-    begin_s = int(rows.time_s[last] - lasted_s[last]) if rows.dated else None
+    begin_s = int(gpu.time_s[last] - lasted_s[last]) if gpu.is_dated else None
     return Idle(float(lasted_s[last]), begin_s)
 
 
@@ -370,7 +259,7 @@ def _sources(sources: Iterator[str | None]) -> str | None:
 
 def _job(name: str | None, nodes: Sequence[Node]) -> Job:
     counts = {
-        key: spread.merge([node.counts[key] for node in nodes])
+        key: percentiles.merge([node.counts[key] for node in nodes])
         for key in (*GPU_METRICS, *HOST_METRICS)
     }
     return Job(name=name, use=_sum([node.use for node in nodes], counts), nodes=tuple(nodes))

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
+from monitor.logs.columns import COLUMNS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from monitor.nvml.crew import Ask, Values
+    from monitor.nvml.workers import Ask, Values
 
 Handle = Any  # pynvml is untyped: a ctypes pointer
 
@@ -41,6 +43,8 @@ OVER = "over"
 
 MIB = 2**20
 
+_FUNCTIONS = {column.field: column.nvml for column in COLUMNS}
+
 _TEMPERATURE_V1 = 0x100000C
 """nvmlTemperature_v1, which older nvidia-ml-py lack: version, sensor and answer, 12 bytes."""
 
@@ -63,9 +67,8 @@ def refused(values: Values, code: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A function that answers one number: what it becomes, in which unit."""
+    """A function that answers one number, as the registry of columns names it, and its unit."""
 
-    name: str
     field: str
     given: tuple[int, ...] = ()
     """What it is given before the place for its answer."""
@@ -77,6 +80,11 @@ class Number:
     """It answers the length of its window, too."""
     older: str | None = None
     """Its name under older drivers."""
+
+    @property
+    def name(self) -> str:
+        """The function."""
+        return _FUNCTIONS[self.field]
 
     def bind(self, handle: Handle) -> Ask | None:
         """Make the call for one GPU; None if this driver lacks it."""
@@ -119,7 +127,7 @@ def bind_utilization(handle: Handle) -> Ask | None:
 def bind_temperature(handle: Handle) -> Ask | None:
     """Temperature of the GPU: by the name that goes away with CUDA 14, else by its successor."""
     sensor = pynvml.NVML_TEMPERATURE_GPU
-    ask = Number("nvmlDeviceGetTemperature", "temp_c", (sensor,)).bind(handle)
+    ask = Number("temp_c", (sensor,)).bind(handle)
     call = function("nvmlDeviceGetTemperatureV")
     if ask is not None or call is None:
         return ask

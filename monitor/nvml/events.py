@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pynvml
 
 from monitor import xids
-from monitor.logs.marks import Mark
+from monitor.logs.log_events import LogEvent
 from monitor.nvml.calls import function
 from monitor.words import counted
 
@@ -51,7 +51,7 @@ class _Flood:
 class Events:
     """Waits for events of some GPUs, and tells each as a mark."""
 
-    def __init__(self, tell: Callable[[Mark], None]) -> None:
+    def __init__(self, tell: Callable[[LogEvent], None]) -> None:
         self._tell = tell
         self._ended = threading.Event()
         self._floods: dict[tuple[str, int | None], _Flood] = {}
@@ -152,7 +152,7 @@ class Events:
         left_out = self._left_out(kind, gpu)
         if left_out is not None:
             more = {"left_out": str(left_out)} if left_out else {}
-            self._tell(Mark(time.time(), kind, gpu, details | more))
+            self._tell(LogEvent(time.time(), kind, gpu, details | more))
 
     def _left_out(self, kind: str, gpu: int | None) -> int | None:
         """Count an event: how many were left out before it, or None: leave it out, too."""

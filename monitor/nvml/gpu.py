@@ -12,16 +12,16 @@ import pynvml
 
 from monitor.nvml import calls
 from monitor.nvml.calls import MIB, Number
-from monitor.nvml.crew import Job
 from monitor.nvml.mig import Mig
 from monitor.nvml.processes import Processes
 from monitor.nvml.rates import Gpm, NvLink, Samples, Violation
+from monitor.nvml.workers import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from monitor.nvml.calls import Handle
-    from monitor.nvml.crew import Ask, Values
+    from monitor.nvml.workers import Ask, Values
 
     _Call = tuple[str, Callable[[Handle], Ask | None]]
     """What is called, and what prepares it; None where this driver lacks it."""
@@ -29,19 +29,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _NUMBERS: dict[str, tuple[Number, ...]] = {
-    "p": (Number("nvmlDeviceGetPowerUsage", "power_w", divisor=1000),),
+    "p": (Number("power_w", divisor=1000),),
     "t": (
-        Number("nvmlDeviceGetPcieThroughput", "pcie_rx_mb_s", (1,), divisor=1000),
-        Number("nvmlDeviceGetPcieThroughput", "pcie_tx_mb_s", (0,), divisor=1000),
+        Number("pcie_rx_mb_s", (1,), divisor=1000),
+        Number("pcie_tx_mb_s", (0,), divisor=1000),
     ),
     "c": (
-        Number("nvmlDeviceGetClockInfo", "mem_clock_mhz", (pynvml.NVML_CLOCK_MEM,)),
-        Number("nvmlDeviceGetClockInfo", "sm_clock_mhz", (pynvml.NVML_CLOCK_SM,)),
+        Number("mem_clock_mhz", (pynvml.NVML_CLOCK_MEM,)),
+        Number("sm_clock_mhz", (pynvml.NVML_CLOCK_SM,)),
     ),
-    "j": (Number("nvmlDeviceGetTotalEnergyConsumption", "energy_j", divisor=1000, is_wide=True),),
+    "j": (Number("energy_j", divisor=1000, is_wide=True),),
     "r": (
         Number(
-            "nvmlDeviceGetCurrentClocksEventReasons",
             "throttle_bits",
             is_wide=True,
             older="nvmlDeviceGetCurrentClocksThrottleReasons",  # its name before driver 535
@@ -49,20 +48,18 @@ _NUMBERS: dict[str, tuple[Number, ...]] = {
     ),
 }
 _ENGINES = (
-    Number("nvmlDeviceGetEncoderUtilization", "enc_pct", has_period=True),
-    Number("nvmlDeviceGetDecoderUtilization", "dec_pct", has_period=True),
-    Number("nvmlDeviceGetJpgUtilization", "jpg_pct", has_period=True),
-    Number("nvmlDeviceGetOfaUtilization", "ofa_pct", has_period=True),
+    Number("enc_pct", has_period=True),
+    Number("dec_pct", has_period=True),
+    Number("jpg_pct", has_period=True),
+    Number("ofa_pct", has_period=True),
 )
 _ECC = (
     Number(
-        "nvmlDeviceGetTotalEccErrors",
         "ecc_corrected",
         (pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_VOLATILE_ECC),
         is_wide=True,
     ),
     Number(
-        "nvmlDeviceGetTotalEccErrors",
         "ecc_uncorrected",
         (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC),
         is_wide=True,

@@ -16,7 +16,7 @@ from monitor.nvml.calls import MIB, Handle, refused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from monitor.nvml.crew import Values
+    from monitor.nvml.workers import Values
 
 _MAX_DEVICES = 8
 

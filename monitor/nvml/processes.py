@@ -18,7 +18,7 @@ from monitor.nvml.calls import MIB, Handle, function, refused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from monitor.nvml.crew import Values
+    from monitor.nvml.workers import Values
 
 # c_nvmlProcessInfo_v2_t (also of v3): pid, used memory in bytes, GPU and compute instance.
 _NEW = struct.Struct("<I4xQII")

@@ -17,7 +17,7 @@ from monitor.nvml.calls import LOST, Fields, Handle, function, refused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from monitor.nvml.crew import Values
+    from monitor.nvml.workers import Values
 
 _LINK_KIB = (
     pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,

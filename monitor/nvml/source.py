@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
-from monitor.logs.marks import Mark
+from monitor.logs.log_events import LogEvent
 from monitor.logs.sample import GpuSample, Reading
 from monitor.nvml.calls import LOST, OVER
 from monitor.nvml.chosen import ALL, Named, keep
-from monitor.nvml.crew import Crew, Job
 from monitor.nvml.events import Events
 from monitor.nvml.gpu import Gpu
+from monitor.nvml.workers import Job, WorkerPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from monitor.nvml.crew import Values
+    from monitor.nvml.workers import Values
     from monitor.stop import Stop
 
 Facts = tuple[tuple[str, str], ...]
@@ -51,7 +51,7 @@ class Nvml:
         self,
         letters: str,
         stop: Stop,
-        tell: Callable[[Mark], None],
+        tell: Callable[[LogEvent], None],
         monotonic: Callable[[], float] = time.monotonic,
         named: Named = ALL,
     ) -> None:
@@ -60,8 +60,8 @@ class Nvml:
         self._monotonic = monotonic
         self._named = named
         self._next_start_s = monotonic()
-        self._crew = Crew("nvml", stop, self._tell_slow)
-        self._start_job = Job(_NO_OWNER, "nvmlInit", self._start, patience_s=_START_S)
+        self._pool = WorkerPool("nvml", stop, self._tell_slow)
+        self._start_job = Job(_NO_OWNER, "nvmlInit", self._start, timeout_s=_START_S)
         self._started: Values = {}
         """What the start has found; it may come back after it was given up."""
         self._alive = False
@@ -80,11 +80,11 @@ class Nvml:
             lost = tuple(GpuSample(index=gpu.index) for gpu in self._gpus)
             return Reading(lost, self._facts, self._is_renumbered)
         found: dict[int, Values] = {gpu.index: {} for gpu in self._gpus}
-        self._crew.run([job for gpu in self._gpus for job in gpu.due()], found, _LOOK_S)
+        self._pool.run([job for gpu in self._gpus for job in gpu.due()], found, _LOOK_S)
         samples = tuple(self._see(gpu, found[gpu.index]) for gpu in self._gpus)
         is_silent = all(not values or LOST in values for values in found.values())
         is_over = is_silent or any(OVER in values for values in found.values())
-        if is_over and not self._crew.is_stuck:
+        if is_over and not self._pool.is_stuck:
             self._stop()  # not one reading of any GPU: the library is dead, not a GPU
         return Reading(samples, self._facts + self._mig_facts(found), self._is_renumbered)
 
@@ -96,7 +96,7 @@ class Nvml:
         is_lost = values.pop(LOST, False) or not gpu.jobs
         if is_lost != (gpu.index in self._lost):
             self._lost ^= {gpu.index}
-            self._tell(Mark(time.time(), "lost" if is_lost else "back", gpu.index))
+            self._tell(LogEvent(time.time(), "lost" if is_lost else "back", gpu.index))
         values.pop("mig_used_mib", None)
         state = values.pop("remap_state", None)
         if state is not None:
@@ -111,12 +111,12 @@ class Nvml:
             return
         pending, failed = ("yes" if flag else "no" for flag in state)
         details = {"rows": str(num_rows), "pending": pending, "failed": failed}
-        self._tell(Mark(time.time(), "remap", index, details))
+        self._tell(LogEvent(time.time(), "remap", index, details))
 
     def _tell_slow(self, job: Job) -> None:
         """Say that a call hangs: its cells stay empty until it comes back."""
         index = None if job.owner == _NO_OWNER else job.owner
-        self._tell(Mark(time.time(), "slow", index, {"call": job.kind}))
+        self._tell(LogEvent(time.time(), "slow", index, {"call": job.kind}))
 
     def _try_start(self) -> None:
         """Start where it is time to, or take what a start has found that came back late."""
@@ -125,7 +125,7 @@ class Nvml:
             return
         if not is_late:
             self._next_start_s = self._monotonic() + _RETRY_S
-            self._crew.run([self._start_job], {_NO_OWNER: self._started}, _START_S)
+            self._pool.run([self._start_job], {_NO_OWNER: self._started}, _START_S)
         started = self._started
         if not started:
             self._facts = self._with_count(f"no readings: no answer within {_START_S:g} s")
@@ -137,7 +137,7 @@ class Nvml:
             self._alive = len(self._gpus) > 0
 
     def _start(self, started: Values) -> None:
-        """Start NVML, and learn what there is; a call of the crew, for it may hang."""
+        """Start NVML, and learn what there is; a call of the pool, for it may hang."""
         if self._events is not None and self._events.is_over():
             with suppress(pynvml.NVMLError):  # it may be dead already
                 pynvml.nvmlShutdown()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.logs.terms import BUSY_PCT
+from monitor.logs.constants import BUSY_PCT
 from monitor.plot.metrics import reading
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monitor.analysis.axis import binned
-from monitor.logs.places import natural
+from monitor.logs.run_dirs import natural
 from monitor.plot.metrics import reading
 from monitor.words import counted
 

@@ -9,12 +9,14 @@ import numpy as np
 
 from monitor.errors import UserError
 from monitor.logs import throttling
+from monitor.logs.columns import COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from monitor.logs.columns import Column, Panel
     from monitor.logs.series import GpuSeries
 
 _MIB_PER_GIB = 1024
@@ -52,18 +54,19 @@ class Metric:
         return self.name == "throttle"
 
 
-METRICS = (
-    Metric("util", ("smavg", "sm"), "utilisation", "%", top=100),
-    Metric("power", ("pwr",), "power", "W"),
-    Metric("memory", ("fb",), "memory in use", "GiB", worst=True, scale=_MIB_PER_GIB),
-    Metric("temp", ("gtemp",), "temperature", "°C", worst=True),
-    Metric("throttle", ("throt", "pviol", "tviol"), "throttled by", "", worst=True, top=2),
-    Metric("cpu", ("cpu",), "CPUs of the host", "%", of_host=True, top=100),
-    Metric(
-        "hostmem", ("hmem",), "memory of the host", "GiB", worst=True, of_host=True,
-        scale=_MIB_PER_GIB,
-    ),
-)  # fmt: skip
+_UNITS = {"MB": ("GiB", _MIB_PER_GIB), "C": ("°C", 1), "bits": ("", 1)}
+
+
+def _metric(column: Column, panel: Panel) -> Metric:
+    unit, scale = _UNITS.get(column.unit, (column.unit, 1))
+    names = panel.columns or (column.name,)
+    return Metric(
+        panel.name, names, panel.title, unit, panel.worst, column.of_host, scale, panel.top
+    )
+
+
+_PANELS = [(column, column.panel) for column in COLUMNS if column.panel is not None]
+METRICS = tuple(_metric(*pair) for pair in sorted(_PANELS, key=lambda pair: pair[1].order))
 """In the order in which they are drawn."""
 
 WANTED = frozenset(column for metric in METRICS for column in metric.columns)

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Protocol
 
-from monitor.logs import gutil, marks
+from monitor.logs import gutil, log_events
 from monitor.logs.sample import GpuSample, HostSample, RankSample, Reading, Row
 from monitor.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from monitor.logs.marks import Mark
+    from monitor.logs.log_events import LogEvent
     from monitor.logs.sample import GpuSource, HostSource, RankSource
     from monitor.stop import Reason, Stop
 
@@ -98,7 +98,7 @@ class Recorder:
     _written_facts: dict[str, str] = field(default_factory=dict, init=False)
     _marks: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_MARKS), init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    """Held while the log is written to: what happens is told by other threads."""
+    """Owners while the log is written to: what happens is told by other threads."""
 
     def run(self, stop: Stop, interval_s: float) -> Reason:
         """Record at once, then every `interval_s`, and a last time at the end.
@@ -117,9 +117,9 @@ class Recorder:
                 self._cycle()
                 return reason
 
-    def tell(self, mark: Mark) -> None:
+    def tell(self, mark: LogEvent) -> None:
         """Write down what happened, at once; from any thread. What cannot be kept comes later."""
-        line = marks.line(mark)
+        line = log_events.line(mark)
         with self._lock:
             if not (self._headed and self.log.append(line)):
                 self._marks.append(line)

@@ -21,7 +21,7 @@ from monitor.watchdog.thread import WatchdogThread
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from monitor.logs.marks import Mark
+    from monitor.logs.log_events import LogEvent
     from monitor.logs.sample import GpuSource, HostSource, RankSource
     from monitor.stop import Stop
     from monitor.watchdog import orphans
@@ -42,7 +42,7 @@ class Settings:
     """The log; appended to."""
     interval_s: float
     columns: str
-    """pumt, then letters of `gutil.FURTHER_LETTERS`."""
+    """pumt, then letters of the registry."""
     parent_pid: int
     """Recording ends with this process."""
     host: str
@@ -115,7 +115,7 @@ def record(settings: Settings, say: Callable[[str], None]) -> int:
     )
     if settings.beat_dir and set("sq") & set(letters):
         beat_dir, visible = settings.beat_dir, settings.visible
-        recorder.ranks = _Later(lambda: _seats(beat_dir, visible))
+        recorder.ranks = _Later(lambda: _rank_gpus(beat_dir, visible))
     watchdog.start()
     reason = recorder.run(stop, settings.interval_s)
     sink.close()
@@ -123,7 +123,9 @@ def record(settings: Settings, say: Callable[[str], None]) -> int:
     return 0
 
 
-def _nvml(settings: Settings, letters: str, stop: Stop, tell: Callable[[Mark], None]) -> GpuSource:
+def _nvml(
+    settings: Settings, letters: str, stop: Stop, tell: Callable[[LogEvent], None]
+) -> GpuSource:
     try:
         from monitor.nvml.chosen import Named  # noqa: PLC0415 - see _Later
         from monitor.nvml.source import Nvml  # noqa: PLC0415
@@ -139,10 +141,10 @@ def _host(letters: str, folder: str) -> HostSource:
     return Host(letters, folder)
 
 
-def _seats(beat_dir: str, visible: str | None) -> RankSource:
-    from monitor.recorder.seats import Seats  # noqa: PLC0415 - see _Later
+def _rank_gpus(beat_dir: str, visible: str | None) -> RankSource:
+    from monitor.recorder.rank_gpus import RankGpus  # noqa: PLC0415 - see _Later
 
-    return Seats(beat_dir, visible)
+    return RankGpus(beat_dir, visible)
 
 
 def _spare_the_collector() -> None:

@@ -6,21 +6,21 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from monitor.logs import stats, terms
+from monitor.logs import constants, stats
 from monitor.report import words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from monitor.logs.aggregates import File
     from monitor.logs.stats import Gpu, Idle, Job, Use
-    from monitor.logs.tallies import File
 
 RULES = {
-    "busy": f"share of samples with sm or smavg above {terms.BUSY_PCT} % (smact without both)",
+    "busy": f"share of samples with sm or smavg above {constants.BUSY_PCT} % (smact without both)",
     "idle": "time under watch of samples that are not busy; of several GPUs the sum",
     "hours": "time under watch; of several GPUs the sum, which gpu_hours says by its name",
     "energy": "the GPU's own counter where it tells, elsewhere power over time (~)",
-    "gaps": f"gaps above {terms.GAP_INTERVALS} usual intervals add neither time nor energy",
+    "gaps": f"gaps above {constants.GAP_INTERVALS} usual intervals add neither time nor energy",
     "percentiles": "values that occurred: the first that reaches its share of the samples",
     "times": "UTC where the log tells its offset, else local",
 }

@@ -38,7 +38,7 @@ def report(paths: Sequence[str], thresholds: Thresholds, *, as_json: bool = Fals
 
     """
     run = series.load(paths, engine.columns())
-    if not (_num_samples(run) or run.marks or run.metrics or run.events):
+    if not (_num_samples(run) or run.log_events or run.metrics or run.events):
         raise UserError(
             f"diagnose: must have samples or events to judge by; found none in {', '.join(paths)}:"
             " name a run directory that has its .gutil logs beside it, or the logs"
@@ -116,7 +116,7 @@ def _when(axis: Axis, begin_s: float, end_s: float) -> str:
 
 def _notes(run: Run) -> Iterator[str]:
     looked_at = (
-        f"looked at {counted(_num_samples(run), 'sample')}, {counted(len(run.marks), 'event')}"
+        f"looked at {counted(_num_samples(run), 'sample')}, {counted(len(run.log_events), 'event')}"
         f" and {counted(len(run.metrics), 'line')} of metrics"
     )
     bad = f"; {counted(run.num_unreadable, 'row')} could not be read"

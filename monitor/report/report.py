@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError, printable
+from monitor.logs import aggregates, stats
 from monitor.logs import files as logfiles
-from monitor.logs import stats, tallies
 from monitor.report.document import RULES, document
 from monitor.words import counted
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from monitor.logs.aggregates import File
     from monitor.logs.stats import Job
-    from monitor.logs.tallies import File
 
 _WIDTH = 132  # of a report that goes into a file
 _MAX_NOTES = 5
@@ -48,7 +48,7 @@ def report(
             f"run directory: must have .gutil logs beside it; found none for {', '.join(paths)}:"
             " copy them there, or name them"
         )
-    nodes, files = tallies.count(logs)
+    nodes, files = aggregates.count(logs)
     jobs = stats.join(nodes)
     if as_json:
         print(json.dumps(document(jobs, files, co2_g_per_kwh), indent=2))

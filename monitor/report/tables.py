@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from monitor.logs import stats
+from monitor.logs import columns, stats
 from monitor.report import folding, words
 from monitor.words import MIB_PER_GIB, NONE, brief, counted, host_list, minutes
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from monitor.logs.spread import Spread
+    from monitor.logs.percentiles import Spread
     from monitor.logs.stats import Gpu, Job, Node, Use
 
     Cell = tuple[str, Callable[[Use], str]]
@@ -36,33 +36,23 @@ _MAX_OUTLIERS = 6
 _MAX_NAMES = 24
 
 
+_UNITS = {"MB": (MIB_PER_GIB, 1)}
+"""What a column's unit is shown in, by how many of it make one, and with how many digits."""
+
+
 @dataclass(frozen=True)
 class _Metric:
     """A line of the table of spreads: its name, and what its unit counts in."""
 
     label: str
-    unit: float = 1
-    digits: int = 0
-    always: bool = True
+    unit: float
+    digits: int
+    is_detail: bool
 
 
 _METRICS: Mapping[str, _Metric] = {
-    "sm_pct": _Metric("utilisation %"),
-    "sm_avg_pct": _Metric("utilisation between looks, mean %", always=False),
-    "sm_max_pct": _Metric("utilisation between looks, peak %", always=False),
-    "sm_active_pct": _Metric("SM active %"),
-    "tensor_active_pct": _Metric("tensor active %"),
-    "dram_active_pct": _Metric("DRAM active %", always=False),
-    "fb_used_mib": _Metric("memory GiB", MIB_PER_GIB, 1),
-    "power_w": _Metric("power W"),
-    "temp_c": _Metric("temperature C"),
-    "mem_temp_c": _Metric("memory temperature C", always=False),
-    "sm_clock_mhz": _Metric("SM clock MHz"),
-    "mem_clock_mhz": _Metric("memory clock MHz"),
-    "pcie_rx_mb_s": _Metric("PCIe read MB/s", always=False),
-    "pcie_tx_mb_s": _Metric("PCIe write MB/s", always=False),
-    "cpu_pct": _Metric("host CPU %"),
-    "host_mem_mib": _Metric("host memory GiB", MIB_PER_GIB, 1),
+    column.report_name: _Metric(column.label, *_UNITS.get(column.unit, (1, 0)), column.is_detail)
+    for column in columns.reported()
 }
 
 
@@ -120,7 +110,7 @@ def _spreads(use: Use, *, full: bool) -> RenderableType:
     table = _table("", "mean", "5 %", "50 %", "95 %", "peak")
     for key, metric in _METRICS.items():
         spread = use.spreads.get(key)
-        if spread is not None and (full or metric.always):
+        if spread is not None and (full or not metric.is_detail):
             values = (spread.mean, spread.p5, spread.p50, spread.p95, spread.peak)
             table.add_row(metric.label, *(_number(v, metric.unit, metric.digits) for v in values))
     return table if table.row_count else Text("no readings\n")

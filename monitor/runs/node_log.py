@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timezone
 from typing import TYPE_CHECKING
 
 from monitor.logs import dmon, files, gutil, throttling
+from monitor.logs.columns import NO_READING
 from rundir.plain import open_plain
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def _sample(row: dict[str, str], zone: timezone | None) -> Sample | None:
     try:
         moment = datetime.strptime(row["Date"] + row["Time"], "%Y%m%d%H:%M:%S")  # noqa: DTZ007 - local
         placed = moment.replace(tzinfo=zone) if zone else moment.astimezone(UTC)
-        gpu = None if row["gpu"] == dmon.NO_READING else int(row["gpu"])
+        gpu = None if row["gpu"] == NO_READING else int(row["gpu"])
     except (KeyError, ValueError, OverflowError):
         return None
     values = {name: dmon.parse_value(row[name]) for name in _COLUMNS if name in row}

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from monitor.logs import terms
+from monitor.logs import constants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -38,7 +38,7 @@ def gpu_pattern(gpu: GpuSample, power_limit_w: float | None) -> str | None:
     """
     if gpu.sm_pct is None:
         return None
-    if gpu.sm_pct <= terms.BUSY_PCT:
+    if gpu.sm_pct <= constants.BUSY_PCT:
         return "idle"
     traffic = [pct for pct in (gpu.mem_pct, gpu.dram_active_pct) if pct is not None]
     is_still = bool(traffic) and max(traffic) <= _MAX_TRAFFIC_PCT

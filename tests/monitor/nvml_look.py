@@ -9,7 +9,7 @@ from typing import Any
 # looks `argv[2]` times; before each look, the clock goes on by `argv[3]` seconds
 _LOOK = """
 import json, os, sys, time
-from monitor.logs.marks import line
+from monitor.logs.log_events import line
 from monitor.nvml.chosen import Named
 from monitor.nvml.source import Nvml
 letters, times, step_s, first, then = sys.argv[1:]
@@ -21,7 +21,11 @@ exec(first)
 for turn in range(int(times)):
     reading = nvml.read()
     told = [line(mark).split(" ", 3)[3].strip() for mark in marks]
-    gpus = [gpu._asdict() for gpu in reading.gpus]
+    gpus = [
+        {"index": gpu.index, "processes": gpu.processes}
+        | {name: getattr(gpu, name) for name in gpu.fields}
+        for gpu in reading.gpus
+    ]
     seen = {"gpus": gpus, "facts": dict(reading.facts), "is_renumbered": reading.is_renumbered}
     print(json.dumps(seen | {"marks": told}))
     clock[0] += float(step_s)

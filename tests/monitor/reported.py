@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from monitor.logs import gutil, stats, tallies
+from monitor.logs import aggregates, gutil, stats
 from monitor.logs.sample import GpuSample, HostSample, Row
 from monitor.report import document
 
@@ -44,7 +44,7 @@ def writer(directory: Path) -> Written:
 
 def gpus(*paths: Path) -> list[dict[str, Any]]:
     """What the report tells of each GPU, by node and index."""
-    nodes, files = tallies.count([[str(path)] for path in paths])
+    nodes, files = aggregates.count([[str(path)] for path in paths])
     told = document.document(stats.join(nodes), files, None)["gpus"]
     for gpu in told:
         gpu["span_s"] = gpu["hours"] and gpu["hours"] * 3600

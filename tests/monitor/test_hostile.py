@@ -18,7 +18,7 @@ import pytest
 from monitor import cli, events
 from monitor.errors import UserError, printable, say
 from monitor.live import target
-from monitor.logs import files, gutil, marks, reader, series
+from monitor.logs import files, gutil, log_events, reader, series
 from monitor.logs.sample import GpuSample, HostSample
 from monitor.plot import curves
 
@@ -79,7 +79,7 @@ def test_names_stay_told_apart(tmp_path: Path) -> None:
     names = [files.named(os.fsdecode(b"slurm-7.n\xfe.gutil")), files.named("slurm-7.n\ufffd.gutil")]
     assert names == [("7", "n\\udcfe"), ("7", "n\ufffd")]
     assert gutil.parse_comment("## host: a\x07b") == ("host", "a\\x07b")
-    assert marks.parse("- xid gpu=0 text=\x1b[31m") is None
+    assert log_events.parse("- xid gpu=0 text=\x1b[31m") is None
     path = tmp_path / "log.gutil"
     path.write_text("## event: - xid gpu=0 text=\x1b[31m\n")
     assert reader.read(str(path)).num_unreadable == 1
@@ -147,7 +147,7 @@ def test_ctrl_c_ends_quietly(log: Path, ask: Any, monkeypatch: pytest.MonkeyPatc
     def interrupted(*_args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("monitor.report.report.tallies.count", interrupted)
+    monkeypatch.setattr("monitor.report.report.aggregates.count", interrupted)
     assert ask("report", log) == (128 + signal.SIGINT, "", "")
 
 

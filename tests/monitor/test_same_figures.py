@@ -17,7 +17,7 @@ import pytest
 
 from monitor.analysis.engine import evaluate
 from monitor.export import rows
-from monitor.logs import files, gutil, reader, series, stats, tallies
+from monitor.logs import aggregates, files, gutil, reader, series, stats
 from monitor.logs.sample import GpuSample, HostSample, Row
 from monitor.report import document
 from monitor.runs import why
@@ -143,7 +143,7 @@ def _note(truth: Truth, sm: int | None, true_s: int, before_s: int | None) -> No
 def test_every_view_of_the_logs_tells_the_same(tmp_path: Path, seed: int) -> None:
     """By node and UUID: hours, energy, means and rows; by node: how long nothing was written."""
     made = make(tmp_path, np.random.default_rng(seed))
-    nodes, told = tallies.count(files.find([str(tmp_path)]))
+    nodes, told = aggregates.count(files.find([str(tmp_path)]))
     report = document.document(stats.join(nodes), told, None)
     by_gpu = {(gpu["host"], gpu["uuid"]): gpu for gpu in report["gpus"]}
     paths = sorted(map(str, tmp_path.glob("*.gutil")))

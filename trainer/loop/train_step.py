@@ -110,7 +110,7 @@ class ForwardBackward(Protocol):
         """Take the microbatches of step `step`, which `next_microbatch` returns."""
 
 
-class Microbatches:
+class MicrobatchLoop:
     """Each microbatch forward and backward before the next."""
 
     def __init__(self, components: Components, table: StepTable) -> None:
@@ -185,7 +185,7 @@ class ThroughPipeline:
 def choose_forward_backward(components: Components, table: StepTable) -> ForwardBackward:
     """Choose by the layout."""
     if components.mesh.layout.pp == 1:
-        return Microbatches(components, table)
+        return MicrobatchLoop(components, table)
     from trainer.parallel.pipeline import Pipeline  # noqa: PLC0415 -- for pipelines only
 
     assert isinstance(components.trained.train_model, Pipeline)  # noqa: S101 -- see parallelize.py

@@ -18,8 +18,8 @@ from monitor.analysis.engine import evaluate, skipped
 from monitor.analysis.findings import Finding
 from monitor.analysis.thresholds import MEANINGS, Thresholds
 from monitor.errors import UserError
-from monitor.logs import gutil, marks, series
-from monitor.logs.marks import Mark
+from monitor.logs import gutil, log_events, series
+from monitor.logs.log_events import LogEvent
 from monitor.logs.sample import GpuSample, HostSample, Row
 from monitor.report import findings as findings_text
 from tests.monitor.made_runs import BEGIN_S, NUM_SAMPLES, at, first, gpu, mark, run
@@ -41,7 +41,7 @@ def written(tmp_path: Path) -> Written:
 
     def write(
         busy: Callable[[int], int | None] = lambda _: 95,
-        *events: Mark,
+        *events: LogEvent,
         name: str = "slurm-7.n1.gutil",
     ) -> Path:
         layout = gutil.Layout("pumth")
@@ -54,7 +54,7 @@ def written(tmp_path: Path) -> Written:
             row = Row(NOON + timedelta(seconds=15 * cycle), sample, HostSample(40, 2048))
             lines += layout.block([row], cycle)
         path = tmp_path / name
-        path.write_text(lines + "".join(marks.line(event, UTC) for event in events))
+        path.write_text(lines + "".join(log_events.line(event, UTC) for event in events))
         return path
 
     return write
@@ -84,7 +84,7 @@ def test_the_exit_status_tells_a_script(
 
 def test_as_a_program(written: Written) -> None:
     """From the shell: the findings on stdout, nothing on stderr."""
-    xid = Mark(NOON.replace(tzinfo=UTC).timestamp(), "xid", 0, {"xid": "79"})
+    xid = LogEvent(NOON.replace(tzinfo=UTC).timestamp(), "xid", 0, {"xid": "79"})
     command = [sys.executable, "-m", "monitor", "diagnose", str(written(lambda _: 95, xid))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (4, "")
@@ -225,7 +225,7 @@ def test_of_several_jobs_each_finding_names_its_own() -> None:
 def test_faults_of_different_numbers_are_not_folded() -> None:
     """An XID must not hide behind another."""
     events = tuple(mark("xid", i, xid=xid) for i, xid in enumerate(("79", "48", "79")))
-    told = text(run(*(gpu(i) for i in range(4)), marks=events))
+    told = text(run(*(gpu(i) for i in range(4)), log_events=events))
     assert "ERROR    xid: n1 GPU 0,2" in told
     assert "ERROR    xid: n1 GPU 1" in told
 
@@ -235,7 +235,7 @@ def test_the_worst_comes_first() -> None:
     looked_at = run(
         gpu(0, sm=at(first(20), 0, 95), fb=20_000, disk=99),
         gpu(1, sm=at(first(60), 0, 95), fb=20_000),
-        marks=(mark("xid", xid="79"),),
+        log_events=(mark("xid", xid="79"),),
     )
     found = [(one.severity, one.rule, one.gpu) for one in evaluate(looked_at)]
     assert found == [
@@ -276,7 +276,7 @@ def test_what_could_not_be_looked_at_is_said_by_node() -> None:
         ({"events": "watched on 1 of 1 GPUs"}, (), False),
         ({}, (mark("xid", xid="79"),), False),
     ):
-        watched = run(gpu(facts=facts), marks=events)
+        watched = run(gpu(facts=facts), log_events=events)
         assert ("xid" in {one.rule for one in skipped(watched)}) == is_blind
     trained = run(gpu(), metrics=({"step": 1},))
     assert "data" not in {one.rule for one in skipped(trained)}

@@ -161,15 +161,16 @@ CASES = [
     Case("ecc", "hint",
          run(gpu(sbecc=at(slice(100, None), 107, 7))), run(gpu(sbecc=at(slice(100, None), 106, 7))),
          "100 memory errors came up, and could be corrected"),
-    Case("ecc", "error", run(gpu(), marks=(mark("ecc", bits="double"),)),
-         run(gpu(), marks=(mark("ecc", bits="single"),)), "error that could not be corrected"),
+    Case("ecc", "error", run(gpu(), log_events=(mark("ecc", bits="double"),)),
+         run(gpu(), log_events=(mark("ecc", bits="single"),)), "error that could not be corrected"),
     Case("remap", "warning", run(gpu(remap=at(slice(100, None), 3, 2))), run(gpu(remap=2)),
          "1 row of memory remapped, 3 in all"),
-    Case("remap", "error", run(gpu(), marks=(mark("remap", failed="1"),)),
-         run(gpu(), marks=(mark("back"),)), "could not be remapped"),
-    Case("remap", "warning", run(gpu(), marks=(mark("remap"),)), run(gpu()), "is to be remapped"),
-    Case("xid", "error", run(gpu(), marks=(mark("xid", xid="79"), mark("xid", xid="79"))),
-         run(gpu(), marks=(mark("lost"),)),
+    Case("remap", "error", run(gpu(), log_events=(mark("remap", failed="1"),)),
+         run(gpu(), log_events=(mark("back"),)), "could not be remapped"),
+    Case("remap", "warning", run(gpu(), log_events=(mark("remap"),)), run(gpu()),
+         "is to be remapped"),
+    Case("xid", "error", run(gpu(), log_events=(mark("xid", xid="79"), mark("xid", xid="79"))),
+         run(gpu(), log_events=(mark("lost"),)),
          "XID 79: the GPU has fallen off the bus (the hardware's fault), 2 times"),
     Case("lost", "error",
          run(gpu(**dict.fromkeys(("sm", "pwr", "gtemp", "fb"), at(slice(238, None), NAN, 50)))),
@@ -415,7 +416,7 @@ def test_a_gap_between_two_starts_is_none() -> None:
 )
 def test_whose_fault_an_xid_is(number: str, severity: str, words: str, suggestion: str) -> None:
     """The program's, the hardware's, the driver's or nobody's, by NVIDIA's catalogue."""
-    (found,) = evaluate(run(gpu(), marks=(mark("xid", xid=number),)))
+    (found,) = evaluate(run(gpu(), log_events=(mark("xid", xid=number),)))
     assert (found.rule, found.severity, found.about) == ("xid", severity, number)
     assert words in found.evidence
     assert suggestion in found.suggestion
@@ -424,7 +425,7 @@ def test_whose_fault_an_xid_is(number: str, severity: str, words: str, suggestio
 def test_what_a_counter_tells_an_event_does_not_tell_again() -> None:
     """The recorder writes both: one finding is enough."""
     events = (mark("ecc", bits="double"), mark("remap"))
-    counted = run(gpu(dbecc=at(first(9), 1, 0), remap=at(first(9), 1, 0)), marks=events)
+    counted = run(gpu(dbecc=at(first(9), 1, 0), remap=at(first(9), 1, 0)), log_events=events)
     assert [one.rule for one in evaluate(counted)] == ["ecc", "remap"]
 
 

@@ -29,13 +29,8 @@ def row(host: str = "n1", gpu: int | None = 0, **further: Any) -> Row:
         "power_w": 412.0,
         "power_limit_w": 700.0,
         "temp_c": 61.0,
-        "clock_mhz": 1980.0,
-        "mem_clock_mhz": 2619.0,
-        "sm_active_pct": 90.0,
-        "tensor_pct": 45.0,
         "pcie_mb_s": 500.0,
-        "cpu_pct": 12.0,
-        "host_mem_mib": 120_000.0,
+        "readings": {"pclk": 1980.0, "mclk": 2619.0, "smact": 90.0, "tensor": 45.0, "cpu": 12.0},
         "throttle": (),
         "is_throttled": False,
         "idle_s": 0.0,
@@ -259,9 +254,7 @@ def test_many_alerts_are_a_page() -> None:
 
 def test_a_column_without_any_reading_takes_no_room() -> None:
     """Those that logs may lack; the others stay, so that `-` is seen."""
-    bare: dict[str, Any] = dict.fromkeys(
-        ("clock_mhz", "mem_clock_mhz", "sm_active_pct", "tensor_pct", "pcie_mb_s", "power_w")
-    )
+    bare: dict[str, Any] = dict.fromkeys(("pcie_mb_s", "power_w")) | {"readings": {}}
     states = ("throttled",)
     throttled = row(throttle=("software thermal",), is_throttled=True, states=states, **bare)
     lines = text(snapshot(throttled), size=(110, 24))

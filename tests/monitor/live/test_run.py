@@ -8,8 +8,8 @@ import pytest
 
 from monitor.analysis.engine import evaluate
 from monitor.analysis.findings import summaries
+from monitor.live import log as live_log
 from monitor.live.log import LiveLog
-from monitor.live.rows import Batch
 from monitor.live.run import LiveRun, Progress
 from monitor.live.window import window
 
@@ -216,9 +216,7 @@ def test_what_of_a_node_is_nearly_full_is_an_alert(tmp_path: Path) -> None:
     ):
         with path.open("a") as file:
             file.write(text)
-        batch = Batch()
-        live.poll(batch)
-        batch.read()
+        live_log.poll([live])
         seen.append(found(run, live))
     assert seen == [
         [],

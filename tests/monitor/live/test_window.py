@@ -10,13 +10,13 @@ from monitor.analysis import engine
 from monitor.analysis.engine import evaluate
 from monitor.analysis.findings import Finding, Summary, summaries
 from monitor.analysis.thresholds import Thresholds
+from monitor.live import log as live_log
 from monitor.live.fleet import Fleet
 from monitor.live.log import LiveLog
-from monitor.live.rows import Batch
 from monitor.live.target import Target
 from monitor.live.window import window
 from monitor.logs import series
-from monitor.logs.marks import Mark
+from monitor.logs.log_events import LogEvent
 from tests.monitor.live_logs import NONE, LogWriter, gpu, log_of
 
 STUCK = {"sm_pct": 100, "mem_pct": 0, "dram_active_pct": 0, "power_w": 150}
@@ -25,10 +25,8 @@ SLOW = {"sm_pct": 61, "sm_active_pct": 50}
 
 def read(*logs: LogWriter) -> list[LiveLog]:
     """Read them as they are now."""
-    found, batch = [LiveLog(str(log.path)) for log in logs], Batch()
-    for log in found:
-        log.poll(batch)
-    batch.read()
+    found = [LiveLog(str(log.path)) for log in logs]
+    live_log.poll(found)
     return found
 
 
@@ -134,7 +132,7 @@ def test_logs_that_do_not_grow_are_one_alert(tmp_path: Path) -> None:
     assert (alert.severity, alert.rule, alert.where) == ("warning", "stale", "gpu[000-008]")
     assert "the log has not grown for 2 min" in alert.evidence
     writers[0].path.unlink()
-    logs[0].poll(Batch())
+    logs[0].poll()
     gone, stale = alerts_of(logs, 90)
     assert (gone.severity, gone.where, gone.evidence) == ("error", "gpu000", "the log is gone")
     assert stale.where == "gpu[001-008]"
@@ -143,9 +141,13 @@ def test_logs_that_do_not_grow_are_one_alert(tmp_path: Path) -> None:
 def test_what_a_log_says_happened_is_an_alert() -> None:
     """With the number of an XID and its cause; what is no error is not shown as one."""
     log = LiveLog("slurm-7.n1.gutil")
-    xid = Mark(1.0, "xid", 3, {"xid": "79", "text": "GPU_has_fallen_off_the_bus"})
-    log.marks += [xid, Mark(1.0, "xid", 0, {"xid": "45"}), Mark(1.0, "ecc", 0, {"bits": "single"})]
-    log.marks += [Mark(1.0, "slow", 3, {"call": "power"}), Mark(1.0, "back", 3)]
+    xid = LogEvent(1.0, "xid", 3, {"xid": "79", "text": "GPU_has_fallen_off_the_bus"})
+    log.events += [
+        xid,
+        LogEvent(1.0, "xid", 0, {"xid": "45"}),
+        LogEvent(1.0, "ecc", 0, {"bits": "single"}),
+    ]
+    log.events += [LogEvent(1.0, "slow", 3, {"call": "power"}), LogEvent(1.0, "back", 3)]
     now = window([log])
     assert [(one.severity, one.where, one.evidence) for one in summaries(now, evaluate(now))] == [
         ("error", "n1 GPU 3", "XID 79: the GPU has fallen off the bus (the hardware's fault)"),

@@ -1,0 +1,102 @@
+"""From files to nodes, shared between processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from monitor.logs import reader, stats
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from monitor.logs.parser import Place
+    from monitor.logs.stats import Node
+
+    Counted = tuple[list[Node], list["File"]]
+
+_WORTH_BYTES = 2**27
+"""With less to read than this, starting further processes takes longer than it saves."""
+
+_MAX_PROCESSES = 8
+"""A report may run on a login node, which is not ours alone."""
+
+
+@dataclass(frozen=True)
+class File:
+    """What is worth saying of a file besides its rows."""
+
+    path: str
+    num_rows: int
+    num_unreadable: int
+    torn: bool
+    """The last line has no end: it is still growing, or its writer was killed."""
+    hints: tuple[str, ...] = ()
+    """In words, why some rows cannot be read."""
+    is_foreign: bool = False
+    """It is no log at all."""
+
+
+def count(paths: Sequence[Sequence[str]]) -> tuple[list[Node], list[File]]:
+    """Read and count logs, in several processes where that pays.
+
+    Args:
+        paths: of each log its files, the oldest first.
+
+    Raises:
+        UserError: a file cannot be read, or none of them is a log.
+
+    """
+    counted = _each([[log] for log in paths])
+    files = [file for _, found in counted for file in found]
+    if files and all(file.is_foreign for file in files):
+        reader.refuse_foreign(files[0].path)
+    groups = _together([[node.place for node in nodes] for nodes, _ in counted])
+    several = _each([[paths[i] for i in group] for group in groups if len(group) > 1])
+    alone = [counted[group[0]] for group in groups if len(group) == 1]
+    return [node for nodes, _ in alone + several for node in nodes], files
+
+
+def _each(groups: Sequence[Sequence[Sequence[str]]]) -> list[Counted]:
+    """Count each group of logs."""
+    num_processes = min(len(groups), len(os.sched_getaffinity(0)), _MAX_PROCESSES)
+    if num_processes < 2 or sum(map(_size, groups)) < _WORTH_BYTES:  # noqa: PLR2004 - itself
+        return [_count(group) for group in groups]
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")  # of each process: these are as many as cores
+    # not forked: numpy and polars have threads of their own
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(num_processes, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+        return list(pool.imap(_count, groups))
+
+
+def _size(group: Sequence[Sequence[str]]) -> int:
+    paths = [Path(path) for log in group for path in log]
+    return sum(path.stat().st_size for path in paths if path.exists())
+
+
+def _count(group: Sequence[Sequence[str]]) -> Counted:
+    read = [file for log in group for file in reader.read_log(log, stats.COLUMNS)]
+    files = [
+        File(log.path, log.num_rows, log.num_unreadable, log.torn, log.hints, log.is_foreign)
+        for log in read
+    ]
+    return stats.tally(read), files
+
+
+def _together(places: Sequence[Sequence[Place]]) -> list[list[int]]:
+    """Group the files, by number, that tell of the same nodes."""
+    of: dict[Place, list[int]] = {}
+    groups: dict[int, list[int]] = {}
+    for number, found in enumerate(places):
+        mine = [number]
+        for place in found:
+            theirs = of.setdefault(place, mine)
+            if theirs is not mine:
+                mine += theirs
+                of |= {other: mine for other, group in of.items() if group is theirs}
+        groups |= dict.fromkeys(mine, mine)
+    return [sorted(group) for group in {id(group): group for group in groups.values()}.values()]

@@ -1,0 +1,165 @@
+"""The newest sample of each GPU in a log, and what the log tells of them.
+
+The whole log is looked at once, and later only what is new of it: of its rows, the last few are
+read; its `##` lines all are, since what happened to a GPU may stand anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, deque
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, NamedTuple
+
+from monitor.logs import dmon, files
+from monitor.logs.columns import NO_READING
+from monitor.logs.follow import GrowingLog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from monitor.logs.dmon import Header
+    from monitor.logs.log_events import LogEvent
+    from monitor.logs.parser import Stretch
+
+_KEPT_BYTES = 2**17  # some 600 rows: several samples of 16 GPUs
+_TIMES_SEEN = 3  # a damaged row or two of a GPU, and the one before counts
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNow:
+    """The newest row of a GPU: readings by the log's own column names and units, None: none."""
+
+    index: int | None
+    """None: the row of a node without a GPU."""
+    time_s: float
+    """Since 1970."""
+    values: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class NodeNow:
+    """What a log tells of its node last. `facts` are its `##` lines by key."""
+
+    job: str | None
+    host: str
+    gpus: tuple[GpuNow, ...]
+    facts: Mapping[str, str]
+    events: tuple[LogEvent, ...]
+    is_ours: bool
+    """Whether our recorder wrote it, so that we know the units of all its columns."""
+
+    @property
+    def newest(self) -> GpuNow:
+        """The row that was written last."""
+        return max(self.gpus, key=lambda gpu: gpu.time_s)
+
+
+class _LastRows(NamedTuple):
+    """Rows under one header, with the log's offset from UTC there (None: it tells none)."""
+
+    header: Header
+    zone: timezone | None
+    text: bytes
+
+
+class Newest:
+    """A log that may grow between two looks, be replaced, or be cut."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._log = GrowingLog(path, tail_bytes=None)
+        self._num_begun = 0
+        self._last: deque[_LastRows] = deque()
+        self._num_bytes = 0
+        """Of `_last`."""
+
+    def look(self) -> NodeNow | None:
+        """Read what is new; None as long as there is no row.
+
+        Raises:
+            OSError: it cannot be read.
+
+        """
+        self._read()
+        gpus: dict[int | None, GpuNow] = {}
+        seen: Counter[int | None] = Counter()
+        for now in self._backwards():
+            gpus.setdefault(now.index, now)
+            seen[now.index] += 1
+            if seen[now.index] == _TIMES_SEEN:
+                break
+        return self._node(gpus) if gpus else None
+
+    def _node(self, gpus: Mapping[int | None, GpuNow]) -> NodeNow:
+        parser = self._log.parser
+        return NodeNow(
+            job=parser.place.job,
+            host=parser.place.host,
+            gpus=tuple(gpus.values()),
+            facts=parser.facts,
+            events=tuple(parser.events),
+            is_ours="monitor" in parser.facts,
+        )
+
+    def _read(self) -> None:
+        """Take up what is new, in whole lines; keep the last of its rows."""
+        files.refuse_device(os.stat(self.path).st_mode)  # noqa: PTH116 - hundreds of them
+        while True:
+            stretches = self._log.poll()
+            if self._num_begun != self._log.file.num_begun:
+                self._num_begun = self._log.file.num_begun
+                self._num_bytes = 0
+                self._last.clear()
+            for stretch in stretches:
+                self._keep(stretch)
+            if self._log.file.is_at_end:
+                return
+
+    def _keep(self, stretch: Stretch) -> None:
+        if stretch.header is None:
+            return
+        zone = None if stretch.offset is None else timezone(stretch.offset)
+        for text in stretch.texts:
+            self._last.append(_LastRows(stretch.header, zone, text[-_KEPT_BYTES:]))
+            self._num_bytes += len(self._last[-1].text)
+            while self._num_bytes > _KEPT_BYTES:
+                self._num_bytes -= len(self._last.popleft().text)
+
+    def _backwards(self) -> Iterator[GpuNow]:
+        """Give the rows that can be read, the newest first."""
+        written_s = self._log.file.written_s or 0.0
+        for rows in reversed(self._last):
+            for line in reversed(rows.text.split(b"\n")):
+                now = _now(line, rows, written_s)
+                if now is not None:
+                    yield now
+
+
+def _now(line: bytes, rows: _LastRows, written_s: float) -> GpuNow | None:
+    row = dmon.parse_row(line.decode("utf-8", "replace"), rows.header)
+    if row is None:
+        return None
+    index = None if row["gpu"] == NO_READING else int(row["gpu"])
+    values = {
+        name: dmon.parse_value(cell)
+        for name, cell in row.items()
+        if name not in ("Date", "Time", "gpu")
+    }
+    return GpuNow(index, _time_s(row, rows.zone, written_s), values)
+
+
+def _time_s(row: Mapping[str, str], zone: timezone | None, written_s: float) -> float:
+    """Place a row in time: without date and time, it was written when the file was at the latest.
+
+    Where the log tells no offset from UTC, as dmon's own do not, it is this machine's zone.
+    """
+    day = dmon.parse_date(row.get("Date", ""))
+    if day is None or "Time" not in row:
+        return written_s
+    clock = [int(part) for part in row["Time"].split(":")]
+    if zone is None:
+        return time.mktime((day.year, day.month, day.day, *clock, 0, 0, -1))  # type: ignore[arg-type]
+    return datetime(day.year, day.month, day.day, *clock, tzinfo=zone).timestamp()  # type: ignore[misc,arg-type]

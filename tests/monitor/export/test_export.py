@@ -1,0 +1,352 @@
+"""`python -m monitor export` as users run it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+from prometheus_client.parser import text_string_to_metric_families
+
+from monitor import cli
+from monitor.errors import UserError
+from monitor.export import rows as export_rows
+from monitor.export import write as export_write
+from monitor.logs import columns, gutil, reader
+from monitor.logs.sample import GpuSample, HostSample, Row
+from tests import uncovered
+from tests.monitor.unread import run_unread
+
+pytestmark = pytest.mark.slow
+
+Log = Callable[..., Path]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    """Write a log of some columns, whose last sample is now."""
+
+    def write(name: str, letters: str = "pumtj", *, offset: str = "+00:00", more: str = "") -> Path:
+        layout = gutil.Layout(letters)
+        text = layout.header() + gutil.comment("utc_offset", offset)
+        text += gutil.comment("gpu 1", "GPU-bb NVIDIA H200")
+        now = datetime.now(UTC)
+        for cycle in range(3):
+            for index in (0, 1):
+                power_w = None if index else 100 + cycle
+                gpu = GpuSample(index=index, power_w=power_w, energy_j=10**11 + cycle)
+                moment = now - timedelta(seconds=2 - cycle)
+                text += layout.line(Row(moment, gpu, HostSample(40, 2048)))
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text + more)
+        return path
+
+    return write
+
+
+def export(form: str, out: Path | str, *words: object) -> int:
+    """Run the command in this process; its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signal, "signal", lambda *_: None)  # this process is the tests'
+        return cli.main(["export", "--format", form, "--out", str(out), *map(str, words)])
+
+
+def samples(path: Path) -> dict[str, float]:
+    """Values of samples, by name; of several the last."""
+    families = text_string_to_metric_families(path.read_text())
+    return {s.name: s.value for family in families for s in family.samples}
+
+
+def test_the_file_is_whole_and_readable_by_others(log: Log, tmp_path: Path) -> None:
+    """Whatever the umask; a file that was there is replaced, and nothing lies beside it."""
+    path = log("slurm-7.n1.gutil")
+    out = tmp_path / "collector" / "ddp.prom"
+    out.parent.mkdir()
+    out.write_text("old")
+    before = out.stat().st_ino
+    umask = os.umask(0o077)
+    try:
+        assert export("prometheus", out, path) == 0
+    finally:
+        os.umask(umask)
+    assert out.stat().st_mode & 0o777 == 0o644
+    assert out.stat().st_ino != before
+    assert samples(out)["ddp_gpu_power_watts"] == 102
+    assert [p.name for p in out.parent.iterdir()] == ["ddp.prom"]
+    assert export("openmetrics", out, path) == 0
+    assert out.read_text().endswith("# EOF\n")
+
+
+def test_a_link_is_followed(log: Log, tmp_path: Path) -> None:
+    """What it leads to is replaced, and the link stays."""
+    real, link = tmp_path / "real.prom", tmp_path / "link.prom"
+    link.symlink_to(real)
+    assert export("prometheus", link, log("slurm-7.n1.gutil")) == 0
+    assert link.is_symlink()
+    assert "ddp_gpu_up" in samples(real)
+
+
+@pytest.mark.parametrize("form", ["prometheus", "openmetrics", "csv", "jsonl"])
+def test_text_can_go_to_the_standard_output(
+    log: Log, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], form: str
+) -> None:
+    """The same as into a file."""
+    path, out = log("slurm-7.n1.gutil"), tmp_path / "file"
+    assert export(form, "-", path) == 0
+    printed = capfdbinary.readouterr().out
+    assert export(form, out, path) == 0
+    lines = [line for line in printed.splitlines() if b"ddp_export_timestamp" not in line]
+    written = out.read_bytes().splitlines()
+    assert lines == [line for line in written if b"ddp_export_timestamp" not in line]
+    assert len(lines) > 5
+
+
+def test_rows_have_units_utc_times_and_nulls(log: Log, tmp_path: Path) -> None:
+    """A column that a log lacks is null in its rows; whole numbers stay whole."""
+    first = log("slurm-7.n1.gutil", offset="+02:00")
+    second = log("slurm-7.n2.gutil", "pumth")
+    out = tmp_path / "rows.parquet"
+    assert export("parquet", out, first, second) == 0
+    rows = pl.read_parquet(out)
+    assert rows.height == 12
+    assert rows.columns[:6] == ["time_utc", "job", "node", "gpu", "uuid", "power_w"]
+    assert rows.schema["time_utc"] == pl.Datetime("ms", "UTC")
+    assert rows["node"].to_list() == ["n1"] * 6 + ["n2"] * 6
+    assert rows["uuid"].to_list() == [None, "GPU-bb"] * 6
+    assert rows["power_w"].to_list() == [100, None, 101, None, 102, None] * 2
+    assert rows["energy_j"].to_list()[::2] == [10**11, 10**11 + 1, 10**11 + 2, *[None] * 3]
+    assert rows["host_mem_used_mib"].to_list() == [None] * 6 + [2048] * 6
+    (shift,) = set(rows["time_utc"][6:].dt.epoch("s") - rows["time_utc"][:6].dt.epoch("s"))
+    assert 7200 <= shift <= 7210
+
+
+@pytest.mark.parametrize("much", [False, True])
+def test_parquet_csv_and_json_lines_say_the_same(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, much: bool
+) -> None:
+    """Also where there is so much that it goes over the disk; nothing of that is left."""
+    if much:
+        monkeypatch.setattr(export_rows, "_MUCH_BYTES", 0)
+    paths = [log("in/slurm-7.n1.gutil"), log("in/slurm-7.n2.gutil", "pumthj")]
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for form in ("parquet", "csv", "jsonl"):
+        assert export(form, folder / form, tmp_path / "in") == 0
+    assert sorted(p.name for p in folder.iterdir()) == ["csv", "jsonl", "parquet"]
+    rows = pl.read_parquet(folder / "parquet")
+    tables = [export_rows.table(reader.read(str(path))) for path in paths]
+    assert_frame_equal(rows, pl.concat(tables, how="diagonal_relaxed"))
+    as_text = rows.with_columns(pl.col("time_utc").dt.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    lines = [json.loads(line) for line in (folder / "jsonl").read_text().splitlines()]
+    assert lines == as_text.to_dicts()
+    schema = as_text.schema
+    assert_frame_equal(pl.read_csv(folder / "csv", schema=schema), as_text)
+
+
+def test_every_column_of_the_recorder_has_a_name(tmp_path: Path) -> None:
+    """With its unit; what dmon tells in another unit is so called only where we wrote it."""
+    names = {**export_rows.NAMES, **export_rows.OUR_NAMES}
+    assert {column.name for column in columns.COLUMNS} <= set(names)
+    assert len(set(names.values())) == len(names)
+    path = tmp_path / "a.gutil"
+    path.write_text("# gpu tviol\n    0     1\n")
+    assert export_rows.table(reader.read(str(path))).columns[-1] == "tviol"
+    path.write_text(f"{path.read_text()}## monitor: 1\n")
+    assert export_rows.table(reader.read(str(path))).columns[-1] == "heat_throttled_pct"
+
+
+def test_true_dmon_logs_of_all_series_are_one_table(data: Path, tmp_path: Path) -> None:
+    """Different columns join; local times become UTC by this machine's zone."""
+    out = tmp_path / "rows.parquet"
+    environment = {**os.environ, "TZ": "Asia/Kolkata"}
+    command = [sys.executable, "-m", "monitor", "export", "--format", "parquet"]
+    done = subprocess.run(
+        [*command, "--out", out, data],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "1 row could not be read" in done.stderr
+    rows = pl.read_parquet(out)
+    assert rows["node"].n_unique() == 5
+    one = rows.filter(pl.col("node") == "pumt_DT.525.147.05.2gpu")
+    assert str(one["time_utc"][0]) == "2026-11-20 21:56:31+00:00"  # 03:26:31 there
+    assert one["protected_used_mib"].null_count() == one.height
+
+
+def test_rows_without_dates_have_no_time_and_unknown_columns_keep_their_names(
+    tmp_path: Path,
+) -> None:
+    """Nothing is guessed; an empty log adds nothing."""
+    (tmp_path / "plain.gutil").write_text(
+        "# gpu   pwr    xyz\n    0   294     98\n    -     -      -\n"
+    )
+    (tmp_path / "void.gutil").write_text("")
+    out = tmp_path / "rows.parquet"
+    assert export("parquet", out, tmp_path) == 0
+    (first, second) = pl.read_parquet(out).to_dicts()
+    assert first == {
+        **dict.fromkeys(("time_utc", "job", "uuid")),
+        "node": "plain",
+        "gpu": 0,
+        "power_w": 294,
+        "xyz": 98,
+    }
+    assert set(second.values()) == {None, "plain"}
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["csv", "x.csv", "none.gutil"], "none.gutil"),
+        (["prometheus", "x.prom", "none.gutil"], "none.gutil"),
+        (["prometheus", "x.prom", "empty"], "found none in empty"),
+        (["csv", "x.csv", "empty"], "found none in empty"),
+        (["csv", "x.csv", "run"], "found none for run"),
+        (["csv", "no/x.csv", "a.gutil"], "no/x.csv: No such file"),
+        (["prometheus", "no/x.prom", "a.gutil"], "no/x.prom: No such file"),
+        (["prometheus", "empty", "a.gutil"], "regular file"),
+        (["prometheus", "/dev/null", "a.gutil"], "regular file"),
+        (["csv", "a.gutil", "a.gutil"], "among the inputs"),
+        (["parquet", "-", "a.gutil"], "must be a file for parquet"),
+        (["csv", "x.csv", "a.gutil", "--follow", "5"], "--follow: must go with metrics"),
+        (["jsonl", "x.csv", "a.gutil", "--max-age", "5"], "--max-age: must go with metrics"),
+        (["prometheus", "x.prom", "a.gutil", "--follow", "0"], "between 1 and 86400"),
+        (["prometheus", "x.prom", "a.gutil", "--follow", "nan"], "between 1 and 86400"),
+        (["prometheus", "-", "a.gutil", "--follow", "5"], "must have a file"),
+        (["prometheus", "x.prom", "a.gutil", "--max-age", "-1"], "above 0"),
+        (["yaml", "x.prom", "a.gutil"], "invalid choice"),
+        (["prometheus", "x.prom"], "PATHS"),
+    ],
+)
+def test_wrong_input_is_one_line_and_64_and_leaves_nothing(  # noqa: PLR0913, PLR0917 - fixtures
+    log: Log,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    words: list[str],
+    found: str,
+) -> None:
+    """No file, no temporary file, and what was there stays."""
+    path = log("a.gutil")
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("run").mkdir()
+    Path("run/metrics.jsonl").write_text("")
+    kept = {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")}
+    assert export(*words) == 64
+    out, said = capfd.readouterr()
+    assert (out, said.count("\n")) == ("", 1)
+    assert found in said
+    assert {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")} == kept
+    assert path.exists()
+
+
+def test_what_fails_while_it_writes_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    """Any failure, a full disk among them."""
+    out = tmp_path / "x"
+    out.write_text("old")
+    for error, seen in ((OSError(28, "No space left"), UserError), (KeyError(), KeyError)):
+        with pytest.raises(seen), export_write.beside(str(out)) as path:  # noqa: PT012 - so far
+            Path(path).write_text("half")
+            raise error
+    assert (out.read_text(), list(tmp_path.iterdir())) == ("old", [out])
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+def test_a_disk_that_gets_full_is_one_line(form: str, data: Path, tmp_path: Path) -> None:
+    """polars has names of its own for it."""
+    log, out = data / "pumt_DT.550.163.01.2gpu.gutil", tmp_path / "x"
+    argv = [sys.executable, "-m", "monitor", "export", "--format", form, "--out", out, log]
+    limits = ["prlimit", "--fsize=100"]  # which the measuring of coverage would meet, too
+    env = uncovered.environment()
+    done = subprocess.run([*limits, *argv], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (64, 1)
+    assert "--out: must be a file that can be written; found" in done.stderr
+    assert "None" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: int, code: int) -> None:
+    """In the middle of reading a log; its exit code says which signal it was."""
+    log = tmp_path / "a.gutil"
+    os.mkfifo(log)
+    command = [sys.executable, "-m", "monitor", "export", "--format", "csv"]
+    process = subprocess.Popen([*command, "--out", tmp_path / "x.csv", log])
+    with log.open("wb"):  # it waits until somebody reads
+        assert len(list(tmp_path.iterdir())) == 3  # the log, the file, the scratch directory
+        process.send_signal(number)
+    assert process.wait(timeout=20) == code
+    assert list(tmp_path.iterdir()) == [log]
+
+
+@pytest.fixture
+def follower(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Start `export --follow`; ended with the test."""
+    started = []
+
+    def start(*words: object) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "monitor", "export", "--format", "prometheus"]
+        command += ["--out", str(tmp_path / "ddp.prom"), *map(str, words)]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_following_writes_anew_until_it_is_told_to_end(
+    log: Log,
+    tmp_path: Path,
+    until: Callable[..., None],
+    follower: Callable[..., "subprocess.Popen[str]"],
+) -> None:
+    """New logs are found, a time without any is endured, and at the end the file is gone."""
+    out = tmp_path / "ddp.prom"
+    path = log("in/slurm-7.n1.gutil")
+    process = follower("--follow", "1", path.parent)
+    until(out.exists)
+    log("in/slurm-7.n2.gutil")
+    until(lambda: 'node="n2"' in out.read_text())
+    for gone in path.parent.iterdir():
+        gone.unlink()
+    time.sleep(1.5)
+    assert process.poll() is None
+    log("in/slurm-7.n3.gutil")
+    until(lambda: 'node="n3"' in out.read_text())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 0
+    assert process.stderr is not None
+    said = process.stderr.read()
+    assert said.count("\n") == 1
+    assert "found none in" in said
+    assert [p.name for p in tmp_path.iterdir()] == ["in"]
+
+
+def test_following_nothing_is_the_users_fault(
+    tmp_path: Path, follower: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    """At the first look; later it may come back."""
+    process = follower("--follow", "1", tmp_path)
+    assert process.wait(timeout=20) == 64
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_goes_away_is_no_error(log: Log) -> None:
+    """`export … --out - | head` ends quietly."""
+    for form in ("csv", "prometheus"):
+        assert run_unread("export", "--format", form, "--out", "-", log("a.gutil")) == ["0"]

@@ -1,0 +1,350 @@
+"""Time and energy of a host's log, whatever its clock, its cells and its GPUs do.
+
+What passed is the test's own: it makes the log from a list of true moments.
+"""
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monitor.analysis.engine import evaluate
+from monitor.logs import aggregates, files, gutil, series, stats
+from monitor.logs.sample import GpuSample, HostSample, Row
+from monitor.report import document
+from tests.monitor.reported import gpus
+
+NOON = datetime(2026, 10, 25, 2, 30)  # noqa: DTZ001 - the hour that autumn has twice
+LETTERS = "pumtjhk"
+WATTS = 400
+
+
+@dataclass(frozen=True)
+class Look:
+    """One sample: when it truly is, what the wall clock says then, and what was read."""
+
+    true_s: float
+    off_s: float = 0
+    busy: int | None = 90
+    power_w: int | None = WATTS
+    counted: bool = True
+    index: int = 0
+    boot_s: float = 0
+
+
+def text(looks: Sequence[Look], *, stamped: bool, letters: str = LETTERS) -> str:
+    """The rows of a log of ours; the counter grows by WATTS, as power says."""
+    layout = gutil.Layout(letters)
+    rows = []
+    for look in looks:
+        energy_j = 10_000_000 + WATTS * int(look.true_s) if look.counted else None
+        gpu = GpuSample(index=look.index, sm_pct=look.busy, power_w=look.power_w, energy_j=energy_j)
+        mono_s = 1000 + int(look.true_s - look.boot_s) if stamped else None
+        wall = NOON + timedelta(seconds=look.true_s + look.off_s)
+        rows.append(Row(wall, gpu, HostSample(40, 2048, mono_s=mono_s)))
+    return layout.header() + layout.block(rows, 0)
+
+
+def head(interval_s: float, **facts: str) -> str:
+    """The lines by which a monitor begins."""
+    told = {"monitor": "0.1.0", "host": "n1", "job": "7", "interval_s": f"{interval_s:g}"}
+    return "".join(gutil.comment(*fact) for fact in (told | facts).items())
+
+
+def looks(num: int, step_s: float = 1, begin_s: float = 0, **what: Any) -> list[Look]:
+    """Samples at an even pace."""
+    return [Look(begin_s + step_s * i, **what) for i in range(num)]
+
+
+def told_of(path: Path) -> dict[str, Any]:
+    """What the report says of the one GPU."""
+    (one,) = gpus(path)
+    return one
+
+
+HOUR = 3600
+
+
+@pytest.mark.parametrize("kind", ["stamped", "plain"])
+@pytest.mark.parametrize("files", [1, 2])
+@pytest.mark.parametrize("back_s", [HOUR, 20, 86_400])
+def test_a_clock_set_back(tmp_path: Path, kind: str, files: int, back_s: int) -> None:
+    """Hours, energy and the longest idle time are those of the order of rows."""
+    stamped, rotated = kind == "stamped", files > 1
+    first = looks(1200)
+    second = looks(1200, begin_s=1200, off_s=-back_s, busy=0)
+    path = tmp_path / "slurm-7.n1.gutil"
+    if rotated:
+        Path(f"{path}.1").write_text(head(1) + text(first, stamped=stamped))
+        path.write_text(head(1) + text(second, stamped=stamped))
+    else:
+        path.write_text(head(1) + text([*first, *second], stamped=stamped))
+    (one,) = gpus_of_logs(tmp_path)
+    assert one["span_s"] == 2399
+    assert one["energy_j"] == 2399 * WATTS
+    assert one["longest_idle"]["minutes"] == 1200 / 60
+    assert one["busy_pct"] == 50
+
+
+def gpus_of_logs(folder: Path) -> list[dict[str, Any]]:
+    """As the report's own door finds them: files of one log together."""
+    nodes, told = aggregates.count(files.find([str(folder)]))
+    found = document.document(stats.join(nodes), told, None)["gpus"]
+    for gpu in found:
+        gpu["span_s"] = gpu["hours"] and round(gpu["hours"] * 3600, 6)
+        gpu["energy_j"] = gpu["energy_kwh"] and round(gpu["energy_kwh"] * 3.6e6, 3)
+    return found
+
+
+def test_a_clock_set_back_is_shown_as_written(tmp_path: Path) -> None:
+    """First and last are the log's own words, and so is where a finding begins."""
+    path = tmp_path / "slurm-7.n1.gutil"
+    path.write_text(
+        head(1) + text([*looks(600), *looks(2400, begin_s=600, off_s=-HOUR, busy=0)], stamped=False)
+    )
+    told = told_of(path)
+    wall = [NOON, NOON + timedelta(seconds=2999 - HOUR)]
+    assert [told["first"][:19], told["last"][:19]] == [
+        f"{moment:%Y-%m-%d %H:%M:%S}" for moment in wall
+    ]
+    (idle,) = [one for one in evaluate(series.load([str(path)])) if one.rule == "idle"]
+    begin = NOON + timedelta(seconds=599)
+    assert idle.begin_s == pytest.approx((begin - datetime(1970, 1, 1)).total_seconds(), abs=1)  # noqa: DTZ001
+
+
+def test_one_memory_error_stays_one(tmp_path: Path) -> None:
+    """Two stretches that interleave would make a counter rise and fall."""
+    layout = gutil.Layout("pumte")
+    rows = []
+    for i in range(400):
+        wall = NOON + timedelta(seconds=i - (200 if i >= 200 else 0))
+        sample = GpuSample(index=0, sm_pct=90, ecc_uncorrected=int(i >= 150), ecc_corrected=0)
+        rows.append(Row(wall, sample, HostSample(40, 2048)))
+    path = tmp_path / "slurm-7.n1.gutil"
+    path.write_text(layout.header() + layout.block(rows, 0))
+    found = [one.evidence for one in evaluate(series.load([str(path)])) if one.rule == "ecc"]
+    assert len(found) == 1
+    assert found[0].startswith("1 ")
+
+
+def test_a_clock_set_forward_is_no_gap(tmp_path: Path) -> None:
+    """The monotonic stamp says that 15 s passed, not an hour."""
+    path = tmp_path / "slurm-7.n1.gutil"
+    moved = [*looks(200, 15), *looks(200, 15, begin_s=3000, off_s=HOUR)]
+    path.write_text(head(15) + text(moved, stamped=True))
+    told = told_of(path)
+    assert (told["span_s"], told["energy_j"]) == (399 * 15, 399 * 15 * WATTS)
+    assert [one for one in evaluate(series.load([str(path)])) if one.rule == "gap"] == []
+
+
+def test_a_reboot_begins_the_stamp_anew(tmp_path: Path) -> None:
+    """A stamp that falls says nothing of what passed: the wall clock does."""
+    path = tmp_path / "slurm-7.n1.gutil"
+    after = looks(100, begin_s=103, boot_s=103)
+    path.write_text(head(1) + text([*looks(100), *after], stamped=True))
+    assert told_of(path)["span_s"] == 99 + 4 + 99
+
+
+@pytest.mark.parametrize(("before_s", "after_s"), [(1, 60), (60, 1), (1, 15), (15, 300)])
+@pytest.mark.parametrize("told", [1, 0])
+def test_an_interval_that_changes(tmp_path: Path, before_s: int, after_s: int, told: int) -> None:
+    """Each row speaks for its own interval; a pause that is longer than either is a gap."""
+    first = looks(300, before_s)
+    then = looks(20, after_s, begin_s=first[-1].true_s + after_s, busy=0)
+    pause_s = 7 * max(before_s, after_s)
+    last = looks(20, after_s, begin_s=then[-1].true_s + pause_s)
+    new_head = head(after_s) if told else ""
+    text_of = [text(part, stamped=True) for part in (first, [*then, *last])]
+    path = tmp_path / "slurm-7.n1.gutil"
+    path.write_text(head(before_s) * told + text_of[0] + new_head + text_of[1])
+    one = told_of(path)
+    assert one["span_s"] == 299 * before_s + 20 * after_s + 19 * after_s
+    assert one["idle_min"] * 60 == pytest.approx(20 * after_s)
+    assert one["longest_idle"]["minutes"] * 60 == pytest.approx(20 * after_s)
+
+
+def every(num: int) -> Callable[[int], bool]:
+    """Which samples lack a cell: each so-manieth."""
+    return lambda i: i % num == num - 1
+
+
+@pytest.mark.parametrize("lost", [every(2), every(20), lambda i: 100 <= i < 160])
+def test_a_counter_spans_cells_that_are_missing(
+    tmp_path: Path, lost: Callable[[int], bool]
+) -> None:
+    """What it grew by is what was used, whoever did not look."""
+    made = [
+        Look(i, counted=not lost(i), power_w=None if lost(i) else WATTS // 2) for i in range(400)
+    ]
+    path = tmp_path / "slurm-7.n1.gutil"
+    path.write_text(head(1) + text(made, stamped=True))
+    told = told_of(path)
+    last = max(i for i in range(400) if not lost(i))
+    rest = 0 if last == 399 else 399 - last
+    assert told["energy_j"] == last * WATTS
+    assert told["energy_unseen_min"] * 60 == pytest.approx(rest)
+
+
+def test_power_spans_few_cells_and_tells_what_it_could_not_see(tmp_path: Path) -> None:
+    """Some missing ones are bridged; a minute without any reading is not made up."""
+    lost = {*range(1, 100, 2), *range(200, 260)}
+    made = [Look(i, counted=False, power_w=None if i in lost else WATTS) for i in range(400)]
+    path = tmp_path / "slurm-7.n1.gutil"
+    path.write_text(head(1) + text(made, stamped=True))
+    told = told_of(path)
+    assert told["energy_j"] == (399 - 61) * WATTS
+    assert told["energy_unseen_min"] * 60 == pytest.approx(61)
+
+
+def test_a_counter_spans_a_pause_but_no_new_start(tmp_path: Path) -> None:
+    """Between two starts of a job its GPU may have been another's."""
+    pause = [*looks(100), *looks(100, begin_s=1000)]
+    path = tmp_path / "slurm-7.n1.gutil"
+    path.write_text(head(1, attempt="1") + text(pause, stamped=True))
+    assert told_of(path)["energy_j"] == 1099 * WATTS
+    again = head(1, attempt="2") + text(looks(100, begin_s=5000), stamped=True)
+    path.write_text(path.read_text() + again)
+    assert told_of(path)["energy_j"] == (1099 + 99) * WATTS
+
+
+def test_an_index_that_becomes_another_gpu(tmp_path: Path) -> None:
+    """Each has its own rows, memory and energy, wherever it is told of."""
+    one = {"gpu 0": "GPU-a NVIDIA H100", "memory_mib 0": "81559"}
+    other = {"gpu 0": "GPU-b NVIDIA H100 MIG", "memory_mib 0": "40000"}
+    path = tmp_path / "slurm-7.n1.gutil"
+    first, then = looks(100), [Look(i, busy=0) for i in range(2_000_000, 2_000_100)]
+    path.write_text(
+        head(1, **one) + text(first, stamped=True) + head(1, **other) + text(then, stamped=True)
+    )
+    made = {gpu["uuid"]: gpu for gpu in gpus(path)}
+    assert {uuid: gpu["memory_mib"] for uuid, gpu in made.items()} == {
+        "GPU-a": 81559,
+        "GPU-b": 40000,
+    }
+    assert {uuid: gpu["energy_j"] for uuid, gpu in made.items()} == {
+        "GPU-a": 99 * WATTS,
+        "GPU-b": 99 * WATTS,
+    }
+    run = series.load([str(path)])
+    assert [gpu.number("memory_mib") for gpu in run.gpus] == [81559, 40000]
+    assert [np.nanmean(gpu.values["sm"]) for gpu in run.gpus] == [90, 0]
+
+
+def test_exports_tell_each_rows_own_gpu(tmp_path: Path) -> None:
+    """The UUID of a row is the one above it."""
+    path = tmp_path / "slurm-7.n1.gutil"
+    parts = [
+        head(1, **{"gpu 0": f"GPU-{name} NVIDIA H100"}) + text(looks(5, begin_s=b), stamped=True)
+        for name, b in (("a", 0), ("b", 1000))
+    ]
+    path.write_text("".join(parts))
+    target = tmp_path / "rows.jsonl"
+    command = [
+        sys.executable,
+        "-m",
+        "monitor",
+        "export",
+        str(path),
+        "--format=jsonl",
+        "--out",
+        str(target),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [row["uuid"] for row in rows] == ["GPU-a"] * 5 + ["GPU-b"] * 5
+
+
+def test_nodes_in_other_zones_end_together(tmp_path: Path) -> None:
+    """Plain dmon tells no zone: 5.5 h between the clocks of two nodes are no early end."""
+    half_past = 5.5 * HOUR
+    for host, off_s in (("n1", 0.0), ("n2", half_past), ("n3", -HOUR)):
+        rows = text(looks(300, 15, off_s=off_s), stamped=False, letters="pumt")
+        (tmp_path / f"slurm-7.{host}.gutil").write_text(rows)
+    assert [one for one in evaluate(series.load([str(tmp_path)])) if one.rule == "gap"] == []
+    short = text(looks(200, 15, off_s=half_past), stamped=False, letters="pumt")
+    (tmp_path / "slurm-7.n2.gutil").write_text(short)
+    (early,) = [one for one in evaluate(series.load([str(tmp_path)])) if one.rule == "gap"]
+    assert (early.host, early.evidence) == (
+        "n2",
+        "its log ends 25 min before that of other nodes of the job",
+    )
+
+
+def test_clocks_gaps_and_cells_at_random(tmp_path: Path) -> None:
+    """Whatever a log goes through, hours, idle time and energy are the test's own sums."""
+    for seed in range(60):
+        noise = np.random.default_rng(seed)
+        made, watched_s, idle_s, used_j = _at_random(noise)
+        path = tmp_path / f"slurm-{seed}.n1.gutil"
+        path.write_text(made)
+        told = told_of(path)
+        assert told["span_s"] == pytest.approx(watched_s), seed
+        assert told["idle_min"] * 60 == pytest.approx(idle_s), seed
+        assert told["energy_j"] == pytest.approx(used_j), seed
+
+
+def _at_random(noise: np.random.Generator) -> tuple[str, float, float, float]:
+    """A log in stretches: before each the clock is set, or nothing is written for a while."""
+    interval_s = int(noise.choice([1, 5, 15]))
+    made: list[Look] = []
+    true_s, off_s, gaps = 0, 0.0, 0
+    for _ in range(int(noise.integers(2, 6))):
+        busy = float(noise.choice([0, 90]))
+        made += [
+            Look(
+                true_s + interval_s * i,
+                off_s,
+                busy=int(busy),
+                power_w=None if noise.random() < 0.05 else WATTS,
+                counted=bool(noise.random() > 0.05),
+            )
+            for i in range(int(noise.integers(30, 120)))
+        ]
+        true_s = int(made[-1].true_s) + interval_s
+        match int(noise.integers(0, 3)):
+            case 0:
+                off_s -= float(noise.integers(30 * interval_s, 7200))
+            case 1:
+                off_s += float(noise.integers(30 * interval_s, 7200))
+            case _:
+                true_s += int(noise.integers(7 * interval_s, 3600))
+                gaps += 1
+    # The ends have readings, so that the counter speaks of all there is.
+    made[0], made[-1] = (_whole(made[at]) for at in (0, -1))
+    steps = [(b.true_s - a.true_s, b) for a, b in itertools.pairwise(made)]
+    watched = [(step_s, look) for step_s, look in steps if step_s <= 5 * max(1, interval_s)]
+    idle_s = sum(step_s for step_s, look in watched if not look.busy)
+    used_j = WATTS * (made[-1].true_s - made[0].true_s)
+    whole = head(interval_s) + text(made, stamped=True)
+    return whole, sum(step_s for step_s, _ in watched), idle_s, used_j
+
+
+def _whole(look: Look) -> Look:
+    return Look(look.true_s, look.off_s, busy=look.busy)
+
+
+def test_each_node_counts_once_in_means_of_hosts(tmp_path: Path) -> None:
+    """A node of eight GPUs is no eight nodes; hours of several GPUs say that they are a sum."""
+    layout = gutil.Layout("pumth")
+    for host, num_gpus, cpu_pct in (("n1", 8, 80), ("n2", 1, 20)):
+        rows = [
+            Row(NOON + timedelta(seconds=s), GpuSample(index=i, sm_pct=90), HostSample(cpu_pct, 9))
+            for s in range(101)
+            for i in range(num_gpus)
+        ]
+        text_of = layout.header() + layout.block(rows, 0)
+        (tmp_path / f"slurm-7.{host}.gutil").write_text(text_of)
+    nodes, told = aggregates.count(files.find([str(tmp_path)]))
+    made = document.document(stats.join(nodes), told, None)
+    (job,) = made["jobs"]
+    assert job["cpu_pct"]["mean"] == 50
+    assert job["gpu_hours"] == job["hours"] == pytest.approx(9 * 100 / 3600)
+    assert [node["cpu_pct"]["num"] for node in made["nodes"]] == [101, 101]
