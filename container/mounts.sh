@@ -19,3 +19,34 @@ join_unique() {
     done
     printf '%s' "$list"
 }
+
+# check_mountable PATH: Pyxis separates mounts by commas and their parts by colons, and writes them
+# between double quotes into a script that Enroot's bash runs.
+check_mountable() {
+    case $1 in
+        *[,:\$\`\"\\]* | *$'\n'*)
+            die "a path to mount must hold none of , : \$ \` \" \\ and newlines, found $(printf '%q' "$1"): rename it, or work from another directory"
+            ;;
+    esac
+}
+
+# extra_mounts: prints DDP_MOUNTS an entry a line. Pyxis says once a task what it does not understand,
+# and sbatch then goes on without any mount.
+extra_mounts() {
+    local entry entries=()
+    IFS=, read -ra entries <<<"${DDP_MOUNTS-}"
+    for entry in "${entries[@]}"; do
+        [[ $entry =~ ^(([./][^:]*|tmpfs|umount)(:[./][^:]*(:.*)?)?)?$ ]] ||
+            die "DDP_MOUNTS must be SOURCE:TARGET, with commas between several, each beginning with / or ., found '$entry': write for example DDP_MOUNTS=/data:/data"
+        if [[ $entry ]]; then printf '%s\n' "$entry"; fi
+    done
+}
+
+# Names that a rank must see as the job sees them; jobs/forwarded.py has the same lists.
+readonly FORWARDED_PREFIXES='DDP_|NCCL_|NVIDIA_|NVSHMEM_|TORCH_|TORCHELASTIC_|GLOO_|CUDA_|OMP_|MKL_|PYTHON|PYTORCH_|UCX_|FI_|MASTER_|HF_|WANDB_'
+
+# forwarded_names: those that are exported and mean something in an image: the host's Python and CUDA do not.
+forwarded_names() {
+    compgen -e | grep -E "^($FORWARDED_PREFIXES)" |
+        grep -vxE 'DDP_(HOME|IMAGE|MOUNTS|PYTHON)|PYTHONHOME|CUDA_(HOME|PATH|ROOT|DIR)' || :
+}

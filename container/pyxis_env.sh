@@ -22,14 +22,12 @@ IFS=$' \t\n'
 
 LOG_NAME=pyxis_env
 HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-# shellcheck source=jobs/lib.sh
-. "$HERE/../jobs/lib.sh"
+# shellcheck source=jobs/common.sh
+. "$HERE/../jobs/common.sh"
 # shellcheck source=container/mounts.sh
 . "$HERE/mounts.sh"
 # shellcheck source=container/plugstack.sh
 . "$HERE/plugstack.sh"
-# shellcheck source=jobs/lib/settings.sh
-. "$HERE/../jobs/lib/settings.sh"
 
 # Pyxis reads its variables into a buffer of PATH_MAX, and silently takes none that is longer.
 readonly MAX_LENGTH=4095

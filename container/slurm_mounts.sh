@@ -12,14 +12,12 @@ shopt -s inherit_errexit
 
 LOG_NAME=slurm_mounts
 HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-# shellcheck source=jobs/lib.sh
-. "$HERE/../jobs/lib.sh"
+# shellcheck source=jobs/common.sh
+. "$HERE/../jobs/common.sh"
 # shellcheck source=container/mounts.sh
 . "$HERE/mounts.sh"
 # shellcheck source=container/plugstack.sh
 . "$HERE/plugstack.sh"
-# shellcheck source=jobs/lib/settings.sh
-. "$HERE/../jobs/lib/settings.sh"
 
 readonly PROGRAMS=(srun scontrol sbatch squeue scancel sinfo sacct)
 # Every Debian or Ubuntu image with a Python has these, and its own programs need its own.

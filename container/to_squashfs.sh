@@ -13,8 +13,8 @@ shopt -s inherit_errexit
 
 HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly HERE
-# shellcheck source=jobs/lib.sh
-. "$HERE/../jobs/lib.sh"
+# shellcheck source=jobs/common.sh
+. "$HERE/../jobs/common.sh"
 readonly DEFAULT_SQUASH_OPTIONS='-comp zstd -Xcompression-level 6 -exit-on-error'
 STAGE='' SCRATCH='' CONTAINER='' CHILD=''
 

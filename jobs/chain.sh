@@ -9,8 +9,8 @@ set -Eeuo pipefail
 
 LOG_NAME=chain
 JOBS_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-# shellcheck source=lib.sh
-source "$JOBS_DIR/lib.sh"
+# shellcheck source=common.sh
+source "$JOBS_DIR/common.sh"
 
 main() {
     local count=${2-} link job before='' options=() dependency=()

@@ -6,17 +6,24 @@ set -Eeuo pipefail
 
 LOG_NAME=interactive
 JOBS_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-# shellcheck source=lib.sh
-source "$JOBS_DIR/lib.sh"
-# shellcheck source=lib/place.sh
-source "$JOBS_DIR/lib/place.sh"
+# shellcheck source=common.sh
+source "$JOBS_DIR/common.sh"
+# shellcheck source=find_python.sh
+source "$JOBS_DIR/find_python.sh"
+
+# An image that Pyxis would not take is told before Slurm is asked for a node, if a Python is here.
+check_image() {
+    local python
+    python=$(find_python "$JOBS_DIR/..") || return 0
+    "$python" -I -S -X utf8 "$JOBS_DIR/backends/check_image.py"
+}
 
 main() {
     local options=(--job-name=ddp-interactive --pty) lines version
     help_if_asked "${1-}" "${BASH_SOURCE[0]}"
     command -v srun >/dev/null || die "an interactive session needs Slurm's srun, found none: run jobs/prelaunch.sh here instead"
     if [[ ${DDP_IMAGE-} ]]; then
-        place_check_image
+        check_image
         # The submit directory and the Slurm client must be visible in the container.
         lines=$("$JOBS_DIR/../container/pyxis_env.sh" --step) # on its own: within eval its failure would be lost
         eval "$lines"

@@ -11,8 +11,8 @@ set -Eeuo pipefail
 
 LOG_NAME=sweep
 JOBS_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-# shellcheck source=lib.sh
-source "$JOBS_DIR/lib.sh"
+# shellcheck source=common.sh
+source "$JOBS_DIR/common.sh"
 
 # expand_grid FILE: prints every combination, the first line's values changing slowest.
 expand_grid() {
@@ -54,7 +54,7 @@ main() {
     file=$DDP_OUT/sweep-$(date -u +%Y%m%dT%H%M%S)-$$.txt
     printf '%s\n' "$points" >"$file"
     count=$(wc -l <"$file")
-    log_info "$(counted "$count" point) in $file"
+    log_info "$count point$( ((count == 1)) || echo s) in $file"
     # Commas in a path would end an --export list, so the variable travels in the environment.
     if ! DDP_SWEEP_FILE=$file sbatch --export=ALL --job-name=ddp-sweep --array="1-$count" "${options[@]}" \
         "$JOBS_DIR/prelaunch.sh" "$@"; then

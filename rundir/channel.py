@@ -27,6 +27,8 @@ MARK = b"\x1e"
 """Begins a frame; nothing else on a step's standard output may hold it."""
 AGENT_SOCKET = "DDP_AGENT_SOCKET"
 """The variable that names the socket of the agent that started this process."""
+RUN_DIR = "DDP_RUN_DIR"
+"""The variable that names the run directory of the job."""
 SUPERVISED = "DDP_SUPERVISED"
 """The variable that is 1 where a supervisor reads the step's standard output."""
 
@@ -118,15 +120,16 @@ def reporter(
 ) -> Callable[[bytes], None]:
     """Return how a process of a rank delivers its events; give it to `events.EventLog`.
 
-    By the agent that started it, if there is one. What cannot be delivered so is kept in the
-    node's own file; without a supervisor events go to `events.jsonl` itself.
+    By the agent that started it, if there is one and it is of the same run. What cannot be
+    delivered so is kept in the node's own file; without a supervisor events go to `events.jsonl`
+    itself.
     """
     environ = os.environ if environ is None else environ
-    path = environ.get(AGENT_SOCKET)
     files = RunDir(run_dir)
-    keep = events.to_file(
-        files.node_events(node) if environ.get(SUPERVISED) == "1" else files.events
-    )
+    is_same_run = environ.get(RUN_DIR) == files.path
+    path = environ.get(AGENT_SOCKET) if is_same_run else None
+    is_supervised = is_same_run and environ.get(SUPERVISED) == "1"
+    keep = events.to_file(files.node_events(node) if is_supervised else files.events)
 
     def deliver(data: bytes) -> None:
         if not (path and _send(path, data)):

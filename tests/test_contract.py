@@ -30,23 +30,19 @@ def documented() -> dict[str, set[str]]:
 def written() -> dict[str, set[str]]:
     """The events that some source file writes, and who they are told by."""
     found: dict[str, set[str]] = {}
-    for name, source in [*_of_bash(), *_of_python("trainer"), *_of_python("monitor")]:
-        found.setdefault(name, set()).add(source)
+    sources = {"trainer": "trainer", "monitor": "monitor"}
+    sources |= {"jobs/supervisor": "prelaunch", "jobs/agent": "launcher"}
+    for package, source in sources.items():
+        for name in _of_python(package):
+            found.setdefault(name, set()).add(source)
     return found
 
 
-def _of_bash() -> Iterator[tuple[str, str]]:
-    for path in (ROOT / "jobs").rglob("*.sh"):
-        source = "launcher" if path.name == "launcher.sh" else "prelaunch"
-        for name in re.findall(r"^[^#\n]*\bevent_write (\w+)", path.read_text(), re.MULTILINE):
-            yield name, source
-
-
-def _of_python(package: str) -> Iterator[tuple[str, str]]:
+def _of_python(package: str) -> Iterator[str]:
     for path in (ROOT / package).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and (name := _event_of(node)):
-                yield name, package
+                yield name
 
 
 def _event_of(call: ast.Call) -> str | None:

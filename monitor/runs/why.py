@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from monitor import events
 from monitor.errors import UserError
 from monitor.plain import open_plain
-from monitor.runs import evidence, failure, life, nodes, record, screen, slurm
+from monitor.runs import evidence, life, nodes, record, screen, slurm
 from monitor.runs.history import integer, seconds
+from rundir.failure import patterns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,8 +101,8 @@ def _record_of(run_dir: str) -> dict[str, Any]:
 def _believe(job: slurm.Job, attempt: dict[str, Any]) -> None:
     """Take Slurm's word for the end of what was killed and could not say why."""
     failed = attempt["failure"]
-    if job.state in failure.BY_SLURM and failed is not None and failed["class"] == "killed":
-        failed["class"], failed["words"] = failure.BY_SLURM[job.state]
+    if job.state in patterns.BY_SLURM and failed is not None and failed["class"] == "killed":
+        failed["class"], failed["words"] = patterns.BY_SLURM[job.state]
         failed["evidence"] = {"place": "slurm", "line": job.state}
         attempt["failure_class"] = failed["class"]
 

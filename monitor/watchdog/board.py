@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from monitor.events import Event, EventLog
     from monitor.watchdog.bounded import Bounded
 
-_LIMIT_S = 2.0
+_LIMIT_S = 3.0  # longer than an event waits for a lock
 _FIRST_BYTES = 2**20  # of what others wrote before: this attempt's beginning is in it
 _WORDS = (b'"hang_report"', b'"verdict"', b'"last_beats"', b'"rank_up"', b'"monitor_up"')
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.jobs.library import ask
+from jobs.backends.slurm import Slurm
+from jobs.supervisor.attempts import end_of_script
+from jobs.supervisor.history import History, Unreported
+from tests.jobs.backend import Fake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 START = {"event": "start", "attempt": 1, "host": "n1", "nodes": ["n1", "n2"]}
 SIGNAL = {"event": "signal", "attempt": 1, "signal": "TERM"}
@@ -33,40 +36,47 @@ def node(port: int, booted: str) -> str:
     return f"NodeName=n1 NodeAddr=127.0.0.1 Port={port} State=DOWN* BootTime={booted}"
 
 
-def told(tmp_path: Path, *events: dict[str, object], info: str, here: str = "n3") -> list[dict]:
-    """What a second start adds to the events, if Slurm has this to say of the node."""
-    path = tmp_path / "events.jsonl"
+class Told(Slurm):
+    """A Slurm that has this to say of a node."""
+
+    info = ""
+
+    def node_info(self, node: str) -> str:
+        """What it says."""
+        assert node == "n1"
+        return self.info
+
+
+def told(
+    monkeypatch: pytest.MonkeyPatch, *events: dict[str, object], info: str, here: str = "n3"
+) -> tuple[Unreported | None, str | None]:
+    """What a second start finds out of the first, if Slurm has this to say of the node."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
     head = {"time": "2026-11-21T08:00:00.000Z"}
-    path.write_text("".join(json.dumps(head | event) + "\n" for event in events))
-    slurm = 'scontrol() { echo "$INFO"; }; timeout() { shift 3; "$@"; };'
-    done = ask(
-        ("nodes", "requeue", "attempt"),
-        f"{slurm} DDP_ATTEMPT=2; attempts_tell_lost; echo $DDP_ATTEMPT",
-        TZ="UTC",
-        DDP_RUN_DIR=str(tmp_path),
-        DDP_NODE=here,
-        PLACE="bare-srun",
-        INFO=info,
-    )
-    assert done.stdout == "2\n"
-    new = [json.loads(line) for line in path.read_text().splitlines()][len(events) :]
-    assert ("start 1 ended with node n1" in done.stderr) == bool(new)
-    return new
+    data = "".join(json.dumps(head | event) + "\n" for event in events).encode()
+    slurm = Told({})
+    slurm.info = info
+    start = History(data).unreported(2)
+    backend = Fake()
+    if here != "n1":
+        monkeypatch.setattr(backend, "lost", slurm.lost)
+    return start, end_of_script(start, backend, slurm)
 
 
-def test_a_node_that_does_not_answer(tmp_path: Path) -> None:
+def test_a_node_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told of the start that it ended, not of the one that tells it."""
-    (event,) = told(tmp_path, START, info=node(1, LONG_AGO))
-    assert (event["event"], event["attempt"], event["node"]) == ("lost_node", 1, "n1")
-    assert event["how"] == "it does not answer on port 1; Slurm's state of it is DOWN*"
-    assert event["afterwards"] is True
+    start, how = told(monkeypatch, START, info=node(1, LONG_AGO))
+    assert start is not None
+    assert (start.attempt, start.node) == (1, "n1")
+    assert how == "it does not answer on port 1; Slurm's state of it is DOWN*"
 
 
 @pytest.mark.parametrize("here", ["n1", "n3"])
-def test_a_node_that_is_back(tmp_path: Path, slurmd: int, here: str) -> None:
+def test_a_node_that_is_back(monkeypatch: pytest.MonkeyPatch, slurmd: int, here: str) -> None:
     """Also where the job has got it again."""
-    (event,) = told(tmp_path, START, info=node(slurmd, SINCE), here=here)
-    assert event["how"] == f"it was started anew at {SINCE}"
+    _, how = told(monkeypatch, START, info=node(slurmd, SINCE), here=here)
+    assert how == f"it was started anew at {SINCE}"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +92,7 @@ def test_a_node_that_is_back(tmp_path: Path, slurmd: int, here: str) -> None:
     ids=["well", "unknown", "untold", "it told its end", "a signal ended it", "nothing had begun"],
 )
 def test_else_nothing_is_told(
-    tmp_path: Path, slurmd: int, events: tuple[dict[str, object], ...], booted: str
+    monkeypatch: pytest.MonkeyPatch, slurmd: int, events: tuple[dict[str, object], ...], booted: str
 ) -> None:
     """Nobody is blamed without evidence."""
-    assert told(tmp_path, *events, info=node(slurmd, booted)) == []
+    assert told(monkeypatch, *events, info=node(slurmd, booted))[1] is None

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from tests.jobs.library import ask
+from jobs.backends import slurm
+from jobs.backends.base import Layout
+from jobs.backends.requeue import Successor, successor_options
+from jobs.backends.slurm import Slurm
+from jobs.supervisor import decide as pure
+from jobs.supervisor.ending import Counters, Ending, Job, Limits
+from jobs.supervisor.guard import lost_nodes
+from rundir.failure import Failure
+from rundir.failure.attempt import End
+from rundir.failure.patterns import DONE
+from tests.jobs.backend import Fake
+
+if TYPE_CHECKING:
+    from jobs.supervisor.decide import Decision
 
 RUNNING = "JobId=7 JobState=RUNNING Reason=None Requeue=1 Restarts=0"
 COMPLETING = "JobId=7 JobState=COMPLETING Reason=None Requeue=1 Restarts=0"
@@ -67,22 +82,93 @@ DEFAULTS = {
 }
 
 
-def bash(script: str, **env: str) -> str:
-    """Runs a line with the library's parts; what it printed."""
-    return ask(("judge", "nodes", "requeue", "decide"), script, **env).stdout.rstrip("\n")
+def failure_of(given: dict[str, str]) -> Failure:
+    """The failure that the classifier would have found."""
+    rank, code = given["FAILED_RANK"], int(given["FAILED_CODE"])
+    lost = tuple((node, given["LOST_HOW"]) for node in given["LOST"].split())
+    end = End(int(rank), given["FAILED_NODE"], code, None) if rank else None
+    stopped = int(given["STEP_CODE"]) > 128 and given["STOP_SIGNAL"]
+    reached = code if end else 75 if stopped else int(given["STEP_CODE"])
+    first = None if given["FAILED_BY_REQUEST"] == "1" or reached == 75 else end
+    return Failure(reached, end, first, given["FAILED_WHY"], None, given["VERDICT"], lost, DONE)
+
+
+def decided(**env: str) -> Decision:
+    """What is decided if this is given."""
+    given = DEFAULTS | env
+    limits = Limits(
+        int(given["DDP_MAX_RESTARTS"]),
+        int(given["DDP_MAX_IDLE_RESTARTS"]),
+        may_requeue=given["DDP_REQUEUE"] == "1",
+        is_no_kill=given["DDP_NO_KILL"] == "1",
+    )
+    job = Job(
+        given["DDP_JOB_ID"],
+        given["DDP_RUN_DIR"],
+        given["PLACE"],
+        given.get("DDP_IMAGE", ""),
+        limits,
+        int(given["NUM_NODES_ALLOCATED"]),
+        int(given["NUM_NODES_WANTED"]),
+        is_own_command=given["IS_OWN_COMMAND"] == "1",
+        is_under_slurm=given["UNDER_SLURM"] == "1",
+        is_interactive=given["INTERACTIVE"] == "1",
+        has_client=given["HAVE_CLIENT"] == "1",
+        restart_count=0,
+    )
+    tasks, local = int(given["NUM_TASKS"]), int(given["NUM_LOCAL_TASKS"])
+    failure = failure_of(given)
+    is_foreign = given["PLACE"] == "host-image" and not failure.end and failure.code == 2
+    end = Ending(
+        failure,
+        64 if is_foreign else failure.code,
+        given["STOP_SIGNAL"] or None,
+        Layout(int(given["NUM_NODES"]), tasks, local, local),
+        given["LATEST"],
+        given["LATEST_AT_START"],
+        given["LATEST_AT_JOB_START"],
+        lost=tuple(given["LOST"].split()),
+        lost_before=tuple(given["LOST_NODES"].split()),
+        took_s=-float(given["ATTEMPT_BEGAN"]),
+        is_foreign_image=is_foreign,
+    )
+    counters = Counters(int(given["RESTARTS"]), int(given["IDLE"]))
+    return pure.decide(job, end, counters, lambda: given["INFO"])
 
 
 def decide(**env: str) -> tuple[str, str]:
     """The decision and the last words."""
-    script = 'job_info() { echo "$INFO"; }; decide; echo "$DECISION"; echo "$LAST_WORDS"'
-    decision, words = bash(script, **DEFAULTS | env).split("\n")
-    return decision, words
+    decision = decided(**env)
+    return decision.kind, decision.words
+
+
+def options_of(info: str, environ: dict[str, str], **asked: object) -> list[str]:
+    """The options of sbatch for a job like this one."""
+    given = {"num_nodes": 2, "exclude": (), "is_no_kill": False} | asked
+    successor = Successor("/jobs/prelaunch.sh", [], environ, {}, **given)
+    return successor_options(Slurm(environ), info, successor)
 
 
 @pytest.mark.parametrize(("info", "fate"), FATES)
 def test_what_slurm_has_in_mind(info: str, fate: str) -> None:
     """A completing job does not show its state: what explains its end tells it."""
-    assert bash('requeue_fate "$INFO"', INFO=info) == fate
+    assert slurm.fate(info, 0) == fate
+
+
+@pytest.mark.parametrize(
+    ("info", "cause"),
+    [
+        (RUNNING, None),
+        (COMPLETING, "cancelled"),
+        ("JobId=7 JobState=COMPLETING Reason=TimeLimit Restarts=0", "time limit"),
+        ("JobId=7 JobState=COMPLETING Reason=None Restarts=1", "preempted"),
+        ("JobId=7 JobState=COMPLETING Reason=None PreemptTime=2026-11-21T07:59:33", "preempted"),
+        ("", None),
+    ],
+)
+def test_a_decision_carries_what_slurm_had_in_mind(info: str, cause: str | None) -> None:
+    """So that nobody has to read it out of its words."""
+    assert decided(STOP_SIGNAL="TERM", INFO=info).cause == cause
 
 
 NO_LAUNCHER = {"FAILED_RANK": "", "FAILED_NODE": "", "STEP_CODE": "2", "DDP_IMAGE": "./x.sqsh"}
@@ -214,15 +300,13 @@ def test_options_of_a_successor() -> None:
         "StdErr=/a b/C d.out\n StdIn=/dev/null\n StdOut=/a b/C d.out\n TresPerNode=gres:gpu:1\n "
         "MailUser=me@here MailType=END,FAIL\n TresBind=gres/gpu:verbose,closest\n"
     )
-    settings = {
-        "DDP_SBATCH_ARGS": "--hint=nomultithread --deadline=now+1day",
-        "EXCLUDE": "n2 n3",
-        "DDP_NO_KILL": "1",
-        "NUM_NODES_ALLOCATED": "3",
+    environ = {
+        "SLURM_JOB_ID": "7",
         "SLURM_NTASKS_PER_NODE": "2",
+        "DDP_SBATCH_ARGS": "--hint=nomultithread --deadline=now+1day",
     }
-    options = bash('requeue_options "$INFO"', INFO=info, SLURM_JOB_ID="7", **settings)
-    assert set(options.splitlines()) == {
+    options = options_of(info, environ, num_nodes=3, exclude=("n2", "n3"), is_no_kill=True)
+    assert set(options) == {
         "--dependency=afterany:7", "--job-name=ddp", "--open-mode=append", "--no-requeue",
         "--nodes=3", "--ntasks=4", "--partition=gpu", "--qos=low", "--time=01:00:00",
         "--mem=100M", "--gres=gpu:1", "--ntasks-per-node=2", "--exclusive", "--no-kill",
@@ -253,8 +337,7 @@ def test_gpus_of_a_successor(field: str, told: str, option: str) -> None:
     info = (
         f"JobId=7 {field}={told}\n WorkDir=/a\n StdErr=\n StdIn=/dev/null\n StdOut=/a/b\n Power= "
     )
-    shared = {"NUM_NODES_ALLOCATED": "2", "DDP_NO_KILL": "0", "EXCLUDE": ""}
-    options = bash('requeue_options "$INFO"', INFO=info, SLURM_JOB_ID="7", **shared).splitlines()
+    options = options_of(info, {"SLURM_JOB_ID": "7"})
     assert options[:4] == [
         "--dependency=afterany:7", "--job-name=ddp", "--open-mode=append", "--nodes=2"
     ]  # fmt: skip
@@ -262,17 +345,26 @@ def test_gpus_of_a_successor(field: str, told: str, option: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("no_kill", "kept", "dropped"),
-    [("1", "n1 n3", ["n2"]), ("1", "n1 n2", []), ("0", "n1 n3", []), ("1", "", [])],
-    ids=["one is gone", "all are there", "not with --no-kill", "no answer"],
+    ("kept", "dropped"),
+    [("n1 n3", ["n2"]), ("n1 n2", []), ("", [])],
+    ids=["one is gone", "all are there", "no answer"],
 )
 def test_a_node_that_slurm_took_out_of_the_job_is_lost(
-    no_kill: str, kept: str, dropped: list[str]
+    monkeypatch: pytest.MonkeyPatch, kept: str, dropped: list[str]
 ) -> None:
     """It may answer again, and a step on it would still wait for ever."""
-    script = f"""
-        job_info() {{ echo "JobId=7 NodeList={"kept" if kept else "(null)"} X=1"; }}
-        scontrol() {{ if [[ $3 == kept ]]; then printf '%s\\n' {kept}; fi; }}
-        NODES=(n1 n2); nodes_dropped
-    """
-    assert bash(script, PLACE="bare-srun", DDP_NO_KILL=no_kill).split() == dropped
+    listed = "kept" if kept else "(null)"
+    monkeypatch.setattr(Slurm, "job_info", lambda _self: f"JobId=7 NodeList={listed} X=1")
+    monkeypatch.setattr(Slurm, "hostnames", lambda _self, listed: {"kept": kept}[listed].split())
+    assert Slurm({"SLURM_JOB_ID": "7"}).dropped(["n1", "n2"]) == dropped
+
+
+@pytest.mark.parametrize("may_have_dropped", [True, False])
+def test_only_a_job_with_no_kill_may_have_lost_a_node_that_answers(
+    *, may_have_dropped: bool
+) -> None:
+    """Without it the whole job would have ended."""
+    backend = Fake(dropped_nodes=["n2"])
+    found = lost_nodes(backend, [], ["n1", "n2"], may_have_dropped=may_have_dropped)
+    how = "Slurm has taken it out of the job"
+    assert found == ([("n2", how)] if may_have_dropped else [])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from jobs.backends.base import tmp_dir
+from jobs.messages import UsageError
+from jobs.supervisor.lock import Lock
 from tests.jobs.said import one_line
 
 if TYPE_CHECKING:
@@ -186,20 +191,18 @@ def test_a_pipe_in_a_files_place(scripts: Scripts, name: str) -> None:
     assert f"found something else at {pipe}" in result.err
 
 
-def test_no_space_for_the_lock(scripts: Scripts) -> None:
+def test_no_space_for_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk is told as one, and the directory that was made for the run is removed."""
-    run_dir, work_dir = scripts.directory / "run", scripts.directory / "work"
+    run_dir = tmp_path / "run"
     run_dir.mkdir()
-    work_dir.mkdir()
-    jobs = scripts.root / "jobs"
-    command = (
-        f"LOG_NAME=t; source '{jobs}/lib.sh'; source '{jobs}/lib/lock.sh';"
-        "lock_line() { return 1; }; DDP_ON_BUSY=wait DDP_LAUNCH_ID=1;"
-        f"DDP_RUN_DIR='{run_dir}' WORK_DIR='{work_dir}'; lock_take"
-    )
-    done = subprocess.run(["bash", "-euc", command], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (64, 1), done.stderr
-    assert "is the disk full" in done.stderr
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Lock, "_own", fail)
+    lock = Lock(str(run_dir), "1", None, job="", restarts="0", grace_s=25)
+    with pytest.raises(UsageError, match="is the disk full"):
+        lock.take(time.sleep, lambda: False, may_wait=True, tell_every_s=1)
     assert not run_dir.exists()
 
 
@@ -363,18 +366,12 @@ def test_jobs_that_would_not_hear_of_their_settings(scripts: Scripts) -> None:
     assert all("--export=ALL" in call for call in calls)
 
 
-def test_a_temporary_directory_of_the_hosts(scripts: Scripts) -> None:
+def test_a_temporary_directory_of_the_hosts(tmp_path: Path) -> None:
     """A site's prolog makes one for each job, and nobody mounts it into the container."""
-    jobs = scripts.root / "jobs"
-    script = f"""LOG_NAME=t; source '{jobs}/lib.sh'; source '{jobs}/lib/place.sh'
-        place_count_ranks() {{ :; }}
-        place_detect; echo "${{TMPDIR-none}}" """
-    for home, left in ((scripts.root, "none"), ("", "/scratch/4711")):
-        env = scripts.env | {"DDP_HOME": str(home), "TMPDIR": "/scratch/4711"}
-        told = subprocess.run(
-            ["bash", "-euc", script], env=env, capture_output=True, text=True, check=True
-        )
-        assert told.stdout.strip() == left
+    gone, there = {"TMPDIR": "/scratch/4711"}, {"TMPDIR": str(tmp_path)}
+    assert tmp_dir(gone, is_in_container=True) == "/tmp"
+    assert tmp_dir(gone, is_in_container=False) == "/scratch/4711"
+    assert tmp_dir(there, is_in_container=True) == str(tmp_path)
 
 
 def test_a_chain_that_cannot_be(scripts: Scripts) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,36 +11,25 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-JOBS = Path(__file__).resolve().parents[2] / "jobs"
-SCRIPTS = (JOBS / "prelaunch.sh", JOBS / "launcher.sh", JOBS / "lib.sh", *JOBS.glob("lib/*.sh"))
-OURS = re.compile(r"(DDP|SLURM|SRUN|PYXIS|MASTER|NCCL|TORCH|EXIT)_|(LOCAL_|NODE_|GROUP_)?RANK$")
-CONTRACT = {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "DEBUG"}
-NOT_PASSED = {"TZ", "PS4", "BASH_REMATCH", "BASH_VERSINFO", "REPLY", "IFS", "INHERITED"}
-ASSIGNED = re.compile(r"(?<![A-Za-z0-9_$\"'{])([A-Z][A-Z_0-9]+)(?:\+?=|\[)")
-LOWER = ("code", "name", "node", "line", "pid", "file")
-
-
-def names_of_the_scripts() -> set[str]:
-    """All names in upper case that a script of jobs/ assigns."""
-    found: set[str] = set()
-    for path in SCRIPTS:
-        found |= set(ASSIGNED.findall(path.read_text()))
-    return {name for name in found if not OURS.match(name)} - CONTRACT - NOT_PASSED
+NAMES = (
+    *("LOG", "LOG_NAME", "CODE", "PYTHON", "WORK_DIR", "STEP_COMMAND", "JOBS_DIR", "ARGUMENTS"),
+    *("PLACE", "NODES", "NUM_NODES", "DECISION", "RESTARTS", "LATEST", "SHOWN", "NOW", "JSON"),
+    *("code", "name", "node", "line", "pid", "file", "jobs", "candidate", "root", "python"),
+)
+"""Names that scripts use for themselves, and used to."""
 
 
 @pytest.mark.parametrize("place", ["in place", "srun"])
 def test_a_users_variable_is_never_replaced(scripts: Scripts, place: str) -> None:
     """Not even where a script uses its name for itself: nor does the script take it for its own."""
-    names = [*sorted(names_of_the_scripts()), *LOWER]
-    assert {"LOG", "CODE", "PYTHON", "WORK_DIR", "STEP_COMMAND"} <= set(names)
     if place == "srun":
         scripts.fake_slurm("node1")
-    shown = "\n".join(f'echo "{name}=${name}"' for name in names)
-    user = dict.fromkeys(names, "mine")
+    shown = "\n".join(f'echo "{name}=${name}"' for name in NAMES)
+    user = dict.fromkeys(NAMES, "mine")
     result = scripts.run("prelaunch.sh", "--", "bash", "-c", shown, **user)
     assert result.code == 0, result.err
     log = (result.run_dir / "logs" / "rank-0.log").read_text().splitlines()
-    assert log == [f"{name}=mine" for name in names]
+    assert log == [f"{name}=mine" for name in NAMES]
 
 
 def test_a_module_system_reaches_the_ranks(scripts: Scripts) -> None:

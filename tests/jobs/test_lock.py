@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.jobs.library import ask
+from jobs.supervisor.lock import ORPHANS, Lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,22 +78,17 @@ def test_a_second_job_waits_its_turn(scripts: Scripts) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "delays"),
-    [("job 7 on n1", "2 4 8 16 32 60 60 60"), ("$LOCK_ORPHANS, job 7", "2 2 2 2 2 2 2 2")],
+    [("job 7 on n1", [2, 4, 8, 16, 32, 60, 60, 60]), (f"{ORPHANS}, job 7", [2] * 8)],
 )
-def test_who_waits_for_hours_asks_ever_less(tmp_path: Path, owner: str, delays: str) -> None:
+def test_who_waits_for_hours_asks_ever_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: str, delays: list[int]
+) -> None:
     """Up to a minute apart; what a killed script left is gone in seconds."""
-    script = f"""
-        STOP_SIGNAL='' WORK_DIR={tmp_path} DDP_RUN_DIR=/r num_tries=0
-        lock_try() {{
-            echo "{owner}" >"$WORK_DIR/owner"
-            num_tries=$((num_tries + 1))
-            if ((num_tries > 8)); then LOCK_FILE=taken; fi
-        }}
-        pause_unless_stopped() {{ printf '%s ' "$1"; }}
-        lock_take
-    """
-    told = ask(("lock",), script, DDP_ON_BUSY="wait", DDP_TIMESTAMP_INTERVAL="9999")
-    assert told.stdout.split() == delays.split()
+    answers, paused = [owner] * 8 + [""], list[float]()
+    monkeypatch.setattr(Lock, "attempt", lambda _self: answers.pop(0))
+    lock = Lock(str(tmp_path), "local.1.7", None, job="", restarts="0", grace_s=25)
+    lock.take(paused.append, lambda: False, may_wait=True, tell_every_s=9999)
+    assert paused == delays
 
 
 def test_a_signal_ends_the_wait(scripts: Scripts, patience: Callable[[float], float]) -> None:

@@ -154,7 +154,7 @@ def test_interface_that_is_not_there(scripts: Scripts) -> None:
 @pytest.mark.parametrize("low", ["1024", "10000"])
 def test_a_port_where_the_ephemeral_range_is_everything(low: str) -> None:
     """A common tuning of busy servers leaves no room beside it."""
-    probe = Path(__file__).resolve().parents[2] / "jobs" / "lib" / "probe.sh"
+    probe = Path(__file__).resolve().parents[2] / "jobs" / "probe.sh"
     script = f"""
         echo '{low} 65535' >/proc/sys/net/ipv4/ip_local_port_range
         exec '{probe}' 7 '' ''

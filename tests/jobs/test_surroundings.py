@@ -149,6 +149,7 @@ def test_a_run_of_a_colleagues(scripts: Scripts) -> None:
         (run_dir / "events.jsonl").touch(0o644)
         for path in (Path(name), run_dir, run_dir / "checkpoints"):
             path.chmod(0o777)
+        shutil.copytree(scripts.root / "rundir", Path(name, "rundir"))
         jobs = shutil.copytree(scripts.root / "jobs", Path(name, "jobs"))
         stranger = ("setpriv", "--reuid=1234", "--regid=1234", "--clear-groups")
         told = subprocess.run(

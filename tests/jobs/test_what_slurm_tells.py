@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.jobs.library import ask
+from jobs.backends import slurm
+from tests.jobs.test_decide import options_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +49,8 @@ def test_the_scripts_lie_beside_the_submitted_one(
 ) -> None:
     """Slurm runs a copy from its spool directory, and tells where the script was."""
     jobs = tmp_path / folder / "jobs"
-    shutil.copytree(scripts.root / "jobs", jobs)
+    for part in ("jobs", "rundir"):
+        shutil.copytree(scripts.root / part, tmp_path / folder / part)
     spool = tmp_path / "spool"
     spool.mkdir()
     copy = shutil.copy(jobs / "prelaunch.sh", spool / "slurm_script")
@@ -74,10 +76,10 @@ def test_the_scripts_lie_beside_the_submitted_one(
 def test_a_users_words_are_no_fields(*, is_new: bool) -> None:
     """Neither a job's name nor its arguments, its directory or its comment."""
     asked = ("Requeue", "NodeList", "QOS", "Nice", "Reason", "Reservation", "Licenses", "MCS_label")
-    script = "".join(f'job_field {name} "$INFO"; echo;' for name in asked)
-    script += 'job_path WorkDir "$INFO"; job_path StdOut "$INFO"; job_path StdErr "$INFO"'
     info = told("/x/prelaunch.sh --a WorkDir=/b StdOut=/c Nice=6", is_new=is_new)
-    assert ask(("requeue",), script, INFO=info).stdout.splitlines() == [
+    paths = ("WorkDir", "StdOut", "StdErr")
+    found = [slurm.field(info, name) for name in asked]
+    assert [*found, *(slurm.path_field(info, name) for name in paths)] == [
         *("1", "node1", "", "", "", "", "", ""),
         *("/home/a Nice=5 b", "/home/a b/C=d.out", "/home/a b/C=d.out"),
     ]
@@ -96,6 +98,5 @@ def test_a_successor_takes_whole_nodes_only_if_its_job_did(
     shown: str, *, is_exclusive: bool
 ) -> None:
     """From 26.05 on OverSubscribe=NO is true of every job, and Exclusive tells."""
-    settings = {"NUM_NODES_ALLOCATED": "1", "DDP_NO_KILL": "0", "EXCLUDE": "", "SLURM_JOB_ID": "7"}
-    options = ask(("requeue",), 'requeue_options "$INFO"', INFO=f"JobId=7\n   {shown}", **settings)
-    assert ("--exclusive" in options.stdout.splitlines()) == is_exclusive
+    options = options_of(f"JobId=7\n   {shown}", {"SLURM_JOB_ID": "7"})
+    assert ("--exclusive" in options) == is_exclusive

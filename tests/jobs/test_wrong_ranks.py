@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -79,16 +78,3 @@ def test_launcher_needs_a_command(scripts: Scripts) -> None:
     result = scripts.run("launcher.sh", "--")
     assert result.code == 64
     assert "command must follow" in one_line(result.err)
-
-
-@pytest.mark.parametrize(
-    ("spec", "counts"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("1,2(x2),8", [1, 2, 2, 8])]
-)
-def test_tasks_of_a_node(scripts: Scripts, spec: str, counts: list[int]) -> None:
-    """Slurm's compressed list of tasks per node is read for every node."""
-    command = (
-        f"LOG_NAME=t; source {scripts.root}/jobs/lib.sh; source {scripts.root}/jobs/lib/ranks.sh;"
-        f'for i in $(seq 0 {len(counts) - 1}); do tasks_of_node "{spec}" "$i"; done'
-    )
-    done = subprocess.run(["bash", "-euc", command], capture_output=True, text=True, check=True)
-    assert [int(word) for word in done.stdout.split()] == counts

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from monitor.runs import failure, record
+from monitor.runs import record
+from rundir.failure import patterns
 from tests.monitor.blamed import TRACEBACK, blame, judged
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ def test_a_node_that_took_the_script_along_is_told_of_afterwards(story: Any) -> 
     ("kind", "rank", "node"), [("hung", 1, "n2"), ("stopped", 1, "n2"), ("network", 0, "n1")]
 )
 def test_a_lost_node_goes_before_a_hang(story: Any, kind: str, rank: int, node: str) -> None:
-    """As jobs/lib/judge.sh has it: ranks wait for the lost ones; not so where links are down."""
+    """Ranks wait for the lost ones; not so where links are down."""
     story.start()
     told = {"kind": kind, "rank": 0, "node": "n1", "gpu": "no GPU", "top": None}
     story.tell("verdict", text="rank 0 on n1 is stuck", **told)
@@ -346,10 +347,10 @@ def test_the_order_of_the_file_counts_not_the_clocks(story: Any) -> None:
 def test_every_class_has_rows_and_every_row_a_place() -> None:
     """The table speaks of the classes of the contract, and of no others."""
     classes = {"user", "program", "hardware", "network", "storage", "preempted", "time limit"}
-    told = {sign.failure_class for sign in failure.TABLE} - {None}
+    told = {sign.failure_class for sign in patterns.TABLE} - {None}
     assert told == classes | {"hung", "killed", "cancelled", "stopped"}
     places = "code log oom later node verdict stop error nan early follows save signal end"
-    assert {sign.place for sign in failure.TABLE} == set(places.split())
+    assert {sign.place for sign in patterns.TABLE} == set(places.split())
 
 
 @pytest.mark.slow

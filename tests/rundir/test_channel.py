@@ -6,7 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rundir import channel, events
@@ -33,6 +33,7 @@ def test_frames_are_shorter_than_what_srun_cuts() -> None:
     assert max(map(len, channel.frames(LONG, "n1.3.17").split(b"\n"))) < 1000
 
 
+@settings(deadline=None)
 @given(st.integers(1, 50), st.lists(st.sampled_from([b"[0] text\n", b"x" * 1500, b"\n"])))
 def test_whatever_the_pieces_events_and_text_are_told_apart(size: int, texts: list[bytes]) -> None:
     """However a pipe cuts the stream, every event and every byte of text comes out."""
@@ -63,6 +64,7 @@ def test_a_mark_that_is_no_frame_is_text() -> None:
 def test_an_event_is_kept_in_a_file_where_no_agent_listens(tmp_path: Path, supervised: str) -> None:
     """With a supervisor in the node's own file, which readers merge; without one in the log."""
     environ = {channel.AGENT_SOCKET: str(tmp_path / "gone"), channel.SUPERVISED: supervised}
+    environ[channel.RUN_DIR] = str(tmp_path)
     (tmp_path / "events.jsonl").touch()
     log = events.EventLog(channel.reporter(str(tmp_path), "n1", environ), "trainer", 1, "n1")
     log.write("first_step", step=1)
@@ -75,6 +77,15 @@ def test_an_agent_takes_an_event(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
         agent.bind(str(tmp_path / "agent-0"))
         environ = {channel.AGENT_SOCKET: str(tmp_path / "agent-0"), channel.SUPERVISED: "1"}
+        environ[channel.RUN_DIR] = str(tmp_path)
         channel.reporter(str(tmp_path), "n1", environ)(b"{}\n")
         assert agent.recv(100) == b"{}\n"
     assert [path.name for path in tmp_path.iterdir()] == ["agent-0"]
+
+
+def test_another_run_is_not_the_agents(tmp_path: Path) -> None:
+    """A rank that starts a trainer of its own, in another run directory, has that one's log."""
+    environ = {channel.AGENT_SOCKET: str(tmp_path / "agent-0"), channel.SUPERVISED: "1"}
+    environ[channel.RUN_DIR] = "/another"
+    channel.reporter(str(tmp_path), "n1", environ)(b"{}\n")
+    assert (tmp_path / "events.jsonl").read_bytes() == b"{}\n"

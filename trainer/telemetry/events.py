@@ -6,7 +6,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING
 
-from rundir import events
+from rundir import channel, events
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -18,7 +18,8 @@ class EventLog:
 
     def __init__(self, *, path: Path, attempt: int, host: str) -> None:
         self._path = path
-        self._log = events.EventLog(events.to_file(str(path)), "trainer", attempt, host)
+        deliver = channel.reporter(str(path.parent), host)
+        self._log = events.EventLog(deliver, "trainer", attempt, host)
 
     def write(self, event: str, **further: object) -> None:
         """Report an event with the keys of the contract, in its order."""

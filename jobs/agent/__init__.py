@@ -1,0 +1,1 @@
+"""One rank on one node: its contract, command, log and end. A process per rank."""

@@ -1,0 +1,44 @@
+"""What a rank runs: our trainer, or a command of the user's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from jobs import programs
+from jobs.messages import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Command(NamedTuple):
+    """A program and its arguments."""
+
+    argv: list[str]
+    is_trainer: bool
+
+
+def build(words: list[str], environ: Mapping[str, str], root: str) -> Command:
+    """Build a rank's command from the launcher's own words.
+
+    Raises:
+        UsageError: there is no command, or no Python for the trainer.
+
+    """
+    if words[:1] == ["--"]:
+        if not words[1:]:
+            raise UsageError(
+                "a command must follow --",
+                "nothing",
+                "give one, or leave -- away to run the trainer",
+            )
+        return Command(words[1:], is_trainer=False)
+    python = programs.find_python(root, environ)
+    if not python:
+        raise UsageError(
+            "the trainer needs Python",
+            f"none on {environ['DDP_NODE']}",
+            "set DDP_PYTHON, or run in the image",
+        )
+    trainer = programs.module_command(root, python, "trainer", environ)
+    return Command([*trainer, *words], is_trainer=True)

@@ -1,0 +1,168 @@
+"""The rank contract, from Slurm's variables: the only file that knows SLURM_PROCID and friends."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from jobs import ports
+from jobs.messages import UsageError
+from rundir.paths import RunDir
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_WHOLE = re.compile(r"0|[1-9][0-9]{0,8}")  # int() would take more: 1_0, ' 1', other scripts' digits
+_MOST = 999_999_999
+_LAST_PORT = 65535
+
+
+class Contract(NamedTuple):
+    """What this agent starts: one rank, or one task of a node whose ranks torchrun starts."""
+
+    environ: dict[str, str]
+    """The given environment, with the contract in it."""
+    is_node_task: bool = False
+    num_nodes: int = 1
+
+
+def resolve(environ: Mapping[str, str]) -> Contract:
+    """Find a rank's place: from Slurm's task, torchrun or prelaunch.sh, or for a single process.
+
+    Raises:
+        UsageError: it is set by half, is out of range, or disagrees with what is set already.
+
+    """
+    env = dict(environ)
+    env["DDP_NODE"] = env.get("DDP_NODE") or os.uname().nodename
+    if env.get("SLURM_PROCID") and env.get("SLURM_STEP_ID"):
+        contract = _from_slurm(env)
+    elif env.get("RANK"):
+        contract = _from_contract(env)
+    else:
+        contract = _single(env)
+    if not contract.is_node_task:
+        _check(contract.environ)
+    return contract
+
+
+def with_torchrun_names(environ: Mapping[str, str]) -> dict[str, str]:
+    """Add what else torchrun sets, for programs that are written for it; what is set stays.
+
+    But for TORCHELASTIC_RUN_ID, which torchrun alone has: Lightning takes a rank that has it for
+    torchrun's, and then neither knows Slurm nor requeues its job.
+    """
+    if environ.get("TORCHELASTIC_RUN_ID"):
+        return dict(environ)
+    attempt = int(environ["DDP_ATTEMPT"])
+    error_file = f"error-{attempt}-rank-{environ['RANK']}.json"
+    num_nodes = -(-int(environ["WORLD_SIZE"]) // int(environ["LOCAL_WORLD_SIZE"]))
+    names = {
+        "GROUP_RANK": environ["NODE_RANK"],
+        "GROUP_WORLD_SIZE": environ.get("DDP_NUM_NODES") or str(num_nodes),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": environ["RANK"],
+        "ROLE_WORLD_SIZE": environ["WORLD_SIZE"],
+        "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
+        "TORCHELASTIC_MAX_RESTARTS": environ.get("DDP_MAX_RESTARTS") or "0",
+        "TORCHELASTIC_ERROR_FILE": os.path.join(RunDir(environ["DDP_RUN_DIR"]).debug, error_file),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+    added = {name: value for name, value in names.items() if not environ.get(name)}
+    # A job that this rank submits is another one.
+    chosen = [environ.get("DDP_CHOSEN", ""), *added]
+    return {**environ, **added, "DDP_CHOSEN": " ".join(filter(None, chosen))}
+
+
+def _from_slurm(env: dict[str, str]) -> Contract:
+    node_rank = env["SLURM_NODEID"]
+    env["DDP_NODE"] = env.get("SLURMD_NODENAME") or env["DDP_NODE"]
+    tasks = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", "")
+    num_local_tasks = tasks_of_node(tasks, int(node_rank))
+    if num_local_tasks == 1 and int(env.get("DDP_NPROC_PER_NODE") or 1) > 1:
+        # One task a node: torchrun numbers the ranks; Pyxis numbered the task.
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+            env.pop(name, None)
+        env["NODE_RANK"] = node_rank
+        num_nodes = env.get("SLURM_STEP_NUM_NODES") or env["SLURM_NNODES"]
+        return Contract(env, is_node_task=True, num_nodes=int(num_nodes))
+    _agree(env, "RANK", env["SLURM_PROCID"])
+    _agree(env, "LOCAL_RANK", env["SLURM_LOCALID"])
+    _agree(env, "WORLD_SIZE", env.get("SLURM_STEP_NUM_TASKS") or env["SLURM_NTASKS"])
+    _agree(env, "LOCAL_WORLD_SIZE", str(num_local_tasks))
+    _agree(env, "NODE_RANK", node_rank)
+    return Contract(env)
+
+
+def _from_contract(env: dict[str, str]) -> Contract:
+    env["NODE_RANK"] = env.get("NODE_RANK") or env.get("GROUP_RANK") or "0"  # torchrun's name
+    for name in ("LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        if not env.get(name):
+            raise UsageError(
+                "RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+                " go together",
+                f"RANK={env['RANK']} without {name}",
+                "set all, or none",
+            )
+    return Contract(env)
+
+
+def _single(env: dict[str, str]) -> Contract:
+    for name, value in (
+        ("RANK", "0"),
+        ("LOCAL_RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("LOCAL_WORLD_SIZE", "1"),
+        ("NODE_RANK", "0"),
+    ):
+        _agree(env, name, value)
+    env["MASTER_ADDR"] = env.get("MASTER_ADDR") or "127.0.0.1"
+    env["MASTER_PORT"] = env.get("MASTER_PORT") or str(ports.free_port(os.getpid()))
+    return Contract(env)
+
+
+def _agree(env: dict[str, str], name: str, value: str) -> None:
+    """Set what is unset; what is set must agree."""
+    if env.get(name, "") not in {"", value}:
+        raise UsageError(
+            f"{name} must agree with the launcher's own",
+            f"{name}={env[name]} and expected {value}",
+            "unset it",
+        )
+    env[name] = value
+
+
+def _check(env: Mapping[str, str]) -> None:
+    world_size = require_integer("WORLD_SIZE", env["WORLD_SIZE"], 1, _MOST)
+    require_integer("RANK", env["RANK"], 0, world_size - 1)
+    local_world_size = require_integer("LOCAL_WORLD_SIZE", env["LOCAL_WORLD_SIZE"], 1, world_size)
+    require_integer("LOCAL_RANK", env["LOCAL_RANK"], 0, local_world_size - 1)
+    require_integer("MASTER_PORT", env.get("MASTER_PORT", ""), 1, _LAST_PORT)
+
+
+def require_integer(name: str, value: str, least: int, most: int) -> int:
+    """Parse a whole number within bounds, without a leading zero."""
+    if not _WHOLE.fullmatch(value) or not least <= int(value) <= most:
+        raise UsageError(
+            f"{name} must be a whole number from {least} to {most}",
+            f"'{value}'",
+            "correct it, or unset it for the default",
+        )
+    return int(value)
+
+
+def tasks_of_node(tasks: str, node_rank: int) -> int:
+    """Read how many tasks a node has, from Slurm's list such as `2(x3),1`."""
+    index = node_rank
+    for group in tasks.split(","):
+        num_tasks, _, repeated = group.partition("(x")
+        num_nodes = int(repeated.rstrip(")") or 1)
+        if index < num_nodes and num_tasks.isdecimal():
+            return int(num_tasks)
+        index -= num_nodes
+    raise UsageError(
+        f"SLURM_STEP_TASKS_PER_NODE must cover node {node_rank}",
+        f"'{tasks}'",
+        "is the step's environment complete?",
+    )

@@ -1,0 +1,119 @@
+"""Where the ranks of this node leave their heartbeats, for the monitor to read."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from jobs import processes
+from rundir import heartbeat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MEMORY = "/dev/shm"  # noqa: S108 -- each directory in it is checked to be ours
+_ABANDONED_S = 600
+
+
+class Directory:
+    """The directory of one node's ranks, and this rank's own files in it."""
+
+    def __init__(self, path: str, rank: str) -> None:
+        """Use the directory at `path`, which is there."""
+        self.path = path
+        self._rank = rank
+        self.socket_path = os.path.join(path, heartbeat.AGENT_PREFIX + rank)
+        self._child_path = os.path.join(path, heartbeat.CHILD_PREFIX + rank)
+
+    def add_child(self, pid: int, local_rank: int, *, is_trainer: bool) -> None:
+        """Tell the monitor which process this rank's command is."""
+        try:
+            with open(self._child_path, "wb") as file:
+                file.write(heartbeat.child_line(pid, local_rank, is_trainer=is_trainer))
+        except OSError:
+            return  # memory is full: it is not watched
+
+    def peers(self) -> list[int]:
+        """Return the commands of this node's other ranks, some of which may have ended."""
+        return [pid for path, pid in _children(self.path) if path != self._child_path]
+
+    def close(self, *, is_leader: bool) -> None:
+        """Remove this rank's files, or, as the node's first rank, everything."""
+        for path in (self._child_path, self.socket_path):
+            with suppress(OSError):
+                os.unlink(path)
+        if is_leader:
+            _remove(self.path)
+
+
+def open_directory(environ: Mapping[str, str], memory: str = MEMORY) -> Directory | None:
+    """Make this node's directory, in memory if it can be; None where it cannot be made."""
+    rank = environ["RANK"]
+    name = f"ddp.{environ['DDP_LAUNCH_ID']}.{environ['DDP_NODE']}"
+    for parent in (memory, environ.get("TMPDIR") or "/tmp"):  # noqa: S108 -- see _is_ours
+        path = os.path.join(parent, name)
+        with suppress(OSError):  # another rank of this node may have made it
+            os.mkdir(path, 0o700)
+        if _is_ours(path):
+            return Directory(path, rank)
+    return None
+
+
+def _is_ours(path: str) -> bool:
+    """Whether it is a directory of this user: its name can be guessed, and another may have it."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def sweep(memory: str = MEMORY, now: Callable[[], float] = time.time) -> None:
+    """Remove what agents of other jobs left that were killed together with their monitors."""
+    try:
+        entries = [entry for entry in os.scandir(memory) if entry.name.startswith("ddp.")]
+    except OSError:
+        return
+    for entry in entries:
+        try:
+            age_s = now() - entry.stat(follow_symlinks=False).st_mtime
+        except OSError:
+            continue
+        if (
+            age_s > _ABANDONED_S
+            and _is_ours(entry.path)
+            and not any(processes.is_alive(pid) for _, pid in _children(entry.path))
+        ):
+            _remove(entry.path)
+
+
+def _remove(directory: str) -> None:
+    """Remove a directory of ours, in which there are files only."""
+    with suppress(OSError):
+        for name in os.listdir(directory):
+            with suppress(OSError):
+                os.unlink(os.path.join(directory, name))
+        os.rmdir(directory)
+
+
+def _children(directory: str) -> list[tuple[str, int]]:
+    """Read each rank's file and the process it names."""
+    found = []
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return []
+    for name in names:
+        path = os.path.join(directory, name)
+        if name.startswith(heartbeat.CHILD_PREFIX):
+            try:
+                with open(path, "rb") as file:
+                    child = heartbeat.parse_child(0, file.read(64))
+            except OSError:
+                continue
+            if child:
+                found.append((path, child.pid))
+    return found

@@ -1,0 +1,41 @@
+"""An agent from its beginning to its end."""
+
+from __future__ import annotations
+
+import os
+
+from jobs import processes
+from jobs.agent import command, contract, defaults
+from jobs.agent.limits import raise_limits
+from jobs.agent.loop import Loop
+from jobs.agent.node import run_node
+from jobs.agent.rank import run_rank
+from jobs.messages import UsageError, info, one_line
+from rundir import codes
+from rundir.paths import RunDir
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def main(words: list[str]) -> int:
+    """Run `launcher.sh WORDS...`; return its exit code."""
+    try:
+        return _run(words)
+    except UsageError as error:
+        info(one_line(error), "launcher")
+        return codes.USAGE
+
+
+def _run(words: list[str]) -> int:
+    environ = defaults.read_switches(processes.initial_environment())
+    place = contract.resolve(environ)
+    place = place._replace(environ=defaults.complete(place.environ))
+    files = RunDir(place.environ["DDP_RUN_DIR"])
+    for directory in (files.logs, files.debug):
+        defaults.make_writable(directory, place.environ)
+    raise_limits()
+    loop = Loop()
+    if place.is_node_task:
+        return run_node(words, place, _ROOT, loop)
+    environ = contract.with_torchrun_names(place.environ)
+    return run_rank(command.build(words, environ, _ROOT), environ, _ROOT, loop)

@@ -1,0 +1,85 @@
+"""The monitor of a node: started and ended by the agent of its first rank.
+
+It decides only that ranks hang: without it they run on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, NamedTuple
+
+from jobs import programs
+from jobs.agent.child import Child, Streams, start
+from jobs.messages import info
+from rundir.paths import RunDir, gutil_path
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jobs.agent.loop import Loop
+    from jobs.agent.reports import Reports
+
+_FIRST_SAMPLE_S = 3
+_GRACE_S = 3
+
+
+class Monitor(NamedTuple):
+    """A monitor that runs."""
+
+    child: Child
+    node: str
+    log: str
+
+    def report(self, reports: Reports) -> None:
+        """Report that it runs."""
+        reports.write("monitor_up", node=self.node, pid=self.child.pid)
+
+    def stop(self, loop: Loop, reports: Reports) -> None:
+        """End it. A command of a blink still has its log: a first sample is waited for."""
+        for _ in range(_FIRST_SAMPLE_S * 20):
+            if self.child.code is not None or _has_content(self.log):
+                break
+            loop.pause(0.05)
+        self.child.stop(_GRACE_S, loop)
+        reports.write("monitor_end", node=self.node, pid=self.child.pid, code=self.child.code)
+
+
+def start_monitor(environ: Mapping[str, str], root: str) -> Monitor | None:
+    """Start the node's monitor; None if it is not wanted or there is no Python for it."""
+    node = environ["DDP_NODE"]
+    if environ["DDP_MONITOR"] == "0":
+        return None
+    python = programs.find_python(root, environ)
+    if not python:
+        info(f"no monitor on {node}: no python3; set DDP_PYTHON", "launcher")
+        return None
+    if not programs.is_new(python, environ):
+        found = programs.version(python, environ)
+        info(
+            f"no monitor on {node}: it needs Python 3.11 or later, found {found} at {python};"
+            " set DDP_PYTHON",
+            "launcher",
+        )
+        return None
+    log = gutil_path(environ["DDP_OUT"], environ["DDP_JOB_ID"], node)
+    argv = [*programs.module_command(root, python, "monitor", environ), "record", "--out", log]
+    argv += ["--interval", environ.get("DDP_MONITOR_INTERVAL") or "15"]
+    argv += ["--compose", environ["DDP_RUN_DIR"], "--launch-id", environ["DDP_LAUNCH_ID"]]
+    own_log = os.open(
+        RunDir(environ["DDP_RUN_DIR"]).monitor_log(node),
+        os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC,
+        0o666,
+    )
+    # SIGUSR1 may reach every process of the step, before Python has a handler for it.
+    ignored = (signal.SIGUSR1,)
+    child = start(argv, environ, Streams(own_log, own_log), signal.SIGTERM, ignored)
+    os.close(own_log)
+    return Monitor(child, node, log)
+
+
+def _has_content(path: str) -> bool:
+    try:
+        return os.path.getsize(path) > 0
+    except OSError:
+        return False

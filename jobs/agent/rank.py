@@ -1,0 +1,178 @@
+"""One rank: its command, its log and the copy of it, its node's monitor, its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from jobs import processes
+from jobs.agent import heartbeats
+from jobs.agent.child import Streams
+from jobs.agent.log import LogFollower
+from jobs.agent.monitor import start_monitor
+from jobs.agent.output import Output
+from jobs.agent.reports import Reports
+from jobs.agent.task import Task
+from jobs.messages import info
+from rundir import channel, codes, heartbeat
+from rundir.paths import RunDir
+
+if TYPE_CHECKING:
+    from jobs.agent.command import Command
+    from jobs.agent.loop import Loop
+    from jobs.agent.monitor import Monitor
+
+_FOLLOW_S = 5
+"""How long the job's log may take to accept the rest of a rank's."""
+_POLL_S = 0.1
+
+
+def run_rank(command: Command, environ: dict[str, str], root: str, loop: Loop) -> int:
+    """Run a rank from its beginning to its end; return its code."""
+    rank = _Rank(environ, loop)
+    rank.start(command, root)
+    code = rank.wait()
+    rank.close(is_finished=code == codes.FINISHED)
+    return code
+
+
+class _Rank:
+    """A rank and what belongs to it on this node."""
+
+    def __init__(self, environ: dict[str, str], loop: Loop) -> None:
+        self._environ, self._loop = environ, loop
+        self._rank, self._node = int(environ["RANK"]), environ["DDP_NODE"]
+        self._local_rank = int(environ["LOCAL_RANK"])
+        self._is_leader = self._local_rank == 0
+        log = RunDir(environ["DDP_RUN_DIR"]).rank_log(self._rank)
+        self._task = Task(environ, str(self._rank), log, loop)
+        self._output = Output(1, loop.wake)
+        self._reports = Reports(environ, self._output, lambda: self._task.is_ending)
+        loop.on_wake = self._reports.keep_undelivered
+        self._directory = _open_heartbeats(environ, is_leader=self._is_leader)
+        _offer_socket(environ, self._reports, self._directory, loop)
+        self._monitor: Monitor | None = None
+        self._follower = LogFollower(
+            log, self._task.log_offset, str(self._rank), loop, self._output
+        )
+
+    def start(self, command: Command, root: str) -> None:
+        """Start the node's monitor, if this is its first rank, and the command."""
+        task = self._task
+        if self._is_leader:
+            self._monitor = start_monitor(self._environ, root)
+        if self._monitor:
+            task.children.append(self._monitor.child)
+        child = task.start(command.argv, Streams(task.log_fd, task.log_fd), signal.SIGKILL)
+        if self._directory:
+            self._directory.add_child(child.pid, self._local_rank, is_trainer=command.is_trainer)
+        self._follower.start()
+        # Reports are written by a thread, and a process that forks has one only: not before.
+        if self._monitor:
+            self._monitor.report(self._reports)
+        step_id = self._environ.get("SLURM_STEP_ID")
+        self._reports.write(
+            "rank_up",
+            rank=self._rank,
+            local_rank=self._local_rank,
+            node=self._node,
+            pid=child.pid,
+            log_offset=task.log_offset,
+            step_id=int(step_id) if step_id else None,
+        )
+
+    def wait(self) -> int:
+        """Wait for the command's end, report it and return its code."""
+        code = self._task.wait()
+        is_oom = self._task.is_oom()
+        if is_oom:
+            _explain_oom(self._task, self._node)
+        self._reports.receive()  # what the command reported comes before its end
+        self._reports.write(
+            "rank_end",
+            rank=self._rank,
+            node=self._node,
+            code=code,
+            signal=codes.signal_name(code),
+            requested=self._task.is_requested,
+            oom=is_oom,
+        )
+        return code
+
+    def close(self, *, is_finished: bool) -> None:
+        """End what is left, and hand over what is still to be read."""
+        self._task.sweep()
+        if self._monitor:
+            if is_finished and self._directory:
+                _wait_for_peers(self._directory, self._loop)
+            self._monitor.stop(self._loop, self._reports)
+        if self._directory:
+            self._directory.close(is_leader=self._is_leader)
+        self._follower.finish(_FOLLOW_S)
+        self._reports.close(self._loop)
+
+
+def _open_heartbeats(environ: dict[str, str], *, is_leader: bool) -> heartbeats.Directory | None:
+    """Make the node's directory, and name it for the command and the monitor."""
+    environ.pop(heartbeat.DIRECTORY, None)  # an outer job's, if any
+    if is_leader:
+        heartbeats.sweep()
+    directory = heartbeats.open_directory(environ)
+    if directory is None:
+        info(
+            f"nobody watches for hung ranks on {environ['DDP_NODE']}: neither {heartbeats.MEMORY}"
+            f" nor {environ.get('TMPDIR') or '/tmp'} can be written",  # noqa: S108 -- only named
+            "launcher",
+        )
+        return None
+    environ[heartbeat.DIRECTORY] = directory.path
+    # Torch's flight recorder dumps when something is written to <this><rank>.pipe.
+    name = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+    environ[name] = environ.get(name) or os.path.join(directory.path, "nccl-rank-")
+    return directory
+
+
+def _offer_socket(
+    environ: dict[str, str],
+    reports: Reports,
+    directory: heartbeats.Directory | None,
+    loop: Loop,
+) -> None:
+    """Where a supervisor reads what this agent prints, it takes its processes' events, too."""
+    environ.pop(channel.AGENT_SOCKET, None)  # an outer agent's, if any
+    if directory and reports.is_supervised and reports.listen(directory.socket_path, loop):
+        environ[channel.AGENT_SOCKET] = directory.socket_path
+
+
+def _explain_oom(task: Task, node: str) -> None:
+    text = (
+        "launcher: out of memory: Killed by the kernel, because this task used more than it may"
+        f" on {node}; ask for more with --mem\n"
+    )
+    try:
+        os.write(task.log_fd, text.encode())
+    except OSError:
+        return
+
+
+def _wait_for_peers(directory: heartbeats.Directory, loop: Loop) -> None:
+    """Wait for the node's last rank: who hangs in its shutdown is watched, too."""
+    for pid in directory.peers():
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        except (AttributeError, OSError):  # Linux before 5.3
+            while processes.is_alive(pid):
+                loop.pause(_POLL_S)
+            continue
+        _wait_until_readable(fd, loop)
+        os.close(fd)
+
+
+def _wait_until_readable(fd: int, loop: Loop) -> None:
+    seen: list[int] = []
+    loop.watch(fd, lambda: seen.append(fd))
+    loop.run(lambda: seen)
+    loop.forget(fd)

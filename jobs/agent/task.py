@@ -1,0 +1,186 @@
+"""The command of an agent while it runs: what signals do to it, and what it leaves behind."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from jobs import processes
+from jobs.agent import child
+from rundir import codes, events
+from rundir.paths import RunDir
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from jobs.agent.child import Child
+    from jobs.agent.loop import Loop
+
+_GRACE_S = 25
+_GRACE_AFTER_FAILURE_S = 3
+"""Then the others wait in a collective that nobody will complete."""
+_KILLER_POLL_S = 0.1
+_RETRY_S = 1
+_SWEEP_S = 2
+
+
+class Task:
+    """One command with its log; from the beginning on, signals are for it."""
+
+    def __init__(self, environ: Mapping[str, str], name: str, log: str, loop: Loop) -> None:
+        """Prepare for a command.
+
+        Args:
+            environ: its environment, but for what is added to it before it starts.
+            name: tells it from the launch's others: its rank, or its node.
+            log: what it writes goes to this file.
+            loop: runs meanwhile.
+
+        """
+        self._environ = environ
+        self._rank_id = f"{environ['DDP_LAUNCH_ID']}/{name}"
+        self.log = log
+        self.log_fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self.log_offset = os.fstat(self.log_fd).st_size
+        self.child: Child | None = None
+        self.children: list[Child] = []
+        """This command, and whoever else is to be reaped."""
+        self.is_requested = False
+        """It was told to end; without a handler for SIGUSR1 it was not, and failed by itself."""
+        self.is_ending = False
+        """This agent was told to end: whoever reads what it reports may be gone soon."""
+        self._loop = loop
+        self._early = 0
+        """The signal that came before there was a command."""
+        self._num_requests = 0
+        self._kill_at_s = float("inf")
+        self._oom_kills = processes.oom_kills()
+        loop.catch(child.CAUGHT, self._on_signal)
+
+    def start(
+        self,
+        argv: Sequence[str],
+        streams: child.Streams,
+        parent_death: int,
+        ignored: Sequence[int] = (),
+    ) -> Child:
+        """Start the command; see `child.start`."""
+        environ = {**self._environ, "DDP_RANK_ID": self._rank_id}
+        self.child = child.start(argv, environ, streams, parent_death, ignored)
+        self.children.append(self.child)
+        if self._early:
+            self._pass_on(self._early)
+        return self.child
+
+    def wait(self) -> int:
+        """Wait for the command's end; return its code. From then on signals mean nothing."""
+        running = self.child
+        assert running is not None  # noqa: S101 -- it was started
+        self._loop.run(lambda: running.code is not None)
+        assert running.code is not None  # noqa: S101 -- just waited for
+        return running.code
+
+    def is_oom(self) -> bool:
+        """Whether the kernel has killed the command for want of memory.
+
+        Another cgroup's count would say nothing.
+        """
+        kills = processes.oom_kills()
+        was_killed = self.child is not None and self.child.code == codes.KILLED
+        return was_killed and kills is not None and kills != self._oom_kills and kills[1] > 0
+
+    def sweep(self) -> None:
+        """End what the command left behind: data loaders, detached children."""
+        left = {*self._descendants(), *processes.processes_writing(self.log)}
+        processes.stop(sorted(left), _SWEEP_S, self._loop.pause)
+
+    def _descendants(self) -> list[int]:
+        return processes.processes_with(f"DDP_RANK_ID={self._rank_id}")
+
+    def _on_signal(self, signum: int) -> None:
+        if signum == signal.SIGCHLD:
+            for one in self.children:
+                one.reap()
+        elif self.child is None:
+            if self._early in {0, signal.SIGUSR1}:
+                self._early = signum
+        elif self.child.code is None:
+            self._pass_on(signum)
+
+    def _pass_on(self, signum: int) -> None:
+        if signum == signal.SIGUSR1:
+            self._num_requests += 1
+            self._request_checkpoint(self._num_requests)
+        else:
+            self.is_ending = True
+            self._terminate()
+
+    def _terminate(self) -> None:
+        """Pass SIGTERM on, each one; the first has an end: SIGKILL after the grace."""
+        assert self.child is not None  # noqa: S101 -- only while it runs
+        self.child.send(signal.SIGTERM)
+        if self._kill_at_s < float("inf"):
+            return
+        self.is_requested = True
+        began_s = time.monotonic()
+        self._kill_at_s = began_s + float(self._environ.get("DDP_GRACE") or _GRACE_S)
+        # In threads: a file system that is stuck must not keep us from killing in time.
+        _thread.start_new_thread(self._kill_in_time, (self.child,))
+        _thread.start_new_thread(self._shorten_grace, (began_s,))
+
+    def _kill_in_time(self, running: Child) -> None:
+        while running.code is None and time.monotonic() < self._kill_at_s:
+            time.sleep(_KILLER_POLL_S)
+        running.send(signal.SIGKILL)
+
+    def _shorten_grace(self, began_s: float) -> None:
+        """Look whether a rank has failed already, whose report may still be on its way."""
+        files = RunDir(self._environ["DDP_RUN_DIR"])
+        for _ in range(_GRACE_AFTER_FAILURE_S):
+            if has_failed(files, int(self._environ["DDP_ATTEMPT"])):
+                self._kill_at_s = min(self._kill_at_s, began_s + _GRACE_AFTER_FAILURE_S)
+                return
+            time.sleep(1)
+
+    def _request_checkpoint(self, number: int) -> None:
+        """Pass SIGUSR1 on.
+
+        It ends a program that has no handler for it, so only those that have one are told, and a
+        program that is still starting is told as soon as it has one.
+        """
+        if self.child is None or self.child.code is not None or number != self._num_requests:
+            return
+        pids = [self.child.pid]
+        if not processes.catches_signal(self.child.pid, signal.SIGUSR1):
+            left = self._descendants()
+            pids = [pid for pid in left if processes.catches_signal(pid, signal.SIGUSR1)]
+        if pids:
+            self.is_requested = True
+            processes.send(pids, signal.SIGUSR1)
+        else:
+            self._loop.after(_RETRY_S, lambda: self._request_checkpoint(number))
+
+
+def has_failed(run_dir: RunDir, attempt: int) -> bool:
+    """Whether a rank of this attempt has failed without being told to end.
+
+    Code 75 is no failure: the others may still be writing their checkpoint.
+    """
+    try:
+        with open(run_dir.events, "rb") as file:
+            return any(_is_failure(line, attempt) for line in file if b'"rank_end"' in line)
+    except OSError:
+        return False
+
+
+def _is_failure(line: bytes, attempt: int) -> bool:
+    event = events.parse(line) or {}
+    return (
+        event.get("event") == "rank_end"
+        and event.get("attempt") == attempt
+        and event.get("code") not in {codes.FINISHED, codes.STOPPED}
+        and not event.get("requested")
+    )

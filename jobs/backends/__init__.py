@@ -1,0 +1,1 @@
+"""The places where ranks start: one file each, behind the protocol in base."""

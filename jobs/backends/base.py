@@ -1,0 +1,193 @@
+"""What every way to start ranks offers to the supervisor, and what it is told of the job.
+
+A new one is a file beside this one and a line in `jobs/backends/registry.py`; its tests subclass
+`Conformance` in tests/jobs/test_backends.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, NamedTuple
+
+from jobs.processes import die_with_parent, load_die_with_parent
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Mapping, Sequence
+
+    from jobs.backends.slurm import Slurm
+
+
+class Surroundings(NamedTuple):
+    """Where the batch script runs, as far as it can be seen from within."""
+
+    root: str
+    """The project: jobs/, trainer/ and monitor/ lie here."""
+    script: str
+    """The batch script as it was started, which may be a copy in Slurm's spool directory."""
+    words: list[str]
+    """Its arguments."""
+    environ: dict[str, str]
+    """What the ranks get, settings aside."""
+    slurm: Slurm
+    node: str
+    submit_dir: str
+    is_under_slurm: bool
+    is_in_container: bool
+    is_interactive: bool
+    """In salloc or srun --pty, where other steps may run beside ours."""
+    has_client: bool
+    """Whether Slurm's programs work here."""
+    info: str
+    """What the controller says of the job; empty without a client."""
+    num_nodes: int
+    """Of the allocation; 1 without one."""
+
+    @property
+    def launcher(self) -> str:
+        """What starts a rank."""
+        return f"{self.root}/jobs/launcher.sh"
+
+
+class Layout(NamedTuple):
+    """How many launchers the step has, and how many ranks they make."""
+
+    num_nodes: int
+    num_tasks: int
+    num_local_tasks: int
+    """Of one node, the fullest."""
+    num_local_ranks: int
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        if self.num_local_ranks == self.num_local_tasks:
+            return self.num_tasks
+        return self.num_nodes * self.num_local_ranks
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every node has as many tasks."""
+        return self.num_tasks == self.num_nodes * self.num_local_tasks
+
+    def on(self, num_nodes: int) -> Layout:
+        """The same on another number of nodes."""
+        return self._replace(num_nodes=num_nodes, num_tasks=num_nodes * self.num_local_tasks)
+
+
+class Step(NamedTuple):
+    """All ranks of one attempt, before they start."""
+
+    arguments: list[str]
+    """The trainer's options, or -- and a command of the user's own."""
+    environ: dict[str, str]
+    """The ranks' environment, settings included."""
+    layout: Layout
+    nodes: list[str]
+    out: str
+    """DDP_OUT."""
+    is_restart: bool
+
+    @property
+    def is_own_command(self) -> bool:
+        """Whether the ranks run a command of the user's own."""
+        return self.arguments[:1] == ["--"]
+
+
+class Address(NamedTuple):
+    """Where ranks can reach a node, and where that was found."""
+
+    text: str
+    origin: str
+
+
+class Backend(ABC):
+    """A way to start the ranks of a job, and to reach them.
+
+    What is not overridden is so in place: one machine, whose ranks are children of this process.
+    """
+
+    place: str
+    """Its name in the events."""
+    is_in_place = False
+
+    def __init__(self, here: Surroundings) -> None:
+        """Check that ranks can be started so. Raises UsageError and Exit."""
+        self._here = here
+
+    @staticmethod
+    @abstractmethod
+    def fits(here: Surroundings) -> bool:
+        """Whether ranks are started so here."""
+
+    @abstractmethod
+    def nodes(self) -> list[str]:
+        """Name the nodes of the allocation, in the order of their ranks. Raises UsageError."""
+
+    @abstractmethod
+    def command(self, step: Step) -> list[str]:
+        """Give what starts the step, as it is shown to people. Raises UsageError."""
+
+    @abstractmethod
+    def start(self, step: Step, stdout: int) -> list[subprocess.Popen[bytes]]:
+        """Start the step; its standard output goes into the pipe, and holds the ranks' reports."""
+
+    def note_step(self, step_id: int | None) -> None:  # noqa: B027 -- few need it
+        """Take the step's number, once it is known; None: the step is over."""
+
+    def end(self, step_id: int | None) -> bool:
+        """Tell the ranks, not those who started them, to end; False where that is no different."""
+        del step_id
+        return False
+
+    def kill(self, step_id: int | None) -> None:  # noqa: B027 -- its processes are killed anyway
+        """Kill what runs of the step on every node that can be reached. It may take a while."""
+
+    def lost(self, node: str) -> str | None:
+        """Say how a node is lost; None if it is not. It may take a while."""
+        del node
+        return None
+
+    def dropped(self, nodes: Sequence[str]) -> list[str]:
+        """Pick those of the nodes that the job no longer has, though they may answer."""
+        del nodes
+        return []
+
+    def probe_words(self, node: str, words: Sequence[str], *, is_restart: bool) -> list[str]:
+        """Say how a program is run on a node."""
+        del node, is_restart
+        return list(words)
+
+    def first_node(self, nodes: Sequence[str]) -> str:
+        """Name the node of rank 0."""
+        return nodes[0]
+
+    def address(self, node: str) -> Address | None:
+        """Give what the place itself says of where a node is; None where it does not say."""
+        del node
+        return None
+
+
+def in_background(parent: int, death_signal: int = 0) -> Callable[[], None]:
+    """Give what a child does between fork and exec.
+
+    The terminal's keys reach this script alone, which acts on them; and a child that would be left
+    behind by a killed script gets `death_signal`.
+    """
+    load_die_with_parent()
+
+    def prepare() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+        if death_signal:
+            die_with_parent(death_signal, parent)
+
+    return prepare
+
+
+def tmp_dir(environ: Mapping[str, str], *, is_in_container: bool) -> str:
+    """Where temporary files go. In a container a directory that the host's prolog made is not."""
+    wanted = environ.get("TMPDIR") or "/tmp"  # noqa: S108 -- as every program here
+    return "/tmp" if is_in_container and not os.path.isdir(wanted) else wanted  # noqa: S108

@@ -1,0 +1,230 @@
+"""srun into containers, by Pyxis: from the host with DDP_IMAGE, or from inside a container."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from jobs.backends import slurm
+from jobs.backends.srun import Srun
+from jobs.forwarded import forwarded_names
+from jobs.messages import UsageError, info
+from jobs.processes import initial_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from jobs.backends.base import Step, Surroundings
+
+_MAKE_IT = "make it with container/to_squashfs.sh ddp ddp.sqsh"
+_NO_MOUNT = re.compile(r"[,:$`\"\\\n]")
+"""Pyxis separates mounts by commas and their parts by colons, and writes them between double quotes
+into a script that Enroot's bash runs."""
+_MOUNT = re.compile(r"(([./][^:]*|tmpfs|umount)(:[./][^:]*(:.*)?)?)?")
+
+
+class HostImage(Srun):
+    """The batch script on the host, the ranks in containers."""
+
+    place = "host-image"
+
+    def __init__(self, here: Surroundings) -> None:
+        """Check the image and Pyxis. Raises UsageError."""
+        super().__init__(here)
+        check_image(here.environ["DDP_IMAGE"])
+        check_pyxis(here.environ)
+
+    @staticmethod
+    def fits(here: Surroundings) -> bool:
+        """Where an image was named."""
+        return Srun.fits(here) and bool(here.environ.get("DDP_IMAGE"))
+
+    def _launch(self, step: Step) -> list[str]:
+        submit_dir = self._here.submit_dir
+        workdir = step.environ.get("PYXIS_CONTAINER_WORKDIR") or submit_dir  # else the image's own
+        return [
+            f"--container-image={step.environ['DDP_IMAGE']}",
+            f"--container-mounts={','.join(self._mounts(step))}",
+            f"--container-env={_names(step.environ)}",
+            f"--container-workdir={workdir}",
+            "/opt/ddp/jobs/launcher.sh",  # the image's own
+        ]
+
+    def _mounts(self, step: Step) -> list[str]:
+        submit_dir = self._here.submit_dir
+        mounts = [_itself(submit_dir)]
+        out = _itself(step.out)
+        if not step.out.startswith(f"{submit_dir}/"):
+            mounts.append(out)
+        for entry in extra_mounts(step.environ.get("DDP_MOUNTS", "")):
+            source = entry.partition(":")[0]
+            # Pyxis would unpack the whole image before it says so.
+            if entry[0] in "./" and not os.path.exists(source):
+                raise UsageError(
+                    "DDP_MOUNTS must name what is there",
+                    f"no '{source}' on {self._here.node}",
+                    "correct it, or unset it",
+                )
+            mounts.append(entry)
+        return mounts
+
+
+class InContainer(Srun):
+    """The batch script in a container that has Slurm's client: a nested srun inherits the image."""
+
+    place = "container-srun"
+    _heir: subprocess.Popen[bytes] | None = None
+
+    @staticmethod
+    def fits(here: Surroundings) -> bool:
+        """Where srun knows the image: else it would start the ranks on the bare machines."""
+        return here.is_in_container and here.has_client and _hands_image_on(here.environ)
+
+    def start(self, step: Step, stdout: int) -> list[subprocess.Popen[bytes]]:
+        """Start srun, and what ends its step should this script be killed.
+
+        Slurm does so, too, but only after the batch step, for whose end Pyxis first removes an
+        unpacked container: on a slow disk the ranks would train on for a minute.
+        """
+        self._heir = self._slurm.end_if_orphaned()
+        return super().start(step, stdout)
+
+    def note_step(self, step_id: int | None) -> None:
+        """Pass it on to what would end it."""
+        if self._heir is None or self._heir.stdin is None:
+            return
+        word = "done" if step_id is None else f"{self._slurm.job_id}.{step_id}"
+        with suppress(OSError):
+            self._heir.stdin.write(f"{word}\n".encode())
+            self._heir.stdin.flush()
+        if step_id is None:
+            self._heir.stdin.close()
+            self._heir.wait()
+            self._heir = None
+
+    def _launch(self, step: Step) -> list[str]:
+        del step
+        # It inherits ./ddp.sqsh and ./:/submit, too, which are relative to the job's directory on
+        # the host; this script may be in the image's own, which no host has.
+        directory = slurm.path_field(self._here.info, "WorkDir")
+        moved = directory and directory != os.getcwd()
+        return [*([f"--chdir={directory}"] if moved else []), self._here.launcher]
+
+    def _environ(self, step: Step) -> dict[str, str]:
+        # What wins over the image is inherited in the same way.
+        environ = super()._environ(step)
+        option = f"{slurm.PYXIS}env"
+        names = [environ.get(option, ""), _names(step.environ)]
+        return {**environ, option: ",".join(filter(None, names))}
+
+
+def _hands_image_on(environ: dict[str, str]) -> bool:
+    names = (f"{slurm.PYXIS}image", f"{slurm.PYXIS}name")
+    return any(
+        environ.get(name) for name in (*names, "PYXIS_CONTAINER_IMAGE", "PYXIS_CONTAINER_NAME")
+    )
+
+
+def as_owner(here: Surroundings) -> Surroundings:
+    """Begin the script again as the job's user, where the container made it another.
+
+    In a container that is remapped to root, Slurm's clients say that they are root, and Slurm takes
+    no step and no job from them. In a user namespace of its own this script and what it starts are
+    the job's user. Where none can be made, there is no client.
+    """
+    owner = slurm.owner(here.info)
+    if not InContainer.fits(here) or owner is None or int(owner[1]) == os.geteuid():
+        return here
+    name, user, group = owner
+    namespace = ["unshare", "--user", f"--map-user={user}", f"--map-group={group}"]
+    environ = initial_environment()
+    try:
+        if subprocess.run([*namespace, "true"], env=environ, check=False).returncode == 0:
+            os.execvpe("unshare", [*namespace, "bash", here.script, *here.words], environ)  # noqa: S606
+    except OSError:
+        pass
+    info(
+        f"Slurm's client must run as the job's user {name}, found user {os.geteuid()} and no"
+        " namespace to change it (util-linux 2.34 or later in the image?): add"
+        " --no-container-remap-root, or PYXIS_CONTAINER_REMAP_ROOT=0"
+    )
+    return here._replace(has_client=False, info="")
+
+
+def check_image(image: str) -> None:
+    """An image must be a file that Pyxis takes for one. Raises UsageError."""
+    if image[:1] in "./":
+        try:
+            with open(image, "rb") as file:
+                magic = file.read(4)
+        except OSError:
+            raise UsageError(
+                "DDP_IMAGE must be a readable squashfs file", f"nothing at '{image}'", _MAKE_IT
+            ) from None
+        if magic != b"hsqs":
+            raise UsageError(
+                "DDP_IMAGE must be a squashfs file", f"something else at '{image}'", _MAKE_IT
+            )
+    elif os.path.exists(image):
+        raise UsageError(
+            "DDP_IMAGE must begin with / or . (else Pyxis takes it for a registry image)",
+            f"'{image}'",
+            f"write ./{image}",
+        )
+
+
+def check_pyxis(environ: dict[str, str]) -> None:
+    """The plugin must be there. Raises UsageError."""
+    shown = subprocess.run(
+        ["srun", "--help"],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    ).stdout
+    if b"--container-image" not in shown:
+        raise UsageError(
+            "DDP_IMAGE needs the Pyxis plugin",
+            "an srun without --container-image",
+            "ask the admins for Pyxis, or unset DDP_IMAGE",
+        )
+
+
+def extra_mounts(mounts: str) -> list[str]:
+    """Split DDP_MOUNTS. Raises UsageError.
+
+    Pyxis says once a task what it does not understand, and sbatch then goes on without any mount.
+    """
+    entries = mounts.split(",") if mounts else []
+    for entry in entries:
+        if not _MOUNT.fullmatch(entry):
+            raise UsageError(
+                "DDP_MOUNTS must be SOURCE:TARGET, with commas between several, each beginning with"
+                " / or .",
+                f"'{entry}'",
+                "write for example DDP_MOUNTS=/data:/data",
+            )
+    return [entry for entry in entries if entry]
+
+
+def _itself(path: str) -> str:
+    """Mount a path at its own name. Raises UsageError."""
+    if _NO_MOUNT.search(path):
+        raise UsageError(
+            'a path to mount must hold none of , : $ ` " \\ and newlines',
+            repr(path),
+            "rename it, or work from another directory",
+        )
+    return f"{path}:{path}"
+
+
+def _names(environ: dict[str, str]) -> str:
+    """The variables that win over the image's.
+
+    What is named to srun replaces the list of the user's own, so that one comes along.
+    """
+    named: Iterable[str] = environ.get("PYXIS_CONTAINER_ENV", "").split(",")
+    return ",".join(sorted({*named, *forwarded_names(environ)} - {""}))

@@ -1,0 +1,98 @@
+"""In place: the ranks are children of the batch script, on this machine or in this container."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from typing import NoReturn
+
+from jobs.backends.base import Address, Backend, Step, Surroundings, in_background
+from jobs.messages import Exit, UsageError, info
+from rundir import codes
+
+_OF_THE_SCRIPT = (
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_NTASKS",
+    "SLURM_NPROCS",
+)
+"""Pyxis and Slurm describe the batch script's own task so: not these ranks."""
+
+
+class Local(Backend):
+    """Starts a launcher a rank, and is what srun is elsewhere."""
+
+    is_in_place = True
+
+    def __init__(self, here: Surroundings) -> None:
+        """Check that no rank would have to start elsewhere. Raises UsageError and Exit."""
+        super().__init__(here)
+        self.place = "container-local" if here.is_in_container else "bare-local"
+        if not here.is_under_slurm and here.environ.get("DDP_IMAGE"):
+            raise UsageError(
+                "DDP_IMAGE needs Slurm with Pyxis to start ranks in containers",
+                "no Slurm job",
+                "submit with sbatch, or use docker run, or unset DDP_IMAGE",
+            )
+        if here.num_nodes > 1:
+            _refuse(here)
+
+    @staticmethod
+    def fits(here: Surroundings) -> bool:
+        """It does wherever nothing else does."""
+        del here
+        return True
+
+    def nodes(self) -> list[str]:
+        """All nodes of a job whose client works here, though ranks start on one."""
+        listed = self._here.environ.get("SLURM_JOB_NODELIST", "")
+        names = self._here.slurm.hostnames(listed) if self._here.has_client else []
+        return names or [self._here.node]
+
+    def command(self, step: Step) -> list[str]:
+        """The launcher, which is started once a rank."""
+        return [self._here.launcher, *step.arguments]
+
+    def start(self, step: Step, stdout: int) -> list[subprocess.Popen[bytes]]:
+        """Start the ranks; a launcher ends with this script."""
+        environ = {n: value for n, value in step.environ.items() if n not in _OF_THE_SCRIPT}
+        size = str(step.layout.world_size)
+        environ |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "NODE_RANK": "0"}
+        prepare = in_background(os.getpid(), signal.SIGTERM)
+        return [
+            subprocess.Popen(
+                self.command(step),
+                env={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                preexec_fn=prepare,  # noqa: PLW1509 -- it calls prctl and signal alone
+            )
+            for rank in range(step.layout.num_local_ranks)
+        ]
+
+    def address(self, node: str) -> Address | None:
+        """Ranks of one machine need no other."""
+        del node
+        return Address("127.0.0.1", "one machine")
+
+
+def _refuse(here: Surroundings) -> NoReturn:
+    if here.is_in_container and here.has_client:
+        raise UsageError(
+            f"the ranks of {here.num_nodes} nodes must start in the image",
+            "that srun in this container does not know it (sbatch hands it on, srun does not)",
+            "start the shell with DDP_IMAGE=./ddp.sqsh jobs/interactive.sh",
+        )
+    num = here.num_nodes
+    info(f"the ranks of {num} nodes need srun, and no Slurm client works here; paste one of these:")
+    info(
+        f'    eval "$(container/pyxis_env.sh)" && sbatch --nodes={num} --container-image=./ddp.sqsh'
+        " jobs/prelaunch.sh   # on the submit host: mounts the client"
+    )
+    info(
+        f"    DDP_IMAGE=./ddp.sqsh sbatch --nodes={num} jobs/prelaunch.sh"
+        "   # the script on the host, the ranks in containers"
+    )
+    raise Exit(codes.USAGE)

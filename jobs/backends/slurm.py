@@ -1,0 +1,416 @@
+"""Slurm's words: its variables, its programs and what they print. They are read here alone.
+
+Seen with Slurm 22.05: `scontrol requeue` works on a running job, and on one that is completing
+after its time limit or a preemption by cancelling; it is refused where Requeue=0; and it brings
+back a job that was cancelled, too, which therefore must be told from the others.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+from jobs.messages import UsageError, info
+from jobs.programs import which
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+INTERACTIVE_STEP = "4294967290"
+"""slurm.h: SLURM_INTERACTIVE_STEP, in which salloc starts its shell where a site has it so."""
+PYXIS = "SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_"
+"""Where Pyxis keeps an option of sbatch's for the steps of the job: this, and the option's name."""
+
+_USERS_WORDS = re.compile(r" *(Command|SubmitLine|WorkDir|Std(Err|In|Out)|[A-Za-z]*Comment|Extra)=")
+"""Lines in which anything may stand, because a user wrote it."""
+_NUMBERS = (
+    "SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_NNODES SLURM_NTASKS SLURM_NTASKS_PER_NODE"
+    " SLURM_CPUS_PER_TASK SLURM_CPUS_ON_NODE"
+)
+_REQUESTS = (
+    "TresPerJob=SLURM_GPUS TresPerNode=SLURM_GPUS_PER_NODE TresPerSocket=SLURM_GPUS_PER_SOCKET"
+    " TresPerTask=SLURM_GPUS_PER_TASK TresPerTask=SLURM_TRES_PER_TASK"
+    " CpusPerTres=SLURM_CPUS_PER_GPU MemPerTres=SLURM_MEM_PER_GPU MinMemoryCPU=SLURM_MEM_PER_CPU"
+    " MinMemoryNode=SLURM_MEM_PER_NODE"
+)
+"""A field of the job, and the variable that Slurm sets where the job has it."""
+_ORPHANED = """
+trap '' TERM INT HUP USR1
+while read -r word; do
+    if [[ $word == done ]]; then exit; fi
+    steps=$word
+done
+: "${steps:=$(squeue --noheader --steps --jobs="$1" --format='%i %j' |
+    awk '$2 == "launcher.sh" { print $1 }')}"
+if [[ $steps ]]; then timeout -k 1 30 scancel --signal=TERM $steps; fi
+"""
+
+
+class Slurm:
+    """Slurm as one job sees it: its variables, and its programs.
+
+    Args:
+        environ: The job's environment; the programs get it without the user's own filters.
+
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+        array = environ.get("SLURM_ARRAY_JOB_ID", "")
+        self.array_task = environ.get("SLURM_ARRAY_TASK_ID", "")
+        self.job_id = environ.get("SLURM_JOB_ID", "")
+        """Empty: there is no job."""
+        self.name = f"{array}_{self.array_task}" if array else self.job_id
+        """The job as scontrol takes it: an array's last task has the id of the whole array."""
+        self.display_name = self.name if self.array_task else self.job_id
+        self.restart_count = number(environ, "SLURM_RESTART_COUNT")
+        self.num_nodes = number(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1
+        if not self.job_id:
+            self.num_nodes = 1
+        self.step = environ.get("SLURM_STEP_ID", "")
+        """The step in which this runs; empty in a batch script."""
+        self.task = environ.get("SLURM_PROCID") or "0"
+        # sbatch alone says BATCH; srun --pty and salloc leave it out.
+        self.is_batch = environ.get("ENVIRONMENT") == "BATCH"
+        self.node = environ.get("SLURMD_NODENAME", "")
+        self.submit_dir = environ.get("SLURM_SUBMIT_DIR", "")
+        self.gpus_on_node = environ.get("SLURM_GPUS_ON_NODE", "")
+        self.has_gpus = bool(self.gpus_on_node or environ.get("SLURM_JOB_GPUS"))
+        self.cpus_per_task = number(environ, "SLURM_CPUS_PER_TASK")
+        """0 if the job does not ask."""
+        self.is_traced = False
+        """Whether calls of programs are reported, for DEBUG=1."""
+        self._client_environ = {
+            name: value
+            for name, value in environ.items()
+            if not name.startswith("SQUEUE_") and name != "SLURM_TIME_FORMAT"
+        }
+
+    # ---- what the job asks for ---------------------------------------------------------------
+
+    def check(self) -> None:
+        """What we reckon with must be what Slurm sets. Raises UsageError.
+
+        Half an environment, copied from elsewhere, is told at once.
+        """
+        for name in _NUMBERS.split():
+            value = self.environ.get(name) or "1"
+            if not re.fullmatch("[1-9][0-9]*", value):
+                raise UsageError(
+                    f"{name} must be a whole number from 1 on, as Slurm sets it",
+                    f"'{value}'",
+                    "start with sbatch, salloc or srun, or unset SLURM_JOB_ID to run without Slurm",
+                )
+        size = self.environ.get("SLURM_HET_SIZE")
+        if size:
+            raise UsageError(
+                "a heterogeneous job has several allocations, and ranks can use one",
+                size,
+                "submit without --het-group",
+            )
+
+    @property
+    def is_interactive(self) -> bool:
+        """Whether this is a shell of salloc or srun --pty: other steps may run beside ours."""
+        is_shell = not self.is_batch or bool(self.environ.get("SLURM_PTY_PORT"))
+        return bool(self.job_id) and is_shell
+
+    @property
+    def num_tasks(self) -> int:
+        """Tasks of the step.
+
+        Inside a step (srun --pty) the count is that of the shell's own step, but for the step in
+        which salloc starts its shell where a site has it so.
+        """
+        if self.environ.get("SLURM_NTASKS") and self.step in ("", INTERACTIVE_STEP):
+            return int(self.environ["SLURM_NTASKS"])
+        return self.num_nodes * (number(self.environ, "SLURM_NTASKS_PER_NODE") or 1)
+
+    @property
+    def num_tasks_in_place(self) -> int:
+        """Tasks of this node, where no client of Slurm's can start a step."""
+        return number(self.environ, "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE") or 1
+
+    @property
+    def has_plain_gpus(self) -> bool:
+        """Whether the job asks for GPUs on each node and says nothing of tasks.
+
+        Of a number for the whole job each node may have another share.
+        """
+        names = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_STEP_ID")
+        if any(self.environ.get(name) for name in names):
+            return False
+        if not re.fullmatch("[2-9]|[1-9][0-9]{1,2}", self.gpus_on_node):
+            return False
+        whole = number(self.environ, "SLURM_GPUS")
+        return self.num_nodes == 1 or whole in (0, self.num_nodes * int(self.gpus_on_node))
+
+    @property
+    def cpus_on_node(self) -> int:
+        """CPUs of a node of the job; 0 if Slurm does not say.
+
+        salloc's shell on a login node has only the list of its nodes, such as 72(x2),36.
+        """
+        names = ("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE")
+        told = next(filter(None, map(self.environ.get, names)), "")
+        found = re.match("[0-9]+", told)
+        return int(found[0]) if found else 0
+
+    # ---- the programs ------------------------------------------------------------------------
+
+    def is_installed(self) -> bool:
+        """Whether its programs are here; they may still find no controller."""
+        return all(which(name, self.environ) for name in ("srun", "scontrol"))
+
+    def ask(self, *words: str, timeout_s: float = 30) -> str | None:
+        """Run one of Slurm's programs; what it printed, None where it failed or did not answer."""
+        code, text = self._run(words, timeout_s, subprocess.DEVNULL)
+        return text if code == 0 else None
+
+    def try_to(self, *words: str, timeout_s: float = 60) -> str:
+        """Run one of Slurm's programs that changes something; its complaint, empty if none."""
+        code, text = self._run(words, timeout_s, subprocess.STDOUT)
+        return (text.strip() or f"code {code}") if code else ""
+
+    def _run(self, words: Sequence[str], timeout_s: float, stderr: int) -> tuple[int, str]:
+        try:
+            done = subprocess.run(
+                words,
+                env=self._client_environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                timeout=timeout_s,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return -1, str(error)
+        if self.is_traced:
+            info(f"+ {' '.join(words)}: code {done.returncode}")
+        return done.returncode, done.stdout.decode(errors="replace")
+
+    def job_info(self) -> str | None:
+        """Ask the controller for this job, twice: under load it may not answer at once."""
+        info = self.ask("scontrol", "show", "job", self.name)
+        if info is None:
+            time.sleep(1)
+            info = self.ask("scontrol", "show", "job", self.name)
+        return info
+
+    def has_step(self, step: str) -> bool:
+        """Whether this job has the step."""
+        return self.ask("scontrol", "show", "step", f"{self.job_id}.{step}") is not None
+
+    def hostnames(self, listed: str) -> list[str]:
+        """Expand a list of nodes."""
+        return (self.ask("scontrol", "show", "hostnames", listed) or "").split()
+
+    def node_info(self, node: str) -> str | None:
+        """Ask the controller for a node."""
+        return self.ask("scontrol", "--oneliner", "show", "node", node, timeout_s=20)
+
+    def config(self, name: str) -> str:
+        """Read a number of Slurm's configuration; empty if it is not there."""
+        text = self.ask("scontrol", "show", "config", timeout_s=20) or ""
+        found = re.search(rf"^{name} *= *(\d+)", text, re.MULTILINE)
+        return found[1] if found else ""
+
+    def is_listed(self, job: str) -> bool:
+        """Whether Slurm still knows a job as waiting, running or completing. In doubt it does."""
+        words = ("squeue", "--noheader", f"--jobs={job}", "--format=%T")
+        code, text = self._run(words, 30, subprocess.STDOUT)
+        return "Invalid job id" not in text if code else bool(text.strip())
+
+    def steps(self, name: str) -> list[str]:
+        """Find the running steps of this job by the name of their program."""
+        words = ("squeue", "--noheader", "--steps", f"--jobs={self.job_id}", "--format=%i %j")
+        rows = (line.split() for line in (self.ask(*words, timeout_s=10) or "").splitlines())
+        return [row[0] for row in rows if row[1:] == [name]]
+
+    def end_if_orphaned(self) -> subprocess.Popen[bytes]:
+        """Start what ends a step of this job should this process be killed.
+
+        It reads steps, and `done`, from its standard input.
+        """
+        return subprocess.Popen(
+            ["bash", "-c", _ORPHANED, "bash", self.job_id],
+            env=self._client_environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    # ---- nodes -------------------------------------------------------------------------------
+
+    def lost(self, node: str) -> str | None:
+        """Whether a node answers neither Slurm nor us: how it is lost, or None.
+
+        Where the controller does not answer either, it may be this machine that lost its network:
+        then nobody is said to be lost.
+        """
+        info = self.node_info(node)
+        if info is None:
+            return None
+        port = field(info, "Port")
+        if port in ("", "0"):
+            port = self.config("SlurmdPort") or "6818"  # of several the first is as good
+        address = field(info, "NodeAddr") or node
+        for pause_s in (1, 0):
+            # slurmd's port answers at once where srun could start something.
+            if _answers(address, int(port)):
+                return None
+            time.sleep(pause_s)
+        state = field(info, "State") or "unknown"
+        return f"it does not answer on port {port}; Slurm's state of it is {state}"
+
+    def rebooted(self, node: str, since: str) -> str | None:
+        """Whether a node was started anew since that time (UTC, ISO 8601): how, or None."""
+        started = field(self.node_info(node) or "", "BootTime")
+        booted_s, since_s = local_time(started), utc_time(since)
+        if booted_s is None or since_s is None or booted_s <= since_s:
+            return None
+        return f"it was started anew at {started}"
+
+    def dropped(self, nodes: Iterable[str]) -> list[str]:
+        """Those of the nodes that the job no longer has.
+
+        With --no-kill Slurm takes a node out of the job that it does not reach for a while, and
+        leaves it out when it is back.
+        """
+        listed = field(self.job_info() or "", "NodeList")
+        kept = self.hostnames(listed) if listed else []
+        return [node for node in nodes if node not in kept] if kept else []
+
+
+def _answers(address: str, port: int) -> bool:
+    try:
+        with socket.create_connection((address, port), timeout=3):
+            return True
+    except OSError:
+        return False
+
+
+# ---- what scontrol prints ----------------------------------------------------------------------
+
+
+def field(info: str, name: str) -> str:
+    """Read a field without spaces; empty where it is not set."""
+    for line in info.splitlines():
+        if _USERS_WORDS.match(line):
+            continue
+        found = re.search(rf"(?:^|.* ){name}=([^ ]+)", re.sub(" JobName=.*", "", line))
+        if found:
+            return "" if found[1] in ("(null)", "N/A") else found[1]
+    return ""
+
+
+def path_field(info: str, name: str) -> str:
+    """Read a field that may hold spaces. Slurm before 26.05 writes one behind a comment."""
+    for line in info.splitlines():
+        found = re.match(rf" *{name}=(.*?) ?$", line)
+        if found:
+            return found[1]
+    return ""
+
+
+def fate(info: str, restart_count: int) -> str:
+    """Say what Slurm has in mind with the job.
+
+    Returns:
+        running, preempted, requeued (by Slurm itself), time limit or whatever reason Slurm gives,
+        cancelled (by a person), unknown. A completing job does not show its state: it was
+        cancelled if nothing else explains its end.
+
+    """
+    state, reason = field(info, "JobState"), field(info, "Reason") or "None"
+    restarts = field(info, "Restarts")
+    if not state:
+        return "unknown"
+    if restarts.isdigit() and int(restarts) > restart_count:
+        return "requeued"
+    if (field(info, "PreemptTime") or "None") != "None" or "PREEMPTED" in state:
+        return "preempted"
+    # The flags hide the state: the signal before the time limit makes it SIGNALING for a while.
+    if state in ("RUNNING", "SIGNALING", "RESIZING", "CONFIGURING", "SUSPENDED", "STOPPED"):
+        return "running"
+    if "TIMEOUT" in state or reason == "TimeLimit":
+        return "time limit"
+    return reason if reason != "None" else "cancelled"  # such as NodeDown
+
+
+def owner(info: str) -> tuple[str, str, str] | None:
+    """Read the job's user: the name as Slurm writes it, the number, and the group's number."""
+    user, group = field(info, "UserId"), field(info, "GroupId")
+    found = [re.search(r"\((\d+)\)$", text) for text in (user, group)]
+    return (user, found[0][1], found[1][1]) if found[0] and found[1] else None
+
+
+def local_time(text: str) -> int | None:
+    """Read a time as Slurm prints it: seconds since the epoch, None where it is none."""
+    moment = _moment(text)
+    return None if moment is None else int(time.mktime(time.struct_time((*moment, 0, 0, -1))))
+
+
+def utc_time(text: str) -> int | None:
+    """Read the time of an event."""
+    import calendar  # noqa: PLC0415 -- rarely needed
+
+    moment = _moment(text)
+    return None if moment is None else calendar.timegm((*moment, 0, 0, 0))
+
+
+def _moment(text: str) -> tuple[int, ...] | None:
+    """Read year to second; time.strptime costs more than all else of a start."""
+    found = re.match(r"(\d+)-(\d+)-(\d+)T(\d+):(\d+):(\d+)", text)
+    return tuple(map(int, found.groups())) if found else None
+
+
+# ---- its variables -----------------------------------------------------------------------------
+
+
+def forget_outer_job(environ: dict[str, str], *, is_batch_script: bool) -> None:
+    """Take out what speaks of the job or shell in which this one was submitted.
+
+    sbatch hands a job the variables of where it is called, and Slurm overwrites only those that
+    the new job has.
+    """
+    for kind in ("SLURM_CPU_BIND", "SLURM_MEM_BIND"):
+        if f"{kind}_TYPE" in environ:  # set for a step alone: one without is the user's wish
+            _drop(environ, [kind], f"{kind}_")
+    if not environ.get("SLURM_JOB_ID") or not is_batch_script:
+        return
+    _drop(environ, ["SLURM_STEPID"], "SLURM_STEP_", "SLURM_PTY_")
+    told = Slurm(environ).ask("scontrol", "--oneliner", "show", "job", environ["SLURM_JOB_ID"])
+    lines = (told or "").splitlines()
+    if not lines:
+        return
+    if " ArrayJobId=" not in lines[-1]:
+        _drop(environ, [], "SLURM_ARRAY_")
+    pairs = (pair.split("=") for pair in _REQUESTS.split())
+    _drop(environ, [name for key, name in pairs if f" {key}=" not in lines[-1]])
+
+
+def _drop(environ: dict[str, str], names: Iterable[str], *prefixes: str) -> None:
+    for name in [*names, *(n for n in environ if prefixes and n.startswith(prefixes))]:
+        environ.pop(name, None)
+
+
+def number(environ: Mapping[str, str], *names: str) -> int:
+    """The first of these variables that has a number; 0 if none has."""
+    for name in names:
+        value = environ.get(name, "")
+        if re.fullmatch("[0-9]+", value):
+            return int(value)
+    return 0
+
+
+def requested(environ: Mapping[str, str]) -> list[str]:
+    """The variables by which a step asks for what the job has. More than one node has it all."""
+    asks = re.compile(
+        "(SLURM|SRUN)_(GPUS?|NTASKS|CPUS?|TRES|MEM)_|SLURM_(GPUS|NTASKS|STEP_GRES|LABELIO)$"
+    )
+    return [name for name in environ if asks.match(name)]

@@ -1,0 +1,188 @@
+"""srun: the ranks of a Slurm job on the machines themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+from jobs.backends import slurm
+from jobs.backends.base import Address, Backend, Step, Surroundings, in_background
+from jobs.messages import UsageError
+from rundir.plain import read_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_CREATION_S = 120
+"""How long Slurm may take to start a step once more."""
+_PROBE_S, _PROBE_AGAIN_S = 120, 20
+"""Between two attempts nobody waits so long for a node that may be gone."""
+
+
+class Srun(Backend):
+    """Starts one step, which ends at its first bad exit."""
+
+    place = "bare-srun"
+
+    def __init__(self, here: Surroundings) -> None:
+        """Take the job as it is."""
+        super().__init__(here)
+        self._slurm = here.slurm
+
+    @staticmethod
+    def fits(here: Surroundings) -> bool:
+        """Where the batch script is on the host, and the client answers."""
+        return here.has_client and not here.is_in_container
+
+    def nodes(self) -> list[str]:
+        """The nodes in Slurm's own order."""
+        environ = self._here.environ
+        listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST") or ""
+        nodes = self._slurm.hostnames(listed)
+        if not nodes:
+            raise UsageError(
+                "scontrol must tell the job's nodes", f"none of '{listed}'", "see its words above"
+            )
+        return nodes
+
+    def command(self, step: Step) -> list[str]:
+        """The whole command of srun."""
+        return ["srun", *self._options(step), *self._launch(step), *step.arguments]
+
+    def _launch(self, step: Step) -> list[str]:
+        """What else srun needs here, and the launcher."""
+        del step
+        return [self._here.launcher]
+
+    def _options(self, step: Step) -> list[str]:
+        layout = step.layout
+        # --wait=0: no site's WaitTime ends those that still write their checkpoint.
+        options = ["--kill-on-bad-exit=1", "--wait=0", f"--nodes={layout.num_nodes}"]
+        options += [f"--ntasks={layout.num_tasks}", "--export=ALL", "--input=none"]
+        if step.environ.get("SRUN_CPUS_PER_TASK"):
+            options.append(f"--cpus-per-task={step.environ['SRUN_CPUS_PER_TASK']}")
+        # Our ranks need no MPI; where it is a site's default, its library would have to be in the
+        # image.
+        if not step.is_own_command:
+            options.append("--mpi=none")
+        # A step that was killed may hold on to its share of the nodes for a while.
+        if self._here.is_interactive or step.is_restart:
+            options.append("--overlap")
+        # Nor may it wait for ever for a node that Slurm counts as busy or no longer as the job's.
+        if step.is_restart:
+            options.append(f"--immediate={_CREATION_S}")
+        if layout.num_nodes < self._here.num_nodes:
+            options.append(f"--nodelist={','.join(step.nodes)}")
+            # GPUs that were asked for as a sum are more than these nodes have.
+            gpus = slurm.number(step.environ, "SLURM_GPUS_ON_NODE")
+            if step.environ.get("SLURM_GPUS") and gpus:
+                options.append(f"--gpus={layout.num_nodes * gpus}")
+        return options
+
+    def start(self, step: Step, stdout: int) -> list[subprocess.Popen[bytes]]:
+        """Start srun.
+
+        When a batch script is killed, Slurm itself ends the step, with SIGTERM first, so that the
+        ranks can say how they ended; an srun that dies with the script would have it killed at
+        once. So would one that gets the SIGTERM of scancel --full, which goes to the script's
+        process group.
+        """
+        prepare = in_background(os.getpid(), signal.SIGTERM) if self._here.is_interactive else None
+        process = subprocess.Popen(
+            self.command(step),
+            env=self._environ(step),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            start_new_session=not self._here.is_interactive,
+            preexec_fn=prepare,  # noqa: PLW1509 -- it calls prctl and signal alone
+        )
+        return [process]
+
+    def _environ(self, step: Step) -> dict[str, str]:
+        """The ranks' environment.
+
+        With --gpus-per-task or --ntasks-per-gpu Slurm shows each rank one GPU. NCCL then has no
+        short way to the others, and the one monitor of a node sees no other. Who asked for a
+        binding keeps it, and so does a command of the user's own, which may count on it.
+        """
+        environ = dict(step.environ)
+        if step.is_own_command or environ.get("SLURM_GPU_BIND"):
+            return environ
+        environ.pop("SLURM_GPUS_PER_TASK", None)
+        environ.pop("SLURM_NTASKS_PER_GPU", None)
+        if "gpu" in environ.get("SLURM_TRES_PER_TASK", ""):
+            del environ["SLURM_TRES_PER_TASK"]
+        bind = environ.get("SLURM_TRES_BIND", "")
+        if bind.startswith(("gres/gpu:per_task:", "gres/gpu:single:")):
+            del environ["SLURM_TRES_BIND"]
+        return environ
+
+    def end(self, step_id: int | None) -> bool:
+        """Let Slurm tell the ranks.
+
+        An srun that gets SIGTERM has its tasks killed at once, and what they trained since the last
+        checkpoint is lost.
+        """
+        if step_id is None:
+            return False
+        step = f"{self._slurm.job_id}.{step_id}"
+        return not self._slurm.try_to("scancel", "--signal=TERM", step, timeout_s=10)
+
+    def kill(self, step_id: int | None) -> None:
+        """End only this attempt's step: a shell's own or a neighbour's is none of it.
+
+        It reaches the others at once, and then waits long for the node that is gone.
+        """
+        steps = self._steps(step_id)
+        if steps:
+            self._slurm.try_to("scancel", "--signal=KILL", *steps, timeout_s=30)
+
+    def _steps(self, step_id: int | None) -> list[str]:
+        """If no rank came up to name it, it is known by its program.
+
+        In a shell's allocation that may be another's.
+        """
+        if step_id is not None:
+            return [f"{self._slurm.job_id}.{step_id}"]
+        return [] if self._here.is_interactive else self._slurm.steps("launcher.sh")
+
+    def lost(self, node: str) -> str | None:
+        """Whether it answers neither Slurm nor us; this one does."""
+        return None if node == self._here.node else self._slurm.lost(node)
+
+    def dropped(self, nodes: Sequence[str]) -> list[str]:
+        """Those that Slurm took out of a job with --no-kill."""
+        return self._slurm.dropped(nodes)
+
+    def probe_words(self, node: str, words: Sequence[str], *, is_restart: bool) -> list[str]:
+        """A step of one task on another node.
+
+        What the job's variables ask for is the ranks' own, and more than one node has.
+        """
+        if node == self._here.node:
+            return list(words)
+        unset = [f"--unset={name}" for name in slurm.requested(self._here.environ)]
+        limit_s = _PROBE_AGAIN_S if is_restart else _PROBE_S
+        return [
+            *("timeout", "-k", "5", str(limit_s), "env", *unset),
+            *("srun", "--overlap", "--mpi=none", "--gres=none", "--mem=0", "--nodes=1"),
+            *("--ntasks=1", f"--nodelist={node}", "--export=ALL"),
+            *words,
+        ]
+
+    def first_node(self, nodes: Sequence[str]) -> str:
+        """The first in Slurm's own order; a host file of the user's has an order of its own."""
+        environ = self._here.environ
+        if environ.get("SLURM_DISTRIBUTION") == "arbitrary":
+            try:
+                return read_text(environ.get("SLURM_HOSTFILE", "")).splitlines()[0].strip()
+            except (OSError, ValueError, IndexError):
+                pass
+        return nodes[0]
+
+    def address(self, node: str) -> Address | None:
+        """Slurm's own address of it."""
+        address = slurm.field(self._slurm.node_info(node) or "", "NodeAddr")
+        return Address(address, f"Slurm's NodeAddr of {node}") if address else None

@@ -1,0 +1,178 @@
+"""Processes of this machine, by /proc: which live, which belong to a job, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_POLL_S = 0.1
+_PR_SET_PDEATHSIG = 1
+
+
+def initial_environment() -> dict[str, str]:
+    """Return the environment as this program was started with.
+
+    Python may have added LC_CTYPE to its own, which the user never set.
+    """
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            pairs = [os.fsdecode(pair).partition("=") for pair in file.read().split(b"\0")]
+    except OSError:
+        return dict(os.environ)
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs. A zombie has ended: it only waits for its parent."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] not in b"ZX"
+    except OSError:
+        return False
+
+
+def processes_with(variable: str) -> list[int]:
+    """Find the processes that were started with `NAME=value` in their environment."""
+    wanted = b"\0" + os.fsencode(variable) + b"\0"
+    found = []
+    for pid in _pids():
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if wanted in b"\0" + file.read():
+                    found.append(pid)
+        except OSError:  # noqa: PERF203 -- it ended meanwhile, or is another user's
+            continue
+    return found
+
+
+def processes_writing(path: str) -> list[int]:
+    """Find the processes whose standard output or error is this file.
+
+    So those are found that cleared their environment (`env -i`) or wrote a title over it. Never of
+    a device: /dev/null is everybody's.
+    """
+    try:
+        file = os.stat(path)
+    except OSError:
+        return []
+    if not stat.S_ISREG(file.st_mode):
+        return []
+    return [pid for pid in _pids() if any(_is_open(pid, fd, file) for fd in (1, 2))]
+
+
+def _is_open(pid: int, fd: int, file: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), file)
+    except OSError:
+        return False
+
+
+def _pids() -> list[int]:
+    own = os.getpid()
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != own]
+
+
+def catches_signal(pid: int, signum: int) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            mask = file.read().partition(b"\nSigCgt:")[2].split(None, 1)[0]
+    except (OSError, IndexError):
+        return False
+    return bool(int(mask, 16) >> (signum - 1) & 1)
+
+
+def send(pids: Iterable[int], signum: int) -> None:
+    """Signal processes that may be gone by now."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signum)
+
+
+def stop(
+    pids: Iterable[int], grace_s: float, pause: Callable[[float], object] = time.sleep
+) -> None:
+    """End processes: SIGTERM, then SIGKILL for what is left after the grace."""
+    pids = list(pids)
+    send(pids, signal.SIGTERM)
+    deadline_s = time.monotonic() + grace_s
+    while True:
+        living = [pid for pid in pids if is_alive(pid)]
+        if not living or time.monotonic() >= deadline_s:
+            break
+        pause(_POLL_S)
+    send(living, signal.SIGKILL)
+
+
+def oom_kills() -> tuple[str, int] | None:
+    """Read how many processes of this cgroup the kernel has killed for want of memory.
+
+    Returns:
+        This process's cgroup and the count; None where the kernel does not say.
+
+    """
+    try:
+        with open("/proc/self/cgroup") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        number, controllers, group = line.split(":", 2)
+        if number == "0" and not controllers:
+            folder, name = "/sys/fs/cgroup", "memory.events"
+        elif controllers == "memory":
+            folder, name = "/sys/fs/cgroup/memory", "memory.oom_control"
+        else:
+            continue
+        # Docker shows a container its own group as the root, and names it as the host does.
+        for path in (f"{folder}{group}/{name}", f"{folder}/{name}"):
+            kills = _count_oom_kills(path)
+            if kills is not None:
+                return group, kills
+    return None
+
+
+def _count_oom_kills(path: str) -> int | None:
+    try:
+        with open(path) as file:
+            for line in file:
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def die_with_parent(signum: int, parent: int) -> None:
+    """Have the kernel send this process a signal when its parent dies; exec keeps the wish.
+
+    Called between fork and exec. A parent that died before is noticed. Without ctypes it is left
+    to those who sweep after a job.
+    """
+    prctl = _prctl()
+    if prctl is None:
+        return
+    prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signum)
+
+
+def load_die_with_parent() -> None:
+    """Load what `die_with_parent` needs, before the fork after which there is little time."""
+    _prctl()
+
+
+def _prctl() -> Callable[..., object] | None:
+    try:
+        import ctypes  # noqa: PLC0415 -- not everybody needs it, nor has it
+
+        return ctypes.CDLL(None).prctl
+    except (ImportError, OSError, AttributeError):
+        return None

@@ -1,0 +1,74 @@
+"""Programs on PATH, and the Python that runs trainer and monitor."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def which(name: str, environ: Mapping[str, str]) -> str | None:
+    """Find a program as a shell does: a path as it is, a name on PATH."""
+    if "/" in name:
+        return name if _is_program(name) else None
+    for folder in environ.get("PATH", os.defpath).split(":"):
+        path = os.path.join(folder or ".", name)
+        if _is_program(path):
+            return path
+    return None
+
+
+def _is_program(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+def find_python(root: str, environ: Mapping[str, str]) -> str | None:
+    """Find the interpreter that runs trainer and monitor; none is not an error here.
+
+    In the image its own comes first: a .venv in a mounted directory was made for the host.
+    """
+    home = environ.get("DDP_HOME")
+    candidates = (
+        environ.get("DDP_PYTHON"),
+        home and f"{home}/.venv/bin/python",
+        f"{root}/.venv/bin/python",
+        "python3",
+    )
+    found = (which(name, environ) for name in candidates if name)
+    return next((path for path in found if path), None)
+
+
+def is_new(python: str, environ: Mapping[str, str]) -> bool:
+    """Whether it is 3.11 or later. Ours is, and need not be asked."""
+    if python.endswith("/.venv/bin/python"):
+        return True
+    import subprocess  # noqa: PLC0415 -- a megabyte that a rank's agent seldom needs
+
+    return (
+        subprocess.run(
+            [python, "-c", "import tomllib"], env=environ, stderr=subprocess.DEVNULL, check=False
+        ).returncode
+        == 0
+    )
+
+
+def version(python: str, environ: Mapping[str, str]) -> str:
+    """Say which Python it is."""
+    import subprocess  # noqa: PLC0415 -- the same
+
+    done = subprocess.run(
+        [python, "-V"], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    return (done.stdout.decode(errors="replace").splitlines() or ["?"])[0]
+
+
+def module_command(root: str, python: str, module: str, environ: Mapping[str, str]) -> list[str]:
+    """Say how one of our modules is run.
+
+    -P keeps a trainer.py in the working directory from being taken for ours.
+    """
+    inherited = environ.get("PYTHONPATH")
+    path = f"{root}:{inherited}" if inherited else root
+    return ["env", f"PYTHONPATH={path}", python, "-P", "-m", module]

@@ -1,0 +1,314 @@
+"""The attempts: one start of all ranks after the other, within the allocation this job has."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from jobs.backends.base import Step
+from jobs.messages import UsageError, info, one_line, write
+from jobs.supervisor import decide, history, rendezvous, run, settings, show
+from jobs.supervisor import step as steps
+from jobs.supervisor.ending import Counters, Ending
+from jobs.supervisor.guard import Guard, Traces, lost_nodes
+from jobs.supervisor.step import Output, RunningStep
+from rundir import codes, failure, plain, secrets
+from rundir.failure import Failure, classify
+
+if TYPE_CHECKING:
+    from jobs.backends.base import Backend
+    from jobs.backends.slurm import Slurm
+    from jobs.supervisor.decide import Decision
+    from jobs.supervisor.journal import Journal
+    from jobs.supervisor.loop import Loop
+    from jobs.supervisor.plan import Plan
+
+_LOG_END = 16384
+_NO_PROGRAM = 2
+"""With it Slurm says that the program is not there."""
+_SHOWN_LINES = 20
+
+
+class Attempts:
+    """Starts the ranks as often as is decided."""
+
+    def __init__(self, plan: Plan, loop: Loop, journal: Journal) -> None:
+        """Carry a run on where a requeued job left it."""
+        self._plan, self._loop, self._journal = plan, loop, journal
+        self._settings, self._backend, self._job = plan.settings, plan.backend, plan.job
+        self._files, self._here = plan.files, plan.here
+        self._layout, self._nodes = plan.layout, plan.nodes[: plan.layout.num_nodes]
+        self._output = Output(loop)
+        self._step: RunningStep | None = None
+        self._lost: tuple[str, ...] = ()
+        self._counters = Counters()
+        self._carries_on = False
+        self._num_restarts = 0
+        self._latest_at_job_start = run.latest_checkpoint(plan.files)
+        self._latest_at_start = self._latest_at_job_start
+        self._loop.on_signal = self._on_signal
+
+    # ---- the life of a job
+
+    def run(self) -> Decision:
+        """Return when no further attempt is to follow."""
+        decision = self._count()
+        while decision is None or decision.kind == decide.RESTART:
+            if decision is not None:
+                self._loop.pause(decision.delay_s)
+                self._next(decision)
+            self._open()
+            code, guard, took_s = self._run_step()
+            decision = self._close(code, guard, took_s)
+        return decision
+
+    def _count(self) -> Decision | None:
+        """Take over the counters; a decision if they say that the run would go on for ever."""
+        past = history.read(self._files)
+        attempt = self._settings.number("DDP_ATTEMPT")
+        self._counters = past.counters
+        self._carries_on = past.carries_on and not self._job.is_own_command
+        # Slurm requeues a job whose node died, too: then nobody was left to decide and to count.
+        if self._job.restart_count == 0:
+            return None
+        self._report_lost_script(past.unreported(attempt))
+        silent = past.num_silent(attempt)
+        self._counters = self._counters._replace(idle=self._counters.idle + silent)
+        if silent > self._job.limits.max_idle_restarts:
+            return decide.give_up_before_start(self._job, silent)
+        return None
+
+    def _report_lost_script(self, start: history.Unreported | None) -> None:
+        """When the script's own node dies nobody tells: the next start does, if Slurm knows."""
+        here = self._here
+        how = end_of_script(start, self._backend, here.slurm) if here.has_client else None
+        if start is not None and how:
+            self._journal.write_of(
+                start.attempt, "lost_node", node=start.node, how=how, afterwards=True
+            )
+            info(
+                f"start {start.attempt} ended with node {start.node}, where its script ran: {how};"
+                " Slurm has requeued the job"
+            )
+
+    # ---- one attempt
+
+    def _open(self) -> None:
+        self._latest_at_start = run.latest_checkpoint(self._files)
+        self._journal.open(self._settings.number("DDP_ATTEMPT"))
+        image = self._job.image
+        self._journal.write(
+            "start",
+            job_id=self._job.id,
+            run=self._files.name,
+            place=self._backend.place,
+            nodes=self._nodes,
+            world_size=self._layout.world_size,
+            command=secrets.hide_words(self._words),
+            restart_count=self._job.restart_count,
+            image=image or None,
+            image_digest=run.image_digest(image) or None,
+        )
+        self._journal.write("settings", settings=show.record(self._settings, self._environ))
+
+    @property
+    def _environ(self) -> dict[str, str]:
+        return self._settings.environ(self._here.environ)
+
+    @property
+    def _words(self) -> list[str]:
+        """What the ranks run.
+
+        Whatever the user wanted to begin with (--resume none, another run's checkpoint), a later
+        start of our trainer carries on with what this run has itself.
+        """
+        words = self._plan.arguments.words
+        return [*words, "--resume", "auto"] if self._carries_on else words
+
+    @property
+    def _request(self) -> Step:
+        return Step(
+            self._words,
+            self._environ,
+            self._layout,
+            self._nodes,
+            self._settings["DDP_OUT"],
+            is_restart=self._num_restarts > 0,
+        )
+
+    def _run_step(self) -> tuple[int, str, float]:
+        """Run the ranks; the step's code, why the guard ended it, and how long it took.
+
+        A signal that came before the ranks starts none.
+        """
+        began_s = time.monotonic()
+        if self._loop.stop_signal:
+            return codes.STOPPED, "", 0.0
+        settings, grace_s = self._settings, self._settings.number("DDP_GRACE")
+        step = RunningStep(
+            self._loop, self._backend, self._request, self._journal, self._output, grace_s=grace_s
+        )
+        self._step = step
+        traces = Traces(
+            self._files,
+            settings["DDP_OUT"],
+            self._job.id,
+            has_monitor=settings.is_on("DDP_MONITOR"),
+            interval_s=settings.number("DDP_MONITOR_INTERVAL"),
+        )
+        others = [node for node in self._nodes if node != self._here.node]
+        guard = Guard(self._loop, self._backend, step, self._journal, traces=traces, nodes=others)
+        self._loop.run_until(step.is_over)
+        guard.stop()
+        step.close()
+        self._step = None
+        return step.code, guard.why, time.monotonic() - began_s
+
+    def _close(self, code: int, guard: str, took_s: float) -> Decision:
+        """The end of the step, who failed, what follows, and the record of it."""
+        steps.sweep(self._loop, self._settings["DDP_LAUNCH_ID"], self._plan.temporary)
+        self._output.flush()
+        self._journal.close()
+        end = self._ending(code, guard, took_s)
+        first = end.failure.first
+        if first is not None and first.rank is not None:
+            self._journal.write(
+                "first_failure",
+                rank=first.rank,
+                node=first.node,
+                code=first.code,
+                signal=first.signal,
+            )
+        decision = decide.decide(self._job, end, self._counters, self._ask)
+        self._counters, self._lost = decision.counters, decision.exclude
+        self._report(decision, end)
+        return decision
+
+    def _ask(self) -> str:
+        return self._here.slurm.job_info() or ""
+
+    def _ending(self, code: int, guard: str, took_s: float) -> Ending:
+        self._loop.turn(0)  # a signal that has just arrived is known from here on
+        events = self._journal.reports.events
+        may_have_dropped = self._job.limits.is_no_kill and code != codes.FINISHED
+        for node, how in lost_nodes(
+            self._backend,
+            failure.suspected_nodes(events),
+            self._nodes,
+            may_have_dropped=may_have_dropped,
+        ):
+            self._journal.write("lost_node", node=node, how=how)
+        found = classify(events, self._log_end, step_code=code, guard=guard)
+        is_foreign = self._backend.place == "host-image" and code == _NO_PROGRAM
+        is_foreign = is_foreign and found.end is None
+        return Ending(
+            found,
+            codes.USAGE if is_foreign else found.code or codes.FINISHED,
+            self._loop.stop_signal,
+            self._layout,
+            run.latest_checkpoint(self._files),
+            self._latest_at_start,
+            self._latest_at_job_start,
+            lost=tuple(dict.fromkeys(node for node, _ in found.lost)),
+            lost_before=self._lost,
+            took_s=took_s,
+            is_foreign_image=is_foreign,
+        )
+
+    def _log_end(self, rank: int) -> str:
+        begin = self._journal.reports.log_offset(rank)
+        return plain.tail(self._files.rank_log(rank), _LOG_END, begin)
+
+    def _report(self, decision: Decision, end: Ending) -> None:
+        self._journal.write(
+            "decision",
+            decision=decision.kind,
+            reason=decision.reason,
+            restarts=decision.counters.restarts,
+            idle=decision.counters.idle,
+            exclude=",".join(decision.exclude) or None,
+            carries_on=self._carries_on or end.latest != self._latest_at_job_start,
+            cause=decision.cause,
+        )
+        self._journal.write("end", code=decision.code)
+        self._journal.flush()
+        self._show_log(end.failure, decision.code)
+        if decision.kind == decide.RESTART:
+            info(decision.words)
+        run.compose_record(self._here.root, self._files, self._environ)
+
+    def _show_log(self, found: Failure, code: int) -> None:
+        """Show the end of the failed rank's log, before the line that names it.
+
+        Lines may be as long as a progress bar that never ends one.
+        """
+        first = found.first
+        if first is None or first.rank is None or found.lost or code == codes.STOPPED:
+            return
+        path = self._files.rank_log(first.rank)
+        info(f"the end of {path}:")
+        lines = plain.tail(path, _LOG_END).splitlines()[-_SHOWN_LINES:]
+        write(2, "".join(f"    {line}\n" for line in lines))
+
+    # ---- the next attempt
+
+    def _next(self, decision: Decision) -> None:
+        """Give the next attempt what is its own: number, token, nodes and port."""
+        self._num_restarts += 1
+        values = self._settings
+        settings.note_attempt(values, values.number("DDP_ATTEMPT") + 1, self._job.id)
+        if self._loop.stop_signal:
+            return
+        if run.latest_checkpoint(self._files) != self._latest_at_job_start:
+            self._carries_on = not self._job.is_own_command
+        if decision.exclude:
+            self._do_without(decision.exclude)
+        try:
+            rendezvous.resolve(values, self._backend, self.search())
+        except UsageError as error:  # the old port is as good: its owner is gone
+            info(one_line(error))
+
+    def _do_without(self, lost: tuple[str, ...]) -> None:
+        """Choose the next attempt's nodes: spare ones first, else fewer."""
+        left = [node for node in self._plan.nodes if node not in lost]
+        self._nodes = left[: self._job.num_nodes_wanted]
+        self._layout = self._layout.on(len(self._nodes))
+        values = self._settings
+        settings.note_world(values, self._layout)
+        values.note("DDP_NUM_NODES", str(len(self._nodes)), values.origins["DDP_NUM_NODES"])
+
+    def search(self) -> rendezvous.Search:
+        """Where the search for this attempt's port begins."""
+        attempt = self._settings.number("DDP_ATTEMPT")
+        return rendezvous.search(
+            self._here, self._nodes, attempt, is_restart=self._num_restarts > 0
+        )
+
+    # ---- signals, and the end
+
+    def _on_signal(self, name: str) -> None:
+        self._journal.write("signal", signal=name)
+        if name == "USR1":
+            info("SIGUSR1: the time limit is near, asking every rank for a checkpoint")
+        else:
+            info(f"SIG{name}: ending every rank")
+        if self._step is not None and name == "USR1":
+            self._step.ask_for_checkpoint()
+        elif self._step is not None:
+            self._step.stop()
+
+    def break_off(self) -> None:
+        """This script itself fails: what it started ends, and the record says so."""
+        if self._step is not None:
+            self._step.end()
+        steps.sweep(self._loop, self._settings["DDP_LAUNCH_ID"], self._plan.temporary)
+        self._journal.write("end", code=codes.FAILED)
+        self._journal.flush()
+        run.compose_record(self._here.root, self._files, self._environ)
+
+
+def end_of_script(start: history.Unreported | None, backend: Backend, slurm: Slurm) -> str | None:
+    """How the node was lost on which a start's script ran; None if it was not, or nobody knows."""
+    if start is None:
+        return None
+    return backend.lost(start.node) or slurm.rebooted(start.node, start.time)

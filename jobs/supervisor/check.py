@@ -1,0 +1,71 @@
+"""Wrong trainer options end a job before anything is written, where our Python is at hand.
+
+The check runs beside what else is prepared, because half a second of every start would be its own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING, NamedTuple
+
+from jobs.messages import Exit, UsageError, info, write
+from jobs.programs import find_python, is_new, module_command, version, which
+from rundir import codes
+
+if TYPE_CHECKING:
+    from jobs.backends.base import Backend, Layout, Surroundings
+    from jobs.supervisor.arguments import Arguments
+
+
+class TrainerCheck(NamedTuple):
+    """A check that runs."""
+
+    here: Surroundings
+    words: list[str]
+    python: str | None
+    process: subprocess.Popen[bytes] | None
+    """None: there is nothing to check, or nobody to do it."""
+
+    def finish(self) -> None:
+        """Wait for its end. Raises UsageError and Exit."""
+        if self.process is None or self.python is None:
+            return
+        text = self.process.communicate()[0].decode(errors="replace")
+        code, environ = codes.of_wait_status(self.process.returncode), self.here.environ
+        # Before 3.11 Python does not know the options it is started with.
+        if code not in (codes.FINISHED, codes.USAGE) and not is_new(self.python, environ):
+            raise UsageError(
+                "the trainer needs Python 3.11 or later",
+                f"{version(self.python, environ)} at {self.python}",
+                "run 'make demo' once, which makes .venv here, or set DDP_PYTHON",
+            )
+        write(2, text)
+        if code != codes.FINISHED:
+            raise Exit(code)
+        if "--check" in self.words:
+            info("options and input are right; nothing was started, because of --check")
+            raise Exit(codes.FINISHED)
+
+
+def start(
+    here: Surroundings, backend: Backend, arguments: Arguments, layout: Layout
+) -> TrainerCheck:
+    """Start the check. Raises UsageError."""
+    environ, is_bare = here.environ, backend.place.startswith("bare-")
+    wanted = environ.get("DDP_PYTHON")
+    if wanted and is_bare and which(wanted, environ) is None:  # in a container it may be the host's
+        raise UsageError(
+            "DDP_PYTHON must be a program", f"none at '{wanted}'", "correct it, or unset it"
+        )
+    python = find_python(here.root, environ)
+    is_needless = arguments.is_dry_run or arguments.is_own_command
+    if is_needless or python is None or backend.place == "host-image":
+        return TrainerCheck(here, arguments.words, python, None)
+    process = subprocess.Popen(
+        [*module_command(here.root, python, "trainer", environ), "--check", *arguments.words],
+        env={**environ, "WORLD_SIZE": str(layout.world_size)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    return TrainerCheck(here, arguments.words, python, process)

@@ -1,0 +1,206 @@
+"""What follows the end of an attempt: pure, of its failure, the counters and Slurm's word.
+
+finish     all ranks finished
+restart    the ranks start again in this allocation
+requeue    the job goes back to Slurm's queue
+successor  a job like this one is submitted, because this one may not be requeued
+fail       nothing is done
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from jobs.backends import slurm
+from jobs.messages import counted
+from jobs.supervisor import words
+from jobs.supervisor.ending import Counters
+from rundir import codes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jobs.supervisor.ending import Ending, Job
+
+FINISH, RESTART, REQUEUE, SUCCESSOR, FAIL = "finish", "restart", "requeue", "successor", "fail"
+REQUEUED = "requeued"
+_CAUSES = {
+    REQUEUED: "preempted",
+    "preempted": "preempted",
+    "time limit": "time limit",
+    "cancelled": "cancelled",
+}
+"""What Slurm had in mind with the job, as the `decision` event has it."""
+_BELIEVED_S = 60
+"""A command that asks to go on later earlier than that has done nothing."""
+_MAX_DOUBLINGS, _LONGEST_DELAY_S = 5, 30
+
+
+class Decision(NamedTuple):
+    """What follows."""
+
+    kind: str
+    reason: str
+    words: str
+    """The line that tells a person."""
+    code: int
+    counters: Counters = Counters()
+    delay_s: int = 0
+    exclude: tuple[str, ...] = ()
+    fate: str = "unknown"
+    """What Slurm has in mind with the job, as far as it was asked."""
+
+    @property
+    def cause(self) -> str | None:
+        """Why Slurm ends the job; None if it does not, or was not asked."""
+        return _CAUSES.get(self.fate)
+
+
+def decide(job: Job, end: Ending, counters: Counters, ask: Callable[[], str]) -> Decision:
+    """Decide. `ask` gives what Slurm says of the job; it is called only where that matters."""
+    return _Case(job, end, counters, ask).decide()
+
+
+def give_up_before_start(job: Job, num_silent: int) -> Decision:
+    """Decide that nothing starts: as many starts ended, and nobody was left to decide."""
+    text = (
+        f"no start: Slurm has requeued the job, and {num_silent} starts in a row ended with their"
+        f" script or node before a new checkpoint (python -m monitor why {job.run_dir})"
+    )
+    return Decision(FAIL, text, f"{text}; {job.go_on}", codes.FAILED)
+
+
+class _Case:
+    def __init__(self, job: Job, end: Ending, counters: Counters, ask: Callable[[], str]) -> None:
+        self.job, self.end, self.counters, self._ask = job, end, counters, ask
+        self._fate = "unknown"
+
+    def decide(self) -> Decision:  # noqa: PLR0911 -- a list of cases
+        job, end = self.job, self.end
+        if end.code == codes.FINISHED:
+            return self._as(FINISH, "")
+        if end.code == codes.USAGE and end.layout.num_nodes < job.num_nodes_wanted:
+            return self._requeue()  # fewer ranks than this run can have, not the user's mistake
+        if end.code == codes.USAGE:
+            return self._as(FAIL, "the input or the environment is wrong: not tried again")
+        if end.stop_signal == "INT" or (end.stop_signal and not job.is_under_slurm):
+            return self._as(FAIL, job.go_on)  # a person who ends a job wants it to end
+        if end.stop_signal or end.code == codes.STOPPED:
+            return self._requeue()
+        if end.lost and not self._can_do_without():
+            return self._requeue()
+        return self._restart()
+
+    def _as(self, kind: str, reason: str, more: str = "", delay_s: int = 0) -> Decision:
+        told = words.of_ending(self.job, self.end)
+        text = "; ".join(part for part in (told, reason, more) if part)
+        exclude = self.end.exclude
+        return Decision(
+            kind, reason, text, self.end.code, self.counters, delay_s, exclude, self._fate
+        )
+
+    # ---- the allocation ends, the run does not
+
+    def _requeue(self) -> Decision:  # noqa: PLR0911 -- a list of cases
+        job, end, go_on = self.job, self.end, self.job.go_on
+        can_ask = job.is_under_slurm and job.has_client and not job.is_interactive
+        info = self._ask() if can_ask else ""
+        self._fate = slurm.fate(info, job.restart_count)
+        if self._fate == REQUEUED:
+            self._count_idle(end.latest_at_job_start)
+            reason = f"Slurm has requeued job {job.id}, which will go on {self._from}"
+            return self._as(REQUEUE, reason)
+        if not can_ask:
+            return self._as(FAIL, go_on)
+        if not job.limits.may_requeue:
+            return self._as(FAIL, f"no requeue: DDP_REQUEUE=0; {go_on}")
+        if self._fate == "cancelled":
+            return self._as(FAIL, f"no requeue: the job was cancelled; {go_on}")
+        if self._fate == "unknown":
+            return self._as(FAIL, f"no requeue: Slurm does not answer; {go_on}")
+        if end.code != codes.STOPPED and job.limits.max_restarts == 0 and not end.lost:
+            reason = f"it did not end with code {codes.STOPPED}, a checkpoint written"
+            return self._as(FAIL, f"no requeue: {reason}; {go_on}")
+        return self._requeue_counted(info)
+
+    def _requeue_counted(self, info: str) -> Decision:
+        job = self.job
+        if self.end.code != codes.USAGE:  # what could not begin on fewer nodes was no start
+            self._count_idle(self.end.latest_at_job_start)
+        if self.counters.idle > job.limits.max_idle_restarts:
+            return self._as(FAIL, f"no requeue: {self._idle_words}; {job.go_on}")
+        if slurm.field(info, "Requeue") == "0":
+            return self._as(SUCCESSOR, f"a successor of job {job.id} goes on {self._from}")
+        return self._as(REQUEUE, f"job {job.id} is requeued and will go on {self._from}")
+
+    # ---- the run goes on in this allocation
+
+    def _restart(self) -> Decision:
+        limits, end = self.job.limits, self.end
+        self._count_idle(end.latest_at_start)
+        if end.latest != end.latest_at_start:  # a run that gets on may go on for weeks
+            self.counters = self.counters._replace(restarts=0)
+        restarts, idle = self.counters
+        if limits.max_restarts == 0:
+            return self._give_up("DDP_MAX_RESTARTS=0")
+        if restarts >= limits.max_restarts:
+            used = f"all {limits.max_restarts} of DDP_MAX_RESTARTS are used"
+            return self._give_up(f"{used} without a new checkpoint")
+        if idle > limits.max_idle_restarts:
+            return self._give_up(self._idle_words)
+        self.counters = Counters(restarts + 1, idle)
+        # Longer only where the last one brought nothing.
+        delay_s = 1 << idle if idle < _MAX_DOUBLINGS else _LONGEST_DELAY_S
+        on = f"on {counted(self._num_left, 'node')} " if end.lost else ""
+        reason = f"restart {restarts + 1} of {limits.max_restarts} {on}{self._from} in {delay_s} s"
+        return self._as(RESTART, reason, delay_s=delay_s)
+
+    def _give_up(self, reason: str) -> Decision:
+        """The failure is a person's to mend."""
+        return self._as(FAIL, f"no restart: {reason}", f"mend what fails; {self.job.go_on}")
+
+    @property
+    def _num_left(self) -> int:
+        """Nodes that the next attempt can have."""
+        left = self.job.num_nodes_allocated - len(self.end.exclude)
+        return min(left, self.job.num_nodes_wanted)
+
+    def _can_do_without(self) -> bool:
+        return self.job.limits.is_no_kill and self.end.layout.is_even and self._num_left > 0
+
+    # ---- progress
+
+    def _count_idle(self, latest_before: str) -> None:
+        """A start that brought no new checkpoint would end in the same place for ever."""
+        is_new = self.end.latest != latest_before or self._is_believed()
+        self.counters = self.counters._replace(idle=0 if is_new else self.counters.idle + 1)
+
+    def _is_believed(self) -> bool:
+        """Whether a command of the user's own that keeps no checkpoints/latest got on.
+
+        Its code 75 is believed, unless nobody asked it to stop and it had hardly begun.
+        """
+        end = self.end
+        has_rank = end.failure.end is not None and end.failure.end.rank is not None
+        if not has_rank or end.latest or end.code != codes.STOPPED or not self.job.is_own_command:
+            return False
+        return bool(end.stop_signal) or end.took_s >= _BELIEVED_S
+
+    @property
+    def _idle_words(self) -> str:
+        missed, remedy = "no new checkpoint", ""
+        if self.job.is_own_command:
+            missed += f" by the word of {self.job.run_dir}/checkpoints/latest"
+            remedy = "; a command that writes none there needs a higher DDP_MAX_IDLE_RESTARTS"
+        if self.counters.idle == 1:
+            return f"this start brought {missed} (DDP_MAX_IDLE_RESTARTS=0){remedy}"
+        return f"{self.counters.idle} starts in a row brought {missed}{remedy}"
+
+    @property
+    def _from(self) -> str:
+        """A command of the user's own may keep checkpoints that nobody here knows of."""
+        if self.end.latest:
+            return f"from step {self.end.latest[len('step-') :]}"
+        if self.job.is_own_command:
+            return "where the command itself carries on"
+        return "from the beginning"

@@ -1,0 +1,76 @@
+"""How an attempt ended, and what is the same in all attempts of a job: values alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from jobs.backends.base import Layout
+    from rundir.failure import Failure
+
+
+class Limits(NamedTuple):
+    """How far a job goes by itself."""
+
+    max_restarts: int
+    max_idle_restarts: int
+    may_requeue: bool
+    is_no_kill: bool
+    """Whether Slurm leaves the job its other nodes when it loses one."""
+
+
+class Job(NamedTuple):
+    """What stays the same in all attempts."""
+
+    id: str
+    run_dir: str
+    place: str
+    image: str
+    limits: Limits
+    num_nodes_allocated: int
+    num_nodes_wanted: int
+    is_own_command: bool
+    is_under_slurm: bool
+    is_interactive: bool
+    has_client: bool
+    restart_count: int
+    """How often Slurm has requeued it."""
+
+    @property
+    def go_on(self) -> str:
+        """What a person can do."""
+        return f"to go on: start again with DDP_RUN_NAME={self.run_dir.rpartition('/')[2]}"
+
+
+class Counters(NamedTuple):
+    """What one attempt leaves to the next."""
+
+    restarts: int = 0
+    """Since the last new checkpoint."""
+    idle: int = 0
+    """Starts in a row that brought no new checkpoint."""
+
+
+class Ending(NamedTuple):
+    """How an attempt ended."""
+
+    failure: Failure
+    code: int
+    stop_signal: str | None
+    """Who asked the job to stop did it so."""
+    layout: Layout
+    latest: str
+    """The newest checkpoint's name; empty if there is none."""
+    latest_at_start: str
+    latest_at_job_start: str
+    lost: tuple[str, ...]
+    """Nodes that this attempt lost."""
+    lost_before: tuple[str, ...]
+    took_s: float
+    is_foreign_image: bool = False
+    """The program that Slurm did not find is our launcher, in an image that is not ours."""
+
+    @property
+    def exclude(self) -> tuple[str, ...]:
+        """Nodes to do without from now on."""
+        return (*self.lost_before, *(n for n in self.lost if n not in self.lost_before))

@@ -1,0 +1,173 @@
+"""Watches one step from beside srun, and ends it where srun would wait for ever.
+
+srun ends a step at its first bad exit, but it waits for every node, also for one that is gone; and
+where a node dies silently, its peers wait in a collective and nobody exits at all.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from jobs.messages import info
+from rundir import paths
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jobs.backends.base import Backend
+    from jobs.supervisor.journal import Journal
+    from jobs.supervisor.loop import Loop
+    from jobs.supervisor.step import RunningStep
+    from rundir.paths import RunDir
+
+_TEARDOWN_S = 8
+"""From the first failure to the end of srun."""
+_KILLED_S = 4
+"""How long srun may take to see that its ranks were killed."""
+_QUIET_S = 5
+"""Beyond the interval of its monitor a node may be quiet for so long."""
+
+
+class Traces(NamedTuple):
+    """Where a node leaves traces: its monitor's log, or without one its ranks' logs."""
+
+    files: RunDir
+    out: str
+    job_id: str
+    has_monitor: bool
+    interval_s: int
+
+    def of(self, node: str, ranks: Sequence[int]) -> list[str]:
+        """The files."""
+        if self.has_monitor:
+            return [paths.gutil_path(self.out, self.job_id, node)]
+        return [self.files.rank_log(rank) for rank in ranks]
+
+
+class Guard:
+    """The guard of one step.
+
+    Args:
+        loop: Where time passes.
+        backend: Knows whether a node is lost.
+        step: Is ended.
+        journal: Knows which ranks are up, and is told of a lost node.
+        traces: Where nodes leave traces.
+        nodes: Of the step, but this one.
+
+    """
+
+    def __init__(  # noqa: PLR0913 -- each by its name
+        self,
+        loop: Loop,
+        backend: Backend,
+        step: RunningStep,
+        journal: Journal,
+        *,
+        traces: Traces,
+        nodes: Sequence[str],
+    ) -> None:
+        """Begin to watch."""
+        self._loop, self._backend, self._step, self._journal = loop, backend, step, journal
+        self._traces = traces
+        self._nodes = nodes
+        self._seen: dict[str, list[tuple[int, int]]] = {}
+        self._heard_s: dict[str, float] = {}
+        self._timers = [loop.every(1, self._look_at_failure)]
+        if nodes and not backend.is_in_place:
+            self._timers.append(loop.every(2 + len(nodes) / 16, self._look_at_nodes))
+        self._is_looking = False
+        self.why = ""
+        """Why the guard ended the step; empty if it did not."""
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        for timer in self._timers:
+            self._loop.cancel(timer)
+        self._timers = []
+
+    def _look_at_failure(self) -> None:
+        failed_s = self._journal.reports.failed_s
+        if failed_s is not None and time.monotonic() - failed_s >= _TEARDOWN_S:
+            self._end_step("failed")
+
+    def _look_at_nodes(self) -> None:
+        """Ask for a quiet node beside the loop: Slurm may take long to answer."""
+        if self._is_looking:
+            return
+        self._is_looking = True
+        up: dict[str, list[int]] = {}
+        for rank, node in self._journal.reports.up.items():
+            up.setdefault(node, []).append(rank)
+        lost: list[tuple[str, str]] = []
+        self._loop.in_background(lambda: lost.extend(self._lost(up)), lambda: self._act(lost))
+
+    def _lost(self, up: dict[str, list[int]]) -> list[tuple[str, str]]:
+        for node in self._nodes:
+            if node in up and self._is_quiet(node, up[node]):
+                how = self._backend.lost(node)
+                if how:
+                    return [(node, how)]
+        return []
+
+    def _is_quiet(self, node: str, ranks: list[int]) -> bool:
+        """Whether a node has left no traces for a while; one that is well is asked again later."""
+        traces = [_size_and_time(path) for path in self._traces.of(node, ranks)]
+        now_s = time.monotonic()
+        if traces != self._seen.get(node):
+            self._seen[node], self._heard_s[node] = traces, now_s
+        elif now_s - self._heard_s[node] >= self._traces.interval_s + _QUIET_S:
+            self._heard_s[node] = now_s
+            return True
+        return False
+
+    def _act(self, lost: list[tuple[str, str]]) -> None:
+        self._is_looking = False
+        if not self._timers:
+            return  # the step has ended meanwhile
+        for node, how in lost:
+            info(f"{node} is lost: {how}")
+            self._journal.write("lost_node", node=node, how=how)
+            self._end_step(f"lost {node}")
+
+    def _end_step(self, why: str) -> None:
+        """End what runs on the nodes that answer; srun is not waited for."""
+        self.stop()
+        self.why = why
+        if self._backend.is_in_place:
+            self._step.signal(signal.SIGKILL)
+            return
+        self._loop.in_background(lambda: self._backend.kill(self._journal.reports.step_id))
+
+        def kill() -> None:
+            self._loop.cancel(timer)
+            self._step.signal(signal.SIGKILL)
+
+        timer = self._loop.every(_KILLED_S, kill)
+
+
+def _size_and_time(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0)
+    return (found.st_size, found.st_mtime_ns)
+
+
+def lost_nodes(
+    backend: Backend, suspected: Sequence[str], nodes: Sequence[str], *, may_have_dropped: bool
+) -> list[tuple[str, str]]:
+    """Find the nodes that are lost when a step has ended, and how.
+
+    Those are asked whose ranks never reported an end, or that the watchdog does not reach; and what
+    Slurm has taken out of the job is lost although it may answer again.
+    """
+    asked: list[tuple[str, str | None]] = [(node, backend.lost(node)) for node in suspected]
+    found = [(node, how) for node, how in asked if how]
+    known = {node for node, _ in found}
+    dropped = backend.dropped(nodes) if may_have_dropped else []
+    how = "Slurm has taken it out of the job"
+    return found + [(node, how) for node in dropped if node not in known]

@@ -1,0 +1,96 @@
+"""What a run's events say to a start that carries it on: counters, and how the last start ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from jobs.supervisor.decide import REQUEUE, SUCCESSOR
+from jobs.supervisor.ending import Counters
+from rundir import events, plain
+
+if TYPE_CHECKING:
+    from rundir.events import Event
+    from rundir.paths import RunDir
+
+_NAMES = (b'"start"', b'"decision"', b'"checkpoint"', b'"signal"', b'"end"')
+"""Only these lines are read: a long run has many others."""
+
+
+class Unreported(NamedTuple):
+    """A start of which nobody reported the end."""
+
+    attempt: int
+    node: str
+    """Where its script ran."""
+    time: str
+
+
+class History:
+    """The events of the starts before this one."""
+
+    def __init__(self, data: bytes) -> None:
+        """Read them."""
+        lines = data.split(b"\n")
+        found = (events.parse(line) for line in lines if any(name in line for name in _NAMES))
+        self._events = [event for event in found if event is not None]
+
+    def _last(self, name: str) -> Event:
+        return next((e for e in reversed(self._events) if e.get("event") == name), {})
+
+    @property
+    def counters(self) -> Counters:
+        """What a job left that went back to the queue."""
+        decision = self._last("decision")
+        if decision.get("decision") not in (REQUEUE, SUCCESSOR):
+            return Counters()
+        return Counters(idle=_number(decision.get("idle")))
+
+    @property
+    def carries_on(self) -> bool:
+        """Whether such a job had a checkpoint of its own."""
+        decision = self._last("decision")
+        is_requeue = decision.get("decision") in (REQUEUE, SUCCESSOR)
+        return is_requeue and decision.get("carries_on") is True
+
+    def num_silent(self, attempt: int) -> int:
+        """Starts before this one in a row that neither decided anything nor saved."""
+        known = (self._last(name).get("attempt") for name in ("decision", "checkpoint"))
+        return attempt - 1 - max(_number(one) for one in known)
+
+    def unreported(self, attempt: int) -> Unreported | None:
+        """The start before this one, if it neither got a signal nor told its end."""
+        before = attempt - 1
+        names = ("start", "signal", "end")
+        told: Event = next(
+            (
+                event
+                for event in reversed(self._events)
+                if event.get("event") in names and event.get("attempt") == before
+            ),
+            {},
+        )
+        nodes = told.get("nodes")
+        if told.get("event") != "start" or not isinstance(nodes, list) or not nodes:
+            return None
+        return Unreported(before, str(nodes[0]), str(told.get("time") or ""))
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def read(files: RunDir) -> History:
+    """Read a run's history; a new run has none."""
+    try:
+        return History(events.read_run(files.path))
+    except OSError:
+        return History(b"")
+
+
+def num_starts(files: RunDir) -> int:
+    """Count the starts of a run."""
+    try:
+        with plain.open_plain(files.events) as file:
+            return sum(b'"event": "start"' in line for line in file)
+    except OSError:
+        return 0

@@ -1,0 +1,121 @@
+"""events.jsonl: this process appends what its ranks report, and reads what others append.
+
+Others are programs that report without an agent, and the watchdogs of the nodes, which meet there.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from jobs.messages import info
+from jobs.supervisor.loop import Sink
+from jobs.supervisor.reports import Reports
+from rundir import events, plain
+
+if TYPE_CHECKING:
+    from jobs.supervisor.loop import Loop
+    from rundir.paths import RunDir
+
+_POLL_S = 1.0
+_MAX_PENDING = 256 << 20
+
+
+class Journal:
+    """The run's events, for this job.
+
+    Args:
+        loop: Where reports arrive.
+        files: The run directory.
+        host: This node's name.
+
+    """
+
+    def __init__(self, loop: Loop, files: RunDir, host: str) -> None:
+        """Nothing is written yet."""
+        self._loop = loop
+        self._files = files
+        self._log = events.EventLog(self.add, "prelaunch", 0, host)
+        self._sink = Sink(self._append, _MAX_PENDING, loop.wake)
+        self._is_polling = False
+        self._offset = 0
+        self._rest = b""
+        self.reports = Reports(0)
+        loop.every(_POLL_S, self._poll)
+
+    def open(self, attempt: int) -> None:
+        """Begin an attempt: what was written before is the past, and may be large."""
+        self._log.attempt = attempt
+        self.reports = Reports(attempt)
+        self._rest = b""
+        try:
+            self._offset = plain.size_bytes(self._files.events)
+        except OSError:
+            self._offset = 0
+
+    def write(self, event: str, **keys: Any) -> None:  # noqa: ANN401 -- whatever JSON takes
+        """Report an event of this script's own."""
+        self._log.write(event, **keys)
+
+    def write_of(self, attempt: int, event: str, **keys: Any) -> None:  # noqa: ANN401 -- the same
+        """Report an event of another attempt."""
+        current, self._log.attempt = self._log.attempt, attempt
+        self._log.write(event, **keys)
+        self._log.attempt = current
+
+    def add(self, line: bytes) -> None:
+        """Take a report that arrived: it is known, and it is written."""
+        self.reports.add(line)
+        self._sink.put(line)
+
+    def _append(self, data: bytes) -> None:
+        try:
+            events.append(self._files.events, data)
+        except OSError:
+            info(f"could not append to {self._files.events}; going on")
+
+    def _poll(self) -> None:
+        if not self._is_polling:
+            self._is_polling = True
+            found: list[bytes] = []
+            reports = self.reports
+            self._loop.in_background(
+                lambda: found.append(self._read_new()), lambda: self._take(found, reports)
+            )
+
+    def _take(self, found: list[bytes], reports: Reports) -> None:
+        self._is_polling = False
+        if reports is self.reports:
+            self._learn(b"".join(found))
+
+    def _read_new(self) -> bytes:
+        """Read what was appended. An open has NFS ask the server."""
+        with suppress(OSError), plain.open_plain(self._files.events) as file:
+            file.seek(self._offset)
+            return file.read()
+        return b""
+
+    def _learn(self, data: bytes) -> None:
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if not self.reports.knows(line):
+                self.reports.add(line)
+
+    def close(self) -> None:
+        """End an attempt: take what others wrote, and what nodes could not deliver."""
+        self.flush()
+        self._loop.run_until(lambda: not self._is_polling)
+        self._learn(self._read_new())
+        for path, data in events.undelivered(self._files.path).items():
+            for line in data.splitlines(keepends=True):
+                if not self.reports.knows(line):
+                    self.add(line)
+            self.flush()
+            with suppress(OSError):
+                os.unlink(path)
+
+    def flush(self) -> None:
+        """Wait until all is written. A file system that stalls is waited for; signals are heard."""
+        self._loop.run_until(self._sink.is_idle)

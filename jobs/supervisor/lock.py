@@ -1,0 +1,286 @@
+"""One job at a time writes into a run directory.
+
+The lock is the file lock.<n> with the highest number. Whoever may take it makes lock.<n+1> as a
+link to a file of its own, which succeeds for one of several on any shared file system (flock does
+not hold on all of them). Numbers only grow, so that nobody takes a lock from a new owner that was
+seen with an old one. The file holds one line:
+
+  JOB RESTARTS HOST PID_NAMESPACE PID START LAUNCH_ID      JOB is - without Slurm; or: released
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Callable, NamedTuple
+
+from jobs.messages import Exit, UsageError, info
+from rundir import codes, paths
+from rundir.plain import read_text
+
+if TYPE_CHECKING:
+    from jobs.backends.slurm import Slurm
+
+FRESH_S = 60
+"""A lock renewed so lately has an owner, where nothing else can be asked."""
+RENEW_S = 15
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 2, 60
+"""Between two tries: each asks Slurm's controller."""
+_AFTER_GRACE_S = 5
+ORPHANS = "the ranks of a script that was killed"
+_JUST_TAKEN = "another job that has just taken it"
+
+
+class Owner(NamedTuple):
+    """Who holds a lock."""
+
+    job: str
+    restarts: str = "-"
+    host: str = "-"
+    namespace: str = "-"
+    pid: str = "-"
+    start: str = "-"
+    launch_id: str = "-"
+
+    @classmethod
+    def parse(cls, line: str) -> Owner:
+        """Read the line of a lock."""
+        fields = line.split()[: len(cls._fields)]
+        return cls(*fields) if fields else cls("released")
+
+    @property
+    def words(self) -> str:
+        """For a person."""
+        if self.job == "-":
+            return f"process {self.pid} on {self.host}"
+        if self.host == "-":
+            return f"job {self.job}"  # a successor that has not begun
+        return f"job {self.job} on {self.host}"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether ids of its processes mean something to us."""
+        return (self.host, self.namespace) == (os.uname().nodename, _namespace())
+
+
+class Lock:
+    """The lock of one run directory, for this process.
+
+    Args:
+        run_dir: The run directory.
+        launch_id: This start's token.
+        slurm: None where Slurm cannot be asked.
+        is_under_slurm: Whether this is a job of Slurm's.
+        job: Its name there.
+        restarts: How often Slurm has requeued it.
+        grace_s: How long ranks may write after their script was killed.
+
+    """
+
+    def __init__(  # noqa: PLR0913 -- each by its name
+        self,
+        run_dir: str,
+        launch_id: str,
+        slurm: Slurm | None,
+        *,
+        job: str,
+        restarts: str,
+        grace_s: int,
+    ) -> None:
+        """Nothing is taken yet."""
+        self._run_dir = run_dir
+        self._slurm = slurm
+        self._job = job or "-"
+        self._restarts = restarts
+        self._grace_s = grace_s
+        self._launch_id = launch_id
+        self._asked_s = time.monotonic()
+        self.path: str | None = None
+
+    def take(
+        self,
+        pause: Callable[[float], object],
+        is_stopped: Callable[[], bool],
+        *,
+        may_wait: bool,
+        tell_every_s: float,
+    ) -> None:
+        """Return when this job owns the run directory. Raises UsageError and Exit."""
+        name = os.path.basename(self._run_dir)
+        delay_s, told_s = _FIRST_DELAY_S, float("-inf")
+        owner = self.attempt()
+        while owner and not is_stopped():
+            # Nobody starts such ranks again: they save, and are gone when their grace is over.
+            if owner.startswith(ORPHANS):
+                delay_s = _FIRST_DELAY_S
+            elif not may_wait:
+                raise UsageError(
+                    f"the run {name} must have one job at a time",
+                    f"that it belongs to {owner}",
+                    "wait for its end, or end it, or choose another DDP_RUN_NAME, or set"
+                    " DDP_ON_BUSY=wait",
+                )
+            if time.monotonic() - told_s >= tell_every_s:
+                told_s = time.monotonic()
+                info(f"waiting for the run {name}: it belongs to {owner}")
+            pause(delay_s)
+            delay_s = 2 * delay_s if 4 * delay_s <= 2 * _LONGEST_DELAY_S else _LONGEST_DELAY_S
+            owner = "" if is_stopped() else self.attempt()
+        if is_stopped():
+            self.release()  # it may just have become ours
+            info(f"stopped while waiting for the run {name}; nothing was started")
+            raise Exit(codes.STOPPED)
+
+    def attempt(self) -> str:
+        """Try once; the owner's name if it could not be had. Raises UsageError on a full disk."""
+        mine = os.path.join(self._run_dir, f".lock-{self._launch_id}")
+        try:
+            with open(mine, "w") as file:
+                file.write(" ".join(self._own()) + "\n")
+        except OSError:
+            self._refuse_full_disk(mine)
+        try:
+            return self._attempt(mine)
+        finally:
+            with suppress(OSError):
+                os.unlink(mine)
+
+    def _refuse_full_disk(self, mine: str) -> None:
+        with suppress(OSError):
+            os.unlink(mine)
+        with suppress(OSError):
+            os.rmdir(self._run_dir)
+        raise UsageError(
+            "the run directory must be writable",
+            f"that no file can be written into {self._run_dir}",
+            "is the disk full, or a quota reached?",
+        )
+
+    def _attempt(self, mine: str) -> str:
+        number = self._number()
+        if number:
+            try:
+                owner = Owner.parse(read_text(f"{self._run_dir}/lock.{number}"))
+            except (OSError, ValueError):
+                return _JUST_TAKEN
+            if self._is_held(owner, number, mine):
+                return owner.words
+            if self._has_orphans(owner):
+                return f"{ORPHANS}, {owner.words}"
+        return self._link(mine, number + 1)
+
+    def _link(self, mine: str, number: int) -> str:
+        """Of several who try it at once, one succeeds."""
+        lock = f"{self._run_dir}/lock.{number}"
+        with suppress(OSError):  # a network file system may report one for a link that it made
+            os.link(mine, lock)
+        is_ours = _is_same(mine, lock)
+        if is_ours and self._number() == number:
+            self.path = lock
+            with suppress(OSError):
+                os.unlink(f"{self._run_dir}/lock.{number - 1}")
+            return ""
+        if is_ours:  # there is a higher one: this one was old
+            with suppress(OSError):
+                os.unlink(lock)
+        return _JUST_TAKEN
+
+    def _number(self) -> int:
+        """The highest one, 0 if there is none."""
+        found = (paths.JOB_LOCK.fullmatch(name) for name in os.listdir(self._run_dir))
+        return max((int(one[1]) for one in found if one), default=0)
+
+    def _own(self) -> Owner:
+        pid = str(os.getpid())
+        host, restarts = os.uname().nodename, self._restarts
+        return Owner(self._job, restarts, host, _namespace(), pid, start_of(pid), self._launch_id)
+
+    def _is_held(self, owner: Owner, number: int, mine: str) -> bool:
+        """Whether the owner lives. In doubt it does."""
+        if owner.job == "released":
+            return False
+        if self._slurm and owner.job == self._job and owner.restarts != self._restarts:
+            return False  # this very job, before its requeue
+        if self._slurm and owner.job not in ("-", self._job):
+            return self._slurm.is_listed(owner.job)
+        if owner.is_here:
+            return owner.start == start_of(owner.pid)
+        return _is_fresh(f"{self._run_dir}/lock.{number}", mine)
+
+    def _has_orphans(self, owner: Owner) -> bool:
+        """Whether anything on this machine still runs that the dead owner started.
+
+        In any of its attempts. It may be writing a checkpoint, but no longer than the grace.
+        """
+        job, *rest = owner.launch_id.rsplit(".", 2)
+        if not owner.is_here or rest[1:] != [owner.pid]:
+            return False
+        if time.monotonic() > self._asked_s + self._grace_s + _AFTER_GRACE_S:
+            return False
+        theirs = re.compile(rf"{re.escape(job)}\..*\.{owner.pid}")
+        return any(theirs.fullmatch(launch) for launch in _launches())
+
+    def renew(self) -> None:
+        """Say to those who cannot ask Slurm that the owner lives."""
+        if self.path:
+            with suppress(OSError):
+                os.utime(self.path)
+
+    def release(self, job: str = "") -> None:
+        """Leave the run to anybody, or to a successor that waits in Slurm's queue."""
+        if not self.path:
+            return
+        line = " ".join(Owner(job)) if job else "released"
+        with suppress(OSError):
+            with open(f"{self.path}.new", "w") as file:
+                file.write(f"{line}\n")
+            os.replace(f"{self.path}.new", self.path)
+        self.path = None
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return "-"
+
+
+def start_of(pid: str) -> str:
+    """When a process started, in the kernel's ticks: a number used again is another process."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(") ")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def _is_fresh(lock: str, now: str) -> bool:
+    """By the file system's own clock; those of two machines may differ."""
+    try:
+        renewed_s = os.stat(lock).st_mtime
+    except OSError:
+        return False
+    try:
+        return os.stat(now).st_mtime - renewed_s < FRESH_S
+    except OSError:
+        return True
+
+
+def _launches() -> set[str]:
+    """The launches of which processes run on this machine."""
+    found = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+                words = file.read().split(b"\0")
+                found |= {word[14:] for word in words if word.startswith(b"DDP_LAUNCH_ID=")}
+    return {os.fsdecode(launch) for launch in found}

@@ -1,0 +1,173 @@
+"""The life of a job, from its arguments to its exit code.
+
+jobs/prelaunch.sh execs this, in a Python that may be as old as 3.9 and has nothing installed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+from jobs import processes
+from jobs.backends import requeue
+from jobs.messages import Exit, UsageError, info, one_line
+from jobs.programs import which
+from jobs.supervisor import decide, history, plan, run, settings
+from jobs.supervisor.attempts import Attempts
+from jobs.supervisor.journal import Journal
+from jobs.supervisor.lock import RENEW_S, Lock
+from jobs.supervisor.loop import Loop
+from rundir import codes
+
+if TYPE_CHECKING:
+    from jobs.supervisor.decide import Decision
+    from jobs.supervisor.plan import Plan
+
+
+def main() -> NoReturn:
+    """Run the job, and exit with its code."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _open_standard_files()
+    root, script, *words = sys.argv[1:]
+    try:
+        code = supervise(root, script, words, processes.initial_environment())
+    except UsageError as error:
+        info(one_line(error))
+        code = codes.USAGE
+    except Exit as end:
+        code = end.code
+    os._exit(code)  # threads that still write, or ask Slurm, are not waited for
+
+
+def _open_standard_files() -> None:
+    """Have descriptors 0 to 2: a pipe of ours must not get the number of one that was closed."""
+    fd = os.open(os.devnull, os.O_RDWR)
+    while fd <= 2:  # noqa: PLR2004 -- standard error
+        fd = os.dup(fd)
+    os.close(fd)
+
+
+def supervise(root: str, script: str, words: list[str], environ: dict[str, str]) -> int:
+    """Do what was asked for; the job's exit code. Raises UsageError and Exit."""
+    job = plan.prepare(root, script, words, environ)
+    if job.arguments.is_dry_run:
+        return codes.FINISHED
+    job.check.finish()
+    loop = Loop()
+    lock = _open_run(job, loop)
+    _start_timers(job, loop, lock)
+    journal = Journal(loop, job.files, job.here.node)
+    try:
+        decision = _run_attempts(job, loop, journal)
+    finally:
+        loop.deafen()
+    return _end(job, lock, journal, decision)
+
+
+def _open_run(job: Plan, loop: Loop) -> Lock:
+    """Make the run directory and own it. Raises UsageError and Exit."""
+    here, values = job.here, job.settings
+    run.make(job.files, here, job.temporary)
+    loop.listen()
+    lock = Lock(
+        job.files.path,
+        values["DDP_LAUNCH_ID"],
+        here.slurm if here.has_client else None,
+        job=here.slurm.name if here.is_under_slurm else "",
+        restarts=str(here.slurm.restart_count),
+        grace_s=values.number("DDP_GRACE"),
+    )
+    lock.take(
+        loop.pause,
+        lambda: loop.stop_signal is not None,
+        may_wait=values["DDP_ON_BUSY"] == "wait",
+        tell_every_s=values.number("DDP_TIMESTAMP_INTERVAL"),
+    )
+    # While we waited, its owner may have counted on.
+    settings.note_attempt(values, history.num_starts(job.files) + 1, job.job.id)
+    run.fill(job.files)
+    return lock
+
+
+def _start_timers(job: Plan, loop: Loop, lock: Lock) -> None:
+    """Renew the lock, for those who cannot ask Slurm; and tell a slow job from a dead one."""
+    here = job.here
+    loop.every(RENEW_S, lambda: loop.in_background(lock.renew))
+    if here.is_under_slurm and not here.is_interactive:  # else somebody watches
+        loop.every(
+            job.settings.number("DDP_TIMESTAMP_INTERVAL"),
+            lambda: info(f"{time.strftime('%Y-%m-%d %H:%M:%S %z')} job {job.job.id} is running"),
+        )
+    elif not here.is_under_slurm and which("sbatch", here.environ):
+        info(
+            f"no Slurm job: the ranks run on this machine, {here.node}; to submit one: sbatch"
+            " jobs/prelaunch.sh"
+        )
+
+
+def _run_attempts(job: Plan, loop: Loop, journal: Journal) -> Decision:
+    """Run the attempts; should this script itself fail, end what it started."""
+    attempts = Attempts(job, loop, journal)
+    try:
+        return attempts.run()
+    except Exception:  # noqa: BLE001 -- whatever it is: no rank may stay behind
+        import traceback  # noqa: PLC0415 -- rarely needed
+
+        traceback.print_exc()
+        loop.deafen()
+        attempts.break_off()
+        text = f"prelaunch.sh itself failed ({codes.describe(codes.FAILED)}); see the lines above"
+        return decide.Decision(decide.FAIL, text, text, codes.FAILED)
+
+
+def _end(job: Plan, lock: Lock, journal: Journal, decision: Decision) -> int:
+    """Say what happened, and do what follows: the only way out once the run directory exists."""
+    info(decision.words)
+    slurm = job.here.slurm
+    is_done = decision.fate == decide.REQUEUED
+    if decision.kind == decide.REQUEUE and requeue.requeue(
+        slurm, decision.exclude, is_done=is_done
+    ):
+        return decision.code  # the requeued job keeps the lock
+    if decision.kind in (decide.REQUEUE, decide.SUCCESSOR):
+        _submit_successor(job, lock, journal, decision)
+    lock.release()
+    return decision.code
+
+
+def _submit_successor(job: Plan, lock: Lock, journal: Journal, decision: Decision) -> None:
+    here, name = job.here, job.files.name
+    values = job.settings
+    successor = requeue.Successor(
+        f"{here.root}/jobs/prelaunch.sh",
+        job.arguments.submitted,
+        here.environ,
+        {"DDP_RUN_NAME": name, "DDP_OUT": values["DDP_OUT"], "DDP_SEED": values["DDP_SEED"]},
+        here.num_nodes,
+        decision.exclude,
+        job.job.limits.is_no_kill,
+    )
+    submitted = requeue.submit(here.slurm, successor)
+    if submitted:
+        task = here.slurm.array_task
+        # It owns the run from now on, though it has to wait.
+        lock.release(f"{submitted}_{task}" if task else submitted)
+        info(
+            f"job {submitted} is submitted and carries on with {name} when job {job.job.id} has"
+            " ended"
+        )
+        return
+    journal.write(
+        "decision",
+        decision=decide.FAIL,
+        reason="the successor could not be submitted",
+        restarts=decision.counters.restarts,
+        idle=decision.counters.idle,
+        exclude=None,
+    )
+    journal.flush()
+    info(f"no successor could be submitted; {job.job.go_on}")

@@ -1,0 +1,162 @@
+"""Before anything is written: where this is, what was asked for, and all settings."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from jobs.backends import registry, slurm, surroundings
+from jobs.backends.base import Step, Surroundings, tmp_dir
+from jobs.backends.slurm import Slurm
+from jobs.messages import UsageError, info, write
+from jobs.supervisor import arguments as asked
+from jobs.supervisor import check, foreign, history, layout, rendezvous, run, settings, show
+from jobs.supervisor.ending import Job, Limits
+from jobs.supervisor.settings import Settings
+from rundir.paths import RunDir
+
+if TYPE_CHECKING:
+    from jobs.backends.base import Backend, Layout
+    from jobs.supervisor.arguments import Arguments
+
+
+class Plan(NamedTuple):
+    """All that is known before anything is written."""
+
+    here: Surroundings
+    arguments: Arguments
+    backend: Backend
+    layout: Layout
+    nodes: list[str]
+    settings: Settings
+    check: check.TrainerCheck
+    job: Job
+    files: RunDir
+    temporary: str
+
+
+def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -> Plan:
+    """Check and resolve everything, and show it. Raises UsageError and Exit."""
+    if environ.get("TORCHELASTIC_RUN_ID"):
+        raise UsageError(
+            "this script must run once a job",
+            "that torchrun starts it once a rank",
+            "run it without torchrun, or let torchrun start jobs/launcher.sh",
+        )
+    arguments = asked.parse(words, root, environ)
+    client = Slurm(environ)
+    surroundings.leave_to_task_zero(client, script)
+    settings.forget_chosen(environ)
+    if not client.job_id:
+        asked.refuse_other_launchers(environ)
+    surroundings.forget_hooks(environ)
+    here, backend = registry.choose(surroundings.look_around(root, script, words, environ))
+    values = Settings(environ)
+    ranks = layout.count(here, backend, arguments, values)
+    if arguments.is_own_command:
+        _check_command(here, backend, arguments, ranks)
+    checking = check.start(here, backend, arguments, ranks)
+    nodes = _resolve(values, here, backend, arguments, ranks)
+    job = _job_of(values, here, backend, arguments, ranks)
+    step = Step(
+        arguments.words,
+        values.environ(environ),
+        ranks,
+        nodes[: ranks.num_nodes],
+        values["DDP_OUT"],
+        is_restart=False,
+    )
+    command = backend.command(step)
+    python = checking.python if backend.place.startswith("bare-") else None
+    is_chosen = python is not None and not environ.get("DDP_PYTHON")
+    write(2, show.table(values, step.environ, python if python and is_chosen else ""))
+    write(2, f"step: {show.command_line(command)}\n")
+    temporary = tmp_dir(environ, is_in_container=here.is_in_container)
+    files = RunDir(values["DDP_RUN_DIR"])
+    return Plan(here, arguments, backend, ranks, nodes, values, checking, job, files, temporary)
+
+
+def _check_command(
+    here: Surroundings, backend: Backend, arguments: Arguments, ranks: Layout
+) -> None:
+    """Check a command of the user's own. Raises UsageError."""
+    environ, command = here.environ, arguments.words[1:]
+    has_gpus = bool(here.slurm.gpus_on_node) or layout.count_gpus(environ) > 0
+    foreign.check_launcher(command, ranks.world_size, environ, has_gpus=has_gpus)
+    # Where the ranks see what this script sees, it must be there. A login node, from which salloc
+    # starts ranks elsewhere, need not have it.
+    is_seen = backend.is_in_place or (backend.place != "host-image" and here.slurm.is_batch)
+    if is_seen:
+        foreign.check_program(command[0], here.node, environ)
+
+
+def _resolve(
+    values: Settings, here: Surroundings, backend: Backend, arguments: Arguments, ranks: Layout
+) -> list[str]:
+    """Resolve all settings; the nodes of the allocation. Raises UsageError."""
+    environ, job_id = here.environ, here.slurm.display_name
+    origin = "Slurm" if job_id else "no Slurm: time and process"
+    job_id = job_id or time.strftime(f"local-%Y%m%dT%H%M%S-{os.getpid()}", time.gmtime())
+    end_time = slurm.local_time(slurm.field(here.info, "EndTime"))
+    known = settings.Known(
+        root=here.root,
+        cwd=os.getcwd(),
+        submit_dir=here.submit_dir,
+        job_id=job_id,
+        job_id_origin=origin,
+        is_own_command=arguments.is_own_command,
+        num_nodes=ranks.num_nodes,
+        num_nodes_allocated=here.num_nodes,
+        kill_wait=here.slurm.config("KillWait") if here.has_client else "",
+        end_time="" if end_time is None else str(end_time),
+    )
+    settings.resolve_run(values, environ, known)
+    here.slurm.is_traced = values.is_on("DEBUG")
+    files = RunDir(values["DDP_RUN_DIR"])
+    run.check_files(files)
+    settings.note_attempt(values, history.num_starts(files) + 1, job_id)
+    nodes = backend.nodes()
+    search = rendezvous.search(
+        here, nodes[: ranks.num_nodes], values.number("DDP_ATTEMPT"), is_restart=False
+    )
+    rendezvous.resolve(values, backend, search)
+    asked_cpus = here.slurm.cpus_per_task
+    num_cpus = layout.num_cpus(here)
+    settings.resolve_ranks(values, environ, ranks, num_cpus, asked_cpus)
+    if not arguments.is_own_command:
+        layout.warn_of_cpus(here, settings.cpus_of_a_rank(ranks, num_cpus, asked_cpus))
+    for name in settings.unknown(values, environ):
+        info(
+            f"warning: there is no setting {name}; it has no effect (settings are listed in"
+            " README.md)"
+        )
+    if here.is_in_container:
+        run.check_output_survives(values["DDP_OUT"], environ)
+    return nodes
+
+
+def _job_of(
+    values: Settings, here: Surroundings, backend: Backend, arguments: Arguments, ranks: Layout
+) -> Job:
+    """Collect what stays the same in all attempts."""
+    limits = Limits(
+        values.number("DDP_MAX_RESTARTS"),
+        values.number("DDP_MAX_IDLE_RESTARTS"),
+        may_requeue=values.is_on("DDP_REQUEUE"),
+        is_no_kill=values.is_on("DDP_NO_KILL"),
+    )
+    return Job(
+        id=values["DDP_JOB_ID"],
+        run_dir=values["DDP_RUN_DIR"],
+        place=backend.place,
+        image=run.image(here.environ, f"{slurm.PYXIS}image"),
+        limits=limits,
+        num_nodes_allocated=here.num_nodes,
+        num_nodes_wanted=ranks.num_nodes,
+        is_own_command=arguments.is_own_command,
+        is_under_slurm=here.is_under_slurm,
+        is_interactive=here.is_interactive,
+        has_client=here.has_client,
+        restart_count=here.slurm.restart_count,
+    )

@@ -1,0 +1,68 @@
+"""What is known of an attempt while it runs: from its reports, in the order of their arrival."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from rundir import codes, events
+
+if TYPE_CHECKING:
+    from rundir.events import Event
+
+
+class Reports:
+    """The reports of one attempt."""
+
+    def __init__(self, attempt: int) -> None:
+        """Nothing is known yet."""
+        self._attempt = attempt
+        self._lines: set[bytes] = set()
+        self.events: list[Event] = []
+        self.up: dict[int, str] = {}
+        """The nodes of the ranks that are up."""
+        self.num_started = 0
+        self.step_id: int | None = None
+        """Slurm's number of the step, if a rank reported one."""
+        self.failed_s: float | None = None
+        """When a rank first failed, or the watchdog gave its verdict."""
+
+    def knows(self, line: bytes) -> bool:
+        """Whether a line was added before."""
+        return line.strip() in self._lines
+
+    def add(self, line: bytes) -> None:
+        """Add the line of an event; one of another attempt changes nothing."""
+        self._lines.add(line.strip())
+        event = events.parse(line)
+        if event is not None and event.get("attempt") == self._attempt:
+            self.events.append(event)
+            self._learn(event)
+
+    def _learn(self, event: Event) -> None:
+        name, rank = event.get("event"), event.get("rank")
+        if name == "rank_up" and isinstance(rank, int):
+            self.up[rank] = str(event.get("node"))
+            self.num_started += 1
+            step_id = event.get("step_id")
+            if isinstance(step_id, int):
+                self.step_id = step_id
+        elif name == "rank_end" and isinstance(rank, int):
+            self.up.pop(rank, None)
+            is_failure = event.get("code") not in (codes.FINISHED, codes.STOPPED)
+            if is_failure and event.get("requested") is False:
+                self._fail()
+        elif name == "verdict":
+            self._fail()
+
+    def _fail(self) -> None:
+        if self.failed_s is None:
+            self.failed_s = time.monotonic()
+
+    def log_offset(self, rank: int) -> int:
+        """Where this attempt begins in a rank's log."""
+        for event in reversed(self.events):
+            if event.get("event") == "rank_up" and event.get("rank") == rank:
+                offset = event.get("log_offset")
+                return offset if isinstance(offset, int) else 0
+        return 0

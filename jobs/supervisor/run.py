@@ -1,0 +1,209 @@
+"""The run directory: made, checked, and what is read of it between attempts."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+from typing import TYPE_CHECKING
+
+from jobs.messages import UsageError, info
+from jobs.programs import find_python, is_new, module_command
+from rundir import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jobs.backends.base import Surroundings
+    from rundir.paths import RunDir
+
+_STEP = re.compile("step-[0-9]{1,18}")
+_COMPOSE_S = 60
+_MAX_DIGITS = 18
+
+
+def check_files(files: RunDir) -> None:
+    """A run's own files must be plain ones: a pipe keeps its reader for ever. Raises UsageError."""
+    for path in (files.events, files.latest):
+        if os.path.lexists(path) and not os.path.isfile(path):
+            raise UsageError(
+                "a run's own files must be plain ones",
+                f"something else at {path}",
+                "remove it, or choose another DDP_RUN_NAME",
+            )
+
+
+def make(files: RunDir, here: Surroundings, temporary: str) -> None:
+    """Make the run directory, in which this user can write. Raises UsageError."""
+    if not (os.path.isdir(temporary) and os.access(temporary, os.W_OK)):
+        raise UsageError(
+            "a temporary directory is needed",
+            f"that none can be made in {temporary}",
+            "set TMPDIR to one that is writable",
+        )
+    _make_writable(files.path, here)
+    _check_owner(files)
+
+
+def _make_writable(path: str, here: Surroundings) -> None:
+    why = "Permission denied"
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        why = error.strerror or why
+    if os.path.isdir(path) and os.access(path, os.W_OK):
+        return
+    there = path
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    owner = os.stat(there)
+    me, user = os.geteuid(), f"{owner.st_uid}:{owner.st_gid}"
+    if here.is_under_slurm:
+        remedy = "set DDP_OUT to a directory on the shared file system"
+    elif here.is_in_container and why == "Permission denied":
+        remedy = (
+            f"give it to user {me} on the host (chown), or run as its owner (docker run --user"
+            f" {user})"
+        )
+    elif here.is_in_container:
+        remedy = 'mount a directory that can be written to (docker run -v "$PWD/out:/out")'
+    else:
+        remedy = "set DDP_OUT to a directory that you can write to"
+    raise UsageError(
+        "the run directory must be writable",
+        f"that user {me} cannot write to {there} of user {owner.st_uid} on {here.node} ({why})",
+        remedy,
+    )
+
+
+def _check_owner(files: RunDir) -> None:
+    """A colleague's run in a shared folder: what its owner made must be ours to write, too."""
+    for path in (
+        files.logs,
+        files.debug,
+        files.checkpoints,
+        files.events,
+        files.metrics,
+        files.latest,
+    ):
+        if os.path.exists(path) and not os.access(path, os.W_OK | os.R_OK):
+            raise UsageError(
+                "what belongs to a run must be writable",
+                f"that {path} is {_described(path)}",
+                f"its owner can chmod -R g+rwX {files.path} (and umask 002 keeps it so); or choose"
+                " another DDP_RUN_NAME",
+            )
+
+
+def _described(path: str) -> str:
+    import grp  # noqa: PLC0415 -- rarely needed
+    import pwd  # noqa: PLC0415
+
+    found = os.stat(path)
+    try:
+        user, group = pwd.getpwuid(found.st_uid).pw_name, grp.getgrgid(found.st_gid).gr_name
+    except KeyError:
+        user, group = str(found.st_uid), str(found.st_gid)
+    return f"{user}:{group} {stat.filemode(found.st_mode)}"
+
+
+def fill(files: RunDir) -> None:
+    """Make its directories. Raises UsageError."""
+    try:
+        for path in (files.logs, files.debug, files.checkpoints):
+            os.makedirs(path, exist_ok=True)
+    except OSError:
+        raise UsageError(
+            "the run directory must hold the directories logs, debug and checkpoints",
+            f"that they cannot be made in {files.path}",
+            "is the disk full, or a file in their place?",
+        ) from None
+
+
+def check_output_survives(path: str, environ: Mapping[str, str]) -> None:
+    """What a container writes into its own file system is gone at its end. Raises UsageError."""
+    there = path
+    while not os.path.isdir(there):
+        there = os.path.dirname(there)
+    words = ["df", "--output=fstype,target", "--", there]
+    done = subprocess.run(words, env=environ, stdout=subprocess.PIPE, check=False)
+    kind, _, mount = (done.stdout.decode(errors="replace").splitlines() or [""])[-1].partition(" ")
+    mount = mount.strip()
+    if mount == "/" or kind == "tmpfs":
+        raise UsageError(
+            "the output must outlive the container",
+            f"{path} on the container's own file system",
+            "add --container-mounts=./:/submit --container-env=DDP_OUT with DDP_OUT=/submit/out, or"
+            ' run eval "$(container/pyxis_env.sh)" before sbatch (docker: -v "$PWD/out:/out")',
+        )
+    _warn_of_unnamed_volume(mount)
+
+
+def _warn_of_unnamed_volume(mount: str) -> None:
+    """Docker gives a volume that nobody named 64 digits for a name.
+
+    It is removed with the container (--rm), or left where nobody looks.
+    """
+    with open("/proc/self/mountinfo", errors="replace") as file:
+        rows = [line.split() for line in file]
+    for row in rows:
+        if row[4] == mount and re.search("/volumes/[0-9a-f]{64}/_data$", row[3]):
+            info(
+                f"warning: nothing of the host is mounted at {mount}: docker run --rm removes all"
+                f' that this run writes when it ends; to keep it: docker run -v "$PWD/out:{mount}"'
+            )
+
+
+def latest_checkpoint(files: RunDir) -> str:
+    """The name of the newest checkpoint; empty if there is none.
+
+    Where checkpoints/latest is damaged it is the largest step that is there: noise must not get
+    into the events.
+    """
+    try:  # listed first: NFS then asks the server, and forgets that there was none
+        names = os.listdir(files.checkpoints)
+        with plain.open_plain(files.latest) as file:
+            text = file.read(4096).decode(errors="replace")
+    except OSError:
+        return ""
+    first = text.split("\n")[0]
+    if _STEP.fullmatch(first):
+        return first
+    steps = [name for name in names if _STEP.fullmatch(name)]
+    return max(steps, key=lambda name: int(name[len("step-") :]), default="")
+
+
+def compose_record(root: str, files: RunDir, environ: Mapping[str, str]) -> None:
+    """Compose run.json, a view of the events; without our Python that is done later, on demand."""
+    python = find_python(root, environ)
+    if python is None or not is_new(python, environ):
+        return
+    words = [*module_command(root, python, "monitor", environ), "compose", files.path]
+    try:
+        done = subprocess.run(
+            words,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            timeout=_COMPOSE_S,
+            check=False,
+        )
+        is_done = done.returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        is_done = False
+    if not is_done:
+        info(f"the run record is not composed; later: python -m monitor compose {files.path}")
+
+
+def image(environ: Mapping[str, str], option: str) -> str:
+    """The image of the ranks; empty if there is none."""
+    return environ.get("DDP_IMAGE") or environ.get(option) or ""
+
+
+def image_digest(path: str) -> str:
+    """What container/to_squashfs.sh left beside it; empty if it did not."""
+    try:
+        return plain.read_text(f"{path}.sha256").split()[0] if path else ""
+    except (OSError, ValueError, IndexError):
+        return ""

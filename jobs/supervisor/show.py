@@ -1,0 +1,98 @@
+"""The settings and the step, as they are shown to people and recorded."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from jobs.forwarded import job_names
+from jobs.supervisor.settings import THE_ENVIRONMENT
+from rundir import secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from jobs.supervisor.settings import Settings
+
+_OF_AN_IMAGE = re.compile("NVIDIA_.*|.*_VERSION|DDP_(CHOSEN|HOME|NODE|SUPERVISED|AGENT_SOCKET)")
+_SPECIAL = re.compile(r"""[\s'"\\|&;()<>!{}*\[\]?^$`,]""")
+_ESCAPES = {
+    "\a": r"\a",
+    "\b": r"\b",
+    "\t": r"\t",
+    "\n": r"\n",
+    "\v": r"\v",
+    "\f": r"\f",
+    "\r": r"\r",
+    "\x1b": r"\E",
+    "\\": r"\\",
+    "'": r"\'",
+}
+
+
+def table(settings: Settings, environ: Mapping[str, str], python: str) -> str:
+    """Show the settings in force, and beside them what else a rank will see of such names.
+
+    Args:
+        settings: The settings.
+        environ: The ranks' environment.
+        python: Our Python, if it was chosen and not set; else empty.
+
+    """
+    rows = [_row("setting", "value", "from")]
+    if python:
+        rows.append(_row("DDP_PYTHON", quoted(python), "the first that is there"))
+    for name, value in settings.values.items():
+        shown = quoted(secrets.hide_shapes(value))
+        rows.append(_row(name, shown, settings.origins[name]))
+    for name in _others(settings, environ):
+        if not _OF_AN_IMAGE.fullmatch(name):
+            shown = quoted(secrets.hide_shapes(environ[name]))
+            rows.append(_row(name, shown, THE_ENVIRONMENT))
+    return "".join(rows)
+
+
+def _row(name: str, value: str, origin: str) -> str:
+    return f"{name:<34} {value:<44} {origin}\n"
+
+
+def command_line(words: Sequence[str]) -> str:
+    """Show a command without its secrets, as a shell takes it."""
+    return "".join(f"{quoted(word)} " for word in secrets.hide_words(words))
+
+
+def record(settings: Settings, environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """The settings and such names as the `settings` event has them."""
+    names = [*settings.values, *_others(settings, environ)]
+    return {
+        name: {
+            "value": secrets.hide_shapes(settings.values.get(name, environ.get(name, ""))),
+            "origin": settings.origins.get(name, THE_ENVIRONMENT),
+        }
+        for name in names
+    }
+
+
+def _others(settings: Settings, environ: Mapping[str, str]) -> list[str]:
+    """Those of the ranks' names that are no settings, and no secrets."""
+    names = job_names(environ)
+    return [n for n in names if n not in settings.values and not secrets.is_secret(n)]
+
+
+def quoted(word: str) -> str:
+    """Quote a word as bash's %q does."""
+    if not word:
+        return "''"
+    if not word.isprintable():
+        shown = (
+            _ESCAPES.get(char) or (char if char.isprintable() else _octal(char)) for char in word
+        )
+        return f"$'{''.join(shown)}'"
+    text = _SPECIAL.sub(r"\\\g<0>", word)
+    text = re.sub(r"(?<=[=:])~", r"\\~", text)
+    return f"\\{text}" if text[0] in "#~" else text
+
+
+def _octal(char: str) -> str:
+    data = char.encode("utf-8", "surrogateescape")
+    return "".join(f"\\{byte:03o}" for byte in data)

@@ -1,0 +1,233 @@
+"""The step that runs: its output, its end, and the signals that its ranks get."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from jobs import processes
+from jobs.supervisor.loop import Sink
+from rundir import codes
+from rundir.channel import FrameReader
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from jobs.backends.base import Backend, Step
+    from jobs.supervisor.journal import Journal
+    from jobs.supervisor.loop import Loop, Timer
+
+_STARTING_S = 30
+"""How long a request for a checkpoint waits for ranks that are starting."""
+_OTHERS_S = 8
+"""How long the ranks in place may take to end after the first failure."""
+_AFTER_GRACE_S = 5
+_LAST_LINES_S = 5
+"""How long the job's log may take for the ranks' last lines."""
+_POLL_S = 0.2
+_MAX_READ = 1 << 20
+"""Bytes in one turn of the loop."""
+_MAX_PENDING = 64 << 20
+_PIPE_SIZE = 1 << 20
+_F_SETPIPE_SZ = 1031
+
+
+class Output:
+    """This script's standard output: a reader that is slow or gone does not hold up the job."""
+
+    def __init__(self, loop: Loop) -> None:
+        """Write to descriptor 1, in a thread."""
+        self._loop = loop
+        self._sink = Sink(_write, _MAX_PENDING, loop.wake)
+        self.put = self._sink.put
+
+    def flush(self) -> None:
+        """Wait until all is written, but not for ever."""
+        self._loop.run_until(self._sink.is_idle, _LAST_LINES_S)
+
+
+def _write(data: bytes) -> None:
+    while data:
+        data = data[os.write(1, data) :]
+
+
+class RunningStep:
+    """All ranks of one attempt, from their start to their end.
+
+    Args:
+        loop: Where its output and its end arrive.
+        backend: What starts it.
+        step: What is started.
+        journal: Takes the reports that its output holds.
+        output: Takes the rest.
+        grace_s: How long a rank may take to end.
+
+    """
+
+    def __init__(  # noqa: PLR0913 -- each by its name
+        self,
+        loop: Loop,
+        backend: Backend,
+        step: Step,
+        journal: Journal,
+        output: Output,
+        *,
+        grace_s: int,
+    ) -> None:
+        """Start it."""
+        self._loop, self._backend, self._step = loop, backend, step
+        self._journal, self._output, self._grace_s = journal, output, grace_s
+        self.code = codes.FINISHED
+        """The first bad code of its processes."""
+        self._frames = FrameReader()
+        self._fd, stdout = os.pipe()
+        os.set_blocking(self._fd, False)
+        with suppress(OSError):
+            fcntl.fcntl(stdout, _F_SETPIPE_SZ, _PIPE_SIZE)
+        try:
+            self.processes = backend.start(step, stdout)
+        finally:
+            os.close(stdout)
+        self._running = list(self.processes)
+        self._end_timers: list[Timer] = []
+        self._step_id: int | None = None
+        loop.watch(self._fd, self._read)
+
+    # ---- its output and its end
+
+    def is_over(self) -> bool:
+        """Whether every process has ended. What they left behind may still hold the pipe."""
+        for process in list(self._running):
+            if process.poll() is not None:
+                self._running.remove(process)
+                self._see_end(process)
+        return not self._running
+
+    def _see_end(self, process: subprocess.Popen[bytes]) -> None:
+        self.code = self.code or codes.of_wait_status(process.returncode)
+        # In place this is what srun --kill-on-bad-exit is under Slurm.
+        if self.code and self._backend.is_in_place and not self._end_timers:
+            # Ranks that fail together have their moment to end by themselves.
+            for delay_s, number in ((_POLL_S, signal.SIGTERM), (_OTHERS_S, signal.SIGKILL)):
+                act = functools.partial(self.signal, number)
+                self._end_timers.append(self._loop.every(delay_s, act))
+
+    def _read(self) -> bool:
+        """Take what has arrived: reports to the journal, the rest to our own output.
+
+        Returns:
+            Whether there may be more.
+
+        """
+        try:
+            data = os.read(self._fd, _MAX_READ)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._forget_pipe()
+            return False
+        passed, lines = self._frames.feed(data)
+        for line in lines:
+            self._journal.add(line)
+        if self._step_id != self._journal.reports.step_id:
+            self._step_id = self._journal.reports.step_id
+            self._backend.note_step(self._step_id)
+        if passed:
+            self._output.put(passed)
+        return True
+
+    def _forget_pipe(self) -> None:
+        if self._fd >= 0:
+            self._loop.forget(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def close(self) -> None:
+        """Take what its processes wrote; nobody who holds the pipe is waited for."""
+        for timer in self._end_timers:
+            self._loop.cancel(timer)
+        deadline_s = time.monotonic() + _LAST_LINES_S
+        while self._fd >= 0 and self._read() and time.monotonic() < deadline_s:
+            pass
+        self._forget_pipe()
+        self._backend.note_step(None)
+
+    def end(self) -> None:
+        """End it, and wait for that."""
+        pids = [process.pid for process in self._running]
+        processes.stop(pids, _AFTER_GRACE_S, self._loop.rest)
+
+    # ---- signals
+
+    def signal(self, number: int) -> None:
+        """Signal the processes: srun hands it to every rank's agent; in place they are agents."""
+        processes.send([process.pid for process in self._running], number)
+
+    def ask_for_checkpoint(self) -> None:
+        """Hand SIGUSR1 on when every rank is up.
+
+        It ends an agent that has no handler for it yet. What is still starting has nothing to save,
+        and can wait.
+        """
+        deadline_s = time.monotonic() + _STARTING_S
+
+        def look() -> None:
+            num_up = self._journal.reports.num_started
+            if self.is_over():
+                self._loop.cancel(timer)
+            elif num_up >= self._step.layout.world_size or time.monotonic() >= deadline_s:
+                self._loop.cancel(timer)
+                self.signal(signal.SIGUSR1)
+
+        timer = self._loop.every(_POLL_S, look)
+
+    def stop(self) -> None:
+        """End the ranks, who get their grace.
+
+        Where the place can tell them itself, those who started them are told only if they do not
+        end: agents kill what has not ended after the grace.
+        """
+        if self._backend.is_in_place:
+            self.signal(signal.SIGTERM)
+            return
+        told: list[bool] = []
+        step_id = self._journal.reports.step_id
+        self._loop.in_background(
+            lambda: told.append(self._backend.end(step_id)), lambda: self._wait_or_end(told)
+        )
+
+    def _wait_or_end(self, told: list[bool]) -> None:
+        if not any(told):
+            self.signal(signal.SIGTERM)
+            return
+        deadline_s = time.monotonic() + self._grace_s + _AFTER_GRACE_S
+
+        def look() -> None:
+            if self.is_over():
+                self._loop.cancel(timer)
+            elif time.monotonic() >= deadline_s:
+                self._loop.cancel(timer)
+                self.signal(signal.SIGTERM)
+
+        timer = self._loop.every(_POLL_S, look)
+
+
+def sweep(loop: Loop, launch_id: str, temporary: str) -> None:
+    """Leave nothing of an attempt behind on this node, whatever happened."""
+    left = processes.processes_with(f"DDP_LAUNCH_ID={launch_id}")
+    processes.stop(left, 2, loop.rest)
+    for parent in {"/dev/shm", temporary}:  # noqa: S108 -- where agents keep heartbeats
+        try:
+            names = os.listdir(parent)
+        except OSError:
+            continue
+        for name in names:  # of agents that were killed
+            if name.startswith(f"ddp.{launch_id}."):
+                import shutil  # noqa: PLC0415 -- rarely needed
+
+                shutil.rmtree(f"{parent}/{name}", ignore_errors=True)

@@ -1,0 +1,115 @@
+"""The events of one attempt, read safely: a line may be torn, and any key may hold anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from rundir import codes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rundir.events import Event
+
+_MAX_CODE = 255
+
+
+class End(NamedTuple):
+    """How one rank ended, or is taken to have ended."""
+
+    rank: int | None
+    """None: all ranks of the node."""
+    node: str | None
+    code: int
+    signal: str | None
+
+
+class Ends(NamedTuple):
+    """What became of the ranks, each list in the order of the log: clocks of nodes may differ."""
+
+    up: dict[int, str | None]
+    """The nodes of ranks that started and reported no end."""
+    nodes: dict[int, str | None]
+    """The nodes of all ranks."""
+    finished: list[End]
+    failed: list[End]
+    """Ended with a code of their own doing."""
+    requested: list[End]
+    """Ended with a code after their agent was told to stop."""
+    oom: set[int]
+    """Ranks that the kernel ended for want of memory."""
+
+
+def integer(value: object) -> int | None:
+    """Return a whole number as it is, and None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def text(value: object) -> str | None:
+    """Return a text as it is, and None for anything else."""
+    return value if isinstance(value, str) else None
+
+
+def every(events: Sequence[Event], name: str) -> list[Event]:
+    """Return the events of a name."""
+    return [event for event in events if event.get("event") == name]
+
+
+def first(events: Sequence[Event], name: str) -> Event:
+    """Return the first event of a name, empty if there is none."""
+    return next((event for event in events if event.get("event") == name), {})
+
+
+def last(events: Sequence[Event], name: str) -> Event:
+    """Return the last event of a name, empty if there is none."""
+    return first(list(reversed(events)), name)
+
+
+def signals(events: Sequence[Event]) -> list[str]:
+    """Name the signals that asked for the end, such as TERM."""
+    names = [text(event.get("signal")) for event in every(events, "signal")]
+    return [name.removeprefix("SIG") for name in names if name]
+
+
+def ends(events: Sequence[Event]) -> Ends:
+    """Collect the ranks' starts and ends."""
+    found = Ends({}, {}, [], [], [], set())
+    for event in events:
+        rank, name = integer(event.get("rank")), event.get("event")
+        if rank is None or name not in ("rank_up", "rank_end"):
+            continue
+        found.nodes[rank] = text(event.get("node")) or found.nodes.get(rank)
+        if name == "rank_up":
+            found.up[rank] = found.nodes[rank]
+            continue
+        found.up.pop(rank, None)
+        if event.get("oom") is True:
+            found.oom.add(rank)
+        _sort(found, event, end_of(event))
+    return found
+
+
+def _sort(found: Ends, event: Event, end: End | None) -> None:
+    if end is None:
+        return
+    if end.code == 0:
+        found.finished.append(end)
+    elif event.get("requested") is True:
+        found.requested.append(end)
+    else:
+        found.failed.append(end)
+
+
+def end_of(event: Event) -> End | None:
+    """Read the end that an event reports; None if it does not say with which code."""
+    code = integer(event.get("code"))
+    if code is None or not 0 <= code <= _MAX_CODE:
+        return None
+    signal = text(event.get("signal")) or codes.signal_name(code)
+    return End(integer(event.get("rank")), text(event.get("node")), code, signal)
+
+
+def reported_error(events: Sequence[Event], rank: int | None) -> str | None:
+    """Return what a rank's own `failure` event says; None if it sent none."""
+    errors = [text(e.get("error")) for e in every(events, "failure") if e.get("rank") == rank]
+    return next((error for error in errors if error is not None), None)

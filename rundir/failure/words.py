@@ -1,0 +1,93 @@
+"""What a rank's log says of its end: the lines of its last fatal error."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import TYPE_CHECKING
+
+from rundir.failure.patterns import FOLLOWS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?|\[\d+\]\s)?")
+_EXCEPTION = re.compile(
+    r"[\w.]*(?:Error|Exception|Interrupt)\b.*|terminate called.*|.*: error: .*|Fatal Python error.*"
+)
+_FOLLOWING = re.compile(r"[\w.]*(?:ChildFailedError|ProcessRaisedException|SystemExit)\b")
+_UNHEARD = re.compile(r"Exception ignored in|--- Logging error ---|Exception in thread")
+_ENDS = re.compile(rf"Traceback|{_UNHEARD.pattern}|{_FOLLOWING.pattern}")
+_CHAINED = re.compile(
+    r"The above exception was the direct cause|During handling of the above exception"
+)
+_GOES_ON = re.compile(r"step \d+(/\d+)?\b.*(loss|samples/s|epoch)|epoch \d+\b.*(loss|accuracy)")
+_NUM_LINES = 60  # of the end of a log: older words are about something else
+_NUM_LAST = 3
+_NUM_BELOW = 5  # lines of an error below its first one
+_NUM_RECENT = 20
+_MAX_LINE = 300
+_TRAINER = "trainer: "
+
+
+def errors_in(log_end: str) -> list[str]:
+    """Pick the lines that say what went wrong: the last fatal error, else the last lines.
+
+    What came before it was handled, or the program would have ended there. What it names as its
+    cause, or was handling, belongs to it; so does what it says below its first line. No error is
+    one that Python only tells of (`Exception ignored in`), or that tells of a child's.
+    """
+    lines = [_PREFIX.sub("", line).rstrip() for line in log_end.splitlines()[-_NUM_LINES:]]
+    lines = [line for line in lines if line]
+    went_on = [number for number, line in enumerate(lines) if _GOES_ON.search(line)]
+    lines = lines[went_on[-1] + 1 :] if went_on else lines
+    fatal = [n for n, line in enumerate(lines) if _is_fatal(lines, n, line)]
+    if not fatal:
+        return [line[:_MAX_LINE] for line in lines[-_NUM_LAST:]]
+    chain = [fatal[-1]]
+    for before in reversed(fatal[:-1]):
+        if not any(_CHAINED.search(line) for line in lines[before : chain[-1]]):
+            break
+        chain.append(before)
+    below = itertools.takewhile(lambda line: not _ENDS.match(line), lines[fatal[-1] + 1 :])
+    causes = [lines[number] for number in reversed(chain[1:])]
+    told = (*causes, *itertools.islice(below, _NUM_BELOW), lines[fatal[-1]])
+    return [line[:_MAX_LINE] for line in told]
+
+
+def _is_fatal(lines: Sequence[str], number: int, line: str) -> bool:
+    """Tell whether a line is an exception that may have ended the program."""
+    if not _EXCEPTION.match(line) or _FOLLOWING.match(line) or _UNHEARD.match(line):
+        return False
+    begin = next((n for n in range(number - 1, -1, -1) if not lines[n].startswith(" ")), None)
+    head = "" if begin is None else lines[begin]
+    if head.startswith("Traceback") and begin:
+        head = lines[begin - 1]
+    return not _UNHEARD.match(head)
+
+
+def headline(reported: str | None, log_end: str) -> str:
+    """Return the one line that says best why a rank failed; empty if it said nothing."""
+    if reported:
+        return reported[:_MAX_LINE]
+    errors = errors_in(log_end)
+    exceptions = [line for line in errors if _EXCEPTION.match(line)]
+    return (exceptions or errors or [""])[-1]
+
+
+def consequence(reported: str | None, log_end: str) -> str:
+    """Return the words that say that the rank only lost a peer; empty if it does not say so.
+
+    An error of CUDA is of its own GPU.
+    """
+    lines = [reported[:_MAX_LINE]] if reported else errors_in(log_end)
+    if any("CUDA error: " in line for line in lines):
+        return ""
+    return next((line for line in lines if FOLLOWS.search(line)), "")
+
+
+def trainer_message(reported: str | None, log_end: str) -> str:
+    """Return what our trainer said of its failure: in its event, or else in its log."""
+    said = [line for line in log_end.splitlines()[-_NUM_RECENT:] if line.startswith(_TRAINER)]
+    last = said[-1][len(_TRAINER) :] if said else ""
+    return (reported or last)[:_MAX_LINE]

@@ -1,0 +1,145 @@
+"""launcher.sh as a whole: what a supervisor reads of it, what it costs, who reads no more."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rundir import channel, events
+from tests.conftest import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Launch = Callable[..., subprocess.Popen[bytes]]
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[3]
+SUPERVISED = {"DDP_SUPERVISED": "1", "DDP_MONITOR": "0"}
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """Start launchers of single ranks, and leave none behind."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(*command: str, root: Path = ROOT, **env: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [root / "jobs" / "launcher.sh", "--", *command],
+            cwd=tmp_path,
+            env={"PATH": os.environ["PATH"], "DDP_NODE": "n1"} | env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_supervisor_reads_events_and_log_from_one_stream(launch: Launch, tmp_path: Path) -> None:
+    """Also those of the rank's own processes; and no file of events is written."""
+    program = (
+        "import os; from rundir.channel import reporter;"
+        "reporter(os.environ['DDP_RUN_DIR'], 'n1')(b'{\"event\": \"first_step\"}\\n'); print('hi')"
+    )
+    python = str(ROOT / ".venv" / "bin" / "python")
+    out, _ = launch(python, "-c", program, PYTHONPATH=str(ROOT), **SUPERVISED).communicate()
+    text, lines = channel.FrameReader().feed(out)
+    names = [event["event"] for event in map(events.parse, lines) if event]
+    assert names == ["rank_up", "first_step", "rank_end"]
+    assert text == b"[0] hi\n"
+    assert not list(tmp_path.glob("out/*/events*"))
+
+
+def test_an_agent_that_waits_costs_next_to_nothing(launch: Launch, tmp_path: Path) -> None:
+    """No wake-up, and less than 15 MB, of which most is shared with the node's others."""
+    agent = launch("sleep", "60", **SUPERVISED)
+    Cluster.until(lambda: list(tmp_path.glob("out/*/logs/rank-0.log")), 10, "it has begun")
+    time.sleep(1)
+    status = Path(f"/proc/{agent.pid}/smaps_rollup").read_text()
+    assert int(status.split("Rss:")[1].split()[0]) < 15_000
+    before = _switches(agent.pid)
+    time.sleep(2)
+    assert _switches(agent.pid) == before
+
+
+def _switches(pid: int) -> int:
+    """How often threads of a process went to sleep."""
+    lines = (
+        line
+        for path in Path(f"/proc/{pid}/task").glob("*/status")
+        for line in path.read_text().splitlines()
+        if line.startswith("voluntary_ctxt")
+    )
+    return sum(int(line.split()[1]) for line in lines)
+
+
+def test_a_stuck_log_of_the_job_stays_no_rank(launch: Launch, tmp_path: Path) -> None:
+    """The rank trains on, is killed in time, and what was to be told is kept."""
+    fills = "trap '' TERM; head -c 3000000 /dev/zero | tr '\\0' '\\n'; echo full >&2; "
+    agent = launch("bash", "-c", fills + "while :; do sleep 0.1; done", DDP_GRACE="1", **SUPERVISED)
+    Cluster.until(
+        lambda: any(b"full" in p.read_bytes() for p in tmp_path.glob("out/*/logs/rank-0.log")),
+        20,
+        "the rank has written more than a pipe holds",
+    )
+    time.sleep(0.5)
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(30) == 137
+    (kept,) = tmp_path.glob("out/*/events.n1.jsonl")
+    names = [event["event"] for event in map(events.parse, kept.read_bytes().splitlines()) if event]
+    assert names == ["rank_end"]
+
+
+def test_a_job_that_nobody_supervises_any_more(launch: Launch, tmp_path: Path) -> None:
+    """`kill -9` of the supervisor: its ranks are recorded all the same."""
+    agent = launch("bash", "-c", "echo a; sleep 1; echo b; exit 3", **SUPERVISED)
+    assert agent.stdout is not None
+    os.read(agent.stdout.fileno(), 4096)
+    agent.stdout.close()
+    agent.stdout = None
+    assert agent.wait(20) == 3
+    (kept,) = tmp_path.glob("out/*/events.n1.jsonl")
+    assert events.parse(kept.read_bytes())["code"] == 3
+
+
+def test_a_host_without_python(launch: Launch, tmp_path: Path) -> None:
+    """One line with both remedies, and 64."""
+    for name in ("jobs", "rundir"):
+        shutil.copytree(ROOT / name, tmp_path / "project" / name)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("bash", "dirname", "uname", "env"):
+        (programs / name).symlink_to(shutil.which(name) or name)
+    old = programs / "python3"
+    old.write_text("#!/bin/sh\necho False\n")
+    old.chmod(0o755)
+    agent = launch("true", root=tmp_path / "project", PATH=str(programs))
+    out, err = agent.communicate()
+    assert (agent.returncode, out) == (64, b"")
+    (line,) = err.decode().splitlines()
+    assert line.startswith("launcher: a rank's agent needs Python 3.9 or later, found none on")
+    assert "set DDP_PYTHON" in line
+    assert "in the image" in line
+
+
+def test_the_environment_of_a_rank_is_the_users(launch: Launch) -> None:
+    """Neither Python's locale nor names of an outer job's agent are added to it."""
+    outer = {"DDP_AGENT_SOCKET": "/x", "DDP_BEAT_DIR": "/x"}
+    out, _ = launch("env", DDP_MONITOR="0", **outer).communicate()
+    names = {line.partition(b"=")[0] for line in out.replace(b"[0] ", b"").splitlines()}
+    assert not names & {b"LC_CTYPE", b"LC_ALL", b"LANG", b"PYTHONPATH", b"DDP_AGENT_SOCKET"}
+    assert b"[0] DDP_BEAT_DIR=/dev/shm/ddp." in out

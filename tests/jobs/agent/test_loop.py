@@ -1,0 +1,95 @@
+"""The loop of an agent: signals, descriptors and moments, and nothing in between."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs.agent.loop import Loop
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def loop() -> Loop:
+    """A loop with nothing to wait for."""
+    return Loop()
+
+
+def test_what_is_due_is_called_in_time(loop: Loop) -> None:
+    """Each once; what was cancelled never, and a limit ends the wait."""
+    called: list[str] = []
+    loop.after(0.02, lambda: called.append("one"))
+    loop.after(0.01, lambda: called.append("never")).cancel()
+    assert not loop.run(lambda: called == ["one"] * 2, limit_s=0.1)
+    assert called == ["one"]
+
+
+def test_a_descriptor_is_read_until_it_is_forgotten(loop: Loop) -> None:
+    """A callback may forget its own."""
+    reader, writer = os.pipe()
+    seen: list[bytes] = []
+
+    def read() -> None:
+        seen.append(os.read(reader, 1))
+        loop.forget(reader)
+
+    loop.watch(reader, read)
+    os.write(writer, b"ab")
+    assert loop.run(lambda: seen, limit_s=5)
+    assert not loop.run(lambda: len(seen) > 1, limit_s=0.05)
+    loop.forget(reader)
+
+
+def test_another_thread_wakes_it_up(loop: Loop) -> None:
+    """And what it had to say is asked for in the loop."""
+    news: list[int] = []
+    loop.on_wake = lambda: news.append(_thread.get_ident())
+    _thread.start_new_thread(loop.wake, ())
+    assert loop.run(lambda: news, limit_s=5)
+    assert news == [_thread.get_ident()]
+
+
+CATCHES = """
+import os, signal, sys
+from jobs.agent.loop import Loop
+loop, seen = Loop(), []
+loop.catch((signal.SIGTERM, signal.SIGUSR1), seen.append)
+print("ready", flush=True)
+loop.run(lambda: len(seen) == 2)
+print(*sorted(seen), flush=True)
+loop.run(lambda: len(seen) == 3)
+"""
+
+
+def test_signals_arrive_and_nothing_else_wakes_it() -> None:
+    """Between two events there is no wake-up: a node has as many agents as GPUs."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CATCHES], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for signum in (signal.SIGTERM, signal.SIGUSR1):
+        process.send_signal(signum)
+    assert process.stdout.readline() == f"{int(signal.SIGUSR1)} {int(signal.SIGTERM)}\n"
+    time.sleep(0.3)  # until it waits again
+    before = switches(process.pid)
+    time.sleep(1)
+    assert switches(process.pid) == before
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 0
+    process.stdout.close()
+
+
+def switches(pid: int) -> int:
+    """How often a process has gone to sleep, which it has not done if nothing woke it."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("voluntary_ctxt"))
+    return int(line.split()[1])

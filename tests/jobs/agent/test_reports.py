@@ -1,0 +1,152 @@
+"""The ways of a rank's events: up standard output, to the run's log, to the node's own file."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jobs.agent.loop import Loop
+from jobs.agent.output import Output
+from jobs.agent.reports import Reports
+from rundir import channel, events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+class Agent:
+    """What of an agent delivers events."""
+
+    def __init__(self, run_dir: Path, *, is_supervised: bool) -> None:
+        """Deliver into a pipe and a run directory."""
+        self.run_dir = run_dir
+        self.environ = {"DDP_RUN_DIR": str(run_dir), "DDP_NODE": "n1", "RANK": "3"}
+        self.environ |= {"DDP_ATTEMPT": "2"} | ({"DDP_SUPERVISED": "1"} if is_supervised else {})
+        self.reader, self._writer = os.pipe()
+        os.set_blocking(self.reader, False)
+        self.loop = Loop()
+        self.output = Output(self._writer, self.loop.wake)
+        self.is_ending = False
+        self.reports = Reports(self.environ, self.output, lambda: self.is_ending)
+        self.loop.on_wake = self.reports.keep_undelivered
+
+    def printed(self) -> list[bytes]:
+        """The events on standard output."""
+        assert self.loop.run(lambda: self.output.is_idle, 10)
+        try:
+            data = os.read(self.reader, 1 << 20)
+        except BlockingIOError:
+            return []
+        return channel.FrameReader().feed(data)[1]
+
+    def kept(self, name: str = "events.n1.jsonl") -> list[bytes]:
+        """The lines of a file in the run directory."""
+        path = self.run_dir / name
+        return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Callable[..., Agent]:
+    """Make an agent."""
+    return lambda *, is_supervised: Agent(tmp_path, is_supervised=is_supervised)
+
+
+def test_a_supervisor_reads_standard_output(agent: Callable[..., Agent]) -> None:
+    """There and nowhere else: nothing is written twice while all is well."""
+    one = agent(is_supervised=True)
+    one.reports.write("rank_up", rank=3)
+    one.reports.write("failure", error="x" * 5000)
+    first, second = one.printed()
+    found = events.parse(first)
+    assert found is not None
+    assert list(found) == ["time", "event", "source", "attempt", "host", "rank"]
+    assert (found["source"], found["attempt"], found["host"]) == ("launcher", 2, "n1")
+    assert events.parse(second)["error"] == "x" * 5000
+    assert not list(one.run_dir.iterdir())
+
+
+def test_without_a_supervisor_the_log_of_events_is_written(agent: Callable[..., Agent]) -> None:
+    """As a launcher by hand does."""
+    one = agent(is_supervised=False)
+    one.reports.write("rank_up", rank=3)
+    assert one.printed() == []
+    (line,) = one.kept("events.jsonl")
+    assert events.parse(line)["event"] == "rank_up"
+
+
+def test_what_is_told_while_the_job_ends_is_kept_as_well(agent: Callable[..., Agent]) -> None:
+    """To the letter the same line, so that who reads both finds it once."""
+    one = agent(is_supervised=True)
+    one.reports.write("rank_up", rank=3)
+    one.is_ending = True
+    one.reports.write("rank_end", rank=3)
+    printed = one.printed()
+    assert len(printed) == 2
+    assert one.kept() == printed[1:]
+
+
+def test_a_supervisor_that_was_killed(agent: Callable[..., Agent]) -> None:
+    """From then on events are kept, the one that did not get through among them, at once."""
+    one = agent(is_supervised=True)
+    os.close(one.reader)
+    one.reports.write("rank_up", rank=3)
+    assert one.loop.run(one.kept, 10)
+    one.reports.write("rank_end", rank=3)
+    assert [events.parse(line)["event"] for line in one.kept()] == ["rank_up", "rank_end"]
+    one.reports.close(one.loop)
+    assert len(one.kept()) == 2
+
+
+def test_a_supervisor_that_reads_no_more(agent: Callable[..., Agent]) -> None:
+    """What has not left by the agent's end is kept."""
+    one = agent(is_supervised=True)
+    one.output.write_text(b"x" * 200_000 + b"\n")
+    one.reports.write("rank_up", rank=3)
+    one.loop.pause(0.05)
+    for _ in range(2000):
+        one.reports.write("failure", error="y" * 100)
+    one.reports.close(one.loop)
+    assert one.kept()[-1:] == [one.kept()[-1]]
+    assert len(one.kept()) > 1500
+
+
+def test_the_events_of_its_processes(agent: Callable[..., Agent]) -> None:
+    """The trainer hands its own over: its text is passed on to the letter."""
+    one = agent(is_supervised=True)
+    path = str(one.run_dir / "agent-3")
+    assert one.reports.listen(path, one.loop)
+    deliver = channel.reporter(
+        str(one.run_dir),
+        "n1",
+        {"DDP_AGENT_SOCKET": path, "DDP_SUPERVISED": "1", "DDP_RUN_DIR": str(one.run_dir)},
+    )
+    long = events.encode({"event": "failure", "error": "ü" * 20_000})
+    for line in (long, b'{"event": "first_step"}\n'):
+        deliver(line)
+    one.loop.pause(0.05)
+    assert one.printed() == [long, b'{"event": "first_step"}\n']
+    deliver(b'{"event": "last"}\n')
+    one.reports.close(one.loop)  # what is in the socket then is not lost
+    assert one.printed() == [b'{"event": "last"}\n']
+    os.unlink(path)  # noqa: PTH108 -- a name
+    deliver(b'{"event": "late"}\n')
+    assert one.kept() == [b'{"event": "late"}\n']
+
+
+def test_a_path_that_is_too_long_for_a_socket(agent: Callable[..., Agent]) -> None:
+    """Then there is none, and the files remain."""
+    one = agent(is_supervised=True)
+    assert not one.reports.listen(str(one.run_dir / ("x" * 120)), one.loop)
+
+
+def test_a_full_disk_does_not_end_a_rank(
+    agent: Callable[..., Agent], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is told."""
+    one = agent(is_supervised=False)
+    (one.run_dir / "events.jsonl").symlink_to("/dev/full")
+    one.reports.write("rank_up", rank=3)
+    assert "launcher: could not append to" in capfd.readouterr().err

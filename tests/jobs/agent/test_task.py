@@ -1,0 +1,164 @@
+"""A rank's command and the signals on their way to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jobs.agent import task
+from jobs.agent.child import Streams
+from jobs.agent.loop import Loop
+from jobs.agent.task import Task, has_failed
+from rundir.paths import RunDir
+from tests.conftest import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FAILED = {"event": "rank_end", "attempt": 2, "rank": 1, "code": 1, "requested": False}
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """Leave this process as it was."""
+    caught = task.child.CAUGHT
+    before = {signum: signal.getsignal(signum) for signum in caught}
+    yield
+    signal.set_wakeup_fd(-1)
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+def begin(tmp_path: Path, script: str, **environ: str) -> Task:
+    """Start a shell as a rank's command, and wait until it is ready."""
+    env = {"PATH": os.environ["PATH"], "DDP_LAUNCH_ID": str(tmp_path), "DDP_ATTEMPT": "2"}
+    env |= {"DDP_RUN_DIR": str(tmp_path)} | environ
+    one = Task(env, "0", str(tmp_path / "log"), Loop())
+    one.start(["bash", "-c", script], Streams(one.log_fd, one.log_fd), signal.SIGKILL)
+    Cluster.until(lambda: "ready" in (tmp_path / "log").read_text(), 10, "it is ready")
+    return one
+
+
+def tell(signum: int) -> None:
+    """Signal this process, the agent."""
+    os.kill(os.getpid(), signum)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_whatever_asks_for_the_end_is_a_sigterm(tmp_path: Path, signum: int) -> None:
+    """And an end on request."""
+    one = begin(tmp_path, "trap 'exit 75' TERM; echo ready; while :; do sleep 0.05; done")
+    tell(signum)
+    assert one.wait() == 75
+    assert one.is_requested
+    assert one.is_ending
+
+
+def test_who_ignores_it_is_killed_after_the_grace(tmp_path: Path) -> None:
+    """Not before."""
+    one = begin(tmp_path, "trap '' TERM; echo ready; while :; do sleep 0.05; done", DDP_GRACE="1")
+    began_s = time.monotonic()
+    tell(signal.SIGTERM)
+    assert one.wait() == 137
+    assert 0.9 < time.monotonic() - began_s < 5
+
+
+def test_the_grace_is_short_where_a_rank_has_failed(tmp_path: Path) -> None:
+    """The others wait in a collective that nobody will complete."""
+    one = begin(tmp_path, "trap '' TERM; echo ready; while :; do sleep 0.05; done", DDP_GRACE="60")
+    (tmp_path / "events.jsonl").write_text(json.dumps(FAILED) + "\n")
+    began_s = time.monotonic()
+    tell(signal.SIGTERM)
+    assert one.wait() == 137
+    assert time.monotonic() - began_s < 20
+
+
+def test_a_file_system_that_is_stuck_does_not_stay_the_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads the events there waits, and nobody else."""
+    monkeypatch.setattr(task, "has_failed", lambda *_: time.sleep(3600))
+    one = begin(tmp_path, "trap '' TERM; echo ready; while :; do sleep 0.05; done", DDP_GRACE="1")
+    tell(signal.SIGTERM)
+    assert one.wait() == 137
+
+
+def test_each_request_for_a_checkpoint_reaches_who_catches_it(tmp_path: Path) -> None:
+    """And nobody who would be ended by it."""
+    script = (
+        "bash -c 'trap \"echo told\" USR1; echo ready; for _ in 1 2 3; do sleep 1; done' & wait"
+    )
+    one = begin(tmp_path, script)
+    tell(signal.SIGUSR1)
+    assert one.wait() == 0
+    assert one.is_requested
+    assert not one.is_ending
+    assert "told" in (tmp_path / "log").read_text()
+
+
+def test_a_request_that_nobody_catches_is_none(tmp_path: Path) -> None:
+    """Such a command failed by itself."""
+    one = begin(tmp_path, "echo ready; sleep 0.5; exit 3")
+    tell(signal.SIGUSR1)
+    assert one.wait() == 3
+    assert not one.is_requested
+
+
+def test_a_signal_before_there_is_a_command(tmp_path: Path) -> None:
+    """It gets it as soon as it runs; SIGTERM counts more than a request for a checkpoint."""
+    env = {"PATH": os.environ["PATH"], "DDP_LAUNCH_ID": "x", "DDP_ATTEMPT": "2"}
+    one = Task(env | {"DDP_RUN_DIR": str(tmp_path)}, "0", str(tmp_path / "log"), Loop())
+    for signum in (signal.SIGTERM, signal.SIGUSR1):
+        tell(signum)
+        one._loop.pause(0.01)  # noqa: SLF001 -- runs it a little
+    one.start(["sleep", "60"], Streams(one.log_fd, one.log_fd), signal.SIGKILL)
+    assert one.wait() == 143
+    assert one.is_requested
+
+
+def test_what_it_left_behind_is_ended(tmp_path: Path) -> None:
+    """By what it carries, and who has cleared that by where it writes."""
+    script = """setsid sleep 600 & env -i setsid bash -c 'trap "" TERM; exec sleep 601' &
+        echo ready; exit 0"""
+    one = begin(tmp_path, script)
+    assert one.wait() == 0
+    left = {int(path.parent.name) for path in Path("/proc").glob("[0-9]*/fd") if writes(path, one)}
+    assert len(left - {os.getpid()}) == 2
+    one.sweep()
+    folders = [Path(f"/proc/{pid}/fd") for pid in left - {os.getpid()}]
+    Cluster.until(lambda: not any(writes(folder, one) for folder in folders), 10, "they are gone")
+
+
+def writes(descriptors: Path, one: Task) -> bool:
+    """Whether a process's output is the task's log."""
+    try:
+        return (descriptors / "1").samefile(one.log)
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("change", "failed"),
+    [
+        ({}, True),
+        ({"code": 137}, True),
+        ({"code": 0}, False),
+        ({"code": 75}, False),
+        ({"requested": True}, False),
+        ({"attempt": 1}, False),
+        ({"attempt": 22}, False),
+        ({"event": "decision"}, False),
+    ],
+)
+def test_a_rank_has_failed(tmp_path: Path, change: dict[str, object], *, failed: bool) -> None:
+    """In this attempt, and neither on request nor with a checkpoint written."""
+    line = json.dumps(FAILED | change)
+    (tmp_path / "events.jsonl").write_bytes(b"\0\0\n" + line.encode() + b"\n" + b'{"rank_end"')
+    assert has_failed(RunDir(str(tmp_path)), 2) is failed
+    assert not has_failed(RunDir(str(tmp_path / "none")), 2)

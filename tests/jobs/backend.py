@@ -1,0 +1,27 @@
+"""A backend that starts nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclasses.dataclass
+class Fake:
+    """Gives the answers that a test wants."""
+
+    lost_nodes: dict[str, str] = dataclasses.field(default_factory=dict)
+    dropped_nodes: list[str] = dataclasses.field(default_factory=list)
+    is_in_place: bool = False
+    place: str = "bare-srun"
+
+    def lost(self, node: str) -> str | None:
+        """How a node is lost."""
+        return self.lost_nodes.get(node)
+
+    def dropped(self, nodes: Sequence[str]) -> list[str]:
+        """The nodes that are no longer the job's."""
+        return [node for node in nodes if node in self.dropped_nodes]

@@ -1,0 +1,204 @@
+"""What every way to start ranks must do; a new backend subclasses `Conformance`."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+
+from jobs.backends.base import Layout, Step, Surroundings
+from jobs.backends.containers import HostImage, InContainer
+from jobs.backends.local import Local
+from jobs.backends.registry import BACKENDS, choose
+from jobs.backends.slurm import PYXIS, Slurm
+from jobs.backends.srun import Srun
+from jobs.messages import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jobs.backends.base import Backend
+
+ROOT = Path(__file__).resolve().parents[2]
+SRUN = """#!/bin/bash
+if [[ $1 == --help ]]; then echo --container-image; exit; fi
+printf '%s\\n' "$@" >"$CALLS"
+while [[ $1 == -* ]]; do shift; done
+if [[ $1 == /opt/ddp/* ]]; then set -- "$LAUNCHER" "${@:2}"; fi
+for RANK in 0 1; do RANK=$RANK "$@" & done
+wait -n
+"""
+LAUNCHER = """#!/bin/bash
+echo "rank $RANK of $WORLD_SIZE runs $*"
+exit "${CODE:-0}"
+"""
+
+
+class Conformance:
+    """Two ranks on one node, started by stand-ins of the launcher and of Slurm's programs."""
+
+    kind: ClassVar[type]
+    environ: ClassVar[dict[str, str]] = {}
+
+    @pytest.fixture
+    def here(self, tmp_path: Path) -> Surroundings:
+        """Where the batch script runs."""
+        jobs = tmp_path / "jobs"
+        jobs.mkdir()
+        image = tmp_path / "image.sqsh"
+        image.write_bytes(b"hsqs")
+        programs = {"srun": SRUN, "scontrol": "#!/bin/sh\necho node1\n", "scancel": "#!/bin/sh\n"}
+        for path, text in {
+            jobs / "launcher.sh": LAUNCHER,
+            **{tmp_path / name: text for name, text in programs.items()},
+        }.items():
+            path.write_text(text)
+            path.chmod(0o755)
+        environ = {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "CALLS": str(tmp_path / "calls"),
+            "LAUNCHER": str(jobs / "launcher.sh"),
+            "SLURM_JOB_ID": "7",
+            **{name: value.replace("IMAGE", str(image)) for name, value in self.environ.items()},
+        }
+        return Surroundings(
+            root=str(tmp_path),
+            script="prelaunch.sh",
+            words=[],
+            environ=environ,
+            slurm=Slurm(environ),
+            node="node1",
+            submit_dir=str(tmp_path),
+            is_under_slurm=True,
+            is_in_container=f"{PYXIS}image" in environ,
+            is_interactive=False,
+            has_client=self.kind is not Local,
+            info=f"JobId=7 UserId=me({os.geteuid()}) GroupId=us({os.getegid()})",
+            num_nodes=1,
+        )
+
+    @pytest.fixture
+    def backend(self, here: Surroundings, monkeypatch: pytest.MonkeyPatch) -> Backend:
+        """The one that is chosen there."""
+        monkeypatch.setenv("PATH", here.environ["PATH"])
+        backend = choose(here)[1]
+        assert type(backend) is self.kind
+        return backend
+
+    def step(self, here: Surroundings, words: Sequence[str] = ("--epochs", "1")) -> Step:
+        """What is started."""
+        layout = Layout(1, 2, 2, 2)
+        environ = here.environ | {"WORLD_SIZE": "2"}
+        nodes = ["node1"]
+        return Step(list(words), environ, layout, nodes, here.submit_dir, is_restart=False)
+
+    def run(self, backend: Backend, step: Step) -> tuple[list[str], list[int]]:
+        """The lines of the step's output, and the codes of its processes."""
+        reader, writer = os.pipe()
+        processes = backend.start(step, writer)
+        os.close(writer)
+        with open(reader) as output:  # noqa: PTH123 -- a descriptor
+            lines = sorted(output.read().splitlines())
+        codes = [process.wait(20) for process in processes]
+        backend.note_step(None)
+        return lines, codes
+
+    def test_every_rank_runs_the_launcher(self, here: Surroundings, backend: Backend) -> None:
+        """What it prints comes up the pipe."""
+        lines, codes = self.run(backend, self.step(here))
+        assert lines == [f"rank {rank} of 2 runs --epochs 1" for rank in range(2)]
+        assert set(codes) == {0}
+
+    def test_a_bad_code_is_known(self, here: Surroundings, backend: Backend) -> None:
+        """Of one process at least."""
+        step = self.step(here)
+        step.environ["CODE"] = "3"
+        assert 3 in self.run(backend, step)[1]
+
+    def test_its_command_is_shown(self, here: Surroundings, backend: Backend) -> None:
+        """The launcher and the user's words come last."""
+        words = ["--", "python", "a b.py"]
+        command = backend.command(self.step(here, words))
+        assert command[-3:] == words
+        assert command[-4].endswith("/jobs/launcher.sh")
+
+    def test_it_knows_its_nodes(self, backend: Backend) -> None:
+        """In the order of their ranks; this one is never lost."""
+        assert backend.nodes() == ["node1"]
+        assert backend.first_node(["node1"]) == "node1"
+        assert backend.lost("node1") is None
+        assert backend.dropped([]) == []
+
+    def test_what_runs_here_is_run_as_it_is(self, backend: Backend) -> None:
+        """Such as the probe of a port."""
+        assert backend.probe_words("node1", ["true"], is_restart=False) == ["true"]
+
+    def test_ends_take_no_time(self, backend: Backend) -> None:
+        """Neither of a step that no rank has named yet."""
+        began_s = time.monotonic()
+        assert not backend.end(None)
+        backend.kill(7)
+        assert time.monotonic() - began_s < 5
+
+
+class TestLocal(Conformance):
+    """In place."""
+
+    kind = Local
+
+
+class TestSrun(Conformance):
+    """On the bare machines."""
+
+    kind = Srun
+
+
+class TestHostImage(Conformance):
+    """Into containers, from the host."""
+
+    kind = HostImage
+    environ: ClassVar = {"DDP_IMAGE": "IMAGE"}
+
+
+class TestInContainer(Conformance):
+    """Into containers, from inside one."""
+
+    kind = InContainer
+    environ: ClassVar = {f"{PYXIS}image": "IMAGE"}
+
+
+def test_every_backend_conforms() -> None:
+    """A new one is a file, a line in the registry, and a class here."""
+    assert {case.kind for case in Conformance.__subclasses__()} == set(BACKENDS)
+
+
+def test_slurm_stays_in_its_files() -> None:
+    """Nobody else parses what its clients print, or knows of SLURM_PROCID."""
+    outside = [
+        p for p in (ROOT / "jobs" / "supervisor").glob("*.py") if "show job" in p.read_text()
+    ]
+    assert outside == []
+
+
+def test_several_nodes_need_a_way(tmp_path: Path) -> None:
+    """In a container that does not know its image, srun would start ranks on bare machines."""
+    here = Surroundings(
+        root=str(tmp_path),
+        script="",
+        words=[],
+        environ={},
+        slurm=Slurm({}),
+        node="node1",
+        submit_dir=str(tmp_path),
+        is_under_slurm=True,
+        is_in_container=True,
+        is_interactive=True,
+        has_client=True,
+        info="JobId=7",
+        num_nodes=2,
+    )
+    with pytest.raises(UsageError, match="must start in the image"):
+        choose(here)

@@ -1,0 +1,114 @@
+"""Processes of this machine: found, asked and ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jobs import processes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Start = Callable[..., "subprocess.Popen[str]"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start shells that say when they are ready, and leave none behind."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(script: str, **env: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            ["bash", "-c", script], env=os.environ | env, stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_zombie_has_ended(start: Start) -> None:
+    """It only waits for its parent; a name with brackets is only a name."""
+    process = start("echo ready; exec -a 'a) R' sleep 600")
+    assert processes.is_alive(process.pid)
+    process.kill()
+    deadline_s = time.monotonic() + 10
+    while processes.is_alive(process.pid):
+        assert time.monotonic() < deadline_s
+    assert Path(f"/proc/{process.pid}").exists()
+    assert not processes.is_alive(2**22 + 1)
+
+
+def test_who_carries_a_variable(start: Start) -> None:
+    """The whole of it, and not this process itself."""
+    process = start("echo ready; exec sleep 600", DDP_TEST_MARK="a=b")
+    assert processes.processes_with("DDP_TEST_MARK=a=b") == [process.pid]
+    assert processes.processes_with("DDP_TEST_MARK=a") == []
+    assert processes.processes_with("TEST_TOKEN=a=b") == []
+
+
+def test_who_writes_a_file(start: Start, tmp_path: Path) -> None:
+    """By standard output or error; a device is everybody's."""
+    log = tmp_path / "log"
+    process = start(f"exec 2>>'{log}'; echo ready; exec sleep 600")
+    assert processes.processes_writing(str(log)) == [process.pid]
+    assert processes.processes_writing("/dev/null") == []
+    assert processes.processes_writing(str(tmp_path / "none")) == []
+
+
+def test_who_catches_a_signal(start: Start) -> None:
+    """Who ignores it, or leaves it to the system, does not."""
+    pid = start("trap : USR1; trap '' USR2; echo ready; while :; do sleep 0.1; done").pid
+    assert processes.catches_signal(pid, signal.SIGUSR1)
+    assert not processes.catches_signal(pid, signal.SIGUSR2)
+    assert not processes.catches_signal(pid, signal.SIGTERM)
+    assert not processes.catches_signal(2**22 + 1, signal.SIGUSR1)
+
+
+def test_they_end(start: Start) -> None:
+    """By SIGTERM, and who does not hear it by SIGKILL after the grace."""
+    hears = start("trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done")
+    ignores = start("trap '' TERM; echo ready; while :; do sleep 0.05; done")
+    pids = [hears.pid, ignores.pid, 2**22 + 1]
+    processes.stop(pids, 0.5)
+    assert (hears.wait(10), ignores.wait(10)) == (3, -signal.SIGKILL)
+    began_s = time.monotonic()
+    processes.stop([], 60)
+    assert time.monotonic() - began_s < 1
+
+
+def test_the_count_of_out_of_memory_kills() -> None:
+    """A number with the group that it is of, where the kernel tells it."""
+    found = processes.oom_kills()
+    assert found is None or (found[0].startswith("/") and found[1] >= 0)
+
+
+@pytest.mark.parametrize("given", [{}, {"LC_ALL": "C"}, {"LC_CTYPE": "C", "X": "a\nb="}])
+def test_the_environment_is_the_users(given: dict[str, str]) -> None:
+    """Python adds LC_CTYPE to its own where the locale is the system's oldest."""
+    show = "import json, jobs.processes as p; print(json.dumps(p.initial_environment()))"
+    done = subprocess.run(
+        [sys.executable, "-c", show],
+        env=given,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == given

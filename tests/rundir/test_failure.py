@@ -1,0 +1,266 @@
+"""Which rank or node gives the job its code, by what the events of an attempt hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rundir.failure import classify, suspected_nodes
+
+LOST_PEER = "RuntimeError: [gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:7888. GLHF!"
+
+
+def event(name: str, rank: int | None = None, **keys: Any) -> dict[str, Any]:
+    """An event as the agents write it."""
+    head = {"time": "2026-11-21T08:00:00.000Z", "event": name, "source": "launcher", "attempt": 1}
+    return {**head, "host": "n", "rank": rank, "node": f"n{rank}"} | keys
+
+
+def ended(rank: int, code: int, *, requested: bool = False, **keys: Any) -> dict[str, Any]:
+    """The end of a rank."""
+    return event("rank_end", rank, code=code, requested=requested, **keys)
+
+
+UPS = tuple(event("rank_up", rank) for rank in range(3))
+
+
+def blame(
+    *events: dict[str, Any], logs: dict[int, str] | None = None, step_code: int = 1, guard: str = ""
+) -> tuple[int | None, int | None]:
+    """The rank and the code that the attempt's end is laid to, when its step has just ended."""
+    found = classify(
+        (*UPS, *events), lambda rank: (logs or {}).get(rank, ""), step_code=step_code, guard=guard
+    )
+    return (found.end.rank if found.end else None), found.code
+
+
+@pytest.mark.parametrize(
+    ("ends", "blamed"),
+    [
+        ((ended(1, 3), ended(0, 143, requested=True), ended(2, 0)), (1, 3)),
+        # who lost a peer may tell it before that peer's launcher does
+        ((ended(0, 70), ended(1, 137), ended(2, 70)), (1, 137)),
+        ((ended(0, 70), ended(2, 70), ended(1, 143, requested=True)), (0, 70)),
+        ((ended(2, 143, requested=True), ended(0, 0), ended(1, 0)), (2, 143)),
+        # a launcher that was killed tells no end
+        ((ended(0, 70), ended(2, 70)), (1, 137)),
+    ],
+)
+def test_the_cause_is_blamed_and_not_what_follows(
+    ends: tuple[dict[str, Any], ...], blamed: tuple[int, int]
+) -> None:
+    """Of several ends the one that explains the others counts."""
+    assert blame(*ends) == blamed
+
+
+def test_who_finished_is_not_blamed() -> None:
+    """The job's code is then the step's own; a missing line was lost, not a rank."""
+    assert blame(ended(0, 0), ended(1, 0), ended(2, 0), step_code=0) == (None, 0)
+    assert blame(ended(0, 0), ended(2, 0), step_code=0) == (None, 0)
+
+
+def test_a_signal_before_there_were_ranks_is_a_stop_on_request() -> None:
+    """Nothing is lost; without a signal it is the step's own failure to start."""
+    told = event("signal", source="prelaunch", signal="USR1")
+    assert classify([told], step_code=138).code == 75
+    assert classify([], step_code=138).code == 138
+    assert classify([told], step_code=1).code == 1
+
+
+@pytest.mark.parametrize(
+    ("last_words", "blamed"),
+    [
+        (LOST_PEER, 2),
+        ("RuntimeError: NCCL error: ncclRemoteError: a call failed\n[rank0]: more", 2),
+        ("RuntimeError: NCCL error, unhandled system error\n[rank0]: ncclSystemError: x", 2),
+        ("ValueError: the data is bad", 0),
+        ("RuntimeError: CUDA error: x in NCCL's watchdog", 0),
+    ],
+)
+def test_who_only_lost_a_peer_is_not_the_cause(last_words: str, blamed: int) -> None:
+    """Every rank of a foreign program fails with 1: its last words tell who only follows."""
+    logs = {0: f"step 5\n[rank0]: {last_words}\n", 2: "[rank2]: RuntimeError: no data\n"}
+    assert blame(ended(0, 1), ended(2, 1), ended(1, 0), logs=logs) == (blamed, 1)
+
+
+def test_where_all_only_lost_a_peer_the_first_counts() -> None:
+    """Somebody has to give the code."""
+    logs = dict.fromkeys(range(3), LOST_PEER)
+    assert blame(ended(2, 70), ended(0, 1), ended(1, 70), logs=logs) == (2, 70)
+
+
+def test_of_our_own_ranks_who_only_lost_a_peer_comes_second() -> None:
+    """The trainer ends with 70 for cause and consequence: what it told of it says which."""
+    followed = event("failure", 0, error=LOST_PEER)
+    ends = (followed, ended(0, 70), event("failure", 2, error="ValueError: bad"), ended(2, 70))
+    assert blame(*ends, ended(1, 0)) == (2, 70)
+    assert blame(followed, ended(0, 70), ended(1, 0), ended(2, 0)) == (0, 70)
+
+
+def test_whose_loss_was_not_finite_is_blamed() -> None:
+    """All ranks end at once, with the same words; the event tells whose it was."""
+    told = event("non_finite", 0, step=7, action="stop", steps=[7], ranks=[1, 2])
+    ends = (ended(0, 70), ended(1, 70), ended(2, 70))
+    assert blame(told, *ends) == (1, 70)
+    assert blame(told | {"ranks": []}, *ends) == (0, 70)
+    assert blame(told, ended(2, 3), *ends[:2]) == (2, 3)
+
+
+def test_whose_loss_was_skipped_is_not_blamed() -> None:
+    """Training went on; what ended it later is another matter."""
+    skipped = event("non_finite", 0, step=7, action="skip", steps=[7], ranks=[1])
+    assert blame(skipped, ended(0, 70), ended(1, 70), ended(2, 70)) == (0, 70)
+
+
+def test_what_a_rank_of_ours_said_is_told() -> None:
+    """Its own words, with the remedy they may hold, as they are and not too many of them."""
+    words = 'RunFailedError: the loss of "step" 7 is not finite; lower --lr\n'
+    ends = (ended(1, 70), ended(0, 0), ended(2, 0))
+    failed = event("failure", 1, error=words + "x" * 1000)
+    why = classify((*UPS, failed, *ends), step_code=70).why
+    assert why.startswith('RunFailedError: the loss of "step" 7 is not finite; lower --lr\nxxx')
+    assert len(why) == 300
+    assert classify((*UPS, *ends), step_code=70).why == ""
+    log = "trainer: a\ntrainer: rendezvous at n:1\nbye\n"
+    assert classify((*UPS, *ends), lambda _rank: log, step_code=70).why == "rendezvous at n:1"
+
+
+def test_whom_the_kernel_ended_for_its_memory_is_told_the_remedy() -> None:
+    """As its agent saw it in its cgroup."""
+    found = classify((*UPS, ended(1, 137, oom=True), ended(0, 0), ended(2, 0)), step_code=137)
+    assert (found.why, found.finding.failure_class) == (
+        "out of memory, ask for more with --mem",
+        "program",
+    )
+
+
+def test_a_signal_is_a_cause_whatever_was_said_before() -> None:
+    """Who is killed says nothing; who aborts does."""
+    logs = {0: f"{LOST_PEER}\n"}
+    assert blame(ended(0, 137), ended(2, 1), ended(1, 0), logs=logs) == (0, 137)
+    assert blame(ended(0, 134), ended(2, 1), ended(1, 0), logs=logs) == (2, 1)
+
+
+def test_a_verdict_comes_before_the_ends_it_caused() -> None:
+    """The ranks that the watchdog ended are not the cause."""
+    verdict = event("verdict", 2, kind="hung", gpu=None, top="x", text="rank 2 hangs")
+    found = classify((*UPS, ended(0, 137), verdict, ended(1, 137)), step_code=137)
+    assert (found.first, found.code, found.verdict) == (found.end, 76, "rank 2 hangs")
+    assert found.end == (2, "n2", 76, None)
+
+
+def test_a_lost_node_comes_before_a_hang_but_not_before_a_cut_network() -> None:
+    """Its peers wait for it; where nodes do not reach each other, a node only seems lost."""
+    verdict = event("verdict", 0, kind="hung", text="rank 0 hangs")
+    lost = event("lost_node", node="n1", how="no answer")
+    found = classify((*UPS, verdict, lost, ended(0, 137)), step_code=137)
+    assert found.end == (1, "n1", 137, "KILL")
+    assert (found.verdict, found.lost) == ("", (("n1", "no answer"),))
+    cut = classify((*UPS, verdict | {"kind": "network"}, lost), step_code=137)
+    assert (cut.end, cut.verdict) == ((0, "n0", 76, None), "rank 0 hangs")
+    assert cut.lost == found.lost
+
+
+def test_of_a_lost_node_the_rank_that_is_missing_is_named() -> None:
+    """One that had ended before is not; if all had, the node is blamed by its first rank."""
+    ups = [event("rank_up", rank, node="n1") for rank in (3, 4)]
+    lost = event("lost_node", node="n1", how="no answer")
+    found = classify([*ups, ended(3, 0, node="n1"), lost], step_code=1)
+    assert found.end == (4, "n1", 137, "KILL")
+    both = (ended(3, 1, node="n1"), ended(4, 1, node="n1"))
+    assert classify([*ups, *both, lost], step_code=1).end == (3, "n1", 137, "KILL")
+    assert classify([lost], step_code=1).end == (None, "n1", 137, "KILL")
+
+
+def test_the_first_verdict_and_the_first_lost_node_count() -> None:
+    """What came later followed."""
+    lost = [event("lost_node", node=node, how="gone") for node in ("n2", "n1")]
+    found = classify((*UPS, *lost), step_code=137)
+    assert (found.end and found.end.node, [node for node, _ in found.lost]) == ("n2", ["n2", "n1"])
+    verdicts = [event("verdict", rank, kind="hung", text=f"{rank} hangs") for rank in (2, 0)]
+    assert classify((*UPS, *verdicts), step_code=137).verdict == "2 hangs"
+
+
+def test_a_step_that_the_supervisor_ended_has_victims_without_an_end() -> None:
+    """They were killed for another's failure; if nobody failed they count."""
+    assert blame(ended(0, 3), step_code=137, guard="failed") == (0, 3)
+    assert blame(ended(0, 3), step_code=137) == (1, 137)
+    stopped = ended(0, 143, requested=True)
+    assert blame(stopped, step_code=137, guard="failed") == (1, 137)
+
+
+def test_a_rank_without_an_end_has_the_code_of_the_step_if_a_signal_ended_that() -> None:
+    """srun knows more than its missing agent."""
+    assert blame(ended(0, 0), ended(2, 0), step_code=139) == (1, 139)
+    assert blame(ended(0, 0), ended(2, 0), step_code=1) == (1, 137)
+
+
+def test_who_was_killed_after_the_job_was_asked_to_end_did_not_fail() -> None:
+    """Slurm kills what does not end in time, agents too; the job's code still says so."""
+    asked = event("signal", source="prelaunch", signal="TERM")
+    found = classify((*UPS, asked, ended(0, 75, requested=True), ended(2, 0)), step_code=137)
+    assert (found.code, found.end and found.end.rank, found.first) == (137, 1, None)
+    own = classify((*UPS, asked, ended(0, 3), ended(2, 0)), step_code=137)
+    assert own.first == (0, "n0", 3, None)
+
+
+def test_who_asks_to_go_on_later_did_not_fail() -> None:
+    """Its code is the job's, and nobody failed first."""
+    found = classify((*UPS, ended(0, 75), ended(1, 75), ended(2, 70)), step_code=75)
+    assert (found.code, found.end and found.end.rank, found.first) == (75, 0, None)
+
+
+def test_an_attempt_known_to_have_failed_did_not_end_by_its_75() -> None:
+    """Asked afterwards, when the end is told."""
+    events = (*UPS, ended(0, 75), ended(1, 70), ended(2, 0))
+    found = classify(events, code=70)
+    assert found.first == (1, "n1", 70, None)
+
+
+def test_what_the_supervisor_chose_is_found_again() -> None:
+    """Afterwards nobody knows whether it had ended the step itself: its own event says it."""
+    events = (*UPS, ended(0, 3))
+    live = classify(events, step_code=137, guard="failed")
+    assert live.first is not None
+    chosen = event("first_failure", source="prelaunch", **live.first._asdict())
+    after = classify((*events, chosen, event("end", code=live.code)), code=live.code)
+    assert (after.first, after.code, after.finding) == (live.first, live.code, live.finding)
+
+
+def test_of_many_ranks_not_every_log_is_read() -> None:
+    """A file system may take its time for each; what the ranks reported themselves is all used."""
+    asked: list[int] = []
+
+    def log_end(rank: int) -> str:
+        asked.append(rank)
+        return LOST_PEER
+
+    ups = [event("rank_up", rank) for rank in range(4096)]
+    ends = [ended(rank, 1) for rank in range(4096)]
+    found = classify([*ups, *ends], log_end, step_code=1)
+    assert found.end == (0, "n0", 1, None)
+    assert len(set(asked)) <= 17
+    told = [event("failure", rank, error=LOST_PEER) for rank in range(4095)]
+    told.append(event("failure", 4095, error="ValueError: bad"))
+    asked.clear()
+    found = classify([*ups, *told, *ends], log_end, step_code=1)
+    assert found.end == (4095, "n4095", 1, None)
+    assert set(asked) == {4095}
+
+
+def test_nodes_to_ask_for_are_those_that_are_silent() -> None:
+    """Those of ranks without an end, and the one that the watchdog does not reach."""
+    verdict = event("verdict", None, kind="network", node="n7", text="cut")
+    lost = event("lost_node", node="n2", how="gone")
+    assert suspected_nodes((*UPS, ended(0, 0), verdict, lost)) == ["n1", "n7"]
+    assert suspected_nodes((*UPS, *(ended(rank, 1) for rank in range(3)))) == []
+
+
+def test_a_decision_says_why_slurm_ended_the_job() -> None:
+    """In a key of its own; older runs have it in words only."""
+    asked = event("signal", source="prelaunch", signal="TERM")
+    ends = (asked, ended(0, 75, requested=True), ended(1, 0), ended(2, 0))
+    told = event("decision", decision="fail", reason="", cause="cancelled")
+    found = classify((*UPS, *ends, told), code=75)
+    assert (found.finding.failure_class, found.finding.words) == ("cancelled", "was cancelled")
