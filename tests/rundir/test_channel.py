@@ -6,7 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rundir import channel, events
@@ -33,6 +33,7 @@ def test_frames_are_shorter_than_what_srun_cuts() -> None:
     assert max(map(len, channel.frames(LONG, "n1.3.17").split(b"\n"))) < 1000
 
 
+@settings(deadline=None)
 @given(st.integers(1, 50), st.lists(st.sampled_from([b"[0] text\n", b"x" * 1500, b"\n"])))
 def test_whatever_the_pieces_events_and_text_are_told_apart(size: int, texts: list[bytes]) -> None:
     """However a pipe cuts the stream, every event and every byte of text comes out."""
