@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from jobs.backends import registry, slurm, surroundings
+from jobs.backends import registry, scontrol, slurm, surroundings
 from jobs.backends.base import Step, Surroundings, tmp_dir
 from jobs.backends.slurm import Slurm
 from jobs.messages import UsageError, info, write
@@ -98,7 +98,7 @@ def _resolve(
     environ, job_id = here.environ, here.slurm.display_name
     origin = "Slurm" if job_id else "no Slurm: time and process"
     job_id = job_id or time.strftime(f"local-%Y%m%dT%H%M%S-{os.getpid()}", time.gmtime())
-    end_time = slurm.local_time(slurm.field(here.info, "EndTime"))
+    end_time = scontrol.local_time(scontrol.field(here.info, "EndTime"))
     known = settings.Known(
         root=here.root,
         cwd=os.getcwd(),
