@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from monitor.export.openmetrics import Metric
 from monitor.logs import throttling
 from monitor.logs.columns import COLUMNS
-from monitor.logs.facts import number
+from monitor.logs.gutil import parse_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,7 +76,7 @@ def add(metrics: Metrics, nodes: Iterable[NodeNow]) -> None:
 
 def _add_node(metrics: Metrics, node: NodeNow, labels: _Labels) -> None:
     metrics.put(NODE_SAMPLE_TIME, labels, node.newest.time_s)
-    metrics.put(NODE_MEMORY, labels, _scaled(number(node.facts.get("host_memory_mib")), _MIB))
+    metrics.put(NODE_MEMORY, labels, _scaled(parse_number(node.facts.get("host_memory_mib")), _MIB))
     for column, metric in NODE_METRICS:
         metrics.put(metric, labels, _reading(column, node, node.newest))
 
@@ -91,9 +91,9 @@ def _add_gpu(metrics: Metrics, node: NodeNow, gpu: GpuNow, place: _Labels) -> No
     metrics.put(GPU_INFO, labels | {"name": name, "driver": driver}, 1)
     is_up = any(gpu.values.get(name) is not None for name in _SIGNS_OF_LIFE)
     metrics.put(GPU_UP, labels, float(is_up))
-    memory_mib = number(node.facts.get(f"memory_mib {index}"))
+    memory_mib = parse_number(node.facts.get(f"memory_mib {index}"))
     metrics.put(GPU_MEMORY, labels, _scaled(memory_mib, _MIB))
-    metrics.put(GPU_POWER_LIMIT, labels, number(node.facts.get(f"power_limit_w {index}")))
+    metrics.put(GPU_POWER_LIMIT, labels, parse_number(node.facts.get(f"power_limit_w {index}")))
     for column, metric in GPU_METRICS:
         metrics.put(metric, labels, _reading(column, node, gpu))
     bits = gpu.values.get("throt")

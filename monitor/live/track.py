@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.logs.facts import number
+from monitor.logs.gutil import parse_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,4 +111,4 @@ class Track:
 
     def number(self, fact: str) -> float | None:
         """Give a fact of this GPU that is a number, such as `memory_mib`."""
-        return number(self.facts.get(fact if self.gpu is None else f"{fact} {self.gpu}"))
+        return parse_number(self.facts.get(fact if self.gpu is None else f"{fact} {self.gpu}"))

@@ -5,10 +5,11 @@ All may change within a log. An index can become another GPU, as after a requeue
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from monitor.logs import gutil
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +52,7 @@ def uuids(logs: Sequence[Log]) -> tuple[list[str], list[NDArray[np.int32]]]:
 def intervals_s(logs: Sequence[Log]) -> list[NDArray[np.float64]]:
     """Give the interval that a log tells, row by row; NaN where it tells none."""
     told, which = values(logs, "interval_s")
-    seconds = np.array([number(value) for value in told], np.float64)
+    seconds = np.array([gutil.parse_number(value) for value in told], np.float64)
     return [seconds[mine] for mine in which]
 
 
@@ -67,12 +68,3 @@ def _indices(logs: Sequence[Log], name: str) -> set[int]:
 
 def _uuid(value: str) -> str:
     return value.partition(" ")[0] or UNKNOWN
-
-
-def number(text: str | None) -> float | None:
-    """Read a fact as a number; None if it is none."""
-    try:
-        value = float(text) if text is not None else None
-    except ValueError:
-        return None
-    return value if value is not None and math.isfinite(value) else None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from monitor.errors import printable
-from monitor.logs import clock, facts, files, reader
+from monitor.logs import clock, facts, files, gutil, reader
 from monitor.logs.decode import NO_TIME
 from monitor.logs.facts import UNKNOWN
 from monitor.logs.parser import Place
@@ -97,7 +97,7 @@ class GpuSeries:
 
     def number(self, name: str) -> float | None:
         """Give a fact of this GPU that is a number, as one; None if it is none."""
-        return facts.number(self.fact(name))
+        return gutil.parse_number(self.fact(name))
 
 
 @dataclass(frozen=True, slots=True)
