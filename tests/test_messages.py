@@ -12,7 +12,7 @@ from jobs.messages import UsageError
 from monitor.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("jobs", "container", "monitor", "tests/cluster")
+ROOMS = ("jobs", "container", "monitor", "trainer", "tests/cluster")
 SOURCES = [
     path
     for room in ROOMS
@@ -21,9 +21,7 @@ SOURCES = [
 ]
 JOINED = re.compile(r"""["']\n *f?["']""")
 """Where a text goes on in the next line."""
-FORMER = re.compile(
-    r"""["'][^"\n]*(, found |(?<!#): must |[;,] found [^";\n]*: (?!\{))[^"\n]*["']"""
-)
+FORMER = re.compile(r"""["'][^"\n]*(, found |: must |[;,] found [^";\n]*: (?!\{))[^"\n]*["']""")
 """A comma before what was found, a colon before the rule or before the remedy."""
 
 
