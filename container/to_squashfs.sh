@@ -42,7 +42,7 @@ parse_arguments() {
         esac
         shift
     done
-    ((${#words[@]} == 2)) || die "there must be an IMAGE and a FILE; found ${#words[@]} words; write container/to_squashfs.sh ddp ddp.sqsh"
+    ((${#words[@]} == 2)) || die "there must be an IMAGE and a FILE; found '${words[*]}'; write container/to_squashfs.sh ddp ddp.sqsh"
     IMAGE=${words[0]} FILE=${words[1]}
 }
 

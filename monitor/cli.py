@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         hint = f"run `{self.prog} --help` for what there is"
-        raise UserError("the command line must be one that is known", message, hint)
+        raise UserError("the command line must be as --help shows", message, hint)
 
 
 def main(argv: Sequence[str]) -> int:
