@@ -54,7 +54,7 @@ run_job() {
 main() {
     if (($#)) && [[ $1 != -* ]]; then
         if ! command -v -- "$1" >/dev/null; then
-            echo "entrypoint: the first word must be an option (--epochs 1), -- and a command, or a program, found '$1': see docker run ddp --help" >&2
+            echo "entrypoint: the first word must be an option (--epochs 1), -- and a command, or a program; found '$1'; see docker run ddp --help" >&2
             exit 64
         fi
         exec "$@"

@@ -24,10 +24,10 @@ check_base() {
     local program
     for program in "${NEEDED_PROGRAMS[@]}"; do
         command -v "$program" >/dev/null ||
-            die "the base image must have ${NEEDED_PROGRAMS[*]}, found no $program: choose another BASE_IMAGE, or add it there"
+            die "the base image must have ${NEEDED_PROGRAMS[*]}; found no $program; choose another BASE_IMAGE, or add it there"
     done
     python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-        die "the base image must have Python 3.11 or later, found $(python3 -V): choose another BASE_IMAGE"
+        die "the base image must have Python 3.11 or later; found $(python3 -V); choose another BASE_IMAGE"
 }
 
 # The base image's pip works in the environment, too; Debian's python3 may lack it, or ensurepip.
@@ -36,7 +36,7 @@ make_venv() {
         python3 -m venv --system-site-packages --without-pip "$VENV"
     else
         python3 -m venv --system-site-packages "$VENV" ||
-            die "the base image must have pip or ensurepip, found neither: add python3-pip there"
+            die "the base image must have pip or ensurepip; found neither; add python3-pip there"
     fi
 }
 
@@ -66,7 +66,7 @@ for requirement in wanted:
     release = re.match(r"[\d.]*\d", kept[name])[0]
     if [int(n) for n in release.split(".")] < [int(n) for n in bound.split(".")]:
         sys.exit(
-            f"install: the base image's {name} must be {bound} or later, found {kept[name]}: "
+            f"install: the base image's {name} must be {bound} or later; found {kept[name]}; "
             "choose a newer BASE_IMAGE"
         )
 with open(held, "w") as file:
@@ -136,7 +136,7 @@ main() {
         system) install_system ;;
         dependencies) install_dependencies ;;
         project) install_project ;;
-        *) die "the step must be 'system', 'dependencies' or 'project', found '${1-}': see the Dockerfile" ;;
+        *) die "the step must be 'system', 'dependencies' or 'project'; found '${1-}'; see the Dockerfile" ;;
     esac
 }
 

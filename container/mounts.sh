@@ -25,7 +25,7 @@ join_unique() {
 check_mountable() {
     case $1 in
         *[,:\$\`\"\\]* | *$'\n'*)
-            die "a path to mount must hold none of , : \$ \` \" \\ and newlines, found $(printf '%q' "$1"): rename it, or work from another directory"
+            die "a path to mount must hold none of , : \$ \` \" \\ and newlines; found $(printf '%q' "$1"); rename it, or work from another directory"
             ;;
     esac
 }
@@ -37,7 +37,7 @@ extra_mounts() {
     IFS=, read -ra entries <<<"${DDP_MOUNTS-}"
     for entry in "${entries[@]}"; do
         [[ $entry =~ ^(([./][^:]*|tmpfs|umount)(:[./][^:]*(:.*)?)?)?$ ]] ||
-            die "DDP_MOUNTS must be SOURCE:TARGET, with commas between several, each beginning with / or ., found '$entry': write for example DDP_MOUNTS=/data:/data"
+            die "DDP_MOUNTS must be SOURCE:TARGET, with commas between several, each beginning with / or .; found '$entry'; write for example DDP_MOUNTS=/data:/data"
         if [[ $entry ]]; then printf '%s\n' "$entry"; fi
     done
 }

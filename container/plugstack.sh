@@ -15,9 +15,9 @@ find_configuration() {
             return
         fi
         [[ ! $file || $file != "${SLURM_CONF-}" ]] ||
-            die "SLURM_CONF must name a readable file, found '$file': correct it, or unset it"
+            die "SLURM_CONF must name a readable file; found '$file'; correct it, or unset it"
     done
-    die "Slurm's configuration must be on this host, found no /etc/slurm/slurm.conf: run this where sbatch works, or set SLURM_CONF"
+    die "Slurm's configuration must be on this host; found no /etc/slurm/slurm.conf; run this where sbatch works, or set SLURM_CONF"
 }
 
 # plugstack_files [FILE]: prints plugstack.conf and what it includes, a file a line.

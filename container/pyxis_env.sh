@@ -47,7 +47,7 @@ option() {
         step) printf 'export SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_%s=%s\n' "$1" "$(quoted "$2")" ;;
         *)
             ((${#2} <= MAX_LENGTH)) ||
-                die "PYXIS_CONTAINER_$name must be at most $MAX_LENGTH characters for Pyxis to read it, found ${#2}: $AS_OPTIONS"
+                die "PYXIS_CONTAINER_$name must be at most $MAX_LENGTH characters for Pyxis to read it; found ${#2}; $AS_OPTIONS"
             printf 'export PYXIS_CONTAINER_%s=%s\n' "$name" "$(quoted "$2")"
             ;;
     esac
@@ -58,9 +58,9 @@ check_pyxis() {
     local plugin arguments
     [[ $FORM != step ]] && read -r plugin arguments < <(pyxis_plugin 2>/dev/null) || return 0
     [[ ! $arguments =~ (^| )sbatch_support=(0|false|no|n)( |$) ]] ||
-        die "sbatch must know --container-image, found it switched off by this site (${BASH_REMATCH[0]# } in plugstack.conf): DDP_IMAGE=./ddp.sqsh sbatch jobs/prelaunch.sh"
+        die "sbatch must know --container-image; found it switched off by this site (${BASH_REMATCH[0]# } in plugstack.conf); run DDP_IMAGE=./ddp.sqsh sbatch jobs/prelaunch.sh"
     [[ $FORM == options || ! -r $plugin ]] || grep -q PYXIS_CONTAINER_MOUNTS -- "$plugin" ||
-        die "Pyxis must be 0.21 or later to read variables, found an older one, $plugin: $AS_OPTIONS"
+        die "Pyxis must be 0.21 or later to read variables; found an older one, $plugin; $AS_OPTIONS"
 }
 
 # pyxis_plugin: prints the plugin's file and its arguments.
@@ -117,7 +117,7 @@ main() {
         case $word in
             --no-client) WITH_CLIENT=0 ;;
             --options | --step) FORM=${word#--} ;;
-            *) die "the options are --no-client, --options and --step, found '$word': settings come from the environment" ;;
+            *) die "the options are --no-client, --options and --step; found '$word'; settings come from the environment" ;;
         esac
     done
     SUBMIT=$(pwd -P)
@@ -126,7 +126,7 @@ main() {
     check_pyxis
     all=$(lines)
     # A mount's source must exist, and this one is ours to make.
-    mkdir -p -- "$OUT" || die "DDP_OUT must be a directory you can make, found '$OUT': choose another"
+    mkdir -p -- "$OUT" || die "DDP_OUT must be a directory you can make; found '$OUT'; choose another"
     printf '%s\n' "$all"
 }
 

@@ -41,7 +41,7 @@ rootfs_configure() {
     local image=$1 rootfs=$2 file
     # Through a link of the image's we would write into this host's /etc.
     [[ ! -L $rootfs/etc ]] ||
-        die "the image must have a directory /etc, found a link: Enroot cannot start it"
+        die "the image must have a directory /etc; found a link; make it one, or Enroot cannot start it"
     mkdir -p -- "$rootfs/etc"
     for file in rc rc.local fstab environment; do
         rm -rf -- "${rootfs:?}/etc/$file"

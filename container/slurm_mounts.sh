@@ -41,7 +41,7 @@ add_programs() {
             add_mount "$path" "/usr/bin/$program"
             add_libraries "$path"
         elif [[ $program == srun || $program == scontrol ]]; then
-            die "Slurm's programs must be on this host, found no $program on PATH: run this where sbatch works"
+            die "Slurm's programs must be on this host; found no $program on PATH; run this where sbatch works"
         fi
     done
 }
@@ -52,7 +52,7 @@ add_libraries() {
     local name path
     while read -r name path; do
         if [[ $path == 'not found' ]]; then
-            die "every library of $1 must be on this host, found no $name: is Slurm installed whole?"
+            die "every library of $1 must be on this host; found no $name; is Slurm installed whole?"
         elif [[ $name == libslurm* ]]; then
             SLURM_LIBRARIES=$(dirname -- "$path")
         elif [[ ! $name =~ $OF_THE_IMAGE ]]; then
@@ -73,10 +73,10 @@ add_plugins() {
     IFS=: read -ra directories <<<"${directories:-${SLURM_LIBRARIES-}}"
     PLUGIN_DIR=${directories[0]-}
     for directory in "${directories[@]}"; do
-        [[ -d $directory ]] || die "Slurm's plugin directory must exist, found no '$directory': set PluginDir in $CONF"
+        [[ -d $directory ]] || die "Slurm's plugin directory must exist; found no '$directory'; set PluginDir in $CONF"
         add_mount "$directory"
     done
-    [[ $PLUGIN_DIR ]] || die "Slurm's plugin directory must be known, found none: set PluginDir in $CONF"
+    [[ $PLUGIN_DIR ]] || die "Slurm's plugin directory must be known; found none; set PluginDir in $CONF"
     [[ ! ${SLURM_LIBRARIES-} || ! -d $SLURM_LIBRARIES ]] || add_slurm_libraries
     for plugin in auth_munge auth_slurm auth_jwt cred_munge hash_k12 accounting_storage_slurmdbd tls_s2n \
         http_parser_libhttp_parser; do
@@ -111,7 +111,7 @@ add_stacked_plugin() {
         [[ $path == "$PLUGIN_DIR"/* ]] || add_mount "$path"
         add_libraries "$path"
     elif [[ $1 == required ]]; then
-        die "a plugin that plugstack.conf requires must be on this host, found no $path: srun would abort"
+        die "a plugin that plugstack.conf requires must be on this host; found no $path; install it, or srun aborts"
     fi
 }
 
@@ -134,13 +134,13 @@ add_authentication() {
     local type socket
     type=$(conf_value "$CONF" AuthType)
     if [[ $type == auth/slurm ]]; then
-        [[ -d /run/slurm ]] || die "auth/slurm must have its socket in /run/slurm, found no such directory: is sackd running?"
+        [[ -d /run/slurm ]] || die "auth/slurm must have its socket in /run/slurm; found no such directory; is sackd running?"
         add_mount /run/slurm
         return
     fi
     socket=$(conf_value "$CONF" AuthInfo | sed -nE 's/.*socket=([^,]*).*/\1/p')
     socket=${socket:-$(realpath -m /run/munge/munge.socket.2)}
-    [[ -S $socket ]] || die "munge must be running on this host, found no socket $socket: start munged"
+    [[ -S $socket ]] || die "munge must be running on this host; found no socket $socket; start munged"
     # Its directory, because a restarted munged makes a new socket.
     add_mount "$(dirname -- "$socket")"
 }
@@ -160,7 +160,7 @@ add_names() {
 
 main() {
     help_if_asked "${1-}" "${BASH_SOURCE[0]}"
-    (($# == 0)) || die "there must be no arguments, found '$1': the host's own Slurm is described"
+    (($# == 0)) || die "there must be no arguments; found '$1'; leave it out, the host's own Slurm is described"
     find_configuration
     add_programs
     add_plugins

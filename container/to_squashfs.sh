@@ -37,36 +37,36 @@ parse_arguments() {
     while (($#)); do
         case $1 in
             --force) FORCE=1 ;;
-            -*) die "the option must be --force, found '$1': see --help" ;;
+            -*) die "the option must be --force; found '$1'; see --help" ;;
             *) words+=("$1") ;;
         esac
         shift
     done
-    ((${#words[@]} == 2)) || die "there must be an IMAGE and a FILE, found ${#words[@]} words: write container/to_squashfs.sh ddp ddp.sqsh"
+    ((${#words[@]} == 2)) || die "there must be an IMAGE and a FILE; found '${words[*]}'; write container/to_squashfs.sh ddp ddp.sqsh"
     IMAGE=${words[0]} FILE=${words[1]}
 }
 
 check_target() {
     local directory
     directory=$(dirname -- "$FILE")
-    [[ -d $directory ]] || die "the file's directory must exist, found no $directory: make it with mkdir -p"
-    [[ -w $directory ]] || die "the file's directory must be writable, found $directory is not: choose another"
-    [[ ! -d $FILE ]] || die "the file must not be a directory, found '$FILE' is one: give a name in it, such as $FILE/ddp.sqsh"
-    [[ ! -e $FILE ]] || ((FORCE)) || die "the file must not exist, found $FILE: add --force to replace it"
+    [[ -d $directory ]] || die "the file's directory must exist; found no $directory; make it with mkdir -p"
+    [[ -w $directory ]] || die "the file's directory must be writable; found $directory is not; choose another"
+    [[ ! -d $FILE ]] || die "the file must not be a directory; found '$FILE' is one; give a name in it, such as $FILE/ddp.sqsh"
+    [[ ! -e $FILE ]] || ((FORCE)) || die "the file must not exist; found $FILE; add --force to replace it"
 }
 
 check_source() {
-    command -v docker >/dev/null || die "a Docker engine must hold the image, found no docker on PATH: install it, or run this where the image was built"
-    docker info >/dev/null 2>&1 || die "a Docker engine must answer, found none that does: start dockerd, or set DOCKER_HOST, or ask for access to it"
+    command -v docker >/dev/null || die "a Docker engine must hold the image; found no docker on PATH; install it, or run this where the image was built"
+    docker info >/dev/null 2>&1 || die "a Docker engine must answer; found none that does; start dockerd, or set DOCKER_HOST, or ask for access to it"
     docker image inspect -- "$IMAGE" >/dev/null 2>&1 ||
-        die "the image must be one of this engine's (docker images), found no '$IMAGE': build it with docker build -t $IMAGE ."
+        die "the image must be one of this engine's (docker images); found no '$IMAGE'; build it with docker build -t $IMAGE ."
 }
 
 check_tools() {
     local tool
     if command -v enroot >/dev/null; then return; fi
     for tool in mksquashfs tar; do
-        command -v "$tool" >/dev/null || die "the file must be made by enroot, or by mksquashfs and tar, found no $tool: install it (squashfs-tools)"
+        command -v "$tool" >/dev/null || die "the file must be made by enroot, or by mksquashfs and tar; found no $tool; install it (squashfs-tools)"
     done
 }
 
@@ -101,7 +101,7 @@ attentively() {
 import_with_enroot() {
     log "importing $IMAGE with enroot"
     attentively enroot_import ||
-        die "enroot import must succeed, and it failed (see above): is there room in its temporary directory and beside $FILE?"
+        die "enroot import must succeed; found it failed (see above); is there room in its temporary directory and beside $FILE?"
     chmod -- =rw "$STAGE/image" # less the user's umask
 }
 
@@ -119,12 +119,12 @@ import_with_docker() {
     CONTAINER=$(docker create "$IMAGE" /bin/sh)
     log "exporting $IMAGE"
     attentively rootfs_export "$CONTAINER" "$SCRATCH/rootfs" ||
-        die "the image must be exported to $SCRATCH, and that failed (see above): is there room? TMPDIR may name another place"
+        die "the image must be exported to $SCRATCH; found it failed (see above); is there room? TMPDIR may name another place"
     rootfs_fix_modes "$SCRATCH/rootfs"
     rootfs_configure "$IMAGE" "$SCRATCH/rootfs"
     log "compressing"
     attentively make_squashfs "$SCRATCH/rootfs" "$STAGE/image" ||
-        die "mksquashfs must succeed, and it failed (see above): is there room beside $FILE? does mksquashfs know zstd?"
+        die "mksquashfs must succeed; found it failed (see above); is there room beside $FILE? does mksquashfs know zstd?"
 }
 
 # Everything belongs to root, as Enroot has it; the host's extended attributes stay here. Times from

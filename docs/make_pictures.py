@@ -58,7 +58,7 @@ def main() -> None:
         parser.error(f"must be of {', '.join(_MAKERS)}; found {unknown[0]}")
     if "page" in names and not headless.is_there():
         parser.error(
-            "page needs Chromium and its driver, found none: run tests/provision.sh --install-only"
+            "page needs Chromium and its driver; found none; run tests/provision.sh --install-only"
         )
     for name in names:
         _MAKERS[name](options.out)

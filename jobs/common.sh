@@ -28,6 +28,6 @@ refuse_export() {
     local word
     for word in "$@"; do
         [[ $word != --export=* && $word != --export ]] ||
-            die "--export must be left away, because the jobs' settings travel in the environment, found $word: export what they need before"
+            die "--export must be left away, because the jobs' settings travel in the environment; found $word; export what they need before"
     done
 }

@@ -21,7 +21,7 @@ check_image() {
 main() {
     local options=(--job-name=ddp-interactive --pty) lines version
     help_if_asked "${1-}" "${BASH_SOURCE[0]}"
-    command -v srun >/dev/null || die "an interactive session needs Slurm's srun, found none: run jobs/prelaunch.sh here instead"
+    command -v srun >/dev/null || die "an interactive session needs Slurm's srun; found none; run jobs/prelaunch.sh here instead"
     if [[ ${DDP_IMAGE-} ]]; then
         check_image
         # The submit directory and the Slurm client must be visible in the container.
@@ -34,7 +34,7 @@ main() {
     version=$(srun --version)
     version=${version##* }
     [[ ! $version =~ ^(20|21)\. ]] ||
-        die "a step within a shell's own needs Slurm 22.05 or later, found $version: salloc $* jobs/prelaunch.sh"
+        die "a step within a shell's own needs Slurm 22.05 or later; found $version; run salloc $* jobs/prelaunch.sh"
     exec srun "${options[@]}" "$@" bash # nothing to clean up here: no trap to lose
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from rundir.text import problem
+
 TYPE_CHECKING = False
 
 PROGRAM = "prelaunch"
@@ -20,7 +22,7 @@ class UsageError(Exception):
     """
 
     def __init__(self, rule: str, found: str, remedy: str) -> None:
-        super().__init__(f"{rule}, found {found}: {remedy}")
+        super().__init__(problem(rule, found, remedy))
 
 
 class Exit(Exception):  # noqa: N818 -- the program's end, and not always an error
@@ -49,8 +51,3 @@ def write(fd: int, text: str) -> None:
 def one_line(text: object) -> str:
     """Join the lines of a message."""
     return " ".join(str(text).splitlines())
-
-
-def counted(num: int, noun: str) -> str:
-    """Give "1 rank" or "2 ranks"."""
-    return f"{num} {noun}" if num == 1 else f"{num} {noun}s"

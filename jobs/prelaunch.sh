@@ -45,15 +45,15 @@ case ${DEBUG-} in
 esac
 set -- "$(find_root)" "$@"
 if [[ ! $1 ]]; then
-    echo "prelaunch: jobs/ and rundir/ must lie where the submitted script is, in \$SLURM_SUBMIT_DIR or in the image's /opt/ddp, found in none: submit from the project's directory" >&2
+    echo "prelaunch: jobs/ and rundir/ must lie where the submitted script is, in \$SLURM_SUBMIT_DIR or in the image's /opt/ddp; found in none; submit from the project's directory" >&2
     exit 64
 elif [[ ! -x $1/jobs/launcher.sh ]]; then
-    echo "prelaunch: launcher.sh must be executable, found that it is not in $1/jobs: chmod +x $1/jobs/*.sh" >&2
+    echo "prelaunch: launcher.sh must be executable; found it is not in $1/jobs; chmod +x $1/jobs/*.sh" >&2
     exit 64
 fi
 set -- "$(source "$1/jobs/find_python.sh" && find_python "$1")" "$@"
 if [[ ! $1 ]]; then
-    echo "prelaunch: the supervisor needs Python 3.9 or later, found none on $(uname -n): set DDP_PYTHON to one, or let the script run in the image (sbatch --container-image=./ddp.sqsh, docs/image.md)" >&2
+    echo "prelaunch: the supervisor needs Python 3.9 or later; found none on $(uname -n); set DDP_PYTHON to one, or let the script run in the image (sbatch --container-image=./ddp.sqsh, docs/image.md)" >&2
     exit 64
 fi
 exec "$1" -I -S -X utf8 -c 'import sys; sys.path.insert(0, sys.argv[1]); from jobs.supervisor.main import main; main()' \

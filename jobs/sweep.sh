@@ -21,10 +21,10 @@ expand_grid() {
         line=${line%$'\r'}
         read -r option values <<<"${line%%#*}"
         [[ $option ]] || continue
-        [[ $seen != *" $option "* ]] || die "an option of the grid must have one line, found a second one for $option: write all its values in one"
+        [[ $seen != *" $option "* ]] || die "an option of the grid must have one line; found a second one for $option; write all its values in one"
         seen+="$option "
         [[ $option == --* && $values ]] ||
-            die "a line of the grid must be an option and its values, found '$line': write for example --lr 0.01 0.1"
+            die "a line of the grid must be an option and its values; found '$line'; write for example --lr 0.01 0.1"
         grown=()
         for point in "${points[@]}"; do
             for value in $values; do grown+=("$point$option $value "); done
@@ -37,20 +37,20 @@ expand_grid() {
 main() {
     local grid=${1-} file points count options=()
     help_if_asked "$grid" "${BASH_SOURCE[0]}"
-    [[ -r $grid && -f $grid ]] || die "the first argument must be a readable grid file, found '$grid': see examples/sweep.grid"
+    [[ -r $grid && -f $grid ]] || die "the first argument must be a readable grid file; found '$grid'; see examples/sweep.grid"
     shift
     points=$(set -f && expand_grid "$grid")
-    [[ $points ]] || die "the grid must have at least one line with values, found none in '$grid'"
+    [[ $points ]] || die "the grid must have at least one line with values; found none in '$grid'; see examples/sweep.grid"
     while (($#)) && [[ $1 != -- ]]; do
         options+=("$1")
         shift
     done
     if (($#)); then shift; fi
     refuse_export "${options[@]}"
-    command -v sbatch >/dev/null || die "a sweep needs Slurm's sbatch, found none: run jobs/prelaunch.sh once per point"
+    command -v sbatch >/dev/null || die "a sweep needs Slurm's sbatch; found none; run jobs/prelaunch.sh once per point"
     export DDP_OUT=${DDP_OUT:-$PWD/out}
     mkdir -p -- "$DDP_OUT" 2>/dev/null && [[ -w $DDP_OUT ]] ||
-        die "DDP_OUT must be a directory you can write to, found that $DDP_OUT is not: set it to another one"
+        die "DDP_OUT must be a directory you can write to; found $DDP_OUT is not; set it to another one"
     file=$DDP_OUT/sweep-$(date -u +%Y%m%dT%H%M%S)-$$.txt
     printf '%s\n' "$points" >"$file"
     count=$(wc -l <"$file")
@@ -59,7 +59,7 @@ main() {
     if ! DDP_SWEEP_FILE=$file sbatch --export=ALL --job-name=ddp-sweep --array="1-$count" "${options[@]}" \
         "$JOBS_DIR/prelaunch.sh" "$@"; then
         rm -f -- "$file"
-        die "sbatch must take the array, it did not: see its message above; the points file is removed"
+        die "sbatch must take the array; found it refused; see its message above (the points file is removed)"
     fi
 }
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from monitor import __version__
 from monitor.errors import EXIT_USER, UserError, say
+from rundir.text import problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         hint = f"run `{self.prog} --help` for what there is"
-        raise UserError(f"command line: {message}: {hint}")
+        raise UserError("the command line must be as --help shows", message, hint)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -60,7 +61,8 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_USER
     except ModuleNotFoundError as error:
         remedy = "install ours with `make demo`, and use .venv/bin/python"
-        say(f"Python: must have our packages; found no {error.name} in {sys.executable}: {remedy}")
+        found = f"no {error.name} in {sys.executable}"
+        say(problem("Python must have our packages", found, remedy))
         return EXIT_USER
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -71,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         if error.errno not in _NO_ROOM or error.filename is not None:
             raise
         _drop_output()
-        say(f"output: must have room; found {error.strerror}: make room, or write elsewhere")
+        say(problem("the output must have room", error.strerror, "make room, or write elsewhere"))
         return EXIT_USER
     return code
 

@@ -3,12 +3,26 @@
 import os
 from contextlib import suppress
 
+from rundir.text import problem
+
 
 class UserError(ValueError):
     """Wrong input: the command line prints the message alone and ends with code 64.
 
-    The message has four parts: what, the rule, what was found, what to do.
+    Args:
+        rule: what must hold, with its subject.
+        found: what was found instead.
+        remedy: what to do.
+
     """
+
+    def __init__(self, rule: object, found: object, remedy: object) -> None:
+        # The parts are kept, so that it can be pickled; a name's line break is shown, not lost.
+        super().__init__(*(printable(str(part)) for part in (rule, found, remedy)))
+
+    def __str__(self) -> str:
+        """Return the one form of a message."""
+        return problem(*self.args)
 
 
 EXIT_USER = 64

@@ -15,12 +15,6 @@ NONE = "-"
 MIB_PER_GIB = 1024
 
 
-def counted(num: object, noun: str) -> str:
-    """Return `1 node` or `2 nodes`, rounded; a damaged file's number is returned as it is."""
-    text = f"{num:,.0f}" if isinstance(num, int | float) else str(num)
-    return f"{text} {noun}{'' if text == '1' else 's'}"
-
-
 def minutes(seconds: float | None) -> str:
     """Write a duration for people: 41 min, 3 h 20 min, 25 s."""
     if seconds is None:

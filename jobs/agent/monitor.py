@@ -13,6 +13,7 @@ from jobs import programs
 from jobs.agent.child import Child, Streams, start
 from jobs.messages import info
 from rundir.paths import RunDir, gutil_path
+from rundir.text import problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,11 +57,8 @@ def start_monitor(environ: Mapping[str, str], root: str) -> Monitor | None:
         return None
     if not programs.is_new(python, environ):
         found = programs.version(python, environ)
-        info(
-            f"no monitor on {node}: it needs Python 3.11 or later, found {found} at {python};"
-            " set DDP_PYTHON",
-            "launcher",
-        )
+        told = problem("it needs Python 3.11 or later", f"{found} at {python}", "set DDP_PYTHON")
+        info(f"no monitor on {node}: {told}", "launcher")
         return None
     log = gutil_path(environ["DDP_OUT"], environ["DDP_JOB_ID"], node)
     argv = [*programs.module_command(root, python, "monitor", environ), "record", "--out", log]

@@ -13,6 +13,7 @@ from jobs.backends.srun import Srun
 from jobs.forwarded import forwarded_names
 from jobs.messages import UsageError, info
 from jobs.processes import initial_environment
+from rundir.text import problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -146,11 +147,13 @@ def as_owner(here: Surroundings) -> Surroundings:
             os.execvpe("unshare", [*namespace, "bash", here.script, *here.words], environ)  # noqa: S606
     except OSError:
         pass
-    info(
-        f"Slurm's client must run as the job's user {name}, found user {os.geteuid()} and no"
-        " namespace to change it (util-linux 2.34 or later in the image?): add"
-        " --no-container-remap-root, or PYXIS_CONTAINER_REMAP_ROOT=0"
+    rule = f"Slurm's client must run as the job's user {name}"
+    found = f"user {os.geteuid()} and no namespace to change it"
+    remedy = (
+        "add --no-container-remap-root, or PYXIS_CONTAINER_REMAP_ROOT=0, or have util-linux 2.34"
+        " or later in the image"
     )
+    info(problem(rule, found, remedy))
     return here._replace(has_client=False, info="")
 
 

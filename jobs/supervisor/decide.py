@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.backends import scontrol
-from jobs.messages import counted
 from jobs.supervisor import words
 from jobs.supervisor.ending import Counters
 from rundir import codes
+from rundir.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,9 @@ import re
 import zlib
 from typing import TYPE_CHECKING, Callable, NamedTuple, Union
 
-from jobs.messages import UsageError, counted
+from jobs.messages import UsageError
 from rundir import paths
+from rundir.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jobs.messages import counted
 from rundir import codes
 from rundir.paths import RunDir
+from rundir.text import counted, problem
 
 if TYPE_CHECKING:
     from jobs.supervisor.ending import Ending, Job
@@ -28,10 +28,11 @@ def of_ending(job: Job, end: Ending) -> str:  # noqa: PLR0911 -- a list of cases
         how = failure.lost[0][1]
         return f"node {failure.end.node} is lost with {rank}all of its ranks, code {code}: {how}"
     if end.is_foreign_image:
-        return (
-            "DDP_IMAGE must be an image of this project's Dockerfile, found no"
-            f" /opt/ddp/jobs/launcher.sh in {job.image}: name it with sbatch --container-image"
-            " instead (docs/image.md), or build upon it with --build-arg BASE_IMAGE"
+        return problem(
+            "DDP_IMAGE must be an image of this project's Dockerfile",
+            f"no /opt/ddp/jobs/launcher.sh in {job.image}",
+            "name it with sbatch --container-image instead (docs/image.md), or build upon it with"
+            " --build-arg BASE_IMAGE",
         )
     if failure.end is None or failure.end.rank is None:
         started = f"the ranks could not be started: the step {codes.describe(code)}"

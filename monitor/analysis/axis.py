@@ -79,8 +79,9 @@ def usable(gpus: Sequence[GpuSeries], more_s: Sequence[float]) -> tuple[GpuSerie
     if not kept and not more_s:
         found = "no samples" if not gpus else "rows without a time"
         raise UserError(
-            f"logs: must hold samples with their time; found {found}:"
-            " record with `python -m monitor record`, or with `nvidia-smi dmon -o DT`"
+            "logs must hold samples with their time",
+            found,
+            "record with `python -m monitor record`, or with `nvidia-smi dmon -o DT`",
         )
     return kept
 

@@ -10,7 +10,7 @@ from monitor import xids
 from monitor.analysis import events, readings
 from monitor.analysis.findings import Finding
 from monitor.analysis.rules import EVENTS, Rule, Window
-from monitor.words import counted
+from rundir.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,7 +13,8 @@ from monitor.analysis.readings import Stretch
 from monitor.analysis.rules import Rule, Window
 from monitor.logs import clock
 from monitor.runs.history import seconds
-from monitor.words import counted, minutes
+from monitor.words import minutes
+from rundir.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

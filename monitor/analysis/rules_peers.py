@@ -11,7 +11,8 @@ from monitor.analysis import peers, readings
 from monitor.analysis.findings import Finding
 from monitor.analysis.rules import ACTIVITY, FACT, METRICS, Rule
 from monitor.runs.history import integer, mappings, seconds
-from monitor.words import MIB_PER_GIB, counted
+from monitor.words import MIB_PER_GIB
+from rundir.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

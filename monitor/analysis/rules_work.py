@@ -11,7 +11,8 @@ from monitor.analysis.findings import Finding
 from monitor.analysis.rules import ACTIVITY, METRICS, Rule, Window
 from monitor.logs.activity import highest
 from monitor.runs.history import number, seconds
-from monitor.words import MIB_PER_GIB, counted, minutes
+from monitor.words import MIB_PER_GIB, minutes
+from rundir.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -93,15 +93,16 @@ def chosen(settings: Sequence[str], path: str | None = None) -> Thresholds:
         name, found, value = setting.partition("=")
         if not found:
             raise UserError(
-                f"--set: must be name=number; found {setting}: write for example idle_minutes=5"
+                "--set must be name=number", setting, "write for example idle_minutes=5"
             )
         given[name.strip()] = value.strip()
     given = {_FORMER_NAMES.get(name, name): value for name, value in given.items()}
     unknown = [name for name in given if name not in MEANINGS]
     if unknown:
         raise UserError(
-            f"threshold: must be one of those there are; found {unknown[0]}:"
-            f" take one of {', '.join(MEANINGS)}"
+            "a threshold must be one of those there are",
+            unknown[0],
+            f"take one of {', '.join(MEANINGS)}",
         )
     return replace(Thresholds(), **{name: _number(name, value) for name, value in given.items()})
 
@@ -118,8 +119,9 @@ def _read(path: str) -> dict[str, object]:
     except ValueError as error:  # also what is no UTF-8
         reason = f"{error}"
     raise UserError(
-        f"--thresholds: must be a TOML file of lines such as idle_minutes = 5; found {path}:"
-        f" {reason}: --list-rules shows the names"
+        "--thresholds must be a TOML file of lines such as idle_minutes = 5",
+        f"{path}: {reason}",
+        "--list-rules shows the names",
     )
 
 
@@ -129,9 +131,7 @@ def _number(name: str, value: object) -> float:
             return float(value)
     except ValueError:
         pass
-    raise UserError(
-        f"threshold: {name} must be a number; found {value}: write for example {name}=5"
-    )
+    raise UserError(f"threshold {name} must be a number", value, f"write for example {name}=5")
 
 
 def _check(name: str, value: float) -> None:
@@ -140,6 +140,7 @@ def _check(name: str, value: float) -> None:
         bound = "0 to 100" if name.endswith("_pct") else "0 or more"
         default = getattr(Thresholds, name)
         raise UserError(
-            f"threshold: {name} must be a number from {bound}; found {value:g}:"
-            f" it is {default:g} unless you set it"
+            f"threshold {name} must be a number from {bound}",
+            f"{value:g}",
+            f"it is {default:g} unless you set it",
         )

@@ -29,8 +29,9 @@ def run(options: Namespace) -> int:
         path = compose_file(options.run_dir)
     except OSError as error:
         raise UserError(
-            f"run.json: must be writable; found {error.strerror} in {options.run_dir}:"
-            " make room or name a directory that you may write to"
+            "run.json must be writable",
+            f"{error.strerror} in {options.run_dir}",
+            "make room or name a directory that you may write to",
         ) from error
     print(path)
     _say_slow(path)

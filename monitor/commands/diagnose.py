@@ -46,7 +46,8 @@ def run(options: Namespace) -> int:
         return 0
     if not options.paths:
         raise UserError(
-            "diagnose: must be given at least one path; found none:"
-            " name a run directory such as out/slurm-123, or logs"
+            "diagnose must be given at least one path",
+            "none",
+            "name a run directory such as out/slurm-123, or logs",
         )
     return findings.report(options.paths, chosen, as_json=options.json)

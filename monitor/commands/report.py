@@ -33,7 +33,8 @@ def run(options: Namespace) -> int:
     """
     if options.co2 is not None and not 0 <= options.co2 < math.inf:
         raise UserError(
-            f"--co2: must be a number of grams a kWh, 0 or more; found {options.co2:g}:"
-            " 30 to 800 is what power grids have"
+            "--co2 must be a number of grams a kWh, 0 or more",
+            f"{options.co2:g}",
+            "30 to 800 is what power grids have",
         )
     return report(options.files, as_json=options.json, full=options.full, co2_g_per_kwh=options.co2)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from monitor.errors import UserError, say
 from monitor.export import write
 from monitor.export.write import STDOUT
-from monitor.words import counted
+from rundir.text import counted
 
 if TYPE_CHECKING:
     from monitor.export.metrics import Collector
@@ -45,25 +45,28 @@ class Settings:
     def __post_init__(self) -> None:
         """Raise UserError where a value breaks its rule."""
         if self.form == "parquet" and self.out == STDOUT:
-            raise UserError("--out: must be a file for parquet; found -: name one")
+            raise UserError("--out must be a file for parquet", "-", "name one")
         for name, value in (("--follow", self.follow_s), ("--max-age", self.max_age_s)):
             if value is not None and self.form not in METRICS:
                 raise UserError(
-                    f"{name}: must go with metrics; found --format {self.form}:"
-                    f" leave it out, or choose {' or '.join(METRICS)}"
+                    f"{name} must go with metrics",
+                    f"--format {self.form}",
+                    f"leave it out, or choose {' or '.join(METRICS)}",
                 )
         if self.follow_s is not None:
             if not _SHORTEST_S <= self.follow_s <= _LONGEST_S:
                 raise UserError(
-                    f"--follow: must lie between {_SHORTEST_S:g} and {_LONGEST_S:g} seconds;"
-                    f" found {self.follow_s:g}: 15 is what the recorder's samples allow"
+                    f"--follow must lie between {_SHORTEST_S:g} and {_LONGEST_S:g} seconds",
+                    f"{self.follow_s:g}",
+                    "15 is what the recorder's samples allow",
                 )
             if self.out == STDOUT:
-                raise UserError("--follow: must have a file to write anew; found -: name one")
+                raise UserError("--follow must have a file to write anew", "-", "name one")
         if self.max_age_s is not None and not 0 < self.max_age_s < math.inf:
             raise UserError(
-                f"--max-age: must be seconds, above 0; found {self.max_age_s:g}:"
-                " leave it out, or give at least five intervals of the recorder"
+                "--max-age must be seconds, above 0",
+                f"{self.max_age_s:g}",
+                "leave it out, or give at least five intervals of the recorder",
             )
 
 
@@ -127,8 +130,9 @@ def _rows(settings: Settings) -> None:
     paths = [file for log in files.find(found) for file in log]
     if not paths:
         raise UserError(
-            f"logs: must be .gutil files; found none for {' '.join(settings.paths)}:"
-            " name logs, or the output directory of a job"
+            "logs must be .gutil files",
+            f"none for {' '.join(settings.paths)}",
+            "name logs, or the output directory of a job",
         )
     if settings.out == STDOUT:
         with tempfile.TemporaryDirectory() as folder:

@@ -46,8 +46,9 @@ def find(paths: Sequence[str]) -> Found:
                 here = files.no_pipes(files.in_folder(path))
             if not here and not inner:
                 raise UserError(
-                    f"directory: must hold .gutil files, or run directories; found none in {path}:"
-                    " name the output directory of a job"
+                    "a directory must hold .gutil files, or run directories",
+                    f"none in {path}",
+                    "name the output directory of a job",
                 )
             logs += here
             runs += inner

@@ -67,8 +67,9 @@ class Collector:
         except OSError as error:
             if log.path in self._paths:
                 raise UserError(
-                    f"log: must be a file that can be read; found {log.path}: {error.strerror}:"
-                    " name .gutil files, or a directory that holds some"
+                    "a log must be a file that can be read",
+                    f"{log.path}: {error.strerror}",
+                    "name .gutil files, or a directory that holds some",
                 ) from error
             return None, "unreadable"  # another process's business, or gone since it was listed
         if node is None:

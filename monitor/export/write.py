@@ -64,13 +64,13 @@ def check(out: str, inputs: Sequence[str]) -> None:
     with suppress(OSError):
         if not stat.S_ISREG(os.stat(out).st_mode):  # noqa: PTH116
             raise UserError(
-                f"--out: must be a regular file, or new; found {out}, which is none:"
-                " name a file in a directory, or - for the standard output"
+                "--out must be a regular file, or new",
+                f"{out}, which is none",
+                "name a file in a directory, or - for the standard output",
             )
     if os.path.realpath(out) in map(os.path.realpath, inputs):
         raise UserError(
-            f"--out: must not be a file that is read; found {out} among the inputs:"
-            " name another file"
+            "--out must not be a file that is read", f"{out} among the inputs", "name another file"
         )
 
 
@@ -98,6 +98,7 @@ def copy_to_stdout(path: str) -> None:
 
 def _cannot(out: str, error: OSError) -> UserError:
     return UserError(
-        f"--out: must be a file that can be written; found {out}: {error.strerror or error}:"
-        " name a place that is there, has room, and that you may write to"
+        "--out must be a file that can be written",
+        f"{out}: {error.strerror or error}",
+        "name a place that is there, has room, and that you may write to",
     )

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from monitor.errors import printable
 from monitor.live import sparkline
 from monitor.live.snapshot import GONE, LOST, STATES, total
-from monitor.words import NONE, counted
+from monitor.words import NONE
+from rundir.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,7 +19,8 @@ from monitor.live.fleet import Fleet
 from monitor.live.snapshot import Rows, Snapshot
 from monitor.live.view import View
 from monitor.watchdog.bounded import Bounded
-from monitor.words import brief, counted
+from monitor.words import brief
+from rundir.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

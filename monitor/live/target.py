@@ -67,8 +67,9 @@ def resolve(paths: Sequence[str], env: Mapping[str, str]) -> Target:
     for path in paths:
         if not os.path.isfile(path):  # noqa: PTH113 - pathlib's raises where it may not look
             raise UserError(
-                f"watch: must be one run directory, one directory of logs, or logs; found {path}:"
-                " name for example out/slurm-123, out/ or out/*.gutil"
+                "watch must be given one run directory, one directory of logs, or logs",
+                path,
+                "name for example out/slurm-123, out/ or out/*.gutil",
             )
     return Target(files=tuple(dict.fromkeys(paths)))
 
@@ -86,8 +87,9 @@ def _newest(out: str) -> Target:
         if is_folder:
             return _folder(out)
     raise UserError(
-        f"watch: must have a run to watch; found none in {out}:"
-        " name a run directory, such as out/slurm-123, or set DDP_OUT"
+        "watch must have a run to watch",
+        f"none in {out}",
+        "name a run directory, such as out/slurm-123, or set DDP_OUT",
     )
 
 

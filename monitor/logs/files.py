@@ -94,8 +94,9 @@ def looking_into(folder: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"directory: must be one that can be looked into; found {folder}: {error.strerror}:"
-            " name the output directory of a job"
+            "a directory must be one that can be looked into",
+            f"{folder}: {error.strerror}",
+            "name the output directory of a job",
         ) from error
 
 
@@ -147,8 +148,9 @@ def _in_directory(path: str) -> list[str]:
         found = no_pipes(in_folder(path))
     if not found:
         raise UserError(
-            f"directory: must hold .gutil files; found none in {path}:"
-            " name the output directory of a job"
+            "a directory must hold .gutil files",
+            f"none in {path}",
+            "name the output directory of a job",
         )
     return found
 

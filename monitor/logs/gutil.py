@@ -45,8 +45,9 @@ class Layout:
         known = set(further) <= set(others) and len(set(further)) == len(further)
         if not (letters.startswith(BASE_LETTERS) and known):
             raise UserError(
-                f"columns: must be pumt and then any of the letters {others}, each once;"
-                f" found {letters!r}: write for example --columns pumtjh"
+                f"columns must be pumt and then any of the letters {others}, each once",
+                f"{letters!r}",
+                "write for example --columns pumtjh",
             )
         self.letters = letters
         self.columns = tuple(c for x in letters for c in columns.COLUMNS if c.letter == x)

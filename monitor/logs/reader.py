@@ -52,8 +52,9 @@ def read(path: str, wanted: frozenset[str] | None = None) -> Log:
             is_torn = bool(rest.strip())
     except OSError as error:
         raise UserError(
-            f"log: must be a file that can be read; found {path}: {error.strerror}:"
-            " name .gutil files, or a directory that holds some"
+            "a log must be a file that can be read",
+            f"{path}: {error.strerror}",
+            "name .gutil files, or a directory that holds some",
         ) from error
     parts.add(parser.end())
     return parts.log(path, parser, is_torn=is_torn)
@@ -81,9 +82,9 @@ def refuse_foreign(path: str) -> NoReturn:
 
     """
     raise UserError(
-        f"log: must be one of nvidia-smi dmon, with its header, or of our recorder; found {path},"
-        " of which no line can be read: those of pmon, --query-gpu and `noheader` are none, and"
-        " nothing may stand before a line"
+        "a log must be one of nvidia-smi dmon, with its header, or of our recorder",
+        f"{path}, of which no line can be read",
+        "those of pmon, --query-gpu and `noheader` are none, and nothing may stand before a line",
     )
 
 

@@ -36,8 +36,9 @@ def lines_of(run_dir: str, name: str) -> list[event_log.Event]:
         return []
     except OSError as error:
         raise UserError(
-            f"run: its {name} must be a file that can be read; found {path}: {error.strerror}:"
-            " name a run directory such as out/slurm-123"
+            f"a run's {name} must be a file that can be read",
+            f"{path}: {error.strerror}",
+            "name a run directory such as out/slurm-123",
         ) from error
 
 

@@ -17,7 +17,7 @@ import pynvml
 from monitor import xids
 from monitor.logs.log_events import LogEvent
 from monitor.nvml.calls import function
-from monitor.words import counted
+from rundir.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -52,14 +52,16 @@ def payload(run: Run, title: str | None) -> dict[str, Any]:
     order = plot_grid.keys(where.gpus, of_host=any(metric.of_host for metric in metrics))
     if len(order) > _MAX_ROWS:
         raise UserError(
-            f"logs: a page has room for {_MAX_ROWS} GPUs; found {len(order)}:"
-            " name the logs of some nodes only"
+            f"a page must have {_MAX_ROWS} GPUs at most",
+            len(order),
+            "name the logs of some nodes only",
         )
     curves = plot_curves.curves(run.metrics)
     if not metrics and not curves and not where.events:
         raise UserError(
-            "logs: must hold readings of utilisation, power, memory, temperature or throttling;"
-            " found none: `python -m monitor report` tells what they hold"
+            "logs must hold readings of utilisation, power, memory, temperature or throttling",
+            "none",
+            "`python -m monitor report` tells what they hold",
         )
     return {
         "name": named(run, where.gpus) if title is None else title,

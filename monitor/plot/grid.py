@@ -11,7 +11,7 @@ import numpy as np
 from monitor.analysis.axis import binned
 from monitor.logs.run_dirs import natural
 from monitor.plot.metrics import reading
-from monitor.words import counted
+from rundir.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -85,8 +85,9 @@ def named(show: str) -> tuple[Metric, ...]:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise UserError(
-            f"--show: must be of {', '.join(known)}, with commas between; found {unknown[0]!r}:"
-            " write for example --show util,memory"
+            f"--show must be of {', '.join(known)}, with commas between",
+            f"{unknown[0]!r}",
+            "write for example --show util,memory",
         )
     return tuple(known[name] for name in dict.fromkeys(names))
 

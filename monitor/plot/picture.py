@@ -14,7 +14,7 @@ from monitor.plot import curves as plot_curves
 from monitor.plot import grid as plot_grid
 from monitor.plot import metrics as plot_metrics
 from monitor.runs.history import seconds
-from monitor.words import counted
+from rundir.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,13 +108,15 @@ def picture(
     drawn = tuple(plot_curves.curves(run.metrics).values())
     if metrics and not told:
         raise UserError(
-            f"--show: must name something that the logs hold; found no reading of"
-            f" {', '.join(metric.name for metric in metrics)}: leave --show out"
+            "--show must name something that the logs hold",
+            f"no reading of {', '.join(metric.name for metric in metrics)}",
+            "leave --show out",
         )
     if not told and not drawn and not where.events:
         raise UserError(
-            "logs: must hold readings of utilisation, power, memory, temperature or throttling;"
-            " found none: `python -m monitor report` tells what they hold"
+            "logs must hold readings of utilisation, power, memory, temperature or throttling",
+            "none",
+            "`python -m monitor report` tells what they hold",
         )
     panels = tuple(_panel(where, metric, max_rows) for metric in told)
     name = named(run, where.gpus) if title is None else title

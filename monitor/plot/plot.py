@@ -45,8 +45,9 @@ def plot(
     least, most = _WIDTHS_MM
     if not least <= width_mm <= most:
         raise UserError(
-            f"--width: must be {least} to {most} mm; found {width_mm:g}:"
-            " a column of a paper has about 88, a page 180"
+            f"--width must be {least} to {most} mm",
+            f"{width_mm:g}",
+            "a column of a paper has about 88, a page 180",
         )
     metrics = plot_metrics.named(show) if show is not None else None
     run = series.load(paths, plot_metrics.WANTED)

@@ -22,13 +22,15 @@ def check(out: str, suffixes: Sequence[str]) -> str:
     suffix = Path(out).suffix.lower()
     if suffix not in suffixes:
         raise UserError(
-            f"--out: must end in {' or '.join(suffixes)}; found {out}:"
-            f" write for example --out run{suffixes[0]}"
+            f"--out must end in {' or '.join(suffixes)}",
+            out,
+            f"write for example --out run{suffixes[0]}",
         )
     if not Path(out).parent.is_dir():
         raise UserError(
-            f"--out: its directory must be there; found none at {Path(out).parent}:"
-            " make it first, or name another"
+            "the directory of --out must be there",
+            f"none at {Path(out).parent}",
+            "make it first, or name another",
         )
     return suffix
 
@@ -47,6 +49,7 @@ def write(out: str, data: bytes) -> None:
     except OSError as error:
         Path(beside).unlink(missing_ok=True)
         raise UserError(
-            f"--out: must be a file that can be written; found {out}: {error.strerror or error}:"
-            " make room or name another file"
+            "--out must be a file that can be written",
+            f"{out}: {error.strerror or error}",
+            "make room or name another file",
         ) from error

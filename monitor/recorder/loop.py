@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from monitor.logs import gutil, log_events
 from monitor.logs.sample import GpuSample, HostSample, RankSample, Reading, Row
-from monitor.words import counted
+from rundir.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -73,24 +73,27 @@ class Settings:
         """Raise UserError where a value breaks its rule."""
         if not _MIN_INTERVAL_S <= self.interval_s <= _MAX_INTERVAL_S:
             raise UserError(
-                f"--interval: must lie between {_MIN_INTERVAL_S:g} and {_MAX_INTERVAL_S:g}"
-                f" seconds; found {self.interval_s:g}: 15 suits a long job, 1 a short look"
+                f"--interval must lie between {_MIN_INTERVAL_S:g} and {_MAX_INTERVAL_S:g} seconds",
+                f"{self.interval_s:g}",
+                "15 suits a long job, 1 a short look",
             )
         if not 1 <= self.parent_pid <= _MAX_PID:
             raise UserError(
-                f"--parent-pid: must be a process id, from 1 to {_MAX_PID};"
-                f" found {self.parent_pid}:"
-                " pass the shell's $$, or leave it out"
+                f"--parent-pid must be a process id, from 1 to {_MAX_PID}",
+                self.parent_pid,
+                "pass the shell's $$, or leave it out",
             )
         if self.rotate_mib is not None and self.rotate_mib < 1:
             raise UserError(
-                f"--rotate-mib: must be a size of 1 MiB or more; found {self.rotate_mib}:"
-                " 64 holds about four days of 8 GPUs at 15 s; leave it out for one file"
+                "--rotate-mib must be a size of 1 MiB or more",
+                self.rotate_mib,
+                "64 holds about four days of 8 GPUs at 15 s; leave it out for one file",
             )
         if not 1 <= self.num_kept <= _MAX_KEPT:
             raise UserError(
-                f"--rotate-keep: must lie between 1 and {_MAX_KEPT} files;"
-                f" found {self.num_kept}: the default is 4"
+                f"--rotate-keep must lie between 1 and {_MAX_KEPT} files",
+                self.num_kept,
+                "the default is 4",
             )
 
 

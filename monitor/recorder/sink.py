@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError
+from rundir.text import problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +62,7 @@ class Sink:
             self._open()
         except OSError as error:
             if error.errno in _USERS_FAULT:
-                raise UserError(_explain(path, error)) from error
+                raise _cannot(path, error) from error
             self._tell(error)
 
     def append(self, block: str) -> bool:
@@ -83,10 +84,8 @@ class Sink:
         try:
             return self._rotate() or self._follow()
         except OSError as error:
-            self._say(
-                f"log {self._path}: must be moved away at {self._max_bytes} bytes;"
-                f" found {error.strerror}: it grows on, make its directory writable"
-            )
+            rule = f"log {self._path} must be moved away at {self._max_bytes} bytes"
+            self._say(problem(rule, error.strerror, "make its directory writable, it grows on"))
             self._limit_bytes = (self._limit_bytes or 0) + (self._max_bytes or 0)
             return False
 
@@ -147,10 +146,9 @@ class Sink:
 
     def _tell(self, error: OSError) -> None:
         if not self._failing:
-            self._say(
-                f"log {self._path}: a sample must be written whole; found {error.strerror}:"
-                " going on without it, make room and later samples are kept"
-            )
+            rule = f"log {self._path} must take each sample whole"
+            remedy = "make room and later samples are kept, this one is not"
+            self._say(problem(rule, error.strerror, remedy))
         self._failing = True
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) and self._fd is not None:
             self._close_quietly()  # a stale or broken file is opened anew at the next sample
@@ -164,7 +162,6 @@ class Sink:
             pass
 
 
-def _explain(path: str, error: OSError) -> str:
-    remedy = _USERS_FAULT[error.errno or 0]
-    found = f"{path}: {error.strerror}"
-    return f"--out: must be a file that can be appended to; found {found}: {remedy}"
+def _cannot(path: str, error: OSError) -> UserError:
+    rule = "--out must be a file that can be appended to"
+    return UserError(rule, f"{path}: {error.strerror}", _USERS_FAULT[error.errno or 0])

@@ -18,7 +18,7 @@ from monitor.analysis.findings import SEVERITIES, status, summaries
 from monitor.analysis.thresholds import MEANINGS, Thresholds
 from monitor.errors import UserError
 from monitor.logs import series
-from monitor.words import counted
+from rundir.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,8 +40,9 @@ def report(paths: Sequence[str], thresholds: Thresholds, *, as_json: bool = Fals
     run = series.load(paths, engine.columns())
     if not (_num_samples(run) or run.log_events or run.metrics or run.events):
         raise UserError(
-            f"diagnose: must have samples or events to judge by; found none in {', '.join(paths)}:"
-            " name a run directory that has its .gutil logs beside it, or the logs"
+            "diagnose must have samples or events to judge by",
+            f"none in {', '.join(paths)}",
+            "name a run directory that has its .gutil logs beside it, or the logs",
         )
     found = engine.evaluate(run, thresholds)
     if as_json:

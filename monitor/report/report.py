@@ -9,7 +9,7 @@ from monitor.errors import UserError, printable
 from monitor.logs import aggregates, stats
 from monitor.logs import files as logfiles
 from monitor.report.document import RULES, document
-from monitor.words import counted
+from rundir.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,8 +45,9 @@ def report(
     logs = logfiles.find(paths)
     if not logs:
         raise UserError(
-            f"run directory: must have .gutil logs beside it; found none for {', '.join(paths)}:"
-            " copy them there, or name them"
+            "a run directory must have .gutil logs beside it",
+            f"none for {', '.join(paths)}",
+            "copy them there, or name them",
         )
     nodes, files = aggregates.count(logs)
     jobs = stats.join(nodes)

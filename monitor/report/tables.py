@@ -11,7 +11,8 @@ from rich.text import Text
 
 from monitor.logs import columns, stats
 from monitor.report import folding, words
-from monitor.words import MIB_PER_GIB, NONE, brief, counted, host_list, minutes
+from monitor.words import MIB_PER_GIB, NONE, brief, host_list, minutes
+from rundir.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from monitor.words import MIB_PER_GIB, NONE, counted, minutes
+from monitor.words import MIB_PER_GIB, NONE, minutes
+from rundir.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

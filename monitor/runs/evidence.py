@@ -49,7 +49,9 @@ def load(run_dir: str) -> Run:
         raise no_run(run_dir, error) from error
     found = files.no_text(data)
     if found is not None:
-        raise UserError(f"events.jsonl: must be UTF-8 text; found {found}: in {run_dir}")
+        raise UserError(
+            "events.jsonl must be UTF-8 text", f"{found} in {run_dir}", "name another run"
+        )
     events, num_bad = event_log.read(data)
     numbers = {integer(event.get("attempt")) or 1 for event in events}
     metrics, num_bad_metrics = last_metrics(RunDir(run_dir).metrics, sorted(numbers))
@@ -59,8 +61,9 @@ def load(run_dir: str) -> Run:
 def no_run(run_dir: str, error: OSError) -> UserError:
     """Say that a directory is none of a run."""
     return UserError(
-        f"run directory: must hold events.jsonl; found {error.strerror} in {run_dir}:"
-        " name the directory of a run, such as out/slurm-123"
+        "a run directory must hold events.jsonl",
+        f"{error.strerror} in {run_dir}",
+        "name the directory of a run, such as out/slurm-123",
     )
 
 

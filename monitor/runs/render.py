@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from monitor.runs.history import integer
-from monitor.words import counted
+from rundir.text import counted
 
 _STOPPED = 75
 _ON_REQUEST = ("preempted", "time limit", "cancelled", "stopped")

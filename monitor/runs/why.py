@@ -93,8 +93,9 @@ def _record_of(run: evidence.Run) -> dict[str, Any]:
     made = record.of(run)
     if not made["attempts"]:
         raise UserError(
-            f"run directory: must hold a run's events; found none in events.jsonl of {run.path}:"
-            " name the directory of a run that was started"
+            "a run directory must hold a run's events",
+            f"none in events.jsonl of {run.path}",
+            "name the directory of a run that was started",
         )
     return made
 

@@ -49,8 +49,9 @@ def check_hang_timeout(limit_s: float | None) -> None:
     """Raise UserError for what is no time to wait; also where nobody is to be watched."""
     if limit_s is not None and not 0 <= limit_s <= _MAX_HANG_S:
         raise UserError(
-            f"DDP_HANG_TIMEOUT: must lie between 0 (off) and {_MAX_HANG_S:g} seconds;"
-            f" found {limit_s:g}: unset it to learn it from the ranks"
+            f"DDP_HANG_TIMEOUT must lie between 0 (off) and {_MAX_HANG_S:g} seconds",
+            f"{limit_s:g}",
+            "unset it to learn it from the ranks",
         )
 
 
@@ -103,6 +104,7 @@ def _hang_timeout_s(text: str) -> float | None:
         return float(text)
     except ValueError as error:
         raise UserError(
-            f"DDP_HANG_TIMEOUT: must be a number of seconds; found {text!r}:"
-            " unset it to learn it from the ranks, or set 0 to switch the watchdog off"
+            "DDP_HANG_TIMEOUT must be a number of seconds",
+            f"{text!r}",
+            "unset it to learn it from the ranks, or set 0 to switch the watchdog off",
         ) from error

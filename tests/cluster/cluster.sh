@@ -33,45 +33,45 @@ END
 }
 
 require_machine() {
-    [[ $(uname -s) == Linux ]] || die "no cluster here" "it needs Linux" "$(uname -s)" "use a Linux machine"
-    ((EUID == 0)) || die "no cluster here" "it needs root for network namespaces" "user $EUID" "run it with sudo"
+    [[ $(uname -s) == Linux ]] || die "the cluster needs Linux" "$(uname -s)" "use a Linux machine"
+    ((EUID == 0)) || die "the cluster needs root for network namespaces" "user $EUID" "run it with sudo"
     local program
     for program in slurmctld slurmd munged sinfo ip nsenter unshare flock; do
         command -v "$program" >/dev/null ||
-            die "no cluster here" "it needs $program" "none on PATH" "run tests/provision.sh --install-only"
+            die "the cluster needs $program" "none on PATH" "run tests/provision.sh --install-only"
     done
 }
 
 require_settings() {
     [[ $CLUSTER_DIR =~ ^/[A-Za-z0-9._/-]+$ ]] ||
-        die "bad DDP_CLUSTER_DIR" "slurm.conf takes only letters, digits and ._/-" "$CLUSTER_DIR" "choose another directory"
+        die "DDP_CLUSTER_DIR must hold only letters, digits and ._/-, as slurm.conf takes no others" "$CLUSTER_DIR" "choose another directory"
     [[ $CLUSTER_PREFIX =~ ^[a-z]{1,6}$ ]] || # an interface name has 15 characters at most
-        die "bad DDP_CLUSTER_PREFIX" "one to six small letters" "$CLUSTER_PREFIX" "for example node"
+        die "DDP_CLUSTER_PREFIX must be one to six small letters" "$CLUSTER_PREFIX" "for example node"
     [[ $CLUSTER_SUBNET =~ ^[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}$ ]] ||
-        die "bad DDP_CLUSTER_SUBNET" "it is the first three numbers of a /24" "$CLUSTER_SUBNET" "for example 10.213.77"
+        die "DDP_CLUSTER_SUBNET must be the first three numbers of a /24" "$CLUSTER_SUBNET" "for example 10.213.77"
     [[ $CLUSTER_CPUS =~ ^[1-9][0-9]{0,2}$ && $CLUSTER_GPUS =~ ^[0-9]{1,2}$ ]] ||
-        die "bad DDP_CLUSTER_CPUS or _GPUS" "they are small whole numbers" "$CLUSTER_CPUS, $CLUSTER_GPUS" "unset them for 8 and 2"
+        die "DDP_CLUSTER_CPUS and _GPUS must be small whole numbers" "$CLUSTER_CPUS, $CLUSTER_GPUS" "unset them for 8 and 2"
     [[ $CLUSTER_PREEMPT == [01] ]] ||
-        die "bad DDP_CLUSTER_PREEMPT" "it is 0 or 1" "$CLUSTER_PREEMPT" "unset it for 0"
+        die "DDP_CLUSTER_PREEMPT must be 0 or 1" "$CLUSTER_PREEMPT" "unset it for 0"
     [[ -z $CLUSTER_EXTRA || -r $CLUSTER_EXTRA ]] ||
-        die "bad DDP_CLUSTER_EXTRA" "a file that can be read" "$CLUSTER_EXTRA" "correct it, or unset it"
+        die "DDP_CLUSTER_EXTRA must be a file that can be read" "$CLUSTER_EXTRA" "correct it, or unset it"
     local owner
     owner=$(bridge_owner)
     [[ -z $owner || $owner == "$CLUSTER_DIR" ]] ||
-        die "another cluster has nodes named $CLUSTER_PREFIX…" "names are used once a machine" "one in $owner" "end it with DDP_CLUSTER_DIR=$owner and down, or choose another DDP_CLUSTER_PREFIX and _SUBNET"
+        die "nodes named $CLUSTER_PREFIX… must be of one cluster a machine" "another one in $owner" "end it with DDP_CLUSTER_DIR=$owner and down, or choose another DDP_CLUSTER_PREFIX and _SUBNET"
 }
 
 require_node() {
-    [[ -f $CLUSTER_DIR/nodes ]] || die "no cluster" "it must be up" "nothing in $CLUSTER_DIR" "run $0 up"
+    [[ -f $CLUSTER_DIR/nodes ]] || die "the cluster must be up" "nothing in $CLUSTER_DIR" "run $0 up"
     local node
     for node in $(node_names); do [[ ${1:-} != "$node" ]] || return 0; done
-    die "unknown node" "one of $(node_names | xargs)" "${1:-none}" "name one of them"
+    die "the node must be one of $(node_names | xargs)" "${1:-none}" "name one of them"
 }
 
 # Two who start or stop it at once take turns.
 lock() {
     exec 9>"/run/lock/ddp-cluster.lock"
-    flock -w 120 9 || die "cluster is busy" "one change at a time" "another one still running after 120 s" "look for it with: fuser /run/lock/ddp-cluster.lock"
+    flock -w 120 9 || die "the cluster must be changed once at a time" "another one still running after 120 s" "look for it with: fuser /run/lock/ddp-cluster.lock"
 }
 
 is_off() { [[ -e $CLUSTER_DIR/run/$1.off ]]; }
@@ -80,7 +80,7 @@ wanted_nodes() {
     local count=${1:-}
     [[ -n $count ]] || count=$(cat "$CLUSTER_DIR/nodes" 2>/dev/null || printf 2)
     [[ $count =~ ^([1-9]|1[0-6])$ ]] ||
-        die "bad number of nodes" "1 to $CLUSTER_MAX_NODES" "$count" "try: $0 up 2"
+        die "the number of nodes must be 1 to $CLUSTER_MAX_NODES" "$count" "try: $0 up 2"
     printf '%s' "$count"
 }
 
@@ -106,12 +106,12 @@ cmd_up() {
 require_directory() {
     local parent=$CLUSTER_DIR
     if [[ -e $CLUSTER_DIR && ! -e $CLUSTER_MARK && -n $(ls -A "$CLUSTER_DIR") ]]; then
-        die "cannot use $CLUSTER_DIR" "it must be new, empty or a cluster's" "other files in it" "set DDP_CLUSTER_DIR"
+        die "$CLUSTER_DIR must be new, empty or a cluster's" "other files in it" "set DDP_CLUSTER_DIR"
     fi
     while [[ $parent == /*/* ]]; do
         parent=${parent%/*}
         [[ ! -e $parent || $(stat -c %A -- "$parent") == *[xt] ]] ||
-            die "cannot use $CLUSTER_DIR" "every user must be able to enter it, or munged refuses" "$parent closed to others" "set DDP_CLUSTER_DIR"
+            die "every user must be able to enter $CLUSTER_DIR, or munged refuses" "$parent closed to others" "set DDP_CLUSTER_DIR"
     done
 }
 
@@ -121,7 +121,7 @@ require_names_free() {
     for node in "$@"; do
         address=$(getent ahostsv4 "$node" | awk 'NR == 1 { print $1 }') || true
         [[ -z $address || $address == "$(node_address "$node")" ]] ||
-            die "host name $node is taken" "the cluster needs $*" "$address for it" "choose another DDP_CLUSTER_PREFIX"
+            die "the host name $node must be $*" "$address for it" "choose another DDP_CLUSTER_PREFIX"
     done
 }
 
@@ -192,14 +192,14 @@ cmd_status() {
 }
 
 cmd_env() {
-    [[ -f $CLUSTER_CONF ]] || die "no cluster" "it must be up" "nothing in $CLUSTER_DIR" "run $0 up"
+    [[ -f $CLUSTER_CONF ]] || die "the cluster must be up" "nothing in $CLUSTER_DIR" "run $0 up"
     printf 'export SLURM_CONF=%s\n' "$CLUSTER_CONF"
 }
 
 cmd_exec() {
     require_node "${1:-}"
-    (($# > 1)) || die "nothing to run" "exec takes a node and a command" "no command" "try: $0 exec $1 hostname"
-    ! is_off "$1" || die "$1 is off" "a command needs a node that is on" "a killed node" "run $0 heal $1"
+    (($# > 1)) || die "exec must have a node and a command" "no command" "try: $0 exec $1 hostname"
+    ! is_off "$1" || die "a command needs a node that is on" "$1 killed" "run $0 heal $1"
     export SLURM_CONF=$CLUSTER_CONF SLURMD_NODENAME=$1
     in_node "$@"
 }
@@ -228,7 +228,7 @@ main() {
             lock
             ;;
         status | env | exec) require_settings ;;
-        *) die "unknown command" "one of up, down, status, env, exec, cut, heal, kill" "$command" "see $0 --help" ;;
+        *) die "the command must be one of up, down, status, env, exec, cut, heal, kill" "$command" "see $0 --help" ;;
     esac
     "cmd_$command" "$@"
 }

@@ -21,9 +21,9 @@ readonly CLUSTER_PREEMPT CLUSTER_MAX_NODES CLUSTER_READY_S
 
 say() { printf 'cluster: %s\n' "$*" >&2; }
 
-# die WHAT RULE FOUND REMEDY: one line, exit 64.
+# die RULE FOUND REMEDY: one line, exit 64.
 die() {
-    printf 'cluster: %s: %s; found %s; %s\n' "$1" "$2" "$3" "$4" >&2
+    printf 'cluster: %s; found %s; %s\n' "$1" "$2" "$3" >&2
     exit 64
 }
 

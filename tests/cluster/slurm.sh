@@ -126,7 +126,7 @@ slurmctld_start() {
         sleep 1 # its port may be in use for a moment
     done' "$CLUSTER_CONF"
     wait_for 10 is_running slurmctld "$CLUSTER_CONF" ||
-        die "cannot start slurmctld" "it must run" "nothing" "see $CLUSTER_DIR/log/start.log"
+        die "slurmctld must run" "nothing" "see $CLUSTER_DIR/log/start.log"
 }
 
 slurmctld_stop() { stop_daemon slurmctld "$CLUSTER_CONF"; }

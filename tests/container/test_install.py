@@ -23,7 +23,7 @@ def test_an_old_torch_in_the_base_is_refused(tmp_path: Path, run: Run) -> None:
     _fake_distribution(tmp_path / "site", "torch", "2.9.1a0+nv")
     ended = _install(tmp_path, run)
     assert ended.returncode == 64
-    assert "torch must be 2.11 or later, found 2.9.1a0+nv" in ended.stderr
+    assert "torch must be 2.11 or later; found 2.9.1a0+nv" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -292,7 +292,7 @@ def test_a_pyxis_that_knows_no_variables(run: Run, host: Host, tmp_path: Path) -
     file = _plugstack(host, "")
     ended = run(ENVIRONMENT, cwd=submit, env=host.env)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (64, "", 1), ended.stderr
-    assert f"found an older one, {file}: eval" in ended.stderr
+    assert f"found an older one, {file}; eval" in ended.stderr
     assert list(submit.iterdir()) == []
     (host.directory / "bin/sbatch").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     command = ended.stderr.rpartition(": ")[2].replace("container/pyxis_env.sh", str(ENVIRONMENT))

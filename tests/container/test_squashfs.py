@@ -285,8 +285,8 @@ class TestTheFormat:
     [
         ([], "there must be an IMAGE and a FILE"),
         (["ddp"], "there must be an IMAGE and a FILE"),
-        (["ddp", "x.sqsh", "--fast"], "the option must be --force, found '--fast'"),
-        (["ddp", "no/such/x.sqsh"], "directory must exist, found no no/such"),
+        (["ddp", "x.sqsh", "--fast"], "the option must be --force; found '--fast'"),
+        (["ddp", "no/such/x.sqsh"], "directory must exist; found no no/such"),
         (["ddp", "."], "must not be a directory"),
         (["ddp", "x.sqsh"], "docker"),
     ],

@@ -40,7 +40,7 @@ def check(*command: str, **env: str) -> None:
 )
 def test_a_launcher_in_every_rank_is_refused(command: str) -> None:
     """Each would start a training of its own: two of them on two nodes, and both end well."""
-    with pytest.raises(UsageError, match="where every one would train alone: leave "):
+    with pytest.raises(UsageError, match="where every one would train alone; leave "):
         check(*command.split(), SLURM_GPUS_ON_NODE="2")
 
 
@@ -127,13 +127,13 @@ def test_a_failure_after_a_warning_that_nobody_took_is_a_failure(
     ("word", "told"),
     [
         ("pyhton", "found none named 'pyhton' on "),
-        ("./there.py", "found that './there.py' may not: chmod +x it, or name what runs it"),
+        ("./there.py", "found that './there.py' may not; chmod +x it, or name what runs it"),
         ("./gone.py", "found none named './gone.py' on "),
         (
             "HF_TOKEN=hf_secret",
-            "found the setting 'HF_TOKEN=…': write -- env HF_TOKEN=…, or export",
+            "found the setting 'HF_TOKEN=…'; write -- env HF_TOKEN=…, or export",
         ),
-        ("--epochs", "found the option '--epochs': leave -- away for the trainer's own options"),
+        ("--epochs", "found the option '--epochs'; leave -- away for the trainer's own options"),
     ],
 )
 def test_a_mistyped_command(scripts: Scripts, word: str, told: str) -> None:

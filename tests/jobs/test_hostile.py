@@ -264,7 +264,7 @@ def test_a_python_that_is_too_old(scripts: Scripts) -> None:
     scripts.fake("old-python", 'if [[ $1 == -V ]]; then echo "Python 3.9.2"; else exit 2; fi')
     result = scripts.run("prelaunch.sh", "--epochs", "1", DDP_PYTHON="old-python")
     assert result.code == 64
-    assert "needs Python 3.11 or later, found Python 3.9.2" in one_line(result.err)
+    assert "needs Python 3.11 or later; found Python 3.9.2" in one_line(result.err)
 
 
 def test_through_a_symbolic_link(scripts: Scripts) -> None:
@@ -340,7 +340,7 @@ def test_a_grid_of_another_editor(scripts: Scripts) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["python", "train.py"], "found 'python': write -- python"),
+        (["python", "train.py"], "found 'python'; write -- python"),
         (["--epochs", "3", "--", "python", "train.py"], "-- must be the first word"),
     ],
 )
@@ -381,7 +381,7 @@ def test_a_chain_that_cannot_be(scripts: Scripts) -> None:
         (["a/b", "3"], "must name the run"),
         (["name"], "must be the number of jobs"),
         (["name", "08"], "must be the number of jobs"),
-        (["name", "2"], "it did not take job 1"),
+        (["name", "2"], "found job 1 refused"),
     ):
         result = scripts.run("chain.sh", *words)
         assert result.code == 64

@@ -128,7 +128,7 @@ def test_a_list_of_nodes_as_slurm_writes_it(scripts: Scripts) -> None:
     assert {"--nodes=5", "--ntasks=10"} <= set(result.step.split())
     none = scripts.run("prelaunch.sh", "--dry-run", SLURM_JOB_NODELIST="")
     assert none.code == 64
-    assert "prelaunch: scontrol must tell the job's nodes, found none of ''" in none.err
+    assert "prelaunch: scontrol must tell the job's nodes; found none of ''" in none.err
 
 
 def test_what_the_user_set_is_shown_with_the_rest(scripts: Scripts) -> None:

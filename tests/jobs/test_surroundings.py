@@ -161,5 +161,5 @@ def test_a_run_of_a_colleagues(scripts: Scripts) -> None:
             check=False,
         )
         assert told.returncode == 64
-        assert "events.jsonl is root:root -rw-r--r--: its owner can chmod" in one_line(told.stderr)
+        assert "events.jsonl is root:root -rw-r--r--; its owner can chmod" in one_line(told.stderr)
         assert not list(run_dir.glob("lock*"))

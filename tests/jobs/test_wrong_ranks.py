@@ -55,7 +55,7 @@ def test_launcher_needs_all_of_the_contract(scripts: Scripts) -> None:
     [
         (
             {"LOCAL_WORLD_SIZE": "c"},
-            "LOCAL_WORLD_SIZE must be a whole number from 1 to 2, found 'c'",
+            "LOCAL_WORLD_SIZE must be a whole number from 1 to 2; found 'c'",
         ),
         ({"LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE must be a whole number from 1 to 2"),
         ({"RANK": "2"}, "RANK must be a whole number from 0 to 1"),

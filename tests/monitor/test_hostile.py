@@ -126,7 +126,7 @@ def test_a_full_disk_is_one_line(command: str, log: Path) -> None:
         )
     assert done.returncode == 64
     assert done.stderr == (
-        "monitor: output: must have room; found No space left on device:"
+        "monitor: the output must have room; found No space left on device;"
         " make room, or write elsewhere\n"
     )
 

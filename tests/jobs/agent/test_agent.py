@@ -131,7 +131,7 @@ def test_a_host_without_python(launch: Launch, tmp_path: Path) -> None:
     out, err = agent.communicate()
     assert (agent.returncode, out) == (64, b"")
     (line,) = err.decode().splitlines()
-    assert line.startswith("launcher: a rank's agent needs Python 3.9 or later, found none on")
+    assert line.startswith("launcher: a rank's agent needs Python 3.9 or later; found none on")
     assert "set DDP_PYTHON" in line
     assert "in the image" in line
 

@@ -77,7 +77,7 @@ def test_a_rank_of_torchruns() -> None:
 )
 def test_half_a_contract_is_named(name: str) -> None:
     """Several ranks never quietly become several runs of one."""
-    with pytest.raises(UsageError, match=f"found RANK=5 without {name}: set all, or none"):
+    with pytest.raises(UsageError, match=f"found RANK=5 without {name}; set all, or none"):
         resolve(TORCHRUN | {name: ""})
 
 
@@ -122,7 +122,7 @@ def test_what_is_no_whole_number(value: str) -> None:
 def test_tasks_of_a_node(spec: str, counts: list[int]) -> None:
     """Slurm's compressed list of tasks per node is read for every node."""
     assert [tasks_of_node(spec, node) for node in range(len(counts))] == counts
-    with pytest.raises(UsageError, match=f"must cover node {len(counts)}, found '"):
+    with pytest.raises(UsageError, match=f"must cover node {len(counts)}; found '"):
         tasks_of_node(spec, len(counts))
 
 

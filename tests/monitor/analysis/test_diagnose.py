@@ -133,13 +133,13 @@ def test_former_names_of_thresholds_still_work() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["idle=5"], "threshold: must be one of those there are; found idle: take one of busy_sm"),
-        (["idle_minutes"], "--set: must be name=number; found idle_minutes: write for example"),
-        (["idle_minutes=x"], "threshold: idle_minutes must be a number; found x: write for"),
-        (["idle_minutes=-1"], "must be a number from 0 or more; found -1: it is 3 unless"),
+        (["idle=5"], "a threshold must be one of those there are; found idle; take one of busy_sm"),
+        (["idle_minutes"], "--set must be name=number; found idle_minutes; write for example"),
+        (["idle_minutes=x"], "threshold idle_minutes must be a number; found x; write for"),
+        (["idle_minutes=-1"], "must be a number from 0 or more; found -1; it is 3 unless"),
         (["idle_minutes=inf"], "must be a number from 0 or more; found inf"),
         (["idle_minutes=nan"], "must be a number from 0 or more; found nan"),
-        (["idle_pct=101"], "idle_pct must be a number from 0 to 100; found 101: it is 5 unless"),
+        (["idle_pct=101"], "idle_pct must be a number from 0 to 100; found 101; it is 5 unless"),
     ],
 )
 def test_a_wrong_threshold_is_the_users_business(
@@ -335,7 +335,7 @@ def test_a_python_without_our_packages_is_one_line() -> None:
     bare = [sys._base_executable, "-S", "-m", "monitor", "diagnose", "."]  # type: ignore[attr-defined]  # noqa: SLF001
     ended = subprocess.run(bare, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert ended.returncode == 64
-    assert ended.stderr.startswith("monitor: Python: must have our packages; found no numpy in ")
+    assert ended.stderr.startswith("monitor: Python must have our packages; found no numpy in ")
     assert ended.stderr.count("\n") == 1
 
 

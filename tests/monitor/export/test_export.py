@@ -219,8 +219,8 @@ def test_rows_without_dates_have_no_time_and_unknown_columns_keep_their_names(
         (["prometheus", "/dev/null", "a.gutil"], "regular file"),
         (["csv", "a.gutil", "a.gutil"], "among the inputs"),
         (["parquet", "-", "a.gutil"], "must be a file for parquet"),
-        (["csv", "x.csv", "a.gutil", "--follow", "5"], "--follow: must go with metrics"),
-        (["jsonl", "x.csv", "a.gutil", "--max-age", "5"], "--max-age: must go with metrics"),
+        (["csv", "x.csv", "a.gutil", "--follow", "5"], "--follow must go with metrics"),
+        (["jsonl", "x.csv", "a.gutil", "--max-age", "5"], "--max-age must go with metrics"),
         (["prometheus", "x.prom", "a.gutil", "--follow", "0"], "between 1 and 86400"),
         (["prometheus", "x.prom", "a.gutil", "--follow", "nan"], "between 1 and 86400"),
         (["prometheus", "-", "a.gutil", "--follow", "5"], "must have a file"),
@@ -272,7 +272,7 @@ def test_a_disk_that_gets_full_is_one_line(form: str, data: Path, tmp_path: Path
     env = uncovered.environment()
     done = subprocess.run([*limits, *argv], env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (64, 1)
-    assert "--out: must be a file that can be written; found" in done.stderr
+    assert "--out must be a file that can be written; found" in done.stderr
     assert "None" not in done.stderr
     assert not list(tmp_path.iterdir())
 

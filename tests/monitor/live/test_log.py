@@ -356,7 +356,7 @@ def test_of_a_directory_the_newest_job_is_meant(tmp_path: Path) -> None:
 def test_a_directory_may_still_be_empty(tmp_path: Path) -> None:
     """Logs may come; without the path of one, nothing is guessed."""
     assert target.resolve([str(tmp_path)], {}).logs([]) == []
-    with pytest.raises(UserError, match=r"watch: must have a run to watch; found none in"):
+    with pytest.raises(UserError, match=r"watch must have a run to watch; found none in"):
         target.resolve([], {"DDP_OUT": str(tmp_path)})
 
 
@@ -366,7 +366,7 @@ def test_files_of_any_name_are_logs(tmp_path: Path) -> None:
     fleet = Fleet(target.resolve([str(copy)], {}))
     fleet.poll()
     assert [log.host for log in fleet.logs] == ["node7"]
-    with pytest.raises(UserError, match=r"found nowhere: name for example out/slurm-123"):
+    with pytest.raises(UserError, match=r"found nowhere; name for example out/slurm-123"):
         target.resolve(["nowhere"], {})
 
 

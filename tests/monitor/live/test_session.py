@@ -261,4 +261,4 @@ def test_nothing_to_watch_is_said_in_one_line(tmp_path: Path) -> None:
     code, text = printed(cwd=tmp_path)
     assert code == 64
     assert text.count("\n") == 1
-    assert "found none in out: name a run directory" in text
+    assert "found none in out; name a run directory" in text

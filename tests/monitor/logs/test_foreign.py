@@ -53,7 +53,7 @@ def test_what_is_no_log_is_refused(
     told = capfd.readouterr()
     assert told.out == ""
     last = told.err.splitlines()[-1]
-    assert last.startswith("monitor: log: must be one of nvidia-smi dmon, with its header")
+    assert last.startswith("monitor: a log must be one of nvidia-smi dmon, with its header")
     assert "found foreign.log" in last
     assert list(tmp_path.iterdir()) == [path]
 

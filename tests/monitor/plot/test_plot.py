@@ -343,10 +343,10 @@ def test_logs_of_dmon_without_dates_stand_alone(data: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["--out", "x.pdf"], "--out: must end in .png or .svg"),
-        (["--out", "nowhere/x.png"], "--out: its directory must be there"),
-        (["--out", "x.png", "--show", "util,size"], "--show: must be of util"),
-        (["--out", "x.png", "--width", "10"], "--width: must be 70 to 1000 mm"),
+        (["--out", "x.pdf"], "--out must end in .png or .svg"),
+        (["--out", "nowhere/x.png"], "the directory of --out must be there"),
+        (["--out", "x.png", "--show", "util,size"], "--show must be of util"),
+        (["--out", "x.png", "--width", "10"], "--width must be 70 to 1000 mm"),
         (["--out", "x.png", "--show", "cpu"], "found no reading of cpu"),
         (["--out", "/proc/x.png"], "must be a file that can be written"),
     ],

@@ -293,11 +293,11 @@ def test_an_old_pynvml_in_the_image_is_no_readings(
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        (["--interval", "0"], "found 0:"),
-        (["--interval", "nan"], "found nan:"),
+        (["--interval", "0"], "found 0;"),
+        (["--interval", "nan"], "found nan;"),
         (["--interval", "soon"], "'soon'"),
         (["--columns", "pum"], "'pum'"),
-        (["--parent-pid", "0"], "found 0:"),
+        (["--parent-pid", "0"], "found 0;"),
         (["--colour"], "--colour"),
         (["--out", "/nowhere/job.gutil"], "/nowhere/job.gutil"),
         (["--out", "/"], "found /:"),

@@ -308,5 +308,5 @@ def test_a_wrong_timeout_is_one_line_and_64(launch: Launch, value: str) -> None:
     recording = launch.watch(value)
     _, said = recording.process.communicate(timeout=20)
     assert recording.process.returncode == 64
-    assert said.startswith("monitor: DDP_HANG_TIMEOUT: must")
+    assert said.startswith("monitor: DDP_HANG_TIMEOUT must")
     assert said.count("\n") == 1

@@ -313,7 +313,7 @@ def test_outside_of_a_launch_nobody_is_watched(
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf", "9999999999"])
 def test_a_wrong_timeout_is_the_users_mistake(text: str) -> None:
     """It is not guessed."""
-    with pytest.raises(UserError, match="DDP_HANG_TIMEOUT: must"):
+    with pytest.raises(UserError, match="DDP_HANG_TIMEOUT must"):
         watch_settings.from_environment(LAUNCH | {"DDP_HANG_TIMEOUT": text}, "r", "t", "n")
 
 
