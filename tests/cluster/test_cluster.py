@@ -202,12 +202,12 @@ def test_the_number_of_nodes_changes_under_a_running_job(own: Cluster, tmp_path:
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["up", "0"], "bad number of nodes"),
-        (["up", "two"], "bad number of nodes"),
-        (["cut", "tc9"], "unknown node"),
-        (["cut"], "unknown node"),
-        (["exec", "tc1"], "nothing to run"),
-        (["explode"], "unknown command"),
+        (["up", "0"], "the number of nodes must be 1 to 16; found"),
+        (["up", "two"], "the number of nodes must be 1 to 16; found"),
+        (["cut", "tc9"], "the node must be one of tc1 tc2; found"),
+        (["cut"], "the node must be one of tc1 tc2; found"),
+        (["exec", "tc1"], "exec must have a node and a command; found no command"),
+        (["explode"], "; found explode; see "),
     ],
 )
 def test_wrong_input_is_one_line_and_code_64(own: Cluster, args: list[str], expected: str) -> None:
@@ -222,7 +222,7 @@ def test_further_lines_of_slurm_conf_come_from_a_file(own: Cluster) -> None:
     """A file that is not there is named, and the cluster stays as it was."""
     missing = {"DDP_CLUSTER_EXTRA": "/nowhere/extra.conf"}
     result = own.run([Path(__file__).parent / "cluster.sh", "up"], env=missing)
-    assert (result.returncode, "bad DDP_CLUSTER_EXTRA" in result.stderr) == (64, True)
+    assert (result.returncode, "DDP_CLUSTER_EXTRA must be a file" in result.stderr) == (64, True)
 
 
 def test_it_does_not_take_over_a_directory_or_a_name_of_others(
@@ -234,7 +234,7 @@ def test_it_does_not_take_over_a_directory_or_a_name_of_others(
     for settings, expected in [
         (other | {"DDP_CLUSTER_DIR": str(tmp_path)}, "other files in it"),
         (other | {"DDP_CLUSTER_DIR": str(tmp_path / "new")}, "closed to others"),
-        ({"DDP_CLUSTER_DIR": str(tmp_path)}, "another cluster has"),
+        ({"DDP_CLUSTER_DIR": str(tmp_path)}, "must be of one cluster a machine; found another one"),
     ]:
         result = own.run([Path(__file__).parent / "cluster.sh", "up"], env=settings)
         assert (result.returncode, expected in result.stderr) == (64, True), result.stderr
