@@ -41,10 +41,12 @@ class Directory:
         return [pid for path, pid in _children(self.path) if path != self._child_path]
 
     def close(self, *, is_leader: bool) -> None:
-        """Remove this rank's files, or, as the node's first rank, everything."""
-        for path in (self._child_path, self.socket_path):
-            with suppress(OSError):
-                os.unlink(path)
+        """Remove this rank's socket, or, as the node's first rank, everything.
+
+        What names its command stays: the first rank counts who has started.
+        """
+        with suppress(OSError):
+            os.unlink(self.socket_path)
         if is_leader:
             _remove(self.path)
 

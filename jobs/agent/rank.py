@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import TYPE_CHECKING
 
 from jobs import processes
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _FOLLOW_S = 5
 """How long the job's log may take to accept the rest of a rank's."""
 _POLL_S = 0.1
+_PEERS_START_S = 5
 
 
 def run_rank(command: Command, environ: dict[str, str], root: str, loop: Loop) -> int:
@@ -105,7 +107,8 @@ class _Rank:
         self._task.sweep()
         if self._monitor:
             if is_finished and self._directory:
-                _wait_for_peers(self._directory, self._loop)
+                num_peers = int(self._environ["LOCAL_WORLD_SIZE"]) - 1
+                wait_for_peers(self._directory, num_peers, self._loop)
             self._monitor.stop(self._loop, self._reports)
         if self._directory:
             self._directory.close(is_leader=self._is_leader)
@@ -156,8 +159,14 @@ def _explain_oom(task: Task, node: str) -> None:
         return
 
 
-def _wait_for_peers(directory: heartbeats.Directory, loop: Loop) -> None:
-    """Wait for the node's last rank: who hangs in its shutdown is watched, too."""
+def wait_for_peers(directory: heartbeats.Directory, num_peers: int, loop: Loop) -> None:
+    """Wait for the node's last rank: who hangs in its shutdown is watched, too.
+
+    A command of a blink may have ended before its peers have started.
+    """
+    deadline_s = time.monotonic() + _PEERS_START_S
+    while len(directory.peers()) < num_peers and time.monotonic() < deadline_s:
+        loop.pause(_POLL_S)
     for pid in directory.peers():
         try:
             fd = os.pidfd_open(pid)

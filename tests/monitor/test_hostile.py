@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from monitor import cli, events
+from monitor import cli
 from monitor.errors import UserError, printable, say
 from monitor.live import target
 from monitor.logs import files, gutil, log_events, reader, series
 from monitor.logs.sample import GpuSample, HostSample
 from monitor.plot import curves
+from rundir import events
 
 if TYPE_CHECKING:
     from collections.abc import Callable
