@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MEMORY = "/dev/shm"  # noqa: S108 -- each directory in it is checked to be ours
 _ABANDONED_S = 600
+_ENDED_PREFIX = "ended-"
+"""Of the file of a rank that has ended, for which nobody looks any more."""
 
 
 class Directory:
@@ -36,15 +38,24 @@ class Directory:
         except OSError:
             return  # memory is full: it is not watched
 
+    def num_ranks(self) -> int:
+        """Return how many of the node's ranks have started so far, those included that ended."""
+        prefixes = (heartbeat.CHILD_PREFIX, _ENDED_PREFIX)
+        return sum(name.startswith(prefixes) for name in _names(self.path))
+
     def peers(self) -> list[int]:
         """Return the commands of this node's other ranks, some of which may have ended."""
         return [pid for path, pid in _children(self.path) if path != self._child_path]
 
     def close(self, *, is_leader: bool) -> None:
-        """Remove this rank's files, or, as the node's first rank, everything."""
-        for path in (self._child_path, self.socket_path):
-            with suppress(OSError):
-                os.unlink(path)
+        """Take this rank out, or, as the node's first rank, remove everything.
+
+        That it was there remains to be seen: the first rank waits for those that are to come.
+        """
+        with suppress(OSError):
+            os.unlink(self.socket_path)
+        with suppress(OSError):
+            os.replace(self._child_path, os.path.join(self.path, _ENDED_PREFIX + self._rank))
         if is_leader:
             _remove(self.path)
 
@@ -102,11 +113,7 @@ def _remove(directory: str) -> None:
 def _children(directory: str) -> list[tuple[str, int]]:
     """Read each rank's file and the process it names."""
     found = []
-    try:
-        names = os.listdir(directory)
-    except OSError:
-        return []
-    for name in names:
+    for name in _names(directory):
         path = os.path.join(directory, name)
         if name.startswith(heartbeat.CHILD_PREFIX):
             try:
@@ -117,3 +124,10 @@ def _children(directory: str) -> list[tuple[str, int]]:
             if child:
                 found.append((path, child.pid))
     return found
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []

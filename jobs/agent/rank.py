@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import TYPE_CHECKING
 
 from jobs import processes
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _FOLLOW_S = 5
 """How long the job's log may take to accept the rest of a rank's."""
+_STARTING_S = 30
+"""How long a rank that has ended waits for others of its node to start."""
 _POLL_S = 0.1
 
 
@@ -105,12 +108,24 @@ class _Rank:
         self._task.sweep()
         if self._monitor:
             if is_finished and self._directory:
+                self._wait_for_starts(self._directory)
                 _wait_for_peers(self._directory, self._loop)
             self._monitor.stop(self._loop, self._reports)
         if self._directory:
             self._directory.close(is_leader=self._is_leader)
         self._follower.finish(_FOLLOW_S)
         self._reports.close(self._loop)
+
+    def _wait_for_starts(self, directory: heartbeats.Directory) -> None:
+        """Wait for ranks of this node that are only starting: they want to be watched, too."""
+        if not self._reports.is_supervised:  # by hand each rank may have a directory of its own
+            return
+        deadline_s = time.monotonic() + _STARTING_S
+        num_ranks = int(self._environ["LOCAL_WORLD_SIZE"])
+        while directory.num_ranks() < num_ranks and time.monotonic() < deadline_s:
+            if self._task.is_ending:
+                return
+            self._loop.pause(_POLL_S)
 
 
 def _open_heartbeats(environ: dict[str, str], *, is_leader: bool) -> heartbeats.Directory | None:
