@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
-_WRITERS = {"write", "append", "tell"}  # methods of the event logs in trainer and monitor
+_WRITERS = {"write", "report"}  # methods of event logs, and of the watchdog's channel
 
 
 def documented() -> dict[str, set[str]]:
@@ -46,7 +46,7 @@ def _of_python(package: str) -> Iterator[str]:
 
 
 def _event_of(call: ast.Call) -> str | None:
-    """An event is told by its name alone and keywords: `log.append("orphans", node=…)`."""
+    """An event is told by its name alone and keywords: `log.write("orphans", node=…)`."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in _WRITERS:
         return None
     if len(call.args) != 1 or not call.keywords or not isinstance(call.args[0], ast.Constant):

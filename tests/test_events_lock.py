@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-import monitor.events
 import rundir.events
 from trainer.telemetry.events import EventLog, append_line
 
 ROOT = Path(__file__).resolve().parents[1]
 WRITERS = {
-    "jobs": [
+    "jobs, monitor": [
         sys.executable,
         "-c",
         (
@@ -35,19 +34,11 @@ WRITERS = {
             "EventLog(path=Path(sys.argv[1], 'events.jsonl'), attempt=1, host='n1').write('note')"
         ),
     ],
-    "monitor": [
-        sys.executable,
-        "-c",
-        (
-            "import sys; from monitor.events import EventLog\n"
-            "EventLog(sys.argv[1] + '/events.jsonl', 1, 'n1').append('note')"
-        ),
-    ],
 }
 
 
-LIMITS_S = {"trainer": (rundir.events, 2.0), "monitor": (rundir.events, 2.0)}
-"""How long the two in Python wait at most, which is also said to be less than their callers do."""
+LIMIT_S = 2.0
+"""How long a writer waits at most, which is also said to be less than its callers do."""
 
 
 def lock(path: Path) -> int:
@@ -88,12 +79,10 @@ def test_a_lock_that_nobody_lets_go_of_costs_no_event(tmp_path: Path, writer: st
     assert events(path) == ["note"]
 
 
-@pytest.mark.parametrize("writer", LIMITS_S)
 def test_a_slow_server_of_locks_is_waited_for_by_the_clock(
-    tmp_path: Path, writer: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each try may be a call to a server that is busy: as many as there is time for, not 200."""
-    _, limit_s = LIMITS_S[writer]
 
     def refuse(_descriptor: int, _kind: int) -> None:
         time.sleep(0.3)
@@ -102,19 +91,14 @@ def test_a_slow_server_of_locks_is_waited_for_by_the_clock(
     monkeypatch.setattr(fcntl, "flock", refuse)
     path = tmp_path / "events.jsonl"
     began_s = time.monotonic()
-    if writer == "trainer":
-        EventLog(path=path, attempt=1, host="n1").write("note")
-    else:
-        monitor.events.EventLog(str(path), 1, "n1").append("note")
+    EventLog(path=path, attempt=1, host="n1").write("note")
     took_s = time.monotonic() - began_s
-    assert limit_s <= took_s < limit_s + 2
+    assert LIMIT_S <= took_s < LIMIT_S + 2
     assert events(path) == ["note"]
 
 
-@pytest.mark.parametrize("writer", LIMITS_S)
-def test_pauses_grow_and_differ(writer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_grow_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock that is free soon is had soon, and many who wait do not ask all at once."""
-    module, limit_s = LIMITS_S[writer]
     now_s, pauses_s = [100.0], list[float]()
 
     def sleep(pause_s: float) -> None:
@@ -125,14 +109,14 @@ def test_pauses_grow_and_differ(writer: str, monkeypatch: pytest.MonkeyPatch) ->
         raise BlockingIOError
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(module.time, "sleep", sleep)
-    monkeypatch.setattr(module.time, "monotonic", lambda: now_s[0])
-    module._lock(0)  # noqa: SLF001 -- by a clock of its own
+    monkeypatch.setattr(rundir.events.time, "sleep", sleep)
+    monkeypatch.setattr(rundir.events.time, "monotonic", lambda: now_s[0])
+    rundir.events._lock(0)  # noqa: SLF001 -- by a clock of its own
     assert pauses_s[0] <= 0.01
     assert max(pauses_s) <= 0.2
     assert max(pauses_s) > 0.09
     assert len(set(pauses_s)) > 5
-    assert sum(pauses_s) == pytest.approx(limit_s)
+    assert sum(pauses_s) == pytest.approx(LIMIT_S)
 
 
 def test_a_file_of_one_writer_is_not_locked(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from monitor.words import counted as monitors
-from trainer.text import counted as trainers
+from rundir.text import counted as trainers
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = [p for room in ("trainer", "monitor") for p in sorted((ROOT / room).rglob("*.py"))]

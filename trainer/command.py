@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         """Raise UserError."""
         raise UserError(
             "command line",
-            rule="as --help says",
+            rule="be as --help says",
             found=message,
             remedy=f"see {self.prog} --help",
         )

@@ -315,7 +315,7 @@ class Config:
     def _check_profiling(self) -> None:
         if self.profile_range() is None and (self.memory_snapshot or self.profile_ranks != "0"):
             name = "memory_snapshot" if self.memory_snapshot else "profile_ranks"
-            raise _error(name, "with --profile-steps", getattr(self, name))
+            raise _error(name, "given with --profile-steps", getattr(self, name))
 
     def profile_range(self) -> range | None:
         """The steps to trace, counted from 1, or None."""
@@ -333,14 +333,14 @@ def option_name(field: str) -> str:
 
 
 def _error(field: str, rule: str, found: object) -> UserError:
-    return UserError(option_name(field), rule=rule, found=repr(found), remedy="change it")
+    return UserError(option_name(field), rule=f"be {rule}", found=repr(found), remedy="change it")
 
 
 def _check_precision(precision: Precision) -> None:
     if precision == "fp8" and find_spec("torchao") is None:
         raise UserError(
             "--precision fp8",
-            rule="with torchao, whose layers scale what goes into a product",
+            rule="have torchao, whose layers scale what goes into a product",
             found="it is not installed",
             remedy="pip install torchao, or take bf16",
         )

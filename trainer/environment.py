@@ -103,7 +103,7 @@ class Ranks:
         if absent:
             raise UserError(
                 "rank variables",
-                rule=f"all of {', '.join(_REQUIRED)} are set, or none",
+                rule=f"be all of {', '.join(_REQUIRED)} are set, or none",
                 found=f"{', '.join(absent)} missing",
                 remedy="start with torchrun or jobs/launcher.sh, or unset the others",
             )
@@ -125,7 +125,7 @@ def _check_alone(env: Mapping[str, str]) -> None:
         if (whole_number(env.get(name, "")) or 1) > 1:
             raise UserError(
                 "rank variables",
-                rule=f"{', '.join(_REQUIRED)} are set for each of several processes",
+                rule=f"be {', '.join(_REQUIRED)} are set for each of several processes",
                 found=f"none of them, and {name}={env[name]} of {launcher}",
                 remedy="start with sbatch jobs/prelaunch.sh, or with torchrun, one a node",
             )
@@ -146,7 +146,7 @@ def _integer(env: Mapping[str, str], name: str, *, low: int, high: int | None = 
         limits = f"at least {low}" if high is None else f"from {low} to {high}"
         raise UserError(
             name,
-            rule=f"a whole number {limits}",
+            rule=f"be a whole number {limits}",
             found=repr(text),
             remedy="start with torchrun or jobs/launcher.sh, which set it",
         )
@@ -196,6 +196,6 @@ def _count(env: Mapping[str, str], name: str, default: int) -> int:
     value = whole_number(text)
     if value is None or value >= 2**63:
         raise UserError(
-            name, rule="a whole number from 0 on", found=repr(text), remedy="correct or unset it"
+            name, rule="be a whole number from 0 on", found=repr(text), remedy="correct or unset it"
         )
     return value

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from rundir.text import problem
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -29,19 +31,14 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def four_parts(what: str, *, rule: str, found: object, remedy: str) -> str:
-    """Return the one form of errors: what, what must hold, what was found, what to do."""
-    return " ".join(f"{what}: {rule}; found {found}; {remedy}".split())
-
-
 class UserError(Exception):
-    """A mistake of the user's, in one line of four parts.
+    """A mistake of the user's, in one line: what must be or have what, found, remedy.
 
     It is not a ValueError, so that no library on the way takes it for one of its own.
     """
 
     def __init__(self, what: str, *, rule: str, found: object, remedy: str) -> None:
-        super().__init__(four_parts(what, rule=rule, found=found, remedy=remedy))
+        super().__init__(problem(f"{what} must {rule}", found, remedy))
 
 
 _MISFIT: Final = re.compile(
@@ -62,7 +59,7 @@ def misfit(error: BaseException) -> UserError | None:
             cuda = int(found["cuda"] or 0)  # 12080 is 12.8
             return UserError(
                 "CUDA of this torch",
-                rule="fits the driver and the GPUs of this node",
+                rule="fit the driver and the GPUs of this node",
                 found=f"a driver for CUDA {cuda // 1000}.{cuda % 1000 // 10}, which is too old"
                 if cuda
                 else f"that {found.group()}",
@@ -75,7 +72,7 @@ def missing_package(error: ModuleNotFoundError, python: str) -> UserError:
     """Name the package that `python`, the interpreter in use, lacks."""
     return UserError(
         "Python",
-        rule="one with the packages that pyproject.toml names",
+        rule="be one with the packages that pyproject.toml names",
         found=f"no {error.name} in {python}",
         remedy="run `make demo` once, which installs them into .venv, or install it there, "
         "or name another Python (DDP_PYTHON)",
@@ -88,7 +85,7 @@ class RunFailedError(Exception):
     @classmethod
     def of(cls, what: str, *, rule: str, found: object, remedy: str) -> RunFailedError:
         """Return one in the form of four parts."""
-        return cls(four_parts(what, rule=rule, found=found, remedy=remedy))
+        return cls(problem(f"{what} must {rule}", found, remedy))
 
 
 class CheckpointError(RunFailedError):

@@ -12,12 +12,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from rundir import codes
+from rundir.text import counted
 from trainer import command
 from trainer.checkpoint.layout import find
 from trainer.checkpoint.train_state import OPTIONS
 from trainer.config import Config
 from trainer.errors import UserError
-from trainer.text import counted
 from trainer.workloads.registry import build_workload
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _measure(checkpoint: Path, data_dir: Path | None) -> Mapping[str, float | No
     if data is None or not num_samples:
         raise UserError(
             f"--workload {config.workload}",
-            rule="held-out samples to measure on",
+            rule="have held-out samples to measure on",
             found="none",
             remedy="name a --data-dir that has some",
         )
@@ -88,7 +88,7 @@ def _measure(checkpoint: Path, data_dir: Path | None) -> Mapping[str, float | No
     except RuntimeError as error:
         raise UserError(
             str(checkpoint),
-            rule="weights of the model that the workload builds from these data",
+            rule="have weights of the model that the workload builds from these data",
             found=str(error)[:200],
             remedy="name the run's own --data-dir",
         ) from error

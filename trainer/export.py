@@ -15,11 +15,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from rundir import codes
+from rundir.text import counted
 from trainer import command
 from trainer.checkpoint import manifest
 from trainer.checkpoint.layout import find
 from trainer.errors import UserError
-from trainer.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if options.out.name in ("", ".."):
         raise UserError(
-            str(options.out), rule="a new name", found="a folder", remedy="give a name in it"
+            str(options.out), rule="be a new name", found="a folder", remedy="give a name in it"
         )
     checkpoint = find(options.checkpoint)
     if options.format == "hf":
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         return codes.FINISHED
     if options.tokenizer is not None:
         raise UserError(
-            "--tokenizer", rule="with --format hf", found="without", remedy="leave it out"
+            "--tokenizer", rule="be given with --format hf", found="without", remedy="leave it out"
         )
     targets = _targets(options.out, may_overwrite=options.force)
     from trainer.checkpoint import loading  # noqa: PLC0415 -- imports torch: wrong input is reported before
@@ -92,12 +92,12 @@ def _targets(out: Path, *, may_overwrite: bool) -> list[Path]:
 def _check_target(target: Path, *, may_overwrite: bool) -> None:
     if not target.parent.is_dir():
         raise UserError(
-            str(target), rule="in a directory that exists", found="none", remedy="create it"
+            str(target), rule="be in a directory that exists", found="none", remedy="create it"
         )
     if target.is_dir() or (target.exists() and not may_overwrite):
         raise UserError(
             str(target),
-            rule="a file that is not there yet",
+            rule="be a file that is not there yet",
             found="one",
             remedy="name another, or give --force",
         )
@@ -131,7 +131,7 @@ def _write(target: Path, weights: Mapping[str, Tensor], stored: Stored) -> None:
     except (OSError, RuntimeError, SafetensorError) as error:
         reason = error if isinstance(error, OSError) else error.__context__ or error
         raise UserError(
-            str(target), rule="a file that can be written", found=reason, remedy="name another"
+            str(target), rule="be a file that can be written", found=reason, remedy="name another"
         ) from error
     finally:
         beside.unlink(missing_ok=True)  # also of one that was interrupted

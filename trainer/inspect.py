@@ -12,11 +12,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rundir import codes, paths
+from rundir.text import counted
 from trainer import command
 from trainer.checkpoint.layout import find, find_folder, split_rank
 from trainer.checkpoint.manifest import DamagedError, UnknownError, UnreadableError
 from trainer.checkpoint.train_state import fingerprint
-from trainer.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

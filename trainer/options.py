@@ -168,7 +168,7 @@ def parse(argv: Sequence[str]) -> Config:
             field, arguments
         ):  # Path("") would be Path(".")
             raise UserError(
-                option_name(field), rule="a path", found="an empty one", remedy="name one"
+                option_name(field), rule="be a path", found="an empty one", remedy="name one"
             )
     return _parse_arguments(arguments)
 
@@ -216,7 +216,7 @@ def _read_toml(path: Path) -> dict[str, object]:
 
 def _unreadable(path: Path, found: object) -> UserError:
     return UserError(
-        f"--config {path}", rule="a readable TOML file", found=found, remedy="correct the file"
+        f"--config {path}", rule="be a readable TOML file", found=found, remedy="correct the file"
     )
 
 
@@ -236,7 +236,9 @@ def _as_arguments(options: Mapping[str, object], path: Path | None) -> list[str]
 
 
 def _wrong_key(path: Path | None, key: str, rule: str, found: str) -> UserError:
-    return UserError(f"key {key!r} in {path}", rule=rule, found=found, remedy="correct the file")
+    return UserError(
+        f"key {key!r} in {path}", rule=f"be {rule}", found=found, remedy="correct the file"
+    )
 
 
 def _kind(field: str) -> str:
@@ -270,27 +272,27 @@ def _complaint(message: str, arguments: Sequence[str]) -> UserError:
         field = name[2:].replace("-", "_")
         found = _value_of(field, arguments)
         remedy = _nearest_value(field, found, []) or "change it"
-        return UserError(name, rule=_KINDS[_kind(field)], found=repr(found), remedy=remedy)
+        return UserError(name, rule=f"be {_KINDS[_kind(field)]}", found=repr(found), remedy=remedy)
     if match := re.search(
         r"choice '(.*)' for argument '(--[\w-]+)'. Expected one of \((.*)\)", message
     ):
         found, name, valid = match.groups()
         near = _nearest_value(name[2:].replace("-", "_"), found, re.findall(r"'(.*?)'", valid))
         return UserError(
-            name, rule=f"one of {valid}", found=repr(found), remedy=near or "take one of them"
+            name, rule=f"be one of {valid}", found=repr(found), remedy=near or "take one of them"
         )
     if match := re.search(r"Missing value for argument '(--[\w-]+)'", message):
-        return UserError(match[1], rule="a value after it", found="none", remedy="give one")
+        return UserError(match[1], rule="have a value after it", found="none", remedy="give one")
     if match := re.search(r"Unrecognized options: (.*)", message):
         return UserError(
             "command line",
-            rule="only options, with a value after each that needs one",
+            rule="hold only options, with a value after each that needs one",
             found=f"{match[1]!r}, which belongs to none",
             remedy="see python -m trainer --help",
         )
     return UserError(
         "command line",
-        rule="options with values of their type",
+        rule="hold options with values of their type",
         found=message,
         remedy="see python -m trainer --help",
     )
@@ -328,4 +330,4 @@ def _unknown(what: str, field: str) -> UserError:
     names = [field] if field in _ELSEWHERE else near
     ours = dict.fromkeys(_ELSEWHERE.get(name) or option_name(name) for name in names)
     remedy = f"did you mean {', '.join(ours)}?" if ours else "see python -m trainer --help"
-    return UserError(what, rule="a known name", found="none such", remedy=remedy)
+    return UserError(what, rule="be a known name", found="none such", remedy=remedy)

@@ -9,11 +9,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from rundir import codes
+from rundir.text import counted
 from trainer import command
 from trainer.checkpoint.layout import find
 from trainer.data.tokenizer import load_tokenizer
 from trainer.errors import UserError
-from trainer.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     if not prompt or options.tokens < 0 or not options.temperature >= 0:
         raise UserError(
             "--prompt, --tokens, --temperature",
-            rule="a text, and numbers of 0 or more",
+            rule="be a text, and numbers of 0 or more",
             found=(options.prompt, options.tokens, options.temperature),
             remedy="change them",
         )
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     if max(prompt) >= model.shape.vocab_size:
         raise UserError(
             f"--tokenizer {options.tokenizer}",
-            rule=f"the one it was trained with, of {counted(model.shape.vocab_size, 'token')}",
+            rule=f"be the one it was trained with, of {counted(model.shape.vocab_size, 'token')}",
             found=f"token {max(prompt)}",
             remedy="name that one",
         )

@@ -1,4 +1,4 @@
-"""Text output: nouns that agree with their numbers, and streams that may be full.
+"""Text output: streams that may be full.
 
 What a full disk cannot take is lost, and the run is not.
 """
@@ -12,11 +12,6 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-
-def counted(num: int, noun: str) -> str:
-    """Return `1 rank` or `2 ranks`."""
-    return f"{num:,} {noun}{'' if num == 1 else 's'}"
 
 
 class LossyStream:

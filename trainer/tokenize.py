@@ -16,10 +16,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from rundir import codes
+from rundir.text import counted
 from trainer import command
 from trainer.data.tokenizer import load_tokenizer
 from trainer.errors import UserError
-from trainer.text import counted
 from trainer.workloads.token_file import BYTES, Writer
 
 if TYPE_CHECKING:
@@ -50,7 +50,10 @@ def main(argv: Sequence[str]) -> int:
                 raise _input_error(", ".join(map(str, options.input)), "texts", "none")
     except OSError as error:
         raise UserError(
-            str(options.out), rule="a file that can be written", found=error, remedy="name another"
+            str(options.out),
+            rule="be a file that can be written",
+            found=error,
+            remedy="name another",
         ) from error
     print(
         f"{options.out}: {counted(writer.num_tokens, 'token')} of {tokenizer.info.vocab_size:,}, "
@@ -62,12 +65,12 @@ def main(argv: Sequence[str]) -> int:
 def _check_target(out: Path, *, may_overwrite: bool) -> None:
     if not out.parent.is_dir():
         raise UserError(
-            f"--out {out}", rule="in a directory that exists", found="none", remedy="create it"
+            f"--out {out}", rule="be in a directory that exists", found="none", remedy="create it"
         )
     if out.is_dir() or (out.exists() and not may_overwrite):
         raise UserError(
             f"--out {out}",
-            rule="a file that is not there yet",
+            rule="be a file that is not there yet",
             found="one",
             remedy="name another, or give --force",
         )
@@ -115,7 +118,9 @@ def _lines(file: Path) -> Iterator[str]:
 
 
 def _input_error(what: object, rule: str, found: object) -> UserError:
-    return UserError(str(what), rule=rule, found=found, remedy="correct it, or leave it out")
+    return UserError(
+        str(what), rule=f"be {rule}", found=found, remedy="correct it, or leave it out"
+    )
 
 
 if __name__ == "__main__":

@@ -38,10 +38,11 @@ class Directory:
         except OSError:
             return  # memory is full: it is not watched
 
-    def num_ranks(self) -> int:
-        """Return how many of the node's ranks have started so far, those included that ended."""
+    def num_peers_started(self) -> int:
+        """Return how many of the node's other ranks have started, those included that ended."""
         prefixes = (heartbeat.CHILD_PREFIX, _ENDED_PREFIX)
-        return sum(name.startswith(prefixes) for name in _names(self.path))
+        own = os.path.basename(self._child_path)
+        return sum(name.startswith(prefixes) and name != own for name in _names(self.path))
 
     def peers(self) -> list[int]:
         """Return the commands of this node's other ranks, some of which may have ended."""
@@ -50,7 +51,8 @@ class Directory:
     def close(self, *, is_leader: bool) -> None:
         """Take this rank out, or, as the node's first rank, remove everything.
 
-        That it was there remains to be seen: the first rank waits for those that are to come.
+        That it was there remains to be seen, because the first rank waits for those that are only
+        starting; its process does not, because another one may get its number.
         """
         with suppress(OSError):
             os.unlink(self.socket_path)

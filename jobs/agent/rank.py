@@ -20,14 +20,16 @@ from rundir import channel, codes, heartbeat
 from rundir.paths import RunDir
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jobs.agent.command import Command
     from jobs.agent.loop import Loop
     from jobs.agent.monitor import Monitor
 
 _FOLLOW_S = 5
 """How long the job's log may take to accept the rest of a rank's."""
-_STARTING_S = 30
-"""How long a rank that has ended waits for others of its node to start."""
+_PEERS_START_S = 30
+"""How long a first rank that has finished waits for others of its node to start."""
 _POLL_S = 0.1
 
 
@@ -108,24 +110,15 @@ class _Rank:
         self._task.sweep()
         if self._monitor:
             if is_finished and self._directory:
-                self._wait_for_starts(self._directory)
-                _wait_for_peers(self._directory, self._loop)
+                # By hand each rank may have a directory of its own, in which it stays alone.
+                is_shared = self._reports.is_supervised
+                num_peers = int(self._environ["LOCAL_WORLD_SIZE"]) - 1 if is_shared else 0
+                wait_for_peers(self._directory, num_peers, self._loop, lambda: self._task.is_ending)
             self._monitor.stop(self._loop, self._reports)
         if self._directory:
             self._directory.close(is_leader=self._is_leader)
         self._follower.finish(_FOLLOW_S)
         self._reports.close(self._loop)
-
-    def _wait_for_starts(self, directory: heartbeats.Directory) -> None:
-        """Wait for ranks of this node that are only starting: they want to be watched, too."""
-        if not self._reports.is_supervised:  # by hand each rank may have a directory of its own
-            return
-        deadline_s = time.monotonic() + _STARTING_S
-        num_ranks = int(self._environ["LOCAL_WORLD_SIZE"])
-        while directory.num_ranks() < num_ranks and time.monotonic() < deadline_s:
-            if self._task.is_ending:
-                return
-            self._loop.pause(_POLL_S)
 
 
 def _open_heartbeats(environ: dict[str, str], *, is_leader: bool) -> heartbeats.Directory | None:
@@ -171,8 +164,22 @@ def _explain_oom(task: Task, node: str) -> None:
         return
 
 
-def _wait_for_peers(directory: heartbeats.Directory, loop: Loop) -> None:
-    """Wait for the node's last rank: who hangs in its shutdown is watched, too."""
+def wait_for_peers(
+    directory: heartbeats.Directory,
+    num_peers: int,
+    loop: Loop,
+    is_ending: Callable[[], bool] = lambda: False,
+) -> None:
+    """Wait for the node's last rank: who hangs in its shutdown is watched, too.
+
+    A command of a blink may have ended before its peers have started; they may never, if the job
+    is ending.
+    """
+    deadline_s = time.monotonic() + _PEERS_START_S
+    while directory.num_peers_started() < num_peers and time.monotonic() < deadline_s:
+        if is_ending():
+            break
+        loop.pause(_POLL_S)
     for pid in directory.peers():
         try:
             fd = os.pidfd_open(pid)

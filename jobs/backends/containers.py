@@ -8,7 +8,7 @@ import subprocess
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from jobs.backends import slurm
+from jobs.backends import scontrol, slurm
 from jobs.backends.srun import Srun
 from jobs.forwarded import forwarded_names
 from jobs.messages import UsageError, info
@@ -109,7 +109,7 @@ class InContainer(Srun):
         del step
         # It inherits ./ddp.sqsh and ./:/submit, too, which are relative to the job's directory on
         # the host; this script may be in the image's own, which no host has.
-        directory = slurm.path_field(self._here.info, "WorkDir")
+        directory = scontrol.path_field(self._here.info, "WorkDir")
         moved = directory and directory != os.getcwd()
         return [*([f"--chdir={directory}"] if moved else []), self._here.launcher]
 
@@ -135,7 +135,7 @@ def as_owner(here: Surroundings) -> Surroundings:
     no step and no job from them. In a user namespace of its own this script and what it starts are
     the job's user. Where none can be made, there is no client.
     """
-    owner = slurm.owner(here.info)
+    owner = scontrol.owner(here.info)
     if not InContainer.fits(here) or owner is None or int(owner[1]) == os.geteuid():
         return here
     name, user, group = owner

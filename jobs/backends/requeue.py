@@ -6,11 +6,13 @@ import re
 import subprocess
 from typing import TYPE_CHECKING, NamedTuple
 
-from jobs.backends.slurm import Slurm, fate, field, path_field
+from jobs.backends.scontrol import fate, field, path_field
 from jobs.messages import info, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from jobs.backends.slurm import Slurm
 
 _FIELDS = """
     NumTasks=--ntasks Partition=--partition Account=--account QOS=--qos TimeLimit=--time

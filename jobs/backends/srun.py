@@ -7,7 +7,7 @@ import signal
 import subprocess
 from typing import TYPE_CHECKING
 
-from jobs.backends import slurm
+from jobs.backends import scontrol, slurm
 from jobs.backends.base import Address, Backend, Step, Surroundings, in_background
 from jobs.messages import UsageError
 from rundir.plain import read_text
@@ -184,5 +184,5 @@ class Srun(Backend):
 
     def address(self, node: str) -> Address | None:
         """Slurm's own address of it."""
-        address = slurm.field(self._slurm.node_info(node) or "", "NodeAddr")
+        address = scontrol.field(self._slurm.node_info(node) or "", "NodeAddr")
         return Address(address, f"Slurm's NodeAddr of {node}") if address else None

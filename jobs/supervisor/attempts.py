@@ -11,6 +11,7 @@ from jobs.supervisor import decide, history, rendezvous, run, settings, show
 from jobs.supervisor import step as steps
 from jobs.supervisor.ending import Counters, Ending
 from jobs.supervisor.guard import Guard, Traces, lost_nodes
+from jobs.supervisor.hang import HangWatch
 from jobs.supervisor.step import Output, RunningStep
 from rundir import codes, failure, plain, secrets
 from rundir.failure import Failure, classify
@@ -157,7 +158,11 @@ class Attempts:
             interval_s=settings.number("DDP_MONITOR_INTERVAL"),
         )
         others = [node for node in self._nodes if node != self._here.node]
-        guard = Guard(self._loop, self._backend, step, self._journal, traces=traces, nodes=others)
+        master = "{MASTER_ADDR}:{MASTER_PORT}".format_map(self._environ)
+        hang = HangWatch(self._journal, len(self._nodes), master)
+        guard = Guard(
+            self._loop, self._backend, step, self._journal, traces=traces, nodes=others, hang=hang
+        )
         self._loop.run_until(step.is_over)
         guard.stop()
         step.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from jobs.backends import slurm
+from jobs.backends import scontrol
 from jobs.messages import counted
 from jobs.supervisor import words
 from jobs.supervisor.ending import Counters
@@ -105,7 +105,7 @@ class _Case:
         job, end, go_on = self.job, self.end, self.job.go_on
         can_ask = job.is_under_slurm and job.has_client and not job.is_interactive
         info = self._ask() if can_ask else ""
-        self._fate = slurm.fate(info, job.restart_count)
+        self._fate = scontrol.fate(info, job.restart_count)
         if self._fate == REQUEUED:
             self._count_idle(end.latest_at_job_start)
             reason = f"Slurm has requeued job {job.id}, which will go on {self._from}"
@@ -129,7 +129,7 @@ class _Case:
             self._count_idle(self.end.latest_at_job_start)
         if self.counters.idle > job.limits.max_idle_restarts:
             return self._as(FAIL, f"no requeue: {self._idle_words}; {job.go_on}")
-        if slurm.field(info, "Requeue") == "0":
+        if scontrol.field(info, "Requeue") == "0":
             return self._as(SUCCESSOR, f"a successor of job {job.id} goes on {self._from}")
         return self._as(REQUEUE, f"job {job.id} is requeued and will go on {self._from}")
 

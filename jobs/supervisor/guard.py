@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jobs.backends.base import Backend
+    from jobs.supervisor.hang import HangWatch
     from jobs.supervisor.journal import Journal
     from jobs.supervisor.loop import Loop
     from jobs.supervisor.step import RunningStep
@@ -57,6 +58,7 @@ class Guard:
         journal: Knows which ranks are up, and is told of a lost node.
         traces: Where nodes leave traces.
         nodes: Of the step, but this one.
+        hang: Gives the verdict on ranks that hang.
 
     """
 
@@ -69,6 +71,7 @@ class Guard:
         *,
         traces: Traces,
         nodes: Sequence[str],
+        hang: HangWatch,
     ) -> None:
         """Begin to watch."""
         self._loop, self._backend, self._step, self._journal = loop, backend, step, journal
@@ -76,7 +79,7 @@ class Guard:
         self._nodes = nodes
         self._seen: dict[str, list[tuple[int, int]]] = {}
         self._heard_s: dict[str, float] = {}
-        self._timers = [loop.every(1, self._look_at_failure)]
+        self._timers = [loop.every(1, self._look_at_failure), loop.every(hang.POLL_S, hang.look)]
         if nodes and not backend.is_in_place:
             self._timers.append(loop.every(2 + len(nodes) / 16, self._look_at_nodes))
         self._is_looking = False

@@ -6,6 +6,7 @@ Others are programs that report without an agent, and the watchdogs of the nodes
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from rundir.paths import RunDir
 
 _POLL_S = 1.0
+_STUCK_S = 2.0
+"""A file system that takes longer to read a file is taken to stall."""
 _MAX_PENDING = 256 << 20
 
 
@@ -38,7 +41,7 @@ class Journal:
         self._files = files
         self._log = events.EventLog(self.add, "prelaunch", 0, host)
         self._sink = Sink(self._append, _MAX_PENDING, loop.wake)
-        self._is_polling = False
+        self._polling_since_s: float | None = None
         self._offset = 0
         self._rest = b""
         self.reports = Reports(0)
@@ -53,6 +56,12 @@ class Journal:
             self._offset = plain.size_bytes(self._files.events)
         except OSError:
             self._offset = 0
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the file does not answer: nodes may not have read what others reported."""
+        began_s = self._polling_since_s
+        return began_s is not None and time.monotonic() - began_s > _STUCK_S
 
     def write(self, event: str, **keys: Any) -> None:  # noqa: ANN401 -- whatever JSON takes
         """Report an event of this script's own."""
@@ -76,8 +85,8 @@ class Journal:
             info(f"could not append to {self._files.events}; going on")
 
     def _poll(self) -> None:
-        if not self._is_polling:
-            self._is_polling = True
+        if self._polling_since_s is None:
+            self._polling_since_s = time.monotonic()
             found: list[bytes] = []
             reports = self.reports
             self._loop.in_background(
@@ -85,7 +94,7 @@ class Journal:
             )
 
     def _take(self, found: list[bytes], reports: Reports) -> None:
-        self._is_polling = False
+        self._polling_since_s = None
         if reports is self.reports:
             self._learn(b"".join(found))
 
@@ -106,7 +115,7 @@ class Journal:
     def close(self) -> None:
         """End an attempt: take what others wrote, and what nodes could not deliver."""
         self.flush()
-        self._loop.run_until(lambda: not self._is_polling)
+        self._loop.run_until(lambda: self._polling_since_s is None)
         self._learn(self._read_new())
         for path, data in events.undelivered(self._files.path).items():
             for line in data.splitlines(keepends=True):

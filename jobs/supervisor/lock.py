@@ -126,7 +126,7 @@ class Lock:
                 told_s = time.monotonic()
                 info(f"waiting for the run {name}: it belongs to {owner}")
             pause(delay_s)
-            delay_s = 2 * delay_s if 4 * delay_s <= 2 * _LONGEST_DELAY_S else _LONGEST_DELAY_S
+            delay_s = 2 * delay_s if delay_s < _LONGEST_DELAY_S / 2 else _LONGEST_DELAY_S
             owner = "" if is_stopped() else self.attempt()
         if is_stopped():
             self.release()  # it may just have become ours

@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from jobs.backends import registry, slurm, surroundings
+from jobs.backends import registry, scontrol, slurm, surroundings
 from jobs.backends.base import Step, Surroundings, tmp_dir
 from jobs.backends.slurm import Slurm
 from jobs.messages import UsageError, info, write
@@ -98,7 +98,7 @@ def _resolve(
     environ, job_id = here.environ, here.slurm.display_name
     origin = "Slurm" if job_id else "no Slurm: time and process"
     job_id = job_id or time.strftime(f"local-%Y%m%dT%H%M%S-{os.getpid()}", time.gmtime())
-    end_time = slurm.local_time(slurm.field(here.info, "EndTime"))
+    end_time = scontrol.local_time(scontrol.field(here.info, "EndTime"))
     known = settings.Known(
         root=here.root,
         cwd=os.getcwd(),
@@ -112,6 +112,7 @@ def _resolve(
         end_time="" if end_time is None else str(end_time),
     )
     settings.resolve_run(values, environ, known)
+    here.slurm.is_traced = values.is_on("DEBUG")
     files = RunDir(values["DDP_RUN_DIR"])
     run.check_files(files)
     settings.note_attempt(values, history.num_starts(files) + 1, job_id)

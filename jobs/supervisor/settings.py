@@ -141,31 +141,22 @@ def switch(name: str, value: str) -> str:
     )
 
 
-def _busy(name: str, value: str) -> str:
-    if value not in ("refuse", "wait"):
-        raise UsageError(
-            f"{name} must be refuse or wait", f"'{value}'", "set one of them, or unset it"
-        )
-    return value
+def matching(pattern: str, rule: str, remedy: str) -> Check:
+    """A text of this form."""
+
+    def check(name: str, value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise UsageError(f"{name} must be {rule}", f"'{value}'", remedy)
+        return value
+
+    return check
 
 
-def _seed(name: str, value: str) -> str:
-    if not re.fullmatch("[0-9]{1,10}", value):
-        raise UsageError(
-            f"{name} must be a whole number below 10^10", f"'{value}'", "correct it, or unset it"
-        )
-    return value
-
-
-def run_name(name: str, value: str) -> str:
-    """The name of a run, which is that of its directory."""
-    if not paths.RUN_NAME.fullmatch(value):
-        raise UsageError(
-            f"{name} must be letters, digits, '.', '_' and '-'",
-            f"'{value}'",
-            "give the run such a name",
-        )
-    return value
+_BUSY = matching("refuse|wait", "refuse or wait", "set one of them, or unset it")
+_SEED = matching("[0-9]{1,10}", "a whole number below 10^10", "correct it, or unset it")
+_RUN_NAME = matching(
+    paths.RUN_NAME.pattern, "letters, digits, '.', '_' and '-'", "give the run such a name"
+)
 
 
 def cksum(text: str) -> int:
@@ -221,7 +212,7 @@ RUN = (
     ),
     Row("DDP_MAX_IDLE_RESTARTS", "1", check=integer(0, 1000)),
     Row("DDP_REQUEUE", "1", is_switch=True),
-    Row("DDP_ON_BUSY", "refuse", check=_busy),
+    Row("DDP_ON_BUSY", "refuse", check=_BUSY),
 )
 
 DEBUGGING = (
@@ -260,14 +251,14 @@ def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) ->
     _resolve_out(settings, known)
     settings.note("DDP_JOB_ID", known.job_id, known.job_id_origin)
     if "DDP_RUN_NAME" in environ:
-        value = run_name("DDP_RUN_NAME", environ["DDP_RUN_NAME"])
+        value = _RUN_NAME("DDP_RUN_NAME", environ["DDP_RUN_NAME"])
         settings.note("DDP_RUN_NAME", value, THE_ENVIRONMENT)
     # The directory is this job's own: what an outer job exported does not count.
     name = environ.get("DDP_RUN_NAME") or f"slurm-{known.job_id}"
     settings.note("DDP_RUN_DIR", f"{settings['DDP_OUT']}/{name}", "DDP_OUT and the run's name")
     note_attempt(settings, 1, known.job_id)
     # The same after a requeue and in every link of a chain, because it comes from the name.
-    settings.default("DDP_SEED", str(cksum(name)), "the run's name", _seed)
+    settings.default("DDP_SEED", str(cksum(name)), "the run's name", _SEED)
     for row in RUN:
         _apply(settings, environ, row, known)
     # Slurm does not show whether a job has --no-kill.

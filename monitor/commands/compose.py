@@ -39,7 +39,7 @@ def run(options: Namespace) -> int:
 
 def _say_slow(path: str) -> None:
     """Add to the trainer's own words, where the monitor saw something."""
-    from monitor.runs.screen import slow_words  # noqa: PLC0415 - start time
+    from monitor.runs.render import slow_words  # noqa: PLC0415 - start time
 
     record = json.loads(Path(path).read_text(encoding="utf-8"))
     for slow in record["attempts"][-1]["slow_ranks"]:

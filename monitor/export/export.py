@@ -18,7 +18,7 @@ from monitor.words import counted
 
 if TYPE_CHECKING:
     from monitor.export.metrics import Collector
-    from monitor.logs.reader import Log
+    from monitor.logs.log import Log
 
 METRICS = ("prometheus", "openmetrics")
 ROWS = ("csv", "parquet", "jsonl")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from monitor.export.openmetrics import Metric
 from monitor.logs import throttling
 from monitor.logs.columns import COLUMNS
+from monitor.logs.gutil import parse_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,7 +76,7 @@ def add(metrics: Metrics, nodes: Iterable[NodeNow]) -> None:
 
 def _add_node(metrics: Metrics, node: NodeNow, labels: _Labels) -> None:
     metrics.put(NODE_SAMPLE_TIME, labels, node.newest.time_s)
-    metrics.put(NODE_MEMORY, labels, _scaled(_number(node.facts.get("host_memory_mib")), _MIB))
+    metrics.put(NODE_MEMORY, labels, _scaled(parse_number(node.facts.get("host_memory_mib")), _MIB))
     for column, metric in NODE_METRICS:
         metrics.put(metric, labels, _reading(column, node, node.newest))
 
@@ -90,9 +91,9 @@ def _add_gpu(metrics: Metrics, node: NodeNow, gpu: GpuNow, place: _Labels) -> No
     metrics.put(GPU_INFO, labels | {"name": name, "driver": driver}, 1)
     is_up = any(gpu.values.get(name) is not None for name in _SIGNS_OF_LIFE)
     metrics.put(GPU_UP, labels, float(is_up))
-    memory_mib = _number(node.facts.get(f"memory_mib {index}"))
+    memory_mib = parse_number(node.facts.get(f"memory_mib {index}"))
     metrics.put(GPU_MEMORY, labels, _scaled(memory_mib, _MIB))
-    metrics.put(GPU_POWER_LIMIT, labels, _number(node.facts.get(f"power_limit_w {index}")))
+    metrics.put(GPU_POWER_LIMIT, labels, parse_number(node.facts.get(f"power_limit_w {index}")))
     for column, metric in GPU_METRICS:
         metrics.put(metric, labels, _reading(column, node, gpu))
     bits = gpu.values.get("throt")
@@ -125,11 +126,3 @@ def _scaled(value: float | None, scale: float) -> float | None:
     if value is None:
         return None
     return value / 100 if scale == _PCT else value * scale  # 0.29, and not 0.29000000000000004
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text or "nan")
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from monitor.logs.reader import Log
+    from monitor.logs.log import Log
 
 _TIME = pl.Datetime("ms", "UTC")
 _MS_PER_S = 1000

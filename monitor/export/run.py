@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monitor.export.openmetrics import Metric
-from monitor.runs import evidence, history, life, record
+from monitor.runs import evidence, history, liveness, record
 from rundir import paths
 from rundir.events import read, read_run
 
@@ -94,7 +94,7 @@ def add(metrics: Metrics, run_dir: str, users: Mapping[str, str | None], *, now_
     if composed and composed["attempts"]:
         state = _state(run_dir, composed["attempts"][-1], now_s)
         if state == "running":
-            life.go_on(composed, now_s)
+            liveness.go_on(composed, now_s)
         _add_record(metrics, labels, composed, state in ("running", "restarting"))
     numbers = sorted({history.integer(event.get("attempt")) or 1 for event in events})
     path = os.path.join(run_dir, paths.METRICS)  # noqa: PTH118
@@ -103,9 +103,9 @@ def add(metrics: Metrics, run_dir: str, users: Mapping[str, str | None], *, now_
 
 def _state(run_dir: str, attempt: dict[str, Any], now_s: float) -> str:
     """Classify by its files and processes alone: Slurm is not asked every few seconds."""
-    at_s = life.last_written_s(os.path.abspath(run_dir), attempt)  # noqa: PTH100 - as given to ranks
+    at_s = liveness.last_written_s(os.path.abspath(run_dir), attempt)  # noqa: PTH100 - as given to ranks
     quiet_s = None if at_s is None else max(0.0, now_s - at_s)
-    return life.state(run_dir, attempt, None, quiet_s)
+    return liveness.state(run_dir, attempt, None, quiet_s)
 
 
 def _add_record(

@@ -10,7 +10,7 @@ from rich.cells import cell_len, set_cell_size
 from monitor.live import columns as live_columns
 from monitor.live import head as live_head
 from monitor.live import view as live_view
-from monitor.runs.screen import clean
+from monitor.runs.render import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,9 +11,9 @@ import numpy as np
 
 from monitor.analysis.rules_logs import is_stale
 from monitor.analysis.thresholds import Thresholds
-from monitor.live.track import number
 from monitor.logs import constants, throttling
 from monitor.logs.columns import COLUMNS
+from monitor.logs.gutil import parse_number
 from monitor.logs.run_dirs import natural
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _place(row: Row) -> tuple[object, ...]:
 
 def interval_s(track: Track) -> float:
     """Return the interval that the log records, else that of its last samples."""
-    recorded = number(track.facts.get("interval_s"))
+    recorded = parse_number(track.facts.get("interval_s"))
     if recorded is not None:
         return recorded
     steps = np.diff(track.time_s(12))

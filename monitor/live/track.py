@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from monitor.logs.gutil import parse_number
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -109,13 +111,4 @@ class Track:
 
     def number(self, fact: str) -> float | None:
         """Give a fact of this GPU that is a number, such as `memory_mib`."""
-        return number(self.facts.get(fact if self.gpu is None else f"{fact} {self.gpu}"))
-
-
-def number(text: str | None) -> float | None:
-    """Read a fact as a number; None if it is none."""
-    try:
-        value = float(text) if text is not None else None
-    except ValueError:
-        return None
-    return value if value is not None and np.isfinite(value) else None
+        return parse_number(self.facts.get(fact if self.gpu is None else f"{fact} {self.gpu}"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor.logs import reader, stats, whole
+from monitor.logs import reader, stats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +66,8 @@ def _each(groups: Sequence[Sequence[Sequence[str]]]) -> list[Counted]:
     num_processes = min(len(groups), len(os.sched_getaffinity(0)), _MAX_PROCESSES)
     if num_processes < 2 or sum(map(_size, groups)) < _WORTH_BYTES:  # noqa: PLR2004 - itself
         return [_count(group) for group in groups]
-    # not forked: numpy has threads of its own
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")  # of each process: these are as many as cores
+    # not forked: numpy and polars have threads of their own
     context = multiprocessing.get_context("spawn")
     with context.Pool(num_processes, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         return list(pool.imap(_count, groups))
@@ -78,7 +79,7 @@ def _size(group: Sequence[Sequence[str]]) -> int:
 
 
 def _count(group: Sequence[Sequence[str]]) -> Counted:
-    read = [file for log in group for file in whole.read(log, stats.COLUMNS)]
+    read = [file for log in group for file in reader.read_log(log, stats.COLUMNS)]
     files = [
         File(log.path, log.num_rows, log.num_unreadable, log.torn, log.hints, log.is_foreign)
         for log in read

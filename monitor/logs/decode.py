@@ -90,7 +90,8 @@ def _decode(
     is_unread[rows.line] = False
     unread = np.flatnonzero(is_unread)
     unread = unread[~lines.gather(unread).str.contains(_BLANK).to_numpy()]
-    ends = np.cumsum([text.count(b"\n") for text in texts])
+    nums = [len(lines)] if len(texts) == 1 else [text.count(b"\n") for text in texts]
+    ends = np.cumsum(nums)
     edges = [np.searchsorted(lines_of, [0, *ends]).tolist() for lines_of in (rows.line, unread)]
     for begin, end, num_before, num in zip(
         edges[0][:-1], edges[0][1:], edges[1][:-1], edges[1][1:], strict=True

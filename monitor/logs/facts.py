@@ -5,17 +5,18 @@ All may change within a log. An index can become another GPU, as after a requeue
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from monitor.logs import gutil
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from monitor.logs.reader import Log
+    from monitor.logs.log import Log
 
 UNKNOWN = "-"
 
@@ -51,7 +52,7 @@ def uuids(logs: Sequence[Log]) -> tuple[list[str], list[NDArray[np.int32]]]:
 def intervals_s(logs: Sequence[Log]) -> list[NDArray[np.float64]]:
     """Give the interval that a log tells, row by row; NaN where it tells none."""
     told, which = values(logs, "interval_s")
-    seconds = np.array([_number(value) for value in told])
+    seconds = np.array([gutil.parse_number(value) for value in told], np.float64)
     return [seconds[mine] for mine in which]
 
 
@@ -67,10 +68,3 @@ def _indices(logs: Sequence[Log], name: str) -> set[int]:
 
 def _uuid(value: str) -> str:
     return value.partition(" ")[0] or UNKNOWN
-
-
-def _number(value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        return math.nan

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from monitor.logs import dmon, files
 from monitor.logs.parser import Parser, Place
-from monitor.plain import open_plain
+from rundir.plain import open_plain
 
 if TYPE_CHECKING:
     from monitor.logs.parser import Stretch

@@ -7,6 +7,7 @@ after the two header lines and not before them, since readers take the first lin
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import timedelta
 from functools import lru_cache
@@ -124,3 +125,12 @@ def parse_offset(text: str) -> timedelta | None:
         return None
     offset = timedelta(hours=int(found[2]), minutes=int(found[3]))
     return -offset if found[1] == "-" else offset
+
+
+def parse_number(text: str | None) -> float | None:
+    """Read a fact as a number; None if it is none."""
+    try:
+        value = float(text) if text is not None else None
+    except ValueError:
+        return None
+    return value if value is not None and math.isfinite(value) else None

@@ -1,10 +1,11 @@
-"""A log file whole, as columns: whatever of it can be read, a block at a time."""
+"""A log whole, as columns: whatever of its files can be read, a block at a time."""
 
 from __future__ import annotations
 
 import errno
+import functools
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 import numpy as np
 
 from monitor.errors import UserError
-from monitor.logs import files
+from monitor.logs import clock, facts, files
 from monitor.logs.decode import NO_TIME, Rows, decode
+from monitor.logs.log import FOREIGN, INSTANCE, Log
 from monitor.logs.parser import Parser, Place
 
 if TYPE_CHECKING:
@@ -21,87 +23,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from monitor.logs.log_events import LogEvent
     from monitor.logs.parser import Stretch
 
-_BLOCK_BYTES = 2**24
+_BLOCK_BYTES = 2**22
+"""Larger ones would not stay in the processor's cache while their cells are cut."""
 
-INSTANCE = "some speak of a MIG instance, not of the whole GPU"
-FOREIGN = "no header of nvidia-smi dmon stands above them"
-"""Hints to rows that cannot be read; another is `parser.NARROW`."""
+
+_KEPT_BYTES = 2**25 - 2**16
+"""As much memory as glibc can be made to keep; pages that are new cost more than reading does."""
 
 _DAY_S = 86_400
 _Scalar = TypeVar("_Scalar", bound=np.generic)
-
-
-@dataclass(frozen=True)
-class Log:
-    """What one file holds, in the order of its rows.
-
-    `time_s` counts from 1970, in UTC where the log tells its offset, else in local time; NO_TIME
-    where rows carry no time. Where they carry no date (`dated` is False) it counts from the
-    midnight before the first row. `whole.read` lets it never go back. `gpu` is -1 where a
-    node has none. `values` has the log's own columns by name, in its units; a NaN is a reading that
-    does not exist.
-    """
-
-    path: str
-    places: tuple[Place, ...]
-    place: NDArray[np.int16]
-    """Of each row, in `places`."""
-    time_s: NDArray[np.int64]
-    gpu: NDArray[np.int32]
-    values: dict[str, NDArray[np.floating]]
-    dated: bool
-    facts: dict[str, str]
-    """As the log tells them last."""
-    changes: tuple[tuple[str, str], ...]
-    """Facts that speak of the rows below them, in their order."""
-    num_changes: NDArray[np.int32]
-    """Of each row, how many of them stand above it."""
-    events: tuple[LogEvent, ...]
-    """What the log tells of moments, in its order."""
-    num_unreadable: int
-    """Rows that cannot be read, and events."""
-    torn: bool
-    """The last line has no end: it is still growing, or its writer was killed."""
-    hints: tuple[str, ...] = ()
-    """In words, why some rows cannot be read."""
-    shift_s: NDArray[np.int64] | None = None
-    """How much later a row's `time_s` is than what is written; None: nowhere."""
-
-    @property
-    def written_s(self) -> NDArray[np.int64]:
-        """The times as they are written, which are those to show."""
-        return self.time_s if self.shift_s is None else self.time_s - self.shift_s
-
-    def told(self, fact: str) -> list[tuple[int, str]]:
-        """Give a fact's values, each with how many changes stand above the rows it speaks of."""
-        return [(n, value) for n, (key, value) in enumerate(self.changes, 1) if key == fact]
-
-    def rows_of(self, place: Place) -> NDArray[np.bool_]:
-        """Tell which rows are a place's."""
-        if self.places == (place,):
-            return np.ones(self.num_rows, np.bool_)
-        code = self.places.index(place) if place in self.places else -1
-        rows: NDArray[np.bool_] = self.place == code
-        return rows
-
-    def shifted(self, rows: NDArray[np.bool_], by_s: NDArray[np.int64]) -> Log:
-        """Give this log with some rows later, as told of each of them."""
-        shift_s = np.zeros(self.num_rows, np.int64) if self.shift_s is None else self.shift_s.copy()
-        shift_s[rows] = by_s
-        return replace(self, time_s=self.written_s + shift_s, shift_s=shift_s)
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows could be read."""
-        return len(self.gpu)
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether it is no log of dmon or ours at all, as far as one can tell."""
-        return FOREIGN in self.hints
 
 
 def read(path: str, wanted: frozenset[str] | None = None) -> Log:
@@ -111,6 +43,7 @@ def read(path: str, wanted: frozenset[str] | None = None) -> Log:
         UserError: the file cannot be read.
 
     """
+    np.empty(_KEPT_BYTES, np.uint8)  # freed at once: glibc keeps as much from now on
     parser = Parser(Place(*files.named(path)), is_patient=True)
     parts, is_torn = _Parts(wanted), False
     try:
@@ -124,6 +57,20 @@ def read(path: str, wanted: frozenset[str] | None = None) -> Log:
         ) from error
     parts.add(parser.end())
     return parts.log(path, parser, is_torn=is_torn)
+
+
+def read_log(paths: Sequence[str], wanted: frozenset[str] | None = None) -> list[Log]:
+    """Read the files of one log, the oldest first, with times that never go back within a host.
+
+    Of its columns it has those `wanted`, if not all.
+
+    Raises:
+        UserError: a file cannot be read.
+
+    """
+    logs = [read(path, wanted) for path in paths]
+    places = {place for log in logs for place in log.places}
+    return functools.reduce(_set_right, sorted(places, key=repr), logs)
 
 
 def refuse_foreign(path: str) -> NoReturn:
@@ -260,3 +207,33 @@ def _column(part: _Part, name: str) -> NDArray[np.floating]:
 
 def _joined(parts: Sequence[NDArray[_Scalar]], kind: type[_Scalar]) -> NDArray[_Scalar]:
     return np.concatenate(parts) if parts else np.empty(0, kind)
+
+
+def _set_right(logs: list[Log], place: Place) -> list[Log]:
+    rows = [log.rows_of(place) for log in logs]
+    time_s = _concatenated([log.time_s[which] for log, which in zip(logs, rows, strict=True)])
+    if not clock.is_odd(time_s):
+        return logs
+    mono_s = _concatenated(
+        [_monotonic_s(log)[which] for log, which in zip(logs, rows, strict=True)]
+    )
+    told = zip(facts.intervals_s(logs), rows, strict=True)
+    told_s = _concatenated([interval_s[which] for interval_s, which in told])
+    shift_s = clock.shifts_s(time_s, mono_s, told_s)
+    if shift_s is None:
+        return logs
+    parts = np.split(shift_s, np.cumsum([which.sum() for which in rows])[:-1])
+    return [log.shifted(which, by_s) for log, which, by_s in zip(logs, rows, parts, strict=True)]
+
+
+def _monotonic_s(log: Log) -> NDArray[np.floating]:
+    """Give the monotonic stamps, which take a look of their own where they were not asked for."""
+    if "monitor" in log.facts and "mono" not in log.values:
+        stamps = read(log.path, frozenset({"mono"}))
+        if stamps.num_rows >= log.num_rows:  # it may have grown
+            log = replace(log, values=stamps.values)
+    return log.values.get("mono", np.full(log.num_rows, np.nan))[: log.num_rows]
+
+
+def _concatenated(parts: Sequence[NDArray[_Scalar]]) -> NDArray[_Scalar]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -8,9 +8,9 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from monitor import events as event_log
 from monitor.errors import UserError
-from monitor.plain import open_plain
+from rundir import events as event_log
+from rundir.plain import open_plain
 
 _RUN_FILES = ("events.jsonl", "metrics.jsonl")
 _NUM_HOSTS = 2**14  # whose names are kept taken apart: a live view sorts them twice a second

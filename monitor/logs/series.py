@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from monitor.errors import printable
-from monitor.logs import clock, facts, files, reader, whole
+from monitor.logs import clock, facts, files, gutil, reader
 from monitor.logs.decode import NO_TIME
 from monitor.logs.facts import UNKNOWN
 from monitor.logs.parser import Place
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from monitor.logs.log import Log
     from monitor.logs.log_events import LogEvent
-    from monitor.logs.reader import Log
 
     _Key = tuple[str, str | None, int, str]
 
@@ -97,7 +97,7 @@ class GpuSeries:
 
     def number(self, name: str) -> float | None:
         """Give a fact of this GPU that is a number, as one; None if it is none."""
-        return _number(self.fact(name))
+        return gutil.parse_number(self.fact(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def load(paths: Sequence[str], wanted: frozenset[str] | None = None) -> Run:
     found = files.find(paths)
     parts = _Parts()
     for log in found:
-        parts.add(whole.read(log, wanted))
+        parts.add(reader.read_log(log, wanted))
     if parts.are_foreign and not run_dirs:
         reader.refuse_foreign(found[0][0])
     gpus = parts.series()
@@ -291,11 +291,3 @@ def _name(run_dirs: Sequence[str], gpus: Iterable[GpuSeries]) -> str | None:
     names = {printable(Path(path).name) for path in whole}
     names = names or {series.job for series in gpus if series.job is not None}
     return names.pop() if len(names) == 1 else None
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text) if text is not None else None
-    except ValueError:
-        return None
-    return value if value is not None and np.isfinite(value) else None

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from monitor.logs.log import Log
     from monitor.logs.parser import Place
     from monitor.logs.percentiles import Counts, Spread
-    from monitor.logs.reader import Log
     from monitor.logs.series import GpuSeries
 
 GPU_METRICS = {c.report_name: c.names for c in columns.reported() if not c.of_host}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from monitor.logs.sample import GpuSample, RankSample, Reading
 from monitor.recorder.memory_owners import Owners, attribute
-from monitor.watchdog import beats
+from monitor.watchdog import heartbeats
 from monitor.watchdog.bounded import Bounded
 from monitor.watchdog.processes import environment, parent
 from monitor.watchdog.visible import VISIBLE, gpu_of
@@ -23,7 +23,8 @@ from monitor.watchdog.visible import VISIBLE, gpu_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from monitor.watchdog.beats import Child, Progress
+    from monitor.watchdog.heartbeats import Progress
+    from rundir.heartbeat import Child
 
 _LIST_S = 5.0  # how often to look which ranks there are; where they are is looked up each time
 _READ_S = 0.2
@@ -56,7 +57,7 @@ class RankGpus:
         self._visible = visible
         self._shares_pids = _shares_pids() if shares_pids is None else shares_pids
         self._monotonic = monotonic
-        self._files = beats.BeatFiles(directory)
+        self._files = heartbeats.HeartbeatFiles(directory)
         self._children: Mapping[int, Child] = {}
         self._memory = Bounded("ranks")  # the kernel may hold up who reads a process's memory
         self._env_of: dict[int, Mapping[str, str]] = {}
@@ -76,7 +77,7 @@ class RankGpus:
         now_s = self._monotonic()
         if self._listed_s is None or now_s - self._listed_s >= _LIST_S:
             self._listed_s = now_s
-            self._children = beats.read_children(self._directory)
+            self._children = heartbeats.read_children(self._directory)
             self._files.find()
             self._of_pid = {child.pid: rank for rank, child in self._children.items()}
             self._of_pid |= {beat.pid: rank for rank, beat in self._files.read().items()}

@@ -233,10 +233,11 @@ def _end_orphans(settings: Settings, say: Callable[[str], None]) -> None:
 
 
 def _tell(settings: Settings, ended: orphans.Ended) -> None:
-    from monitor.events import EventLog  # noqa: PLC0415
+    from rundir import channel, events  # noqa: PLC0415
 
-    log = EventLog(f"{settings.run_dir}/events.jsonl", _attempt(settings), settings.host)
-    log.append("orphans", node=settings.host, pids=ended.asked, killed=ended.killed)
+    deliver = channel.reporter(settings.run_dir or "", settings.host)
+    log = events.EventLog(deliver, "monitor", _attempt(settings), settings.host)
+    log.write("orphans", node=settings.host, pids=ended.asked, killed=ended.killed)
 
 
 def _attempt(settings: Settings) -> int:

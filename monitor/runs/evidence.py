@@ -1,22 +1,67 @@
-"""What lies beside the events: the ends of the ranks' logs, the last lines of large files."""
+"""A run's files: its events, the last lines of its metrics, and the ends of its ranks' logs."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from monitor import events as event_log
-from monitor.plain import open_plain
+from monitor.errors import UserError
+from monitor.logs import files
 from monitor.runs.history import integer
+from rundir import events as event_log
+from rundir import plain
+from rundir.paths import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import BinaryIO
 
-    from monitor.events import Event
+    from rundir.events import Event
 
 _LOG_BYTES = 2**14  # of a rank's log: what it said last
 _TAIL_BYTES = 2**16  # of the metrics of an attempt: the last lines are enough
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run directory holds."""
+
+    path: str
+    events: Sequence[Event]
+    metrics: Sequence[Event]
+    """The last lines of each attempt, oldest first."""
+    num_unreadable: int
+    """Lines of both that could not be read."""
+    logs: RankLogs
+
+
+def load(run_dir: str) -> Run:
+    """Read a run directory.
+
+    Raises:
+        UserError: there are no events, or they are no text.
+
+    """
+    try:
+        data = event_log.read_run(run_dir)
+    except OSError as error:
+        raise no_run(run_dir, error) from error
+    found = files.no_text(data)
+    if found is not None:
+        raise UserError(f"events.jsonl: must be UTF-8 text; found {found}: in {run_dir}")
+    events, num_bad = event_log.read(data)
+    numbers = {integer(event.get("attempt")) or 1 for event in events}
+    metrics, num_bad_metrics = last_metrics(RunDir(run_dir).metrics, sorted(numbers))
+    return Run(run_dir, events, metrics, num_bad + num_bad_metrics, RankLogs(run_dir, events))
+
+
+def no_run(run_dir: str, error: OSError) -> UserError:
+    """Say that a directory is none of a run."""
+    return UserError(
+        f"run directory: must hold events.jsonl; found {error.strerror} in {run_dir}:"
+        " name the directory of a run, such as out/slurm-123"
+    )
 
 
 class RankLogs:
@@ -27,7 +72,7 @@ class RankLogs:
     """
 
     def __init__(self, run_dir: str, events: Sequence[Event]) -> None:
-        self._run_dir = run_dir
+        self._files = RunDir(run_dir)
         self._begins: dict[int, dict[int, int | None]] = {}
         self._known: dict[tuple[int, int], str] = {}
         for event in events:
@@ -38,7 +83,7 @@ class RankLogs:
 
     def path(self, rank: int) -> str:
         """Where a rank's log lies."""
-        return os.path.join(self._run_dir, "logs", f"rank-{rank}.log")  # noqa: PTH118 - start time
+        return self._files.rank_log(rank)
 
     def end(self, attempt: int, rank: int) -> str:
         """Give the last 16 KiB of it; empty where there is nothing to read."""
@@ -49,15 +94,15 @@ class RankLogs:
 
     def _read(self, attempt: int, rank: int) -> str:
         begins = self._begins.get(rank, {})
-        later = [begins[number] for number in sorted(begins) if number > attempt]
-        begin, stop = begins.get(attempt) or 0, next((b for b in later if b is not None), None)
-        if later and stop is None:
-            return ""
+        begin, later = begins.get(attempt) or 0, [begins[n] for n in sorted(begins) if n > attempt]
+        if not later:
+            return plain.tail(self.path(rank), _LOG_BYTES, begin)
+        stop = next((offset for offset in later if offset is not None), None)
+        if stop is None:
+            return ""  # where the later attempts begin, nobody knows
         try:
-            with open_plain(self.path(rank)) as file:
-                size = os.fstat(file.fileno()).st_size
-                stop = size if stop is None else min(stop, size)
-                file.seek(max(begin, stop - _LOG_BYTES, 0))
+            with plain.open_plain(self.path(rank)) as file:
+                file.seek(max(begin, stop - _LOG_BYTES))
                 return file.read(max(0, stop - file.tell())).decode(errors="replace")
         except OSError:
             return ""
@@ -73,7 +118,7 @@ def last_metrics(path: str, attempts: Sequence[int]) -> tuple[list[Event], int]:
 
     """
     try:
-        with open_plain(path) as file:
+        with plain.open_plain(path) as file:
             return _last_metrics(file, attempts)
     except OSError:
         return [], 0  # a run that ended before its first step has none

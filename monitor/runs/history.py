@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from rundir import codes
+from rundir.failure import attempt as read
+from rundir.failure.attempt import integer as integer  # noqa: PLC0414 - for who reads events here
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from monitor.events import Event
+    from rundir.events import Event
 
 
-_CODES = {"finished": 0, "stopped": 75, "failed": 70}
+_CODES = {"finished": codes.FINISHED, "stopped": codes.STOPPED, "failed": codes.FAILED}
 _MOST = 1e18  # no second, share or speed of a run is as large; sums of larger ones would overflow
 
 
@@ -29,15 +33,15 @@ class Attempt:
 
     def all(self, name: str) -> list[Event]:
         """Every event of a name."""
-        return [event for event in self.events if event.get("event") == name]
+        return read.every(self.events, name)
 
     def first(self, name: str) -> Event:
         """Give the first event of a name, empty if there is none."""
-        return next((e for e in self.events if e.get("event") == name), {})
+        return read.first(self.events, name)
 
     def last(self, name: str) -> Event:
         """Give the last event of a name, empty if there is none."""
-        return next((e for e in reversed(self.events) if e.get("event") == name), {})
+        return read.last(self.events, name)
 
     @property
     def lived(self) -> Sequence[Event]:
@@ -195,11 +199,6 @@ def seconds(time: object) -> float | None:
         return moment.timestamp() if moment.tzinfo else None
     except (ValueError, OverflowError):
         return None
-
-
-def integer(value: object) -> int | None:
-    """Give a whole number as it is, and None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def number(value: object) -> float | None:

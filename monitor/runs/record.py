@@ -6,18 +6,16 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from monitor import events as event_log
-from monitor.errors import UserError
-from monitor.logs import files
-from monitor.plain import open_plain
-from monitor.runs import attempts as views
-from monitor.runs import evidence, history, ledger
+from monitor.runs import attempt_record, evidence, goodput, history
+from rundir import plain
+from rundir.paths import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from monitor.events import Event
-    from monitor.runs.attempts import LogEnd
+    from monitor.runs.attempt_record import LogEnd
+    from monitor.runs.evidence import Run
+    from rundir.events import Event
 
     Watcher = Callable[["Record", "Record", float, float], "Record"]
     """Tells what the monitor saw of (attempt, slow rank) from one moment to another."""
@@ -46,13 +44,13 @@ def compose(
 
     """
     several = history.attempts(events, metrics)
-    ledgers = ledger.of_attempts(several)
-    made = [views.describe(a, several[i + 1 :], log_end) for i, a in enumerate(several)]
+    ledgers = goodput.of_attempts(several)
+    made = [attempt_record.describe(a, several[i + 1 :], log_end) for i, a in enumerate(several)]
     for one, its_ledger, span in zip(made, ledgers, history.spans(several), strict=True):
         one["ledger"] = its_ledger.as_record()
         for slow in one["slow_ranks"]:
             slow["seen"] = watcher(one, slow, span.begin_s, span.end_s)
-    last = made[-1] if made else views.nothing()
+    last = made[-1] if made else attempt_record.nothing()
     start = _last(events, "start")
     return {
         "job_id": start.get("job_id"),
@@ -61,7 +59,7 @@ def compose(
         **{key: last[key] for key in ("image", "image_digest", "nodes", "world_size", "command")},
         "decision": _last(events, "decision").get("decision"),
         "steps_lost": _total([one["steps_lost"] for one in made]),
-        "goodput": sum(ledgers, ledger.Ledger()).as_record(),
+        "goodput": sum(ledgers, goodput.Ledger()).as_record(),
         "summary": last["summary"],
         "environment": {name: _value(s) for name, s in last["settings"].items()},
         "settings": last["settings"],
@@ -90,23 +88,28 @@ def read(run_dir: str) -> Record:
         UserError: there are no events to compose from.
 
     """
-    events, num_bad = event_log.read(_events_of(run_dir))
-    numbers = [history.integer(event.get("attempt")) or 1 for event in events]
-    path = os.path.join(run_dir, "metrics.jsonl")  # noqa: PTH118 - pathlib costs start time
-    metrics, num_bad_metrics = evidence.last_metrics(path, sorted(set(numbers)))
-    logs = evidence.RankLogs(run_dir, events)
-    num_unreadable = num_bad + num_bad_metrics
-    return compose(events, metrics, num_unreadable, log_end=logs.end, watcher=_watcher(run_dir))
+    return of(evidence.load(run_dir))
+
+
+def of(run: Run) -> Record:
+    """Compose the record of what a run directory holds."""
+    return compose(
+        run.events,
+        run.metrics,
+        run.num_unreadable,
+        log_end=run.logs.end,
+        watcher=_watcher(run.path),
+    )
 
 
 def _watcher(run_dir: str) -> Watcher:
     def look(attempt: Record, slow: Record, begin_s: float, end_s: float) -> Record:
-        from monitor.runs import nodes  # noqa: PLC0415 - only where a rank was slow
+        from monitor.runs import node_log  # noqa: PLC0415 - only where a rank was slow
 
-        log = nodes.read(nodes.path_of(run_dir, attempt["job_id"], slow["node"]))
+        log = node_log.read(node_log.path_of(run_dir, attempt["job_id"], slow["node"]))
         local = [rank["local_rank"] for rank in attempt["ranks"] if rank["rank"] == slow["rank"]]
-        gpu = nodes.gpu_of(log, slow["rank"], history.integer(local[0]) if local else None)
-        return nodes.seen(log, gpu, begin_s, end_s)
+        gpu = node_log.gpu_of(log, slow["rank"], history.integer(local[0]) if local else None)
+        return node_log.seen(log, gpu, begin_s, end_s)
 
     return look
 
@@ -124,7 +127,7 @@ def compose_file(run_dir: str) -> str:
 
     """
     run_dir = os.path.abspath(run_dir)  # noqa: PTH100 - the monitor's logs lie beside it
-    target = os.path.join(run_dir, "run.json")  # noqa: PTH118
+    target = RunDir(run_dir).record
     seen = -1
     for _ in range(_MAX_LOOKS):
         if seen == (seen := _size(run_dir)):
@@ -133,30 +136,11 @@ def compose_file(run_dir: str) -> str:
     return target
 
 
-def _events_of(run_dir: str) -> bytes:
-    try:
-        with open_plain(os.path.join(run_dir, "events.jsonl")) as file:  # noqa: PTH118
-            data = file.read()
-    except OSError as error:
-        raise _no_run(run_dir, error) from error
-    found = files.no_text(data)
-    if found is not None:
-        raise UserError(f"events.jsonl: must be UTF-8 text; found {found}: in {run_dir}")
-    return data
-
-
 def _size(run_dir: str) -> int:
     try:
-        return os.stat(os.path.join(run_dir, "events.jsonl")).st_size  # noqa: PTH116, PTH118
+        return plain.size_bytes(RunDir(run_dir).events)
     except OSError as error:
-        raise _no_run(run_dir, error) from error
-
-
-def _no_run(run_dir: str, error: OSError) -> UserError:
-    return UserError(
-        f"run directory: must hold events.jsonl; found {error.strerror} in {run_dir}:"
-        " name the directory of a run, such as out/slurm-123"
-    )
+        raise evidence.no_run(run_dir, error) from error
 
 
 def _replace(target: str, record: Record) -> None:

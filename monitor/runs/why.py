@@ -7,19 +7,18 @@ import os
 import re
 import shutil
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from monitor import events
 from monitor.errors import UserError
-from monitor.plain import open_plain
-from monitor.runs import evidence, life, nodes, record, screen, slurm
+from monitor.runs import evidence, liveness, node_log, record, render, slurm
 from monitor.runs.history import integer, seconds
 from rundir.failure import patterns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from monitor.events import Event
+    from rundir.events import Event
 
 _NUM_LINES = 14  # of a log: more than the screen takes
 _FAULT = re.compile(r"NVRM: Xid|\bXid \(|uncorrectable ECC|oom[-_ ]kill", re.IGNORECASE)
@@ -40,7 +39,7 @@ def why(run_dir: str, *, as_json: bool = False) -> int:
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return 0
     columns = max(_NARROWEST, min(100, shutil.get_terminal_size((80, 24)).columns))
-    print("\n".join(screen.lines(found, width=columns)))
+    print("\n".join(render.lines(found, width=columns)))
     return 0
 
 
@@ -51,20 +50,22 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
         UserError: the directory is none of a run.
 
     """
-    made = _record_of(run_dir)
+    run = evidence.load(run_dir)
+    made = _record_of(run)
     now_s = time.time() if now_s is None else now_s
     attempt = made["attempts"][-1]
-    written_s = life.last_written_s(run_dir, attempt)
+    written_s = liveness.last_written_s(run_dir, attempt)
     quiet_s = None if written_s is None else max(0.0, now_s - written_s)
     told_s = seconds(attempt["end_time"])
     job = slurm.ask(attempt["job_id"], max(filter(None, (told_s, written_s)), default=None))
-    state = life.state(run_dir, attempt, job, quiet_s)
+    state = liveness.state(run_dir, attempt, job, quiet_s)
     if state == "running":
-        life.go_on(made, now_s)
+        liveness.go_on(made, now_s)
     if job is not None:
         _believe(job, attempt)
     where = attempt["failure"] or {}
-    log = _log_of(run_dir, attempt, where.get("rank"))
+    rank = where.get("rank") or 0  # without a failed rank, rank 0
+    log_path, log_end = run.logs.path(rank), run.logs.end(attempt["attempt"], rank)
     return {
         "run_dir": run_dir,
         "run": made["run"] or os.path.basename(run_dir),  # noqa: PTH119 - start time
@@ -73,26 +74,26 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
         "ended_s": None if told_s is None else round(max(0.0, now_s - told_s), 1),
         "attempt": attempt,
         "attempts": [_brief(one) for one in made["attempts"]],
-        "said": _telling(log[1]),
-        "log": log[0],
-        "stack": _stack(run_dir, attempt),
+        "said": _telling(log_end),
+        "log": log_path if os.path.exists(log_path) else None,  # noqa: PTH110 - start time
+        "stack": _stack(run.events, attempt),
         "node": _node(run_dir, attempt, where),
-        "faults": _faults(run_dir, attempt, where, log[1]),
-        "slurm": None if job is None else _as_json(job),
+        "faults": _faults(run_dir, attempt, where, log_end),
+        "slurm": None if job is None else asdict(job),
         "decision": attempt["decision"],
         "steps_lost": made["steps_lost"],
         "goodput": made["goodput"],
         "slow_ranks": attempt["slow_ranks"],
-        "next": screen.advice(attempt, made),
+        "next": render.advice(attempt, made),
         "num_unreadable_lines": made["num_unreadable_lines"],
     }
 
 
-def _record_of(run_dir: str) -> dict[str, Any]:
-    made = record.read(run_dir)
+def _record_of(run: evidence.Run) -> dict[str, Any]:
+    made = record.of(run)
     if not made["attempts"]:
         raise UserError(
-            f"run directory: must hold a run's events; found none in events.jsonl of {run_dir}:"
+            f"run directory: must hold a run's events; found none in events.jsonl of {run.path}:"
             " name the directory of a run that was started"
         )
     return made
@@ -107,15 +108,6 @@ def _believe(job: slurm.Job, attempt: dict[str, Any]) -> None:
         attempt["failure_class"] = failed["class"]
 
 
-def _as_json(job: slurm.Job) -> dict[str, str | None]:
-    return {
-        "state": job.state,
-        "exit_code": job.exit_code,
-        "reason": job.reason,
-        "nodes": job.nodes,
-    }
-
-
 def _brief(attempt: dict[str, Any]) -> dict[str, Any]:
     keys = ("attempt", "start_time", "end_time", "outcome", "code", "failure_class", "steps_lost")
     failed = attempt["failure"] or {}
@@ -127,35 +119,22 @@ def _brief(attempt: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _events(run_dir: str) -> list[Event]:
-    with open_plain(os.path.join(run_dir, "events.jsonl")) as file:  # noqa: PTH118
-        return events.read(file.read())[0]
-
-
-def _log_of(run_dir: str, attempt: dict[str, Any], rank: int | None) -> tuple[str | None, str]:
-    """Give the path of the failed rank's log, and its end; without a failed rank, rank 0's."""
-    logs = evidence.RankLogs(run_dir, _events(run_dir))
-    number = 0 if rank is None else rank
-    path = logs.path(number)
-    return (path if os.path.exists(path) else None), logs.end(attempt["attempt"], number)  # noqa: PTH110
-
-
 def _telling(text: str) -> list[str]:
     """Pick the lines of a log's end that tell most: a traceback, a crash's stack, else the last."""
-    lines = [clean for line in text.splitlines() if (clean := screen.clean(line)).strip()]
+    lines = [clean for line in text.splitlines() if (clean := render.clean(line)).strip()]
     for start, line in enumerate(lines):
         if line.startswith("Fatal Python error"):
             return lines[start : start + _NUM_LINES]
     return lines[-_NUM_LINES:]
 
 
-def _stack(run_dir: str, attempt: dict[str, Any]) -> dict[str, Any] | None:
+def _stack(events: Sequence[Event], attempt: dict[str, Any]) -> dict[str, Any] | None:
     """Give the stack of the rank that the watchdog named: its top line, and the file."""
     verdict = attempt["verdict"]
     if verdict is None:
         return None
     found = {"top": verdict["top"], "file": None}
-    for event in _events(run_dir):
+    for event in events:
         if event.get("event") == "hang_report" and event.get("attempt") == attempt["attempt"]:
             for one in event.get("ranks") or []:
                 if isinstance(one, dict) and one.get("rank") == verdict["rank"]:
@@ -168,31 +147,31 @@ def _node(run_dir: str, attempt: dict[str, Any], where: dict[str, Any]) -> dict[
     node = where.get("node")
     if node is None:
         return None
-    log = nodes.read(nodes.path_of(run_dir, attempt["job_id"], node))
-    sample = nodes.last(log, _gpu_of(log, attempt, where), seconds(attempt["end_time"]))
+    log = node_log.read(node_log.path_of(run_dir, attempt["job_id"], node))
+    sample = node_log.last(log, _gpu_of(log, attempt, where), seconds(attempt["end_time"]))
     if sample is None:
         return None
-    throttle = nodes.throttle([sample])
+    throttle = node_log.throttle([sample])
     return {"node": node, "time_s": sample.time_s, "gpu": sample.gpu, "throttle": throttle} | {
         name: sample.values.get(name)
         for name in ("sm", "pwr", "gtemp", "fb", "pclk", "cpu", "hmem")
     }
 
 
-def _gpu_of(log: nodes.NodeLog, attempt: dict[str, Any], where: dict[str, Any]) -> int | None:
+def _gpu_of(log: node_log.NodeLog, attempt: dict[str, Any], where: dict[str, Any]) -> int | None:
     """Find the GPU of the failed rank: by the verdict on it, else by the log, else by its place."""
     rank, verdict = where.get("rank"), attempt["verdict"] or {}
     told = _GPU.fullmatch(str(verdict.get("gpu"))) if verdict.get("rank") == rank else None
     if told is not None:
         return int(told[1])
     local = [one["local_rank"] for one in attempt["ranks"] if one["rank"] == rank]
-    return nodes.gpu_of(log, rank, integer(local[0]) if local else None)
+    return node_log.gpu_of(log, rank, integer(local[0]) if local else None)
 
 
 def _faults(
     run_dir: str, attempt: dict[str, Any], where: dict[str, Any], text: str
 ) -> Sequence[str]:
     """Collect lines that tell of the machine's own faults: XID, ECC, memory killer."""
-    log = nodes.read(nodes.path_of(run_dir, attempt["job_id"], where.get("node")))
-    said = [screen.clean(line).strip() for line in text.splitlines() if _FAULT.search(line)]
+    log = node_log.read(node_log.path_of(run_dir, attempt["job_id"], where.get("node")))
+    said = [render.clean(line).strip() for line in text.splitlines() if _FAULT.search(line)]
     return [*log.faults, *said][-_NUM_FAULTS:]

@@ -9,24 +9,26 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from monitor.events import EventLog
 from monitor.watchdog import orphans, processes
-from monitor.watchdog.beats import read_beats, read_children
-from monitor.watchdog.board import EventBoard
 from monitor.watchdog.bounded import Bounded
-from monitor.watchdog.decider import Decider, Place
+from monitor.watchdog.event_channel import EventChannel
+from monitor.watchdog.heartbeats import read_children, read_heartbeats
+from monitor.watchdog.node import Place, Watchdog
 from monitor.watchdog.observer import RankObserver
 from monitor.watchdog.patience import Patience
 from monitor.watchdog.stacks import Stack, StackTaker, Target, ask_for_trace
+from rundir import channel
+from rundir.events import EventLog
+from rundir.paths import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from monitor.logs.sample import Reading
-    from monitor.watchdog.beats import Beat, Child
     from monitor.watchdog.observer import Look
     from monitor.watchdog.settings import WatchSettings
-    from monitor.watchdog.verdict import RankReport
+    from rundir.hang.reports import RankReport
+    from rundir.heartbeat import Child, Heartbeat
 
 _FILE_S = 1.0  # how long a look at a file of the run may hold up a look at the ranks
 _PROC_S = 1.0
@@ -54,9 +56,9 @@ class LocalNode:
         self._files = files
         self._memory = memory
 
-    def beats(self) -> Mapping[int, Beat]:
+    def beats(self) -> Mapping[int, Heartbeat]:
         """Read the last beats."""
-        return read_beats(self._settings.beat_dir)
+        return read_heartbeats(self._settings.beat_dir)
 
     def children(self) -> Mapping[int, Child]:
         """Read which commands run."""
@@ -95,7 +97,7 @@ def _mark(path: str) -> Hashable:
     return (status.st_size, status.st_mtime_ns)
 
 
-class LocalHands:
+class LocalActions:
     """What the watchdog does on this node."""
 
     def __init__(
@@ -185,7 +187,9 @@ class LocalHands:
 
     def _ask_for_traces(self) -> list[str]:
         prefix = self._settings.trace_pipe
-        ranks = [*read_beats(self._settings.beat_dir)] or [*read_children(self._settings.beat_dir)]
+        ranks = [*read_heartbeats(self._settings.beat_dir)] or [
+            *read_children(self._settings.beat_dir)
+        ]
         before = self._taker.traces()
         asked = ask_for_trace(prefix, ranks) if prefix else []
         deadline_s = time.monotonic() + _TRACE_S
@@ -227,24 +231,27 @@ class LocalWatchdog:
         self._say = say
         self._files = Bounded("files")
         self._end = threading.Event()
-        self._board = EventBoard(
-            EventLog(f"{settings.run_dir}/events.jsonl", settings.attempt, settings.node),
+        deliver = channel.reporter(settings.run_dir, settings.node)
+        self._channel = EventChannel(
+            EventLog(deliver, "monitor", settings.attempt, settings.node),
+            RunDir(settings.run_dir).events,
             self._files,
         )
         patience = Patience(settings.hang_timeout_s)
         node = LocalNode(settings, self._files, Bounded("memory"))
         self._observer = RankObserver(node, patience)
-        self._hands = LocalHands(settings, self._observer, self._files, say)
-        self._decider = Decider(
+        self._actions = LocalActions(settings, self._observer, self._files, say)
+        self._watchdog = Watchdog(
             Place(
                 node=settings.node,
                 node_rank=settings.node_rank,
                 num_nodes=settings.num_nodes,
                 attempt=settings.attempt,
                 master=settings.master,
+                is_supervised=settings.is_supervised,
             ),
-            self._hands,
-            self._board,
+            self._actions,
+            self._channel,
             patience.look_s(),
         )
 
@@ -257,13 +264,13 @@ class LocalWatchdog:
         delay_s: float | None = 0.0
         while delay_s is not None and not self._end.wait(delay_s):
             try:
-                delay_s = self._decider.tick()
+                delay_s = self._watchdog.tick()
             except Exception as error:  # noqa: BLE001 - the monitor never fails the job
                 self._say(f"watchdog: {type(error).__name__}: {error}: going on")
                 delay_s = 5.0
 
-    def tell_last_beats(self) -> None:
-        """Tell where each rank was at the end; the other nodes then wait for no report of ours."""
+    def report_last_heartbeats(self) -> None:
+        """Report where each rank was at the end; nobody waits for a report of this node then."""
         now_s = time.monotonic()
         ranks = {
             beat.rank: {
@@ -272,11 +279,11 @@ class LocalWatchdog:
                 "age_s": round(now_s - beat.time_ns / 1e9, 3),
             }
             for beat in sorted(
-                read_beats(self._settings.beat_dir).values(), key=lambda beat: beat.rank
+                read_heartbeats(self._settings.beat_dir).values(), key=lambda beat: beat.rank
             )
         }
         settings = self._settings
-        self._board.tell(
+        self._channel.report(
             "last_beats", node=settings.node, node_rank=settings.node_rank, ranks=ranks
         )
 
@@ -284,5 +291,5 @@ class LocalWatchdog:
         """Watch no more; ranks that are being ended are ended first."""
         self._end.set()
         deadline_s = time.monotonic() + _LEAVE_S
-        while self._hands.is_ending and time.monotonic() < deadline_s:
+        while self._actions.is_ending and time.monotonic() < deadline_s:
             time.sleep(0.02)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from monitor.watchdog import processes
 from monitor.watchdog.patience import BeatAge, Patience
 from monitor.watchdog.silence import Silence, gpu_pattern
-from monitor.watchdog.verdict import RankReport
 from monitor.watchdog.visible import gpu_of
+from rundir.hang.reports import RankReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
     from monitor.logs.sample import GpuSample, Reading
-    from monitor.watchdog.beats import Beat, Child
+    from rundir.heartbeat import Child, Heartbeat
 
 _LATE_S = 2.0  # a look that comes later than this was kept from it: so were the ranks, perhaps
 
@@ -24,7 +24,7 @@ _LATE_S = 2.0  # a look that comes later than this was kept from it: so were the
 class Node(Protocol):
     """What can be seen of this node's ranks; nothing here may hang or raise."""
 
-    def beats(self) -> Mapping[int, Beat]:
+    def beats(self) -> Mapping[int, Heartbeat]:
         """Read the last beats."""
         ...
 
@@ -76,7 +76,7 @@ class RankObserver:
     node: Node
     patience: Patience
     monotonic: Callable[[], float] = time.monotonic
-    _beats: dict[int, Beat] = field(default_factory=dict)
+    _beats: dict[int, Heartbeat] = field(default_factory=dict)
     """The last one of each rank."""
     _known: dict[tuple[int, int], _Known] = field(default_factory=dict)
     _looked_s: float | None = None
@@ -116,7 +116,7 @@ class RankObserver:
         return now_s
 
     def _judge(
-        self, rank: int, beat: Beat | None, child: Child | None, now_s: float
+        self, rank: int, beat: Heartbeat | None, child: Child | None, now_s: float
     ) -> tuple[RankReport, bool]:
         """Judge one rank; and whether it calls for a verdict by itself."""
         if beat is not None and self._state(rank, beat.pid) is not None:
@@ -126,7 +126,9 @@ class RankObserver:
         pid = beat.pid if beat else None
         return RankReport(rank=rank, pid=pid), False  # it has ended: the launcher's business
 
-    def _judge_beat(self, beat: Beat, child: Child | None, now_s: float) -> tuple[RankReport, bool]:
+    def _judge_beat(
+        self, beat: Heartbeat, child: Child | None, now_s: float
+    ) -> tuple[RankReport, bool]:
         known = self._know(beat.rank, beat.pid)
         age_s = known.age.update(beat, now_s, self._skipped_s)
         limit_s = known.age.limit_s()

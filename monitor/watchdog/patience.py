@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from monitor.watchdog.beats import Beat
+    from rundir.heartbeat import Heartbeat
 
 FIRST_STEP_S = 1800.0
 """Start-up, a compiler and the first batches take their time."""
@@ -60,11 +60,11 @@ class BeatAge:
 
     patience: Patience
     has_stepped: bool = False
-    _last: Beat | None = None
+    _last: Heartbeat | None = None
     _age_s: float = 0.0
     _skipped_s: float = 0.0
 
-    def update(self, beat: Beat, now_s: float, skipped_s: float) -> float:
+    def update(self, beat: Heartbeat, now_s: float, skipped_s: float) -> float:
         """Take one look; the age in seconds.
 
         Args:
@@ -74,7 +74,10 @@ class BeatAge:
 
         """
         last = self._last
-        if last is None or (beat.count, beat.time_ns) != (last.count, last.time_ns):
+        if last is None or (beat.num_heartbeats, beat.time_ns) != (
+            last.num_heartbeats,
+            last.time_ns,
+        ):
             self._learn(last, beat)
             self._last, self._skipped_s = beat, skipped_s
         age_s = now_s - beat.time_ns / 1e9 - (skipped_s - self._skipped_s)
@@ -86,7 +89,7 @@ class BeatAge:
         phase = self._last.phase if self._last else "start"
         return self.patience.limit_s(phase, has_stepped=self.has_stepped)
 
-    def _learn(self, last: Beat | None, beat: Beat) -> None:
+    def _learn(self, last: Heartbeat | None, beat: Heartbeat) -> None:
         """A gap counts once it is over. A resumed run's first step is not its number 1."""
         if last is not None and self.has_stepped and last.phase in _NORMAL:
             self.patience.longest_gap_s = max(self.patience.longest_gap_s, self._age_s)

@@ -16,15 +16,6 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Places after the name in /proc/<pid>/stat.
 _STATE, _PARENT, _UTIME, _STIME, _START = 0, 1, 11, 12, 19
 
-WORDS = {
-    "R": "running",
-    "S": "asleep",
-    "D": "waiting for the kernel, such as for a file system",
-    "T": "stopped by a signal",
-    "t": "held by a debugger",
-}
-"""A state in words."""
-
 
 class Identity(NamedTuple):
     """A process beyond the reuse of its number: when it started, in ticks since boot."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError
+from rundir.channel import SUPERVISED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,6 +30,8 @@ class WatchSettings:
     master_port: int | None = None
     hang_timeout_s: float | None = None
     """None: learn it from the beats; 0: decide nothing."""
+    is_supervised: bool = False
+    """Whether a supervisor receives the nodes' reports, and decides."""
     trace_pipe: str | None = None
     """TORCH_NCCL_DEBUG_INFO_PIPE_FILE: where to ask the flight recorder for a dump."""
 
@@ -74,6 +77,7 @@ def from_environment(
         master_addr=env.get("MASTER_ADDR") or None,
         master_port=_number(env, "MASTER_PORT", 0) or None,
         hang_timeout_s=_hang_timeout_s(env.get("DDP_HANG_TIMEOUT", "")),
+        is_supervised=env.get(SUPERVISED) == "1",
         trace_pipe=env.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE") or None,
     )
 

@@ -40,7 +40,7 @@ class WatchdogThread:
         if self._settings is None:
             return
         watchdog = self._watchdog or self._build(self._settings)
-        watchdog.tell_last_beats()
+        watchdog.report_last_heartbeats()
         watchdog.end()
 
     def _run(self) -> None:

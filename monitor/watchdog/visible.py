@@ -6,6 +6,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from monitor.nvml.chosen import bare
+from rundir.hang.reports import NO_GPU
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from monitor.logs.sample import Reading
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-NO_GPU = "no GPU"
 UNKNOWN = "GPU unknown"
 _UUIDS = ("GPU-", "MIG-")
 

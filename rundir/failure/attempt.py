@@ -74,18 +74,21 @@ def signals(events: Sequence[Event]) -> list[str]:
 def ends(events: Sequence[Event]) -> Ends:
     """Collect the ranks' starts and ends."""
     found = Ends({}, {}, [], [], [], set())
+    up: list[int] = []
+    ended: set[int] = set()
     for event in events:
         rank, name = integer(event.get("rank")), event.get("event")
         if rank is None or name not in ("rank_up", "rank_end"):
             continue
         found.nodes[rank] = text(event.get("node")) or found.nodes.get(rank)
         if name == "rank_up":
-            found.up[rank] = found.nodes[rank]
+            up.append(rank)
             continue
-        found.up.pop(rank, None)
+        ended.add(rank)
         if event.get("oom") is True:
             found.oom.add(rank)
         _sort(found, event, end_of(event))
+    found.up.update((rank, found.nodes[rank]) for rank in up if rank not in ended)
     return found
 
 

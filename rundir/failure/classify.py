@@ -28,6 +28,8 @@ _REASONS = (
     ("time limit", r"time.?limit"),
     ("cancelled", r"cancel"),
 )
+_SILENCED = ("KILL", "SEGV")
+"""Signals that leave a rank no time to say anything."""
 _OWN_REQUEUE = re.compile(r"requeing job|Requeued SLURM job|requeued exp")
 """What Lightning's rank 0 says when it calls `scontrol requeue` itself, by its versions."""
 
@@ -197,18 +199,18 @@ class _Case:
         log = "" if end.rank is None else self._log_end(end.rank)
         signs = {"log": log, "signal": end.signal or ""}
         signs["oom"] = "true" if end.rank in self.ends.oom else ""
-        if end.signal in first.SILENCED:
+        if end.signal in _SILENCED:
             return signs
         reported = self._reported(end)
         errors = "\n".join(filter(None, (reported, *words.errors_in(log))))
-        follows = words.consequence(reported, log)
+        follows = words.consequence(reported, log) if end.signal in first.SPEAKS else ""
         return {
             **signs,
             "error": errors,
             "later": errors if self._has_trained() else "",
             "early": self._finished_before(end) if follows else "",
             "follows": follows,
-            "nan": str(read.last(self.events, "non_finite").get("action") or ""),
+            "nan": self._not_finite() if end.code == codes.FAILED else "",
             "save": "" if reported else self._failed_save(),
         }
 
@@ -218,6 +220,9 @@ class _Case:
     def _has_trained(self) -> bool:
         names = ("first_step", "checkpoint")
         return any(event.get("event") in names for event in self.events)
+
+    def _not_finite(self) -> str:
+        return str(read.last(self.events, "non_finite").get("action") or "")
 
     def _finished_before(self, end: End) -> str:
         """Name a rank that had ended well before this one failed; empty if none had."""

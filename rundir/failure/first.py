@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     """Gives the last 16 KiB of what a rank wrote in this attempt, empty if there is nothing."""
 
 _ENDING = {"TERM", "INT", "HUP"}
-SILENCED = ("KILL", "SEGV")
-"""Signals that leave a rank no time to say anything: what its log ends with is about the past."""
+SPEAKS = (None, "ABRT")
+"""How a rank ends that has said why; of one that another signal ended, the log is about before."""
 _MAX_LOGS = 16
 
 
@@ -78,10 +78,15 @@ def find(  # noqa: PLR0913 - what is known, each by its name
         return None
     silent = _silent(ends, step_code)
     is_asked = bool(_ENDING & set(read.signals(events)))
-    failed = [end for end in ends.failed if code is None or end.code != codes.STOPPED]
+    is_live = code is None and step_code is not None
+    failed = [end for end in ends.failed if is_live or end.code != codes.STOPPED]
     is_silent_first = silent is not None and not is_asked and not (guard and failed)
     chosen = _chosen(events, excused=set(ends.up) if is_asked else set())
-    cause = _cause(_Own(events, failed, log_end), chosen, silent if is_silent_first else None)
+    cause = _cause(
+        _Own(events, failed, ends.oom | set(ends.up), log_end),
+        chosen,
+        silent if is_silent_first else None,
+    )
     if cause is not None:
         return Blamed(cause)
     asked = silent or next(iter(ends.requested), None)
@@ -90,9 +95,9 @@ def find(  # noqa: PLR0913 - what is known, each by its name
 
 def _cause(own: _Own, chosen: End | None, silent: End | None) -> End | None:
     """Return who failed of its own doing; None if nobody did."""
-    if chosen is not None and not own.follows(chosen):
-        return chosen
-    return silent or own.cause() or chosen or next(iter(own.ends), None)
+    if chosen is None:
+        return silent or own.cause() or next(iter(own.ends), None)
+    return own.cause() or chosen if own.follows(chosen) else chosen
 
 
 def _lost(node: str | None, ends: Ends) -> End:
@@ -129,8 +134,11 @@ def _chosen(events: Sequence[Event], excused: set[int]) -> End | None:
 class _Own:
     """The ranks that failed without being asked to end."""
 
-    def __init__(self, events: Sequence[Event], ends: list[End], log_end: LogEnd) -> None:
+    def __init__(
+        self, events: Sequence[Event], ends: list[End], silent: set[int], log_end: LogEnd
+    ) -> None:
         self.ends = ends
+        self._silent = silent
         self._log_end = log_end
         self._num_logs = 0
         self._errors: dict[object, str] = {}
@@ -150,21 +158,21 @@ class _Own:
         return 1 if end.rank == self._not_finite else 2
 
     def _leads(self, end: End) -> bool:
-        if self._is_silenced(end) or end.rank in self._errors:
+        if self._is_silent(end) or end.rank in self._errors:
             return not self.follows(end)
         self._num_logs += 1  # of thousands of ranks not every log is read
         return self._num_logs <= _MAX_LOGS and not self.follows(end)
 
     def follows(self, end: End) -> bool:
         """Whether a rank says that it only lost a peer."""
-        if end.rank is None or self._is_silenced(end):
+        if end.rank is None or self._is_silent(end):
             return False
         error = self._errors.get(end.rank)
         return bool(words.consequence(error, "" if error else self._log_end(end.rank)))
 
-    @staticmethod
-    def _is_silenced(end: End) -> bool:
-        return end.code == codes.STOPPED or end.signal in SILENCED
+    def _is_silent(self, end: End) -> bool:
+        is_clear = end.code == codes.STOPPED or end.rank in self._silent
+        return is_clear or end.signal not in SPEAKS
 
 
 def _not_finite(events: Sequence[Event]) -> int | None:

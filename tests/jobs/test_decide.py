@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jobs.backends import slurm
+from jobs.backends import scontrol
 from jobs.backends.base import Layout
 from jobs.backends.requeue import Successor, successor_options
 from jobs.backends.slurm import Slurm
@@ -152,7 +152,7 @@ def options_of(info: str, environ: dict[str, str], **asked: object) -> list[str]
 @pytest.mark.parametrize(("info", "fate"), FATES)
 def test_what_slurm_has_in_mind(info: str, fate: str) -> None:
     """A completing job does not show its state: what explains its end tells it."""
-    assert slurm.fate(info, 0) == fate
+    assert scontrol.fate(info, 0) == fate
 
 
 @pytest.mark.parametrize(

@@ -111,10 +111,10 @@ def test_a_term_that_is_ignored_ends_after_the_grace(scripts: Scripts) -> None:
         "--",
         "bash",
         "-c",
-        "trap '' TERM; while :; do sleep 0.1; done",
+        "trap '' TERM; touch up-$RANK; while :; do sleep 0.1; done",
         DDP_GRACE="1",
     )
-    wait_for(scripts.directory, "rank_up", 2)
+    Cluster.until(lambda: len(list(scripts.directory.glob("up-*"))) == 2, 20, "ranks with a trap")
     process.terminate()
     result = scripts.finish(process, timeout=20)
     assert result.code == 137
@@ -184,9 +184,9 @@ def test_sigterm_under_srun_on_a_slow_machine(slurm: Scripts) -> None:
     """What a trap starts does its own work, whatever `read` of its parent it interrupted."""
     slurm.fake("sed", 'case $* in *step_id*) sleep 0.5 ;; esac; exec /usr/bin/sed "$@"')
     slurm.fake("scancel", "exit 1")
-    program = ("bash", "-c", "trap 'exit 75' TERM; while :; do sleep 0.1; done")
+    program = ("bash", "-c", "trap 'exit 75' TERM; touch up; while :; do sleep 0.1; done")
     process = slurm.start("prelaunch.sh", "--", *program, DDP_MONITOR="0")
-    wait_for(slurm.directory, "rank_up", 1)
+    Cluster.until((slurm.directory / "up").exists, 20, "a rank with a trap")
     process.send_signal(signal.SIGTERM)
     result = slurm.finish(process)
     assert result.code == 75

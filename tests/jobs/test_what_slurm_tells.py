@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jobs.backends import slurm
+from jobs.backends import scontrol
 from tests.jobs.test_decide import options_of
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ def test_a_users_words_are_no_fields(*, is_new: bool) -> None:
     asked = ("Requeue", "NodeList", "QOS", "Nice", "Reason", "Reservation", "Licenses", "MCS_label")
     info = told("/x/prelaunch.sh --a WorkDir=/b StdOut=/c Nice=6", is_new=is_new)
     paths = ("WorkDir", "StdOut", "StdErr")
-    found = [slurm.field(info, name) for name in asked]
-    assert [*found, *(slurm.path_field(info, name) for name in paths)] == [
+    found = [scontrol.field(info, name) for name in asked]
+    assert [*found, *(scontrol.path_field(info, name) for name in paths)] == [
         *("1", "node1", "", "", "", "", "", ""),
         *("/home/a Nice=5 b", "/home/a b/C=d.out", "/home/a b/C=d.out"),
     ]

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from monitor import cli, events
+from monitor import cli
 from monitor.errors import UserError, printable, say
 from monitor.live import target
 from monitor.logs import files, gutil, log_events, reader, series
 from monitor.logs.sample import GpuSample, HostSample
 from monitor.plot import curves
+from rundir import events
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,7 +148,7 @@ def test_ctrl_c_ends_quietly(log: Path, ask: Any, monkeypatch: pytest.MonkeyPatc
     def interrupted(*_args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("monitor.report.report.tallies.count", interrupted)
+    monkeypatch.setattr("monitor.report.report.aggregates.count", interrupted)
     assert ask("report", log) == (128 + signal.SIGINT, "", "")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from monitor import cli
-from monitor.plain import open_plain
+from rundir.plain import open_plain
 
 RUN = Path(__file__).resolve().parents[2] / "examples/run/demo"
 ALL = ("why", "compose", "watch", "diagnose", "export --format openmetrics --out -")

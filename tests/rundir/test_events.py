@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import errno
+import json
+import subprocess
+import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rundir import events
 
@@ -46,3 +52,58 @@ def test_what_a_node_kept_is_merged_once(tmp_path: Path) -> None:
     (tmp_path / "events.n2.x.jsonl").write_bytes(b'{"n": 4}\n')
     found, num_bad = events.read(events.read_run(str(tmp_path)))
     assert ([event["n"] for event in found], num_bad) == ([1, 2, 3, 4], 0)
+
+
+def test_events_of_many_writers_do_not_mix(tmp_path: Path) -> None:
+    """Four writers with long lines at once: every line is whole."""
+    path = tmp_path / "events.jsonl"
+
+    def write(number: int) -> None:
+        log = events.EventLog(events.to_file(str(path)), "monitor", 1, f"n{number}")
+        for _ in range(50):
+            log.write("note", text="x" * 9000)
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found, num_bad = events.read(path.read_bytes())
+    assert (len(found), num_bad) == (200, 0)
+
+
+def test_half_a_line_is_an_error_and_costs_no_other_line(tmp_path: Path) -> None:
+    """On a disk that has room for a part of it; who writes next begins on a line of its own."""
+    path = tmp_path / "events.jsonl"
+    log = events.EventLog(events.to_file(str(path)), "monitor", 1, "n1")
+    log.write("start")
+    program = (
+        "import resource, sys\n"
+        "from rundir.events import EventLog, to_file\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({path.stat().st_size + 20},) * 2)\n"
+        "try:\n"
+        "    EventLog(to_file(sys.argv[1]), 'monitor', 1, 'n1').write('verdict', text='x' * 100)\n"
+        "except OSError as error:\n"
+        "    print(error.errno, error.filename)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, path], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{errno.ENOSPC} {path}\n"
+    log.write("end", code=0)
+    log.write("note")
+    found, num_bad = events.read(path.read_bytes())
+    assert [one["event"] for one in found] == ["start", "end", "note"]
+    assert num_bad == 1
+    assert b"\n\n" not in path.read_bytes()
+
+
+@given(st.integers(0, 400), st.binary(max_size=40))
+def test_events_cut_anywhere_are_read_as_far_as_they_go(cut: int, garbage: bytes) -> None:
+    """A torn last line, or garbage in the file, is counted and the rest is there."""
+    whole = "".join(json.dumps({"event": "note", "n": n}) + "\n" for n in range(4)).encode()
+    found, num_bad = events.read(whole[:cut])
+    assert len(found) >= whole[:cut].count(b"\n")
+    assert len(found) + num_bad <= 4
+    found, _ = events.read(whole + garbage + b"\n" + whole)
+    assert len(found) >= 8

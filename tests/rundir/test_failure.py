@@ -228,6 +228,28 @@ def test_what_the_supervisor_chose_is_found_again() -> None:
     assert (after.first, after.code, after.finding) == (live.first, live.code, live.finding)
 
 
+def test_what_the_supervisor_chose_stands_though_it_only_lost_a_peer() -> None:
+    """It had ended the step for it, so that the rank without an end is a victim."""
+    chosen = event("first_failure", 0, source="prelaunch", code=1, signal=None)
+    found = classify((*UPS, ended(0, 1), ended(2, 0), chosen), lambda _rank: LOST_PEER, code=1)
+    assert found.first == (0, "n0", 1, None)
+
+
+def test_of_a_killed_supervisors_run_a_rank_that_failed_is_named() -> None:
+    """Nobody knows the job's code; that another one stopped in good order explains nothing."""
+    found = classify((*UPS, ended(0, 75), ended(1, 3), ended(2, 75)))
+    assert (found.code, found.first) == (None, (1, "n1", 3, None))
+
+
+def test_who_was_out_of_memory_or_signalled_is_a_cause_whatever_it_says() -> None:
+    """Only what a rank ends by itself, or by an abort, says why."""
+    logs = {0: LOST_PEER}
+    assert blame(ended(0, 143), ended(2, 1), ended(1, 0), logs=logs) == (0, 143)
+    assert blame(ended(0, 1, oom=True), ended(2, 1), ended(1, 0), logs=logs) == (0, 1)
+    found = classify((*UPS, ended(0, 143), ended(1, 0), ended(2, 0)), logs.__getitem__, code=143)
+    assert found.finding.failure_class == "killed"
+
+
 def test_of_many_ranks_not_every_log_is_read() -> None:
     """A file system may take its time for each; what the ranks reported themselves is all used."""
     asked: list[int] = []

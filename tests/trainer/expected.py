@@ -7,7 +7,7 @@ values, and torch's fake process group answers for the other ranks.
 import json
 import sys
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import distributed
@@ -34,7 +34,8 @@ def expected(world_size: int, options: list[str]) -> int:
     share = share_of_rank(workload.build_empty() or workload.build_model(), plan, layout, 0, config)
     if layout.is_sharded:
         parallelize(share, plan, layout, axes, torch.device("cpu"), config)
-    update: Any = SimpleNamespace(parameters=list(share.model.parameters()))
+    update = SimpleNamespace(parameters=list(share.model.parameters()))
+    trained: Any = SimpleNamespace(model=share.model, stages=share.stages, update=update)
     mesh = Mesh(
         ranks=ranks, device=torch.device("cuda"), backend="nccl", num_threads=1, layout=layout
     )
@@ -43,9 +44,7 @@ def expected(world_size: int, options: list[str]) -> int:
         mesh=mesh,
         plan=batches,
         workload=workload,
-        model=cast("torch.nn.Module", share.model),
-        stages=share.stages,
-        update=update,
+        trained=trained,
     )
     use, least = demand.use(), demand.least_bytes()
     assert least <= use.known_bytes

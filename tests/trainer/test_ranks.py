@@ -84,7 +84,7 @@ def test_a_value_out_of_range_is_an_error_that_names_it(name: str, value: str) -
     """Zero ranks, a port out of range and ranks that disagree are told, with what was found."""
     with pytest.raises(UserError, match=re.escape(f"; found {value!r}; ")) as caught:
         Ranks.from_environment({**GOOD, name: value})
-    assert str(caught.value).startswith(f"{name}: a whole number ")
+    assert str(caught.value).startswith(f"{name} must be a whole number ")
 
 
 @given(st.dictionaries(st.sampled_from(sorted(GOOD)), st.text(max_size=8)))

@@ -152,12 +152,16 @@ def test_a_damaged_or_foreign_file_is_one_line(
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("x.jsonl", b'{"text": "a"}\n{"txt": "b"}\n', "x.jsonl, line 2: an object with a field"),
-        ("x.jsonl", b'{"text": 5}\n', "x.jsonl, line 1: a string"),
-        ("x.jsonl", b"no json\n", "x.jsonl, line 1: an object"),
-        ("x.jsonl", b"[" * 100_000, "x.jsonl, line 1: an object"),
-        ("x.jsonl", b'{"text": "a\\ud800"}', "x.jsonl, line 1: a text that UTF-8 can hold"),
-        ("x.txt", b"caf\xe9", "x.txt: a text in UTF-8"),
+        (
+            "x.jsonl",
+            b'{"text": "a"}\n{"txt": "b"}\n',
+            "x.jsonl, line 2 must be an object with a field",
+        ),
+        ("x.jsonl", b'{"text": 5}\n', "x.jsonl, line 1 must be a string"),
+        ("x.jsonl", b"no json\n", "x.jsonl, line 1 must be an object"),
+        ("x.jsonl", b"[" * 100_000, "x.jsonl, line 1 must be an object"),
+        ("x.jsonl", b'{"text": "a\\ud800"}', "x.jsonl, line 1 must be a text that UTF-8 can hold"),
+        ("x.txt", b"caf\xe9", "x.txt must be a text in UTF-8"),
     ],
 )
 def test_wrong_input_is_64_and_leaves_nothing(

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from rundir.text import counted
 from trainer import command
 from trainer.checkpoint import manifest
 from trainer.checkpoint.llama import read_llama
 from trainer.data.tokenizer import EOS_NAMES
 from trainer.errors import UserError
-from trainer.text import counted
 from trainer.workloads.llama_hf import CONFIG, WEIGHTS, config_of, to_hf
 from trainer.workloads.tokens import BYTES_EOS, BYTES_VOCAB_SIZE
 
@@ -43,7 +43,7 @@ def export_hf(checkpoint: Path, target: Path, tokenizer: Path | None) -> None:
         beside.rename(target)
     except (OSError, SafetensorError) as error:
         raise UserError(
-            str(target), rule="a folder that can be written", found=error, remedy="name another"
+            str(target), rule="be a folder that can be written", found=error, remedy="name another"
         ) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)  # also of one that was interrupted
@@ -74,7 +74,7 @@ def tokenizer_files(named: Path | None, model: str, vocab_size: int) -> dict[str
     if max(ids.values()) >= vocab_size:
         raise UserError(
             f"--tokenizer {named}",
-            rule=f"the one it was trained with, of at most {counted(vocab_size, 'token')}",
+            rule=f"be the one it was trained with, of at most {counted(vocab_size, 'token')}",
             found=f"token {max(ids.values())}",
             remedy="name that one",
         )
@@ -98,7 +98,7 @@ def _read(path: Path) -> tuple[str, Mapping[str, int]]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"--tokenizer {path}",
-            rule="a tokenizer.json of Hugging Face's",
+            rule="be a tokenizer.json of Hugging Face's",
             found=f"{type(error).__name__}: {error}",
             remedy="correct the path",
         ) from error

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from rundir.text import counted
 from trainer.checkpoint.layout import MODEL, find
 from trainer.errors import UserError, short_line
-from trainer.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -129,4 +129,4 @@ class _File:
 
 
 def _error(source: Path, rule: str, found: object, remedy: str) -> UserError:
-    return UserError(f"--init-from {source}", rule=rule, found=found, remedy=remedy)
+    return UserError(f"--init-from {source}", rule=f"be {rule}", found=found, remedy=remedy)

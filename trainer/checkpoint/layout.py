@@ -197,7 +197,7 @@ def find_folder(path: Path) -> CheckpointFolder | None:
         except OSError as error:
             raise UserError(
                 str(candidate),
-                rule="a folder that can be read",
+                rule="be a folder that can be read",
                 found=error.strerror,
                 remedy="look at its permissions and its file system",
             ) from error
@@ -212,7 +212,7 @@ def _follow(pointer: Path) -> Path:
             return folder / name
     raise UserError(
         str(pointer),
-        rule="a pointer to a checkpoint that is there",
+        rule="be a pointer to a checkpoint that is there",
         found="none",
         remedy="name the run directory for its last one, or one such as checkpoints/step-100",
     )
@@ -231,7 +231,7 @@ def find(path: Path) -> Path:
     if folder is None:
         raise UserError(
             str(path),
-            rule="a checkpoint, or a run directory that has one",
+            rule="be a checkpoint, or a run directory that has one",
             found="none",
             remedy="name a folder such as out/RUN/checkpoints/step-100",
         )

@@ -37,7 +37,7 @@ def read_llama(checkpoint: Path) -> StoredLlama:
     if identity.get("workload") != "lm":
         raise UserError(
             str(checkpoint),
-            rule="a checkpoint of --workload lm",
+            rule="be a checkpoint of --workload lm",
             found=identity.get("workload"),
             remedy="name another one",
         )

@@ -130,7 +130,7 @@ def damage_is_users(what: object) -> Iterator[None]:
         yield
     except DamagedError as error:
         raise UserError(
-            str(what), rule="a complete checkpoint", found=error, remedy="name another one"
+            str(what), rule="be a complete checkpoint", found=error, remedy="name another one"
         ) from error
 
 
@@ -189,7 +189,7 @@ def list_together(
             return paths
     raise RunFailedError.of(
         "checkpoints",
-        rule="a folder that rank 0 can read",
+        rule="be a folder that rank 0 can read",
         found=problem,
         remedy="there may be some, so nothing is begun anew: look at the file system of that node",
     )
@@ -228,7 +228,7 @@ def _retried(
         if problem.kind is UnknownError:
             raise UserError(
                 f"checkpoint {path}",
-                rule="one that this version, with its torch, can read",
+                rule="be one that this version, with its torch, can read",
                 found=problem.text,
                 remedy="go on with the version that wrote it, or from an older one by "
                 "--resume PATH, or begin anew by --resume none",
@@ -236,7 +236,7 @@ def _retried(
         found = problem.text
     raise RunFailedError.of(
         f"checkpoint {path}",
-        rule="can be read by every rank",
+        rule="be readable by every rank",
         found=found,
         remedy="it may be whole, so nothing is begun over it: look at the file system of that node",
     )

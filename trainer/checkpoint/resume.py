@@ -51,7 +51,7 @@ def load_requested(checkpoints: Checkpoints, request: str, prepare: Prepare) -> 
             newest = skipped[0]
             raise UserError(
                 f"--resume auto, {folder.path}",
-                rule="a checkpoint that is whole",
+                rule="find a checkpoint that is whole",
                 found=f"all {len(skipped)} damaged, the newest, {Path(newest['path']).name}: "
                 f"{newest['problem']}",
                 remedy="repair one, name another run's by --resume PATH, or begin anew by "
@@ -112,7 +112,7 @@ def _load_first(
         if named is not None:
             raise UserError(
                 f"--resume {named}",
-                rule="a complete checkpoint",
+                rule="be a complete checkpoint",
                 found=problem,
                 remedy="name a folder such as out/RUN/checkpoints/step-100, or --resume auto",
             )
@@ -171,7 +171,7 @@ class Resume:
         if loaded is None:
             raise RunFailedError.of(
                 "--on-nan rollback",
-                rule="a checkpoint to go back to",
+                rule="have a checkpoint to go back to",
                 found="none that can be loaded",
                 remedy="see what was skipped, and start again",
             )
@@ -203,7 +203,7 @@ class Resume:
         if found and not self.is_forced:
             raise UserError(
                 f"--resume, {stored.path}",
-                rule="the options that the run began with",
+                rule="have the options that the run began with",
                 found="; ".join(found),
                 remedy="give them again, or --force to go on nevertheless, or --resume none",
             )

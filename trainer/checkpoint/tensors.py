@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from rundir.text import counted
 from trainer.checkpoint.layout import (
     MODEL,
     OPTIMIZER,
@@ -18,7 +19,6 @@ from trainer.checkpoint.layout import (
 )
 from trainer.data import generators
 from trainer.errors import UserError
-from trainer.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -176,7 +176,7 @@ def _laid_out_as(parameter: Tensor, tensor: Tensor) -> Tensor:
 def _other_model(found: str) -> UserError:
     return UserError(
         "--resume",
-        rule="a checkpoint of the same model",
+        rule="be a checkpoint of the same model",
         found=found,
         remedy="give the same --workload and --model, or --resume none",
     )

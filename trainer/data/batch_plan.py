@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rundir.text import counted
 from trainer.errors import UserError
-from trainer.text import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class BatchPlan:
         if steps == 0:
             raise UserError(
                 "--global-batch-size",
-                rule="at most the number of training samples",
+                rule="be at most the number of training samples",
                 found=f"{self.global_batch_size} with {counted(num_samples, 'sample')}",
                 remedy="lower it",
             )
@@ -81,7 +81,7 @@ def plan_batches(
         if global_batch_size % dp_size:
             raise UserError(
                 "--global-batch-size",
-                rule="a multiple of the number of data-parallel ranks",
+                rule="be a multiple of the number of data-parallel ranks",
                 found=f"{global_batch_size} with {counted(dp_size, 'rank')}",
                 remedy=f"take {_next_multiple(global_batch_size, dp_size)}",
             )
@@ -91,7 +91,7 @@ def plan_batches(
     if global_batch_size % unit and not may_rest:
         raise UserError(
             "--global-batch-size",
-            rule="a multiple of --micro-batch-size times the number of data-parallel ranks",
+            rule="be a multiple of --micro-batch-size times the number of data-parallel ranks",
             found=f"{global_batch_size} with {micro_batch_size} x {dp_size}",
             remedy=f"take {_next_multiple(global_batch_size, unit)} or another microbatch",
         )

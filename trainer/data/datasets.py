@@ -71,6 +71,9 @@ def prepare(workload: Workload, mesh: Mesh) -> None:
         raise problem
     if failed:
         raise UserError(
-            "data", rule="there on every node", found="absent on another", remedy="see its message"
+            "data",
+            rule="be there on every node",
+            found="absent on another",
+            remedy="see its message",
         )
     workload.check()  # what was fetched is no better than what was there

@@ -70,7 +70,7 @@ class HuggingFaceTokenizer:
         if eos is None:
             raise UserError(
                 f"--tokenizer {path}",
-                rule=f"a token that ends documents, such as {', '.join(names)}",
+                rule=f"have a token that ends documents, such as {', '.join(names)}",
                 found="none",
                 remedy="name it by --eos",
             )
@@ -102,7 +102,7 @@ def _read_tokenizer(path: Path) -> Any:  # noqa: ANN401 -- tokenizers ships no t
     except ImportError as error:
         raise UserError(
             f"--tokenizer {path}",
-            rule="needs the package tokenizers",
+            rule="have the package tokenizers",
             found="none",
             remedy="pip install tokenizers, or tokenize as bytes",
         ) from error
@@ -111,7 +111,7 @@ def _read_tokenizer(path: Path) -> Any:  # noqa: ANN401 -- tokenizers ships no t
     except Exception as error:  # it raises nothing narrower
         raise UserError(
             f"--tokenizer {path}",
-            rule="bytes, or a tokenizer.json of Hugging Face's",
+            rule="be bytes, or a tokenizer.json of Hugging Face's",
             found=error,
             remedy="correct the path",
         ) from error

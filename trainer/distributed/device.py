@@ -38,7 +38,7 @@ def choose_device(ranks: Ranks, env: MutableMapping[str, str]) -> torch.device:
     except RuntimeError as error:  # such as one that is lost, or another program's alone
         raise RunFailedError.of(
             f"GPU {device.index} of {num_gpus}",
-            rule=f"rank {ranks.rank} can use it",
+            rule=f"be usable by rank {ranks.rank}",
             found=str(error).splitlines()[0],
             remedy="look at nvidia-smi on this node, or exclude it (--exclude)",
         ) from error
@@ -99,7 +99,7 @@ def lost_gpus_error(lost: str) -> UserError:
         reason = f": {str(error).splitlines()[0]}"
     return UserError(
         "GPUs",
-        rule="seen by CUDA where they were given and the node has a driver",
+        rule="be seen by CUDA where they were given and the node has a driver",
         found=lost + reason,
         remedy="is the driver in the container, and new enough (docs/image.md)? "
         "CUDA_VISIBLE_DEVICES= takes the CPU",

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed as dist
 
+from rundir.text import counted
 from trainer.distributed.device import choose_device, has_driver, lost_gpus, lost_gpus_error
 from trainer.distributed.rendezvous import open_process_group
 from trainer.environment import whole_number
 from trainer.parallel.layout import AXES, Layout
-from trainer.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableMapping, Sequence

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import distributed as dist
 
+from rundir.text import counted
 from trainer.distributed.device import hardware_of
 from trainer.distributed.rendezvous_socket import serves_store
 from trainer.errors import RunFailedError
-from trainer.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
@@ -72,7 +72,7 @@ def open_process_group(
         # Seldom the user's mistake: the port was free when it was chosen, and nodes come and go.
         raise RunFailedError.of(
             f"rendezvous at {ranks.master_addr}:{ranks.master_port}",
-            rule=f"each of {counted(ranks.world_size, 'rank')} reaches rank 0 there",
+            rule=f"be each of {counted(ranks.world_size, 'rank')} reaches rank 0 there",
             found=str(error).splitlines()[0],
             remedy="check MASTER_ADDR and MASTER_PORT, and whether every rank was started",
         ) from error
@@ -103,7 +103,7 @@ def _exchange_places(store: Any, ranks: Ranks, own: Place) -> list[Place]:  # no
         limit_min = _RENDEZVOUS_TIMEOUT.total_seconds() / 60
         raise RunFailedError.of(
             f"rendezvous at {ranks.master_addr}:{ranks.master_port}",
-            rule=f"every rank comes within {limit_min:.0f} min",
+            rule=f"bring every rank within {limit_min:.0f} min",
             found=f"nothing of rank {_first_of(absent)}",
             remedy="look at their logs: without one, their container is still starting; "
             "else see whether they reach MASTER_ADDR and MASTER_PORT",
@@ -132,7 +132,7 @@ def _connect(store: Any, ranks: Ranks, device: torch.device, backend: Backend) -
         level = "set NCCL_DEBUG=INFO, and " if backend == "nccl" else ""
         raise RunFailedError.of(
             f"{backend} between {counted(ranks.world_size, 'rank')}",
-            rule="it starts",
+            rule="start",
             found=_ends(error),
             remedy=f"{level}look at {backend.upper()}_SOCKET_IFNAME",
         ) from error
@@ -203,7 +203,7 @@ def check_places(places: Sequence[Place]) -> None:
     if without and len(without) < len(places):
         raise RunFailedError.of(
             "GPUs",
-            rule="every rank sees one, or none does",
+            rule="be seen by every rank, or by none",
             found=f"none on rank {_first_of(without)}",
             remedy="look at nvidia-smi and the driver on these nodes, or exclude them (--exclude)",
         )

@@ -47,7 +47,7 @@ def check_compiler(config: Config, device_type: str, env: Mapping[str, str]) -> 
     where = "CC, gcc or clang" if is_gpu else "CXX or g++"
     raise UserError(
         "--compile",
-        rule=f"with a {'C' if is_gpu else 'C++'} compiler ({where})",
+        rule=f"have a {'C' if is_gpu else 'C++'} compiler ({where})",
         found="none" if own is None else f"{variable}={own}, which is no program here",
         remedy=(f"install {usual[0]}" if own is None else f"correct {variable}")
         + ", or leave --compile out",

@@ -163,7 +163,7 @@ def check_free_memory(demand: Demand) -> None:
     least_text, free_text, total_text = map(size_text, mesh.sum(own))
     raise UserError(
         f"GPU memory of rank {rank} on {mesh.nodes[rank]}",
-        rule=f"about {least_text} free, which a step needs",
+        rule=f"have about {least_text} free, which a step needs",
         found=f"{free_text} of {total_text}",
         remedy=_remedy(demand, int(-minus_fitting)),
     )

@@ -135,7 +135,7 @@ def out_of_memory(error: torch.OutOfMemoryError, rank: int, device: torch.device
     more = f" for {asked[1]}" if asked else ""
     return RunFailedError.of(
         f"GPU memory of rank {rank}",
-        rule="enough for all that a step needs",
+        rule="be enough for all that a step needs",
         found=f"out of memory{more}{_asking(error)}, with {size_text(allocated)} allocated, "
         f"{size_text(reserved)} reserved and {size_text(free)} free of {size_text(total)}",
         remedy="lower --micro-batch-size, or take --activation-checkpointing full, "

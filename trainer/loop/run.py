@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rundir import paths
+from rundir.text import counted
 from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.checkpoint.resume import Resume
 from trainer.checkpoint.train_state import TrainState, identity_of
@@ -34,7 +35,6 @@ from trainer.telemetry.flight_recorder import FlightRecorder, remember
 from trainer.telemetry.heartbeat import END, LOAD
 from trainer.telemetry.metrics import Sinks, open_sinks
 from trainer.telemetry.profiling import StepProfiler, check_device, profiled_ranks
-from trainer.text import counted
 from trainer.workloads.checks import test_data_of, train_data_of
 
 if TYPE_CHECKING:

@@ -65,7 +65,7 @@ def open_run_directory(chosen: Path | None, settings: RunSettings, mesh: Mesh) -
     except OSError as error:
         raise UserError(
             f"run directory {path}",
-            rule="a directory that can be written to",
+            rule="be a directory that can be written to",
             found=error,
             remedy="give another --out",
         ) from error
@@ -103,7 +103,7 @@ def _lock_for_all(path: Path, mesh: Mesh) -> int | None:
     if mesh.max([float(bool(owner))])[0]:
         raise UserError(
             f"run directory {path}",
-            rule="used by one run at a time",
+            rule="be used by one run at a time",
             found=owner or "another run in it",
             remedy="wait for its end, or give another --out",
         )

@@ -6,9 +6,9 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from rundir.events import finite
+from rundir.text import counted
 from trainer.loop.expected_memory import size_text
 from trainer.telemetry.speed import Speed
-from trainer.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -68,7 +68,7 @@ def share_sequences(
     if not attention:
         raise UserError(
             "--cp",
-            rule="a workload whose parallel plan names its attention",
+            rule="have a workload whose parallel plan names its attention",
             found="none",
             remedy="take fsdp or hsdp",
         )

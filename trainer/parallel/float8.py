@@ -44,7 +44,8 @@ def convert(model: nn.Module, plan: ParallelPlan, tp: int = 1) -> None:
     if not chosen:
         raise UserError(
             "--precision fp8",
-            rule=f"linear layers in the workload's blocks, with sides of multiples of {_MULTIPLE}",
+            rule=f"have linear layers in the workload's blocks, with sides of multiples of"
+            f" {_MULTIPLE}",
             found="none",
             remedy="take bf16",
         )
@@ -67,7 +68,7 @@ def _check_part(name: str, layer: nn.Module, plan: ParallelPlan, tp: int) -> Non
     if side % (_MULTIPLE * tp):
         raise UserError(
             "--precision fp8",
-            rule=f"parts of matrices with sides of multiples of {_MULTIPLE} on each rank of tp",
+            rule=f"leave matrices with sides of multiples of {_MULTIPLE} on each rank of tp",
             found=f"{side} / {tp} of {name}",
             remedy="take another --tp, or bf16",
         )

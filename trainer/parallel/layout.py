@@ -12,9 +12,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rundir.text import counted
 from trainer.errors import UserError
 from trainer.parallel.plan import num_chunks
-from trainer.text import counted
 
 if TYPE_CHECKING:
     from trainer.config import Config, Strategy
@@ -124,7 +124,7 @@ def plan_layout(
     if config.cpu_offload and not layout.is_sharded:
         raise UserError(
             "--cpu-offload",
-            rule="a layout that shards the model",
+            rule="have a layout that shards the model",
             found=f"{ranks.world_size} whole copies",
             remedy="take --strategy fsdp on several ranks",
         )
@@ -143,7 +143,10 @@ def _fit(config: Config, ranks: Ranks) -> Layout:
     if len(rest) > 1:
         names = ", ".join("--" + axis.replace("_", "-") for axis in rest)
         raise UserError(
-            names, rule="-1 for one axis only", found=len(rest), remedy="give numbers to the others"
+            names,
+            rule="be -1 for one axis only",
+            found=len(rest),
+            remedy="give numbers to the others",
         )
     fixed = math.prod(size for size in sizes.values() if size != REST)
     if rest:
@@ -152,7 +155,7 @@ def _fit(config: Config, ranks: Ranks) -> Layout:
         axes = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "1"
         raise UserError(
             "layout",
-            rule="the product of the axes is the number of ranks",
+            rule="be axes whose product is the number of ranks",
             found=f"{axes} = {math.prod(sizes.values())} with {counted(ranks.world_size, 'rank')}",
             remedy="change an axis, or give one of them -1",
         )
@@ -162,14 +165,14 @@ def _fit(config: Config, ranks: Ranks) -> Layout:
 def _check_sizes(layout: Layout, sizes: ParallelSizes | None, config: Config) -> None:
     if layout.sequence_parallel and layout.tp == 1:
         raise UserError(
-            "--sequence-parallel", rule="tp over 1", found="tp 1", remedy="give --tp, too"
+            "--sequence-parallel", rule="have tp over 1", found="tp 1", remedy="give --tp, too"
         )
     if layout.tp == 1:
         return
     if sizes is None:
         raise UserError(
             "--tp",
-            rule=f"1: workload {config.workload} has no plan to split its matrices",
+            rule=f"be 1: workload {config.workload} has no plan to split its matrices",
             found=layout.tp,
             remedy="take ddp, fsdp or hsdp",
         )
@@ -186,7 +189,7 @@ def _check_sizes(layout: Layout, sizes: ParallelSizes | None, config: Config) ->
         if size % layout.tp:
             raise UserError(
                 "--tp",
-                rule=f"divides the model's {name}",
+                rule=f"divide the model's {name}",
                 found=f"{size} with tp {layout.tp}",
                 remedy="take another --tp or --model",
             )
@@ -198,7 +201,7 @@ def _check_cp(
     if sizes is None:
         raise UserError(
             "--cp",
-            rule=f"1: workload {workload} has no sequences to share",
+            rule=f"be 1: workload {workload} has no sequences to share",
             found=layout.cp,
             remedy="take ddp, fsdp or hsdp",
         )
@@ -206,14 +209,14 @@ def _check_cp(
     if sizes.sequence_length % unit:
         raise UserError(
             "--cp",
-            rule="2 x cp divides the positions of a sequence",
+            rule="be such that 2 x cp divides the positions of a sequence",
             found=f"{sizes.sequence_length} with cp {layout.cp}",
             remedy=f"take a --sequence-length that is a multiple of {unit}, or another --cp",
         )
     if not counts_targets:
         raise UserError(
             "--cp",
-            rule="a workload whose loss is a sum over targets, counted by num_valid",
+            rule="have a workload whose loss is a sum over targets, counted by num_valid",
             found=f"{workload} with cp {layout.cp}",
             remedy="define num_valid, or take ddp, fsdp or hsdp",
         )

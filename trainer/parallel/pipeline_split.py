@@ -69,7 +69,7 @@ def _names_by_stage(model: nn.Module, plan: ParallelPlan, num_stages: int) -> li
     if homeless or not plan.last or len(blocks) < num_stages:
         raise UserError(
             "--pp",
-            rule="a plan of the workload with a stage for every parameter",
+            rule="have a plan of the workload with a stage for every parameter",
             found=f"{len(blocks)} blocks in {num_stages} stages, none for {homeless[:1]}",
             remedy="name them in its parallel_plan, or take another layout",
         )

@@ -101,7 +101,7 @@ def check_blocks(plan: ParallelPlan, workload: str) -> None:
     if not plan.blocks:
         raise UserError(
             "--precision fp8",
-            rule="a workload whose parallel plan names its blocks",
+            rule="have a workload whose parallel plan names its blocks",
             found=f"{workload}, which has none",
             remedy="take bf16",
         )

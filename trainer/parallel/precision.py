@@ -45,4 +45,4 @@ def _check_gpu(precision: Precision, rule: str, lowest: tuple[int, int], gpu: to
 
 
 def _error(precision: Precision, rule: str, found: str, remedy: str) -> UserError:
-    return UserError(f"--precision {precision}", rule=rule, found=found, remedy=remedy)
+    return UserError(f"--precision {precision}", rule=f"have {rule}", found=found, remedy=remedy)

@@ -13,8 +13,8 @@ import operator
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from rundir.text import counted
 from trainer.errors import UserError
-from trainer.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -126,14 +126,14 @@ def check_pipeline(
     if sizes is None:
         raise UserError(
             "--pp",
-            rule=f"1: workload {config.workload} has no plan to cut its layers",
+            rule=f"be 1: workload {config.workload} has no plan to cut its layers",
             found=layout.pp,
             remedy="take ddp, fsdp or hsdp",
         )
     if sizes.is_tied:
         raise UserError(
             "--pp",
-            rule="1: the model's embedding is its output matrix, at both ends of a pipeline",
+            rule="be 1: the model's embedding is its output matrix, at both ends of a pipeline",
             found=layout.pp,
             remedy="take fsdp or tp, or a --model that is not tied",
         )
@@ -146,7 +146,7 @@ def _check_stages(config: Config, layout: Layout, sizes: ParallelSizes) -> None:
     if (count > layout.pp) != (config.pp_schedule == "interleaved"):
         raise UserError(
             "--pp-stages-per-rank",
-            rule="several with --pp-schedule interleaved, 1 with the others",
+            rule="be several with --pp-schedule interleaved, 1 with the others",
             found=f"{count // layout.pp} with {config.pp_schedule}",
             remedy="change one of the two",
         )
@@ -154,7 +154,7 @@ def _check_stages(config: Config, layout: Layout, sizes: ParallelSizes) -> None:
         per_rank = count // layout.pp
         raise UserError(
             "--pp",
-            rule="a layer for each stage",
+            rule="have a layer for each stage",
             found=f"{counted(sizes.num_layers, 'layer')} with {count} stages "
             f"(pp {layout.pp} x {per_rank})",
             remedy="lower --pp or --pp-stages-per-rank",
@@ -166,7 +166,7 @@ def _check_microbatches(schedule: PipelineSchedule, count: int, pp: int) -> None
     if schedule == "1f1b" and count < pp:
         raise UserError(
             "--pp-schedule 1f1b",
-            rule="at least as many microbatches as stages",
+            rule="have at least as many microbatches as stages",
             found=f"{count} with {pp} stages",
             remedy="lower --micro-batch-size, or take --pp-schedule gpipe",
         )
@@ -174,7 +174,7 @@ def _check_microbatches(schedule: PipelineSchedule, count: int, pp: int) -> None
     if schedule == "interleaved" and count % rounds:
         raise UserError(
             "--pp-schedule interleaved",
-            rule="microbatches in rounds of equally many, a round for each pp of them",
+            rule="have microbatches in rounds of equally many, a round for each pp of them",
             found=f"{count} in {rounds} rounds with pp {pp}",
             remedy="take another --micro-batch-size",
         )

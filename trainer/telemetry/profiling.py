@@ -35,7 +35,7 @@ def profiled_ranks(config: Config, world_size: int) -> frozenset[int]:
             return ranks
     raise UserError(
         "--profile-ranks",
-        rule=f"all, or ranks from 0 to {world_size - 1} with commas between",
+        rule=f"be all, or ranks from 0 to {world_size - 1} with commas between",
         found=chosen,
         remedy="change it",
     )
@@ -46,7 +46,7 @@ def check_device(config: Config, device: torch.device) -> None:
     if config.memory_snapshot and device.type != "cuda":
         raise UserError(
             "--memory-snapshot",
-            rule="a GPU, of whose memory torch keeps a record",
+            rule="have a GPU, of whose memory torch keeps a record",
             found=device.type,
             remedy="leave it out; `memory` in events.jsonl tells what a step took",
         )

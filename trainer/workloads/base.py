@@ -155,7 +155,7 @@ def check_made_up(options: str, num_bytes: int) -> None:
     if num_bytes > available:
         raise UserError(
             options,
-            rule=f"data for the memory at hand, {available / 2**30:.1f} GiB",
+            rule=f"give data for the memory at hand, {available / 2**30:.1f} GiB",
             found=f"{num_bytes / 2**30:.1f} GiB",
             remedy="lower it",
         )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rundir.text import counted
 from trainer.errors import UserError
-from trainer.text import counted
 from trainer.workloads.base import TensorData
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ def loss_of(workload: Workload, outputs: Tensor, targets: Tensor) -> Tensor:
     if loss.dim():
         raise _error(workload, "loss()", "a scalar tensor", f"one of shape {tuple(loss.shape)}")
     if torch.is_grad_enabled() and not loss.requires_grad:
-        rule = "computed from the outputs of a model with parameters to train"
+        rule = "be computed from the outputs of a model with parameters to train"
         raise _error(workload, "loss()", rule, "one that no gradient flows through")
     return loss
 
 
 def _check_data(workload: Workload, method: str, data: object) -> None:
     if not isinstance(data, Sized):
-        rule = "a TensorData or a map-style Dataset, which has a length"
+        rule = "be a TensorData or a map-style Dataset, which has a length"
         raise _error(workload, method, rule, f"{type(data).__name__} without one")
     if isinstance(data, TensorData) and len(data.inputs) != len(data.targets):
         found = f"{counted(len(data.inputs), 'input')} and {counted(len(data.targets), 'target')}"

@@ -53,4 +53,4 @@ def read_idx(path: Path, num_dims: int) -> IdxArray:
 
 def _damaged(path: Path, rule: str, found: object) -> UserError:
     remedy = "replace it, or remove it to have it downloaded again"
-    return UserError(f"damaged IDX file {path}", rule=rule, found=found, remedy=remedy)
+    return UserError(f"damaged IDX file {path}", rule=f"be {rule}", found=found, remedy=remedy)

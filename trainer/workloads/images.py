@@ -32,7 +32,7 @@ class _TorchvisionModel(Workload):
         if name not in valid:
             raise UserError(
                 "--model",
-                rule="a classification model of torchvision",
+                rule="be a classification model of torchvision",
                 found=repr(name),
                 remedy=f"take one of {', '.join(valid)}",
             )
@@ -82,7 +82,7 @@ class ImageFolder(_TorchvisionModel):
         if self.config.data_dir is None:
             raise UserError(
                 "--data-dir",
-                rule="given for workload imagefolder",
+                rule="be given for workload imagefolder",
                 found="none",
                 remedy="name the directory that holds train/ and val/",
             )
@@ -90,7 +90,7 @@ class ImageFolder(_TorchvisionModel):
         if train != val:
             raise UserError(
                 f"--data-dir {self.config.data_dir}",
-                rule="the same classes in train/ and val/",
+                rule="have the same classes in train/ and val/",
                 found=f"only in one: {', '.join(sorted(set(train) ^ set(val)))}",
                 remedy="add the missing folders",
             )
@@ -126,7 +126,7 @@ class ImageFolder(_TorchvisionModel):
         except FileNotFoundError as error:
             raise UserError(
                 f"--data-dir {self.config.data_dir}",
-                rule="an image in every class folder",
+                rule="have an image in every class folder",
                 found=error,
                 remedy="add images, or remove the empty folders",
             ) from error
@@ -151,12 +151,12 @@ def _classes(folder: Path) -> list[str]:
     except OSError as error:
         raise UserError(
             f"--data-dir {folder.parent}",
-            rule="train/ and val/ with a folder for each class",
+            rule="have train/ and val/ with a folder for each class",
             found=error,
             remedy=or_mount("correct the path or the layout"),
         ) from error
     if not found:
         raise UserError(
-            str(folder), rule="a folder for each class", found="none", remedy="add them"
+            str(folder), rule="have a folder for each class", found="none", remedy="add them"
         )
     return found

@@ -52,7 +52,7 @@ class Language(Workload):
         if source and replace(read_shape(source), max_sequence_length=length) != shape:
             raise UserError(
                 f"--init-from {source}",
-                rule="a model of the shape of --model",
+                rule="be a model of the shape of --model",
                 found="another",
                 remedy="give that folder as --model, too",
             )
@@ -209,7 +209,7 @@ class Language(Workload):
         if file.tokenizer.vocab_size > self.shape.vocab_size:
             raise UserError(
                 f"token file {path}",
-                rule=f"tokens of the model's vocabulary of {self.shape.vocab_size:,}",
+                rule=f"have tokens of the model's vocabulary of {self.shape.vocab_size:,}",
                 found=f"one of {file.tokenizer.vocab_size:,}",
                 remedy="take another --model or tokenizer",
             )

@@ -185,7 +185,7 @@ def _places(folder: Path) -> dict[str, str]:
 def _error(folder: Path, found: object) -> UserError:
     return UserError(
         f"model in {folder}",
-        rule=f"a Llama of Hugging Face's layout: {CONFIG} and {WEIGHTS}",
+        rule=f"be a Llama of Hugging Face's layout: {CONFIG} and {WEIGHTS}",
         found=found,
         remedy="name another folder",
     )

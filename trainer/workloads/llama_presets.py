@@ -36,7 +36,7 @@ class LlamaShape:
         if not divides or self.head_dim % 2:
             raise UserError(
                 "a Llama's heads",
-                rule="num_kv_heads divides num_heads, which divides dim into even parts",
+                rule="be even parts of dim, and num_kv_heads a divisor of num_heads",
                 found=f"{self.num_kv_heads}, {self.num_heads}, {self.dim}",
                 remedy="correct the shape",
             )
@@ -101,7 +101,7 @@ def preset(name: str) -> LlamaShape:
     except KeyError:
         raise UserError(
             "--model",
-            rule=f"one of {', '.join(PRESETS)} for workload lm",
+            rule=f"be one of {', '.join(PRESETS)} for workload lm",
             found=repr(name),
             remedy="change it",
         ) from None

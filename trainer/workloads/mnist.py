@@ -41,7 +41,7 @@ class Mnist(Workload):
         if self.config.model not in ("", *_MODELS):
             raise UserError(
                 "--model",
-                rule=f"one of {', '.join(_MODELS)} for workload mnist",
+                rule=f"be one of {', '.join(_MODELS)} for workload mnist",
                 found=repr(self.config.model),
                 remedy="change it",
             )
@@ -49,7 +49,7 @@ class Mnist(Workload):
         if folder and not folder.is_dir():
             raise UserError(
                 f"--data-dir {folder}",
-                rule="a directory that exists",
+                rule="be a directory that exists",
                 found="none",
                 remedy=or_mount("create it to have MNIST downloaded into it, or correct the path"),
             )
@@ -98,7 +98,7 @@ class Mnist(Workload):
         if not ok:
             raise UserError(
                 f"damaged IDX files {image_path} and {label_path.name}",
-                rule=f"as many 28 x 28 images as labels from 0 to {_NUM_CLASSES - 1}",
+                rule=f"have as many 28 x 28 images as labels from 0 to {_NUM_CLASSES - 1}",
                 found=f"shapes {images.shape} and {labels.shape}, "
                 f"largest label {max(labels.data, default=None)}",
                 remedy="replace them",
@@ -134,7 +134,7 @@ def _download(folder: Path) -> None:
     except (OSError, RuntimeError) as error:  # URLError is an OSError
         raise UserError(
             f"MNIST in {folder}",
-            rule="the four IDX files in MNIST/raw, or a network to download them",
+            rule="have the four IDX files in MNIST/raw, or a network to download them",
             found=f"none, and the download failed ({error})",
             remedy="copy them there, or leave --data-dir out to train on the shipped digits",
         ) from error

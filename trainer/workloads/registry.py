@@ -68,7 +68,7 @@ def _check_options(config: Config) -> None:
         if takers and is_given and config.workload not in takers:
             raise UserError(
                 option_name(field.name),
-                rule=f"left out unless --workload is one of {', '.join(takers)}",
+                rule=f"be left out unless --workload is one of {', '.join(takers)}",
                 found=f"it with {config.workload}, which takes no note of it",
                 remedy="leave it out, or choose another workload",
             )
@@ -77,7 +77,7 @@ def _check_options(config: Config) -> None:
 def _error(name: str, found: object) -> UserError:
     return UserError(
         f"--workload {name}",
-        rule=f"one of {', '.join(_BUILT_IN)}, or package.module:Class, "
+        rule=f"be one of {', '.join(_BUILT_IN)}, or package.module:Class, "
         "a subclass of trainer.workloads.base.Workload",
         found=found,
         remedy="correct the name or the class, or install the package",

@@ -40,7 +40,7 @@ def read(split: Split, folder: Path | None = None) -> TokenRow:
     if not chosen:
         raise UserError(
             f"the standard library in {root}",
-            rule="Python files to train on",
+            rule="have Python files to train on",
             found="none",
             remedy="give --data-dir",
         )

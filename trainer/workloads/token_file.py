@@ -152,7 +152,7 @@ def open_tokens(path: Path) -> TokenFile:
     except FileNotFoundError as error:
         raise UserError(
             f"token file {path}",
-            rule="there, as python -m trainer.tokenize writes it",
+            rule="be there, as python -m trainer.tokenize writes it",
             found="none",
             remedy=or_mount("write it, or correct --data-dir"),
         ) from error
@@ -189,7 +189,7 @@ def _open(path: Path) -> TokenFile:
 def _error(path: Path, found: object) -> UserError:
     return UserError(
         f"token file {path}",
-        rule="whole, as python -m trainer.tokenize writes it",
+        rule="be whole, as python -m trainer.tokenize writes it",
         found=found,
         remedy="make it again",
     )

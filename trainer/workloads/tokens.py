@@ -56,7 +56,7 @@ class TokenData:
         if tokens.max() >= self.vocab_size:
             raise UserError(
                 self.source,
-                rule=f"tokens below {self.vocab_size}",
+                rule=f"have tokens below {self.vocab_size}",
                 found=int(tokens.max()),
                 remedy="make the file again with python -m trainer.tokenize",
             )

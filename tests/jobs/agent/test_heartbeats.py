@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from jobs.agent import heartbeats
+from jobs.agent import heartbeats, rank
+from jobs.agent.loop import Loop
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,10 +67,10 @@ def test_the_commands_of_the_nodes_ranks(tmp_path: Path) -> None:
     assert (tmp_path / "child-0").read_text() == "11 0 trainer\n"
     assert (tmp_path / "child-1").read_text() == "12 1 command\n"
     assert mine.peers() == [12]
-    assert mine.num_ranks() == 3
+    assert mine.num_peers_started() == 2
     other.close(is_leader=False)
     assert mine.peers() == []
-    assert mine.num_ranks() == 3  # it was there: nobody has to wait for it
+    assert mine.num_peers_started() == 2  # it was there: nobody has to wait for it
     mine.close(is_leader=True)
     assert not tmp_path.exists()
     mine.add_child(11, 0, is_trainer=True)  # too late, and no matter
@@ -89,3 +92,15 @@ def test_what_killed_agents_left_is_swept(tmp_path: Path) -> None:
     heartbeats.sweep(str(tmp_path), now=lambda: old_s)
     assert left() == ["ddp.b", "ddp.link", "other"]
     heartbeats.sweep(str(tmp_path / "none"))
+
+
+def test_a_peer_that_starts_late_is_waited_for(tmp_path: Path) -> None:
+    """The first rank may have finished before: it stays with the monitor until the last has."""
+    mine = heartbeats.Directory(str(tmp_path), "0")
+    with subprocess.Popen(["sleep", "1.5"]) as peer:
+        late = threading.Timer(
+            0.5, lambda: (tmp_path / "child-1").write_text(f"{peer.pid} 1 command\n")
+        )
+        late.start()
+        rank.wait_for_peers(mine, 1, Loop())
+        assert peer.poll() == 0

@@ -1,6 +1,8 @@
 """What `export` makes of logs as metrics."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -319,3 +321,9 @@ def test_a_log_that_cannot_be_read_is_counted_unless_it_was_named(log: Log) -> N
     (folder / "empty").mkdir()
     with pytest.raises(UserError, match="found none in"):
         collect(folder / "empty")
+
+
+def test_metrics_need_neither_numpy_nor_polars() -> None:
+    """A node's exporter stays small: it reads rows one by one, and only the last ones."""
+    code = "import sys, monitor.export.metrics; sys.exit(len({'numpy', 'polars'} & {*sys.modules}))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -20,7 +20,7 @@ from monitor.live.log import LiveLog
 from monitor.logs import dmon, parser, reader
 from monitor.logs.newest import Newest
 from monitor.report import report
-from monitor.runs import nodes
+from monitor.runs import node_log
 from tests.monitor.dmon_letters import LETTERS
 
 Cells = list[str]
@@ -263,7 +263,7 @@ def test_a_narrow_log_is_exported_and_explained(tmp_path: Path) -> None:
         (1, 71680, 98),
         (0, 71680, 98),
     ]
-    samples = nodes.read(str(path)).samples
+    samples = node_log.read(str(path)).samples
     assert [sample.values["sm"] for sample in samples] == [98] * 50
 
 
@@ -286,7 +286,7 @@ def test_why_takes_no_row_for_one_of_the_header_before(tmp_path: Path) -> None:
     program = Program(narrow=False, end=" ")
     path = tmp_path / "log.gutil"
     path.write_text(program.text([PUMT] * 4) + "# gpu ???\n" + program.row(9, 0, PUMT))
-    assert len(nodes.read(str(path)).samples) == 4
+    assert len(node_log.read(str(path)).samples) == 4
 
 
 cell = st.one_of(st.just("-"), st.integers(0, 100).map(str), st.integers(0, 99_999).map(str))

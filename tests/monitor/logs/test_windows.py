@@ -4,15 +4,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.monitor.test_gutil import row
 
-from monitor import events
 from monitor.errors import UserError
 from monitor.live import log as live_log
 from monitor.live.log import TAIL_BYTES, LiveLog
 from monitor.logs import gutil
 from monitor.logs.newest import Newest
-from monitor.runs import nodes, record
+from monitor.runs import node_log, record
+from rundir import events
+from tests.monitor.logs.test_gutil import row
 
 MARK = b"\xef\xbb\xbf"
 
@@ -38,11 +38,11 @@ def test_it_reads_as_it_was_written(tmp_path: Path, mark: bytes, end: bytes) -> 
     """By `watch`, `why` and `export`: rows, and the log's offset from UTC."""
     path = tmp_path / "log.gutil"
     path.write_bytes(log())
-    wanted = [(s.time_s, s.gpu, s.values) for s in nodes.read(str(path)).samples]
+    wanted = [(s.time_s, s.gpu, s.values) for s in node_log.read(str(path)).samples]
     newest = Newest(str(path)).look()
     assert len(wanted) == 4
     path.write_bytes(mark + log().replace(b"\n", end))
-    assert [(s.time_s, s.gpu, s.values) for s in nodes.read(str(path)).samples] == wanted
+    assert [(s.time_s, s.gpu, s.values) for s in node_log.read(str(path)).samples] == wanted
     assert Newest(str(path)).look() == newest
     live = LiveLog(str(path))
     assert polled(live) == [2, 2]

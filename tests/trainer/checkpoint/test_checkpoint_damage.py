@@ -190,7 +190,8 @@ def test_what_this_version_does_not_know_is_no_damage(tmp_path: Path, change: An
     with pytest.raises(UserError) as caught:
         load(tmp_path)
     told = str(caught.value)
-    assert f"checkpoint {tmp_path / 'checkpoints' / 'step-10'}: one that this version" in told
+    newest = tmp_path / "checkpoints" / "step-10"
+    assert f"checkpoint {newest} must be one that this version" in told
     assert problem in told
     assert "\n" not in told
     assert events(tmp_path, "resume") == []

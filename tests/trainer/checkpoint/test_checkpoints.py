@@ -219,7 +219,9 @@ def test_a_path_is_taken_or_an_error(tmp_path: Path) -> None:
     assert loaded_step(tmp_path, "step-5") == 5
     assert loaded_step(tmp_path, str(tmp_path / "checkpoints" / "step-5")) == 5
     shorten(tmp_path / "checkpoints" / "step-5")
-    with pytest.raises(UserError, match=r"--resume step-5: a complete checkpoint; found __0_0"):
+    with pytest.raises(
+        UserError, match=r"--resume step-5 must be a complete checkpoint; found __0_0"
+    ):
         load(tmp_path, "step-5")
 
 
@@ -255,7 +257,7 @@ def test_rank_0_says_which_checkpoint_a_name_means(
     checkpoints = open_folder(tmp_path, mesh=mesh)
     with pytest.raises(UserError, match=r"found manifest\.json: No such file or directory") as told:
         load_requested(checkpoints, "step-5", all_of)
-    assert str(told.value).startswith("--resume step-5: ")
+    assert str(told.value).startswith("--resume step-5 must be ")
     assert tried == [tmp_path / "of rank 0"]
 
 

@@ -108,7 +108,7 @@ def test_other_weights_are_refused(
     capsys.readouterr()
     assert train(*TUNED, "--init-from", str(file), out="tuned")[0] == 64
     said = capsys.readouterr().err
-    assert said.startswith(f"trainer: --init-from {file}: ")
+    assert said.startswith(f"trainer: --init-from {file} must be ")
     assert said.count("\n") == 1
     assert not (file.parent / "tuned").exists()
     assert re.search(told, said), said

@@ -110,7 +110,7 @@ def test_what_cannot_be_read_is_tried_again_and_then_ends_the_run(
     """The one before is not taken, and nothing is removed."""
     refuse(name, OSError(number, os.strerror(number)))
     told = (
-        rf"checkpoint {whole}: can be read by every rank; found on rank 0: {name}: "
+        rf"checkpoint {whole} must be readable by every rank; found on rank 0: {name}: "
         rf"{os.strerror(number)}; it may be whole, so nothing is begun over it: "
         "look at the file system of that node"
     )
@@ -200,7 +200,9 @@ def test_a_folder_that_cannot_be_listed_is_no_fresh_start(
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "iterdir", refuse)
-    with pytest.raises(RunFailedError, match="checkpoints: a folder that rank 0 can read; found"):
+    with pytest.raises(
+        RunFailedError, match="checkpoints must be a folder that rank 0 can read; found"
+    ):
         load_requested(checkpoints, "auto", all_of)
     assert len(pauses) == 2
     folder = CheckpointFolder(whole.parent)

@@ -46,7 +46,7 @@ def test_without_a_microbatch_a_ranks_share_is_one() -> None:
 @pytest.mark.parametrize(("batch", "micro", "world"), [(65, None, 2), (64, 5, 2), (8, 16, 1)])
 def test_a_batch_that_does_not_divide_is_an_error(batch: int, micro: int, world: int) -> None:
     """It is never rounded; the message names a size that would do."""
-    with pytest.raises(UserError, match=r"--global-batch-size: a multiple of .* take \d+"):
+    with pytest.raises(UserError, match=r"--global-batch-size must be a multiple of .* take \d+"):
         plan(batch, micro, 0, world)
 
 

@@ -33,7 +33,7 @@ def test_a_driver_too_old_for_this_torch_is_the_users(
     assert code == 64
     assert not run.path.exists()
     assert capsys.readouterr().err == (
-        "trainer: CUDA of this torch: fits the driver and the GPUs of this node; "
+        "trainer: CUDA of this torch must fit the driver and the GPUs of this node; "
         "found a driver for CUDA 12.8, which is too old; "
         "update the driver, or take a torch that is built for it (docs/image.md)\n"
     )
@@ -51,7 +51,7 @@ def test_a_driver_too_old_for_this_torch_is_the_users(
 def test_what_this_torch_cannot_use_is_told_wherever_it_turns_up(words: str) -> None:
     """Also as the cause of another error, such as that of the group of ranks."""
     error = torch.AcceleratorError(f"CUDA error: {words}\nCUDA kernel errors might be")
-    outer = RuntimeError("nccl between 2 ranks: it starts")
+    outer = RuntimeError("nccl between 2 ranks must start")
     outer.__cause__ = error
     told = misfit(outer)
     assert told is not None

@@ -21,7 +21,9 @@ def test_a_gpu_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lost)
-    with pytest.raises(RunFailedError, match=r"^GPU 1 of 2: rank 3 can .*unavailable; look at"):
+    with pytest.raises(
+        RunFailedError, match=r"^GPU 1 of 2 must be usable by rank 3; .*unavailable; look at"
+    ):
         open_mesh(Ranks(rank=3, local_rank=1, world_size=4, local_world_size=2), {})
 
 

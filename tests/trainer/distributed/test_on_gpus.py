@@ -53,7 +53,9 @@ def test_a_full_gpu_is_told_in_a_line(start_ranks: Callable[..., Ranks]) -> None
     said = ranks.output[1][1]
     assert "Traceback" not in said
     (line,) = (line for line in said.splitlines() if line.startswith("trainer:"))
-    assert line.startswith("trainer: GPU memory of rank 1: enough for all that a step needs; found")
+    assert line.startswith(
+        "trainer: GPU memory of rank 1 must be enough for all that a step needs; found"
+    )
     assert "out of memory for 2.00 GiB in " in line
     assert "/pretended_gpus.py:" in line
     assert "1 MiB allocated, 2 MiB reserved and 1 GiB free of 80 GiB; lower --micro" in line
@@ -94,7 +96,8 @@ def test_a_run_that_does_not_fit_ends_before_its_first_step(
     assert ranks.wait() == [64, 64], ranks.output
     (told,) = (output[1] for output in ranks.output if output[1])
     need, left, size = re.fullmatch(  # type: ignore[union-attr]
-        r"trainer: GPU memory of rank 1 on \S*: about ([\d.]+) GiB free, which a step needs; "
+        r"trainer: GPU memory of rank 1 on \S* must have about ([\d.]+) GiB free, "
+        r"which a step needs; "
         r"found ([\d.]+) MiB of 80 GiB; lower --micro-batch-size from 32 to (\d+)\n",
         told,
     ).groups()

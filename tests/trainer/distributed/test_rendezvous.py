@@ -43,7 +43,9 @@ def test_all_ranks_see_a_gpu_or_none_does() -> None:
     """Else all would train on CPUs' messages: told with the ranks, and their nodes."""
     check_places([Place("a"), Place("a"), Place("b")])
     check_places(on_gpus("1", "2", "2"))
-    with pytest.raises(RunFailedError, match=r"^GPUs: .*; found none on rank 1 on a, 2 on b; look"):
+    with pytest.raises(
+        RunFailedError, match=r"^GPUs must be .*; found none on rank 1 on a, 2 on b; look"
+    ):
         check_places([*on_gpus("1"), Place("a"), Place("b")])
     with pytest.raises(RunFailedError, match="7 on n7, 8 on n8 and 2 more"):
         check_places([*on_gpus("1"), *(Place(f"n{i}") for i in range(1, 11))])
@@ -113,7 +115,7 @@ def test_nccl_that_does_not_start_is_told(
     monkeypatch.setattr(torch.distributed, name, fail)
     for line in refused(["cuda:0", "cuda:1"]):
         assert line == (
-            "nccl between 2 ranks: it starts; found NCCL error: bad call: no socket; "
+            "nccl between 2 ranks must start; found NCCL error: bad call: no socket; "
             "set NCCL_DEBUG=INFO, and look at NCCL_SOCKET_IFNAME"
         )
 

@@ -60,7 +60,7 @@ def test_none_is_told_before_anything_begins(
     env = having(*programs, **further)
     with pytest.raises(UserError) as caught:
         check_compiler(COMPILED, device, env)
-    assert str(caught.value).startswith("--compile: with ")
+    assert str(caught.value).startswith("--compile must have ")
     assert told in str(caught.value)
     check_compiler(Config(), device, env)
 
@@ -75,6 +75,6 @@ def test_a_run_without_a_compiler_is_refused(
     options = ["--model", "mlp", "--max-steps", "1", "--compile", "--out", str(tmp_path / "run")]
     assert main(options, {**clean_env, "PATH": str(tmp_path)}) == 64
     told = capsys.readouterr().err
-    assert told.startswith("trainer: --compile: with a C")
+    assert told.startswith("trainer: --compile must have a C")
     assert told.count("\n") == 1
     assert not (tmp_path / "run").exists()

@@ -94,5 +94,7 @@ def test_a_model_without_named_attention_is_refused() -> None:
     """Before any group is made."""
     from trainer.parallel.context import share_sequences  # noqa: PLC0415 -- the same
 
-    with pytest.raises(UserError, match="--cp: a workload whose parallel plan names its attention"):
+    with pytest.raises(
+        UserError, match="--cp must have a workload whose parallel plan names its attention"
+    ):
         share_sequences(torch.nn.Linear(1, 1), [], Layout(cp=2), "p2p")

@@ -62,7 +62,7 @@ def test_only_layers_of_blocks_with_even_sides_are_converted() -> None:
 
 def test_a_model_without_such_layers_is_refused() -> None:
     """Silently training in bf16 would be no answer."""
-    with pytest.raises(UserError, match=r"--precision fp8: linear layers in the w"):
+    with pytest.raises(UserError, match=r"--precision fp8 must have linear layers in the w"):
         convert(nn.Sequential(nn.Linear(10, 10)), ParallelPlan(blocks="*"))
 
 
@@ -87,7 +87,7 @@ def test_a_workload_without_blocks_is_refused_at_once(
 def test_it_is_refused_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything else, with the way out."""
     monkeypatch.setattr(config, "find_spec", lambda _: None)
-    with pytest.raises(UserError, match=r"with torchao.*not installed.*pip install torchao"):
+    with pytest.raises(UserError, match=r"have torchao.*not installed.*pip install torchao"):
         config.Config(precision="fp8")
 
 

@@ -53,14 +53,32 @@ def test_a_strategy_is_a_name_for_sizes(options: dict[str, Any], expected: dict[
     [
         ({"dp_shard": 3}, "found dp_replicate 2 x dp_shard 3 = 6 with 8 ranks"),
         ({"dp_replicate": 1, "tp": 2}, "found tp 2 = 2 with 8 ranks; change an axis, or give one"),
-        ({"dp_shard": -1, "tp": -1}, "--dp-shard, --tp: -1 for one axis only; found 2"),
-        ({"cp": 4}, "--cp: 2 x cp divides the positions of a sequence; found 66 with cp 4;.* of 8"),
-        ({"cp": 2, "sizes": None}, "--cp: 1: workload mnist has no sequences to share; found 2"),
-        ({"tp": 8}, "--tp: divides the model's heads of keys and values; found 4 with tp 8"),
+        ({"dp_shard": -1, "tp": -1}, "--dp-shard, --tp must be -1 for one axis only; found 2"),
+        (
+            {"cp": 4},
+            (
+                "--cp must be such that 2 x cp divides the positions of a sequence; "
+                "found 66 with cp 4;.* of 8"
+            ),
+        ),
+        (
+            {"cp": 2, "sizes": None},
+            "--cp must be 1: workload mnist has no sequences to share; found 2",
+        ),
+        ({"tp": 8}, "--tp must divide the model's heads of keys and values; found 4 with tp 8"),
         ({"tp": 4, "sequence_parallel": True}, "positions of a sequence; found 66 with tp 4"),
-        ({"sequence_parallel": True}, "--sequence-parallel: tp over 1; found tp 1; give --tp"),
-        ({"tp": 2, "sizes": None}, "--tp: 1: workload mnist has no plan .* found 2; take ddp"),
-        ({"cpu_offload": True}, "--cpu-offload: a layout that shards .* found 8 whole copies"),
+        (
+            {"sequence_parallel": True},
+            "--sequence-parallel must have tp over 1; found tp 1; give --tp",
+        ),
+        (
+            {"tp": 2, "sizes": None},
+            "--tp must be 1: workload mnist has no plan .* found 2; take ddp",
+        ),
+        (
+            {"cpu_offload": True},
+            "--cpu-offload must have a layout that shards .* found 8 whole copies",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_numbers(
@@ -74,7 +92,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers(
 @pytest.mark.parametrize("size", [0, -2])
 def test_an_axis_has_ranks(size: int) -> None:
     """Or -1."""
-    with pytest.raises(UserError, match=f"--dp-shard: at least 1, or -1 .* found {size}"):
+    with pytest.raises(UserError, match=f"--dp-shard must be at least 1, or -1 .* found {size}"):
         Config(dp_shard=size)
 
 
@@ -138,7 +156,9 @@ def test_cp_is_for_a_loss_that_is_a_sum_over_targets() -> None:
     """A mean over samples, of which a rank sees a part, is no mean any more."""
     ranks = Ranks(world_size=2, local_world_size=2)
     sizes = replace(SIZES, sequence_length=16)
-    with pytest.raises(UserError, match="--cp: a workload whose loss is a sum over targets"):
+    with pytest.raises(
+        UserError, match="--cp must have a workload whose loss is a sum over targets"
+    ):
         plan_layout(Config(cp=2), ranks, sizes, counts_targets=False)
 
 

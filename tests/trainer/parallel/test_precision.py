@@ -14,7 +14,9 @@ def test_tf32_needs_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Told with what was found; other precisions go anywhere."""
     for precision in ("fp32", "bf16", "fp16"):
         set_up(precision, torch.device("cpu"))
-    with pytest.raises(UserError, match=r"--precision tf32: .*Ampere on; found cpu; take fp32"):
+    with pytest.raises(
+        UserError, match=r"--precision tf32 must have .*Ampere on; found cpu; take fp32"
+    ):
         set_up("tf32", torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Tesla T4")

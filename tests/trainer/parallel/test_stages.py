@@ -53,14 +53,29 @@ def test_what_fits_is_taken(pp: int, num_microbatches: int, options: dict[str, A
 @pytest.mark.parametrize(
     ("pp", "num_microbatches", "options", "message"),
     [
-        (9, 9, {}, r"--pp: a layer for each stage; found 8 layers with 9 stages \(pp 9 x 1\)"),
+        (
+            9,
+            9,
+            {},
+            r"--pp must have a layer for each stage; found 8 layers with 9 stages \(pp 9 x 1\)",
+        ),
         (4, 4, {"pp_schedule": "interleaved", "pp_stages_per_rank": 3}, "8 layers with 12 stages"),
-        (4, 3, {}, "--pp-schedule 1f1b: at least as many .* found 3 with 4 stages; lower --micro"),
+        (
+            4,
+            3,
+            {},
+            "--pp-schedule 1f1b must have at least as many .* found 3 with 4 stages; lower --micro",
+        ),
         (4, 9, {"pp_schedule": "interleaved"}, "found 9 in 2 rounds with pp 4; take another"),
-        (2, 4, {"pp_stages_per_rank": 2}, "--pp-stages-per-rank: .* found 2 with 1f1b"),
+        (2, 4, {"pp_stages_per_rank": 2}, "--pp-stages-per-rank must be .* found 2 with 1f1b"),
         (2, 4, {"pp_schedule": "interleaved", "pp_stages_per_rank": 1}, "1 with interleaved"),
-        (2, 4, {"sizes": None}, "--pp: 1: workload mnist has no plan .* found 2; take ddp"),
-        (2, 4, {"sizes": replace(SIZES, is_tied=True)}, "--pp: 1: the model's embedding is its"),
+        (2, 4, {"sizes": None}, "--pp must be 1: workload mnist has no plan .* found 2; take ddp"),
+        (
+            2,
+            4,
+            {"sizes": replace(SIZES, is_tied=True)},
+            "--pp must be 1: the model's embedding is its",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_numbers(

@@ -21,7 +21,9 @@ def test_ranks_are_named_one_by_one_or_all(told: str, ranks: set[int]) -> None:
 def test_a_rank_that_does_not_exist_is_refused(told: str) -> None:
     """With the numbers."""
     config = Config(profile_steps="1:2", profile_ranks=told)
-    with pytest.raises(UserError, match=f"--profile-ranks: all, or ranks from 0 to 3 .*{told};"):
+    with pytest.raises(
+        UserError, match=f"--profile-ranks must be all, or ranks from 0 to 3 .*{told};"
+    ):
         profiled_ranks(config, 4)
 
 
@@ -32,7 +34,9 @@ def test_a_snapshot_is_of_a_gpu() -> None:
     cuda: Any = SimpleNamespace(type="cuda")
     check_device(config, cuda)
     check_device(Config(), cpu)
-    with pytest.raises(UserError, match=r"--memory-snapshot: a GPU.* found cpu; leave it out"):
+    with pytest.raises(
+        UserError, match=r"--memory-snapshot must have a GPU.* found cpu; leave it out"
+    ):
         check_device(config, cpu)
 
 

@@ -71,7 +71,7 @@ def test_a_token_outside_the_vocabulary_is_an_error() -> None:
     data = TokenData(
         row=np.array([1, 2, 700], np.uint16), vocab_size=256, sequence_length=2, source="FILE"
     )
-    with pytest.raises(UserError, match="FILE: tokens below 256; found 700"):
+    with pytest.raises(UserError, match="FILE must have tokens below 256; found 700"):
         data.gather(np.arange(1))
 
 

@@ -206,7 +206,7 @@ def test_a_tokenizer_that_is_named_comes_along(
     file.write_text("{}")
     assert run(export.main, [str(trained), str(tmp_path / "o2"), *words[2:]]) == 64
     assert run(export.main, [str(trained), str(tmp_path / "o2"), *words[4:]]) == 64
-    assert "--tokenizer: with --format hf" in capsys.readouterr().err
+    assert "--tokenizer must be given with --format hf" in capsys.readouterr().err
 
 
 @pytest.mark.slow

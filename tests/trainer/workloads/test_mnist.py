@@ -106,9 +106,9 @@ def test_labels_that_do_not_fit_are_damage_too(folder: Path, labels: bytes) -> N
 
 def test_a_missing_folder_and_an_unknown_model_are_errors(tmp_path: Path) -> None:
     """Nothing is created for them."""
-    with pytest.raises(UserError, match=r"--data-dir .*: a directory that exists"):
+    with pytest.raises(UserError, match=r"--data-dir .* must be a directory that exists"):
         Mnist(Config(data_dir=tmp_path / "absent")).check()
-    with pytest.raises(UserError, match="--model: one of cnn, mlp"):
+    with pytest.raises(UserError, match="--model must be one of cnn, mlp"):
         Mnist(Config(model="resnet18")).check()
     assert not list(tmp_path.iterdir())
 
@@ -126,7 +126,7 @@ def test_in_the_image_a_missing_path_may_be_the_hosts(
 ) -> None:
     """What to do about it is another thing there."""
     monkeypatch.delenv("DDP_HOME", raising=False)
-    with pytest.raises(UserError, match=r"/absent.*: .*; found .*; [^(]*$"):
+    with pytest.raises(UserError, match=r"/absent.* must .*; found .*; [^(]*$"):
         workload(config).check()
     monkeypatch.setenv("DDP_HOME", "/opt/ddp")
     with pytest.raises(UserError, match=r"or mount it, as this is a container .*DDP_MOUNTS"):

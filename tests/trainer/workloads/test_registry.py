@@ -31,7 +31,7 @@ def test_an_option_that_a_workload_would_ignore_is_refused(
 ) -> None:
     """One line names the option, and the workloads that take it."""
     (name,) = given
-    with pytest.raises(UserError, match=f"^{option_name(name)}: left out unless"):
+    with pytest.raises(UserError, match=f"^{option_name(name)} must be left out unless"):
         build_workload(Config(workload=workload, **given))
 
 
@@ -56,7 +56,7 @@ def test_a_workload_of_ones_own_may_read_every_option() -> None:
 )
 def test_an_unknown_workload_is_an_error_that_lists_the_known(name: str) -> None:
     """Neither a wrong name nor a class of another kind gets further than this."""
-    with pytest.raises(UserError, match=f"--workload {name}: one of mnist, imagefolder"):
+    with pytest.raises(UserError, match=f"--workload {name} must be one of mnist, imagefolder"):
         build_workload(Config(workload=name))
 
 

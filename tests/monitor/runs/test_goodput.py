@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from monitor.logs.sample import GpuSample, HostSample, RankSample
 from monitor.runs import record
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PARTS = (
     "start_up_s",
     "data_wait_s",

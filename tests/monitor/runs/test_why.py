@@ -11,7 +11,7 @@ import pytest
 
 from monitor import cli
 from monitor.logs.sample import GpuSample, HostSample, RankSample
-from monitor.runs import screen
+from monitor.runs import render
 from monitor.runs.why import gather
 from tests.monitor.asked_why import ROOT, ask, killed, shown, stop, time_limit
 
@@ -151,8 +151,8 @@ def test_the_failed_ranks_gpu_is_the_verdicts_or_the_logs(story: Any) -> None:
 def test_the_advice_is_one_line_for_each_class() -> None:
     """The same classes as the contract's, and a sound end."""
     classes = {blamed.strip("[]").split(";")[0] for _, _, blamed in TALES.values()}
-    assert set(screen.ADVICE) == classes | {None}
-    assert all(len(text) < 100 for text in screen.ADVICE.values())
+    assert set(render.ADVICE) == classes | {None}
+    assert all(len(text) < 100 for text in render.ADVICE.values())
 
 
 def test_the_evidence_is_on_the_screen(story: Any) -> None:

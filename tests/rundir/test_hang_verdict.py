@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from monitor.watchdog.verdict import NodeReport, RankReport, Verdict, compose, from_event
+from rundir.hang.reports import NodeReport, RankReport, from_event
+from rundir.hang.verdict import Verdict, compose
 
 WAIT = "torch/distributed/distributed_c10d.py:2810 in all_reduce"
 

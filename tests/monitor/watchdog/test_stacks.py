@@ -23,7 +23,7 @@ from monitor.watchdog.stacks import (
 )
 from tests import uncovered
 
-RANKS = Path(__file__).parent / "ranks.py"
+RANKS = Path(__file__).parents[1] / "ranks.py"
 Start = Callable[..., "subprocess.Popen[str]"]
 Until = Callable[..., None]
 

@@ -17,7 +17,7 @@ import pytest
 Until = Callable[..., None]
 pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
 
-RANKS = Path(__file__).parent / "ranks.py"
+RANKS = Path(__file__).parents[1] / "ranks.py"
 NO_COVERAGE = {"COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from monitor.runs import ledger
+from monitor.runs import goodput
 from monitor.runs.history import Attempt, integer, mappings, picked
 from rundir import codes
 from rundir.failure import classify, patterns
@@ -54,7 +54,7 @@ def describe(attempt: Attempt, later: Sequence[Attempt], log_end: LogEnd) -> Rec
         "decision": picked(attempt.last("decision"), _DECISION_KEYS) or None,
         "checkpoint_used": picked(attempt.first("resume"), ("step", "path", "skipped")) or None,
         "last_step": attempt.last_step,
-        "steps_lost": ledger.steps_lost(attempt, later),
+        "steps_lost": goodput.steps_lost(attempt, later),
         **{key: start.get(key) for key in ("job_id", *_START_KEYS)},
         "settings": _settings(attempt.last("settings").get("settings")),
         "signals": signals(attempt.events),

@@ -1,13 +1,13 @@
 """How long a rank may be silent: given, or learned from its own beats."""
 
-from dataclasses import replace
-
 import pytest
 
-from monitor.watchdog.beats import Beat
 from monitor.watchdog.patience import BeatAge, Patience
+from rundir.heartbeat import Heartbeat
 
-BEAT = Beat(rank=0, pid=1, step=0, time_ns=0, phase="start", count=1, collective=0, first_step=0)
+BEAT = Heartbeat(
+    rank=0, pid=1, step=0, time_ns=0, phase="start", num_heartbeats=1, collective=0, first_step=0
+)
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ class Rank:
         self.now_s = 0.0
 
     def beats(self, phase: str, step: int) -> None:
-        """Beat now."""
-        self.beat = replace(
-            self.beat, time_ns=int(self.now_s * 1e9), phase=phase, step=step, count=self.count()
+        """Heartbeat now."""
+        self.beat = self.beat._replace(
+            time_ns=int(self.now_s * 1e9), phase=phase, step=step, num_heartbeats=self.count()
         )
 
     def count(self) -> int:
         """The number of the next beat."""
-        return self.beat.count + 1
+        return self.beat.num_heartbeats + 1
 
     def looks(self, seconds: float, skipped_s: float = 0.0) -> float:
         """Let time pass, with a look every 5 s; the age at the end."""
@@ -85,7 +85,7 @@ def test_the_first_step_is_done_where_the_number_moves() -> None:
         ("forward", 500, 500, False),
         ("data", 500, 501, True),
     ):
-        rank.beat = replace(rank.beat, first_step=first)
+        rank.beat = rank.beat._replace(first_step=first)
         rank.beats(phase, step)
         rank.looks(5)
         assert rank.age.has_stepped is has_stepped

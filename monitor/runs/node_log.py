@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from monitor.logs import dmon, files, gutil, throttling
 from monitor.logs.columns import NO_READING
-from monitor.plain import open_plain
+from rundir.plain import open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from monitor.errors import UserError
-from monitor.events import EventLog
 from monitor.logs.sample import GpuSample, Reading
 from monitor.watchdog import orphans, processes
 from monitor.watchdog import settings as watch_settings
-from monitor.watchdog.beats import Beat, Child
-from monitor.watchdog.board import EventBoard
 from monitor.watchdog.bounded import Bounded
+from monitor.watchdog.event_channel import EventChannel
 from monitor.watchdog.observer import RankObserver
 from monitor.watchdog.patience import Patience
+from rundir.events import EventLog, to_file
+from rundir.heartbeat import Child, Heartbeat
 
 
 @dataclass
@@ -28,12 +28,12 @@ class Machine:
     """One node: its ranks are this very process, the rest is as the test tells it."""
 
     now_s: float = 5000.0
-    beating: dict[int, Beat] = field(default_factory=dict)
+    beating: dict[int, Heartbeat] = field(default_factory=dict)
     running: dict[int, Child] = field(default_factory=dict)
     mark: Hashable = 1
     env: dict[str, str] = field(default_factory=dict)
 
-    def beats(self) -> Mapping[int, Beat]:
+    def beats(self) -> Mapping[int, Heartbeat]:
         """The last beats."""
         return self.beating
 
@@ -54,9 +54,11 @@ class Machine:
         return {1: 0.0}
 
     def beat(self, rank: int, step: int, phase: str = "forward", pid: int = 0) -> None:
-        """Beat now."""
+        """Heartbeat now."""
         time_ns = int(self.now_s * 1e9)
-        self.beating[rank] = Beat(rank, pid or os.getpid(), step, time_ns, phase, step, step, 0)
+        self.beating[rank] = Heartbeat(
+            rank, pid or os.getpid(), step, time_ns, phase, step, step, 0
+        )
 
 
 def watched(machine: Machine, given_s: float | None = 5.0) -> RankObserver:
@@ -222,26 +224,27 @@ def test_a_call_that_fails_gives_nothing() -> None:
     assert calls.ask(lambda: 1, 5) == 1
 
 
-def board(path: Path, host: str = "n1") -> EventBoard:
-    """A watcher's board."""
-    return EventBoard(EventLog(str(path), 1, host), Bounded("test"))
+def channel(path: Path, host: str = "n1") -> EventChannel:
+    """What one watchdog reports and receives by."""
+    log = EventLog(to_file(str(path)), "monitor", 1, host)
+    return EventChannel(log, str(path), Bounded("test"))
 
 
-def test_watchers_hear_each_other_through_the_events(tmp_path: Path) -> None:
+def test_watchdogs_hear_each_other_through_the_events(tmp_path: Path) -> None:
     """Each line once, whole lines only, and only what concerns them."""
     path = tmp_path / "events.jsonl"
-    assert board(path).hear() == []
-    mine, yours = board(path), board(path, "n2")
-    mine.tell("hang_report", node="n1")
-    mine.tell("checkpoint", step=1)
-    assert [event["event"] for event in yours.hear()] == ["hang_report"]
-    assert yours.hear() == []
+    assert channel(path).receive() == []
+    mine, yours = channel(path), channel(path, "n2")
+    mine.report("hang_report", node="n1")
+    mine.report("checkpoint", step=1)
+    assert [event["event"] for event in yours.receive()] == ["hang_report"]
+    assert yours.receive() == []
     with path.open("a") as file:
         file.write('{"event": "verdict", ')
         file.flush()
-        assert yours.hear() == []
+        assert yours.receive() == []
         file.write('"text": "x"}\n')
-    assert [event["text"] for event in yours.hear()] == ["x"]
+    assert [event["text"] for event in yours.receive()] == ["x"]
 
 
 def test_what_comes_late_is_heard_then_and_once(
@@ -259,19 +262,19 @@ def test_what_comes_late_is_heard_then_and_once(
         gate.wait(20)
         return data
 
-    monkeypatch.setattr("monitor.watchdog.board._LIMIT_S", 0.1)
+    monkeypatch.setattr("monitor.watchdog.event_channel._LIMIT_S", 0.1)
     monkeypatch.setattr(os, "pread", slowly)
-    yours = board(path)
-    assert yours.hear() == []
+    yours = channel(path)
+    assert yours.receive() == []
     assert yours.is_stuck
-    assert yours.hear() == []
+    assert yours.receive() == []
     gate.set()
     deadline_s = time.monotonic() + 20
     while yours.is_stuck and time.monotonic() < deadline_s:
         time.sleep(0.01)
-    monkeypatch.setattr("monitor.watchdog.board._LIMIT_S", 10)
-    assert [event["text"] for event in yours.hear()] == ["x"]
-    assert yours.hear() == []
+    monkeypatch.setattr("monitor.watchdog.event_channel._LIMIT_S", 10)
+    assert [event["text"] for event in yours.receive()] == ["x"]
+    assert yours.receive() == []
     assert num_reads == [1]
 
 

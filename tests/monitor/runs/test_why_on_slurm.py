@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.slurm
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def screen(cluster: Any, run_dir: Path) -> list[str]:

@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from monitor import events
-from monitor.plain import open_plain
-from monitor.runs import nodes
+from monitor.runs import node_log
 from monitor.runs.history import seconds
+from rundir import events
+from rundir.plain import open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +98,7 @@ def last_written_s(run_dir: str, attempt: dict[str, Any]) -> float | None:
     for node in told:
         if max(filter(None, found), default=0.0) > time.time() - _FRESH_S:
             break  # one fresh word is enough, and a log's end takes time to read
-        found.append(_told_s(nodes.path_of(run_dir, attempt["job_id"], node), _sample_s))
+        found.append(_told_s(node_log.path_of(run_dir, attempt["job_id"], node), _sample_s))
     return max(filter(None, found), default=None)
 
 
@@ -118,4 +118,4 @@ def _line_s(path: str) -> float | None:
 
 
 def _sample_s(path: str) -> float | None:
-    return max((sample.time_s for sample in nodes.read(path).samples), default=None)
+    return max((sample.time_s for sample in node_log.read(path).samples), default=None)

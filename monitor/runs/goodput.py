@@ -10,8 +10,8 @@ from monitor.runs.history import mappings, number, seconds, spans
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from monitor.events import Event
     from monitor.runs.history import Attempt, Span
+    from rundir.events import Event
 
 _CUMULATIVE = ("data_wait_s", "checkpoint_s", "validation_s")
 

@@ -1,10 +1,7 @@
-import errno
 import json
 import os
 import subprocess
 import sys
-import threading
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor import events
 from monitor.errors import UserError
 from monitor.export import write as export_write
 from monitor.runs import evidence, record
@@ -62,73 +58,6 @@ def life(code: int | None, attempt: int = 1) -> list[dict[str, Any]]:
             event("end", 9, attempt, code=code),
         ]
     return told
-
-
-def test_an_event_is_one_line_with_its_keys_in_order(tmp_path: Path) -> None:
-    """Time in UTC to the millisecond, event, source, attempt, host, then the rest."""
-    path = tmp_path / "events.jsonl"
-    now = datetime(2026, 11, 21, 4, 17, 29, 123999, UTC)
-    log = events.EventLog(str(path), 2, "n1", now=lambda: now)
-    log.append("orphans", node="n1", note="a\nb")
-    assert path.read_text() == (
-        '{"time": "2026-11-21T04:17:29.123Z", "event": "orphans", "source": "monitor",'
-        ' "attempt": 2, "host": "n1", "node": "n1", "note": "a\\nb"}\n'
-    )
-
-
-def test_events_of_many_writers_do_not_mix(tmp_path: Path) -> None:
-    """Four writers with long lines at once: every line is whole."""
-    path = tmp_path / "events.jsonl"
-
-    def write(number: int) -> None:
-        log = events.EventLog(str(path), 1, f"n{number}")
-        for _ in range(50):
-            log.append("note", text="x" * 9000)
-
-    threads = [threading.Thread(target=write, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    found, num_bad = events.read(path.read_bytes())
-    assert (len(found), num_bad) == (200, 0)
-
-
-def test_half_a_line_is_an_error_and_costs_no_other_line(tmp_path: Path) -> None:
-    """On a disk that has room for a part of it; who writes next begins on a line of its own."""
-    path = tmp_path / "events.jsonl"
-    log = events.EventLog(str(path), 1, "n1")
-    log.append("start")
-    program = (
-        "import resource, sys\n"
-        "from monitor.events import EventLog\n"
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({path.stat().st_size + 20},) * 2)\n"
-        "try:\n"
-        "    EventLog(sys.argv[1], 1, 'n1').append('verdict', text='x' * 100)\n"
-        "except OSError as error:\n"
-        "    print(error.errno, error.filename)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, path], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == f"{errno.ENOSPC} {path}\n"
-    log.append("end", code=0)
-    log.append("note")
-    found, num_bad = events.read(path.read_bytes())
-    assert [one["event"] for one in found] == ["start", "end", "note"]
-    assert num_bad == 1
-    assert b"\n\n" not in path.read_bytes()
-
-
-@given(st.integers(0, 400), st.binary(max_size=40))
-def test_events_cut_anywhere_are_read_as_far_as_they_go(cut: int, garbage: bytes) -> None:
-    """A torn last line, or garbage in the file, is counted and the rest is there."""
-    whole = "".join(json.dumps(event("note", n)) + "\n" for n in range(4)).encode()
-    found, num_bad = events.read(whole[:cut])
-    assert len(found) >= whole[:cut].count(b"\n")
-    assert len(found) + num_bad <= 4
-    found, _ = events.read(whole + garbage + b"\n" + whole)
-    assert len(found) >= 8
 
 
 @pytest.mark.parametrize(

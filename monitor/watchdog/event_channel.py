@@ -1,6 +1,6 @@
-"""The run's events, where the watchers of all nodes meet, on a file system that may hang.
+"""The run's events, by which the nodes and the supervisor talk; the file system may hang.
 
-Everything here is done in a thread; who calls waits a moment at most, and goes on without.
+Everything here is done in a thread; the caller waits a moment at most, and goes on without.
 """
 
 from __future__ import annotations
@@ -10,34 +10,35 @@ import os
 import queue
 from typing import TYPE_CHECKING
 
-from monitor import events as event_log
+from rundir import events as event_log
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from monitor.events import Event, EventLog
     from monitor.watchdog.bounded import Bounded
+    from rundir.events import Event, EventLog
 
 _LIMIT_S = 3.0  # longer than an event waits for a lock
 _FIRST_BYTES = 2**20  # of what others wrote before: this attempt's beginning is in it
 _WORDS = (b'"hang_report"', b'"verdict"', b'"last_beats"', b'"rank_up"', b'"monitor_up"')
 
 
-class EventBoard:
-    """Tells and hears events of `events.jsonl`."""
+class EventChannel:
+    """Reports events, and receives those of `events.jsonl`."""
 
-    def __init__(self, log: EventLog, files: Bounded) -> None:
-        """Meet in `log`, by calls made through `files`."""
+    def __init__(self, log: EventLog, path: str, files: Bounded) -> None:
+        """Report by `log` and read the file at `path`, by calls made through `files`."""
         self._log = log
+        self._path = path
         self._files = files
         self._offset: int | None = None  # the thread's own
         self._read_data: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
-    def tell(self, event: str, **keys: object) -> None:
-        """Append an event; if that hangs it is appended once it no longer does."""
-        self._files.ask(lambda: self._log.append(event, **keys), _LIMIT_S)
+    def report(self, event: str, **keys: object) -> None:
+        """Report an event; if that hangs it is reported once it no longer does."""
+        self._files.ask(lambda: self._log.write(event, **keys), _LIMIT_S)
 
-    def hear(self) -> Sequence[Event]:
+    def receive(self) -> Sequence[Event]:
         """Take the events of interest that have been added; none while the file cannot be read.
 
         What came too late to be waited for is taken now.
@@ -52,7 +53,7 @@ class EventBoard:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the files hang: what others may have told is not known then."""
+        """Whether the files hang: what others may have reported is not known then."""
         return self._files.is_stuck
 
     def _read(self) -> None:
@@ -60,7 +61,7 @@ class EventBoard:
 
         The file is opened anew each time, so that NFS asks the server how long it is.
         """
-        fd = os.open(self._log.path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             size = os.fstat(fd).st_size
             offset = max(0, size - _FIRST_BYTES) if self._offset is None else self._offset

@@ -1,4 +1,4 @@
-"""Watchdogs of several nodes that meet on one board, in a time that goes on as it is told."""
+"""Watchdogs of several nodes that share a channel, in a time that goes on as it is told."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from monitor.watchdog.decider import COLLECT_S, Decider, Place
+from monitor.watchdog.node import Place, Watchdog
 from monitor.watchdog.observer import Look
 from monitor.watchdog.stacks import Stack
-from monitor.watchdog.verdict import RankReport
+from rundir.hang.nodes import COLLECT_S
+from rundir.hang.reports import RankReport
 
 LIMIT_S = 300.0
 
@@ -59,12 +60,23 @@ class Node:
     said: list[str] = field(default_factory=list)
     due_s: float = 0.0
     stuck: bool = False
+    is_supervised: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return f"n{self.number}"
 
     def __post_init__(self) -> None:
         """Start its watchdog."""
         self.world.nodes.append(self)
-        place = Place(node=f"n{self.number}", node_rank=self.number, num_nodes=self.num_nodes)
-        self.dog = Decider(place, self, self, 5.0, lambda: self.world.now_s)
+        place = Place(
+            node=self.name,
+            node_rank=self.number,
+            num_nodes=self.num_nodes,
+            is_supervised=self.is_supervised,
+        )
+        self.dog = Watchdog(place, self, self, 5.0, lambda: self.world.now_s)
 
     def tick(self, now_s: float) -> None:
         """Let the watchdog look if it wants to."""
@@ -111,13 +123,13 @@ class Node:
         """Remember it."""
         self.said.append(message)
 
-    def tell(self, event: str, **keys: object) -> None:
+    def report(self, event: str, **keys: object) -> None:
         """Write on the board, as JSON."""
         if not self.deaf:
             line = {"event": event, "attempt": 1, **keys}
             self.world.events.append(json.loads(json.dumps(line)))
 
-    def hear(self) -> list[dict[str, Any]]:
+    def receive(self) -> list[dict[str, Any]]:
         """Read on."""
         if self.deaf:
             return []
@@ -131,10 +143,10 @@ class Node:
         return self.stuck
 
 
-def nodes(number: int) -> tuple[World, list[Node]]:
+def nodes(number: int, *, is_supervised: bool = False) -> tuple[World, list[Node]]:
     """Two ranks a node; all have beaten just now."""
     world = World()
-    made = [Node(world, index, number) for index in range(number)]
+    made = [Node(world, index, number, is_supervised=is_supervised) for index in range(number)]
     for node in made:
         world.events += [
             {"event": "rank_up", "attempt": 1, "rank": rank, "node": f"n{node.number}"}
@@ -181,7 +193,7 @@ def test_a_rank_that_goes_on_in_time_trips_nothing() -> None:
 
 
 def test_all_nodes_report_and_all_end() -> None:
-    """Node rank 0 decides; the others hear it, and end their ranks, too."""
+    """Without a supervisor node rank 0 decides first; the others read it, and end their ranks."""
     world, made = nodes(3)
     made[1].beats(2, step=10, collective=19, phase="forward")
     world.passes(315)
@@ -263,7 +275,7 @@ def test_without_a_leader_the_next_in_line_decides() -> None:
 def test_a_watcher_that_ended_is_not_waited_for() -> None:
     """Its ranks have finished; who still hangs at the end is judged without it."""
     world, made = nodes(2)
-    made[0].tell("last_beats", node="n0", node_rank=0, ranks={})
+    made[0].report("last_beats", node="n0", node_rank=0, ranks={})
     made[0].alive = False
     made[1].beats(2, 3, phase="end", collective=30)
     world.passes(LIMIT_S + 10)
@@ -279,7 +291,7 @@ def test_what_a_watcher_said_before_it_ended_is_void() -> None:
     made[0].beats(0, 1, phase="save", collective=21)
     world.passes(15)
     assert any(rank["hung"] for event in world.of("hang_report") for rank in event["ranks"])
-    made[1].tell("last_beats", node="n1", node_rank=1, ranks={})
+    made[1].report("last_beats", node="n1", node_rank=1, ranks={})
     made[1].alive = False
     world.passes(80)
     assert not world.of("verdict")
@@ -340,3 +352,38 @@ def test_reports_do_not_fill_the_log() -> None:
         world.passes(10)
     assert len(world.of("hang_report")) < 2 * 2.5 * 60
     assert made[1].num_stacks == 2
+
+
+def test_a_supervisor_decides_and_the_nodes_act() -> None:
+    """They report; what they read as a verdict they carry out, also a node alone."""
+    for number in (1, 2):
+        world, made = nodes(number, is_supervised=True)
+        world.passes(LIMIT_S + COLLECT_S)
+        assert {event["node"] for event in world.of("hang_report")} == {n.name for n in made}
+        assert not world.of("verdict")
+        world.events.append({"event": "verdict", "attempt": 1, "text": "rank 0 hangs"})
+        world.passes(1)
+        assert all(node.ended and node.said == ["rank 0 hangs"] for node in made)
+
+
+def test_a_supervisor_that_says_nothing_is_not_waited_for_forever() -> None:
+    """It is stopped, or the reports do not reach it."""
+    world, made = nodes(2, is_supervised=True)
+    world.passes(LIMIT_S + 40)
+    assert not world.of("verdict")
+    world.passes(20)
+    assert world.verdict()["kind"] == "hung"
+    assert all(node.ended for node in made)
+
+
+def test_a_supervisor_is_told_that_all_is_well_again() -> None:
+    """Also of a node alone: else the report would grow old there."""
+    world, (node,) = nodes(1, is_supervised=True)
+    node.beats(0, collective=21)
+    world.passes(LIMIT_S - 5)
+    node.beats(0, collective=22)
+    world.passes(12)
+    node.beats(1, collective=22)
+    world.passes(10)
+    reports = world.of("hang_report")
+    assert [report["suspicious"] for report in reports] == [True, False]

@@ -1,4 +1,4 @@
-"""Words for a person: what happened, the evidence, what was lost, and what to do next."""
+"""One screen for a person: what happened, the evidence, what was lost, and what to do next."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ADVICE: dict[str | None, str] = {
     None: "nothing: it is done",
     "user": "correct what the lines above name, and submit again; it is not tried again by itself",
     "program": "mend the program where the lines above point; DEBUG=1 tells more",
-    "hardware": "exclude the node ({exclude}) and tell its keepers what stands above",
+    "hardware": "exclude the node ({exclude}) and report it to the administrators",
     "network": "look at the links between the nodes (or exclude one: {exclude}); it may pass",
     "storage": "see that the disk has room, answers, and still holds the data (df -h, ls)",
     "preempted": "nothing is wrong: it gave way, and goes on where it stopped once it is started",

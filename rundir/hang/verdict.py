@@ -1,118 +1,27 @@
-"""From what the nodes report of a run that stands still: who did not arrive, and where it is stuck.
+"""The verdict on a run that stands still, from what all nodes report: which rank, and where.
 
 The ranks that are furthest behind decide. A rank ahead of others waits for them, however long; so
 there is a verdict only when every rank that is furthest behind has been silent past its limit, and
-no rank has beaten just now: reports of other nodes may be some seconds old.
+no rank has had a heartbeat just now: reports of other nodes may be some seconds old.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from monitor.watchdog import processes
-from monitor.watchdog.visible import NO_GPU
+from rundir.hang.reports import STATES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from monitor.events import Event
+    from rundir.hang.reports import NodeReport, RankReport
 
-_MEETINGS = ("backward", "agree", "log", "validate", "save", "load", "end")
-# Phases in the order in which they follow one another while `step` and `collective` stay as they
-# are: a meeting counts `collective` up, and what follows it until the next one comes after it.
-_ORDER = (
-    "start",
-    "load",
-    "agree",
-    "log",
-    "validate",
-    "save",
-    "data",
-    "forward",
-    "backward",
-    "update",
-    "end",
-)
+_COLLECTIVES = ("backward", "agree", "log", "validate", "save", "load", "end")
 _MAX_NAMED = 8
-_STILL_S = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankReport:
-    """Where one rank is, as its node's watcher sees it; None where nobody can tell."""
-
-    rank: int
-    local_rank: int | None = None
-    pid: int | None = None
-    gpu: str = NO_GPU
-    step: int | None = None
-    phase: str | None = None
-    collective: int | None = None
-    age_s: float = 0.0
-    """How long it has given no sign of life."""
-    limit_s: float | None = None
-    """How long it may; None: for ever."""
-    hung: bool = False
-    """Whether that is too long."""
-    state: str | None = None
-    """As /proc tells it; None: it has ended."""
-    pattern: str | None = None
-    """What its GPU shows: `waiting`, `working`, `idle`."""
-    top: str | None = None
-    stack: str | None = None
-    waiting: bool = False
-    """Whether its stack stands in a call that waits for other ranks."""
-
-    def is_still(self) -> bool:
-        """Whether it has given no sign of life for a good part of what it may take."""
-        usual_s = _STILL_S if self.limit_s is None else min(_STILL_S, self.limit_s / 2)
-        return self.hung or self.age_s >= usual_s
-
-    def position(self) -> tuple[int, int, int]:
-        """How far it has come; of a rank without a beat nothing is known: it is behind all."""
-        if self.step is None or self.collective is None:
-            return (-1, -1, -1)
-        order = _ORDER.index(self.phase) if self.phase in _ORDER else len(_ORDER)
-        return (self.step, self.collective, order)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReport:
-    """What one node's watcher reports."""
-
-    node: str
-    node_rank: int = 0
-    ranks: tuple[RankReport, ...] = ()
-    reaches_master: bool | None = None
-    """Whether a connection to MASTER_ADDR:MASTER_PORT opens; None: nobody tried."""
-    traces: tuple[str, ...] = ()
-    """Dumps of torch's flight recorder that lie in `debug/`."""
-
-    def to_event(self) -> dict[str, Any]:
-        """Write the keys of a `hang_report` event."""
-        return asdict(self)
-
-
-def from_event(event: Event) -> NodeReport | None:
-    """Read a `hang_report` event; None if it is none."""
-    known = {field.name for field in fields(RankReport)}
-    try:
-        ranks = tuple(
-            RankReport(**{key: value for key, value in rank.items() if key in known})
-            for rank in event["ranks"]
-        )
-        return NodeReport(
-            node=str(event["node"]),
-            node_rank=int(event["node_rank"]),
-            ranks=ranks,
-            reaches_master=event.get("reaches_master"),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class Verdict:
     """Who is to blame, as far as can be told, and one line that says it."""
 
@@ -124,8 +33,12 @@ class Verdict:
     top: str | None
     text: str
 
+    def to_event(self) -> dict[str, Any]:
+        """Return the keys of a `verdict` event."""
+        return asdict(self)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class _Placed:
     """A rank and its node."""
 
@@ -141,11 +54,11 @@ class _Placed:
         if self.it.top is not None:
             parts.append(self.it.top if parts else f"at {self.it.top}")
         elif self.it.state is not None:
-            parts.append(processes.WORDS.get(self.it.state, f"in state {self.it.state}"))
+            parts.append(STATES.get(self.it.state, f"in state {self.it.state}"))
         return ", ".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Scene:
     reports: Sequence[NodeReport]
     ranks: Sequence[_Placed]
@@ -196,7 +109,7 @@ def _stopped(scene: _Scene) -> Verdict | None:
     named = [placed for placed in scene.last if placed.it.state in ("T", "t")]
     if not named:
         return None
-    word = processes.WORDS[named[0].it.state or "T"]
+    word = STATES[named[0].it.state or "T"]
     text = f"{_named(named)} {_is(named)} {word} (state {named[0].it.state})"
     return _verdict("stopped", named, text + _since(named) + _rest(scene, named))
 
@@ -205,7 +118,7 @@ def _different(scene: _Scene) -> Verdict | None:
     """All wait for others, but not at the same point."""
     numbers = {placed.it.collective for placed in scene.ranks}
     phases = {placed.it.phase for placed in scene.ranks}
-    same_point = len(numbers) == 1 and len(phases) > 1 and phases <= set(_MEETINGS)
+    same_point = len(numbers) == 1 and len(phases) > 1 and phases <= set(_COLLECTIVES)
     behind = len(scene.last) < len(scene.ranks)
     if not (same_point or (behind and all(placed.it.waiting for placed in scene.ranks))):
         return None
@@ -221,7 +134,7 @@ def _behind(scene: _Scene) -> Verdict | None:
 
 
 def _lost(scene: _Scene) -> Verdict | None:
-    """A node whose watcher gives no report is down or cut off."""
+    """A node whose watchdog gives no report is down or cut off."""
     if not scene.lost:
         return None
     what = f"{_listed(scene.lost)} gave no report: the node is down or cut off"

@@ -1,0 +1,234 @@
+"""The node's watchdog: suspects, takes stacks, reports, and ends its ranks on a verdict.
+
+A node whose ranks have been silent for too long reports what it sees (`hang_report`); then every
+other node reports, too. The supervisor waits for all reports and gives the verdict; every node ends
+its own ranks when it receives one. Where there is no supervisor, or it gives none in time, the
+nodes decide by the same function of the same reports: the first verdict counts.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from rundir.hang.nodes import COLLECT_S, REPEAT_S, Nodes
+from rundir.hang.reports import NodeReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from monitor.watchdog.observer import Look
+    from monitor.watchdog.stacks import Stack
+    from rundir.events import Event
+    from rundir.hang.reports import RankReport
+    from rundir.hang.verdict import Verdict
+
+_SUPERVISOR_S = 30.0  # how much longer than for all reports the supervisor is waited for
+_PER_NODE_S = 2.0  # nodes decide one after the other, so that one verdict is given
+_POLL_S = 5.0  # how often to read the others' reports while nothing is suspected
+_BUSY_S = 0.5  # how often to look while something is
+_MOVED_S = 5.0  # how soon to report that a rank has moved on
+
+
+class Channel(Protocol):
+    """Where the watchdogs of all nodes exchange events. Nothing here hangs or raises."""
+
+    def report(self, event: str, **keys: object) -> None:
+        """Report an event to the others."""
+        ...
+
+    def receive(self) -> Sequence[Event]:
+        """Return what was reported since the last time, one's own events included."""
+        ...
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether there may be events that cannot be read now."""
+        ...
+
+
+class Local(Protocol):
+    """What a watchdog can do on its node. Nothing here hangs or raises."""
+
+    def look(self) -> Look:
+        """Look at all ranks of this node."""
+        ...
+
+    def stacks(self, ranks: Sequence[RankReport]) -> Mapping[int, Stack]:
+        """Take the stacks of these ranks."""
+        ...
+
+    def traces(self) -> Sequence[str]:
+        """Name the flight recorder's dumps, after asking for them."""
+        ...
+
+    def reaches_master(self) -> bool | None:
+        """Try to connect to where the ranks meet; None if nobody told where."""
+        ...
+
+    def end_ranks(self) -> None:
+        """End the ranks of this node."""
+        ...
+
+    def say(self, message: str) -> None:
+        """Tell a person."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which node this is, of how many, in which attempt."""
+
+    node: str
+    node_rank: int = 0
+    num_nodes: int = 1
+    attempt: int = 1
+    master: str = "the master"
+    """MASTER_ADDR:MASTER_PORT, for the verdict's text."""
+    is_supervised: bool = False
+    """Whether a supervisor receives the reports, and decides."""
+
+    @property
+    def turn_s(self) -> float:
+        """How long after the first suspicion this node decides, if nobody else has."""
+        wait_s = COLLECT_S + _SUPERVISOR_S if self.is_supervised else 0.0
+        return wait_s + _PER_NODE_S * self.node_rank
+
+
+class Watchdog:
+    """Takes one look at a time; whoever owns it calls `tick` again after the time it returns."""
+
+    def __init__(
+        self,
+        place: Place,
+        local: Local,
+        channel: Channel,
+        look_s: float,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Watch.
+
+        Args:
+            place: which node this is.
+            local: looks and acts.
+            channel: the other nodes, and the supervisor.
+            look_s: how often to look while nothing is suspected, in seconds.
+            monotonic: seconds that never jump.
+
+        """
+        self._place = place
+        self._local = local
+        self._channel = channel
+        self._look_s = look_s
+        self._monotonic = monotonic
+        self._nodes = Nodes(place.num_nodes, place.master)
+        self._received_s: float | None = None
+        self._opened_s: float | None = None
+        self._reported: tuple[tuple[object, ...], tuple[object, ...]] | None = None
+        self._reported_s = 0.0
+        self._seen: dict[int, tuple[object, Stack]] = {}
+        self._reaches_master: bool | None = None
+        self._traces: tuple[str, ...] = ()
+
+    def tick(self) -> float | None:
+        """Look once and do what is to be done; seconds until the next look, None: no more."""
+        look, now_s = self._local.look(), self._monotonic()
+        self._receive(now_s)
+        if self._nodes.verdict is not None:
+            self._act(self._nodes.verdict)
+            return None
+        if not (look.is_suspicious or self._nodes.is_suspicious(now_s, self._place.node)):
+            self._close(look)
+            return self._look_s
+        if self._opened_s is None:
+            self._opened_s, self._reported = now_s, None
+            self._reaches_master = self._local.reaches_master()
+        mine = self._stacked_report(look)
+        self._send(mine, now_s)
+        self._nodes.add_report(mine, now_s)
+        verdict = self._decide(now_s)
+        if verdict is None:
+            return min(_BUSY_S, self._look_s)
+        self._channel.report("verdict", **verdict.to_event())
+        self._act(verdict.text)
+        return None
+
+    def _receive(self, now_s: float) -> None:
+        """Read seldom while all is well: a shared file system may be asked by many."""
+        due_s = min(_POLL_S, 4 * self._look_s)
+        is_due = self._received_s is None or now_s - self._received_s >= due_s
+        if self._opened_s is not None or (self._place.num_nodes > 1 and is_due):
+            self._received_s = now_s
+            for event in self._channel.receive():
+                if event.get("attempt") == self._place.attempt:
+                    self._nodes.add(event, now_s)
+
+    def _close(self, look: Look) -> None:
+        """All is well again; who was told otherwise is told so."""
+        has_readers = self._place.num_nodes > 1 or self._place.is_supervised
+        if self._reported is not None and has_readers:
+            self._channel.report("hang_report", **self._node_report(look, look.ranks).to_event())
+        self._opened_s, self._reported = None, None
+        self._seen.clear()
+
+    def _decide(self, now_s: float) -> Verdict | None:
+        waited_s = now_s - (now_s if self._opened_s is None else self._opened_s)
+        if waited_s < self._place.turn_s:
+            return None
+        return self._nodes.decide(now_s, waited_s, may_miss=self._channel.is_stuck)
+
+    def _stacked_report(self, look: Look) -> NodeReport:
+        """Add the stacks: of each rank once where it stands, as long as it stands there."""
+        still = [rank for rank in look.ranks if rank.state is not None and rank.is_still()]
+        fresh = [rank for rank in still if self._seen_at(rank) != _spot(rank)]
+        if fresh:
+            self._traces = tuple(self._local.traces())
+            stacks = self._local.stacks(fresh)
+            self._seen |= {
+                rank.rank: (_spot(rank), stacks[rank.rank]) for rank in fresh if rank.rank in stacks
+            }
+        return self._node_report(look, [self._with_stack(rank) for rank in look.ranks])
+
+    def _node_report(self, look: Look, ranks: Sequence[RankReport]) -> NodeReport:
+        return NodeReport(
+            node=self._place.node,
+            node_rank=self._place.node_rank,
+            ranks=tuple(ranks),
+            reaches_master=self._reaches_master,
+            traces=self._traces,
+            suspicious=look.is_suspicious,
+        )
+
+    def _seen_at(self, rank: RankReport) -> object:
+        seen = self._seen.get(rank.rank)
+        return seen[0] if seen else None
+
+    def _with_stack(self, rank: RankReport) -> RankReport:
+        seen = self._seen.get(rank.rank)
+        if seen is None or seen[0] != _spot(rank):
+            return rank
+        stack = seen[1]
+        return replace(rank, top=stack.top, stack=stack.path, waiting=stack.is_waiting)
+
+    def _send(self, mine: NodeReport, now_s: float) -> None:
+        """Report at once which rank hangs or no longer does; now and then which has moved on."""
+        hung = (mine.suspicious, *(rank.rank for rank in mine.ranks if rank.hung))
+        spots = tuple(_spot(rank) for rank in mine.ranks)
+        since_s = now_s - self._reported_s
+        if (
+            self._reported is None
+            or hung != self._reported[0]
+            or (spots != self._reported[1] and since_s >= _MOVED_S)
+            or since_s >= REPEAT_S
+        ):
+            self._channel.report("hang_report", **mine.to_event())
+            self._reported, self._reported_s = (hung, spots), now_s
+
+    def _act(self, text: str) -> None:
+        self._local.say(text)
+        self._local.end_ranks()
+
+
+def _spot(rank: RankReport) -> tuple[object, ...]:
+    return (rank.rank, rank.pid, rank.position(), rank.phase, rank.state in ("T", "t"))

@@ -1,0 +1,1 @@
+"""Hung runs: what nodes report of them, and the verdict, a pure function of all reports."""

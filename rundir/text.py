@@ -1,0 +1,21 @@
+"""The words of messages: one form for what is wrong, and numbers that agree with their nouns."""
+
+from __future__ import annotations
+
+
+def problem(rule: object, found: object, remedy: object) -> str:
+    """Return the one form of a message, in one line.
+
+    Args:
+        rule: what must hold, with its subject: "MASTER_PORT must be free on gpu01".
+        found: what was found instead: "29500 in use".
+        remedy: what to do: "unset it".
+
+    """
+    return " ".join(f"{rule}; found {found}; {remedy}".split())
+
+
+def counted(num: object, noun: str) -> str:
+    """Return `1 node` or `2 nodes`, rounded; a damaged file's number is returned as it is."""
+    text = f"{num:,.0f}" if isinstance(num, (int, float)) else str(num)
+    return f"{text} {noun}{'' if text == '1' else 's'}"
