@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MEMORY = "/dev/shm"  # noqa: S108 -- each directory in it is checked to be ours
 _ABANDONED_S = 600
+_ENDED_PREFIX = "ended-"
+"""Of the file of a rank that has ended, for which nobody looks any more."""
 
 
 class Directory:
@@ -36,17 +38,26 @@ class Directory:
         except OSError:
             return  # memory is full: it is not watched
 
+    def num_peers_started(self) -> int:
+        """Return how many of the node's other ranks have started, those included that ended."""
+        prefixes = (heartbeat.CHILD_PREFIX, _ENDED_PREFIX)
+        own = os.path.basename(self._child_path)
+        return sum(name.startswith(prefixes) and name != own for name in _names(self.path))
+
     def peers(self) -> list[int]:
         """Return the commands of this node's other ranks, some of which may have ended."""
         return [pid for path, pid in _children(self.path) if path != self._child_path]
 
     def close(self, *, is_leader: bool) -> None:
-        """Remove this rank's socket, or, as the node's first rank, everything.
+        """Take this rank out, or, as the node's first rank, remove everything.
 
-        What names its command stays: the first rank counts who has started.
+        That it was there remains to be seen, because the first rank waits for those that are only
+        starting; its process does not, because another one may get its number.
         """
         with suppress(OSError):
             os.unlink(self.socket_path)
+        with suppress(OSError):
+            os.replace(self._child_path, os.path.join(self.path, _ENDED_PREFIX + self._rank))
         if is_leader:
             _remove(self.path)
 
@@ -104,11 +115,7 @@ def _remove(directory: str) -> None:
 def _children(directory: str) -> list[tuple[str, int]]:
     """Read each rank's file and the process it names."""
     found = []
-    try:
-        names = os.listdir(directory)
-    except OSError:
-        return []
-    for name in names:
+    for name in _names(directory):
         path = os.path.join(directory, name)
         if name.startswith(heartbeat.CHILD_PREFIX):
             try:
@@ -119,3 +126,10 @@ def _children(directory: str) -> list[tuple[str, int]]:
             if child:
                 found.append((path, child.pid))
     return found
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []

@@ -20,14 +20,17 @@ from rundir import channel, codes, heartbeat
 from rundir.paths import RunDir
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jobs.agent.command import Command
     from jobs.agent.loop import Loop
     from jobs.agent.monitor import Monitor
 
 _FOLLOW_S = 5
 """How long the job's log may take to accept the rest of a rank's."""
+_PEERS_START_S = 30
+"""How long a first rank that has finished waits for others of its node to start."""
 _POLL_S = 0.1
-_PEERS_START_S = 5
 
 
 def run_rank(command: Command, environ: dict[str, str], root: str, loop: Loop) -> int:
@@ -107,8 +110,10 @@ class _Rank:
         self._task.sweep()
         if self._monitor:
             if is_finished and self._directory:
-                num_peers = int(self._environ["LOCAL_WORLD_SIZE"]) - 1
-                wait_for_peers(self._directory, num_peers, self._loop)
+                # By hand each rank may have a directory of its own, in which it stays alone.
+                is_shared = self._reports.is_supervised
+                num_peers = int(self._environ["LOCAL_WORLD_SIZE"]) - 1 if is_shared else 0
+                wait_for_peers(self._directory, num_peers, self._loop, lambda: self._task.is_ending)
             self._monitor.stop(self._loop, self._reports)
         if self._directory:
             self._directory.close(is_leader=self._is_leader)
@@ -159,13 +164,21 @@ def _explain_oom(task: Task, node: str) -> None:
         return
 
 
-def wait_for_peers(directory: heartbeats.Directory, num_peers: int, loop: Loop) -> None:
+def wait_for_peers(
+    directory: heartbeats.Directory,
+    num_peers: int,
+    loop: Loop,
+    is_ending: Callable[[], bool] = lambda: False,
+) -> None:
     """Wait for the node's last rank: who hangs in its shutdown is watched, too.
 
-    A command of a blink may have ended before its peers have started.
+    A command of a blink may have ended before its peers have started; they may never, if the job
+    is ending.
     """
     deadline_s = time.monotonic() + _PEERS_START_S
-    while len(directory.peers()) < num_peers and time.monotonic() < deadline_s:
+    while directory.num_peers_started() < num_peers and time.monotonic() < deadline_s:
+        if is_ending():
+            break
         loop.pause(_POLL_S)
     for pid in directory.peers():
         try:

@@ -109,6 +109,8 @@ class Task:
                 self._early = signum
         elif self.child.code is None:
             self._pass_on(signum)
+        elif signum != signal.SIGUSR1:
+            self.is_ending = True
 
     def _pass_on(self, signum: int) -> None:
         if signum == signal.SIGUSR1:

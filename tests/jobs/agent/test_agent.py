@@ -116,6 +116,24 @@ def test_a_job_that_nobody_supervises_any_more(launch: Launch, tmp_path: Path) -
     assert events.parse(kept.read_bytes())["code"] == 3
 
 
+def test_the_nodes_first_rank_waits_for_those_that_only_start(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """Its command may end before they begin: without its monitor nobody would watch them."""
+    node = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0", "MASTER_ADDR": "n1"}
+    node |= {"MASTER_PORT": "12345", "DDP_SUPERVISED": "1", "DDP_LAUNCH_ID": tmp_path.name}
+    node |= {"DDP_OUT": str(tmp_path / "out"), "DDP_JOB_ID": "7"}
+    first = launch("true", RANK="0", LOCAL_RANK="0", **node)
+    log = tmp_path / "out" / "slurm-7.n1.gutil"
+    Cluster.until(lambda: log.exists() and log.stat().st_size, 30, "the monitor has begun")
+    time.sleep(1)
+    assert first.poll() is None
+    second = launch("sleep", "2", RANK="1", LOCAL_RANK="1", **node)
+    assert second.wait(30) == 0
+    assert first.wait(30) == 0
+    assert b'"monitor_end"' in first.communicate()[0]
+
+
 def test_a_host_without_python(launch: Launch, tmp_path: Path) -> None:
     """One line with both remedies, and 64."""
     for name in ("jobs", "rundir"):

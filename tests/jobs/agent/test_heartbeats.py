@@ -67,8 +67,10 @@ def test_the_commands_of_the_nodes_ranks(tmp_path: Path) -> None:
     assert (tmp_path / "child-0").read_text() == "11 0 trainer\n"
     assert (tmp_path / "child-1").read_text() == "12 1 command\n"
     assert mine.peers() == [12]
+    assert mine.num_peers_started() == 2
     other.close(is_leader=False)
-    assert mine.peers() == [12]  # its process may have ended: the first rank counts who has started
+    assert mine.peers() == []
+    assert mine.num_peers_started() == 2  # it was there: nobody has to wait for it
     mine.close(is_leader=True)
     assert not tmp_path.exists()
     mine.add_child(11, 0, is_trainer=True)  # too late, and no matter
