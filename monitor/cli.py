@@ -12,7 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monitor import __version__
-from monitor.errors import EXIT_USER, UserError, say
+from monitor.errors import UserError, say
+from rundir import codes
 from rundir.text import problem
 
 if TYPE_CHECKING:
@@ -58,12 +59,12 @@ def main(argv: Sequence[str]) -> int:
             sys.stdout.flush()
     except UserError as error:
         say(str(error))
-        return EXIT_USER
+        return codes.USAGE
     except ModuleNotFoundError as error:
         remedy = "install ours with `make demo`, and use .venv/bin/python"
         found = f"no {error.name} in {sys.executable}"
         say(problem("Python must have our packages", found, remedy))
-        return EXIT_USER
+        return codes.USAGE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
@@ -74,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
             raise
         _drop_output()
         say(problem("the output must have room", error.strerror, "make room, or write elsewhere"))
-        return EXIT_USER
+        return codes.USAGE
     return code
 
 

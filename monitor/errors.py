@@ -25,10 +25,6 @@ class UserError(ValueError):
         return problem(*self.args)
 
 
-EXIT_USER = 64
-"""The exit code for wrong input or a wrong environment: no retry helps."""
-
-
 def printable(text: str) -> str:
     r"""Write as `\x1b`, `\n` or `\udcff` what moves a terminal's cursor, ends a line or is no text.
 

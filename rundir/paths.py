@@ -15,7 +15,6 @@ RECORD = "run.json"
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"
 BEST = "best"
-STEP_PREFIX = "step-"
 LOGS = "logs"
 DEBUG = "debug"
 TRAINER_LOCK = ".trainer"
@@ -23,7 +22,20 @@ TRAINER_LOCK = ".trainer"
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 JOB_LOCK = re.compile(r"lock\.([0-9]+)")
+STEP = re.compile("step-([0-9]{1,18})")
+"""A complete checkpoint's name."""
 NODE_EVENTS = re.compile(r"events\.(.+)\.jsonl")
+
+
+def step_name(step: int) -> str:
+    """Return the name of a step's checkpoint."""
+    return f"step-{step}"
+
+
+def step_of(name: str) -> int | None:
+    """Return n of `step-<n>`, None for any other name."""
+    match = STEP.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def gutil_path(out: str, job_id: str, node: str) -> str:

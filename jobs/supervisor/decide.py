@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jobs.backends import scontrol
 from jobs.supervisor import words
 from jobs.supervisor.ending import Counters
-from rundir import codes
+from rundir import codes, paths
 from rundir.text import counted
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class _Case:
     def _from(self) -> str:
         """A command of the user's own may keep checkpoints that nobody here knows of."""
         if self.end.latest:
-            return f"from step {self.end.latest[len('step-') :]}"
+            return f"from step {paths.step_of(self.end.latest)}"
         if self.job.is_own_command:
             return "where the command itself carries on"
         return "from the beginning"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from jobs.messages import UsageError, info
 from jobs.programs import find_python, is_new, module_command
-from rundir import plain
+from rundir import paths, plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from jobs.backends.base import Surroundings
     from rundir.paths import RunDir
 
-_STEP = re.compile("step-[0-9]{1,18}")
 _COMPOSE_S = 60
 _MAX_DIGITS = 18
 
@@ -168,10 +167,10 @@ def latest_checkpoint(files: RunDir) -> str:
     except OSError:
         return ""
     first = text.split("\n")[0]
-    if _STEP.fullmatch(first):
+    if paths.step_of(first) is not None:
         return first
-    steps = [name for name in names if _STEP.fullmatch(name)]
-    return max(steps, key=lambda name: int(name[len("step-") :]), default="")
+    steps = [step for step in map(paths.step_of, names) if step is not None]
+    return paths.step_name(max(steps)) if steps else ""
 
 
 def compose_record(root: str, files: RunDir, environ: Mapping[str, str]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from monitor.logs.series import Run
+from rundir import paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ FACT = "## "
 
 EVENTS = f"{FACT}events"
 
-METRICS = "metrics.jsonl"
+METRICS = paths.METRICS
 """In `Rule.needs`: the trainer's numbers, which a run directory has."""
 
 ACTIVITY = "sm|smavg|smact|smutil"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from monitor.errors import UserError, printable
 from monitor.logs.run_dirs import is_run, lines_of
+from rundir import paths as run_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -131,7 +132,7 @@ def beside_run(run_dir: str) -> list[str]:
         UserError: its events cannot be read, or a folder cannot be looked into.
 
     """
-    told = [line.get("job_id") for line in lines_of(run_dir, "events.jsonl")]
+    told = [line.get("job_id") for line in lines_of(run_dir, run_files.EVENTS)]
     jobs = {job for job in told if isinstance(job, str)}
     logs = []
     for whole in dict.fromkeys([os.path.abspath(run_dir), os.path.realpath(run_dir)]):  # noqa: PTH100

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from monitor.errors import UserError
 from rundir import events as event_log
+from rundir import paths
 from rundir.plain import open_plain
 
-_RUN_FILES = ("events.jsonl", "metrics.jsonl")
+_RUN_FILES = (paths.EVENTS, paths.METRICS)
 _NUM_HOSTS = 2**14  # whose names are kept taken apart: a live view sorts them twice a second
 
 

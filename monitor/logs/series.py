@@ -17,6 +17,7 @@ from monitor.logs.decode import NO_TIME
 from monitor.logs.facts import UNKNOWN
 from monitor.logs.parser import Place
 from monitor.logs.run_dirs import is_run, lines_of
+from rundir import paths as run_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -142,8 +143,8 @@ def load(paths: Sequence[str], wanted: frozenset[str] | None = None) -> Run:
 
     """
     run_dirs = [path for path in paths if is_run(path)]
-    events = [line for path in run_dirs for line in lines_of(path, "events.jsonl")]
-    metrics = [line for path in run_dirs for line in lines_of(path, "metrics.jsonl")]
+    events = [line for path in run_dirs for line in lines_of(path, run_files.EVENTS)]
+    metrics = [line for path in run_dirs for line in lines_of(path, run_files.METRICS)]
     found = files.find(paths)
     parts = _Parts()
     for log in found:

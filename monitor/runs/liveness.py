@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.runs import node_log
 from monitor.runs.history import seconds
-from rundir import events
+from rundir import events, paths
 from rundir.plain import open_plain
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def last_written_s(run_dir: str, attempt: dict[str, Any]) -> float | None:
     By the times in it, for a copy's files are new; a file's own time only bounds them. The
     monitors' logs lie beside the run directory; they grow as long as the ranks live.
     """
-    names = ("events.jsonl", "metrics.jsonl")
+    names = (paths.EVENTS, paths.METRICS)
     found = [_told_s(os.path.join(run_dir, name), _line_s) for name in names]  # noqa: PTH118
     told = attempt["nodes"] if isinstance(attempt["nodes"], list) else []
     for node in told:

@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from monitor.runs.history import integer
+from rundir import codes
 from rundir.text import counted
 
-_STOPPED = 75
 _ON_REQUEST = ("preempted", "time limit", "cancelled", "stopped")
 _HEIGHT = 23  # of 24: the prompt comes after
 _LABEL = 8
@@ -145,7 +145,7 @@ def _run(found: dict[str, Any]) -> str:
 def _result(attempt: dict[str, Any]) -> str:
     """Give the numbers of a sound end."""
     summary = attempt["summary"] or {}
-    if attempt["code"] not in (0, _STOPPED) or summary.get("steps") is None:
+    if attempt["code"] not in (codes.FINISHED, codes.STOPPED) or summary.get("steps") is None:
         return ""
     loss, accuracy = summary.get("final_loss"), summary.get("test_accuracy")
     parts = [f"step {summary['steps']}"]

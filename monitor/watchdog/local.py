@@ -66,7 +66,7 @@ class LocalNode:
 
     def log_mark(self, rank: int) -> Hashable:
         """Give size and time of the rank's log; None while the file system does not answer."""
-        path = f"{self._settings.run_dir}/logs/rank-{rank}.log"
+        path = RunDir(self._settings.run_dir).rank_log(rank)
         return self._files.question(lambda: _mark(path), _FILE_S)
 
     def environment(self, pid: int) -> Mapping[str, str]:

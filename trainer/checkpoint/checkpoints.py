@@ -15,9 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rundir import paths
+from rundir.paths import step_name, step_of
 from trainer.checkpoint import saving
 from trainer.checkpoint.host_copies import HostCopies, SavePlan
-from trainer.checkpoint.layout import CheckpointFolder, name_of, step_of
+from trainer.checkpoint.layout import CheckpointFolder
 from trainer.checkpoint.process_group import open_group
 from trainer.checkpoint.saving import Writing
 from trainer.checkpoint.train_state import State
@@ -205,7 +206,7 @@ class Checkpoints:
         # One that was written anew is no longer damaged.
         self.damaged = [name for name in self.damaged if step_of(name) != writing.step]
         if self._num_kept:
-            kept = () if best_step is None else (name_of(best_step),)
+            kept = () if best_step is None else (step_name(best_step),)
             self.folder.prune(self._num_kept, kept=kept, damaged=self.damaged)
 
     def _report_failure(self, step: int, reason: str, text: str) -> None:
@@ -256,7 +257,7 @@ class Checkpoints:
     def path_of_best(self, step: int) -> Path | None:
         """Return the checkpoint of `step` if `best` names it; None: it could not be kept."""
         named = self.folder.pointed(paths.BEST)
-        return self.folder.path_of(step) if named == name_of(step) else None
+        return self.folder.path_of(step) if named == step_name(step) else None
 
     def _point(self, name: str, step: int) -> None:
         """Move a pointer. Where that fails it stays, and the training goes on."""

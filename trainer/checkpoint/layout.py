@@ -15,11 +15,11 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 import shutil
 from typing import TYPE_CHECKING
 
 from rundir import paths, plain
+from rundir.paths import step_name, step_of
 from trainer.checkpoint import manifest
 from trainer.checkpoint.train_state import State
 from trainer.errors import UserError
@@ -30,17 +30,6 @@ if TYPE_CHECKING:
 
 STATE_FILE = "state.json"
 POINTERS = (paths.LATEST, paths.BEST)
-
-
-def name_of(step: int) -> str:
-    """Return the name of a step's checkpoint."""
-    return f"step-{step}"
-
-
-def step_of(name: str) -> int | None:
-    """Return n of `step-<n>`, None for any other name."""
-    match = re.fullmatch(r"step-(\d{1,18})", name, re.ASCII)
-    return int(match[1]) if match else None
 
 
 def _turn(hidden: Path) -> int:
@@ -103,11 +92,11 @@ class CheckpointFolder:
 
     def path_of(self, step: int) -> Path:
         """Return where the checkpoint of `step` is, or would be."""
-        return self.path / name_of(step)
+        return self.path / step_name(step)
 
     def partial(self, step: int) -> Path:
         """Return where to write the checkpoint of `step`."""
-        return self.path / f".{name_of(step)}.partial"
+        return self.path / f".{step_name(step)}.partial"
 
     def discard(self, step: int) -> None:
         """Remove what was written of `step` so far."""
@@ -115,7 +104,7 @@ class CheckpointFolder:
 
     def complete(self, step: int) -> Path:
         """Give the written folder its name; at any instant a complete one of the step is there."""
-        final, replaced = self.path_of(step), self._free(name_of(step), "replaced")
+        final, replaced = self.path_of(step), self._free(step_name(step), "replaced")
         if final.exists():
             final.rename(replaced)
         try:
@@ -132,7 +121,7 @@ class CheckpointFolder:
     def point(self, pointer: str, step: int) -> None:
         """Let `latest` or `best` name the checkpoint of `step`."""
         beside = self.path / f".{pointer}.partial"
-        beside.write_text(f"{name_of(step)}\n", encoding="utf-8")
+        beside.write_text(f"{step_name(step)}\n", encoding="utf-8")
         manifest.flush(beside)
         beside.replace(self.path / pointer)
         manifest.flush(self.path)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.checkpoint.layout import step_of
+from rundir.paths import step_of
 from trainer.checkpoint.loading import list_together, read_together
 from trainer.checkpoint.tensors import destinations, restore_rank, restore_tensors
 from trainer.checkpoint.train_state import differences
