@@ -19,6 +19,8 @@ _CREATION_S = 120
 """How long Slurm may take to start a step once more."""
 _PROBE_S, _PROBE_AGAIN_S = 120, 20
 """Between two attempts nobody waits so long for a node that may be gone."""
+_OF_OUTPUT = ("SLURM_LABELIO", "SLURM_STDOUTMODE", "SLURM_UNBUFFEREDIO", "SRUN_OUTPUT")
+"""The user's options for what srun prints: the ranks' reports travel on it, line by line."""
 
 
 class Srun(Backend):
@@ -107,7 +109,7 @@ class Srun(Backend):
         short way to the others, and the one monitor of a node sees no other. Who asked for a
         binding keeps it, and so does a command of the user's own, which may count on it.
         """
-        environ = dict(step.environ)
+        environ = {k: v for k, v in step.environ.items() if k not in _OF_OUTPUT}
         if step.is_own_command or environ.get("SLURM_GPU_BIND"):
             return environ
         environ.pop("SLURM_GPUS_PER_TASK", None)

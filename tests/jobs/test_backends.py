@@ -155,6 +155,17 @@ class TestSrun(Conformance):
 
     kind = Srun
 
+    def test_the_users_options_for_its_output_are_left_out(
+        self, here: Surroundings, backend: Backend
+    ) -> None:
+        """Reports travel on it: labels before its lines, or a file in its place, lose them."""
+        program = Path(here.root, "srun")
+        program.write_text(program.read_text().replace("for RANK", "env | grep -E LABEL; for RANK"))
+        step = self.step(here)
+        step.environ.update(SLURM_LABELIO="1", SLURM_STDOUTMODE="x", SLURM_UNBUFFEREDIO="1")
+        assert self.run(backend, step)[0] == [f"rank {n} of 2 runs --epochs 1" for n in range(2)]
+        assert not {"SLURM_LABELIO", "SLURM_STDOUTMODE"} & set(backend._environ(step))  # noqa: SLF001
+
 
 class TestHostImage(Conformance):
     """Into containers, from the host."""
