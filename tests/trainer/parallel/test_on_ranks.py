@@ -183,5 +183,5 @@ def test_a_snapshot_is_refused_where_no_gpu_is(server: Server) -> None:  # noqa:
     options = "--profile-steps 1:2 --memory-snapshot --max-steps 2"
     codes, run, said = server.train(2, options, "snapshot")
     assert codes == [64, 64]
-    assert said.startswith("trainer: --memory-snapshot: a GPU")
+    assert said.startswith("trainer: --memory-snapshot must have a GPU")
     assert not run.path.exists()

@@ -92,8 +92,8 @@ def test_what_one_rank_alone_meets_is_in_its_log(
     write(
         "loss(self, o, t):\n"
         "        if os.environ['RANK'] == '0': return super().loss(o, t)\n"
-        "        raise UserError('token', rule='below 256', found=300, remedy='mend the file')"
+        "        raise UserError('token', rule='be below 256', found=300, remedy='mend the file')"
     )
     started = start_ranks(2, *FEW)
     assert started.wait()[1] == 64
-    assert "trainer: token: below 256; found 300; mend the file" in started.output[1][1]
+    assert "trainer: token must be below 256; found 300; mend the file" in started.output[1][1]
