@@ -32,9 +32,16 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 class UserError(Exception):
-    """A mistake of the user's, in one line: what must be or have what, found, remedy.
+    """A mistake of the user's, in one line: `WHAT must RULE; found X; REMEDY`.
 
     It is not a ValueError, so that no library on the way takes it for one of its own.
+
+    Args:
+        what: the option or file that is wrong.
+        rule: what must hold, as it reads after "must": "be at least 1", "divide 64".
+        found: what was found instead.
+        remedy: what to do.
+
     """
 
     def __init__(self, what: str, *, rule: str, found: object, remedy: str) -> None:
