@@ -112,10 +112,17 @@ class Backend(ABC):
     place: str
     """Its name in the events."""
     is_in_place = False
+    has_own_image = False
+    """The ranks run in an image into which this script cannot look."""
 
     def __init__(self, here: Surroundings) -> None:
         """Check that ranks can be started so. Raises UsageError and Exit."""
         self._here = here
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether the ranks run on bare machines, as this script does."""
+        return not (self._here.is_in_container or self.has_own_image)
 
     @staticmethod
     @abstractmethod

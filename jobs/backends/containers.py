@@ -31,6 +31,7 @@ class HostImage(Srun):
     """The batch script on the host, the ranks in containers."""
 
     place = "host-image"
+    has_own_image = True
 
     def __init__(self, here: Surroundings) -> None:
         """Check the image and Pyxis. Raises UsageError."""

@@ -204,7 +204,7 @@ class Attempts:
         ):
             self._journal.write("lost_node", node=node, how=how)
         found = classify(events, self._log_end, step_code=code, guard=guard)
-        is_foreign = self._backend.place == "host-image" and code == _NO_PROGRAM
+        is_foreign = self._backend.has_own_image and code == _NO_PROGRAM
         is_foreign = is_foreign and found.end is None
         return Ending(
             found,

@@ -51,15 +51,17 @@ def start(
     here: Surroundings, backend: Backend, arguments: Arguments, layout: Layout
 ) -> TrainerCheck:
     """Start the check. Raises UsageError."""
-    environ, is_bare = here.environ, backend.place.startswith("bare-")
+    environ = here.environ
     wanted = environ.get("DDP_PYTHON")
-    if wanted and is_bare and which(wanted, environ) is None:  # in a container it may be the host's
+    if (
+        wanted and backend.is_bare and which(wanted, environ) is None
+    ):  # in a container it may be the host's
         raise UsageError(
             "DDP_PYTHON must be a program", f"none at '{wanted}'", "correct it, or unset it"
         )
     python = find_python(here.root, environ)
     is_needless = arguments.is_dry_run or arguments.is_own_command
-    if is_needless or python is None or backend.place == "host-image":
+    if is_needless or python is None or backend.has_own_image:
         return TrainerCheck(here, arguments.words, python, None)
     process = subprocess.Popen(
         [*module_command(here.root, python, "trainer", environ), "--check", *arguments.words],

@@ -68,7 +68,7 @@ def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -
         is_restart=False,
     )
     command = backend.command(step)
-    python = checking.python if backend.place.startswith("bare-") else None
+    python = checking.python if backend.is_bare else None
     is_chosen = python is not None and not environ.get("DDP_PYTHON")
     write(2, show.table(values, step.environ, python if python and is_chosen else ""))
     write(2, f"step: {show.command_line(command)}\n")
@@ -86,7 +86,7 @@ def _check_command(
     foreign.check_launcher(command, ranks.world_size, environ, has_gpus=has_gpus)
     # Where the ranks see what this script sees, it must be there. A login node, from which salloc
     # starts ranks elsewhere, need not have it.
-    is_seen = backend.is_in_place or (backend.place != "host-image" and here.slurm.is_batch)
+    is_seen = backend.is_in_place or (not backend.has_own_image and here.slurm.is_batch)
     if is_seen:
         foreign.check_program(command[0], here.node, environ)
 
