@@ -94,6 +94,8 @@ class _Rank:
         if is_oom:
             _explain_oom(self._task, self._node)
         self._reports.receive()  # what the command reported comes before its end
+        if code != codes.FINISHED and not self._task.is_ending:
+            self._reports.fail()
         self._reports.write(
             "rank_end",
             rank=self._rank,

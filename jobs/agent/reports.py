@@ -7,7 +7,9 @@ file as well: whoever reads both finds the same line once.
 
 from __future__ import annotations
 
+import collections
 import socket
+import time
 from typing import TYPE_CHECKING
 
 from jobs.messages import info
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 _MAX_DATAGRAM = 1 << 20
 _LAST_S = 1
+_FRESH_S = 5
+"""How long srun may hold what a rank printed."""
+_MAX_FRESH = 64
 
 
 class Reports:
@@ -43,18 +48,33 @@ class Reports:
         self._num_delivered = 0
         self._socket: socket.socket | None = None
         self._is_ending = is_ending
+        self._fresh: collections.deque[tuple[float, bytes]] = collections.deque(maxlen=_MAX_FRESH)
+        self._has_failed = False
         log = events.EventLog(self.deliver, "launcher", int(environ["DDP_ATTEMPT"]), node)
         self.write: Callable[..., None] = log.write
 
     def deliver(self, line: bytes) -> None:
         """Deliver an event's line, if only to the node's file. A full disk must not end the job."""
         must_keep = not self.is_supervised or self._is_ending() or self._output.is_broken
+        must_keep = must_keep or self._has_failed
         if must_keep:
             self._keep(line)
+        else:
+            self._fresh.append((time.monotonic(), line))
         if self.is_supervised and not self._output.is_broken:
             self._num_delivered += 1
             frames = channel.frames(line, f"{self._rank}.{self._num_delivered}")
             self._output.write_event(b"" if must_keep else line, frames)
+
+    def fail(self) -> None:
+        """Keep what was just delivered, and what comes: the rank has failed.
+
+        srun then ends the step, and may throw away what it had not yet handed on.
+        """
+        since_s = time.monotonic() - _FRESH_S
+        self._has_failed = True
+        if self.is_supervised:
+            self._keep(b"".join(line for when_s, line in self._fresh if when_s >= since_s))
 
     def keep_undelivered(self) -> None:
         """Keep what nobody reads any more."""

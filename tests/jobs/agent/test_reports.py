@@ -88,6 +88,19 @@ def test_what_is_told_while_the_job_ends_is_kept_as_well(agent: Callable[..., Ag
     assert one.kept() == printed[1:]
 
 
+def test_what_a_failed_rank_reported_last_is_kept_as_well(agent: Callable[..., Agent]) -> None:
+    """Srun ends the step at once, and may throw away what it had not handed on."""
+    one = agent(is_supervised=True)
+    one.reports.write("failure", error="bad")
+    one.reports.fail()
+    one.reports.write("rank_end", code=70)
+    printed = one.printed()
+    assert [event["event"] for event in map(events.parse, printed) if event] == [
+        *("failure", "rank_end")
+    ]
+    assert one.kept() == printed
+
+
 def test_a_supervisor_that_was_killed(agent: Callable[..., Agent]) -> None:
     """From then on events are kept, the one that did not get through among them, at once."""
     one = agent(is_supervised=True)
