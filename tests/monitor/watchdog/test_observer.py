@@ -79,7 +79,7 @@ def looks(machine: Machine, watch: RankObserver, seconds: float) -> Any:
     """Look as often as it wants to; the last look."""
     end_s = machine.now_s + seconds
     while machine.now_s < end_s:
-        machine.now_s += watch.patience.poll_s()
+        machine.now_s += watch.timeouts.poll_s()
         poll = watch.poll()
     return poll
 
