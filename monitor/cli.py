@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monitor import __version__
-from monitor.errors import UserError, say
+from monitor.errors import UserError, emit
 from rundir import codes
 from rundir.text import problem
 
@@ -58,12 +58,12 @@ def main(argv: Sequence[str]) -> int:
         if sys.stdout is not None:  # as with `>&-`
             sys.stdout.flush()
     except UserError as error:
-        say(str(error))
+        emit(str(error))
         return codes.USAGE
     except ModuleNotFoundError as error:
         remedy = "install ours with `make demo`, and use .venv/bin/python"
         found = f"no {error.name} in {sys.executable}"
-        say(problem("Python must have our packages", found, remedy))
+        emit(problem("Python must have our packages", found, remedy))
         return codes.USAGE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
         if error.errno not in _NO_ROOM or error.filename is not None:
             raise
         _drop_output()
-        say(problem("the output must have room", error.strerror, "make room, or write elsewhere"))
+        emit(problem("the output must have room", error.strerror, "make room, or write elsewhere"))
         return codes.USAGE
     return code
 

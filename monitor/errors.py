@@ -37,7 +37,7 @@ def _visible(char: str) -> str:
     return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
 
 
-def say(message: str) -> None:
-    """Tell a person, in one line; a closed stderr is nobody's trouble."""
+def emit(message: str) -> None:
+    """Write a line for a person, in one line; a closed stderr is nobody's trouble."""
     with suppress(OSError):
         os.write(2, f"monitor: {printable(message)}\n".encode(errors="replace"))

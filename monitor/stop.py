@@ -52,7 +52,7 @@ class ProcessStop:
         """Sleep until it is time to stop, but no longer than `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         while True:
-            self._look()
+            self._poll()
             left_s = deadline_s - time.monotonic()
             if self._reason is Reason.TERMINATED and self._parent_died():
                 self._reason = Reason.ORPHANED  # the signal was the kernel's word of that death
@@ -72,7 +72,7 @@ class ProcessStop:
             pass
         return None
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._reason is None and self._pidfd is None and not _lives(self._parent_pid):
             self._reason = Reason.ORPHANED
 

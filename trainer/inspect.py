@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     folder = None if chosen == options.path else find_folder(options.path)
     others = folder.names()[1:] if folder else []
     report = {
-        **_look_at(chosen),
+        **_examine(chosen),
         "others": {name: _problem(chosen.with_name(name)) for name in others},
         "latest": folder.pointed(paths.LATEST) if folder else None,
         "best": folder.pointed(paths.BEST) if folder else None,
@@ -55,7 +55,7 @@ def _problem(path: Path) -> DamagedError | None:
     return None
 
 
-def _look_at(path: Path) -> dict[str, Any]:
+def _examine(path: Path) -> dict[str, Any]:
     """Return all that is known of a checkpoint; what cannot be read is None."""
     from trainer.checkpoint import loading  # noqa: PLC0415 -- see above
 

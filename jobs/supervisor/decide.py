@@ -42,7 +42,7 @@ class Decision(NamedTuple):
     kind: str
     reason: str
     words: str
-    """The line that tells a person."""
+    """The line that writes a line for a person."""
     code: int
     counters: Counters = Counters()
     delay_s: int = 0

@@ -79,10 +79,10 @@ class Guard:
         self._nodes = nodes
         self._seen: dict[str, list[tuple[int, int]]] = {}
         self._heard_s: dict[str, float] = {}
-        self._timers = [loop.every(1, self._look_at_failure), loop.every(hang.POLL_S, hang.look)]
+        self._timers = [loop.every(1, self._check_failure), loop.every(hang.POLL_S, hang.poll)]
         if nodes and not backend.is_in_place:
-            self._timers.append(loop.every(2 + len(nodes) / 16, self._look_at_nodes))
-        self._is_looking = False
+            self._timers.append(loop.every(2 + len(nodes) / 16, self._check_nodes))
+        self._is_checking = False
         self.why = ""
         """Why the guard ended the step; empty if it did not."""
 
@@ -92,16 +92,16 @@ class Guard:
             self._loop.cancel(timer)
         self._timers = []
 
-    def _look_at_failure(self) -> None:
+    def _check_failure(self) -> None:
         failed_s = self._journal.reports.failed_s
         if failed_s is not None and time.monotonic() - failed_s >= _TEARDOWN_S:
             self._end_step("failed")
 
-    def _look_at_nodes(self) -> None:
+    def _check_nodes(self) -> None:
         """Ask for a quiet node beside the loop: Slurm may take long to answer."""
-        if self._is_looking:
+        if self._is_checking:
             return
-        self._is_looking = True
+        self._is_checking = True
         up: dict[str, list[int]] = {}
         for rank, node in self._journal.reports.up.items():
             up.setdefault(node, []).append(rank)
@@ -128,7 +128,7 @@ class Guard:
         return False
 
     def _act(self, lost: list[tuple[str, str]]) -> None:
-        self._is_looking = False
+        self._is_checking = False
         if not self._timers:
             return  # the step has ended meanwhile
         for node, how in lost:

@@ -39,8 +39,8 @@ class HangWatch:
         self._num_read = 0
         self._suspected_s: float | None = None
 
-    def look(self) -> None:
-        """Read what has been reported since the last look, and decide if it is time."""
+    def poll(self) -> None:
+        """Read what has been reported since the last poll, and decide if it is time."""
         now_s = self._monotonic()
         nodes = self._read(now_s)
         if nodes is None or nodes.verdict is not None:

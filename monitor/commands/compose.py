@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor.errors import UserError, say
+from monitor.errors import UserError, emit
 from monitor.runs.record import compose_file
 
 if TYPE_CHECKING:
@@ -34,15 +34,15 @@ def run(options: Namespace) -> int:
             "make room or name a directory that you may write to",
         ) from error
     print(path)
-    _say_slow(path)
+    _report_slow(path)
     return 0
 
 
-def _say_slow(path: str) -> None:
+def _report_slow(path: str) -> None:
     """Add to the trainer's own words, where the monitor saw something."""
     from monitor.runs.render import slow_words  # noqa: PLC0415 - start time
 
     record = json.loads(Path(path).read_text(encoding="utf-8"))
     for slow in record["attempts"][-1]["slow_ranks"]:
         if slow["seen"]:
-            say(slow_words(slow))
+            emit(slow_words(slow))

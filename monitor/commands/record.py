@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from monitor.errors import say
+from monitor.errors import emit
 from monitor.logs import columns
 from monitor.recorder import recording
 from monitor.watchdog import settings
@@ -83,14 +83,14 @@ def run(options: Namespace) -> int:
             launch_id=options.launch_id,
             run_dir=options.compose,
             user=env.get("SLURM_JOB_USER") or env.get("USER") or env.get("LOGNAME"),
-            beat_dir=env.get("DDP_BEAT_DIR"),
+            heartbeat_dir=env.get("DDP_BEAT_DIR"),
             visible=env.get("CUDA_VISIBLE_DEVICES"),
             num_gpus=_num_gpus(env),
             rotate_mib=options.rotate_mib,
             num_kept=options.rotate_keep,
             watch=settings.from_environment(env, options.compose, options.launch_id, node),
         ),
-        say,
+        emit,
     )
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from monitor.errors import UserError, say
+from monitor.errors import UserError, emit
 from monitor.export import write
 from monitor.export.write import STDOUT
 from rundir.text import counted
@@ -115,7 +115,7 @@ def _follow(collector: Collector, settings: Settings, every_s: float) -> None:
             is_failing = False
         except UserError as error:
             if not is_failing:
-                say(str(error))
+                emit(str(error))
             is_failing = True
     with suppress(FileNotFoundError):
         os.unlink(os.path.realpath(settings.out))  # noqa: PTH108
@@ -148,4 +148,4 @@ def _note(log: Log) -> None:
     """Report in a line what of a log could not be read."""
     if log.num_unreadable:
         unread = counted(log.num_unreadable, "row")
-        say(f"{log.path}: {unread} could not be read, left out")
+        emit(f"{log.path}: {unread} could not be read, left out")

@@ -42,7 +42,7 @@ def find(paths: Sequence[str]) -> Found:
             logs += _beside(path)
         elif os.path.isdir(path):  # noqa: PTH112 - many
             inner = [one for one in _folders_in(path) if is_run(one)]
-            with files.looking_into(path):
+            with files.reading_folder(path):
                 here = files.no_pipes(files.in_folder(path))
             if not here and not inner:
                 raise UserError(
@@ -65,7 +65,7 @@ def _each_once(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def _folders_in(path: str) -> list[str]:
-    with files.looking_into(path), os.scandir(path) as entries:
+    with files.reading_folder(path), os.scandir(path) as entries:
         # not the entry's own method: it raises at a link that leads back to itself
         return sorted(entry.path for entry in entries if os.path.isdir(entry.path))  # noqa: PTH112
 
@@ -76,5 +76,5 @@ def _beside(run: str) -> list[str]:
         return []
     whole = os.path.abspath(run)  # noqa: PTH100 - a link is not followed: logs lie beside it
     folder = os.path.dirname(whole)  # noqa: PTH120
-    with files.looking_into(folder):
+    with files.reading_folder(folder):
         return files.no_pipes(files.in_folder(folder, [job]))

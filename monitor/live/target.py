@@ -82,7 +82,7 @@ def _newest(out: str) -> Target:
     if found:
         return _run(max(found, key=written_s))
     if os.path.isdir(out):  # noqa: PTH112 - pathlib's raises where it may not look
-        with logfiles.looking_into(out):
+        with logfiles.reading_folder(out):
             is_folder = bool(logfiles.in_folder(out))
         if is_folder:
             return _folder(out)
@@ -100,7 +100,7 @@ def _run(path: str) -> Target:
 
 def _folder(path: str) -> Target:
     """Choose the job whose log was written last; with the run directory of that name, if any."""
-    with logfiles.looking_into(path):
+    with logfiles.reading_folder(path):
         logs = [log for log in logfiles.in_folder(path) if os.path.isfile(log)]  # noqa: PTH113
     if not logs:
         return Target(folder=path)  # they may appear

@@ -12,6 +12,6 @@ GAP_INTERVALS = 5
 def longest_s(usual_s: float) -> float:
     """Tell how long a sample may speak for, where one is usual every so often: no gap is shorter.
 
-    Intervals below a second are those of a look by hand, which a moment's delay must not tear.
+    Intervals below a second are those of a poll by hand, which a moment's delay must not tear.
     """
     return GAP_INTERVALS * max(1.0, usual_s)

@@ -84,7 +84,7 @@ def refuse_device(mode: int) -> None:
 
 
 @contextmanager
-def looking_into(folder: str) -> Iterator[None]:
+def reading_folder(folder: str) -> Iterator[None]:
     """Tell the user where a folder cannot be looked into.
 
     Raises:
@@ -137,7 +137,7 @@ def beside_run(run_dir: str) -> list[str]:
     logs = []
     for whole in dict.fromkeys([os.path.abspath(run_dir), os.path.realpath(run_dir)]):  # noqa: PTH100
         folder, name = os.path.split(whole)
-        with looking_into(folder):
+        with reading_folder(folder):
             logs += no_pipes(in_folder(folder, {name.removeprefix("slurm-"), *jobs}))
     return logs
 
@@ -145,7 +145,7 @@ def beside_run(run_dir: str) -> list[str]:
 def _in_directory(path: str) -> list[str]:
     if is_run(path):
         return beside_run(path)
-    with looking_into(path):
+    with reading_folder(path):
         found = no_pipes(in_folder(path))
     if not found:
         raise UserError(

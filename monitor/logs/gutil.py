@@ -99,7 +99,7 @@ class Layout:
 
 @lru_cache(maxsize=2)
 def _stamp(time: datetime) -> str:
-    """Write the time, which all rows of a look share."""
+    """Write the time, which all rows of a poll share."""
     # isoformat is several times faster than strftime, and knows no locale
     date = time.date().isoformat().replace("-", "")
     return f" {date}    {time.time().isoformat('seconds')}"

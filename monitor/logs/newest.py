@@ -66,7 +66,7 @@ class _LastRows(NamedTuple):
 
 
 class Newest:
-    """A log that may grow between two looks, be replaced, or be cut."""
+    """A log that may grow between two polls, be replaced, or be cut."""
 
     def __init__(self, path: str) -> None:
         self.path = path

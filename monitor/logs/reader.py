@@ -228,7 +228,7 @@ def _set_right(logs: list[Log], place: Place) -> list[Log]:
 
 
 def _monotonic_s(log: Log) -> NDArray[np.floating]:
-    """Give the monotonic stamps, which take a look of their own where they were not asked for."""
+    """Give the monotonic stamps, which take a poll of their own where they were not asked for."""
     if "monitor" in log.facts and "mono" not in log.values:
         stamps = read(log.path, frozenset({"mono"}))
         if stamps.num_rows >= log.num_rows:  # it may have grown

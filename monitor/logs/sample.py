@@ -1,4 +1,4 @@
-"""What one look at a node gives: frozen values with units, None where no reading exists."""
+"""What one poll at a node gives: frozen values with units, None where no reading exists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Readings:
-    """What one look gives for the columns of one part of a row: whole numbers, cut as drivers do.
+    """What one poll gives for the columns of one part of a row: whole numbers, cut as drivers do.
 
     Fields are those of the registry; one that was not given, or is None, has no reading. A plain
     mapping, for an object of so many fields costs three times as much to make, at each look.
@@ -86,7 +86,7 @@ class GpuSample(Readings, part="gpu"):
 
 
 class HostSample(Readings, part="host"):
-    """One look at the machine; shares and rates are over the time since the last look."""
+    """One look at the machine; shares and rates are over the time since the last poll."""
 
     __slots__ = ()
 
@@ -138,7 +138,7 @@ class GpuSource(Protocol):
     """Whatever can look at the GPUs of this node."""
 
     def read(self) -> Reading:
-        """Look once."""
+        """Poll once."""
         ...
 
 
@@ -146,7 +146,7 @@ class HostSource(Protocol):
     """Whatever can look at this machine."""
 
     def read(self) -> HostSample:
-        """Look once."""
+        """Poll once."""
         ...
 
 
@@ -154,5 +154,5 @@ class RankSource(Protocol):
     """Whatever knows which rank computes on which GPU, and how far it is."""
 
     def read(self, reading: Reading) -> Sequence[RankSample]:
-        """Look once: a sample for each GPU of a reading."""
+        """Poll once: a sample for each GPU of a reading."""
         ...

@@ -136,14 +136,14 @@ def join(nodes: Sequence[Node]) -> list[Job]:
 def _node(place: Place, gpus: Sequence[GpuSeries]) -> Node:
     counted = [_counts(gpu, GPU_METRICS) for gpu in gpus]
     counts = {key: percentiles.merge([mine[key] for mine in counted]) for key in GPU_METRICS}
-    of_host = [_counts(one, HOST_METRICS) for one in _each_look_once(gpus)]
+    of_host = [_counts(one, HOST_METRICS) for one in _each_sample_once(gpus)]
     counts |= {key: percentiles.merge([mine[key] for mine in of_host]) for key in HOST_METRICS}
     made = [_gpu(gpu, mine) for gpu, mine in zip(gpus, counted, strict=True) if gpu.gpu is not None]
     uses = [gpu.use for gpu in made] or [_use(one, _steps_s(one), {}) for one in gpus]
     return Node(place=place, use=_sum(uses, counts), gpus=tuple(made), counts=counts)
 
 
-def _each_look_once(gpus: Sequence[GpuSeries]) -> list[GpuSeries]:
+def _each_sample_once(gpus: Sequence[GpuSeries]) -> list[GpuSeries]:
     """Choose the GPU with the most rows: those of all GPUs tell the same of their host."""
     nums: Counter[int | None] = Counter()
     for one in gpus:

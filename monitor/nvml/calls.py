@@ -1,4 +1,4 @@
-"""Calls of NVML that a look can afford by the hundred: bound once, answered into a kept buffer.
+"""Calls of NVML that a poll can afford by the hundred: bound once, answered into a kept buffer.
 
 nvidia-ml-py has loaded the library and tells the structures. Its functions look their symbol up,
 make a buffer and check at every call, which costs several times what the call itself does.

@@ -1,6 +1,6 @@
 """XID and ECC errors, the moment the driver tells of them.
 
-A thread of its own waits for them: NVML has no other way. It never holds up a look or the end.
+A thread of its own waits for them: NVML has no other way. It never holds up a poll or the end.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Events:
     def start(self, handles: Mapping[int, Handle]) -> str:
         """Register for the events of GPUs by index; what the log says of it.
 
-        Called where it may hang: as one of the calls of a look.
+        Called where it may hang: as one of the calls of a poll.
         """
         self._handles = handles
         event_set = self._register()

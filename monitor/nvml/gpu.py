@@ -134,7 +134,7 @@ _OFTEN: dict[str, tuple[_Call, ...]] = {
 
 @dataclass
 class Gpu:
-    """One GPU: its index, and, once NVML has given a handle, the calls of a look."""
+    """One GPU: its index, and, once NVML has given a handle, the calls of a poll."""
 
     index: int
     letters: str
@@ -169,7 +169,7 @@ class Gpu:
         return self.jobs + self._resting + self._seldom
 
     def complete(self, found: Values) -> Values:
-        """Add what was asked for seldom to what a look has found; a late call may still write."""
+        """Add what was asked for seldom to what a poll has found; a late call may still write."""
         values = dict(found)
         if not self._known:
             self._known = {name: values[name] for name in _SELDOM_FIELDS if name in values}

@@ -51,7 +51,7 @@ class Processes:
         self._given = (self._handle, byref(self._count), byref(buffer))
 
     def read(self, values: Values) -> bool | None:
-        """Look once: `processes`."""
+        """Poll once: `processes`."""
         code = self._ask()
         if code:
             return refused(values, code)

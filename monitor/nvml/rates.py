@@ -1,4 +1,4 @@
-"""What NVML tells of the time between two looks: rates, shares, the driver's own samples.
+"""What NVML tells of the time between two polls: rates, shares, the driver's own samples.
 
 Each keeps what it saw last. The first look, and one after the GPU was away, has no reading.
 """
@@ -49,7 +49,7 @@ class NvLink:
         self._before: tuple[float, list[int | None]] | None = None
 
     def read(self, values: Values) -> bool | None:
-        """Look once."""
+        """Poll once."""
         now_s, counts = self._monotonic(), self._read_bytes(values)
         before, self._before = self._before, None
         if counts is None:
@@ -70,10 +70,10 @@ class NvLink:
             return [_sum(counts[: self._num_links]), _sum(counts[self._num_links :])]
         if counts == [None, None] and not self._has_looked:
             self._has_looked = True
-            self._look_for_links(values)
+            self._find_links(values)
         return [None if count is None else count * _KIB for count in counts]
 
-    def _look_for_links(self, values: Values) -> None:
+    def _find_links(self, values: Values) -> None:
         """Ask once which links count for themselves; where none does, there is no NVLink."""
         links = range(pynvml.NVML_NVLINK_MAX_LINKS)
         received = Fields(self._handle, tuple((_LINK_BYTES[0], link) for link in links))
@@ -103,7 +103,7 @@ class Violation:
         self._before: tuple[int, int] | None = None
 
     def read(self, values: Values) -> bool | None:
-        """Look once."""
+        """Poll once."""
         code = self._call(*self._given) if self._call else pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
         before, self._before = self._before, None
         if code:
@@ -116,7 +116,7 @@ class Violation:
 
 
 class Samples:
-    """Utilisation as the driver itself sampled it since the last look: mean and peak."""
+    """Utilisation as the driver itself sampled it since the last poll: mean and peak."""
 
     def __init__(self, handle: Handle) -> None:
         self._call = function("nvmlDeviceGetSamples")
@@ -140,7 +140,7 @@ class Samples:
         )
 
     def read(self, values: Values) -> bool | None:
-        """Look once."""
+        """Poll once."""
         if self._call is None:
             return None
         code = self._ask(self._call)
@@ -169,7 +169,7 @@ class Samples:
 
 
 class Gpm:
-    """SM, tensor and DRAM activity of one GPU between two looks (Hopper and later)."""
+    """SM, tensor and DRAM activity of one GPU between two polls (Hopper and later)."""
 
     def __init__(self, handle: Handle, monotonic: Callable[[], float] = time.monotonic) -> None:
         """Allocate two samples.
@@ -203,7 +203,7 @@ class Gpm:
         return None
 
     def read(self, values: Values) -> bool | None:
-        """Look once."""
+        """Poll once."""
         now_s, before_s = self._monotonic(), self._taken_s
         if before_s is not None and now_s - before_s < _GPM_MIN_GAP_S:
             return None

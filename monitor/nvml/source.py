@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Facts = tuple[tuple[str, str], ...]
 
-_LOOK_S = 5.0  # a look that takes longer leaves its other cells empty
+_LOOK_S = 5.0  # a poll that takes longer leaves its other cells empty
 _START_S = 5.0  # without persistence mode the driver itself is started first
 _RETRY_S = 60.0
 _NO_OWNER = -1
@@ -40,7 +40,7 @@ class Nvml:
 
     Args:
         letters: the column letters of the log; what no column shows is not asked for.
-        stop: cuts a look short.
+        stop: cuts a poll short.
         tell: is told what happens, from any thread.
         monotonic: the clock by which NVML is started again after it was found dead, in seconds.
         named: what tells which GPUs are the job's.
@@ -60,7 +60,7 @@ class Nvml:
         self._monotonic = monotonic
         self._named = named
         self._next_start_s = monotonic()
-        self._pool = WorkerPool("nvml", stop, self._tell_slow)
+        self._pool = WorkerPool("nvml", stop, self._report_slow)
         self._start_job = Job(_NO_OWNER, "nvmlInit", self._start, timeout_s=_START_S)
         self._started: Values = {}
         """What the start has found; it may come back after it was given up."""
@@ -73,7 +73,7 @@ class Nvml:
         self._remaps: dict[int, tuple[int, tuple[bool, bool]]] = {}
 
     def read(self) -> Reading:
-        """Look once; raises nothing. GPUs seen before keep their row when NVML is dead."""
+        """Poll once; raises nothing. GPUs seen before keep their row when NVML is dead."""
         if not self._alive:
             self._try_start()
         if not self._alive:
@@ -104,7 +104,7 @@ class Nvml:
         return GpuSample(index=gpu.index, **({} if is_lost else values))
 
     def _see_remap(self, index: int, num_rows: int, state: tuple[bool, bool]) -> None:
-        """Tell of rows that were replaced since the last look, or wait to be."""
+        """Tell of rows that were replaced since the last poll, or wait to be."""
         before = self._remaps.get(index, (num_rows, (False, False)))
         self._remaps[index] = (num_rows, state)
         if before == (num_rows, state):
@@ -113,7 +113,7 @@ class Nvml:
         details = {"rows": str(num_rows), "pending": pending, "failed": failed}
         self._tell(LogEvent(time.time(), "remap", index, details))
 
-    def _tell_slow(self, job: Job) -> None:
+    def _report_slow(self, job: Job) -> None:
         """Say that a call hangs: its cells stay empty until it comes back."""
         index = None if job.owner == _NO_OWNER else job.owner
         self._tell(LogEvent(time.time(), "slow", index, {"call": job.kind}))

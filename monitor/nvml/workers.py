@@ -2,7 +2,7 @@
 
 A look is a list of calls. A thread makes them in order while the caller waits. A call that takes
 too long is left to its thread, and another thread goes on with the next one; the call is not made
-again before it has come back. So a look costs one hand-over as long as nothing hangs.
+again before it has come back. So a poll costs one hand-over as long as nothing hangs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Job:
 
 
 class _Round:
-    """The calls of one look, and which worker makes them.
+    """The calls of one poll, and which worker makes them.
 
     Worker and caller share it without a lock, for a lock a call costs as much as the call: each
     sets its own attributes, and in an order that leaves no gap (see `leave`).
@@ -98,25 +98,25 @@ class _Worker:
 
     def _work(self) -> None:
         while not self.has_left:
-            look = self.inbox.get()
-            met = self._make_calls(look)
-            self.has_left = look.worker is not self
-            look.is_over = look.is_over or not self.has_left
+            poll = self.inbox.get()
+            met = self._make_calls(poll)
+            self.has_left = poll.worker is not self
+            poll.is_over = poll.is_over or not self.has_left
             for job in met:
                 job.is_stuck = False  # it came back, if late
             if not self.has_left:
-                look.done.put(None)
+                poll.done.put(None)
 
-    def _make_calls(self, look: _Round) -> tuple[Job, ...]:
+    def _make_calls(self, poll: _Round) -> tuple[Job, ...]:
         """Make the calls that are left, as long as they are ours; those that may be marked."""
-        jobs, values, skipped, last = look.jobs, look.values, look.skipped, None
-        for number in range(look.start, len(jobs)):
+        jobs, values, skipped, last = poll.jobs, poll.values, poll.skipped, None
+        for number in range(poll.start, len(jobs)):
             job = jobs[number]
             owner = job.owner
             if owner in skipped:
                 continue
             self.at = number
-            if look.worker is not self:
+            if poll.worker is not self:
                 # taken away just now: this one is marked, or the one before
                 return (job,) if last is None else (last, job)
             last = job
@@ -129,14 +129,14 @@ class _Worker:
 
 
 class WorkerPool:
-    """Makes the calls of a look, and lets none of them hold up the caller."""
+    """Makes the calls of a poll, and lets none of them hold up the caller."""
 
     def __init__(self, name: str, stop: Stop, tell: Callable[[Job], None]) -> None:
         """Be ready.
 
         Args:
             name: of the threads.
-            stop: cuts a look short.
+            stop: cuts a poll short.
             tell: is told of a call that was given up.
 
         """
@@ -168,42 +168,42 @@ class WorkerPool:
             jobs = [job for job in jobs if not _is_hopeless(job, hung)]
         if not jobs:
             return
-        look = _Round(jobs, values)
-        worker = self._worker = self._begin(look)
+        poll = _Round(jobs, values)
+        worker = self._worker = self._begin(poll)
         end_s = time.monotonic() + limit_s
-        while not _is_done(look):
+        while not _is_done(poll):
             if self._stop.wait(_GLANCE_S):
                 end_s = min(end_s, time.monotonic() + _LAST_S)
             is_late = time.monotonic() >= end_s
-            if worker.at < 0 or not (is_late or self._is_slow(worker, look, hung)):
+            if worker.at < 0 or not (is_late or self._is_slow(worker, poll, hung)):
                 continue
-            job = look.leave(worker)
+            job = poll.leave(worker)
             if job is not None:
-                self._give_up(job, hung, look)
+                self._give_up(job, hung, poll)
             self._worker = None
             if is_late:
                 return
-            worker = self._worker = self._begin(look)
+            worker = self._worker = self._begin(poll)
 
-    def _begin(self, look: _Round) -> _Worker:
+    def _begin(self, poll: _Round) -> _Worker:
         worker = self._worker or _Worker(self._name)
         self._seen = (-1, 0.0)
-        look.begin(worker)
+        poll.begin(worker)
         return worker
 
-    def _is_slow(self, worker: _Worker, look: _Round, hung: Sequence[Job]) -> bool:
+    def _is_slow(self, worker: _Worker, poll: _Round, hung: Sequence[Job]) -> bool:
         """Whether to wait for a call no longer; one that hangs elsewhere gets little time."""
         at, now_s = worker.at, time.monotonic()
         if self._seen[0] != at:
             self._seen = (at, now_s - _SLICE_S / 2)  # it began somewhere in the last slice
-        job = look.jobs[at]
+        job = poll.jobs[at]
         is_known = any(other.kind == job.kind for other in hung)
         return now_s - self._seen[1] >= (_SHORT_S if is_known else job.timeout_s)
 
-    def _give_up(self, job: Job, hung: list[Job], look: _Round) -> None:
+    def _give_up(self, job: Job, hung: list[Job], poll: _Round) -> None:
         hung.append(job)
         if _is_out(job.owner, hung):
-            look.skipped.add(job.owner)
+            poll.skipped.add(job.owner)
         self._tell(job)
 
 
@@ -215,9 +215,9 @@ def _is_out(owner: int, hung: Sequence[Job]) -> bool:
     return sum(job.owner == owner for job in hung) >= _MAX_STUCK
 
 
-def _is_done(look: _Round) -> bool:
+def _is_done(poll: _Round) -> bool:
     try:
-        look.done.get(timeout=_SLICE_S)
+        poll.done.get(timeout=_SLICE_S)
     except queue.Empty:
         return False
     return True

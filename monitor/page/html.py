@@ -8,7 +8,7 @@ from monitor.analysis import engine
 from monitor.logs import series
 from monitor.page import data, findings, text
 from monitor.plot import metrics, write
-from monitor.plot.picture import say_left_out
+from monitor.plot.picture import report_skipped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +33,6 @@ def write_page(paths: Sequence[str], out: str, title: str | None = None) -> int:
     payload = data.payload(run, title)
     payload["findings"] = findings.rendered(run, payload["axis"])
     write.write(out, text.page(payload).encode("utf-8", "replace"))
-    say_left_out(payload["left_out"])
+    report_skipped(payload["left_out"])
     print(out)
     return 0

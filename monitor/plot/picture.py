@@ -9,7 +9,7 @@ import numpy as np
 
 from monitor.analysis import axis as plot_axis
 from monitor.analysis.events import events_of
-from monitor.errors import UserError, say
+from monitor.errors import UserError, emit
 from monitor.plot import curves as plot_curves
 from monitor.plot import grid as plot_grid
 from monitor.plot import metrics as plot_metrics
@@ -80,10 +80,10 @@ def placed(run: Run, max_bins: int) -> Placed:
     return Placed(kept, axis, events, len(run.gpus) - len(kept))
 
 
-def say_left_out(num_gpus: int) -> None:
+def report_skipped(num_gpus: int) -> None:
     """Say what is missing, if anything is."""
     if num_gpus:
-        say(f"left out {num_gpus} GPU{'s' * (num_gpus > 1)} whose logs tell no time or no date")
+        emit(f"left out {num_gpus} GPU{'s' * (num_gpus > 1)} whose logs tell no time or no date")
 
 
 def picture(

@@ -8,7 +8,7 @@ from monitor.errors import UserError
 from monitor.logs import series
 from monitor.plot import metrics as plot_metrics
 from monitor.plot import write
-from monitor.plot.picture import picture, say_left_out
+from monitor.plot.picture import picture, report_skipped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +56,6 @@ def plot(
     from monitor.plot.figure import drawn  # noqa: PLC0415 - matplotlib takes its time
 
     write.write(out, drawn(made, suffix, width_mm / _MM_PER_INCH))
-    say_left_out(made.num_left_out)
+    report_skipped(made.num_left_out)
     print(out)
     return 0

@@ -25,7 +25,7 @@ class Fabric:
     """
 
     def __init__(self, root: str = ROOT, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Find the ports; files are kept open, for a look is to cost little."""
+        """Find the ports; files are kept open, for a poll is to cost little."""
         self._monotonic = monotonic
         self._files = [_open_all(root, name) for name in _NAMES]
         self._before: tuple[float, list[dict[int, int]]] | None = None
@@ -36,7 +36,7 @@ class Fabric:
         return any(self._files)
 
     def read(self) -> tuple[int | None, int | None]:
-        """Look once; raises nothing."""
+        """Poll once; raises nothing."""
         if not self.has_ports:
             return None, None
         now_s, counts = self._monotonic(), [_read_all(files) for files in self._files]

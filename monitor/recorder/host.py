@@ -59,7 +59,7 @@ class Host:
         self._ticks = self._read_ticks()
 
     def read(self) -> HostSample:
-        """Look once; raises nothing and does not hang."""
+        """Poll once; raises nothing and does not hang."""
         now_s = self._monotonic()
         received, sent, disk_pct = self._slow.read(now_s)
         return HostSample(
@@ -126,20 +126,20 @@ class _Slow:
         self._disk_s = -_DISK_S
 
     def read(self, now_s: float) -> _SlowReadings:
-        """Look once: InfiniBand received and sent, and the disk, asked now and then."""
+        """Poll once: InfiniBand received and sent, and the disk, asked now and then."""
         is_due = self._folder is not None and now_s - self._disk_s >= _DISK_S
         if self._fabric is None and not is_due:
             return None, None, self._disk_pct
         if self._bounded is None:
             self._bounded = Bounded("host")
-        found = self._bounded.question(lambda: self._look(is_due=is_due), _SLOW_S)
+        found = self._bounded.question(lambda: self._poll(is_due=is_due), _SLOW_S)
         if found is None:
             return None, None, None
         if is_due:
             self._disk_s, self._disk_pct = now_s, found[2]
         return found[0], found[1], self._disk_pct
 
-    def _look(self, *, is_due: bool) -> _SlowReadings:
+    def _poll(self, *, is_due: bool) -> _SlowReadings:
         received, sent = self._fabric.read() if self._fabric else (None, None)
         return received, sent, used_pct(self._folder) if is_due and self._folder else None
 

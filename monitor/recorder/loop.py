@@ -77,7 +77,7 @@ class Recorder:
         layout: which columns.
         clock: tells the time.
         facts: what the head of the log says, as (key, value) pairs.
-        say: tells a person; each kind of trouble once.
+        emit: writes a line for a person; each kind of trouble once.
         ranks: tells which rank is on which GPU.
 
     """
@@ -88,7 +88,7 @@ class Recorder:
     layout: gutil.Layout
     clock: Clock
     facts: tuple[tuple[str, str], ...]
-    say: Callable[[str], None]
+    emit: Callable[[str], None]
     ranks: RankSource = field(default_factory=_NoRanks)
     _num_rows: int = field(default=0, init=False)
     _num_lost: int = field(default=0, init=False)
@@ -135,7 +135,9 @@ class Recorder:
         try:
             self._record()
         except Exception as error:  # noqa: BLE001 - the monitor never fails the job
-            self._say_once(f"a sample failed: {type(error).__name__}: {error}: going on without it")
+            self._emit_once(
+                f"a sample failed: {type(error).__name__}: {error}: going on without it"
+            )
 
     def _record(self) -> None:
         now = self.clock.now()
@@ -168,21 +170,21 @@ class Recorder:
         try:
             return self.gpus.read()
         except Exception as error:  # noqa: BLE001 - the monitor never fails the job
-            self._say_once(f"GPUs: {type(error).__name__}: {error}: their readings stay empty")
+            self._emit_once(f"GPUs: {type(error).__name__}: {error}: their readings stay empty")
             return Reading(facts=(("gpus", f"no readings: {type(error).__name__}: {error}"),))
 
     def _read_host(self) -> HostSample:
         try:
             return self.host.read()
         except Exception as error:  # noqa: BLE001 - the monitor never fails the job
-            self._say_once(f"host: {type(error).__name__}: {error}: its readings stay empty")
+            self._emit_once(f"host: {type(error).__name__}: {error}: its readings stay empty")
             return HostSample()
 
     def _read_ranks(self, reading: Reading) -> Sequence[RankSample]:
         try:
             return self.ranks.read(reading)
         except Exception as error:  # noqa: BLE001 - the monitor never fails the job
-            self._say_once(f"ranks: {type(error).__name__}: {error}: their readings stay empty")
+            self._emit_once(f"ranks: {type(error).__name__}: {error}: their readings stay empty")
             return _NoRanks().read(reading)
 
     def _lost_fact(self) -> tuple[tuple[str, str], ...]:
@@ -193,10 +195,10 @@ class Recorder:
         new = [(key, value) for key, value in facts if self._written_facts.get(key) != value]
         return "".join(gutil.comment(key, value) for key, value in new)
 
-    def _say_once(self, message: str) -> None:
+    def _emit_once(self, message: str) -> None:
         if message not in self._told:
             self._told.add(message)
-            self.say(message)
+            self.emit(message)
 
 
 def _process_facts(rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:

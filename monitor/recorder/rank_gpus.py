@@ -1,4 +1,4 @@
-"""Which rank computes on which GPU, and how far it is: NVML's processes beside the beats.
+"""Which rank computes on which GPU, and how far it is: NVML's processes beside the heartbeats.
 
 A process on a GPU is a rank's if it, or a process above it, is the one that beats or that the
 launcher started; and one that has left those above it is whose variables it has. Most drivers tell
@@ -73,7 +73,7 @@ class RankGpus:
         self._listed_s: float | None = None
 
     def read(self, reading: Reading) -> list[RankSample]:
-        """Look once: a sample for each GPU; raises nothing."""
+        """Poll once: a sample for each GPU; raises nothing."""
         now_s = self._monotonic()
         if self._listed_s is None or now_s - self._listed_s >= _LIST_S:
             self._listed_s = now_s
@@ -107,7 +107,7 @@ class RankGpus:
 
     def _sample(self, gpu: GpuSample, found: Mapping[int, Progress]) -> RankSample:
         held = self._holders(gpu) if self._shares_pids else _NOTHING
-        seated = self._seated(gpu, found) if held.rank is None else [held.rank]
+        seated = self._mapped(gpu, found) if held.rank is None else [held.rank]
         beat = found.get(seated[0]) if seated else None
         step = beat.step if beat else None
         is_known = len(seated) == 1 and beat is not None and beat.gpu is not None
@@ -147,7 +147,7 @@ class RankGpus:
         is_ours = env.get("DDP_BEAT_DIR") == self._directory
         return int(rank) if is_ours and rank.isdecimal() else None
 
-    def _seated(self, gpu: GpuSample, found: Mapping[int, Progress]) -> list[int]:
+    def _mapped(self, gpu: GpuSample, found: Mapping[int, Progress]) -> list[int]:
         """Tell whose GPU it should be."""
         if gpu.index is None:  # a node without GPUs is as far as the last of its ranks
             return sorted(found, key=lambda rank: found[rank].step)

@@ -58,7 +58,7 @@ class Settings:
     watch: WatchSettings | None = None
     """Which ranks to watch; None: nobody watches."""
     user: str | None = None
-    beat_dir: str | None = None
+    heartbeat_dir: str | None = None
     """DDP_BEAT_DIR, where the ranks of this node beat."""
     visible: str | None = None
     """CUDA_VISIBLE_DEVICES; if it names all of the job's GPUs, no others have rows."""
@@ -97,7 +97,7 @@ class Settings:
             )
 
 
-def record(settings: Settings, say: Callable[[str], None]) -> int:
+def record(settings: Settings, emit: Callable[[str], None]) -> int:
     """Record until told to end; 0, whatever happened meanwhile.
 
     Raises:
@@ -106,23 +106,23 @@ def record(settings: Settings, say: Callable[[str], None]) -> int:
     """
     layout = gutil.Layout(settings.columns)
     max_bytes = None if settings.rotate_mib is None else settings.rotate_mib * _MIB
-    sink = Sink(settings.out, say, max_bytes, settings.num_kept)
+    sink = Sink(settings.out, emit, max_bytes, settings.num_kept)
     signal.signal(signal.SIGHUP, lambda _signum, _frame: sink.reopen())
     stop = ProcessStop(settings.parent_pid)
-    watchdog = WatchdogThread(settings.watch, say)
+    watchdog = WatchdogThread(settings.watch, emit)
     letters, folder = layout.letters, os.path.dirname(settings.out) or "."  # noqa: PTH120
     gpus = _Later(lambda: _nvml(settings, letters, stop, recorder.tell))
     host = _Later(lambda: _host(letters, folder))
     recorder = Recorder(
-        watchdog.shown(gpus), host, sink, layout, SystemClock(), _facts(settings), say
+        watchdog.shown(gpus), host, sink, layout, SystemClock(), _facts(settings), emit
     )
-    if settings.beat_dir and set("sq") & set(letters):
-        beat_dir, visible = settings.beat_dir, settings.visible
-        recorder.ranks = _Later(lambda: _rank_gpus(beat_dir, visible))
+    if settings.heartbeat_dir and set("sq") & set(letters):
+        heartbeat_dir, visible = settings.heartbeat_dir, settings.visible
+        recorder.ranks = _Later(lambda: _rank_gpus(heartbeat_dir, visible))
     watchdog.start()
     reason = recorder.run(stop, settings.interval_s)
     sink.close()
-    _leave(settings, reason, watchdog, say)
+    _leave(settings, reason, watchdog, emit)
     return 0
 
 
@@ -144,14 +144,14 @@ def _host(letters: str, folder: str) -> HostSource:
     return Host(letters, folder)
 
 
-def _rank_gpus(beat_dir: str, visible: str | None) -> RankSource:
+def _rank_gpus(heartbeat_dir: str, visible: str | None) -> RankSource:
     from monitor.recorder.rank_gpus import RankGpus  # noqa: PLC0415 - see _Later
 
-    return RankGpus(beat_dir, visible)
+    return RankGpus(heartbeat_dir, visible)
 
 
 def _spare_the_collector() -> None:
-    """Leave what is loaded for good out of every search for garbage: a look makes next to none."""
+    """Leave what is loaded for good out of every search for garbage: a poll makes next to none."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GARBAGE)
@@ -207,30 +207,30 @@ def _host_memory_mib() -> int:
 
 
 def _leave(
-    settings: Settings, reason: Reason, watchdog: WatchdogThread, say: Callable[[str], None]
+    settings: Settings, reason: Reason, watchdog: WatchdogThread, emit: Callable[[str], None]
 ) -> None:
     """Once nothing is recorded any more: end orphaned ranks, and compose the record."""
     steps: list[Callable[[], None]] = [watchdog.end]
     if reason is Reason.ORPHANED and settings.launch_id:
-        steps.append(lambda: _end_orphans(settings, say))
-        steps.append(lambda: _remove_beats(settings.watch))
+        steps.append(lambda: _end_orphans(settings, emit))
+        steps.append(lambda: _remove_heartbeats(settings.watch))
     if settings.run_dir is not None:
         steps.append(lambda: _compose(settings.run_dir or ""))
     for step in steps:
         try:
             step()
         except Exception as error:  # noqa: BLE001 - the monitor never fails the job
-            say(f"at the end: {error}")
+            emit(f"at the end: {error}")
 
 
-def _end_orphans(settings: Settings, say: Callable[[str], None]) -> None:
+def _end_orphans(settings: Settings, emit: Callable[[str], None]) -> None:
     from monitor.watchdog.orphans import end  # noqa: PLC0415
 
     ended = end(settings.launch_id or "", settings.node)
     if not ended.asked:
         return
     pids = ", ".join(map(str, ended.asked))
-    say(f"the launcher of {settings.host} died; ended what it left behind: {pids}")
+    emit(f"the launcher of {settings.host} died; ended what it left behind: {pids}")
     if settings.run_dir is not None:
         _tell(settings, ended)
 
@@ -248,12 +248,12 @@ def _attempt(settings: Settings) -> int:
     return int(attempt) if attempt.isdecimal() else 1
 
 
-def _remove_beats(watch: WatchSettings | None) -> None:
+def _remove_heartbeats(watch: WatchSettings | None) -> None:
     """Do what the launcher, which made the directory, can no longer do."""
     if watch is not None:
         import shutil  # noqa: PLC0415
 
-        shutil.rmtree(watch.beat_dir, ignore_errors=True)
+        shutil.rmtree(watch.heartbeat_dir, ignore_errors=True)
 
 
 def _compose(run_dir: str) -> None:

@@ -35,7 +35,7 @@ class Sink:
     def __init__(
         self,
         path: str,
-        say: Callable[[str], None],
+        emit: Callable[[str], None],
         max_bytes: int | None = None,
         num_kept: int = 1,
     ) -> None:
@@ -43,7 +43,7 @@ class Sink:
 
         Args:
             path: the file.
-            say: tells a person.
+            emit: writes a line for a person.
             max_bytes: from this size on `turn` moves the file away; None: never.
             num_kept: how many are kept as `.1` (the newest) and so on.
 
@@ -52,7 +52,7 @@ class Sink:
 
         """
         self._path = path
-        self._say = say
+        self._say = emit
         self._fd: int | None = None
         self._failing = False
         self._max_bytes, self._limit_bytes = max_bytes, max_bytes

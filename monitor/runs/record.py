@@ -103,7 +103,7 @@ def of(run: Run) -> Record:
 
 
 def _watcher(run_dir: str) -> Watcher:
-    def look(attempt: Record, slow: Record, begin_s: float, end_s: float) -> Record:
+    def poll(attempt: Record, slow: Record, begin_s: float, end_s: float) -> Record:
         from monitor.runs import node_log  # noqa: PLC0415 - only where a rank was slow
 
         log = node_log.read(node_log.path_of(run_dir, attempt["job_id"], slow["node"]))
@@ -111,7 +111,7 @@ def _watcher(run_dir: str) -> Watcher:
         gpu = node_log.gpu_of(log, slow["rank"], history.integer(local[0]) if local else None)
         return node_log.seen(log, gpu, begin_s, end_s)
 
-    return look
+    return poll
 
 
 def compose_file(run_dir: str) -> str:

@@ -15,8 +15,8 @@ from monitor.watchdog.event_channel import EventChannel
 from monitor.watchdog.heartbeats import read_children, read_heartbeats
 from monitor.watchdog.node import Place, Watchdog
 from monitor.watchdog.observer import RankObserver
-from monitor.watchdog.patience import Patience
 from monitor.watchdog.stacks import Stack, StackTaker, Target, ask_for_trace
+from monitor.watchdog.timeouts import Timeouts
 from rundir import channel
 from rundir.events import EventLog
 from rundir.paths import RunDir
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from monitor.logs.sample import Reading
-    from monitor.watchdog.observer import Look
+    from monitor.watchdog.observer import Observation
     from monitor.watchdog.settings import WatchSettings
     from rundir.hang.reports import RankReport
     from rundir.heartbeat import Child, Heartbeat
@@ -56,13 +56,13 @@ class LocalNode:
         self._files = files
         self._memory = memory
 
-    def beats(self) -> Mapping[int, Heartbeat]:
-        """Read the last beats."""
-        return read_heartbeats(self._settings.beat_dir)
+    def heartbeats(self) -> Mapping[int, Heartbeat]:
+        """Read the last heartbeats."""
+        return read_heartbeats(self._settings.heartbeat_dir)
 
     def children(self) -> Mapping[int, Child]:
         """Read which commands run."""
-        return read_children(self._settings.beat_dir)
+        return read_children(self._settings.heartbeat_dir)
 
     def log_mark(self, rank: int) -> Hashable:
         """Give size and time of the rank's log; None while the file system does not answer."""
@@ -105,7 +105,7 @@ class LocalActions:
         settings: WatchSettings,
         observer: RankObserver,
         files: Bounded,
-        say: Callable[[str], None],
+        emit: Callable[[str], None],
     ) -> None:
         """Act on the ranks of one launch.
 
@@ -113,7 +113,7 @@ class LocalActions:
             settings: which launch.
             observer: judges its ranks.
             files: makes the calls that a stalled file system may hold up.
-            say: tells a person.
+            emit: writes a line for a person.
 
         """
         self._settings = settings
@@ -121,13 +121,13 @@ class LocalActions:
         self._files = files
         self._memory = Bounded("end")
         self._network = Bounded("connect")
-        self._say = say
+        self._say = emit
         self._taker = StackTaker(f"{settings.run_dir}/debug", settings.attempt)
         self.is_ending = False
 
-    def look(self) -> Look:
-        """Look at all ranks of this node."""
-        return self._observer.look()
+    def poll(self) -> Observation:
+        """Poll all ranks of this node."""
+        return self._observer.poll()
 
     def stacks(self, ranks: Sequence[RankReport]) -> Mapping[int, Stack]:
         """Take the stacks of these ranks; where files cannot be written, /proc tells a little."""
@@ -169,7 +169,7 @@ class LocalActions:
 
     def _end_ranks(self) -> None:
         settings = self._settings
-        pids = [r.pid for r in self._observer.look().ranks if r.pid is not None and r.state]
+        pids = [r.pid for r in self._observer.poll().ranks if r.pid is not None and r.state]
         known = [who for pid in pids if (who := processes.identity(pid)) is not None]
         _send_all(known, signal.SIGTERM)
         self._memory.post(lambda: orphans.end_ranks(settings.launch_id, settings.node, _TERM_S))
@@ -178,8 +178,8 @@ class LocalActions:
         _wait_for_end(known, _BURIED_S)
         self._memory.ask(lambda: None, _BURIED_S)  # what the ranks have started, too
 
-    def say(self, message: str) -> None:
-        """Tell a person; nobody waits for a log on a file system that hangs."""
+    def emit(self, message: str) -> None:
+        """Write a line for a person; nobody waits for a log on a file system that hangs."""
         self._files.post(lambda: self._say(message))
 
     def _members(self) -> Mapping[int, list[int]]:
@@ -187,8 +187,8 @@ class LocalActions:
 
     def _ask_for_traces(self) -> list[str]:
         prefix = self._settings.trace_pipe
-        ranks = [*read_heartbeats(self._settings.beat_dir)] or [
-            *read_children(self._settings.beat_dir)
+        ranks = [*read_heartbeats(self._settings.heartbeat_dir)] or [
+            *read_children(self._settings.heartbeat_dir)
         ]
         before = self._taker.traces()
         asked = ask_for_trace(prefix, ranks) if prefix else []
@@ -225,10 +225,10 @@ def _wait_for_end(known: Sequence[processes.Identity], limit_s: float) -> None:
 class LocalWatchdog:
     """Runs the watchdog in a thread of the recorder's process, which it does not disturb."""
 
-    def __init__(self, settings: WatchSettings, say: Callable[[str], None]) -> None:
+    def __init__(self, settings: WatchSettings, emit: Callable[[str], None]) -> None:
         """Put it together; `start` starts it."""
         self._settings = settings
-        self._say = say
+        self._say = emit
         self._files = Bounded("files")
         self._end = threading.Event()
         deliver = channel.reporter(settings.run_dir, settings.node)
@@ -237,10 +237,10 @@ class LocalWatchdog:
             RunDir(settings.run_dir).events,
             self._files,
         )
-        patience = Patience(settings.hang_timeout_s)
+        timeouts = Timeouts(settings.hang_timeout_s)
         node = LocalNode(settings, self._files, Bounded("memory"))
-        self._observer = RankObserver(node, patience)
-        self._actions = LocalActions(settings, self._observer, self._files, say)
+        self._observer = RankObserver(node, timeouts)
+        self._actions = LocalActions(settings, self._observer, self._files, emit)
         self._watchdog = Watchdog(
             Place(
                 node=settings.node,
@@ -252,7 +252,7 @@ class LocalWatchdog:
             ),
             self._actions,
             self._channel,
-            patience.look_s(),
+            timeouts.poll_s(),
         )
 
     def see_gpus(self, reading: Reading) -> None:
@@ -279,7 +279,7 @@ class LocalWatchdog:
                 "age_s": round(now_s - beat.time_ns / 1e9, 3),
             }
             for beat in sorted(
-                read_heartbeats(self._settings.beat_dir).values(), key=lambda beat: beat.rank
+                read_heartbeats(self._settings.heartbeat_dir).values(), key=lambda beat: beat.rank
             )
         }
         settings = self._settings

@@ -18,7 +18,7 @@ from rundir.hang.reports import NodeReport
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from monitor.watchdog.observer import Look
+    from monitor.watchdog.observer import Observation
     from monitor.watchdog.stacks import Stack
     from rundir.events import Event
     from rundir.hang.reports import RankReport
@@ -51,8 +51,8 @@ class Channel(Protocol):
 class Local(Protocol):
     """What a watchdog can do on its node. Nothing here hangs or raises."""
 
-    def look(self) -> Look:
-        """Look at all ranks of this node."""
+    def poll(self) -> Observation:
+        """Poll all ranks of this node."""
         ...
 
     def stacks(self, ranks: Sequence[RankReport]) -> Mapping[int, Stack]:
@@ -71,8 +71,8 @@ class Local(Protocol):
         """End the ranks of this node."""
         ...
 
-    def say(self, message: str) -> None:
-        """Tell a person."""
+    def emit(self, message: str) -> None:
+        """Write a line for a person."""
         ...
 
 
@@ -97,14 +97,14 @@ class Place:
 
 
 class Watchdog:
-    """Takes one look at a time; whoever owns it calls `tick` again after the time it returns."""
+    """Takes one poll at a time; its owner calls `tick` again after the time it returns."""
 
     def __init__(
         self,
         place: Place,
         local: Local,
         channel: Channel,
-        look_s: float,
+        poll_s: float,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Watch.
@@ -113,14 +113,14 @@ class Watchdog:
             place: which node this is.
             local: looks and acts.
             channel: the other nodes, and the supervisor.
-            look_s: how often to look while nothing is suspected, in seconds.
+            poll_s: how often to poll while nothing is suspected, in seconds.
             monotonic: seconds that never jump.
 
         """
         self._place = place
         self._local = local
         self._channel = channel
-        self._look_s = look_s
+        self._poll_s = poll_s
         self._monotonic = monotonic
         self._nodes = Nodes(place.num_nodes, place.master)
         self._received_s: float | None = None
@@ -132,31 +132,31 @@ class Watchdog:
         self._traces: tuple[str, ...] = ()
 
     def tick(self) -> float | None:
-        """Look once and do what is to be done; seconds until the next look, None: no more."""
-        look, now_s = self._local.look(), self._monotonic()
+        """Poll once and do what is to be done; seconds until the next poll, None: no more."""
+        poll, now_s = self._local.poll(), self._monotonic()
         self._receive(now_s)
         if self._nodes.verdict is not None:
             self._act(self._nodes.verdict)
             return None
-        if not (look.is_suspicious or self._nodes.is_suspicious(now_s, self._place.node)):
-            self._close(look)
-            return self._look_s
+        if not (poll.is_suspicious or self._nodes.is_suspicious(now_s, self._place.node)):
+            self._close(poll)
+            return self._poll_s
         if self._opened_s is None:
             self._opened_s, self._reported = now_s, None
             self._reaches_master = self._local.reaches_master()
-        mine = self._stacked_report(look)
+        mine = self._stacked_report(poll)
         self._send(mine, now_s)
         self._nodes.add_report(mine, now_s)
         verdict = self._decide(now_s)
         if verdict is None:
-            return min(_BUSY_S, self._look_s)
+            return min(_BUSY_S, self._poll_s)
         self._channel.report("verdict", **verdict.to_event())
         self._act(verdict.text)
         return None
 
     def _receive(self, now_s: float) -> None:
         """Read seldom while all is well: a shared file system may be asked by many."""
-        due_s = min(_POLL_S, 4 * self._look_s)
+        due_s = min(_POLL_S, 4 * self._poll_s)
         is_due = self._received_s is None or now_s - self._received_s >= due_s
         if self._opened_s is not None or (self._place.num_nodes > 1 and is_due):
             self._received_s = now_s
@@ -164,11 +164,11 @@ class Watchdog:
                 if event.get("attempt") == self._place.attempt:
                     self._nodes.add(event, now_s)
 
-    def _close(self, look: Look) -> None:
+    def _close(self, poll: Observation) -> None:
         """All is well again; who was told otherwise is told so."""
         has_readers = self._place.num_nodes > 1 or self._place.is_supervised
         if self._reported is not None and has_readers:
-            self._channel.report("hang_report", **self._node_report(look, look.ranks).to_event())
+            self._channel.report("hang_report", **self._node_report(poll, poll.ranks).to_event())
         self._opened_s, self._reported = None, None
         self._seen.clear()
 
@@ -178,9 +178,9 @@ class Watchdog:
             return None
         return self._nodes.decide(now_s, waited_s, may_miss=self._channel.is_stuck)
 
-    def _stacked_report(self, look: Look) -> NodeReport:
+    def _stacked_report(self, poll: Observation) -> NodeReport:
         """Add the stacks: of each rank once where it stands, as long as it stands there."""
-        still = [rank for rank in look.ranks if rank.state is not None and rank.is_still()]
+        still = [rank for rank in poll.ranks if rank.state is not None and rank.is_still()]
         fresh = [rank for rank in still if self._seen_at(rank) != _spot(rank)]
         if fresh:
             self._traces = tuple(self._local.traces())
@@ -188,16 +188,16 @@ class Watchdog:
             self._seen |= {
                 rank.rank: (_spot(rank), stacks[rank.rank]) for rank in fresh if rank.rank in stacks
             }
-        return self._node_report(look, [self._with_stack(rank) for rank in look.ranks])
+        return self._node_report(poll, [self._with_stack(rank) for rank in poll.ranks])
 
-    def _node_report(self, look: Look, ranks: Sequence[RankReport]) -> NodeReport:
+    def _node_report(self, poll: Observation, ranks: Sequence[RankReport]) -> NodeReport:
         return NodeReport(
             node=self._place.node,
             node_rank=self._place.node_rank,
             ranks=tuple(ranks),
             reaches_master=self._reaches_master,
             traces=self._traces,
-            suspicious=look.is_suspicious,
+            suspicious=poll.is_suspicious,
         )
 
     def _seen_at(self, rank: RankReport) -> object:
@@ -226,7 +226,7 @@ class Watchdog:
             self._reported, self._reported_s = (hung, spots), now_s
 
     def _act(self, text: str) -> None:
-        self._local.say(text)
+        self._local.emit(text)
         self._local.end_ranks()
 
 

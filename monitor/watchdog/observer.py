@@ -1,4 +1,4 @@
-"""All ranks of this node at one moment: by their beats, or else by their silence."""
+"""All ranks of this node at one moment: by heartbeats, or else by inactivity."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from monitor.watchdog import processes
-from monitor.watchdog.patience import BeatAge, Patience
-from monitor.watchdog.silence import Silence, gpu_pattern
+from monitor.watchdog.inactivity import Inactivity, gpu_pattern
+from monitor.watchdog.timeouts import BeatAge, Timeouts
 from monitor.watchdog.visible import gpu_of
 from rundir.hang.reports import RankReport
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from monitor.logs.sample import GpuSample, Reading
     from rundir.heartbeat import Child, Heartbeat
 
-_LATE_S = 2.0  # a look that comes later than this was kept from it: so were the ranks, perhaps
+_LATE_S = 2.0  # a poll that comes later than this was kept from it: so were the ranks, perhaps
 
 
 class Node(Protocol):
     """What can be seen of this node's ranks; nothing here may hang or raise."""
 
-    def beats(self) -> Mapping[int, Heartbeat]:
+    def heartbeats(self) -> Mapping[int, Heartbeat]:
         """Read the last beats."""
         ...
 
@@ -45,7 +45,7 @@ class Node(Protocol):
         ...
 
 
-class Look(NamedTuple):
+class Observation(NamedTuple):
     """The ranks, and whether the silence of any of them calls for a verdict."""
 
     ranks: tuple[RankReport, ...]
@@ -59,7 +59,7 @@ class _Known:
     identity: processes.Identity | None
     env: Mapping[str, str]
     age: BeatAge
-    silence: Silence
+    inactivity: Inactivity
 
 
 @dataclass
@@ -68,13 +68,13 @@ class RankObserver:
 
     Args:
         node: what can be seen.
-        patience: how long a rank may be silent.
+        timeouts: how long a rank may show no activity.
         monotonic: CLOCK_MONOTONIC, in seconds.
 
     """
 
     node: Node
-    patience: Patience
+    timeouts: Timeouts
     monotonic: Callable[[], float] = time.monotonic
     _beats: dict[int, Heartbeat] = field(default_factory=dict)
     """The last one of each rank."""
@@ -91,42 +91,42 @@ class RankObserver:
                 self._most_w[gpu.index] = max(self._most_w.get(gpu.index, 0.0), gpu.power_w)
         self._reading = reading
 
-    def look(self) -> Look:
-        """Take one look."""
+    def poll(self) -> Observation:
+        """Take one poll."""
         now_s = self._now()
-        # a beat that is just being written is none: the one before it still holds
-        self._beats |= self.node.beats()
-        beats, children = self._beats, self.node.children()
+        # a heartbeat that is just being written is none: the one before it still holds
+        self._beats |= self.node.heartbeats()
+        heartbeats, children = self._beats, self.node.children()
         reports = []
         suspicious = False
-        for rank in sorted(beats.keys() | children.keys()):
-            report, calls = self._judge(rank, beats.get(rank), children.get(rank), now_s)
+        for rank in sorted(heartbeats.keys() | children.keys()):
+            report, calls = self._classify(rank, heartbeats.get(rank), children.get(rank), now_s)
             reports.append(report)
             suspicious |= calls
-        return Look(tuple(reports), suspicious)
+        return Observation(tuple(reports), suspicious)
 
     def _now(self) -> float:
         """Give the time, and notice how much of it nobody watched."""
         now_s = self.monotonic()
         if self._looked_s is not None:
-            passed_s, usual_s = now_s - self._looked_s, self.patience.look_s()
+            passed_s, usual_s = now_s - self._looked_s, self.timeouts.poll_s()
             if passed_s > usual_s + _LATE_S:
                 self._skipped_s += passed_s - usual_s
         self._looked_s = now_s
         return now_s
 
-    def _judge(
+    def _classify(
         self, rank: int, beat: Heartbeat | None, child: Child | None, now_s: float
     ) -> tuple[RankReport, bool]:
         """Judge one rank; and whether it calls for a verdict by itself."""
         if beat is not None and self._state(rank, beat.pid) is not None:
-            return self._judge_beat(beat, child, now_s)
+            return self._classify_heartbeat(beat, child, now_s)
         if child is not None:
-            return self._judge_silence(child, now_s)
+            return self._classify_inactivity(child, now_s)
         pid = beat.pid if beat else None
         return RankReport(rank=rank, pid=pid), False  # it has ended: the launcher's business
 
-    def _judge_beat(
+    def _classify_heartbeat(
         self, beat: Heartbeat, child: Child | None, now_s: float
     ) -> tuple[RankReport, bool]:
         known = self._know(beat.rank, beat.pid)
@@ -147,14 +147,14 @@ class RankObserver:
         )
         return report, report.hung
 
-    def _judge_silence(self, child: Child, now_s: float) -> tuple[RankReport, bool]:
+    def _classify_inactivity(self, child: Child, now_s: float) -> tuple[RankReport, bool]:
         """Judge a command of the user's own, or our trainer that does not beat (yet)."""
         known = self._know(child.rank, child.pid)
         name, pattern = self._gpu(known.env, child)
-        limit_s = self.patience.command_limit_s()
+        limit_s = self.timeouts.command_limit_s()
         if child.is_trainer:
-            limit_s = self.patience.limit_s("start", has_stepped=False)
-        age_s = known.silence.update(
+            limit_s = self.timeouts.limit_s("start", has_stepped=False)
+        age_s = known.inactivity.update(
             now_s - self._skipped_s, self.node.log_mark(child.rank), pattern, limit_s
         )
         state = self._state(child.rank, child.pid)
@@ -169,7 +169,7 @@ class RankObserver:
             state=state,
             pattern=pattern,
         )
-        is_certain = self.patience.given_s is not None or child.is_trainer
+        is_certain = self.timeouts.given_s is not None or child.is_trainer
         return report, report.hung and (is_certain or pattern == "waiting")
 
     def _know(self, rank: int, pid: int) -> _Known:
@@ -178,8 +178,8 @@ class RankObserver:
             self._known[key] = _Known(
                 identity=processes.identity(pid),
                 env=self.node.environment(pid),
-                age=BeatAge(self.patience),
-                silence=Silence(lambda: self.node.times(rank)),
+                age=BeatAge(self.timeouts),
+                inactivity=Inactivity(lambda: self.node.times(rank)),
             )
         return self._known[key]
 

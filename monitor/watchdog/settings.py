@@ -18,7 +18,7 @@ _MAX_HANG_S = 30 * 86400.0
 class WatchSettings:
     """What to watch; the environment of the launcher, parsed."""
 
-    beat_dir: str
+    heartbeat_dir: str
     """DDP_BEAT_DIR."""
     run_dir: str
     launch_id: str
@@ -29,7 +29,7 @@ class WatchSettings:
     master_addr: str | None = None
     master_port: int | None = None
     hang_timeout_s: float | None = None
-    """None: learn it from the beats; 0: decide nothing."""
+    """None: learn it from the heartbeats; 0: decide nothing."""
     is_supervised: bool = False
     """Whether a supervisor receives the nodes' reports, and decides."""
     trace_pipe: str | None = None
@@ -64,11 +64,11 @@ def from_environment(
         UserError: DDP_HANG_TIMEOUT is no number of seconds.
 
     """
-    beat_dir = env.get("DDP_BEAT_DIR")
-    if not (beat_dir and run_dir and launch_id):
+    heartbeat_dir = env.get("DDP_BEAT_DIR")
+    if not (heartbeat_dir and run_dir and launch_id):
         return None
     return WatchSettings(
-        beat_dir=beat_dir,
+        heartbeat_dir=heartbeat_dir,
         run_dir=run_dir,
         launch_id=launch_id,
         node=node,

@@ -142,7 +142,7 @@ class StackTaker:
         taken = self._ask_trainers([t for t in targets if t.answers])
         for target in targets:
             if target.rank not in taken:
-                taken[target.rank] = self._look(target)
+                taken[target.rank] = self._poll(target)
         return taken
 
     def traces(self) -> list[str]:
@@ -171,7 +171,7 @@ class StackTaker:
             pid, signal.SIGUSR2
         )
 
-    def _look(self, target: Target) -> Stack:
+    def _poll(self, target: Target) -> Stack:
         pythons = [pid for pid in (target.pids or (target.pid,)) if processes.is_python(pid)]
         dumps = [(pid, dump) for pid in pythons[:_MAX_SPIED] if (dump := self._spy_on(pid))]
         text = "".join(dump for _, dump in dumps)

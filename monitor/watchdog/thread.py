@@ -18,10 +18,10 @@ _DELAY_S = 0.5  # the first lines of the recorder's log come before the watchdog
 class WatchdogThread:
     """Watches the ranks of this node while something else records."""
 
-    def __init__(self, settings: WatchSettings | None, say: Callable[[str], None]) -> None:
+    def __init__(self, settings: WatchSettings | None, emit: Callable[[str], None]) -> None:
         """Watch what `settings` names; nothing if it is None."""
         self._settings = settings
-        self._say = say
+        self._say = emit
         self._ended = threading.Event()
         self._watchdog: LocalWatchdog | None = None
 

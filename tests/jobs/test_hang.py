@@ -37,9 +37,9 @@ class Journal:
         """All verdicts, once so much time has passed, with a look every half second."""
         end_s = self.now_s + after_s
         while self.now_s < end_s:
-            self.watch.look()
+            self.watch.poll()
             self.now_s += 0.5
-        self.watch.look()
+        self.watch.poll()
         return [event for event in self.reports.events if event["event"] == "verdict"]
 
 

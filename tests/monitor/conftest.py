@@ -225,7 +225,7 @@ class Story:
             if step in saves:
                 self.tell("checkpoint", 0, step=step, path=f"checkpoints/step-{step}", seconds=0.1)
 
-    def say(self, rank: int, text: str) -> None:
+    def emit(self, rank: int, text: str) -> None:
         """Let a rank write to its log."""
         self.logs[rank] = self.logs.get(rank, "") + text
 
@@ -238,7 +238,7 @@ class Story:
 
     def fail(self, rank: int, code: int, signal: str | None = None, text: str = "") -> None:
         """Let a rank fail: the other is told to end, and the attempt ends with the code."""
-        self.say(rank, text)
+        self.emit(rank, text)
         self.rank_end(rank, code, signal)
         self.rank_end(1 - rank, 143, "TERM", requested=True)
         self.tell("end", code=code)

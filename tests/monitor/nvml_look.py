@@ -34,7 +34,7 @@ for turn in range(int(times)):
 _GPM_GAP = "time.sleep(0.12)"  # which GPM demands between two samples
 
 
-def look(
+def poll(
     driver: Any, letters: str = "pumt", times: int = 1, step_s: float = 1, **programs: str
 ) -> list[Any]:
     """Look some times, and tell what was seen each time.

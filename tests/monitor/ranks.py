@@ -52,12 +52,12 @@ def hang_in_regex() -> None:
     re.match(r"(a+)+$", "a" * 64 + "b")
 
 
-def go_on(beats: Beats) -> None:
+def go_on(heartbeats: Beats) -> None:
     """Beat for ever."""
     step = 10**6
     while True:
         step += 1
-        beats.beat("forward", step, step)
+        heartbeats.beat("forward", step, step)
         time.sleep(0.02)
 
 
@@ -67,25 +67,25 @@ def main(mode: str, directory: Path, rank: int, run_dir: Path) -> None:
     path = run_dir / "debug" / f"stack-{attempt}-rank-{rank}.txt"
     if mode != "deaf":
         faulthandler.register(signal.SIGUSR2, file=path.open("a"), all_threads=True)
-    beats = Beats(directory, rank)
+    heartbeats = Beats(directory, rank)
     print("ready", flush=True)
     step = 0
     while not (directory / "hang").exists():
         step += 1
-        beats.beat("forward", step, 2 * step)
+        heartbeats.beat("forward", step, 2 * step)
         time.sleep(0.02)
-        beats.beat("backward", step, 2 * step + 1)
+        heartbeats.beat("backward", step, 2 * step + 1)
     if mode == "wait":  # as in a collective that one of the others does not come to
-        beats.beat("backward", 10**6, 10**6)
+        heartbeats.beat("backward", 10**6, 10**6)
         mode = "sleep"
     else:
-        beats.beat("forward", 10**5, 10**5)
+        heartbeats.beat("forward", 10**5, 10**5)
     ways = {"sleep": hang_in_sleep, "c": hang_in_c, "regex": hang_in_regex, "deaf": hang_in_sleep}
     if mode in ways:
         ways[mode]()
     elif mode == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    go_on(beats)
+    go_on(heartbeats)
 
 
 if __name__ == "__main__":

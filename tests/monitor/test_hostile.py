@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from monitor import cli
-from monitor.errors import UserError, printable, say
+from monitor.errors import UserError, emit, printable
 from monitor.live import target
 from monitor.logs import files, gutil, log_events, reader, series
 from monitor.logs.sample import GpuSample, HostSample
@@ -55,7 +55,7 @@ def log(data: Path, tmp_path: Path) -> Path:
 
 def test_what_is_said_is_one_line_and_moves_no_cursor(capfd: pytest.CaptureFixture[str]) -> None:
     """Names of files are anybody's."""
-    say(f"found a\nb{EVIL}\udcff")
+    emit(f"found a\nb{EVIL}\udcff")
     told = capfd.readouterr().err
     assert told == "monitor: found a\\nb\\x1b[31mred\\x1b]0;title\\x07\\udcff\n"
     assert printable("gpu-1 é 62 %") == "gpu-1 é 62 %"
@@ -347,7 +347,10 @@ def test_an_offset_that_is_none(command: str, log: Path, ask: Any) -> None:
 
 def test_who_may_not_look_hears_so(tmp_path: Path) -> None:
     """The folder and the reason, in one line."""
-    with pytest.raises(UserError, match="looked into; found /a: No such"), files.looking_into("/a"):
+    with (
+        pytest.raises(UserError, match="looked into; found /a: No such"),
+        files.reading_folder("/a"),
+    ):
         os.listdir(tmp_path / "none")  # noqa: PTH208
 
 

@@ -138,11 +138,11 @@ def fingerprint(identity: Mapping[str, object]) -> str:
 def differences(now: Mapping[str, object], then: Mapping[str, object]) -> list[str]:
     """Describe each difference. An option that one side does not know is none."""
     return [
-        f"{name}: {_say(value)} where the run began with {_say(then[name])}"
+        f"{name}: {_described(value)} where the run began with {_described(then[name])}"
         for name, value in now.items()
         if name in then and then[name] != value
     ]
 
 
-def _say(value: object) -> str:
+def _described(value: object) -> str:
     return "the default" if value in ("", None) else str(value)

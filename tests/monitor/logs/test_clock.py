@@ -28,7 +28,7 @@ WATTS = 400
 
 
 @dataclass(frozen=True)
-class Look:
+class Observation:
     """One sample: when it truly is, what the wall clock says then, and what was read."""
 
     true_s: float
@@ -40,7 +40,7 @@ class Look:
     boot_s: float = 0
 
 
-def text(looks: Sequence[Look], *, stamped: bool, letters: str = LETTERS) -> str:
+def text(looks: Sequence[Observation], *, stamped: bool, letters: str = LETTERS) -> str:
     """The rows of a log of ours; the counter grows by WATTS, as power says."""
     layout = gutil.Layout(letters)
     rows = []
@@ -59,9 +59,9 @@ def head(interval_s: float, **facts: str) -> str:
     return "".join(gutil.comment(*fact) for fact in (told | facts).items())
 
 
-def looks(num: int, step_s: float = 1, begin_s: float = 0, **what: Any) -> list[Look]:
+def looks(num: int, step_s: float = 1, begin_s: float = 0, **what: Any) -> list[Observation]:
     """Samples at an even pace."""
-    return [Look(begin_s + step_s * i, **what) for i in range(num)]
+    return [Observation(begin_s + step_s * i, **what) for i in range(num)]
 
 
 def told_of(path: Path) -> dict[str, Any]:
@@ -182,7 +182,8 @@ def test_a_counter_spans_cells_that_are_missing(
 ) -> None:
     """What it grew by is what was used, whoever did not look."""
     made = [
-        Look(i, counted=not lost(i), power_w=None if lost(i) else WATTS // 2) for i in range(400)
+        Observation(i, counted=not lost(i), power_w=None if lost(i) else WATTS // 2)
+        for i in range(400)
     ]
     path = tmp_path / "slurm-7.n1.gutil"
     path.write_text(head(1) + text(made, stamped=True))
@@ -196,7 +197,7 @@ def test_a_counter_spans_cells_that_are_missing(
 def test_power_spans_few_cells_and_tells_what_it_could_not_see(tmp_path: Path) -> None:
     """Some missing ones are bridged; a minute without any reading is not made up."""
     lost = {*range(1, 100, 2), *range(200, 260)}
-    made = [Look(i, counted=False, power_w=None if i in lost else WATTS) for i in range(400)]
+    made = [Observation(i, counted=False, power_w=None if i in lost else WATTS) for i in range(400)]
     path = tmp_path / "slurm-7.n1.gutil"
     path.write_text(head(1) + text(made, stamped=True))
     told = told_of(path)
@@ -220,7 +221,7 @@ def test_an_index_that_becomes_another_gpu(tmp_path: Path) -> None:
     one = {"gpu 0": "GPU-a NVIDIA H100", "memory_mib 0": "81559"}
     other = {"gpu 0": "GPU-b NVIDIA H100 MIG", "memory_mib 0": "40000"}
     path = tmp_path / "slurm-7.n1.gutil"
-    first, then = looks(100), [Look(i, busy=0) for i in range(2_000_000, 2_000_100)]
+    first, then = looks(100), [Observation(i, busy=0) for i in range(2_000_000, 2_000_100)]
     path.write_text(
         head(1, **one) + text(first, stamped=True) + head(1, **other) + text(then, stamped=True)
     )
@@ -294,12 +295,12 @@ def test_clocks_gaps_and_cells_at_random(tmp_path: Path) -> None:
 def _at_random(noise: np.random.Generator) -> tuple[str, float, float, float]:
     """A log in stretches: before each the clock is set, or nothing is written for a while."""
     interval_s = int(noise.choice([1, 5, 15]))
-    made: list[Look] = []
+    made: list[Observation] = []
     true_s, off_s, gaps = 0, 0.0, 0
     for _ in range(int(noise.integers(2, 6))):
         busy = float(noise.choice([0, 90]))
         made += [
-            Look(
+            Observation(
                 true_s + interval_s * i,
                 off_s,
                 busy=int(busy),
@@ -327,8 +328,8 @@ def _at_random(noise: np.random.Generator) -> tuple[str, float, float, float]:
     return whole, sum(step_s for step_s, _ in watched), idle_s, used_j
 
 
-def _whole(look: Look) -> Look:
-    return Look(look.true_s, look.off_s, busy=look.busy)
+def _whole(look: Observation) -> Observation:
+    return Observation(look.true_s, look.off_s, busy=look.busy)
 
 
 def test_each_node_counts_once_in_means_of_hosts(tmp_path: Path) -> None:

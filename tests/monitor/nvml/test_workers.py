@@ -49,7 +49,7 @@ class World:
 
         return Job(owner, kind, call, timeout_s=0.1)
 
-    def look(self, jobs: list[Job], limit_s: float = 10) -> dict[tuple[int, str], Any]:
+    def poll(self, jobs: list[Job], limit_s: float = 10) -> dict[tuple[int, str], Any]:
         """Look once: what each call has left."""
         values: dict[int, Values] = {job.owner: {} for job in jobs}
         self.pool.run(jobs, values, limit_s)
@@ -74,7 +74,7 @@ def test_calls_are_made_in_order_by_one_thread(world: World) -> None:
     jobs = [world.job(owner, kind) for owner in (0, 1) for kind in "ab"]
     before = threads()
     for _ in range(3):
-        assert set(world.look(jobs)) == {(0, "a"), (0, "b"), (1, "a"), (1, "b")}
+        assert set(world.poll(jobs)) == {(0, "a"), (0, "b"), (1, "a"), (1, "b")}
     assert world.made == [(0, "a"), (0, "b"), (1, "a"), (1, "b")] * 3
     assert threads() == before + 1
 
@@ -83,48 +83,48 @@ def test_a_call_that_hangs_costs_its_own_value(world: World, until: Callable[...
     """All others are made, in this look and in the next; it is asked again once it is back."""
     jobs = [world.job(0, "a"), world.job(0, "b", hangs=True), world.job(0, "c"), world.job(1, "b")]
     rest = {(0, "a"), (0, "c"), (1, "b")}
-    assert set(world.look(jobs)) == rest
-    assert set(world.look(jobs)) == rest
+    assert set(world.poll(jobs)) == rest
+    assert set(world.poll(jobs)) == rest
     assert world.told == [(0, "b")]
     assert world.made.count((0, "b")) == 1
     world.gate.set()
     until(lambda: not jobs[1].is_stuck)
-    assert set(world.look(jobs)) == {*rest, (0, "b")}
+    assert set(world.poll(jobs)) == {*rest, (0, "b")}
 
 
 def test_a_late_answer_belongs_to_no_look(world: World, until: Callable[..., None]) -> None:
     """What comes back after it was given up does not show up in a later look."""
     jobs = [world.job(0, "a", hangs=True)]
-    assert world.look(jobs) == {}
+    assert world.poll(jobs) == {}
     world.gate.set()
     until(lambda: not jobs[0].is_stuck)
-    assert world.look([world.job(0, "b")]) == {(0, "b"): 0}
+    assert world.poll([world.job(0, "b")]) == {(0, "b"): 0}
 
 
 def test_a_call_that_is_taken_away_as_it_begins_is_made_again(world: World) -> None:
     """It may be marked although it was never made: its worker takes the mark off again."""
     job = world.job(0, "a")
-    look = workers._Round([job], {0: {}})  # noqa: SLF001 - a moment too short to meet otherwise
+    poll = workers._Round([job], {0: {}})  # noqa: SLF001 - a moment too short to meet otherwise
     worker = workers._Worker("test")  # noqa: SLF001
     worker.at = 0
-    assert look.leave(worker) is job
+    assert poll.leave(worker) is job
     assert job.is_stuck
-    look.start = 0
-    worker.inbox.put(look)
+    poll.start = 0
+    worker.inbox.put(poll)
     for _ in range(200):
         if not job.is_stuck:
             break
         time.sleep(0.01)
     assert not job.is_stuck
     assert worker.has_left
-    assert world.look([job]) == {(0, "a"): 0}
+    assert world.poll([job]) == {(0, "a"): 0}
 
 
 def test_the_last_call_may_hang(world: World) -> None:
     """Nothing is left to do then: the look ends with what there is."""
     jobs = [world.job(0, "a"), world.job(0, "b", hangs=True)]
     for _ in range(2):
-        assert world.look(jobs) == {(0, "a"): 0}
+        assert world.poll(jobs) == {(0, "a"): 0}
 
 
 def test_an_owner_that_hangs_in_three_calls_is_left_alone(world: World) -> None:
@@ -132,7 +132,7 @@ def test_an_owner_that_hangs_in_three_calls_is_left_alone(world: World) -> None:
     jobs = [world.job(0, kind, hangs=True) for kind in "abcdefgh"] + [world.job(1, "a")]
     before = threads()
     for _ in range(4):
-        assert world.look(jobs) == {(1, "a"): 1}
+        assert world.poll(jobs) == {(1, "a"): 1}
     assert world.told == [(0, "a"), (0, "b"), (0, "c")]
     assert threads() <= before + 4
 
@@ -143,7 +143,7 @@ def test_a_call_known_to_hang_gets_little_time_of_the_others(world: World) -> No
     for job in jobs:
         job.timeout_s = 0.5
     began_s = time.monotonic()
-    assert world.look(jobs) == {}
+    assert world.poll(jobs) == {}
     assert time.monotonic() - began_s < 3.0  # and not 4
     assert len(world.told) == 8
 
@@ -152,7 +152,7 @@ def test_a_look_has_a_limit(world: World) -> None:
     """What was not asked by then is left out; what was read stays."""
     jobs = [world.job(0, "a"), world.job(0, "b", hangs=True), world.job(0, "c")]
     jobs[1].timeout_s = 60
-    assert world.look(jobs, limit_s=0.2) == {(0, "a"): 0}
+    assert world.poll(jobs, limit_s=0.2) == {(0, "a"): 0}
     assert world.told == [(0, "b")]
 
 
@@ -162,15 +162,15 @@ def test_the_end_cuts_a_look_short(world: World) -> None:
     job.timeout_s = 60
     world.never.reason = Reason.TERMINATED
     began_s = time.monotonic()
-    assert world.look([job], limit_s=60) == {}
+    assert world.poll([job], limit_s=60) == {}
     assert time.monotonic() - began_s < 10
 
 
 def test_a_call_may_say_that_nothing_more_is_to_be_had(world: World) -> None:
     """The rest of its owner is skipped in this look, the others are asked."""
     lost = Job(0, "lost", lambda _values: True)
-    assert set(world.look([lost, world.job(0, "a"), world.job(1, "a")])) == {(1, "a")}
-    assert set(world.look([world.job(0, "a")])) == {(0, "a")}
+    assert set(world.poll([lost, world.job(0, "a"), world.job(1, "a")])) == {(1, "a")}
+    assert set(world.poll([world.job(0, "a")])) == {(0, "a")}
 
 
 def test_a_call_that_raises_leaves_no_value(world: World) -> None:
@@ -179,13 +179,13 @@ def test_a_call_that_raises_leaves_no_value(world: World) -> None:
     def broken(_values: Values) -> None:
         raise RuntimeError("boom")
 
-    assert set(world.look([Job(0, "x", broken), world.job(0, "a")])) == {(0, "a")}
+    assert set(world.poll([Job(0, "x", broken), world.job(0, "a")])) == {(0, "a")}
 
 
 def test_all_that_hang_cost_nothing_more(world: World) -> None:
     """Once every call is stuck, a look is over at once."""
     jobs = [world.job(0, "a", hangs=True)]
-    world.look(jobs)
+    world.poll(jobs)
     began_s = time.monotonic()
-    world.look(jobs)
+    world.poll(jobs)
     assert time.monotonic() - began_s < 1

@@ -21,7 +21,7 @@ class World:
     """Clock, stop, GPUs, host and log at once: time goes on only as it is told."""
 
     num_cycles: int
-    look_s: list[float] = field(default_factory=list)
+    poll_s: list[float] = field(default_factory=list)
     reading: Callable[[], Reading] = lambda: Reading((GpuSample(index=0),))
     offset: timedelta = timedelta(hours=2)
     seconds: float = 100.0
@@ -52,7 +52,7 @@ class World:
     def read(self) -> Reading:
         """Look, and let the look take its time."""
         self.looks.append(self.seconds - 100)
-        self.seconds += self.look_s.pop(0) if self.look_s else 0
+        self.seconds += self.poll_s.pop(0) if self.poll_s else 0
         return self.reading()
 
     def append(self, block: str) -> bool:
@@ -96,14 +96,14 @@ def test_the_first_look_is_at_once_and_a_last_one_at_the_end() -> None:
 
 def test_slow_looks_do_not_make_it_drift() -> None:
     """Each look takes 0.32 s, as 8 GPUs' PCIe counters do; the deadlines stay."""
-    world = World(num_cycles=100, look_s=[0.32] * 100)
+    world = World(num_cycles=100, poll_s=[0.32] * 100)
     world.record(interval_s=1)
     assert world.looks[:100] == pytest.approx(range(100))
 
 
 def test_missed_deadlines_are_left_out() -> None:
     """After a look of 25 s at 10 s intervals the next one is at 30 s, not three at once."""
-    world = World(num_cycles=3, look_s=[25])
+    world = World(num_cycles=3, poll_s=[25])
     world.record()
     assert world.looks == pytest.approx([0, 30, 40, 50])
 

@@ -32,7 +32,7 @@ def gpu(index: int | None, *processes: tuple[int, int | None]) -> GpuSample:
     return GpuSample(index=index, processes=processes)
 
 
-def look(
+def poll(
     place: Path, *gpus: GpuSample, visible: str | None = None, shares: bool = True
 ) -> list[RankSample]:
     """Look once."""
@@ -43,7 +43,7 @@ def test_a_process_on_a_gpu_is_the_rank_that_beats(tmp_path: Path) -> None:
     """Its step, its number, and what its processes hold; what nobody knows is nobody's."""
     beat(tmp_path, 4, 1001, 120)
     beat(tmp_path, 5, 1002, 121)
-    found = look(tmp_path, gpu(0, (1002, 300), (77, 9)), gpu(1, (1001, None)), gpu(2, (77, 9)))
+    found = poll(tmp_path, gpu(0, (1002, 300), (77, 9)), gpu(1, (1001, None)), gpu(2, (77, 9)))
     assert found == [
         RankSample(121, 5, 300, 9, processes="77 9 MiB; 1002 rank 5 300 MiB"),
         RankSample(120, 4, None, 0, processes="1001 rank 4 - MiB"),
@@ -55,7 +55,7 @@ def test_several_ranks_on_one_gpu(tmp_path: Path) -> None:
     """The one that holds most is told, with all of its processes."""
     for rank in (0, 1):
         beat(tmp_path, rank, 1000 + rank, rank)
-    (found,) = look(tmp_path, gpu(0, (1000, 200), (1001, 300), (1000, 200)))
+    (found,) = poll(tmp_path, gpu(0, (1000, 200), (1001, 300), (1000, 200)))
     assert found == RankSample(0, 0, 400, 0, processes="1000 rank 0 400 MiB; 1001 rank 1 300 MiB")
 
 
@@ -64,7 +64,7 @@ def test_a_process_below_the_command_is_the_ranks(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "input()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as below:
         child(tmp_path, 3, os.getpid(), 0)
-        (found,) = look(tmp_path, gpu(0, (below.pid, 50)))
+        (found,) = poll(tmp_path, gpu(0, (below.pid, 50)))
         assert found == RankSample(None, 3, 50, 0, processes=f"{below.pid} rank 3 50 MiB")
         below.communicate(b"\n")
 
@@ -75,7 +75,7 @@ def test_a_daemon_of_a_rank_is_the_ranks(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "input()"]
     for variables, rank in ((env, 6), (env | {"DDP_BEAT_DIR": "/dev/shm/other"}, None)):
         with subprocess.Popen(command, stdin=subprocess.PIPE, env=variables) as daemon:
-            (found,) = look(tmp_path, gpu(0, (daemon.pid, 50)))
+            (found,) = poll(tmp_path, gpu(0, (daemon.pid, 50)))
             assert (found.rank, found.other_mib) == (rank, 50 if rank is None else 0)
             daemon.communicate(b"\n")
 
@@ -84,7 +84,7 @@ def test_in_a_container_the_pids_are_nobodys(tmp_path: Path) -> None:
     """Then the rank stays unknown; whose step it is follows from who should be there."""
     beat(tmp_path, 6, 1001, 120)
     child(tmp_path, 6, 1000, 1)
-    found = look(tmp_path, gpu(0, (1001, 300)), gpu(1, (1001, 300)), shares=False)
+    found = poll(tmp_path, gpu(0, (1001, 300)), gpu(1, (1001, 300)), shares=False)
     assert found == [NOTHING, RankSample(120)]
 
 
@@ -94,7 +94,7 @@ def test_a_rank_that_names_its_gpu_is_there(tmp_path: Path) -> None:
     beat(tmp_path, 1, 1002, 8, FIRST)
     for rank in (0, 1):
         child(tmp_path, rank, NOBODY + rank, rank)
-    found = look(tmp_path, gpu(0, (5, 300)), gpu(1, (6, 300)), visible="0,1", shares=False)
+    found = poll(tmp_path, gpu(0, (5, 300)), gpu(1, (6, 300)), visible="0,1", shares=False)
     assert found == [RankSample(8, 1), RankSample(7, 0)]
 
 
@@ -102,19 +102,19 @@ def test_of_two_ranks_on_instances_of_a_gpu_neither_is_named(tmp_path: Path) -> 
     """Unless their processes tell which holds most."""
     beat(tmp_path, 0, 1001, 7, SLICE)
     beat(tmp_path, 1, 1002, 8, SECOND)
-    assert look(tmp_path, gpu(1, (1002, 3)), shares=False)[0].rank == 1  # its pid is NVML's, too
+    assert poll(tmp_path, gpu(1, (1002, 3)), shares=False)[0].rank == 1  # its pid is NVML's, too
     (tmp_path / "rank-1").unlink()
     beat(tmp_path, 2, 1003, 9, SLICE)
-    assert look(tmp_path, gpu(0), gpu(1), shares=False) == [NOTHING, RankSample(7)]
+    assert poll(tmp_path, gpu(0), gpu(1), shares=False) == [NOTHING, RankSample(7)]
 
 
 def test_a_driver_that_tells_the_containers_pids_is_believed(tmp_path: Path) -> None:
     """Once it has told a rank's own on the very GPU that this rank names; on another is chance."""
     beat(tmp_path, 0, 1001, 7, FIRST)
     beat(tmp_path, 1, 1002, 8, SECOND)
-    elsewhere = look(tmp_path, gpu(0, (1002, 9)), gpu(1, (1001, 9)), shares=False)
+    elsewhere = poll(tmp_path, gpu(0, (1002, 9)), gpu(1, (1001, 9)), shares=False)
     assert elsewhere == [RankSample(7, 0), RankSample(8, 1)]
-    there = look(tmp_path, gpu(0, (1001, 300)), gpu(1, (77, 9)), shares=False)
+    there = poll(tmp_path, gpu(0, (1001, 300)), gpu(1, (77, 9)), shares=False)
     assert there[0] == RankSample(7, 0, 300, 0, processes="1001 rank 0 300 MiB")
     assert there[1] == RankSample(8, 1, None, 9, processes="77 9 MiB")
 
@@ -157,7 +157,7 @@ def test_a_node_without_gpus_is_as_far_as_its_last_rank(tmp_path: Path) -> None:
     """Its one row has the least of the steps."""
     beat(tmp_path, 0, 1000, 9)
     beat(tmp_path, 1, 1001, 8)
-    assert look(tmp_path, gpu(None)) == [RankSample(8)]
+    assert poll(tmp_path, gpu(None)) == [RankSample(8)]
 
 
 def test_steps_are_read_each_time_and_ranks_looked_for_now_and_then(tmp_path: Path) -> None:
@@ -186,5 +186,5 @@ def test_steps_are_read_each_time_and_ranks_looked_for_now_and_then(tmp_path: Pa
 
 def test_a_directory_that_is_gone(tmp_path: Path) -> None:
     """Nobody beats there, and nothing is raised."""
-    found = look(tmp_path / "none", gpu(0, (1, 1)), gpu(None))
+    found = poll(tmp_path / "none", gpu(0, (1, 1)), gpu(None))
     assert found == [RankSample(other_mib=1, processes="1 1 MiB"), NOTHING]

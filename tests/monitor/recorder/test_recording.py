@@ -41,12 +41,14 @@ def marks(path: Path) -> list[LogEvent]:
 
 def test_report_reads_all_columns(bench: Any, driver: Any, until: Until, tmp_path: Path) -> None:
     """Every column is in the log, and the reader leaves no row and no line out."""
-    beats = tmp_path / "beats"
-    beats.mkdir()
-    (beats / "rank-3").write_bytes(struct.pack("<8s7q16x", b"DDPBEAT1", 4001, 77, 1, 2, 1, 1, 1))
-    (beats / "child-3").write_text("4000 1 trainer\n")
+    heartbeats = tmp_path / "beats"
+    heartbeats.mkdir()
+    (heartbeats / "rank-3").write_bytes(
+        struct.pack("<8s7q16x", b"DDPBEAT1", 4001, 77, 1, 2, 1, 1, 1)
+    )
+    (heartbeats / "child-3").write_text("4000 1 trainer\n")
     driver.does(*FULL, "process 4001 1 1234")
-    env = driver.env | {"DDP_BEAT_DIR": str(beats), "DDP_JOB_ID": "42"}
+    env = driver.env | {"DDP_BEAT_DIR": str(heartbeats), "DDP_JOB_ID": "42"}
     recording = bench.start("--interval", 0.2, env=env)
     until(lambda: len(recording.rows()) >= 48)  # the header came again
     assert recording.end() == (0, "")
@@ -67,14 +69,14 @@ def test_ranks_by_the_uuids_of_their_gpus(
     bench: Any, driver: Any, until: Until, tmp_path: Path
 ) -> None:
     """Where a device cgroup hides GPU 0 and CUDA's 0 is NVML's 1; in a MIG instance, too."""
-    beats = tmp_path / "beats"
-    beats.mkdir()
+    heartbeats = tmp_path / "beats"
+    heartbeats.mkdir()
     for rank, number in enumerate((1, 201)):  # GPU 1, and the first instance of GPU 2
         told = struct.pack("<8s7q", b"DDPBEAT1", 2**22 + rank, 70 + rank, 1, 2, 1, 1, 1)
-        (beats / f"rank-{rank}").write_bytes(told + bytes.fromhex(f"{number:032}"))
-        (beats / f"child-{rank}").write_text(f"{2**22 + rank} {rank} trainer\n")
+        (heartbeats / f"rank-{rank}").write_bytes(told + bytes.fromhex(f"{number:032}"))
+        (heartbeats / f"child-{rank}").write_text(f"{2**22 + rank} {rank} trainer\n")
     driver.does("gpus 3", "fail nvmlDeviceGetHandleByIndex_v2 0 4", "set mig 2 2")
-    env = driver.env | {"DDP_BEAT_DIR": str(beats), "CUDA_VISIBLE_DEVICES": "0,1"}
+    env = driver.env | {"DDP_BEAT_DIR": str(heartbeats), "CUDA_VISIBLE_DEVICES": "0,1"}
     recording = bench.start("--interval", 0.2, env=env)
     until(lambda: recording.rows() and "1" in column(recording, "rank", 2))
     assert recording.end() == (0, "")
@@ -85,12 +87,14 @@ def test_ranks_by_the_uuids_of_their_gpus(
 
 def test_memory_of_no_rank_is_found(bench: Any, driver: Any, until: Until, tmp_path: Path) -> None:
     """What a dead job has left on a GPU: in the log with its process, and named by `diagnose`."""
-    beats = tmp_path / "beats"
-    beats.mkdir()
-    (beats / "rank-3").write_bytes(struct.pack("<8s7q16x", b"DDPBEAT1", 4001, 77, 1, 2, 1, 1, 1))
+    heartbeats = tmp_path / "beats"
+    heartbeats.mkdir()
+    (heartbeats / "rank-3").write_bytes(
+        struct.pack("<8s7q16x", b"DDPBEAT1", 4001, 77, 1, 2, 1, 1, 1)
+    )
     driver.does("gpus 2", "process 4001 0 1234", "process 4100 0 20480", "process 4001 1 300")
     recording = bench.start(
-        "--interval", 0.2, env=driver.env | {"DDP_BEAT_DIR": str(beats), "DDP_JOB_ID": "42"}
+        "--interval", 0.2, env=driver.env | {"DDP_BEAT_DIR": str(heartbeats), "DDP_JOB_ID": "42"}
     )
     until(lambda: len(recording.rows()) >= 20)
     assert recording.end() == (0, "")

@@ -131,8 +131,8 @@ def test_killed_for_its_memory_as_the_launcher_saw_it(story: Any) -> None:
 def test_a_consequence_is_not_the_cause(story: Any, *, told: bool) -> None:
     """Rank 0 ends first because rank 1 closed its connection: rank 1 is to blame, all the same."""
     story.start()
-    story.say(0, TRACEBACK + BY_PEER)
-    story.say(1, TRACEBACK + "KeyError: 'label'\n")
+    story.emit(0, TRACEBACK + BY_PEER)
+    story.emit(1, TRACEBACK + "KeyError: 'label'\n")
     story.rank_end(0, 1)
     story.rank_end(1, 1)
     if told:
@@ -157,7 +157,7 @@ def test_the_trainers_failure_events_count_as_words(story: Any) -> None:
 def test_a_rank_whose_launcher_was_killed_counts_first(story: Any) -> None:
     """It came up and never ended; the others only lost it."""
     story.start()
-    story.say(0, "RuntimeError: a peer is gone, in words that nobody knows\n")
+    story.emit(0, "RuntimeError: a peer is gone, in words that nobody knows\n")
     story.rank_end(0, 1)
     story.tell("end", code=137)
     attempt = judged(story)
@@ -186,7 +186,7 @@ def test_a_peer_that_ended_after_the_failure_does_not_explain_it(story: Any) -> 
 def test_a_crash_of_a_peer_explains_a_lost_connection(story: Any) -> None:
     """A crashed rank says nothing; what its peers say of it is no fault of the network."""
     story.start()
-    story.say(0, BY_PEER)
+    story.emit(0, BY_PEER)
     story.rank_end(0, 70)
     story.rank_end(1, 139, "SEGV")
     story.tell("end", code=70)
@@ -233,7 +233,7 @@ def test_code_76_without_a_verdict_is_hung(story: Any) -> None:
 def test_a_lost_node_is_hardware(story: Any) -> None:
     """Whatever the others say of the connection."""
     story.start()
-    story.say(0, BY_PEER)
+    story.emit(0, BY_PEER)
     story.rank_end(0, 1)
     story.tell("lost_node", node="n2", how="no answer from slurmd")
     story.tell("end", code=137)
@@ -305,7 +305,7 @@ def test_a_loss_that_is_not_finite(story: Any) -> None:
 def test_old_words_do_not_count(story: Any) -> None:
     """What stands far from the end of the log was survived."""
     story.start()
-    story.say(1, "OSError: [Errno 28] No space left on device\n" + "step\n" * 100)
+    story.emit(1, "OSError: [Errno 28] No space left on device\n" + "step\n" * 100)
     story.fail(1, 1, text="ValueError: x\n")
     assert blame(story) == ("program", 1)
 

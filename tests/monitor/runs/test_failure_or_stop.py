@@ -61,7 +61,7 @@ def test_a_job_that_the_program_requeued_gave_way_to_nobody(
 ) -> None:
     """Lightning requeues its job on SIGUSR1, then ignores Slurm's SIGTERM until it is killed."""
     story.start(command=("--", "python", "lit.py"))
-    story.say(0, said)
+    story.emit(0, said)
     for signal in signals:
         story.tell("signal", signal=signal)
     story.rank_end(0, 137, "KILL", requested=True)
@@ -107,7 +107,7 @@ def test_a_rank_that_stopped_as_agreed_did_not_fail(story: Any) -> None:
     story.start()
     story.tell("signal", signal="USR1")
     story.rank_end(0, 75)
-    story.say(1, "OSError: [Errno 28] No space left on device\n")
+    story.emit(1, "OSError: [Errno 28] No space left on device\n")
     story.rank_end(1, 70)
     story.tell("first_failure", rank=0, node="n1", code=75, signal=None)
     story.tell("end", code=70)

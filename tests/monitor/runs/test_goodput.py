@@ -244,16 +244,16 @@ def test_another_nodes_clock_does_not_stretch_a_killed_run(story: Any) -> None:
 def test_what_a_slow_rank_went_through(story: Any) -> None:
     """The record names it, with clocks, reasons and load that the monitor saw in that time."""
 
-    def look(mhz: int, bits: int) -> tuple[GpuSample, HostSample]:
+    def poll(mhz: int, bits: int) -> tuple[GpuSample, HostSample]:
         gpu = GpuSample(0, 400, 60, sm_pct=90, sm_clock_mhz=mhz, throttle_bits=bits)
         return gpu, HostSample(cpu_pct=97, mem_used_mib=64000)
 
     story.gutil(
         "n2",
-        ("04:17:02", *look(1980, 0)),
-        ("04:17:12", *look(1200, 4)),
-        ("04:17:22", *look(1000, 64)),
-        ("05:17:22", *look(345, 1)),
+        ("04:17:02", *poll(1980, 0)),
+        ("04:17:12", *poll(1200, 4)),
+        ("04:17:22", *poll(1000, 64)),
+        ("05:17:22", *poll(345, 1)),
     )
     story.start()
     story.train(0, 30)

@@ -55,7 +55,7 @@ def hardware(story: Any) -> None:
 
 def lost(story: Any) -> None:
     """A node that does not answer."""
-    story.say(0, "RuntimeError: Connection closed by peer\n")
+    story.emit(0, "RuntimeError: Connection closed by peer\n")
     story.rank_end(0, 1)
     story.tell("lost_node", node="n2", how="slurmd does not answer")
     reason = "job 42 is requeued and will go on from step 10"
@@ -65,7 +65,7 @@ def lost(story: Any) -> None:
 
 def network(story: Any) -> None:
     """Everybody lost everybody."""
-    story.say(0, "RuntimeError: Connection reset by peer\n")
+    story.emit(0, "RuntimeError: Connection reset by peer\n")
     story.rank_end(0, 1)
     story.fail(1, 1, text="RuntimeError: Connection closed by peer\n")
 

@@ -37,7 +37,7 @@ class Launch:
         return self.directory / "run"
 
     @property
-    def beat_dir(self) -> Path:
+    def heartbeat_dir(self) -> Path:
         """DDP_BEAT_DIR."""
         return self.directory / f"beats-{self.node}"
 
@@ -48,14 +48,14 @@ class Launch:
             **kept,
             "DDP_LAUNCH_ID": self.token,
             "DDP_NODE": self.node,
-            "DDP_BEAT_DIR": str(self.beat_dir),
+            "DDP_BEAT_DIR": str(self.heartbeat_dir),
             "DDP_ATTEMPT": "1",
             **further,
         }
 
     def begin(self) -> None:
         """Make the directories."""
-        for path in (self.run_dir / "debug", self.run_dir / "logs", self.beat_dir):
+        for path in (self.run_dir / "debug", self.run_dir / "logs", self.heartbeat_dir):
             path.mkdir(parents=True, exist_ok=True)
 
     def rank(self, number: int, *command: str, kind: str = "command", **further: str) -> Any:
@@ -72,12 +72,12 @@ class Launch:
         )
         log.close()
         self.started.append(process)
-        (self.beat_dir / f"child-{number}").write_text(f"{process.pid} {number} {kind}\n")
+        (self.heartbeat_dir / f"child-{number}").write_text(f"{process.pid} {number} {kind}\n")
         return process
 
     def trainer(self, number: int, mode: str) -> Any:
         """Start a rank that beats, and hangs as told after `hang`."""
-        command = [str(RANKS), mode, str(self.beat_dir), str(number), str(self.run_dir)]
+        command = [str(RANKS), mode, str(self.heartbeat_dir), str(number), str(self.run_dir)]
         process = self.rank(number, sys.executable, *command, kind="trainer")
         log = self.run_dir / "logs" / f"rank-{number}.log"
         deadline = time.monotonic() + 20
@@ -98,7 +98,7 @@ class Launch:
         """Let the ranks hang, once the watchdog has seen them work."""
         until(recording.rows)
         time.sleep(1.5)
-        (self.beat_dir / "hang").touch()
+        (self.heartbeat_dir / "hang").touch()
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of one name so far."""
@@ -289,7 +289,7 @@ def test_a_dead_launcher_leaves_last_beats_and_no_directory(launch: Launch, unti
     (last,) = launch.events("last_beats")
     assert last["ranks"]["0"]["step"] > 0
     assert launch.events("orphans")
-    assert not launch.beat_dir.exists()
+    assert not launch.heartbeat_dir.exists()
 
 
 def test_it_acts_while_the_run_directory_hangs(launch: Launch, until: Until) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monitor.watchdog.node import Place, Watchdog
-from monitor.watchdog.observer import Look
+from monitor.watchdog.observer import Observation
 from monitor.watchdog.stacks import Stack
 from rundir.hang.nodes import COLLECT_S
 from rundir.hang.reports import RankReport
@@ -84,7 +84,7 @@ class Node:
             delay_s = self.dog.tick()
             self.due_s = now_s + delay_s if delay_s is not None else float("inf")
 
-    def beats(self, *numbers: int, **changes: Any) -> None:
+    def heartbeats(self, *numbers: int, **changes: Any) -> None:
         """Some of its ranks beat, and are somewhere new."""
         for number in numbers:
             self.beat_s[number] = self.world.now_s
@@ -93,14 +93,14 @@ class Node:
                 **{"state": "S", "phase": "backward", "limit_s": LIMIT_S, **changes},
             )
 
-    def look(self) -> Look:
+    def poll(self) -> Observation:
         """Judge by the time of the last beat."""
         seen = []
         for number, rank in self.ranks.items():
             age_s = self.world.now_s - self.beat_s[number]
             hung = rank.limit_s is not None and age_s > rank.limit_s
             seen.append(replace(rank, age_s=age_s, hung=hung))
-        return Look(tuple(seen), any(rank.hung for rank in seen))
+        return Observation(tuple(seen), any(rank.hung for rank in seen))
 
     def stacks(self, ranks: Sequence[RankReport]) -> Mapping[int, Stack]:
         """Tell a line for each."""
@@ -119,7 +119,7 @@ class Node:
         """Remember it."""
         self.ended = True
 
-    def say(self, message: str) -> None:
+    def emit(self, message: str) -> None:
         """Remember it."""
         self.said.append(message)
 
@@ -152,7 +152,7 @@ def nodes(number: int, *, is_supervised: bool = False) -> tuple[World, list[Node
             {"event": "rank_up", "attempt": 1, "rank": rank, "node": f"n{node.number}"}
             for rank in (2 * node.number, 2 * node.number + 1)
         ]
-        node.beats(2 * node.number, 2 * node.number + 1, step=10, collective=20)
+        node.heartbeats(2 * node.number, 2 * node.number + 1, step=10, collective=20)
     return world, made
 
 
@@ -161,7 +161,7 @@ def test_nothing_happens_while_beats_advance() -> None:
     world, (node,) = nodes(1)
     for step in range(20):
         world.passes(100)
-        node.beats(0, 1, step=step)
+        node.heartbeats(0, 1, step=step)
     assert not world.of("hang_report")
     assert (node.num_stacks, node.ended) == (0, False)
 
@@ -169,7 +169,7 @@ def test_nothing_happens_while_beats_advance() -> None:
 def test_on_one_node_it_decides_at_once() -> None:
     """Suspicion, stacks, report, verdict, end: all within one look."""
     world, (node,) = nodes(1)
-    node.beats(0, collective=21)
+    node.heartbeats(0, collective=21)
     world.passes(295)
     assert not world.events[2:]
     world.passes(11)
@@ -188,14 +188,14 @@ def test_a_rank_that_goes_on_in_time_trips_nothing() -> None:
     world, (node,) = nodes(1)
     for pause_s in (20, 299):
         world.passes(pause_s)
-        node.beats(0, 1)
+        node.heartbeats(0, 1)
     assert not world.of("hang_report")
 
 
 def test_all_nodes_report_and_all_end() -> None:
     """Without a supervisor node rank 0 decides first; the others read it, and end their ranks."""
     world, made = nodes(3)
-    made[1].beats(2, step=10, collective=19, phase="forward")
+    made[1].heartbeats(2, step=10, collective=19, phase="forward")
     world.passes(315)
     assert {event["node"] for event in world.of("hang_report")} == {"n0", "n1", "n2"}
     assert (world.verdict()["rank"], world.verdict()["node"]) == (2, "n1")
@@ -206,22 +206,22 @@ def test_all_nodes_report_and_all_end() -> None:
 def test_a_node_that_is_alive_and_working_prevents_a_verdict() -> None:
     """Rank 0 validates for an hour while the others wait for it; then it goes on."""
     world, made = nodes(2)
-    made[0].beats(1, phase="agree", collective=22)
-    made[1].beats(2, 3, phase="agree", collective=22)
+    made[0].heartbeats(1, phase="agree", collective=22)
+    made[1].heartbeats(2, 3, phase="agree", collective=22)
     for _ in range(36):
-        made[0].beats(0, phase="validate", collective=21)
+        made[0].heartbeats(0, phase="validate", collective=21)
         world.passes(100)
     assert world.of("hang_report")
     assert not world.of("verdict")
-    made[0].beats(0, 1, step=11, collective=23)
-    made[1].beats(2, 3, step=11, collective=23)
+    made[0].heartbeats(0, 1, step=11, collective=23)
+    made[1].heartbeats(2, 3, step=11, collective=23)
     world.passes(20)
     reports = {event["node"]: event for event in world.of("hang_report")}
     assert not any(rank["hung"] for event in reports.values() for rank in event["ranks"])
     num_told = len(world.events)
     for _ in range(5):
-        made[0].beats(0, 1)
-        made[1].beats(2, 3)
+        made[0].heartbeats(0, 1)
+        made[1].heartbeats(2, 3)
         world.passes(100)
     assert len(world.events) == num_told
 
@@ -229,10 +229,10 @@ def test_a_node_that_is_alive_and_working_prevents_a_verdict() -> None:
 def test_then_it_hangs_after_all() -> None:
     """The same rank 0, once it beats no more."""
     world, made = nodes(2)
-    made[0].beats(1, phase="agree", collective=22)
-    made[1].beats(2, 3, phase="agree", collective=22)
+    made[0].heartbeats(1, phase="agree", collective=22)
+    made[1].heartbeats(2, 3, phase="agree", collective=22)
     for _ in range(5):
-        made[0].beats(0, phase="validate", collective=21)
+        made[0].heartbeats(0, phase="validate", collective=21)
         world.passes(100)
     world.passes(300)
     assert world.verdict()["rank"] == 0
@@ -277,7 +277,7 @@ def test_a_watcher_that_ended_is_not_waited_for() -> None:
     world, made = nodes(2)
     made[0].report("last_beats", node="n0", node_rank=0, ranks={})
     made[0].alive = False
-    made[1].beats(2, 3, phase="end", collective=30)
+    made[1].heartbeats(2, 3, phase="end", collective=30)
     world.passes(LIMIT_S + 10)
     assert world.verdict()["kind"] == "hung"
     assert made[1].ended
@@ -286,9 +286,9 @@ def test_a_watcher_that_ended_is_not_waited_for() -> None:
 def test_what_a_watcher_said_before_it_ended_is_void() -> None:
     """It told that its ranks hang, then they ended: nobody waits for them any more."""
     world, made = nodes(2)
-    made[0].beats(0, 1, phase="save", collective=21, limit_s=10 * LIMIT_S)
+    made[0].heartbeats(0, 1, phase="save", collective=21, limit_s=10 * LIMIT_S)
     world.passes(LIMIT_S - 5)
-    made[0].beats(0, 1, phase="save", collective=21)
+    made[0].heartbeats(0, 1, phase="save", collective=21)
     world.passes(15)
     assert any(rank["hung"] for event in world.of("hang_report") for rank in event["ranks"])
     made[1].report("last_beats", node="n1", node_rank=1, ranks={})
@@ -320,15 +320,15 @@ def test_the_word_of_a_dead_watcher_grows_old() -> None:
     """It said that its ranks hang, then it was killed, and they went on."""
     world, made = nodes(2)
     for node, numbers in zip(made, ((0, 1), (2, 3)), strict=True):
-        node.beats(*numbers, step=50)
-    made[0].beats(0, phase="validate", collective=19)
+        node.heartbeats(*numbers, step=50)
+    made[0].heartbeats(0, phase="validate", collective=19)
     world.passes(150)
-    made[0].beats(0, phase="validate", collective=19)
+    made[0].heartbeats(0, phase="validate", collective=19)
     world.passes(160)
     assert any(rank["hung"] for event in world.of("hang_report") for rank in event["ranks"])
     made[1].alive = False
     for step in range(51, 90):
-        made[0].beats(0, 1, step=step, collective=step)
+        made[0].heartbeats(0, 1, step=step, collective=step)
         world.passes(10)
     world.passes(250)
     assert not world.of("verdict")
@@ -345,10 +345,10 @@ def test_another_attempts_words_mean_nothing() -> None:
 def test_reports_do_not_fill_the_log() -> None:
     """An hour of waiting costs each node a few lines a minute."""
     world, made = nodes(2)
-    made[1].beats(2, 3, phase="agree", collective=22)
-    made[0].beats(1, phase="agree", collective=22)
+    made[1].heartbeats(2, 3, phase="agree", collective=22)
+    made[0].heartbeats(1, phase="agree", collective=22)
     for _ in range(360):
-        made[0].beats(0, phase="validate", collective=21)
+        made[0].heartbeats(0, phase="validate", collective=21)
         world.passes(10)
     assert len(world.of("hang_report")) < 2 * 2.5 * 60
     assert made[1].num_stacks == 2
@@ -379,11 +379,11 @@ def test_a_supervisor_that_says_nothing_is_not_waited_for_forever() -> None:
 def test_a_supervisor_is_told_that_all_is_well_again() -> None:
     """Also of a node alone: else the report would grow old there."""
     world, (node,) = nodes(1, is_supervised=True)
-    node.beats(0, collective=21)
+    node.heartbeats(0, collective=21)
     world.passes(LIMIT_S - 5)
-    node.beats(0, collective=22)
+    node.heartbeats(0, collective=22)
     world.passes(12)
-    node.beats(1, collective=22)
+    node.heartbeats(1, collective=22)
     world.passes(10)
     reports = world.of("hang_report")
     assert [report["suspicious"] for report in reports] == [True, False]

@@ -18,7 +18,7 @@ from monitor.watchdog import settings as watch_settings
 from monitor.watchdog.bounded import Bounded
 from monitor.watchdog.event_channel import EventChannel
 from monitor.watchdog.observer import RankObserver
-from monitor.watchdog.patience import Patience
+from monitor.watchdog.timeouts import Timeouts
 from rundir.events import EventLog, to_file
 from rundir.heartbeat import Child, Heartbeat
 
@@ -33,7 +33,7 @@ class Machine:
     mark: Hashable = 1
     env: dict[str, str] = field(default_factory=dict)
 
-    def beats(self) -> Mapping[int, Heartbeat]:
+    def heartbeats(self) -> Mapping[int, Heartbeat]:
         """The last beats."""
         return self.beating
 
@@ -63,7 +63,7 @@ class Machine:
 
 def watched(machine: Machine, given_s: float | None = 5.0) -> RankObserver:
     """A watch whose clock is the machine's."""
-    return RankObserver(machine, Patience(given_s), lambda: machine.now_s)
+    return RankObserver(machine, Timeouts(given_s), lambda: machine.now_s)
 
 
 def stepping(machine: Machine, watch: RankObserver) -> None:
@@ -71,7 +71,7 @@ def stepping(machine: Machine, watch: RankObserver) -> None:
     for step in (1, 2):
         machine.beat(0, step)
         machine.beat(1, step)
-        watch.look()
+        watch.poll()
         machine.now_s += 0.5
 
 
@@ -79,9 +79,9 @@ def looks(machine: Machine, watch: RankObserver, seconds: float) -> Any:
     """Look as often as it wants to; the last look."""
     end_s = machine.now_s + seconds
     while machine.now_s < end_s:
-        machine.now_s += watch.patience.look_s()
-        look = watch.look()
-    return look
+        machine.now_s += watch.timeouts.poll_s()
+        poll = watch.poll()
+    return poll
 
 
 def test_who_is_silent_past_the_limit_hangs() -> None:
@@ -91,11 +91,11 @@ def test_who_is_silent_past_the_limit_hangs() -> None:
     stepping(machine, watch)
     for _ in range(10):
         machine.beat(0, 3)
-        look = watch.look()
-        assert not look.is_suspicious
+        poll = watch.poll()
+        assert not poll.is_suspicious
         machine.now_s += 0.45
     machine.now_s += 0.2
-    first, second = watch.look().ranks
+    first, second = watch.poll().ranks
     assert (first.hung, second.hung) == (False, True)
     assert (second.step, second.phase, second.limit_s) == (2, "forward", 5)
 
@@ -108,13 +108,13 @@ def test_a_beat_that_cannot_be_read_is_the_one_before() -> None:
     stepping(machine, watch)
     for _ in range(2):  # an hour lies between: no silence is counted from the one to the other
         told = machine.beating.pop(1)
-        second = watch.look().ranks[1]
+        second = watch.poll().ranks[1]
         assert (second.step, second.phase, second.hung) == (2, "forward", False)
         machine.beating[1] = told
         for step in range(3, 3600):
             machine.beat(0, step)
             machine.beat(1, 2)
-            watch.look()
+            watch.poll()
             machine.now_s += 1
 
 
@@ -124,7 +124,7 @@ def test_a_suspended_job_has_not_hung() -> None:
     watch = watched(machine)
     stepping(machine, watch)
     machine.now_s += 3600
-    assert not watch.look().is_suspicious
+    assert not watch.poll().is_suspicious
     assert looks(machine, watch, 6).is_suspicious
 
 
@@ -136,7 +136,7 @@ def test_a_rank_that_is_gone_is_not_hung() -> None:
     watch = watched(machine)
     machine.beat(0, 5, pid=gone.pid)
     machine.now_s += 1000
-    (rank,) = watch.look().ranks
+    (rank,) = watch.poll().ranks
     assert (rank.state, rank.hung) == (None, False)
 
 
@@ -148,7 +148,7 @@ def test_a_number_that_was_given_away_is_not_the_rank(monkeypatch: pytest.Monkey
     other = processes.Identity(os.getpid(), 1)
     monkeypatch.setattr(processes, "identity", lambda _pid: other)
     machine.now_s += 100
-    assert [rank.state for rank in watch.look().ranks] == [None, None]
+    assert [rank.state for rank in watch.poll().ranks] == [None, None]
 
 
 def test_our_trainer_without_a_beat_has_the_patience_of_a_start() -> None:
@@ -158,7 +158,7 @@ def test_our_trainer_without_a_beat_has_the_patience_of_a_start() -> None:
     assert not looks(machine, watch, 120).is_suspicious
     assert looks(machine, watch, 15).is_suspicious
     machine.mark = 2
-    assert not watch.look().is_suspicious
+    assert not watch.poll().is_suspicious
 
 
 def test_a_command_without_a_limit_is_judged_by_its_gpu_alone() -> None:
@@ -168,9 +168,9 @@ def test_a_command_without_a_limit_is_judged_by_its_gpu_alone() -> None:
     assert not looks(machine, watch, 4000).is_suspicious
     waiting = GpuSample(index=0, sm_pct=100, mem_pct=0, power_w=100)
     watch.see_gpus(Reading((waiting,), (("power_limit_w 0", "700"),)))
-    look = looks(machine, watch, 10)
-    assert look.is_suspicious
-    assert (look.ranks[0].gpu, look.ranks[0].pattern) == ("GPU 0", "waiting")
+    poll = looks(machine, watch, 10)
+    assert poll.is_suspicious
+    assert (poll.ranks[0].gpu, poll.ranks[0].pattern) == ("GPU 0", "waiting")
 
 
 def test_without_a_told_limit_the_most_that_was_drawn_counts() -> None:
@@ -179,7 +179,7 @@ def test_without_a_told_limit_the_most_that_was_drawn_counts() -> None:
     watch = watched(machine)
     for power_w, pattern in ((300, "working"), (100, "waiting")):
         watch.see_gpus(Reading((GpuSample(index=0, sm_pct=99, mem_pct=0, power_w=power_w),)))
-        assert watch.look().ranks[0].pattern == pattern
+        assert watch.poll().ranks[0].pattern == pattern
 
 
 def test_a_call_that_hangs_holds_up_nobody(patience: Callable[[float], float]) -> None:

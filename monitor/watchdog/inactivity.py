@@ -32,7 +32,7 @@ def gpu_pattern(gpu: GpuSample, power_limit_w: float | None) -> str | None:
     """Tell what a GPU shows: `waiting` in a collective, `working`, `idle`; None without a reading.
 
     Args:
-        gpu: one look at it.
+        gpu: one poll at it.
         power_limit_w: what it may draw, else the most that it was seen to draw.
 
     """
@@ -51,7 +51,7 @@ def gpu_pattern(gpu: GpuSample, power_limit_w: float | None) -> str | None:
 
 
 @dataclass
-class Silence:
+class Inactivity:
     """How long one rank has given no sign of life.
 
     Args:
@@ -70,7 +70,7 @@ class Silence:
     def update(
         self, now_s: float, mark: Hashable, pattern: str | None, limit_s: float | None
     ) -> float:
-        """Take one look; the seconds since the last sign of life, as far as is known.
+        """Take one poll; the seconds since the last sign of life, as far as is known.
 
         Args:
             now_s: a clock that leaves out what nobody watched.

@@ -19,8 +19,8 @@ _NORMAL = ("data", "forward", "backward", "update", "agree", "log", "validate", 
 
 
 @dataclass
-class Patience:
-    """The limits, given or learned from the beats of this node.
+class Timeouts:
+    """The limits, given or learned from the heartbeats of this node.
 
     Args:
         given_s: DDP_HANG_TIMEOUT; None: learn it.
@@ -46,26 +46,26 @@ class Patience:
         """Give the longest silence of a command that does not beat."""
         return FIRST_STEP_S if self.given_s is None else self.given_s
 
-    def look_s(self) -> float:
+    def poll_s(self) -> float:
         """Give how often to look: often enough to be right within a tenth of the limit."""
         return 5.0 if self.given_s is None else min(max(self.given_s / 10, 0.25), 5.0)
 
 
 @dataclass
 class BeatAge:
-    """How old the last beat of one rank is, without the time in which nobody watched.
+    """How old the last heartbeat of one rank is, without the time in which nobody watched.
 
     A job that is suspended (`scontrol suspend`), and its watcher with it, has not hung meanwhile.
     """
 
-    patience: Patience
+    timeouts: Timeouts
     has_stepped: bool = False
     _last: Heartbeat | None = None
     _age_s: float = 0.0
     _skipped_s: float = 0.0
 
     def update(self, beat: Heartbeat, now_s: float, skipped_s: float) -> float:
-        """Take one look; the age in seconds.
+        """Take one poll; the age in seconds.
 
         Args:
             beat: the rank's newest beat.
@@ -87,10 +87,10 @@ class BeatAge:
     def limit_s(self) -> float:
         """Give the limit of where the rank is now."""
         phase = self._last.phase if self._last else "start"
-        return self.patience.limit_s(phase, has_stepped=self.has_stepped)
+        return self.timeouts.limit_s(phase, has_stepped=self.has_stepped)
 
     def _learn(self, last: Heartbeat | None, beat: Heartbeat) -> None:
         """A gap counts once it is over. A resumed run's first step is not its number 1."""
         if last is not None and self.has_stepped and last.phase in _NORMAL:
-            self.patience.longest_gap_s = max(self.patience.longest_gap_s, self._age_s)
+            self.timeouts.longest_gap_s = max(self.timeouts.longest_gap_s, self._age_s)
         self.has_stepped |= beat.first_step is not None and beat.step > beat.first_step

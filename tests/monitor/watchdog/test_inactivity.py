@@ -3,7 +3,7 @@
 import pytest
 
 from monitor.logs.sample import GpuSample, Reading
-from monitor.watchdog.silence import Silence, gpu_pattern
+from monitor.watchdog.inactivity import Inactivity, gpu_pattern
 from monitor.watchdog.visible import gpu_of
 
 WAITING = {"sm_pct": 100, "mem_pct": 0, "power_w": 130}
@@ -46,7 +46,7 @@ class Command:
         self.now_s = 0.0
         self.num_asked = 0
         self.answers = True
-        self.silence = Silence(self.times)
+        self.inactivity = Inactivity(self.times)
 
     def times(self) -> dict[int, float] | None:
         """Count how often it was asked."""
@@ -58,7 +58,7 @@ class Command:
         for _ in range(seconds):
             self.now_s += 1
             self.cpu_s[10] += core_share
-            silent_s = self.silence.update(self.now_s, self.mark, self.pattern, limit_s)
+            silent_s = self.inactivity.update(self.now_s, self.mark, self.pattern, limit_s)
         return silent_s
 
 

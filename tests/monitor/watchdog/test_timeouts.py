@@ -2,7 +2,7 @@
 
 import pytest
 
-from monitor.watchdog.patience import BeatAge, Patience
+from monitor.watchdog.timeouts import BeatAge, Timeouts
 from rundir.heartbeat import Heartbeat
 
 BEAT = Heartbeat(
@@ -29,27 +29,27 @@ BEAT = Heartbeat(
 )
 def test_limits(given_s: float | None, phase: str, has_stepped: bool, limit_s: float) -> None:  # noqa: FBT001
     """What is given holds for training; start-up and storage have ten times as much."""
-    assert Patience(given_s).limit_s(phase, has_stepped=has_stepped) == limit_s
+    assert Timeouts(given_s).limit_s(phase, has_stepped=has_stepped) == limit_s
 
 
 def test_slow_steps_make_it_patient() -> None:
     """Twenty times the longest gap, if that is more than 300 s."""
-    patience = Patience(longest_gap_s=40)
+    patience = Timeouts(longest_gap_s=40)
     assert patience.limit_s("forward", has_stepped=True) == 800
     assert patience.limit_s("save", has_stepped=True) == 8000
-    assert Patience(10, longest_gap_s=40).limit_s("forward", has_stepped=True) == 10
+    assert Timeouts(10, longest_gap_s=40).limit_s("forward", has_stepped=True) == 10
 
 
 class Rank:
     """A rank that beats as the test tells it, and is looked at every 5 s."""
 
     def __init__(self) -> None:
-        self.patience = Patience()
+        self.patience = Timeouts()
         self.age = BeatAge(self.patience)
         self.beat = BEAT
         self.now_s = 0.0
 
-    def beats(self, phase: str, step: int) -> None:
+    def heartbeats(self, phase: str, step: int) -> None:
         """Heartbeat now."""
         self.beat = self.beat._replace(
             time_ns=int(self.now_s * 1e9), phase=phase, step=step, num_heartbeats=self.count()
@@ -71,7 +71,7 @@ def test_a_beat_ages_by_the_clock_of_the_node() -> None:
     """Its age counts from the time in the beat, not from when it was first seen."""
     rank = Rank()
     assert rank.looks(50) == 50
-    rank.beats("data", 0)
+    rank.heartbeats("data", 0)
     assert rank.looks(5) == 5
 
 
@@ -86,7 +86,7 @@ def test_the_first_step_is_done_where_the_number_moves() -> None:
         ("data", 500, 501, True),
     ):
         rank.beat = rank.beat._replace(first_step=first)
-        rank.beats(phase, step)
+        rank.heartbeats(phase, step)
         rank.looks(5)
         assert rank.age.has_stepped is has_stepped
     assert rank.age.limit_s() == 300
@@ -95,7 +95,7 @@ def test_the_first_step_is_done_where_the_number_moves() -> None:
 def test_steps_between_two_looks_are_steps() -> None:
     """A fast run has hung in step 56 before it was looked at for the first time."""
     rank = Rank()
-    rank.beats("forward", 56)
+    rank.heartbeats("forward", 56)
     rank.looks(5)
     assert rank.age.has_stepped
 
@@ -104,11 +104,11 @@ def test_gaps_are_learned_once_they_are_over() -> None:
     """A rank that hangs does not make the watchdog patient with itself."""
     rank = Rank()
     for step in (1, 2, 3):
-        rank.beats("forward", step)
+        rank.heartbeats("forward", step)
         rank.looks(5)
     rank.looks(35)
     assert rank.patience.longest_gap_s == 5
-    rank.beats("forward", 4)
+    rank.heartbeats("forward", 4)
     rank.looks(5)
     assert rank.patience.longest_gap_s == 40
     assert rank.age.limit_s() == 800
@@ -118,13 +118,13 @@ def test_gaps_are_learned_once_they_are_over() -> None:
 def test_storage_teaches_nothing(phase: str) -> None:
     """A slow save says nothing about the steps; nor does what comes before the first one."""
     rank = Rank()
-    rank.beats("forward", 0)
+    rank.heartbeats("forward", 0)
     rank.looks(1000)
-    rank.beats("forward", 1)
+    rank.heartbeats("forward", 1)
     rank.looks(5)
-    rank.beats(phase, 2)
+    rank.heartbeats(phase, 2)
     rank.looks(1000)
-    rank.beats("forward", 2)
+    rank.heartbeats("forward", 2)
     rank.looks(5)
     assert rank.patience.longest_gap_s == 5
 
@@ -132,21 +132,21 @@ def test_storage_teaches_nothing(phase: str) -> None:
 def test_time_that_nobody_watched_does_not_count() -> None:
     """A job that was suspended for an hour, its watcher with it, has not hung."""
     rank = Rank()
-    rank.beats("forward", 1)
+    rank.heartbeats("forward", 1)
     rank.looks(10)
     rank.now_s += 3600
     assert rank.looks(5, skipped_s=3600) == 15
 
 
 @pytest.mark.parametrize(
-    ("given_s", "look_s"), [(None, 5), (1, 0.25), (5, 0.5), (30, 3), (9999, 5)]
+    ("given_s", "poll_s"), [(None, 5), (1, 0.25), (5, 0.5), (30, 3), (9999, 5)]
 )
-def test_it_looks_as_often_as_it_must(given_s: float | None, look_s: float) -> None:
+def test_it_looks_as_often_as_it_must(given_s: float | None, poll_s: float) -> None:
     """Often enough for the limit, and never in a hurry."""
-    assert Patience(given_s).look_s() == look_s
+    assert Timeouts(given_s).poll_s() == poll_s
 
 
 def test_a_command_has_what_is_given_or_half_an_hour() -> None:
     """It does not beat, so there is nothing to learn from."""
-    assert Patience(7).command_limit_s() == 7
-    assert Patience().command_limit_s() == 1800
+    assert Timeouts(7).command_limit_s() == 7
+    assert Timeouts().command_limit_s() == 1800
