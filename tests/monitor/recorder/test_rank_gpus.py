@@ -72,9 +72,11 @@ def test_a_process_below_the_command_is_the_ranks(tmp_path: Path) -> None:
 def test_a_daemon_of_a_rank_is_the_ranks(tmp_path: Path) -> None:
     """By the variables that it was started with: nobody is above it any more. Others' are not."""
     env = {**os.environ, "RANK": "6", "DDP_BEAT_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", "input()"]
+    command = [sys.executable, "-c", "print(flush=True); input()"]
     for variables, rank in ((env, 6), (env | {"DDP_BEAT_DIR": "/dev/shm/other"}, None)):
-        with subprocess.Popen(command, stdin=subprocess.PIPE, env=variables) as daemon:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen(command, env=variables, **pipes) as daemon:  # type: ignore[call-overload]
+            daemon.stdout.readline()  # only now its environment can be read for certain
             (found,) = poll(tmp_path, gpu(0, (daemon.pid, 50)))
             assert (found.rank, found.other_mib) == (rank, 50 if rank is None else 0)
             daemon.communicate(b"\n")
