@@ -6,32 +6,20 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from jobs.messages import UsageError, one_line
+from jobs import checks
+from jobs.checks import switch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-_ON = frozenset(("1", "on", "y", "yes", "t", "true"))
-_OFF = frozenset(("0", "off", "n", "no", "f", "false"))
 
 
 def read_switches(environ: Mapping[str, str]) -> dict[str, str]:
     """Write DEBUG and DDP_MONITOR as 1 or 0; DEBUG only where it is set."""
     env = dict(environ)
-    env["DDP_MONITOR"] = _switch("DDP_MONITOR", env.get("DDP_MONITOR") or "1")
+    env["DDP_MONITOR"] = switch("DDP_MONITOR", env.get("DDP_MONITOR") or "1")
     if "DEBUG" in env:
-        env["DEBUG"] = _switch("DEBUG", env["DEBUG"] or "0")
+        env["DEBUG"] = switch("DEBUG", env["DEBUG"] or "0")
     return env
-
-
-def _switch(name: str, value: str) -> str:
-    if value.lower() not in _ON | _OFF:
-        raise UsageError(
-            f"{name} must be 1/0, on/off, yes/no or true/false",
-            f"'{value}'",
-            "set one of these, or unset it",
-        )
-    return "1" if value.lower() in _ON else "0"
 
 
 def complete(environ: Mapping[str, str]) -> dict[str, str]:
@@ -48,28 +36,8 @@ def complete(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def make_writable(directory: str, environ: Mapping[str, str]) -> None:
-    """Make a directory of the run, or say who may not write where.
-
-    Raises:
-        UsageError: it cannot be made, or not be written to.
-
-    """
-    why = "Permission denied"
-    try:
-        os.makedirs(directory, exist_ok=True)
-    except OSError as error:
-        why = error.strerror or str(error)
-    if os.path.isdir(directory) and os.access(directory, os.W_OK):
-        return
-    there = directory
-    while not os.path.exists(there):
-        there = os.path.dirname(there)
+    """Make a directory of the run. Raises UsageError."""
     place = "a directory on the shared file system"
     if not environ.get("SLURM_JOB_ID"):
         place = "a directory that you can write to"
-    raise UsageError(
-        "the run directory must be writable",
-        f"that user {os.geteuid()} cannot write to {there} of user {os.stat(there).st_uid}"
-        f" on {environ['DDP_NODE']} ({one_line(why)})",
-        f"set DDP_OUT to {place}",
-    )
+    checks.make_writable(directory, environ["DDP_NODE"], lambda *_: f"set DDP_OUT to {place}")

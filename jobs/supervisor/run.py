@@ -8,6 +8,7 @@ import stat
 import subprocess
 from typing import TYPE_CHECKING
 
+from jobs.checks import DENIED, make_writable
 from jobs.messages import UsageError, info
 from jobs.programs import find_python, is_new, module_command
 from rundir import paths, plain
@@ -41,39 +42,22 @@ def make(files: RunDir, here: Surroundings, temporary: str) -> None:
             f"that none can be made in {temporary}",
             "set TMPDIR to one that is writable",
         )
-    _make_writable(files.path, here)
+    make_writable(files.path, here.node, lambda why, owner: _remedy(here, why, owner))
     _check_owner(files)
 
 
-def _make_writable(path: str, here: Surroundings) -> None:
-    why = "Permission denied"
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        why = error.strerror or why
-    if os.path.isdir(path) and os.access(path, os.W_OK):
-        return
-    there = path
-    while not os.path.lexists(there):
-        there = os.path.dirname(there)
-    owner = os.stat(there)
-    me, user = os.geteuid(), f"{owner.st_uid}:{owner.st_gid}"
+def _remedy(here: Surroundings, why: str, owner: os.stat_result) -> str:
+    user = f"{owner.st_uid}:{owner.st_gid}"
     if here.is_under_slurm:
-        remedy = "set DDP_OUT to a directory on the shared file system"
-    elif here.is_in_container and why == "Permission denied":
-        remedy = (
-            f"give it to user {me} on the host (chown), or run as its owner (docker run --user"
-            f" {user})"
+        return "set DDP_OUT to a directory on the shared file system"
+    if here.is_in_container and why == DENIED:
+        return (
+            f"give it to user {os.geteuid()} on the host (chown), or run as its owner (docker run"
+            f" --user {user})"
         )
-    elif here.is_in_container:
-        remedy = 'mount a directory that can be written to (docker run -v "$PWD/out:/out")'
-    else:
-        remedy = "set DDP_OUT to a directory that you can write to"
-    raise UsageError(
-        "the run directory must be writable",
-        f"that user {me} cannot write to {there} of user {owner.st_uid} on {here.node} ({why})",
-        remedy,
-    )
+    if here.is_in_container:
+        return 'mount a directory that can be written to (docker run -v "$PWD/out:/out")'
+    return "set DDP_OUT to a directory that you can write to"
 
 
 def _check_owner(files: RunDir) -> None:

@@ -10,6 +10,7 @@ import re
 import zlib
 from typing import TYPE_CHECKING, Callable, NamedTuple, Union
 
+from jobs.checks import switch
 from jobs.messages import UsageError
 from rundir import paths
 from rundir.text import counted
@@ -126,20 +127,6 @@ def integer(least: int, most: int) -> Check:
         return value
 
     return check
-
-
-def switch(name: str, value: str) -> str:
-    """1 or 0, in whatever words; empty is off."""
-    word = value.lower()
-    if word in ("1", "on", "y", "yes", "t", "true"):
-        return "1"
-    if word in ("0", "off", "n", "no", "f", "false"):
-        return "0"
-    raise UsageError(
-        f"{name} must be 1/0, on/off, yes/no or true/false",
-        f"'{value}'",
-        "set one of these, or unset it",
-    )
 
 
 def matching(pattern: str, rule: str, remedy: str) -> Check:

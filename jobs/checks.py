@@ -1,0 +1,58 @@
+"""What supervisor and agent check alike: a switch's words, a directory that can be written to."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from jobs.messages import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DENIED = "Permission denied"
+_ON = ("1", "on", "y", "yes", "t", "true")
+_OFF = ("0", "off", "n", "no", "f", "false")
+
+
+def switch(name: str, value: str) -> str:
+    """Write a setting that is on or off, in whatever words, as 1 or 0. Raises UsageError."""
+    word = value.lower()
+    if word in _ON or word in _OFF:
+        return "1" if word in _ON else "0"
+    raise UsageError(
+        f"{name} must be 1/0, on/off, yes/no or true/false",
+        f"'{value}'",
+        "set one of these, or unset it",
+    )
+
+
+def make_writable(directory: str, node: str, remedy: Callable[[str, os.stat_result], str]) -> None:
+    """Make a directory of the run, or say who may not write where.
+
+    Args:
+        directory: is made with its parents.
+        node: this node's name.
+        remedy: given why it failed, and the status of what is there: what to do in this place.
+
+    Raises:
+        UsageError: it cannot be made, or not be written to.
+
+    """
+    why = DENIED
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except OSError as error:
+        why = error.strerror or why
+    if os.path.isdir(directory) and os.access(directory, os.W_OK):
+        return
+    there = directory
+    while not os.path.exists(there):
+        there = os.path.dirname(there)
+    found = os.stat(there)
+    raise UsageError(
+        "the run directory must be writable",
+        f"that user {os.geteuid()} cannot write to {there} of user {found.st_uid}"
+        f" on {node} ({why})",
+        remedy(why, found),
+    )
