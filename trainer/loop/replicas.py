@@ -67,15 +67,22 @@ def hash_of(tensors: Sequence[Tensor]) -> int:
 
     The sum of a tensor's bits, as integers, is one pass over it on its own device.
     """
-    sums = [
-        local.view(_INTEGERS[local.element_size()]).sum(dtype=torch.int64)
-        for local in map(_local, tensors)
-        if local.numel()
-    ]
+    sums = [_bits(local).sum(dtype=torch.int64) for local in map(_local, tensors) if local.numel()]
     # One copy from the device, not one for each tensor.
     values = torch.stack(sums).tolist() if sums else []
     digest = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """View values as integers, 8 bytes at a time where shape and strides let it: far faster.
+
+    Nothing but these decides, since they alone are the same on all copies.
+    """
+    if not tensor.is_contiguous() or tensor.nbytes % 8:
+        return tensor.view(_INTEGERS[tensor.element_size()])
+    is_aligned = tensor.storage_offset() * tensor.element_size() % 8 == 0
+    return (tensor if is_aligned else tensor.clone()).view(-1).view(torch.int64)
 
 
 def _local(tensor: Tensor) -> Tensor:
