@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from rundir.channel import MARK
 
 if TYPE_CHECKING:
-    from jobs.agent.loop import Loop
     from jobs.agent.output import Output
+    from jobs.loop import Loop
 
 _READ_BYTES = 1 << 16
 _DELAY_S = 0.1

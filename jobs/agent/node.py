@@ -15,7 +15,7 @@ from rundir.paths import RunDir
 
 if TYPE_CHECKING:
     from jobs.agent.contract import Contract
-    from jobs.agent.loop import Loop
+    from jobs.loop import Loop
 
 _NUM_LINES = 20
 _TAIL_BYTES = 1 << 16

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from jobs.agent.child import Child
-    from jobs.agent.loop import Loop
+    from jobs.loop import Loop
 
 _GRACE_S = 25
 _GRACE_AFTER_FAILURE_S = 3
