@@ -80,8 +80,9 @@ def _from_slurm(env: dict[str, str]) -> Contract:
     env["DDP_NODE"] = env.get("SLURMD_NODENAME") or env["DDP_NODE"]
     tasks = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", "")
     num_local_tasks = tasks_of_node(tasks, int(node_rank))
-    if num_local_tasks == 1 and int(env.get("DDP_NPROC_PER_NODE") or 1) > 1:
-        # One task a node: torchrun numbers the ranks; Pyxis numbered the task.
+    is_task_a_node = set(re.sub(r"\(x\d+\)", "", tasks).split(",")) == {"1"}
+    if is_task_a_node and int(env.get("DDP_NPROC_PER_NODE") or 1) > 1:
+        # As jobs/backends/torchrun.py has it: torchrun numbers the ranks; Pyxis numbered the task.
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             env.pop(name, None)
         env["NODE_RANK"] = node_rank

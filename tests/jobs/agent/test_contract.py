@@ -56,6 +56,14 @@ def test_what_agrees_stays_and_what_disagrees_is_an_error(name: str) -> None:
         resolve(SLURM | {name: "7"})
 
 
+def test_a_task_that_is_alone_where_others_are_not_is_a_rank() -> None:
+    """torchrun fills either every node or none."""
+    uneven = {"SLURM_STEP_TASKS_PER_NODE": "3,2,1", "DDP_NPROC_PER_NODE": "3"}
+    found = resolve(SLURM | uneven | {"SLURM_LOCALID": "0"})
+    assert not found.is_node_task
+    assert found.environ["LOCAL_WORLD_SIZE"] == "1"
+
+
 def test_one_task_of_a_node_that_torchrun_fills() -> None:
     """It has no rank of its own, whatever Pyxis has made of it."""
     task = SLURM | {"SLURM_STEP_TASKS_PER_NODE": "1(x3)", "DDP_NPROC_PER_NODE": "4", "RANK": "2"}
