@@ -47,12 +47,13 @@ def make_writable(directory: str, node: str, remedy: Callable[[str, os.stat_resu
     if os.path.isdir(directory) and os.access(directory, os.W_OK):
         return
     there = directory
-    while not os.path.exists(there):
+    while not os.path.lexists(there):
         there = os.path.dirname(there)
-    found = os.stat(there)
+    is_there = os.path.exists(there)
+    status = os.stat(there, follow_symlinks=is_there)
+    found = f"that user {os.geteuid()} cannot write to {there} of user {status.st_uid}"
+    if not is_there:
+        found = f"that {there} is a link to {os.readlink(there)}, which is not there"
     raise UsageError(
-        "the run directory must be writable",
-        f"that user {os.geteuid()} cannot write to {there} of user {found.st_uid}"
-        f" on {node} ({why})",
-        remedy(why, found),
+        "the run directory must be writable", f"{found} on {node} ({why})", remedy(why, status)
     )
