@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING
 
+from jobs.checks import whole_number
 from jobs.messages import UsageError, info
 from jobs.supervisor import foreign
-from jobs.supervisor.settings import integer
 
 if TYPE_CHECKING:
     from jobs.backends.base import Backend, Layout, Surroundings
@@ -22,7 +21,7 @@ def num_local_ranks(here: Surroundings, arguments: Arguments, settings: Settings
     """Find how many ranks of a node were asked for; 0 if none were. Raises UsageError."""
     asked = here.environ.get(_NAME)
     if asked is not None:
-        return int(integer(1, 1024)(_NAME, asked))
+        return whole_number(_NAME, asked, 1, 1024)
     # A launcher of the user's own has one task a node to start its ranks in.
     is_launcher = arguments.is_own_command and foreign.launcher(arguments.words[1:])
     if is_launcher or not here.slurm.has_plain_gpus:
@@ -67,7 +66,7 @@ def _without_spare(here: Surroundings, layout: Layout) -> Layout:
     """Nodes of the allocation that stay idle until another one is lost."""
     name = "DDP_SPARE_NODES"
     spare = here.environ.get(name) or "0"
-    integer(0, layout.num_nodes - 1)(name, spare)
+    whole_number(name, spare, 0, layout.num_nodes - 1)
     if spare == "0":
         return layout
     if not layout.is_even:
@@ -77,8 +76,3 @@ def _without_spare(here: Surroundings, layout: Layout) -> Layout:
             "give --ntasks-per-node, or unset it",
         )
     return layout.on(layout.num_nodes - int(spare))
-
-
-def num_cpus(here: Surroundings) -> int:
-    """CPUs of a node; those of this machine where Slurm does not say."""
-    return here.slurm.cpus_on_node or len(os.sched_getaffinity(0))

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Callable
 
 from jobs.messages import Exit, UsageError, info
+from jobs.processes import environments
 from rundir import codes
 from rundir import lock as files
 from rundir.lock import FRESH_S, RELEASED, Owner
@@ -232,10 +233,6 @@ def _is_fresh(lock: str, now: str) -> bool:
 
 def _launches() -> set[str]:
     """The launches of which processes run on this machine."""
-    found = set()
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-                words = file.read().split(b"\0")
-                found |= {word[14:] for word in words if word.startswith(b"DDP_LAUNCH_ID=")}
-    return {os.fsdecode(launch) for launch in found}
+    name = b"DDP_LAUNCH_ID="
+    found = (pair for _, pairs in environments() for pair in pairs if pair.startswith(name))
+    return {os.fsdecode(pair[len(name) :]) for pair in found}

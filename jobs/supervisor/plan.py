@@ -124,7 +124,7 @@ def _resolve(
     )
     rendezvous.resolve(values, backend, search)
     asked_cpus = here.slurm.cpus_per_task
-    num_cpus = layout.num_cpus(here)
+    num_cpus = here.slurm.cpus_on_node or len(os.sched_getaffinity(0))
     settings.resolve_ranks(values, environ, ranks, num_cpus, asked_cpus)
     if not arguments.is_own_command:
         layout.warn_of_cpus(here, settings.cpus_of_a_rank(ranks, num_cpus, asked_cpus))
@@ -152,7 +152,7 @@ def _job_of(
         id=values["DDP_JOB_ID"],
         run_dir=values["DDP_RUN_DIR"],
         place=backend.place,
-        image=run.image(here.environ, f"{slurm.PYXIS}image"),
+        image=here.environ.get("DDP_IMAGE") or here.environ.get(f"{slurm.PYXIS}image") or "",
         limits=limits,
         num_nodes_allocated=here.num_nodes,
         num_nodes_wanted=ranks.num_nodes,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from jobs.agent.contract import (
-    require_integer,
     resolve,
     tasks_of_node,
     with_torchrun_names,
 )
+from jobs.checks import whole_number
 from jobs.messages import UsageError
 
 SLURM = {
@@ -121,7 +121,7 @@ def test_a_single_process() -> None:
 def test_what_is_no_whole_number(value: str) -> None:
     """What Python's int() or a shell would take for one is not one here."""
     with pytest.raises(UsageError, match="X must be a whole number from 0 to 9"):
-        require_integer("X", value, 0, 9)
+        whole_number("X", value, 0, 9)
 
 
 @pytest.mark.parametrize(
