@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from jobs.backends.base import Layout, Step
+from jobs.loop import Loop
 from jobs.supervisor.journal import Journal
-from jobs.supervisor.loop import Loop
 from jobs.supervisor.step import Output, RunningStep
 from rundir import channel, events
 from rundir.failure import classify
@@ -104,7 +104,7 @@ def _supervise(directory: str, num_nodes: int, num_local_ranks: int) -> Cost:
     step = Step([], {}, layout, [], directory, is_restart=False)
     backend = cast("Backend", _Simulated(directory))
     running = RunningStep(loop, backend, step, journal, Output(loop), grace_s=0)
-    if not loop.run_until(running.is_over, _LIMIT_S):
+    if not loop.run(running.is_over, _LIMIT_S):
         raise TimeoutError
     running.close()
     journal.close()

@@ -14,13 +14,14 @@ import math
 import os
 import re
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rundir import paths
 from rundir.plain import open_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
     Event = dict[str, Any]
@@ -180,6 +181,15 @@ def read(data: bytes) -> tuple[list[Event], int]:
         else:
             events.append(event)
     return events, num_unreadable
+
+
+def read_attempt(path: str, name: str, attempt: int) -> Iterator[Event]:
+    """Read the events of a name in an attempt; none where the file cannot be read."""
+    with suppress(OSError), open_plain(path) as file:
+        for line in file:
+            event = parse(line) if b'"%s"' % name.encode() in line else None
+            if event and event.get("event") == name and event.get("attempt") == attempt:
+                yield event
 
 
 def parse(line: bytes) -> Event | None:

@@ -7,13 +7,13 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs import ports
+from jobs.checks import whole_number
 from jobs.messages import UsageError
 from rundir.paths import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_WHOLE = re.compile(r"0|[1-9][0-9]{0,8}")  # int() would take more: 1_0, ' 1', other scripts' digits
 _MOST = 999_999_999
 _LAST_PORT = 65535
 
@@ -80,8 +80,9 @@ def _from_slurm(env: dict[str, str]) -> Contract:
     env["DDP_NODE"] = env.get("SLURMD_NODENAME") or env["DDP_NODE"]
     tasks = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", "")
     num_local_tasks = tasks_of_node(tasks, int(node_rank))
-    if num_local_tasks == 1 and int(env.get("DDP_NPROC_PER_NODE") or 1) > 1:
-        # One task a node: torchrun numbers the ranks; Pyxis numbered the task.
+    is_task_a_node = set(re.sub(r"\(x\d+\)", "", tasks).split(",")) == {"1"}
+    if is_task_a_node and int(env.get("DDP_NPROC_PER_NODE") or 1) > 1:
+        # As jobs/backends/torchrun.py has it: torchrun numbers the ranks; Pyxis numbered the task.
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             env.pop(name, None)
         env["NODE_RANK"] = node_rank
@@ -134,22 +135,11 @@ def _agree(env: dict[str, str], name: str, value: str) -> None:
 
 
 def _check(env: Mapping[str, str]) -> None:
-    world_size = require_integer("WORLD_SIZE", env["WORLD_SIZE"], 1, _MOST)
-    require_integer("RANK", env["RANK"], 0, world_size - 1)
-    local_world_size = require_integer("LOCAL_WORLD_SIZE", env["LOCAL_WORLD_SIZE"], 1, world_size)
-    require_integer("LOCAL_RANK", env["LOCAL_RANK"], 0, local_world_size - 1)
-    require_integer("MASTER_PORT", env.get("MASTER_PORT", ""), 1, _LAST_PORT)
-
-
-def require_integer(name: str, value: str, least: int, most: int) -> int:
-    """Parse a whole number within bounds, without a leading zero."""
-    if not _WHOLE.fullmatch(value) or not least <= int(value) <= most:
-        raise UsageError(
-            f"{name} must be a whole number from {least} to {most}",
-            f"'{value}'",
-            "correct it, or unset it for the default",
-        )
-    return int(value)
+    world_size = whole_number("WORLD_SIZE", env["WORLD_SIZE"], 1, _MOST)
+    whole_number("RANK", env["RANK"], 0, world_size - 1)
+    local_world_size = whole_number("LOCAL_WORLD_SIZE", env["LOCAL_WORLD_SIZE"], 1, world_size)
+    whole_number("LOCAL_RANK", env["LOCAL_RANK"], 0, local_world_size - 1)
+    whole_number("MASTER_PORT", env.get("MASTER_PORT", ""), 1, _LAST_PORT)
 
 
 def tasks_of_node(tasks: str, node_rank: int) -> int:

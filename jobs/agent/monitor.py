@@ -18,8 +18,8 @@ from rundir.text import problem
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from jobs.agent.loop import Loop
     from jobs.agent.reports import Reports
+    from jobs.loop import Loop
 
 _FIRST_SAMPLE_S = 3
 _GRACE_S = 3

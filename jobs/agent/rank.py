@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jobs.agent.command import Command
-    from jobs.agent.loop import Loop
     from jobs.agent.monitor import Monitor
+    from jobs.loop import Loop
 
 _FOLLOW_S = 5
 """How long the job's log may take to accept the rest of a rank's."""
@@ -52,9 +52,8 @@ class _Rank:
         self._is_leader = self._local_rank == 0
         log = RunDir(environ["DDP_RUN_DIR"]).rank_log(self._rank)
         self._task = Task(environ, str(self._rank), log, loop)
-        self._output = Output(1, loop.wake)
+        self._output = Output(1, lambda: loop.wake(self._reports.keep_undelivered))
         self._reports = Reports(environ, self._output, lambda: self._task.is_ending)
-        loop.on_wake = self._reports.keep_undelivered
         self._directory = _open_heartbeats(environ, is_leader=self._is_leader)
         _offer_socket(environ, self._reports, self._directory, loop)
         self._monitor: Monitor | None = None

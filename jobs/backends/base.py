@@ -44,6 +44,8 @@ class Surroundings(NamedTuple):
     """What the controller says of the job; empty without a client."""
     num_nodes: int
     """Of the allocation; 1 without one."""
+    num_local_ranks: int = 0
+    """Ranks of a node that were asked for; 0: a rank per task."""
 
     @property
     def launcher(self) -> str:
@@ -124,10 +126,14 @@ class Backend(ABC):
         """Whether the ranks run on bare machines, as this script does."""
         return not (self._here.is_in_container or self.has_own_image)
 
-    @staticmethod
+    @classmethod
     @abstractmethod
-    def fits(here: Surroundings) -> bool:
+    def fits(cls, here: Surroundings) -> bool:
         """Whether ranks are started so here."""
+
+    @abstractmethod
+    def layout(self) -> Layout:
+        """Count the launchers and the ranks that the whole allocation gets. Raises UsageError."""
 
     @abstractmethod
     def nodes(self) -> list[str]:

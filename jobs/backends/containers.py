@@ -39,10 +39,10 @@ class HostImage(Srun):
         check_image(here.environ["DDP_IMAGE"])
         check_pyxis(here.environ)
 
-    @staticmethod
-    def fits(here: Surroundings) -> bool:
+    @classmethod
+    def fits(cls, here: Surroundings) -> bool:
         """Where an image was named."""
-        return Srun.fits(here) and bool(here.environ.get("DDP_IMAGE"))
+        return super().fits(here) and bool(here.environ.get("DDP_IMAGE"))
 
     def _launch(self, step: Step) -> list[str]:
         submit_dir = self._here.submit_dir
@@ -80,8 +80,8 @@ class InContainer(Srun):
     place = "container-srun"
     _heir: subprocess.Popen[bytes] | None = None
 
-    @staticmethod
-    def fits(here: Surroundings) -> bool:
+    @classmethod
+    def fits(cls, here: Surroundings) -> bool:
         """Where srun knows the image: else it would start the ranks on the bare machines."""
         return here.is_in_container and here.has_client and _hands_image_on(here.environ)
 

@@ -8,7 +8,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from jobs.backends import scontrol, slurm
-from jobs.backends.base import Address, Backend, Step, Surroundings, in_background
+from jobs.backends.base import Address, Backend, Layout, Step, Surroundings, in_background
 from jobs.messages import UsageError
 from rundir.plain import read_text
 
@@ -33,10 +33,22 @@ class Srun(Backend):
         super().__init__(here)
         self._slurm = here.slurm
 
-    @staticmethod
-    def fits(here: Surroundings) -> bool:
+    @classmethod
+    def fits(cls, here: Surroundings) -> bool:
         """Where the batch script is on the host, and the client answers."""
         return here.has_client and not here.is_in_container
+
+    def layout(self) -> Layout:
+        """A rank per task that Slurm gave."""
+        num_nodes, num_tasks = self._here.num_nodes, self._slurm.num_tasks
+        num_local_tasks = -(-num_tasks // num_nodes)
+        if self._here.num_local_ranks not in (0, num_local_tasks):
+            raise UsageError(
+                "DDP_NPROC_PER_NODE must agree with the tasks per node unless there is one",
+                f"{self._here.num_local_ranks} and {num_local_tasks}",
+                "unset it, or give --ntasks-per-node=1",
+            )
+        return Layout(num_nodes, num_tasks, num_local_tasks, num_local_tasks)
 
     def nodes(self) -> list[str]:
         """The nodes in Slurm's own order."""

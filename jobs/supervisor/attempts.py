@@ -19,10 +19,11 @@ from rundir.failure import Failure, classify
 if TYPE_CHECKING:
     from jobs.backends.base import Backend
     from jobs.backends.slurm import Slurm
+    from jobs.loop import Loop
     from jobs.supervisor.decide import Decision
     from jobs.supervisor.journal import Journal
-    from jobs.supervisor.loop import Loop
     from jobs.supervisor.plan import Plan
+    from jobs.supervisor.signals import Requests
 
 _LOG_END = 16384
 _NO_PROGRAM = 2
@@ -33,9 +34,9 @@ _SHOWN_LINES = 20
 class Attempts:
     """Starts the ranks as often as is decided."""
 
-    def __init__(self, plan: Plan, loop: Loop, journal: Journal) -> None:
+    def __init__(self, plan: Plan, loop: Loop, requests: Requests, journal: Journal) -> None:
         """Carry a run on where a requeued job left it."""
-        self._plan, self._loop, self._journal = plan, loop, journal
+        self._plan, self._loop, self._requests, self._journal = plan, loop, requests, journal
         self._settings, self._backend, self._job = plan.settings, plan.backend, plan.job
         self._files, self._here = plan.files, plan.here
         self._layout, self._nodes = plan.layout, plan.nodes[: plan.layout.num_nodes]
@@ -47,7 +48,7 @@ class Attempts:
         self._num_restarts = 0
         self._latest_at_job_start = run.latest_checkpoint(plan.files)
         self._latest_at_start = self._latest_at_job_start
-        self._loop.on_signal = self._on_signal
+        self._requests.on_signal = self._on_signal
 
     # ---- the life of a job
 
@@ -56,7 +57,7 @@ class Attempts:
         decision = self._count()
         while decision is None or decision.kind == decide.RESTART:
             if decision is not None:
-                self._loop.pause(decision.delay_s)
+                self._requests.pause(decision.delay_s)
                 self._next(decision)
             self._open()
             code, guard, took_s = self._run_step()
@@ -143,7 +144,7 @@ class Attempts:
         A signal that came before the ranks starts none.
         """
         began_s = time.monotonic()
-        if self._loop.stop_signal:
+        if self._requests.stop_signal:
             return codes.STOPPED, "", 0.0
         settings, grace_s = self._settings, self._settings.number("DDP_GRACE")
         step = RunningStep(
@@ -163,7 +164,7 @@ class Attempts:
         guard = Guard(
             self._loop, self._backend, step, self._journal, traces=traces, nodes=others, hang=hang
         )
-        self._loop.run_until(step.is_over)
+        self._loop.run(step.is_over)
         guard.stop()
         step.close()
         self._step = None
@@ -209,7 +210,7 @@ class Attempts:
         return Ending(
             found,
             codes.USAGE if is_foreign else found.code or codes.FINISHED,
-            self._loop.stop_signal,
+            self._requests.stop_signal,
             self._layout,
             run.latest_checkpoint(self._files),
             self._latest_at_start,
@@ -262,7 +263,7 @@ class Attempts:
         self._num_restarts += 1
         values = self._settings
         settings.note_attempt(values, values.number("DDP_ATTEMPT") + 1, self._job.id)
-        if self._loop.stop_signal:
+        if self._requests.stop_signal:
             return
         if run.latest_checkpoint(self._files) != self._latest_at_job_start:
             self._carries_on = not self._job.is_own_command

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jobs.backends.base import Backend
+    from jobs.loop import Loop
     from jobs.supervisor.hang import HangWatch
     from jobs.supervisor.journal import Journal
-    from jobs.supervisor.loop import Loop
     from jobs.supervisor.step import RunningStep
     from rundir.paths import RunDir
 
@@ -89,7 +89,7 @@ class Guard:
     def stop(self) -> None:
         """Watch no longer."""
         for timer in self._timers:
-            self._loop.cancel(timer)
+            timer.cancel()
         self._timers = []
 
     def _check_failure(self) -> None:
@@ -144,12 +144,7 @@ class Guard:
             self._step.signal(signal.SIGKILL)
             return
         self._loop.in_background(lambda: self._backend.kill(self._journal.reports.step_id))
-
-        def kill() -> None:
-            self._loop.cancel(timer)
-            self._step.signal(signal.SIGKILL)
-
-        timer = self._loop.every(_KILLED_S, kill)
+        self._loop.after(_KILLED_S, lambda: self._step.signal(signal.SIGKILL))
 
 
 def _size_and_time(path: str) -> tuple[int, int]:

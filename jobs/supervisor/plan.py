@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.backends import registry, scontrol, slurm, surroundings
 from jobs.backends.base import Step, Surroundings, tmp_dir
+from jobs.backends.local import count_gpus
 from jobs.backends.slurm import Slurm
 from jobs.messages import UsageError, info, write
 from jobs.supervisor import arguments as asked
@@ -51,9 +52,10 @@ def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -
     if not client.job_id:
         asked.refuse_other_launchers(environ)
     surroundings.forget_hooks(environ)
-    here, backend = registry.choose(surroundings.look_around(root, script, words, environ))
-    values = Settings(environ)
-    ranks = layout.count(here, backend, arguments, values)
+    here, values = surroundings.look_around(root, script, words, environ), Settings(environ)
+    here = here._replace(num_local_ranks=layout.num_local_ranks(here, arguments, values))
+    here, backend = registry.choose(here)
+    ranks = layout.count(here, backend, arguments)
     if arguments.is_own_command:
         _check_command(here, backend, arguments, ranks)
     checking = check.start(here, backend, arguments, ranks)
@@ -82,7 +84,7 @@ def _check_command(
 ) -> None:
     """Check a command of the user's own. Raises UsageError."""
     environ, command = here.environ, arguments.words[1:]
-    has_gpus = bool(here.slurm.gpus_on_node) or layout.count_gpus(environ) > 0
+    has_gpus = bool(here.slurm.gpus_on_node) or count_gpus(environ) > 0
     foreign.check_launcher(command, ranks.world_size, environ, has_gpus=has_gpus)
     # Where the ranks see what this script sees, it must be there. A login node, from which salloc
     # starts ranks elsewhere, need not have it.
@@ -122,7 +124,7 @@ def _resolve(
     )
     rendezvous.resolve(values, backend, search)
     asked_cpus = here.slurm.cpus_per_task
-    num_cpus = layout.num_cpus(here)
+    num_cpus = here.slurm.cpus_on_node or len(os.sched_getaffinity(0))
     settings.resolve_ranks(values, environ, ranks, num_cpus, asked_cpus)
     if not arguments.is_own_command:
         layout.warn_of_cpus(here, settings.cpus_of_a_rank(ranks, num_cpus, asked_cpus))
@@ -150,7 +152,7 @@ def _job_of(
         id=values["DDP_JOB_ID"],
         run_dir=values["DDP_RUN_DIR"],
         place=backend.place,
-        image=run.image(here.environ, f"{slurm.PYXIS}image"),
+        image=here.environ.get("DDP_IMAGE") or here.environ.get(f"{slurm.PYXIS}image") or "",
         limits=limits,
         num_nodes_allocated=here.num_nodes,
         num_nodes_wanted=ranks.num_nodes,

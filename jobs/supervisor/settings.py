@@ -10,7 +10,7 @@ import re
 import zlib
 from typing import TYPE_CHECKING, Callable, NamedTuple, Union
 
-from jobs.checks import switch
+from jobs.checks import switch, whole_number
 from jobs.messages import UsageError
 from rundir import paths
 from rundir.text import counted
@@ -116,17 +116,7 @@ class Settings:
 
 def integer(least: int, most: int) -> Check:
     """A whole number in these bounds, without leading zeros."""
-
-    def check(name: str, value: str) -> str:
-        if not re.fullmatch("0|[1-9][0-9]{0,8}", value) or not least <= int(value) <= most:
-            raise UsageError(
-                f"{name} must be a whole number from {least} to {most}",
-                f"'{value}'",
-                "correct it, or unset it for the default",
-            )
-        return value
-
-    return check
+    return lambda name, value: str(whole_number(name, value, least, most))
 
 
 def matching(pattern: str, rule: str, remedy: str) -> Check:

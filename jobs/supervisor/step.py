@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jobs import processes
-from jobs.supervisor.loop import Sink
+from jobs.sink import Sink
 from rundir import codes
 from rundir.channel import FrameReader
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import subprocess
 
     from jobs.backends.base import Backend, Step
+    from jobs.loop import Loop, Timer
     from jobs.supervisor.journal import Journal
-    from jobs.supervisor.loop import Loop, Timer
 
 _STARTING_S = 30
 """How long a request for a checkpoint waits for ranks that are starting."""
@@ -43,12 +43,12 @@ class Output:
     def __init__(self, loop: Loop) -> None:
         """Write to descriptor 1, in a thread."""
         self._loop = loop
-        self._sink = Sink(_write, _MAX_PENDING, loop.wake)
+        self._sink = Sink(_write, loop.wake, _MAX_PENDING)
         self.put = self._sink.put
 
     def flush(self) -> None:
         """Wait until all is written, but not for ever."""
-        self._loop.run_until(self._sink.is_idle, _LAST_LINES_S)
+        self._loop.run(lambda: self._sink.is_idle, _LAST_LINES_S)
 
 
 def _write(data: bytes) -> None:
@@ -150,7 +150,7 @@ class RunningStep:
     def close(self) -> None:
         """Take what its processes wrote; nobody who holds the pipe is waited for."""
         for timer in self._end_timers:
-            self._loop.cancel(timer)
+            timer.cancel()
         deadline_s = time.monotonic() + _LAST_LINES_S
         while self._fd >= 0 and self._read() and time.monotonic() < deadline_s:
             pass
@@ -160,12 +160,12 @@ class RunningStep:
     def end(self) -> None:
         """End it, and wait for that."""
         pids = [process.pid for process in self._running]
-        processes.stop(pids, _AFTER_GRACE_S, self._loop.rest)
+        processes.stop(pids, _AFTER_GRACE_S, self._loop.pause)
 
     # ---- signals
 
     def signal(self, number: int) -> None:
-        """Signal the processes: srun hands it to every rank's agent; in place they are agents."""
+        """Signal the processes that run: srun hands it to every agent; in place they are agents."""
         processes.send([process.pid for process in self._running], number)
 
     def ask_for_checkpoint(self) -> None:
@@ -178,10 +178,9 @@ class RunningStep:
 
         def look() -> None:
             num_up = self._journal.reports.num_started
-            if self.is_over():
-                self._loop.cancel(timer)
-            elif num_up >= self._step.layout.world_size or time.monotonic() >= deadline_s:
-                self._loop.cancel(timer)
+            is_up = num_up >= self._step.layout.world_size
+            if self.is_over() or is_up or time.monotonic() >= deadline_s:
+                timer.cancel()
                 self.signal(signal.SIGUSR1)
 
         timer = self._loop.every(_POLL_S, look)
@@ -205,22 +204,14 @@ class RunningStep:
         if not any(told):
             self.signal(signal.SIGTERM)
             return
-        deadline_s = time.monotonic() + self._grace_s + _AFTER_GRACE_S
-
-        def look() -> None:
-            if self.is_over():
-                self._loop.cancel(timer)
-            elif time.monotonic() >= deadline_s:
-                self._loop.cancel(timer)
-                self.signal(signal.SIGTERM)
-
-        timer = self._loop.every(_POLL_S, look)
+        delay_s = self._grace_s + _AFTER_GRACE_S
+        self._loop.after(delay_s, lambda: self.signal(signal.SIGTERM))
 
 
 def sweep(loop: Loop, launch_id: str, temporary: str) -> None:
     """Leave nothing of an attempt behind on this node, whatever happened."""
     left = processes.processes_with(f"DDP_LAUNCH_ID={launch_id}")
-    processes.stop(left, 2, loop.rest)
+    processes.stop(left, 2, loop.pause)
     for parent in {"/dev/shm", temporary}:  # noqa: S108 -- where agents keep heartbeats
         try:
             names = os.listdir(parent)

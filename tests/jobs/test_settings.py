@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from pathlib import Path
 
@@ -111,8 +110,24 @@ def test_a_word_is_quoted_as_bash_does(word: str) -> None:
 
 def test_hosts_without_a_python_forward_the_same_names() -> None:
     """container/pyxis_env.sh runs where sbatch does, which may have none."""
-    text = (ROOT / "container" / "mounts.sh").read_text()
-    (prefixes,) = re.findall("FORWARDED_PREFIXES='(.*)'", text)
-    (hosts,) = re.findall("grep -vxE '(.*)'", text)
-    assert prefixes == forwarded.PREFIXES.pattern
-    assert hosts == forwarded.OF_THE_HOST.pattern
+    names = (
+        "NCCL_DEBUG",
+        "DDP_OUT",
+        "DDP_HOME",
+        "PYTHONHOME",
+        "PYTHONPATH",
+        "CUDA_DIR",
+        "CUDA_DIRS",
+    )
+    environ = dict.fromkeys((*names, "CUDA_DIR", "PATHS", "MY_NCCL_DEBUG"), "1")
+    shell = f"HERE={ROOT}/container; . $HERE/mounts.sh; forwarded_names"
+    told = subprocess.run(
+        ["bash", "-c", shell],
+        env=environ | {"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = forwarded.forwarded_names(environ)
+    assert sorted(told.stdout.split()) == found
+    assert found == ["CUDA_DIRS", "DDP_OUT", "NCCL_DEBUG", "PYTHONPATH"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from jobs.agent.contract import (
-    require_integer,
     resolve,
     tasks_of_node,
     with_torchrun_names,
 )
+from jobs.checks import whole_number
 from jobs.messages import UsageError
 
 SLURM = {
@@ -54,6 +54,14 @@ def test_what_agrees_stays_and_what_disagrees_is_an_error(name: str) -> None:
     assert resolve(SLURM | {name: NUMBERS[name]}).environ[name] == NUMBERS[name]
     with pytest.raises(UsageError, match=f"{name} must agree .* found {name}=7 and expected"):
         resolve(SLURM | {name: "7"})
+
+
+def test_a_task_that_is_alone_where_others_are_not_is_a_rank() -> None:
+    """torchrun fills either every node or none."""
+    uneven = {"SLURM_STEP_TASKS_PER_NODE": "3,2,1", "DDP_NPROC_PER_NODE": "3"}
+    found = resolve(SLURM | uneven | {"SLURM_LOCALID": "0"})
+    assert not found.is_node_task
+    assert found.environ["LOCAL_WORLD_SIZE"] == "1"
 
 
 def test_one_task_of_a_node_that_torchrun_fills() -> None:
@@ -113,7 +121,7 @@ def test_a_single_process() -> None:
 def test_what_is_no_whole_number(value: str) -> None:
     """What Python's int() or a shell would take for one is not one here."""
     with pytest.raises(UsageError, match="X must be a whole number from 0 to 9"):
-        require_integer("X", value, 0, 9)
+        whole_number("X", value, 0, 9)
 
 
 @pytest.mark.parametrize(

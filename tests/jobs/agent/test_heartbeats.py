@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs.agent import heartbeats, rank
-from jobs.agent.loop import Loop
+from jobs.loop import Loop
 
 if TYPE_CHECKING:
     from pathlib import Path

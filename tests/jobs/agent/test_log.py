@@ -10,8 +10,8 @@ import pytest
 
 from jobs.agent import log
 from jobs.agent.log import LogFollower
-from jobs.agent.loop import Loop
 from jobs.agent.output import Output
+from jobs.loop import Loop
 
 if TYPE_CHECKING:
     from pathlib import Path

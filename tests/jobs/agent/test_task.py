@@ -13,8 +13,8 @@ import pytest
 
 from jobs.agent import task
 from jobs.agent.child import Streams
-from jobs.agent.loop import Loop
 from jobs.agent.task import Task, has_failed
+from jobs.loop import Loop
 from rundir.paths import RunDir
 from tests.conftest import Cluster
 
