@@ -105,7 +105,7 @@ _WATCHING = """
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """All there is to tell."""
+    """All measurements."""
 
     machine: str
     load_before: float
@@ -154,7 +154,7 @@ def render(measured: Measured) -> str:
             _WATCHING,
             _watching_table(measured.watching),
             _BEAT,
-            _beat_table(measured.beats),
+            _heartbeat_table(measured.beats),
             _SAVES.format(
                 millions=measured.saves.num_parameters / 1e6,
                 size_mb=measured.saves.size_bytes / 1e6,
@@ -246,7 +246,7 @@ def _recorder_table(recorder: Recorder) -> str:
     return f"{table(head, rows)}\n{foot}"
 
 
-def _beat_table(beats: Beats) -> str:
+def _heartbeat_table(beats: Beats) -> str:
     rows = [
         [
             f"{beats.num_beats} beats into shared memory",

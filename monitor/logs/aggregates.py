@@ -88,7 +88,7 @@ def _count(group: Sequence[Sequence[str]]) -> Counted:
 
 
 def _together(places: Sequence[Sequence[Place]]) -> list[list[int]]:
-    """Group the files, by number, that tell of the same nodes."""
+    """Group the files, by number, that hold the same nodes."""
     of: dict[Place, list[int]] = {}
     groups: dict[int, list[int]] = {}
     for number, found in enumerate(places):

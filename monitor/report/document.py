@@ -63,8 +63,8 @@ def document(jobs: Sequence[Job], files: Sequence[File], co2_g_per_kwh: float | 
 
 
 def _gpu_hours(gpus: Sequence[Gpu]) -> float | None:
-    told = [gpu.use.span_s for gpu in gpus if gpu.use.span_s is not None]
-    return sum(told) / 3600 if told else None
+    known = [gpu.use.span_s for gpu in gpus if gpu.use.span_s is not None]
+    return sum(known) / 3600 if known else None
 
 
 def _gpu(job: Job, gpu: Gpu, co2_g_per_kwh: float | None) -> dict[str, Any]:

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from rundir.events import Event
 
     Watcher = Callable[["Record", "Record", float, float], "Record"]
-    """Tells what the monitor saw of (attempt, slow rank) from one moment to another."""
+    """Returns what the monitor saw of (attempt, slow rank) from one moment to another."""
 
 Record = dict[str, Any]
 
-_MAX_LOOKS = 5
+_MAX_READS = 5
 
 
 def compose(
@@ -117,9 +117,9 @@ def _watcher(run_dir: str) -> Watcher:
 def compose_file(run_dir: str) -> str:
     """Write `run.json` of a run directory, beside and renamed; the path written.
 
-    Events told while it composes are not missed: it looks again, so that of several writers the
-    last one writes the newest view. Of a run that lives and tells something all the time, no view
-    is the newest: it looks `_MAX_LOOKS` times at most.
+    Events written while it composes are not missed: it reads again, so that of several writers the
+    last one writes the newest view. Of a run that lives and reports something all the time, no view
+    is the newest: it reads `_MAX_READS` times at most.
 
     Raises:
         UserError: there are no events to compose from.
@@ -129,7 +129,7 @@ def compose_file(run_dir: str) -> str:
     run_dir = os.path.abspath(run_dir)  # noqa: PTH100 - the monitor's logs lie beside it
     target = RunDir(run_dir).record
     seen = -1
-    for _ in range(_MAX_LOOKS):
+    for _ in range(_MAX_READS):
         if seen == (seen := _size(run_dir)):
             break
         _replace(target, read(run_dir))

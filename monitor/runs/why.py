@@ -44,7 +44,7 @@ def why(run_dir: str, *, as_json: bool = False) -> int:
 
 
 def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
-    """Look at all there is: the record, the ranks' logs, the monitors' logs, and Slurm.
+    """Gather all there is: the record, the ranks' logs, the monitors' logs, and Slurm.
 
     Raises:
         UserError: the directory is none of a run.
@@ -56,8 +56,8 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
     attempt = made["attempts"][-1]
     written_s = liveness.last_written_s(run_dir, attempt)
     quiet_s = None if written_s is None else max(0.0, now_s - written_s)
-    told_s = seconds(attempt["end_time"])
-    job = slurm.ask(attempt["job_id"], max(filter(None, (told_s, written_s)), default=None))
+    end_s = seconds(attempt["end_time"])
+    job = slurm.ask(attempt["job_id"], max(filter(None, (end_s, written_s)), default=None))
     state = liveness.state(run_dir, attempt, job, quiet_s)
     if state == "running":
         liveness.go_on(made, now_s)
@@ -71,10 +71,10 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
         "run": made["run"] or os.path.basename(run_dir),  # noqa: PTH119 - start time
         "state": state,
         "quiet_s": None if quiet_s is None else round(quiet_s, 1),
-        "ended_s": None if told_s is None else round(max(0.0, now_s - told_s), 1),
+        "ended_s": None if end_s is None else round(max(0.0, now_s - end_s), 1),
         "attempt": attempt,
         "attempts": [_brief(one) for one in made["attempts"]],
-        "said": _telling(log_end),
+        "said": _relevant(log_end),
         "log": log_path if os.path.exists(log_path) else None,  # noqa: PTH110 - start time
         "stack": _stack(run.events, attempt),
         "node": _node(run_dir, attempt, where),
@@ -120,8 +120,8 @@ def _brief(attempt: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _telling(text: str) -> list[str]:
-    """Pick the lines of a log's end that tell most: a traceback, a crash's stack, else the last."""
+def _relevant(text: str) -> list[str]:
+    """Pick the lines of a log's end that explain most: a crash's stack, else the last."""
     lines = [clean for line in text.splitlines() if (clean := render.clean(line)).strip()]
     for start, line in enumerate(lines):
         if line.startswith("Fatal Python error"):
@@ -153,7 +153,7 @@ def _node(run_dir: str, attempt: dict[str, Any], where: dict[str, Any]) -> dict[
     if sample is None:
         return None
     throttle = node_log.throttle([sample])
-    return {"node": node, "time_s": sample.time_s, "gpu": sample.gpu, "throttle": throttle} | {
+    return {"node": node, "time_s": sample.time_s, "gpu": sample.index, "throttle": throttle} | {
         name: sample.values.get(name)
         for name in ("sm", "pwr", "gtemp", "fb", "pclk", "cpu", "hmem")
     }
@@ -162,9 +162,9 @@ def _node(run_dir: str, attempt: dict[str, Any], where: dict[str, Any]) -> dict[
 def _gpu_of(log: node_log.NodeLog, attempt: dict[str, Any], where: dict[str, Any]) -> int | None:
     """Find the GPU of the failed rank: by the verdict on it, else by the log, else by its place."""
     rank, verdict = where.get("rank"), attempt["verdict"] or {}
-    told = _GPU.fullmatch(str(verdict.get("gpu"))) if verdict.get("rank") == rank else None
-    if told is not None:
-        return int(told[1])
+    named = _GPU.fullmatch(str(verdict.get("gpu"))) if verdict.get("rank") == rank else None
+    if named is not None:
+        return int(named[1])
     local = [one["local_rank"] for one in attempt["ranks"] if one["rank"] == rank]
     return node_log.gpu_of(log, rank, integer(local[0]) if local else None)
 
@@ -172,7 +172,7 @@ def _gpu_of(log: node_log.NodeLog, attempt: dict[str, Any], where: dict[str, Any
 def _faults(
     run_dir: str, attempt: dict[str, Any], where: dict[str, Any], text: str
 ) -> Sequence[str]:
-    """Collect lines that tell of the machine's own faults: XID, ECC, memory killer."""
+    """Collect lines that report the machine's own faults: XID, ECC, memory killer."""
     log = node_log.read(node_log.path_of(run_dir, attempt["job_id"], where.get("node")))
-    said = [render.clean(line).strip() for line in text.splitlines() if _FAULT.search(line)]
-    return [*log.faults, *said][-_NUM_FAULTS:]
+    found = [render.clean(line).strip() for line in text.splitlines() if _FAULT.search(line)]
+    return [*log.faults, *found][-_NUM_FAULTS:]

@@ -1,4 +1,4 @@
-"""A command of the user's own has no beat: whether it does anything, judged from outside.
+"""A command of the user's own has no heartbeat: whether it does anything, as seen from outside.
 
 | its log | its GPU | its processes | says |
 | --- | --- | --- | --- |
@@ -29,7 +29,7 @@ _RECHECK_S = 5.0
 
 
 def gpu_pattern(gpu: GpuSample, power_limit_w: float | None) -> str | None:
-    """Tell what a GPU shows: `waiting` in a collective, `working`, `idle`; None without a reading.
+    """Classify a GPU: `waiting` in a collective, `working`, `idle`; None without a reading.
 
     Args:
         gpu: one poll at it.
@@ -73,8 +73,8 @@ class Inactivity:
         """Take one poll; the seconds since the last sign of life, as far as is known.
 
         Args:
-            now_s: a clock that leaves out what nobody watched.
-            mark: changes when the log grows; None while that cannot be told.
+            now_s: a clock that leaves out time without a watcher.
+            mark: changes when the log grows; None while that is unknown.
             pattern: what its GPU shows.
             limit_s: after this long the processor time is asked, which costs more.
 
@@ -101,9 +101,9 @@ class Inactivity:
         return limit_s if is_first else max(_RECHECK_S, limit_s / 10)
 
     def _check_times(self, now_s: float) -> bool:
-        """Start over if the processes have worked since the last check; False: nobody could tell.
+        """Start over if the processes have worked since the last check; False: it is unknown.
 
-        What cannot be told for long is no sign of life: /proc of a process that hangs in the kernel
+        What stays unknown for long is no sign of life: /proc of a process that hangs in the kernel
         may hang, too.
         """
         now, before = self.times(), self._times or {}

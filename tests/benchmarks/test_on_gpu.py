@@ -82,8 +82,8 @@ def test_a_rehearsal_runs_every_case(tmp_path: Path) -> None:
     wrong = [line for line in lines if line["status"] != "ok"]
     assert ended.returncode == 0, (wrong, (out / "output.log").read_text()[-4000:])
     assert [line["case"] for line in lines] == [*CORRECTNESS, *SPEED]
-    told = [json.loads(line)["case"] for line in ended.stdout.splitlines()]
-    assert told == [line["case"] for line in lines]
+    output = [json.loads(line)["case"] for line in ended.stdout.splitlines()]
+    assert output == [line["case"] for line in lines]
     values = {line["case"]: line["values"] for line in lines}
     assert values["resume"]["digits_tensors"] > 10
     assert "stuck.py" in values["hang"]["verdict"]

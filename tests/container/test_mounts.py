@@ -260,8 +260,8 @@ def test_a_value_too_long_for_pyxis_is_refused(run: Run, host: Host, tmp_path: P
     ended = run(ENVIRONMENT, cwd=tmp_path, env=host.env | {"DDP_MOUNTS": mounts})
     assert (ended.returncode, ended.stdout) == (64, "")
     assert "at most 4095 characters" in ended.stderr
-    told = run(ENVIRONMENT, "--options", cwd=tmp_path, env=host.env | {"DDP_MOUNTS": mounts})
-    assert "/data299:/data299" in told.stdout  # an option may be longer
+    reported = run(ENVIRONMENT, "--options", cwd=tmp_path, env=host.env | {"DDP_MOUNTS": mounts})
+    assert "/data299:/data299" in reported.stdout  # an option may be longer
 
 
 def test_jobs_on_one_node_need_no_client(run: Run, tmp_path: Path) -> None:
@@ -296,8 +296,8 @@ def test_a_pyxis_that_knows_no_variables(run: Run, host: Host, tmp_path: Path) -
     assert list(submit.iterdir()) == []
     (host.directory / "bin/sbatch").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     command = ended.stderr.rpartition(": ")[2].replace("container/pyxis_env.sh", str(ENVIRONMENT))
-    told = run("dash", "-c", command, cwd=submit, env=host.env | {"NCCL_DEBUG": "INFO"})
-    mounts, workdir, names, *rest = told.stdout.splitlines()
+    reported = run("dash", "-c", command, cwd=submit, env=host.env | {"NCCL_DEBUG": "INFO"})
+    mounts, workdir, names, *rest = reported.stdout.splitlines()
     assert mounts.startswith(f"--container-mounts={submit}:{submit},")
     assert f"{host.conf.parent}:{host.conf.parent}" in mounts.split(",")
     assert workdir == f"--container-workdir={submit}"
@@ -309,15 +309,15 @@ def test_a_pyxis_that_knows_no_variables(run: Run, host: Host, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("options", [[], ["--options"]])
-@pytest.mark.parametrize("told", ["0", "no"])
+@pytest.mark.parametrize("value", ["0", "no"])
 def test_a_site_whose_sbatch_knows_no_images(
-    run: Run, host: Host, tmp_path: Path, options: list[str], told: str
+    run: Run, host: Host, tmp_path: Path, options: list[str], value: str
 ) -> None:
     """There Pyxis is for srun alone, however new it is: the script stays on the host."""
-    _plugstack(host, KNOWS_VARIABLES, f"sbatch_support={told}")
+    _plugstack(host, KNOWS_VARIABLES, f"sbatch_support={value}")
     ended = run(ENVIRONMENT, *options, cwd=tmp_path, env=host.env)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (64, "", 1), ended.stderr
-    assert f"switched off by this site (sbatch_support={told} in plugstack.conf)" in ended.stderr
+    assert f"switched off by this site (sbatch_support={value} in plugstack.conf)" in ended.stderr
     assert "DDP_IMAGE=./ddp.sqsh sbatch" in ended.stderr
 
 

@@ -165,8 +165,8 @@ class FaultJob:
         while not (found := condition()):
             if ABANDONED.is_set() or time.monotonic() > deadline:
                 end = "\n".join(self.log.splitlines()[-40:])
-                told = "\n".join(map(json.dumps, self.events()[-12:]))
-                message = f"{self.name}: not within {timeout_s} s: {what}\n{told}\n{end}"
+                reported = "\n".join(map(json.dumps, self.events()[-12:]))
+                message = f"{self.name}: not within {timeout_s} s: {what}\n{reported}\n{end}"
                 raise TooLateError(message)
             time.sleep(poll_s)
         return found

@@ -89,8 +89,8 @@ def runs_elsewhere(job: FaultJob, resume: Event) -> None:
     before, start = (
         job.events("start", attempt=resume["attempt"] - number)[-1] for number in (1, 0)
     )
-    (told,) = job.events("lost_node", attempt=before["attempt"])
-    lost = told["node"]
+    (reported,) = job.events("lost_node", attempt=before["attempt"])
+    lost = reported["node"]
     assert len(start["nodes"]) == 2, start
     assert lost not in start["nodes"], start
 

@@ -27,7 +27,7 @@ class Beats:
             self.memory = mmap.mmap(file.fileno(), BEAT.size)
         self.count = 0
 
-    def beat(self, phase: str, step: int, collective: int) -> None:
+    def write(self, phase: str, step: int, collective: int) -> None:
         """Beat once."""
         self.count += 1
         now_ns = time.monotonic_ns()
@@ -57,7 +57,7 @@ def go_on(heartbeats: Beats) -> None:
     step = 10**6
     while True:
         step += 1
-        heartbeats.beat("forward", step, step)
+        heartbeats.write("forward", step, step)
         time.sleep(0.02)
 
 
@@ -72,14 +72,14 @@ def main(mode: str, directory: Path, rank: int, run_dir: Path) -> None:
     step = 0
     while not (directory / "hang").exists():
         step += 1
-        heartbeats.beat("forward", step, 2 * step)
+        heartbeats.write("forward", step, 2 * step)
         time.sleep(0.02)
-        heartbeats.beat("backward", step, 2 * step + 1)
+        heartbeats.write("backward", step, 2 * step + 1)
     if mode == "wait":  # as in a collective that one of the others does not come to
-        heartbeats.beat("backward", 10**6, 10**6)
+        heartbeats.write("backward", 10**6, 10**6)
         mode = "sleep"
     else:
-        heartbeats.beat("forward", 10**5, 10**5)
+        heartbeats.write("forward", 10**5, 10**5)
     ways = {"sleep": hang_in_sleep, "c": hang_in_c, "regex": hang_in_regex, "deaf": hang_in_sleep}
     if mode in ways:
         ways[mode]()

@@ -38,10 +38,10 @@ def test_a_pipe_or_a_device_holds_nobody_up(
     (run_dir / name).unlink(missing_ok=True)
     put(run_dir / name)
     code = cli.main([*command.split(), str(run_dir)])
-    told = capfd.readouterr().err
-    assert (code in {0, 3}) or (code == 64 and told.count("\n") == 1)
+    output = capfd.readouterr().err
+    assert (code in {0, 3}) or (code == 64 and output.count("\n") == 1)
     if (name, command) in {("events.jsonl", "why"), ("metrics.jsonl", "diagnose")}:
-        assert "it is a pipe or a device" in told
+        assert "it is a pipe or a device" in output
 
 
 def test_what_is_no_plain_file_is_refused(tmp_path: Path) -> None:

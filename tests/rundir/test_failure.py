@@ -62,10 +62,10 @@ def test_who_finished_is_not_blamed() -> None:
 
 def test_a_signal_before_there_were_ranks_is_a_stop_on_request() -> None:
     """Nothing is lost; without a signal it is the step's own failure to start."""
-    told = event("signal", source="prelaunch", signal="USR1")
-    assert classify([told], step_code=138).code == 75
+    reported = event("signal", source="prelaunch", signal="USR1")
+    assert classify([reported], step_code=138).code == 75
     assert classify([], step_code=138).code == 138
-    assert classify([told], step_code=1).code == 1
+    assert classify([reported], step_code=1).code == 1
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ def test_of_our_own_ranks_who_only_lost_a_peer_comes_second() -> None:
 
 def test_whose_loss_was_not_finite_is_blamed() -> None:
     """All ranks end at once, with the same words; the event tells whose it was."""
-    told = event("non_finite", 0, step=7, action="stop", steps=[7], ranks=[1, 2])
+    reported = event("non_finite", 0, step=7, action="stop", steps=[7], ranks=[1, 2])
     ends = (ended(0, 70), ended(1, 70), ended(2, 70))
-    assert blame(told, *ends) == (1, 70)
-    assert blame(told | {"ranks": []}, *ends) == (0, 70)
-    assert blame(told, ended(2, 3), *ends[:2]) == (2, 3)
+    assert blame(reported, *ends) == (1, 70)
+    assert blame(reported | {"ranks": []}, *ends) == (0, 70)
+    assert blame(reported, ended(2, 3), *ends[:2]) == (2, 3)
 
 
 def test_whose_loss_was_skipped_is_not_blamed() -> None:
@@ -263,10 +263,10 @@ def test_of_many_ranks_not_every_log_is_read() -> None:
     found = classify([*ups, *ends], log_end, step_code=1)
     assert found.end == (0, "n0", 1, None)
     assert len(set(asked)) <= 17
-    told = [event("failure", rank, error=LOST_PEER) for rank in range(4095)]
-    told.append(event("failure", 4095, error="ValueError: bad"))
+    reported = [event("failure", rank, error=LOST_PEER) for rank in range(4095)]
+    reported.append(event("failure", 4095, error="ValueError: bad"))
     asked.clear()
-    found = classify([*ups, *told, *ends], log_end, step_code=1)
+    found = classify([*ups, *reported, *ends], log_end, step_code=1)
     assert found.end == (4095, "n4095", 1, None)
     assert set(asked) == {4095}
 
@@ -283,6 +283,6 @@ def test_a_decision_says_why_slurm_ended_the_job() -> None:
     """In a key of its own; older runs have it in words only."""
     asked = event("signal", source="prelaunch", signal="TERM")
     ends = (asked, ended(0, 75, requested=True), ended(1, 0), ended(2, 0))
-    told = event("decision", decision="fail", reason="", cause="cancelled")
-    found = classify((*UPS, *ends, told), code=75)
+    reported = event("decision", decision="fail", reason="", cause="cancelled")
+    found = classify((*UPS, *ends, reported), code=75)
     assert (found.finding.failure_class, found.finding.words) == ("cancelled", "was cancelled")

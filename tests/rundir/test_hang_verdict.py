@@ -14,7 +14,7 @@ WAIT = "torch/distributed/distributed_c10d.py:2810 in all_reduce"
 
 def rank(number: int, **changes: Any) -> RankReport:
     """A rank that waits in the backward of step 120 with all the others."""
-    told = {
+    reported = {
         "local_rank": number % 2,
         "gpu": f"GPU {number % 2}",
         "step": 120,
@@ -27,7 +27,7 @@ def rank(number: int, **changes: Any) -> RankReport:
         "top": WAIT,
         "waiting": True,
     }
-    return RankReport(rank=number, **{**told, **changes})
+    return RankReport(rank=number, **{**reported, **changes})
 
 
 BEHIND = {"phase": "forward", "collective": 44, "top": "my/model.py:88 in f", "waiting": False}

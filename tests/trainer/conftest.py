@@ -110,7 +110,7 @@ def start_ranks(
     In values of `env`, {rank} stands for the rank's number.
     """
     started: list[Ranks] = []
-    told = tmp_path_factory.mktemp("told")
+    reported = tmp_path_factory.mktemp("reported")
 
     def start(
         count: int, *options: str, out: str = "run", env: dict[str, str] | None = None
@@ -134,7 +134,7 @@ def start_ranks(
                     ["--out", str(tmp_path / out), *options],
                     {**clean_env, **{k: str(v) for k, v in place.items()}, **own},
                     tmp_path,
-                    (told / f"{name}.out", told / f"{name}.err"),
+                    (reported / f"{name}.out", reported / f"{name}.err"),
                 )
             )
         ranks = Ranks(processes, RunDir(tmp_path / out))

@@ -44,5 +44,5 @@ def test_what_the_run_refuses_the_check_refuses(
 
 def test_a_job_checks_on_a_node_that_need_not_have_the_gpus(tmp_path: Path) -> None:
     """Its batch step may see none; the ranks look for themselves."""
-    told = trainer(tmp_path, "--precision", "tf32", "--check", DDP_RUN_DIR=str(tmp_path / "run"))
-    assert told == (0, "")
+    output = trainer(tmp_path, "--precision", "tf32", "--check", DDP_RUN_DIR=str(tmp_path / "run"))
+    assert output == (0, "")

@@ -185,7 +185,7 @@ CASES = [
 ]  # fmt: skip
 
 
-def told(looked_at: Run, rule: str, thresholds: Thresholds | None = None) -> list[Finding]:
+def findings_of(looked_at: Run, rule: str, thresholds: Thresholds | None = None) -> list[Finding]:
     """What one rule finds."""
     return [one for one in evaluate(looked_at, thresholds) if one.rule == rule]
 
@@ -193,8 +193,8 @@ def told(looked_at: Run, rule: str, thresholds: Thresholds | None = None) -> lis
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.severity}")
 def test_a_rule_finds_what_is_over_its_threshold_and_not_what_is_below(case: Case) -> None:
     """A finding has its place, its time and its evidence in numbers; the other run has none."""
-    (found,) = told(case.true, case.rule)
-    assert (found.severity, told(case.false, case.rule)) == (case.severity, [])
+    (found,) = findings_of(case.true, case.rule)
+    assert (found.severity, findings_of(case.false, case.rule)) == (case.severity, [])
     assert case.words in found.evidence
     assert found.suggestion
     assert found.begin_s is not None
@@ -212,23 +212,23 @@ def test_every_rule_has_both_cases() -> None:
 
 def test_where_and_when() -> None:
     """The stretch itself is named, and the GPU; a node's finding has no GPU."""
-    (idle,) = told(run(gpu(3, sm=at(first(40), 0, 95), disk=99)), "idle")
+    (idle,) = findings_of(run(gpu(3, sm=at(first(40), 0, 95), disk=99)), "idle")
     assert (idle.host, idle.gpu, idle.job) == ("n1", 3, "7")
     assert (idle.begin_s, idle.end_s) == (BEGIN_S + 99 * STEP_S, BEGIN_S + 139 * STEP_S)
-    (disk,) = told(run(gpu(0, disk=99), gpu(1, disk=99)), "disk")
+    (disk,) = findings_of(run(gpu(0, disk=99), gpu(1, disk=99)), "disk")
     assert (disk.host, disk.gpu) == ("n1", None)
-    (odd,) = told(peers({"sm": 40}, {"sm": 90}), "straggler")
+    (odd,) = findings_of(peers({"sm": 40}, {"sm": 90}), "straggler")
     assert (odd.gpu, odd.begin_s, odd.end_s) == (2, BEGIN_S, BEGIN_S + 239 * STEP_S)
-    (slow,) = told(slow_lines(10), "straggler")
+    (slow,) = findings_of(slow_lines(10), "straggler")
     assert (slow.host, slow.gpu) == ("n2", 1)
 
 
 def test_the_start_up_and_a_lone_blip_are_no_idle_time() -> None:
     """Idle for the first five minutes is usual; one slightly busy sample ends no idle time."""
-    assert not told(run(gpu(sm=at(slice(0, 21), 0, 95))), "idle")
+    assert not findings_of(run(gpu(sm=at(slice(0, 21), 0, 95))), "idle")
     sm = at(first(24), 0, 95)
     sm[112] = 20
-    assert told(run(gpu(sm=sm)), "idle")[0].evidence.startswith("idle for 6 min")
+    assert findings_of(run(gpu(sm=sm)), "idle")[0].evidence.startswith("idle for 6 min")
 
 
 def test_what_takes_no_time_is_no_idle_time() -> None:
@@ -243,14 +243,14 @@ def test_a_gap_ends_a_stretch() -> None:
     clock_s = BEGIN_S + STEP_S * np.arange(NUM_SAMPLES)
     clock_s[108:] += 3600
     sm = at(slice(100, 117), 0, 95)
-    assert told(run(gpu(sm=sm)), "idle")
-    assert not told(run(gpu(sm=sm, time_s=clock_s)), "idle")
+    assert findings_of(run(gpu(sm=sm)), "idle")
+    assert not findings_of(run(gpu(sm=sm, time_s=clock_s)), "idle")
 
 
 def nodes(num_gpus: int, odd: dict[str, Any], other: dict[str, Any]) -> Run:
     """Two nodes, the second of which differs as a whole."""
-    seats = [(host, i) for host in ("n1", "n2") for i in range(num_gpus)]
-    return run(*(gpu(i, host, **(odd if host == "n2" else other)) for host, i in seats))
+    placed = [(host, i) for host in ("n1", "n2") for i in range(num_gpus)]
+    return run(*(gpu(i, host, **(odd if host == "n2" else other)) for host, i in placed))
 
 
 @pytest.mark.parametrize("num_gpus", [1, 2, 8])
@@ -270,27 +270,29 @@ def test_one_of_two_nodes_is_slow(  # noqa: PLR0913, PLR0917 - a row of the tabl
     words: str,
 ) -> None:
     """Half against half is no outlier: the node is named, and only where all its GPUs differ."""
-    (found,) = told(nodes(num_gpus, slow, quick), rule)
+    (found,) = findings_of(nodes(num_gpus, slow, quick), rule)
     assert (found.host, found.gpu) == ("n2", None)
     assert words in found.evidence
-    assert not told(nodes(num_gpus, healthy, quick), rule)
+    assert not findings_of(nodes(num_gpus, healthy, quick), rule)
     late = {name: at(slice(80, 150), value, quick[name]) for name, value in slow.items()}
-    assert not told(nodes(num_gpus, late, quick), rule)
+    assert not findings_of(nodes(num_gpus, late, quick), rule)
 
 
 def test_a_node_without_a_log_is_told() -> None:
     """It had ranks; where no node has a log, nobody watched, and that was asked for."""
     ups = tuple({"event": "rank_up", "rank": i, "node": f"n{i + 1}.here"} for i in range(2))
-    (found,) = told(run(gpu(host="n1"), events=ups), "gap")
+    (found,) = findings_of(run(gpu(host="n1"), events=ups), "gap")
     assert (found.host, found.severity) == ("n2", "warning")
-    assert not told(run(gpu(host="n1"), gpu(host="n2"), events=ups), "gap")
-    assert not told(run(events=ups), "gap")
+    assert not findings_of(run(gpu(host="n1"), gpu(host="n2"), events=ups), "gap")
+    assert not findings_of(run(events=ups), "gap")
 
 
 def test_without_gpus_none_is_blamed() -> None:
     """A slow rank of a node that has none is told of as the node's."""
     slow = slow_lines(10)
-    (found,) = told(run(gpu(None, "n2"), metrics=slow.metrics, events=slow.events), "straggler")
+    (found,) = findings_of(
+        run(gpu(None, "n2"), metrics=slow.metrics, events=slow.events), "straggler"
+    )
     assert (found.host, found.gpu) == ("n2", None)
 
 
@@ -299,10 +301,10 @@ def test_every_start_has_its_start_up() -> None:
     begins = range(0, NUM_SAMPLES, 60)
     sm = at([i for begin in begins for i in range(begin, begin + 16)], 0, 95)
     start = np.arange(NUM_SAMPLES) // 60
-    assert told(run(gpu(sm=sm)), "idle")
-    assert not told(run(replace(gpu(sm=sm), start=start)), "idle")
+    assert findings_of(run(gpu(sm=sm)), "idle")
+    assert not findings_of(run(replace(gpu(sm=sm), start=start)), "idle")
     clock_s = BEGIN_S + STEP_S * np.arange(NUM_SAMPLES) + 3600 * start
-    assert not told(run(gpu(sm=sm, time_s=clock_s)), "idle")
+    assert not findings_of(run(gpu(sm=sm, time_s=clock_s)), "idle")
 
 
 def test_the_end_counts_and_not_only_the_longest() -> None:
@@ -310,7 +312,7 @@ def test_the_end_counts_and_not_only_the_longest() -> None:
     power_w = at(slice(20, 90), NAN, 300)
     power_w[200:] = NAN
     silent = {"pwr": power_w, "gtemp": power_w, "fb": power_w, "sm": power_w}
-    (lost,) = told(run(gpu(**silent)), "lost")
+    (lost,) = findings_of(run(gpu(**silent)), "lost")
     assert lost.severity == "error"
     assert lost.evidence.startswith("no reading in 40 of 240 samples one after the other")
     assert lost.evidence.endswith("up to the end of the log (and 1 more time)")
@@ -318,7 +320,7 @@ def test_the_end_counts_and_not_only_the_longest() -> None:
     memory[200:] = 0
     watts = at(slice(20, 90), 300, 600)
     watts[200:] = 300
-    (hung,) = told(run(gpu(sm=100, mem=memory, pwr=watts)), "hung")
+    (hung,) = findings_of(run(gpu(sm=100, mem=memory, pwr=watts)), "hung")
     assert hung.severity == "error"
     assert "10 min, up to the end of the log (and 1 more time):" in hung.evidence
 
@@ -328,17 +330,17 @@ def test_peers_are_of_one_job_and_one_kind() -> None:
     slow, fast = {"sm": 40}, {"sm": 90}
     kinds = [gpu(i, **fast) for i in range(3)]
     other_kind = gpu(3, facts={"gpu 3": "GPU-9 NVIDIA L4"}, **slow)
-    assert not told(run(*kinds, other_kind), "straggler")
-    assert not told(run(*kinds, gpu(3, job="8", **slow)), "straggler")
-    assert not told(run(gpu(0, **fast), gpu(1, **slow)), "straggler")
-    assert told(run(gpu(0, **fast), gpu(1, **fast), gpu(2, **slow)), "straggler")
-    assert not told(run(*kinds, gpu(3, sm=0)), "straggler")  # it idles, and that is told
+    assert not findings_of(run(*kinds, other_kind), "straggler")
+    assert not findings_of(run(*kinds, gpu(3, job="8", **slow)), "straggler")
+    assert not findings_of(run(gpu(0, **fast), gpu(1, **slow)), "straggler")
+    assert findings_of(run(gpu(0, **fast), gpu(1, **fast), gpu(2, **slow)), "straggler")
+    assert not findings_of(run(*kinds, gpu(3, sm=0)), "straggler")  # it idles, and that is told
 
 
 def test_peers_that_differ_anyway_have_no_straggler() -> None:
     """One has to differ by more than the others do among themselves."""
     rates = (50, 60, 70, 80, 90, 95, 40)
-    assert not told(run(*(gpu(i, sm=rate) for i, rate in enumerate(rates))), "straggler")
+    assert not findings_of(run(*(gpu(i, sm=rate) for i, rate in enumerate(rates))), "straggler")
 
 
 def test_without_times_peers_are_compared_all_the_same() -> None:
@@ -352,10 +354,10 @@ def test_without_times_peers_are_compared_all_the_same() -> None:
 def test_a_slow_rank_is_where_the_log_saw_it() -> None:
     """And where no log tells of ranks, on the GPU of its local rank."""
     lines, events = slow_lines(10).metrics, ({"rank": 5, "local_rank": 1},)
-    seats = [gpu(i, host="n2", rank=rank) for i, rank in enumerate((4, 6, 7, 5))]
-    (found,) = told(run(*seats, metrics=lines, events=events), "straggler")
+    placed = [gpu(i, host="n2", rank=rank) for i, rank in enumerate((4, 6, 7, 5))]
+    (found,) = findings_of(run(*placed, metrics=lines, events=events), "straggler")
     assert (found.host, found.gpu) == ("n2", 3)
-    (found,) = told(run(gpu(host="n2"), metrics=lines, events=events), "straggler")
+    (found,) = findings_of(run(gpu(host="n2"), metrics=lines, events=events), "straggler")
     assert found.gpu == 1
 
 
@@ -363,10 +365,10 @@ def test_dmon_tells_heat_as_a_flag() -> None:
     """Its `tviol` is 0 or 1 where ours is a share of the time."""
     theirs = run(gpu(tviol=at(first(5), 1, 0)))
     ours = run(gpu(tviol=at(first(5), 1, 0), facts=OURS))
-    assert [one.evidence[:45] for one in told(theirs, "thermal")] == [
+    assert [one.evidence[:45] for one in findings_of(theirs, "thermal")] == [
         "heat kept the clocks down for 2.1 % of its bu"
     ]
-    assert not told(ours, "thermal")
+    assert not findings_of(ours, "thermal")
 
 
 @pytest.mark.parametrize(
@@ -384,7 +386,7 @@ def test_only_full_cpus_while_it_works_speak_of_starving() -> None:
     active = at(slice(None, 100), 0, 95)
     active[100::3] = 20
     looked_at = run(gpu(sm=active, cpu=at(slice(None, 100), 5, 99)))
-    (found,) = told(looked_at, "data")
+    (found,) = findings_of(looked_at, "data")
     assert "in 100 % of these" in found.evidence
 
 
@@ -398,8 +400,8 @@ def test_a_gap_between_two_starts_is_none() -> None:
     start = datetime.fromtimestamp(BEGIN_S + 100 * STEP_S + 200, UTC).isoformat()
     looked_at = gap(400)
     resting = Run("made", looked_at.gpus, events=({"event": "start", "time": start},))
-    assert told(looked_at, "gap")
-    assert not told(resting, "gap")
+    assert findings_of(looked_at, "gap")
+    assert not findings_of(resting, "gap")
 
 
 @pytest.mark.parametrize(

@@ -245,9 +245,9 @@ def test_wrong_input_is_one_line_and_64_and_leaves_nothing(  # noqa: PLR0913, PL
     Path("run/metrics.jsonl").write_text("")
     kept = {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")}
     assert export(*words) == 64
-    out, said = capfd.readouterr()
-    assert (out, said.count("\n")) == ("", 1)
-    assert found in said
+    out, captured = capfd.readouterr()
+    assert (out, captured.count("\n")) == ("", 1)
+    assert found in captured
     assert {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")} == kept
     assert path.exists()
 
@@ -331,9 +331,9 @@ def test_following_writes_anew_until_it_is_told_to_end(
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=20) == 0
     assert process.stderr is not None
-    said = process.stderr.read()
-    assert said.count("\n") == 1
-    assert "found none in" in said
+    output = process.stderr.read()
+    assert output.count("\n") == 1
+    assert "found none in" in output
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
 
 

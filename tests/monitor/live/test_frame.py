@@ -187,11 +187,11 @@ def test_each_word_of_a_filter_must_be_found(words: str, num: int) -> None:
 
 def test_the_speed_of_a_language_model_is_in_tokens() -> None:
     """And as a share of the devices' peak, where that is known."""
-    told = text(
+    output = text(
         snapshot(*ROWS, progress=progress(tokens_per_s=63210.4, mfu_pct=41.46)), size=(90, 24)
     )
-    assert "  63210 tokens/s  MFU 41.5 %  1:02:05 left" in told[1]
-    assert "samples/s" not in told[1]
+    assert "  63210 tokens/s  MFU 41.5 %  1:02:05 left" in output[1]
+    assert "samples/s" not in output[1]
 
 
 def test_a_picture_at_80_by_24() -> None:

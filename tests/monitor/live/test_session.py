@@ -21,7 +21,7 @@ WATCH = ("-m", "monitor", "watch")
 def out(tmp_path: Path) -> Path:
     """A run on two nodes, one of which has no GPU."""
     run = Run(tmp_path)
-    run.tell("start", job_id="7", world_size=2)
+    run.add_event("start", job_id="7", world_size=2)
     run.step(50, 10.0, loss=1.25, total_steps=1060)
     run.step(60, 12.0, loss=1.0, total_steps=1060)
     writer = log_of(tmp_path, "n1")

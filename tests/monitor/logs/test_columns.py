@@ -85,11 +85,11 @@ def test_a_column_of_the_registry_is_everywhere(log: Path, tmp_path: Path) -> No
 
 def test_names_are_of_one_column_each() -> None:
     """Heads, fields, names in tables and metrics: none stands for two."""
-    for told in (
+    for found in (
         [column.name for column in columns.COLUMNS],
         [column.field for column in columns.COLUMNS],
         [column.table_name for column in columns.COLUMNS],
         [(column.of_host, column.metric) for column in columns.COLUMNS if column.metric],
         [column.report_name for column in columns.reported()],
     ):
-        assert len(set(told)) == len(told)
+        assert len(set(found)) == len(found)

@@ -50,9 +50,9 @@ def test_what_is_no_log_is_refused(
     path = tmp_path / "foreign.log"
     path.write_text(FOREIGN[kind])
     assert cli.main([command, "foreign.log", *COMMANDS[command]]) == 64
-    told = capfd.readouterr()
-    assert told.out == ""
-    last = told.err.splitlines()[-1]
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    last = captured.err.splitlines()[-1]
     assert last.startswith("monitor: a log must be one of nvidia-smi dmon, with its header")
     assert "found foreign.log" in last
     assert list(tmp_path.iterdir()) == [path]
@@ -67,8 +67,8 @@ def test_beside_a_log_it_is_passed_by(
     paths[0].write_text(FOREIGN[kind])
     paths[1].write_text(DMON)
     assert cli.main(["report", *map(str, paths)]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"could not be read ({reader.FOREIGN}); no samples" in told
+    output = " ".join(capsys.readouterr().out.split())
+    assert f"could not be read ({reader.FOREIGN}); no samples" in output
     assert cli.main(["diagnose", *map(str, paths)]) == 0
 
 

@@ -81,5 +81,5 @@ def test_the_report_says_whose_rows_they_are(
     path = tmp_path / "log.gutil"
     path.write_text(head(NAMES) + row(GPU) + row(PART))
     report.report([str(path)])
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"1 row could not be read ({reader.INSTANCE})" in told
+    output = " ".join(capsys.readouterr().out.split())
+    assert f"1 row could not be read ({reader.INSTANCE})" in output

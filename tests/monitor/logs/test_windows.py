@@ -38,12 +38,12 @@ def test_it_reads_as_it_was_written(tmp_path: Path, mark: bytes, end: bytes) -> 
     """By `watch`, `why` and `export`: rows, and the log's offset from UTC."""
     path = tmp_path / "log.gutil"
     path.write_bytes(log())
-    wanted = [(s.time_s, s.gpu, s.values) for s in node_log.read(str(path)).samples]
-    newest = Newest(str(path)).look()
+    wanted = [(s.time_s, s.index, s.values) for s in node_log.read(str(path)).samples]
+    newest = Newest(str(path)).poll()
     assert len(wanted) == 4
     path.write_bytes(mark + log().replace(b"\n", end))
-    assert [(s.time_s, s.gpu, s.values) for s in node_log.read(str(path)).samples] == wanted
-    assert Newest(str(path)).look() == newest
+    assert [(s.time_s, s.index, s.values) for s in node_log.read(str(path)).samples] == wanted
+    assert Newest(str(path)).poll() == newest
     live = LiveLog(str(path))
     assert polled(live) == [2, 2]
     assert (live.num_unreadable, live.problem, live.facts) == (0, None, {"utc_offset": "+01:00"})

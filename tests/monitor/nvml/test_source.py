@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.monitor.nvml_look import between, poll, readings
+from tests.monitor.nvml_poll import between, poll, readings
 
 pytestmark = pytest.mark.slow
 
@@ -89,8 +89,8 @@ def test_an_old_driver_lacks_functions(old_driver: Any) -> None:
 def test_the_temperature_by_its_next_name(coming_driver: Any) -> None:
     """The function that everybody calls today goes away with CUDA 14; what fails stays empty."""
     coming_driver.does("gpus 3", "set temp 0 -7", "fail nvmlDeviceGetTemperatureV 1 3")
-    told = [gpu["temp_c"] for gpu in poll(coming_driver, "p")[0]["gpus"]]
-    assert told == [-7, None, 61]
+    reported = [gpu["temp_c"] for gpu in poll(coming_driver, "p")[0]["gpus"]]
+    assert reported == [-7, None, 61]
 
 
 def test_mig_refuses_utilisation_only(driver: Any) -> None:
@@ -107,11 +107,11 @@ def test_mig_refuses_utilisation_only(driver: Any) -> None:
 def test_a_lost_gpu_keeps_its_place(driver: Any) -> None:
     """From the moment it is lost only its index is left; the other goes on."""
     driver.does("lost 1 40")
-    looks = poll(driver, times=4)
-    assert looks[0]["gpus"][1]["power_w"] == 294
-    assert looks[3]["gpus"][1]["index"] == 1
-    assert readings(looks[3]["gpus"][1]) == {}
-    assert all(one["gpus"][0]["power_w"] == 294 for one in looks)
+    polls = poll(driver, times=4)
+    assert polls[0]["gpus"][1]["power_w"] == 294
+    assert polls[3]["gpus"][1]["index"] == 1
+    assert readings(polls[3]["gpus"][1]) == {}
+    assert all(one["gpus"][0]["power_w"] == 294 for one in polls)
 
 
 def test_a_gpu_lost_from_the_start_keeps_its_place(driver: Any) -> None:
@@ -125,12 +125,12 @@ def test_a_gpu_lost_from_the_start_keeps_its_place(driver: Any) -> None:
 
 def test_dead_nvml_is_started_again_now_and_then(driver: Any) -> None:
     """Rows stay empty until a restart after 60 s finds the GPUs back, which then answer again."""
-    looks = poll(driver, times=9, step_s=20, then=between([], ["dead 0"], []))
-    powers = [one["gpus"][0]["power_w"] for one in looks]
+    polls = poll(driver, times=9, step_s=20, then=between([], ["dead 0"], []))
+    powers = [one["gpus"][0]["power_w"] for one in polls]
     assert powers == [294, 294, None, None, None, 294, 294, 294, 294]
-    assert [gpu["index"] for gpu in looks[2]["gpus"]] == [0, 1]
-    assert looks[3]["facts"]["gpus"] == "no readings: NVML answers nothing more"
-    assert looks[-1]["facts"]["gpu 0"].startswith("GPU-")
+    assert [gpu["index"] for gpu in polls[2]["gpus"]] == [0, 1]
+    assert polls[3]["facts"]["gpus"] == "no readings: NVML answers nothing more"
+    assert polls[-1]["facts"]["gpu 0"].startswith("GPU-")
 
 
 @pytest.mark.parametrize(

@@ -28,15 +28,15 @@ class World:
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.never = Never()
-        self.told: list[tuple[int, str]] = []
+        self.reported: list[tuple[int, str]] = []
         self.made: list[tuple[int, str]] = []
         self.pool = WorkerPool(
-            "test", self.never, lambda job: self.told.append((job.owner, job.kind))
+            "test", self.never, lambda job: self.reported.append((job.owner, job.kind))
         )
 
-    def tell(self, job: Job) -> None:
+    def report(self, job: Job) -> None:
         """Be told of a call that was given up."""
-        self.told.append((job.owner, job.kind))
+        self.reported.append((job.owner, job.kind))
 
     def job(self, owner: int, kind: str, *, hangs: bool = False) -> Job:
         """Build a call; one that hangs leaves its value when the gate is open."""
@@ -85,7 +85,7 @@ def test_a_call_that_hangs_costs_its_own_value(world: World, until: Callable[...
     rest = {(0, "a"), (0, "c"), (1, "b")}
     assert set(world.poll(jobs)) == rest
     assert set(world.poll(jobs)) == rest
-    assert world.told == [(0, "b")]
+    assert world.reported == [(0, "b")]
     assert world.made.count((0, "b")) == 1
     world.gate.set()
     until(lambda: not jobs[1].is_stuck)
@@ -133,7 +133,7 @@ def test_an_owner_that_hangs_in_three_calls_is_left_alone(world: World) -> None:
     before = threads()
     for _ in range(4):
         assert world.poll(jobs) == {(1, "a"): 1}
-    assert world.told == [(0, "a"), (0, "b"), (0, "c")]
+    assert world.reported == [(0, "a"), (0, "b"), (0, "c")]
     assert threads() <= before + 4
 
 
@@ -145,7 +145,7 @@ def test_a_call_known_to_hang_gets_little_time_of_the_others(world: World) -> No
     began_s = time.monotonic()
     assert world.poll(jobs) == {}
     assert time.monotonic() - began_s < 3.0  # and not 4
-    assert len(world.told) == 8
+    assert len(world.reported) == 8
 
 
 def test_a_look_has_a_limit(world: World) -> None:
@@ -153,7 +153,7 @@ def test_a_look_has_a_limit(world: World) -> None:
     jobs = [world.job(0, "a"), world.job(0, "b", hangs=True), world.job(0, "c")]
     jobs[1].timeout_s = 60
     assert world.poll(jobs, limit_s=0.2) == {(0, "a"): 0}
-    assert world.told == [(0, "b")]
+    assert world.reported == [(0, "b")]
 
 
 def test_the_end_cuts_a_look_short(world: World) -> None:

@@ -100,9 +100,9 @@ def test_binning_agrees_with_the_plain_way() -> None:
     found = plot_axis.binned(axis(10, 100), BEGIN_S + times, values, worst=False)
     for place in range(100):
         inside = values[(times > place * 10) & (times <= place * 10 + 10)]
-        told = inside[~np.isnan(inside)]
-        if told.size:
-            assert found[place] == pytest.approx(told.mean(), rel=1e-4)
+        reported = inside[~np.isnan(inside)]
+        if reported.size:
+            assert found[place] == pytest.approx(reported.mean(), rel=1e-4)
         elif inside.size:
             assert np.isnan(found[place])
 
@@ -362,9 +362,9 @@ def test_wrong_input_is_one_line_and_leaves_nothing(  # noqa: PLR0913, PLR0917 -
     """64, one line that says which rule, and no file."""
     monkeypatch.chdir(tmp_path)
     assert cli.main(["plot", str(run_dir), *arguments]) == 64
-    said = capfd.readouterr().err
-    assert word in said
-    assert said.count("\n") == 1
+    output = capfd.readouterr().err
+    assert word in output
+    assert output.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 

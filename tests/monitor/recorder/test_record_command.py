@@ -242,10 +242,10 @@ def test_it_outlives_a_full_disk(bench: Any, until: Until, small_disk: Path) -> 
     filler.unlink()
     until(lambda: "## lost: " in recording.text())
     until(lambda: recording.text().splitlines()[-1].startswith(" "))
-    code, said = recording.end()
+    code, output = recording.end()
     assert code == 0
-    assert said.count("No space left on device") == 1
-    assert said.count("\n") == 1
+    assert output.count("No space left on device") == 1
+    assert output.count("\n") == 1
     assert {len(row) for row in recording.rows()} == {len(recording.rows()[0])}
 
 
@@ -332,9 +332,9 @@ def test_the_record_is_composed_at_the_end(bench: Any, until: Until, tmp_path: P
 def test_a_record_that_cannot_be_composed_fails_nothing(bench: Any, tmp_path: Path) -> None:
     """It is said, and the code stays 0."""
     recording = bench.start("--compose", tmp_path / "none", "--parent-pid", 999999999)
-    _, said = recording.process.communicate(timeout=20)
+    _, output = recording.process.communicate(timeout=20)
     assert recording.process.returncode == 0
-    assert "events.jsonl" in said
+    assert "events.jsonl" in output
 
 
 def test_a_closed_stderr_is_nobodys_trouble(bench: Any, tmp_path: Path) -> None:

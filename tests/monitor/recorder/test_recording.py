@@ -61,8 +61,8 @@ def test_report_reads_all_columns(bench: Any, driver: Any, until: Until, tmp_pat
         assert column(recording, name, 1)[-2].isdigit(), name
     assert (column(recording, "step", 1)[-2], column(recording, "sbecc", 1)[-2]) == ("77", "12")
     command = [sys.executable, "-m", "monitor", "report", "--json", str(recording.out)]
-    told = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
-    assert "42" in json.dumps(told["jobs"])
+    output = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    assert "42" in json.dumps(output["jobs"])
 
 
 def test_ranks_by_the_uuids_of_their_gpus(
@@ -72,8 +72,8 @@ def test_ranks_by_the_uuids_of_their_gpus(
     heartbeats = tmp_path / "beats"
     heartbeats.mkdir()
     for rank, number in enumerate((1, 201)):  # GPU 1, and the first instance of GPU 2
-        told = struct.pack("<8s7q", b"DDPBEAT1", 2**22 + rank, 70 + rank, 1, 2, 1, 1, 1)
-        (heartbeats / f"rank-{rank}").write_bytes(told + bytes.fromhex(f"{number:032}"))
+        reported = struct.pack("<8s7q", b"DDPBEAT1", 2**22 + rank, 70 + rank, 1, 2, 1, 1, 1)
+        (heartbeats / f"rank-{rank}").write_bytes(reported + bytes.fromhex(f"{number:032}"))
         (heartbeats / f"child-{rank}").write_text(f"{2**22 + rank} {rank} trainer\n")
     driver.does("gpus 3", "fail nvmlDeviceGetHandleByIndex_v2 0 4", "set mig 2 2")
     env = driver.env | {"DDP_BEAT_DIR": str(heartbeats), "CUDA_VISIBLE_DEVICES": "0,1"}
@@ -107,12 +107,14 @@ def test_memory_of_no_rank_is_found(bench: Any, driver: Any, until: Until, tmp_p
         "## processes 1: 4001 rank 3 300 MiB",
     ]
     command = [sys.executable, "-m", "monitor", "diagnose", "--set", "stray_minutes=0.01"]
-    told = subprocess.run([*command, recording.out], capture_output=True, check=False, text=True)
-    assert told.returncode == 3
-    said = " ".join(told.stdout.split())
-    assert "WARNING unattributed: " in said
-    assert "processes of no rank held up to 20.0 GiB of its memory" in said
-    assert "4100 20480 MiB -> what a job before has left behind" in said
+    reported = subprocess.run(
+        [*command, recording.out], capture_output=True, check=False, text=True
+    )
+    assert reported.returncode == 3
+    output = " ".join(reported.stdout.split())
+    assert "WARNING unattributed: " in output
+    assert "processes of no rank held up to 20.0 GiB of its memory" in output
+    assert "4100 20480 MiB -> what a job before has left behind" in output
 
 
 def test_an_xid_stands_in_the_log_as_it_happens(bench: Any, driver: Any, until: Until) -> None:

@@ -48,8 +48,8 @@ def test_means_peaks_and_busy_share(written: Written) -> None:
 def test_what_the_ring_saw_between_two_looks_is_work(written: Written) -> None:
     """A look may fall between two kernels: the driver's own samples since the one before count."""
     sm, ring = [0, 0, 0, 9, None], [None, 0, 40, 3, 60]
-    told = written(5, lambda c, _i: {"sm_pct": sm[c], "sm_avg_pct": ring[c]}, letters="pumtx")
-    (row,) = gpus(told)
+    reported = written(5, lambda c, _i: {"sm_pct": sm[c], "sm_avg_pct": ring[c]}, letters="pumtx")
+    (row,) = gpus(reported)
     assert row["busy_pct"] == 60
     assert row["idle_min"] * 60 == 10  # the first sample speaks for no time
     assert row["sm_pct"]["mean"] == 9 / 4

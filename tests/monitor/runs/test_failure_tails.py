@@ -165,9 +165,9 @@ def test_ranks_that_all_finished_were_not_killed(story: Any) -> None:
 def test_a_rank_that_was_signalled_gave_way_to_nobody(story: Any) -> None:
     """Somebody sends SIGTERM to one process: Slurm has preempted nothing."""
     story.start(job_id="42")
-    story.tell("signal", signal="SIGTERM", by="trainer", rank=1)
+    story.add_event("signal", signal="SIGTERM", by="trainer", rank=1)
     story.rank_end(1, 75, requested=False)
     story.rank_end(0, 75, requested=False)
-    story.tell("decision", decision="requeue", reason="", restarts=0, idle=0, exclude=None)
-    story.tell("end", code=75)
+    story.add_event("decision", decision="requeue", reason="", restarts=0, idle=0, exclude=None)
+    story.add_event("end", code=75)
     assert judged(story)["failure_class"] == "stopped"

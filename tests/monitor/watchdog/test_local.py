@@ -152,8 +152,8 @@ def test_a_rank_that_hangs_is_named_and_all_end(
         "stack-1-rank-1.txt",
     ]
     assert all(Path(rank["stack"]).stat().st_size for rank in report["ranks"])
-    code, said = recording.end()
-    assert (code, said) == (0, f"monitor: {verdict['text']}\n")
+    code, output = recording.end()
+    assert (code, output) == (0, f"monitor: {verdict['text']}\n")
     (last,) = launch.events("last_beats")
     assert last["ranks"]["1"]["step"] == 10**5
     assert last["ranks"]["1"]["phase"] == "forward"
@@ -306,7 +306,7 @@ def test_it_acts_while_the_run_directory_hangs(launch: Launch, until: Until) -> 
 def test_a_wrong_timeout_is_one_line_and_64(launch: Launch, value: str) -> None:
     """As any wrong input."""
     recording = launch.watch(value)
-    _, said = recording.process.communicate(timeout=20)
+    _, output = recording.process.communicate(timeout=20)
     assert recording.process.returncode == 64
-    assert said.startswith("monitor: DDP_HANG_TIMEOUT must")
-    assert said.count("\n") == 1
+    assert output.startswith("monitor: DDP_HANG_TIMEOUT must")
+    assert output.count("\n") == 1

@@ -53,7 +53,7 @@ class Machine:
         """Nothing works."""
         return {1: 0.0}
 
-    def beat(self, rank: int, step: int, phase: str = "forward", pid: int = 0) -> None:
+    def heartbeat(self, rank: int, step: int, phase: str = "forward", pid: int = 0) -> None:
         """Heartbeat now."""
         time_ns = int(self.now_s * 1e9)
         self.beating[rank] = Heartbeat(
@@ -69,13 +69,13 @@ def watched(machine: Machine, given_s: float | None = 5.0) -> RankObserver:
 def stepping(machine: Machine, watch: RankObserver) -> None:
     """Take two steps on two ranks."""
     for step in (1, 2):
-        machine.beat(0, step)
-        machine.beat(1, step)
+        machine.heartbeat(0, step)
+        machine.heartbeat(1, step)
         watch.poll()
         machine.now_s += 0.5
 
 
-def looks(machine: Machine, watch: RankObserver, seconds: float) -> Any:
+def observe(machine: Machine, watch: RankObserver, seconds: float) -> Any:
     """Look as often as it wants to; the last look."""
     end_s = machine.now_s + seconds
     while machine.now_s < end_s:
@@ -90,7 +90,7 @@ def test_who_is_silent_past_the_limit_hangs() -> None:
     watch = watched(machine)
     stepping(machine, watch)
     for _ in range(10):
-        machine.beat(0, 3)
+        machine.heartbeat(0, 3)
         poll = watch.poll()
         assert not poll.is_suspicious
         machine.now_s += 0.45
@@ -107,13 +107,13 @@ def test_a_beat_that_cannot_be_read_is_the_one_before() -> None:
     watch = watched(machine)
     stepping(machine, watch)
     for _ in range(2):  # an hour lies between: no silence is counted from the one to the other
-        told = machine.beating.pop(1)
+        reported = machine.beating.pop(1)
         second = watch.poll().ranks[1]
         assert (second.step, second.phase, second.hung) == (2, "forward", False)
-        machine.beating[1] = told
+        machine.beating[1] = reported
         for step in range(3, 3600):
-            machine.beat(0, step)
-            machine.beat(1, 2)
+            machine.heartbeat(0, step)
+            machine.heartbeat(1, 2)
             watch.poll()
             machine.now_s += 1
 
@@ -125,7 +125,7 @@ def test_a_suspended_job_has_not_hung() -> None:
     stepping(machine, watch)
     machine.now_s += 3600
     assert not watch.poll().is_suspicious
-    assert looks(machine, watch, 6).is_suspicious
+    assert observe(machine, watch, 6).is_suspicious
 
 
 def test_a_rank_that_is_gone_is_not_hung() -> None:
@@ -134,7 +134,7 @@ def test_a_rank_that_is_gone_is_not_hung() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     watch = watched(machine)
-    machine.beat(0, 5, pid=gone.pid)
+    machine.heartbeat(0, 5, pid=gone.pid)
     machine.now_s += 1000
     (rank,) = watch.poll().ranks
     assert (rank.state, rank.hung) == (None, False)
@@ -155,8 +155,8 @@ def test_our_trainer_without_a_beat_has_the_patience_of_a_start() -> None:
     """And even then only silence counts against it."""
     machine = Machine(running={0: Child(0, os.getpid(), 0, is_trainer=True)})
     watch = watched(machine)
-    assert not looks(machine, watch, 120).is_suspicious
-    assert looks(machine, watch, 15).is_suspicious
+    assert not observe(machine, watch, 120).is_suspicious
+    assert observe(machine, watch, 15).is_suspicious
     machine.mark = 2
     assert not watch.poll().is_suspicious
 
@@ -165,10 +165,10 @@ def test_a_command_without_a_limit_is_judged_by_its_gpu_alone() -> None:
     """A silent command that uses nothing may be waiting for its user; a collective does not."""
     machine = Machine(running={0: Child(0, os.getpid(), 0, is_trainer=False)})
     watch = watched(machine, None)
-    assert not looks(machine, watch, 4000).is_suspicious
+    assert not observe(machine, watch, 4000).is_suspicious
     waiting = GpuSample(index=0, sm_pct=100, mem_pct=0, power_w=100)
     watch.see_gpus(Reading((waiting,), (("power_limit_w 0", "700"),)))
-    poll = looks(machine, watch, 10)
+    poll = observe(machine, watch, 10)
     assert poll.is_suspicious
     assert (poll.ranks[0].gpu, poll.ranks[0].pattern) == ("GPU 0", "waiting")
 
@@ -205,10 +205,10 @@ def test_questions_do_not_pile_up_behind_a_call_that_hangs() -> None:
     assert calls.question(lambda: gate.wait(20), 0.1) is None
     for number in range(1000):
         assert calls.question(lambda number=number: done.append(number), 60) is None
-    calls.post(lambda: done.append("told"))
+    calls.post(lambda: done.append("reported"))
     gate.set()
     assert calls.ask(lambda: 8, 5) == 8
-    assert done == ["told"]
+    assert done == ["reported"]
     assert calls.question(lambda: 9, 5) == 9
 
 

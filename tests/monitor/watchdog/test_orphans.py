@@ -142,12 +142,12 @@ def test_the_recorder_ends_the_ranks_of_a_dead_launcher(
     run.mkdir()
     options = ("--out", out, "--launch-id", TOKEN, "--compose", run, "--interval", 60)
     guard = ["setpriv", "--pdeathsig", "TERM"] if word == "PDEATHSIG" else []
-    with (tmp_path / "said").open("w") as said:
+    with (tmp_path / "output").open("w") as output:
         launcher = subprocess.Popen(
             ["bash", "-c", LAUNCHER, "_", *guard, *bench.command(*options)],
             env={**os.environ, "DDP_LAUNCH_ID": TOKEN, "DDP_NODE": "n1", "DDP_ATTEMPT": "2"},
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=output,
             text=True,
         )
     assert launcher.stdout is not None
@@ -165,7 +165,7 @@ def test_the_recorder_ends_the_ranks_of_a_dead_launcher(
     assert (event["event"], event["attempt"], event["node"]) == ("orphans", 2, "n1")
     assert event["killed"]
     assert json.loads((run / "run.json").read_text())["attempts"][0]["attempt"] == 2
-    assert "died" in (tmp_path / "said").read_text()
+    assert "died" in (tmp_path / "output").read_text()
 
 
 def test_sigterm_of_the_recorder_ends_no_rank(

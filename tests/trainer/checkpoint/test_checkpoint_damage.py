@@ -134,10 +134,10 @@ def test_a_damaged_one_is_skipped_with_a_warning_and_written_anew(
     loaded = load_requested(checkpoints, "auto", all_of)
     assert loaded is not None
     assert loaded[1].step == 5
-    told = capsys.readouterr().err
-    assert told.startswith(f"trainer: skipped checkpoint {bad}: ")
-    assert problem in told
-    assert told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith(f"trainer: skipped checkpoint {bad}: ")
+    assert problem in output
+    assert output.count("\n") == 1
     (resume,) = events(tmp_path, "resume")
     assert resume["step"] == 5
     assert resume["skipped"][0]["path"] == str(bad)
@@ -189,11 +189,11 @@ def test_what_this_version_does_not_know_is_no_damage(tmp_path: Path, change: An
     problem = change(tmp_path / "checkpoints" / "step-10")
     with pytest.raises(UserError) as caught:
         load(tmp_path)
-    told = str(caught.value)
+    output = str(caught.value)
     newest = tmp_path / "checkpoints" / "step-10"
-    assert f"checkpoint {newest} must be one that this version" in told
-    assert problem in told
-    assert "\n" not in told
+    assert f"checkpoint {newest} must be one that this version" in output
+    assert problem in output
+    assert "\n" not in output
     assert events(tmp_path, "resume") == []
     assert loaded_step(tmp_path, "step-5") == 5
 

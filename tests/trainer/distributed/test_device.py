@@ -53,9 +53,9 @@ def test_what_this_torch_cannot_use_is_told_wherever_it_turns_up(words: str) -> 
     error = torch.AcceleratorError(f"CUDA error: {words}\nCUDA kernel errors might be")
     outer = RuntimeError("nccl between 2 ranks must start")
     outer.__cause__ = error
-    told = misfit(outer)
-    assert told is not None
-    assert f"found that {words};" in str(told)
+    reported = misfit(outer)
+    assert reported is not None
+    assert f"found that {words};" in str(reported)
 
 
 def test_other_errors_of_cuda_are_no_misfit() -> None:
@@ -87,8 +87,8 @@ def test_lost_gpus_come_with_cudas_own_reason(monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError("Unexpected error from cudaGetDeviceCount().\nError 802")
 
     monkeypatch.setattr(torch.cuda, "init", refuse)
-    told = str(lost_gpus_error("CUDA sees none"))
-    assert "found CUDA sees none: Unexpected error from cudaGetDeviceCount().; is the" in told
+    reported = str(lost_gpus_error("CUDA sees none"))
+    assert "found CUDA sees none: Unexpected error from cudaGetDeviceCount().; is the" in reported
 
 
 class Instances:

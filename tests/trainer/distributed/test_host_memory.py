@@ -25,8 +25,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def faults_a_step(env: Mapping[str, str]) -> float:
     """Page faults of a step that frees all it has allocated, in a process of its own."""
-    told = [f"{name}={value}" for name, value in env.items()]
-    printed = subprocess.check_output([sys.executable, "-c", _STEPS, *told], cwd=_ROOT, text=True)
+    reported = [f"{name}={value}" for name, value in env.items()]
+    printed = subprocess.check_output(
+        [sys.executable, "-c", _STEPS, *reported], cwd=_ROOT, text=True
+    )
     return int(printed) / _NUM_STEPS
 
 

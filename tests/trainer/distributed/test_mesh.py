@@ -50,10 +50,10 @@ def test_who_was_given_no_gpu_is_told_nothing(
 
 def test_gpus_that_cuda_does_not_see_are_told_with_what_to_look_at() -> None:
     """The driver, or a torch that could use none."""
-    told = lost_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}, "13.0")
-    assert told == "GPUs were given (CUDA_VISIBLE_DEVICES=0,1), CUDA sees none"
-    told = lost_gpus({"CUDA_VISIBLE_DEVICES": "GPU-5a1"}, None)
-    assert told == (
+    reported = lost_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}, "13.0")
+    assert reported == "GPUs were given (CUDA_VISIBLE_DEVICES=0,1), CUDA sees none"
+    reported = lost_gpus({"CUDA_VISIBLE_DEVICES": "GPU-5a1"}, None)
+    assert reported == (
         "GPUs were given (CUDA_VISIBLE_DEVICES=GPU-5a1), this torch is built without CUDA"
     )
 
@@ -83,9 +83,9 @@ def test_one_rank_warns_of_lost_gpus(
     env = {"CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "1"}
     ranks = Ranks(rank=rank, world_size=2, local_rank=rank, local_world_size=2)
     assert open_mesh(ranks, env).device.type == "cpu"
-    told = capsys.readouterr().err
-    assert told.count("trainer: GPUs were given (CUDA_VISIBLE_DEVICES=0,1)") == (rank == 0)
-    assert told.count("\n") == (rank == 0)
+    output = capsys.readouterr().err
+    assert output.count("trainer: GPUs were given (CUDA_VISIBLE_DEVICES=0,1)") == (rank == 0)
+    assert output.count("\n") == (rank == 0)
 
 
 def test_a_single_process_needs_no_group() -> None:
@@ -104,14 +104,14 @@ class TwoRanks:
 
     def __init__(self) -> None:
         self.asked = self.answered = 0
-        self.other_told = 0.0
+        self.other_stop = 0.0
         self.other_gap = 1e9
         self.other_remaining_s = math.inf
 
     def max_later(self, values: list[float]) -> Callable[[], list[float]]:
         """Our values and the other rank's, the larger of each."""
         self.asked += 1
-        others = [self.other_told, 0.0, -self.other_gap, -self.other_remaining_s]
+        others = [self.other_stop, 0.0, -self.other_gap, -self.other_remaining_s]
 
         def answer() -> list[float]:
             self.answered += 1
@@ -161,7 +161,7 @@ def test_the_slowest_rank_sets_the_pace_and_any_rank_stops_all() -> None:
     asks = agreement(mesh, StopRequest(), step_s=1e-5)
     assert not any(asks.reached() for _ in range(31))
     assert mesh.asked == 8  # at 1, and then each time three after the answer
-    mesh.other_told = 1.0
+    mesh.other_stop = 1.0
     assert [asks.reached() for _ in range(2)] == [False, True]
 
 
@@ -170,12 +170,12 @@ def test_of_quick_steps_no_rank_waits_for_another() -> None:
     mesh = TwoRanks()
     mesh.other_gap = 2
     asks = agreement(mesh, StopRequest(), step_s=1e-5)
-    told = []
+    reported = []
     for _ in range(6):
         asks.reached()
-        told.append((mesh.asked, mesh.answered))
-    assert told == [(1, 1), (1, 1), (2, 1), (2, 2), (2, 2), (3, 2)]
+        reported.append((mesh.asked, mesh.answered))
+    assert reported == [(1, 1), (1, 1), (2, 1), (2, 2), (2, 2), (3, 2)]
     asks.begin()
     assert mesh.answered == 3
-    mesh.other_told = 1.0
+    mesh.other_stop = 1.0
     assert asks.reached()

@@ -94,9 +94,9 @@ def test_all_ranks_skip_what_one_finds_damaged(start_ranks: Start) -> None:
     bad.write_bytes(data)
     parts = start_ranks(2, *options, "--max-steps", "12")
     assert parts.wait() == [0, 0]
-    told = parts.output[0][1] + parts.output[1][1]
-    assert told.count("skipped checkpoint") == 1
-    assert "__1_0.distcp has changed since it was written" in told
+    printed = parts.output[0][1] + parts.output[1][1]
+    assert printed.count("skipped checkpoint") == 1
+    assert "__1_0.distcp has changed since it was written" in printed
     resume = parts.run.events("resume")[-1]
     assert (resume["step"], len(resume["skipped"])) == (4, 1)
 
@@ -129,9 +129,9 @@ def test_a_download_that_fails_ends_all_ranks_alike(start_ranks: Start, tmp_path
     no_network = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
     started = start_ranks(2, "--data-dir", str(folder), env=no_network)
     assert started.wait() == [64, 64]
-    told = [line for line in started.output[0][1].splitlines() if line.startswith("trainer: ")]
-    assert len(told) == 1
-    assert "leave --data-dir out" in told[0]
+    printed = [line for line in started.output[0][1].splitlines() if line.startswith("trainer: ")]
+    assert len(printed) == 1
+    assert "leave --data-dir out" in printed[0]
     assert not list(folder.iterdir())
     assert not started.run.path.exists()
 

@@ -56,7 +56,7 @@ def refused(devices: list[str]) -> list[str]:
     count = len(devices)
     master_port = free_port()
 
-    def told(rank: int) -> str:
+    def reported(rank: int) -> str:
         ranks = Ranks(
             rank=rank,
             world_size=count,
@@ -76,7 +76,7 @@ def refused(devices: list[str]) -> list[str]:
         return str(raised.value)
 
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(told, range(count)))
+        return list(pool.map(reported, range(count)))
 
 
 @pytest.fixture

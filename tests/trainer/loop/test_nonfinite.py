@@ -99,15 +99,17 @@ def test_by_default_the_run_ends_and_names_the_samples(
 ) -> None:
     """70, one line, one event; the checkpoint there is is from before."""
     code, run = train("--workload", workload("Line"), *OPTIONS, "--checkpoint-every", "2")
-    told = capsys.readouterr().err
+    output = capsys.readouterr().err
     (event,) = run.events("non_finite")
     assert code == 70
     assert (event["policy"], event["action"], event["epoch"]) == ("stop", "stop", 1)
     assert BAD_SAMPLE in event["samples"]
     assert len(event["samples"]) == 8
-    assert told.count("\n") == 1
-    assert told.startswith(f"trainer: the loss of step {event['step']} is not finite (epoch 1, sam")
-    assert "--on-nan skip or rollback" in told
+    assert output.count("\n") == 1
+    assert output.startswith(
+        f"trainer: the loss of step {event['step']} is not finite (epoch 1, sam"
+    )
+    assert "--on-nan skip or rollback" in output
     (failure,) = run.events("failure")
     assert "RunFailedError: the loss of step" in failure["error"]
     assert all(torch.isfinite(w).all() for w in weights(run).values())
@@ -135,8 +137,8 @@ def test_rolling_back_ends_with_the_weights_of_skipping(
     _, skipped = train(*options, "--on-nan", "skip", out="skip")
     code, run = train(*options, "--on-nan", "rollback", out="back")
     assert code == 0
-    told = run.events("non_finite")
-    assert [(e["step"], e["action"]) for e in told] == [(s, "rollback") for s in (7, 9, 21)]
+    reported = run.events("non_finite")
+    assert [(e["step"], e["action"]) for e in reported] == [(s, "rollback") for s in (7, 9, 21)]
     for name, weight in weights(skipped).items():
         assert torch.equal(weight, weights(run)[name])
     last = run.path / "checkpoints" / "step-24" / "state.json"

@@ -66,9 +66,9 @@ def test_a_directory_of_a_job_is_the_jobs(
     lock.write_text(line.format(**words) + "\n")
     assert train(*QUICK, "--max-steps", "2")[0] == code
     if code:
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        assert "used by one run at a time; found" in said
+        output = capsys.readouterr().err
+        assert output.count("\n") == 1
+        assert "used by one run at a time; found" in output
         assert [path.name for path in (tmp_path / "run").iterdir()] == ["lock.3"]
     os.utime(lock, (1, 1))  # nobody has renewed it for long
     assert train(*QUICK, "--max-steps", "2")[0] == 0

@@ -233,7 +233,7 @@ def test_a_rank_that_waits_for_a_stopped_one_ends_in_time(
     assert "no time for a checkpoint" in started.output[0][1]
 
 
-def _told(name: str, grace_s: float | None, end_epoch_s: float | None) -> StopRequest:
+def _stop_request(name: str, grace_s: float | None, end_epoch_s: float | None) -> StopRequest:
     stop = StopRequest()
     stop.allow(grace_s=grace_s, end_epoch_s=end_epoch_s, report_shutdown=lambda _left_s: None)
     stop._handle(getattr(signal, f"SIG{name}"), None)  # noqa: SLF001 -- as the interpreter calls it
@@ -243,20 +243,20 @@ def _told(name: str, grace_s: float | None, end_epoch_s: float | None) -> StopRe
 def test_the_time_left_is_the_graces_or_the_time_limits() -> None:
     """Less a margin; unknown is for ever, and a clock that must be wrong says nothing."""
     now_s = time.time()
-    assert _told("TERM", 30, now_s + 99).remaining_s == pytest.approx(28, abs=0.5)
-    assert _told("INT", 5, None).remaining_s == pytest.approx(4, abs=0.5)
-    assert _told("USR1", 30, now_s + 60).remaining_s == pytest.approx(58, abs=0.5)
-    assert _told("USR1", 30, None).remaining_s == math.inf
-    assert _told("USR1", 30, now_s - 3000).remaining_s == math.inf
-    assert _told("TERM", None, None).remaining_s == math.inf
+    assert _stop_request("TERM", 30, now_s + 99).remaining_s == pytest.approx(28, abs=0.5)
+    assert _stop_request("INT", 5, None).remaining_s == pytest.approx(4, abs=0.5)
+    assert _stop_request("USR1", 30, now_s + 60).remaining_s == pytest.approx(58, abs=0.5)
+    assert _stop_request("USR1", 30, None).remaining_s == math.inf
+    assert _stop_request("USR1", 30, now_s - 3000).remaining_s == math.inf
+    assert _stop_request("TERM", None, None).remaining_s == math.inf
     assert StopRequest().remaining_s == math.inf
 
 
 def test_the_rank_with_the_least_time_speaks_for_all() -> None:
     """What another has left counts here, too, also for a rank that nobody told."""
-    stop = _told("TERM", 30, None)
+    stop = _stop_request("TERM", 30, None)
     stop.limit(3)
     assert stop.remaining_s == pytest.approx(3, abs=0.5)
-    untold = StopRequest()
-    untold.limit(3)
-    assert untold.remaining_s == pytest.approx(3, abs=0.5)
+    unlimited = StopRequest()
+    unlimited.limit(3)
+    assert unlimited.remaining_s == pytest.approx(3, abs=0.5)

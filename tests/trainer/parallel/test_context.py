@@ -32,7 +32,7 @@ def test_attention_is_that_of_one_process(tmp_path: Path) -> None:
         process.start()
     for process in ranks:
         process.join()
-    assert [told.read_text() for told in tmp_path.glob("*.txt")] == []
+    assert [reported.read_text() for reported in tmp_path.glob("*.txt")] == []
     assert [process.exitcode for process in ranks] == [0] * 4
 
 

@@ -23,8 +23,8 @@ def messages_of(server: Server, strategy: str, num_microbatches: int) -> Counter
 
 def messages_with(server: Server, options: str, out: str) -> Counter[str]:
     """Return the collectives of the second step of 2 ranks, by torch's names, on rank 0."""
-    codes, run, said = server.train(2, f"{options} --max-steps 2 --profile-steps 2:2", out)
-    assert codes == [0, 0], said
+    codes, run, output = server.train(2, f"{options} --max-steps 2 --profile-steps 2:2", out)
+    assert codes == [0, 0], output
     events = json.loads((run.path / "debug/trace-rank-0.json").read_text())["traceEvents"]
     names = [event.get("name", "") for event in events]
     return Counter(name for name in names if name.startswith("c10d::"))

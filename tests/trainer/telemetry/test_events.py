@@ -36,8 +36,8 @@ def test_half_a_line_spoils_no_other_one(tmp_path: Path) -> None:
         [sys.executable, "-c", limited, path], capture_output=True, text=True, check=True
     )
     assert path.read_text() == '{"n": 1}\n{"n": \n{"n": 3}\n{"n": 4}\n'
-    told = f"trainer: could not write to {path}: [Errno 28] No space left on device: "
-    assert ended.stderr.startswith(told)
+    reported = f"trainer: could not write to {path}: [Errno 28] No space left on device: "
+    assert ended.stderr.startswith(reported)
     assert ended.stderr.count("\n") == 1
 
 
