@@ -31,7 +31,7 @@ SEVERAL = (
     r"_?(\w+\.)?[A-Z_]+|self\._num_in_a_row|num_nodes|rounds|pp|num_stages|count|length"
     r"|len\(blocks\)|np\.mean\(ratios\)"
 )
-"""What is a constant, or two or more where it is said."""
+"""What is a constant, or two or more where it occurs."""
 
 
 @pytest.mark.parametrize("num", [0, 1, 2, 11, 21, 101, 1001])

@@ -122,7 +122,7 @@ def test_a_case_that_hangs_costs_its_limit(tmp_path: Path) -> None:
 
 
 def test_what_there_is_no_time_for_is_skipped(tmp_path: Path) -> None:
-    """Not a failure, and said of each."""
+    """Not a failure, and reported of each."""
     assert session(tmp_path, "exit 3", budget_s=0) == 0
     lines = lines_of(tmp_path)
     assert [line["status"] for line in lines] == ["skipped"] * 2

@@ -73,7 +73,7 @@ def test_the_image_keeps_the_torch_of_its_base(image: str, base_image: str, run:
 
 
 def test_the_image_says_what_it_is(image: str, run: Run) -> None:
-    """To whoever finds it in a registry."""
+    """For those who find it in a registry."""
     output = run("docker", "image", "inspect", "--format", "{{json .Config.Labels}}", image).stdout
     labels = json.loads(output)
     named = {name.removeprefix("org.opencontainers.image.") for name in labels}
@@ -97,7 +97,7 @@ def test_the_image_sets_nothing_that_would_beat_a_job(
 
 
 def test_a_node_without_nvidias_toolkit_starts_the_image_all_the_same(image: str, run: Run) -> None:
-    """Enroot's hook for GPUs looks for its program in the image, too: it finds a stand-in there."""
+    """Enroot's hook for GPUs looks for its program in the image, too: it finds a stub there."""
     output = run("docker", *LIMITED, image, "nvidia-container-cli", "--user", "configure", "/")
     assert output.returncode == 0, output.stderr
     assert "no nvidia-container-cli on this node" in output.stderr
@@ -156,7 +156,7 @@ def test_a_volume_that_the_user_cannot_write_to(
     assert "shared file system" not in last
 
 
-def test_output_that_will_be_lost_is_told(image: str, out: Path, run: Run) -> None:
+def test_output_that_will_be_lost_is_reported(image: str, out: Path, run: Run) -> None:
     """Docker makes a volume without a name, and --rm removes it; one that is named is kept."""
     lost = run("docker", *LIMITED, image, "--", "true")
     kept = run("docker", *LIMITED, *_mounted(out), image, "--", "true")

@@ -1,4 +1,4 @@
-"""slurm_mounts.sh and pyxis_env.sh: what a Pyxis job is told, on a stand-in Slurm installation."""
+"""slurm_mounts.sh and pyxis_env.sh: what a Pyxis job finds, on a stub Slurm installation."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_what_the_user_set_stays_and_a_second_time_changes_nothing(
 
 
 @pytest.mark.parametrize("name", ["a,b", "a:b", "a$(touch x)b", "a`b`", 'a"b', "a\\b", "a\nb"])
-def test_a_path_that_pyxis_cannot_be_told_is_refused(
+def test_a_path_that_pyxis_cannot_take_is_refused(
     run: Run, host: Host, tmp_path: Path, name: str
 ) -> None:
     """Commas and colons would split the mount; Enroot's bash would run the rest."""
@@ -286,7 +286,7 @@ def _plugstack(host: Host, plugin: str, *arguments: str) -> Path:
 
 
 def test_a_pyxis_that_knows_no_variables(run: Run, host: Host, tmp_path: Path) -> None:
-    """Before 0.21 they would have no effect, and nobody would say so: options have one."""
+    """Before 0.21 they would have no effect, and no message would say so: options have one."""
     submit = tmp_path / "it's * a;dir & #1"
     submit.mkdir()
     file = _plugstack(host, "")
@@ -325,7 +325,7 @@ def test_a_site_whose_sbatch_knows_no_images(
 def test_an_interactive_shell_hands_the_image_on(
     run: Run, host: Host, tmp_path: Path, plugin: str
 ) -> None:
-    """What srun itself was told, the ranks' srun in that shell would not inherit; of any Pyxis."""
+    """What srun itself was given, the ranks' srun in that shell would not inherit; of any Pyxis."""
     _plugstack(host, plugin, "sbatch_support=0")
     (tmp_path / "ddp.sqsh").write_text("hsqs")
     option = "SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container"

@@ -66,7 +66,7 @@ class Fault:
     reported_by_next: bool = False
     """Whoever would say the last line is dead: the next start says it."""
     may_be_silent: bool = False
-    """Slurm may kill all of them at once, and then nobody is left to tell that a rank has ended."""
+    """Slurm may kill all of them at once, and then none is left to report an end."""
     num_saved: int = 1
     """Checkpoints that this attempt must have written before."""
     damages: bool = False
@@ -122,10 +122,10 @@ def play(scenario: Scenario, cluster: Any, directory: Path) -> dict[str, Row | B
         for fault in scenario.faults:
             results[fault.name] = suffer(job, fault)
         leave_nothing(job)
-    except BaseException as error:  # noqa: BLE001 -- every test of the scenario tells it
+    except BaseException as error:  # noqa: BLE001 -- every test of the scenario reports it
         for fault in scenario.faults:
             results.setdefault(fault.name, error)
-        with contextlib.suppress(AssertionError):  # the first error is the one to tell
+        with contextlib.suppress(AssertionError):  # the first error is the one to report
             leave_nothing(job)
     finally:
         tidy()
@@ -174,7 +174,7 @@ def watch_end(strike: Strike) -> tuple[Row, Event | None]:
         if ABANDONED.is_set() or time.monotonic() > deadline:
             message = f"{fault.name}: seen {seen}, torn down after {down_s} s"
             raise TooLateError(message + "\n" + "\n".join(job.log.splitlines()[-30:]))
-        time.sleep(2 * POLL_S)  # a look at every process of the machine is not free
+        time.sleep(2 * POLL_S)  # reading every process of the machine is not free
     assert down_s < fault.down_within_s, f"torn down after {down_s} s"
     seen_s = None if seen is None else max(0.0, when(seen) - strike.moment)
     return dataclasses.replace(strike.row, seen_s=seen_s, down_s=down_s), seen
@@ -203,7 +203,7 @@ def recover(strike: Strike, row: Row) -> Row:
 
 
 def _decided(job: FaultJob, fault: Fault, reported: Event) -> str:
-    """See that the script decided as it must; the line in which it said so."""
+    """See that the script decided as it must; the line in which it reports so."""
     decision = reported["decision"] or {}
     expected = {Then.RESTART: "restart", Then.REQUEUE: "requeue"}[fault.then]
     assert decision.get("decision") == expected, (decision, job.words())
@@ -254,7 +254,7 @@ def endure(strike: Strike) -> Row:
     verify(Path(job.until_event("checkpoint", attempt=attempt, since=over)["path"]))
     assert job.attempt == attempt, job.words()
     line = next((line for line in job.log.splitlines() if re.search(fault.message, line)), "")
-    assert line, f"nobody said {fault.message}: {job.log}"
+    assert line, f"no line has {fault.message}: {job.log}"
     return dataclasses.replace(
         strike.row,
         seen_s=None if noticed is None else noticed - strike.moment,

@@ -60,7 +60,7 @@ def _compile(directory: Path, *flags: str) -> Path:
 
 @dataclass(frozen=True)
 class Driver:
-    """A stand-in libnvidia-ml.so.1 and the file it follows."""
+    """A stub libnvidia-ml.so.1 and the file it follows."""
 
     library: Path
     script: Path
@@ -129,7 +129,7 @@ class Recording:
         return [line for line in self.text().splitlines() if line.startswith(" ")]
 
     def end(self) -> tuple[int, str]:
-        """Ask it to end; its exit code and what it said."""
+        """Ask it to end; its exit code and its messages."""
         self.process.send_signal(signal.SIGTERM)
         _, output = self.process.communicate(timeout=DEADLINE_S)
         return self.process.returncode, output
@@ -173,9 +173,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 class Story:
-    """A run told by hand: its events, metrics and logs, a second after one another.
+    """A run written by hand: its events, metrics and logs, a second after one another.
 
-    Two ranks, rank 0 on n1 and rank 1 on n2, unless a test tells of others.
+    Two ranks, rank 0 on n1 and rank 1 on n2, unless a test names others.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -247,7 +247,7 @@ class Story:
         )
 
     def fail(self, rank: int, code: int, signal: str | None = None, text: str = "") -> None:
-        """Let a rank fail: the other is told to end, and the attempt ends with the code."""
+        """Let a rank fail: the other is asked to end, and the attempt ends with the code."""
         self.emit(rank, text)
         self.rank_end(rank, code, signal)
         self.rank_end(1 - rank, 143, "TERM", requested=True)
@@ -288,5 +288,5 @@ class Story:
 
 @pytest.fixture
 def story(tmp_path: Path) -> Story:
-    """A run to be told by hand."""
+    """A run to be written by hand."""
     return Story(tmp_path)

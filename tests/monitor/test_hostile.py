@@ -53,7 +53,7 @@ def log(data: Path, tmp_path: Path) -> Path:
 # ---- what a terminal must not see ----------------------------------------------------------------
 
 
-def test_what_is_said_is_one_line_and_moves_no_cursor(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_message_is_one_line_and_moves_no_cursor(capfd: pytest.CaptureFixture[str]) -> None:
     """Names of files are anybody's."""
     emit(f"found a\nb{EVIL}\udcff")
     output = capfd.readouterr().err
@@ -75,7 +75,7 @@ def test_names_in_a_log_reach_no_terminal_as_they_are(command: str, log: Path, a
     assert any("n2" in line for line in out.splitlines())
 
 
-def test_names_stay_told_apart(tmp_path: Path) -> None:
+def test_names_stay_distinct(tmp_path: Path) -> None:
     """What cannot be shown is written so that two names stay two."""
     names = [files.named(os.fsdecode(b"slurm-7.n\xfe.gutil")), files.named("slurm-7.n\ufffd.gutil")]
     assert names == [("7", "n\\udcfe"), ("7", "n\ufffd")]
@@ -302,7 +302,7 @@ HOSTILE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_damaged_run_is_still_told(name: str, story: Any, ask: Any) -> None:
+def test_a_damaged_run_is_still_reported(name: str, story: Any, ask: Any) -> None:
     """Each key of each event and line of metrics with a value that it cannot have."""
     story.start()
     story.train(0, 25, 5, saves=(10, 20))
@@ -345,7 +345,7 @@ def test_an_offset_that_is_none(command: str, log: Path, ask: Any) -> None:
     ]
 
 
-def test_who_may_not_look_hears_so(tmp_path: Path) -> None:
+def test_without_permission_it_says_so(tmp_path: Path) -> None:
     """The folder and the reason, in one line."""
     with (
         pytest.raises(UserError, match="looked into; found /a: No such"),

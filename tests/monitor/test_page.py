@@ -188,7 +188,7 @@ def test_true_logs_make_a_page(tmp_path: Path, data: Path) -> None:
 
 
 @pytest.mark.parametrize(("command", "suffix"), [("html", ".html"), ("plot", ".svg")])
-def test_gpus_that_cannot_be_placed_are_said(
+def test_gpus_that_cannot_be_placed_are_reported(
     command: str, suffix: str, tmp_path: Path, data: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Rows without a time stand beside rows with one: they are left out, and counted."""

@@ -28,7 +28,7 @@ def _device(path: Path) -> None:
 @pytest.mark.parametrize("put", [_pipe, _device])
 @pytest.mark.parametrize("command", ALL)
 @pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl", "logs/rank-0.log"])
-def test_a_pipe_or_a_device_holds_nobody_up(
+def test_a_pipe_or_a_device_blocks_no_reader(
     name: str, command: str, put: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Read if it can be done without, else one line."""

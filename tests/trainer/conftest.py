@@ -76,7 +76,7 @@ class Ranks:
         return [process.wait() for process in self.processes]
 
     def wait_for_step(self, step: int, timeout_s: float = 90) -> None:
-        """Wait until metrics.jsonl tells of `step`."""
+        """Wait until metrics.jsonl has `step`."""
         deadline_s = time.monotonic() + timeout_s
         file = self.run.path / "metrics.jsonl"
         while not (file.exists() and self.run.metrics() and self.run.metrics()[-1]["step"] >= step):

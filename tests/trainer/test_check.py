@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def trainer(folder: Path, *options: str, **env: str) -> tuple[int, str]:
-    """Run the trainer in `folder`, without GPUs; its code, and what it said of what is wrong."""
+    """Run the trainer in `folder`, without GPUs; its code, and its message of what is wrong."""
     ended = subprocess.run(
         [sys.executable, "-m", "trainer", *options],
         cwd=folder,

@@ -92,7 +92,7 @@ def test_as_a_program(written: Written) -> None:
 
 
 def test_json_has_the_same_numbers(written: Written, capfd: pytest.CaptureFixture[str]) -> None:
-    """Every finding with all its parts, what could not be looked at, and the thresholds."""
+    """Every finding with all its parts, the rules that were skipped, and the thresholds."""
     path = str(written(idle_from_100(40)))
     assert cli.main(["diagnose", "--json", "--set", "idle_minutes=9.5", path]) == 3
     output = json.loads(capfd.readouterr().out)
@@ -124,10 +124,18 @@ def test_thresholds_by_option_and_by_file(
     )
 
 
-def test_former_names_of_thresholds_still_work() -> None:
-    """Scripts and files of a site may have them."""
-    at = thresholds.chosen(["stray_mib=9", "stray_minutes=7"])
+def test_former_names_of_thresholds_still_work(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Scripts and files of a site may have them; the list has the new ones only."""
+    file = tmp_path / "mine.toml"
+    file.write_text("stray_mib = 9\nstray_minutes = 5\n")
+    at = thresholds.chosen(["stray_minutes=7"], str(file))
     assert (at.unattributed_mib, at.unattributed_minutes) == (9, 7)
+    assert cli.main(["diagnose", "--list-rules", "--thresholds", str(file)]) == 0
+    listed = capfd.readouterr().out
+    assert "unattributed_mib=9 " in listed
+    assert "stray" not in listed
 
 
 @pytest.mark.parametrize(
@@ -181,7 +189,7 @@ def test_wrong_input_is_code_64(words: list[str]) -> None:
     assert cli.main(["diagnose", *words]) == 64
 
 
-def test_every_threshold_is_some_rules_and_is_told() -> None:
+def test_every_threshold_is_some_rules_and_is_reported() -> None:
     """The table, the rules and the list of them go together."""
     used = {name for rule in engine.rules() for name in rule.thresholds}
     assert used == set(MEANINGS) == set(Thresholds().as_dict())
@@ -193,7 +201,7 @@ def test_every_threshold_is_some_rules_and_is_told() -> None:
 
 
 def test_the_page_of_the_manual_has_the_list_of_rules() -> None:
-    """As --list-rules writes it: no threshold is told two ways."""
+    """As --list-rules writes it: no threshold is described in two ways."""
     page = (REPOSITORY / "docs" / "monitor.md").read_text()
     output = "".join(
         f"    {line}".rstrip() + "\n" for line in findings_text.rule_list(Thresholds())
@@ -261,7 +269,7 @@ def test_scattered_nodes_and_narrow_terminals() -> None:
     assert "and on 3 more nodes" in text(sorts)
 
 
-def test_what_could_not_be_looked_at_is_said_by_node() -> None:
+def test_skipped_rules_are_reported_by_node() -> None:
     """One log with a column does not speak for another that lacks it."""
     both = run(gpu(host="n1", disk=10), gpu(host="n2"))
     (lack,) = [one for one in skipped(both) if one.rule == "disk"]
@@ -285,7 +293,7 @@ def test_what_could_not_be_looked_at_is_said_by_node() -> None:
 
 
 def test_a_run_of_metrics_alone_and_an_empty_one() -> None:
-    """No monitor ran: the trainer's own numbers are looked at."""
+    """No monitor ran: the trainer's own numbers are read."""
     time = datetime.fromtimestamp(BEGIN_S, UTC).isoformat()
     waiting: list[dict[str, Any]] = [
         {"time": time, "step": i, "data_wait_pct": 50} for i in "12345"
@@ -323,7 +331,7 @@ def test_a_run_is_known_by_a_link_to_it(
     link.symlink_to(run_dir)
     assert cli.main([command, str(link)]) == 0
     assert "1 GPU" in capfd.readouterr().out
-    run_dir.rename(tmp_path / "kept")  # under another name only the link tells the job
+    run_dir.rename(tmp_path / "kept")  # under another name only the link has the job
     link.unlink()
     link = tmp_path / "slurm-7"
     link.symlink_to(tmp_path / "kept")

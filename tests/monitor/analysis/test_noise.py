@@ -81,7 +81,7 @@ def healthy_metrics(noise: Noise, seconds: float, num_nodes: int) -> tuple[dict[
 
 
 @pytest.mark.parametrize("seed", range(NUM_RUNS))
-def test_a_healthy_run_calls_for_nobody(seed: int) -> None:
+def test_a_healthy_run_has_no_findings(seed: int) -> None:
     """Neither a warning nor an error; a hint is a person's own to take up."""
     made = healthy_run(np.random.default_rng(seed))
     found = [one for one in evaluate(made) if one.severity != "hint"]

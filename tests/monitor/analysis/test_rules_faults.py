@@ -72,7 +72,7 @@ def test_the_end_counts_and_not_only_the_longest() -> None:
     ],
 )
 def test_whose_fault_an_xid_is(number: str, severity: str, words: str, suggestion: str) -> None:
-    """The program's, the hardware's, the driver's or nobody's, by NVIDIA's catalogue."""
+    """The program's, the hardware's, the driver's or no fault, by NVIDIA's catalogue."""
     (found,) = evaluate(run(gpu(), log_events=(mark("xid", xid=number),)))
     assert (found.rule, found.severity, found.about) == ("xid", severity, number)
     assert words in found.evidence

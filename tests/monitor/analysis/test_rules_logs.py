@@ -11,7 +11,7 @@ from tests.monitor.made_runs import BEGIN_S, NUM_SAMPLES, STEP_S, gpu, run
 
 
 def gap(seconds: float) -> Run:
-    """A log that nobody wrote to for a while."""
+    """A log without rows for a while."""
     clock_s = BEGIN_S + STEP_S * np.arange(NUM_SAMPLES)
     clock_s[100:] += seconds - STEP_S
     return run(gpu(time_s=clock_s))
@@ -35,8 +35,8 @@ def test_each_threshold(case: Case) -> None:
     case.check()
 
 
-def test_a_node_without_a_log_is_told() -> None:
-    """It had ranks; where no node has a log, nobody watched, and that was asked for."""
+def test_a_node_without_a_log_is_reported() -> None:
+    """It had ranks; where no node has a log, there was no monitor, and that was asked for."""
     ups = tuple({"event": "rank_up", "rank": i, "node": f"n{i + 1}.here"} for i in range(2))
     (found,) = findings_of(run(gpu(host="n1"), events=ups), "gap")
     assert (found.host, found.severity) == ("n2", "warning")

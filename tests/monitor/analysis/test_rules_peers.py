@@ -93,7 +93,7 @@ def test_one_of_two_nodes_is_slow(  # noqa: PLR0913, PLR0917 - a row of the tabl
 
 
 def test_without_gpus_none_is_blamed() -> None:
-    """A slow rank of a node that has none is told of as the node's."""
+    """A slow rank of a node that has none is reported as the node's."""
     slow = slow_lines(10)
     (found,) = findings_of(
         run(gpu(None, "n2"), metrics=slow.metrics, events=slow.events), "straggler"
@@ -110,7 +110,7 @@ def test_peers_are_of_one_job_and_one_kind() -> None:
     assert not findings_of(run(*kinds, gpu(3, job="8", **slow)), "straggler")
     assert not findings_of(run(gpu(0, **fast), gpu(1, **slow)), "straggler")
     assert findings_of(run(gpu(0, **fast), gpu(1, **fast), gpu(2, **slow)), "straggler")
-    assert not findings_of(run(*kinds, gpu(3, sm=0)), "straggler")  # it idles, and that is told
+    assert not findings_of(run(*kinds, gpu(3, sm=0)), "straggler")  # it idles, and that is reported
 
 
 def test_peers_that_differ_anyway_have_no_straggler() -> None:
@@ -120,7 +120,7 @@ def test_peers_that_differ_anyway_have_no_straggler() -> None:
 
 
 def test_without_times_peers_are_compared_all_the_same() -> None:
-    """Rows of dmon without -o: the whole log is one stretch, and nobody knows when."""
+    """Rows of dmon without -o: the whole log is one stretch without a time."""
     nothing = np.full(NUM_SAMPLES, np.nan)
     looked_at = run(*(gpu(i, sm=40 if i == 2 else 90, time_s=nothing) for i in range(4)))
     (found,) = evaluate(looked_at)
@@ -128,7 +128,7 @@ def test_without_times_peers_are_compared_all_the_same() -> None:
 
 
 def test_a_slow_rank_is_where_the_log_saw_it() -> None:
-    """And where no log tells of ranks, on the GPU of its local rank."""
+    """And where no log has ranks, on the GPU of its local rank."""
     lines, events = slow_lines(10).metrics, ({"rank": 5, "local_rank": 1},)
     placed = [gpu(i, host="n2", rank=rank) for i, rank in enumerate((4, 6, 7, 5))]
     (found,) = findings_of(run(*placed, metrics=lines, events=events), "straggler")

@@ -46,7 +46,7 @@ def test_dmon_tells_heat_as_a_flag() -> None:
     ("bits", "rule"),
     [(32, "thermal"), (64, "thermal"), (8 + 64, "thermal"), (8, "power"), (128, "power")],
 )
-def test_what_keeps_clocks_down_is_told_apart(bits: int, rule: str) -> None:
-    """A slowdown by hardware is the power's business unless heat is told with it."""
+def test_what_keeps_clocks_down_is_distinguished(bits: int, rule: str) -> None:
+    """A slowdown by hardware is the power's business unless heat is reported with it."""
     found = evaluate(run(gpu(throt=at(first(60), bits, 0))))
     assert [(one.rule, one.severity) for one in found] == [(rule, "warning")]

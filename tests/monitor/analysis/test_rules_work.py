@@ -22,7 +22,7 @@ def dips(num: int, **more: Any) -> Run:
 
 
 def waits(*shares_pct: float) -> Run:
-    """Lines of metrics that tell how long the trainer waited for data."""
+    """Lines of metrics that have how long the trainer waited for data."""
     return run(metrics=tuple(line(i, data_wait_pct=pct) for i, pct in enumerate(shares_pct)))
 
 

@@ -112,7 +112,7 @@ def test_a_reading_that_does_not_exist_is_absent_and_a_lost_gpu_is_down(log: Log
 
 
 def test_the_lost_gpu_of_a_true_dmon_log_is_down(data: Path) -> None:
-    """The driver still tells some columns of it; dmon's times are those of this machine."""
+    """The driver still reports some columns of it; dmon's times are those of this machine."""
     found = collect(data / "pumt_DT.550.163.01.gpu1_lost.gutil", max_age_s=1e9)
     assert [value for _, value in found["ddp_gpu_up"]] == [1, 0]
     ((labels, time_s),) = found["ddp_node_last_sample_timestamp_seconds"]
@@ -188,8 +188,8 @@ def test_rank_and_further_columns_where_the_log_has_them(tmp_path: Path) -> None
     assert "ddp_gpu_thermal_throttled_ratio" not in collect(path)  # dmon's own is a yes or no
 
 
-def test_every_column_of_the_recorder_is_told(log: Log) -> None:
-    """A column that nobody gave a metric would be lost without a word."""
+def test_every_column_of_the_recorder_is_reported(log: Log) -> None:
+    """A column without a metric would be lost without a word."""
     reported = {column.name for column, _ in (*gpus.GPU_METRICS, *gpus.NODE_METRICS)}
     elsewhere = {"throt", "rank", "mono"}  # reasons; a label; a clock of no meaning elsewhere
     assert {column.name for column in columns.COLUMNS} - reported - elsewhere == set()
@@ -218,7 +218,7 @@ def test_events_of_a_gpu_are_counted_wherever_they_stand(log: Log) -> None:
 
 
 def test_a_growing_log_is_read_on_and_a_new_one_anew(log: Log) -> None:
-    """The same at every look as reading all of it; half a line counts when it is whole."""
+    """The same at every poll as reading all of it; half a line counts when it is whole."""
     path = log(num_cycles=40, num_gpus=3)
     whole = path.read_bytes()
     newest = Newest(str(path))
@@ -261,7 +261,7 @@ def test_columns_and_offset_may_change_within_a_log(log: Log) -> None:
 @pytest.mark.parametrize(
     "name", ["slurm-7.n1.gutil", "slurm-7_3.a.b.gutil", "x.gutil", "slurm-.gutil"]
 )
-def test_job_and_node_are_told_by_the_name_as_all_readers_do(log: Log, name: str) -> None:
+def test_job_and_node_are_read_from_the_name_as_all_readers_do(log: Log, name: str) -> None:
     """Where the log itself says nothing."""
     path = log(name=name, facts=())
     (place,) = reader.read(str(path)).places
@@ -284,7 +284,7 @@ def test_no_damage_raises(junk: bytes, at: int) -> None:
 
 
 def test_facts_that_are_no_numbers_are_none(log: Log) -> None:
-    """A damaged line costs what it told."""
+    """A damaged line costs what it held."""
     odd = (*FACTS, ("memory_mib 0", "much"), ("power_limit_w 0", "inf"))
     found = collect(log(facts=odd))
     assert "ddp_gpu_memory_total_bytes" not in found

@@ -90,7 +90,7 @@ def test_a_directory_stands_for_its_logs_and_runs(lived: Path, tmp_path: Path) -
 
 
 def test_a_run_that_hangs_stays_and_one_that_ended_goes(lived: Path, story: "Story") -> None:
-    """As long as its monitors tell, a silent run is told; after its end it is soon gone."""
+    """As long as its monitors report, a silent run is exported; after its end it is soon gone."""
     touch(lived, NOW_S - 1000)
     for path in lived.parent.glob("*.gutil"):
         os.utime(path, (NOW_S, NOW_S))

@@ -97,7 +97,7 @@ def press_all(view: View, *names: str, num_rows: int = 100, num_shown: int = 10)
     ],
 )
 def test_bytes_are_keys(data: bytes, found: list[str]) -> None:
-    """As terminals send them; what nobody knows is left out."""
+    """As terminals send them; what is unknown is left out."""
     assert keys(data) == found
 
 
@@ -155,7 +155,7 @@ IDLE = Summary(severity="warning", rule="idle", where="n2 GPU 0", evidence="idle
 
 
 def places(view: View) -> list[tuple[str, int | None]]:
-    """Tell the rows that are chosen."""
+    """Return the rows that are chosen."""
     return [(one.host, one.gpu) for one in chosen(ROWS, view)]
 
 
@@ -221,7 +221,7 @@ def test_columns_give_way_from_the_right_ones_on() -> None:
     assert "throttle" in text(snapshot(*ROWS), size=(80, 24))[2]
 
 
-def test_no_rows_and_no_steps_are_said() -> None:
+def test_no_rows_and_no_steps_are_reported() -> None:
     """Before the first sample and the first step."""
     lines = text(snapshot(progress=progress(step=None, outcome="starting")))
     assert lines[1] == "no step reported yet"

@@ -1,4 +1,4 @@
-"""What a live view tells of a run: step, loss, pace, time left, outcome."""
+"""What a live view shows of a run: step, loss, pace, time left, outcome."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ class Run:
 
     @property
     def progress(self) -> Progress:
-        """Look, and sum up."""
+        """Poll, and sum up."""
         self.live.poll()
         return self.live.progress()
 
@@ -55,7 +55,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_a_run_is_followed_from_its_start_to_its_end(run: Run) -> None:
-    """Each word changes what is told."""
+    """Each word changes what is reported."""
     assert run.progress.outcome == "starting"
     run.add_event("start", job_id="7", world_size=8)
     run.add_event("first_step", step=1)
@@ -106,7 +106,7 @@ def test_without_a_whole_number_of_steps_no_time_is_left(run: Run) -> None:
 
 
 def test_a_rollback_has_no_pace(run: Run) -> None:
-    """Steps that went back tell of no time left, rather than of a wrong one."""
+    """Steps that went back give no time left, rather than of a wrong one."""
     run.step(50, 10.0, total_steps=100)
     run.step(40, 11.0, total_steps=100)
     assert run.progress.left_s is None
@@ -116,7 +116,7 @@ def test_a_rollback_has_no_pace(run: Run) -> None:
     ("code", "outcome"),
     [(0, "finished"), (75, "stopped"), (76, "hung"), (64, "refused"), (134, "failed (code 134)")],
 )
-def test_an_exit_code_is_told_in_words(run: Run, code: int, outcome: str) -> None:
+def test_an_exit_code_is_reported_in_words(run: Run, code: int, outcome: str) -> None:
     """As the launcher's contract has them."""
     run.add_event("end", code=code)
     assert run.progress.outcome == outcome
@@ -132,7 +132,7 @@ def test_a_decision_may_carry_it_on(run: Run, decision: str, outcome: str) -> No
 
 
 def test_the_last_attempt_speaks(run: Run) -> None:
-    """What an earlier one told is past; a late word of it changes nothing."""
+    """What an earlier one reported is past; a late word of it changes nothing."""
     run.add_event("start", job_id="7", world_size=8)
     run.add_event("verdict", text="rank 1 hangs")
     run.add_event("end", code=76)

@@ -191,7 +191,7 @@ def every(num: int) -> Callable[[int], bool]:
 def test_a_counter_spans_cells_that_are_missing(
     tmp_path: Path, lost: Callable[[int], bool]
 ) -> None:
-    """What it grew by is what was used, whoever did not look."""
+    """What it grew by is what was used, also between samples."""
     made = [
         Observation(i, counted=not lost(i), power_w=None if lost(i) else WATTS // 2)
         for i in range(400)
@@ -228,7 +228,7 @@ def test_a_counter_spans_a_pause_but_no_new_start(tmp_path: Path) -> None:
 
 
 def test_an_index_that_becomes_another_gpu(tmp_path: Path) -> None:
-    """Each has its own rows, memory and energy, wherever it is told of."""
+    """Each has its own rows, memory and energy, wherever it is reported."""
     one = {"gpu 0": "GPU-a NVIDIA H100", "memory_mib 0": "81559"}
     other = {"gpu 0": "GPU-b NVIDIA H100 MIG", "memory_mib 0": "40000"}
     path = tmp_path / "slurm-7.n1.gutil"
@@ -276,7 +276,7 @@ def test_exports_tell_each_rows_own_gpu(tmp_path: Path) -> None:
 
 
 def test_nodes_in_other_zones_end_together(tmp_path: Path) -> None:
-    """Plain dmon tells no zone: 5.5 h between the clocks of two nodes are no early end."""
+    """Plain dmon has no zone: 5.5 h between the clocks of two nodes are no early end."""
     half_past = 5.5 * HOUR
     for host, off_s in (("n1", 0.0), ("n2", half_past), ("n3", -HOUR)):
         rows = text(observations(300, 15, off_s=off_s), stamped=False, letters="pumt")

@@ -36,7 +36,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def log(driver: Any, bench: Any, until: Any, tmp_path: Path) -> Path:
-    """A log of a recorder that has another column, under a driver that tells it."""
+    """A log of a recorder that has another column, under a driver that has it."""
     driver.does("gpus 2", "set fan 0 42", "set fan 1 58")
     out = tmp_path / "slurm-7.n1.gutil"
     process = subprocess.Popen(

@@ -45,7 +45,7 @@ def test_what_is_no_log_is_refused(
     kind: str,
     command: str,
 ) -> None:
-    """With a line that says what a log is; nothing is written, nor is anybody told all is well."""
+    """With a line that says what a log is; nothing is written, and no report says all is well."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "foreign.log"
     path.write_text(FOREIGN[kind])
@@ -62,7 +62,7 @@ def test_what_is_no_log_is_refused(
 def test_beside_a_log_it_is_passed_by(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    """The log is read, and the other one told of."""
+    """The log is read, and the other one reported."""
     paths = tmp_path / "foreign.log", tmp_path / "good.log"
     paths[0].write_text(FOREIGN[kind])
     paths[1].write_text(DMON)

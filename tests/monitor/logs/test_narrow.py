@@ -191,7 +191,7 @@ def test_one_narrow_row_is_no_proof(
     """A stretch decides: two signs of narrow rows (n has one, m two), more than of others (x).
 
     None may be wide (w); without a `-` they lie both ways (b).
-    Wherever the reader's blocks end; and what cannot be told is told in words.
+    Wherever the reader's blocks end; and what is unknown is reported in words.
     """
     narrow = Program()
     cells = {"n": PUMT, "m": [*PUMT[:-1], "-"], "b": [*PUMT[:2], "60", *PUMT[3:]], "w": PUMT}
@@ -268,7 +268,7 @@ def test_a_narrow_log_is_exported_and_explained(tmp_path: Path) -> None:
 
 
 def test_a_narrow_log_is_exported_as_it_grows(tmp_path: Path) -> None:
-    """Though each look finds but one more row: those before belong to it."""
+    """Though each poll finds but one more row: those before belong to it."""
     program = Program()
     path = tmp_path / "log.gutil"
     path.write_text(program.head())

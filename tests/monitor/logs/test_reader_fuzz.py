@@ -1,7 +1,7 @@
 """Damaged logs: nothing but a row as it was written is ever reported, and the rest is counted.
 
 `DDP_FUZZ_LINES` says how many lines are damaged, 20,000 if it is not set, and `DDP_FUZZ_SEED` how.
-What cannot be told by anybody is left out: a digit that became another digit or a blank, and a
+What cannot be noticed is left out: a digit that became another digit or a blank, and a
 hole of exactly so many bytes that the rest of one row continues another.
 """
 

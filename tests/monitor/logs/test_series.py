@@ -63,7 +63,7 @@ def test_several_logs_of_a_gpu_are_one_series(tmp_path: Path) -> None:
 
 
 def test_only_wanted_columns_are_kept(tmp_path: Path) -> None:
-    """A day of 512 nodes needs memory for what is looked at, not for all there is."""
+    """A day of 512 nodes needs memory for what is read, not for all there is."""
     path = log(tmp_path / "a.gutil", row("12:00:01", 0, 300, 6))
     run = series.load([str(path)], frozenset({"sm"}))
     assert list(run.gpus[0].values) == ["sm"]

@@ -1,4 +1,4 @@
-"""Which GPUs are this job's, and which is which after NVML began anew: a stand-in driver."""
+"""Which GPUs are this job's, and which is which after NVML began anew: a stub driver."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def test_only_the_jobs_gpus_are_recorded(driver: Any) -> None:
     driver.does("gpus 4", "event 8 0 79")
     reported = poll(driver, times=2, first="nvml._named = Named('1,3')", then="time.sleep(0.3)")[1]
     assert [gpu["index"] for gpu in reported["gpus"]] == [1, 3]
-    assert reported["marks"] == []  # what befalls another's GPU is not told here
+    assert reported["marks"] == []  # what befalls another's GPU is not reported here
     assert reported["facts"]["events"] == "watched on 2 of 2 GPUs"
     assert not reported["is_renumbered"]
     named = poll(driver, first=f"nvml._named = Named('{UUID}2')")[0]
@@ -67,7 +67,7 @@ def test_names_that_fit_nothing_choose_nothing(driver: Any) -> None:
 
 @slow
 def test_a_lost_gpu_that_only_a_uuid_names_keeps_its_place(driver: Any) -> None:
-    """It cannot tell its own, and one of the job's is missing."""
+    """It does not report its own, and one of the job's is missing."""
     driver.does("gpus 3", "lost 1 0")
     reported = poll(driver, first=f"nvml._named = Named('{UUID}0,{UUID}1')")[0]
     assert [gpu["index"] for gpu in reported["gpus"]] == [0, 1]
@@ -108,7 +108,7 @@ def test_after_nvml_began_anew_a_row_has_the_same_gpu(driver: Any) -> None:
 
 
 @slow
-def test_a_gpu_that_never_told_its_uuid_takes_no_others_place(driver: Any) -> None:
+def test_a_gpu_without_a_uuid_takes_no_others_place(driver: Any) -> None:
     """Lost from the start and gone after the restart: the one that moved up stays where it was."""
     driver.does("lost 0 0")
     worlds = (["lost 0 0", "dead 0"], ["set gone 0 1", "set temp 1 51"])

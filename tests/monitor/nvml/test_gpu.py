@@ -1,16 +1,16 @@
-"""The further columns, marks, MIG and calls that hang: the real nvidia-ml-py, a stand-in driver."""
+"""The further columns, marks, MIG and calls that hang: the real nvidia-ml-py, a stub driver."""
 
 from typing import Any
 
 import pytest
 
-from tests.monitor.nvml_poll import between, poll, readings
+from tests.monitor.nvml_poll import between, events, poll, readings
 
 pytestmark = pytest.mark.slow
 
 
 def test_errors_of_memory(driver: Any, old_driver: Any) -> None:
-    """ECC errors since the driver was loaded, and rows remapped; an old driver tells none."""
+    """ECC errors since the driver was loaded, and rows remapped; an old driver has none."""
     rows = ["set remap_corrected 1 2", "set remap_uncorrected 1 3"]
     driver.does("set sbecc * 12", "set dbecc 0 1", *rows)
     first, second = poll(driver, "pumte")[0]["gpus"]
@@ -22,13 +22,13 @@ def test_errors_of_memory(driver: Any, old_driver: Any) -> None:
 
 
 def test_errors_of_memory_are_asked_for_every_five_seconds(driver: Any) -> None:
-    """In between the last values are told; that one happens, an event tells."""
+    """In between the last values are reported; that one happens, an event reports."""
     reported = poll(driver, "pumte", 3, 3, then=between(["set sbecc * 7"]))
     assert [one["gpus"][0]["ecc_corrected"] for one in reported] == [0, 0, 7]
 
 
 def test_engines_that_rest_are_asked_as_seldom(driver: Any) -> None:
-    """And at each look while one of them works."""
+    """And at each poll while one of them works."""
     worlds = (["set dec 0 30"], ["set dec 0 30"], ["set dec 0 40"], ["set dec 0 50"], [])
     reported = poll(driver, "pumt", 6, 3, then=between(*worlds))
     assert [one["gpus"][0]["dec_pct"] for one in reported] == [0, 0, 30, 40, 50, 0]
@@ -36,7 +36,7 @@ def test_engines_that_rest_are_asked_as_seldom(driver: Any) -> None:
 
 
 def test_time_throttled(driver: Any) -> None:
-    """Share of the time between two looks; the first look has none."""
+    """Share of the time between two polls; the first poll has none."""
     driver.does("grow pviol_ns * 250000000", "set tviol_ns * 5000")
     first, second = poll(driver, "pumtv", 2, then="time.sleep(0.2)")
     assert (first["gpus"][0]["power_pct"], first["gpus"][0]["heat_pct"]) == (None, None)
@@ -45,7 +45,7 @@ def test_time_throttled(driver: Any) -> None:
 
 
 def test_time_throttled_of_a_counter_that_began_anew(driver: Any) -> None:
-    """There is none for that look, and one again for the next."""
+    """There is none for that poll, and one again for the next."""
     driver.does("set tviol_ns * 5000")
     reported = poll(
         driver, "pumtv", 3, then=between(["set tviol_ns * 4000"], ["set tviol_ns * 4000"])
@@ -54,7 +54,7 @@ def test_time_throttled_of_a_counter_that_began_anew(driver: Any) -> None:
 
 
 def test_the_drivers_own_samples(driver: Any) -> None:
-    """Mean and peak of what the driver saw since the last look; what it saw before is not ours."""
+    """Mean and peak of what the driver saw since the last poll; what it saw before is not ours."""
     old = ["sample 1000 0 99", "sample 2000 0 98"]
     new = ["sample 3000 0 10", "sample 4000 0 21", "sample 5000 0 80"]
     driver.does("gpus 2", *old)
@@ -64,7 +64,7 @@ def test_the_drivers_own_samples(driver: Any) -> None:
     assert all(one["gpus"][1]["sm_avg_pct"] is None for one in reported)
 
 
-def test_a_peak_between_two_looks_is_seen(driver: Any) -> None:
+def test_a_peak_between_two_polls_is_seen(driver: Any) -> None:
     """15 s apart, the GPU idle at both: what it did in between stands in the row."""
     idle = ["set sm * 0", "sample 1000000 0 0"]
     ring = [f"sample {1_000_000 + 166_000 * i} 0 {100 if i < 30 else 0}" for i in range(1, 91)]
@@ -94,7 +94,7 @@ def test_nvlink(driver: Any) -> None:
 
 
 def test_processes(driver: Any) -> None:
-    """Pid and MiB of each, however many there are; some do not tell how much they hold."""
+    """Pid and MiB of each, however many there are; of some the size is unknown."""
     many = [f"process {1000 + i} 1 {i}" for i in range(40)]
     driver.does("process 77 0 1234", "process 78 0 -1", *many)
     first, second = poll(driver, "pumtq")[0]["gpus"]
@@ -124,7 +124,7 @@ def test_mig_devices_are_facts(driver: Any) -> None:
 
 
 def test_mig_without_devices_and_devices_that_do_not_tell(driver: Any) -> None:
-    """It is said; what a device refuses is a dash."""
+    """It is reported; what a device refuses is a dash."""
     driver.does("set mig 0 0", "set mig 1 1", "fail nvmlDeviceGetMemoryInfo 1 3")
     (reported,) = poll(driver)
     assert reported["facts"]["mig 0"] == "enabled, without devices"
@@ -132,10 +132,10 @@ def test_mig_without_devices_and_devices_that_do_not_tell(driver: Any) -> None:
     assert reported["facts"]["mig_used_mib 1"] == "-"
 
 
-def test_events_are_told(driver: Any) -> None:
+def test_events_are_reported(driver: Any) -> None:
     """XID and ECC errors, with what they are called, each once."""
     driver.does("event 8 1 79", "event 2 0 0", "event 1 0 0", "event 4 0 0", "event 8 0 9999")
-    reported = poll(driver, times=2, then="time.sleep(0.3)")[1]
+    reported = poll(driver, times=2, then=events(4))[1]
     assert reported["marks"] == [
         "xid gpu=1 xid=79 text=GPU_has_fallen_off_the_bus",
         "ecc gpu=0 bits=double",
@@ -156,9 +156,9 @@ def test_events_go_on_where_a_gpu_is_lost(driver: Any) -> None:
 
 
 def test_a_storm_of_events_is_cut(driver: Any) -> None:
-    """Twenty of a kind and GPU a minute are told, and how many more there were."""
+    """Twenty of a kind and GPU a minute are reported, and how many more there were."""
     driver.does(*["event 1 0 0"] * 30, "event 8 0 13")
-    marks = poll(driver, times=2, then="time.sleep(0.3)")[1]["marks"]
+    marks = poll(driver, times=2, then=events(21))[1]["marks"]
     assert marks == [*["ecc gpu=0 bits=single"] * 20, "xid gpu=0 xid=13 text=" + XID_13]
 
 
@@ -188,7 +188,7 @@ def test_an_old_driver_has_no_events(old_driver: Any) -> None:
 
 
 def test_remapped_rows_are_marks_where_they_change(driver: Any) -> None:
-    """Also if some wait for a reset at the first look."""
+    """Also if some wait for a reset at the first poll."""
     driver.does("set remap_pending 1 1")
     worlds = ["set remap_pending 1 1", "set remap_corrected 0 1", "set remap_failed 0 1"]
     reported = poll(driver, "pumte", 3, 10, then=between(worlds))
@@ -216,7 +216,7 @@ def test_a_gpu_that_needs_a_reset_or_is_not_found_is_lost(driver: Any, code: int
 
 
 def test_a_library_that_ends_is_no_lost_gpu(driver: Any) -> None:
-    """It is started again; that no GPU answers meanwhile is said once, and not of each."""
+    """It is started again; that no GPU answers meanwhile is reported once, and not of each."""
     reported = poll(driver, times=5, step_s=40, then=between(["dead 0"], []))
     assert reported[1]["facts"]["gpus"] == "no readings: NVML answers nothing more"
     assert readings(reported[1]["gpus"][0]) == {}
@@ -235,7 +235,7 @@ def test_nvlink_by_link(driver: Any) -> None:
 
 
 def test_a_call_that_hangs_costs_its_own_cells(driver: Any) -> None:
-    """Those of one GPU and one function: all the others are read, in this look and in the next."""
+    """Those of one GPU and one function: all the others are read, in this poll and in the next."""
     then = between(["slow nvmlDeviceGetPowerUsage 20000 0"])
     reported = poll(driver, "pumtc", 3, then=then)
     assert readings(reported[0]["gpus"][0]).keys() == readings(reported[0]["gpus"][1]).keys()
@@ -262,7 +262,7 @@ def test_a_start_that_hangs(driver: Any) -> None:
 
 
 def test_a_start_that_comes_back_late_is_taken(driver: Any) -> None:
-    """With the next look and no sooner start; what happens is told once, and not by two threads."""
+    """With the next poll and no sooner start; an event is reported once, and not by two threads."""
     driver.does("slow nvmlDeviceGetName 400 0", "event 8 1 79")
     reported = poll(driver, times=3, step_s=100, first=SHORT, then="time.sleep(1)")
     assert [len(one["gpus"]) for one in reported] == [0, 2, 2]
@@ -280,7 +280,7 @@ def test_a_call_that_cannot_be_prepared_costs_its_own_cells(driver: Any) -> None
 
 
 def test_a_start_that_breaks_is_a_fact(driver: Any) -> None:
-    """An nvidia-ml-py that lacks what we need is told, and raises nothing."""
+    """An nvidia-ml-py that lacks what we need is reported, and raises nothing."""
     broken = "import pynvml; del pynvml.nvmlDeviceGetHandleByIndex\n"
     (reported,) = poll(driver, first=broken)
     assert "nvmlDeviceGetHandleByIndex" in reported["facts"]["gpus"]

@@ -1,4 +1,4 @@
-"""The real nvidia-ml-py against a stand-in driver library, each time in a process of its own."""
+"""The real nvidia-ml-py against a stub driver library, each time in a process of its own."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def test_values_are_cut_as_the_driver_cuts_them(driver: Any) -> None:
 
 
 def test_names_and_versions_are_facts(driver: Any) -> None:
-    """UUID, name and driver version are told beside the samples."""
+    """UUID, name and driver version are reported beside the samples."""
     facts = poll(driver)[0]["facts"]
     assert facts["driver"] == "550.163.01"
     assert facts["gpu 1"] == "GPU-00000000-0000-0000-0000-000000000001 NVIDIA Stand-In"
@@ -45,7 +45,7 @@ def test_further_readings_by_letter(driver: Any) -> None:
 
 
 def test_memory_temperature_and_protected_memory(driver: Any) -> None:
-    """Where the driver tells them they are there; its own entry's return code counts."""
+    """Where the driver has them they are there; its own entry's return code counts."""
     driver.does("set mtemp 0 77", f"set ccpm 0 {5 * 2**20}")
     first, second = poll(driver)[0]["gpus"]
     assert (first["mem_temp_c"], first["protected_used_mib"]) == (77, 5)
@@ -53,7 +53,7 @@ def test_memory_temperature_and_protected_memory(driver: Any) -> None:
 
 
 def test_gpm_needs_two_samples(driver: Any) -> None:
-    """SM and tensor activity come from the second look on; a NaN or a refusal is no reading."""
+    """SM and tensor activity come from the second poll on; a NaN or a refusal is no reading."""
     driver.does("set gpm * 1", "set gpm2 * 91.6", "set gpm5 * nan")
     first, second = poll(driver, "pumtg", times=2)
     assert first["gpus"][0]["sm_active_pct"] is None
@@ -62,7 +62,7 @@ def test_gpm_needs_two_samples(driver: Any) -> None:
     assert second["gpus"][0]["dram_active_pct"] is None
 
 
-def test_looks_too_close_together_give_no_gpm(driver: Any) -> None:
+def test_samples_too_close_together_give_no_gpm(driver: Any) -> None:
     """Less than 100 ms apart GPM is not asked, as NVML demands."""
     driver.does("set gpm * 1", "set gpm2 * 91.6")
     assert poll(driver, "pumtg", times=2, then="pass")[1]["gpus"][0]["sm_active_pct"] is None

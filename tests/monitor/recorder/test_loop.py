@@ -18,7 +18,7 @@ PUMT = gutil.Layout("pumt")
 
 @dataclass
 class World:
-    """Clock, stop, GPUs, host and log at once: time goes on only as it is told."""
+    """Clock, stop, GPUs, host and log at once: time goes on only as the test wants."""
 
     num_cycles: int
     poll_s: list[float] = field(default_factory=list)
@@ -50,7 +50,7 @@ class World:
         return Reason.TERMINATED if len(self.polled_s) >= self.num_cycles else None
 
     def read(self) -> Reading:
-        """Look, and let the look take its time."""
+        """Poll, and let the poll take its time."""
         self.polled_s.append(self.seconds - 100)
         self.seconds += self.poll_s.pop(0) if self.poll_s else 0
         return self.reading()
@@ -78,7 +78,7 @@ class Still:
     """A host that never changes."""
 
     def read(self) -> HostSample:
-        """Look once."""
+        """Poll once."""
         return HostSample(3, 1000)
 
 
@@ -87,14 +87,14 @@ def broken() -> Reading:
     raise RuntimeError("boom")
 
 
-def test_the_first_look_is_at_once_and_a_last_one_at_the_end() -> None:
-    """Three looks by deadline, and one more when it is told to stop."""
+def test_the_first_poll_is_at_once_and_a_last_one_at_the_end() -> None:
+    """Three polls by deadline, and one more when it is asked to stop."""
     world = World(num_cycles=3)
     world.record()
     assert world.polled_s == [0, 10, 20, 30]
 
 
-def test_slow_looks_do_not_make_it_drift() -> None:
+def test_slow_polls_do_not_make_it_drift() -> None:
     """Each look takes 0.32 s, as 8 GPUs' PCIe counters do; the deadlines stay."""
     world = World(num_cycles=100, poll_s=[0.32] * 100)
     world.record(interval_s=1)
@@ -109,7 +109,7 @@ def test_missed_deadlines_are_left_out() -> None:
 
 
 def test_the_head_tells_what_dmon_does_not() -> None:
-    """Header first, then the facts, then rows; a fact that has not changed is told once."""
+    """Header first, then the facts, then rows; a fact that has not changed is reported once."""
     world = World(num_cycles=2)
     lines = world.record().splitlines()
     assert lines[:2] == PUMT.header().splitlines()
@@ -118,7 +118,7 @@ def test_the_head_tells_what_dmon_does_not() -> None:
     assert len(lines) == 7
 
 
-def test_a_changed_offset_is_told_where_it_changes() -> None:
+def test_a_changed_offset_is_reported_where_it_changes() -> None:
     """When summer time ends, a new offset stands before the rows that it holds for."""
     world = World(num_cycles=2, offset=timedelta(hours=-2, minutes=-30))
 
@@ -143,7 +143,7 @@ def test_without_a_gpu_the_host_still_tells() -> None:
 
 
 def test_nothing_a_source_raises_ends_it() -> None:
-    """Trouble with GPUs or host is said once each, and rows go on without their readings."""
+    """Trouble with GPUs or host is reported once each, and rows go on without their readings."""
 
     class Broken:
         def read(self) -> HostSample:
@@ -156,7 +156,7 @@ def test_nothing_a_source_raises_ends_it() -> None:
 
 
 def test_nothing_the_log_raises_ends_it() -> None:
-    """Even an error that nobody foresaw is said once and costs one sample."""
+    """Even an unforeseen error is reported once and costs one sample."""
     world = World(num_cycles=3)
     facts = iter([True])
 
@@ -243,7 +243,7 @@ def test_what_happens_is_written_at_once() -> None:
     assert lines[-3].startswith("## event: 2026-11-21T")
 
 
-def test_what_happens_while_the_disk_is_full_is_told_later() -> None:
+def test_what_happens_while_the_disk_is_full_is_reported_later() -> None:
     """With the first sample that there is room for; and not before the header."""
     world = World(num_cycles=3, full=True)
 
@@ -262,7 +262,7 @@ def test_what_happens_while_the_disk_is_full_is_told_later() -> None:
 
 
 def test_nothing_the_ranks_raise_ends_it() -> None:
-    """It is said once, and the rows go on without step and rank."""
+    """It is reported once, and the rows go on without step and rank."""
 
     class Broken:
         def read(self, _gpus: object) -> list[RankSample]:

@@ -35,12 +35,12 @@ def gpu(index: int | None, *processes: tuple[int, int | None]) -> GpuSample:
 def poll(
     place: Path, *gpus: GpuSample, visible: str | None = None, shares: bool = True
 ) -> list[RankSample]:
-    """Look once."""
+    """Poll once."""
     return RankGpus(str(place), visible, shares_pids=shares).read(Reading(gpus, FACTS))
 
 
-def test_a_process_on_a_gpu_is_the_rank_that_beats(tmp_path: Path) -> None:
-    """Its step, its number, and what its processes hold; what nobody knows is nobody's."""
+def test_a_process_on_a_gpu_is_the_rank_with_a_heartbeat(tmp_path: Path) -> None:
+    """Its step, its number, and what its processes hold; what is unknown is no rank's."""
     write_heartbeat(tmp_path, 4, 1001, 120)
     write_heartbeat(tmp_path, 5, 1002, 121)
     found = poll(tmp_path, gpu(0, (1002, 300), (77, 9)), gpu(1, (1001, None)), gpu(2, (77, 9)))
@@ -52,7 +52,7 @@ def test_a_process_on_a_gpu_is_the_rank_that_beats(tmp_path: Path) -> None:
 
 
 def test_several_ranks_on_one_gpu(tmp_path: Path) -> None:
-    """The one that holds most is told, with all of its processes."""
+    """The one that holds most is reported, with all of its processes."""
     for rank in (0, 1):
         write_heartbeat(tmp_path, rank, 1000 + rank, rank)
     (found,) = poll(tmp_path, gpu(0, (1000, 200), (1001, 300), (1000, 200)))
@@ -82,7 +82,7 @@ def test_a_daemon_of_a_rank_is_the_ranks(tmp_path: Path) -> None:
             daemon.communicate(b"\n")
 
 
-def test_in_a_container_the_pids_are_nobodys(tmp_path: Path) -> None:
+def test_in_a_container_the_pids_match_no_process(tmp_path: Path) -> None:
     """Then the rank stays unknown; whose step it is follows from who should be there."""
     write_heartbeat(tmp_path, 6, 1001, 120)
     child(tmp_path, 6, 1000, 1)
@@ -91,7 +91,7 @@ def test_in_a_container_the_pids_are_nobodys(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_names_its_gpu_is_there(tmp_path: Path) -> None:
-    """Whatever the words of CUDA_VISIBLE_DEVICES would say; what it holds there, nobody knows."""
+    """Whatever the words of CUDA_VISIBLE_DEVICES would say; what it holds there is unknown."""
     write_heartbeat(tmp_path, 0, 1001, 7, SECOND)
     write_heartbeat(tmp_path, 1, 1002, 8, FIRST)
     for rank in (0, 1):

@@ -146,7 +146,7 @@ def test_a_call_that_hangs_for_20_s_costs_its_own_cells(
     assert set(column(recording, "gtemp", 1)[-3:]) == {"-"}
     assert set(column(recording, "gtemp", 0)) == {"61"}
     for name in ("pwr", "sm", "fb", "energy", "nvrx", "hmem"):
-        cells = column(recording, name, 1)[1:]  # rates begin with the second look
+        cells = column(recording, name, 1)[1:]  # rates begin with the second poll
         assert all(cell.isdigit() for cell in cells), (name, cells)
     began_s = time.monotonic()
     assert recording.end() == (0, "")
@@ -187,7 +187,7 @@ def test_sighup_opens_the_log_anew(bench: Any, driver: Any, until: Until) -> Non
 
 
 def test_the_log_rotates(bench: Any, driver: Any, until: Until) -> None:
-    """At its size, between two looks; each file is a whole log, and the oldest goes."""
+    """At its size, between two polls; each file is a whole log, and the oldest goes."""
     filler = "## note: " + "x" * 1000 + "\n"
     recording = bench.start(
         *("--interval", 0.1, "--rotate-mib", 1, "--rotate-keep", 2), env=driver.env

@@ -14,7 +14,7 @@ from monitor.recorder.sink import Sink
 
 @pytest.fixture
 def messages() -> list[str]:
-    """What a person was told."""
+    """The messages for a person."""
     return []
 
 
@@ -50,7 +50,7 @@ def test_a_short_write_is_taken_back(
     sink.close()
 
 
-def test_a_full_device_is_said_once(messages: list[str]) -> None:
+def test_a_full_device_is_reported_once(messages: list[str]) -> None:
     """/dev/full refuses everything: one line, no end."""
     sink = Sink("/dev/full", messages.append)
     assert [sink.append("x\n") for _ in range(3)] == [False] * 3

@@ -8,7 +8,7 @@ import pytest
 
 from monitor.runs import record
 from rundir.failure import patterns
-from tests.monitor.blamed import TRACEBACK, blame, judged
+from tests.monitor.blamed import TRACEBACK, blame, classified
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,12 +43,12 @@ SAID = [
 
 
 @pytest.mark.parametrize(("blamed", "text"), SAID)
-def test_what_a_rank_said_tells_the_class(story: Any, blamed: str, text: str) -> None:
+def test_what_a_rank_reported_decides_the_class(story: Any, blamed: str, text: str) -> None:
     """The failed rank's own last words, each by a row of the table."""
     story.start()
     story.fail(1, 1, text="epoch 1\n" + text)
     assert blame(story) == (blamed, 1)
-    evidence = judged(story)["failure"]["evidence"]
+    evidence = classified(story)["failure"]["evidence"]
     assert evidence["line"] in text or evidence == {"place": "code", "line": "1"}
 
 
@@ -97,7 +97,7 @@ def test_killed_for_its_memory(story: Any) -> None:
     """SIGKILL with the kernel's word for it in the log: the program used too much memory."""
     story.start()
     story.fail(1, 137, "KILL", text="slurmstepd: error: Detected 1 oom_kill event in step 42.0\n")
-    attempt = judged(story)
+    attempt = classified(story)
     assert attempt["failure_class"] == "program"
     assert "memory" in attempt["failure"]["words"]
 
@@ -122,7 +122,7 @@ def test_killed_for_its_memory_as_the_launcher_saw_it(story: Any) -> None:
     story.events[-1]["oom"] = True
     story.add_event("first_failure", rank=1, node="n2", code=137, signal="KILL")
     story.add_event("end", code=137)
-    attempt = judged(story)
+    attempt = classified(story)
     assert (attempt["failure_class"], attempt["failure"]["rank"]) == ("program", 1)
     assert "memory" in attempt["failure"]["words"]
 
@@ -139,7 +139,7 @@ def test_a_consequence_is_not_the_cause(story: Any, *, is_reported: bool) -> Non
         story.add_event("first_failure", rank=0, node="n1", code=1, signal=None)
     story.add_event("end", code=1)
     assert blame(story) == ("program", 1)
-    failed = judged(story)["failure"]
+    failed = classified(story)["failure"]
     assert (failed["node"], failed["error"]) == ("n2", "KeyError: 'label'")
 
 
@@ -160,7 +160,7 @@ def test_a_rank_whose_launcher_was_killed_counts_first(story: Any) -> None:
     story.emit(0, "RuntimeError: a peer is gone, in words that nobody knows\n")
     story.rank_end(0, 1)
     story.add_event("end", code=137)
-    attempt = judged(story)
+    attempt = classified(story)
     assert blame(story) == ("killed", 1)
     assert attempt["first_failure"] == {"rank": 1, "node": "n2", "code": 137, "signal": "KILL"}
 
@@ -170,7 +170,7 @@ def test_a_peer_that_went_home_early_explains_a_lost_connection(story: Any) -> N
     story.start()
     story.rank_end(1, 0)
     story.fail(0, 1, text=BY_PEER)
-    failed = judged(story)["failure"]
+    failed = classified(story)["failure"]
     assert (failed["class"], failed["rank"]) == ("program", 0)
     assert failed["evidence"] == {"place": "early", "line": "rank 1 on n2 had ended with code 0"}
 
@@ -204,7 +204,7 @@ def test_the_watchdogs_verdict_beats_what_followed(story: Any, kind: str, blamed
     story.rank_end(0, 137, "KILL")
     story.rank_end(1, 137, "KILL")
     story.add_event("end", code=76)
-    attempt = judged(story)
+    attempt = classified(story)
     assert blame(story) == (blamed, 1)
     assert attempt["verdict"]["top"] == "train.py:9 in step"
 
@@ -216,7 +216,7 @@ def test_a_verdict_may_name_a_node_alone(story: Any) -> None:
     story.add_event("verdict", text="n2 does not reach the others", **reported)
     story.rank_end(0, 137, "KILL")
     story.add_event("end", code=76)
-    failed = judged(story)["failure"]
+    failed = classified(story)["failure"]
     assert (failed["class"], failed["rank"], failed["node"]) == ("network", None, "n2")
     assert (failed["code"], failed["signal"]) == (76, None)
 
@@ -237,19 +237,19 @@ def test_a_lost_node_is_hardware(story: Any) -> None:
     story.rank_end(0, 1)
     story.add_event("lost_node", node="n2", how="no answer from slurmd")
     story.add_event("end", code=137)
-    attempt = judged(story)
+    attempt = classified(story)
     assert blame(story) == ("hardware", 1)
     assert attempt["failure"]["node"] == "n2"
     assert attempt["lost_nodes"] == [{"node": "n2", "how": "no answer from slurmd"}]
 
 
-def test_a_node_that_took_the_script_along_is_told_of_afterwards(story: Any) -> None:
+def test_a_node_that_took_the_script_along_is_reported_afterwards(story: Any) -> None:
     """The next start tells it; the time between them is not the first one's."""
     story.start()
     story.rank_end(1, 76)
     ended = story.time
     story.add_event("lost_node", 600, node="n1", how="no answer from slurmd", afterwards=True)
-    attempt = judged(story)
+    attempt = classified(story)
     assert blame(story) == ("hardware", 0)
     assert attempt["failure"]["node"] == "n1"
     assert attempt["outcome"] == "killed"
@@ -267,7 +267,7 @@ def test_a_lost_node_goes_before_a_hang(story: Any, kind: str, rank: int, node: 
     story.add_event("lost_node", node="n2", how="no answer from slurmd")
     story.rank_end(0, 137, "KILL")
     story.add_event("end", code=137)
-    attempt = judged(story)
+    attempt = classified(story)
     assert (attempt["first_failure"]["rank"], attempt["failure"]["node"]) == (rank, node)
 
 
@@ -297,7 +297,7 @@ def test_a_loss_that_is_not_finite(story: Any) -> None:
     story.start()
     story.add_event("non_finite", step=5, epoch=1, samples=[3], policy="stop", action="stop")
     story.fail(0, 70, text="trainer: stopped\n")
-    attempt = judged(story)
+    attempt = classified(story)
     assert attempt["failure_class"] == "program"
     assert "not finite" in attempt["failure"]["words"]
 
@@ -323,7 +323,7 @@ def test_each_attempt_has_its_own_words(story: Any) -> None:
 
 
 def test_without_offsets_only_the_last_attempt_has_words(story: Any) -> None:
-    """Whose words the earlier ones are, nobody knows: they count for none of the earlier."""
+    """Which attempt the earlier ones are of is unknown: they count for none of the earlier."""
     for _ in range(2):
         story.start()
         story.fail(1, 1, text="OSError: [Errno 28] No space left on device\n")
@@ -341,7 +341,7 @@ def test_the_order_of_the_file_counts_not_the_clocks(story: Any) -> None:
     story.rank_end(1, 2)
     story.events[-1]["time"] = "2026-11-21T03:17:00.000Z"
     story.add_event("end", code=1)
-    assert judged(story)["first_failure"]["rank"] == 0
+    assert classified(story)["first_failure"]["rank"] == 0
 
 
 def test_every_class_has_rows_and_every_row_a_place() -> None:
@@ -375,5 +375,5 @@ def test_strange_values_break_nothing(story: Any, strange: object) -> None:
     for event in story.events:
         for key in [key for key in event if key != "event"]:
             kept, event[key] = event[key], strange
-            assert judged(story)["attempt"] == 1 or key == "attempt"
+            assert classified(story)["attempt"] == 1 or key == "attempt"
             event[key] = kept

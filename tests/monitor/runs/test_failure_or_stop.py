@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.monitor.blamed import TRACEBACK, blame, judged
+from tests.monitor.blamed import TRACEBACK, blame, classified
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from tests.monitor.blamed import TRACEBACK, blame, judged
 def test_a_stop_on_request_has_its_reason(
     story: Any, signals: list[str], job_id: str, reason: str, blamed: str
 ) -> None:
-    """By Slurm's word in the decision, else by the signal; nobody failed."""
+    """By Slurm's word in the decision, else by the signal; no rank failed."""
     story.start(job_id=job_id)
     for signal in signals:
         story.add_event("signal", signal=signal)
@@ -33,7 +33,7 @@ def test_a_stop_on_request_has_its_reason(
     story.rank_end(1, 75)  # told by its peers, not by its launcher
     story.add_event("decision", decision="requeue", reason=reason, restarts=0, idle=0, exclude=None)
     story.add_event("end", code=75)
-    attempt = judged(story)
+    attempt = classified(story)
     assert (attempt["failure_class"], attempt["first_failure"]) == (blamed, None)
     assert attempt["steps_lost"] is None
 
@@ -56,7 +56,7 @@ def test_a_command_may_ask_by_itself_to_go_on_later(story: Any) -> None:
         (["USR1", "TERM"], "step 8\n", "preempted"),
     ],
 )
-def test_a_job_that_the_program_requeued_gave_way_to_nobody(
+def test_a_job_that_the_program_requeued_was_not_preempted(
     story: Any, signals: list[str], message: str, blamed: str
 ) -> None:
     """Lightning requeues its job on SIGUSR1, then ignores Slurm's SIGTERM until it is killed."""
@@ -114,8 +114,8 @@ def test_a_rank_that_stopped_as_agreed_did_not_fail(story: Any) -> None:
     assert blame(story) == ("storage", 1)
 
 
-def test_an_end_that_nobody_told(story: Any) -> None:
-    """The batch script was killed: nobody failed, the run was killed."""
+def test_an_end_without_a_report(story: Any) -> None:
+    """The batch script was killed: no rank failed, the run was killed."""
     story.start()
     assert blame(story) == ("killed", None)
 

@@ -185,7 +185,7 @@ def test_a_rollback_loses_steps_within_an_attempt(story: Any) -> None:
     assert attempt["ledger"]["lost_s"] == pytest.approx((29 + 20 - 3) * 11 / 51, abs=0.001)
 
 
-def test_steps_that_only_the_beat_saw_count(story: Any) -> None:
+def test_steps_that_only_the_heartbeat_saw_count(story: Any) -> None:
     """The last step is the one of the last beat, not of the last line of metrics."""
     story.start()
     story.train(0, 25, saves=(20,))
@@ -354,7 +354,7 @@ def run(directory: Path, *args: str, **env: str) -> subprocess.CompletedProcess[
 
 @pytest.mark.slow
 def test_a_real_run_adds_up(tmp_path: Path) -> None:
-    """Two ranks in place: the parts are the wall time within 1 %, and most of it is told."""
+    """Two ranks in place: the parts are the wall time within 1 %, and most of it is reported."""
     done = run(tmp_path, "--max-steps", "120", "--log-every", "10", "--checkpoint-every", "50")
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("out/*/run.json")

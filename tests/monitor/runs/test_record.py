@@ -74,7 +74,9 @@ def life(code: int | None, attempt: int = 1) -> list[dict[str, Any]]:
         (None, "killed", "killed"),
     ],
 )
-def test_an_end_is_judged_by_its_code(code: int | None, outcome: str, blame: str | None) -> None:
+def test_an_end_is_classified_by_its_code(
+    code: int | None, outcome: str, blame: str | None
+) -> None:
     """Outcome and class follow the exit code; with no end at all the run was killed."""
     made = record.compose(life(code), [])
     assert (made["outcome"], made["failure_class"], made["code"]) == (outcome, blame, code)
@@ -124,7 +126,7 @@ def test_each_rank_has_its_end() -> None:
 
 
 def test_the_first_failure_is_named() -> None:
-    """As the script named it, else the first rank that failed without being told to end."""
+    """As the script named it, else the first rank that failed without being asked to end."""
     reported = {"rank": 0, "node": "n1", "code": 1, "signal": None}
     assert (
         record.compose([*life(137), event("first_failure", **reported)], [])["first_failure"]
@@ -136,7 +138,7 @@ def test_the_first_failure_is_named() -> None:
 
 
 def test_attempts_are_kept_apart() -> None:
-    """A killed attempt and one that finished: the run finished, both are told."""
+    """A killed attempt and one that finished: the run finished, both are reported."""
     made = record.compose([*life(None), *life(0, attempt=2)], [])
     assert [a["outcome"] for a in made["attempts"]] == ["killed", "finished"]
     assert made["outcome"] == "finished"
@@ -245,7 +247,7 @@ def test_a_record_that_cannot_be_written_leaves_nothing(run_dir: Path) -> None:
     assert not list(run_dir.glob("*.new"))
 
 
-def test_events_told_meanwhile_are_not_missed(
+def test_events_written_meanwhile_are_not_missed(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An end that is told while the record is composed is in the record that stays."""

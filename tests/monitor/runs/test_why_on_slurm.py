@@ -57,7 +57,7 @@ def test_a_job_that_runs_and_is_then_cancelled(cluster: Any, tmp_path: Path) -> 
     assert f"Slurm   job {job} CANCELLED, exit code 143:0" in lines
 
 
-def test_a_job_that_nobody_knows(cluster: Any, tmp_path: Path) -> None:
+def test_an_unknown_job(cluster: Any, tmp_path: Path) -> None:
     """The controller has never heard of it: the screen does without its word."""
     start = {"time": "2026-11-21T04:17:00.000Z", "event": "start", "attempt": 1, "host": "n1"}
     reported = [start | {"job_id": "999999", "run": "x"}, start | {"event": "end", "code": 1}]

@@ -1,4 +1,4 @@
-"""Whether a command that does not beat does anything."""
+"""Whether a command that has no heartbeat does anything."""
 
 import pytest
 
@@ -130,7 +130,7 @@ def test_a_gpu_that_waits_tells_more_than_the_processor() -> None:
 
 
 def test_a_file_system_that_does_not_answer_proves_nothing() -> None:
-    """Where the log's size cannot be told, nobody is called silent."""
+    """Where the log's size is unknown, no rank is called silent."""
     command = Command()
     command.mark = None  # type: ignore[assignment]
     assert command.runs(300) == 0

@@ -76,7 +76,7 @@ class Launch:
         return process
 
     def trainer(self, number: int, mode: str) -> Any:
-        """Start a rank that beats, and hangs as told after `hang`."""
+        """Start a rank with heartbeats, which hangs as requested after `hang`."""
         command = [str(RANKS), mode, str(self.heartbeat_dir), str(number), str(self.run_dir)]
         process = self.rank(number, sys.executable, *command, kind="trainer")
         log = self.run_dir / "logs" / f"rank-{number}.log"
@@ -213,7 +213,7 @@ def test_a_launcher_a_debugger_and_torchrun_are_left_alone(launch: Launch, until
 
 @pytest.mark.parametrize("timeout", ["0", ""], ids=["off", "learned"])
 def test_it_decides_nothing_in_seconds(launch: Launch, until: Until, timeout: str) -> None:
-    """Switched off, or with the default's patience; where ranks were is told all the same."""
+    """Switched off, or with the default's timeout; where ranks were is reported all the same."""
     recording = launch.watch(timeout)
     launch.trainer(0, "sleep")
     launch.hang(recording, until)
@@ -223,10 +223,10 @@ def test_it_decides_nothing_in_seconds(launch: Launch, until: Until, timeout: st
     assert launch.events("last_beats")[0]["ranks"]["0"]["phase"] == "forward"
 
 
-def test_a_command_that_does_nothing_is_judged_by_its_log_and_its_time(
+def test_a_command_that_does_nothing_is_classified_by_its_log_and_its_time(
     launch: Launch, until: Until
 ) -> None:
-    """No beat: a silent log and no processor time, for as long as was given."""
+    """No heartbeat: a silent log and no processor time, for as long as was given."""
     sleeper = launch.rank(0, "sleep", "60")
     launch.watch("3")
     verdict = launch.verdict(until)
@@ -277,7 +277,9 @@ def test_a_command_whose_gpu_works_goes_on(launch: Launch, until: Until, driver:
     assert not launch.events("hang_report")
 
 
-def test_a_dead_launcher_leaves_last_beats_and_no_directory(launch: Launch, until: Until) -> None:
+def test_a_dead_launcher_leaves_last_heartbeats_and_no_directory(
+    launch: Launch, until: Until
+) -> None:
     """What the launcher would have removed, the recorder removes."""
     parent = subprocess.Popen(["sleep", "60"])
     recording = launch.watch("60", "--parent-pid", parent.pid)

@@ -1,4 +1,4 @@
-"""Watchdogs of several nodes that share a channel, in a time that goes on as it is told."""
+"""Watchdogs of several nodes that share a channel, in a time that goes on as the test wants."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -94,7 +94,7 @@ class Node:
             )
 
     def poll(self) -> Observation:
-        """Judge by the time of the last beat."""
+        """Classify by the time of the last heartbeat."""
         seen = []
         for number, rank in self.ranks.items():
             age_s = self.world.now_s - self.heartbeat_s[number]
@@ -103,7 +103,7 @@ class Node:
         return Observation(tuple(seen), any(rank.hung for rank in seen))
 
     def stacks(self, ranks: Sequence[RankReport]) -> Mapping[int, Stack]:
-        """Tell a line for each."""
+        """Return a line for each."""
         self.num_stacks += len(ranks)
         return {rank.rank: Stack(f"f.py:{rank.rank} in f", f"s{rank.rank}") for rank in ranks}
 
@@ -156,7 +156,7 @@ def nodes(number: int, *, is_supervised: bool = False) -> tuple[World, list[Node
     return world, made
 
 
-def test_nothing_happens_while_beats_advance() -> None:
+def test_nothing_happens_while_heartbeats_advance() -> None:
     """Nothing told, no stack taken, nobody ended."""
     world, (node,) = nodes(1)
     for step in range(20):
@@ -167,7 +167,7 @@ def test_nothing_happens_while_beats_advance() -> None:
 
 
 def test_on_one_node_it_decides_at_once() -> None:
-    """Suspicion, stacks, report, verdict, end: all within one look."""
+    """Suspicion, stacks, report, verdict, end: all within one poll."""
     world, (node,) = nodes(1)
     node.heartbeats(0, collective=21)
     world.passes(295)
@@ -251,7 +251,7 @@ def test_a_node_that_says_nothing_is_lost() -> None:
     assert made[1].ended
 
 
-def test_who_cannot_hear_calls_nobody_lost() -> None:
+def test_a_node_without_reports_calls_no_node_lost() -> None:
     """The leader's files hang: others may have told all there is to tell."""
     world, made = nodes(3)
     made[2].alive = False
@@ -283,7 +283,7 @@ def test_a_watcher_that_ended_is_not_waited_for() -> None:
     assert made[1].ended
 
 
-def test_what_a_watcher_said_before_it_ended_is_void() -> None:
+def test_a_watchers_report_before_its_end_is_void() -> None:
     """It told that its ranks hang, then they ended: nobody waits for them any more."""
     world, made = nodes(2)
     made[0].heartbeats(0, 1, phase="save", collective=21, limit_s=10 * LIMIT_S)
@@ -298,7 +298,7 @@ def test_what_a_watcher_said_before_it_ended_is_void() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_run_directory_that_hangs_stops_nobody(number: int) -> None:
+def test_a_run_directory_that_hangs_stops_no_other(number: int) -> None:
     """Who can neither tell nor hear ends its own ranks all the same."""
     world, made = nodes(2)
     for node in made:
@@ -376,7 +376,7 @@ def test_a_supervisor_that_says_nothing_is_not_waited_for_forever() -> None:
     assert all(node.ended for node in made)
 
 
-def test_a_supervisor_is_told_that_all_is_well_again() -> None:
+def test_that_all_is_well_again_is_reported_to_the_supervisor() -> None:
     """Also of a node alone: else the report would grow old there."""
     world, (node,) = nodes(1, is_supervised=True)
     node.heartbeats(0, collective=21)

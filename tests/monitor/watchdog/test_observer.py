@@ -34,7 +34,7 @@ class Machine:
     env: dict[str, str] = field(default_factory=dict)
 
     def heartbeats(self) -> Mapping[int, Heartbeat]:
-        """The last beats."""
+        """The last heartbeats."""
         return self.beating
 
     def children(self) -> Mapping[int, Child]:
@@ -76,7 +76,7 @@ def stepping(machine: Machine, watch: RankObserver) -> None:
 
 
 def observe(machine: Machine, watch: RankObserver, seconds: float) -> Any:
-    """Look as often as it wants to; the last look."""
+    """Poll as often as it wants to; the last poll."""
     end_s = machine.now_s + seconds
     while machine.now_s < end_s:
         machine.now_s += watch.timeouts.poll_s()
@@ -85,7 +85,7 @@ def observe(machine: Machine, watch: RankObserver, seconds: float) -> Any:
 
 
 def test_who_is_silent_past_the_limit_hangs() -> None:
-    """Each rank by its own beat."""
+    """Each rank by its own heartbeat."""
     machine = Machine()
     watch = watched(machine)
     stepping(machine, watch)
@@ -100,8 +100,8 @@ def test_who_is_silent_past_the_limit_hangs() -> None:
     assert (second.step, second.phase, second.limit_s) == (2, "forward", 5)
 
 
-def test_a_beat_that_cannot_be_read_is_the_one_before() -> None:
-    """A look that falls into the writing of a beat knows as much as the look before."""
+def test_a_heartbeat_that_cannot_be_read_is_the_one_before() -> None:
+    """A poll that falls into the writing of a heartbeat knows as much as the poll before."""
     machine = Machine()
     machine.running[1] = Child(1, os.getpid(), 1, is_trainer=True)
     watch = watched(machine)
@@ -151,7 +151,7 @@ def test_a_number_that_was_given_away_is_not_the_rank(monkeypatch: pytest.Monkey
     assert [rank.state for rank in watch.poll().ranks] == [None, None]
 
 
-def test_our_trainer_without_a_beat_has_the_patience_of_a_start() -> None:
+def test_our_trainer_without_a_heartbeat_has_the_timeout_of_a_start() -> None:
     """And even then only silence counts against it."""
     machine = Machine(running={0: Child(0, os.getpid(), 0, is_trainer=True)})
     watch = watched(machine)
@@ -161,7 +161,7 @@ def test_our_trainer_without_a_beat_has_the_patience_of_a_start() -> None:
     assert not watch.poll().is_suspicious
 
 
-def test_a_command_without_a_limit_is_judged_by_its_gpu_alone() -> None:
+def test_a_command_without_a_limit_is_classified_by_its_gpu_alone() -> None:
     """A silent command that uses nothing may be waiting for its user; a collective does not."""
     machine = Machine(running={0: Child(0, os.getpid(), 0, is_trainer=False)})
     watch = watched(machine, None)
@@ -173,7 +173,7 @@ def test_a_command_without_a_limit_is_judged_by_its_gpu_alone() -> None:
     assert (poll.ranks[0].gpu, poll.ranks[0].pattern) == ("GPU 0", "waiting")
 
 
-def test_without_a_told_limit_the_most_that_was_drawn_counts() -> None:
+def test_without_a_known_limit_the_most_that_was_drawn_counts() -> None:
     """Low is low beside what this GPU drew while it worked."""
     machine = Machine(running={0: Child(0, os.getpid(), 0, is_trainer=False)})
     watch = watched(machine)
@@ -182,7 +182,7 @@ def test_without_a_told_limit_the_most_that_was_drawn_counts() -> None:
         assert watch.poll().ranks[0].pattern == pattern
 
 
-def test_a_call_that_hangs_holds_up_nobody(patience: Callable[[float], float]) -> None:
+def test_a_call_that_hangs_blocks_nothing_else(patience: Callable[[float], float]) -> None:
     """Its caller goes on after the limit, later ones sooner; what was asked is done in the end."""
     calls, gate, done = Bounded("test"), threading.Event(), []
     assert calls.ask(lambda: 7, 5) == 7
@@ -199,7 +199,7 @@ def test_a_call_that_hangs_holds_up_nobody(patience: Callable[[float], float]) -
 
 
 def test_questions_do_not_pile_up_behind_a_call_that_hangs() -> None:
-    """Hours of a stalled file system leave no hours of looks to make up for; what is told stays."""
+    """Hours of a stalled file system leave no hours of polls to make up for; reports stay."""
     calls, gate, done = Bounded("test"), threading.Event(), []
     assert calls.question(lambda: 7, 5) == 7
     assert calls.question(lambda: gate.wait(20), 0.1) is None
@@ -230,7 +230,7 @@ def channel(path: Path, host: str = "n1") -> EventChannel:
     return EventChannel(log, str(path), Bounded("test"))
 
 
-def test_watchdogs_hear_each_other_through_the_events(tmp_path: Path) -> None:
+def test_watchdogs_reach_each_other_through_the_events(tmp_path: Path) -> None:
     """Each line once, whole lines only, and only what concerns them."""
     path = tmp_path / "events.jsonl"
     assert channel(path).receive() == []
@@ -247,7 +247,7 @@ def test_watchdogs_hear_each_other_through_the_events(tmp_path: Path) -> None:
     assert [event["text"] for event in yours.receive()] == ["x"]
 
 
-def test_what_comes_late_is_heard_then_and_once(
+def test_what_comes_late_is_received_then_and_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow server's answer is not thrown away, only to be asked for again."""
@@ -303,7 +303,7 @@ def test_what_to_watch_comes_from_the_launcher() -> None:
 @pytest.mark.parametrize(
     ("env", "run_dir", "launch_id"), [({}, "r", "t"), (LAUNCH, None, "t"), (LAUNCH, "r", None)]
 )
-def test_outside_of_a_launch_nobody_is_watched(
+def test_outside_of_a_launch_no_rank_is_watched(
     env: dict[str, str], run_dir: str | None, launch_id: str | None
 ) -> None:
     """The recorder alone records."""

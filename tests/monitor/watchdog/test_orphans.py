@@ -74,7 +74,7 @@ def test_without_a_node_a_rank_is_known_by_its_local_rank(start: Start) -> None:
     assert orphans.find(TOKEN, None) == [mine.pid]
 
 
-def test_whoever_looks_is_not_found() -> None:
+def test_the_watcher_is_not_found() -> None:
     """The recorder carries the token itself and does not end itself."""
     script = f"from monitor.watchdog import orphans; print(orphans.find({TOKEN!r}, 'n1'))"
     done = subprocess.run(
@@ -133,7 +133,7 @@ wait
 def test_the_recorder_ends_the_ranks_of_a_dead_launcher(
     bench: Any, until: Callable[..., None], tmp_path: Path, word: str
 ) -> None:
-    """`kill -9` of the launcher: its rank ends, it is told and recorded; the log is whole.
+    """`kill -9` of the launcher: its rank ends, that is reported and recorded; the log is whole.
 
     With PR_SET_PDEATHSIG the recorder hears of that death by a SIGTERM: it is a death all the same.
     """

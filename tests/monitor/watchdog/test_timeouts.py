@@ -1,4 +1,4 @@
-"""How long a rank may be silent: given, or learned from its own beats."""
+"""How long a rank may be silent: given, or learned from its own heartbeats."""
 
 import pytest
 
@@ -60,15 +60,15 @@ class Rank:
         return self.heartbeat.num_heartbeats + 1
 
     def age_after(self, seconds: float, skipped_s: float = 0.0) -> float:
-        """Let time pass, with a look every 5 s; the age at the end."""
+        """Let time pass, with a poll every 5 s; the age at the end."""
         for _ in range(int(seconds // 5)):
             self.now_s += 5
             age_s = self.age.update(self.heartbeat, self.now_s, skipped_s)
         return age_s
 
 
-def test_a_beat_ages_by_the_clock_of_the_node() -> None:
-    """Its age counts from the time in the beat, not from when it was first seen."""
+def test_a_heartbeat_ages_by_the_clock_of_the_node() -> None:
+    """Its age counts from the time in the heartbeat, not from when it was first seen."""
     rank = Rank()
     assert rank.age_after(50) == 50
     rank.heartbeats("data", 0)
@@ -92,7 +92,7 @@ def test_the_first_step_is_done_where_the_number_moves() -> None:
     assert rank.age.limit_s() == 300
 
 
-def test_steps_between_two_looks_are_steps() -> None:
+def test_steps_between_two_polls_are_steps() -> None:
     """A fast run has hung in step 56 before it was looked at for the first time."""
     rank = Rank()
     rank.heartbeats("forward", 56)
@@ -129,7 +129,7 @@ def test_storage_teaches_nothing(phase: str) -> None:
     assert rank.patience.longest_gap_s == 5
 
 
-def test_time_that_nobody_watched_does_not_count() -> None:
+def test_time_without_a_watcher_does_not_count() -> None:
     """A job that was suspended for an hour, its watcher with it, has not hung."""
     rank = Rank()
     rank.heartbeats("forward", 1)
@@ -141,12 +141,12 @@ def test_time_that_nobody_watched_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("given_s", "poll_s"), [(None, 5), (1, 0.25), (5, 0.5), (30, 3), (9999, 5)]
 )
-def test_it_looks_as_often_as_it_must(given_s: float | None, poll_s: float) -> None:
+def test_it_polls_as_often_as_it_must(given_s: float | None, poll_s: float) -> None:
     """Often enough for the limit, and never in a hurry."""
     assert Timeouts(given_s).poll_s() == poll_s
 
 
 def test_a_command_has_what_is_given_or_half_an_hour() -> None:
-    """It does not beat, so there is nothing to learn from."""
+    """It has no heartbeat, so there is nothing to learn from."""
     assert Timeouts(7).command_limit_s() == 7
     assert Timeouts().command_limit_s() == 1800

@@ -1,4 +1,4 @@
-"""A damaged checkpoint: skipped and told, and never more than that."""
+"""A damaged checkpoint: skipped and reported, and never more than that."""
 
 import os
 import pickle
@@ -222,7 +222,7 @@ def test_one_that_was_written_anew_is_damaged_no_more(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [_cut_state, _lose_state])
 def test_one_whose_place_is_unknown_pushes_no_good_one_out(tmp_path: Path, damage: Any) -> None:
-    """Nobody has looked at it, as a path was named: it neither counts as the newest nor is lost."""
+    """It was not read, as a path was named: it neither counts as the newest nor is lost."""
     save(open_folder(tmp_path), 5, 10, 20)
     damage(tmp_path / "checkpoints" / "step-5")
     checkpoints = open_folder(tmp_path, num_kept=1)
@@ -281,7 +281,7 @@ def test_what_latest_names_is_never_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_pointer_that_is_a_pipe_keeps_nobody(tmp_path: Path) -> None:
+def test_a_pointer_that_is_a_pipe_blocks_no_reader(tmp_path: Path) -> None:
     """It is read as none at all, and written anew."""
     save(open_folder(tmp_path), 5)
     _as_pipe(tmp_path / "checkpoints" / "latest")

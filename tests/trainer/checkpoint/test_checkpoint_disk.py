@@ -86,7 +86,7 @@ def loaded_step(disk: Disk) -> int:
 
 
 def failures(events: Path) -> list[dict[str, Any]]:
-    """The failed saves that were told of."""
+    """The failed saves that were reported."""
     lines = [json.loads(line) for line in events.read_text().splitlines()]
     return [line for line in lines if line["event"] == "checkpoint_failed"]
 
@@ -122,7 +122,7 @@ def test_a_full_disk_is_reported_and_harms_nothing(
     assert loaded_step(small_disk) == 3
 
 
-def test_torchs_own_word_for_a_full_disk_is_told_to_nobody(
+def test_torchs_own_word_for_a_full_disk_is_not_shown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its writer raises an error about positions, without the system's number."""
@@ -138,7 +138,7 @@ def test_torchs_own_word_for_a_full_disk_is_told_to_nobody(
 def test_a_quota_is_asked_for_by_writing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, reason: str
 ) -> None:
-    """The file system has room, the user has none, and torch tells of positions only."""
+    """The file system has room, the user has none, and torch reports positions only."""
 
     def refuse(_descriptor: int) -> None:
         raise OSError(number, os.strerror(number))
@@ -152,7 +152,7 @@ def test_a_quota_is_asked_for_by_writing(
     assert not list(tmp_path.iterdir())
 
 
-def test_where_there_is_room_torchs_own_word_is_told(tmp_path: Path) -> None:
+def test_where_there_is_room_torchs_own_word_is_reported(tmp_path: Path) -> None:
     """The probe leaves nothing behind."""
     reported = saving._explain(RuntimeError("unexpected pos 704 vs 598"), tmp_path)  # noqa: SLF001 -- a race
     assert reported == ("write error", "RuntimeError: unexpected pos 704 vs 598")
@@ -160,7 +160,7 @@ def test_where_there_is_room_torchs_own_word_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_a_folder_that_is_gone_is_told_like_any_other_error(
+def test_a_folder_that_is_gone_is_reported_like_any_other_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_async: bool
 ) -> None:
     """Neither asking for room nor explaining raises; the line names what the write has met."""
@@ -176,10 +176,10 @@ def test_a_folder_that_is_gone_is_told_like_any_other_error(
 
 
 class OtherDisk(SingleProcess):
-    """Rank 0, told of a file that another node has written to a disk of its own."""
+    """Rank 0, after a report of a file that another node has written to a disk of its own."""
 
     def gather(self, value: Any) -> list[Any]:
-        """Return what both ranks tell of their files, and what this one alone holds."""
+        """Return what both ranks report of their files, and what this one alone holds."""
         other = (None, {"__1_0.distcp": manifest.FileRecord(100, "0" * 64)})
         return [value, other] if isinstance(value, tuple) else [value]
 
@@ -187,7 +187,7 @@ class OtherDisk(SingleProcess):
 def test_files_on_a_disk_of_another_node_are_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Complete is what rank 0 sees all files of; it would be told too late by a load."""
+    """Complete is what rank 0 sees all files of; a load would report it too late."""
     disk = Disk(tmp_path, tmp_path / "events.jsonl")
     checkpoints = open_folder(disk, is_async=False)
     monkeypatch.setattr("trainer.checkpoint.checkpoints.open_group", lambda _mesh: OtherDisk())

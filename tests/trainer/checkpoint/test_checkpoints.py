@@ -39,7 +39,7 @@ from trainer.loop.optim import Update
 
 @pytest.mark.parametrize("is_async", [True, False])
 def test_what_is_saved_is_loaded(tmp_path: Path, *, is_async: bool) -> None:
-    """Tensors and position come back; the newest one is taken; events tell of all."""
+    """Tensors and position come back; the newest one is taken; events report all."""
     assert save(open_folder(tmp_path, is_async=is_async), 5, 10)
     loaded = load(tmp_path)
     assert loaded is not None
@@ -95,7 +95,7 @@ def test_only_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
 def test_a_pointer_that_cannot_be_moved_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither behind the training nor in it: the checkpoint counts, and one line tells the rest."""
+    """Neither behind the training nor in it: the checkpoint counts; one line has the rest."""
 
     def refuse(folder: CheckpointFolder, pointer: str, step: int) -> None:
         if pointer == "best":
@@ -148,7 +148,7 @@ def test_none_goes_where_all_are_kept(tmp_path: Path) -> None:
     assert CheckpointFolder(tmp_path / "checkpoints").names() == ["step-3", "step-2", "step-1"]
 
 
-def test_what_nfs_keeps_of_a_removed_one_is_in_nobodys_way(
+def test_what_nfs_keeps_of_a_removed_one_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that is open somewhere stays as .nfsXXXX, and its folder with it."""
@@ -339,7 +339,7 @@ def test_a_restored_model_trains_on_as_if_it_had_never_stopped(tmp_path: Path) -
 
 
 def test_another_models_checkpoint_is_a_user_error() -> None:
-    """Told with the options to look at."""
+    """Reported with the options to check."""
     model, update = trained(1, 1)
     other = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3))
     with pytest.raises(UserError, match="a checkpoint of the same model"):

@@ -129,7 +129,7 @@ def test_pinned_copies_are_rounded_up() -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_free_memory_is_what_the_tightest_cgroup_leaves(tmp_path: Path, version: int) -> None:
-    """A job's, above the step's own; pages of files that nobody uses count as free."""
+    """A job's, above the step's own; pages of unused files count as free."""
     controllers, limit, usage, stat = {
         1: ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         2: ("", "memory.max", "memory.current", "inactive_file"),

@@ -137,7 +137,7 @@ def test_what_can_be_read_again_is_read(whole: Path, refuse: Refuse, pauses: lis
 def test_what_torch_meets_while_reading_is_no_damage_either(
     whole: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], error: Exception
 ) -> None:
-    """It wraps what the system said."""
+    """It wraps the system's message."""
     from torch.distributed.checkpoint import state_dict_loader  # noqa: PLC0415 -- only here
 
     def fail(*_args: object, **_further: object) -> None:
@@ -170,7 +170,7 @@ def test_what_only_one_rank_does_not_see_is_no_damage(
 def test_what_rank_0_finds_damaged_in_anothers_part_is_damage(
     whole: Path, pauses: list[float]
 ) -> None:
-    """Each rank verifies a part; a file that only another one has read is looked at again."""
+    """Each rank verifies a part; a file that only another one has read is read again."""
     names = sorted(manifest.read(whole))
     file = whole / names[1]  # rank 1's
     data = bytearray(file.read_bytes())
@@ -193,7 +193,7 @@ def test_two_ranks_read_what_is_whole(whole: Path, pauses: list[float]) -> None:
 def test_a_folder_that_cannot_be_listed_is_no_fresh_start(
     whole: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
-    """Who may not look knows not that there is nothing."""
+    """Without permission it is unknown whether there is nothing."""
     checkpoints = open_folder(whole.parents[1])
 
     def refuse(path: Path) -> Any:

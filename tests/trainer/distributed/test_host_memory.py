@@ -38,6 +38,6 @@ def test_freed_memory_is_used_again_and_not_faulted_in_anew() -> None:
 
 
 def test_what_a_user_says_to_malloc_holds() -> None:
-    """Either of glibc's two ways to be told."""
+    """Either of glibc's two ways to set it."""
     assert faults_a_step({"MALLOC_ARENA_MAX": "2"}) >= 8
     assert faults_a_step({"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}) >= 8

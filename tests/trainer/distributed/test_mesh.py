@@ -13,7 +13,7 @@ from trainer.loop.stop import StopConsensus, StopRequest
 from trainer.telemetry.heartbeat import NoHeartbeat
 
 
-def test_a_gpu_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_cannot_be_used_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one line: that of the driver, without torch's advice."""
 
     def lost(_device: object) -> None:
@@ -39,7 +39,7 @@ def test_threads_are_the_users_or_a_share_of_the_cpus() -> None:
 
 
 @pytest.mark.parametrize("visible", [None, "", "-1", "NoDevFiles"])
-def test_who_was_given_no_gpu_is_told_nothing(
+def test_a_rank_without_a_gpu_gets_no_message(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str | None
 ) -> None:
     """The CPU is what was asked for then."""
@@ -48,7 +48,7 @@ def test_who_was_given_no_gpu_is_told_nothing(
     assert lost_gpus(env, "13.0") is None
 
 
-def test_gpus_that_cuda_does_not_see_are_told_with_what_to_look_at() -> None:
+def test_gpus_that_cuda_does_not_see_are_reported_with_a_remedy() -> None:
     """The driver, or a torch that could use none."""
     reported = lost_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}, "13.0")
     assert reported == "GPUs were given (CUDA_VISIBLE_DEVICES=0,1), CUDA sees none"
@@ -58,7 +58,7 @@ def test_gpus_that_cuda_does_not_see_are_told_with_what_to_look_at() -> None:
     )
 
 
-def test_nobody_trains_for_hours_on_the_cpu_of_a_gpu_node(
+def test_no_rank_trains_for_hours_on_the_cpu_of_a_gpu_node(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Where the node has a driver and the job was given GPUs, a run on the CPU is refused."""
@@ -98,7 +98,7 @@ def test_a_single_process_needs_no_group() -> None:
 
 
 class TwoRanks:
-    """A mesh of this rank and another, which answers as told."""
+    """A mesh of this rank and another, which answers as requested."""
 
     is_distributed = True
 
@@ -124,12 +124,12 @@ class TwoRanks:
 def agreement(mesh: object, stop: StopRequest, step_s: float) -> StopConsensus:
     """An agreement whose clock we hold."""
     ticks = iter(range(10**6))
-    # The clock moves on by a step at each look at it, one look a question and one an answer.
+    # The clock moves on by a step each time it is read, once a question and once an answer.
     return StopConsensus(mesh, stop, NoHeartbeat(), clock=lambda: next(ticks) * step_s)  # type: ignore[arg-type]
 
 
 def test_alone_a_request_counts_at_once() -> None:
-    """Without other ranks there is nobody to ask."""
+    """Without other ranks there is none to ask."""
     stop = StopRequest()
     mesh = Mesh(ranks=Ranks(), device=torch.device("cpu"), backend="none", num_threads=1)
     alone = StopConsensus(mesh, stop, NoHeartbeat())
@@ -166,7 +166,7 @@ def test_the_slowest_rank_sets_the_pace_and_any_rank_stops_all() -> None:
 
 
 def test_of_quick_steps_no_rank_waits_for_another() -> None:
-    """The answer is taken a step later; and by whoever begins anew, as it is on its way."""
+    """The answer is taken a step later; and by a rank that begins anew, as it is on its way."""
     mesh = TwoRanks()
     mesh.other_gap = 2
     asks = agreement(mesh, StopRequest(), step_s=1e-5)

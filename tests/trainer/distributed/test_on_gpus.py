@@ -42,8 +42,8 @@ def test_a_run_on_gpus_goes_to_its_end(
         assert ranks.run.summary()["checkpoint_step"] == max_steps
 
 
-def test_a_full_gpu_is_told_in_a_line(start_ranks: Callable[..., Ranks]) -> None:
-    """By the rank that it is, with the numbers; what it had allocated is there to look at."""
+def test_a_full_gpu_is_reported_in_a_line(start_ranks: Callable[..., Ranks]) -> None:
+    """By the rank that it is, with the numbers; what it had allocated is there to read."""
     ranks = start_ranks(
         2,
         *DIGITS.replace("Digits", "Full").replace("--model mlp", "").split(),
@@ -87,7 +87,7 @@ def test_a_gpu_that_answers_no_call_any_more(start_ranks: Callable[..., Ranks], 
 def test_a_run_that_does_not_fit_ends_before_its_first_step(
     start_ranks: Callable[..., Ranks],
 ) -> None:
-    """With the number, and the microbatch that fits; of one rank's GPU, and told by one alone."""
+    """With the number, and the microbatch that fits; of one rank's GPU, reported by one alone."""
     options = TEXT.replace("4000", "40000").replace("--global-batch-size 8", "")
     ranks = start_ranks(
         2, *options.split(), "--model", "mini", "--sequence-length", "512", "--max-steps", "1",

@@ -51,7 +51,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(start_ranks: Start) -> None:
     assert parts.run.losses() == pytest.approx(whole.run.losses(), rel=1e-5)
 
 
-def test_one_rank_told_to_stop_stops_all_at_the_same_step(
+def test_one_rank_asked_to_stop_stops_all_at_the_same_step(
     start_ranks: Start, patience: Callable[[float], float]
 ) -> None:
     """Only rank 1 gets the signal: all end with 75 within seconds, on one checkpoint."""
@@ -84,7 +84,7 @@ def test_ranks_save_by_the_clock_of_rank_0(start_ranks: Start) -> None:
 
 
 def test_all_ranks_skip_what_one_finds_damaged(start_ranks: Start) -> None:
-    """The files are verified by shares: whoever reads the bad one tells the others."""
+    """The files are verified by shares: the rank with the bad one reports it to the others."""
     options = (*QUICK, "--checkpoint-every", "4")
     before = start_ranks(2, *options, "--max-steps", "8")
     assert before.wait() == [0, 0]
@@ -102,7 +102,7 @@ def test_all_ranks_skip_what_one_finds_damaged(start_ranks: Start) -> None:
 
 
 def test_a_killed_rank_ends_the_others(start_ranks: Start) -> None:
-    """They fail by themselves, with 70, a failure in the record and a summary; nobody hangs."""
+    """They fail by themselves, with 70, a failure in the record and a summary; no rank hangs."""
     started = start_ranks(3, *ENDLESS, "--global-batch-size", "63")
     started.wait_for_step(20)
     started.processes[2].kill()
@@ -168,7 +168,7 @@ def test_wrong_input_is_answered_before_torch_is_imported(clean_env: dict[str, s
     subprocess.run([sys.executable, "-c", code], env=clean_env, check=True, timeout=300)
 
 
-def test_nobody_compiles_so_the_compiler_is_not_imported(
+def test_without_compiling_the_compiler_is_not_imported(
     clean_env: dict[str, str], tmp_path: Path
 ) -> None:
     """Importing it takes seconds on every rank; after a whole run it is still not there.

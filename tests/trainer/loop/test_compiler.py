@@ -53,7 +53,7 @@ def test_a_compiler_is_found_where_torch_and_triton_look(
         ("cpu", ["g++"], {"CXX": "'g++"}, "found CXX='g++, which is no program here"),
     ],
 )
-def test_none_is_told_before_anything_begins(
+def test_a_missing_one_is_reported_before_anything_begins(
     having: Any, device: str, programs: list[str], further: dict[str, str], message: str
 ) -> None:
     """What, the rule, what was found and what to do; only where something is to be compiled."""

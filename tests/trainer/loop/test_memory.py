@@ -87,7 +87,7 @@ class Doubled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor) -> torch.Tensor:
-        """Look at what was kept."""
+        """Read what was kept."""
         ctx.saved_tensors  # type: ignore[attr-defined] # noqa: B018 -- as real ones do
         return gradient * 2
 

@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite: found, told, and kept from the weights."""
+"""Losses and gradients that are not finite: found, reported, and kept from the weights."""
 
 import json
 import math
@@ -119,7 +119,7 @@ def test_by_default_the_run_ends_and_names_the_samples(
 def test_skipping_leaves_the_step_out_and_goes_on(
     train: Train, workload: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Counted, told once each; no loss that is logged is spoilt by it."""
+    """Counted, reported once each; no loss that is logged is spoilt by it."""
     code, run = train("--workload", workload("Line"), *OPTIONS, "--on-nan", "skip")
     assert code == 0
     assert run.summary()["non_finite_steps"] == 3
@@ -146,7 +146,7 @@ def test_rolling_back_ends_with_the_weights_of_skipping(
 
 
 @pytest.mark.parametrize("is_elsewhere", [False, True])
-def test_nobody_goes_back_to_another_branch(
+def test_no_run_goes_back_to_another_branch(
     train: Train, workload: Callable[[str], str], tmp_path: Path, *, is_elsewhere: bool
 ) -> None:
     """Who began from an older checkpoint, of whatever run, goes back to that one."""
@@ -191,7 +191,7 @@ def test_neither_a_gradient_nor_a_loss_alone_gets_through(
     assert all(math.isfinite(loss) for loss in run.losses())
 
 
-def test_nobody_goes_back_to_one_checkpoint_for_ever(
+def test_no_run_goes_back_to_one_checkpoint_for_ever(
     train: Train, workload: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Three times, then the run ends."""
@@ -226,8 +226,8 @@ def test_going_back_mends_running_statistics(train: Train, workload: Callable[[s
     assert all(torch.isfinite(w).all() for w in weights(run).values())
 
 
-def test_the_scalers_overflows_are_not_told(train: Train) -> None:
-    """fp16 begins with a scale that is too large on purpose; its loss is looked at all the same."""
+def test_the_scalers_overflows_are_not_reported(train: Train) -> None:
+    """fp16 begins with a scale that is too large on purpose; its loss is checked all the same."""
     options = ("--model", "mlp", "--global-batch-size", "250", "--precision", "fp16")
     code, run = train(*options, "--max-steps", "10", "--lr", "0.003")
     assert code == 0

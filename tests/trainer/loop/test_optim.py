@@ -14,7 +14,7 @@ GPU = torch.device("meta")  # any that is not the CPU: it has no values, but is 
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
-    """Where gradients are looked at; what is asked of a GPU's numbers is 0."""
+    """Where gradients are checked; what is asked of a GPU's numbers is 0."""
     seen: list[torch.device] = []
     unscale = torch._amp_foreach_non_finite_check_and_unscale_
 

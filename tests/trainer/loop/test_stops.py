@@ -94,7 +94,7 @@ def test_a_validation_is_broken_off_and_made_up(
     tmp_path: Path,
     patience: Callable[[float], float],
 ) -> None:
-    """One rank is told, both end long before it is through; the numbers are an unbroken run's."""
+    """One rank is asked, both end long before it is through; the numbers are an unbroken run's."""
     options = ("--workload", workload("Line"), *OPTIONS, "--epochs", "2", "--log-every", "7")
     whole = start_ranks(2, *options, out="whole")
     assert whole.wait() == [0, 0]
@@ -116,7 +116,7 @@ def test_a_validation_is_broken_off_and_made_up(
 def test_a_request_during_a_compile_waits_for_the_first_step(
     start_ranks: Start, workload: Callable[[str], str], tmp_path: Path, world_size: int
 ) -> None:
-    """It is acted upon when there is a step to end, also when only the last rank hears it."""
+    """It is acted upon when there is a step to end, also when only the last rank receives it."""
     env = {"DDP_BEAT_DIR": str(tmp_path)}
     options = ("--workload", workload("Endless"), *OPTIONS, "--compile")
     started = start_ranks(world_size, *options, env=env)
@@ -175,7 +175,7 @@ def test_a_request_during_a_save_waits_for_it(
 def test_what_cannot_be_saved_in_time_is_not_begun(
     start_ranks: Start, workload: Callable[[str], str], patience: Callable[[float], float]
 ) -> None:
-    """The last save tells how long one takes; 75 at once, and the log says what counts."""
+    """The last save shows how long one takes; 75 at once, and the log says what counts."""
     options = ("--workload", workload("Endless"), *OPTIONS, "--checkpoint-mode", "sync")
     env = {"SLOW_SAVE_S": "5", "DDP_GRACE": "5"}
     started = start_ranks(2, *options, env=env)
@@ -200,7 +200,7 @@ def test_a_save_that_takes_too_long_is_left_behind(
     mode: str,
     patience: Callable[[float], float],
 ) -> None:
-    """Nobody knew: the first save is under way when the time limit's grace is up."""
+    """It was unknown: the first save is under way when the time limit's grace is up."""
     options = ("--workload", workload("Endless"), *OPTIONS, "--checkpoint-mode", mode)
     env = {"SLOW_SAVE_S": "60", "DDP_END_TIME": str(int(time.time()) + 60)}
     started = start_ranks(2, *options, env={**env, "DDP_GRACE": "4"})
@@ -218,7 +218,7 @@ def test_a_save_that_takes_too_long_is_left_behind(
 def test_a_rank_that_waits_for_a_stopped_one_ends_in_time(
     start_ranks: Start, workload: Callable[[str], str], patience: Callable[[float], float]
 ) -> None:
-    """Its main thread hears nothing in there; its time runs out all the same."""
+    """Its main thread receives nothing in there; its time runs out all the same."""
     options = ("--workload", workload("Endless"), *OPTIONS)
     started = start_ranks(2, *options, env={"DDP_GRACE": "3"})
     started.wait_for_step(5)
@@ -253,7 +253,7 @@ def test_the_time_left_is_the_graces_or_the_time_limits() -> None:
 
 
 def test_the_rank_with_the_least_time_speaks_for_all() -> None:
-    """What another has left counts here, too, also for a rank that nobody told."""
+    """What another has left counts here, too, also for a rank that was not asked."""
     stop = _stop_request("TERM", 30, None)
     stop.limit(3)
     assert stop.remaining_s == pytest.approx(3, abs=0.5)

@@ -63,7 +63,7 @@ def test_another_version_finds_nothing_that_was_compiled(tmp_path: Path) -> None
 
 
 class _Whole:
-    """One batch of two sequences, with targets that tell their place."""
+    """One batch of two sequences, with targets that are their place."""
 
     evaluation_batch_size = 2
 

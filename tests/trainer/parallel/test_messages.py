@@ -36,7 +36,7 @@ def test_ddp_reduces_gradients_once_a_step(server: Server, num_microbatches: int
     assert messages_of(server, "ddp", num_microbatches) == {"c10d::allreduce_": 1}
 
 
-def test_targets_that_nobody_knows_are_counted_with_one_message_a_step(server: Server) -> None:
+def test_targets_of_unknown_number_are_counted_with_one_message_a_step(server: Server) -> None:
     """Beside that of the gradients."""
     counted = "--micro-batch-size 1 --workload tests.trainer.counted:Counted"
     assert messages_with(server, counted, "counted") == {"c10d::allreduce_": 2}
@@ -47,7 +47,7 @@ def test_fsdp_reduces_gradients_once_a_step(server: Server, num_microbatches: in
     """One message a block, and one for the rest; parameters are gathered for each microbatch.
 
     Blocks for the forward and again for the backward, the rest once. Of shards the ranks sum up the
-    norm, which tells, too, whether all gradients are finite.
+    norm, which shows, too, whether all gradients are finite.
     """
     assert messages_of(server, "fsdp", num_microbatches) == {
         "c10d::_reduce_scatter_base_": NUM_LAYERS + 1,

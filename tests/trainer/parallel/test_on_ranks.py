@@ -22,7 +22,7 @@ KINDS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")
 
 
 def memory_of(run: RunDir, what: str) -> dict[str, int]:
-    """What a `memory` event tells of the largest rank."""
+    """What a `memory` event reports of the largest rank."""
     (event,) = [event for event in run.events("memory") if event["what"] == what]
     return {key: event[key] for key in (*KINDS, "activations_bytes")}
 
@@ -85,7 +85,7 @@ def test_a_pipeline_keeps_what_is_under_way(
     server: Server,  # noqa: F811
     schedule: str,
 ) -> None:
-    """Besides, torch looks at the shapes in the first step by one pass more of the first stage."""
+    """Besides, torch checks the shapes in the first step by one pass more of the first stage."""
     options = f"--max-steps 1 --pp 2 --micro-batch-size 2 --pp-schedule {schedule}"
     codes, run, output = server.train(2, options, f"pipe-{schedule}")
     assert codes == [0] * 2, output

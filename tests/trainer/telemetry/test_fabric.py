@@ -65,7 +65,7 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_the_fastest_active_port_of_a_fabric_counts(node: Node) -> None:
-    """Not one that is down, and none of Ethernet, whose use nobody can tell."""
+    """Not one that is down, and none of Ethernet, whose use cannot be known."""
     node.port("mlx5_0", "100 Gb/sec (4X EDR)")
     node.port("mlx5_1", "200 Gb/sec (4X HDR)")
     node.port("mlx5_2", "400 Gb/sec (4X NDR)", state="1: DOWN")
@@ -132,7 +132,7 @@ UNUSED = Fabric(port_gbit_per_s=400, problem=fabric._NO_DEVICE)  # noqa: SLF001 
 USED = Fabric(port_gbit_per_s=400)
 
 
-def test_a_fabric_that_stays_unused_is_told(warned: Warned) -> None:
+def test_a_fabric_that_stays_unused_is_reported(warned: Warned) -> None:
     """With the reason, where the node shows one; and else only where it is far too slow."""
     record, output = warned(UNUSED, 90)
     assert output == (
@@ -156,7 +156,7 @@ def test_a_fabric_that_stays_unused_is_told(warned: Warned) -> None:
         (UNUSED, 1, {"backend": "gloo"}),
     ],
 )
-def test_nobody_is_warned_of_what_is_right_or_wanted(
+def test_no_rank_is_warned_of_what_is_right_or_wanted(
     warned: Warned, own: Fabric, gbit_per_s: float, other: dict[str, Any]
 ) -> None:
     """It is recorded all the same."""
@@ -173,7 +173,7 @@ def test_one_node_has_no_fabric_to_miss(warned: Warned) -> None:
 
 @pytest.mark.slow
 def test_ranks_of_two_nodes_time_a_message(start_ranks: Callable[..., Ranks]) -> None:
-    """Before the first step, in less than a second; on CPUs nobody is warned."""
+    """Before the first step, in less than a second; on CPUs no rank is warned."""
     ranks = start_ranks(2, "--model", "mlp", "--max-steps", "1", env={"DDP_NODE": "node{rank}"})
     assert ranks.wait() == [0, 0], ranks.output
     (reported,) = ranks.run.events("network")

@@ -14,7 +14,7 @@ from trainer.telemetry.flight_recorder import FlightRecorder, remember
 
 
 def entries(path: Path) -> list[dict[str, Any]]:
-    """What a file of one rank tells, the oldest first; torch wrote it."""
+    """What a file of one rank holds, the oldest first; torch wrote it."""
     record: dict[str, Any] = pickle.loads(path.read_bytes())  # noqa: S301 -- our own
     reported: list[dict[str, Any]] = record["entries"]
     return reported
@@ -54,7 +54,7 @@ def test_a_rank_that_fails_leaves_its_collectives(server: Server) -> None:  # no
         assert entries(run.path / f"debug/nccl-trace-rank-{rank}")
 
 
-def test_torch_is_told_before_the_ranks_meet(tmp_path: Path) -> None:
+def test_torch_is_configured_before_the_rendezvous(tmp_path: Path) -> None:
     """How many, and where what it writes by itself is to lie; what a user has set stays."""
     env: dict[str, str] = {}
     remember(Config(), tmp_path, env)
@@ -74,7 +74,7 @@ def test_torch_is_told_before_the_ranks_meet(tmp_path: Path) -> None:
 def test_a_record_that_cannot_be_had_ends_no_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Older torches have none of gloo, and disks are full: it is told."""
+    """Older torches have none of gloo, and disks are full: it is reported."""
     recorder = FlightRecorder.open(Config(flight_recorder=5), tmp_path / "debug", 3, "gloo")
     monkeypatch.setattr(flight_recorder, "c10d", SimpleNamespace())
     recorder.write()
@@ -90,7 +90,7 @@ def test_a_record_that_cannot_be_had_ends_no_run(
 def test_a_folder_that_cannot_be_made_ends_no_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Somebody has a file of that name: it is told when there is something to write."""
+    """Somebody has a file of that name: it is reported when there is something to write."""
     (tmp_path / "debug").write_text("somebody else's")
     FlightRecorder.open(Config(flight_recorder=5), tmp_path / "debug", 0, "gloo").write()
     assert "NotADirectoryError" in capsys.readouterr().err

@@ -24,12 +24,12 @@ from trainer.telemetry.heartbeat import (
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The beat as a watcher reads it, by the format alone."""
+    """The heartbeat as a watcher reads it, by the format alone."""
     names = ("magic", "pid", "step", "time_ns", "phase", "count", "meetings", "first", "gpu")
     return dict(zip(names, struct.unpack("<8s7q16s", path.read_bytes()), strict=True))
 
 
-def test_a_beat_says_where_its_rank_is(tmp_path: Path) -> None:
+def test_a_heartbeat_says_where_its_rank_is(tmp_path: Path) -> None:
     """Step, phase, a rising count and the time of the clock that all processes share."""
     before_ns = time.monotonic_ns()
     heartbeat = open_heartbeat(tmp_path, 3)
@@ -58,7 +58,7 @@ def test_a_beat_says_where_its_rank_is(tmp_path: Path) -> None:
 
 
 def test_no_reader_sees_half_a_number(tmp_path: Path) -> None:
-    """Read as fast as can be while another process beats: never a number that it did not store."""
+    """Read as fast as can be while another process writes: never a number that it did not store."""
     path = tmp_path / "rank-0"
     beating = (
         "import sys; from pathlib import Path\n"
@@ -93,7 +93,7 @@ def test_a_second_start_begins_anew(tmp_path: Path) -> None:
     assert (reported["step"], reported["phase"], reported["count"]) == (0, 0, 1)
 
 
-def test_without_a_folder_nobody_is_told(
+def test_without_a_folder_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No variable, no heartbeat; a folder that is not there is a warning, never the run's end."""
@@ -106,7 +106,7 @@ def test_without_a_folder_nobody_is_told(
 
 
 @pytest.mark.slow
-def test_ranks_beat_alike_and_show_their_stacks(
+def test_ranks_write_heartbeats_alike_and_show_their_stacks(
     start_ranks: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Both move on; a signal writes each one's stacks and disturbs nothing; empty files go."""

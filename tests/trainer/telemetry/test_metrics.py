@@ -42,7 +42,7 @@ def test_the_rest_takes_as_long_as_the_steps_of_this_attempt_did(
 
 
 def test_the_bar_begins_where_the_run_does(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also before the first interval has ended, when nobody knows how long it takes."""
+    """Also before the first interval has ended, when its length is unknown."""
     bar = LiveBar(200, 100)
     bar.close()
     output = capsys.readouterr().out
@@ -51,7 +51,7 @@ def test_the_bar_begins_where_the_run_does(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_line_of_the_file_tells_how_many_steps_there_are(tmp_path: Path) -> None:
-    """Whoever reads along need not look for the log."""
+    """A reader need not look for the log."""
     MetricsFile(tmp_path / "metrics.jsonl", attempt=2).interval(RESUMED)
     line = json.loads((tmp_path / "metrics.jsonl").read_text())
     assert (line["attempt"], line["step"], line["total_steps"]) == (2, 120, 200)
@@ -74,10 +74,10 @@ class FullDisk:
         self.interval(None)
 
 
-def test_a_sink_that_fails_is_told_of_once_and_left_out(
+def test_a_sink_that_fails_is_reported_once_and_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The others, also those after it, are told as before."""
+    """The others, also those after it, are reported as before."""
     full = FullDisk()
     sinks = Sinks([full, MetricsFile(tmp_path / "metrics.jsonl", attempt=1)])
     sinks.interval(RESUMED)

@@ -44,7 +44,7 @@ def test_a_snapshot_is_of_a_gpu() -> None:
 def test_a_trace_that_cannot_be_written_ends_no_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is told, once."""
+    """It is reported, once."""
     (tmp_path / "profile").write_text("somebody else's")
     profiler = StepProfiler(range(1, 2), tmp_path / "profile", rank=0)
     profiler.before(1)

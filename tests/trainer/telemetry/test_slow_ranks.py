@@ -102,7 +102,7 @@ def test_only_the_forwards_of_training_count() -> None:
 
 
 def test_a_stage_of_more_layers_is_no_slow_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 5 equal layers one rank has 3 and another 2: both tell what 2.5 take."""
+    """Of 5 equal layers one rank has 3 and another 2: both report what 2.5 take."""
     clock = itertools.count()  # a layer takes a tick
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
     for own in (3, 2):
@@ -145,7 +145,7 @@ def test_the_slow_rank_is_named(start_ranks: Callable[..., Any], tmp_path: Path)
     assert "x slower than the median rank, which costs " in started.output[0][0]
     for line in metrics:
         assert line["slow_ranks"][0]["rank"] == 2
-        assert line["rank_spread_pct"] > 50  # or it would not be told
+        assert line["rank_spread_pct"] > 50  # or it would not be reported
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_the_slow_rank_is_named_in_every_layout(server: Server, layout: str) -> 
 
 
 @pytest.mark.slow
-def test_the_time_of_an_attempt_is_told(train: Callable[..., tuple[int, Any]]) -> None:
+def test_the_time_of_an_attempt_is_reported(train: Callable[..., tuple[int, Any]]) -> None:
     """Sums in every line of the metrics, a ledger at the end, and the first step's moment."""
     options = ("--model", "mlp", "--log-every", "10", "--checkpoint-mode", "sync")
     code, run = train(*options, "--epochs", "2", "--val-every", "20")

@@ -88,7 +88,7 @@ def test_who_calls_exit_has_not_finished(
 def test_what_one_rank_alone_meets_is_in_its_log(
     start_ranks: Callable[..., Ranks], write: Callable[[str], object]
 ) -> None:
-    """The others only lose a peer: nobody but this rank can say why the run ends."""
+    """The others only lose a peer: only this rank can report why the run ends."""
     write(
         "loss(self, o, t):\n"
         "        if os.environ['RANK'] == '0': return super().loss(o, t)\n"

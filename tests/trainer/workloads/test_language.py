@@ -59,7 +59,7 @@ def test_how_many_targets_count_is_known_from_the_samples(samples: list[int]) ->
 
 
 def test_who_reads_or_counts_differently_is_asked() -> None:
-    """Of data with a `gather` of its own nobody knows, nor of a workload that counts itself."""
+    """It is unknown for data with a `gather` of its own, and for a workload that counts itself."""
     data = MaskedData(row=np.arange(9), vocab_size=9, sequence_length=4, source="noise")
     assert data.num_targets(np.arange(2)) is None
     assert Language(Config(workload="lm")).counts_all_but_ignored
