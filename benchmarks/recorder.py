@@ -79,7 +79,7 @@ def measure(duration_s: float) -> Recorder:
 
 
 def _ranks(folder: Path) -> str:
-    """Let a rank beat for each GPU."""
+    """Write the heartbeat of a rank for each GPU."""
     heartbeats = folder / "beats"
     heartbeats.mkdir()
     for rank in range(_NUM_GPUS):

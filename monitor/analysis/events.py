@@ -10,7 +10,7 @@ from monitor.runs.history import integer, seconds
 from rundir.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from monitor.logs.log_events import LogEvent
     from monitor.logs.series import PlacedEvent, Run
@@ -74,50 +74,35 @@ def _start(line: Mapping[str, Any]) -> str:
     return f"start {number}{ranks}"
 
 
-def _checkpoint(line: Mapping[str, Any]) -> str:
-    return f"checkpoint at step {line.get('step', '?')}"
-
-
-def _no_checkpoint(line: Mapping[str, Any]) -> str:
-    return f"no checkpoint at step {line.get('step', '?')}: {line.get('reason', 'unknown')}"
-
-
-def _signal(line: Mapping[str, Any]) -> str:
-    return f"signal {line.get('signal', '?')}, seen by the {line.get('source', 'job')}"
-
-
 def _failure(line: Mapping[str, Any]) -> str:
     how = line.get("signal") or f"code {line.get('code', '?')}"
     return f"rank {line.get('rank', '?')} on {line.get('node', '?')} failed: {how}"
 
 
-def _verdict(line: Mapping[str, Any]) -> str:
-    return str(line.get("text") or "a rank hangs")
-
-
-def _lost_node(line: Mapping[str, Any]) -> str:
-    return f"node {line.get('node', '?')} is lost"
-
-
-def _non_finite(line: Mapping[str, Any]) -> str:
-    return f"not finite at step {line.get('step', '?')}: {line.get('action', '?')}"
-
-
-def _end(line: Mapping[str, Any]) -> str:
-    return f"end of start {integer(line.get('attempt')) or 1}, code {line.get('code', '?')}"
-
-
-_WORDS = {
+_WORDS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     "start": ("start", _start),
-    "checkpoint": ("checkpoint", _checkpoint),
-    "checkpoint_failed": ("failure", _no_checkpoint),
-    "signal": ("signal", _signal),
+    "checkpoint": ("checkpoint", lambda e: f"checkpoint at step {e.get('step', '?')}"),
+    "checkpoint_failed": (
+        "failure",
+        lambda e: f"no checkpoint at step {e.get('step', '?')}: {e.get('reason', 'unknown')}",
+    ),
+    "signal": (
+        "signal",
+        lambda e: f"signal {e.get('signal', '?')}, seen by the {e.get('source', 'job')}",
+    ),
     "first_failure": ("failure", _failure),
-    "verdict": ("failure", _verdict),
-    "lost_node": ("failure", _lost_node),
-    "non_finite": ("failure", _non_finite),
-    "end": ("end", _end),
+    "verdict": ("failure", lambda e: str(e.get("text") or "a rank hangs")),
+    "lost_node": ("failure", lambda e: f"node {e.get('node', '?')} is lost"),
+    "non_finite": (
+        "failure",
+        lambda e: f"not finite at step {e.get('step', '?')}: {e.get('action', '?')}",
+    ),
+    "end": (
+        "end",
+        lambda e: f"end of start {integer(e.get('attempt')) or 1}, code {e.get('code', '?')}",
+    ),
 }
+"""Of each event its kind, and how it is written."""
 
 
 def _marked(placed: PlacedEvent) -> Event | None:

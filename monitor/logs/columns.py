@@ -256,12 +256,12 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         letter="x", name="smavg", unit="%", field="sm_avg_pct", nvml="nvmlDeviceGetSamples",
         metric="utilization_average_ratio", help="Mean utilization since the last sample.",
-        label="utilisation between looks, mean %", order=2, is_detail=True,
+        label="utilisation between samples, mean %", order=2, is_detail=True,
     ),
     Column(
         letter="x", name="smmax", unit="%", field="sm_max_pct", nvml="nvmlDeviceGetSamples",
         metric="utilization_peak_ratio", help="Highest utilization since the last sample.",
-        label="utilisation between looks, peak %", order=3, is_detail=True,
+        label="utilisation between samples, peak %", order=3, is_detail=True,
     ),
     Column(
         letter="n", name="nvrx", unit="MB/s", field="nvlink_rx_mb_s", width=8,

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from monitor.logs import columns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
+
+_Number = TypeVar("_Number", int, float)
+
+
+def total(readings: Iterable[_Number | None]) -> _Number | None:
+    """Add up the readings that exist; None if none does."""
+    known = [one for one in readings if one is not None]
+    return sum(known) if known else None
 
 
 class Readings:

@@ -14,6 +14,7 @@ import numpy as np
 
 from monitor.logs import clock, columns, constants, energy, facts, percentiles, series
 from monitor.logs.activity import activity, highest
+from monitor.logs.sample import total
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -236,20 +237,15 @@ def _sum(uses: Sequence[Use], counts: Mapping[str, Counts]) -> Use:
         num_silent=sum(use.num_silent for use in uses),
         num_known=sum(use.num_known for use in uses),
         num_busy=sum(use.num_busy for use in uses),
-        span_s=_total([use.span_s for use in uses]),
-        idle_s=_total([use.idle_s for use in uses]),
-        energy_j=_total([use.energy_j for use in uses]),
+        span_s=total(use.span_s for use in uses),
+        idle_s=total(use.idle_s for use in uses),
+        energy_j=total(use.energy_j for use in uses),
         energy_from=_sources(use.energy_from for use in uses),
-        energy_unseen_s=_total([use.energy_unseen_s for use in uses]),
+        energy_unseen_s=total(use.energy_unseen_s for use in uses),
         first_s=min((u.first_s for u in uses if u.first_s is not None), default=None),
         last_s=max((u.last_s for u in uses if u.last_s is not None), default=None),
         spreads={key: found.spread() for key, found in counts.items()},
     )
-
-
-def _total(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 def _sources(sources: Iterator[str | None]) -> str | None:

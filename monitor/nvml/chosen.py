@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from monitor.nvml.gpu import Gpu
 
-_UUIDS = ("GPU-", "MIG-")
+UUIDS = ("GPU-", "MIG-")
+"""How words begin that name a GPU by its UUID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ ALL = Named()
 
 def _is_name(word: str, num_gpus: int) -> bool:
     """Whether it is a UUID, or an index that there is: any other is of another numbering."""
-    return int(word) < num_gpus if word.isdecimal() else word.startswith(_UUIDS)
+    return int(word) < num_gpus if word.isdecimal() else word.startswith(UUIDS)
 
 
 def keep(gpus: Sequence[Gpu], wanted: Collection[str]) -> list[Gpu]:

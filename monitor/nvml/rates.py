@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pynvml
 
+from monitor.logs.sample import total
 from monitor.nvml.calls import LOST, Fields, Handle, function, refused
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class NvLink:
         if counts is None:
             return None
         if self._num_links:
-            return [_sum(counts[: self._num_links]), _sum(counts[self._num_links :])]
+            return [total(counts[: self._num_links]), total(counts[self._num_links :])]
         if counts == [None, None] and not self._has_looked:
             self._has_looked = True
             self._find_links(values)
@@ -82,11 +83,6 @@ class NvLink:
         if counting:
             wanted = tuple((field, link) for field in _LINK_BYTES for link in counting)
             self._fields, self._num_links = Fields(self._handle, wanted), len(counting)
-
-
-def _sum(counts: list[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
 
 
 _NVLINK_FIELDS = ("nvlink_rx_mb_s", "nvlink_tx_mb_s")

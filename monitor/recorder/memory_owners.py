@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from monitor.logs.sample import total
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -41,23 +43,17 @@ def attribute(processes: Processes, rank_of: Callable[[int], int | None], before
     others: list[int | None] = []
     for rank, mib in found.values():
         (others if rank is None else of_ranks.setdefault(rank, [])).append(mib)
-    first = max(of_ranks, key=lambda one: (_sum(of_ranks[one]) or 0, -one), default=None)
+    first = max(of_ranks, key=lambda one: (total(of_ranks[one]) or 0, -one), default=None)
     words, written = before.words, before.written
     if _has_changed(found, written):
         words, written = _words(found), found
     return Owners(
         rank=first,
-        rank_mib=None if first is None else _sum(of_ranks[first]),
-        other_mib=None if not found else _sum(others) if others else 0,
+        rank_mib=None if first is None else total(of_ranks[first]),
+        other_mib=None if not found else total(others) if others else 0,
         words=words,
         written=written,
     )
-
-
-def _sum(mib: Sequence[int | None]) -> int | None:
-    """Add up what is known; None if nothing is."""
-    known = [one for one in mib if one is not None]
-    return sum(known) if known else None
 
 
 def _has_changed(now: Owned, before: Owned) -> bool:

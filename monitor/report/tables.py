@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from monitor.logs import columns, stats
+from monitor.logs.sample import total
 from monitor.report import folding, words
 from monitor.words import MIB_PER_GIB, NONE, brief, host_list, minutes
 from rundir.text import counted
@@ -280,10 +281,9 @@ def _idle_each(nodes: Sequence[Node]) -> str:
 
 
 def _energy(uses: Sequence[Use]) -> str:
-    known = [use.energy_j for use in uses if use.energy_j is not None]
     source = "counter" if all(use.energy_from in ("counter", None) for use in uses) else "power"
     is_partial = any(use.energy_is_partial for use in uses)
-    return words.energy(sum(known) if known else None, source, is_partial=is_partial)
+    return words.energy(total(use.energy_j for use in uses), source, is_partial=is_partial)
 
 
 def _shown(cells: Sequence[Cell], uses: Sequence[Use]) -> list[Cell]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from monitor.logs import newest, throttling
 from monitor.logs.follow import GrowingLog
+from monitor.runs.history import integer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from monitor.logs.newest import GpuNow
 
@@ -32,6 +33,11 @@ class NodeLog:
 def path_of(run_dir: str, job_id: object, node: object) -> str:
     """Where the log of a node lies: beside the run directory."""
     return os.path.join(os.path.dirname(run_dir), f"slurm-{job_id}.{node}.gutil")  # noqa: PTH118, PTH120 - start time
+
+
+def of_node(run_dir: str, attempt: Mapping[str, Any], node: object) -> NodeLog:
+    """Read the end of a node's log of an attempt, as `read` does."""
+    return read(path_of(run_dir, attempt["job_id"], node))
 
 
 def read(path: str) -> NodeLog:
@@ -58,10 +64,11 @@ def last(log: NodeLog, gpu: int | None, until_s: float | None = None) -> GpuNow 
     return mine[-1] if mine else None
 
 
-def gpu_of(log: NodeLog, rank: object, local_rank: int | None) -> int | None:
+def gpu_of(log: NodeLog, attempt: Mapping[str, Any], rank: object) -> int | None:
     """Return the GPU of a rank: the last that the log's own column names, else the local rank's."""
+    local = [one["local_rank"] for one in attempt["ranks"] if one["rank"] == rank]
     gpus = [s.index for s in log.samples if rank is not None and s.values.get("rank") == rank]
-    return gpus[-1] if gpus else local_rank
+    return gpus[-1] if gpus else integer(local[0]) if local else None
 
 
 def seen(log: NodeLog, gpu: int | None, begin_s: float, end_s: float) -> dict[str, object]:

@@ -183,7 +183,8 @@ def _evidence(found: dict[str, Any], width: int) -> list[str]:
         file = f" (all of it: {stack['file']})" if stack["file"] else ""
         made += _block("stack", f"{stack['top']}{file}", width, 2)
     if found["log"] and found["attempt"]["code"] != 0:
-        made += _block("log", _short(found["log"], found["run_dir"]), width, 1)
+        path = found["log"].removeprefix(found["run_dir"]).lstrip("/")
+        made += _block("log", path, width, 1)
     for line in found["faults"]:
         made += _block("fault", line, width, 1)
     if found["node"] is not None:
@@ -346,10 +347,6 @@ def _cut(text: str, width: int) -> str:
 def _some(names: list[Any]) -> str:
     shown = [str(name) for name in names[:3]]
     return ", ".join([*shown, f"and {len(names) - 3} more"] if len(names) > len(shown) else shown)
-
-
-def _short(path: str, run_dir: str) -> str:
-    return path.removeprefix(run_dir).lstrip("/")
 
 
 def _reading(name: str, value: float | None, unit: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.errors import UserError
 from monitor.runs import evidence, liveness, node_log, record, render, slurm
-from monitor.runs.history import integer, seconds
+from monitor.runs.history import seconds
 from rundir.failure import patterns
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
         _believe(job, attempt)
     where = attempt["failure"] or {}
     rank = where.get("rank") or 0  # without a failed rank, rank 0
+    log = node_log.of_node(run_dir, attempt, where.get("node"))
     log_path, log_end = run.logs.path(rank), run.logs.end(attempt["attempt"], rank)
     return {
         "run_dir": run_dir,
@@ -77,8 +78,8 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
         "said": _relevant(log_end),
         "log": log_path if os.path.exists(log_path) else None,  # noqa: PTH110 - start time
         "stack": _stack(run.events, attempt),
-        "node": _node(run_dir, attempt, where),
-        "faults": _faults(run_dir, attempt, where, log_end),
+        "node": _node(log, attempt, where),
+        "faults": _faults(log, log_end),
         "slurm": None if job is None else asdict(job),
         "decision": attempt["decision"],
         "steps_lost": made["steps_lost"],
@@ -143,12 +144,13 @@ def _stack(events: Sequence[Event], attempt: dict[str, Any]) -> dict[str, Any] |
     return found
 
 
-def _node(run_dir: str, attempt: dict[str, Any], where: dict[str, Any]) -> dict[str, Any] | None:
+def _node(
+    log: node_log.NodeLog, attempt: dict[str, Any], where: dict[str, Any]
+) -> dict[str, Any] | None:
     """Give the last that the monitor saw of the failed rank's GPU and node."""
     node = where.get("node")
     if node is None:
         return None
-    log = node_log.read(node_log.path_of(run_dir, attempt["job_id"], node))
     sample = node_log.last(log, _gpu_of(log, attempt, where), seconds(attempt["end_time"]))
     if sample is None:
         return None
@@ -165,14 +167,10 @@ def _gpu_of(log: node_log.NodeLog, attempt: dict[str, Any], where: dict[str, Any
     named = _GPU.fullmatch(str(verdict.get("gpu"))) if verdict.get("rank") == rank else None
     if named is not None:
         return int(named[1])
-    local = [one["local_rank"] for one in attempt["ranks"] if one["rank"] == rank]
-    return node_log.gpu_of(log, rank, integer(local[0]) if local else None)
+    return node_log.gpu_of(log, attempt, rank)
 
 
-def _faults(
-    run_dir: str, attempt: dict[str, Any], where: dict[str, Any], text: str
-) -> Sequence[str]:
+def _faults(log: node_log.NodeLog, text: str) -> Sequence[str]:
     """Collect lines that report the machine's own faults: XID, ECC, memory killer."""
-    log = node_log.read(node_log.path_of(run_dir, attempt["job_id"], where.get("node")))
     found = [render.clean(line).strip() for line in text.splitlines() if _FAULT.search(line)]
     return [*log.faults, *found][-_NUM_FAULTS:]

@@ -131,7 +131,8 @@ class LocalActions:
 
     def stacks(self, ranks: Sequence[RankReport]) -> Mapping[int, Stack]:
         """Take the stacks of these ranks; where files cannot be written, /proc shows a little."""
-        members = self._memory.ask(self._members, _PROC_S) or {}
+        launch_id, node = self._settings.launch_id, self._settings.node
+        members = self._memory.ask(lambda: orphans.find_ranks(launch_id, node), _PROC_S) or {}
         targets = [
             Target(
                 rank=rank.rank,
@@ -181,9 +182,6 @@ class LocalActions:
     def emit(self, message: str) -> None:
         """Write a line for a person; it does not wait for a log on a file system that hangs."""
         self._files.post(lambda: self._say(message))
-
-    def _members(self) -> Mapping[int, list[int]]:
-        return orphans.find_ranks(self._settings.launch_id, self._settings.node)
 
     def _ask_for_traces(self) -> list[str]:
         prefix = self._settings.trace_pipe

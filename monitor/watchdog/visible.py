@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from monitor.nvml.chosen import bare
+from monitor.nvml.chosen import UUIDS, bare
 from rundir.hang.reports import NO_GPU
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 UNKNOWN = "GPU unknown"
-_UUIDS = ("GPU-", "MIG-")
 
 
 def gpu_of(
@@ -67,7 +66,7 @@ def _word_of(visible: str | None, local_rank: int | None, num_gpus: int) -> str 
 
 
 def _names_a_gpu(word: str) -> bool:
-    return word.isdecimal() or word.startswith(_UUIDS)
+    return word.isdecimal() or word.startswith(UUIDS)
 
 
 def _counts_as_nvml(env: Mapping[str, str], reading: Reading) -> bool:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import layouts, race, report
-from benchmarks.beat import Beats
 from benchmarks.checkpoint import Saves
 from benchmarks.contestant import Lap
 from benchmarks.gpu import OnGpu
 from benchmarks.gpu import Row as GpuRow
+from benchmarks.heartbeat import Heartbeats
 from benchmarks.layouts import Layouts
 from benchmarks.reading import Reading
 from benchmarks.recorder import Recorder
@@ -98,7 +98,7 @@ def measured(on_gpu: OnGpu | None = None) -> report.Measured:
         recorder=recorder,
         reading=reading,
         watching=watching,
-        beats=Beats(watched_us=3.21, unwatched_us=0.4, num_beats=6),
+        heartbeats=Heartbeats(watched_us=3.21, unwatched_us=0.4, num_writes=6),
         saves=saves,
         toy=Toy(num_steps=720, total_s=171.4, bits_per_byte=2.196),
         layouts=Layouts(rows=[row], num_parameters=3_200_000, tokens_per_step=1024, log_every=2),

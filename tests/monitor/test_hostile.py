@@ -378,7 +378,7 @@ def test_thresholds_without_end_are_one_line(log: Path, ask: Any) -> None:
 def test_a_wrong_option_of_the_recorder_is_one_line(
     options: list[str], tmp_path: Path, ask: Any
 ) -> None:
-    """Also where nobody watches; and no log is left behind."""
+    """Also without a watchdog; and no log is left behind."""
     code, out, err = ask("record", "--out", tmp_path / "x.gutil", *options)
     assert (code, out, err.count("\n")) == (64, "", 1)
     assert not [*tmp_path.iterdir()]

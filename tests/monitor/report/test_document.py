@@ -15,8 +15,8 @@ from monitor.report import report
 CO2 = 400
 LABELS = {
     "utilisation %": ("sm_pct", 1, 0),
-    "utilisation between looks, mean %": ("sm_avg_pct", 1, 0),
-    "utilisation between looks, peak %": ("sm_max_pct", 1, 0),
+    "utilisation between samples, mean %": ("sm_avg_pct", 1, 0),
+    "utilisation between samples, peak %": ("sm_max_pct", 1, 0),
     "SM active %": ("sm_active_pct", 1, 0),
     "tensor active %": ("tensor_active_pct", 1, 0),
     "DRAM active %": ("dram_active_pct", 1, 0),
