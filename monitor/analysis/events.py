@@ -1,4 +1,4 @@
-"""What happened in a run, as marks on its time axis."""
+"""What happened in a run, as events on its time axis."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = {
     "fault": "GPU fault",
     "end": "end",
 }
-"""Each kind of mark and its words, in the order of the legend."""
+"""Each kind of event and its words, in the order of the legend."""
 
 _FAULTS = {
     "xid": "XID",
@@ -50,7 +50,7 @@ class Event:
 def events_of(run: Run) -> tuple[Event, ...]:
     """List what happened at a known time, in its order."""
     events = [_reported(line) for line in run.events] + [
-        _marked(placed) for placed in run.log_events
+        _logged(placed) for placed in run.log_events
     ]
     found = [event for event in events if event is not None and math.isfinite(event.time_s)]
     return tuple(sorted(found, key=lambda event: event.time_s))
@@ -105,19 +105,21 @@ _WORDS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
 """Of each event its kind, and how it is written."""
 
 
-def _marked(placed: PlacedEvent) -> Event | None:
-    mark = placed.event
-    if mark.kind not in _FAULTS:
+def _logged(placed: PlacedEvent) -> Event | None:
+    event = placed.event
+    if event.kind not in _FAULTS:
         return None
-    where = placed.host if mark.gpu is None else f"{placed.host} GPU {mark.gpu}"
-    what, text = described(mark)
+    where = placed.host if event.gpu is None else f"{placed.host} GPU {event.gpu}"
+    what, text = described(event)
     words = f"{what} on {where}" + (f": {text}" if text else "")
-    return Event(mark.time_s, "fault", words[:_MAX_TEXT])
+    return Event(event.time_s, "fault", words[:_MAX_TEXT])
 
 
-def described(mark: LogEvent) -> tuple[str, str]:
+def described(event: LogEvent) -> tuple[str, str]:
     """Name an event, such as `XID 79`, and return what else is known of it, maybe nothing."""
-    details = {name: text.replace("_", " ") for name, text in mark.details.items() if text != "-"}
-    what = " ".join([_FAULTS.get(mark.kind, mark.kind), *filter(None, [details.pop("xid", None)])])
+    details = {name: text.replace("_", " ") for name, text in event.details.items() if text != "-"}
+    what = " ".join(
+        [_FAULTS.get(event.kind, event.kind), *filter(None, [details.pop("xid", None)])]
+    )
     text = [*filter(None, [details.pop("text", None)])]
     return what, ", ".join([*text, *(f"{name} {value}" for name, value in details.items())])

@@ -92,7 +92,7 @@ def _compare(run: Run, at: Thresholds, measure: Measure, *, peak: bool = False) 
 def _halves(run: Run, at: Thresholds, measure: Measure) -> Iterator[Peers]:
     """Compare the two nodes of a job where either may be the odd one: most jobs have no more.
 
-    Of each only the GPU that speaks most against a difference counts, on the assumption that less
+    Of each only the GPU with the least difference counts, on the assumption that less
     is worse: the highest of the lower node, and the lowest of the other.
     """
     for group in _groups(run):

@@ -127,14 +127,6 @@ def _gib(mib: float) -> str:
     return f"{gib:.1f}" if gib < _BIG_GIB else f"{gib:.0f}"
 
 
-def _power(row: Row) -> Span:
-    return _number(row.power_w, "W")
-
-
-def _limit(row: Row) -> Span:
-    return _number(row.power_limit_w, "W")
-
-
 def _temp(row: Row) -> Span:
     text, style = _number(row.temp_c, "C")
     return text, "bad" if row.temp_c is not None and row.temp_c >= _HOT_C else style
@@ -180,8 +172,8 @@ _COLUMNS = (
     Column("util", 4, 2, _util),
     Column("trend", _MIN_TREND, 3, lambda _: ("", "")),
     Column("memory", 10, 4, _memory),
-    Column("power", 5, 6, _power),
-    Column("limit", 5, 9, _limit),
+    Column("power", 5, 6, lambda row: _number(row.power_w, "W")),
+    Column("limit", 5, 9, lambda row: _number(row.power_limit_w, "W")),
     Column("temp", 4, 7, _temp),
     *_of_registry(),
     Column("pcie MB/s", 9, 14, lambda row: _number(row.pcie_mb_s, "")),

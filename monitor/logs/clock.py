@@ -68,7 +68,7 @@ def is_odd(wall_s: NDArray[np.int64]) -> bool:
 def steps_s(
     time_s: NDArray[np.floating] | NDArray[np.int64], nominal_s: NDArray[np.floating] | float
 ) -> NDArray[np.float64]:
-    """Give the time that each sample speaks for: since the one before.
+    """Give the time that each sample stands for: since the one before.
 
     NaN where nothing was sampled: at the first one, and after a gap, which is longer than
     `constants.GAP_INTERVALS` of what is usual there.

@@ -26,7 +26,7 @@ UNITS = {column.name: column.unit for column in COLUMNS if not column.dmon_unit}
 """The unit of a column; a header with another one is damaged."""
 
 INSTANCE = frozenset({"mig", "gi", "ci", "mig_id", "gi_id", "ci_id"})
-"""Columns that say which part of a GPU (MIG) a row speaks of; `-` there is the whole GPU."""
+"""Columns that say which part of a GPU (MIG) a row is about; `-` there is the whole GPU."""
 
 _INDICES = ("Idx", "Id", "ID", "#")
 
@@ -131,7 +131,7 @@ class Header:
 
     @cached_property
     def instance(self) -> tuple[str, ...]:
-        """Which of the names say what part of a GPU a row speaks of."""
+        """Which of the names say what part of a GPU a row is about."""
         return tuple(name for name in self.names if name.lower() in INSTANCE)
 
     def agrees(self, line: str) -> bool:

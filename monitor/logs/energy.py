@@ -36,7 +36,7 @@ def used(
     Args:
         counter_j: of each sample; NaN where there is no reading.
         power_w: as `counter_j`.
-        steps_s: the time that each sample speaks for; NaN after a gap.
+        steps_s: the time that each sample stands for; NaN after a gap.
         start: another number after each start of the job.
 
     """

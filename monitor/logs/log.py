@@ -40,7 +40,7 @@ class Log:
     facts: dict[str, str]
     """Their last values in the log."""
     changes: tuple[tuple[str, str], ...]
-    """Facts that speak of the rows below them, in their order."""
+    """Facts of the rows below them, in their order."""
     num_changes: NDArray[np.int32]
     """Of each row, how many of them stand above it."""
     events: tuple[LogEvent, ...]
@@ -60,7 +60,7 @@ class Log:
         return self.time_s if self.shift_s is None else self.time_s - self.shift_s
 
     def reported(self, fact: str) -> list[tuple[int, str]]:
-        """Give a fact's values, each with how many changes stand above the rows it speaks of."""
+        """Give a fact's values, each with how many changes stand above its rows."""
         return [(n, value) for n, (key, value) in enumerate(self.changes, 1) if key == fact]
 
     def rows_of(self, place: Place) -> NDArray[np.bool_]:

@@ -23,7 +23,7 @@ NARROW = "some may be of an early 525 or 530 driver, too few to tell how they li
 
 _EVENT = f"## {log_events.KEY}"
 _CHANGING = re.compile(r"interval_s|attempt|(gpu|memory_mib) \d{1,4}", re.ASCII)
-"""Facts that may change within a log, and then speak of the rows below them."""
+"""Facts that may change within a log, and then hold for the rows below them."""
 _HASH, _NEWLINE = ord("#"), ord("\n")
 
 
@@ -63,7 +63,7 @@ class Parser:
         self.facts: dict[str, str] = {}
         """Their last values."""
         self.changes: list[tuple[str, str]] = []
-        """Facts that speak of the rows below them, in their order."""
+        """Facts of the rows below them, in their order."""
         self.events: list[LogEvent] = []
         self.num_damaged_events = 0
         self.heads = dmon.Heads()

@@ -212,7 +212,7 @@ def _activity(gpu: GpuSeries) -> NDArray[np.floating]:
 
 
 def _steps_s(gpu: GpuSeries) -> NDArray[np.float64]:
-    """Time that each sample speaks for: since the one before; NaN after a gap."""
+    """Time that each sample stands for: since the one before; NaN after a gap."""
     if np.isnan(gpu.time_s).any():
         return np.full(gpu.num_samples, np.nan)
     return clock.steps_s(gpu.time_s, gpu.nominal_s)

@@ -83,7 +83,7 @@ def placed(run: Run, max_bins: int) -> Placed:
 def report_skipped(num_gpus: int) -> None:
     """Say what is missing, if anything is."""
     if num_gpus:
-        emit(f"left out {num_gpus} GPU{'s' * (num_gpus > 1)} whose logs tell no time or no date")
+        emit(f"left out {num_gpus} GPU{'s' * (num_gpus > 1)} whose logs have no time or no date")
 
 
 def picture(
@@ -113,14 +113,19 @@ def picture(
             "leave --show out",
         )
     if not available and not drawn and not where.events:
-        raise UserError(
-            "logs must hold readings of utilisation, power, memory, temperature or throttling",
-            "none",
-            "`python -m monitor report` tells what they hold",
-        )
+        raise nothing_to_show()
     panels = tuple(_panel(where, metric, max_rows) for metric in available)
     name = named(run, where.gpus) if title is None else title
     return Picture(name, where.axis, panels, drawn, where.events, where.num_left_out)
+
+
+def nothing_to_show() -> UserError:
+    """Return the error where logs have nothing that could be drawn."""
+    return UserError(
+        "logs must hold readings of utilisation, power, memory, temperature or throttling",
+        "none",
+        "`python -m monitor report` shows what they hold",
+    )
 
 
 def _panel(where: Placed, metric: Metric, max_rows: int) -> Panel:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from monitor.logs.sample import GpuSource, HostSource, RankSource
     from monitor.stop import Reason, Stop
 
-_MAX_MARKS = 256  # that wait for a disk to have room
+_MAX_EVENTS = 256  # that wait for a disk to have room
 
 
 class Clock(Protocol):
@@ -96,7 +96,7 @@ class Recorder:
     _headed: bool = field(default=False, init=False)
     _reported: set[str] = field(default_factory=set, init=False)
     _written_facts: dict[str, str] = field(default_factory=dict, init=False)
-    _marks: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_MARKS), init=False)
+    _events: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_EVENTS), init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     """Owners while the log is written to: events are reported by other threads."""
 
@@ -117,12 +117,12 @@ class Recorder:
                 self._cycle()
                 return reason
 
-    def report(self, mark: LogEvent) -> None:
+    def report(self, event: LogEvent) -> None:
         """Write down what happened, at once; from any thread. What cannot be kept comes later."""
-        line = log_events.line(mark)
+        line = log_events.line(event)
         with self._lock:
             if not (self._headed and self.log.append(line)):
-                self._marks.append(line)
+                self._events.append(line)
 
     def _head(self) -> None:
         """Write the header lines and what is known before any GPU was asked: at once."""
@@ -157,12 +157,12 @@ class Recorder:
         if self.log.turn():
             self._headed, self._num_rows, self._written_facts = False, 0, {}
         head = "" if self._headed else self.layout.header()
-        facts_and_events = self._new_facts(facts) + "".join(self._marks)
+        facts_and_events = self._new_facts(facts) + "".join(self._events)
         if self.log.append(head + facts_and_events + self.layout.block(rows, self._num_rows)):
             self._headed = True
             self._num_rows += len(rows)
             self._written_facts |= dict(facts)
-            self._marks.clear()
+            self._events.clear()
         else:
             self._num_lost += 1
 

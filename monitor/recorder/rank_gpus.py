@@ -107,13 +107,13 @@ class RankGpus:
 
     def _sample(self, gpu: GpuSample, found: Mapping[int, Progress]) -> RankSample:
         held = self._holders(gpu) if self._shares_pids else _NOTHING
-        seated = self._mapped(gpu, found) if held.rank is None else [held.rank]
-        heartbeat = found.get(seated[0]) if seated else None
+        ranks = self._mapped(gpu, found) if held.rank is None else [held.rank]
+        heartbeat = found.get(ranks[0]) if ranks else None
         step = heartbeat.step if heartbeat else None
-        is_known = len(seated) == 1 and heartbeat is not None and heartbeat.gpu is not None
+        is_known = len(ranks) == 1 and heartbeat is not None and heartbeat.gpu is not None
         return RankSample(
             step=step,
-            rank=seated[0] if is_known else held.rank,
+            rank=ranks[0] if is_known else held.rank,
             held_mib=held.rank_mib,
             other_mib=held.other_mib,
             processes=held.words,

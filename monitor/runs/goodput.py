@@ -107,37 +107,37 @@ def _kept_share(attempt: Attempt, later: Sequence[Attempt]) -> float:
 
 def _within(attempt: Attempt, span: Span) -> Ledger:
     """Divide an attempt's own time; the parts are cut so that none overlaps another."""
-    marks = _Marks(attempt, span)
+    moments = _Moments(attempt, span)
     totals = _cumulative(attempt)
-    if marks.trained_from_s is None or marks.trained_to_s is None:
-        return _untrained(attempt, span, marks)
-    training_s = marks.trained_to_s - marks.trained_from_s
-    parts = Ledger(start_up_s=marks.trained_from_s - span.begin_s)
+    if moments.trained_from_s is None or moments.trained_to_s is None:
+        return _untrained(attempt, span, moments)
+    training_s = moments.trained_to_s - moments.trained_from_s
+    parts = Ledger(start_up_s=moments.trained_from_s - span.begin_s)
     if totals:
         known = _fitted({name: totals.get(name, 0.0) for name in _CUMULATIVE}, training_s)
         parts = replace(parts, **known, compute_s=training_s - sum(known.values()))
     else:
         parts = replace(parts, unknown_s=training_s)
-    still_s = marks.work_ended_s - marks.trained_to_s
+    still_s = moments.work_ended_s - moments.trained_to_s
     if attempt.code is None or attempt.code in (0, 75):
         # unknown after the last number of a killed run; else it is the way to the end
         parts = replace(parts, unknown_s=parts.unknown_s + still_s)
     else:
         parts = replace(parts, lost_s=still_s)
-    return replace(parts, shutdown_s=span.end_s - marks.work_ended_s)
+    return replace(parts, shutdown_s=span.end_s - moments.work_ended_s)
 
 
-def _untrained(attempt: Attempt, span: Span, marks: _Marks) -> Ledger:
+def _untrained(attempt: Attempt, span: Span, moments: _Moments) -> Ledger:
     """Divide the time of an attempt without reported steps."""
-    up_s = marks.work_ended_s if not attempt.is_foreign else marks.up_s
+    up_s = moments.work_ended_s if not attempt.is_foreign else moments.up_s
     return Ledger(
         start_up_s=up_s - span.begin_s,
-        unknown_s=marks.work_ended_s - up_s,
-        shutdown_s=span.end_s - marks.work_ended_s,
+        unknown_s=moments.work_ended_s - up_s,
+        shutdown_s=span.end_s - moments.work_ended_s,
     )
 
 
-class _Marks:
+class _Moments:
     """The moments that divide an attempt, each no earlier than the one before."""
 
     def __init__(self, attempt: Attempt, span: Span) -> None:

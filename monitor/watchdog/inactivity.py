@@ -61,26 +61,26 @@ class Inactivity:
     """
 
     times: Callable[[], Mapping[int, float] | None]
-    _mark: Hashable = None
+    _log_state: Hashable = None
     _since_s: float | None = None
     _times: Mapping[int, float] | None = None
     _quiet_since_s: float = 0.0
     _checked_s: float = 0.0
 
     def update(
-        self, now_s: float, mark: Hashable, pattern: str | None, limit_s: float | None
+        self, now_s: float, log_state: Hashable, pattern: str | None, limit_s: float | None
     ) -> float:
         """Take one poll; the seconds since the last sign of life, as far as is known.
 
         Args:
             now_s: a clock that leaves out time without a watcher.
-            mark: changes when the log grows; None while that is unknown.
+            log_state: changes when the log grows; None while that is unknown.
             pattern: what its GPU shows.
             limit_s: after this long the processor time is asked, which costs more.
 
         """
-        is_alive = mark is None or mark != self._mark or pattern == "working"
-        self._mark = mark
+        is_alive = log_state is None or log_state != self._log_state or pattern == "working"
+        self._log_state = log_state
         if is_alive or self._since_s is None:
             self._since_s, self._times = now_s, None
             return 0.0

@@ -64,10 +64,10 @@ class LocalNode:
         """Read which commands run."""
         return read_children(self._settings.heartbeat_dir)
 
-    def log_mark(self, rank: int) -> Hashable:
+    def log_state(self, rank: int) -> Hashable:
         """Give size and time of the rank's log; None while the file system does not answer."""
         path = RunDir(self._settings.run_dir).rank_log(rank)
-        return self._files.question(lambda: _mark(path), _FILE_S)
+        return self._files.question(lambda: _state_of_file(path), _FILE_S)
 
     def environment(self, pid: int) -> Mapping[str, str]:
         """Return a process's variables."""
@@ -92,7 +92,7 @@ class LocalNode:
         )
 
 
-def _mark(path: str) -> Hashable:
+def _state_of_file(path: str) -> Hashable:
     status = os.stat(path)  # noqa: PTH116 - pathlib costs start time
     return (status.st_size, status.st_mtime_ns)
 

@@ -32,7 +32,7 @@ class Node(Protocol):
         """Read which commands run."""
         ...
 
-    def log_mark(self, rank: int) -> Hashable:
+    def log_state(self, rank: int) -> Hashable:
         """Give something that changes when the rank's log grows; None where it is unknown."""
         ...
 
@@ -155,7 +155,7 @@ class RankObserver:
         if child.is_trainer:
             limit_s = self.timeouts.limit_s("start", has_stepped=False)
         age_s = known.inactivity.update(
-            now_s - self._skipped_s, self.node.log_mark(child.rank), pattern, limit_s
+            now_s - self._skipped_s, self.node.log_state(child.rank), pattern, limit_s
         )
         state = self._state(child.rank, child.pid)
         report = RankReport(

@@ -41,7 +41,7 @@ class Machine:
         """What runs."""
         return self.running
 
-    def log_mark(self, _rank: int) -> Hashable:
+    def log_state(self, _rank: int) -> Hashable:
         """The same for all."""
         return self.mark
 
