@@ -216,10 +216,10 @@ import sys, time, datetime as d
 from monitor.recorder import loop
 from monitor.__main__ import main
 class Stepping(loop.SystemClock):
-    looks = 0
+    num_calls = 0
     def now(self):
-        self.looks += 1
-        return super().now() - d.timedelta(hours=1 if self.looks > 3 else 0)
+        self.num_calls += 1
+        return super().now() - d.timedelta(hours=1 if self.num_calls > 3 else 0)
 from monitor.recorder import recording
 recording.SystemClock = Stepping
 sys.exit(main(sys.argv[1:]))
