@@ -46,6 +46,8 @@ TABLE: tuple[Row, ...] = (
          r"NVLink.*(uncorrectable|fatal) error|uncorrectable NVLink error|hardware stack error|"
          r"peer GPU memory over nvlink or a hardware error|CUDA error: system not yet initialized",
          "hardware", "was hit by a fault of its GPU"),
+    Row("error", r"data-parallel copies must be the same to the bit", "hardware",
+         "has weights that its copies do not have"),
     Row("node", r".+", "hardware", "lost its node"),
     # ---- the watchdog
     Row("verdict", r"network", "network", "could not reach the others"),

@@ -110,6 +110,7 @@ def test_a_case_that_crashes_costs_itself_alone(tmp_path: Path) -> None:
     assert second["case"] == "second"
 
 
+@pytest.mark.slow
 def test_a_case_that_hangs_costs_its_limit(tmp_path: Path) -> None:
     """It is ended with all that it started, in a session of its own, by a parent that is gone."""
     began_s = time.monotonic()
@@ -129,6 +130,7 @@ def test_what_there_is_no_time_for_is_skipped(tmp_path: Path) -> None:
     assert lines[0]["why"] == "the budget is spent"
 
 
+@pytest.mark.slow
 def test_a_case_is_cut_off_where_the_budget_ends(tmp_path: Path) -> None:
     """However long its own limit is; it has not failed, and nothing is begun after it."""
     assert session(tmp_path, "exec sleep 600", budget_s=1.5) == 0

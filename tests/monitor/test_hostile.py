@@ -32,7 +32,7 @@ EVIL = "\x1b[31mred\x1b]0;title\x07"
 
 @pytest.fixture
 def ask(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run a command in this process: its code, what it said, and what it complained of."""
+    """Run a command in this process: its code, its output, and its errors."""
 
     def run(*argv: object) -> tuple[int, str, str]:
         code = cli.main([str(one) for one in argv])
@@ -207,7 +207,7 @@ def test_a_byte_order_mark_costs_nothing(
 
 @pytest.mark.parametrize("command", ["report", "watch", "export --format csv --out -"])
 def test_what_lies_beside_logs_is_no_trouble(command: str, log: Path, ask: Any) -> None:
-    """A pipe that nobody writes to, a directory named like a log, a link to itself."""
+    """A pipe without a writer, a directory named like a log, a link to itself."""
     out = log.parent / "out"
     (out / "run").mkdir(parents=True)
     (out / "run" / "events.jsonl").touch()

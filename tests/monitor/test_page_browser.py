@@ -266,7 +266,7 @@ def test_the_keyboard_reaches_everything_in_order(browser: Any) -> None:
 
 
 def test_a_finding_leads_to_its_time(browser: Any) -> None:
-    """What `diagnose` finds is told on top; its time is a button that shows it in the charts."""
+    """What `diagnose` finds is shown on top; its time is a button that shows it in the charts."""
     from selenium.webdriver.common.keys import Keys  # noqa: PLC0415 - only where it is installed
 
     shown = [item.text for item in browser.find_elements("css selector", "#findings li")]

@@ -1,4 +1,4 @@
-"""What is no plain file, in the place of a run's own: nobody waits for it, or reads without end."""
+"""What is no plain file, in the place of a run's own: it blocks no reader, or reads without end."""
 
 from __future__ import annotations
 

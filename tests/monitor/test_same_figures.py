@@ -174,6 +174,7 @@ def test_every_view_of_the_logs_tells_the_same(tmp_path: Path, seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.slow
 def test_why_and_export_tell_the_same_of_attempts(
     story: Any, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

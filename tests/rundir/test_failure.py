@@ -91,7 +91,7 @@ def test_where_all_only_lost_a_peer_the_first_counts() -> None:
 
 
 def test_of_our_own_ranks_who_only_lost_a_peer_comes_second() -> None:
-    """The trainer ends with 70 for cause and consequence: what it told of it says which."""
+    """The trainer ends with 70 for cause and consequence: what it reported says which."""
     followed = event("failure", 0, error=LOST_PEER)
     ends = (followed, ended(0, 70), event("failure", 2, error="ValueError: bad"), ended(2, 70))
     assert blame(*ends, ended(1, 0)) == (2, 70)

@@ -32,6 +32,7 @@ def trainer(folder: Path, *options: str, **env: str) -> tuple[int, str]:
         (("--compile",), {"CXX": "no-compiler"}),
     ],
 )
+@pytest.mark.slow
 def test_what_the_run_refuses_the_check_refuses(
     tmp_path: Path, options: tuple[str, ...], env: dict[str, str]
 ) -> None:

@@ -57,6 +57,7 @@ def shown(*words: object) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout
 
 
+@pytest.mark.slow
 def test_a_column_of_the_registry_is_everywhere(log: Path, tmp_path: Path) -> None:
     """Recorded under its head, read and reported, exported as metric and as table, drawn, live."""
     names, units, *_ = log.read_text().splitlines()

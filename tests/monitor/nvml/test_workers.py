@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 class Never:
-    """It is never time to stop, unless told so."""
+    """It is never time to stop, unless requested."""
 
     reason: Reason | None = None
 
@@ -35,7 +35,7 @@ class World:
         )
 
     def report(self, job: Job) -> None:
-        """Be told of a call that was given up."""
+        """Receive the report of a call that was given up."""
         self.reported.append((job.owner, job.kind))
 
     def job(self, owner: int, kind: str, *, hangs: bool = False) -> Job:

@@ -34,7 +34,7 @@ class World:
     report: Callable[[LogEvent], None] = lambda _mark: None
 
     def now(self) -> datetime:
-        """Two hours east of UTC, unless told otherwise."""
+        """Two hours east of UTC, unless a test changes it."""
         return datetime(2026, 11, 21, tzinfo=timezone(self.offset)) + timedelta(
             seconds=self.seconds
         )

@@ -70,7 +70,7 @@ def test_a_process_below_the_command_is_the_ranks(tmp_path: Path) -> None:
 
 
 def test_a_daemon_of_a_rank_is_the_ranks(tmp_path: Path) -> None:
-    """By the variables that it was started with: nobody is above it any more. Others' are not."""
+    """By the variables that it was started with: none is above it any more. Others' are not."""
     env = {**os.environ, "RANK": "6", "DDP_BEAT_DIR": str(tmp_path)}
     command = [sys.executable, "-c", "print(flush=True); input()"]
     for variables, rank in ((env, 6), (env | {"DDP_BEAT_DIR": "/dev/shm/other"}, None)):
@@ -111,7 +111,7 @@ def test_of_two_ranks_on_instances_of_a_gpu_neither_is_named(tmp_path: Path) -> 
 
 
 def test_a_driver_that_tells_the_containers_pids_is_believed(tmp_path: Path) -> None:
-    """Once it has told a rank's own on the very GPU that this rank names; on another is chance."""
+    """Once it reported a rank's own on the very GPU that this rank names; on another is chance."""
     write_heartbeat(tmp_path, 0, 1001, 7, FIRST)
     write_heartbeat(tmp_path, 1, 1002, 8, SECOND)
     elsewhere = poll(tmp_path, gpu(0, (1002, 9)), gpu(1, (1001, 9)), shares=False)

@@ -338,7 +338,7 @@ def test_a_record_that_cannot_be_composed_fails_nothing(bench: Any, tmp_path: Pa
 
 
 def test_a_closed_stderr_is_no_error(bench: Any, tmp_path: Path) -> None:
-    """Where nobody listens it says nothing and still ends with 0."""
+    """Without a reader it writes nothing and still ends with 0."""
     command = bench.command(
         "--out", tmp_path / "x", "--compose", tmp_path / "none", "--parent-pid", 999999999
     )

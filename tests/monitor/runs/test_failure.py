@@ -144,7 +144,7 @@ def test_a_consequence_is_not_the_cause(story: Any, *, is_reported: bool) -> Non
 
 
 def test_the_trainers_failure_events_count_as_words(story: Any) -> None:
-    """The type and message that the trainer told, also where the log says less."""
+    """The type and message that the trainer reported, also where the log says less."""
     story.start()
     story.add_event("failure", rank=0, error=BY_PEER.strip())
     story.add_event("failure", rank=1, error="OSError: [Errno 28] No space left on device: '/out'")
@@ -157,7 +157,7 @@ def test_the_trainers_failure_events_count_as_words(story: Any) -> None:
 def test_a_rank_whose_launcher_was_killed_counts_first(story: Any) -> None:
     """It came up and never ended; the others only lost it."""
     story.start()
-    story.emit(0, "RuntimeError: a peer is gone, in words that nobody knows\n")
+    story.emit(0, "RuntimeError: a peer is gone, in unknown words\n")
     story.rank_end(0, 1)
     story.add_event("end", code=137)
     attempt = classified(story)
@@ -272,7 +272,7 @@ def test_a_lost_node_goes_before_a_hang(story: Any, kind: str, rank: int, node: 
 
 
 def test_a_checkpoint_that_could_not_be_written(story: Any) -> None:
-    """It is the cause where the rank itself told nothing; an exception beats it."""
+    """It is the cause where the rank itself reported nothing; an exception beats it."""
     story.start()
     story.add_event("checkpoint_failed", step=5, reason="no space", error="OSError: [Errno 28]")
     story.fail(0, 70)

@@ -30,7 +30,7 @@ def test_a_stop_on_request_has_its_reason(
     for signal in signals:
         story.add_event("signal", signal=signal)
     story.rank_end(0, 75, requested=True)
-    story.rank_end(1, 75)  # told by its peers, not by its launcher
+    story.rank_end(1, 75)  # asked by its peers, not by its launcher
     story.add_event("decision", decision="requeue", reason=reason, restarts=0, idle=0, exclude=None)
     story.add_event("end", code=75)
     attempt = classified(story)
@@ -39,7 +39,7 @@ def test_a_stop_on_request_has_its_reason(
 
 
 def test_a_command_may_ask_by_itself_to_go_on_later(story: Any) -> None:
-    """Code 75 that nobody asked for: no other job and no time limit is blamed for it."""
+    """Code 75 without a request: no other job and no time limit is blamed for it."""
     story.start(job_id="42")
     story.rank_end(0, 75)
     story.rank_end(1, 143, "TERM", requested=True)  # ended with it
@@ -121,7 +121,7 @@ def test_an_end_without_a_report(story: Any) -> None:
 
 
 def test_a_killed_script_was_not_asked_to_end(story: Any) -> None:
-    """Slurm then tells the ranks, and the trainer notes it: the script itself was told nothing."""
+    """Slurm signals the ranks, and the trainer notes it: the script itself was told nothing."""
     story.start()
     story.add_event("signal", signal="TERM", source="trainer")
     story.rank_end(0, 75, requested=True)

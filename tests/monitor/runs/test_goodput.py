@@ -96,7 +96,7 @@ def events_and_metrics(
 @settings(max_examples=300, deadline=None)
 @given(st.lists(ATTEMPT, min_size=1, max_size=4))
 def test_the_parts_add_up_to_the_wall_time(history: list[dict[str, Any]]) -> None:
-    """No part is negative; with all ends told, their sum is the last end less the first start."""
+    """No part is negative; with all ends known, their sum is the last end less the first start."""
     made = record.compose(*events_and_metrics(history))
     goodput = made["goodput"]
     assert all(goodput[part] >= 0 for part in PARTS)
@@ -211,7 +211,7 @@ def test_standing_still_before_a_verdict_is_lost(story: Any) -> None:
 
 
 def test_of_a_killed_run_the_last_moments_are_unknown(story: Any) -> None:
-    """From the last line of metrics to the last sign of life nobody told."""
+    """From the last line of metrics to the last sign of life nothing is reported."""
     story.start()
     story.train(0, 20)
     story.add_event("orphans", 9, node="n1", pids=[10], killed=[])
@@ -309,7 +309,7 @@ def test_slow_ranks_of_a_killed_run_come_from_its_metrics(story: Any) -> None:
 
 
 def test_a_rank_slow_for_a_moment_is_none_of_a_killed_run(story: Any) -> None:
-    """One line of three names it; and a summary that names nobody has the last word."""
+    """One line of three names it; and a summary that names none has the last word."""
     story.start()
     story.train(0, 30)
     story.metrics[1]["slow_ranks"] = [{"rank": 1, "node": "n2", "ratio": 9.0}]

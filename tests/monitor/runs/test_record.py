@@ -115,7 +115,7 @@ def test_the_record_holds_what_the_run_was() -> None:
 
 
 def test_each_rank_has_its_end() -> None:
-    """In order of ranks; one whose end nobody saw has no code."""
+    """In order of ranks; one without a reported end has no code."""
     ranks = record.compose(life(137), [])["attempts"][0]["ranks"]
     assert [(r["rank"], r["node"], r["code"], r["signal"]) for r in ranks] == [
         (0, "n1", 143, "TERM"),
@@ -250,7 +250,7 @@ def test_a_record_that_cannot_be_written_leaves_nothing(run_dir: Path) -> None:
 def test_events_written_meanwhile_are_not_missed(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An end that is told while the record is composed is in the record that stays."""
+    """An end that is written while the record is composed is in the record that stays."""
     real = record.compose
     later = [event("end", 30, code=75)]
 

@@ -90,7 +90,7 @@ def test_a_run_that_goes_on_has_its_time_until_now(story: Any, tmp_path: Path) -
 def test_slurm_knows_what_a_killed_run_could_not_say(
     story: Any, tmp_path: Path, state: str, head: str
 ) -> None:
-    """Its state names the class where nobody else could."""
+    """Its state names the class where nothing else could."""
     story.start()
     story.train(0, 25, 5)
     programs = client(tmp_path, scontrol=f"echo 'JobId=42 JobState={state} ExitCode=0:9'")
@@ -121,7 +121,7 @@ def test_a_job_of_another_cluster_is_not_ours(story: Any, tmp_path: Path) -> Non
 
 
 def test_a_copy_of_a_run_is_not_taken_for_the_run(story: Any, tmp_path: Path) -> None:
-    """Its files are new, what they tell is old: nobody here knows whether it still runs."""
+    """Its files are new, what they hold is old: it is unknown here whether it still runs."""
     story.start()
     story.train(0, 25, 5)
     story.write()

@@ -50,7 +50,7 @@ def test_a_job_that_runs_and_is_then_cancelled(cluster: Any, tmp_path: Path) -> 
     cluster.wait(job)
     deadline = time.monotonic() + 60
     while '"event": "end"' not in events.read_text():
-        assert time.monotonic() < deadline, "no end was told"
+        assert time.monotonic() < deadline, "no end was reported"
         time.sleep(0.1)
     lines = screen(cluster, run_dir)
     assert lines[0] == "STOPPED: the run was cancelled [cancelled; code 143]"

@@ -187,7 +187,7 @@ def test_numbers_where_a_cgroup_hides_gpus(visible: str, expected: tuple[str, in
 
 
 def test_numbers_of_several_kinds_of_gpus() -> None:
-    """CUDA has the fastest first, unless it is told to count as NVML does."""
+    """CUDA has the fastest first, unless it is set to count as NVML does."""
     seen = Reading(GPUS.gpus, (("gpu 0", "GPU-aa01 A"), ("gpu 1", "GPU-bb02 B")))
     env = {"CUDA_VISIBLE_DEVICES": "0,1"}
     assert gpu_of(env, 1, seen) == ("GPU unknown", None)

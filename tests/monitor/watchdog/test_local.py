@@ -171,7 +171,7 @@ def test_a_stopped_rank_is_named(launch: Launch, until: Until) -> None:
 
 
 def test_a_rank_that_goes_on_in_time_trips_nothing(launch: Launch, until: Until) -> None:
-    """Stopped for a part of the limit, it goes on, and nobody asks for anything."""
+    """Stopped for a part of the limit, it goes on, and nothing is reported."""
     recording = launch.watch("4")
     rank = launch.trainer(0, "run")
     launch.hang(recording, until)

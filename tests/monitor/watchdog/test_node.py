@@ -157,7 +157,7 @@ def nodes(number: int, *, is_supervised: bool = False) -> tuple[World, list[Node
 
 
 def test_nothing_happens_while_heartbeats_advance() -> None:
-    """Nothing told, no stack taken, nobody ended."""
+    """Nothing reported, no stack taken, no rank ended."""
     world, (node,) = nodes(1)
     for step in range(20):
         world.passes(100)
@@ -252,7 +252,7 @@ def test_a_node_that_says_nothing_is_lost() -> None:
 
 
 def test_a_node_without_reports_calls_no_node_lost() -> None:
-    """The leader's files hang: others may have told all there is to tell."""
+    """The leader's files hang: others may have reported all there is."""
     world, made = nodes(3)
     made[2].alive = False
     made[0].stuck = True
@@ -284,7 +284,7 @@ def test_a_watcher_that_ended_is_not_waited_for() -> None:
 
 
 def test_a_watchers_report_before_its_end_is_void() -> None:
-    """It told that its ranks hang, then they ended: nobody waits for them any more."""
+    """It reported that its ranks hang, then they ended: no node waits for them any more."""
     world, made = nodes(2)
     made[0].heartbeats(0, 1, phase="save", collective=21, limit_s=10 * LIMIT_S)
     world.passes(LIMIT_S - 5)
@@ -317,7 +317,7 @@ def test_a_node_that_cannot_reach_the_master_is_named() -> None:
 
 
 def test_the_word_of_a_dead_watcher_grows_old() -> None:
-    """It said that its ranks hang, then it was killed, and they went on."""
+    """It reported that its ranks hang, then it was killed, and they went on."""
     world, made = nodes(2)
     for node, numbers in zip(made, ((0, 1), (2, 3)), strict=True):
         node.heartbeats(*numbers, step=50)

@@ -1,4 +1,4 @@
-"""All ranks of a node at one moment, and what the watchdog is told to watch."""
+"""All ranks of a node at one moment, and what the watchdog is to watch."""
 
 import os
 import subprocess
@@ -119,7 +119,7 @@ def test_a_heartbeat_that_cannot_be_read_is_the_one_before() -> None:
 
 
 def test_a_suspended_job_has_not_hung() -> None:
-    """Nobody has watched for an hour, since nobody ran."""
+    """There was no poll for an hour, since nothing ran."""
     machine = Machine()
     watch = watched(machine)
     stepping(machine, watch)

@@ -88,7 +88,7 @@ def test_the_watcher_is_not_found() -> None:
 
 
 def test_a_polite_process_is_asked_only(start: Start, patience: Callable[[float], float]) -> None:
-    """SIGTERM ends it at once; nothing is killed and nobody waits."""
+    """SIGTERM ends it at once; nothing is killed and nothing waits."""
     mine = start(**RANK)
     began = time.monotonic()
     assert orphans.end(TOKEN, "n1") == orphans.Ended((mine.pid,), ())

@@ -221,7 +221,7 @@ def test_a_process_that_is_gone_has_no_stack(taker: StackTaker) -> None:
 
 
 def test_the_flight_recorder_is_asked_through_its_pipe(tmp_path: Path) -> None:
-    """Whatever is written there makes torch dump; a pipe that nobody reads is left alone."""
+    """Whatever is written there makes torch dump; a pipe without a reader is left alone."""
     for rank in (0, 1):
         os.mkfifo(tmp_path / f"nccl-rank-{rank}.pipe")
     reader = os.open(tmp_path / "nccl-rank-0.pipe", os.O_RDONLY | os.O_NONBLOCK)

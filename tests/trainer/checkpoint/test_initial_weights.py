@@ -62,6 +62,7 @@ def test_a_restart_goes_on_from_its_own_checkpoint(train: Train, first: Any) -> 
     assert run.events("resume")[-1]["step"] == 20
 
 
+@pytest.mark.slow
 def test_shards_begin_with_them_too(start_ranks: Callable[..., Any], first: Any) -> None:
     """Two ranks, each with half of every weight: the loss of one."""
     losses = []

@@ -34,6 +34,7 @@ def of(model: nn.Module, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return logits.detach().float(), gradient
 
 
+@pytest.mark.slow
 def test_a_product_of_8_bits_is_near_but_not_the_same() -> None:
     """Rounding to 3 bits of mantissa is seen, forward and backward, and does no more."""
     torch.manual_seed(0)
