@@ -1,4 +1,4 @@
-"""What is no plain file, in the place of a run's own: it blocks no reader, or reads without end."""
+"""What is no plain file, in the place of a run's own: no reader hangs on it."""
 
 from __future__ import annotations
 

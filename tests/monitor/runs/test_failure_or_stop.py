@@ -121,7 +121,7 @@ def test_an_end_without_a_report(story: Any) -> None:
 
 
 def test_a_killed_script_was_not_asked_to_end(story: Any) -> None:
-    """Slurm signals the ranks, and the trainer notes it: the script itself was told nothing."""
+    """Slurm signals the ranks, and the trainer notes it: the script itself got nothing."""
     story.start()
     story.add_event("signal", signal="TERM", source="trainer")
     story.rank_end(0, 75, requested=True)
