@@ -53,7 +53,7 @@ option() {
     esac
 }
 
-# check_pyxis: what this host's plugin knows is in its file; where none is found, nothing is said.
+# check_pyxis: what this host's plugin knows is in its file; where none is found, nothing is reported.
 check_pyxis() {
     local plugin arguments
     [[ $FORM != step ]] && read -r plugin arguments < <(pyxis_plugin 2>/dev/null) || return 0

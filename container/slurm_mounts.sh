@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Prints the --container-mounts= value with which srun and scontrol work inside a container of this
-# host: programs, libraries, plugins, configuration, munge socket. What is missing is said on stderr.
+# host: programs, libraries, plugins, configuration, munge socket. What is missing is reported on stderr.
 #
 #   sbatch --container-image=./ddp.sqsh --container-mounts="./:/submit,$(container/slurm_mounts.sh)" …
 #

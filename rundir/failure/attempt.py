@@ -35,7 +35,7 @@ class Ends(NamedTuple):
     failed: list[End]
     """Ended with a code of their own doing."""
     requested: list[End]
-    """Ended with a code after their agent was told to stop."""
+    """Ended with a code after their agent was asked to stop."""
     oom: set[int]
     """Ranks that the kernel ended for want of memory."""
 

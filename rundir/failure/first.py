@@ -9,7 +9,7 @@ A cause comes before what follows from it:
    the supervisor ended the step for another's failure, or if the job was asked to end;
 5. the first rank that failed without being asked to end. Code 70 of our trainer may be either
    cause or consequence, so any other code comes before it; a rank that only lost a peer comes last;
-6. a rank that was asked to end: nobody failed then.
+6. a rank that was asked to end: then no rank failed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _ENDING = {"TERM", "INT", "HUP"}
 SPEAKS = (None, "ABRT")
-"""How a rank ends that has said why; of one that another signal ended, the log is about before."""
+"""How a rank ends that reported why; of one that another signal ended, the log is about before."""
 _MAX_LOGS = 16
 
 
@@ -41,7 +41,7 @@ class Blamed(NamedTuple):
 
     end: End
     by_request: bool = False
-    """Whether it ended only because it was asked to: then nobody failed."""
+    """Whether it ended only because it was asked to: then no rank failed."""
 
     @property
     def failed(self) -> End | None:
@@ -64,7 +64,7 @@ def find(  # noqa: PLR0913 - what is known, each by its name
         events: of this attempt.
         ends: read from them.
         log_end: reads a rank's log.
-        step_code: what the step as a whole ended with; None: nobody saw it end.
+        step_code: what the step as a whole ended with; None: its end is unknown.
         guard: why the supervisor ended the step, empty if it ended by itself.
         code: what the attempt is known to have ended with, if this is asked afterwards.
 
@@ -94,7 +94,7 @@ def find(  # noqa: PLR0913 - what is known, each by its name
 
 
 def _cause(own: _Own, chosen: End | None, silent: End | None) -> End | None:
-    """Return who failed of its own doing; None if nobody did."""
+    """Return the root cause; None if no rank failed."""
     if chosen is None:
         return silent or own.cause() or next(iter(own.ends), None)
     return own.cause() or chosen if own.follows(chosen) else chosen
@@ -116,8 +116,8 @@ def _stuck(verdict: Event, ends: Ends) -> End:
 
 def _silent(ends: Ends, step_code: int | None) -> End | None:
     """Return the first rank that reported no end; if the step ended well, only a line was lost."""
-    nobody_ended = not (ends.finished or ends.failed or ends.requested)
-    if not ends.up or step_code == 0 or (step_code is None and nobody_ended):
+    none_ended = not (ends.finished or ends.failed or ends.requested)
+    if not ends.up or step_code == 0 or (step_code is None and none_ended):
         return None
     rank = min(ends.up)
     code = step_code if step_code is not None and step_code > 128 else codes.KILLED  # noqa: PLR2004

@@ -207,7 +207,7 @@ cmd_exec() {
 cmd_cut() { unplug "$1"; }
 cmd_heal() { node_heal "$1"; }
 
-# The cable first: a machine that loses its power says goodbye to nobody.
+# The cable first: a machine that loses its power sends no shutdown report.
 cmd_kill() {
     unplug "$1"
     : >"$CLUSTER_DIR/run/$1.off"
