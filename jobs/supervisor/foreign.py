@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.messages import UsageError, info
 from jobs.programs import which
+from rundir.plain import tail
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ class Launcher(NamedTuple):
     commands: tuple[str, ...]
     """What it is called by: a program, one with its subcommand, or `-m` and a module."""
     instead: str
-    """What to give after `--` in its place."""
+    """What to write in its place."""
     options: tuple[str, ...] = ()
     """By which it learns that it is one of several, all of them; none: it cannot be told."""
     variable: str = ""
@@ -33,8 +34,8 @@ class Launcher(NamedTuple):
     """Without GPUs it becomes the program itself, and every rank trains as it should."""
 
 
-_PROGRAM = "python train.py"
-_MPI_PROGRAM = "./program"
+_PROGRAM = "-- python train.py"
+_MPI_PROGRAM = "-- ./program, or on one machine DDP_NPROC_PER_NODE=1"
 LAUNCHERS = {
     "torchrun": Launcher(
         ("torchrun", "-m torch.distributed.run", "-m torch.distributed.launch"),
@@ -72,11 +73,18 @@ _STARTERS = re.compile(
 _SHELLS = re.compile(r"bash|dash|sh|zsh")
 _PREPARE = re.compile(r"\.|cd|conda|echo|export|module|set|source|ulimit|umask|unset")
 """Commands of a shell that decide nothing about the one that comes last."""
+_SHEBANG = re.compile(r"#!.*\b(ba|da|z)?sh\b")
+_MAX_SCRIPT = 65_536
+_MAX_DEPTH = 8
+"""Of what starts another: a script may end with itself."""
 
 
 def launcher(command: Sequence[str]) -> str | None:
     """Name the launcher that a command is; None for any other command."""
-    words = _unwrap(list(command))
+    return _name(_unwrap(list(command)))
+
+
+def _name(words: list[str]) -> str | None:
     if words and _is_python(words[0]):
         words = words[1:]
         while words and words[0].startswith("-") and words[0] != "-m":
@@ -92,13 +100,15 @@ def _is_python(word: str) -> bool:
 
 
 def _unwrap(words: list[str]) -> list[str]:
-    """Leave away what only starts another program, such as `timeout 10` or `bash -c`."""
-    while words:
-        name = os.path.basename(words[0])
+    """Leave away what only starts another program: `timeout 10`, `bash -c`, a shell's script."""
+    for _ in range(_MAX_DEPTH):
+        name = os.path.basename(words[0]) if words else ""
         if _STARTERS.fullmatch(name):
             words = _behind_options(words)
         elif _SHELLS.fullmatch(name):
             words = _last_command(_shell_text(words))
+        elif name and "/" in words[0] and _SHEBANG.match(text := tail(words[0], _MAX_SCRIPT)):
+            words = _last_command(text)
         else:
             break
     return words
@@ -122,18 +132,18 @@ def _is_known(word: str) -> bool:
 
 
 def _shell_text(words: list[str]) -> str:
-    """Return what stands behind a shell's -c."""
+    """Return what stands behind a shell's -c, or in its script."""
     for i in range(1, len(words)):
         if re.fullmatch("-[a-z]*c", words[i]):
             return "".join(words[i + 1 : i + 2])
         if not words[i].startswith("-"):
-            break
+            return tail(words[i], _MAX_SCRIPT)
     return ""
 
 
 def _last_command(text: str) -> list[str]:
     """Find a shell's last command, unless it depends on those before: [] then."""
-    text = text.replace("\\\n", " ").replace("\n", ";")
+    text = re.sub(r"(?m)^\s*#.*", "", text).replace("\\\n", " ").replace("\n", ";")
     lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
     lexer.whitespace_split, lexer.commenters = True, ""
     commands: list[list[str]] = [[]]
@@ -155,13 +165,14 @@ def check_launcher(
     command: Sequence[str], world_size: int, environ: Mapping[str, str], *, has_gpus: bool
 ) -> None:
     """Refuse a launcher that is not told of the other ranks. Raises UsageError."""
-    name = launcher(command)
+    words = _unwrap(list(command))
+    name = _name(words)
     if name is None or world_size == 1:
         return
     known = LAUNCHERS[name]
-    if _is_told(command, known.options) or environ.get(known.variable, "") not in ("", "1"):
+    if _is_told(words, known.options) or environ.get(known.variable, "") not in ("", "1"):
         return
-    remedy = f"leave {name} and its options away (-- {known.instead})"
+    remedy = f"leave {name} and its options away ({known.instead})"
     if known.starts_none_without_gpus and not has_gpus:
         info(
             f"warning: {name} starts ranks of its own, and each of {world_size} ranks runs it:"
@@ -177,13 +188,12 @@ def check_launcher(
     )
 
 
-def _is_told(command: Sequence[str], options: Sequence[str]) -> bool:
+def _is_told(words: list[str], options: Sequence[str]) -> bool:
     """Whether all options are there, with _ or - within, and none says that it is only one."""
-    words = " ".join(command).replace("_", "-").split()
     values = {}
     for word, following in zip(words, [*words[1:], ""]):
         name, _, value = word.partition("=")
-        values[name] = value or following
+        values[name.replace("_", "-")] = value or following
     return bool(options) and all(
         values.get(option.replace("_", "-"), "1") not in ("1", "1:1") for option in options
     )

@@ -46,9 +46,9 @@ def test_the_page_has_the_launchers_of_the_code() -> None:
         commands = [c.removeprefix("python ") for c in code(name) + code(others)]
         options, variables = code(told)[:], [c for c in code(told) if c.isupper()]
         options = [c for c in options if c.startswith("--")]
-        shown[code(name)[0]] = (commands, options, "".join(variables), code(instead))
+        shown[code(name)[0]] = (commands, options, "".join(variables), instead.replace("`", ""))
     assert shown == {
-        name: (list(of.commands), list(of.options), of.variable, [f"-- {of.instead}"])
+        name: (list(of.commands), list(of.options), of.variable, of.instead)
         for name, of in foreign.LAUNCHERS.items()
     }
 
@@ -61,7 +61,7 @@ def test_a_launcher_in_every_rank_does_what_the_page_says(
     name, others, several, told, instead, _ = row
     for command in code(name) + code(others):
         words = [*command.split(), "train.py"]
-        with pytest.raises(UsageError, match=re.escape(f"({code(instead)[0]})")):
+        with pytest.raises(UsageError, match=re.escape(f"({instead.replace('`', '')})")):
             check(*words, SLURM_GPUS_ON_NODE="2")
         check(*words, WORLD_SIZE="1")
         assert capfd.readouterr().err == ""
@@ -115,6 +115,26 @@ def test_a_launcher_is_seen_in_a_shells_text(text: str) -> None:
     with pytest.raises(UsageError, match="found torchrun in each of 4 ranks"):
         check("bash", "-c", text)
     check("bash", "-c", text.replace("torchrun", "torchrun --nnodes=2"))
+
+
+@pytest.mark.parametrize("start", ["{}", "bash -e {}", "timeout 10 env A=b {}"])
+def test_a_launcher_is_seen_in_a_script(tmp_path: Path, start: str) -> None:
+    """As in a shell's text; a script that ends with itself, or is none, is let be."""
+    path = tmp_path / "run.sh"
+    command = start.format(path).split()
+    head = "#!/usr/bin/env bash\n# a script: 'not quoted\nexport A=b\n"
+    path.write_text(f"{head}exec torchrun \\\n  --nproc-per-node 2 train.py\n")
+    with pytest.raises(UsageError, match="found torchrun in each of 4 ranks"):
+        check(*command)
+    for text in (
+        f"{head}torchrun --nnodes $SLURM_NNODES train.py\n",
+        f"{head}if [ $RANK = 0 ]; then\n  ray start --head\nfi\n",
+        f"{head}exec {path}\n",
+    ):
+        path.write_text(text)
+        check(*command)
+    path.unlink()
+    check(*command)
 
 
 @pytest.mark.parametrize(
