@@ -170,7 +170,7 @@ def check_launcher(
     if name is None or world_size == 1:
         return
     known = LAUNCHERS[name]
-    if _is_told(words, known.options) or environ.get(known.variable, "") not in ("", "1"):
+    if _is_told(words, known, environ):
         return
     remedy = f"leave {name} and its options away ({known.instead})"
     if known.starts_none_without_gpus and not has_gpus:
@@ -188,15 +188,20 @@ def check_launcher(
     )
 
 
-def _is_told(words: list[str], options: Sequence[str]) -> bool:
-    """Whether all options are there, with _ or - within, and none says that it is only one."""
-    values = {}
-    for word, following in zip(words, [*words[1:], ""]):
-        name, _, value = word.partition("=")
-        values[name.replace("_", "-")] = value or following
-    return bool(options) and all(
-        values.get(option.replace("_", "-"), "1") not in ("1", "1:1") for option in options
-    )
+def _is_told(words: list[str], known: Launcher, environ: Mapping[str, str]) -> bool:
+    """Whether all its options are there, and none says that it is the only one."""
+    values = [_option(words, option) or environ.get(known.variable) for option in known.options]
+    return bool(values) and not {None, "", "1", "1:1"}.intersection(values)
+
+
+def _option(command: Sequence[str], option: str) -> str | None:
+    """Give an option's value; with _ or - within, as these programs take them."""
+    wanted = option.replace("_", "-")
+    for word, following in zip(command, [*command[1:], ""]):
+        name, is_joined, value = word.partition("=")
+        if name.replace("_", "-") == wanted:
+            return value if is_joined else following
+    return None
 
 
 def check_program(program: str, node: str, environ: Mapping[str, str]) -> None:

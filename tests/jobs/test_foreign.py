@@ -96,7 +96,13 @@ def test_a_launcher_in_every_rank_does_what_the_page_says(
 def test_a_launcher_is_seen_in_every_form(command: str) -> None:
     """By its path, by Python, behind what starts it; and saying that it is the only one."""
     with pytest.raises(UsageError, match="where every one would train alone; leave "):
-        check(*command.split())
+        check(*command.split(), PET_NNODES="1")
+
+
+def test_torchruns_own_word_beats_its_variable() -> None:
+    """As it does for torchrun."""
+    with pytest.raises(UsageError, match="every one would train alone"):
+        check("torchrun", "--nnodes=1", "train.py", PET_NNODES="2")
 
 
 @pytest.mark.parametrize(
