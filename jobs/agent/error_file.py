@@ -58,7 +58,8 @@ def parse(data: bytes) -> Recorded | None:
     message = (events.parse(data) or {}).get("message")
     extra: object = None
     if isinstance(message, dict):
-        message, extra = message.get("message"), message.get("extraInfo")
+        extra = message.get("extraInfo")
+        message = message.get("message")
     if not isinstance(message, str) or not _printable(message):
         return None
     stack = extra.get("py_callstack") if isinstance(extra, dict) else None
