@@ -14,6 +14,7 @@ from rundir.paths import RunDir
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _MOST = 999_999_999
 _LAST_PORT = 65535
 
@@ -56,7 +57,6 @@ def with_torchrun_names(environ: Mapping[str, str]) -> dict[str, str]:
     if environ.get("TORCHELASTIC_RUN_ID"):
         return dict(environ)
     attempt = int(environ["DDP_ATTEMPT"])
-    error_file = f"error-{attempt}-rank-{environ['RANK']}.json"
     num_nodes = -(-int(environ["WORLD_SIZE"]) // int(environ["LOCAL_WORLD_SIZE"]))
     names = {
         "GROUP_RANK": environ["NODE_RANK"],
@@ -66,13 +66,20 @@ def with_torchrun_names(environ: Mapping[str, str]) -> dict[str, str]:
         "ROLE_WORLD_SIZE": environ["WORLD_SIZE"],
         "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
         "TORCHELASTIC_MAX_RESTARTS": environ.get("DDP_MAX_RESTARTS") or "0",
-        "TORCHELASTIC_ERROR_FILE": os.path.join(RunDir(environ["DDP_RUN_DIR"]).debug, error_file),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
     added = {name: value for name, value in names.items() if not environ.get(name)}
+    # One that is set is the job's own, as for torchrun: each rank has another.
+    added[ERROR_FILE] = error_file(environ)
     # A job that this rank submits is another one.
     chosen = [environ.get("DDP_CHOSEN", ""), *added]
     return {**environ, **added, "DDP_CHOSEN": " ".join(filter(None, chosen))}
+
+
+def error_file(environ: Mapping[str, str]) -> str:
+    """Name the file of a rank's error in its run directory."""
+    files = RunDir(environ["DDP_RUN_DIR"])
+    return files.error_file(int(environ["DDP_ATTEMPT"]), int(environ["RANK"]))
 
 
 def _from_slurm(env: dict[str, str]) -> Contract:

@@ -112,7 +112,12 @@ def end_of(event: Event) -> End | None:
     return End(integer(event.get("rank")), text(event.get("node")), code, signal)
 
 
-def reported_error(events: Sequence[Event], rank: int | None) -> str | None:
-    """Return what a rank's own `failure` event says; None if it sent none."""
-    errors = [text(e.get("error")) for e in every(events, "failure") if e.get("rank") == rank]
-    return next((error for error in errors if error is not None), None)
+def reported_errors(events: Sequence[Event]) -> dict[int | None, Event]:
+    """Return each rank's own `failure` event: its first that says something."""
+    told = [event for event in every(events, "failure") if text(event.get("error")) is not None]
+    return {integer(event.get("rank")): event for event in reversed(told)}
+
+
+def reported_causes(failure: Event) -> str:
+    """Return the lines of a `failure` event: the error, and what its traceback names before it."""
+    return "\n".join(filter(None, (text(failure.get(key)) for key in ("error", "causes"))))

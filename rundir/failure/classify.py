@@ -146,6 +146,7 @@ class _Case:
         self.end = blamed.end if blamed else None
         self.lost = _lost(events)
         self._log_end = log_end
+        self._errors = read.reported_errors(events)
         self._verdict = read.first(events, "verdict")
         self.failed = blamed.failed if blamed else None
 
@@ -160,9 +161,10 @@ class _Case:
             return ""
         if self.end.rank in self.ends.oom:
             return OUT_OF_MEMORY
-        if self.end.code != codes.FAILED:
+        reported = self._reported(self.end)
+        if reported is None and self.end.code != codes.FAILED:
             return ""
-        return words.trainer_message(self._reported(self.end), self._log_end(self.end.rank))
+        return words.trainer_message(reported, self._log_end(self.end.rank))
 
     # ---- for the record
 
@@ -203,7 +205,8 @@ class _Case:
             return signs
         reported = self._reported(end)
         errors = "\n".join(filter(None, (reported, *words.errors_in(log))))
-        follows = words.consequence(reported, log) if end.signal in first.SPEAKS else ""
+        causes = read.reported_causes(self._errors.get(end.rank, {}))
+        follows = words.consequence(causes, log) if end.signal in first.SPEAKS else ""
         return {
             **signs,
             "error": errors,
@@ -215,7 +218,7 @@ class _Case:
         }
 
     def _reported(self, end: End) -> str | None:
-        return read.reported_error(self.events, end.rank)
+        return read.text(self._errors.get(end.rank, {}).get("error"))
 
     def _has_trained(self) -> bool:
         names = ("first_step", "checkpoint")

@@ -141,11 +141,7 @@ class _Own:
         self._silent = silent
         self._log_end = log_end
         self._num_logs = 0
-        self._errors: dict[object, str] = {}
-        for event in reversed(read.every(events, "failure")):
-            error = read.text(event.get("error"))
-            if error is not None:
-                self._errors[read.integer(event.get("rank"))] = error
+        self._errors = read.reported_errors(events)
         self._not_finite = _not_finite(events)
 
     def cause(self) -> End | None:
@@ -167,7 +163,7 @@ class _Own:
         """Whether a rank says that it only lost a peer."""
         if end.rank is None or self._is_silent(end):
             return False
-        error = self._errors.get(end.rank)
+        error = read.reported_causes(self._errors.get(end.rank, {}))
         return bool(words.consequence(error, "" if error else self._log_end(end.rank)))
 
     def _is_silent(self, end: End) -> bool:

@@ -80,7 +80,8 @@ def consequence(reported: str | None, log_end: str) -> str:
 
     An error of CUDA is of its own GPU.
     """
-    lines = [reported[:_MAX_LINE]] if reported else errors_in(log_end)
+    lines = reported.splitlines() if reported else errors_in(log_end)
+    lines = [line[:_MAX_LINE] for line in lines]
     if any("CUDA error: " in line for line in lines):
         return ""
     return next((line for line in lines if FOLLOWS.search(line)), "")

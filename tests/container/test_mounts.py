@@ -269,8 +269,17 @@ def test_jobs_on_one_node_need_no_client(run: Run, tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "SLURM_CONF": "/no/such"}
     ended = run(ENVIRONMENT, "--no-client", cwd=tmp_path, env=env)
     assert ended.returncode == 0, ended.stderr
-    assert f"PYXIS_CONTAINER_MOUNTS='{tmp_path}:{tmp_path}'\n" in ended.stdout
+    assert f"PYXIS_CONTAINER_MOUNTS='{tmp_path}:{tmp_path}," in ended.stdout
     assert run(ENVIRONMENT, "--fast", cwd=tmp_path, env=env).returncode == 64
+
+
+def test_a_project_that_lies_elsewhere_is_mounted(run: Run, tmp_path: Path) -> None:
+    """Read-only, where jobs/prelaunch.sh looks for it: no image need hold it."""
+    env = {"PATH": os.environ["PATH"], "DDP_OUT": str(tmp_path)}
+    elsewhere = run(ENVIRONMENT, "--no-client", cwd=tmp_path, env=env).stdout
+    for part in ("jobs", "rundir", "monitor", "trainer"):
+        assert f",{ROOT}/{part}:/opt/ddp/{part}:ro" in elsewhere
+    assert "/opt/ddp" not in run(ENVIRONMENT, "--no-client", cwd=ROOT, env=env).stdout
 
 
 KNOWS_VARIABLES = "\0PYXIS_CONTAINER_IMAGE\0PYXIS_CONTAINER_MOUNTS\0"

@@ -192,7 +192,7 @@ NO_LAUNCHER = {"FAILED_RANK": "", "FAILED_NODE": "", "STEP_CODE": "2", "DDP_IMAG
         ({"IDLE": "1"}, "restart", "from step 40 in 1 s"),
         ({"FAILED_CODE": "64"}, "fail", "not tried again"),
         ({"FAILED_CODE": "76", "VERDICT": "rank 2 hangs"}, "restart", "rank 2 hangs; restart"),
-        (NO_LAUNCHER | {"PLACE": "host-image"}, "fail", "an image of this project's Dockerfile"),
+        (NO_LAUNCHER | {"PLACE": "host-image"}, "fail", "an image with bash and Python 3.9"),
         (NO_LAUNCHER, "restart", "the ranks could not be started"),
     ],
 )

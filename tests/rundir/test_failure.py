@@ -98,6 +98,28 @@ def test_of_our_own_ranks_who_only_lost_a_peer_comes_second() -> None:
     assert blame(followed, ended(0, 70), ended(1, 0), ended(2, 0)) == (0, 70)
 
 
+def test_a_recorded_error_that_a_lost_peer_caused_comes_second() -> None:
+    """Its own words may say nothing of it: its traceback does."""
+    wrapped = "RuntimeError: training failed"
+    followed = event("failure", 0, error=wrapped, causes=f"{LOST_PEER}\n{wrapped}")
+    own = event("failure", 2, error="ValueError: bad", causes="ValueError: bad")
+    ends = (followed, ended(0, 1), own, ended(2, 1), ended(1, 0))
+    assert blame(*ends) == (2, 1)
+    found = classify((*UPS, *ends), step_code=1)
+    assert (found.why, found.error) == ("ValueError: bad", "ValueError: bad")
+    assert blame(event("failure", 0, error=wrapped, causes=7), *ends[1:]) == (0, 1)
+
+
+def test_a_recorded_error_beats_a_guess_from_the_log() -> None:
+    """Whatever code the program ends with; without it only our trainer's log has a form."""
+    told = event("failure", 1, error="MyError: disk 3 of 4")
+    ends = (ended(1, 3), ended(0, 0), ended(2, 0))
+    found = classify((*UPS, told, *ends), lambda _rank: "OtherError: x\n", step_code=3)
+    assert (found.why, found.error) == ("MyError: disk 3 of 4", "MyError: disk 3 of 4")
+    guessed = classify((*UPS, *ends), lambda _rank: "trainer: y\nOtherError: x\n", step_code=3)
+    assert (guessed.why, guessed.error) == ("", "OtherError: x")
+
+
 def test_whose_loss_was_not_finite_is_blamed() -> None:
     """All ranks end at once, with the same words; the event tells whose it was."""
     reported = event("non_finite", 0, step=7, action="stop", steps=[7], ranks=[1, 2])

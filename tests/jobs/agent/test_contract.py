@@ -160,6 +160,8 @@ def test_what_else_torchrun_sets() -> None:
     }
     assert found.items() >= expected.items()
     assert set(found["DDP_CHOSEN"].split()) == {"DDP_SEED", *expected} - {"ROLE_NAME"}
+    shared = with_torchrun_names(RUN | {"TORCHELASTIC_ERROR_FILE": "/of/the/job.json"})
+    assert shared["TORCHELASTIC_ERROR_FILE"] == expected["TORCHELASTIC_ERROR_FILE"]
 
 
 def test_nobody_takes_our_ranks_for_torchruns() -> None:
