@@ -14,6 +14,7 @@ from jobs.programs import which
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import NoReturn
 
 _TELLS_OF_OTHERS = {
     "torchrun": "--nnodes",
@@ -21,6 +22,10 @@ _TELLS_OF_OTHERS = {
     "deepspeed": "--no_ssh",
 }
 """The option by which a launcher learns that it is one of several."""
+_INSTEAD_OF_MPIRUN = (
+    "leave it and its options away (in a Slurm job DDP_MPI=pmix jobs/prelaunch.sh -- ./program), or"
+    " have it start all processes of one machine: DDP_NPROC_PER_NODE=1"
+)
 _OF_A_MODULE = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
@@ -52,6 +57,8 @@ def check_launcher(
     name = launcher(command)
     if name is None or world_size == 1:
         return
+    if name in ("mpirun", "mpiexec"):
+        _refuse(name, world_size, _INSTEAD_OF_MPIRUN)
     option = _TELLS_OF_OTHERS.get(name, "")
     if (option and _has_option(command, option)) or (
         name == "torchrun" and environ.get("PET_NNODES")
@@ -65,11 +72,13 @@ def check_launcher(
         )
         return
     remedy = f", or tell it of the others ({option})" if option else ""
-    raise UsageError(
-        "a command after -- is one rank",
-        f"{name} in each of {world_size} ranks, where every one would train alone",
-        f"leave {name} and its options away (-- python train.py){remedy}",
-    )
+    _refuse(name, world_size, f"leave {name} and its options away (-- python train.py){remedy}")
+
+
+def _refuse(name: str, world_size: int, remedy: str) -> NoReturn:
+    rule = "a command after -- is one rank"
+    found = f"{name} in each of {world_size} ranks, where every one would train alone"
+    raise UsageError(rule, found, remedy)
 
 
 def _has_option(command: Sequence[str], option: str) -> bool:

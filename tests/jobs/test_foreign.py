@@ -44,6 +44,14 @@ def test_a_launcher_in_every_rank_is_refused(command: str) -> None:
         check(*command.split(), SLURM_GPUS_ON_NODE="2")
 
 
+@pytest.mark.parametrize("command", ["mpirun -np 4 ./train", "/usr/bin/mpiexec ./train"])
+def test_who_writes_mpirun_is_told_of_slurms(command: str) -> None:
+    """In a job srun starts MPI's ranks; on one machine mpirun does, in one rank of ours."""
+    told = "DDP_MPI=pmix jobs/prelaunch.sh -- ./program.*DDP_NPROC_PER_NODE=1"
+    with pytest.raises(UsageError, match=told):
+        check(*command.split())
+
+
 def test_accelerate_without_gpus_is_warned_of(capfd: pytest.CaptureFixture[str]) -> None:
     """There it starts nothing of its own, and then it is right."""
     check("accelerate", "launch", "train.py")
