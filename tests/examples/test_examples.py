@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from tests.examples.conftest import Example
 
-STARTED_OTHERWISE = {"mpi"}
-"""Another program starts its ranks in place: test_mpi.py."""
+STARTED_OTHERWISE = {"mpi", "ray"}
+"""Another program starts their ranks: test_mpi.py, test_ray.py."""
 FOLDERS = sorted(
     {path.parent.name for path in EXAMPLES.glob("*/requirements.txt")} - STARTED_OTHERWISE
 )
