@@ -202,6 +202,12 @@ class Slurm:
         """Expand a list of nodes."""
         return (self.ask("scontrol", "show", "hostnames", listed) or "").split()
 
+    def mpi_types(self) -> list[str]:
+        """Name what srun's --mpi takes here: a name a line, and versions of PMIx in the last."""
+        _, text = self._run(("srun", "--mpi=list"), 30, subprocess.STDOUT)
+        found = re.findall(r"^(?:srun: |\s+)\w+$|pmix_v\d+", text, re.MULTILINE)
+        return [words.split()[-1] for words in found]
+
     def node_info(self, node: str) -> str | None:
         """Ask the controller for a node."""
         return self.ask("scontrol", "--oneliner", "show", "node", node, timeout_s=20)

@@ -24,7 +24,7 @@ _OF_OUTPUT = ("SLURM_LABELIO", "SLURM_STDOUTMODE", "SLURM_UNBUFFEREDIO", "SRUN_O
 
 
 class Srun(Backend):
-    """Starts one step, which ends at its first bad exit."""
+    """Starts one step, which ends at its first bad exit. Raises UsageError."""
 
     place = "bare-srun"
 
@@ -32,6 +32,18 @@ class Srun(Backend):
         """Take the job as it is."""
         super().__init__(here)
         self._slurm = here.slurm
+        self._mpi = here.environ.get("DDP_MPI", "")
+        if self._mpi:
+            self._check_mpi()
+
+    def _check_mpi(self) -> None:
+        known = self._slurm.mpi_types()
+        if self._mpi not in known:
+            raise UsageError(
+                "DDP_MPI must be a type that `srun --mpi=list` shows",
+                f"'{self._mpi}' where it shows {', '.join(known) or 'none'}",
+                "set one of them, or unset it",
+            )
 
     @classmethod
     def fits(cls, here: Surroundings) -> bool:
@@ -77,9 +89,17 @@ class Srun(Backend):
         options += [f"--ntasks={layout.num_tasks}", "--export=ALL", "--input=none"]
         if step.environ.get("SRUN_CPUS_PER_TASK"):
             options.append(f"--cpus-per-task={step.environ['SRUN_CPUS_PER_TASK']}")
-        # Our ranks need no MPI; where it is a site's default, its library would have to be in the
-        # image.
-        if not step.is_own_command:
+        if self._mpi and layout.num_local_ranks != layout.num_local_tasks:
+            raise UsageError(
+                "DDP_MPI needs a task for each rank",
+                f"{layout.num_local_ranks} ranks a task, which MPI would take for one",
+                "use --ntasks-per-node instead of DDP_NPROC_PER_NODE",
+            )
+        # Our own ranks need no MPI; where it is a site's default, its library would have to be in
+        # the image.
+        if self._mpi:
+            options.append(f"--mpi={self._mpi}")
+        elif not step.is_own_command:
             options.append("--mpi=none")
         # A step that was killed may hold on to its share of the nodes for a while.
         if self._here.is_interactive or step.is_restart:

@@ -35,7 +35,10 @@ class Launcher(NamedTuple):
 
 
 _PROGRAM = "-- python train.py"
-_MPI_PROGRAM = "-- ./program, or on one machine DDP_NPROC_PER_NODE=1"
+_MPI_PROGRAM = (
+    "in a Slurm job DDP_MPI=pmix jobs/prelaunch.sh -- ./program, on one machine all processes in"
+    " one rank by DDP_NPROC_PER_NODE=1"
+)
 LAUNCHERS = {
     "torchrun": Launcher(
         ("torchrun", "-m torch.distributed.run", "-m torch.distributed.launch"),

@@ -27,6 +27,7 @@ _OTHERS = {
     "DDP_IFACE",
     "DDP_IMAGE",
     "DDP_MOUNTS",
+    "DDP_MPI",
     "DDP_NODE",
     "DDP_NPROC_PER_NODE",
     "DDP_PYTHON",

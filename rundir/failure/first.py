@@ -6,7 +6,9 @@ A cause comes before what follows from it:
 2. a lost node, because its peers only wait for it;
 3. any other verdict of the watchdog;
 4. a rank that started and never reported its end: its agent was killed, or its node. Not so if
-   the supervisor ended the step for another's failure, or if the job was asked to end;
+   the supervisor ended the step for another's failure, or if the job was asked to end; nor if
+   several ranks never did, beyond one node: then the step was killed, as PMIx does where one
+   process has died;
 5. the first rank that failed without being asked to end. Code 70 of our trainer may be either
    cause or consequence, so any other code comes before it; a rank that only lost a peer comes last;
 6. a rank that was asked to end: then no rank failed.
@@ -80,7 +82,8 @@ def find(  # noqa: PLR0913 - what is known, each by its name
     is_asked = bool(_ENDING & set(read.signals(events)))
     is_live = code is None and step_code is not None
     failed = [end for end in ends.failed if is_live or end.code != codes.STOPPED]
-    is_silent_first = silent is not None and not is_asked and not (guard and failed)
+    is_killed = bool(guard) or _is_step_killed(ends)
+    is_silent_first = silent is not None and not is_asked and not (is_killed and failed)
     chosen = _chosen(events, excused=set(ends.up) if is_asked else set())
     cause = _cause(
         _Own(events, failed, ends.oom | set(ends.up), log_end),
@@ -122,6 +125,12 @@ def _silent(ends: Ends, step_code: int | None) -> End | None:
     rank = min(ends.up)
     code = step_code if step_code is not None and step_code > 128 else codes.KILLED  # noqa: PLR2004
     return End(rank, ends.up[rank], code, codes.signal_name(code))
+
+
+def _is_step_killed(ends: Ends) -> bool:
+    """Whether agents were killed all over, and not one agent or one of several nodes."""
+    silent = set(ends.up.values())
+    return len(ends.up) > 1 and (len(silent) > 1 or silent == set(ends.nodes.values()))
 
 
 def _chosen(events: Sequence[Event], excused: set[int]) -> End | None:

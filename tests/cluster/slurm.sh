@@ -101,6 +101,8 @@ AuthInfo=socket=$CLUSTER_DIR/munge/munge.socket.2,cred_expire=15
 MpiDefault=none
 StateSaveLocation=$CLUSTER_DIR/state
 SlurmdSpoolDir=$CLUSTER_DIR/spool/%n
+# Where the PMIx plugin of each node keeps a directory by the step's number: /tmp is all nodes' here.
+TmpFS=$CLUSTER_DIR/spool/%n
 SlurmctldPidFile=$CLUSTER_DIR/run/slurmctld.pid
 SlurmdPidFile=$CLUSTER_DIR/run/%n.pid
 SlurmctldLogFile=$CLUSTER_DIR/log/slurmctld.log

@@ -96,6 +96,20 @@ def test_a_plugins_libraries_come_along(run: Run, host: Host) -> None:
     assert LIBRARY in _mounts(run(MOUNTS, env=host.env))
 
 
+def test_the_library_that_slurms_pmix_opens_comes_along(run: Run, host: Host) -> None:
+    """By the name in the directory that is compiled into the plugin, and with its own libraries."""
+    directory = host.directory / "pmix2/lib"
+    directory.mkdir(parents=True)
+    shutil.copy("/usr/bin/python3", directory / "libpmix.so.2.6.2")
+    (directory / "libpmix.so").symlink_to("libpmix.so.2.6.2")
+    plugin = host.plugins / "mpi_pmix_v4.so"
+    plugin.write_bytes(b"\x7f\0/no/such\0" + bytes(directory) + b"\0libpmix.so\0")
+    mounts = _mounts(run(MOUNTS, env=host.env))
+    assert mounts[str(directory / "libpmix.so")] == str(directory / "libpmix.so.2.6.2")
+    assert str(directory / "libpmix.so.2") not in mounts
+    assert LIBRARY in mounts
+
+
 def test_a_slurm_user_takes_the_names_along(run: Run, host: Host) -> None:
     """Slurm's client ends if SlurmUser has no number in the container."""
     host.configure("SlurmUser=daemon")

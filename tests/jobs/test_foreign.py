@@ -143,6 +143,14 @@ def test_a_launcher_is_seen_in_a_script(tmp_path: Path, start: str) -> None:
     check(*command)
 
 
+@pytest.mark.parametrize("command", ["mpirun -np 4 ./train", "/usr/bin/mpiexec ./train"])
+def test_who_writes_mpirun_is_told_of_slurms(command: str) -> None:
+    """In a job srun starts MPI's ranks; on one machine mpirun does, in one rank of ours."""
+    told = "DDP_MPI=pmix jobs/prelaunch.sh -- ./program.*DDP_NPROC_PER_NODE=1"
+    with pytest.raises(UsageError, match=told):
+        check(*command.split())
+
+
 @pytest.mark.parametrize(
     ("command", "env"),
     [

@@ -54,6 +54,17 @@ def test_the_cause_is_blamed_and_not_what_follows(
     assert blame(*ends) == blamed
 
 
+def test_who_failed_before_the_step_was_killed_is_blamed() -> None:
+    """PMIx has all agents killed at once where one process dies; a lost node is one node alone."""
+    kill = {"step_code": 137}
+    assert blame(ended(1, 137, signal="KILL"), **kill) == (1, 137)
+    here = {"node": "n0"}
+    on_one = [event("rank_up", rank) | here for rank in range(3)]
+    assert blame(*on_one, ended(1, 3) | here, **kill) == (1, 3)
+    both_of_a_node = event("rank_up", 2) | {"node": "n1"}
+    assert blame(both_of_a_node, ended(0, 1), **kill) == (1, 137)
+
+
 def test_who_finished_is_not_blamed() -> None:
     """The job's code is then the step's own; a missing line was lost, not a rank."""
     assert blame(ended(0, 0), ended(1, 0), ended(2, 0), step_code=0) == (None, 0)
@@ -207,7 +218,7 @@ def test_the_first_verdict_and_the_first_lost_node_count() -> None:
 def test_a_step_that_the_supervisor_ended_has_victims_without_an_end() -> None:
     """They were killed for another's failure; if no rank failed they count."""
     assert blame(ended(0, 3), step_code=137, guard="failed") == (0, 3)
-    assert blame(ended(0, 3), step_code=137) == (1, 137)
+    assert blame(ended(0, 3), ended(2, 70), step_code=137) == (1, 137)
     stopped = ended(0, 143, requested=True)
     assert blame(stopped, step_code=137, guard="failed") == (1, 137)
 
