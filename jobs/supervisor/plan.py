@@ -145,6 +145,7 @@ def _job_of(
         values.number("DDP_MAX_IDLE_RESTARTS"),
         may_requeue=values.is_on("DDP_REQUEUE"),
         is_no_kill=values.is_on("DDP_NO_KILL"),
+        min_nodes=settings.bounds(values.get("DDP_ELASTIC"))[0] or None,
     )
     return Job(
         id=values["DDP_JOB_ID"],

@@ -98,6 +98,16 @@ class RunningStep:
         self._step_id: int | None = None
         loop.watch(self._fd, self._read)
 
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self._step.layout.world_size
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes in all."""
+        return self._step.layout.num_nodes
+
     # ---- its output and its end
 
     def is_over(self) -> bool:
@@ -180,7 +190,7 @@ class RunningStep:
             num_up = self._journal.reports.num_started
             if self.is_over():
                 self._loop.cancel(timer)
-            elif num_up >= self._step.layout.world_size or time.monotonic() >= deadline_s:
+            elif num_up >= self.world_size or time.monotonic() >= deadline_s:
                 self._loop.cancel(timer)
                 self.signal(signal.SIGUSR1)
 

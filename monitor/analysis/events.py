@@ -99,6 +99,10 @@ def _lost_node(line: Mapping[str, Any]) -> str:
     return f"node {line.get('node', '?')} is lost"
 
 
+def _node_back(line: Mapping[str, Any]) -> str:
+    return f"node {line.get('node', '?')} is back"
+
+
 def _non_finite(line: Mapping[str, Any]) -> str:
     return f"not finite at step {line.get('step', '?')}: {line.get('action', '?')}"
 
@@ -115,6 +119,7 @@ _WORDS = {
     "first_failure": ("failure", _failure),
     "verdict": ("failure", _verdict),
     "lost_node": ("failure", _lost_node),
+    "node_back": ("signal", _node_back),
     "non_finite": ("failure", _non_finite),
     "end": ("end", _end),
 }
