@@ -10,6 +10,7 @@ from jobs.messages import UsageError, info, one_line, write
 from jobs.supervisor import decide, history, rendezvous, run, settings, show
 from jobs.supervisor import step as steps
 from jobs.supervisor.elastic import Returns
+from jobs.supervisor.elastic_step import ElasticStep
 from jobs.supervisor.ending import Counters, Ending
 from jobs.supervisor.guard import Guard, Traces, lost_nodes
 from jobs.supervisor.hang import HangWatch
@@ -149,7 +150,8 @@ class Attempts:
         if self._loop.stop_signal:
             return codes.STOPPED, "", 0.0
         settings, grace_s = self._settings, self._settings.number("DDP_GRACE")
-        step = RunningStep(
+        kind = ElasticStep if self._plan.is_elastic else RunningStep
+        step = kind(
             self._loop, self._backend, self._request, self._journal, self._output, grace_s=grace_s
         )
         self._step = step
@@ -210,6 +212,9 @@ class Attempts:
     def _ending(self, code: int, guard: str, took_s: float) -> Ending:
         self._loop.turn(0)  # a signal that has just arrived is known from here on
         events, limits = self._journal.reports.events, self._job.limits
+        if self._plan.is_elastic and code == codes.FINISHED:
+            found = classify(events, code=code)  # whoever left on the way
+            return self._ended(found, took_s)
         suspected = failure.suspected_nodes(events)
         if limits.min_nodes and code != codes.FINISHED:  # it came back, and was lost again
             seen = {event.get("node") for event in events}
@@ -223,7 +228,9 @@ class Attempts:
         if found.code == codes.USAGE:
             self._refused |= {self._layout.num_nodes}
         is_foreign = self._backend.has_own_image and code == _NO_PROGRAM
-        is_foreign = is_foreign and found.end is None
+        return self._ended(found, took_s, is_foreign=is_foreign and found.end is None)
+
+    def _ended(self, found: Failure, took_s: float, *, is_foreign: bool = False) -> Ending:
         return Ending(
             found,
             codes.USAGE if is_foreign else found.code or codes.FINISHED,

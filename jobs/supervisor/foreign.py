@@ -45,6 +45,13 @@ def launcher(command: Sequence[str]) -> str | None:
     return None
 
 
+def is_elastic(command: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether it is torchrun for a number of nodes that may change, as by --nnodes=1:4."""
+    if launcher(command) != "torchrun":
+        return False
+    return ":" in (_option(command, "--nnodes") or environ.get("PET_NNODES", ""))
+
+
 def check_launcher(
     command: Sequence[str], world_size: int, environ: Mapping[str, str], *, has_gpus: bool
 ) -> None:
@@ -73,9 +80,17 @@ def check_launcher(
 
 
 def _has_option(command: Sequence[str], option: str) -> bool:
-    """With _ or - within, as these programs take them."""
+    return _option(command, option) is not None
+
+
+def _option(command: Sequence[str], option: str) -> str | None:
+    """Give an option's value; with _ or - within, as these programs take them."""
     wanted = option.replace("_", "-")
-    return any(word.partition("=")[0].replace("_", "-") == wanted for word in command)
+    for word, following in zip(command, [*command[1:], ""]):
+        name, is_joined, value = word.partition("=")
+        if name.replace("_", "-") == wanted:
+            return value if is_joined else following
+    return None
 
 
 def check_program(program: str, node: str, environ: Mapping[str, str]) -> None:

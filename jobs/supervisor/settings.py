@@ -34,6 +34,7 @@ _OTHERS = {
     "DDP_SBATCH_ARGS",
     "DDP_SUPERVISED",
     "DDP_SWEEP_FILE",
+    "DDP_TASK_RANK",
 }
 """Those that are read elsewhere."""
 _OF_TESTS = ("DDP_CLUSTER_", "DDP_MATRIX_")
