@@ -99,6 +99,10 @@ def _lost_node(line: Mapping[str, Any]) -> str:
     return f"node {line.get('node', '?')} is lost"
 
 
+def _node_left(line: Mapping[str, Any]) -> str:
+    return f"node {line.get('node', '?')} has left"
+
+
 def _node_back(line: Mapping[str, Any]) -> str:
     return f"node {line.get('node', '?')} is back"
 
@@ -119,6 +123,7 @@ _WORDS = {
     "first_failure": ("failure", _failure),
     "verdict": ("failure", _verdict),
     "lost_node": ("failure", _lost_node),
+    "node_left": ("failure", _node_left),
     "node_back": ("signal", _node_back),
     "non_finite": ("failure", _non_finite),
     "end": ("end", _end),
