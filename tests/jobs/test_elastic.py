@@ -21,6 +21,8 @@ THREE = ("--nodes=3", "--ntasks-per-node=1", "--no-kill")
 # Its steps take 20 ms asleep: the nodes share few cores.
 TRAINER = ("--workload", "fault_workload:Breakable", "--global-batch-size", "48")
 OFTEN = ("--checkpoint-every", "20", "--log-every", "5")
+# Runs for ever in its first start; in the later ones it can use one rank only.
+PROGRAM = "((DDP_ATTEMPT > 1)) || sleep 600; if ((WORLD_SIZE == 1)); then exit 0; fi; exit 64"
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -38,9 +40,24 @@ def own(cluster_at: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
             "DDP_CLUSTER_EXTRA": str(extra),
         }
     )
-    own.up("3")
     yield own
     assert own.script("down").returncode == 0
+
+
+def test_fewer_nodes_until_the_run_can_use_them(own: Any, job_on: Callable[..., Job]) -> None:
+    """64 on fewer nodes (a batch that does not divide) costs a node, and no restart."""
+    own.up("3")
+    settings = {"DDP_ELASTIC": "1:3", "DDP_MAX_RESTARTS": "1"}
+    job = job_on(own, *THREE, PRELAUNCH, "--", "bash", "-c", PROGRAM, **settings)
+    job.wait_for("rank_up", 3)
+    job.wait_for("monitor_up", 3)
+    assert own.script("kill", "el3").returncode == 0
+    assert job.end(120) == ("COMPLETED", 0, 0), job.log
+    nodes = [event["nodes"] for event in job.events("start")]
+    assert nodes == [["el1", "el2", "el3"], ["el1", "el2"], ["el1"]]
+    decisions = [event["decision"] for event in job.events("decision")]
+    assert decisions == ["restart", "restart", "finish"]
+    assert "it cannot use 2 nodes: it starts again on 1 node" in job.log
 
 
 def steps(job: Job) -> list[dict[str, Any]]:
@@ -50,6 +67,7 @@ def steps(job: Job) -> list[dict[str, Any]]:
 
 def test_a_run_takes_its_node_back(own: Any, job_on: Callable[..., Job], tmp_path: Path) -> None:
     """A lost node: on with two; powered on again: a checkpoint, and on with three, to the end."""
+    own.up("3")
     options = (*TRAINER, *OFTEN, "--max-steps", "1200")
     settings = {"DDP_ELASTIC": "2:3", "DDP_MAX_RESTARTS": "1", "OMP_NUM_THREADS": "1"}
     workload = {"PYTHONPATH": str(ROOT / "tests" / "faults"), "FAULT_DIR": str(tmp_path)}
