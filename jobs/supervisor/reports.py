@@ -47,6 +47,7 @@ class Reports:
             self.num_started += 1
             step_id = event.get("step_id")
             if isinstance(step_id, int):
+                self.step_ids.pop(rank, None)  # the last one that was reported stands last
                 self.step_ids[rank] = step_id
         elif name == "rank_end" and isinstance(rank, int):
             self.up.pop(rank, None)

@@ -52,6 +52,8 @@ def test_fewer_nodes_until_the_run_can_use_them(own: Any, job_on: Callable[..., 
     job.wait_for("rank_up", 3)
     job.wait_for("monitor_up", 3)
     assert own.script("kill", "el3").returncode == 0
+    job.wait_for("decision", 3)
+    assert own.script("heal", "el3").returncode == 0  # for whom Slurm waits
     assert job.end(120) == ("COMPLETED", 0, 0), job.log
     nodes = [event["nodes"] for event in job.events("start")]
     assert nodes == [["el1", "el2", "el3"], ["el1", "el2"], ["el1"]]

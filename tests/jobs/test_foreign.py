@@ -95,6 +95,7 @@ def test_torchrun_on_a_number_of_nodes_that_may_change(
 
 def test_each_node_of_an_elastic_torchrun_is_a_step(slurm: Scripts) -> None:
     """One that is lost ends its own alone; otherwise all nodes are one step, as ever."""
+    slurm.fake("torchrun", "")
     command = ("prelaunch.sh", "--dry-run", "--", "torchrun", "--nnodes=1:2", "train.py")
     words = slurm.run(*command, SLURM_NTASKS="2").step.split()
     assert {"--nodes=1", "--ntasks=1", f"--nodelist={socket.gethostname()}"} <= set(words)
