@@ -176,8 +176,9 @@ class _Case:
         """
         if self.job.limits.min_nodes is None or not self._num_left:
             return self._requeue()
-        num_nodes = counted(self.end.layout.num_nodes, "node")
-        reason = f"it cannot use {num_nodes}: it starts again on {self._num_left} {self._from}"
+        refused = counted(self.end.layout.num_nodes, "node")
+        left = counted(self._num_left, "node")
+        reason = f"it cannot use {refused}: it starts again on {left} {self._from}"
         return self._as(RESTART, reason)
 
     def _grow(self) -> Decision:
