@@ -96,7 +96,7 @@ class InContainer(Srun):
         Slurm does so, too, but only after the batch step, for whose end Pyxis first removes an
         unpacked container: on a slow disk the ranks would train on for a minute.
         """
-        self._heir = self._slurm.end_if_orphaned()
+        self._heir = self._heir or self._slurm.end_if_orphaned()
         return super().start(step, stdout)
 
     def note_step(self, step_id: int | None) -> None:

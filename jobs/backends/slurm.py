@@ -35,7 +35,7 @@ _ORPHANED = """
 trap '' TERM INT HUP USR1
 while read -r word; do
     if [[ $word == done ]]; then exit; fi
-    steps=$word
+    steps+=" $word"
 done
 : "${steps:=$(squeue --noheader --steps --jobs="$1" --format='%i %j' |
     awk '$2 == "launcher.sh" { print $1 }')}"

@@ -190,6 +190,13 @@ class Srun(Backend):
         """Those that Slurm took out of a job with --no-kill."""
         return self._slurm.dropped(nodes)
 
+    def is_back(self, node: str) -> bool:
+        """Whether it answers, is still the job's, and runs a step."""
+        if self.lost(node) or self.dropped([node]):
+            return False
+        words = self.probe_words(node, ["true"], is_restart=True)
+        return not self._slurm.try_to(*words)
+
     def probe_words(self, node: str, words: Sequence[str], *, is_restart: bool) -> list[str]:
         """A step of one task on another node.
 

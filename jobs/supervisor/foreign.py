@@ -164,6 +164,14 @@ def _last_command(text: str) -> list[str]:
     return []
 
 
+def is_elastic(command: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether it is torchrun for a number of nodes that may change, as by --nnodes=1:4."""
+    words = _unwrap(list(command))
+    if _name(words) != "torchrun":
+        return False
+    return ":" in (_option(words, "--nnodes") or environ.get("PET_NNODES", ""))
+
+
 def check_launcher(
     command: Sequence[str], world_size: int, environ: Mapping[str, str], *, has_gpus: bool
 ) -> None:

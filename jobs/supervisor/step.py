@@ -17,6 +17,7 @@ from rundir.channel import FrameReader
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Collection
 
     from jobs.backends.base import Backend, Step
     from jobs.loop import Loop, Timer
@@ -90,13 +91,49 @@ class RunningStep:
         with suppress(OSError):
             fcntl.fcntl(stdout, _F_SETPIPE_SZ, _PIPE_SIZE)
         try:
-            self.processes = backend.start(step, stdout)
+            self._running = self._start(stdout)
         finally:
             os.close(stdout)
-        self._running = list(self.processes)
         self._end_timers: list[Timer] = []
         self._step_id: int | None = None
         loop.watch(self._fd, self._read)
+
+    def _start(self, stdout: int) -> list[subprocess.Popen[bytes]]:
+        return list(self._backend.start(self._step, stdout))
+
+    @property
+    def failed_s(self) -> float | None:
+        """When it failed, and all of it has to end; None as long as it has not."""
+        return self._journal.reports.failed_s
+
+    @property
+    def left(self) -> Collection[str]:
+        """Nodes that have left it, and without which it goes on."""
+        return ()
+
+    def lose(self, node: str, how: str) -> bool:
+        """Go on without a node, if it can."""
+        del node, how
+        return False
+
+    def kill(self) -> None:
+        """Kill what runs of it on every node that answers. It may take a while."""
+        for step_id in self._step_ids:
+            self._backend.kill(step_id)
+
+    @property
+    def _step_ids(self) -> Collection[int | None]:
+        return set(self._journal.reports.step_ids.values()) or (None,)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self._step.layout.world_size
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes in all."""
+        return self._step.layout.num_nodes
 
     # ---- its output and its end
 
@@ -178,7 +215,7 @@ class RunningStep:
 
         def look() -> None:
             num_up = self._journal.reports.num_started
-            is_up = num_up >= self._step.layout.world_size
+            is_up = num_up >= self.world_size
             if self.is_over() or is_up or time.monotonic() >= deadline_s:
                 timer.cancel()
                 self.signal(signal.SIGUSR1)
@@ -195,9 +232,10 @@ class RunningStep:
             self.signal(signal.SIGTERM)
             return
         told: list[bool] = []
-        step_id = self._journal.reports.step_id
+        step_ids = self._step_ids
         self._loop.in_background(
-            lambda: told.append(self._backend.end(step_id)), lambda: self._wait_or_end(told)
+            lambda: told.extend([self._backend.end(step_id) for step_id in step_ids]),
+            lambda: self._wait_or_end(told),
         )
 
     def _wait_or_end(self, told: list[bool]) -> None:

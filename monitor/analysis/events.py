@@ -93,6 +93,8 @@ _WORDS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     "first_failure": ("failure", _failure),
     "verdict": ("failure", lambda e: str(e.get("text") or "a rank hangs")),
     "lost_node": ("failure", lambda e: f"node {e.get('node', '?')} is lost"),
+    "node_left": ("failure", lambda e: f"node {e.get('node', '?')} has left"),
+    "node_back": ("signal", lambda e: f"node {e.get('node', '?')} is back"),
     "non_finite": (
         "failure",
         lambda e: f"not finite at step {e.get('step', '?')}: {e.get('action', '?')}",

@@ -83,6 +83,9 @@ def ends(events: Sequence[Event]) -> Ends:
         found.nodes[rank] = text(event.get("node")) or found.nodes.get(rank)
         if name == "rank_up":
             up.append(rank)
+            if rank in ended:  # it is back, by a step of its own
+                _forget(found, rank)
+                ended.remove(rank)
             continue
         ended.add(rank)
         if event.get("oom") is True:
@@ -90,6 +93,12 @@ def ends(events: Sequence[Event]) -> Ends:
         _sort(found, event, end_of(event))
     found.up.update((rank, found.nodes[rank]) for rank in up if rank not in ended)
     return found
+
+
+def _forget(found: Ends, rank: int) -> None:
+    for ends_ in (found.finished, found.failed, found.requested):
+        ends_[:] = [end for end in ends_ if end.rank != rank]
+    found.oom.discard(rank)
 
 
 def _sort(found: Ends, event: Event, end: End | None) -> None:

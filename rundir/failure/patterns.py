@@ -57,6 +57,7 @@ TABLE: tuple[Row, ...] = (
     # ---- somebody asked for the end
     Row("stop", r"preempted", "preempted", "made way for another job"),
     Row("stop", r"time limit", "time limit", "was ended by the time limit"),
+    Row("stop", r"more nodes", "stopped", "made way for a start on more nodes"),
     Row("stop", r"cancelled", "cancelled", "was cancelled"),
     Row("stop", r"itself", "stopped", "ended by itself and asks to go on later"),
     Row("stop", r"signalled", "stopped", "was sent a signal to end, not by Slurm"),

@@ -206,6 +206,15 @@ def test_of_a_lost_node_the_rank_that_is_missing_is_named() -> None:
     assert classify([lost], step_code=1).end == (None, "n1", 137, "KILL")
 
 
+def test_of_a_rank_that_came_back_its_last_end_counts() -> None:
+    """It had left, and the others went on: what ended them came later."""
+    ups = [event("rank_up", rank) for rank in (0, 1)]
+    back = event("rank_up", 1)
+    found = classify([*ups, ended(1, 3), back, ended(0, 5), ended(1, 1)], step_code=5)
+    assert (found.code, found.end and found.end.rank) == (5, 0)
+    assert classify([*ups, ended(1, 3), ended(0, 5)], step_code=5).code == 3
+
+
 def test_the_first_verdict_and_the_first_lost_node_count() -> None:
     """What came later followed."""
     lost = [event("lost_node", node=node, how="gone") for node in ("n2", "n1")]
