@@ -37,6 +37,7 @@ MAX_WHY = 600
 SHARED_CLUSTER = "the shared cluster"
 THINGS = {
     "cluster": SHARED_CLUSTER,
+    "examples": SHARED_CLUSTER,
     "jobs/test_layouts_on_slurm.py": SHARED_CLUSTER,
     "jobs/test_recovery.py": SHARED_CLUSTER,
     "jobs/test_slurm.py": SHARED_CLUSTER,
