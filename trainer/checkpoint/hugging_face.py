@@ -1,4 +1,4 @@
-"""A checkpoint's Llama as a folder that Hugging Face's transformers loads."""
+"""A checkpoint's Llama, or Megatron GPT, as a folder that Hugging Face's transformers loads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from safetensors.torch import save_file
 from rundir.text import counted
 from trainer import command
 from trainer.checkpoint import manifest
+from trainer.checkpoint.foreign import is_foreign
 from trainer.checkpoint.llama import read_llama
+from trainer.checkpoint.megatron import read_gpt
 from trainer.data.tokenizer import EOS_NAMES
 from trainer.errors import UserError
 from trainer.workloads.llama_hf import CONFIG, WEIGHTS, config_of, to_hf
@@ -25,15 +27,21 @@ if TYPE_CHECKING:
 
 def export_hf(checkpoint: Path, target: Path, tokenizer: Path | None) -> None:
     """Write the folder beside, then rename it. Raises UserError for what is no such checkpoint."""
-    llama = read_llama(checkpoint)
-    tokenizer_texts = tokenizer_files(tokenizer, llama.model, llama.shape.vocab_size)
+    about = {"format": "pt"}
+    model = ""
+    if is_foreign(checkpoint):
+        config, weights = read_gpt(checkpoint)
+    else:
+        llama = read_llama(checkpoint)
+        config = config_of(llama.shape, llama.sequence_length)
+        weights = to_hf(llama.weights, is_tied=llama.shape.is_tied)
+        model, about["step"] = llama.model, str(llama.step)
+    tokenizer_texts = tokenizer_files(tokenizer, model, config["vocab_size"])
     beside = target.with_name(f".{target.name}.partial")
     try:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
-        weights = to_hf(llama.weights, is_tied=llama.shape.is_tied)
-        save_file(weights, beside / WEIGHTS, {"format": "pt", "step": str(llama.step)})
-        config = config_of(llama.shape, llama.sequence_length)
+        save_file(weights, beside / WEIGHTS, about)
         (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
         command.follow_umask(beside / WEIGHTS)
         for name, text in tokenizer_texts.items():
