@@ -1,4 +1,4 @@
-"""The GPT of this example and its checkpoint, by Megatron core alone; what CPUs lack is replaced."""
+"""The GPT of this example and its checkpoint, by Megatron core; what needs a GPU is replaced."""
 
 import argparse
 import os
@@ -43,8 +43,9 @@ class AttentionOnCpu(torch.nn.Module):
     def __init__(self, **_about: object) -> None:
         super().__init__()
 
-    def forward(self, query, key, value, *_masks, **_options):  # noqa: ANN001, ANN201, D102
-        q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))  # from (S, B, heads, E)
+    def forward(self, *qkv_and_mask: torch.Tensor, **_options: object) -> torch.Tensor:
+        """Map (S, B, heads, E) to (S, B, D)."""
+        q, k, v = (x.permute(1, 2, 0, 3) for x in qkv_and_mask[:3])
         return scaled_dot_product_attention(q, k, v, is_causal=True).permute(2, 0, 1, 3).flatten(2)
 
 

@@ -124,6 +124,36 @@ class OnCpu:
         return {"model": model, "optimizer": optimizer}
 
 
+def resume(trained: OnGpu | OnCpu, folder: Path) -> int:
+    """Load the checkpoint that the file `latest` names, if any; return its step."""
+    latest = folder / "latest"
+    if not latest.exists():
+        return 0
+    wanted = trained.state(is_loading=True) | {"step": 0}
+    state = dist_checkpointing.load(wanted, str(folder / latest.read_text().strip()))
+    trained.gpt.load_state_dict(state["model"])
+    trained.optimizer.load_state_dict(state["optimizer"])
+    return state["step"]
+
+
+def save_as(step: int, trained: OnGpu | OnCpu, folder: Path, *, is_main: bool) -> None:
+    """Save step-N, let `latest` name it when it is complete, and remove the one before."""
+    new = folder / f"step-{step}"
+    if is_main:  # a start that was killed may have left half of it
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+    torch.distributed.barrier()
+    save(trained.state(is_loading=False) | {"step": step}, str(new))
+    torch.distributed.barrier()
+    if is_main:
+        beside = folder / ".latest"
+        beside.write_text(f"{new.name}\n")
+        beside.replace(folder / "latest")
+        for other in folder.glob("step-*"):
+            if other != new:
+                shutil.rmtree(other)
+
+
 def main() -> None:
     """Train until `--steps`, from the newest checkpoint on."""
     parser = argparse.ArgumentParser()
@@ -137,40 +167,18 @@ def main() -> None:
     torch.distributed.init_process_group("nccl" if ON_GPU else "gloo")
     mpu.initialize_model_parallel(TP, PP, context_parallel_size=CP)
     is_main = torch.distributed.get_rank() == 0
-    trained = (OnGpu if ON_GPU else OnCpu)(build())
-
+    trained = OnGpu(build()) if ON_GPU else OnCpu(build())
     folder = Path(os.environ["DDP_RUN_DIR"]) / "checkpoints"
-    latest, step = folder / "latest", 0
-    if latest.exists():
-        old = str(folder / latest.read_text().strip())
-        state = dist_checkpointing.load(trained.state(is_loading=True) | {"step": 0}, old)
-        trained.gpt.load_state_dict(state["model"])
-        trained.optimizer.load_state_dict(state["optimizer"])
-        step = state["step"]
-        if is_main:
-            print(f"resumed at step {step}")
-
+    step = resume(trained, folder)
+    if is_main and step:
+        print(f"resumed at step {step}")
     while step < num_steps:
         loss = trained.step(step)
         step += 1
-        if step % SAVE_EVERY and step != num_steps:
-            continue
-        new = folder / f"step-{step}"
-        if is_main:  # a start that was killed may have left half of it
-            shutil.rmtree(new, ignore_errors=True)
-            new.mkdir(parents=True)
-        torch.distributed.barrier()
-        save(trained.state(is_loading=False) | {"step": step}, str(new))
-        torch.distributed.barrier()
-        if is_main:
-            beside = folder / ".latest"
-            beside.write_text(f"{new.name}\n")
-            beside.replace(latest)
-            for other in folder.glob("step-*"):
-                if other != new:
-                    shutil.rmtree(other)
-            print(f"saved step {step}, loss {loss:.3f}", flush=True)
-
+        if step % SAVE_EVERY == 0 or step == num_steps:
+            save_as(step, trained, folder, is_main=is_main)
+            if is_main:
+                print(f"saved step {step}, loss {loss:.3f}")
     if is_main:
         print(f"finished at step {step}")
     torch.distributed.destroy_process_group()

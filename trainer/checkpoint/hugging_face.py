@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 def export_hf(checkpoint: Path, target: Path, tokenizer: Path | None) -> None:
     """Write the folder beside, then rename it. Raises UserError for what is no such checkpoint."""
     about = {"format": "pt"}
-    model = ""
     if is_foreign(checkpoint):
         config, weights = read_gpt(checkpoint)
+        texts = tokenizer_files(tokenizer, "", config["vocab_size"]) if tokenizer else {}
     else:
         llama = read_llama(checkpoint)
         config = config_of(llama.shape, llama.sequence_length)
         weights = to_hf(llama.weights, is_tied=llama.shape.is_tied)
-        model, about["step"] = llama.model, str(llama.step)
-    tokenizer_texts = tokenizer_files(tokenizer, model, config["vocab_size"])
+        about["step"] = str(llama.step)
+        texts = tokenizer_files(tokenizer, llama.model, llama.shape.vocab_size)
     beside = target.with_name(f".{target.name}.partial")
     try:
         shutil.rmtree(beside, ignore_errors=True)
@@ -44,7 +44,7 @@ def export_hf(checkpoint: Path, target: Path, tokenizer: Path | None) -> None:
         save_file(weights, beside / WEIGHTS, about)
         (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
         command.follow_umask(beside / WEIGHTS)
-        for name, text in tokenizer_texts.items():
+        for name, text in texts.items():
             (beside / name).write_text(text + "\n", "utf-8")
         for path in beside.iterdir():
             manifest.flush(path)
@@ -57,7 +57,7 @@ def export_hf(checkpoint: Path, target: Path, tokenizer: Path | None) -> None:
         shutil.rmtree(beside, ignore_errors=True)  # also of one that was interrupted
     size_mib = (target / WEIGHTS).stat().st_size / 2**20
     print(f"{target}: {counted(len(weights), 'tensor')}, {size_mib:.1f} MiB, of {checkpoint}")
-    if not tokenizer_texts:
+    if not texts:
         print(f"{target}: no tokenizer, which a checkpoint does not name: give --tokenizer FILE")
 
 
