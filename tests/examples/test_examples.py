@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
     from tests.examples.conftest import Example
 
-FOLDERS = sorted(
-    path.parent.name
-    for path in EXAMPLES.glob("*/requirements.txt")
-    if (path.parent / "README.md").exists()
-)
+FOLDERS = sorted(path.parent.name for path in EXAMPLES.glob("*/requirements.txt") if (path.parent/"README.md").exists())
 COMMANDS = [(folder, line) for folder in FOLDERS for line in laptop_lines(folder)]
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
