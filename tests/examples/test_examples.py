@@ -40,7 +40,7 @@ def test_it_goes_on_from_its_own_checkpoint(
     it.goes_on_after_a_kill()
 
 
-@pytest.mark.parametrize("example", ["tasks", "a task a node"], indirect=True)
+@pytest.mark.parametrize("example", ["tasks"], indirect=True)
 def test_lightning_is_requeued_before_the_time_limit(example: Callable[[str], Example]) -> None:
     """On SIGUSR1 its ranks save after one step and end with 75; the job's next start goes on."""
     it = example("lightning")
