@@ -4,7 +4,12 @@ import argparse
 import os
 
 import torch
-from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
+from accelerate import (
+    Accelerator,
+    DeepSpeedPlugin,
+    FullyShardedDataParallelPlugin,
+    InitProcessGroupKwargs,
+)
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -16,15 +21,15 @@ parser.add_argument("--plugin", choices=["fsdp2", "deepspeed"], default="fsdp2")
 parser.add_argument("--steps", type=int, default=200)
 args = parser.parse_args()
 
+has_gpu = torch.cuda.is_available()
 if args.plugin == "fsdp2":
-    plugin = {
-        "fsdp_plugin": FullyShardedDataParallelPlugin(
-            fsdp_version=2,
-            auto_wrap_policy="size_based_wrap",
-            min_num_params=1000,
-            state_dict_type="SHARDED_STATE_DICT",
-        )
-    }
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="size_based_wrap",
+        min_num_params=1000,
+        state_dict_type="SHARDED_STATE_DICT",
+    )
+    accelerator = Accelerator(cpu=not has_gpu, fsdp_plugin=plugin)
 else:
     config = {
         "train_micro_batch_size_per_gpu": BATCH,
@@ -32,8 +37,12 @@ else:
         "zero_optimization": {"stage": 2},
         "zero_allow_untested_optimizer": True,
     }
-    plugin = {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=config)}
-accelerator = Accelerator(cpu=not torch.cuda.is_available(), **plugin)
+    # With cpu=True Accelerate would ignore the plugin; without it, it knows no backend for CPUs.
+    backend = InitProcessGroupKwargs(backend="nccl" if has_gpu else "gloo")
+    accelerator = Accelerator(
+        deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config), kwargs_handlers=[backend]
+    )
+accelerator.print(f"{accelerator.num_processes} ranks, {accelerator.distributed_type}")
 
 torch.manual_seed(0)
 inputs = torch.randn(8192, 32)

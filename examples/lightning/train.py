@@ -1,7 +1,9 @@
-"""A model trained by Lightning: ddp, fsdp, or model_parallel, which is FSDP2 and runs on CPUs, too."""
+"""A model trained by Lightning: ddp, fsdp, or model_parallel, which is FSDP2, also on CPUs."""
 
 import argparse
 import os
+import signal
+import sys
 
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -20,6 +22,13 @@ args = parser.parse_args()
 
 checkpoints = os.path.join(os.environ["DDP_RUN_DIR"], "checkpoints")
 latest = os.path.join(checkpoints, "latest")  # moved when all of a checkpoint is written
+
+
+def move_latest(step: int) -> None:
+    with open(latest + ".new", "w") as file:
+        file.write(f"step-{step}\n")
+    os.replace(latest + ".new", latest)
+    print(f"saved step {step}")
 
 
 class Model(LightningModule):
@@ -56,7 +65,7 @@ class Latest(Callback):
 
     def on_train_end(self, trainer, _) -> None:
         self._move(trainer)
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and trainer.global_step == args.steps:
             print(f"finished at step {trainer.global_step}")
 
     def _move(self, trainer) -> None:
@@ -64,16 +73,37 @@ class Latest(Callback):
         if step % SAVE_EVERY or step == self.saved or not trainer.is_global_zero:
             return
         self.saved = step
-        with open(latest + ".new", "w") as file:
-            file.write(f"step-{step}\n")
-        os.replace(latest + ".new", latest)
-        print(f"saved step {step}")
+        move_latest(step)
+
+
+class StopOnRequest(Callback):
+    """On SIGUSR1, sent before the time limit, all ranks save after the same step and end.
+
+    Lightning's own handler, which this replaces, saves in the middle of whatever a rank does:
+    if ranks are not in the same step, all of them wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self.is_requested = False
+        signal.signal(signal.SIGUSR1, self._note)
+
+    def _note(self, *_) -> None:
+        self.is_requested = True
+
+    def on_train_batch_end(self, trainer, *_) -> None:
+        if trainer.strategy.reduce_boolean_decision(self.is_requested, all=False):
+            self.is_requested = trainer.should_stop = True
+            step = trainer.global_step
+            trainer.save_checkpoint(os.path.join(checkpoints, f"step-{step}.ckpt"))
+            if trainer.is_global_zero:
+                move_latest(step)
 
 
 torch.manual_seed(0)
 inputs = torch.randn(8192, 32)
 labels = (inputs[:, :16].sum(1) > inputs[:, 16:].sum(1)).long()
 ranks_a_node = int(os.environ["LOCAL_WORLD_SIZE"])
+stop = StopOnRequest()
 trainer = Trainer(
     max_steps=args.steps,
     devices=ranks_a_node,
@@ -81,6 +111,7 @@ trainer = Trainer(
     strategy=ModelParallelStrategy() if args.strategy == "model_parallel" else args.strategy,
     callbacks=[
         Latest(),
+        stop,
         ModelCheckpoint(
             dirpath=checkpoints,
             filename="step-{step}",
@@ -97,3 +128,5 @@ if os.path.exists(latest):
     with open(latest) as file:
         start = os.path.join(checkpoints, file.read().strip() + ".ckpt")
 trainer.fit(Model(), DataLoader(TensorDataset(inputs, labels), batch_size=16), ckpt_path=start)
+if stop.is_requested:
+    sys.exit(75)  # "requeue me", to the launcher

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 INDEX = ".metadata"
 _ENDINGS = (".pt", ".pth", ".bin")
-_OPTIMIZER = re.compile(r"optim(izer)?s?(_states?)?(_dict)?")
+_OPTIMIZER = re.compile(r"optim(izer)?s?(_states?)?(_dict)?(_\d+)?")
 """A part of the names of what belongs to an optimizer."""
 
 
