@@ -62,9 +62,12 @@ class OnGpu:
     def step(self, step: int) -> float:
         """Train on twice as many microbatches as there are stages; return the last one's loss."""
 
-        def forward(batches, model):  # noqa: ANN001, ANN202 -- as Megatron calls it
-            mean = lambda losses: (losses.float().mean(), {"loss": losses.float().mean().detach()})  # noqa: E731
+        def forward(batches, model):
             return model(attention_mask=None, **next(batches)), mean
+
+        def mean(losses):
+            loss = losses.float().mean()
+            return loss, {"loss": loss.detach()}
 
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()

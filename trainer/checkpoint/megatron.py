@@ -187,7 +187,7 @@ class _Gpt:
         """Return the three projections: for each head of keys its queries, itself, its values."""
         both = self._layer(number, f"self_attention.linear_qkv.{part}")
         num_queries = self._num_heads // self._num_kv_heads
-        groups = both.unflatten(0, (self._num_kv_heads, num_queries + 2, -1))
+        groups = both.reshape(self._num_kv_heads, num_queries + 2, -1, *both.shape[1:])
         q, k, v = groups.split((num_queries, 1, 1), dim=1)
         return q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)
 
