@@ -31,7 +31,7 @@ find_root() {
     for jobs in "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" "$(submitted_from)" \
         "${SLURM_SUBMIT_DIR-.}/jobs" "${DDP_HOME:-/opt/ddp}/jobs"; do
         if [[ $jobs && -r $jobs/supervisor/main.py && -r $jobs/../rundir/codes.py ]]; then
-            (CDPATH='' cd -- "$jobs/.." && pwd -P)
+            (CDPATH='' cd -P -- "$jobs/.." && pwd)
             return 0
         fi
     done
