@@ -141,10 +141,13 @@ def _read_folder(path: Path) -> _Tensors:
                 path, f"{held} of {counted(entries[name].size.numel(), 'number')} of {name}"
             )
     _check_files(path, index, {*chosen})
-    tensors = {
-        name: torch.empty(entries[name].size, dtype=entries[name].properties.dtype)
-        for name in chosen
-    }
+    try:
+        tensors = {
+            name: torch.empty(entries[name].size, dtype=entries[name].properties.dtype)
+            for name in chosen
+        }
+    except RuntimeError as error:  # more than there is memory, maybe by a torn index
+        raise _error(path, short_line(error)) from error
     with loading.damage_is_users(path):
         loading.read_into(path, tensors)
     num_others = len(index.state_dict_metadata) - len(entries)

@@ -188,8 +188,8 @@ class _Gpt:
         both = self._layer(number, f"self_attention.linear_qkv.{part}")
         num_queries = self._num_heads // self._num_kv_heads
         groups = both.reshape(self._num_kv_heads, num_queries + 2, -1, *both.shape[1:])
-        q, k, v = groups.split((num_queries, 1, 1), dim=1)
-        return q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)
+        q, k, v = groups[:, :-2], groups[:, -2], groups[:, -1]
+        return q.flatten(0, 2), k.flatten(0, 1), v.flatten(0, 1)
 
     def _gate_up(self, number: int) -> tuple[Tensor, Tensor]:
         try:

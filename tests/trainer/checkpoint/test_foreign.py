@@ -135,23 +135,25 @@ def test_a_file_that_would_run_something_runs_nothing(
 
 
 def test_damage_is_one_line(folder: Path, refused: Callable[..., None]) -> None:
-    """A torn file, one that is gone, a part that no file has, a torn index."""
+    """A torn file, one that is gone, a part that no file has, a torn index, an absurd one."""
+    index = folder / ".metadata"
+    good = index.read_bytes()
+    told = pickle.loads(good)  # noqa: S301 -- our own
+    absurd = torch.Size([1 << 40, 1 << 20])
+    told.state_dict_metadata["a"].size = told.state_dict_metadata["a"].chunks[0].sizes = absurd
+    index.write_bytes(pickle.dumps(told))
+    refused(folder, "RuntimeError: ")
+    told.state_dict_metadata["a"].chunks[0].sizes = torch.Size([8, 4])
+    told.state_dict_metadata["a"].size = torch.Size([8, 5])
+    index.write_bytes(pickle.dumps(told))
+    refused(folder, "32 of 40 numbers of a")
+    index.write_bytes(good)
     file = next(folder.glob("*.distcp"))
     size = file.stat().st_size
     os.truncate(file, size - 100)
     refused(folder, f"__0_0.distcp of {size - 100} bytes, {size} with its part of ")
     file.unlink()
     refused(folder, "no file __0_0.distcp, which has a part of ")
-    index = folder / ".metadata"
-    told = pickle.loads(index.read_bytes())  # noqa: S301 -- our own
-    told.state_dict_metadata["a"].chunks[0].sizes = torch.Size([8, 4])
-    index.write_bytes(pickle.dumps(told))
-    refused(folder, "32 of 40 numbers of a")
-    told.state_dict_metadata["a"].size = told.state_dict_metadata["a"].chunks[0].sizes = torch.Size(
-        [1 << 40, 1 << 20]
-    )
-    index.write_bytes(pickle.dumps(told))
-    refused(folder, "no file __0_0.distcp")
     os.truncate(index, 20)
     refused(folder, "must be a whole checkpoint of torch.distributed.checkpoint")
 
