@@ -48,4 +48,5 @@ while engine.global_steps < args.steps:
 
 if rank == 0:
     print(f"finished at step {engine.global_steps}")
+torch.distributed.barrier()  # a rank that leaves earlier would cost the others their connections
 torch.distributed.destroy_process_group()

@@ -102,24 +102,28 @@ class Example:
         self._start = start
         self.run: Run
 
-    def start(self, command: str, **env: str) -> Run:
-        """Starts a command of its page, which goes on until `leave` says how long."""
-        endless, number = re.subn(r"--steps \d+", "--steps $(cat steps)", command)
-        assert number == 1, f"no --steps in {command}"
-        self.leave(FOR_EVER)
+    @property
+    def python(self) -> Path:
+        """The Python with the example's packages."""
         try:
-            python = python_with(EXAMPLES / self._folder / "requirements.txt")
+            return python_with(EXAMPLES / self._folder / "requirements.txt")
         except ValueError as error:
             if UNREACHABLE in str(error):
                 pytest.skip(str(error))
             raise
+
+    def start(self, command: str, steps: int = FOR_EVER, **env: str) -> Run:
+        """Starts a command of its page; `leave` says how long the next start of it goes on."""
+        in_steps, number = re.subn(r"--steps \d+", "--steps $(cat steps)", command)
+        assert number == 1, f"no --steps in {command}"
+        self.leave(steps)
         env = {
-            "PATH": f"{python.parent}:{os.environ['PATH']}",
+            "PATH": f"{self.python.parent}:{os.environ['PATH']}",
             "HF_HUB_OFFLINE": "1",  # nothing may be downloaded
             "DDP_RUN_NAME": "example",
             "DDP_MAX_RESTARTS": "1",
         } | env
-        self.run = self._start("--", "bash", "-c", f"exec {endless}", **env)
+        self.run = self._start("--", "bash", "-c", f"exec {in_steps}", **env)
         return self.run
 
     def leave(self, steps: int) -> None:
@@ -174,9 +178,9 @@ class Example:
         assert self.run.all_gone()
 
 
-@pytest.fixture(params=LAYOUTS)
+@pytest.fixture
 def example(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Example]]:
-    """Gives a folder's example, to be started in each of the layouts."""
+    """Gives a folder's example, to be started in one of the LAYOUTS, the fixture's parameter."""
     layout: str = request.param
 
     def start_in_place(*command: str, **env: str) -> Run:

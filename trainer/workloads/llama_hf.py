@@ -62,7 +62,7 @@ def to_hf(weights: Mapping[str, Tensor], *, is_tied: bool) -> dict[str, Tensor]:
     }
 
 
-def config_of(shape: LlamaShape, sequence_length: int) -> dict[str, object]:
+def config_of(shape: LlamaShape, sequence_length: int) -> dict[str, Any]:
     """Return the config.json of a model, for older and newer releases of transformers."""
     return {
         "architectures": ["LlamaForCausalLM"],
