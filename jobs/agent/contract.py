@@ -69,14 +69,14 @@ def with_torchrun_names(environ: Mapping[str, str]) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
         "TORCHELASTIC_MAX_RESTARTS": environ.get("DDP_MAX_RESTARTS") or "0",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
+        ERROR_FILE: error_file(environ),
     }
-    return _with_defaults(environ, names)
+    # One that is set is the job's own, as for torchrun: each rank has another.
+    return _with_defaults({**environ, ERROR_FILE: ""}, names)
 
 
 def _with_defaults(environ: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
     added = {name: value for name, value in names.items() if not environ.get(name)}
-    # One that is set is the job's own, as for torchrun: each rank has another.
-    added[ERROR_FILE] = error_file(environ)
     # A job that this rank submits is another one.
     chosen = [environ.get("DDP_CHOSEN", ""), *added]
     return {**environ, **added, "DDP_CHOSEN": " ".join(filter(None, chosen))}
