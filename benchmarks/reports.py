@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from jobs.backends.base import Layout, Step
+from jobs.loop import Loop
 from jobs.supervisor.journal import Journal
-from jobs.supervisor.loop import Loop
 from jobs.supervisor.step import Output, RunningStep
 from rundir import channel, events
 from rundir.failure import classify
@@ -88,7 +88,7 @@ class _Simulated:
 
 
 def _peak_memory_mb() -> float:
-    """Of this program alone: what getrusage tells began with the process that forked it."""
+    """Of this program alone: what getrusage counts began with the process that forked it."""
     status = Path("/proc/self/status").read_text("ascii", "replace")
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return float(line.split()[1]) * 1024 / 1e6
@@ -104,7 +104,7 @@ def _supervise(directory: str, num_nodes: int, num_local_ranks: int) -> Cost:
     step = Step([], {}, layout, [], directory, is_restart=False)
     backend = cast("Backend", _Simulated(directory))
     running = RunningStep(loop, backend, step, journal, Output(loop), grace_s=0)
-    if not loop.run_until(running.is_over, _LIMIT_S):
+    if not loop.run(running.is_over, _LIMIT_S):
         raise TimeoutError
     running.close()
     journal.close()

@@ -65,8 +65,8 @@ def _time_python(words: list[str], num_processes: int) -> float:
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
         for _ in range(num_processes)
     ]
-    said = [process.communicate(timeout=_TIMEOUT_S)[0] for process in started]
-    return max(map(float, said)) - began_s
+    outputs = [process.communicate(timeout=_TIMEOUT_S)[0] for process in started]
+    return max(map(float, outputs)) - began_s
 
 
 def _time_job(num_ranks: int) -> float:

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What Pyxis can be told about a mount. Sourced by slurm_mounts.sh and pyxis_env.sh, which set LOG_NAME.
+# What Pyxis accepts about a mount. Sourced by slurm_mounts.sh and pyxis_env.sh, which set LOG_NAME and HERE.
 
 log() {
     printf '%s: %s\n' "$LOG_NAME" "$*" >&2
@@ -42,11 +42,9 @@ extra_mounts() {
     done
 }
 
-# Names that a rank must see as the job sees them; jobs/forwarded.py has the same lists.
-readonly FORWARDED_PREFIXES='DDP_|NCCL_|NVIDIA_|NVSHMEM_|TORCH_|TORCHELASTIC_|GLOO_|CUDA_|OMP_|MKL_|PYTHON|PYTORCH_|UCX_|FI_|MASTER_|HF_|WANDB_'
-
-# forwarded_names: those that are exported and mean something in an image: the host's Python and CUDA do not.
+# forwarded_names: prints the exported names that a rank in an image must see as the job sees them.
 forwarded_names() {
-    compgen -e | grep -E "^($FORWARDED_PREFIXES)" |
-        grep -vxE 'DDP_(HOME|IMAGE|MOUNTS|PYTHON)|PYTHONHOME|CUDA_(HOME|PATH|ROOT|DIR)' || :
+    local list=$HERE/../jobs/forwarded.txt
+    compgen -e | grep -E "^($(grep '^[A-Z]' "$list" | paste -sd '|'))" |
+        grep -vxFf <(sed -n 's/^!//p' "$list") || :
 }

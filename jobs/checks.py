@@ -1,8 +1,9 @@
-"""What supervisor and agent check alike: a switch's words, a directory that can be written to."""
+"""What supervisor and agent check alike: a switch's words, a number, a directory to write to."""
 
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
 from jobs.messages import UsageError
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 DENIED = "Permission denied"
 _ON = ("1", "on", "y", "yes", "t", "true")
 _OFF = ("0", "off", "n", "no", "f", "false")
+_WHOLE = re.compile(r"0|[1-9][0-9]{0,8}")  # int() would take more: 1_0, ' 1', other scripts' digits
 
 
 def switch(name: str, value: str) -> str:
@@ -25,6 +27,17 @@ def switch(name: str, value: str) -> str:
         f"'{value}'",
         "set one of these, or unset it",
     )
+
+
+def whole_number(name: str, value: str, least: int, most: int) -> int:
+    """Parse a whole number within bounds, without a leading zero. Raises UsageError."""
+    if not _WHOLE.fullmatch(value) or not least <= int(value) <= most:
+        raise UsageError(
+            f"{name} must be a whole number from {least} to {most}",
+            f"'{value}'",
+            "correct it, or unset it for the default",
+        )
+    return int(value)
 
 
 def make_writable(directory: str, node: str, remedy: Callable[[str, os.stat_result], str]) -> None:
@@ -47,12 +60,13 @@ def make_writable(directory: str, node: str, remedy: Callable[[str, os.stat_resu
     if os.path.isdir(directory) and os.access(directory, os.W_OK):
         return
     there = directory
-    while not os.path.exists(there):
+    while not os.path.lexists(there):
         there = os.path.dirname(there)
-    found = os.stat(there)
+    is_there = os.path.exists(there)
+    status = os.stat(there, follow_symlinks=is_there)
+    found = f"that user {os.geteuid()} cannot write to {there} of user {status.st_uid}"
+    if not is_there:
+        found = f"that {there} is a link to {os.readlink(there)}, which is not there"
     raise UsageError(
-        "the run directory must be writable",
-        f"that user {os.geteuid()} cannot write to {there} of user {found.st_uid}"
-        f" on {node} ({why})",
-        remedy(why, found),
+        "the run directory must be writable", f"{found} on {node} ({why})", remedy(why, status)
     )

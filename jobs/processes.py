@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1
@@ -40,16 +40,15 @@ def is_alive(pid: int) -> bool:
 
 def processes_with(variable: str) -> list[int]:
     """Find the processes that were started with `NAME=value` in their environment."""
-    wanted = b"\0" + os.fsencode(variable) + b"\0"
-    found = []
+    wanted = os.fsencode(variable)
+    return [pid for pid, pairs in environments() if wanted in pairs]
+
+
+def environments() -> Iterator[tuple[int, list[bytes]]]:
+    """Read what each process was started with; not of this one, and of nobody else's."""
     for pid in _pids():
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                if wanted in b"\0" + file.read():
-                    found.append(pid)
-        except OSError:  # noqa: PERF203 -- it ended meanwhile, or is another user's
-            continue
-    return found
+        with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            yield pid, file.read().split(b"\0")
 
 
 def processes_writing(path: str) -> list[int]:

@@ -1,7 +1,7 @@
 """The run's log of events: one JSON line an event, each appended with a single write.
 
 Every line is `{"time", "event", "source", "attempt", "host", …}`, keys in this order. An event is
-encoded once, by its reporter; whoever passes it on passes on the same text, so that two copies of
+encoded once, by its reporter; what passes it on passes on the same text, so that two copies of
 one event are the same to the letter.
 """
 
@@ -14,13 +14,14 @@ import math
 import os
 import re
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rundir import paths
 from rundir.plain import open_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
     Event = dict[str, Any]
@@ -182,6 +183,15 @@ def read(data: bytes) -> tuple[list[Event], int]:
     return events, num_unreadable
 
 
+def read_attempt(path: str, name: str, attempt: int) -> Iterator[Event]:
+    """Read the events of a name in an attempt; none where the file cannot be read."""
+    with suppress(OSError), open_plain(path) as file:
+        for line in file:
+            event = parse(line) if b'"%s"' % name.encode() in line else None
+            if event and event.get("event") == name and event.get("attempt") == attempt:
+                yield event
+
+
 def parse(line: bytes) -> Event | None:
     """Read one JSON line; None if it is no JSON object."""
     try:
@@ -214,7 +224,7 @@ def _as_text(value: object) -> object:
 def read_run(run_dir: str) -> bytes:
     """Read a run's events, those included that a node could not deliver.
 
-    Those come last, and only where nobody delivered the same line.
+    Those come last, and only where the same line was not delivered.
 
     Raises:
         OSError: there is no `events.jsonl`, or it cannot be read.

@@ -7,9 +7,9 @@ import os
 from jobs import processes
 from jobs.agent import command, contract, defaults
 from jobs.agent.limits import raise_limits
-from jobs.agent.loop import Loop
 from jobs.agent.node import run_node
 from jobs.agent.rank import run_rank
+from jobs.loop import Loop
 from jobs.messages import UsageError, info, one_line
 from rundir import codes
 from rundir.paths import RunDir

@@ -10,12 +10,12 @@ from jobs import programs
 from jobs.agent.child import Streams
 from jobs.agent.task import Task
 from jobs.messages import UsageError, write
-from rundir import events
+from rundir import events, plain
 from rundir.paths import RunDir
 
 if TYPE_CHECKING:
     from jobs.agent.contract import Contract
-    from jobs.agent.loop import Loop
+    from jobs.loop import Loop
 
 _NUM_LINES = 20
 _TAIL_BYTES = 1 << 16
@@ -45,8 +45,10 @@ def run_node(words: list[str], contract: Contract, root: str, loop: Loop) -> int
     code = task.wait()
     task.sweep()
     # torchrun's own log is long, and only of interest where no rank of this node came up.
-    if code and not _has_rank_up(files, int(environ["DDP_ATTEMPT"]), node):
-        write(2, _tail(task.log))
+    up = events.read_attempt(files.events, "rank_up", int(environ["DDP_ATTEMPT"]))
+    if code and not any(event.get("node") == node for event in up):
+        lines = plain.tail(task.log, _TAIL_BYTES).splitlines(keepends=True)
+        write(2, "".join(lines[-_NUM_LINES:]))
     return code
 
 
@@ -62,19 +64,3 @@ def _torchrun(python: str, contract: Contract) -> list[str]:
         "--max-restarts=0",
         "--no-python",
     ]
-
-
-def _has_rank_up(files: RunDir, attempt: int, node: str) -> bool:
-    try:
-        with open(files.events, "rb") as file:
-            found = [events.parse(line) or {} for line in file if b'"rank_up"' in line]
-    except OSError:
-        return False
-    return any(event.get("attempt") == attempt and event.get("node") == node for event in found)
-
-
-def _tail(path: str) -> str:
-    with open(path, "rb") as file:
-        file.seek(max(0, os.path.getsize(path) - _TAIL_BYTES))
-        lines = file.read().splitlines(keepends=True)
-    return os.fsdecode(b"".join(lines[-_NUM_LINES:]))

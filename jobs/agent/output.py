@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import _thread
 import collections
 import os
 from typing import TYPE_CHECKING
+
+from jobs.sink import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,21 +17,14 @@ _FULL_BYTES = 1 << 20
 """Of a rank's log: the rest stays in its file until there is room."""
 
 
-class Output:
+class Output(Sink):
     """Events and text for one descriptor; events go first."""
 
     def __init__(self, fd: int, on_news: Callable[[], object]) -> None:
-        """Write to `fd`; call `on_news` from the thread when it breaks, and when a wait is over."""
+        """Write to `fd`; call `on_news` from the thread when all is written, or it is broken."""
+        super().__init__(self._write_pieces, on_news)
         self._fd = fd
-        self._on_news = on_news
         self._events: collections.deque[tuple[bytes, bytes]] = collections.deque()
-        self._text: collections.deque[bytes] = collections.deque()
-        self._num_pending = 0
-        self._lock = _thread.allocate_lock()  # of the three above
-        self._wanted = _thread.allocate_lock()  # released: the thread has something to do
-        self._wanted.acquire()
-        self._is_running = False
-        self._is_waited_for = False
         self.is_broken = False
         """Nobody reads it any more, or it cannot be written."""
 
@@ -38,34 +32,22 @@ class Output:
         """Write an event's frames; its `line` is kept until they are written."""
         with self._lock:
             self._events.append((line, frames))
-        self._begin()
+            self._begin()
 
     def write_text(self, data: bytes) -> None:
         """Write a part of the rank's log."""
-        if self.is_broken:
-            return
-        with self._lock:
-            self._text.append(data)
-            self._num_pending += len(data)
-        self._begin()
+        if not self.is_broken:
+            self.put(data)
 
     @property
     def is_full(self) -> bool:
         """Whether more text should wait."""
-        return self._must_wait(_FULL_BYTES)
+        return self._num_pending >= _FULL_BYTES and not self.is_broken
 
     @property
     def is_idle(self) -> bool:
         """Whether everything is written, or nothing can be."""
-        return not (self._must_wait(1) or (self._events and self._must_wait(0)))
-
-    def _must_wait(self, num_bytes: int) -> bool:
-        """Whether so much text is pending; if so, `on_news` is called when nothing is."""
-        self._is_waited_for = True  # before the look: the thread may just be finishing
-        if self._num_pending >= num_bytes and not self.is_broken:
-            return True
-        self._is_waited_for = False
-        return False
+        return self.is_broken or (self._num_pending == 0 and not self._events)
 
     def take_undelivered(self) -> list[bytes]:
         """Take back the lines of the events that nobody got."""
@@ -74,55 +56,29 @@ class Output:
             self._events.clear()
         return lines
 
-    def _begin(self) -> None:
-        if not self._is_running:  # not before: a process that forks has one thread only
-            self._is_running = True
-            _thread.start_new_thread(self._run, ())
-        if self._wanted.locked():
-            self._wanted.release()
-
-    def _run(self) -> None:
-        while True:
-            self._wanted.acquire()
-            while self._write_next():
-                pass
-            if self._is_waited_for:
-                self._is_waited_for = False
-                self._on_news()
-
     def _write_next(self) -> bool:
-        """Write one event or one piece of text; False when there is none."""
-        if self._events:
-            if not self._write(self._events[0][1]):
-                return False
-            with self._lock:
-                if self._events:  # unless it was taken back
-                    self._events.popleft()
-            return True
+        """Write one event or one piece of text; False when there is none, or it is broken."""
         with self._lock:
-            if not self._text:
-                return False
-            data = self._text.popleft()
-            size = _piece(data)
-            if size < len(data):
-                self._text.appendleft(data[size:])
-        self._write(data[:size])
-        with self._lock:
-            self._num_pending -= size
-        return True
-
-    def _write(self, data: bytes) -> bool:
-        if self.is_broken:
-            return False
-        try:
-            while data:
+            event = self._events[0] if self._events else None
+            data = event[1] if event else self._pending.popleft() if self._pending else b""
+            if not event and len(data) > _PIECE_BYTES:
                 size = _piece(data)
-                num_written = os.write(self._fd, data[:size])
-                data = data[num_written:]
+                self._pending.appendleft(data[size:])
+                data = data[:size]
+        self._write(data)
+        with self._lock:
+            if not event:
+                self._num_pending -= len(data)
+            elif self._events and not self.is_broken:  # else it was taken back, or may be
+                self._events.popleft()
+        return bool(data) and not self.is_broken
+
+    def _write_pieces(self, data: bytes) -> None:
+        try:
+            while data and not self.is_broken:
+                data = data[os.write(self._fd, data[: _piece(data)]) :]
         except OSError:
             self.is_broken = True
-            self._on_news()
-        return not self.is_broken
 
 
 def _piece(data: bytes) -> int:

@@ -19,8 +19,8 @@ from rundir.paths import RunDir
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from jobs.agent.loop import Loop
     from jobs.agent.output import Output
+    from jobs.loop import Loop
 
 _MAX_DATAGRAM = 1 << 20
 _LAST_S = 1

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from jobs.agent.child import Child
-    from jobs.agent.loop import Loop
+    from jobs.loop import Loop
 
 _GRACE_S = 25
 _GRACE_AFTER_FAILURE_S = 3
@@ -171,18 +171,7 @@ def has_failed(run_dir: RunDir, attempt: int) -> bool:
 
     Code 75 is no failure: the others may still be writing their checkpoint.
     """
-    try:
-        with open(run_dir.events, "rb") as file:
-            return any(_is_failure(line, attempt) for line in file if b'"rank_end"' in line)
-    except OSError:
-        return False
-
-
-def _is_failure(line: bytes, attempt: int) -> bool:
-    event = events.parse(line) or {}
-    return (
-        event.get("event") == "rank_end"
-        and event.get("attempt") == attempt
-        and event.get("code") not in {codes.FINISHED, codes.STOPPED}
-        and not event.get("requested")
+    return any(
+        end.get("code") not in {codes.FINISHED, codes.STOPPED} and not end.get("requested")
+        for end in events.read_attempt(run_dir.events, "rank_end", attempt)
     )

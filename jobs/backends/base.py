@@ -44,6 +44,8 @@ class Surroundings(NamedTuple):
     """What the controller says of the job; empty without a client."""
     num_nodes: int
     """Of the allocation; 1 without one."""
+    num_local_ranks: int = 0
+    """Ranks of a node that were asked for; 0: a rank per task."""
 
     @property
     def launcher(self) -> str:
@@ -124,10 +126,14 @@ class Backend(ABC):
         """Whether the ranks run on bare machines, as this script does."""
         return not (self._here.is_in_container or self.has_own_image)
 
-    @staticmethod
+    @classmethod
     @abstractmethod
-    def fits(here: Surroundings) -> bool:
+    def fits(cls, here: Surroundings) -> bool:
         """Whether ranks are started so here."""
+
+    @abstractmethod
+    def layout(self) -> Layout:
+        """Count the launchers and the ranks that the whole allocation gets. Raises UsageError."""
 
     @abstractmethod
     def nodes(self) -> list[str]:
@@ -161,6 +167,11 @@ class Backend(ABC):
         """Pick those of the nodes that the job no longer has, though they may answer."""
         del nodes
         return []
+
+    def is_back(self, node: str) -> bool:
+        """Whether ranks can be started on a node that was lost. It may take a while."""
+        del node
+        return False
 
     def probe_words(self, node: str, words: Sequence[str], *, is_restart: bool) -> list[str]:
         """Say how a program is run on a node."""

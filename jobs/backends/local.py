@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import signal
 import subprocess
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from jobs.backends.base import Address, Backend, Step, Surroundings, in_background
+from jobs.backends.base import Address, Backend, Layout, Step, Surroundings, in_background
 from jobs.messages import Exit, UsageError, info
 from rundir import codes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _OF_THE_SCRIPT = (
     "SLURM_PROCID",
@@ -39,11 +43,19 @@ class Local(Backend):
         if here.num_nodes > 1:
             _refuse(here)
 
-    @staticmethod
-    def fits(here: Surroundings) -> bool:
+    @classmethod
+    def fits(cls, here: Surroundings) -> bool:
         """It does wherever nothing else does."""
         del here
         return True
+
+    def layout(self) -> Layout:
+        """A rank per task that Slurm gave, or per GPU."""
+        here, num = self._here, self._here.num_local_ranks
+        if not num:
+            tasks = here.slurm.num_tasks_in_place
+            num = tasks if here.is_under_slurm else count_gpus(here.environ) or 1
+        return Layout(num_nodes=1, num_tasks=num, num_local_tasks=num, num_local_ranks=num)
 
     def nodes(self) -> list[str]:
         """All nodes of a job whose client works here, though ranks start on one."""
@@ -52,7 +64,15 @@ class Local(Backend):
         return names or [self._here.node]
 
     def command(self, step: Step) -> list[str]:
-        """The launcher, which is started once a rank."""
+        """The launcher, which is started once a rank. Raises UsageError."""
+        size = step.layout.world_size
+        if self._here.environ.get("DDP_MPI") and step.is_own_command and size > 1:
+            raise UsageError(
+                "DDP_MPI needs srun to start the ranks",
+                f"{size} ranks in place, each of which MPI would take for the only one",
+                "let MPI start them in one rank: DDP_NPROC_PER_NODE=1 jobs/prelaunch.sh --"
+                f" mpirun -n {size} …",
+            )
         return [self._here.launcher, *step.arguments]
 
     def start(self, step: Step, stdout: int) -> list[subprocess.Popen[bytes]]:
@@ -76,6 +96,14 @@ class Local(Backend):
         """Ranks of one machine need no other."""
         del node
         return Address("127.0.0.1", "one machine")
+
+
+def count_gpus(environ: Mapping[str, str]) -> int:
+    """Count the GPUs that this script sees."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len(visible.rstrip(",").split(",")) if visible else 0
+    return len(glob.glob("/dev/nvidia[0-9]*"))
 
 
 def _refuse(here: Surroundings) -> NoReturn:

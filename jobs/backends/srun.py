@@ -8,7 +8,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from jobs.backends import scontrol, slurm
-from jobs.backends.base import Address, Backend, Step, Surroundings, in_background
+from jobs.backends.base import Address, Backend, Layout, Step, Surroundings, in_background
 from jobs.messages import UsageError
 from rundir.plain import read_text
 
@@ -24,7 +24,7 @@ _OF_OUTPUT = ("SLURM_LABELIO", "SLURM_STDOUTMODE", "SLURM_UNBUFFEREDIO", "SRUN_O
 
 
 class Srun(Backend):
-    """Starts one step, which ends at its first bad exit."""
+    """Starts one step, which ends at its first bad exit. Raises UsageError."""
 
     place = "bare-srun"
 
@@ -32,11 +32,35 @@ class Srun(Backend):
         """Take the job as it is."""
         super().__init__(here)
         self._slurm = here.slurm
+        self._mpi = here.environ.get("DDP_MPI", "")
+        if self._mpi:
+            self._check_mpi()
 
-    @staticmethod
-    def fits(here: Surroundings) -> bool:
+    def _check_mpi(self) -> None:
+        known = self._slurm.mpi_types()
+        if self._mpi not in known:
+            raise UsageError(
+                "DDP_MPI must be a type that `srun --mpi=list` shows",
+                f"'{self._mpi}' where it shows {', '.join(known) or 'none'}",
+                "set one of them, or unset it",
+            )
+
+    @classmethod
+    def fits(cls, here: Surroundings) -> bool:
         """Where the batch script is on the host, and the client answers."""
         return here.has_client and not here.is_in_container
+
+    def layout(self) -> Layout:
+        """A rank per task that Slurm gave."""
+        num_nodes, num_tasks = self._here.num_nodes, self._slurm.num_tasks
+        num_local_tasks = -(-num_tasks // num_nodes)
+        if self._here.num_local_ranks not in (0, num_local_tasks):
+            raise UsageError(
+                "DDP_NPROC_PER_NODE must agree with the tasks per node unless there is one",
+                f"{self._here.num_local_ranks} and {num_local_tasks}",
+                "unset it, or give --ntasks-per-node=1",
+            )
+        return Layout(num_nodes, num_tasks, num_local_tasks, num_local_tasks)
 
     def nodes(self) -> list[str]:
         """The nodes in Slurm's own order."""
@@ -65,9 +89,17 @@ class Srun(Backend):
         options += [f"--ntasks={layout.num_tasks}", "--export=ALL", "--input=none"]
         if step.environ.get("SRUN_CPUS_PER_TASK"):
             options.append(f"--cpus-per-task={step.environ['SRUN_CPUS_PER_TASK']}")
-        # Our ranks need no MPI; where it is a site's default, its library would have to be in the
-        # image.
-        if not step.is_own_command:
+        if self._mpi and layout.num_local_ranks != layout.num_local_tasks:
+            raise UsageError(
+                "DDP_MPI needs a task for each rank",
+                f"{layout.num_local_ranks} ranks a task, which MPI would take for one",
+                "use --ntasks-per-node instead of DDP_NPROC_PER_NODE",
+            )
+        # Our own ranks need no MPI; where it is a site's default, its library would have to be in
+        # the image.
+        if self._mpi:
+            options.append(f"--mpi={self._mpi}")
+        elif not step.is_own_command:
             options.append("--mpi=none")
         # A step that was killed may hold on to its share of the nodes for a while.
         if self._here.is_interactive or step.is_restart:
@@ -157,6 +189,13 @@ class Srun(Backend):
     def dropped(self, nodes: Sequence[str]) -> list[str]:
         """Those that Slurm took out of a job with --no-kill."""
         return self._slurm.dropped(nodes)
+
+    def is_back(self, node: str) -> bool:
+        """Whether it answers, is still the job's, and runs a step."""
+        if self.lost(node) or self.dropped([node]):
+            return False
+        words = self.probe_words(node, ["true"], is_restart=True)
+        return not self._slurm.try_to(*words)
 
     def probe_words(self, node: str, words: Sequence[str], *, is_restart: bool) -> list[str]:
         """A step of one task on another node.

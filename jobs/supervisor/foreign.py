@@ -35,7 +35,10 @@ class Launcher(NamedTuple):
 
 
 _PROGRAM = "-- python train.py"
-_MPI_PROGRAM = "-- ./program, or on one machine DDP_NPROC_PER_NODE=1"
+_MPI_PROGRAM = (
+    "in a Slurm job DDP_MPI=pmix jobs/prelaunch.sh -- ./program, on one machine all processes in"
+    " one rank by DDP_NPROC_PER_NODE=1"
+)
 LAUNCHERS = {
     "torchrun": Launcher(
         ("torchrun", "-m torch.distributed.run", "-m torch.distributed.launch"),
@@ -159,6 +162,14 @@ def _last_command(text: str) -> list[str]:
     if all(_PREPARE.fullmatch(words[0]) or "=" in words[0] for words in commands[:-1]):
         return ["env", *commands[-1]] if commands else []
     return []
+
+
+def is_elastic(command: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether it is torchrun for a number of nodes that may change, as by --nnodes=1:4."""
+    words = _unwrap(list(command))
+    if _name(words) != "torchrun":
+        return False
+    return ":" in (_option(words, "--nnodes") or environ.get("PET_NNODES", ""))
 
 
 def check_launcher(

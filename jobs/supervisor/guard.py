@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jobs.backends.base import Backend
+    from jobs.loop import Loop
     from jobs.supervisor.hang import HangWatch
     from jobs.supervisor.journal import Journal
-    from jobs.supervisor.loop import Loop
     from jobs.supervisor.step import RunningStep
     from rundir.paths import RunDir
 
@@ -89,11 +89,11 @@ class Guard:
     def stop(self) -> None:
         """Watch no longer."""
         for timer in self._timers:
-            self._loop.cancel(timer)
+            timer.cancel()
         self._timers = []
 
     def _check_failure(self) -> None:
-        failed_s = self._journal.reports.failed_s
+        failed_s = self._step.failed_s
         if failed_s is not None and time.monotonic() - failed_s >= _TEARDOWN_S:
             self._end_step("failed")
 
@@ -110,7 +110,8 @@ class Guard:
 
     def _lost(self, up: dict[str, list[int]]) -> list[tuple[str, str]]:
         for node in self._nodes:
-            if node in up and self._is_quiet(node, up[node]):
+            is_in = node in up and node not in self._step.left
+            if is_in and self._is_quiet(node, up[node]):
                 how = self._backend.lost(node)
                 if how:
                     return [(node, how)]
@@ -132,6 +133,8 @@ class Guard:
         if not self._timers:
             return  # the step has ended meanwhile
         for node, how in lost:
+            if self._step.lose(node, how):
+                continue
             info(f"{node} is lost: {how}")
             self._journal.write("lost_node", node=node, how=how)
             self._end_step(f"lost {node}")
@@ -143,13 +146,8 @@ class Guard:
         if self._backend.is_in_place:
             self._step.signal(signal.SIGKILL)
             return
-        self._loop.in_background(lambda: self._backend.kill(self._journal.reports.step_id))
-
-        def kill() -> None:
-            self._loop.cancel(timer)
-            self._step.signal(signal.SIGKILL)
-
-        timer = self._loop.every(_KILLED_S, kill)
+        self._loop.in_background(self._step.kill)
+        self._loop.after(_KILLED_S, lambda: self._step.signal(signal.SIGKILL))
 
 
 def _size_and_time(path: str) -> tuple[int, int]:

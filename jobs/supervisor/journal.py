@@ -11,12 +11,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from jobs.messages import info
-from jobs.supervisor.loop import Sink
+from jobs.sink import Sink
 from jobs.supervisor.reports import Reports
 from rundir import events, plain
 
 if TYPE_CHECKING:
-    from jobs.supervisor.loop import Loop
+    from jobs.loop import Loop
     from rundir.paths import RunDir
 
 _POLL_S = 1.0
@@ -40,7 +40,7 @@ class Journal:
         self._loop = loop
         self._files = files
         self._log = events.EventLog(self.add, "prelaunch", 0, host)
-        self._sink = Sink(self._append, _MAX_PENDING, loop.wake)
+        self._sink = Sink(self._append, loop.wake, _MAX_PENDING)
         self._polling_since_s: float | None = None
         self._offset = 0
         self._rest = b""
@@ -115,7 +115,7 @@ class Journal:
     def close(self) -> None:
         """End an attempt: take what others wrote, and what nodes could not deliver."""
         self.flush()
-        self._loop.run_until(lambda: self._polling_since_s is None)
+        self._loop.run(lambda: self._polling_since_s is None)
         self._learn(self._read_new())
         for path, data in events.undelivered(self._files.path).items():
             for line in data.splitlines(keepends=True):
@@ -127,4 +127,9 @@ class Journal:
 
     def flush(self) -> None:
         """Wait until all is written. A file system that stalls is waited for; signals are heard."""
-        self._loop.run_until(self._sink.is_idle)
+        self._loop.run(lambda: self._sink.is_idle)
+        num_lost = self._sink.take_lost()
+        if num_lost:
+            info(
+                f"{self._files.events} lacks {num_lost} bytes of reports: its disk stalled too long"
+            )

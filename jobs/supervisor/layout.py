@@ -2,70 +2,43 @@
 
 from __future__ import annotations
 
-import glob
-import os
 import re
 from typing import TYPE_CHECKING
 
-from jobs.backends.base import Layout
+from jobs.checks import whole_number
 from jobs.messages import UsageError, info
 from jobs.supervisor import foreign
-from jobs.supervisor.settings import integer
+from jobs.supervisor.settings import bounds, node_range
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from jobs.backends.base import Backend, Surroundings
+    from jobs.backends.base import Backend, Layout, Surroundings
     from jobs.supervisor.arguments import Arguments
     from jobs.supervisor.settings import Settings
 
 _NAME = "DDP_NPROC_PER_NODE"
 
 
-def count(here: Surroundings, backend: Backend, arguments: Arguments, settings: Settings) -> Layout:
-    """Count the ranks of the first attempt: spare nodes are left out. Raises UsageError."""
+def num_local_ranks(here: Surroundings, arguments: Arguments, settings: Settings) -> int:
+    """Find how many ranks of a node were asked for; 0 if none were. Raises UsageError."""
     asked = here.environ.get(_NAME)
     if asked is not None:
-        integer(1, 1024)(_NAME, asked)
-    elif _is_rank_per_gpu(here, arguments):
-        asked = here.slurm.gpus_on_node
-        settings.note(_NAME, asked, "a rank per GPU: no tasks were asked for")
+        return whole_number(_NAME, asked, 1, 1024)
+    # A launcher of the user's own has one task a node to start its ranks in.
+    is_launcher = arguments.is_own_command and foreign.launcher(arguments.words[1:])
+    if is_launcher or not here.slurm.has_plain_gpus:
+        return 0
+    settings.note(_NAME, here.slurm.gpus_on_node, "a rank per GPU: no tasks were asked for")
+    return int(here.slurm.gpus_on_node)
+
+
+def count(here: Surroundings, backend: Backend, arguments: Arguments) -> Layout:
+    """Count the ranks of the first attempt: spare nodes are left out. Raises UsageError."""
+    layout = backend.layout()
     if backend.is_in_place:
-        num = int(asked) if asked else _count_in_place(here)
-        return Layout(num_nodes=1, num_tasks=num, num_local_tasks=num, num_local_ranks=num)
-    num_tasks = here.slurm.num_tasks
-    num_local_tasks = -(-num_tasks // here.num_nodes)
-    layout = Layout(here.num_nodes, num_tasks, num_local_tasks, int(asked or num_local_tasks))
-    if num_tasks != here.num_nodes and layout.num_local_ranks != num_local_tasks:
-        raise UsageError(
-            f"{_NAME} must agree with the tasks per node unless there is one",
-            f"{asked} and {num_local_tasks}",
-            "unset it, or give --ntasks-per-node=1",
-        )
+        return layout
     if not arguments.is_own_command:
         _warn_of_gpus(here, layout)
     return _without_spare(here, layout)
-
-
-def _is_rank_per_gpu(here: Surroundings, arguments: Arguments) -> bool:
-    """A launcher of the user's own has one task a node to start its ranks in."""
-    if not here.slurm.has_plain_gpus:
-        return False
-    return not arguments.is_own_command or foreign.launcher(arguments.words[1:]) is None
-
-
-def _count_in_place(here: Surroundings) -> int:
-    if here.is_under_slurm:
-        return here.slurm.num_tasks_in_place
-    return count_gpus(here.environ) or 1
-
-
-def count_gpus(environ: Mapping[str, str]) -> int:
-    """Count the GPUs that this script sees."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len(visible.rstrip(",").split(",")) if visible else 0
-    return len(glob.glob("/dev/nvidia[0-9]*"))
 
 
 def _warn_of_gpus(here: Surroundings, layout: Layout) -> None:
@@ -92,10 +65,20 @@ def warn_of_cpus(here: Surroundings, cpus_of_a_rank: int) -> None:
 
 def _without_spare(here: Surroundings, layout: Layout) -> Layout:
     """Nodes of the allocation that stay idle until another one is lost."""
-    name = "DDP_SPARE_NODES"
+    name, elastic = "DDP_SPARE_NODES", here.environ.get("DDP_ELASTIC")
     spare = here.environ.get(name) or "0"
-    integer(0, layout.num_nodes - 1)(name, spare)
-    if spare == "0":
+    whole_number(name, spare, 0, layout.num_nodes - 1)
+    if elastic:
+        if spare != "0":
+            raise UsageError(
+                f"{name} must be unset where DDP_ELASTIC is set: what is beyond its MAX is spare",
+                spare,
+                f"unset {name}",
+            )
+        name = "DDP_ELASTIC"
+        _, most = bounds(node_range(layout.num_nodes)(name, elastic))
+        spare = str(max(layout.num_nodes - most, 0))
+    elif spare == "0":
         return layout
     if not layout.is_even:
         raise UsageError(
@@ -104,8 +87,3 @@ def _without_spare(here: Surroundings, layout: Layout) -> Layout:
             "give --ntasks-per-node, or unset it",
         )
     return layout.on(layout.num_nodes - int(spare))
-
-
-def num_cpus(here: Surroundings) -> int:
-    """CPUs of a node; those of this machine where Slurm does not say."""
-    return here.slurm.cpus_on_node or len(os.sched_getaffinity(0))

@@ -3,9 +3,7 @@
 The lock is the file lock.<n> with the highest number. Whoever may take it makes lock.<n+1> as a
 link to a file of its own, which succeeds for one of several on any shared file system (flock does
 not hold on all of them). Numbers only grow, so that nobody takes a lock from a new owner that was
-seen with an old one. The file holds one line:
-
-  JOB RESTARTS HOST PID_NAMESPACE PID START LAUNCH_ID      JOB is - without Slurm; or: released
+seen with an old one. Its line is in rundir/lock.py.
 """
 
 from __future__ import annotations
@@ -14,55 +12,24 @@ import os
 import re
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Callable, NamedTuple
+from typing import TYPE_CHECKING, Callable
 
 from jobs.messages import Exit, UsageError, info
-from rundir import codes, paths
+from jobs.processes import environments
+from rundir import codes
+from rundir import lock as files
+from rundir.lock import FRESH_S, RELEASED, Owner
 from rundir.plain import read_text
 
 if TYPE_CHECKING:
     from jobs.backends.slurm import Slurm
 
-FRESH_S = 60
-"""A lock renewed so lately has an owner, where nothing else can be asked."""
 RENEW_S = 15
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 2, 60
 """Between two tries: each asks Slurm's controller."""
 _AFTER_GRACE_S = 5
 ORPHANS = "the ranks of a script that was killed"
 _JUST_TAKEN = "another job that has just taken it"
-
-
-class Owner(NamedTuple):
-    """Who holds a lock."""
-
-    job: str
-    restarts: str = "-"
-    host: str = "-"
-    namespace: str = "-"
-    pid: str = "-"
-    start: str = "-"
-    launch_id: str = "-"
-
-    @classmethod
-    def parse(cls, line: str) -> Owner:
-        """Read the line of a lock."""
-        fields = line.split()[: len(cls._fields)]
-        return cls(*fields) if fields else cls("released")
-
-    @property
-    def words(self) -> str:
-        """For a person."""
-        if self.job == "-":
-            return f"process {self.pid} on {self.host}"
-        if self.host == "-":
-            return f"job {self.job}"  # a successor that has not begun
-        return f"job {self.job} on {self.host}"
-
-    @property
-    def is_here(self) -> bool:
-        """Whether ids of its processes mean something to us."""
-        return (self.host, self.namespace) == (os.uname().nodename, _namespace())
 
 
 class Lock:
@@ -159,10 +126,10 @@ class Lock:
         )
 
     def _attempt(self, mine: str) -> str:
-        number = self._number()
+        number = files.newest(self._run_dir)
         if number:
             try:
-                owner = Owner.parse(read_text(f"{self._run_dir}/lock.{number}"))
+                owner = Owner.parse(read_text(files.path(self._run_dir, number)))
             except (OSError, ValueError):
                 return _JUST_TAKEN
             if self._is_held(owner, number, mine):
@@ -173,33 +140,29 @@ class Lock:
 
     def _link(self, mine: str, number: int) -> str:
         """Of several who try it at once, one succeeds."""
-        lock = f"{self._run_dir}/lock.{number}"
+        lock = files.path(self._run_dir, number)
         with suppress(OSError):  # a network file system may report one for a link that it made
             os.link(mine, lock)
         is_ours = _is_same(mine, lock)
-        if is_ours and self._number() == number:
+        if is_ours and files.newest(self._run_dir) == number:
             self.path = lock
             with suppress(OSError):
-                os.unlink(f"{self._run_dir}/lock.{number - 1}")
+                os.unlink(files.path(self._run_dir, number - 1))
             return ""
         if is_ours:  # there is a higher one: this one was old
             with suppress(OSError):
                 os.unlink(lock)
         return _JUST_TAKEN
 
-    def _number(self) -> int:
-        """The highest one, 0 if there is none."""
-        found = (paths.JOB_LOCK.fullmatch(name) for name in os.listdir(self._run_dir))
-        return max((int(one[1]) for one in found if one), default=0)
-
     def _own(self) -> Owner:
         pid = str(os.getpid())
-        host, restarts = os.uname().nodename, self._restarts
-        return Owner(self._job, restarts, host, _namespace(), pid, start_of(pid), self._launch_id)
+        host, namespace = os.uname().nodename, files.pid_namespace()
+        start, launch_id = start_of(pid), self._launch_id
+        return Owner(self._job, self._restarts, host, namespace, pid, start, launch_id)
 
     def _is_held(self, owner: Owner, number: int, mine: str) -> bool:
         """Whether the owner lives. In doubt it does."""
-        if owner.job == "released":
+        if owner.job == RELEASED:
             return False
         if self._slurm and owner.job == self._job and owner.restarts != self._restarts:
             return False  # this very job, before its requeue
@@ -207,7 +170,7 @@ class Lock:
             return self._slurm.is_listed(owner.job)
         if owner.is_here:
             return owner.start == start_of(owner.pid)
-        return _is_fresh(f"{self._run_dir}/lock.{number}", mine)
+        return _is_fresh(files.path(self._run_dir, number), mine)
 
     def _has_orphans(self, owner: Owner) -> bool:
         """Whether anything on this machine still runs that the dead owner started.
@@ -232,19 +195,12 @@ class Lock:
         """Leave the run to anybody, or to a successor that waits in Slurm's queue."""
         if not self.path:
             return
-        line = " ".join(Owner(job)) if job else "released"
+        line = " ".join(Owner(job)) if job else RELEASED
         with suppress(OSError):
             with open(f"{self.path}.new", "w") as file:
                 file.write(f"{line}\n")
             os.replace(f"{self.path}.new", self.path)
         self.path = None
-
-
-def _namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return "-"
 
 
 def start_of(pid: str) -> str:
@@ -277,10 +233,6 @@ def _is_fresh(lock: str, now: str) -> bool:
 
 def _launches() -> set[str]:
     """The launches of which processes run on this machine."""
-    found = set()
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-                words = file.read().split(b"\0")
-                found |= {word[14:] for word in words if word.startswith(b"DDP_LAUNCH_ID=")}
-    return {os.fsdecode(launch) for launch in found}
+    name = b"DDP_LAUNCH_ID="
+    found = (pair for _, pairs in environments() for pair in pairs if pair.startswith(name))
+    return {os.fsdecode(pair[len(name) :]) for pair in found}

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from jobs import processes
 from jobs.backends import requeue
+from jobs.loop import Loop
 from jobs.messages import Exit, UsageError, info, one_line
 from jobs.programs import which
 from jobs.supervisor import decide, history, plan, run, settings
 from jobs.supervisor.attempts import Attempts
 from jobs.supervisor.journal import Journal
 from jobs.supervisor.lock import RENEW_S, Lock
-from jobs.supervisor.loop import Loop
+from jobs.supervisor.signals import Requests
 from rundir import codes
 
 if TYPE_CHECKING:
@@ -58,21 +59,22 @@ def supervise(root: str, script: str, words: list[str], environ: dict[str, str])
         return codes.FINISHED
     job.check.finish()
     loop = Loop()
-    lock = _open_run(job, loop)
+    requests = Requests(loop)
+    lock = _open_run(job, requests)
     _start_timers(job, loop, lock)
     journal = Journal(loop, job.files, job.here.node)
     try:
-        decision = _run_attempts(job, loop, journal)
+        decision = _run_attempts(job, loop, requests, journal)
     finally:
-        loop.deafen()
+        requests.ignore()
     return _end(job, lock, journal, decision)
 
 
-def _open_run(job: Plan, loop: Loop) -> Lock:
+def _open_run(job: Plan, requests: Requests) -> Lock:
     """Make the run directory and own it. Raises UsageError and Exit."""
     here, values = job.here, job.settings
     run.make(job.files, here, job.temporary)
-    loop.listen()
+    requests.listen()
     lock = Lock(
         job.files.path,
         values["DDP_LAUNCH_ID"],
@@ -82,8 +84,8 @@ def _open_run(job: Plan, loop: Loop) -> Lock:
         grace_s=values.number("DDP_GRACE"),
     )
     lock.take(
-        loop.pause,
-        lambda: loop.stop_signal is not None,
+        requests.pause,
+        requests.is_stopped,
         may_wait=values["DDP_ON_BUSY"] == "wait",
         tell_every_s=values.number("DDP_TIMESTAMP_INTERVAL"),
     )
@@ -109,16 +111,16 @@ def _start_timers(job: Plan, loop: Loop, lock: Lock) -> None:
         )
 
 
-def _run_attempts(job: Plan, loop: Loop, journal: Journal) -> Decision:
+def _run_attempts(job: Plan, loop: Loop, requests: Requests, journal: Journal) -> Decision:
     """Run the attempts; should this script itself fail, end what it started."""
-    attempts = Attempts(job, loop, journal)
+    attempts = Attempts(job, loop, requests, journal)
     try:
         return attempts.run()
     except Exception:  # noqa: BLE001 -- whatever it is: no rank may stay behind
         import traceback  # noqa: PLC0415 -- rarely needed
 
         traceback.print_exc()
-        loop.deafen()
+        requests.ignore()
         attempts.break_off()
         text = f"prelaunch.sh itself failed ({codes.describe(codes.FAILED)}); see the lines above"
         return decide.Decision(decide.FAIL, text, text, codes.FAILED)

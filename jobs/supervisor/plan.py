@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.backends import registry, scontrol, slurm, surroundings
 from jobs.backends.base import Step, Surroundings, tmp_dir
+from jobs.backends.local import count_gpus
 from jobs.backends.slurm import Slurm
 from jobs.messages import UsageError, info, write
 from jobs.supervisor import arguments as asked
 from jobs.supervisor import check, foreign, history, layout, rendezvous, run, settings, show
+from jobs.supervisor.elastic_step import task_of
 from jobs.supervisor.ending import Job, Limits
 from jobs.supervisor.settings import Settings
 from rundir.paths import RunDir
@@ -34,6 +36,8 @@ class Plan(NamedTuple):
     job: Job
     files: RunDir
     temporary: str
+    is_elastic: bool
+    """The ranks are launchers of the user's own that let nodes come and go."""
 
 
 def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -> Plan:
@@ -51,9 +55,10 @@ def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -
     if not client.job_id:
         asked.refuse_other_launchers(environ)
     surroundings.forget_hooks(environ)
-    here, backend = registry.choose(surroundings.look_around(root, script, words, environ))
-    values = Settings(environ)
-    ranks = layout.count(here, backend, arguments, values)
+    here, values = surroundings.look_around(root, script, words, environ), Settings(environ)
+    here = here._replace(num_local_ranks=layout.num_local_ranks(here, arguments, values))
+    here, backend = registry.choose(here)
+    ranks = layout.count(here, backend, arguments)
     if arguments.is_own_command:
         _check_command(here, backend, arguments, ranks)
     checking = check.start(here, backend, arguments, ranks)
@@ -67,14 +72,37 @@ def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -
         values["DDP_OUT"],
         is_restart=False,
     )
-    command = backend.command(step)
+    is_elastic = _is_elastic(backend, arguments, ranks, environ)
+    command = backend.command(task_of(step, 0) if is_elastic else step)
     python = checking.python if backend.is_bare else None
     is_chosen = python is not None and not environ.get("DDP_PYTHON")
     write(2, show.table(values, step.environ, python if python and is_chosen else ""))
     write(2, f"step: {show.command_line(command)}\n")
     temporary = tmp_dir(environ, is_in_container=here.is_in_container)
     files = RunDir(values["DDP_RUN_DIR"])
-    return Plan(here, arguments, backend, ranks, nodes, values, checking, job, files, temporary)
+    return Plan(
+        here,
+        arguments,
+        backend,
+        ranks,
+        nodes,
+        values,
+        checking,
+        job,
+        files,
+        temporary,
+        is_elastic,
+    )
+
+
+def _is_elastic(
+    backend: Backend, arguments: Arguments, ranks: Layout, environ: dict[str, str]
+) -> bool:
+    """Whether it is one torchrun a node, and nodes may come and go."""
+    if backend.is_in_place or not arguments.is_own_command:
+        return False
+    is_one_a_node = 1 < ranks.num_nodes == ranks.world_size
+    return is_one_a_node and foreign.is_elastic(arguments.words[1:], environ)
 
 
 def _check_command(
@@ -82,7 +110,7 @@ def _check_command(
 ) -> None:
     """Check a command of the user's own. Raises UsageError."""
     environ, command = here.environ, arguments.words[1:]
-    has_gpus = bool(here.slurm.gpus_on_node) or layout.count_gpus(environ) > 0
+    has_gpus = bool(here.slurm.gpus_on_node) or count_gpus(environ) > 0
     foreign.check_launcher(command, ranks.world_size, environ, has_gpus=has_gpus)
     # Where the ranks see what this script sees, it must be there. A login node, from which salloc
     # starts ranks elsewhere, need not have it.
@@ -122,7 +150,7 @@ def _resolve(
     )
     rendezvous.resolve(values, backend, search)
     asked_cpus = here.slurm.cpus_per_task
-    num_cpus = layout.num_cpus(here)
+    num_cpus = here.slurm.cpus_on_node or len(os.sched_getaffinity(0))
     settings.resolve_ranks(values, environ, ranks, num_cpus, asked_cpus)
     if not arguments.is_own_command:
         layout.warn_of_cpus(here, settings.cpus_of_a_rank(ranks, num_cpus, asked_cpus))
@@ -145,12 +173,13 @@ def _job_of(
         values.number("DDP_MAX_IDLE_RESTARTS"),
         may_requeue=values.is_on("DDP_REQUEUE"),
         is_no_kill=values.is_on("DDP_NO_KILL"),
+        min_nodes=settings.bounds(values.get("DDP_ELASTIC"))[0] or None,
     )
     return Job(
         id=values["DDP_JOB_ID"],
         run_dir=values["DDP_RUN_DIR"],
         place=backend.place,
-        image=run.image(here.environ, f"{slurm.PYXIS}image"),
+        image=here.environ.get("DDP_IMAGE") or here.environ.get(f"{slurm.PYXIS}image") or "",
         limits=limits,
         num_nodes_allocated=here.num_nodes,
         num_nodes_wanted=ranks.num_nodes,

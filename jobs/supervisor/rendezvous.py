@@ -8,8 +8,8 @@ import subprocess
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.backends.base import Address
+from jobs.checks import whole_number
 from jobs.messages import UsageError
-from jobs.supervisor.settings import integer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ def resolve(settings: Settings, backend: Backend, search: Search) -> None:
     node = backend.first_node(search.nodes)
     wanted = environ.get(_PORT)
     if wanted is not None:
-        integer(1, 65535)(_PORT, wanted)
+        whole_number(_PORT, wanted, 1, 65535)
     interface_address, port = _probe(backend, node, wanted, search)
     address = _choose(backend, node, interface_address, search)
     settings.note(_ADDR, address.text, address.origin)

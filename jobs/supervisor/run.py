@@ -179,11 +179,6 @@ def compose_record(root: str, files: RunDir, environ: Mapping[str, str]) -> None
         info(f"the run record is not composed; later: python -m monitor compose {files.path}")
 
 
-def image(environ: Mapping[str, str], option: str) -> str:
-    """The image of the ranks; empty if there is none."""
-    return environ.get("DDP_IMAGE") or environ.get(option) or ""
-
-
 def image_digest(path: str) -> str:
     """What container/to_squashfs.sh left beside it; empty if it did not."""
     try:

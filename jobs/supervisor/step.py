@@ -11,16 +11,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jobs import processes
-from jobs.supervisor.loop import Sink
+from jobs.sink import Sink
 from rundir import codes
 from rundir.channel import FrameReader
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Collection
 
     from jobs.backends.base import Backend, Step
+    from jobs.loop import Loop, Timer
     from jobs.supervisor.journal import Journal
-    from jobs.supervisor.loop import Loop, Timer
 
 _STARTING_S = 30
 """How long a request for a checkpoint waits for ranks that are starting."""
@@ -43,12 +44,12 @@ class Output:
     def __init__(self, loop: Loop) -> None:
         """Write to descriptor 1, in a thread."""
         self._loop = loop
-        self._sink = Sink(_write, _MAX_PENDING, loop.wake)
+        self._sink = Sink(_write, loop.wake, _MAX_PENDING)
         self.put = self._sink.put
 
     def flush(self) -> None:
         """Wait until all is written, but not for ever."""
-        self._loop.run_until(self._sink.is_idle, _LAST_LINES_S)
+        self._loop.run(lambda: self._sink.is_idle, _LAST_LINES_S)
 
 
 def _write(data: bytes) -> None:
@@ -90,13 +91,49 @@ class RunningStep:
         with suppress(OSError):
             fcntl.fcntl(stdout, _F_SETPIPE_SZ, _PIPE_SIZE)
         try:
-            self.processes = backend.start(step, stdout)
+            self._running = self._start(stdout)
         finally:
             os.close(stdout)
-        self._running = list(self.processes)
         self._end_timers: list[Timer] = []
         self._step_id: int | None = None
         loop.watch(self._fd, self._read)
+
+    def _start(self, stdout: int) -> list[subprocess.Popen[bytes]]:
+        return list(self._backend.start(self._step, stdout))
+
+    @property
+    def failed_s(self) -> float | None:
+        """When it failed, and all of it has to end; None as long as it has not."""
+        return self._journal.reports.failed_s
+
+    @property
+    def left(self) -> Collection[str]:
+        """Nodes that have left it, and without which it goes on."""
+        return ()
+
+    def lose(self, node: str, how: str) -> bool:
+        """Go on without a node, if it can."""
+        del node, how
+        return False
+
+    def kill(self) -> None:
+        """Kill what runs of it on every node that answers. It may take a while."""
+        for step_id in self._step_ids:
+            self._backend.kill(step_id)
+
+    @property
+    def _step_ids(self) -> Collection[int | None]:
+        return set(self._journal.reports.step_ids.values()) or (None,)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self._step.layout.world_size
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes in all."""
+        return self._step.layout.num_nodes
 
     # ---- its output and its end
 
@@ -150,7 +187,7 @@ class RunningStep:
     def close(self) -> None:
         """Take what its processes wrote; nobody who holds the pipe is waited for."""
         for timer in self._end_timers:
-            self._loop.cancel(timer)
+            timer.cancel()
         deadline_s = time.monotonic() + _LAST_LINES_S
         while self._fd >= 0 and self._read() and time.monotonic() < deadline_s:
             pass
@@ -160,12 +197,12 @@ class RunningStep:
     def end(self) -> None:
         """End it, and wait for that."""
         pids = [process.pid for process in self._running]
-        processes.stop(pids, _AFTER_GRACE_S, self._loop.rest)
+        processes.stop(pids, _AFTER_GRACE_S, self._loop.pause)
 
     # ---- signals
 
     def signal(self, number: int) -> None:
-        """Signal the processes: srun hands it to every rank's agent; in place they are agents."""
+        """Signal the processes that run: srun hands it to every agent; in place they are agents."""
         processes.send([process.pid for process in self._running], number)
 
     def ask_for_checkpoint(self) -> None:
@@ -178,10 +215,9 @@ class RunningStep:
 
         def look() -> None:
             num_up = self._journal.reports.num_started
-            if self.is_over():
-                self._loop.cancel(timer)
-            elif num_up >= self._step.layout.world_size or time.monotonic() >= deadline_s:
-                self._loop.cancel(timer)
+            is_up = num_up >= self.world_size
+            if self.is_over() or is_up or time.monotonic() >= deadline_s:
+                timer.cancel()
                 self.signal(signal.SIGUSR1)
 
         timer = self._loop.every(_POLL_S, look)
@@ -196,31 +232,24 @@ class RunningStep:
             self.signal(signal.SIGTERM)
             return
         told: list[bool] = []
-        step_id = self._journal.reports.step_id
+        step_ids = self._step_ids
         self._loop.in_background(
-            lambda: told.append(self._backend.end(step_id)), lambda: self._wait_or_end(told)
+            lambda: told.extend([self._backend.end(step_id) for step_id in step_ids]),
+            lambda: self._wait_or_end(told),
         )
 
     def _wait_or_end(self, told: list[bool]) -> None:
         if not any(told):
             self.signal(signal.SIGTERM)
             return
-        deadline_s = time.monotonic() + self._grace_s + _AFTER_GRACE_S
-
-        def look() -> None:
-            if self.is_over():
-                self._loop.cancel(timer)
-            elif time.monotonic() >= deadline_s:
-                self._loop.cancel(timer)
-                self.signal(signal.SIGTERM)
-
-        timer = self._loop.every(_POLL_S, look)
+        delay_s = self._grace_s + _AFTER_GRACE_S
+        self._loop.after(delay_s, lambda: self.signal(signal.SIGTERM))
 
 
 def sweep(loop: Loop, launch_id: str, temporary: str) -> None:
     """Leave nothing of an attempt behind on this node, whatever happened."""
     left = processes.processes_with(f"DDP_LAUNCH_ID={launch_id}")
-    processes.stop(left, 2, loop.rest)
+    processes.stop(left, 2, loop.pause)
     for parent in {"/dev/shm", temporary}:  # noqa: S108 -- where agents keep heartbeats
         try:
             names = os.listdir(parent)

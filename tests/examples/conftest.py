@@ -149,11 +149,15 @@ class Example:
         """`kill -9` the last rank once there is a checkpoint, and leave a few steps to do."""
         self.run.wait_for_word("saved step ", timeout_s=180)
         rank = max(event["rank"] for event in self.run.events("rank_up"))
-        pid = self.run.pid(rank)
+        self.kill(self.run.pid(rank))
+        return rank
+
+    def kill(self, pid: int) -> None:
+        """`kill -9` a process of the program once there is a checkpoint."""
+        self.run.wait_for_word("saved step ", timeout_s=180)
         os.kill(pid, signal.SIGSTOP)  # now all ranks soon wait, and what is saved is known
         self.leave(self.last("saved", 1) + FEW)
         os.kill(pid, signal.SIGKILL)
-        return rank
 
     def record(self) -> dict[str, Any]:
         """The run record."""

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
     from tests.examples.conftest import Example
 
-FOLDERS = sorted(path.parent.name for path in EXAMPLES.glob("*/requirements.txt"))
+STARTED_OTHERWISE = {"mpi", "ray"}
+"""Another program starts their ranks: test_mpi.py, test_ray.py."""
+FOLDERS = sorted(
+    {path.parent.name for path in EXAMPLES.glob("*/requirements.txt")} - STARTED_OTHERWISE
+)
 CASES = [
     (layout, folder, line)
     for folder in FOLDERS

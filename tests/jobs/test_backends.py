@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from jobs.backends.base import Layout, Step, Surroundings
+from jobs.backends.base import Step, Surroundings
 from jobs.backends.containers import HostImage, InContainer
 from jobs.backends.local import Local
 from jobs.backends.registry import BACKENDS, choose
 from jobs.backends.slurm import PYXIS, Slurm
 from jobs.backends.srun import Srun
+from jobs.backends.torchrun import Torchrun, TorchrunHostImage, TorchrunInContainer
 from jobs.messages import UsageError
 
 if TYPE_CHECKING:
@@ -26,12 +27,19 @@ ROOT = Path(__file__).resolve().parents[2]
 SRUN = """#!/bin/bash
 if [[ $1 == --help ]]; then echo --container-image; exit; fi
 printf '%s\\n' "$@" >"$CALLS"
+num=$(printf '%s\\n' "$@" | sed -n 's/^--ntasks=//p')
 while [[ $1 == -* ]]; do shift; done
 if [[ $1 == /opt/ddp/* ]]; then set -- "$LAUNCHER" "${@:2}"; fi
+if ((num == 1)); then exec "$@"; fi
 for RANK in 0 1; do RANK=$RANK "$@" & done
 wait -n
 """
 LAUNCHER = """#!/bin/bash
+if [[ ! ${RANK-} ]]; then
+    for ((i = 0; i < DDP_NPROC_PER_NODE; i++)); do RANK=$i "$0" "$@" & done
+    wait -n
+    exit
+fi
 echo "rank $RANK of $WORLD_SIZE runs $*"
 exit "${CODE:-0}"
 """
@@ -42,6 +50,7 @@ class Conformance:
 
     kind: ClassVar[type]
     environ: ClassVar[dict[str, str]] = {}
+    num_tasks = 2
 
     @pytest.fixture
     def here(self, tmp_path: Path) -> Surroundings:
@@ -62,6 +71,7 @@ class Conformance:
             "CALLS": str(tmp_path / "calls"),
             "LAUNCHER": str(jobs / "launcher.sh"),
             "SLURM_JOB_ID": "7",
+            "SLURM_NTASKS": "2",
             **{name: value.replace("IMAGE", str(image)) for name, value in self.environ.items()},
         }
         return Surroundings(
@@ -78,6 +88,7 @@ class Conformance:
             has_client=self.kind is not Local,
             info=f"JobId=7 UserId=me({os.geteuid()}) GroupId=us({os.getegid()})",
             num_nodes=1,
+            num_local_ranks=int(environ.get("DDP_NPROC_PER_NODE", 0)),
         )
 
     @pytest.fixture
@@ -90,8 +101,8 @@ class Conformance:
 
     def step(self, here: Surroundings, words: Sequence[str] = ("--epochs", "1")) -> Step:
         """What is started."""
-        layout = Layout(1, 2, 2, 2)
-        environ = here.environ | {"WORLD_SIZE": "2"}
+        layout = choose(here)[1].layout()
+        environ = here.environ | {"WORLD_SIZE": str(layout.world_size)}
         nodes = ["node1"]
         return Step(list(words), environ, layout, nodes, here.submit_dir, is_restart=False)
 
@@ -111,6 +122,12 @@ class Conformance:
         lines, codes = self.run(backend, self.step(here))
         assert lines == [f"rank {rank} of 2 runs --epochs 1" for rank in range(2)]
         assert set(codes) == {0}
+
+    def test_it_counts_launchers_and_ranks(self, backend: Backend) -> None:
+        """Two ranks, of as many launchers as it starts."""
+        layout = backend.layout()
+        assert (layout.num_nodes, layout.num_local_ranks, layout.world_size) == (1, 2, 2)
+        assert layout.num_tasks == layout.num_local_tasks == self.num_tasks
 
     def test_a_bad_code_is_known(self, here: Surroundings, backend: Backend) -> None:
         """Of one process at least."""
@@ -179,6 +196,33 @@ class TestInContainer(Conformance):
 
     kind = InContainer
     environ: ClassVar = {f"{PYXIS}image": "IMAGE"}
+
+
+TASK_A_NODE = {"SLURM_NTASKS": "1", "DDP_NPROC_PER_NODE": "2"}
+
+
+class TestTorchrun(Conformance):
+    """One task a node, which starts the node's ranks."""
+
+    kind = Torchrun
+    environ: ClassVar = TASK_A_NODE
+    num_tasks = 1
+
+
+class TestTorchrunHostImage(Conformance):
+    """The same into containers, from the host."""
+
+    kind = TorchrunHostImage
+    environ: ClassVar = TASK_A_NODE | TestHostImage.environ
+    num_tasks = 1
+
+
+class TestTorchrunInContainer(Conformance):
+    """The same into containers, from inside one."""
+
+    kind = TorchrunInContainer
+    environ: ClassVar = TASK_A_NODE | TestInContainer.environ
+    num_tasks = 1
 
 
 def test_every_backend_conforms() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -143,6 +144,14 @@ def test_a_launcher_is_seen_in_a_script(tmp_path: Path, start: str) -> None:
     check(*command)
 
 
+@pytest.mark.parametrize("command", ["mpirun -np 4 ./train", "/usr/bin/mpiexec ./train"])
+def test_who_writes_mpirun_is_told_of_slurms(command: str) -> None:
+    """In a job srun starts MPI's ranks; on one machine mpirun does, in one rank of ours."""
+    told = "DDP_MPI=pmix jobs/prelaunch.sh -- ./program.*DDP_NPROC_PER_NODE=1"
+    with pytest.raises(UsageError, match=told):
+        check(*command.split())
+
+
 @pytest.mark.parametrize(
     ("command", "env"),
     [
@@ -183,6 +192,35 @@ def test_a_shell_that_decides_is_left_alone(text: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "environ", "is_elastic"),
+    [
+        ("torchrun --nnodes=1:3 train.py", {}, True),
+        ("torchrun --nnodes 1:3 train.py", {}, True),
+        ("python -m torch.distributed.run --nnodes=2:4 train.py", {}, True),
+        ("torchrun train.py", {"PET_NNODES": "1:3"}, True),
+        ("torchrun --nnodes=3 train.py", {"PET_NNODES": "1:3"}, False),
+        ("torchrun --nnodes=3 train.py", {}, False),
+        ("python train.py --nnodes=1:3", {}, False),
+    ],
+)
+def test_torchrun_on_a_number_of_nodes_that_may_change(
+    command: str, environ: dict[str, str], *, is_elastic: bool
+) -> None:
+    """It is asked for as torchrun itself takes it; what it says itself beats its variables."""
+    assert foreign.is_elastic(command.split(), environ) is is_elastic
+
+
+def test_each_node_of_an_elastic_torchrun_is_a_step(slurm: Scripts) -> None:
+    """One that is lost ends its own alone; otherwise all nodes are one step, as ever."""
+    slurm.fake("torchrun", "")
+    command = ("prelaunch.sh", "--dry-run", "--", "torchrun", "--nnodes=1:2", "train.py")
+    words = slurm.run(*command, SLURM_NTASKS="2").step.split()
+    assert {"--nodes=1", "--ntasks=1", f"--nodelist={socket.gethostname()}"} <= set(words)
+    words = slurm.run(*command).step.split()  # two torchruns on a node have no part in it
+    assert {"--nodes=2", "--ntasks=4"} <= set(words)
+
+
 def test_in_place_nothing_describes_the_batch_scripts_own_task(scripts: Scripts) -> None:
     """Where no client works: by SLURM_NTASKS Lightning expects srun's SLURM_PROCID beside it."""
     scripts.fake("srun", "exit 1")

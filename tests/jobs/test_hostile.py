@@ -120,6 +120,21 @@ def test_output_directory_that_cannot_be_made(scripts: Scripts) -> None:
     assert "set DDP_OUT" in one_line(result.err)
 
 
+def test_output_directory_that_is_a_link_to_nothing(scripts: Scripts) -> None:
+    """As to a disk that is not mounted: one line names the link, and nothing is left behind."""
+    link = scripts.directory / "scratch"
+    link.symlink_to(scripts.directory / "unmounted")
+    for out in (link, link / "out"):
+        result = scripts.run("prelaunch.sh", "--", "true", DDP_OUT=str(out))
+        assert result.code == 64
+        assert (
+            f"found that {link} is a link to {scripts.directory}/unmounted, which is not there"
+            in (one_line(result.err))
+        )
+        assert "set DDP_OUT" in result.err
+        assert list(scripts.directory.iterdir()) == [link]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "rule"),
     [
@@ -141,6 +156,8 @@ def test_output_directory_that_cannot_be_made(scripts: Scripts) -> None:
         ("DDP_ON_BUSY", "ask", "DDP_ON_BUSY must be refuse or wait"),
         ("DDP_HANG_TIMEOUT", "1h", "from 0 to"),
         ("DDP_SPARE_NODES", "1", "from 0 to"),
+        ("DDP_ELASTIC", "2:1", "DDP_ELASTIC must be MIN:MAX"),
+        ("DDP_ELASTIC", "2:4", "the job must have the 2 nodes that DDP_ELASTIC=2:4 needs"),
         ("DDP_IMAGE", "./ddp.sqsh", "needs Slurm"),
         ("DDP_MONITOR_INTERVAL", "x[$(touch x)]", "from 1 to"),
         ("DDP_NPROC_PER_NODE", "08", "from 1 to"),

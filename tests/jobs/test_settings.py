@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from pathlib import Path
 
@@ -85,6 +84,30 @@ def test_spare_nodes_must_be_there() -> None:
         resolved(DDP_SPARE_NODES="3")
 
 
+def test_an_elastic_run_needs_no_kill() -> None:
+    """Who asks for one is taken to have given it; unset, nothing is elastic."""
+    values = resolved(DDP_ELASTIC="1:3")
+    assert (values["DDP_NO_KILL"], values.origins["DDP_NO_KILL"]) == ("1", "DDP_ELASTIC")
+    assert resolved(DDP_ELASTIC="")["DDP_NO_KILL"] == "0"
+    assert "DDP_ELASTIC" not in resolved().values
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("2", "DDP_ELASTIC must be MIN:MAX, the fewest and the most nodes; found '2'"),
+        ("3:2", "must be MIN:MAX"),
+        ("0:2", "must be MIN:MAX"),
+        ("1:x", "must be MIN:MAX"),
+        ("4:8", "the job must have the 4 nodes that DDP_ELASTIC=4:8 needs; found 3 nodes"),
+    ],
+)
+def test_bounds_of_an_elastic_run(value: str, told: str) -> None:
+    """Two whole numbers in order, and an allocation that has the first."""
+    with pytest.raises(UsageError, match=told):
+        resolved(DDP_ELASTIC=value)
+
+
 @pytest.mark.parametrize("name", ["", "a", "slurm-7", "a longer name, with more: é"])
 def test_the_seed_is_that_of_cksum(name: str) -> None:
     """Whoever wants to know it can ask a shell."""
@@ -111,8 +134,24 @@ def test_a_word_is_quoted_as_bash_does(word: str) -> None:
 
 def test_hosts_without_a_python_forward_the_same_names() -> None:
     """container/pyxis_env.sh runs where sbatch does, which may have none."""
-    text = (ROOT / "container" / "mounts.sh").read_text()
-    (prefixes,) = re.findall("FORWARDED_PREFIXES='(.*)'", text)
-    (hosts,) = re.findall("grep -vxE '(.*)'", text)
-    assert prefixes == forwarded.PREFIXES.pattern
-    assert hosts == forwarded.OF_THE_HOST.pattern
+    names = (
+        "NCCL_DEBUG",
+        "DDP_OUT",
+        "DDP_HOME",
+        "PYTHONHOME",
+        "PYTHONPATH",
+        "CUDA_DIR",
+        "CUDA_DIRS",
+    )
+    environ = dict.fromkeys((*names, "CUDA_DIR", "PATHS", "MY_NCCL_DEBUG"), "1")
+    shell = f"HERE={ROOT}/container; . $HERE/mounts.sh; forwarded_names"
+    told = subprocess.run(
+        ["bash", "-c", shell],
+        env=environ | {"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = forwarded.forwarded_names(environ)
+    assert sorted(told.stdout.split()) == found
+    assert found == ["CUDA_DIRS", "DDP_OUT", "NCCL_DEBUG", "PYTHONPATH"]

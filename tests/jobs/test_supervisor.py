@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs.backends.base import Layout, Step
+from jobs.loop import Loop
 from jobs.supervisor.journal import Journal
-from jobs.supervisor.loop import Loop
 from jobs.supervisor.reports import Reports
 from jobs.supervisor.step import Output, RunningStep
 from rundir import channel, events
@@ -119,7 +119,7 @@ def test_what_a_step_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
     output.put = passed.append  # type: ignore[method-assign] -- not to pytest's own
     began_s = time.monotonic()
     running = RunningStep(loop, Shell(), step, journal, output, grace_s=5)
-    loop.run_until(running.is_over)
+    loop.run(running.is_over)
     running.close()
     journal.close()
     assert time.monotonic() - began_s < 15

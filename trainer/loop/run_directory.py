@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from rundir import events, paths, plain
+from rundir import lock as job_lock
 from trainer.errors import UserError
 from trainer.telemetry.events import EventLog
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 _NO_ID = ("", "none")
 """torchrun's word for a run without --rdzv-id is the latter."""
-_RENEWED_S = 60
-"""The script of a job renews its lock more often than that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,27 +134,17 @@ def _lock(path: Path) -> tuple[int | None, str]:
 
 def _job_in(path: Path) -> str:
     """Name the job whose `jobs/prelaunch.sh` holds `path`, "" where none does."""
-    locks = [lock for lock in path.glob("lock.*") if paths.JOB_LOCK.fullmatch(lock.name)]
-    newest = max(locks, key=lambda lock: int(lock.suffix[1:]), default=None)
+    newest = job_lock.path(path, job_lock.newest(path))
     try:
-        words = plain.read_text(newest).split() if newest else []
-        age_s = time.time() - newest.stat().st_mtime if newest else 0.0
+        owner = job_lock.Owner.parse(plain.read_text(newest))
+        age_s = time.time() - Path(newest).stat().st_mtime
     except (OSError, ValueError):
         return ""  # it was just given back, or is no lock
-    if len(words) < len(("job", "restarts", "host", "namespace", "pid")) or age_s > _RENEWED_S:
+    if owner.job == job_lock.RELEASED or age_s > job_lock.FRESH_S:
         return ""
-    job, _, host, namespace, pid, *_ = words
-    is_here = [host, namespace] == [socket.gethostname(), _pid_namespace()]
-    if is_here and not psutil.pid_exists(int(pid)):
+    if owner.is_here and not psutil.pid_exists(int(owner.pid)):
         return ""
-    return f"process {pid} on {host}" if job == "-" else f"job {job} on {host}"
-
-
-def _pid_namespace() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return "-"
+    return owner.words
 
 
 def _next_attempt(path: Path, mesh: Mesh) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from jobs.agent.contract import (
-    require_integer,
     resolve,
     tasks_of_node,
     with_torchrun_names,
 )
+from jobs.checks import whole_number
 from jobs.messages import UsageError
 
 SLURM = {
@@ -56,6 +56,14 @@ def test_what_agrees_stays_and_what_disagrees_is_an_error(name: str) -> None:
         resolve(SLURM | {name: "7"})
 
 
+def test_a_task_that_is_alone_where_others_are_not_is_a_rank() -> None:
+    """torchrun fills either every node or none."""
+    uneven = {"SLURM_STEP_TASKS_PER_NODE": "3,2,1", "DDP_NPROC_PER_NODE": "3"}
+    found = resolve(SLURM | uneven | {"SLURM_LOCALID": "0"})
+    assert not found.is_node_task
+    assert found.environ["LOCAL_WORLD_SIZE"] == "1"
+
+
 def test_one_task_of_a_node_that_torchrun_fills() -> None:
     """It has no rank of its own, whatever Pyxis has made of it."""
     task = SLURM | {"SLURM_STEP_TASKS_PER_NODE": "1(x3)", "DDP_NPROC_PER_NODE": "4", "RANK": "2"}
@@ -63,6 +71,22 @@ def test_one_task_of_a_node_that_torchrun_fills() -> None:
     assert (found.is_node_task, found.num_nodes) == (True, 3)
     assert found.environ["NODE_RANK"] == "2"
     assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"} & set(found.environ)
+
+
+def test_a_step_that_is_one_of_several() -> None:
+    """The supervisor numbers it, whatever Slurm says; and torchrun learns where the others are."""
+    own = {"DDP_TASK_RANK": "2", "WORLD_SIZE": "3", "DDP_LAUNCH_ID": "7.1", "RANK": "0"}
+    found = resolve(SLURM | {"SLURM_PROCID": "0"} | own).environ
+    numbers = [found[name] for name in NUMBERS]
+    assert numbers == ["2", "0", "3", "1", "2"]
+    assert found["DDP_NODE"] == "n3"
+    assert "DDP_TASK_RANK" not in found
+    assert found["PET_RDZV_ENDPOINT"] == "n1:12345"
+    assert (found["PET_RDZV_ID"], found["PET_RDZV_CONF"]) == ("7.1", "is_host=0")
+    assert "PET_RDZV_ID" in found["DDP_CHOSEN"].split()
+    first = own | {"DDP_TASK_RANK": "0", "PET_RDZV_ID": "mine", "PET_RDZV_CONF": "timeout=9"}
+    found = resolve(SLURM | first).environ
+    assert (found["PET_RDZV_ID"], found["PET_RDZV_CONF"]) == ("mine", "timeout=9,is_host=1")
 
 
 def test_a_rank_of_torchruns() -> None:
@@ -113,7 +137,7 @@ def test_a_single_process() -> None:
 def test_what_is_no_whole_number(value: str) -> None:
     """What Python's int() or a shell would take for one is not one here."""
     with pytest.raises(UsageError, match="X must be a whole number from 0 to 9"):
-        require_integer("X", value, 0, 9)
+        whole_number("X", value, 0, 9)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +176,8 @@ def test_what_else_torchrun_sets() -> None:
     }
     assert found.items() >= expected.items()
     assert set(found["DDP_CHOSEN"].split()) == {"DDP_SEED", *expected} - {"ROLE_NAME"}
+    shared = with_torchrun_names(RUN | {"TORCHELASTIC_ERROR_FILE": "/of/the/job.json"})
+    assert shared["TORCHELASTIC_ERROR_FILE"] == expected["TORCHELASTIC_ERROR_FILE"]
 
 
 def test_nobody_takes_our_ranks_for_torchruns() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from jobs.agent import log
 from jobs.agent.log import LogFollower
-from jobs.agent.loop import Loop
 from jobs.agent.output import Output
+from jobs.loop import Loop
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -127,6 +127,7 @@ def test_a_reader_that_is_stuck_costs_a_limited_time(tmp_path: Path) -> None:
     assert following.read().startswith(b"[3] " + b"x" * 99)
 
 
+@pytest.mark.slow
 def test_a_quiet_log_wakes_nobody(tmp_path: Path) -> None:
     """With inotify the loop sleeps until something is written."""
     following = Following(tmp_path / "log")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jobs.agent.loop import Loop
 from jobs.agent.output import Output
 from jobs.agent.reports import Reports
+from jobs.loop import Loop
 from rundir import channel, events
 
 if TYPE_CHECKING:
@@ -28,10 +28,9 @@ class Agent:
         self.reader, self._writer = os.pipe()
         os.set_blocking(self.reader, False)
         self.loop = Loop()
-        self.output = Output(self._writer, self.loop.wake)
+        self.output = Output(self._writer, lambda: self.loop.wake(self.reports.keep_undelivered))
         self.is_ending = False
         self.reports = Reports(self.environ, self.output, lambda: self.is_ending)
-        self.loop.on_wake = self.reports.keep_undelivered
 
     def printed(self) -> list[bytes]:
         """The events on standard output."""
@@ -113,6 +112,7 @@ def test_a_supervisor_that_was_killed(agent: Callable[..., Agent]) -> None:
     assert len(one.kept()) == 2
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_reads_no_more(agent: Callable[..., Agent]) -> None:
     """What has not left by the agent's end is kept."""
     one = agent(is_supervised=True)

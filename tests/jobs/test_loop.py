@@ -1,4 +1,4 @@
-"""The loop of an agent: signals, descriptors and moments, and nothing in between."""
+"""The loop of supervisor and agent: signals, descriptors and moments, and nothing in between."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.agent.loop import Loop
+from jobs.loop import Loop
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -30,6 +30,35 @@ def test_what_is_due_is_called_in_time(loop: Loop) -> None:
     loop.after(0.01, lambda: called.append("never")).cancel()
     assert not loop.run(lambda: called == ["one"] * 2, limit_s=0.1)
     assert called == ["one"]
+
+
+def test_what_is_due_again_and_again_may_cancel_itself_and_others(loop: Loop) -> None:
+    """Those that are due at the same time included; a loop that was held up catches up."""
+    called: list[str] = []
+
+    def first() -> None:
+        called.append("first")
+        second.cancel()
+        if len(called) == 3:
+            timer.cancel()
+
+    timer = loop.every(0.01, first)
+    second = loop.every(0.01, lambda: called.append("second"))
+    time.sleep(0.05)
+    assert not loop.run(lambda: len(called) > 3, limit_s=0.1)
+    assert called == ["first"] * 3
+
+
+def test_a_call_that_takes_long_holds_nothing_up(loop: Loop) -> None:
+    """It is made in another thread, and what follows it in the loop's."""
+    done: list[int] = []
+    may_end = _thread.allocate_lock()
+    may_end.acquire()
+    loop.in_background(may_end.acquire, lambda: done.append(_thread.get_ident()))
+    assert not loop.run(lambda: done, limit_s=0.05)
+    may_end.release()
+    assert loop.run(lambda: done, limit_s=5)
+    assert done == [_thread.get_ident()]
 
 
 def test_a_descriptor_is_read_until_it_is_forgotten(loop: Loop) -> None:
@@ -51,15 +80,14 @@ def test_a_descriptor_is_read_until_it_is_forgotten(loop: Loop) -> None:
 def test_another_thread_wakes_it_up(loop: Loop) -> None:
     """And what it had to say is asked for in the loop."""
     news: list[int] = []
-    loop.on_wake = lambda: news.append(_thread.get_ident())
-    _thread.start_new_thread(loop.wake, ())
+    _thread.start_new_thread(loop.wake, (lambda: news.append(_thread.get_ident()),))
     assert loop.run(lambda: news, limit_s=5)
     assert news == [_thread.get_ident()]
 
 
 CATCHES = """
 import os, signal, sys
-from jobs.agent.loop import Loop
+from jobs.loop import Loop
 loop, seen = Loop(), []
 loop.catch((signal.SIGTERM, signal.SIGUSR1), seen.append)
 print("ready", flush=True)
@@ -69,6 +97,7 @@ loop.run(lambda: len(seen) == 3)
 """
 
 
+@pytest.mark.slow
 def test_signals_arrive_and_nothing_else_wakes_it() -> None:
     """Between two events there is no wake-up: a node has as many agents as GPUs."""
     process = subprocess.Popen(
