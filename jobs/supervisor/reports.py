@@ -24,6 +24,8 @@ class Reports:
         self.num_started = 0
         self.step_id: int | None = None
         """Slurm's number of the step, if a rank reported one."""
+        self.has_trained = False
+        """Whether a first step is done."""
         self.failed_s: float | None = None
         """When a rank first failed, or the watchdog gave its verdict."""
 
@@ -52,6 +54,8 @@ class Reports:
             is_failure = event.get("code") not in (codes.FINISHED, codes.STOPPED)
             if is_failure and event.get("requested") is False:
                 self._fail()
+        elif name == "first_step":
+            self.has_trained = True
         elif name == "verdict":
             self._fail()
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jobs.backends.base import Backend, Step
     from jobs.loop import Loop, Timer
     from jobs.supervisor.journal import Journal
+    from jobs.supervisor.standby import Standby
 
 _STARTING_S = 30
 """How long a request for a checkpoint waits for ranks that are starting."""
@@ -56,6 +57,18 @@ def _write(data: bytes) -> None:
         data = data[os.write(1, data) :]
 
 
+def start(backend: Backend, step: Step) -> tuple[list[subprocess.Popen[bytes]], int]:
+    """Start a step; its processes, and the descriptor on which their output arrives."""
+    fd, stdout = os.pipe()
+    os.set_blocking(fd, False)
+    with suppress(OSError):
+        fcntl.fcntl(stdout, _F_SETPIPE_SZ, _PIPE_SIZE)
+    try:
+        return backend.start(step, stdout), fd
+    finally:
+        os.close(stdout)
+
+
 class RunningStep:
     """All ranks of one attempt, from their start to their end.
 
@@ -66,6 +79,7 @@ class RunningStep:
         journal: Takes the reports that its output holds.
         output: Takes the rest.
         grace_s: How long a rank may take to end.
+        standby: Its ranks, if they wait already.
 
     """
 
@@ -78,6 +92,7 @@ class RunningStep:
         output: Output,
         *,
         grace_s: int,
+        standby: Standby | None = None,
     ) -> None:
         """Start it."""
         self._loop, self._backend, self._step = loop, backend, step
@@ -85,14 +100,10 @@ class RunningStep:
         self.code = codes.FINISHED
         """The first bad code of its processes."""
         self._frames = FrameReader()
-        self._fd, stdout = os.pipe()
-        os.set_blocking(self._fd, False)
-        with suppress(OSError):
-            fcntl.fcntl(stdout, _F_SETPIPE_SZ, _PIPE_SIZE)
-        try:
-            self.processes = backend.start(step, stdout)
-        finally:
-            os.close(stdout)
+        if standby:
+            self.processes, self._fd = standby.begin(step)
+        else:
+            self.processes, self._fd = start(backend, step)
         self._running = list(self.processes)
         self._end_timers: list[Timer] = []
         self._step_id: int | None = None
