@@ -144,12 +144,7 @@ class Guard:
             self._step.signal(signal.SIGKILL)
             return
         self._loop.in_background(lambda: self._backend.kill(self._journal.reports.step_id))
-
-        def kill() -> None:
-            timer.cancel()
-            self._step.signal(signal.SIGKILL)
-
-        timer = self._loop.every(_KILLED_S, kill)
+        self._loop.after(_KILLED_S, lambda: self._step.signal(signal.SIGKILL))
 
 
 def _size_and_time(path: str) -> tuple[int, int]:

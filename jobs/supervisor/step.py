@@ -176,7 +176,7 @@ class RunningStep:
     # ---- signals
 
     def signal(self, number: int) -> None:
-        """Signal the processes: srun hands it to every rank's agent; in place they are agents."""
+        """Signal the processes that run: srun hands it to every agent; in place they are agents."""
         processes.send([process.pid for process in self._running], number)
 
     def ask_for_checkpoint(self) -> None:
@@ -189,9 +189,8 @@ class RunningStep:
 
         def look() -> None:
             num_up = self._journal.reports.num_started
-            if self.is_over():
-                timer.cancel()
-            elif num_up >= self._step.layout.world_size or time.monotonic() >= deadline_s:
+            is_up = num_up >= self._step.layout.world_size
+            if self.is_over() or is_up or time.monotonic() >= deadline_s:
                 timer.cancel()
                 self.signal(signal.SIGUSR1)
 
@@ -216,16 +215,8 @@ class RunningStep:
         if not any(told):
             self.signal(signal.SIGTERM)
             return
-        deadline_s = time.monotonic() + self._grace_s + _AFTER_GRACE_S
-
-        def look() -> None:
-            if self.is_over():
-                timer.cancel()
-            elif time.monotonic() >= deadline_s:
-                timer.cancel()
-                self.signal(signal.SIGTERM)
-
-        timer = self._loop.every(_POLL_S, look)
+        delay_s = self._grace_s + _AFTER_GRACE_S
+        self._loop.after(delay_s, lambda: self.signal(signal.SIGTERM))
 
 
 def sweep(loop: Loop, launch_id: str, temporary: str) -> None:
