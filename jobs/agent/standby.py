@@ -60,7 +60,8 @@ class Standby:
         try:
             if self._child.code is None:
                 sent = socket.send_fds(self._socket, [message], [streams.out])
-                self._socket.sendall(message[sent:])
+                if sent < len(message):  # else it may have closed its end already
+                    self._socket.sendall(message[sent:])
                 return self._child
         except OSError:
             self._child.send(signal.SIGKILL)

@@ -99,7 +99,6 @@ class Step(NamedTuple):
         """Whether the ranks run a command of the user's own."""
         return self.arguments[:1] == ["--"]
 
-
     @property
     def stdin(self) -> int:
         """What the processes that start it get for standard input, as subprocess has it."""
