@@ -17,8 +17,8 @@ test: $(VENV)/.dev ## run every test; as root on Debian, first install and start
 	@tests/provision.sh
 	@$(PY) -m pytest $(PARALLEL) --cov --cov-report= --cov-fail-under=90
 
-test-fast: $(VENV)/.dev ## run the tests that need neither root nor network nor Docker (under 60 s)
-	@$(PY) -m pytest -q $(PARALLEL) -n 2 -m "not slurm and not docker and not slow"
+test-fast: $(VENV)/.dev ## run the tests that need neither root nor network nor Docker (under 40 s)
+	@$(PY) -m pytest -q $(PARALLEL) -m "not slurm and not docker and not slow"
 
 lint: $(VENV)/.dev ## check style, types, imports and shell scripts
 	$(VENV)/bin/ruff check
@@ -76,6 +76,9 @@ gpu: ## on a machine with a GPU, without a network: is it right, then how fast i
 PARALLEL := -n 3 --dist loadscope --no-loadscope-reorder # see tests/conftest.py
 
 MATRIX := tests/cluster tests/jobs tests/faults $(wildcard tests/trainer/checkpoint/test_checkpoint*.py) tests/trainer/checkpoint/test_safe_reader.py
+
+# The tests start thousands of interpreters: each finds the modules compiled, whatever the shell says.
+test test-fast faults matrix: export PYTHONDONTWRITEBYTECODE :=
 
 SCRIPTS = $(shell git ls-files '*.sh') .ci/run
 

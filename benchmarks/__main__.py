@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import (
-    beat,
     checkpoint,
     forks,
+    heartbeat,
     machine,
     race,
     reading,
@@ -79,7 +79,7 @@ def _measure(python: str, num_threads: int, *, quick: bool) -> report.Measured:
         recorder=recorded,
         reading=read,
         watching=watched,
-        beats=beat.measure(),
+        heartbeats=heartbeat.measure(),
         saves=saves,
         toy=learned,
         layouts=layouts,

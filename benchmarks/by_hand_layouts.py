@@ -64,7 +64,7 @@ class Spread:
 
 
 def ddp(model: Llama) -> Spread:
-    """A whole copy on every rank; its tables never change, so nobody sends them."""
+    """A whole copy on every rank; its tables never change, so they are never sent."""
     parallel = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
     return Spread(model=parallel, dp_rank=dist.get_rank(), dp_size=dist.get_world_size())
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Train = Callable[[Task, Path, Stopwatch], None]
-    """Trains a task on the digits in a folder, and tells the watch of every step."""
+    """Trains a task on the digits in a folder, and reports every step to the clock."""
 
 
 @dataclass(frozen=True, kw_only=True)

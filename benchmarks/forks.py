@@ -44,12 +44,12 @@ def measure(*, quick: bool) -> tuple[layouts.Layouts, gpu.OnGpu | None]:
         env=env,
         timeout=_TIMEOUT_S,
     )
-    told = json.loads(ended.stdout.splitlines()[-1])
-    rows = [layouts.Row(**row) for row in told["layouts"]["rows"]]
-    on_gpu = told["gpu"]
+    results = json.loads(ended.stdout.splitlines()[-1])
+    rows = [layouts.Row(**row) for row in results["layouts"]["rows"]]
+    on_gpu = results["gpu"]
     if on_gpu is not None:
         on_gpu = gpu.OnGpu(**on_gpu | {"rows": [gpu.Row(**row) for row in on_gpu["rows"]]})
-    return layouts.Layouts(**told["layouts"] | {"rows": rows}), on_gpu
+    return layouts.Layouts(**results["layouts"] | {"rows": rows}), on_gpu
 
 
 def main(argv: Sequence[str]) -> None:

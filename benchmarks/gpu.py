@@ -172,9 +172,9 @@ def speed(job: Job, contestant: str, num_laps: int, *, quick: bool) -> float:
     env = CPU if quick else {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
     with tempfile.TemporaryDirectory() as folder:
         train = partial(_train, job, contestant, folder)
-        with Crew(1, train, env=env, method="spawn") as crew:
-            crew.await_first_lap()  # with all compiling
-            laps_s = [crew.lap().wall_s for _ in range(num_laps)]
+        with Crew(1, train, env=env, method="spawn") as workers:
+            workers.await_first_lap()  # with all compiling
+            laps_s = [workers.lap().wall_s for _ in range(num_laps)]
     return job.steps_per_lap * job.units_per_step / median(laps_s)
 
 

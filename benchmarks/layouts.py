@@ -199,19 +199,19 @@ def _rounds(entry: Entry, task: Task, num_rounds: int) -> list[list[tuple[Lap, L
         if entry.options is not None:
             argv = [*_options(task, Path(folder)), *entry.options.split()]
             train = partial(train_ours, argv, lap_ends="step")
-        with Crew(entry.num_ranks, train, by_hand.steps(entry.by_hand, task)) as crew:
-            crew.await_first_lap()
-            crew.lap(of_other=True)
-            _round(crew, task.log_every)  # buffers are there, caches are filled
-            return [_round(crew, task.log_every) for _ in range(num_rounds)]
+        with Crew(entry.num_ranks, train, by_hand.steps(entry.by_hand, task)) as workers:
+            workers.await_first_lap()
+            workers.lap(of_other=True)
+            _round(workers, task.log_every)  # buffers are there, caches are filled
+            return [_round(workers, task.log_every) for _ in range(num_rounds)]
 
 
-def _round(crew: Crew, num_steps: int) -> list[tuple[Lap, Lap]]:
+def _round(workers: Crew, num_steps: int) -> list[tuple[Lap, Lap]]:
     """Take as many steps of both; who is first changes from one to the next."""
     pairs = []
     for step in range(num_steps):
-        first = crew.lap(of_other=bool(step % 2))
-        second = crew.lap(of_other=not step % 2)
+        first = workers.lap(of_other=bool(step % 2))
+        second = workers.lap(of_other=not step % 2)
         pairs.append((second, first) if step % 2 else (first, second))
     return pairs
 

@@ -6,6 +6,10 @@ import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _PACKAGES = ("torch", "torchvision", "lightning", "accelerate")
 _VERSIONS = (
@@ -14,11 +18,11 @@ _VERSIONS = (
 )
 
 
-def describe(python: str) -> str:
+def describe(python: str, packages: Sequence[str] = _PACKAGES) -> str:
     """Return a line: CPU, cores, memory, system, and the versions that `python` imports."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     versions = subprocess.run(
-        [python, "-c", _VERSIONS, *_PACKAGES], check=True, capture_output=True, text=True
+        [python, "-c", _VERSIONS, *packages], check=True, capture_output=True, text=True
     ).stdout.strip()
     return (
         f"{_cpu_model()}, {len(os.sched_getaffinity(0))} cores, {memory_gib:.0f} GiB, "

@@ -149,7 +149,7 @@ def race(
                     steps = task.num_steps // entry.divide_steps_by
                     lap = racers[entry.module].run(replace(task, num_steps=steps), digits)
                     laps[name][entry.module].append(lap)
-                    _tell(f"round {round_index + 1}, ({name}) {entry.module}", lap)
+                    _print(f"round {round_index + 1}, ({name}) {entry.module}", lap)
     return {name: _results(laps_of_task) for name, laps_of_task in laps.items()}
 
 
@@ -174,5 +174,5 @@ def _results(laps: Mapping[str, Sequence[Lap]]) -> dict[str, Result]:
     }
 
 
-def _tell(what: str, lap: Lap) -> None:
+def _print(what: str, lap: Lap) -> None:
     print(f"bench: {what}: {lap.steps_per_s:.1f} steps/s, loss {lap.loss:.3f}", file=sys.stderr)

@@ -25,9 +25,9 @@ _NUM_GPUS = 8
 _DEADLINE_S = 30.0
 _NUM_STARTS = 5
 _WINDOW_S = (
-    5.0  # as often the recorder asks for what changes seldom: every window has one such look
+    5.0  # as often the recorder asks for what changes seldom: every window has one such poll
 )
-_SOME_PID = 4_000_000  # near the kernel's limit: nobody's here
+_SOME_PID = 4_000_000  # near the kernel's limit: no process's here
 _WORLD = (
     f"gpus {_NUM_GPUS}",
     *("set gpm * 1", "set gpm2 * 50", "set gpm5 * 40", "set gpm10 * 30"),
@@ -36,7 +36,7 @@ _WORLD = (
     *(f"process {_SOME_PID + i} {i} 70000" for i in range(_NUM_GPUS)),
     "event 8 3 13",
 )
-"""A stand-in that tells all there is to tell."""
+"""A stub with all readings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,15 +79,15 @@ def measure(duration_s: float) -> Recorder:
 
 
 def _ranks(folder: Path) -> str:
-    """Let a rank beat for each GPU."""
-    beats = folder / "beats"
-    beats.mkdir()
+    """Write the heartbeat of a rank for each GPU."""
+    heartbeats = folder / "beats"
+    heartbeats.mkdir()
     for rank in range(_NUM_GPUS):
         pid = _SOME_PID + rank
-        beat = struct.pack("<8s7q16x", b"DDPBEAT1", pid, 100, 0, 2, 500, 300, 1)
-        (beats / f"rank-{rank}").write_bytes(beat)
-        (beats / f"child-{rank}").write_text(f"{pid} {rank} trainer\n", encoding="ascii")
-    return str(beats)
+        heartbeat = struct.pack("<8s7q16x", b"DDPBEAT1", pid, 100, 0, 2, 500, 300, 1)
+        (heartbeats / f"rank-{rank}").write_bytes(heartbeat)
+        (heartbeats / f"child-{rank}").write_text(f"{pid} {rank} trainer\n", encoding="ascii")
+    return str(heartbeats)
 
 
 def _driver(folder: Path) -> tuple[dict[str, str], str]:
@@ -158,6 +158,6 @@ def _wait_for(log: Path, text: str) -> None:
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    """By the scheduler's own count: a tick of 10 ms is what five looks take."""
+    """By the scheduler's own count: a tick of 10 ms is what five polls take."""
     threads = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
     return sum(int(thread.read_text(encoding="ascii").split()[0]) for thread in threads) / 1e9

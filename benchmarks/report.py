@@ -12,9 +12,9 @@ from benchmarks.race import ENTRIES, Result
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from benchmarks.beat import Beats
     from benchmarks.checkpoint import Saves
     from benchmarks.gpu import OnGpu
+    from benchmarks.heartbeat import Heartbeats
     from benchmarks.layouts import Layouts
     from benchmarks.reading import Reading
     from benchmarks.recorder import Recorder
@@ -72,8 +72,8 @@ _RECORDER = """
 
 """
 
-_BEAT = """
-## The beat that the watchdog reads
+_HEARTBEAT = """
+## The heartbeat that the watchdog reads
 
 """
 
@@ -105,7 +105,7 @@ _WATCHING = """
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """All there is to tell."""
+    """All measurements."""
 
     machine: str
     load_before: float
@@ -116,7 +116,7 @@ class Measured:
     recorder: Recorder
     reading: Reading
     watching: Watching
-    beats: Beats
+    heartbeats: Heartbeats
     saves: Saves
     toy: Toy
     layouts: Layouts
@@ -153,8 +153,8 @@ def render(measured: Measured) -> str:
             _reading_table(measured.reading),
             _WATCHING,
             _watching_table(measured.watching),
-            _BEAT,
-            _beat_table(measured.beats),
+            _HEARTBEAT,
+            _heartbeat_table(measured.heartbeats),
             _SAVES.format(
                 millions=measured.saves.num_parameters / 1e6,
                 size_mb=measured.saves.size_bytes / 1e6,
@@ -246,14 +246,14 @@ def _recorder_table(recorder: Recorder) -> str:
     return f"{table(head, rows)}\n{foot}"
 
 
-def _beat_table(beats: Beats) -> str:
+def _heartbeat_table(heartbeats: Heartbeats) -> str:
     rows = [
         [
-            f"{beats.num_beats} beats into shared memory",
-            f"{beats.watched_us:.1f} us",
+            f"{heartbeats.num_writes} heartbeats into shared memory",
+            f"{heartbeats.watched_us:.1f} us",
             "under 10 us",
         ],
-        ["nobody watches", f"{beats.unwatched_us:.1f} us", ""],
+        ["without a watchdog", f"{heartbeats.unwatched_us:.1f} us", ""],
     ]
     return table(["CPU time a step", "measured", "target: 1 % of a step of 1 ms"], rows)
 

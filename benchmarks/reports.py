@@ -88,7 +88,7 @@ class _Simulated:
 
 
 def _peak_memory_mb() -> float:
-    """Of this program alone: what getrusage tells began with the process that forked it."""
+    """Of this program alone: what getrusage counts began with the process that forked it."""
     status = Path("/proc/self/status").read_text("ascii", "replace")
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return float(line.split()[1]) * 1024 / 1e6

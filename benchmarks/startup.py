@@ -65,14 +65,14 @@ def _time_python(words: list[str], num_processes: int) -> float:
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
         for _ in range(num_processes)
     ]
-    said = [process.communicate(timeout=_TIMEOUT_S)[0] for process in started]
-    return max(map(float, said)) - began_s
+    outputs = [process.communicate(timeout=_TIMEOUT_S)[0] for process in started]
+    return max(map(float, outputs)) - began_s
 
 
 def _time_job(num_ranks: int) -> float:
     with tempfile.TemporaryDirectory() as out:
         began_s = time.time()
-        run_dir = _run_job(num_ranks, Path(out), _OPTIONS)
+        run_dir = run_job(num_ranks, Path(out), _OPTIONS)
         lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return _epoch_s(json.loads(lines[0])) - began_s
 
@@ -86,7 +86,7 @@ def _time_phases(num_ranks: int) -> dict[str, float]:
         check = [sys.executable, "-P", "-m", "trainer", "--check", *_OPTIONS]
         subprocess.run(check, check=True, env=_environment(num_ranks, Path(out)))
         checked_s = time.time()
-        run_dir = _run_job(num_ranks, Path(out), ["--", *command])
+        run_dir = run_job(num_ranks, Path(out), ["--", *command])
         marks = json.loads(marks_path.read_text(encoding="utf-8"))
         lines = (run_dir / "events.jsonl").read_text(encoding="utf-8").splitlines()
     events = {event["event"]: event for event in reversed([json.loads(line) for line in lines])}
@@ -104,9 +104,10 @@ def _time_phases(num_ranks: int) -> dict[str, float]:
     return phases
 
 
-def _run_job(num_ranks: int, out: Path, words: list[str]) -> Path:
+def run_job(num_ranks: int, out: Path, words: list[str], launch: Sequence[str] = ()) -> Path:
+    """Run a job to its end, by default in place, and return its run directory."""
     ended = subprocess.run(
-        [str(_ROOT / "jobs" / "prelaunch.sh"), *words],
+        [*launch, str(_ROOT / "jobs" / "prelaunch.sh"), *words],
         check=False,
         capture_output=True,
         text=True,

@@ -46,8 +46,8 @@ def measure(*, quick: bool) -> Toy:
         )
         total_s = time.monotonic() - began_s
         lines = (out / "events.jsonl").read_text(encoding="utf-8").splitlines()
-    (told,) = [event for event in map(json.loads, lines) if event["event"] == "summary"]
-    summary = told["summary"]
+    (ended,) = [event for event in map(json.loads, lines) if event["event"] == "summary"]
+    summary = ended["summary"]
     return Toy(
         num_steps=summary["steps"], total_s=total_s, bits_per_byte=summary["test_bits_per_byte"]
     )

@@ -45,16 +45,16 @@ class Turns:
 
     def lap_done(self, loss: float) -> None:
         """Tell of the lap that ends here; return when it is this program's turn again."""
-        self._tell(loss)
+        self._send(loss)
         while self._is_for_other():
-            self._tell(next(self._other))
+            self._send(next(self._other))
 
     def _is_for_other(self) -> bool:
         is_for_other: bool = self._pipe.recv()
         self._cpu_s = time.process_time()
         return is_for_other
 
-    def _tell(self, loss: float) -> None:
+    def _send(self, loss: float) -> None:
         self._pipe.send((time.process_time() - self._cpu_s, loss))
 
 
@@ -77,15 +77,15 @@ class Crew:
         """
         port = _free_port()
         context: Any = get_context(method)  # whose types know no `Process`
-        self._said = tempfile.NamedTemporaryFile()  # noqa: SIM115 -- closed by __exit__
+        self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115 -- closed by __exit__
         self._pipes, self._ranks = [], []
         for rank in range(num_ranks):
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks}
             place |= {"LOCAL_WORLD_SIZE": num_ranks, "MASTER_PORT": port}
-            told = {name: str(value) for name, value in place.items()}
-            told |= {"MASTER_ADDR": "127.0.0.1", **env}
+            variables = {name: str(value) for name, value in place.items()}
+            variables |= {"MASTER_ADDR": "127.0.0.1", **env}
             ours, theirs = context.Pipe()
-            words = (train, other or iter(()), theirs, told, self._said.name)
+            words = (train, other or iter(()), theirs, variables, self._log.name)
             process = context.Process(target=_become, args=words, daemon=True)
             process.start()
             theirs.close()
@@ -105,7 +105,7 @@ class Crew:
             process.kill()  # the trainer would take its leave
         for process in self._ranks:
             process.join()
-        self._said.close()
+        self._log.close()
 
     def await_first_lap(self) -> None:
         """Return when all have taken it."""
@@ -116,37 +116,37 @@ class Crew:
         began_s = time.perf_counter()
         for pipe in self._pipes:
             pipe.send(of_other)
-        told = self._read()
+        received = self._read()
         wall_s = time.perf_counter() - began_s
-        return Lap(wall_s=wall_s, cpu_s=sum(cpu_s for cpu_s, _ in told), loss=told[0][1])
+        return Lap(wall_s=wall_s, cpu_s=sum(cpu_s for cpu_s, _ in received), loss=received[0][1])
 
     def _read(self) -> list[tuple[float, float]]:
-        told = []
+        received = []
         for pipe in self._pipes:
             try:
                 if not pipe.poll(_TIMEOUT_S):
                     raise RuntimeError(f"a lap took over {_TIMEOUT_S} s: {self._last_words()}")
-                told.append(pipe.recv())
+                received.append(pipe.recv())
             except EOFError as error:
                 raise RuntimeError(f"a rank ended: {self._last_words()}") from error
-        return told
+        return received
 
     def _last_words(self) -> str:
-        self._said.seek(0)
-        return self._said.read().decode(errors="replace")[-4000:]
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")[-4000:]
 
 
 def _become(
     train: Callable[[Turns], object],
     other: Iterator[float],
     pipe: object,
-    told: dict[str, str],
-    said: str,
+    variables: dict[str, str],
+    log_path: str,
 ) -> None:
-    with Path(said).open("ab") as file:
+    with Path(log_path).open("ab") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
-    os.environ.update(told)
+    os.environ.update(variables)
     train(Turns(pipe, other))
 
 

@@ -130,7 +130,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 class _Shown:
-    """What the program writes to the terminal, which nobody draws."""
+    """What the program writes to the terminal; it is not drawn."""
 
     def __init__(self, master: int) -> None:
         self._master = master

@@ -83,7 +83,7 @@ compile() {
     "$VENV/bin/python" -m compileall -q "$@"
 }
 
-# What no wheel brings. Without libibverbs NCCL takes TCP instead of InfiniBand, and tells so only to
+# What no wheel brings. Without libibverbs NCCL takes TCP instead of InfiniBand, and reports it only to
 # who asks for NCCL_DEBUG=INFO; --compile needs a compiler. A build without a network goes on.
 install_system() {
     local missing=()

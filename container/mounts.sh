@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What Pyxis can be told about a mount. Sourced by slurm_mounts.sh and pyxis_env.sh, which set LOG_NAME and HERE.
+# What Pyxis accepts about a mount. Sourced by slurm_mounts.sh and pyxis_env.sh, which set LOG_NAME and HERE.
 
 log() {
     printf '%s: %s\n' "$LOG_NAME" "$*" >&2

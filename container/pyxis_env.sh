@@ -5,7 +5,7 @@
 #   sbatch --container-image=./ddp.sqsh jobs/prelaunch.sh
 #
 # The submit directory and the output directory are mounted at their own paths, Slurm's client with
-# them; the names of your settings are listed, so that they win over the image's. Mounts of your own:
+# them, and a project that lies elsewhere at /opt/ddp; the names of your settings are listed, so that they win over the image's. Mounts of your own:
 # DDP_MOUNTS=/data:/data. For jobs on one node, --no-client leaves Slurm's client out.
 #
 # Pyxis before 0.21 knows no variables: --options prints the same as options of sbatch.
@@ -53,7 +53,7 @@ option() {
     esac
 }
 
-# check_pyxis: what this host's plugin knows is in its file; where none is found, nothing is said.
+# check_pyxis: what this host's plugin knows is in its file; where none is found, nothing is reported.
 check_pyxis() {
     local plugin arguments
     [[ $FORM != step ]] && read -r plugin arguments < <(pyxis_plugin 2>/dev/null) || return 0
@@ -85,6 +85,8 @@ resolve_output() {
 mounts() {
     local client=() extra entries=("$SUBMIT:$SUBMIT")
     [[ $OUT == "$SUBMIT"/* ]] || entries+=("$OUT:$OUT")
+    extra=$(project_mounts)
+    if [[ $extra ]]; then mapfile -t -O "${#entries[@]}" entries <<<"$extra"; fi
     extra=$(extra_mounts)
     if [[ $extra ]]; then mapfile -t -O "${#entries[@]}" entries <<<"$extra"; fi
     if ((WITH_CLIENT)); then
@@ -92,6 +94,18 @@ mounts() {
         IFS=, read -ra client <<<"$extra"
     fi
     join_unique "${PYXIS_CONTAINER_MOUNTS-}" "${entries[@]}" "${client[@]}"
+}
+
+# project_mounts: prints what makes the project visible where the submit directory does not, an entry a
+# line, as jobs/backends/containers.py does: no image need have it.
+project_mounts() {
+    local project path
+    project=$(dirname -- "$HERE")
+    [[ $project/ != "$SUBMIT"/* ]] || return 0
+    check_mountable "$project"
+    for path in "$project"/{jobs,rundir,monitor,trainer} "$project"/.venv/lib/python3*/site-packages/pynvml.py; do
+        if [[ -e $path ]]; then printf '%s:/opt/ddp/%s:ro\n' "$path" "${path##*/}"; fi
+    done
 }
 
 # Enroot reads a variable from one line.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Prints the --container-mounts= value with which srun and scontrol work inside a container of this
-# host: programs, libraries, plugins, configuration, munge socket. What is missing is said on stderr.
+# host: programs, libraries, plugins, configuration, munge socket. What is missing is reported on stderr.
 #
 #   sbatch --container-image=./ddp.sqsh --container-mounts="./:/submit,$(container/slurm_mounts.sh)" …
 #
@@ -82,6 +82,24 @@ add_plugins() {
         http_parser_libhttp_parser; do
         if [[ -e $PLUGIN_DIR/$plugin.so ]]; then add_libraries "$PLUGIN_DIR/$plugin.so"; fi
     done
+    for plugin in "$PLUGIN_DIR"/mpi_pmix_v*.so; do
+        if [[ -e $plugin ]]; then add_pmix "$plugin"; fi
+    done
+}
+
+# add_pmix PLUGIN: for srun --mpi=pmix. The plugin itself opens PMIx's library, in a directory that is
+# compiled into it; under its name there, because a program of the image's has one of its own.
+add_pmix() {
+    local directory library
+    add_libraries "$1"
+    while IFS= read -r directory; do
+        for library in "$directory"/libpmix.so{,.2}; do
+            [[ -e $library ]] || continue
+            add_mount "$(realpath -- "$library")" "$library"
+            add_libraries "$library"
+            return
+        done
+    done < <(grep -aoE '/[[:alnum:]_./+-]+' "$1")
 }
 
 # A directory that also holds the whole system's libraries must not cover the image's.

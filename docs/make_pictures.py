@@ -3,9 +3,9 @@
 python docs/make_pictures.py [--out DIR] [report] [watch] [plot] [page]
 make demo > OUTPUT 2>&1; python docs/make_pictures.py demo < OUTPUT
 
-They are of a run that nobody recorded (synthetic_logs.py): the same every time, with much of what
+They are of a made-up run (synthetic_logs.py): the same every time, with much of what
 can go wrong. What Chromium draws (page-*.png) depends on its version and on the fonts.
-`demo` turns what a true demo said into demo.svg, which no two times is the same.
+`demo` turns the output of a true demo into demo.svg, which no two times is the same.
 """
 
 from __future__ import annotations
@@ -123,12 +123,12 @@ def _page(out: Path) -> None:
 
 
 def _demo(out: Path) -> None:
-    """Draw what a demo said, from its first step on, as read from standard input."""
+    """Draw a demo's output, from its first step on, as read from standard input."""
     lines = sys.stdin.read().splitlines()
     first = next((i for i, line in enumerate(lines) if "] trainer: " in line), 0)
-    told = [line for line in lines[first:] if not line.startswith("[1]")]
+    shown = [line for line in lines[first:] if not line.startswith("[1]")]
     _terminal(
-        out / "demo.svg", "make demo", [Text("$ make demo"), *map(_coloured, told)], _DEMO_WIDTH
+        out / "demo.svg", "make demo", [Text("$ make demo"), *map(_coloured, shown)], _DEMO_WIDTH
     )
 
 

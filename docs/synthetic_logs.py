@@ -1,4 +1,4 @@
-"""Write logs and a run that nobody recorded, to show what pictures of large runs look like.
+"""Write made-up logs and a made-up run, to show what pictures of large runs look like.
 
 python docs/synthetic_logs.py OUT [NODES [GPUS [HOURS [INTERVAL_S]]]]
 
@@ -130,20 +130,20 @@ class Synthetic:
     def _events(self) -> list[dict[str, object]]:
         size = self.nodes * self.gpus
         again_s = self.broke_s + _BREAK_S
-        told = [(0.0, "start", 1, {"world_size": size, "job_id": "synthetic"})]
+        story = [(0.0, "start", 1, {"world_size": size, "job_id": "synthetic"})]
         for after_s in np.arange(_CHECKPOINT_S, self.last_s, _CHECKPOINT_S).tolist():
             number = 2 if after_s > self.broke_s else 1
-            told.append((after_s, "checkpoint", number, {"step": int(after_s * 2 / 3)}))
+            story.append((after_s, "checkpoint", number, {"step": int(after_s * 2 / 3)}))
         failed = {"rank": 2, "node": "synthetic", "code": 134, "signal": "ABRT"}
-        told.append((self.broke_s, "first_failure", 1, failed))
-        told.append((again_s, "start", 2, {"world_size": size, "job_id": "synthetic"}))
+        story.append((self.broke_s, "first_failure", 1, failed))
+        story.append((again_s, "start", 2, {"world_size": size, "job_id": "synthetic"}))
         if not self.under_way:
-            told.append((self.last_s - 130, "signal", 2, {"signal": "USR1"}))
-            told.append((self.last_s, "end", 2, {"code": 75}))
+            story.append((self.last_s - 130, "signal", 2, {"signal": "USR1"}))
+            story.append((self.last_s, "end", 2, {"code": 75}))
         return [
             {"time": _time(after_s), "event": name, "source": "prelaunch", "attempt": number}
             | {"host": "synthetic", **further}
-            for after_s, name, number, further in sorted(told, key=lambda one: one[0])
+            for after_s, name, number, further in sorted(story, key=lambda one: one[0])
         ]
 
 

@@ -27,8 +27,8 @@ def table() -> str:
         assert field.default is not MISSING, field.name  # noqa: S101 -- so is every one of them
         name = config.option_name(field.name)
         about = " ".join(texts[field.name].split()).replace("|", "\\|").replace("<", "\\<")
-        told = _default(field.default)
-        lines.append(f"| `{name}`{_values(types[field.name])} | {told} | {about} |")
+        text = _default(field.default)
+        lines.append(f"| `{name}`{_values(types[field.name])} | {text} | {about} |")
     return "\n".join(lines)
 
 

@@ -39,7 +39,7 @@ in_place() {
 main() {
     mkdir -p -- "$DDP_OUT"
     if has_controller; then in_slurm "$@"; else in_place "$@"; fi
-    if [[ ! -e $RUN_DIR/events.jsonl ]]; then exit "$CODE"; fi # it ended before it began, and said why
+    if [[ ! -e $RUN_DIR/events.jsonl ]]; then exit "$CODE"; fi # it ended before it began, and reported why
     job=$(sed -n 's/.*"event": "start".*"job_id": "\([^"]*\)".*/\1/p' "$RUN_DIR/events.jsonl" | tail -n 1)
     echo
     .venv/bin/python -m monitor report "$DDP_OUT/slurm-$job."*.gutil

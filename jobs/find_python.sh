@@ -7,7 +7,7 @@
 find_python() {
     local candidate
     for candidate in "${DDP_PYTHON-}" "${DDP_HOME:+$DDP_HOME/.venv/bin/python}" "$1/.venv/bin/python" python3 \
-        python3.{14..9}; do
+        python3.{14..9} /opt/conda/bin/python3; do
         if [[ $candidate && $("$candidate" -I -S -c 'import sys; print(sys.version_info >= (3, 9))' 2>/dev/null) == True ]]; then
             command -v "$candidate"
             return 0

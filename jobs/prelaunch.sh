@@ -31,7 +31,7 @@ find_root() {
     for jobs in "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" "$(submitted_from)" \
         "${SLURM_SUBMIT_DIR-.}/jobs" "${DDP_HOME:-/opt/ddp}/jobs"; do
         if [[ $jobs && -r $jobs/supervisor/main.py && -r $jobs/../rundir/codes.py ]]; then
-            (CDPATH='' cd -- "$jobs/.." && pwd -P)
+            (CDPATH='' cd -P -- "$jobs/.." && pwd)
             return 0
         fi
     done
@@ -45,7 +45,7 @@ case ${DEBUG-} in
 esac
 set -- "$(find_root)" "$@"
 if [[ ! $1 ]]; then
-    echo "prelaunch: jobs/ and rundir/ must lie where the submitted script is, in \$SLURM_SUBMIT_DIR or in the image's /opt/ddp; found in none; submit from the project's directory" >&2
+    echo "prelaunch: jobs/ and rundir/ must lie where the submitted script is, in \$SLURM_SUBMIT_DIR or in /opt/ddp; found in none; submit from the project's directory, into an image that is not ours after eval \"\$(container/pyxis_env.sh)\", which mounts it, or with DDP_IMAGE instead of --container-image" >&2
     exit 64
 elif [[ ! -x $1/jobs/launcher.sh ]]; then
     echo "prelaunch: launcher.sh must be executable; found it is not in $1/jobs; chmod +x $1/jobs/*.sh" >&2

@@ -32,23 +32,40 @@ def find_python(root: str, environ: Mapping[str, str]) -> str | None:
     home = environ.get("DDP_HOME")
     candidates = (
         environ.get("DDP_PYTHON"),
-        home and f"{home}/.venv/bin/python",
-        f"{root}/.venv/bin/python",
+        home and _of_project(home),
+        _of_project(root),
         "python3",
+        "/opt/conda/bin/python3",
     )
     found = (which(name, environ) for name in candidates if name)
     return next((path for path in found if path), None)
 
 
+def _of_project(home: str) -> str | None:
+    """Name the project's own Python; not where its packages are another version's.
+
+    A .venv that was made for the host, and is mounted into an image, means the image's Python.
+    """
+    python = f"{home}/.venv/bin/python"
+    name = os.path.basename(os.path.realpath(python))
+    is_other = name.startswith("python3.") and not os.path.isdir(f"{home}/.venv/lib/{name}")
+    return None if is_other else python
+
+
 def is_new(python: str, environ: Mapping[str, str]) -> bool:
-    """Whether it is 3.11 or later. Ours is, and need not be asked."""
+    """Whether it is 3.11 or later."""
+    return can_import(python, "tomllib", environ)
+
+
+def can_import(python: str, module: str, environ: Mapping[str, str]) -> bool:
+    """Whether it has a module. Ours has all, and need not be asked."""
     if python.endswith("/.venv/bin/python"):
         return True
     import subprocess  # noqa: PLC0415 -- a megabyte that a rank's agent seldom needs
 
     return (
         subprocess.run(
-            [python, "-c", "import tomllib"], env=environ, stderr=subprocess.DEVNULL, check=False
+            [python, "-c", f"import {module}"], env=environ, stderr=subprocess.DEVNULL, check=False
         ).returncode
         == 0
     )
@@ -69,6 +86,11 @@ def module_command(root: str, python: str, module: str, environ: Mapping[str, st
 
     -P keeps a trainer.py in the working directory from being taken for ours.
     """
-    inherited = environ.get("PYTHONPATH")
-    path = f"{root}:{inherited}" if inherited else root
+    path = python_path(root, environ)
     return ["env", f"PYTHONPATH={path}", python, "-P", "-m", module]
+
+
+def python_path(root: str, environ: Mapping[str, str]) -> str:
+    """Put our modules before what the job has there."""
+    inherited = environ.get("PYTHONPATH")
+    return f"{root}:{inherited}" if inherited else root

@@ -1,4 +1,4 @@
-"""What a user did wrong, and how a person is told: in one line."""
+"""What a user did wrong, as one line for a person."""
 
 import os
 from contextlib import suppress
@@ -28,7 +28,7 @@ class UserError(ValueError):
 def printable(text: str) -> str:
     r"""Write as `\x1b`, `\n` or `\udcff` what moves a terminal's cursor, ends a line or is no text.
 
-    Names of files and what logs tell are anybody's: they must not reach a terminal as they are.
+    Names of files and the text of logs are anybody's: they must not reach a terminal as they are.
     """
     return text if text.isprintable() else "".join(map(_visible, text))
 
@@ -38,6 +38,6 @@ def _visible(char: str) -> str:
 
 
 def emit(message: str) -> None:
-    """Write a line for a person, in one line; a closed stderr is nobody's trouble."""
+    """Write a line for a person, in one line; a closed stderr is no error."""
     with suppress(OSError):
         os.write(2, f"monitor: {printable(message)}\n".encode(errors="replace"))

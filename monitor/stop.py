@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from types import FrameType
 
-_POLL_S = 0.5  # without pidfd: how often to look whether the parent still lives
+_POLL_S = 0.5  # without pidfd: how often to check whether the parent still lives
 
 
 class Reason(Enum):
@@ -23,7 +23,7 @@ class Reason(Enum):
 
 
 class Stop(Protocol):
-    """Whatever can tell the recorder to end."""
+    """What may ask the recorder to end."""
 
     def wait(self, timeout_s: float) -> Reason | None:
         """Sleep until it is time to stop, but no longer than `timeout_s`."""
@@ -67,7 +67,7 @@ class ProcessStop:
         try:
             return os.pidfd_open(self._parent_pid)
         except ProcessLookupError:
-            self._reason = Reason.ORPHANED  # it died before we looked
+            self._reason = Reason.ORPHANED  # it died before the check
         except (OSError, AttributeError):
             pass
         return None
@@ -77,10 +77,10 @@ class ProcessStop:
             self._reason = Reason.ORPHANED
 
     def _parent_died(self) -> bool:
-        """Look again at a SIGTERM: PR_SET_PDEATHSIG sends one when a parent dies.
+        """Check the cause of a SIGTERM: PR_SET_PDEATHSIG sends one when a parent dies.
 
         The kernel gives its children away before it sends them that signal, and only later calls
-        it dead: so the parent's id is what to look at first.
+        it dead: so the parent's id is checked first.
         """
         given_away = self._is_child and os.getppid() != self._parent_pid
         return given_away or not _lives(self._parent_pid)

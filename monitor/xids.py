@@ -175,5 +175,5 @@ SUGGESTIONS: Mapping[Owner, str] = {
 
 
 def look_up(number: str) -> Xid:
-    """Give what is known of an XID, by its number as an event tells it."""
+    """Give what is known of an XID, by its number as in an event."""
     return XIDS.get(int(number), UNKNOWN) if number.isdecimal() else UNKNOWN

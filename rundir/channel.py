@@ -139,7 +139,7 @@ def reporter(
 
 
 def _send(path: str, data: bytes) -> bool:
-    """Send one datagram; False where nobody takes it."""
+    """Send one datagram; False where there is no receiver."""
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.settimeout(_SEND_LIMIT_S)
         return sender.sendto(data, path) == len(data)

@@ -1,7 +1,7 @@
 """The run's log of events: one JSON line an event, each appended with a single write.
 
 Every line is `{"time", "event", "source", "attempt", "host", …}`, keys in this order. An event is
-encoded once, by its reporter; whoever passes it on passes on the same text, so that two copies of
+encoded once, by its reporter; what passes it on passes on the same text, so that two copies of
 one event are the same to the letter.
 """
 
@@ -224,7 +224,7 @@ def _as_text(value: object) -> object:
 def read_run(run_dir: str) -> bytes:
     """Read a run's events, those included that a node could not deliver.
 
-    Those come last, and only where nobody delivered the same line.
+    Those come last, and only where the same line was not delivered.
 
     Raises:
         OSError: there is no `events.jsonl`, or it cannot be read.

@@ -74,6 +74,10 @@ class RunDir:
         """Where a node keeps the events that it could not deliver."""
         return self._at(f"events.{node}.jsonl")
 
+    def error_file(self, attempt: int, rank: int) -> str:
+        """Where a rank's program writes its error, if it uses torch's `@record`."""
+        return self._at(DEBUG, f"error-{attempt}-rank-{rank}.json")
+
     def lock(self, number: int) -> str:
         """Where the owner number `number` of the run is written."""
         return self._at(f"lock.{number}")

@@ -24,7 +24,7 @@ def open_plain(path: str | PathLike[str]) -> BinaryIO:
 
     """
     # Opened, because NFS answers a stat from a cache that may be older than the file; without
-    # O_NONBLOCK a pipe that nobody writes to would not even be opened.
+    # O_NONBLOCK a pipe without a writer would not even be opened.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     mode = os.fstat(fd).st_mode
     if stat.S_ISREG(mode):

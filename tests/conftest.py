@@ -33,16 +33,18 @@ ENDED_STATES = frozenset(
 )
 POLL_S = 0.2
 MAX_WHY = 600
-"""Characters of a failure that are told when it happens."""
+"""Characters of a failure that are reported when it happens."""
 SHARED_CLUSTER = "the shared cluster"
 THINGS = {
     "cluster": SHARED_CLUSTER,
+    "examples": SHARED_CLUSTER,
     "jobs/test_layouts_on_slurm.py": SHARED_CLUSTER,
     "jobs/test_recovery.py": SHARED_CLUSTER,
     "jobs/test_slurm.py": SHARED_CLUSTER,
     "jobs/test_training.py": SHARED_CLUSTER,
     "jobs/test_watchdog.py": SHARED_CLUSTER,
     "monitor/runs/test_why_on_slurm.py": SHARED_CLUSTER,
+    "benchmarks/test_scaling.py": SHARED_CLUSTER,
     "faults": "a cluster of its own",
     "container": "Docker",
 }
@@ -137,7 +139,7 @@ class Cluster:
         return int(result.stdout.split(";")[0])
 
     def job(self, job: int) -> dict[str, str]:
-        """What `scontrol show job` tells; an ended job stays visible for a day."""
+        """What `scontrol show job` prints; an ended job stays visible for a day."""
         result = self.run(["scontrol", "show", "job", "-o", str(job)])
         assert result.returncode == 0, result.stderr
         fields = re.findall(r"(\S+?)=(\S*)", result.stdout.splitlines()[0])
@@ -178,7 +180,7 @@ class Cluster:
                 if token.encode() in command + b"\0" + (path / "environ").read_bytes():
                     found.append((int(path.name), command.replace(b"\0", b" ").decode().strip()))
             except (FileNotFoundError, PermissionError, ProcessLookupError):
-                continue  # ended while we looked at it, or not ours to look at
+                continue  # ended while we read it, or not ours to read
         return found
 
     @staticmethod

@@ -15,7 +15,7 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class JsonLines:
-    """The lines of a file that only grows, each read once: for those who look very often."""
+    """The lines of a file that only grows, each read once: for readers that poll very often."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

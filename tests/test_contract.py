@@ -28,7 +28,7 @@ def documented() -> dict[str, set[str]]:
 
 
 def written() -> dict[str, set[str]]:
-    """The events that some source file writes, and who they are told by."""
+    """The events that some source file writes, and what writes them."""
     found: dict[str, set[str]] = {}
     sources = {"trainer": "trainer", "monitor": "monitor"}
     sources |= {"jobs/supervisor": "prelaunch", "jobs/agent": "launcher"}
@@ -46,7 +46,7 @@ def _of_python(package: str) -> Iterator[str]:
 
 
 def _event_of(call: ast.Call) -> str | None:
-    """An event is told by its name alone and keywords: `log.write("orphans", node=…)`."""
+    """An event is written by its name alone and keywords: `log.write("orphans", node=…)`."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in _WRITERS:
         return None
     if len(call.args) != 1 or not call.keywords or not isinstance(call.args[0], ast.Constant):

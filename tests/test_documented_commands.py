@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from monitor.analysis.engine import rules
+from rundir.failure import classify
+from trainer.options import _ELSEWHERE
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *ROOT.glob("examples/*/*.md")]
 FOLDERS = ("jobs", "container", "examples", "tests", "docs", "benchmarks")
@@ -155,3 +159,40 @@ def test_every_table_is_whole() -> None:
         heads = [i for i in range(1, len(lines)) if lines[i][:1] == "|" != lines[i - 1][:1]]
         broken = [lines[i] for i in heads if not re.fullmatch(r"\|(?: -+ \|)+", lines[i + 1])]
         assert not broken, f"{page.name}: {broken}"
+
+
+def tables(page: str, head: str) -> list[list[str]]:
+    """The cells of all tables of a page that begin with these heads."""
+    found: list[list[str]] = []
+    is_in = False
+    for line in (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        is_in = (is_in and bool(cells)) or line.startswith(head)
+        if is_in and cells and not line.startswith((head, "| -")):
+            found.append(cells)
+    return found
+
+
+def test_symptoms_have_the_class_and_the_rule_they_are_shown_with() -> None:
+    """A rank whose log ends with the message; a rule of that name looks for the rest."""
+    found = tables("coming-from.md", "| message | means |")
+    assert len(found) > FEWEST
+    up = {"event": "rank_up", "rank": 0, "node": "n", "attempt": 1}
+    for message, _, _, shown_class, rule in found:
+        if text := re.fullmatch(r"`([^`]+)`", message):
+            events = [up, up | {"event": "rank_end", "code": 1, "requested": False}]
+            got = classify(events, lambda _rank, log=text[1]: log, step_code=1).finding
+            assert shown_class in (f"`{got.failure_class}`", ""), message
+        assert rule.strip("`") in {"", *(rule.name for rule in rules())}
+
+
+def test_the_trainer_knows_the_names_of_other_programs() -> None:
+    """It answers each with the option that the page shows beside it."""
+    rows = tables("coming-from.md", "| there | here |")
+    answered = [(there, here) for there, here in rows if re.match(r"`--[a-z-]+`(,|$)", there)]
+    names = [
+        (name, here) for there, here in answered for name in re.findall(r"`--([a-z-]+)`", there)
+    ]
+    known = [(name, here) for name, here in names if name.replace("-", "_") in _ELSEWHERE]
+    assert len(known) > FEWEST
+    assert not [n for n in known if _ELSEWHERE[n[0].replace("-", "_")].split()[0] not in n[1]]

@@ -38,7 +38,7 @@ WRITERS = {
 
 
 LIMIT_S = 2.0
-"""How long a writer waits at most, which is also said to be less than its callers do."""
+"""How long a writer waits at most; documented as less than its callers do."""
 
 
 def lock(path: Path) -> int:
@@ -70,7 +70,8 @@ def test_a_writer_waits_for_another(tmp_path: Path, writer: str) -> None:
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_lock_that_nobody_lets_go_of_costs_no_event(tmp_path: Path, writer: str) -> None:
+@pytest.mark.slow
+def test_a_lock_that_is_never_released_costs_no_event(tmp_path: Path, writer: str) -> None:
     """Such as that of a node that was lost: the event is written without."""
     path = tmp_path / "events.jsonl"
     held = lock(path)
@@ -79,6 +80,7 @@ def test_a_lock_that_nobody_lets_go_of_costs_no_event(tmp_path: Path, writer: st
     assert events(path) == ["note"]
 
 
+@pytest.mark.slow
 def test_a_slow_server_of_locks_is_waited_for_by_the_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,14 +46,14 @@ def test_the_former_forms_are_known(text: str) -> None:
 def test_no_source_has_a_former_form() -> None:
     """Neither in Python nor in bash."""
     assert len(SOURCES) > 100
-    told = {str(path.relative_to(ROOT)): former(path.read_text("utf-8")) for path in SOURCES}
-    assert not {name: texts for name, texts in told.items() if texts}
+    output = {str(path.relative_to(ROOT)): former(path.read_text("utf-8")) for path in SOURCES}
+    assert not {name: texts for name, texts in output.items() if texts}
 
 
 def test_errors_have_the_form() -> None:
     """Those of the jobs and of the monitor, the latter also from another process."""
-    told = "--lr must be positive; found -1; give another"
+    reported = "--lr must be positive; found -1; give another"
     parts = ("--lr must be positive", -1, "give another")
-    assert str(UsageError(parts[0], "-1", parts[2])) == str(UserError(*parts)) == told
+    assert str(UsageError(parts[0], "-1", parts[2])) == str(UserError(*parts)) == reported
     error = pickle.loads(pickle.dumps(UserError(*parts)))  # noqa: S301 -- our own
-    assert str(error) == told
+    assert str(error) == reported

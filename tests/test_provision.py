@@ -30,7 +30,7 @@ def provision(*args: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_without_root_it_names_what_is_missing_and_succeeds(bare: dict[str, str]) -> None:
-    """An ordinary user is told the packages, and nothing is installed."""
+    """An ordinary user gets the list of packages, and nothing is installed."""
     if os.geteuid() == 0:
         Path(bare["PATH"]).chmod(0o755)
         for parent in Path(bare["PATH"]).parents:

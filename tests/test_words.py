@@ -31,14 +31,14 @@ SEVERAL = (
     r"_?(\w+\.)?[A-Z_]+|self\._num_in_a_row|num_nodes|rounds|pp|num_stages|count|length"
     r"|len\(blocks\)|np\.mean\(ratios\)"
 )
-"""What is a constant, or two or more where it is said."""
+"""What is a constant, or two or more where it occurs."""
 
 
 @pytest.mark.parametrize("num", [0, 1, 2, 11, 21, 101, 1001])
 def test_one_alone_is_singular(num: int) -> None:
     """Thousands have commas."""
-    told = {0: "0 ranks", 1: "1 rank", 2: "2 ranks", 11: "11 ranks", 21: "21 ranks"}
-    expected = told.get(num) or {101: "101 ranks", 1001: "1,001 ranks"}[num]
+    reported = {0: "0 ranks", 1: "1 rank", 2: "2 ranks", 11: "11 ranks", 21: "21 ranks"}
+    expected = reported.get(num) or {101: "101 ranks", 1001: "1,001 ranks"}[num]
     assert counted(num, "rank") == expected
 
 
@@ -66,5 +66,5 @@ def by_hand(module: Path) -> list[str]:
 
 def test_no_plural_follows_a_number_by_hand() -> None:
     """There is `counted` for that; sizes in bytes, of which there is never one, aside."""
-    found = [told for module in MODULES for told in by_hand(module)]
-    assert not [told for told in found if not told.endswith(" bytes")]
+    found = [reported for module in MODULES for reported in by_hand(module)]
+    assert not [reported for reported in found if not reported.endswith(" bytes")]

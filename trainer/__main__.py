@@ -172,7 +172,7 @@ def _train(run: Run, env: MutableMapping[str, str], stacks: Stacks) -> int:
     except (Exception, SystemExit) as error:  # noqa: BLE001
         if not isinstance(error, RunFailedError):
             traceback.print_exc()
-        else:  # on every rank: its own log is where a person looks
+        else:  # on every rank: its own log is where a person reads it
             print(f"trainer: {error}", file=sys.stderr, flush=True)
         _record(run, error)
         if run.ranks.world_size == 1:

@@ -36,6 +36,7 @@ _AT_LEAST: dict[str, int] = {
     "val_every": 0,
     "early_stop_patience": 0,
     "log_every": 1,
+    "check_replicas": 0,
     "checkpoint_every": 0,
     "checkpoint_minutes": 0,
     "keep_checkpoints": 0,
@@ -257,6 +258,10 @@ class Config:
 
     keep_checkpoints: int = 3
     """How many of the newest checkpoints to keep, 0: all; the best one is kept besides."""
+
+    check_replicas: int = 0
+    """Compare the weights of data-parallel copies, to the bit, every so many steps; 0: before each
+    checkpoint only. A copy that differs was hit by a fault of its hardware, and ends the run."""
 
     image_size: int = 224
     """imagefolder and fake-images: side of the square images, in pixels."""

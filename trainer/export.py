@@ -6,18 +6,23 @@ options that made it: workload, model and others) and step; the first has the sa
 Without one of these endings, both are. With
 --format hf, OUT is a new folder that Hugging Face's transformers loads, of a Llama. One process is
 enough, whatever number of ranks wrote the checkpoint; nothing but torch and safetensors is used.
+
+CHECKPOINT may be another program's, too: a folder of torch.distributed.checkpoint (torchtitan's,
+FSDP's, Megatron's torch_dist), or a state dict in a .pt, .pth or .bin file. All tensors but the
+optimizer's are written; nothing of that program is needed, and no code in its files is run. Of a
+Megatron core GPT, --format hf makes a Llama or a GPT-2.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rundir import codes
 from rundir.text import counted
 from trainer import command
-from trainer.checkpoint import manifest
+from trainer.checkpoint import foreign, manifest
 from trainer.checkpoint.layout import find
 from trainer.errors import UserError
 
@@ -27,8 +32,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trainer.checkpoint.loading import Stored
-
 _SAFETENSORS, _TORCH = ".safetensors", ".pt"
 _ENDINGS = (_SAFETENSORS, _TORCH, ".pth")
 
@@ -36,7 +39,9 @@ _ENDINGS = (_SAFETENSORS, _TORCH, ".pth")
 def main(argv: Sequence[str]) -> int:
     """Export. Raises UserError for wrong input; nothing is written then."""
     parser = command.Parser(prog="python -m trainer.export", description=__doc__)
-    parser.add_argument("checkpoint", type=command.path, help=command.CHECKPOINT_HELP)
+    parser.add_argument(
+        "checkpoint", type=command.path, help=f"{command.CHECKPOINT_HELP}; or another program's"
+    )
     parser.add_argument(
         "out", type=command.path, help="the file to write, or its name without an ending"
     )
@@ -44,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         "--format",
         choices=("weights", "hf"),
         default="weights",
-        help="weights (default), or hf: a folder of Hugging Face's layout, of a Llama",
+        help="weights (default), or hf: a folder of Hugging Face's layout, of a Llama or GPT",
     )
     parser.add_argument(
         "--tokenizer",
@@ -57,7 +62,8 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(
             str(options.out), rule="be a new name", found="a folder", remedy="give a name in it"
         )
-    checkpoint = find(options.checkpoint)
+    is_foreign = foreign.is_foreign(options.checkpoint)
+    checkpoint = options.checkpoint if is_foreign else find(options.checkpoint)
     if options.format == "hf":
         _check_target(options.out, may_overwrite=False)  # never a whole folder
         from trainer.checkpoint.hugging_face import export_hf  # noqa: PLC0415 -- imports torch
@@ -69,14 +75,20 @@ def main(argv: Sequence[str]) -> int:
             "--tokenizer", rule="be given with --format hf", found="without", remedy="leave it out"
         )
     targets = _targets(options.out, may_overwrite=options.force)
-    from trainer.checkpoint import loading  # noqa: PLC0415 -- imports torch: wrong input is reported before
+    if is_foreign:
+        (weights, note), about = foreign.read_weights(checkpoint), {}
+    else:
+        from trainer.checkpoint import loading  # noqa: PLC0415 -- imports torch: wrong input is reported before
 
-    stored = loading.open_verified(checkpoint)
-    weights = loading.read_weights(stored)
+        stored = loading.open_verified(checkpoint)
+        weights, note = loading.read_weights(stored), ""
+        about = {"config": dict(stored.state.identity), "step": stored.state.position.step}
     for target in targets:
-        _write(target, weights, stored)
+        _write(target, weights, about)
         size_mib = target.stat().st_size / 2**20
         print(f"{target}: {counted(len(weights), 'tensor')}, {size_mib:.1f} MiB, of {checkpoint}")
+    if note:
+        print(f"{checkpoint}: {note}")
     return codes.FINISHED
 
 
@@ -103,7 +115,7 @@ def _check_target(target: Path, *, may_overwrite: bool) -> None:
         )
 
 
-def _write(target: Path, weights: Mapping[str, Tensor], stored: Stored) -> None:
+def _write(target: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write beside, then rename: a reader of `target` never sees half of it."""
     import torch  # noqa: PLC0415 -- see above
     from safetensors import SafetensorError  # noqa: PLC0415
@@ -112,16 +124,14 @@ def _write(target: Path, weights: Mapping[str, Tensor], stored: Stored) -> None:
     beside = target.with_name(f".{target.name}.partial")
     try:
         if target.suffix == _SAFETENSORS:
-            about = {"step": str(stored.state.position.step), "format": "pt"}
-            save_file(
-                dict(weights), beside, {**about, "identity": json.dumps(stored.state.identity)}
+            texts = (
+                {"step": str(about["step"]), "identity": json.dumps(about["config"])}
+                if about
+                else {}
             )
+            save_file(dict(weights), beside, {"format": "pt", **texts})
         else:
-            whole = {
-                "model": dict(weights),
-                "config": dict(stored.state.identity),
-                "step": stored.state.position.step,
-            }
+            whole = {"model": dict(weights), **about}
             with beside.open("wb") as file:  # by name, torch loses what the system says
                 torch.save(whole, file)
         command.follow_umask(beside)

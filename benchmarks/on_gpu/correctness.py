@@ -32,23 +32,23 @@ class Training:
     def __init__(self, place: Place, name: str, *options: str, **env: str) -> None:
         self.run_dir = place.folder / name
         self._device = "cpu" if place.is_rehearsal else "cuda"
-        self._said = place.folder / f"{name}.txt"
+        self._log_path = place.folder / f"{name}.txt"
         command = [sys.executable, "-P", "-m", "trainer", "--out", str(self.run_dir), *options]
         print("$", " ".join(command), flush=True)
-        with self._said.open("ab") as said:
+        with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                command, env=os.environ | env, stdout=said, stderr=subprocess.STDOUT
+                command, env=os.environ | env, stdout=log, stderr=subprocess.STDOUT
             )
 
     def finish(self) -> dict[str, Any]:
         """Await its end; return its summary. Raises CaseError if it is not a good one."""
         code = self._process.wait()
-        said = self._said.read_text(errors="replace")
-        print(said, flush=True)
+        output = self._log_path.read_text(errors="replace")
+        print(output, flush=True)
         if code:
-            last = (said.splitlines() or ["nothing"])[-1]
+            last = (output.splitlines() or ["nothing"])[-1]
             raise CaseError(f"{self.run_dir.name} must end with 0; found {code}: {last}")
-        if f" on {self._device}" not in said:
+        if f" on {self._device}" not in output:
             raise CaseError(f"{self.run_dir.name} must train on {self._device}; see its output")
         return dict(self.events("summary")[-1]["summary"])
 

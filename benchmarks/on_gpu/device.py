@@ -33,10 +33,10 @@ def machine(place: Place) -> Values:
     import torch  # noqa: PLC0415 -- the same
 
     device = _device(place)
-    told: dict[str, object] = {"visible_gpus": torch.cuda.device_count()}
+    facts: dict[str, object] = {"visible_gpus": torch.cuda.device_count()}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        told |= {
+        facts |= {
             "gpu": properties.name,
             "capability": f"{properties.major}.{properties.minor}",
             "memory_gib": round(properties.total_memory / 2**30, 1),
@@ -52,7 +52,7 @@ def machine(place: Place) -> Values:
     source = torch.randn((_SMALL if place.is_rehearsal else _COPIED_BYTES // 4), device=device)
     target = torch.empty_like(source)
     copy_s = _time(lambda: target.copy_(source), device)
-    return told | {
+    return facts | {
         "bf16_tflop_per_s": round(2 * size**3 / product_s / 1e12, 3),
         "copy_gb_per_s": round(2 * 4 * source.numel() / copy_s / 1e9, 3),
     }

@@ -56,7 +56,7 @@ def render(lines: Sequence[Line]) -> str:
     is_rehearsal = any(line["rehearsal"] for line in lines)
     text = _HEAD.format(versions=versions, rehearsal=_REHEARSED if is_rehearsal else "")
     rows = [
-        [line["case"], line["status"], f"{line['seconds']:.1f}", _told(line)]
+        [line["case"], line["status"], f"{line['seconds']:.1f}", _result(line)]
         for line in lines
         if not (line["case"].startswith(_SPEED) and line["status"] == "ok")
     ]
@@ -69,10 +69,10 @@ def render(lines: Sequence[Line]) -> str:
     return text + _SPEED_HEAD + table(head, speeds) + _SPEED_NOTES.format(num_rounds=num_rounds)
 
 
-def _told(line: Line) -> str:
+def _result(line: Line) -> str:
     words = [f"{name} {_text(value)}" for name, value in line.get("values", {}).items()]
-    said = [f"**{line['why']}**"] if "why" in line else []
-    return "; ".join([*said, *([", ".join(words)] if words else [])]).replace("|", "\\|")
+    parts = [f"**{line['why']}**"] if "why" in line else []
+    return "; ".join([*parts, *([", ".join(words)] if words else [])]).replace("|", "\\|")
 
 
 def _text(value: object) -> str:
@@ -86,7 +86,7 @@ def _speeds(lines: Sequence[Line]) -> list[Line]:
 
 
 def _speed_row(job: gpu.Job, lines: Sequence[Line]) -> list[str] | None:
-    """Return the row of a job; None where nobody got to it."""
+    """Return the row of a job; None where it was not reached."""
     found = {
         name: [
             float(value)

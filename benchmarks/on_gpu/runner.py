@@ -57,11 +57,11 @@ class Session:
         for case in cases:
             began_s = time.monotonic()
             try:
-                status, told = self._run_one(case)
+                status, outcome = self._run_one(case)
             except (KeyboardInterrupt, SystemExit):
                 self._write(case, "skipped", time.monotonic() - began_s, {"why": "asked to stop"})
                 raise
-            self._write(case, status, time.monotonic() - began_s, told)
+            self._write(case, status, time.monotonic() - began_s, outcome)
             is_good &= status != "failed"
         return is_good
 
@@ -90,11 +90,11 @@ class Session:
                 _end_children()
             if not result.exists():
                 return "failed", {"why": f"its process ended with {code}; see output.log"}
-            told: dict[str, Any] = json.loads(result.read_text())
-        return ("failed" if "why" in told else "ok"), told
+            outcome: dict[str, Any] = json.loads(result.read_text())
+        return ("failed" if "why" in outcome else "ok"), outcome
 
-    def _write(self, case: Case, status: str, seconds: float, told: Mapping[str, Any]) -> None:
-        line = {"case": case.name, "status": status, "seconds": round(seconds, 1), **told}
+    def _write(self, case: Case, status: str, seconds: float, outcome: Mapping[str, Any]) -> None:
+        line = {"case": case.name, "status": status, "seconds": round(seconds, 1), **outcome}
         line["versions"] = _versions()
         line["rehearsal"] = self.is_rehearsal
         path = self.out / "results.jsonl"
@@ -137,15 +137,15 @@ def run_case(case: Case, place: Place) -> None:
     """Run a case in this process; write what it gave beside its folder's files."""
     work = place.folder / "work"
     work.mkdir()
-    told: dict[str, Any]
+    outcome: dict[str, Any]
     try:
-        told = {
+        outcome = {
             "values": case.run(Place(folder=work, out=place.out, is_rehearsal=place.is_rehearsal))
         }
     except CaseError as error:
-        told = {"why": str(error), "values": error.values}
+        outcome = {"why": str(error), "values": error.values}
     except Exception as error:  # noqa: BLE001 -- whatever it is, it is this case's alone
         traceback.print_exc()
-        told = {"why": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
-    (place.folder / "result.tmp").write_text(json.dumps(told))
+        outcome = {"why": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
+    (place.folder / "result.tmp").write_text(json.dumps(outcome))
     (place.folder / "result.tmp").rename(place.folder / "result.json")

@@ -21,7 +21,7 @@ THERE = Path(__file__).parent / "there.txt"
 """What such a machine has, a name a line."""
 _MOST_BYTES = 64 << 20
 _NEWEST_GLIBC = 39
-"""Of the platforms that wheels are tagged for: pip takes those that it is told of, and no older."""
+"""Of the platforms that wheels are tagged for: pip takes those that are named, and no older."""
 
 
 class WheelsError(Exception):

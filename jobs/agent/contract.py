@@ -14,6 +14,7 @@ from rundir.paths import RunDir
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _MOST = 999_999_999
 _LAST_PORT = 65535
 
@@ -36,7 +37,9 @@ def resolve(environ: Mapping[str, str]) -> Contract:
     """
     env = dict(environ)
     env["DDP_NODE"] = env.get("DDP_NODE") or os.uname().nodename
-    if env.get("SLURM_PROCID") and env.get("SLURM_STEP_ID"):
+    if env.get("DDP_TASK_RANK"):
+        contract = _from_own_step(env)
+    elif env.get("SLURM_PROCID") and env.get("SLURM_STEP_ID"):
         contract = _from_slurm(env)
     elif env.get("RANK"):
         contract = _from_contract(env)
@@ -56,7 +59,6 @@ def with_torchrun_names(environ: Mapping[str, str]) -> dict[str, str]:
     if environ.get("TORCHELASTIC_RUN_ID"):
         return dict(environ)
     attempt = int(environ["DDP_ATTEMPT"])
-    error_file = f"error-{attempt}-rank-{environ['RANK']}.json"
     num_nodes = -(-int(environ["WORLD_SIZE"]) // int(environ["LOCAL_WORLD_SIZE"]))
     names = {
         "GROUP_RANK": environ["NODE_RANK"],
@@ -66,13 +68,48 @@ def with_torchrun_names(environ: Mapping[str, str]) -> dict[str, str]:
         "ROLE_WORLD_SIZE": environ["WORLD_SIZE"],
         "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
         "TORCHELASTIC_MAX_RESTARTS": environ.get("DDP_MAX_RESTARTS") or "0",
-        "TORCHELASTIC_ERROR_FILE": os.path.join(RunDir(environ["DDP_RUN_DIR"]).debug, error_file),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
+        ERROR_FILE: error_file(environ),
     }
+    # One that is set is the job's own, as for torchrun: each rank has another.
+    return _with_defaults({**environ, ERROR_FILE: ""}, names)
+
+
+def _with_defaults(environ: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
     added = {name: value for name, value in names.items() if not environ.get(name)}
     # A job that this rank submits is another one.
     chosen = [environ.get("DDP_CHOSEN", ""), *added]
     return {**environ, **added, "DDP_CHOSEN": " ".join(filter(None, chosen))}
+
+
+def error_file(environ: Mapping[str, str]) -> str:
+    """Name the file of a rank's error in its run directory."""
+    files = RunDir(environ["DDP_RUN_DIR"])
+    return files.error_file(int(environ["DDP_ATTEMPT"]), int(environ["RANK"]))
+
+
+def _from_own_step(env: dict[str, str]) -> Contract:
+    """A torchrun that is one of several: each is a step of its own, because they come and go.
+
+    The supervisor numbers them; they find each other where ranks would.
+    """
+    rank = env.pop("DDP_TASK_RANK")
+    env["DDP_NODE"] = env.get("SLURMD_NODENAME") or env["DDP_NODE"]
+    env.update(RANK=rank, NODE_RANK=rank, LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    names = {
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"{env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')}",
+        "PET_RDZV_ID": env["DDP_LAUNCH_ID"],
+        # The store that it else shares is told to those alone who were there in the first round:
+        # with torch 2.13 one that joins later waits for its address until all give up.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    # By its name a host may not know itself, as by the address of one of its interfaces.
+    conf = env.get("PET_RDZV_CONF", "")
+    if "is_host" not in conf:
+        is_host = f"is_host={int(rank == '0')}"
+        env["PET_RDZV_CONF"] = f"{conf},{is_host}" if conf else is_host
+    return Contract(_with_defaults(env, names))
 
 
 def _from_slurm(env: dict[str, str]) -> Contract:

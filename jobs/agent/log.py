@@ -37,10 +37,13 @@ class LogFollower:
 
     def start(self) -> None:
         """Follow it while the loop runs."""
-        if self._inotify is None:
-            self._loop.after(_DELAY_S, self._poll)
-        else:
+        if self._inotify is not None:
+            with suppress(OSError):  # before the file: what comes later is told again
+                os.read(self._inotify, _READ_BYTES)
+        if self._copy() and self._inotify is not None:
             self._loop.watch(self._inotify, self._on_growth)
+        else:
+            self._loop.after(_DELAY_S, self.start)
 
     def finish(self, limit_s: float) -> None:
         """Copy the rest, but for what nobody takes in time; a last line gets its end."""
@@ -54,20 +57,7 @@ class LogFollower:
     def _on_growth(self) -> None:
         assert self._inotify is not None  # noqa: S101 -- else nobody calls
         self._loop.forget(self._inotify)
-        self._loop.after(_DELAY_S, self._catch_up)
-
-    def _catch_up(self) -> None:
-        assert self._inotify is not None  # noqa: S101 -- else nobody calls
-        with suppress(OSError):  # before the file: what comes later is told again
-            os.read(self._inotify, _READ_BYTES)
-        if self._copy():
-            self._loop.watch(self._inotify, self._on_growth)
-        else:
-            self._loop.after(_DELAY_S, self._catch_up)
-
-    def _poll(self) -> None:
-        self._copy()
-        self._loop.after(_DELAY_S, self._poll)
+        self._loop.after(_DELAY_S, self.start)
 
     def _copy(self, *, is_last: bool = False) -> bool:
         """Copy what there is and has room; return whether that is all."""

@@ -52,13 +52,9 @@ def start_monitor(environ: Mapping[str, str], root: str) -> Monitor | None:
     if environ["DDP_MONITOR"] == "0":
         return None
     python = programs.find_python(root, environ)
-    if not python:
-        info(f"no monitor on {node}: no python3; set DDP_PYTHON", "launcher")
-        return None
-    if not programs.is_new(python, environ):
-        found = programs.version(python, environ)
-        told = problem("it needs Python 3.11 or later", f"{found} at {python}", "set DDP_PYTHON")
-        info(f"no monitor on {node}: {told}", "launcher")
+    lack = _lack(python, root, environ)
+    if not python or lack:
+        info(f"no monitor on {node}: {lack}", "launcher")
         return None
     log = gutil_path(environ["DDP_OUT"], environ["DDP_JOB_ID"], node)
     argv = [*programs.module_command(root, python, "monitor", environ), "record", "--out", log]
@@ -74,6 +70,20 @@ def start_monitor(environ: Mapping[str, str], root: str) -> Monitor | None:
     child = start(argv, environ, Streams(own_log, own_log), signal.SIGTERM, ignored)
     os.close(own_log)
     return Monitor(child, node, log)
+
+
+def _lack(python: str | None, root: str, environ: Mapping[str, str]) -> str:
+    """Say what the monitor lacks here; empty if nothing. In an image it may be much."""
+    if not python:
+        return "no python3; set DDP_PYTHON"
+    if not programs.is_new(python, environ):
+        found = programs.version(python, environ)
+        return problem("it needs Python 3.11 or later", f"{found} at {python}", "set DDP_PYTHON")
+    ours = {**environ, "PYTHONPATH": programs.python_path(root, environ)}
+    if not programs.can_import(python, "pynvml", ours):
+        remedy = "install it there, or run 'make demo' once, from where images get it, too"
+        return problem("it needs nvidia-ml-py", f"none for {python}", remedy)
+    return ""
 
 
 def _has_content(path: str) -> bool:

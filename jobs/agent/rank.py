@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import time
 from typing import TYPE_CHECKING
 
 from jobs import processes
-from jobs.agent import heartbeats
+from jobs.agent import contract, heartbeats
 from jobs.agent.child import Streams, start
+from jobs.agent.error_file import ErrorFile
 from jobs.agent.log import LogFollower
 from jobs.agent.monitor import start_monitor
 from jobs.agent.output import Output
@@ -24,12 +26,15 @@ if TYPE_CHECKING:
 
     from jobs.agent.child import Child
     from jobs.agent.command import Command
+    from jobs.agent.error_file import Recorded
     from jobs.agent.monitor import Monitor
     from jobs.agent.standby import Standby
     from jobs.loop import Loop
 
 _FOLLOW_S = 5
 """How long the job's log may take to accept the rest of a rank's."""
+_ERROR_S = 2
+"""How long a disk may take to give what a rank wrote of its failure."""
 _PEERS_START_S = 30
 """How long a first rank that has finished waits for others of its node to start."""
 _POLL_S = 0.1
@@ -60,6 +65,8 @@ class _Rank:
         self._reports = Reports(environ, self._output, lambda: self._task.is_ending)
         self._directory = _open_heartbeats(environ, is_leader=self._is_leader)
         _offer_socket(environ, self._reports, self._directory, loop)
+        kept = contract.error_file(environ)
+        self._error_file = ErrorFile(environ.get(contract.ERROR_FILE) or kept, kept)
         self._monitor: Monitor | None = None
         self._follower = LogFollower(
             log, self._task.log_offset, str(self._rank), loop, self._output
@@ -100,6 +107,9 @@ class _Rank:
         self._reports.receive()  # what the command reported comes before its end
         if code != codes.FINISHED and not self._task.is_ending:
             self._reports.fail()
+        recorded = None if code == codes.FINISHED else self._recorded()
+        if recorded:
+            self._reports.write("failure", rank=self._rank, **recorded._asdict())
         self._reports.write(
             "rank_end",
             rank=self._rank,
@@ -110,6 +120,17 @@ class _Rank:
             oom=is_oom,
         )
         return code
+
+    def _recorded(self) -> Recorded | None:
+        """Read what the command wrote of its failure, in a thread: the disk may hang."""
+        read: list[Recorded | None] = []
+
+        def run() -> None:
+            read.append(self._error_file.read())
+            self._loop.wake()
+
+        _thread.start_new_thread(run, ())
+        return read[0] if self._loop.run(lambda: read, _ERROR_S) else None
 
     def close(self, *, is_finished: bool) -> None:
         """End what is left, and hand over what is still to be read."""

@@ -180,6 +180,11 @@ class Backend(ABC):
         del nodes
         return []
 
+    def is_back(self, node: str) -> bool:
+        """Whether ranks can be started on a node that was lost. It may take a while."""
+        del node
+        return False
+
     def probe_words(self, node: str, words: Sequence[str], *, is_restart: bool) -> list[str]:
         """Say how a program is run on a node."""
         del node, is_restart

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import subprocess
@@ -24,6 +25,10 @@ _MAKE_IT = "make it with container/to_squashfs.sh ddp ddp.sqsh"
 _NO_MOUNT = re.compile(r"[,:$`\"\\\n]")
 """Pyxis separates mounts by commas and their parts by colons, and writes them between double quotes
 into a script that Enroot's bash runs."""
+_PROJECT = "/opt/ddp"
+"""Where ranks find the project, in any image; ours has its own Python there, too."""
+_PARTS = ("jobs", "rundir", "monitor", "trainer", ".venv/lib/python3*/site-packages/pynvml.py")
+"""What a rank may need of the project; the last is all that the monitor lacks in a bare Python."""
 _MOUNT = re.compile(r"(([./][^:]*|tmpfs|umount)(:[./][^:]*(:.*)?)?)?")
 
 
@@ -54,12 +59,12 @@ class HostImage(Srun):
             f"--container-mounts={','.join(self._mounts(step))}",
             f"--container-env={_names(step.environ)}",
             f"--container-workdir={workdir}",
-            "/opt/ddp/jobs/launcher.sh",  # the image's own
+            f"{_PROJECT}/jobs/launcher.sh",
         ]
 
     def _mounts(self, step: Step) -> list[str]:
         submit_dir = self._here.submit_dir
-        mounts = [_itself(submit_dir)]
+        mounts = [*_project(self._here.root), _itself(submit_dir)]
         out = _itself(step.out)
         if not step.out.startswith(f"{submit_dir}/"):
             mounts.append(out)
@@ -95,7 +100,7 @@ class InContainer(Srun):
         Slurm does so, too, but only after the batch step, for whose end Pyxis first removes an
         unpacked container: on a slow disk the ranks would train on for a minute.
         """
-        self._heir = self._slurm.end_if_orphaned()
+        self._heir = self._heir or self._slurm.end_if_orphaned()
         return super().start(step, stdout)
 
     def note_step(self, step_id: int | None) -> None:
@@ -218,15 +223,29 @@ def extra_mounts(mounts: str) -> list[str]:
     return [entry for entry in entries if entry]
 
 
+def _project(root: str) -> list[str]:
+    """Mount the project, read-only: nothing of it need be in the image. Raises UsageError.
+
+    Agents and supervisor are of one version then. Each part by itself leaves alone what else our
+    image has there, and this machine's .venv out.
+    """
+    found = [path for part in _PARTS for path in glob.glob(f"{glob.escape(root)}/{part}")[:1]]
+    return [_mount(path, f"{_PROJECT}/{os.path.basename(path)}") + ":ro" for path in found]
+
+
 def _itself(path: str) -> str:
-    """Mount a path at its own name. Raises UsageError."""
+    return _mount(path, path)
+
+
+def _mount(path: str, target: str) -> str:
+    """Mount a path. Raises UsageError."""
     if _NO_MOUNT.search(path):
         raise UsageError(
             'a path to mount must hold none of , : $ ` " \\ and newlines',
             repr(path),
             "rename it, or work from another directory",
         )
-    return f"{path}:{path}"
+    return f"{path}:{target}"
 
 
 def _names(environ: dict[str, str]) -> str:

@@ -65,7 +65,15 @@ class Local(Backend):
         return names or [self._here.node]
 
     def command(self, step: Step) -> list[str]:
-        """The launcher, which is started once a rank."""
+        """The launcher, which is started once a rank. Raises UsageError."""
+        size = step.layout.world_size
+        if self._here.environ.get("DDP_MPI") and step.is_own_command and size > 1:
+            raise UsageError(
+                "DDP_MPI needs srun to start the ranks",
+                f"{size} ranks in place, each of which MPI would take for the only one",
+                "let MPI start them in one rank: DDP_NPROC_PER_NODE=1 jobs/prelaunch.sh --"
+                f" mpirun -n {size} …",
+            )
         return [self._here.launcher, *step.arguments]
 
     def start(self, step: Step, stdout: int) -> list[subprocess.Popen[bytes]]:

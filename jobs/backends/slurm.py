@@ -35,7 +35,7 @@ _ORPHANED = """
 trap '' TERM INT HUP USR1
 while read -r word; do
     if [[ $word == done ]]; then exit; fi
-    steps=$word
+    steps+=" $word"
 done
 : "${steps:=$(squeue --noheader --steps --jobs="$1" --format='%i %j' |
     awk '$2 == "launcher.sh" { print $1 }')}"
@@ -201,6 +201,12 @@ class Slurm:
     def hostnames(self, listed: str) -> list[str]:
         """Expand a list of nodes."""
         return (self.ask("scontrol", "show", "hostnames", listed) or "").split()
+
+    def mpi_types(self) -> list[str]:
+        """Name what srun's --mpi takes here: a name a line, and versions of PMIx in the last."""
+        _, text = self._run(("srun", "--mpi=list"), 30, subprocess.STDOUT)
+        found = re.findall(r"^(?:srun: |\s+)\w+$|pmix_v\d+", text, re.MULTILINE)
+        return [words.split()[-1] for words in found]
 
     def node_info(self, node: str) -> str | None:
         """Ask the controller for a node."""

@@ -24,7 +24,7 @@ _OF_OUTPUT = ("SLURM_LABELIO", "SLURM_STDOUTMODE", "SLURM_UNBUFFEREDIO", "SRUN_O
 
 
 class Srun(Backend):
-    """Starts one step, which ends at its first bad exit."""
+    """Starts one step, which ends at its first bad exit. Raises UsageError."""
 
     place = "bare-srun"
     has_standby = True
@@ -33,6 +33,18 @@ class Srun(Backend):
         """Take the job as it is."""
         super().__init__(here)
         self._slurm = here.slurm
+        self._mpi = here.environ.get("DDP_MPI", "")
+        if self._mpi:
+            self._check_mpi()
+
+    def _check_mpi(self) -> None:
+        known = self._slurm.mpi_types()
+        if self._mpi not in known:
+            raise UsageError(
+                "DDP_MPI must be a type that `srun --mpi=list` shows",
+                f"'{self._mpi}' where it shows {', '.join(known) or 'none'}",
+                "set one of them, or unset it",
+            )
 
     @classmethod
     def fits(cls, here: Surroundings) -> bool:
@@ -79,9 +91,17 @@ class Srun(Backend):
         options.append("--input=all" if step.is_standby else "--input=none")
         if step.environ.get("SRUN_CPUS_PER_TASK"):
             options.append(f"--cpus-per-task={step.environ['SRUN_CPUS_PER_TASK']}")
-        # Our ranks need no MPI; where it is a site's default, its library would have to be in the
-        # image.
-        if not step.is_own_command:
+        if self._mpi and layout.num_local_ranks != layout.num_local_tasks:
+            raise UsageError(
+                "DDP_MPI needs a task for each rank",
+                f"{layout.num_local_ranks} ranks a task, which MPI would take for one",
+                "use --ntasks-per-node instead of DDP_NPROC_PER_NODE",
+            )
+        # Our own ranks need no MPI; where it is a site's default, its library would have to be in
+        # the image.
+        if self._mpi:
+            options.append(f"--mpi={self._mpi}")
+        elif not step.is_own_command:
             options.append("--mpi=none")
         # A step that was killed may hold on to its share of the nodes for a while.
         if self._here.is_interactive or step.is_restart:
@@ -171,6 +191,13 @@ class Srun(Backend):
     def dropped(self, nodes: Sequence[str]) -> list[str]:
         """Those that Slurm took out of a job with --no-kill."""
         return self._slurm.dropped(nodes)
+
+    def is_back(self, node: str) -> bool:
+        """Whether it answers, is still the job's, and runs a step."""
+        if self.lost(node) or self.dropped([node]):
+            return False
+        words = self.probe_words(node, ["true"], is_restart=True)
+        return not self._slurm.try_to(*words)
 
     def probe_words(self, node: str, words: Sequence[str], *, is_restart: bool) -> list[str]:
         """A step of one task on another node.

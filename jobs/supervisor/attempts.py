@@ -10,6 +10,8 @@ from jobs.backends.base import Step
 from jobs.messages import UsageError, info, one_line, write
 from jobs.supervisor import decide, history, rendezvous, run, settings, show
 from jobs.supervisor import step as steps
+from jobs.supervisor.elastic import Returns
+from jobs.supervisor.elastic_step import ElasticStep
 from jobs.supervisor.ending import Counters, Ending
 from jobs.supervisor.guard import Guard, Traces, lost_nodes
 from jobs.supervisor.hang import HangWatch
@@ -48,6 +50,8 @@ class Attempts:
         self._step: RunningStep | None = None
         self._standby: Standby | None = None
         self._lost: tuple[str, ...] = ()
+        self._returned: tuple[str, ...] = ()
+        self._refused: frozenset[int] = frozenset()
         self._counters = Counters()
         self._carries_on = False
         self._num_restarts = 0
@@ -157,7 +161,8 @@ class Attempts:
         request = self._request
         if self._standby and not self._standby.fits(request):
             self._end_standby()
-        step = RunningStep(
+        kind = ElasticStep if self._plan.is_elastic else RunningStep
+        step = kind(
             self._loop,
             self._backend,
             request,
@@ -181,7 +186,19 @@ class Attempts:
         guard = Guard(
             self._loop, self._backend, step, self._journal, traces=traces, nodes=others, hang=hang
         )
+        returns = Returns(
+            self._loop,
+            self._backend,
+            step,
+            self._journal,
+            self._job,
+            interval_s=settings.number("DDP_MONITOR_INTERVAL"),
+            lost=self._lost,
+            refused=self._refused,
+        )
         self._loop.run(step.is_over)
+        returns.stop()
+        self._returned = returns.found
         guard.stop()
         prepare.cancel()
         step.close()
@@ -232,18 +249,26 @@ class Attempts:
 
     def _ending(self, code: int, guard: str, took_s: float) -> Ending:
         self._loop.turn(0)  # a signal that has just arrived is known from here on
-        events = self._journal.reports.events
-        may_have_dropped = self._job.limits.is_no_kill and code != codes.FINISHED
+        events, limits = self._journal.reports.events, self._job.limits
+        if self._plan.is_elastic and code == codes.FINISHED:
+            found = classify(events, code=code)  # whoever left on the way
+            return self._ended(found, took_s)
+        suspected = failure.suspected_nodes(events)
+        if limits.min_nodes and code != codes.FINISHED:  # it came back, and was lost again
+            seen = {event.get("node") for event in events}
+            suspected += [node for node in self._nodes if node not in seen]
+        may_have_dropped = limits.is_no_kill and code != codes.FINISHED
         for node, how in lost_nodes(
-            self._backend,
-            failure.suspected_nodes(events),
-            self._nodes,
-            may_have_dropped=may_have_dropped,
+            self._backend, suspected, self._nodes, may_have_dropped=may_have_dropped
         ):
             self._journal.write("lost_node", node=node, how=how)
         found = classify(events, self._log_end, step_code=code, guard=guard)
+        if found.code == codes.USAGE:
+            self._refused |= {self._layout.num_nodes}
         is_foreign = self._backend.has_own_image and code == _NO_PROGRAM
-        is_foreign = is_foreign and found.end is None
+        return self._ended(found, took_s, is_foreign=is_foreign and found.end is None)
+
+    def _ended(self, found: Failure, took_s: float, *, is_foreign: bool = False) -> Ending:
         return Ending(
             found,
             codes.USAGE if is_foreign else found.code or codes.FINISHED,
@@ -255,6 +280,8 @@ class Attempts:
             lost=tuple(dict.fromkeys(node for node, _ in found.lost)),
             lost_before=self._lost,
             took_s=took_s,
+            returned=self._returned,
+            refused=self._refused,
             is_foreign_image=is_foreign,
         )
 
@@ -304,17 +331,19 @@ class Attempts:
             return
         if run.latest_checkpoint(self._files) != self._latest_at_job_start:
             self._carries_on = not self._job.is_own_command
-        if decision.exclude:
-            self._do_without(decision.exclude)
+        self._choose_nodes(decision)
         try:
             rendezvous.resolve(values, self._backend, self.search())
         except UsageError as error:  # the old port is as good: its owner is gone
             info(one_line(error))
 
-    def _do_without(self, lost: tuple[str, ...]) -> None:
-        """Choose the next attempt's nodes: spare ones first, else fewer."""
-        left = [node for node in self._plan.nodes if node not in lost]
-        self._nodes = left[: self._job.num_nodes_wanted]
+    def _choose_nodes(self, decision: Decision) -> None:
+        """Choose the next attempt's nodes: spare ones in place of lost ones, else fewer."""
+        left = [node for node in self._plan.nodes if node not in decision.exclude]
+        left = left[: decision.num_nodes]
+        if left == self._nodes:
+            return
+        self._nodes = left
         self._layout = self._layout.on(len(self._nodes))
         values = self._settings
         settings.note_world(values, self._layout)

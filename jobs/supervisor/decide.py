@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 
 FINISH, RESTART, REQUEUE, SUCCESSOR, FAIL = "finish", "restart", "requeue", "successor", "fail"
 REQUEUED = "requeued"
+_GROWS = "more nodes"
 _CAUSES = {
+    _GROWS: _GROWS,
     REQUEUED: "preempted",
     "preempted": "preempted",
     "time limit": "time limit",
     "cancelled": "cancelled",
 }
-"""What Slurm had in mind with the job, as the `decision` event has it."""
+"""What Slurm had in mind with the job, or this script, as the `decision` event has it."""
 _BELIEVED_S = 60
 """A command that asks to go on later earlier than that has done nothing."""
 _MAX_DOUBLINGS, _LONGEST_DELAY_S = 5, 30
@@ -47,18 +49,27 @@ class Decision(NamedTuple):
     counters: Counters = Counters()
     delay_s: int = 0
     exclude: tuple[str, ...] = ()
+    num_nodes: int = 0
+    """Of the next attempt, if one follows in this allocation."""
     fate: str = "unknown"
     """What Slurm has in mind with the job, as far as it was asked."""
 
     @property
     def cause(self) -> str | None:
-        """Why Slurm ends the job; None if it does not, or was not asked."""
+        """Why the job or its step was ended; None if Slurm does not end it, or was not asked."""
         return _CAUSES.get(self.fate)
 
 
 def decide(job: Job, end: Ending, counters: Counters, ask: Callable[[], str]) -> Decision:
     """Decide. `ask` gives what Slurm says of the job; it is called only where that matters."""
     return _Case(job, end, counters, ask).decide()
+
+
+def num_nodes_of(job: Job, num_there: int, refused: frozenset[int] = frozenset()) -> int:
+    """Count the nodes that a start can use, of those that are there; 0: they are too few."""
+    least = job.limits.min_nodes or 1
+    most = min(num_there, job.num_nodes_wanted)
+    return next((num for num in range(most, least - 1, -1) if num not in refused), 0)
 
 
 def give_up_before_start(job: Job, num_silent: int) -> Decision:
@@ -80,11 +91,13 @@ class _Case:
         if end.code == codes.FINISHED:
             return self._as(FINISH, "")
         if end.code == codes.USAGE and end.layout.num_nodes < job.num_nodes_wanted:
-            return self._requeue()  # fewer ranks than this run can have, not the user's mistake
+            return self._refused()
         if end.code == codes.USAGE:
             return self._as(FAIL, "the input or the environment is wrong: not tried again")
         if end.stop_signal == "INT" or (end.stop_signal and not job.is_under_slurm):
             return self._as(FAIL, job.go_on)  # a person who ends a job wants it to end
+        if end.returned and end.code == codes.STOPPED and not end.stop_signal:
+            return self._grow()
         if end.stop_signal or end.code == codes.STOPPED:
             return self._requeue()
         if end.lost and not self._can_do_without():
@@ -95,8 +108,9 @@ class _Case:
         told = words.of_ending(self.job, self.end)
         text = "; ".join(part for part in (told, reason, more) if part)
         exclude = self.end.exclude
+        code, num_nodes = self.end.code, self._num_left
         return Decision(
-            kind, reason, text, self.end.code, self.counters, delay_s, exclude, self._fate
+            kind, reason, text, code, self.counters, delay_s, exclude, num_nodes, self._fate
         )
 
     # ---- the allocation ends, the run does not
@@ -155,6 +169,27 @@ class _Case:
         reason = f"restart {restarts + 1} of {limits.max_restarts} {on}{self._from} in {delay_s} s"
         return self._as(RESTART, reason, delay_s=delay_s)
 
+    def _refused(self) -> Decision:
+        """Fewer ranks than this run can have, as by a batch that they do not divide.
+
+        That is not the user's mistake, and was no start that counts.
+        """
+        if self.job.limits.min_nodes is None or not self._num_left:
+            return self._requeue()
+        refused = counted(self.end.layout.num_nodes, "node")
+        left = counted(self._num_left, "node")
+        reason = f"it cannot use {refused}: it starts again on {left} {self._from}"
+        return self._as(RESTART, reason)
+
+    def _grow(self) -> Decision:
+        """Go on with the nodes that are back, which is no failure and counts as none."""
+        self._fate = _GROWS
+        if self.end.latest != self.end.latest_at_start:
+            self.counters = Counters()
+        back = f"{', '.join(self.end.returned)} {'is' if len(self.end.returned) == 1 else 'are'}"
+        on = counted(self._num_left, "node")
+        return self._as(RESTART, f"{back} back: it goes on on {on} {self._from}")
+
     def _give_up(self, reason: str) -> Decision:
         """The failure is a person's to mend."""
         return self._as(FAIL, f"no restart: {reason}", f"mend what fails; {self.job.go_on}")
@@ -163,7 +198,7 @@ class _Case:
     def _num_left(self) -> int:
         """Nodes that the next attempt can have."""
         left = self.job.num_nodes_allocated - len(self.end.exclude)
-        return min(left, self.job.num_nodes_wanted)
+        return num_nodes_of(self.job, left, self.end.refused)
 
     def _can_do_without(self) -> bool:
         return self.job.limits.is_no_kill and self.end.layout.is_even and self._num_left > 0

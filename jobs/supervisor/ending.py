@@ -17,6 +17,8 @@ class Limits(NamedTuple):
     may_requeue: bool
     is_no_kill: bool
     """Whether Slurm leaves the job its other nodes when it loses one."""
+    min_nodes: int | None = None
+    """The fewest nodes of an elastic run; None: it is not one, and takes no node back."""
 
 
 class Job(NamedTuple):
@@ -67,10 +69,15 @@ class Ending(NamedTuple):
     """Nodes that this attempt lost."""
     lost_before: tuple[str, ...]
     took_s: float
+    returned: tuple[str, ...] = ()
+    """Nodes that are back, and for which the ranks were asked to stop."""
+    refused: frozenset[int] = frozenset()
+    """Numbers of nodes that this run cannot use: it ended with 64 on them."""
     is_foreign_image: bool = False
     """The program that Slurm did not find is our launcher, in an image that is not ours."""
 
     @property
     def exclude(self) -> tuple[str, ...]:
         """Nodes to do without from now on."""
-        return (*self.lost_before, *(n for n in self.lost if n not in self.lost_before))
+        before = tuple(n for n in self.lost_before if n not in self.returned)
+        return (*before, *(n for n in self.lost if n not in before))

@@ -7,75 +7,212 @@ and nobody would notice.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import re
+import shlex
+from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.messages import UsageError, info
 from jobs.programs import which
+from rundir.plain import tail
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_TELLS_OF_OTHERS = {
-    "torchrun": "--nnodes",
-    "accelerate": "--num_machines",
-    "deepspeed": "--no_ssh",
+
+class Launcher(NamedTuple):
+    """A program that starts ranks of its own."""
+
+    commands: tuple[str, ...]
+    """What it is called by: a program, one with its subcommand, or `-m` and a module."""
+    instead: str
+    """What to write in its place."""
+    options: tuple[str, ...] = ()
+    """By which it learns that it is one of several, all of them; none: it cannot be told."""
+    variable: str = ""
+    """Of the environment, in place of the options."""
+    starts_none_without_gpus: bool = False
+    """Without GPUs it becomes the program itself, and every rank trains as it should."""
+
+
+_PROGRAM = "-- python train.py"
+_MPI_PROGRAM = (
+    "in a Slurm job DDP_MPI=pmix jobs/prelaunch.sh -- ./program, on one machine all processes in"
+    " one rank by DDP_NPROC_PER_NODE=1"
+)
+LAUNCHERS = {
+    "torchrun": Launcher(
+        ("torchrun", "-m torch.distributed.run", "-m torch.distributed.launch"),
+        _PROGRAM,
+        ("--nnodes",),
+        variable="PET_NNODES",
+    ),
+    "accelerate launch": Launcher(
+        ("accelerate launch", "accelerate-launch", "-m accelerate.commands.launch"),
+        _PROGRAM,
+        ("--num_machines",),
+        starts_none_without_gpus=True,
+    ),
+    # Without a file of hosts --no_ssh is of no effect.
+    "deepspeed": Launcher(
+        ("deepspeed", "ds", "-m deepspeed.launcher.runner"), _PROGRAM, ("--no_ssh", "--hostfile")
+    ),
+    "fabric run": Launcher(("fabric run", "lightning run"), _PROGRAM, ("--num_nodes",)),
+    "composer": Launcher(("composer", "-m composer.cli"), _PROGRAM, ("--world_size",)),
+    "torchx run": Launcher(("torchx run",), _PROGRAM),
+    "mpirun": Launcher(("mpirun", "mpiexec", "prterun"), _MPI_PROGRAM),
+    "horovodrun": Launcher(("horovodrun", "-m horovod.runner.launch"), _MPI_PROGRAM),
+    "srun": Launcher(("srun",), _PROGRAM),
+    "ray start": Launcher(("ray start",), _PROGRAM, ("--address",)),
 }
-"""The option by which a launcher learns that it is one of several."""
-_OF_A_MODULE = {
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "accelerate.commands.launch": "accelerate",
+"""All that is known of other launchers; docs/foreign-programs.md shows it, and a test compares."""
+
+_BY_COMMAND = {
+    tuple(command.split()): name for name, known in LAUNCHERS.items() for command in known.commands
 }
+_STARTERS = re.compile(
+    r"conda|env|exec|ionice|nice|nohup|numactl|poetry|setsid|stdbuf|taskset|time|timeout|uv"
+)
+"""Programs that start the one that is named behind their options."""
+_SHELLS = re.compile(r"bash|dash|sh|zsh")
+_PREPARE = re.compile(r"\.|cd|conda|echo|export|module|set|source|ulimit|umask|unset")
+"""Commands of a shell that decide nothing about the one that comes last."""
+_SHEBANG = re.compile(r"#!.*\b(ba|da|z)?sh\b")
+_MAX_SCRIPT = 65_536
+_MAX_DEPTH = 8
+"""Of what starts another: a script may end with itself."""
 
 
 def launcher(command: Sequence[str]) -> str | None:
     """Name the launcher that a command is; None for any other command."""
-    name, words = os.path.basename(command[0]), list(command[1:])
-    if name in ("torchrun", "deepspeed", "mpirun", "mpiexec", "horovodrun"):
-        return name
-    if name == "accelerate":
-        return name if words[:1] == ["launch"] else None
-    if not name.startswith("python"):
+    return _name(_unwrap(list(command)))
+
+
+def _name(words: list[str]) -> str | None:
+    if words and _is_python(words[0]):
+        words = words[1:]
+        while words and words[0].startswith("-") and words[0] != "-m":
+            words = words[1:]
+    if not words:
         return None
-    for word in words:
-        if word in _OF_A_MODULE:
-            return _OF_A_MODULE[word]
-        if not word.startswith("-"):  # the script, or another module: what follows is theirs
-            return None
-    return None
+    first = os.path.basename(words[0])
+    return _BY_COMMAND.get((first,)) or _BY_COMMAND.get((first, *words[1:2]))
+
+
+def _is_python(word: str) -> bool:
+    return os.path.basename(word).startswith("python")
+
+
+def _unwrap(words: list[str]) -> list[str]:
+    """Leave away what only starts another program: `timeout 10`, `bash -c`, a shell's script."""
+    for _ in range(_MAX_DEPTH):
+        name = os.path.basename(words[0]) if words else ""
+        if _STARTERS.fullmatch(name):
+            words = _behind_options(words)
+        elif _SHELLS.fullmatch(name):
+            words = _last_command(_shell_text(words))
+        elif name and "/" in words[0] and _SHEBANG.match(text := tail(words[0], _MAX_SCRIPT)):
+            words = _last_command(text)
+        else:
+            break
+    return words
+
+
+def _behind_options(words: list[str]) -> list[str]:
+    """Skip options and the values of short ones, settings, numbers."""
+    for i in range(1, len(words)):
+        is_option = re.match(r"run$|[-\d]|\w+=", words[i])
+        is_value = re.fullmatch("-[A-Za-z]", words[i - 1]) and not _is_known(words[i])
+        if not is_option and not is_value:
+            return words[i:]
+    return []
+
+
+def _is_known(word: str) -> bool:
+    name = os.path.basename(word)
+    if _is_python(name) or any(name == first for first, *_ in _BY_COMMAND):
+        return True
+    return bool(_STARTERS.fullmatch(name) or _SHELLS.fullmatch(name))
+
+
+def _shell_text(words: list[str]) -> str:
+    """Return what stands behind a shell's -c, or in its script."""
+    for i in range(1, len(words)):
+        if re.fullmatch("-[a-z]*c", words[i]):
+            return "".join(words[i + 1 : i + 2])
+        if not words[i].startswith("-"):
+            return tail(words[i], _MAX_SCRIPT)
+    return ""
+
+
+def _last_command(text: str) -> list[str]:
+    """Find a shell's last command, unless it depends on those before: [] then."""
+    text = re.sub(r"(?m)^\s*#.*", "", text).replace("\\\n", " ").replace("\n", ";")
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    commands: list[list[str]] = [[]]
+    try:
+        for word in lexer:
+            if word == "&&" or set(word) == {";"}:
+                commands.append([])
+            else:
+                commands[-1].append(word)
+    except ValueError:  # a quote without its end, of which the shell will tell
+        return []
+    commands = [words for words in commands if words]
+    if all(_PREPARE.fullmatch(words[0]) or "=" in words[0] for words in commands[:-1]):
+        return ["env", *commands[-1]] if commands else []
+    return []
+
+
+def is_elastic(command: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether it is torchrun for a number of nodes that may change, as by --nnodes=1:4."""
+    words = _unwrap(list(command))
+    if _name(words) != "torchrun":
+        return False
+    return ":" in (_option(words, "--nnodes") or environ.get("PET_NNODES", ""))
 
 
 def check_launcher(
     command: Sequence[str], world_size: int, environ: Mapping[str, str], *, has_gpus: bool
 ) -> None:
     """Refuse a launcher that is not told of the other ranks. Raises UsageError."""
-    name = launcher(command)
+    words = _unwrap(list(command))
+    name = _name(words)
     if name is None or world_size == 1:
         return
-    option = _TELLS_OF_OTHERS.get(name, "")
-    if (option and _has_option(command, option)) or (
-        name == "torchrun" and environ.get("PET_NNODES")
-    ):
+    known = LAUNCHERS[name]
+    if _is_told(words, known, environ):
         return
-    # Without GPUs accelerate starts nothing of its own.
-    if name == "accelerate" and not has_gpus:
+    remedy = f"leave {name} and its options away ({known.instead})"
+    if known.starts_none_without_gpus and not has_gpus:
         info(
             f"warning: {name} starts ranks of its own, and each of {world_size} ranks runs it:"
-            " leave it and its options away (-- python train.py)"
+            f" {remedy}"
         )
         return
-    remedy = f", or tell it of the others ({option})" if option else ""
+    if known.options:
+        remedy += f", or tell it of the others ({' '.join(known.options)})"
     raise UsageError(
         "a command after -- is one rank",
         f"{name} in each of {world_size} ranks, where every one would train alone",
-        f"leave {name} and its options away (-- python train.py){remedy}",
+        remedy,
     )
 
 
-def _has_option(command: Sequence[str], option: str) -> bool:
-    """With _ or - within, as these programs take them."""
+def _is_told(words: list[str], known: Launcher, environ: Mapping[str, str]) -> bool:
+    """Whether all its options are there, and none says that it is the only one."""
+    values = [_option(words, option) or environ.get(known.variable) for option in known.options]
+    return bool(values) and not {None, "", "1", "1:1"}.intersection(values)
+
+
+def _option(command: Sequence[str], option: str) -> str | None:
+    """Give an option's value; with _ or - within, as these programs take them."""
     wanted = option.replace("_", "-")
-    return any(word.partition("=")[0].replace("_", "-") == wanted for word in command)
+    for word, following in zip(command, [*command[1:], ""]):
+        name, is_joined, value = word.partition("=")
+        if name.replace("_", "-") == wanted:
+            return value if is_joined else following
+    return None
 
 
 def check_program(program: str, node: str, environ: Mapping[str, str]) -> None:

@@ -93,7 +93,7 @@ class Guard:
         self._timers = []
 
     def _check_failure(self) -> None:
-        failed_s = self._journal.reports.failed_s
+        failed_s = self._step.failed_s
         if failed_s is not None and time.monotonic() - failed_s >= _TEARDOWN_S:
             self._end_step("failed")
 
@@ -110,7 +110,8 @@ class Guard:
 
     def _lost(self, up: dict[str, list[int]]) -> list[tuple[str, str]]:
         for node in self._nodes:
-            if node in up and self._is_quiet(node, up[node]):
+            is_in = node in up and node not in self._step.left
+            if is_in and self._is_quiet(node, up[node]):
                 how = self._backend.lost(node)
                 if how:
                     return [(node, how)]
@@ -132,6 +133,8 @@ class Guard:
         if not self._timers:
             return  # the step has ended meanwhile
         for node, how in lost:
+            if self._step.lose(node, how):
+                continue
             info(f"{node} is lost: {how}")
             self._journal.write("lost_node", node=node, how=how)
             self._end_step(f"lost {node}")
@@ -143,7 +146,7 @@ class Guard:
         if self._backend.is_in_place:
             self._step.signal(signal.SIGKILL)
             return
-        self._loop.in_background(lambda: self._backend.kill(self._journal.reports.step_id))
+        self._loop.in_background(self._step.kill)
         self._loop.after(_KILLED_S, lambda: self._step.signal(signal.SIGKILL))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from jobs.checks import whole_number
 from jobs.messages import UsageError, info
 from jobs.supervisor import foreign
+from jobs.supervisor.settings import bounds, node_range
 
 if TYPE_CHECKING:
     from jobs.backends.base import Backend, Layout, Surroundings
@@ -64,10 +65,20 @@ def warn_of_cpus(here: Surroundings, cpus_of_a_rank: int) -> None:
 
 def _without_spare(here: Surroundings, layout: Layout) -> Layout:
     """Nodes of the allocation that stay idle until another one is lost."""
-    name = "DDP_SPARE_NODES"
+    name, elastic = "DDP_SPARE_NODES", here.environ.get("DDP_ELASTIC")
     spare = here.environ.get(name) or "0"
     whole_number(name, spare, 0, layout.num_nodes - 1)
-    if spare == "0":
+    if elastic:
+        if spare != "0":
+            raise UsageError(
+                f"{name} must be unset where DDP_ELASTIC is set: what is beyond its MAX is spare",
+                spare,
+                f"unset {name}",
+            )
+        name = "DDP_ELASTIC"
+        _, most = bounds(node_range(layout.num_nodes)(name, elastic))
+        spare = str(max(layout.num_nodes - most, 0))
+    elif spare == "0":
         return layout
     if not layout.is_even:
         raise UsageError(

@@ -13,6 +13,7 @@ from jobs.backends.slurm import Slurm
 from jobs.messages import UsageError, info, write
 from jobs.supervisor import arguments as asked
 from jobs.supervisor import check, foreign, history, layout, rendezvous, run, settings, show
+from jobs.supervisor.elastic_step import task_of
 from jobs.supervisor.ending import Job, Limits
 from jobs.supervisor.settings import Settings
 from rundir.paths import RunDir
@@ -35,6 +36,8 @@ class Plan(NamedTuple):
     job: Job
     files: RunDir
     temporary: str
+    is_elastic: bool
+    """The ranks are launchers of the user's own that let nodes come and go."""
 
 
 def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -> Plan:
@@ -69,14 +72,37 @@ def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -
         values["DDP_OUT"],
         is_restart=False,
     )
-    command = backend.command(step)
+    is_elastic = _is_elastic(backend, arguments, ranks, environ)
+    command = backend.command(task_of(step, 0) if is_elastic else step)
     python = checking.python if backend.is_bare else None
     is_chosen = python is not None and not environ.get("DDP_PYTHON")
     write(2, show.table(values, step.environ, python if python and is_chosen else ""))
     write(2, f"step: {show.command_line(command)}\n")
     temporary = tmp_dir(environ, is_in_container=here.is_in_container)
     files = RunDir(values["DDP_RUN_DIR"])
-    return Plan(here, arguments, backend, ranks, nodes, values, checking, job, files, temporary)
+    return Plan(
+        here,
+        arguments,
+        backend,
+        ranks,
+        nodes,
+        values,
+        checking,
+        job,
+        files,
+        temporary,
+        is_elastic,
+    )
+
+
+def _is_elastic(
+    backend: Backend, arguments: Arguments, ranks: Layout, environ: dict[str, str]
+) -> bool:
+    """Whether it is one torchrun a node, and nodes may come and go."""
+    if backend.is_in_place or not arguments.is_own_command:
+        return False
+    is_one_a_node = 1 < ranks.num_nodes == ranks.world_size
+    return is_one_a_node and foreign.is_elastic(arguments.words[1:], environ)
 
 
 def _check_command(
@@ -147,6 +173,7 @@ def _job_of(
         values.number("DDP_MAX_IDLE_RESTARTS"),
         may_requeue=values.is_on("DDP_REQUEUE"),
         is_no_kill=values.is_on("DDP_NO_KILL"),
+        min_nodes=settings.bounds(values.get("DDP_ELASTIC"))[0] or None,
     )
     return Job(
         id=values["DDP_JOB_ID"],

@@ -22,12 +22,13 @@ class Reports:
         self.up: dict[int, str] = {}
         """The nodes of the ranks that are up."""
         self.num_started = 0
-        self.step_id: int | None = None
-        """Slurm's number of the step, if a rank reported one."""
+        self.step_ids: dict[int, int] = {}
+        """Slurm's numbers of the ranks' steps, of those that reported one."""
         self.has_trained = False
         """Whether a first step is done."""
         self.failed_s: float | None = None
         """When a rank first failed, or the watchdog gave its verdict."""
+        self.verdict_s: float | None = None
 
     def knows(self, line: bytes) -> bool:
         """Whether a line was added before."""
@@ -48,7 +49,8 @@ class Reports:
             self.num_started += 1
             step_id = event.get("step_id")
             if isinstance(step_id, int):
-                self.step_id = step_id
+                self.step_ids.pop(rank, None)  # the last one that was reported stands last
+                self.step_ids[rank] = step_id
         elif name == "rank_end" and isinstance(rank, int):
             self.up.pop(rank, None)
             is_failure = event.get("code") not in (codes.FINISHED, codes.STOPPED)
@@ -58,6 +60,12 @@ class Reports:
             self.has_trained = True
         elif name == "verdict":
             self._fail()
+            self.verdict_s = self.verdict_s or time.monotonic()
+
+    @property
+    def step_id(self) -> int | None:
+        """Slurm's number of the step that a rank reported last."""
+        return next(reversed(list(self.step_ids.values())), None)
 
     def _fail(self) -> None:
         if self.failed_s is None:

@@ -27,6 +27,7 @@ _OTHERS = {
     "DDP_IFACE",
     "DDP_IMAGE",
     "DDP_MOUNTS",
+    "DDP_MPI",
     "DDP_NODE",
     "DDP_NPROC_PER_NODE",
     "DDP_PYTHON",
@@ -34,6 +35,7 @@ _OTHERS = {
     "DDP_SBATCH_ARGS",
     "DDP_SUPERVISED",
     "DDP_SWEEP_FILE",
+    "DDP_TASK_RANK",
 }
 """Those that are read elsewhere."""
 _OF_TESTS = ("DDP_CLUSTER_", "DDP_MATRIX_")
@@ -78,6 +80,10 @@ class Settings:
 
     def __getitem__(self, name: str) -> str:
         return self.values[name]
+
+    def get(self, name: str) -> str:
+        """A setting that need not be there; empty if it is not."""
+        return self.values.get(name, "")
 
     def number(self, name: str) -> int:
         """A setting that is a whole number."""
@@ -128,6 +134,34 @@ def matching(pattern: str, rule: str, remedy: str) -> Check:
         return value
 
     return check
+
+
+def node_range(num_nodes: int) -> Check:
+    """MIN:MAX, the fewest and the most nodes of a run, in an allocation of so many."""
+
+    def check(name: str, value: str) -> str:
+        least, most = bounds(value)
+        if not 0 < least <= most:
+            raise UsageError(
+                f"{name} must be MIN:MAX, the fewest and the most nodes",
+                f"'{value}'",
+                f"write for example {name}=2:4, or unset it",
+            )
+        if least > num_nodes:
+            raise UsageError(
+                f"the job must have the {least} nodes that {name}={value} needs",
+                counted(num_nodes, "node"),
+                f"give sbatch --nodes={least}-{most}, or lower the first number",
+            )
+        return value
+
+    return check
+
+
+def bounds(value: str) -> tuple[int, int]:
+    """Read MIN:MAX; both 0 for anything else."""
+    found = re.fullmatch("([0-9]{1,6}):([0-9]{1,6})", value)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 _BUSY = matching("refuse|wait", "refuse or wait", "set one of them, or unset it")
@@ -240,9 +274,13 @@ def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) ->
     settings.default("DDP_SEED", str(cksum(name)), "the run's name", _SEED)
     for row in RUN:
         _apply(settings, environ, row, known)
+    is_elastic = bool(environ.get("DDP_ELASTIC"))
+    if is_elastic:
+        settings.default("DDP_ELASTIC", "", "", node_range(known.num_nodes_allocated))
     # Slurm does not show whether a job has --no-kill.
-    is_kept = environ.get("SBATCH_NO_KILL", "off") != "off"
-    row = Row("DDP_NO_KILL", "1" if is_kept else "0", "SBATCH_NO_KILL", is_switch=True)
+    is_kept = is_elastic or environ.get("SBATCH_NO_KILL", "off") != "off"
+    origin = "DDP_ELASTIC" if is_elastic else "SBATCH_NO_KILL"
+    row = Row("DDP_NO_KILL", "1" if is_kept else "0", origin, is_switch=True)
     _apply(settings, environ, row, known)
     settings.default("DDP_SPARE_NODES", "0", THE_DEFAULT, integer(0, known.num_nodes_allocated - 1))
     if "DDP_HANG_TIMEOUT" in environ:

@@ -29,7 +29,7 @@ class Standby:
     def __init__(self, loop: Loop, backend: Backend, step: Step) -> None:
         """Start it."""
         self._loop, self._step = loop, step
-        self._processes, self._fd = start(backend, step)
+        self._processes, self._fd = start(lambda stdout: backend.start(step, stdout))
 
     def fits(self, step: Step) -> bool:
         """Whether its ranks are where those of this step are to be, and all there."""

@@ -17,6 +17,7 @@ from rundir.channel import FrameReader
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Callable, Collection
 
     from jobs.backends.base import Backend, Step
     from jobs.loop import Loop, Timer
@@ -57,14 +58,16 @@ def _write(data: bytes) -> None:
         data = data[os.write(1, data) :]
 
 
-def start(backend: Backend, step: Step) -> tuple[list[subprocess.Popen[bytes]], int]:
-    """Start a step; its processes, and the descriptor on which their output arrives."""
+def start(
+    begin: Callable[[int], list[subprocess.Popen[bytes]]],
+) -> tuple[list[subprocess.Popen[bytes]], int]:
+    """Start processes that write into a pipe; them, and the descriptor to read from."""
     fd, stdout = os.pipe()
     os.set_blocking(fd, False)
     with suppress(OSError):
         fcntl.fcntl(stdout, _F_SETPIPE_SZ, _PIPE_SIZE)
     try:
-        return backend.start(step, stdout), fd
+        return begin(stdout), fd
     finally:
         os.close(stdout)
 
@@ -100,14 +103,47 @@ class RunningStep:
         self.code = codes.FINISHED
         """The first bad code of its processes."""
         self._frames = FrameReader()
-        if standby:
-            self.processes, self._fd = standby.begin(step)
-        else:
-            self.processes, self._fd = start(backend, step)
-        self._running = list(self.processes)
+        self._running, self._fd = standby.begin(step) if standby else start(self._start)
         self._end_timers: list[Timer] = []
         self._step_id: int | None = None
         loop.watch(self._fd, self._read)
+
+    def _start(self, stdout: int) -> list[subprocess.Popen[bytes]]:
+        return list(self._backend.start(self._step, stdout))
+
+    @property
+    def failed_s(self) -> float | None:
+        """When it failed, and all of it has to end; None as long as it has not."""
+        return self._journal.reports.failed_s
+
+    @property
+    def left(self) -> Collection[str]:
+        """Nodes that have left it, and without which it goes on."""
+        return ()
+
+    def lose(self, node: str, how: str) -> bool:
+        """Go on without a node, if it can."""
+        del node, how
+        return False
+
+    def kill(self) -> None:
+        """Kill what runs of it on every node that answers. It may take a while."""
+        for step_id in self._step_ids:
+            self._backend.kill(step_id)
+
+    @property
+    def _step_ids(self) -> Collection[int | None]:
+        return set(self._journal.reports.step_ids.values()) or (None,)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self._step.layout.world_size
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes in all."""
+        return self._step.layout.num_nodes
 
     # ---- its output and its end
 
@@ -189,7 +225,7 @@ class RunningStep:
 
         def look() -> None:
             num_up = self._journal.reports.num_started
-            is_up = num_up >= self._step.layout.world_size
+            is_up = num_up >= self.world_size
             if self.is_over() or is_up or time.monotonic() >= deadline_s:
                 timer.cancel()
                 self.signal(signal.SIGUSR1)
@@ -206,9 +242,10 @@ class RunningStep:
             self.signal(signal.SIGTERM)
             return
         told: list[bool] = []
-        step_id = self._journal.reports.step_id
+        step_ids = self._step_ids
         self._loop.in_background(
-            lambda: told.append(self._backend.end(step_id)), lambda: self._wait_or_end(told)
+            lambda: told.extend([self._backend.end(step_id) for step_id in step_ids]),
+            lambda: self._wait_or_end(told),
         )
 
     def _wait_or_end(self, told: list[bool]) -> None:

@@ -29,10 +29,9 @@ def of_ending(job: Job, end: Ending) -> str:  # noqa: PLR0911 -- a list of cases
         return f"node {failure.end.node} is lost with {rank}all of its ranks, code {code}: {how}"
     if end.is_foreign_image:
         return problem(
-            "DDP_IMAGE must be an image of this project's Dockerfile",
-            f"no /opt/ddp/jobs/launcher.sh in {job.image}",
-            "name it with sbatch --container-image instead (docs/image.md), or build upon it with"
-            " --build-arg BASE_IMAGE",
+            "DDP_IMAGE must be an image with bash and Python 3.9 or later",
+            f"that launcher.sh cannot start in {job.image}",
+            "see srun's words above, or build upon it with --build-arg BASE_IMAGE",
         )
     if failure.end is None or failure.end.rank is None:
         started = f"the ranks could not be started: the step {codes.describe(code)}"
@@ -54,7 +53,7 @@ def _of_stop(job: Job, end: Ending) -> str:
     by = f" (SIG{end.stop_signal})" if end.stop_signal else ""
     if rank is None or rank.rank is None:
         return f"stopped on request{by} before the ranks were started (code {end.code})"
-    if job.is_own_command and not end.stop_signal:
+    if job.is_own_command and not end.stop_signal and not end.returned:
         asks = f"rank {rank.rank} on {rank.node} asks by code {end.code} to go on later"
         return f"{asks}; {_checkpoint(job, end)}"
     return f"stopped on request{by}, code {end.code}; {_checkpoint(job, end)}"

@@ -125,7 +125,7 @@ def binned(
 ) -> NDArray[np.float32]:
     """Put (samples,) readings, sorted by time, into (bins,): their mean, or the highest.
 
-    A sample speaks for the time since the one before, if that is no gap: a bin too short to hold
+    A sample stands for the time since the one before, if that is no gap: a bin too short to hold
     one takes it over. NaN: no reading, which is a gap and not a zero.
     """
     timed = np.isfinite(time_s)
@@ -160,7 +160,7 @@ def _fill(
     values: NDArray[np.floating],
     taken: NDArray[np.int64],
 ) -> None:
-    """Let bins without a sample of their own take the next one, if it speaks for that time."""
+    """Let bins without a sample of their own take the next one, if it stands for that time."""
     is_empty = np.ones(axis.num_bins, np.bool_)
     is_empty[taken] = False
     empty = np.flatnonzero(is_empty)

@@ -1,4 +1,4 @@
-"""What happened in a run, as marks on its time axis."""
+"""What happened in a run, as events on its time axis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monitor.runs.history import integer, seconds
 from rundir.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from monitor.logs.log_events import LogEvent
     from monitor.logs.series import PlacedEvent, Run
@@ -24,7 +24,7 @@ KINDS = {
     "fault": "GPU fault",
     "end": "end",
 }
-"""Each kind of mark and its words, in the order of the legend."""
+"""Each kind of event and its words, in the order of the legend."""
 
 _FAULTS = {
     "xid": "XID",
@@ -50,7 +50,7 @@ class Event:
 def events_of(run: Run) -> tuple[Event, ...]:
     """List what happened at a known time, in its order."""
     events = [_reported(line) for line in run.events] + [
-        _marked(placed) for placed in run.log_events
+        _logged(placed) for placed in run.log_events
     ]
     found = [event for event in events if event is not None and math.isfinite(event.time_s)]
     return tuple(sorted(found, key=lambda event: event.time_s))
@@ -74,65 +74,54 @@ def _start(line: Mapping[str, Any]) -> str:
     return f"start {number}{ranks}"
 
 
-def _checkpoint(line: Mapping[str, Any]) -> str:
-    return f"checkpoint at step {line.get('step', '?')}"
-
-
-def _no_checkpoint(line: Mapping[str, Any]) -> str:
-    return f"no checkpoint at step {line.get('step', '?')}: {line.get('reason', 'unknown')}"
-
-
-def _signal(line: Mapping[str, Any]) -> str:
-    return f"signal {line.get('signal', '?')}, seen by the {line.get('source', 'job')}"
-
-
 def _failure(line: Mapping[str, Any]) -> str:
     how = line.get("signal") or f"code {line.get('code', '?')}"
     return f"rank {line.get('rank', '?')} on {line.get('node', '?')} failed: {how}"
 
 
-def _verdict(line: Mapping[str, Any]) -> str:
-    return str(line.get("text") or "a rank hangs")
-
-
-def _lost_node(line: Mapping[str, Any]) -> str:
-    return f"node {line.get('node', '?')} is lost"
-
-
-def _non_finite(line: Mapping[str, Any]) -> str:
-    return f"not finite at step {line.get('step', '?')}: {line.get('action', '?')}"
-
-
-def _end(line: Mapping[str, Any]) -> str:
-    return f"end of start {integer(line.get('attempt')) or 1}, code {line.get('code', '?')}"
-
-
-_WORDS = {
+_WORDS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     "start": ("start", _start),
-    "checkpoint": ("checkpoint", _checkpoint),
-    "checkpoint_failed": ("failure", _no_checkpoint),
-    "signal": ("signal", _signal),
+    "checkpoint": ("checkpoint", lambda e: f"checkpoint at step {e.get('step', '?')}"),
+    "checkpoint_failed": (
+        "failure",
+        lambda e: f"no checkpoint at step {e.get('step', '?')}: {e.get('reason', 'unknown')}",
+    ),
+    "signal": (
+        "signal",
+        lambda e: f"signal {e.get('signal', '?')}, seen by the {e.get('source', 'job')}",
+    ),
     "first_failure": ("failure", _failure),
-    "verdict": ("failure", _verdict),
-    "lost_node": ("failure", _lost_node),
-    "non_finite": ("failure", _non_finite),
-    "end": ("end", _end),
+    "verdict": ("failure", lambda e: str(e.get("text") or "a rank hangs")),
+    "lost_node": ("failure", lambda e: f"node {e.get('node', '?')} is lost"),
+    "node_left": ("failure", lambda e: f"node {e.get('node', '?')} has left"),
+    "node_back": ("signal", lambda e: f"node {e.get('node', '?')} is back"),
+    "non_finite": (
+        "failure",
+        lambda e: f"not finite at step {e.get('step', '?')}: {e.get('action', '?')}",
+    ),
+    "end": (
+        "end",
+        lambda e: f"end of start {integer(e.get('attempt')) or 1}, code {e.get('code', '?')}",
+    ),
 }
+"""Of each event its kind, and how it is written."""
 
 
-def _marked(placed: PlacedEvent) -> Event | None:
-    mark = placed.event
-    if mark.kind not in _FAULTS:
+def _logged(placed: PlacedEvent) -> Event | None:
+    event = placed.event
+    if event.kind not in _FAULTS:
         return None
-    where = placed.host if mark.gpu is None else f"{placed.host} GPU {mark.gpu}"
-    what, text = described(mark)
+    where = placed.host if event.gpu is None else f"{placed.host} GPU {event.gpu}"
+    what, text = described(event)
     words = f"{what} on {where}" + (f": {text}" if text else "")
-    return Event(mark.time_s, "fault", words[:_MAX_TEXT])
+    return Event(event.time_s, "fault", words[:_MAX_TEXT])
 
 
-def described(mark: LogEvent) -> tuple[str, str]:
+def described(event: LogEvent) -> tuple[str, str]:
     """Name an event, such as `XID 79`, and return what else is known of it, maybe nothing."""
-    details = {name: text.replace("_", " ") for name, text in mark.details.items() if text != "-"}
-    what = " ".join([_FAULTS.get(mark.kind, mark.kind), *filter(None, [details.pop("xid", None)])])
+    details = {name: text.replace("_", " ") for name, text in event.details.items() if text != "-"}
+    what = " ".join(
+        [_FAULTS.get(event.kind, event.kind), *filter(None, [details.pop("xid", None)])]
+    )
     text = [*filter(None, [details.pop("text", None)])]
     return what, ", ".join([*text, *(f"{name} {value}" for name, value in details.items())])

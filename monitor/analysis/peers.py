@@ -92,7 +92,7 @@ def _compare(run: Run, at: Thresholds, measure: Measure, *, peak: bool = False) 
 def _halves(run: Run, at: Thresholds, measure: Measure) -> Iterator[Peers]:
     """Compare the two nodes of a job where either may be the odd one: most jobs have no more.
 
-    Of each only the GPU that speaks most against a difference counts, on the assumption that less
+    Of each only the GPU with the least difference counts, on the assumption that less
     is worse: the highest of the lower node, and the lowest of the other.
     """
     for group in _groups(run):
@@ -164,11 +164,11 @@ def _others(
     values: NDArray[np.float64], min_peers: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Give the median of all others for each, and how far they spread, window by window."""
-    num_told = (~np.isnan(values)).sum(axis=0)
+    num_known = (~np.isnan(values)).sum(axis=0)
     order = np.argsort(values, axis=0)  # NaN last
     ranks = np.argsort(order, axis=0)
     ordered = np.take_along_axis(values, order, axis=0)
-    low, high = np.maximum(0, (num_told - 2) // 2), np.maximum(0, (num_told - 1) // 2)
+    low, high = np.maximum(0, (num_known - 2) // 2), np.maximum(0, (num_known - 1) // 2)
     last = len(values) - 1
 
     def at(position: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -177,10 +177,10 @@ def _others(
         return found
 
     others = (at(low) + at(high)) / 2
-    others[:, num_told <= min_peers] = np.nan
-    middle = np.take_along_axis(ordered, np.maximum(0, num_told // 2)[None] % len(values), axis=0)
+    others[:, num_known <= min_peers] = np.nan
+    middle = np.take_along_axis(ordered, np.maximum(0, num_known // 2)[None] % len(values), axis=0)
     deviations = np.sort(np.abs(values - middle), axis=0)
-    half = np.maximum(0, num_told // 2)[None] % len(values)
+    half = np.maximum(0, num_known // 2)[None] % len(values)
     return others, _SIGMA * np.take_along_axis(deviations, half, axis=0)[0]
 
 

@@ -150,7 +150,7 @@ def stretches(mask: NDArray[np.bool_], steps_s: NDArray[np.floating]) -> Stretch
 
     Args:
         mask: of each sample.
-        steps_s: the time that each speaks for; NaN after a gap.
+        steps_s: the time that each stands for; NaN after a gap.
 
     """
     is_gap = np.isnan(steps_s)

@@ -44,7 +44,7 @@ def _ecc(run: Run, at: Thresholds) -> Iterator[Finding]:
         for one in _ecc_counted(series, at):
             with_counter.add((one.severity, one.job, one.host, one.gpu))
             yield one
-    for placed, several in _marks(run, "ecc"):
+    for placed, several in _logged(run, "ecc"):
         if placed.event.details.get("bits") in ("1", "single"):
             continue  # corrected: the counter has how many
         if ("error", placed.job, placed.host, placed.event.gpu) not in with_counter:
@@ -79,7 +79,7 @@ def _remap(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a r
             with_counter.add((series.job, series.host, series.gpu))
             text = f"{counted(grown, 'row')} of memory remapped, {np.nanmax(rows):.0f} in all"
             yield readings.finding("warning", series, where, text, _RESET, weight=grown)
-    for placed, several in _marks(run, "remap"):
+    for placed, several in _logged(run, "remap"):
         if placed.event.details.get("failed", "0") not in ("0", "no", "false"):
             text = "a bad row of memory could not be remapped"
             yield _of_mark("error", placed, several, text, _EXCLUDE)
@@ -89,7 +89,7 @@ def _remap(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a r
 
 
 def _xid(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
-    for placed, several in _marks(run, "xid"):
+    for placed, several in _logged(run, "xid"):
         number = placed.event.details.get("xid", "")
         known = xids.look_up(number)
         text = f"XID {number or '?'}: {known.meaning} ({known.fault})"
@@ -97,14 +97,18 @@ def _xid(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rul
         yield _of_mark(known.severity, placed, several, text, fix, about=number)
 
 
-def _marks(run: Run, kind: str) -> Iterator[tuple[PlacedEvent, Sequence[PlacedEvent]]]:
+def _logged(run: Run, kind: str) -> Iterator[tuple[PlacedEvent, Sequence[PlacedEvent]]]:
     """Return what happened to each GPU: the first of a sort, and all of that sort."""
     groups: dict[object, list[PlacedEvent]] = {}
     for placed in run.log_events:
-        mark = placed.event
-        if mark.kind == kind:
-            sort = (mark.details.get("xid"), mark.details.get("failed"), mark.details.get("bits"))
-            groups.setdefault((placed.job, placed.host, mark.gpu, sort), []).append(placed)
+        event = placed.event
+        if event.kind == kind:
+            sort = (
+                event.details.get("xid"),
+                event.details.get("failed"),
+                event.details.get("bits"),
+            )
+            groups.setdefault((placed.job, placed.host, event.gpu, sort), []).append(placed)
     return ((group[0], group) for group in groups.values())
 
 
@@ -170,7 +174,7 @@ def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
 
 def _driver(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
     for kind, severity in _BY_DRIVER.items():
-        for placed, several in _marks(run, kind):
+        for placed, several in _logged(run, kind):
             what, text = events.described(placed.event)
             text = f"{what}: {text}" if text else what
             yield _of_mark(severity, placed, several, text, "see dmesg of the node", about=kind)

@@ -68,7 +68,7 @@ def _all_rows(gpus: list[GpuSeries]) -> GpuSeries:
         values={},
         time_s=time_s,
         shift_s=joined(lambda one: one.shift_s)[rows],
-        told_s=joined(lambda one: one.told_s)[rows],
+        nominal_s=joined(lambda one: one.nominal_s)[rows],
         start=joined(lambda one: one.start)[rows],
     )
 
@@ -84,7 +84,7 @@ def _limit_s(series: GpuSeries, at: Thresholds) -> float:
 def _gaps(series: GpuSeries, starts_s: NDArray[np.float64], at: Thresholds) -> Iterator[Finding]:
     """Find times without a sample in a node's log, other than those between two starts."""
     steps_s = np.diff(series.time_s)
-    usual_s = clock.usual_s(np.append(np.nan, steps_s), series.told_s)[1:]
+    usual_s = clock.usual_s(np.append(np.nan, steps_s), series.nominal_s)[1:]
     longest_s = np.fmax(at.gap_seconds, at.gap_intervals * usual_s)
     found = [
         begin

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Tell what it takes."""
+    """Add its options."""
     parser.add_argument(
         "paths", nargs="+", metavar="PATHS", help="run directories, logs, or directories of logs"
     )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Tell what it takes."""
+    """Add its options."""
     parser.add_argument(
         "--out",
         required=True,
@@ -58,7 +58,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Record until told to end; 0.
+    """Record until asked to end; 0.
 
     Raises:
         UserError: the input is wrong.
@@ -95,6 +95,6 @@ def run(options: Namespace) -> int:
 
 
 def _num_gpus(env: Mapping[str, str]) -> int:
-    """Tell how many GPUs the job has on this node at least: one a rank, and what Slurm says."""
-    told = (env.get(name, "") for name in ("LOCAL_WORLD_SIZE", "SLURM_GPUS_ON_NODE"))
-    return max([1, *(int(number) for number in told if number.isdecimal())])
+    """Return how many GPUs the job has on this node at least: one a rank, and what Slurm says."""
+    given = (env.get(name, "") for name in ("LOCAL_WORLD_SIZE", "SLURM_GPUS_ON_NODE"))
+    return max([1, *(int(number) for number in given if number.isdecimal())])

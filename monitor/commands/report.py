@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Tell what it takes."""
+    """Add its options."""
     parser.add_argument(
         "files", nargs="+", metavar="FILES", help="run directories, logs, directories of logs"
     )

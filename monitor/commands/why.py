@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Tell what it takes."""
+    """Add its options."""
     parser.add_argument("run_dir", metavar="RUN_DIR", help="such as out/slurm-123")
     parser.add_argument("--json", action="store_true", help="one JSON document, for programs")
 

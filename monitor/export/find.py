@@ -31,7 +31,7 @@ def find(paths: Sequence[str]) -> Found:
             directories that hold logs or run directories.
 
     Raises:
-        UserError: a directory holds neither, or cannot be looked into.
+        UserError: a directory holds neither, or cannot be read.
 
     """
     logs: list[str] = []

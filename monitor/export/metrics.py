@@ -63,7 +63,7 @@ class Collector:
 
     def _read(self, log: Newest, now_s: float) -> tuple[NodeNow | None, str]:
         try:
-            node = log.look()
+            node = log.poll()
         except OSError as error:
             if log.path in self._paths:
                 raise UserError(

@@ -35,11 +35,11 @@ NAMES = {column.name: column.table_name for column in COLUMNS if column.dmon_uni
 """What the log's columns are called here. A column that is not known keeps its name."""
 
 OUR_NAMES = {column.name: column.table_name for column in COLUMNS}
-"""The same in our own logs: what dmon tells in another unit is so called only where we wrote it."""
+"""The same in our own logs: what dmon has in another unit is so called only where we wrote it."""
 
 
 def write(
-    paths: Sequence[str], form: str, target: str, tell: Callable[[Log], None], scratch: str
+    paths: Sequence[str], form: str, target: str, report: Callable[[Log], None], scratch: str
 ) -> None:
     """Write the rows of logs, log by log, to `target`; where a log lacks a column, it is null.
 
@@ -47,7 +47,7 @@ def write(
         paths: of the logs.
         form: `csv`, `parquet` or `jsonl`.
         target: written over.
-        tell: is called with each log that was read.
+        report: is called with each log that was read.
         scratch: a directory with room for a copy of what is written, if that is much.
 
     Raises:
@@ -60,26 +60,26 @@ def write(
         parts = []
         for number, path in enumerate(paths):
             log = reader.read(path)
-            tell(log)
+            report(log)
             num_foreign += log.is_foreign
             rows = table(log)
             if is_much:
                 part = os.path.join(folder, f"{number}.parquet")  # noqa: PTH118
-                with _told_as_a_disks():
+                with _disk_errors():
                     rows.write_parquet(part, compression="lz4")
                 parts.append(pl.scan_parquet(part))
             else:
                 parts.append(rows.lazy())
         if num_foreign == len(paths):
             reader.refuse_foreign(paths[0])
-        with _told_as_a_disks():
+        with _disk_errors():
             _sink(pl.concat(parts, how="diagonal_relaxed"), form, target)
 
 
 def table(log: Log) -> pl.DataFrame:
     """Give the rows of a log: `time_utc`, `job`, `node`, `gpu`, `uuid`, and its readings.
 
-    Readings are whole numbers as in the log, null where there are none. Where the log tells no
+    Readings are whole numbers as in the log, null where there are none. Where the log states no
     offset from UTC, its times are taken to be this machine's.
     """
     gpu = pl.Series(log.gpu)
@@ -128,7 +128,7 @@ def _local_start(local_s: int) -> int:
 
 
 @contextmanager
-def _told_as_a_disks() -> Iterator[None]:
+def _disk_errors() -> Iterator[None]:
     """Raise OSError for what polars calls an error of computing, such as Parquet on a full disk."""
     try:
         yield

@@ -60,7 +60,7 @@ def fit(rows: Sequence[Row], width: int, *, ascii_only: bool) -> list[Column]:
     """Choose the columns that fit, and give the rest of the width to the trend."""
     longest = max((len(row.host) for row in rows), default=0)
     node = Column("node", min(_MAX_NODE, max(_MIN_NODE, longest)), 0, _node, is_text=True)
-    columns = [node, *(column for column in _COLUMNS if _is_told(column, rows))]
+    columns = [node, *(column for column in _COLUMNS if _has_readings(column, rows))]
     while len(columns) > 1 and _needed(columns) > width:
         columns.remove(max(columns, key=lambda column: column.rank))
     spare = max(0, width - _needed(columns))
@@ -72,7 +72,7 @@ def fit(rows: Sequence[Row], width: int, *, ascii_only: bool) -> list[Column]:
     ]
 
 
-def _is_told(column: Column, rows: Sequence[Row]) -> bool:
+def _has_readings(column: Column, rows: Sequence[Row]) -> bool:
     """Whether it is worth its room: the last ones are, if any row has a reading."""
     if column.rank < _FIRST_OPTIONAL or column.is_text or not rows:
         return True
@@ -80,7 +80,7 @@ def _is_told(column: Column, rows: Sequence[Row]) -> bool:
 
 
 def _more_words(rows: Sequence[Row]) -> int:
-    """Tell how much wider than their column the words of the last column are."""
+    """Return how much wider than their column the words of the last column are."""
     kinds = {(row.states, row.throttle): row for row in rows}  # few, of however many rows
     longest = max((len(_state(row)[0]) for row in kinds.values()), default=0)
     return max(0, min(_MAX_STATE, longest) - _COLUMNS[-1].width)
@@ -127,14 +127,6 @@ def _gib(mib: float) -> str:
     return f"{gib:.1f}" if gib < _BIG_GIB else f"{gib:.0f}"
 
 
-def _power(row: Row) -> Span:
-    return _number(row.power_w, "W")
-
-
-def _limit(row: Row) -> Span:
-    return _number(row.power_limit_w, "W")
-
-
 def _temp(row: Row) -> Span:
     text, style = _number(row.temp_c, "C")
     return text, "bad" if row.temp_c is not None and row.temp_c >= _HOT_C else style
@@ -147,10 +139,10 @@ def _state(row: Row) -> Span:
         IDLE: f"idle {brief(row.idle_s)}",
         THROTTLED: ", ".join(row.throttle),
     }
-    told = [words.get(state, state) for state in row.states]
+    parts = [words.get(state, state) for state in row.states]
     if not row.is_throttled:
-        told += row.throttle
-    return ", ".join(told) or NONE, _state_style(row) or ("" if told else "dim")
+        parts += row.throttle
+    return ", ".join(parts) or NONE, _state_style(row) or ("" if parts else "dim")
 
 
 def _state_style(row: Row) -> str:
@@ -180,8 +172,8 @@ _COLUMNS = (
     Column("util", 4, 2, _util),
     Column("trend", _MIN_TREND, 3, lambda _: ("", "")),
     Column("memory", 10, 4, _memory),
-    Column("power", 5, 6, _power),
-    Column("limit", 5, 9, _limit),
+    Column("power", 5, 6, lambda row: _number(row.power_w, "W")),
+    Column("limit", 5, 9, lambda row: _number(row.power_limit_w, "W")),
     Column("temp", 4, 7, _temp),
     *_of_registry(),
     Column("pcie MB/s", 9, 14, lambda row: _number(row.pcie_mb_s, "")),

@@ -1,4 +1,4 @@
-"""One growing log of a live view: what it tells, and its GPUs' newest readings."""
+"""One growing log of a live view: its facts and events, and its GPUs' newest readings."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class LiveLog:
 
     @property
     def is_there(self) -> bool:
-        """Whether the file was there when we last looked."""
+        """Whether the file was there at the last poll."""
         return self._log.file.is_there
 
     def poll(self) -> list[Stretch]:
-        """Look whether there is more; give its rows."""
+        """Check whether there is more; give its rows."""
         try:
             stretches = self._log.poll()
         except OSError as error:
@@ -101,13 +101,13 @@ class LiveLog:
         if track is None or track.host != self.host:
             index = gpu if gpu >= 0 else None
             track = self._by_gpu[gpu] = Track(self.host, index, self.job, self.facts)
-            # whoever draws meanwhile keeps the tuple it has
+            # the thread that draws meanwhile keeps the tuple it has
             self.tracks = tuple(self._by_gpu[number] for number in sorted(self._by_gpu))
         return track
 
 
 def poll(logs: Iterable[LiveLog]) -> None:
-    """Look at logs, and decode what is new of all of them together."""
+    """Poll logs, and decode what is new of all of them together."""
     found = [(log, stretch) for log in logs for stretch in log.poll()]
     decoded = decode([stretch for _, stretch in found])
     for (log, stretch), (rows, num_unreadable) in zip(found, decoded, strict=True):

@@ -65,7 +65,7 @@ def resolve(paths: Sequence[str], env: Mapping[str, str]) -> Target:
     if len(paths) == 1 and os.path.isdir(paths[0]):  # noqa: PTH112 - pathlib takes "" for "."
         return _run(paths[0]) if is_run(paths[0]) else _folder(paths[0])
     for path in paths:
-        if not os.path.isfile(path):  # noqa: PTH113 - pathlib's raises where it may not look
+        if not os.path.isfile(path):  # noqa: PTH113 - pathlib's raises where it lacks the permission
             raise UserError(
                 "watch must be given one run directory, one directory of logs, or logs",
                 path,
@@ -81,7 +81,7 @@ def _newest(out: str) -> Target:
         found = []
     if found:
         return _run(max(found, key=written_s))
-    if os.path.isdir(out):  # noqa: PTH112 - pathlib's raises where it may not look
+    if os.path.isdir(out):  # noqa: PTH112 - pathlib's raises where it lacks the permission
         with logfiles.reading_folder(out):
             is_folder = bool(logfiles.in_folder(out))
         if is_folder:

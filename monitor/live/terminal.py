@@ -162,7 +162,7 @@ class Terminal:
     def _read(self) -> bytes:
         data = more = self._read_now()
         if not data:
-            self._received.add(signal.SIGHUP)  # nobody can press anything any more
+            self._received.add(signal.SIGHUP)  # no key can be pressed any more
         while more and _UNFINISHED.search(data):
             ready = select.select([self._fd], [], [], _ESCAPE_S)[0]
             more = self._read_now() if ready else b""
@@ -186,7 +186,7 @@ class Terminal:
             self._received -= {signal.SIGTSTP, signal.SIGCONT}
             self._give_back()
             # by the default action: we stay here until somebody continues us, and a shell
-            # without job control, which nobody could continue us from, does not stop us
+            # without job control, from which nothing could continue us, does not stop us
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTSTP)
             signal.signal(signal.SIGTSTP, self._receive)

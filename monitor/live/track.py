@@ -19,7 +19,7 @@ CAPACITY = 240
 _ROOM = 320
 """So many have a place: the last ones move to the front when it is used up."""
 
-_FIRST_ROOM = 64  # most views are looked at for a while only
+_FIRST_ROOM = 64  # most views are open for a while only
 
 
 class Track:
@@ -28,8 +28,8 @@ class Track:
     Args:
         host: the node.
         gpu: its index there; None: the node has no GPU.
-        job: None: the log tells none.
-        facts: the `##` lines of its log, kept up to date by whoever reads it.
+        job: None: the log states none.
+        facts: the `##` lines of its log, kept up to date by its reader.
 
     """
 

@@ -1,4 +1,4 @@
-"""How busy a GPU was: the same for whoever reports and whoever diagnoses."""
+"""How busy a GPU was: the same for reports and diagnosis."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def activity(
     utilisation: Sequence[NDArray[np.floating]], sm_activity: Sequence[NDArray[np.floating]]
 ) -> NDArray[np.floating] | None:
-    """Tell it in %, (samples,): by the driver's own window, the ring where that saw more.
+    """Return it in %, (samples,): by the driver's own window, the ring where that saw more.
 
-    A GPU whose utilisation nobody tells (MIG) has its SM activity; None if it has neither.
+    A GPU whose utilisation is not reported (MIG) has its SM activity; None if it has neither.
 
     Args:
         utilisation: `sm` and `smavg`, those that have readings.

@@ -62,7 +62,6 @@ def count(paths: Sequence[Sequence[str]]) -> tuple[list[Node], list[File]]:
 
 
 def _each(groups: Sequence[Sequence[Sequence[str]]]) -> list[Counted]:
-    """Count each group of logs."""
     num_processes = min(len(groups), len(os.sched_getaffinity(0)), _MAX_PROCESSES)
     if num_processes < 2 or sum(map(_size, groups)) < _WORTH_BYTES:  # noqa: PLR2004 - itself
         return [_count(group) for group in groups]
@@ -88,7 +87,7 @@ def _count(group: Sequence[Sequence[str]]) -> Counted:
 
 
 def _together(places: Sequence[Sequence[Place]]) -> list[list[int]]:
-    """Group the files, by number, that tell of the same nodes."""
+    """Group the files, by number, that hold the same nodes."""
     of: dict[Place, list[int]] = {}
     groups: dict[int, list[int]] = {}
     for number, found in enumerate(places):

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _TOLERANCE_S = 2
-"""Both clocks are told in whole seconds, and are not read in the same moment."""
+"""Both clocks are written in whole seconds, and are not read in the same moment."""
 
 _NUM_NEAR = 5
-"""So many steps on either side of one tell what is usual there."""
+"""So many steps on either side of one show what is usual there."""
 
 
 def shifts_s(
-    wall_s: NDArray[np.int64], mono_s: NDArray[np.floating] | None, told_s: NDArray[np.floating]
+    wall_s: NDArray[np.int64], mono_s: NDArray[np.floating] | None, nominal_s: NDArray[np.floating]
 ) -> NDArray[np.int64] | None:
-    """Tell how far the clock was off in each row of one host, by its last row; None: nowhere.
+    """Return how far the clock was off in each row of one host, by its last row; None: nowhere.
 
     Args:
         wall_s: as written, in the order of the log; NO_TIME where a row has none.
         mono_s: the monotonic stamps; NaN where a row has none.
-        told_s: the intervals that the log tells; NaN where it tells none.
+        nominal_s: the intervals that the log states; NaN where it states none.
 
     Returns: what `wall_s` lacks, so that what passed is the difference of two sums.
 
@@ -40,7 +40,7 @@ def shifts_s(
     passed_s = np.diff(wall_s[rows]).astype(np.float64)
     is_wrong = passed_s < 0
     true_s = np.full(len(passed_s), _usual_s(passed_s))
-    true_s = np.where(np.isnan(told_s[rows][1:]), true_s, told_s[rows][1:])
+    true_s = np.where(np.isnan(nominal_s[rows][1:]), true_s, nominal_s[rows][1:])
     if mono_s is not None:
         stamped_s = np.diff(mono_s[rows].astype(np.float64))
         known = stamped_s >= 0  # a boot begins anew
@@ -51,13 +51,13 @@ def shifts_s(
     lacks_s = np.cumsum(np.where(is_wrong, np.rint(true_s - passed_s), 0).astype(np.int64))
     shift_s = np.zeros(len(wall_s), np.int64)
     shift_s[rows[1:]] = lacks_s
-    # After it was set the clock is right, or nobody would have set it.
+    # After it was set the clock is right, or it would not have been set.
     shift_s[rows] -= lacks_s[-1]
     return shift_s
 
 
 def is_odd(wall_s: NDArray[np.int64]) -> bool:
-    """Tell whether the wall clock alone leaves open what passed: it went back, or far ahead."""
+    """Return whether the wall clock alone leaves open what passed: it went back, or far ahead."""
     steps = np.diff(wall_s[wall_s != NO_TIME])
     ahead = steps[steps > 0]
     return bool(
@@ -66,31 +66,31 @@ def is_odd(wall_s: NDArray[np.int64]) -> bool:
 
 
 def steps_s(
-    time_s: NDArray[np.floating] | NDArray[np.int64], told_s: NDArray[np.floating] | float
+    time_s: NDArray[np.floating] | NDArray[np.int64], nominal_s: NDArray[np.floating] | float
 ) -> NDArray[np.float64]:
-    """Give the time that each sample speaks for: since the one before.
+    """Give the time that each sample stands for: since the one before.
 
-    NaN where nobody looked: at the first one, and after a gap, which is longer than
+    NaN where nothing was sampled: at the first one, and after a gap, which is longer than
     `constants.GAP_INTERVALS` of what is usual there.
 
     Args:
         time_s: of one GPU's samples; it never goes back.
-        told_s: the interval that the log tells, of each sample or of all; NaN where it tells none.
+        nominal_s: the interval that the log states, of each sample or of all; NaN: it states none.
 
     """
     steps = np.full(len(time_s), np.nan)
     steps[1:] = np.diff(time_s)
-    steps[steps > constants.GAP_INTERVALS * np.maximum(1.0, usual_s(steps, told_s))] = np.nan
+    steps[steps > constants.GAP_INTERVALS * np.maximum(1.0, usual_s(steps, nominal_s))] = np.nan
     return steps
 
 
 def usual_s(
-    steps: NDArray[np.float64], told_s: NDArray[np.floating] | float
+    steps: NDArray[np.float64], nominal_s: NDArray[np.floating] | float
 ) -> NDArray[np.float64]:
-    """Tell what interval is usual around each step: the log's word, or that of its neighbours.
+    """Return what interval is usual around each step: the log's word, or that of its neighbours.
 
     An interval may change within a log. What is no longer than the shortest usual one allows is
-    not looked at twice, and has that one.
+    not read twice, and has that one.
     """
     is_ahead = steps > 0  # of several copies of a log most steps are none
     ahead = steps[is_ahead]
@@ -106,8 +106,8 @@ def usual_s(
         before = padded[place[:, None] + near]
         after = padded[place[:, None] + near + _NUM_NEAR + 1]
         usual[long] = np.maximum(np.median(before, axis=1), np.median(after, axis=1))
-        told = np.broadcast_to(told_s, steps.shape)[long]
-        usual[long] = np.fmax(usual[long], told)
+        nominal = np.broadcast_to(nominal_s, steps.shape)[long]
+        usual[long] = np.fmax(usual[long], nominal)
     return usual
 
 

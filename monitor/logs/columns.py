@@ -1,4 +1,4 @@
-"""The registry of columns: all that is known of each, for whoever writes, reads or shows it.
+"""The registry of columns: all that is known of each, for all that write, read or show it.
 
 A new column is an entry here and its reading: in `monitor/nvml/gpu.py`, or `monitor/recorder/`.
 """
@@ -15,7 +15,7 @@ NO_READING = "-"
 """What stands in a cell without one."""
 
 PARTS = ("gpu", "host", "rank")
-"""Of a row: what its GPU, its host and its rank tell."""
+"""Of a row: readings of its GPU, its host and its rank."""
 
 LAST = 99
 """Where it comes in an order that says nothing of it: behind the others."""
@@ -28,9 +28,9 @@ class Panel(NamedTuple):
     """As `--show` knows it."""
     title: str
     columns: tuple[str, ...] = ()
-    """Where it is read from, of a sample the first that tells; empty: the column it stands at."""
+    """Where it is read from, of a sample the first with a reading; empty: its own column."""
     worst: bool = False
-    """Several values are told by the highest, not by the mean: a peak must not be smoothed away."""
+    """Several values become their highest, not their mean: a peak must not be smoothed away."""
     top: float | None = None
     """Where its scale ends, if not at the highest value."""
     order: int = LAST
@@ -60,9 +60,9 @@ class Column(NamedTuple):
     of: str = "gpu"
     """Which part of a row has it: `gpu`, `host` or `rank`."""
     nvml: str = ""
-    """The function of NVML that tells it; empty: NVML does not."""
+    """The function of NVML that reads it; empty: NVML does not."""
     is_sign_of_life: bool = False
-    """Only a GPU that answers has it; dmon tells some others of a lost GPU, too."""
+    """Only a GPU that answers has it; dmon has some others of a lost GPU, too."""
     alias: str = ""
     """A column of dmon's that means the same."""
     dmon_unit: str = ""
@@ -256,12 +256,12 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         letter="x", name="smavg", unit="%", field="sm_avg_pct", nvml="nvmlDeviceGetSamples",
         metric="utilization_average_ratio", help="Mean utilization since the last sample.",
-        label="utilisation between looks, mean %", order=2, is_detail=True,
+        label="utilisation between samples, mean %", order=2, is_detail=True,
     ),
     Column(
         letter="x", name="smmax", unit="%", field="sm_max_pct", nvml="nvmlDeviceGetSamples",
         metric="utilization_peak_ratio", help="Highest utilization since the last sample.",
-        label="utilisation between looks, peak %", order=3, is_detail=True,
+        label="utilisation between samples, peak %", order=3, is_detail=True,
     ),
     Column(
         letter="n", name="nvrx", unit="MB/s", field="nvlink_rx_mb_s", width=8,
@@ -324,6 +324,6 @@ def of_part(part: str) -> tuple[Column, ...]:
 
 
 def reported() -> tuple[Column, ...]:
-    """Choose what a report tells, in its order."""
-    told = [column for column in COLUMNS if column.label]
-    return tuple(sorted(told, key=lambda column: column.order))
+    """Choose what a report shows, in its order."""
+    labelled = [column for column in COLUMNS if column.label]
+    return tuple(sorted(labelled, key=lambda column: column.order))

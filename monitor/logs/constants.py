@@ -1,4 +1,4 @@
-"""What is busy and what is a gap: the same for whoever records, watches or reads."""
+"""What is busy and what is a gap: the same for recorder, live view and readers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GAP_INTERVALS = 5
 
 
 def longest_s(usual_s: float) -> float:
-    """Tell how long a sample may speak for, where one is usual every so often: no gap is shorter.
+    """Return how long a sample may stand for, where one is usual every so often: no gap is shorter.
 
     Intervals below a second are those of a poll by hand, which a moment's delay must not tear.
     """

@@ -77,7 +77,6 @@ def decode(stretches: Sequence[Stretch], wanted: frozenset[str] | None = None) -
 def _decode(
     texts: Sequence[bytes], header: Header | None, wanted: frozenset[str] | None
 ) -> Iterable[Decoded]:
-    """Decode texts under one header."""
     text = b"".join(texts)
     lines = _lines(text)
     if header is None:

@@ -23,10 +23,10 @@ BLANKS = " \t\r"
 """A line of nothing but these is blank."""
 
 UNITS = {column.name: column.unit for column in COLUMNS if not column.dmon_unit}
-"""What a column is told in; a header that says otherwise is damaged."""
+"""The unit of a column; a header with another one is damaged."""
 
 INSTANCE = frozenset({"mig", "gi", "ci", "mig_id", "gi_id", "ci_id"})
-"""Columns that say which part of a GPU (MIG) a row speaks of; `-` there is the whole GPU."""
+"""Columns that say which part of a GPU (MIG) a row is about; `-` there is the whole GPU."""
 
 _INDICES = ("Idx", "Id", "ID", "#")
 
@@ -131,7 +131,7 @@ class Header:
 
     @cached_property
     def instance(self) -> tuple[str, ...]:
-        """Which of the names say what part of a GPU a row speaks of."""
+        """Which of the names say what part of a GPU a row is about."""
         return tuple(name for name in self.names if name.lower() in INSTANCE)
 
     def agrees(self, line: str) -> bool:
@@ -198,7 +198,7 @@ class Heads:
         return b"" if self._known is None or self._open is not None else self._written
 
     def see(self, line: str) -> None:
-        """Look at a line that begins with `#`, but not with `##`."""
+        """Read a line that begins with `#`, but not with `##`."""
         if self._known is not None and self._open is None and line == self._known[0]:
             self._open = line
             return
@@ -215,7 +215,7 @@ class Heads:
             self.header = self._open = self._known = None
 
 
-NUMBER = re.compile(r"-|0|[1-9][0-9]*")  # dmon tells whole numbers only, those of GPM as well
+NUMBER = re.compile(r"-|0|[1-9][0-9]*")  # dmon writes whole numbers only, those of GPM as well
 MAX_INDEX_DIGITS = 4
 _INDEX = re.compile(r"-|0|[1-9][0-9]{0,3}")
 _CLOCK = re.compile(r"(?:[01][0-9]|2[0-3])(?::[0-5][0-9]){2}")
@@ -234,20 +234,20 @@ def parse_row(line: str, header: Header) -> dict[str, str] | None:
 
 
 class Signs(NamedTuple):
-    """What rows tell of how they lie; those without a `-` may lie both ways."""
+    """What rows show of how they lie; those without a `-` may lie both ways."""
 
     num_usual: int
     """Rows that lie as usual only."""
     num_narrow: int
     """Rows that lie narrow only."""
     num_signs: int
-    """Each `-` in these that tells so."""
+    """Each `-` in these that shows it."""
     num_odd: int
     """Rows that do not lie narrow."""
 
 
 def signs_of_layout(header: Header, lines: Sequence[str]) -> Signs:
-    """Look how rows lie under a header that an early program may have written."""
+    """Count how rows lie under a header that an early program may have written."""
     slim = header.narrow
     if slim is None:
         return Signs(0, 0, 0, 0)
@@ -265,7 +265,7 @@ def signs_of_layout(header: Header, lines: Sequence[str]) -> Signs:
 def settled(header: Header, lines: Sequence[str]) -> Header:
     """Decide how rows without a line between them that begins with `#` lie: narrow or as usual.
 
-    A single narrow row cannot be told from one that lost a digit behind a `-`. So it takes two
+    A single narrow row looks like one that lost a digit behind a `-`. So it takes two
     such rows or two such `-`, more of them than rows that lie in no way, and no row that lies as
     usual only.
     """
@@ -275,7 +275,7 @@ def settled(header: Header, lines: Sequence[str]) -> Header:
 
 
 def _num_signs(row: Mapping[str, str], slim: Header) -> int:
-    """Count what in a row that lies narrow only tells so: each `-` that makes it shorter."""
+    """Count what shows that a row lies narrow only: each `-` that makes it shorter."""
     names = slim.names[slim.num_stamps + 1 :]
     plain = (n for n, width in zip(names, slim.narrow_widths, strict=True) if width == _EARLY)
     return max(1, sum(row[name] == NO_READING for name in plain))
@@ -285,7 +285,7 @@ def _cut(text: str, header: Header) -> list[str] | None:
     """Cut by position: cells may touch, as those of six digits do up to driver 470.
 
     A number too wide for its cell moves the rest of its row, which then is what a hole of some
-    bytes would have left of two rows: no reader can tell, and it does not count.
+    bytes would have left of two rows: no reader can decide, and it does not count.
     """
     if header.is_narrow:
         return _cut_narrow(text, header)

@@ -24,14 +24,14 @@ UNKNOWN = "-"
 def values(logs: Sequence[Log], fact: str) -> tuple[list[str], list[NDArray[np.int32]]]:
     """Give the values of a fact in the files of a log, and of each file's rows which of them.
 
-    Rows above the first line that tells it are that one's, too; where no line does, UNKNOWN.
+    Rows above the first line that states it are that one's, too; where no line does, UNKNOWN.
     """
     names = {UNKNOWN: 0}
     codes = []
     for log in logs:
-        told = log.told(fact) or [(0, UNKNOWN)]
-        mine = np.array([names.setdefault(value, len(names)) for _, value in told], np.int32)
-        since = [number for number, _ in told]
+        reported = log.reported(fact) or [(0, UNKNOWN)]
+        mine = np.array([names.setdefault(value, len(names)) for _, value in reported], np.int32)
+        since = [number for number, _ in reported]
         which = np.searchsorted(since, log.num_changes, "right") - 1
         codes.append(mine[np.maximum(0, which)])
     return list(names), codes
@@ -42,17 +42,17 @@ def uuids(logs: Sequence[Log]) -> tuple[list[str], list[NDArray[np.int32]]]:
     names = {UNKNOWN: 0}
     codes = [np.zeros(log.num_rows, np.int32) for log in logs]
     for index in sorted(_indices(logs, "gpu")):
-        told, which = values(logs, f"gpu {index}")
-        units = [names.setdefault(_uuid(value), len(names)) for value in told]
+        reported, which = values(logs, f"gpu {index}")
+        units = [names.setdefault(_uuid(value), len(names)) for value in reported]
         for log, code, mine in zip(logs, codes, which, strict=True):
             code[:] = np.where(log.gpu == index, np.array(units, np.int32)[mine], code)
     return list(names), codes
 
 
 def intervals_s(logs: Sequence[Log]) -> list[NDArray[np.float64]]:
-    """Give the interval that a log tells, row by row; NaN where it tells none."""
-    told, which = values(logs, "interval_s")
-    seconds = np.array([gutil.parse_number(value) for value in told], np.float64)
+    """Give the interval that a log states, row by row; NaN where it states none."""
+    reported, which = values(logs, "interval_s")
+    seconds = np.array([gutil.parse_number(value) for value in reported], np.float64)
     return [seconds[mine] for mine in which]
 
 

@@ -27,7 +27,7 @@ _NO_TEXT = {
     b"\xff\xfe": "it is UTF-16, as PowerShell writes it: convert it with iconv first",
     b"\xfe\xff": "it is UTF-16: convert it with iconv first",
 }
-"""What files begin with that would be read as rows nobody can read."""
+"""First bytes of files that would be read as unreadable rows."""
 
 _SUFFIX = ".gutil"
 _ROTATED = re.compile(r"(?P<log>.+\.gutil)\.(?P<number>[1-9]\d{0,3})", re.ASCII | re.DOTALL)
@@ -35,12 +35,12 @@ _NAME = re.compile(r"slurm-(?P<job>[^.]+)\.(?P<host>.+)", re.DOTALL)
 
 
 def no_text(beginning: bytes | bytearray) -> str | None:
-    """Tell by its first bytes why a file is no text of one byte a character; None if it may be."""
+    """Return why a file is no text of one byte a character, by its first bytes; None: it may be."""
     return next((why for sign, why in _NO_TEXT.items() if beginning.startswith(sign)), None)
 
 
 def named(path: str) -> tuple[str | None, str]:
-    """Tell job and node by the name of a log, `slurm-<job>.<host>.gutil`; what it says wins.
+    """Return job and node by the name of a log, `slurm-<job>.<host>.gutil`; its own lines win.
 
     Any other name is no job's, and the node's own. Both are fit to be shown.
     """
@@ -55,11 +55,11 @@ def in_folder(folder: str, jobs: Iterable[str] | None = None) -> list[str]:
     """List the logs of a folder, sorted, each as the path that is written to.
 
     Args:
-        folder: where to look, not below it.
+        folder: which to list, not below it.
         jobs: whose logs to give; None: all.
 
     Raises:
-        OSError: it cannot be looked into.
+        OSError: it cannot be read.
 
     """
     names = sorted(_listed(folder))
@@ -70,9 +70,9 @@ def in_folder(folder: str, jobs: Iterable[str] | None = None) -> list[str]:
 
 
 def no_pipes(paths: Iterable[str]) -> list[str]:
-    """Leave out what a directory may hold beside files, such as a pipe that nobody writes to.
+    """Leave out what a directory may hold beside files, such as a pipe without a writer.
 
-    What is not there, as behind a link, stays: whoever reads it tells so.
+    What is not there, as behind a link, stays: its reader reports it.
     """
     return [path for path in paths if os.path.isfile(path) or not os.path.exists(path)]  # noqa: PTH110, PTH113
 
@@ -85,7 +85,7 @@ def refuse_device(mode: int) -> None:
 
 @contextmanager
 def reading_folder(folder: str) -> Iterator[None]:
-    """Tell the user where a folder cannot be looked into.
+    """Raise a UserError where a folder cannot be read.
 
     Raises:
         UserError: it cannot.
@@ -107,7 +107,7 @@ def find(paths: Iterable[str]) -> list[tuple[str, ...]]:
     Returns: of each log its files, the oldest first; no file twice.
 
     Raises:
-        UserError: a directory holds none, or cannot be looked into.
+        UserError: a directory holds none, or cannot be read.
 
     """
     known: set[str] = set()
@@ -129,11 +129,11 @@ def beside_run(run_dir: str) -> list[str]:
     """List the logs of a run's jobs: they lie beside its directory, or beside the link to it.
 
     Raises:
-        UserError: its events cannot be read, or a folder cannot be looked into.
+        UserError: its events cannot be read, or a folder cannot be read.
 
     """
-    told = [line.get("job_id") for line in lines_of(run_dir, run_files.EVENTS)]
-    jobs = {job for job in told if isinstance(job, str)}
+    job_ids = [line.get("job_id") for line in lines_of(run_dir, run_files.EVENTS)]
+    jobs = {job for job in job_ids if isinstance(job, str)}
     logs = []
     for whole in dict.fromkeys([os.path.abspath(run_dir), os.path.realpath(run_dir)]):  # noqa: PTH100
         folder, name = os.path.split(whole)
@@ -172,4 +172,4 @@ def _or_none(folder: str) -> dict[str, list[str]]:
     try:
         return _listed(folder)
     except OSError:
-        return {}  # whoever reads the log says what is wrong
+        return {}  # the log's reader reports what is wrong

@@ -27,16 +27,16 @@ class Follower:
 
     Args:
         path: it need not be there yet.
-        tail_bytes: at the first look, and when more than this has come, only as much is read, from
+        tail_bytes: at the first poll, and when more than this has come, only as much is read, from
             its end. None: all of it is read, a block at each poll.
-        head_bytes: of its beginning, where the first look does not begin there.
+        head_bytes: of its beginning, where the first poll does not begin there.
 
     """
 
     def __init__(self, path: str, tail_bytes: int | None, head_bytes: int = 0) -> None:
         self.path = path
         self.head = b""
-        """Whole lines of the beginning, if the first look left it out."""
+        """Whole lines of the beginning, if the first poll left it out."""
         self.written_s: float | None = None
         """When it was last written, since 1970, by the clock of its file system; None: never."""
         self.is_there = False
@@ -49,7 +49,7 @@ class Follower:
         self._file: tuple[int, int] | None = None
         self._offset = 0  # behind the last whole line
         self._last = b""  # its end: a file that lacks it there is another one
-        self._seen = (-1, -1)  # size and time when we last looked inside
+        self._seen = (-1, -1)  # size and time at the last poll inside
         self.is_at_end = True
         """Whether the last poll gave all that there was."""
 
@@ -149,7 +149,7 @@ class GrowingLog:
     Args:
         path: of the log.
         tail_bytes: as in `Follower`.
-        head_bytes: the same; what a log tells of its GPUs stands there.
+        head_bytes: the same; the facts of its GPUs stand there.
 
     """
 
@@ -161,13 +161,16 @@ class GrowingLog:
         self._num_begun, self._is_begun = 0, True
 
     def poll(self) -> list[Stretch]:
-        """Look whether there is more.
+        """Check whether there is more.
 
         Raises:
             OSError: it is there and cannot be read.
 
         """
-        data = self.file.poll()
+        return self.take(self.file.poll())
+
+    def take(self, data: bytes) -> list[Stretch]:
+        """Give the rows of what a poll of the file gave."""
         rest, data = data[: self.file.num_rest_bytes], data[self.file.num_rest_bytes :]
         stretches = self.parser.take(rest)
         if self.file.num_begun != self._num_begun:

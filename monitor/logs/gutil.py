@@ -1,7 +1,7 @@
 """Our log: what `nvidia-smi dmon -s pumt -o DT` writes, and more. Written here, read by `dmon`.
 
 Written is the layout of the 550 driver series.
-Ours adds columns after pumt, and lines that begin with `##` for what dmon does not tell. They come
+Ours adds columns after pumt, and lines that begin with `##` for what dmon does not have. They come
 after the two header lines and not before them, since readers take the first line for the header.
 """
 
@@ -65,10 +65,10 @@ class Layout:
         """One row, with its newline."""
         index = NO_READING if row.gpu.index is None else row.gpu.index
         found = row.gpu.readings | row.host.readings | row.rank.readings
-        told = [found.get(name, NO_READING) for name in self._fields]
-        cells = self._cells % tuple(told)
+        texts = [found.get(name, NO_READING) for name in self._fields]
+        cells = self._cells % tuple(texts)
         if len(cells) != self._width:
-            cells = self._cells % tuple(self._fitting(told))
+            cells = self._cells % tuple(self._fitting(texts))
         return f"{_stamp(row.time)}{index:>8}{cells}"
 
     def block(self, rows: Sequence[Row], num_before: int) -> str:

@@ -22,7 +22,7 @@ FOREIGN = "no header of nvidia-smi dmon stands above them"
 class Log:
     """What one file holds, in the order of its rows.
 
-    `time_s` counts from 1970, in UTC where the log tells its offset, else in local time; NO_TIME
+    `time_s` counts from 1970, in UTC where the log states its offset, else in local time; NO_TIME
     where rows carry no time. Where they carry no date (`dated` is False) it counts from the
     midnight before the first row. `read_log` lets it never go back. `gpu` is -1 where a
     node has none. `values` has the log's own columns by name, in its units; a NaN is a reading that
@@ -38,13 +38,13 @@ class Log:
     values: dict[str, NDArray[np.floating]]
     dated: bool
     facts: dict[str, str]
-    """As the log tells them last."""
+    """Their last values in the log."""
     changes: tuple[tuple[str, str], ...]
-    """Facts that speak of the rows below them, in their order."""
+    """Facts of the rows below them, in their order."""
     num_changes: NDArray[np.int32]
     """Of each row, how many of them stand above it."""
     events: tuple[LogEvent, ...]
-    """What the log tells of moments, in its order."""
+    """The events of the log, in its order."""
     num_unreadable: int
     """Rows that cannot be read, and events."""
     torn: bool
@@ -59,12 +59,12 @@ class Log:
         """The times as they are written, which are those to show."""
         return self.time_s if self.shift_s is None else self.time_s - self.shift_s
 
-    def told(self, fact: str) -> list[tuple[int, str]]:
-        """Give a fact's values, each with how many changes stand above the rows it speaks of."""
+    def reported(self, fact: str) -> list[tuple[int, str]]:
+        """Give a fact's values, each with how many changes stand above its rows."""
         return [(n, value) for n, (key, value) in enumerate(self.changes, 1) if key == fact]
 
     def rows_of(self, place: Place) -> NDArray[np.bool_]:
-        """Tell which rows are a place's."""
+        """Return which rows are a place's."""
         if self.places == (place,):
             return np.ones(self.num_rows, np.bool_)
         code = self.places.index(place) if place in self.places else -1
@@ -72,7 +72,7 @@ class Log:
         return rows
 
     def shifted(self, rows: NDArray[np.bool_], by_s: NDArray[np.int64]) -> Log:
-        """Give this log with some rows later, as told of each of them."""
+        """Give this log with some rows later, each by its own shift."""
         shift_s = np.zeros(self.num_rows, np.int64) if self.shift_s is None else self.shift_s.copy()
         shift_s[rows] = by_s
         return replace(self, time_s=self.written_s + shift_s, shift_s=shift_s)
@@ -84,5 +84,5 @@ class Log:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether it is no log of dmon or ours at all, as far as one can tell."""
+        """Whether it is no log of dmon or ours at all, as far as can be seen."""
         return FOREIGN in self.hints

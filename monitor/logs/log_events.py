@@ -2,7 +2,7 @@
 
     ## event: 2026-11-21T12:00:00.000+01:00 xid gpu=3 xid=79 text=GPU_has_fallen_off_the_bus
 
-First the time with its offset from UTC, or `-` where nobody knows it, then what kind of thing it
+First the time with its offset from UTC, or `-` where it is unknown, then what kind of thing it
 was, then `name=value`. A value is one word: a blank in it is written as `_`. `gpu` is the index of
 the GPU it happened to; what happened to the node has none.
 """
@@ -33,7 +33,7 @@ class LogEvent:
     """One thing that happened."""
 
     time_s: float
-    """Since 1970, UTC; NaN: nobody knows when."""
+    """Since 1970, UTC; NaN: unknown."""
     kind: str
     """`xid`, `ecc`, `remap`, `lost`, `back`, …: a word of small letters, digits and `_`."""
     gpu: int | None = None

@@ -1,6 +1,6 @@
-"""The newest sample of each GPU in a log, and what the log tells of them.
+"""The newest sample of each GPU in a log, with the log's facts and events.
 
-The whole log is looked at once, and later only what is new of it: of its rows, the last few are
+The whole log is read once, and later only what is new of it: of its rows, the last few are
 read; its `##` lines all are, since what happened to a GPU may stand anywhere.
 """
 
@@ -41,7 +41,7 @@ class GpuNow:
 
 @dataclass(frozen=True)
 class NodeNow:
-    """What a log tells of its node last. `facts` are its `##` lines by key."""
+    """The newest state of a log's node. `facts` are its `##` lines by key."""
 
     job: str | None
     host: str
@@ -57,12 +57,43 @@ class NodeNow:
         return max(self.gpus, key=lambda gpu: gpu.time_s)
 
 
-class _LastRows(NamedTuple):
-    """Rows under one header, with the log's offset from UTC there (None: it tells none)."""
+class Rows(NamedTuple):
+    """Rows under one header, with the log's offset from UTC there (None: it has none)."""
 
     header: Header
     zone: timezone | None
     text: bytes
+
+
+def rows_of(stretch: Stretch) -> Iterator[Rows]:
+    """Give the rows of a stretch; none where no header says what they hold."""
+    if stretch.header is not None:
+        zone = None if stretch.offset is None else timezone(stretch.offset)
+        for text in stretch.texts:
+            yield Rows(stretch.header, zone, text)
+
+
+def read_row(line: bytes, rows: Rows, written_s: float | None) -> GpuNow | None:
+    """Read one of the rows; None if it cannot be read.
+
+    Args:
+        line: the row.
+        rows: those that it is one of.
+        written_s: the time of a row without date or time: when the file was written. None: such a
+            row is skipped.
+
+    """
+    row = dmon.parse_row(line.decode("utf-8", "replace"), rows.header)
+    time_s = None if row is None else _time_s(row, rows.zone, written_s)
+    if row is None or time_s is None:
+        return None
+    index = None if row["gpu"] == NO_READING else int(row["gpu"])
+    values = {
+        name: dmon.parse_value(cell)
+        for name, cell in row.items()
+        if name not in ("Date", "Time", "gpu")
+    }
+    return GpuNow(index, time_s, values)
 
 
 class Newest:
@@ -72,11 +103,11 @@ class Newest:
         self.path = path
         self._log = GrowingLog(path, tail_bytes=None)
         self._num_begun = 0
-        self._last: deque[_LastRows] = deque()
+        self._last: deque[Rows] = deque()
         self._num_bytes = 0
         """Of `_last`."""
 
-    def look(self) -> NodeNow | None:
+    def poll(self) -> NodeNow | None:
         """Read what is new; None as long as there is no row.
 
         Raises:
@@ -119,11 +150,8 @@ class Newest:
                 return
 
     def _keep(self, stretch: Stretch) -> None:
-        if stretch.header is None:
-            return
-        zone = None if stretch.offset is None else timezone(stretch.offset)
-        for text in stretch.texts:
-            self._last.append(_LastRows(stretch.header, zone, text[-_KEPT_BYTES:]))
+        for rows in rows_of(stretch):
+            self._last.append(rows._replace(text=rows.text[-_KEPT_BYTES:]))
             self._num_bytes += len(self._last[-1].text)
             while self._num_bytes > _KEPT_BYTES:
                 self._num_bytes -= len(self._last.popleft().text)
@@ -133,28 +161,15 @@ class Newest:
         written_s = self._log.file.written_s or 0.0
         for rows in reversed(self._last):
             for line in reversed(rows.text.split(b"\n")):
-                now = _now(line, rows, written_s)
+                now = read_row(line, rows, written_s)
                 if now is not None:
                     yield now
 
 
-def _now(line: bytes, rows: _LastRows, written_s: float) -> GpuNow | None:
-    row = dmon.parse_row(line.decode("utf-8", "replace"), rows.header)
-    if row is None:
-        return None
-    index = None if row["gpu"] == NO_READING else int(row["gpu"])
-    values = {
-        name: dmon.parse_value(cell)
-        for name, cell in row.items()
-        if name not in ("Date", "Time", "gpu")
-    }
-    return GpuNow(index, _time_s(row, rows.zone, written_s), values)
-
-
-def _time_s(row: Mapping[str, str], zone: timezone | None, written_s: float) -> float:
+def _time_s(row: Mapping[str, str], zone: timezone | None, written_s: float | None) -> float | None:
     """Place a row in time: without date and time, it was written when the file was at the latest.
 
-    Where the log tells no offset from UTC, as dmon's own do not, it is this machine's zone.
+    Where the log has no offset from UTC, as dmon's own do not, it is this machine's zone.
     """
     day = dmon.parse_date(row.get("Date", ""))
     if day is None or "Time" not in row:

@@ -23,7 +23,7 @@ NARROW = "some may be of an early 525 or 530 driver, too few to tell how they li
 
 _EVENT = f"## {log_events.KEY}"
 _CHANGING = re.compile(r"interval_s|attempt|(gpu|memory_mib) \d{1,4}", re.ASCII)
-"""Facts that may change within a log, and then speak of the rows below them."""
+"""Facts that may change within a log, and then hold for the rows below them."""
 _HASH, _NEWLINE = ord("#"), ord("\n")
 
 
@@ -41,7 +41,7 @@ class Stretch:
     header: Header | None
     place: Place
     offset: timedelta | None
-    """Of local time from UTC; None: the log does not tell."""
+    """Of local time from UTC; None: the log does not state it."""
     num_changes: int
     """How many facts have changed above them."""
     texts: list[bytes] = field(default_factory=list)
@@ -61,9 +61,9 @@ class Parser:
     def __init__(self, place: Place, *, is_patient: bool) -> None:
         self.place = place
         self.facts: dict[str, str] = {}
-        """As told last."""
+        """Their last values."""
         self.changes: list[tuple[str, str]] = []
-        """Facts that speak of the rows below them, in their order."""
+        """Facts of the rows below them, in their order."""
         self.events: list[LogEvent] = []
         self.num_damaged_events = 0
         self.heads = dmon.Heads()
@@ -104,7 +104,7 @@ class Parser:
         return self._given()
 
     def learn(self, lines: Iterable[bytes]) -> None:
-        """Look at `#` lines alone, as where the rows between them are not wanted."""
+        """Read `#` lines alone, as where the rows between them are not wanted."""
         for line in lines:
             if line.startswith(b"#"):
                 self._see(line)
@@ -114,7 +114,7 @@ class Parser:
         return given
 
     def _see(self, raw: bytes) -> None:
-        """Look at a line that begins with `#`."""
+        """Read a line that begins with `#`."""
         self._end_of_rows()
         line = raw.removesuffix(b"\r").decode("utf-8", "replace")
         if not line.startswith("##"):
@@ -210,7 +210,7 @@ def _lines(text: bytes) -> list[str]:
 
 
 def _are_usual(header: Header, text: bytes) -> bool:
-    """Tell whether rows are all as long as usual ones, and so no early program's.
+    """Return whether rows are all as long as usual ones, and so no early program's.
 
     Of those a row is as long only without a `-`, and then it lies both ways.
     """

@@ -48,26 +48,26 @@ class Counts:
 
 def count(readings: NDArray[np.floating]) -> Counts:
     """Count readings; a NaN is none."""
-    told = readings
-    if told.size and np.isnan(told.min()):  # a NaN is the least
-        told = told[~np.isnan(told)]
-    if not told.size:
+    known = readings
+    if known.size and np.isnan(known.min()):  # a NaN is the least
+        known = known[~np.isnan(known)]
+    if not known.size:
         return Counts(np.empty(0), np.empty(0, np.int64))
-    counted = _bins(told, None)
+    counted = _bins(known, None)
     if counted is not None:
         return counted
-    told = np.sort(told)
-    first = np.flatnonzero(np.concatenate(([True], told[1:] != told[:-1])))
-    return Counts(told[first].astype(np.float64), np.diff(np.append(first, told.size)))
+    known = np.sort(known)
+    first = np.flatnonzero(np.concatenate(([True], known[1:] != known[:-1])))
+    return Counts(known[first].astype(np.float64), np.diff(np.append(first, known.size)))
 
 
 def merge(parts: Sequence[Counts]) -> Counts:
     """Count what several have counted."""
-    told = [part for part in parts if part.values.size]
-    if not told:
+    full = [part for part in parts if part.values.size]
+    if not full:
         return Counts(np.empty(0), np.empty(0, np.int64))
-    values = np.concatenate([part.values for part in told])
-    counts = np.concatenate([part.counts for part in told])
+    values = np.concatenate([part.values for part in full])
+    counts = np.concatenate([part.counts for part in full])
     counted = _bins(values, counts)
     if counted is not None:
         return counted

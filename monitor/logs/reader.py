@@ -75,7 +75,7 @@ def read_log(paths: Sequence[str], wanted: frozenset[str] | None = None) -> list
 
 
 def refuse_foreign(path: str) -> NoReturn:
-    """Tell the user that this, and all else that was named, is no log.
+    """Refuse this, and all else that was named, as no log.
 
     Raises:
         UserError: always.
@@ -173,8 +173,8 @@ class _Parts:
     def _hints(self, parser: Parser) -> tuple[str, ...]:
         num_unreadable = self._num_unreadable + parser.num_damaged_events
         is_foreign = bool(num_unreadable and not parser.facts and not self._has_head)
-        told = {INSTANCE: self._has_instances, FOREIGN: is_foreign}
-        return (*sorted(parser.hints), *(hint for hint, is_so in told.items() if is_so))
+        hints = {INSTANCE: self._has_instances, FOREIGN: is_foreign}
+        return (*sorted(parser.hints), *(hint for hint, is_so in hints.items() if is_so))
 
     def _values(self) -> dict[str, NDArray[np.floating]]:
         names = dict.fromkeys(name for part in self._parts for name in part.rows.values)
@@ -194,7 +194,7 @@ class _Parts:
 
 
 def _utc_s(part: _Part) -> NDArray[np.int64]:
-    """Give times of day as those of UTC, where the log tells its offset."""
+    """Give times of day as those of UTC, where the log states its offset."""
     clock_s, offset = part.rows.clock_s, part.stretch.offset or timedelta()
     shift_s = offset.days * _DAY_S + offset.seconds
     return np.where(clock_s == NO_TIME, NO_TIME, clock_s - shift_s)
@@ -218,9 +218,9 @@ def _set_right(logs: list[Log], place: Place) -> list[Log]:
     mono_s = _concatenated(
         [_monotonic_s(log)[which] for log, which in zip(logs, rows, strict=True)]
     )
-    told = zip(facts.intervals_s(logs), rows, strict=True)
-    told_s = _concatenated([interval_s[which] for interval_s, which in told])
-    shift_s = clock.shifts_s(time_s, mono_s, told_s)
+    pairs = zip(facts.intervals_s(logs), rows, strict=True)
+    nominal_s = _concatenated([interval_s[which] for interval_s, which in pairs])
+    shift_s = clock.shifts_s(time_s, mono_s, nominal_s)
     if shift_s is None:
         return logs
     parts = np.split(shift_s, np.cumsum([which.sum() for which in rows])[:-1])

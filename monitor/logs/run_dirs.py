@@ -1,4 +1,4 @@
-"""Which directories are runs, and in which order nodes are told."""
+"""Which directories are runs, and in which order nodes are listed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUM_HOSTS = 2**14  # whose names are kept taken apart: a live view sorts them t
 
 
 def is_run(path: str) -> bool:
-    """Whether a directory is a run's; False where nobody may look."""
+    """Whether a directory is a run's; False where it may not be read."""
     return any(os.path.isfile(os.path.join(path, name)) for name in _RUN_FILES)  # noqa: PTH113, PTH118 - hundreds
 
 
@@ -44,7 +44,7 @@ def lines_of(run_dir: str, name: str) -> list[event_log.Event]:
 
 
 def written_s(run_dir: str) -> float:
-    """When the run last told anything, in seconds since 1970; 0 if never."""
+    """When the run last reported anything, in seconds since 1970; 0 if never."""
     times = [0.0]
     for name in _RUN_FILES:
         with suppress(OSError):

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from monitor.logs import columns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
+
+_Number = TypeVar("_Number", int, float)
+
+
+def total(readings: Iterable[_Number | None]) -> _Number | None:
+    """Add up the readings that exist; None if none does."""
+    known = [one for one in readings if one is not None]
+    return sum(known) if known else None
 
 
 class Readings:
     """What one poll gives for the columns of one part of a row: whole numbers, cut as drivers do.
 
     Fields are those of the registry; one that was not given, or is None, has no reading. A plain
-    mapping, for an object of so many fields costs three times as much to make, at each look.
+    mapping, for an object of so many fields costs three times as much to make, at each poll.
     """
 
     __slots__ = ("readings",)
@@ -24,7 +32,7 @@ class Readings:
     fields: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls, part: str) -> None:
-        """Tell whose columns these are: `gpu`, `host` or `rank`."""
+        """Return whose columns these are: `gpu`, `host` or `rank`."""
         cls.part = part
         cls.fields = tuple(column.field for column in columns.of_part(part))
 
@@ -45,15 +53,15 @@ class Readings:
         return (self.readings,)
 
     def __eq__(self, other: object) -> bool:
-        """Compare all that they tell."""
+        """Compare all readings."""
         return type(self) is type(other) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        """Tell apart what differs in its readings."""
+        """Hash by the readings."""
         return hash(frozenset(self.readings.items()))
 
     def __repr__(self) -> str:
-        """Show all that it tells."""
+        """Show all readings."""
         return f"{type(self).__name__}{self._key()}"
 
 
@@ -61,7 +69,7 @@ _KNOWN = {part: frozenset(c.field for c in columns.of_part(part)) for part in co
 
 
 class GpuSample(Readings, part="gpu"):
-    """One look at one GPU; `index` is None in the row of a node that has no GPU.
+    """One reading of one GPU; `index` is None in the row of a node that has no GPU.
 
     `processes` are the process id (the host's) and the MiB held on this GPU, of each process that
     computes on it.
@@ -86,13 +94,13 @@ class GpuSample(Readings, part="gpu"):
 
 
 class HostSample(Readings, part="host"):
-    """One look at the machine; shares and rates are over the time since the last poll."""
+    """One reading of the machine; shares and rates are over the time since the last poll."""
 
     __slots__ = ()
 
 
 class RankSample(Readings, part="rank"):
-    """What the trainer tells beside a sample of its GPU.
+    """What the trainer reports beside a sample of its GPU.
 
     `processes` has each process on it with its rank and its MiB, as they last changed, for a `##`
     line.
@@ -123,7 +131,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One look at all GPUs of a node.
+    """One reading of all GPUs of a node.
 
     `facts` are what changes rarely (driver, names, UUIDs), as (key, value) pairs for `##` lines.
     """
@@ -135,7 +143,7 @@ class Reading:
 
 
 class GpuSource(Protocol):
-    """Whatever can look at the GPUs of this node."""
+    """A source of readings of this node's GPUs."""
 
     def read(self) -> Reading:
         """Poll once."""
@@ -143,7 +151,7 @@ class GpuSource(Protocol):
 
 
 class HostSource(Protocol):
-    """Whatever can look at this machine."""
+    """A source of readings of this machine."""
 
     def read(self) -> HostSample:
         """Poll once."""

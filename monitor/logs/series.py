@@ -1,4 +1,4 @@
-"""A run as what looks at time needs it: each GPU's readings by time, what happened, the metrics."""
+"""A run by time: each GPU's readings by time, what happened, the metrics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class GpuSeries:
     """The readings of one GPU of a node in a job, in the order of time.
 
-    `time_s` (samples,) counts from 1970: in UTC where the log tells its offset, in local time
+    `time_s` (samples,) counts from 1970: in UTC where the log states its offset, in local time
     where it does not, from midnight where rows carry no date; NaN where they carry no time. Where
     the node's clock was set, what the log has written is `shift_s` less.
     `values` has the log's own columns by name, (samples,) each, in the log's units; a NaN is a
@@ -49,8 +49,8 @@ class GpuSeries:
     values: Mapping[str, NDArray[np.floating]]
     facts: Mapping[str, str]
     shift_s: NDArray[np.int64] | int = 0
-    told_s: NDArray[np.float64] | float = math.nan
-    """The interval that the log tells; NaN where it tells none."""
+    nominal_s: NDArray[np.float64] | float = math.nan
+    """The interval that the log states; NaN where it states none."""
     start: NDArray[np.int32] | int = 0
     """Another number after each start of the job."""
     uuid: str = UNKNOWN
@@ -75,11 +75,11 @@ class GpuSeries:
 
     @cached_property
     def steps_s(self) -> NDArray[np.float32]:
-        """The time that each sample speaks for, since the one before; NaN where nobody looked.
+        """The time that each sample stands for, since the one before; NaN across a gap.
 
         That is at the first one, and after a gap: see `clock.steps_s`.
         """
-        steps_s: NDArray[np.float32] = clock.steps_s(self.time_s, self.told_s).astype(np.float32)
+        steps_s: NDArray[np.float32] = clock.steps_s(self.time_s, self.nominal_s).astype(np.float32)
         return steps_s
 
     def column(self, name: str) -> NDArray[np.floating] | None:
@@ -181,8 +181,8 @@ class _Parts:
         uuids, units = facts.uuids(log)
         _, starts = facts.values(log, "attempt")
         intervals_s = facts.intervals_s(log)
-        for file, unit, told_s, start in zip(log, units, intervals_s, starts, strict=True):
-            self._add(file, _split(file, unit, uuids, told_s, start))
+        for file, unit, nominal_s, start in zip(log, units, intervals_s, starts, strict=True):
+            self._add(file, _split(file, unit, uuids, nominal_s, start))
 
     def _add(self, log: Log, split: Iterator[GpuSeries]) -> None:
         self.are_foreign = log.is_foreign and (self.are_foreign or not self._num_added)
@@ -212,10 +212,10 @@ def _split(
     log: Log,
     unit: NDArray[np.int32],
     uuids: Sequence[str],
-    told_s: NDArray[np.float64],
+    nominal_s: NDArray[np.float64],
     start: NDArray[np.int32],
 ) -> Iterator[GpuSeries]:
-    """Tell the GPUs of a log apart; `unit` is which of `uuids` a row's is."""
+    """Separate the GPUs of a log; `unit` is which of `uuids` a row's is."""
     if not log.num_rows:
         return
     time_s = log.time_s.astype(np.float64)
@@ -238,7 +238,7 @@ def _split(
             values={name: _compact(column[rows]) for name, column in log.values.items()},
             facts=facts.as_of(log, int(log.num_changes[rows[-1]])),
             shift_s=0 if log.shift_s is None else log.shift_s[rows],
-            told_s=told_s[rows],
+            nominal_s=nominal_s[rows],
             start=start[rows],
             uuid=uuids[code],
             is_dated=log.dated,
@@ -253,7 +253,7 @@ def _compact(column: NDArray[np.floating]) -> NDArray[np.floating]:
 
 
 def _joined(parts: Sequence[GpuSeries]) -> GpuSeries:
-    """Put together what several logs tell of one GPU; where one lacks a column, it is NaN.
+    """Merge what several logs hold of one GPU; where one lacks a column, it is NaN.
 
     Rows without a time stay where they are.
     """
@@ -272,7 +272,9 @@ def _joined(parts: Sequence[GpuSeries]) -> GpuSeries:
         values={name: _concatenated(parts, name)[order] for name in names},
         facts={key: value for part in parts for key, value in part.facts.items()},
         shift_s=np.concatenate([np.broadcast_to(p.shift_s, p.num_samples) for p in parts])[order],
-        told_s=np.concatenate([np.broadcast_to(p.told_s, p.num_samples) for p in parts])[order],
+        nominal_s=np.concatenate([np.broadcast_to(p.nominal_s, p.num_samples) for p in parts])[
+            order
+        ],
         start=np.concatenate([np.broadcast_to(p.start, p.num_samples) for p in parts])[order],
         uuid=first.uuid,
         is_dated=all(part.is_dated for part in parts),

@@ -14,6 +14,7 @@ import numpy as np
 
 from monitor.logs import clock, columns, constants, energy, facts, percentiles, series
 from monitor.logs.activity import activity, highest
+from monitor.logs.sample import total
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
     from monitor.logs.series import GpuSeries
 
 GPU_METRICS = {c.report_name: c.names for c in columns.reported() if not c.of_host}
-"""What is told of a GPU, and the columns it is read from: ours, and dmon's for the same."""
+"""What is known of a GPU, and the columns it is read from: ours, and dmon's for the same."""
 
 HOST_METRICS = {c.report_name: c.names for c in columns.reported() if c.of_host}
 
 COLUMNS = frozenset(name for names in (GPU_METRICS | HOST_METRICS).values() for name in names) | {
     "energy"
 }
-"""All that is looked at here."""
+"""All that is read here."""
 
 _PARTIAL = 0.01
 _ABSENT = np.float32(np.nan)
@@ -56,8 +57,8 @@ class Use:
     num_samples: int
     num_silent: int
     """Samples without any reading: the GPU or the driver was lost."""
-    num_told: int
-    """Samples that tell whether it was busy."""
+    num_known: int
+    """Samples that show whether it was busy."""
     num_busy: int
     span_s: float | None
     """Time under watch; None where the log has no times."""
@@ -66,7 +67,7 @@ class Use:
     energy_from: str | None
     """`counter`, `power` or, where a part of it is from each, `counter+power`."""
     energy_unseen_s: float | None
-    """Of `span_s`, the time of which neither tells what was drawn; None where none tells."""
+    """Of `span_s`, the time without a reading of either; None where there is no reading at all."""
     first_s: int | None
     """Of the first sample, since 1970."""
     last_s: int | None
@@ -80,7 +81,7 @@ class Use:
     @property
     def busy_pct(self) -> float | None:
         """The share of samples in which it was busy."""
-        return 100 * self.num_busy / self.num_told if self.num_told else None
+        return 100 * self.num_busy / self.num_known if self.num_known else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +91,11 @@ class Gpu:
     place: Place
     index: int
     uuid: str | None
-    """None where the log does not tell. An index that became another GPU stands once for each."""
+    """None where it is unknown. An index that became another GPU stands once for each."""
     use: Use
     longest_idle: Idle | None
     memory_mib: int | None
-    """What it has; None where the log does not tell."""
+    """What it has; None where the log does not state it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +145,7 @@ def _node(place: Place, gpus: Sequence[GpuSeries]) -> Node:
 
 
 def _each_sample_once(gpus: Sequence[GpuSeries]) -> list[GpuSeries]:
-    """Choose the GPU with the most rows: those of all GPUs tell the same of their host."""
+    """Choose the GPU with the most rows: those of all GPUs have the same readings of their host."""
     nums: Counter[int | None] = Counter()
     for one in gpus:
         nums[one.gpu] += one.num_samples
@@ -158,8 +159,8 @@ def _counts(gpu: GpuSeries, metrics: Mapping[str, Sequence[str]]) -> dict[str, C
 
 def _readings(gpu: GpuSeries, names: Sequence[str]) -> NDArray[np.floating]:
     """Give the readings of a column under any of its names; without it, none."""
-    told = [column for name in names if (column := gpu.column(name)) is not None]
-    return highest(told) if told else np.broadcast_to(_ABSENT, gpu.num_samples)
+    columns = [column for name in names if (column := gpu.column(name)) is not None]
+    return highest(columns) if columns else np.broadcast_to(_ABSENT, gpu.num_samples)
 
 
 def _gpu(gpu: GpuSeries, counts: Mapping[str, Counts]) -> Gpu:
@@ -182,15 +183,15 @@ def _use(gpu: GpuSeries, steps_s: NDArray[np.float64], spreads: Mapping[str, Spr
     start = np.broadcast_to(gpu.start, gpu.num_samples)
     counter_j, power_w = _readings(gpu, ("energy",)), _readings(gpu, ("pwr",))
     used = energy.used(counter_j, power_w, steps_s, start)
-    told = ~np.isnan(active)
+    known = ~np.isnan(active)
     is_idle = active <= constants.BUSY_PCT
     return Use(
         num_samples=gpu.num_samples,
         num_silent=int(silent.sum()),
-        num_told=int(told.sum()),
-        num_busy=int(told.sum() - is_idle.sum()),
+        num_known=int(known.sum()),
+        num_busy=int(known.sum() - is_idle.sum()),
         span_s=float(np.nansum(steps_s)) if timed else None,
-        idle_s=float(np.nansum(steps_s[is_idle])) if timed and told.any() else None,
+        idle_s=float(np.nansum(steps_s[is_idle])) if timed and known.any() else None,
         energy_j=used.joules,
         energy_from=used.source,
         energy_unseen_s=used.unseen_s,
@@ -201,7 +202,7 @@ def _use(gpu: GpuSeries, steps_s: NDArray[np.float64], spreads: Mapping[str, Spr
 
 
 def _activity(gpu: GpuSeries) -> NDArray[np.floating]:
-    """Tell how busy it was, in %; see `activity.activity`."""
+    """Return how busy it was, in %; see `activity.activity`."""
     utilisation, sm_activity = (
         [column for name in names if (column := gpu.column(name)) is not None]
         for names in (("sm", "smavg"), ("smact", "smutil"))
@@ -211,10 +212,10 @@ def _activity(gpu: GpuSeries) -> NDArray[np.floating]:
 
 
 def _steps_s(gpu: GpuSeries) -> NDArray[np.float64]:
-    """Time that each sample speaks for: since the one before; NaN after a gap."""
+    """Time that each sample stands for: since the one before; NaN after a gap."""
     if np.isnan(gpu.time_s).any():
         return np.full(gpu.num_samples, np.nan)
-    return clock.steps_s(gpu.time_s, gpu.told_s)
+    return clock.steps_s(gpu.time_s, gpu.nominal_s)
 
 
 def _longest_idle(gpu: GpuSeries, steps_s: NDArray[np.float64]) -> Idle | None:
@@ -234,22 +235,17 @@ def _sum(uses: Sequence[Use], counts: Mapping[str, Counts]) -> Use:
     return Use(
         num_samples=sum(use.num_samples for use in uses),
         num_silent=sum(use.num_silent for use in uses),
-        num_told=sum(use.num_told for use in uses),
+        num_known=sum(use.num_known for use in uses),
         num_busy=sum(use.num_busy for use in uses),
-        span_s=_total([use.span_s for use in uses]),
-        idle_s=_total([use.idle_s for use in uses]),
-        energy_j=_total([use.energy_j for use in uses]),
+        span_s=total(use.span_s for use in uses),
+        idle_s=total(use.idle_s for use in uses),
+        energy_j=total(use.energy_j for use in uses),
         energy_from=_sources(use.energy_from for use in uses),
-        energy_unseen_s=_total([use.energy_unseen_s for use in uses]),
+        energy_unseen_s=total(use.energy_unseen_s for use in uses),
         first_s=min((u.first_s for u in uses if u.first_s is not None), default=None),
         last_s=max((u.last_s for u in uses if u.last_s is not None), default=None),
         spreads={key: found.spread() for key, found in counts.items()},
     )
-
-
-def _total(values: Sequence[float | None]) -> float | None:
-    told = [value for value in values if value is not None]
-    return sum(told) if told else None
 
 
 def _sources(sources: Iterator[str | None]) -> str | None:

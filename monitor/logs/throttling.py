@@ -15,12 +15,12 @@ NAMES = {
     HW_THERMAL: "hardware thermal",
     POWER_BRAKE: "power brake",
 }
-"""What each is called, in the order in which they are told."""
+"""What each is called, in the order in which they are shown."""
 
 HEAT = SW_THERMAL | HW_THERMAL
 
 BRAKE = HW_SLOWDOWN | POWER_BRAKE
-"""A slowdown by hardware; for power, unless one for heat is told beside it."""
+"""A slowdown by hardware; for power, unless one for heat is reported beside it."""
 
 FAULT = HEAT | BRAKE
 """What is a fault; a power cap is how a busy GPU runs."""

@@ -1,6 +1,6 @@
 """Calls of NVML that a poll can afford by the hundred: bound once, answered into a kept buffer.
 
-nvidia-ml-py has loaded the library and tells the structures. Its functions look their symbol up,
+nvidia-ml-py has loaded the library and defines the structures. Its functions look their symbol up,
 make a buffer and check at every call, which costs several times what the call itself does.
 Nothing here raises: NVML's answer is a number, and one that is not 0 leaves no value.
 """
@@ -33,7 +33,7 @@ GONE = frozenset(
 """The GPU is gone, at least until somebody resets it: further questions are useless."""
 
 ENDED = frozenset({pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_DRIVER_NOT_LOADED})
-"""NVML itself is gone, and tells nothing of any GPU."""
+"""NVML itself is gone, and with it the readings of all GPUs."""
 
 LOST = "lost"
 """What a call leaves among the values where the GPU is gone, or NVML itself."""
@@ -189,7 +189,7 @@ def _bind_structure(
 
 
 def bind_remap(handle: Handle) -> Ask | None:
-    """Rows of memory replaced for good; `remap_state` tells whether more is to be done."""
+    """Rows of memory replaced for good; `remap_state`: whether more is to be done."""
     call = function("nvmlDeviceGetRemappedRows")
     if call is None:
         return None
@@ -230,10 +230,10 @@ class Fields:
         if code:
             refused(values, code)
             return None
-        told = self._unpack(self._answers)
+        answers = self._unpack(self._answers)
         return [
-            None if told[i + 1] else told[i + 2] & _MASKS.get(told[i], _NARROW)
-            for i in range(0, len(told), 3)
+            None if answers[i + 1] else answers[i + 2] & _MASKS.get(answers[i], _NARROW)
+            for i in range(0, len(answers), 3)
         ]
 
 

@@ -1,7 +1,7 @@
 """Which GPUs of a node are the job's, where NVML shows it those of other jobs, too.
 
 A device cgroup hides the others from NVML; without one (Slurm's `ConstrainDevices=no`) only
-CUDA_VISIBLE_DEVICES tells. Rows of a neighbour's GPU would be idle time, energy and errors of
+CUDA_VISIBLE_DEVICES says. Rows of a neighbour's GPU would be idle time, energy and errors of
 somebody else.
 """
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from monitor.nvml.gpu import Gpu
 
-_UUIDS = ("GPU-", "MIG-")
+UUIDS = ("GPU-", "MIG-")
+"""How words begin that name a GPU by its UUID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Named:
     """How many GPUs the job has on this node at least: fewer words are one rank's own."""
 
     def among(self, num_gpus: int) -> frozenset[str] | None:
-        """Tell the words that name the job's GPUs; None where nothing tells: all of them."""
+        """Return the words that name the job's GPUs; None where nothing does: all of them."""
         words = [word.strip() for word in (self.visible or "").split(",") if word.strip()]
         is_all = len(words) >= max(1, self.num_least)
         if not is_all or not all(_is_name(word, num_gpus) for word in words):
@@ -37,18 +38,18 @@ class Named:
 
 
 ALL = Named()
-"""Nothing tells: all that NVML shows."""
+"""Nothing names any: all that NVML shows."""
 
 
 def _is_name(word: str, num_gpus: int) -> bool:
     """Whether it is a UUID, or an index that there is: any other is of another numbering."""
-    return int(word) < num_gpus if word.isdecimal() else word.startswith(_UUIDS)
+    return int(word) < num_gpus if word.isdecimal() else word.startswith(UUIDS)
 
 
 def keep(gpus: Sequence[Gpu], wanted: Collection[str]) -> list[Gpu]:
     """Keep the GPUs that are named; all, if none is.
 
-    One that is lost cannot tell its UUID: it is kept where a name is left over.
+    A lost one reports no UUID: it is kept where a name is left over.
     """
     found = {gpu.index: _matches(gpu, wanted) for gpu in gpus}
     is_missing = len(set().union(*found.values())) < len(wanted)
@@ -57,10 +58,10 @@ def keep(gpus: Sequence[Gpu], wanted: Collection[str]) -> list[Gpu]:
 
 
 def _matches(gpu: Gpu, wanted: Iterable[str]) -> set[str]:
-    """Tell which words name this GPU: its index, its UUID, or one of its MIG devices."""
+    """Return which words name this GPU: its index, its UUID, or one of its MIG devices."""
     uuids = [gpu.uuid] if gpu.uuid else []
     if gpu.mig is not None:
-        uuids += [told for _, told in gpu.mig.facts()]
+        uuids += [uuid for _, uuid in gpu.mig.facts()]
     return {
         word
         for word in wanted

@@ -1,4 +1,4 @@
-"""XID and ECC errors, the moment the driver tells of them.
+"""XID and ECC errors, the moment the driver reports them.
 
 A thread of its own waits for them: NVML has no other way. It never holds up a poll or the end.
 """
@@ -41,18 +41,18 @@ _NO_INSTANCE = 2**32 - 1
 
 @dataclass
 class _Flood:
-    """How many marks of one kind and GPU were told within the minute."""
+    """How many events of one kind and GPU were reported within the minute."""
 
     began_s: float
-    num_told: int = 0
+    num_reported: int = 0
     num_left_out: int = 0
 
 
 class Events:
-    """Waits for events of some GPUs, and tells each as a mark."""
+    """Waits for events of some GPUs, and reports each."""
 
-    def __init__(self, tell: Callable[[LogEvent], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[LogEvent], None]) -> None:
+        self._report = report
         self._ended = threading.Event()
         self._floods: dict[tuple[str, int | None], _Flood] = {}
         self._thread: threading.Thread | None = None
@@ -100,7 +100,7 @@ class Events:
         return None
 
     def end(self) -> None:
-        """Watch no more; nobody waits for the thread."""
+        """Watch no more, without waiting for the thread."""
         self._ended.set()
 
     def is_over(self) -> bool:
@@ -117,7 +117,7 @@ class Events:
                 continue
             code = wait(event_set, byref(data), c_uint(_WAIT_MS))
             if code == pynvml.NVML_SUCCESS:
-                with suppress(Exception):  # the next event is told all the same
+                with suppress(Exception):  # the next event is reported all the same
                     self._see(data)
             elif code == pynvml.NVML_ERROR_UNINITIALIZED:
                 return
@@ -129,11 +129,11 @@ class Events:
             _free(event_set)
 
     def _without_the_lost(self, event_set: Handle) -> Handle | None:
-        """Begin a new set: one that has a lost GPU tells of no other any more."""
+        """Begin a new set: one that has a lost GPU reports no other any more."""
         before = self._num_registered
         _free(event_set)
         event_set = self._register()
-        if self._num_registered == before:  # nobody owns up to it
+        if self._num_registered == before:  # no GPU can be registered
             self._ended.wait(_PAUSE_S)
         return event_set
 
@@ -152,7 +152,7 @@ class Events:
         left_out = self._left_out(kind, gpu)
         if left_out is not None:
             more = {"left_out": str(left_out)} if left_out else {}
-            self._tell(LogEvent(time.time(), kind, gpu, details | more))
+            self._report(LogEvent(time.time(), kind, gpu, details | more))
 
     def _left_out(self, kind: str, gpu: int | None) -> int | None:
         """Count an event: how many were left out before it, or None: leave it out, too."""
@@ -162,8 +162,8 @@ class Events:
             left_out = flood.num_left_out
             self._floods[kind, gpu] = _Flood(now_s, 1)
             return left_out
-        flood.num_told += 1
-        if flood.num_told <= _MAX_PER_MINUTE:
+        flood.num_reported += 1
+        if flood.num_reported <= _MAX_PER_MINUTE:
             return 0
         flood.num_left_out += 1
         return None

@@ -1,4 +1,4 @@
-"""One GPU: what is asked of it at each look, by column letter, and what is told of it once."""
+"""One GPU: what is asked of it at each poll, by column letter, and what is reported of it once."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _SELDOM: dict[str, tuple[_Call, ...]] = {
     "q": (("nvmlDeviceGetComputeRunningProcesses", lambda handle: Processes(handle).read),),
     "e": (*_named(*_ECC), ("nvmlDeviceGetRemappedRows", calls.bind_remap)),
 }
-"""What changes seldom; that an error of memory happens, an event tells at once."""
+"""What changes seldom; that an error of memory happens, an event reports at once."""
 _RESTING: dict[str, tuple[_Call, ...]] = {"u": _named(*_ENGINES)}
 """What mostly rests, and while it does is asked as seldom."""
 _SELDOM_S = 5.0
@@ -129,7 +129,7 @@ _OFTEN: dict[str, tuple[_Call, ...]] = {
     "x": (("nvmlDeviceGetSamples", lambda handle: Samples(handle).read),),
     "n": (("nvmlDeviceGetFieldValues", lambda handle: NvLink(handle).read),),
 }
-"""What is asked at each look."""
+"""What is asked at each poll."""
 
 
 @dataclass
@@ -152,14 +152,14 @@ class Gpu:
     _resting: list[Job] = field(default_factory=list)
     _do_rest: bool = True
     _known: Values = field(default_factory=dict)
-    """What the seldom ones told last."""
+    """The last readings of the seldom ones."""
     _next_s: float = -math.inf
 
     def __post_init__(self) -> None:
         self._open_job = Job(self.index, "nvmlDeviceGetHandleByIndex", self.open)
 
     def due(self) -> list[Job]:
-        """Tell the calls of this look; without a handle, the one that may give it."""
+        """Return the calls of this poll; without a handle, the one that may give it."""
         if not self.jobs:
             return [self._open_job]
         now_s = self.monotonic()
@@ -217,7 +217,7 @@ class Gpu:
         return None
 
     def facts(self) -> Iterator[tuple[str, str]]:
-        """Tell what does not change: UUID and name, power limit, memory, MIG devices."""
+        """Return what does not change: UUID and name, power limit, memory, MIG devices."""
         if self.handle is None:
             yield f"gpu {self.index}", "-"
             return

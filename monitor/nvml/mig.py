@@ -1,7 +1,7 @@
 """The MIG devices of a GPU: who they are, and how much of their memory is used.
 
-`dmon` does not list them, and a second row for a GPU would be counted twice by whoever reads rows.
-So they stand in `##` lines: `mig 0.1` tells of GPU 0's second MIG device, and `mig_used_mib 0` of
+`dmon` does not list them, and a second row for a GPU would be counted twice by every reader.
+So they stand in `##` lines: `mig 0.1` is about GPU 0's second MIG device, and `mig_used_mib 0` of
 the memory in use of all of them, in their order, at the sample that follows.
 """
 
@@ -47,7 +47,7 @@ class Mig:
         return cls(index, devices)
 
     def facts(self) -> tuple[tuple[str, str], ...]:
-        """Tell UUID, memory and instance ids, a line a device; one line if there are none."""
+        """Return UUID, memory and instance ids, a line a device; one line if there are none."""
         if not self._devices:
             return ((f"mig {self._index}", "enabled, without devices"),)
         return tuple(
@@ -55,7 +55,7 @@ class Mig:
         )
 
     def read(self, values: Values) -> bool | None:
-        """Look at their memory: `mig_used_mib`, None for one that does not tell."""
+        """Read their memory: `mig_used_mib`, None for one without a reading."""
         used: list[int | None] = []
         for _, device in self._devices:
             try:

@@ -1,6 +1,6 @@
-"""What NVML tells of the time between two polls: rates, shares, the driver's own samples.
+"""What NVML reports of the time between two polls: rates, shares, the driver's own samples.
 
-Each keeps what it saw last. The first look, and one after the GPU was away, has no reading.
+Each keeps what it saw last. The first poll, and one after the GPU was away, has no reading.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pynvml
 
+from monitor.logs.sample import total
 from monitor.nvml.calls import LOST, Fields, Handle, function, refused
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class NvLink:
         if counts is None:
             return None
         if self._num_links:
-            return [_sum(counts[: self._num_links]), _sum(counts[self._num_links :])]
+            return [total(counts[: self._num_links]), total(counts[self._num_links :])]
         if counts == [None, None] and not self._has_looked:
             self._has_looked = True
             self._find_links(values)
@@ -77,16 +78,11 @@ class NvLink:
         """Ask once which links count for themselves; where none does, there is no NVLink."""
         links = range(pynvml.NVML_NVLINK_MAX_LINKS)
         received = Fields(self._handle, tuple((_LINK_BYTES[0], link) for link in links))
-        told = zip(links, received.read(values) or (), strict=False)
-        counting = [link for link, count in told if count is not None]
+        counts = zip(links, received.read(values) or (), strict=False)
+        counting = [link for link, count in counts if count is not None]
         if counting:
             wanted = tuple((field, link) for field in _LINK_BYTES for link in counting)
             self._fields, self._num_links = Fields(self._handle, wanted), len(counting)
-
-
-def _sum(counts: list[int | None]) -> int | None:
-    told = [count for count in counts if count is not None]
-    return sum(told) if told else None
 
 
 _NVLINK_FIELDS = ("nvlink_rx_mb_s", "nvlink_tx_mb_s")
@@ -153,7 +149,7 @@ class Samples:
         if not new:
             return None
         self._seen_us.value = max(new)[0]
-        if seen_us:  # else they tell of a time before we were there
+        if seen_us:  # else they are of a time before we were there
             used = [pct for _, pct in new]
             values["sm_avg_pct"] = round(sum(used) / len(used))
             values["sm_max_pct"] = max(used)
@@ -219,8 +215,8 @@ class Gpm:
         code = self._metrics(self._place)
         if code:
             return refused(values, code)
-        told = _GPM_ANSWERS.unpack_from(self._request, _GPM_OFFSET)
-        for name, refusal, share in zip(_GPM_METRICS, told[::2], told[1::2], strict=True):
+        answers = _GPM_ANSWERS.unpack_from(self._request, _GPM_OFFSET)
+        for name, refusal, share in zip(_GPM_METRICS, answers[::2], answers[1::2], strict=True):
             # a NaN is what GPM gives for an idle GPU on some drivers: no reading
             if not refusal and share == share:  # noqa: PLR0124
                 values[name] = round(share)

@@ -41,9 +41,9 @@ class Nvml:
     Args:
         letters: the column letters of the log; what no column shows is not asked for.
         stop: cuts a poll short.
-        tell: is told what happens, from any thread.
+        report: is called with what happens, from any thread.
         monotonic: the clock by which NVML is started again after it was found dead, in seconds.
-        named: what tells which GPUs are the job's.
+        named: which GPUs are the job's.
 
     """
 
@@ -51,12 +51,12 @@ class Nvml:
         self,
         letters: str,
         stop: Stop,
-        tell: Callable[[LogEvent], None],
+        report: Callable[[LogEvent], None],
         monotonic: Callable[[], float] = time.monotonic,
         named: Named = ALL,
     ) -> None:
         self._letters = letters
-        self._tell = tell
+        self._report = report
         self._monotonic = monotonic
         self._named = named
         self._next_start_s = monotonic()
@@ -89,14 +89,14 @@ class Nvml:
         return Reading(samples, self._facts + self._mig_facts(found), self._is_renumbered)
 
     def _see(self, gpu: Gpu, found: Values) -> GpuSample:
-        """Make a sample of what was read, and tell what has changed."""
+        """Make a sample of what was read, and report what has changed."""
         if OVER in found:
             return GpuSample(index=gpu.index)
         values = gpu.complete(found)
         is_lost = values.pop(LOST, False) or not gpu.jobs
         if is_lost != (gpu.index in self._lost):
             self._lost ^= {gpu.index}
-            self._tell(LogEvent(time.time(), "lost" if is_lost else "back", gpu.index))
+            self._report(LogEvent(time.time(), "lost" if is_lost else "back", gpu.index))
         values.pop("mig_used_mib", None)
         state = values.pop("remap_state", None)
         if state is not None:
@@ -104,19 +104,19 @@ class Nvml:
         return GpuSample(index=gpu.index, **({} if is_lost else values))
 
     def _see_remap(self, index: int, num_rows: int, state: tuple[bool, bool]) -> None:
-        """Tell of rows that were replaced since the last poll, or wait to be."""
+        """Return of rows that were replaced since the last poll, or wait to be."""
         before = self._remaps.get(index, (num_rows, (False, False)))
         self._remaps[index] = (num_rows, state)
         if before == (num_rows, state):
             return
         pending, failed = ("yes" if flag else "no" for flag in state)
         details = {"rows": str(num_rows), "pending": pending, "failed": failed}
-        self._tell(LogEvent(time.time(), "remap", index, details))
+        self._report(LogEvent(time.time(), "remap", index, details))
 
     def _report_slow(self, job: Job) -> None:
         """Say that a call hangs: its cells stay empty until it comes back."""
         index = None if job.owner == _NO_OWNER else job.owner
-        self._tell(LogEvent(time.time(), "slow", index, {"call": job.kind}))
+        self._report(LogEvent(time.time(), "slow", index, {"call": job.kind}))
 
     def _try_start(self) -> None:
         """Start where it is time to, or take what a start has found that came back late."""
@@ -149,10 +149,10 @@ class Nvml:
 
     def _open_all(self, num_gpus: int) -> Values:
         gpus = tuple(self._find(num_gpus))
-        events = Events(self._tell)
-        told = events.start({gpu.index: gpu.handle for gpu in gpus if gpu.jobs})
+        events = Events(self._report)
+        events_fact = events.start({gpu.index: gpu.handle for gpu in gpus if gpu.jobs})
         count = str(len(gpus)) if gpus else "no readings: NVML finds none"
-        facts = (("gpus", count), *self._learn(gpus), ("events", told))
+        facts = (("gpus", count), *self._learn(gpus), ("events", events_fact))
         return {"gpus": gpus, "events": events, "facts": facts}
 
     def _find(self, num_gpus: int) -> list[Gpu]:

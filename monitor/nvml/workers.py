@@ -1,6 +1,6 @@
 """Calls that may hang, made one after the other by a thread; one that hangs costs only itself.
 
-A look is a list of calls. A thread makes them in order while the caller waits. A call that takes
+A poll is a list of calls. A thread makes them in order while the caller waits. A call that takes
 too long is left to its thread, and another thread goes on with the next one; the call is not made
 again before it has come back. So a poll costs one hand-over as long as nothing hangs.
 """
@@ -73,7 +73,7 @@ class _Round:
     def leave(self, worker: _Worker) -> Job | None:
         """Take the calls away from a worker: the one that hangs, or None if it came back just now.
 
-        The call is marked first and the worker looked at then; the worker, when it leaves, says so
+        The call is marked first and the worker checked then; the worker, when it leaves, says so
         first and takes the mark away then. So no mark stays on a call that is back.
         """
         self.worker = None
@@ -131,22 +131,22 @@ class _Worker:
 class WorkerPool:
     """Makes the calls of a poll, and lets none of them hold up the caller."""
 
-    def __init__(self, name: str, stop: Stop, tell: Callable[[Job], None]) -> None:
+    def __init__(self, name: str, stop: Stop, report: Callable[[Job], None]) -> None:
         """Be ready.
 
         Args:
             name: of the threads.
             stop: cuts a poll short.
-            tell: is told of a call that was given up.
+            report: is called with a call that was given up.
 
         """
         self._name = name
         self._stop = stop
-        self._tell = tell
+        self._report = report
         self._worker: _Worker | None = None
         self._hung: list[Job] = []
         self._seen = (-1, 0.0)
-        """Which call was made at the last glance, and since when."""
+        """Which call was made at the last check, and since when."""
 
     @property
     def is_stuck(self) -> bool:
@@ -158,7 +158,7 @@ class WorkerPool:
 
         Args:
             jobs: the calls, in order.
-            values: where the calls of each owner leave theirs; new ones for each look, for a call
+            values: where the calls of each owner leave theirs; new ones for each poll, for a call
                 that comes back late still leaves its own there.
             limit_s: for all of them.
 
@@ -204,7 +204,7 @@ class WorkerPool:
         hung.append(job)
         if _is_out(job.owner, hung):
             poll.skipped.add(job.owner)
-        self._tell(job)
+        self._report(job)
 
 
 def _is_hopeless(job: Job, hung: Sequence[Job]) -> bool:

@@ -13,7 +13,7 @@ from monitor.page import table
 from monitor.plot import curves as plot_curves
 from monitor.plot import grid as plot_grid
 from monitor.plot import metrics as plot_metrics
-from monitor.plot.picture import named, placed, scale
+from monitor.plot.picture import named, nothing_to_show, placed, scale
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,11 +58,7 @@ def payload(run: Run, title: str | None) -> dict[str, Any]:
         )
     curves = plot_curves.curves(run.metrics)
     if not metrics and not curves and not where.events:
-        raise UserError(
-            "logs must hold readings of utilisation, power, memory, temperature or throttling",
-            "none",
-            "`python -m monitor report` tells what they hold",
-        )
+        raise nothing_to_show()
     return {
         "name": named(run, where.gpus) if title is None else title,
         "axis": _axis(where),

@@ -58,17 +58,17 @@ def numbers(
 
 
 def _numbers(parts: Sequence[GpuSeries], metrics: Sequence[Metric]) -> list[float | None]:
-    told: list[float | None] = []
+    cells: list[float | None] = []
     is_silent = np.ones(sum(part.num_samples for part in parts), np.bool_)
     for metric in metrics:
         values = np.concatenate([np.empty(0, np.float32), *(reading(p, metric) for p in parts)])
         is_silent &= np.isnan(values)
-        told += _of_metric(metric, values)
-    return [*told, float(is_silent.mean()) * _SHARES_PCT if is_silent.size else None]
+        cells += _of_metric(metric, values)
+    return [*cells, float(is_silent.mean()) * _SHARES_PCT if is_silent.size else None]
 
 
 def _of_metric(metric: Metric, values: NDArray[np.float32]) -> list[float | None]:
-    """Give what _COLUMNS tells of a metric."""
+    """Give the _COLUMNS of a metric."""
     known = values[~np.isnan(values)]
     if not known.size:
         return [None] * len(_COLUMNS[metric.name])

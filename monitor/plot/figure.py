@@ -50,7 +50,7 @@ _MARKS = {
     "fault": ("P", "#a11d33"),
     "end": ("s", "#333333"),
 }
-"""Shape and colour (after Okabe and Ito) of each kind of event: shapes tell without colours."""
+"""Shape and colour (after Okabe and Ito) of each kind of event: shapes do without colours."""
 
 _RULED = ("restart", "failure", "fault")
 """Kinds whose moment is ruled through all panels."""
@@ -189,10 +189,10 @@ class _Page:
     def _row_labels(self, axes: Axes, panel: Panel, height: float) -> None:
         num_rows = len(panel.rows.labels)
         most = max(1, min(_MAX_LABELS, int(height / (_FONT_PT * 1.1 / 72))))
-        told = list(enumerate(panel.rows.labels))
+        labels = list(enumerate(panel.rows.labels))
         if num_rows > most:  # names of nodes, where their rows begin
-            told = list(panel.rows.nodes[:: -(-len(panel.rows.nodes) // most)])
-        axes.set_yticks([row for row, _ in told], [label for _, label in told])
+            labels = list(panel.rows.nodes[:: -(-len(panel.rows.nodes) // most)])
+        axes.set_yticks([row for row, _ in labels], [label for _, label in labels])
         axes.tick_params(axis="y", length=2.5 if num_rows > most else 0)
         if num_rows <= _MAX_LABELS:
             for row in range(1, num_rows):
@@ -216,7 +216,7 @@ class _Page:
             bar.get_yticklabels()[-1].set_verticalalignment("top")
 
     def _colour_words(self, words: tuple[str, ...], height: float) -> None:
-        """Tell the colours in the heading's line, where there is no room for a bar."""
+        """Return the colours in the heading's line, where there is no room for a bar."""
         handles = [
             Line2D([], [], linestyle="", marker="s", markersize=5, color=colour, label=word)
             for word, colour in zip(words, _THROTTLE_COLOURS, strict=True)
@@ -245,10 +245,10 @@ class _Page:
             axes.legend(
                 frameon=False, fontsize=_FONT_PT - 0.5, loc="upper right", borderaxespad=0.1
             )
-        told = np.concatenate([curve.values for curve in several])
-        told = told[np.isfinite(told)]  # a loss beyond all scales has no place on this one
-        if told.size and told.min() >= 0:
-            axes.set_ylim(0, 1.08 * float(told.max()) or 1)
+        known = np.concatenate([curve.values for curve in several])
+        known = known[np.isfinite(known)]  # a loss beyond all scales has no place on this one
+        if known.size and known.min() >= 0:
+            axes.set_ylim(0, 1.08 * float(known.max()) or 1)
         axes.spines[["top", "right"]].set_visible(False)
         axes.locator_params(axis="y", nbins=4)
         axes.grid(axis="y", color="#e4e4e4", linewidth=0.5)

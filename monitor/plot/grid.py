@@ -63,7 +63,7 @@ def values(
     for series in gpus:
         if metric.of_host:
             if (series.host, series.job) in hosts_done:
-                continue  # each GPU's rows tell the same of their host
+                continue  # each GPU's rows have the same readings of their host
             hosts_done.add((series.host, series.job))
         index = number.get((series.host, -1 if metric.of_host else _index(series)))
         if index is not None:
@@ -73,12 +73,12 @@ def values(
 
 
 def _binned(series: GpuSeries, metric: Metric, axis: Axis) -> NDArray[np.float32]:
-    told = reading(series, metric)
+    values = reading(series, metric)
     if not metric.is_throttling:
-        return binned(axis, series.time_s, told, worst=metric.worst)
-    absent = np.isnan(told)
+        return binned(axis, series.time_s, values, worst=metric.worst)
+    absent = np.isnan(values)
     shares = [
-        binned(axis, series.time_s, np.where(absent, np.nan, told >= least), worst=False)
+        binned(axis, series.time_s, np.where(absent, np.nan, values >= least), worst=False)
         for least in (1, 2)
     ]
     throttled = (shares[0] >= THROTTLED_SHARE) * np.where(shares[1] >= THROTTLED_SHARE, 2, 1)

@@ -1,4 +1,4 @@
-"""What of a GPU or a host can be drawn over time, and how it is told."""
+"""What of a GPU or a host can be drawn over time, and how."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Metric:
     name: str
     """As `--show` knows it."""
     columns: tuple[str, ...]
-    """Of a sample the first that tells; throttling is read from all of them."""
+    """Of a sample the first that has a reading; throttling is read from all of them."""
     title: str
     unit: str
     worst: bool = False
-    """Several values are told by the highest, not by the mean: a peak must not be smoothed away."""
+    """Several values become their highest, not their mean: a peak must not be smoothed away."""
     of_host: bool = False
     scale: float = 1
     """What a log's number is divided by."""
@@ -70,7 +70,7 @@ METRICS = tuple(_metric(*pair) for pair in sorted(_PANELS, key=lambda pair: pair
 """In the order in which they are drawn."""
 
 WANTED = frozenset(column for metric in METRICS for column in metric.columns)
-"""The columns of a log that are looked at."""
+"""The columns of a log that are read."""
 
 
 def named(show: str) -> tuple[Metric, ...]:
@@ -94,13 +94,13 @@ def named(show: str) -> tuple[Metric, ...]:
 
 def usual(gpus: Sequence[GpuSeries]) -> tuple[Metric, ...]:
     """Choose what to draw: all of GPUs that has readings, else what there is of hosts."""
-    told = [metric for metric in METRICS if has_readings(metric, gpus)]
-    of_gpus = tuple(metric for metric in told if not metric.of_host)
-    return of_gpus or tuple(told)
+    found = [metric for metric in METRICS if has_readings(metric, gpus)]
+    of_gpus = tuple(metric for metric in found if not metric.of_host)
+    return of_gpus or tuple(found)
 
 
 def has_readings(metric: Metric, gpus: Sequence[GpuSeries]) -> bool:
-    """Tell whether any of them has it."""
+    """Return whether any of them has it."""
     return any(
         series.column(column) is not None
         for series in gpus
@@ -113,17 +113,17 @@ def reading(series: GpuSeries, metric: Metric) -> NDArray[np.float32]:
     """Give (samples,) values in the metric's unit; NaN: no reading."""
     if metric.is_throttling:
         return _throttling(series)
-    told = [column for name in metric.columns if (column := series.column(name)) is not None]
-    if not told:
+    columns = [column for name in metric.columns if (column := series.column(name)) is not None]
+    if not columns:
         return np.full(series.num_samples, np.nan, np.float32)
-    found, *others = told
+    found, *others = columns
     for other in others:
         found = np.where(np.isnan(found), other, found)
     return (found / metric.scale).astype(np.float32)
 
 
 def _throttling(series: GpuSeries) -> NDArray[np.float32]:
-    """Tell 0 for full clocks, 1 for power and 2 for heat; the worse where there are both."""
+    """Return 0 for full clocks, 1 for power and 2 for heat; the worse where there are both."""
     bits = series.column("throt")
     if bits is not None:
         whole = np.nan_to_num(bits).astype(np.int64)

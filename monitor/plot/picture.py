@@ -72,8 +72,8 @@ def placed(run: Run, max_bins: int) -> Placed:
 
     """
     events = events_of(run)
-    told_s = (seconds(line.get("time")) for line in run.metrics)
-    moments = [event.time_s for event in events] + [s for s in told_s if s is not None]
+    times_s = (seconds(line.get("time")) for line in run.metrics)
+    moments = [event.time_s for event in events] + [s for s in times_s if s is not None]
     kept = plot_axis.usable(run.gpus, moments)
     axis = plot_axis.choose(kept, moments, max_bins)
     events = events if axis.dated else ()
@@ -83,7 +83,7 @@ def placed(run: Run, max_bins: int) -> Placed:
 def report_skipped(num_gpus: int) -> None:
     """Say what is missing, if anything is."""
     if num_gpus:
-        emit(f"left out {num_gpus} GPU{'s' * (num_gpus > 1)} whose logs tell no time or no date")
+        emit(f"left out {num_gpus} GPU{'s' * (num_gpus > 1)} whose logs have no time or no date")
 
 
 def picture(
@@ -104,23 +104,28 @@ def picture(
     """
     where = placed(run, max_bins)
     shown = plot_metrics.usual(where.gpus) if metrics is None else metrics
-    told = [metric for metric in shown if plot_metrics.has_readings(metric, where.gpus)]
+    available = [metric for metric in shown if plot_metrics.has_readings(metric, where.gpus)]
     drawn = tuple(plot_curves.curves(run.metrics).values())
-    if metrics and not told:
+    if metrics and not available:
         raise UserError(
             "--show must name something that the logs hold",
             f"no reading of {', '.join(metric.name for metric in metrics)}",
             "leave --show out",
         )
-    if not told and not drawn and not where.events:
-        raise UserError(
-            "logs must hold readings of utilisation, power, memory, temperature or throttling",
-            "none",
-            "`python -m monitor report` tells what they hold",
-        )
-    panels = tuple(_panel(where, metric, max_rows) for metric in told)
+    if not available and not drawn and not where.events:
+        raise nothing_to_show()
+    panels = tuple(_panel(where, metric, max_rows) for metric in available)
     name = named(run, where.gpus) if title is None else title
     return Picture(name, where.axis, panels, drawn, where.events, where.num_left_out)
+
+
+def nothing_to_show() -> UserError:
+    """Return the error where logs have nothing that could be drawn."""
+    return UserError(
+        "logs must hold readings of utilisation, power, memory, temperature or throttling",
+        "none",
+        "`python -m monitor report` shows what they hold",
+    )
 
 
 def _panel(where: Placed, metric: Metric, max_rows: int) -> Panel:
@@ -137,8 +142,8 @@ def scale(
     """Choose where a metric's colours begin and end."""
     if metric.top is not None:
         return 0.0, metric.top
-    told = grid[np.isfinite(grid)]
-    low, high = (float(told.min()), float(told.max())) if told.size else (0.0, 1.0)
+    known = grid[np.isfinite(grid)]
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
     if metric.name == "temp":
         return 10 * np.floor(low / 10), max(10 * np.ceil(high / 10), 10 * np.floor(low / 10) + 10)
     fact = {"power": "power_limit_w", "memory": "memory_mib"}.get(metric.name)
@@ -148,7 +153,7 @@ def scale(
 
 
 def named(run: Run, gpus: Sequence[GpuSeries]) -> str:
-    """Name what is shown by its run, and tell its size."""
+    """Name what is shown by its run, with its size."""
     num_nodes = len({series.host for series in gpus})
     num_gpus = len(plot_grid.keys(gpus, of_host=False))
     parts = []

@@ -18,7 +18,7 @@ _STEPS_S = (
 
 
 def ticks(axis: Axis, most: int) -> tuple[list[float], list[str]]:
-    """Choose at most `most` moments, seconds since 1970, and how they are told."""
+    """Choose at most `most` moments, seconds since 1970, and their format."""
     span_s = axis.end_s - axis.begin_s
     step_s = next((s for s in _STEPS_S if span_s / s <= most), 364 * math.ceil(span_s / most / 364))
     shift_s = axis.offset.total_seconds() if axis.offset else 0.0

@@ -36,7 +36,7 @@ def check(out: str, suffixes: Sequence[str]) -> str:
 
 
 def write(out: str, data: bytes) -> None:
-    """Write beside the file and rename, so that nobody sees half of it.
+    """Write beside the file and rename, so that no reader sees half of it.
 
     Raises:
         UserError: it cannot be written; nothing is left behind.

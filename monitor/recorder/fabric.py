@@ -19,9 +19,9 @@ _NAMES = ("port_rcv_data", "port_xmit_data")
 
 
 class Fabric:
-    """MB/s received and sent over all ports since the previous look.
+    """MB/s received and sent over all ports since the previous poll.
 
-    A port counts if it could be read in both looks.
+    A port counts if it could be read in both polls.
     """
 
     def __init__(self, root: str = ROOT, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -32,7 +32,7 @@ class Fabric:
 
     @property
     def has_ports(self) -> bool:
-        """Whether there is anything to look at."""
+        """Whether there is anything to read."""
         return any(self._files)
 
     def read(self) -> tuple[int | None, int | None]:

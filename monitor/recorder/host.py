@@ -23,15 +23,15 @@ PROC = "/proc"
 
 _KIB_PER_MIB = 1024
 _MIN_WINDOW_S = 0.1  # ticks of 10 ms: a share of less time than this means nothing
-_SHM = "/dev/shm"  # noqa: S108 - looked at, not written to
+_SHM = "/dev/shm"  # noqa: S108 - read, not written to
 _DISK_S = 10.0  # how often to ask a file system that lies perhaps on another machine
-_SLOW_S = 0.3  # adapters and disks may hang: the look goes on without them
+_SLOW_S = 0.3  # adapters and disks may hang: the poll goes on without them
 _MEMORY = re.compile(rb"MemTotal:\s+(\d+) kB\n(?:.*\n)*?MemAvailable:\s+(\d+) kB")
 _IDLE, _IOWAIT, _NUM_TICKS = 3, 4, 8  # in the first line of stat; guests are in user and nice
 
 
 class Host:
-    """What the letters `h`, `i`, `d` and `k` show; None where the machine does not tell."""
+    """What the letters `h`, `i`, `d` and `k` show; None where the machine does not report it."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class Host:
 
         Args:
             letters: of the columns.
-            folder: whose disk to look at.
+            folder: whose disk to read.
             fabric: finds the InfiniBand ports.
-            proc: where the kernel tells of the machine.
+            proc: where the kernel's files are.
             monotonic: CLOCK_MONOTONIC, in seconds.
 
         """
@@ -73,7 +73,7 @@ class Host:
         )
 
     def _cpu_pct(self, now_s: float) -> int | None:
-        """Tell the share of all cores that neither idled nor waited for disks, as psutil does."""
+        """Return the share of all cores that neither idled nor waited for disks, as psutil does."""
         if now_s - self._began_s < _MIN_WINDOW_S:
             return None
         before, now = self._ticks, self._read_ticks()

@@ -1,4 +1,4 @@
-"""The recording loop: look, write, wait for the next deadline. Nothing that happens ends it."""
+"""The recording loop: poll, write, wait for the next deadline. Nothing that happens ends it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from monitor.logs.sample import GpuSource, HostSource, RankSource
     from monitor.stop import Reason, Stop
 
-_MAX_MARKS = 256  # that wait for a disk to have room
+_MAX_EVENTS = 256  # that wait for a disk to have room
 
 
 class Clock(Protocol):
@@ -60,7 +60,7 @@ class Log(Protocol):
 
 
 class _NoRanks:
-    """Nobody trains here, or nobody can tell."""
+    """No rank trains here, or it is unknown."""
 
     def read(self, reading: Reading) -> list[RankSample]:
         return [RankSample() for _ in reading.gpus]
@@ -71,14 +71,14 @@ class Recorder:
     """Writes a row per GPU and interval.
 
     Args:
-        gpus: looks at the GPUs.
-        host: looks at the machine.
+        gpus: reads the GPUs.
+        host: reads the machine.
         log: takes the lines.
         layout: which columns.
-        clock: tells the time.
+        clock: gives the time.
         facts: what the head of the log says, as (key, value) pairs.
         emit: writes a line for a person; each kind of trouble once.
-        ranks: tells which rank is on which GPU.
+        ranks: which rank is on which GPU.
 
     """
 
@@ -94,16 +94,16 @@ class Recorder:
     _num_lost: int = field(default=0, init=False)
     """Samples that there was no room for."""
     _headed: bool = field(default=False, init=False)
-    _told: set[str] = field(default_factory=set, init=False)
+    _reported: set[str] = field(default_factory=set, init=False)
     _written_facts: dict[str, str] = field(default_factory=dict, init=False)
-    _marks: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_MARKS), init=False)
+    _events: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_EVENTS), init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    """Owners while the log is written to: what happens is told by other threads."""
+    """Owners while the log is written to: events are reported by other threads."""
 
     def run(self, stop: Stop, interval_s: float) -> Reason:
         """Record at once, then every `interval_s`, and a last time at the end.
 
-        Deadlines are counted from the start, so a slow look delays none but its own; one that is
+        Deadlines are counted from the start, so a slow poll delays none but its own; one that is
         missed altogether is left out.
         """
         self._head()
@@ -117,12 +117,12 @@ class Recorder:
                 self._cycle()
                 return reason
 
-    def tell(self, mark: LogEvent) -> None:
+    def report(self, event: LogEvent) -> None:
         """Write down what happened, at once; from any thread. What cannot be kept comes later."""
-        line = log_events.line(mark)
+        line = log_events.line(event)
         with self._lock:
             if not (self._headed and self.log.append(line)):
-                self._marks.append(line)
+                self._events.append(line)
 
     def _head(self) -> None:
         """Write the header lines and what is known before any GPU was asked: at once."""
@@ -157,12 +157,12 @@ class Recorder:
         if self.log.turn():
             self._headed, self._num_rows, self._written_facts = False, 0, {}
         head = "" if self._headed else self.layout.header()
-        told = self._new_facts(facts) + "".join(self._marks)
-        if self.log.append(head + told + self.layout.block(rows, self._num_rows)):
+        facts_and_events = self._new_facts(facts) + "".join(self._events)
+        if self.log.append(head + facts_and_events + self.layout.block(rows, self._num_rows)):
             self._headed = True
             self._num_rows += len(rows)
             self._written_facts |= dict(facts)
-            self._marks.clear()
+            self._events.clear()
         else:
             self._num_lost += 1
 
@@ -188,28 +188,28 @@ class Recorder:
             return _NoRanks().read(reading)
 
     def _lost_fact(self) -> tuple[tuple[str, str], ...]:
-        told = f"{counted(self._num_lost, 'sample')} could not be written"
-        return (("lost", told),) if self._num_lost else ()
+        text = f"{counted(self._num_lost, 'sample')} could not be written"
+        return (("lost", text),) if self._num_lost else ()
 
     def _new_facts(self, facts: tuple[tuple[str, str], ...]) -> str:
         new = [(key, value) for key, value in facts if self._written_facts.get(key) != value]
         return "".join(gutil.comment(key, value) for key, value in new)
 
     def _emit_once(self, message: str) -> None:
-        if message not in self._told:
-            self._told.add(message)
+        if message not in self._reported:
+            self._reported.add(message)
             self.emit(message)
 
 
 def _process_facts(rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
-    """Tell who computes on each GPU, where that is known."""
+    """Return who computes on each GPU, where that is known."""
     return tuple(
         (f"processes {row.gpu.index}", row.rank.processes) for row in rows if row.rank.processes
     )
 
 
 def _offset_fact(now: datetime) -> tuple[tuple[str, str], ...]:
-    """Tell the offset from UTC, which the rows themselves do not."""
+    """Return the offset from UTC, which the rows themselves do not."""
     offset = now.utcoffset() or timedelta()
     minutes = int(offset.total_seconds()) // 60
     sign = "-" if minutes < 0 else "+"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from monitor.logs.sample import total
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     Processes = Sequence[tuple[int, int | None]]
-    """Process id and MiB, None where the driver does not tell."""
+    """Process id and MiB, None where the driver does not report it."""
     Owned = Mapping[int, tuple[int | None, int | None]]
     """By process id, whose it is (None: no rank's) and its MiB."""
 
@@ -24,10 +26,10 @@ class Owners(NamedTuple):
     """That holds most of it."""
     rank_mib: int | None = None
     other_mib: int | None = None
-    """What processes hold that are of no rank; None where nobody computes on it."""
+    """What processes hold that are of no rank; None where no process computes on it."""
     words: str | None = None
     """Each process, its rank and its memory, as they last changed."""
-    told: Owned = MappingProxyType({})
+    written: Owned = MappingProxyType({})
     """What the words are made of."""
 
 
@@ -41,23 +43,17 @@ def attribute(processes: Processes, rank_of: Callable[[int], int | None], before
     others: list[int | None] = []
     for rank, mib in found.values():
         (others if rank is None else of_ranks.setdefault(rank, [])).append(mib)
-    first = max(of_ranks, key=lambda one: (_sum(of_ranks[one]) or 0, -one), default=None)
-    words, told = before.words, before.told
-    if _has_changed(found, told):
-        words, told = _words(found), found
+    first = max(of_ranks, key=lambda one: (total(of_ranks[one]) or 0, -one), default=None)
+    words, written = before.words, before.written
+    if _has_changed(found, written):
+        words, written = _words(found), found
     return Owners(
         rank=first,
-        rank_mib=None if first is None else _sum(of_ranks[first]),
-        other_mib=None if not found else _sum(others) if others else 0,
+        rank_mib=None if first is None else total(of_ranks[first]),
+        other_mib=None if not found else total(others) if others else 0,
         words=words,
-        told=told,
+        written=written,
     )
-
-
-def _sum(mib: Sequence[int | None]) -> int | None:
-    """Add up what is told; None if nothing is."""
-    told = [one for one in mib if one is not None]
-    return sum(told) if told else None
 
 
 def _has_changed(now: Owned, before: Owned) -> bool:
@@ -75,8 +71,8 @@ def _differ(now: int | None, before: int | None) -> bool:
 
 
 def _words(found: Owned) -> str:
-    told = [
+    parts = [
         f"{pid}{'' if rank is None else f' rank {rank}'} {'-' if mib is None else mib} MiB"
         for pid, (rank, mib) in sorted(found.items())
     ]
-    return "; ".join(told) or _NOBODY
+    return "; ".join(parts) or _NOBODY

@@ -1,10 +1,10 @@
 """Which rank computes on which GPU, and how far it is: NVML's processes beside the heartbeats.
 
-A process on a GPU is a rank's if it, or a process above it, is the one that beats or that the
-launcher started; and one that has left those above it is whose variables it has. Most drivers tell
-the pids that the machine's first namespace has: in a container that has pids of its own they are
-nobody's here, until a rank's own pid is among those of the very GPU that its heartbeat names. Until
-then a rank that names its GPU is known to be there, and not what it holds.
+A process on a GPU is a rank's if it, or a process above it, is the one with a heartbeat or that the
+launcher started; and one that has left those above it is whose variables it has. Most drivers
+report the pids that the machine's first namespace has: in a container that has pids of its own they
+are no process's here, until a rank's own pid is among those of the very GPU that its heartbeat
+names. Until then a rank that names its GPU is known to be there, and not what it holds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from monitor.watchdog.heartbeats import Progress
     from rundir.heartbeat import Child
 
-_LIST_S = 5.0  # how often to look which ranks there are; where they are is looked up each time
+_LIST_S = 5.0  # how often to list the ranks; where they are is looked up each time
 _READ_S = 0.2
 _MAX_DEPTH = 12
 _NOTHING = Owners()
@@ -44,13 +44,13 @@ class RankGpus:
         shares_pids: bool | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Look into a directory.
+        """Read a directory of heartbeats.
 
         Args:
             directory: DDP_BEAT_DIR.
             visible: CUDA_VISIBLE_DEVICES of ranks whose own cannot be read; None: all GPUs.
             shares_pids: whether NVML's pids are ours; None: ask the kernel.
-            monotonic: the clock by which to look for new ranks, in seconds.
+            monotonic: the clock by which to list new ranks, in seconds.
 
         """
         self._directory = directory
@@ -65,11 +65,11 @@ class RankGpus:
         self._index_of: dict[int, int] = {}
         """By rank, the GPU that it should be on."""
         self._of_pid: dict[int, int | None] = {}
-        """Whose process it is; None: nobody's."""
+        """Whose process it is; None: no rank's."""
         self._held: dict[int | None, Owners] = {}
         """By GPU."""
         self._seen: dict[int | None, tuple[tuple[int, int | None], ...]] = {}
-        """By GPU, the processes that `_held` tells of, since the ranks were listed."""
+        """By GPU, the processes that `_held` is about, since the ranks were listed."""
         self._listed_s: float | None = None
 
     def read(self, reading: Reading) -> list[RankSample]:
@@ -80,7 +80,7 @@ class RankGpus:
             self._children = heartbeats.read_children(self._directory)
             self._files.find()
             self._of_pid = {child.pid: rank for rank, child in self._children.items()}
-            self._of_pid |= {beat.pid: rank for rank, beat in self._files.read().items()}
+            self._of_pid |= {heartbeat.pid: rank for rank, heartbeat in self._files.read().items()}
             self._seen = {}
             self._place(self._files.read(), reading)
         found = self._files.read()
@@ -107,20 +107,20 @@ class RankGpus:
 
     def _sample(self, gpu: GpuSample, found: Mapping[int, Progress]) -> RankSample:
         held = self._holders(gpu) if self._shares_pids else _NOTHING
-        seated = self._mapped(gpu, found) if held.rank is None else [held.rank]
-        beat = found.get(seated[0]) if seated else None
-        step = beat.step if beat else None
-        is_known = len(seated) == 1 and beat is not None and beat.gpu is not None
+        ranks = self._mapped(gpu, found) if held.rank is None else [held.rank]
+        heartbeat = found.get(ranks[0]) if ranks else None
+        step = heartbeat.step if heartbeat else None
+        is_known = len(ranks) == 1 and heartbeat is not None and heartbeat.gpu is not None
         return RankSample(
             step=step,
-            rank=seated[0] if is_known else held.rank,
+            rank=ranks[0] if is_known else held.rank,
             held_mib=held.rank_mib,
             other_mib=held.other_mib,
             processes=held.words,
         )
 
     def _holders(self, gpu: GpuSample) -> Owners:
-        """Look who they are where the processes are not those of the look before."""
+        """Find the ranks again where the processes are not those of the poll before."""
         index = gpu.index
         if self._seen.get(index) is not gpu.processes:
             before = self._held.get(index, _NOTHING)
@@ -148,7 +148,7 @@ class RankGpus:
         return int(rank) if is_ours and rank.isdecimal() else None
 
     def _mapped(self, gpu: GpuSample, found: Mapping[int, Progress]) -> list[int]:
-        """Tell whose GPU it should be."""
+        """Return whose GPU it should be."""
         if gpu.index is None:  # a node without GPUs is as far as the last of its ranks
             return sorted(found, key=lambda rank: found[rank].step)
         return [rank for rank, index in self._index_of.items() if index == gpu.index]

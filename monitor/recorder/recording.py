@@ -31,7 +31,7 @@ _MIN_INTERVAL_S, _MAX_INTERVAL_S = 0.1, 86400.0
 _MAX_KEPT = 1000
 _MAX_PID = 2**31 - 1  # what fits the kernel's pid_t
 _MIB = 2**20
-_GARBAGE = 20_000  # objects; the usual 700 would have it search in the middle of every look
+_GARBAGE = 20_000  # objects; the usual 700 would have it search in the middle of every poll
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +56,10 @@ class Settings:
     run_dir: str | None = None
     """Where to compose run.json at the end."""
     watch: WatchSettings | None = None
-    """Which ranks to watch; None: nobody watches."""
+    """Which ranks to watch; None: no watchdog."""
     user: str | None = None
     heartbeat_dir: str | None = None
-    """DDP_BEAT_DIR, where the ranks of this node beat."""
+    """DDP_BEAT_DIR, the directory of this node's heartbeats."""
     visible: str | None = None
     """CUDA_VISIBLE_DEVICES; if it names all of the job's GPUs, no others have rows."""
     num_gpus: int = 1
@@ -98,7 +98,7 @@ class Settings:
 
 
 def record(settings: Settings, emit: Callable[[str], None]) -> int:
-    """Record until told to end; 0, whatever happened meanwhile.
+    """Record until asked to end; 0, whatever happened meanwhile.
 
     Raises:
         UserError: the input is wrong.
@@ -111,7 +111,7 @@ def record(settings: Settings, emit: Callable[[str], None]) -> int:
     stop = ProcessStop(settings.parent_pid)
     watchdog = WatchdogThread(settings.watch, emit)
     letters, folder = layout.letters, os.path.dirname(settings.out) or "."  # noqa: PTH120
-    gpus = _Later(lambda: _nvml(settings, letters, stop, recorder.tell))
+    gpus = _Later(lambda: _nvml(settings, letters, stop, recorder.report))
     host = _Later(lambda: _host(letters, folder))
     recorder = Recorder(
         watchdog.shown(gpus), host, sink, layout, SystemClock(), _facts(settings), emit
@@ -127,7 +127,7 @@ def record(settings: Settings, emit: Callable[[str], None]) -> int:
 
 
 def _nvml(
-    settings: Settings, letters: str, stop: Stop, tell: Callable[[LogEvent], None]
+    settings: Settings, letters: str, stop: Stop, report: Callable[[LogEvent], None]
 ) -> GpuSource:
     try:
         from monitor.nvml.chosen import Named  # noqa: PLC0415 - see _Later
@@ -135,7 +135,7 @@ def _nvml(
     except (ImportError, AttributeError) as error:  # or what is called pynvml is another package
         return _NoNvml(str(error))
     _spare_the_collector()
-    return Nvml(letters, stop, tell, named=Named(settings.visible, settings.num_gpus))
+    return Nvml(letters, stop, report, named=Named(settings.visible, settings.num_gpus))
 
 
 def _host(letters: str, folder: str) -> HostSource:
@@ -176,7 +176,7 @@ class _Source(Protocol[P, S_co]):
 
 
 class _Later(Generic[P, S_co]):
-    """A source that is loaded and built at the first look: the head of the log does not wait."""
+    """A source that is loaded and built at the first poll: the head of the log does not wait."""
 
     def __init__(self, build: Callable[[], _Source[P, S_co]]) -> None:
         self._build = build
@@ -189,7 +189,7 @@ class _Later(Generic[P, S_co]):
 
 
 def _facts(settings: Settings) -> tuple[tuple[str, str], ...]:
-    """Tell what the head of the log says before any GPU was asked."""
+    """Return what the head of the log says before any GPU was asked."""
     known = (
         ("host", settings.host),
         ("monitor", f"{__version__} python {sys.version.split()[0]}"),
@@ -232,10 +232,10 @@ def _end_orphans(settings: Settings, emit: Callable[[str], None]) -> None:
     pids = ", ".join(map(str, ended.asked))
     emit(f"the launcher of {settings.host} died; ended what it left behind: {pids}")
     if settings.run_dir is not None:
-        _tell(settings, ended)
+        _report(settings, ended)
 
 
-def _tell(settings: Settings, ended: orphans.Ended) -> None:
+def _report(settings: Settings, ended: orphans.Ended) -> None:
     from rundir import channel, events  # noqa: PLC0415
 
     deliver = channel.reporter(settings.run_dir or "", settings.host)

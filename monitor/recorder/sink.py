@@ -28,7 +28,7 @@ _USERS_FAULT = {
 class Sink:
     """Appends blocks of whole lines to one file, each with a single write.
 
-    A block that does not fit is taken back entirely. The first failure is told to `say`, later
+    A block that does not fit is taken back entirely. The first failure is reported by `say`, later
     ones only when a write had succeeded in between.
     """
 
@@ -63,20 +63,20 @@ class Sink:
         except OSError as error:
             if error.errno in _USERS_FAULT:
                 raise _cannot(path, error) from error
-            self._tell(error)
+            self._report(error)
 
     def append(self, block: str) -> bool:
         """Write a block; False, with nothing of it kept, where it does not fit."""
         try:
             self._write(self._open(), block.encode())
         except OSError as error:
-            self._tell(error)
+            self._report(error)
             return False
         self._failing = False
         return True
 
     def reopen(self) -> None:
-        """Look at the next turn whether the file was moved away; may be called by a signal."""
+        """Check at the next turn whether the file was moved away; may be called by a signal."""
         self._reopen = True
 
     def turn(self) -> bool:
@@ -135,7 +135,7 @@ class Sink:
             if size and os.pread(fd, 1, size - 1) != b"\n":
                 os.write(fd, b"\n")
         except OSError:
-            pass  # a pipe or a device has no end to look at
+            pass  # a pipe or a device has no end to check
 
     def _write(self, fd: int, data: bytes) -> None:
         size = os.fstat(fd).st_size
@@ -144,7 +144,7 @@ class Sink:
             os.ftruncate(fd, size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _tell(self, error: OSError) -> None:
+    def _report(self, error: OSError) -> None:
         if not self._failing:
             rule = f"log {self._path} must take each sample whole"
             remedy = "make room and later samples are kept, this one is not"

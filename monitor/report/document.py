@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from monitor.logs import constants, stats
+from monitor.logs.sample import total
 from monitor.report import words
 
 if TYPE_CHECKING:
@@ -63,8 +64,8 @@ def document(jobs: Sequence[Job], files: Sequence[File], co2_g_per_kwh: float | 
 
 
 def _gpu_hours(gpus: Sequence[Gpu]) -> float | None:
-    told = [gpu.use.span_s for gpu in gpus if gpu.use.span_s is not None]
-    return sum(told) / 3600 if told else None
+    span_s = total(gpu.use.span_s for gpu in gpus)
+    return None if span_s is None else span_s / 3600
 
 
 def _gpu(job: Job, gpu: Gpu, co2_g_per_kwh: float | None) -> dict[str, Any]:

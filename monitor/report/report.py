@@ -36,7 +36,7 @@ def report(
         paths: logs, directories that hold `.gutil` files, or run directories, for the logs beside.
         as_json: one JSON document instead of tables.
         full: every GPU with all that is known of it.
-        co2_g_per_kwh: what a kWh costs in CO2; None: not told.
+        co2_g_per_kwh: what a kWh costs in CO2; None: unknown.
 
     Raises:
         UserError: a file cannot be read, or there is none.
@@ -92,7 +92,7 @@ def _console() -> Console:
 
 
 def _note(file: File) -> str | None:
-    """Tell in one line what of a file was not read; None if all of it was."""
+    """Return in one line what of a file was not read; None if all of it was."""
     parts = []
     if file.num_unreadable:
         rows = "row" if file.num_unreadable == 1 else "rows"

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from monitor.logs import columns, stats
+from monitor.logs.sample import total
 from monitor.report import folding, words
 from monitor.words import MIB_PER_GIB, NONE, brief, host_list, minutes
 from rundir.text import counted
@@ -212,7 +213,7 @@ _WIDE_CELLS: tuple[Cell, ...] = (
 
 
 def _gpus(gpus: Sequence[Gpu], *, wide: bool) -> Table:
-    cells = _told(_WIDE_CELLS if wide else _NARROW_CELLS, [gpu.use for gpu in gpus])
+    cells = _shown(_WIDE_CELLS if wide else _NARROW_CELLS, [gpu.use for gpu in gpus])
     table = _table("node", "GPU", *(head for head, _ in cells))
     for gpu in gpus:
         name = (gpu.place.host, _gpu_name(gpu, gpus))
@@ -246,12 +247,12 @@ _WIDE_READINGS: tuple[Reading, ...] = (
 def _nodes(groups: Sequence[Sequence[Node]], *, wide: bool) -> Table:
     readings = _WIDE_READINGS if wide else _NARROW_READINGS
     uses = [node.use for group in groups for node in group]
-    told = [(h, read) for h, read in readings if any(read(use) is not None for use in uses)]
-    table = _table("nodes", "GPUs", *(head for head, _ in told), "idle", "energy")
+    shown = [(h, read) for h, read in readings if any(read(use) is not None for use in uses)]
+    table = _table("nodes", "GPUs", *(head for head, _ in shown), "idle", "energy")
     for group in groups:
         names = _names(group)
         each = _range([len(node.gpus) for node in group])
-        ranges = (_range([read(node.use) for node in group]) for _, read in told)
+        ranges = (_range([read(node.use) for node in group]) for _, read in shown)
         table.add_row(
             names, each, *ranges, _idle_each(group), _energy([node.use for node in group])
         )
@@ -266,27 +267,26 @@ def _names(nodes: Sequence[Node]) -> str:
 
 
 def _range(values: Sequence[float | None]) -> str:
-    told = [value for value in values if value is not None]
-    if not told:
+    known = [value for value in values if value is not None]
+    if not known:
         return NONE
-    ends = dict.fromkeys((_number(min(told)), _number(max(told))))
+    ends = dict.fromkeys((_number(min(known)), _number(max(known))))
     return "-".join(ends)
 
 
 def _idle_each(nodes: Sequence[Node]) -> str:
-    told = [node.use.idle_s for node in nodes if node.use.idle_s is not None]
+    known = [node.use.idle_s for node in nodes if node.use.idle_s is not None]
     num_gpus = sum(len(node.gpus) for node in nodes)
-    return brief(sum(told) / num_gpus) if told and num_gpus else NONE
+    return brief(sum(known) / num_gpus) if known and num_gpus else NONE
 
 
 def _energy(uses: Sequence[Use]) -> str:
-    told = [use.energy_j for use in uses if use.energy_j is not None]
     source = "counter" if all(use.energy_from in ("counter", None) for use in uses) else "power"
     is_partial = any(use.energy_is_partial for use in uses)
-    return words.energy(sum(told) if told else None, source, is_partial=is_partial)
+    return words.energy(total(use.energy_j for use in uses), source, is_partial=is_partial)
 
 
-def _told(cells: Sequence[Cell], uses: Sequence[Use]) -> list[Cell]:
+def _shown(cells: Sequence[Cell], uses: Sequence[Use]) -> list[Cell]:
     """Leave out columns that no row has."""
     return [(head, cell) for head, cell in cells if any(cell(use) != NONE for use in uses)]
 

@@ -47,8 +47,8 @@ def _silent(gpus: Sequence[Gpu]) -> str | None:
         return None
     worst = max(lost, key=lambda gpu: gpu.use.num_silent / gpu.use.num_samples)
     use = worst.use
-    told = f"{_name(worst)} silent in {use.num_silent} of {counted(use.num_samples, 'sample')}"
-    return told + _others(len(lost) - 1)
+    note = f"{_name(worst)} silent in {use.num_silent} of {counted(use.num_samples, 'sample')}"
+    return note + _others(len(lost) - 1)
 
 
 def _idle(gpus: Sequence[Gpu]) -> str | None:
@@ -75,10 +75,10 @@ def _memory(job: Job, gpus: Sequence[Gpu]) -> str | None:
     total = totals.pop() if len(totals) == 1 else None
     if not total:
         return f"{peak} GiB"
-    told = f"{peak} of {total / MIB_PER_GIB:.0f} GiB"
+    note = f"{peak} of {total / MIB_PER_GIB:.0f} GiB"
     if spread.peak < ROOM_SHARE * total:
-        return f"{told}: the batch could be larger"
-    return f"{told}: nearly full" if spread.peak > FULL_SHARE * total else told
+        return f"{note}: the batch could be larger"
+    return f"{note}: nearly full" if spread.peak > FULL_SHARE * total else note
 
 
 def _name(gpu: Gpu) -> str:

@@ -32,7 +32,7 @@ def describe(attempt: Attempt, later: Sequence[Attempt], log_end: LogEnd) -> Rec
 
     Args:
         attempt: its events and metrics.
-        later: the attempts after it, which tell what of it was kept.
+        later: the attempts after it, which show what of it was kept.
         log_end: the end of a rank's own log.
 
     """
@@ -105,7 +105,7 @@ def _failure(found: Failure) -> Record | None:
 
 
 def _ranks(events: Sequence[Event]) -> list[Record]:
-    """Each rank with its place and its end; `code` is None for one whose end nobody saw."""
+    """Each rank with its place and its end; `code` is None for one without a reported end."""
     ranks: dict[int, Record] = {}
     for event in events:
         number = integer(event.get("rank"))
@@ -150,9 +150,9 @@ def _ratio(one: Event) -> float:
 
 def _summary(attempt: Attempt, outcome: str) -> Record:
     """Take the trainer's own last summary, else what can be derived from the metrics."""
-    told = attempt.last("summary").get("summary")
-    if isinstance(told, dict):
-        return told
+    summary = attempt.last("summary").get("summary")
+    if isinstance(summary, dict):
+        return summary
     mine = attempt.metrics
     return {
         "outcome": outcome,
@@ -170,7 +170,7 @@ def _last_value(lines: Sequence[Event], key: str) -> object:
 
 
 def _settings(settings: object) -> Record:
-    """Take the settings without secrets: the script removed them, we look again."""
+    """Take the settings without secrets: the script removed them, we check again."""
     if not isinstance(settings, dict):
         return {}
     return {k: v for k, v in settings.items() if not is_secret(str(k))}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rundir.events import Event
 
-_LOG_BYTES = 2**14  # of a rank's log: what it said last
+_LOG_BYTES = 2**14  # of a rank's log: its end
 _TAIL_BYTES = 2**16  # of the metrics of an attempt: the last lines are enough
 
 
@@ -102,7 +102,7 @@ class RankLogs:
             return plain.tail(self.path(rank), _LOG_BYTES, begin)
         stop = next((offset for offset in later if offset is not None), None)
         if stop is None:
-            return ""  # where the later attempts begin, nobody knows
+            return ""  # it is unknown where the later attempts begin
         try:
             with plain.open_plain(self.path(rank)) as file:
                 file.seek(max(begin, stop - _LOG_BYTES))

@@ -35,7 +35,7 @@ class Ledger:
     shutdown_s: float = 0.0
     """From the end of the work to the end of the attempt."""
     unknown_s: float = 0.0
-    """Nobody said: a foreign command, or the last moments of a killed run."""
+    """Not reported: a foreign command, or the last moments of a killed run."""
 
     @property
     def wall_s(self) -> float:
@@ -93,7 +93,7 @@ def steps_lost(attempt: Attempt, later: Sequence[Attempt]) -> int | None:
 
 
 def _kept_share(attempt: Attempt, later: Sequence[Attempt]) -> float:
-    """Tell the share of this attempt's own steps that no later attempt did again, 0 to 1."""
+    """Return the share of this attempt's own steps that no later attempt did again, 0 to 1."""
     begin, last = attempt.resumed_step or 0, attempt.last_step
     if last is None or last <= begin:
         return 1.0
@@ -107,37 +107,37 @@ def _kept_share(attempt: Attempt, later: Sequence[Attempt]) -> float:
 
 def _within(attempt: Attempt, span: Span) -> Ledger:
     """Divide an attempt's own time; the parts are cut so that none overlaps another."""
-    marks = _Marks(attempt, span)
-    told = _cumulative(attempt)
-    if marks.trained_from_s is None or marks.trained_to_s is None:
-        return _untrained(attempt, span, marks)
-    training_s = marks.trained_to_s - marks.trained_from_s
-    parts = Ledger(start_up_s=marks.trained_from_s - span.begin_s)
-    if told:
-        known = _fitted({name: told.get(name, 0.0) for name in _CUMULATIVE}, training_s)
+    moments = _Moments(attempt, span)
+    totals = _cumulative(attempt)
+    if moments.trained_from_s is None or moments.trained_to_s is None:
+        return _untrained(attempt, span, moments)
+    training_s = moments.trained_to_s - moments.trained_from_s
+    parts = Ledger(start_up_s=moments.trained_from_s - span.begin_s)
+    if totals:
+        known = _fitted({name: totals.get(name, 0.0) for name in _CUMULATIVE}, training_s)
         parts = replace(parts, **known, compute_s=training_s - sum(known.values()))
     else:
         parts = replace(parts, unknown_s=training_s)
-    still_s = marks.work_ended_s - marks.trained_to_s
+    still_s = moments.work_ended_s - moments.trained_to_s
     if attempt.code is None or attempt.code in (0, 75):
-        # after the last number of a killed run nobody knows; else it is the way to the end
+        # unknown after the last number of a killed run; else it is the way to the end
         parts = replace(parts, unknown_s=parts.unknown_s + still_s)
     else:
         parts = replace(parts, lost_s=still_s)
-    return replace(parts, shutdown_s=span.end_s - marks.work_ended_s)
+    return replace(parts, shutdown_s=span.end_s - moments.work_ended_s)
 
 
-def _untrained(attempt: Attempt, span: Span, marks: _Marks) -> Ledger:
-    """Divide the time of an attempt whose steps nobody saw."""
-    up_s = marks.work_ended_s if not attempt.is_foreign else marks.up_s
+def _untrained(attempt: Attempt, span: Span, moments: _Moments) -> Ledger:
+    """Divide the time of an attempt without reported steps."""
+    up_s = moments.work_ended_s if not attempt.is_foreign else moments.up_s
     return Ledger(
         start_up_s=up_s - span.begin_s,
-        unknown_s=marks.work_ended_s - up_s,
-        shutdown_s=span.end_s - marks.work_ended_s,
+        unknown_s=moments.work_ended_s - up_s,
+        shutdown_s=span.end_s - moments.work_ended_s,
     )
 
 
-class _Marks:
+class _Moments:
     """The moments that divide an attempt, each no earlier than the one before."""
 
     def __init__(self, attempt: Attempt, span: Span) -> None:
@@ -158,21 +158,21 @@ class _Marks:
 
 
 def _trained(attempt: Attempt) -> tuple[float, float] | None:
-    """Tell from when to when there are numbers of steps; None if there are none."""
+    """Return from when to when there are numbers of steps; None if there are none."""
     lines = [*attempt.metrics, *attempt.all("ledger")]
-    told = sorted(_times(lines))
+    times_s = sorted(_times(lines))
     first = seconds(attempt.last("first_step").get("time"))
-    if first is None and told:
+    if first is None and times_s:
         first = _loop_began_s(attempt.metrics)
     if first is None:
         return None
     stood_s = _stood_from_s(attempt)
-    last = max([first, *told])
+    last = max([first, *times_s])
     return first, last if stood_s is None else max(first, min(last, stood_s))
 
 
 def _stood_from_s(attempt: Attempt) -> float | None:
-    """Tell since when the steps had stood still when the watchdog gave its verdict."""
+    """Return since when the steps had stood still when the watchdog gave its verdict."""
     verdict_s = seconds(attempt.last("verdict").get("time"))
     if verdict_s is None:
         return None
@@ -190,18 +190,18 @@ def _loop_began_s(metrics: Sequence[Event]) -> float | None:
 
 
 def _cumulative(attempt: Attempt) -> dict[str, float]:
-    """Take the trainer's own sums, the last of them; empty where it told none."""
+    """Take the trainer's own sums, the last of them; empty where it reported none."""
     lines = [*attempt.metrics, *attempt.all("ledger")]
-    told: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for line in lines:
         for name in _CUMULATIVE:
             value = number(line.get(name))
             if value is not None:
-                told[name] = max(value, told.get(name, 0.0))
-    if told and "checkpoint_s" not in told:
+                totals[name] = max(value, totals.get(name, 0.0))
+    if totals and "checkpoint_s" not in totals:
         stalls = (number(event.get("stall_s")) for event in attempt.all("checkpoint"))
-        told["checkpoint_s"] = sum(stall for stall in stalls if stall is not None)
-    return told
+        totals["checkpoint_s"] = sum(stall for stall in stalls if stall is not None)
+    return totals
 
 
 def _fitted(parts: dict[str, float], limit_s: float) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A run's events and metrics, told apart by attempt; every reading of them is safe on torn ones."""
+"""A run's events and metrics, separated by attempt; every reading of them is safe on torn ones."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Attempt:
 
     @property
     def code(self) -> int | None:
-        """The exit code that the attempt ended with; None if no end was told.
+        """The exit code that the attempt ended with; None if no end was reported.
 
-        Without the batch script nobody tells an end: then it is what the launchers saw, or what
-        the trainer says of itself.
+        Without the batch script no end is reported: then it is what the launchers saw, or what the
+        trainer reports of itself.
         """
         if self.last("end") or self.last("start"):
             return integer(self.last("end").get("code"))
@@ -68,21 +68,21 @@ class Attempt:
     def is_foreign(self) -> bool:
         """Whether it ran a command of the user's own and not our trainer."""
         command = self.last("start").get("command")
-        is_told = isinstance(command, list) and command[:1] == ["--"]
-        return is_told and not any(e.get("source") == "trainer" for e in self.events)
+        is_command = isinstance(command, list) and command[:1] == ["--"]
+        return is_command and not any(e.get("source") == "trainer" for e in self.events)
 
     def steps(self) -> list[int]:
         """All steps that anybody saw done, in no order that matters."""
-        told = [line.get("step") for line in self.metrics]
-        told += [e.get("step") for e in self.events if e.get("event") in ("first_step", "resume")]
-        told += [e.get("step") for e in self.all("checkpoint")]
+        steps = [line.get("step") for line in self.metrics]
+        steps += [e.get("step") for e in self.events if e.get("event") in ("first_step", "resume")]
+        steps += [e.get("step") for e in self.all("checkpoint")]
         for event in self.all("last_beats"):
-            told += [one.get("step") for one in mappings(event.get("ranks"))]
+            steps += [one.get("step") for one in mappings(event.get("ranks"))]
         for event in self.all("hang_report"):
-            told += [one.get("step") for one in mappings(event.get("ranks"))]
+            steps += [one.get("step") for one in mappings(event.get("ranks"))]
         summary = self.last("summary").get("summary")
-        told.append(summary.get("steps") if isinstance(summary, dict) else None)
-        return [step for step in map(integer, told) if step is not None]
+        steps.append(summary.get("steps") if isinstance(summary, dict) else None)
+        return [step for step in map(integer, steps) if step is not None]
 
     @property
     def last_step(self) -> int | None:
@@ -91,7 +91,7 @@ class Attempt:
 
     @property
     def resumed_step(self) -> int | None:
-        """The step it began from; None where nobody said so."""
+        """The step it began from; None where it is unknown."""
         event = self.first("resume")
         return (integer(event.get("step")) or 0) if event else None
 
@@ -118,7 +118,7 @@ class Attempt:
 
 
 def attempts(events: Sequence[Event], metrics: Sequence[Event]) -> list[Attempt]:
-    """Tell apart the attempts, in the order of their numbers."""
+    """Separate the attempts, in the order of their numbers."""
     mine: dict[int, list[Event]] = {}
     for event in events:
         mine.setdefault(_number(event), []).append(event)
@@ -158,7 +158,7 @@ class Span:
 def spans(several: Sequence[Attempt]) -> list[Span]:
     """Place the attempts in time, one after the other, also where a clock was set back.
 
-    An attempt that never told its end is taken to its last sign of life.
+    An attempt that reported no end is taken to its last sign of life.
     """
     placed: list[Span] = []
     begins = [_begin_s(one) for one in several]
@@ -175,15 +175,15 @@ def spans(several: Sequence[Attempt]) -> list[Span]:
 
 
 def _begin_s(attempt: Attempt) -> float | None:
-    told = [attempt.last("start"), *attempt.events]
-    return next((s for s in (seconds(e.get("time")) for e in told) if s is not None), None)
+    events = [attempt.last("start"), *attempt.events]
+    return next((s for s in (seconds(e.get("time")) for e in events) if s is not None), None)
 
 
 def _end_s(attempt: Attempt) -> float | None:
-    told = seconds(attempt.last("end").get("time"))
-    if told is not None:
-        return told
-    # Another node's clock may be an hour off: the node that told the start is the measure.
+    end_s = seconds(attempt.last("end").get("time"))
+    if end_s is not None:
+        return end_s
+    # Another node's clock may be an hour off: the node that reported the start is the measure.
     host = attempt.last("start").get("host")
     near = [e for e in attempt.lived if e.get("host") == host] or attempt.lived
     signs = [seconds(line.get("time")) for line in (*near, *attempt.metrics)]

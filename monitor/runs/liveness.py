@@ -1,4 +1,4 @@
-"""Whether a run that told no end still goes on: asked of its processes, of Slurm, of its files."""
+"""Whether a run without a reported end goes on: asked of its processes, Slurm and its files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TAIL_BYTES = 2**14
 
 
 def state(run_dir: str, attempt: dict[str, Any], job: Job | None, quiet_s: float | None) -> str:
-    """Tell `ended`, `restarting`, `queued`, `running`, `killed` or `unknown`.
+    """Return `ended`, `restarting`, `queued`, `running`, `killed` or `unknown`.
 
     Args:
         run_dir: the run's directory.
@@ -62,7 +62,7 @@ def go_on(made: dict[str, Any], now_s: float) -> None:
     attempt["steps_lost"] = None
     began_s = seconds(made["attempts"][0]["start_time"])
     if began_s is not None and began_s + goodput["wall_s"] < now_s:
-        # of its last moments nobody told yet
+        # its last moments are not reported yet
         goodput["unknown_s"] += round(now_s - began_s - goodput["wall_s"], 3)
         goodput["wall_s"] = round(now_s - began_s, 3)
     if goodput["wall_s"] and goodput["compute_s"]:
@@ -93,16 +93,16 @@ def last_written_s(run_dir: str, attempt: dict[str, Any]) -> float | None:
     monitors' logs lie beside the run directory; they grow as long as the ranks live.
     """
     names = (paths.EVENTS, paths.METRICS)
-    found = [_told_s(os.path.join(run_dir, name), _line_s) for name in names]  # noqa: PTH118
-    told = attempt["nodes"] if isinstance(attempt["nodes"], list) else []
-    for node in told:
+    found = [_last_s(os.path.join(run_dir, name), _line_s) for name in names]  # noqa: PTH118
+    nodes = attempt["nodes"] if isinstance(attempt["nodes"], list) else []
+    for node in nodes:
         if max(filter(None, found), default=0.0) > time.time() - _FRESH_S:
             break  # one fresh word is enough, and a log's end takes time to read
-        found.append(_told_s(node_log.path_of(run_dir, attempt["job_id"], node), _sample_s))
+        found.append(_last_s(node_log.path_of(run_dir, attempt["job_id"], node), _sample_s))
     return max(filter(None, found), default=None)
 
 
-def _told_s(path: str, last_s: Callable[[str], float | None]) -> float | None:
+def _last_s(path: str, last_s: Callable[[str], float | None]) -> float | None:
     with suppress(OSError):
         written_s = os.stat(path).st_mtime  # noqa: PTH116 - start time
         inside_s = last_s(path)

@@ -1,45 +1,32 @@
-"""What the monitor saw on a node last: read from the end of its log, without polars.
-
-A log may be large and a look at it must be quick, so that only its last part is read.
-"""
+"""What the monitor saw on a node last: the end of its log, so that a large one takes no longer."""
 
 from __future__ import annotations
 
 import os
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from monitor.logs import dmon, files, gutil, throttling
-from monitor.logs.columns import NO_READING
-from rundir.plain import open_plain
+from monitor.logs import newest, throttling
+from monitor.logs.follow import GrowingLog
+from monitor.runs.history import integer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Mapping, Sequence
+
+    from monitor.logs.newest import GpuNow
 
 _TAIL_BYTES = 2**18  # about 25 minutes of 8 GPUs, a sample every 15 s
 _HEAD_BYTES = 2**12
-_FAULT = re.compile(r"\bxid\b|\becc\b", re.IGNORECASE)
-
-_COLUMNS = ("sm", "pwr", "gtemp", "fb", "pclk", "mclk", "throt", "cpu", "hmem", "rank")
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One row: seconds since 1970, the GPU (None: the node has none), readings by column."""
-
-    time_s: float
-    gpu: int | None
-    values: dict[str, float | None]
+_FAULT = re.compile(rb"^##(.*\b(?:xid|ecc)\b.*)$", re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLog:
-    """The end of one node's log: its rows, and lines that tell of XID or ECC errors."""
+    """The end of one node's log: its rows, and lines that report XID or ECC errors."""
 
     path: str
-    samples: tuple[Sample, ...]
+    samples: tuple[GpuNow, ...]
     faults: tuple[str, ...]
 
 
@@ -48,54 +35,40 @@ def path_of(run_dir: str, job_id: object, node: object) -> str:
     return os.path.join(os.path.dirname(run_dir), f"slurm-{job_id}.{node}.gutil")  # noqa: PTH118, PTH120 - start time
 
 
+def of_node(run_dir: str, attempt: Mapping[str, Any], node: object) -> NodeLog:
+    """Read the end of a node's log of an attempt, as `read` does."""
+    return read(path_of(run_dir, attempt["job_id"], node))
+
+
 def read(path: str) -> NodeLog:
     """Read the end of a log; an empty one where there is nothing to read."""
+    log = GrowingLog(path, _TAIL_BYTES, _HEAD_BYTES)
     try:
-        head, tail = _ends(path)
+        data = log.file.poll()
     except OSError:
         return NodeLog(path, (), ())
-    zone = _zone(head)
-    faults: list[str] = []
-    heads = dmon.Heads()
-    stretches: list[tuple[timezone | None, dmon.Header | None, list[str]]] = [(zone, None, [])]
-    for line in tail.split("\n")[:-1]:
-        if not line.startswith("#"):
-            stretches[-1][2].append(line)
-            continue
-        if not line.startswith("##"):
-            heads.see(line)
-        else:
-            zone = _zone(line) if line.startswith("## utc_offset") else zone
-            faults += [line[2:].strip()] if _FAULT.search(line) else []
-        stretches.append((zone, heads.header, []))
-    samples = [sample for stretch in stretches for sample in _samples(*stretch)]
-    return NodeLog(path, tuple(samples), tuple(faults))
+    samples = (
+        newest.read_row(line, rows, written_s=None)
+        for stretch in (*log.take(data), *log.parser.end())
+        for rows in newest.rows_of(stretch)
+        for line in rows.text.split(b"\n")
+    )
+    faults = (line.decode(errors="replace").strip() for line in _FAULT.findall(data))
+    return NodeLog(path, tuple(one for one in samples if one), tuple(faults))
 
 
-def _samples(
-    zone: timezone | None, header: dmon.Header | None, lines: Sequence[str]
-) -> Iterator[Sample]:
-    if header is None:
-        return
-    header = dmon.settled(header, lines)
-    for line in lines:
-        row = dmon.parse_row(line, header)
-        sample = row and _sample(row, zone)
-        if sample:
-            yield sample
-
-
-def last(log: NodeLog, gpu: int | None, until_s: float | None = None) -> Sample | None:
+def last(log: NodeLog, gpu: int | None, until_s: float | None = None) -> GpuNow | None:
     """Give the last sample of a GPU, of any if that GPU has none, up to a moment."""
     fitting = [s for s in log.samples if until_s is None or s.time_s <= until_s + 1]
-    mine = [s for s in fitting if s.gpu == gpu] or fitting
+    mine = [s for s in fitting if s.index == gpu] or fitting
     return mine[-1] if mine else None
 
 
-def gpu_of(log: NodeLog, rank: object, local_rank: int | None) -> int | None:
-    """Tell the GPU of a rank: the last that the log's own column names, else the local rank's."""
-    seats = [s.gpu for s in log.samples if rank is not None and s.values.get("rank") == rank]
-    return seats[-1] if seats else local_rank
+def gpu_of(log: NodeLog, attempt: Mapping[str, Any], rank: object) -> int | None:
+    """Return the GPU of a rank: the last that the log's own column names, else the local rank's."""
+    local = [one["local_rank"] for one in attempt["ranks"] if one["rank"] == rank]
+    gpus = [s.index for s in log.samples if rank is not None and s.values.get("rank") == rank]
+    return gpus[-1] if gpus else integer(local[0]) if local else None
 
 
 def seen(log: NodeLog, gpu: int | None, begin_s: float, end_s: float) -> dict[str, object]:
@@ -104,7 +77,7 @@ def seen(log: NodeLog, gpu: int | None, begin_s: float, end_s: float) -> dict[st
     Empty where there is no sample.
     """
     rows = [s for s in log.samples if begin_s - 1 <= s.time_s <= end_s + 1]
-    rows = [s for s in rows if s.gpu == gpu] or rows
+    rows = [s for s in rows if s.index == gpu] or rows
     if not rows:
         return {}
     return {
@@ -119,7 +92,7 @@ def seen(log: NodeLog, gpu: int | None, begin_s: float, end_s: float) -> dict[st
     }
 
 
-def throttle(samples: Sequence[Sample]) -> list[str]:
+def throttle(samples: Sequence[GpuNow]) -> list[str]:
     """Name why clocks were low in any of the samples."""
     bits = 0
     for sample in samples:
@@ -127,39 +100,6 @@ def throttle(samples: Sequence[Sample]) -> list[str]:
     return list(throttling.names(bits))
 
 
-def _mean(samples: Sequence[Sample], column: str) -> float | None:
+def _mean(samples: Sequence[GpuNow], column: str) -> float | None:
     values = [v for s in samples if (v := s.values.get(column)) is not None]
     return round(sum(values) / len(values), 1) if values else None
-
-
-def _ends(path: str) -> tuple[str, str]:
-    with open_plain(path) as file:
-        head = file.read(_HEAD_BYTES)
-        size = os.fstat(file.fileno()).st_size
-        file.seek(max(0, size - _TAIL_BYTES))
-        tail = file.read()
-    return _text(head), _text(tail)
-
-
-def _text(data: bytes) -> str:
-    """Decode, whatever a machine with Windows made of it: other ends of lines, a byte order."""
-    text = data.removeprefix(files.BYTE_ORDER).decode(errors="replace")
-    return text.replace("\r\n", "\n")
-
-
-def _zone(text: str) -> timezone | None:
-    """Find the log's offset from UTC; None, this machine's own, where it tells none."""
-    found = re.findall(r"^## utc_offset: (.+)$", text, re.MULTILINE)
-    offset = gutil.parse_offset(found[-1]) if found else None
-    return None if offset is None else timezone(offset)
-
-
-def _sample(row: dict[str, str], zone: timezone | None) -> Sample | None:
-    try:
-        moment = datetime.strptime(row["Date"] + row["Time"], "%Y%m%d%H:%M:%S")  # noqa: DTZ007 - local
-        placed = moment.replace(tzinfo=zone) if zone else moment.astimezone(UTC)
-        gpu = None if row["gpu"] == NO_READING else int(row["gpu"])
-    except (KeyError, ValueError, OverflowError):
-        return None
-    values = {name: dmon.parse_value(row[name]) for name in _COLUMNS if name in row}
-    return Sample(placed.timestamp(), gpu, values)

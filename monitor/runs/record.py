@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from rundir.events import Event
 
     Watcher = Callable[["Record", "Record", float, float], "Record"]
-    """Tells what the monitor saw of (attempt, slow rank) from one moment to another."""
+    """Returns what the monitor saw of (attempt, slow rank) from one moment to another."""
 
 Record = dict[str, Any]
 
-_MAX_LOOKS = 5
+_MAX_READS = 5
 
 
 def compose(
@@ -61,7 +61,10 @@ def compose(
         "steps_lost": _total([one["steps_lost"] for one in made]),
         "goodput": sum(ledgers, goodput.Ledger()).as_record(),
         "summary": last["summary"],
-        "environment": {name: _value(s) for name, s in last["settings"].items()},
+        "environment": {
+            name: s.get("value") if isinstance(s, dict) else s
+            for name, s in last["settings"].items()
+        },
         "settings": last["settings"],
         "attempts": made,
         "num_unreadable_lines": num_unreadable,
@@ -75,10 +78,6 @@ def _last(events: Sequence[Event], name: str) -> Event:
 def _total(several: Sequence[int | None]) -> int | None:
     known = [one for one in several if one is not None]
     return sum(known) if known else None
-
-
-def _value(setting: object) -> object:
-    return setting.get("value") if isinstance(setting, dict) else setting
 
 
 def read(run_dir: str) -> Record:
@@ -106,10 +105,8 @@ def _watcher(run_dir: str) -> Watcher:
     def poll(attempt: Record, slow: Record, begin_s: float, end_s: float) -> Record:
         from monitor.runs import node_log  # noqa: PLC0415 - only where a rank was slow
 
-        log = node_log.read(node_log.path_of(run_dir, attempt["job_id"], slow["node"]))
-        local = [rank["local_rank"] for rank in attempt["ranks"] if rank["rank"] == slow["rank"]]
-        gpu = node_log.gpu_of(log, slow["rank"], history.integer(local[0]) if local else None)
-        return node_log.seen(log, gpu, begin_s, end_s)
+        log = node_log.of_node(run_dir, attempt, slow["node"])
+        return node_log.seen(log, node_log.gpu_of(log, attempt, slow["rank"]), begin_s, end_s)
 
     return poll
 
@@ -117,9 +114,9 @@ def _watcher(run_dir: str) -> Watcher:
 def compose_file(run_dir: str) -> str:
     """Write `run.json` of a run directory, beside and renamed; the path written.
 
-    Events told while it composes are not missed: it looks again, so that of several writers the
-    last one writes the newest view. Of a run that lives and tells something all the time, no view
-    is the newest: it looks `_MAX_LOOKS` times at most.
+    Events written while it composes are not missed: it reads again, so that of several writers the
+    last one writes the newest view. Of a run that lives and reports something all the time, no view
+    is the newest: it reads `_MAX_READS` times at most.
 
     Raises:
         UserError: there are no events to compose from.
@@ -129,7 +126,7 @@ def compose_file(run_dir: str) -> str:
     run_dir = os.path.abspath(run_dir)  # noqa: PTH100 - the monitor's logs lie beside it
     target = RunDir(run_dir).record
     seen = -1
-    for _ in range(_MAX_LOOKS):
+    for _ in range(_MAX_READS):
         if seen == (seen := _size(run_dir)):
             break
         _replace(target, read(run_dir))

@@ -86,7 +86,7 @@ def lines(found: dict[str, Any], width: int = 80) -> list[str]:
     following = found["next"] if _is_over(found) else _wait(found)
     after += _block("next", following, width, 3, keeps_words=True)
     room = min(_MAX_SAID, max(_MIN_SAID, _HEIGHT - len(before) - len(after)))
-    return (before + _said(found, width, room) + after)[: _HEIGHT + _MIN_SAID]
+    return (before + _message(found, width, room) + after)[: _HEIGHT + _MIN_SAID]
 
 
 # ---- what happened -------------------------------------------------------------------------------
@@ -99,14 +99,14 @@ def _headline(found: dict[str, Any]) -> str:
         at = "no step yet" if step is None else f"step {step}"
         return f"STILL RUNNING: {at}, last line {_ago(found['quiet_s'])}"
     if state == "unknown":
-        return f"NO END IS TOLD: last word {_ago(found['quiet_s'])}; if it still runs is not known"
+        return f"NO END REPORTED: last word {_ago(found['quiet_s'])}; if it still runs is not known"
     happened = _happened(attempt)
     waits = {"queued": "WAITING in Slurm's queue", "restarting": "STARTING AGAIN"}.get(state)
     if waits:
         return f"{waits}; before, {happened}"
     if attempt["outcome"] == "finished":
-        untold = "" if attempt["code"] == 0 else "; the script's own end is not told"
-        return f"FINISHED: all ranks ended well{untold}"
+        note = "" if attempt["code"] == 0 else "; the script's own end is not reported"
+        return f"FINISHED: all ranks ended well{note}"
     if attempt["failure_class"] in _ON_REQUEST:
         return f"STOPPED: {happened}"
     return f"{'KILLED' if attempt['outcome'] == 'killed' else 'FAILED'}: {happened}"
@@ -156,18 +156,18 @@ def _result(attempt: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _said(found: dict[str, Any], width: int, room: int) -> list[str]:
+def _message(found: dict[str, Any], width: int, room: int) -> list[str]:
     """Quote the log; of a traceback the first line and the last ones."""
-    attempt, said = found["attempt"], found["said"]
+    attempt, message = found["attempt"], found["said"]
     if attempt["failure"] is None or attempt["failure"]["rank"] is None:
         return []
-    if not said:
+    if not message:
         return [_labelled("said", "nothing: its log is empty", width)]
     error = clean(str(attempt["failure"]["error"] or ""))
-    if not any(error[:40] in line for line in said):
-        said = [*said, error]
-    head = [] if len(said) <= room else said[:1] if said[0].startswith("Fatal") else []
-    rest = said[-(room - len(head)) :] if not head else said[1:room]
+    if not any(error[:40] in line for line in message):
+        message = [*message, error]
+    head = [] if len(message) <= room else message[:1] if message[0].startswith("Fatal") else []
+    rest = message[-(room - len(head)) :] if not head else message[1:room]
     return [_labelled("said" if not i else "", line, width) for i, line in enumerate(head + rest)]
 
 
@@ -183,7 +183,8 @@ def _evidence(found: dict[str, Any], width: int) -> list[str]:
         file = f" (all of it: {stack['file']})" if stack["file"] else ""
         made += _block("stack", f"{stack['top']}{file}", width, 2)
     if found["log"] and found["attempt"]["code"] != 0:
-        made += _block("log", _short(found["log"], found["run_dir"]), width, 1)
+        path = found["log"].removeprefix(found["run_dir"]).lstrip("/")
+        made += _block("log", path, width, 1)
     for line in found["faults"]:
         made += _block("fault", line, width, 1)
     if found["node"] is not None:
@@ -191,8 +192,8 @@ def _evidence(found: dict[str, Any], width: int) -> list[str]:
     for slow in found["slow_ranks"][:2]:
         made += _block("slow", slow_words(slow), width, 2)
     if found["slurm"] is not None:
-        told = _slurm(found["attempt"]["job_id"], found["slurm"], is_over=_is_over(found))
-        made += _block("Slurm", told, width, 1)
+        text = _slurm(found["attempt"]["job_id"], found["slurm"], is_over=_is_over(found))
+        made += _block("Slurm", text, width, 1)
     return made
 
 
@@ -220,14 +221,14 @@ def slow_words(slow: dict[str, Any]) -> str:
         _reading("", seen.get("temp_c"), "C"),
         _reading("CPUs", seen.get("cpu_pct"), "%"),
     ]
-    told = ", ".join(filter(None, parts))
+    details = ", ".join(filter(None, parts))
     text = (
         f"rank {slow['rank']} on {slow['node']} took {slow['ratio']} x the median rank's time in"
         " forward and waiting for data"
     )
     if isinstance(slow["cost_pct"], int | float):
         text += f", {slow['cost_pct']:.0f} % of each step"
-    return f"{text}: {told}" if told else text
+    return f"{text}: {details}" if details else text
 
 
 def _slurm(job_id: object, job: dict[str, Any], *, is_over: bool) -> str:
@@ -246,7 +247,7 @@ def _done(found: dict[str, Any]) -> str:
     """Say what was done about it; earlier starts in a few words each."""
     earlier = [_attempt(one) for one in found["attempts"][:-1]][-3:]
     decision = found["decision"] or {}
-    told = {
+    text = {
         "finish": "",
         "restart": "started again in the same allocation",
         "requeue": "sent back to Slurm's queue",
@@ -254,15 +255,15 @@ def _done(found: dict[str, Any]) -> str:
         "fail": "not started again",
     }.get(str(decision.get("decision")), str(decision.get("decision") or ""))
     reason = _GO_ON.sub("", str(decision.get("reason") or "")).removeprefix("no restart: ")
-    if told and reason:
-        told += f": {reason}"
-    if told and decision.get("exclude"):
-        told += f"; without node {decision['exclude']}"
-    return "; ".join(filter(None, [*earlier, told]))
+    if text and reason:
+        text += f": {reason}"
+    if text and decision.get("exclude"):
+        text += f"; without node {decision['exclude']}"
+    return "; ".join(filter(None, [*earlier, text]))
 
 
 def _attempt(one: dict[str, Any]) -> str:
-    """Tell an earlier start in a few words, such as `start 1: rank 3 on node2 (program)`."""
+    """Return an earlier start in a few words, such as `start 1: rank 3 on node2 (program)`."""
     where = "" if one["rank"] is None else f" rank {one['rank']} on {one['node']}"
     reached = "" if one["last_step"] is None else f" at step {one['last_step']}"
     return f"start {one['attempt']}:{where} {one['failure_class'] or one['outcome']}{reached}"
@@ -284,10 +285,10 @@ def _lost(found: dict[str, Any]) -> str:
 
 
 def _unknown(attempt: dict[str, Any]) -> str:
-    """Name the time of which nobody told: a command of the user's own keeps its times to itself."""
+    """Name the time that was not reported: a command of the user's own reports none."""
     command = attempt["command"]
     is_foreign = isinstance(command, list) and command[:1] == ["--"]
-    return "the command itself" if is_foreign else "not told"
+    return "the command itself" if is_foreign else "not reported"
 
 
 def _time(goodput: dict[str, Any], unknown: str) -> str:
@@ -346,10 +347,6 @@ def _cut(text: str, width: int) -> str:
 def _some(names: list[Any]) -> str:
     shown = [str(name) for name in names[:3]]
     return ", ".join([*shown, f"and {len(names) - 3} more"] if len(names) > len(shown) else shown)
-
-
-def _short(path: str, run_dir: str) -> str:
-    return path.removeprefix(run_dir).lstrip("/")
 
 
 def _reading(name: str, value: float | None, unit: str) -> str:

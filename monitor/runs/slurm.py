@@ -38,11 +38,11 @@ def ask(job_id: object, last_word_s: float | None = None, limit_s: float = 5.0) 
 
     Args:
         job_id: as the run knows it; one that is not Slurm's is not asked for.
-        last_word_s: when the run was last heard of; a job submitted much later is not this one.
+        last_word_s: when the run last reported; a job submitted much later is not this one.
         limit_s: how long all of it may take.
 
     Returns:
-        None if nobody knows the job, or nobody answers.
+        None if Slurm does not know the job, or does not answer.
 
     """
     if not isinstance(job_id, str) or not _JOB_ID.fullmatch(job_id):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.errors import UserError
 from monitor.runs import evidence, liveness, node_log, record, render, slurm
-from monitor.runs.history import integer, seconds
+from monitor.runs.history import seconds
 from rundir.failure import patterns
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def why(run_dir: str, *, as_json: bool = False) -> int:
 
 
 def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
-    """Look at all there is: the record, the ranks' logs, the monitors' logs, and Slurm.
+    """Gather all there is: the record, the ranks' logs, the monitors' logs, and Slurm.
 
     Raises:
         UserError: the directory is none of a run.
@@ -56,8 +56,8 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
     attempt = made["attempts"][-1]
     written_s = liveness.last_written_s(run_dir, attempt)
     quiet_s = None if written_s is None else max(0.0, now_s - written_s)
-    told_s = seconds(attempt["end_time"])
-    job = slurm.ask(attempt["job_id"], max(filter(None, (told_s, written_s)), default=None))
+    end_s = seconds(attempt["end_time"])
+    job = slurm.ask(attempt["job_id"], max(filter(None, (end_s, written_s)), default=None))
     state = liveness.state(run_dir, attempt, job, quiet_s)
     if state == "running":
         liveness.go_on(made, now_s)
@@ -65,20 +65,21 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
         _believe(job, attempt)
     where = attempt["failure"] or {}
     rank = where.get("rank") or 0  # without a failed rank, rank 0
+    log = node_log.of_node(run_dir, attempt, where.get("node"))
     log_path, log_end = run.logs.path(rank), run.logs.end(attempt["attempt"], rank)
     return {
         "run_dir": run_dir,
         "run": made["run"] or os.path.basename(run_dir),  # noqa: PTH119 - start time
         "state": state,
         "quiet_s": None if quiet_s is None else round(quiet_s, 1),
-        "ended_s": None if told_s is None else round(max(0.0, now_s - told_s), 1),
+        "ended_s": None if end_s is None else round(max(0.0, now_s - end_s), 1),
         "attempt": attempt,
         "attempts": [_brief(one) for one in made["attempts"]],
-        "said": _telling(log_end),
+        "said": _relevant(log_end),
         "log": log_path if os.path.exists(log_path) else None,  # noqa: PTH110 - start time
         "stack": _stack(run.events, attempt),
-        "node": _node(run_dir, attempt, where),
-        "faults": _faults(run_dir, attempt, where, log_end),
+        "node": _node(log, attempt, where),
+        "faults": _faults(log, log_end),
         "slurm": None if job is None else asdict(job),
         "decision": attempt["decision"],
         "steps_lost": made["steps_lost"],
@@ -120,8 +121,8 @@ def _brief(attempt: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _telling(text: str) -> list[str]:
-    """Pick the lines of a log's end that tell most: a traceback, a crash's stack, else the last."""
+def _relevant(text: str) -> list[str]:
+    """Pick the lines of a log's end that explain most: a crash's stack, else the last."""
     lines = [clean for line in text.splitlines() if (clean := render.clean(line)).strip()]
     for start, line in enumerate(lines):
         if line.startswith("Fatal Python error"):
@@ -143,17 +144,18 @@ def _stack(events: Sequence[Event], attempt: dict[str, Any]) -> dict[str, Any] |
     return found
 
 
-def _node(run_dir: str, attempt: dict[str, Any], where: dict[str, Any]) -> dict[str, Any] | None:
+def _node(
+    log: node_log.NodeLog, attempt: dict[str, Any], where: dict[str, Any]
+) -> dict[str, Any] | None:
     """Give the last that the monitor saw of the failed rank's GPU and node."""
     node = where.get("node")
     if node is None:
         return None
-    log = node_log.read(node_log.path_of(run_dir, attempt["job_id"], node))
     sample = node_log.last(log, _gpu_of(log, attempt, where), seconds(attempt["end_time"]))
     if sample is None:
         return None
     throttle = node_log.throttle([sample])
-    return {"node": node, "time_s": sample.time_s, "gpu": sample.gpu, "throttle": throttle} | {
+    return {"node": node, "time_s": sample.time_s, "gpu": sample.index, "throttle": throttle} | {
         name: sample.values.get(name)
         for name in ("sm", "pwr", "gtemp", "fb", "pclk", "cpu", "hmem")
     }
@@ -162,17 +164,13 @@ def _node(run_dir: str, attempt: dict[str, Any], where: dict[str, Any]) -> dict[
 def _gpu_of(log: node_log.NodeLog, attempt: dict[str, Any], where: dict[str, Any]) -> int | None:
     """Find the GPU of the failed rank: by the verdict on it, else by the log, else by its place."""
     rank, verdict = where.get("rank"), attempt["verdict"] or {}
-    told = _GPU.fullmatch(str(verdict.get("gpu"))) if verdict.get("rank") == rank else None
-    if told is not None:
-        return int(told[1])
-    local = [one["local_rank"] for one in attempt["ranks"] if one["rank"] == rank]
-    return node_log.gpu_of(log, rank, integer(local[0]) if local else None)
+    named = _GPU.fullmatch(str(verdict.get("gpu"))) if verdict.get("rank") == rank else None
+    if named is not None:
+        return int(named[1])
+    return node_log.gpu_of(log, attempt, rank)
 
 
-def _faults(
-    run_dir: str, attempt: dict[str, Any], where: dict[str, Any], text: str
-) -> Sequence[str]:
-    """Collect lines that tell of the machine's own faults: XID, ECC, memory killer."""
-    log = node_log.read(node_log.path_of(run_dir, attempt["job_id"], where.get("node")))
-    said = [render.clean(line).strip() for line in text.splitlines() if _FAULT.search(line)]
-    return [*log.faults, *said][-_NUM_FAULTS:]
+def _faults(log: node_log.NodeLog, text: str) -> Sequence[str]:
+    """Collect lines that report the machine's own faults: XID, ECC, memory killer."""
+    found = [render.clean(line).strip() for line in text.splitlines() if _FAULT.search(line)]
+    return [*log.faults, *found][-_NUM_FAULTS:]

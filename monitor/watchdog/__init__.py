@@ -1,1 +1,1 @@
-"""Watches the ranks of a node from outside, and tells a hang from hard work."""
+"""Watches the ranks of a node from outside, and distinguishes a hang from hard work."""

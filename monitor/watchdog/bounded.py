@@ -56,7 +56,7 @@ class Bounded:
         return None if self.is_stuck else self.ask(call, limit_s)
 
     def post(self, call: Callable[[], object]) -> None:
-        """Make a call some time; nobody waits for it."""
+        """Make a call some time, without waiting for it."""
 
         def quietly() -> None:
             _quietly(call)

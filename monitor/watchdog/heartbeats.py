@@ -43,7 +43,7 @@ class HeartbeatFiles:
     """The heartbeats of a directory, kept open, to be read every second."""
 
     def __init__(self, directory: str) -> None:
-        """Look into `directory`; `find` finds what is there."""
+        """Read `directory`; `find` finds what is there."""
         self._directory = directory
         self._files: dict[int, int] = {}
         self._last: dict[int, Progress] = {}
@@ -62,9 +62,9 @@ class HeartbeatFiles:
         """Read how far every rank is, or was; a file that never was a heartbeat is skipped."""
         for rank, fd in self._files.items():
             with suppress(OSError):
-                beat = parse(rank, os.pread(fd, SIZE_BYTES, 0))
-                if beat is not None:
-                    self._last[rank] = Progress(beat.pid, beat.step, beat.gpu)
+                heartbeat = parse(rank, os.pread(fd, SIZE_BYTES, 0))
+                if heartbeat is not None:
+                    self._last[rank] = Progress(heartbeat.pid, heartbeat.step, heartbeat.gpu)
         return dict(self._last)
 
     def close(self) -> None:

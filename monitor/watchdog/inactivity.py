@@ -1,4 +1,4 @@
-"""A command of the user's own has no beat: whether it does anything, judged from outside.
+"""A command of the user's own has no heartbeat: whether it does anything, as seen from outside.
 
 | its log | its GPU | its processes | says |
 | --- | --- | --- | --- |
@@ -29,7 +29,7 @@ _RECHECK_S = 5.0
 
 
 def gpu_pattern(gpu: GpuSample, power_limit_w: float | None) -> str | None:
-    """Tell what a GPU shows: `waiting` in a collective, `working`, `idle`; None without a reading.
+    """Classify a GPU: `waiting` in a collective, `working`, `idle`; None without a reading.
 
     Args:
         gpu: one poll at it.
@@ -61,26 +61,26 @@ class Inactivity:
     """
 
     times: Callable[[], Mapping[int, float] | None]
-    _mark: Hashable = None
+    _log_state: Hashable = None
     _since_s: float | None = None
     _times: Mapping[int, float] | None = None
     _quiet_since_s: float = 0.0
     _checked_s: float = 0.0
 
     def update(
-        self, now_s: float, mark: Hashable, pattern: str | None, limit_s: float | None
+        self, now_s: float, log_state: Hashable, pattern: str | None, limit_s: float | None
     ) -> float:
         """Take one poll; the seconds since the last sign of life, as far as is known.
 
         Args:
-            now_s: a clock that leaves out what nobody watched.
-            mark: changes when the log grows; None while that cannot be told.
+            now_s: a clock that leaves out time without a watcher.
+            log_state: changes when the log grows; None while that is unknown.
             pattern: what its GPU shows.
             limit_s: after this long the processor time is asked, which costs more.
 
         """
-        is_alive = mark is None or mark != self._mark or pattern == "working"
-        self._mark = mark
+        is_alive = log_state is None or log_state != self._log_state or pattern == "working"
+        self._log_state = log_state
         if is_alive or self._since_s is None:
             self._since_s, self._times = now_s, None
             return 0.0
@@ -101,9 +101,9 @@ class Inactivity:
         return limit_s if is_first else max(_RECHECK_S, limit_s / 10)
 
     def _check_times(self, now_s: float) -> bool:
-        """Start over if the processes have worked since the last check; False: nobody could tell.
+        """Start over if the processes have worked since the last check; False: it is unknown.
 
-        What cannot be told for long is no sign of life: /proc of a process that hangs in the kernel
+        What stays unknown for long is no sign of life: /proc of a process that hangs in the kernel
         may hang, too.
         """
         now, before = self.times(), self._times or {}

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from rundir.hang.reports import RankReport
     from rundir.heartbeat import Child, Heartbeat
 
-_FILE_S = 1.0  # how long a look at a file of the run may hold up a look at the ranks
+_FILE_S = 1.0  # how long reading a file of the run may hold up a poll of the ranks
 _PROC_S = 1.0
 _STACKS_S = 30.0  # py-spy takes its time, and asks one process after the other
-_TRACE_S = 3.0  # torch looks at its pipe about once a second
+_TRACE_S = 3.0  # torch polls its pipe about once a second
 _CONNECT_S = 3.0
-_TERM_S = 1.5  # the launcher gives the monitor 3 s to end; who is stuck hears no SIGTERM anyway
+_TERM_S = 1.5  # the launcher gives the monitor 3 s to end; a stuck rank receives no SIGTERM anyway
 _LEAVE_S = _TERM_S + 0.5
 _BURIED_S = 5.0
 
@@ -44,7 +44,7 @@ class LocalNode:
     """This node's ranks, as files and /proc show them."""
 
     def __init__(self, settings: WatchSettings, files: Bounded, memory: Bounded) -> None:
-        """Look for the ranks of one launch.
+        """Watch the ranks of one launch.
 
         Args:
             settings: which launch.
@@ -64,22 +64,22 @@ class LocalNode:
         """Read which commands run."""
         return read_children(self._settings.heartbeat_dir)
 
-    def log_mark(self, rank: int) -> Hashable:
+    def log_state(self, rank: int) -> Hashable:
         """Give size and time of the rank's log; None while the file system does not answer."""
         path = RunDir(self._settings.run_dir).rank_log(rank)
-        return self._files.question(lambda: _mark(path), _FILE_S)
+        return self._files.question(lambda: _state_of_file(path), _FILE_S)
 
     def environment(self, pid: int) -> Mapping[str, str]:
-        """Tell a process's variables."""
+        """Return a process's variables."""
         return self._memory.question(lambda: processes.environment(pid), _PROC_S) or {}
 
     def times(self, rank: int) -> Mapping[int, float] | None:
-        """Tell the processor time of each process of a rank; None if /proc gave no answer."""
+        """Return the processor time of each process of a rank; None if /proc gave no answer."""
         ranks = self._ranks()
         if ranks is None:
             return None
-        told = {pid: processes.cpu_s(pid) for pid in ranks.get(rank, [])}
-        return {pid: seconds for pid, seconds in told.items() if seconds is not None}
+        spent = {pid: processes.cpu_s(pid) for pid in ranks.get(rank, [])}
+        return {pid: seconds for pid, seconds in spent.items() if seconds is not None}
 
     def processes(self) -> Mapping[int, list[int]]:
         """Find all processes of each rank, as far as /proc answers."""
@@ -92,7 +92,7 @@ class LocalNode:
         )
 
 
-def _mark(path: str) -> Hashable:
+def _state_of_file(path: str) -> Hashable:
     status = os.stat(path)  # noqa: PTH116 - pathlib costs start time
     return (status.st_size, status.st_mtime_ns)
 
@@ -111,7 +111,7 @@ class LocalActions:
 
         Args:
             settings: which launch.
-            observer: judges its ranks.
+            observer: classifies its ranks.
             files: makes the calls that a stalled file system may hold up.
             emit: writes a line for a person.
 
@@ -130,8 +130,9 @@ class LocalActions:
         return self._observer.poll()
 
     def stacks(self, ranks: Sequence[RankReport]) -> Mapping[int, Stack]:
-        """Take the stacks of these ranks; where files cannot be written, /proc tells a little."""
-        members = self._memory.ask(self._members, _PROC_S) or {}
+        """Take the stacks of these ranks; where files cannot be written, /proc shows a little."""
+        launch_id, node = self._settings.launch_id, self._settings.node
+        members = self._memory.ask(lambda: orphans.find_ranks(launch_id, node), _PROC_S) or {}
         targets = [
             Target(
                 rank=rank.rank,
@@ -160,7 +161,7 @@ class LocalActions:
         return self._network.ask(lambda: _connects(address), _CONNECT_S + 1) or False
 
     def end_ranks(self) -> None:
-        """End the ranks' commands; the launchers see it, tell it, and end."""
+        """End the ranks' commands; the launchers see it, report it, and end."""
         self.is_ending = True
         try:
             self._end_ranks()
@@ -179,11 +180,8 @@ class LocalActions:
         self._memory.ask(lambda: None, _BURIED_S)  # what the ranks have started, too
 
     def emit(self, message: str) -> None:
-        """Write a line for a person; nobody waits for a log on a file system that hangs."""
+        """Write a line for a person; it does not wait for a log on a file system that hangs."""
         self._files.post(lambda: self._say(message))
-
-    def _members(self) -> Mapping[int, list[int]]:
-        return orphans.find_ranks(self._settings.launch_id, self._settings.node)
 
     def _ask_for_traces(self) -> list[str]:
         prefix = self._settings.trace_pipe
@@ -270,16 +268,17 @@ class LocalWatchdog:
                 delay_s = 5.0
 
     def report_last_heartbeats(self) -> None:
-        """Report where each rank was at the end; nobody waits for a report of this node then."""
+        """Report where each rank was at the end; no node waits for a report of this one then."""
         now_s = time.monotonic()
         ranks = {
-            beat.rank: {
-                "step": beat.step,
-                "phase": beat.phase,
-                "age_s": round(now_s - beat.time_ns / 1e9, 3),
+            heartbeat.rank: {
+                "step": heartbeat.step,
+                "phase": heartbeat.phase,
+                "age_s": round(now_s - heartbeat.time_ns / 1e9, 3),
             }
-            for beat in sorted(
-                read_heartbeats(self._settings.heartbeat_dir).values(), key=lambda beat: beat.rank
+            for heartbeat in sorted(
+                read_heartbeats(self._settings.heartbeat_dir).values(),
+                key=lambda heartbeat: heartbeat.rank,
             )
         }
         settings = self._settings

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _SUPERVISOR_S = 30.0  # how much longer than for all reports the supervisor is waited for
 _PER_NODE_S = 2.0  # nodes decide one after the other, so that one verdict is given
 _POLL_S = 5.0  # how often to read the others' reports while nothing is suspected
-_BUSY_S = 0.5  # how often to look while something is
+_BUSY_S = 0.5  # how often to poll while something is
 _MOVED_S = 5.0  # how soon to report that a rank has moved on
 
 
@@ -64,7 +64,7 @@ class Local(Protocol):
         ...
 
     def reaches_master(self) -> bool | None:
-        """Try to connect to where the ranks meet; None if nobody told where."""
+        """Try to connect to where the ranks meet; None if that is unknown."""
         ...
 
     def end_ranks(self) -> None:
@@ -91,7 +91,7 @@ class Place:
 
     @property
     def turn_s(self) -> float:
-        """How long after the first suspicion this node decides, if nobody else has."""
+        """How long after the first suspicion this node decides, if no other has."""
         wait_s = COLLECT_S + _SUPERVISOR_S if self.is_supervised else 0.0
         return wait_s + _PER_NODE_S * self.node_rank
 
@@ -111,7 +111,7 @@ class Watchdog:
 
         Args:
             place: which node this is.
-            local: looks and acts.
+            local: observes and acts.
             channel: the other nodes, and the supervisor.
             poll_s: how often to poll while nothing is suspected, in seconds.
             monotonic: seconds that never jump.
@@ -165,7 +165,7 @@ class Watchdog:
                     self._nodes.add(event, now_s)
 
     def _close(self, poll: Observation) -> None:
-        """All is well again; who was told otherwise is told so."""
+        """Withdraw the reported suspicion: all is well again."""
         has_readers = self._place.num_nodes > 1 or self._place.is_supervised
         if self._reported is not None and has_readers:
             self._channel.report("hang_report", **self._node_report(poll, poll.ranks).to_event())

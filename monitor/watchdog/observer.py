@@ -25,23 +25,23 @@ class Node(Protocol):
     """What can be seen of this node's ranks; nothing here may hang or raise."""
 
     def heartbeats(self) -> Mapping[int, Heartbeat]:
-        """Read the last beats."""
+        """Read the last heartbeats."""
         ...
 
     def children(self) -> Mapping[int, Child]:
         """Read which commands run."""
         ...
 
-    def log_mark(self, rank: int) -> Hashable:
-        """Give something that changes when the rank's log grows; None where nobody can tell."""
+    def log_state(self, rank: int) -> Hashable:
+        """Give something that changes when the rank's log grows; None where it is unknown."""
         ...
 
     def environment(self, pid: int) -> Mapping[str, str]:
-        """Tell a process's variables."""
+        """Return a process's variables."""
         ...
 
     def times(self, rank: int) -> Mapping[int, float] | None:
-        """Tell the processor time in seconds of each process of a rank; None if it is unknown."""
+        """Return the processor time in seconds of each process of a rank; None if it is unknown."""
         ...
 
 
@@ -64,7 +64,7 @@ class _Known:
 
 @dataclass
 class RankObserver:
-    """Judges every rank at each look.
+    """Classifies every rank at each poll.
 
     Args:
         node: what can be seen.
@@ -76,7 +76,7 @@ class RankObserver:
     node: Node
     timeouts: Timeouts
     monotonic: Callable[[], float] = time.monotonic
-    _beats: dict[int, Heartbeat] = field(default_factory=dict)
+    _heartbeats: dict[int, Heartbeat] = field(default_factory=dict)
     """The last one of each rank."""
     _known: dict[tuple[int, int], _Known] = field(default_factory=dict)
     _looked_s: float | None = None
@@ -95,8 +95,8 @@ class RankObserver:
         """Take one poll."""
         now_s = self._now()
         # a heartbeat that is just being written is none: the one before it still holds
-        self._beats |= self.node.heartbeats()
-        heartbeats, children = self._beats, self.node.children()
+        self._heartbeats |= self.node.heartbeats()
+        heartbeats, children = self._heartbeats, self.node.children()
         reports = []
         suspicious = False
         for rank in sorted(heartbeats.keys() | children.keys()):
@@ -106,7 +106,7 @@ class RankObserver:
         return Observation(tuple(reports), suspicious)
 
     def _now(self) -> float:
-        """Give the time, and notice how much of it nobody watched."""
+        """Give the time, and notice how much of it nothing watched."""
         now_s = self.monotonic()
         if self._looked_s is not None:
             passed_s, usual_s = now_s - self._looked_s, self.timeouts.poll_s()
@@ -116,46 +116,46 @@ class RankObserver:
         return now_s
 
     def _classify(
-        self, rank: int, beat: Heartbeat | None, child: Child | None, now_s: float
+        self, rank: int, heartbeat: Heartbeat | None, child: Child | None, now_s: float
     ) -> tuple[RankReport, bool]:
-        """Judge one rank; and whether it calls for a verdict by itself."""
-        if beat is not None and self._state(rank, beat.pid) is not None:
-            return self._classify_heartbeat(beat, child, now_s)
+        """Classify one rank; and whether it calls for a verdict by itself."""
+        if heartbeat is not None and self._state(rank, heartbeat.pid) is not None:
+            return self._classify_heartbeat(heartbeat, child, now_s)
         if child is not None:
             return self._classify_inactivity(child, now_s)
-        pid = beat.pid if beat else None
+        pid = heartbeat.pid if heartbeat else None
         return RankReport(rank=rank, pid=pid), False  # it has ended: the launcher's business
 
     def _classify_heartbeat(
-        self, beat: Heartbeat, child: Child | None, now_s: float
+        self, heartbeat: Heartbeat, child: Child | None, now_s: float
     ) -> tuple[RankReport, bool]:
-        known = self._know(beat.rank, beat.pid)
-        age_s = known.age.update(beat, now_s, self._skipped_s)
+        known = self._know(heartbeat.rank, heartbeat.pid)
+        age_s = known.age.update(heartbeat, now_s, self._skipped_s)
         limit_s = known.age.limit_s()
         report = RankReport(
-            rank=beat.rank,
+            rank=heartbeat.rank,
             local_rank=_local_rank(known.env, child),
-            pid=beat.pid,
-            gpu=self._gpu(known.env, child, beat.gpu)[0],
-            step=beat.step,
-            phase=beat.phase,
-            collective=beat.collective,
+            pid=heartbeat.pid,
+            gpu=self._gpu(known.env, child, heartbeat.gpu)[0],
+            step=heartbeat.step,
+            phase=heartbeat.phase,
+            collective=heartbeat.collective,
             age_s=round(age_s, 3),
             limit_s=limit_s,
             hung=age_s > limit_s,
-            state=self._state(beat.rank, beat.pid),
+            state=self._state(heartbeat.rank, heartbeat.pid),
         )
         return report, report.hung
 
     def _classify_inactivity(self, child: Child, now_s: float) -> tuple[RankReport, bool]:
-        """Judge a command of the user's own, or our trainer that does not beat (yet)."""
+        """Classify a command of the user's own, or our trainer that has no heartbeat (yet)."""
         known = self._know(child.rank, child.pid)
         name, pattern = self._gpu(known.env, child)
         limit_s = self.timeouts.command_limit_s()
         if child.is_trainer:
             limit_s = self.timeouts.limit_s("start", has_stepped=False)
         age_s = known.inactivity.update(
-            now_s - self._skipped_s, self.node.log_mark(child.rank), pattern, limit_s
+            now_s - self._skipped_s, self.node.log_state(child.rank), pattern, limit_s
         )
         state = self._state(child.rank, child.pid)
         report = RankReport(
@@ -184,7 +184,7 @@ class RankObserver:
         return self._known[key]
 
     def _state(self, rank: int, pid: int) -> str | None:
-        """Tell the state; None also if another process has taken the number."""
+        """Return the state; None also if another process has taken the number."""
         if processes.identity(pid) != self._know(rank, pid).identity:
             return None
         return processes.state(pid)
@@ -192,7 +192,7 @@ class RankObserver:
     def _gpu(
         self, env: Mapping[str, str], child: Child | None, uuid: str | None = None
     ) -> tuple[str, str | None]:
-        """Name the rank's GPU, and tell its pattern."""
+        """Name the rank's GPU, and its pattern."""
         reading = self._reading
         name, index = gpu_of(env, _local_rank(env, child), reading, uuid)
         gpu = next((g for g in reading.gpus if g.index == index), None) if reading else None
@@ -201,12 +201,12 @@ class RankObserver:
         return name, gpu_pattern(gpu, self._power_limit_w(gpu, reading))
 
     def _power_limit_w(self, gpu: GpuSample, reading: Reading) -> float | None:
-        told = dict(reading.facts).get(f"power_limit_w {gpu.index}", "")
-        return float(told) if told.isdecimal() else self._most_w.get(gpu.index)
+        limit = dict(reading.facts).get(f"power_limit_w {gpu.index}", "")
+        return float(limit) if limit.isdecimal() else self._most_w.get(gpu.index)
 
 
 def _local_rank(env: Mapping[str, str], child: Child | None) -> int | None:
     if child is not None:
         return child.local_rank
-    told = env.get("LOCAL_RANK", "")
-    return int(told) if told.isdecimal() else None
+    text = env.get("LOCAL_RANK", "")
+    return int(text) if text.isdecimal() else None

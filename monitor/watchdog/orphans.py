@@ -63,7 +63,7 @@ def end(launch_id: str, node: str | None, term_s: float = _TERM_S) -> Ended:
 
 
 def end_ranks(launch_id: str, node: str | None, term_s: float = _TERM_S) -> Ended:
-    """End the commands of all ranks, and leave their launchers to see it and to tell."""
+    """End the commands of all ranks, and leave it to their launchers to report it."""
     return _end(lambda: [p for pids in find_ranks(launch_id, node).values() for p in pids], term_s)
 
 
@@ -76,15 +76,18 @@ def _end(find_living: Callable[[], list[int]], term_s: float) -> Ended:
 
 
 def _drive(
-    find_living: Callable[[], list[int]], signum: signal.Signals, told: set[int], limit_s: float
+    find_living: Callable[[], list[int]],
+    signum: signal.Signals,
+    signalled: set[int],
+    limit_s: float,
 ) -> None:
     """Signal each process once, those that appear meanwhile too, until none is left."""
     deadline_s = time.monotonic() + limit_s
     while True:
         living = find_living()
         for pid in living:
-            if pid not in told:
-                told.add(pid)
+            if pid not in signalled:
+                signalled.add(pid)
                 send(pid, signum)
         if not living or time.monotonic() >= deadline_s:
             return
@@ -96,7 +99,7 @@ def send(pid: int, signum: signal.Signals) -> None:
     try:
         os.kill(pid, signum)
         if signum == signal.SIGTERM:
-            os.kill(pid, signal.SIGCONT)  # a stopped process hears nothing until it goes on
+            os.kill(pid, signal.SIGCONT)  # a stopped process receives nothing until it goes on
     except (ProcessLookupError, PermissionError):
         pass  # it ended by itself meanwhile
 
@@ -117,4 +120,4 @@ def _variables(pid: int) -> set[bytes]:
         with open(f"{directory}/environ", "rb") as file:  # noqa: PTH123
             return set(file.read().split(b"\0"))
     except OSError:
-        return set()  # ended meanwhile, or not ours to look into
+        return set()  # ended meanwhile, or not ours to read

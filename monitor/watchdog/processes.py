@@ -1,6 +1,6 @@
-"""What /proc tells of a process: its state, its time, what it listens to.
+"""What /proc shows of a process: its state, its time, what it listens to.
 
-`state`, `identity`, `parent`, `cpu_s` and `catches` never wait for the process looked at. What
+`state`, `identity`, `parent`, `cpu_s` and `catches` never wait for that process. What
 reads its memory (`environment`, `command_line`) may: ask those in a thread with a bound.
 
 psutil knows neither wchan nor which signals are caught, takes twice as long for a state (30 us) and
@@ -25,7 +25,7 @@ class Identity(NamedTuple):
 
 
 def state(pid: int) -> str | None:
-    """Tell the state as /proc does (R, S, D, T, t); None once it has ended, as a zombie has."""
+    """Return the state as /proc does (R, S, D, T, t); None once it has ended, as a zombie has."""
     fields = _stat(pid)
     if fields is None or fields[_STATE] in ("Z", "X"):
         return None
@@ -33,13 +33,13 @@ def state(pid: int) -> str | None:
 
 
 def identity(pid: int) -> Identity | None:
-    """Tell who this process is; None if there is none."""
+    """Return who this process is; None if there is none."""
     fields = _stat(pid)
     return None if fields is None else Identity(pid, int(fields[_START]))
 
 
 def parent(pid: int) -> int | None:
-    """Tell the process above it; None if there is no such process, or none above it."""
+    """Return the process above it; None if there is no such process, or none above it."""
     fields = _stat(pid)
     return (int(fields[_PARENT]) or None) if fields is not None else None
 
@@ -61,13 +61,13 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """Tell the variables that the program was started with; {} where we may not look."""
+    """Return the variables that the program was started with; {} where it may not be read."""
     pairs = (entry.partition("=") for entry in _read(f"/proc/{pid}/environ").split("\0"))
     return {name: value for name, found, value in pairs if found}
 
 
 def command_line(pid: int) -> list[str]:
-    """Tell the words of the command; [] where we may not look."""
+    """Return the words of the command; [] where it may not be read."""
     return _read(f"/proc/{pid}/cmdline").split("\0")[:-1]
 
 
@@ -81,7 +81,7 @@ def is_python(pid: int) -> bool:
 
 
 def describe(pid: int) -> str:
-    """Write down all that /proc tells of a process and its threads, for a person to read."""
+    """Write down all that /proc shows of a process and its threads, for a person to read."""
     parts = [f"process {pid}: {' '.join(command_line(pid))}", _read(f"/proc/{pid}/status").strip()]
     for thread in sorted(_threads(pid)):
         where = f"/proc/{pid}/task/{thread}"
@@ -95,7 +95,7 @@ def describe(pid: int) -> str:
 
 
 def waits_in(pid: int) -> str | None:
-    """Tell the kernel function in which the first thread sleeps; None if it does not."""
+    """Return the kernel function in which the first thread sleeps; None if it does not."""
     name = _read(f"/proc/{pid}/wchan").strip()
     return None if name in ("", "0") else name
 
@@ -118,4 +118,4 @@ def _read(path: str) -> str:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib costs start time
             return file.readall().decode(errors="replace")
     except OSError:
-        return ""  # ended meanwhile, or not ours to look into
+        return ""  # ended meanwhile, or not ours to read

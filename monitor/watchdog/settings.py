@@ -46,7 +46,7 @@ class WatchSettings:
 
 
 def check_hang_timeout(limit_s: float | None) -> None:
-    """Raise UserError for what is no time to wait; also where nobody is to be watched."""
+    """Raise UserError for what is no time to wait; also where no rank is to be watched."""
     if limit_s is not None and not 0 <= limit_s <= _MAX_HANG_S:
         raise UserError(
             f"DDP_HANG_TIMEOUT must lie between 0 (off) and {_MAX_HANG_S:g} seconds",
@@ -84,10 +84,10 @@ def from_environment(
 
 
 def _num_nodes(env: Mapping[str, str]) -> int:
-    """Tell how many nodes there are; uneven ones have as many ranks as the first."""
-    told = _number(env, "DDP_NUM_NODES", 0)
-    if told:
-        return told
+    """Return how many nodes there are; uneven ones have as many ranks as the first."""
+    given = _number(env, "DDP_NUM_NODES", 0)
+    if given:
+        return given
     per_node = max(1, _number(env, "LOCAL_WORLD_SIZE", 1))
     return max(1, -(-_number(env, "WORLD_SIZE", 1) // per_node))
 

@@ -1,7 +1,7 @@
 """Where a rank is stuck: its stacks, taken from outside.
 
 Our trainer writes them itself on SIGUSR2 (faulthandler: also while it holds the GIL). Any other
-Python is asked by py-spy where that is installed. Of the rest /proc tells what it can.
+Python is asked by py-spy where that is installed. Of the rest /proc shows what it can.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Frame(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        """Write it short: the end of the path is what tells files apart."""
+        """Write it short: the end of the path is what distinguishes files."""
         name = "/".join(self.file.removeprefix(_OURS).rsplit("/", 3)[-3:])
         return f"{name}:{self.line} in {self.function}"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A rank to look at.
+    """A rank to inspect.
 
     `pid` runs the command; `answers` if it is our trainer, which knows SIGUSR2; `pids` are all
     processes of the rank.
@@ -72,7 +72,7 @@ class Stack:
     """What was seen of one rank."""
 
     top: str | None = None
-    """The innermost line, and the user's line that called it; None if nobody could tell."""
+    """The innermost line, and the user's line that called it; None if it is unknown."""
     path: str | None = None
     """The file that holds all of it."""
     is_waiting: bool = False
@@ -138,7 +138,7 @@ class StackTaker:
     _spy: str | None = field(default_factory=lambda: shutil.which("py-spy"))
 
     def take(self, targets: Sequence[Target]) -> dict[int, Stack]:
-        """Take the stacks of these ranks; a rank of which nothing can be told has no entry."""
+        """Take the stacks of these ranks; a rank without any has no entry."""
         taken = self._ask_trainers([t for t in targets if t.answers])
         for target in targets:
             if target.rank not in taken:
@@ -199,7 +199,7 @@ class StackTaker:
 
 
 def _kernel(pid: int) -> str | None:
-    """Tell where the kernel keeps a process; where a stopped one was says nothing."""
+    """Return where the kernel keeps a process; where a stopped one was says nothing."""
     name = None if processes.state(pid) in ("T", "t") else processes.waits_in(pid)
     return f"the kernel's {name}" if name else None
 
@@ -248,14 +248,14 @@ def ask_for_trace(pipe_prefix: str, ranks: Sequence[int]) -> list[int]:
     """Ask torch's flight recorder of these ranks for a dump; the ranks that were asked.
 
     Torch makes a pipe `<TORCH_NCCL_DEBUG_INFO_PIPE_FILE><rank>.pipe` and dumps when anything is
-    written to it (ProcessGroupNCCL, `DumpPipe`); it looks about once a second.
+    written to it (ProcessGroupNCCL, `DumpPipe`); it polls about once a second.
     """
     asked = []
     for rank in ranks:
         try:
             fd = os.open(f"{pipe_prefix}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
-            continue  # no such pipe, or nobody at its other end
+            continue  # no such pipe, or no reader of it
         try:
             os.write(fd, b"1")
             asked.append(rank)

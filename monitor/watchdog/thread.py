@@ -35,7 +35,7 @@ class WatchdogThread:
         return _Shown(source, self._see)
 
     def end(self) -> None:
-        """Watch no more, and tell where the ranks were."""
+        """Watch no more, and report where the ranks were."""
         self._ended.set()
         if self._settings is None:
             return

@@ -13,7 +13,7 @@ FIRST_STEP_S = 1800.0
 _LEAST_S = 300.0
 _GAPS = 20
 _SLOW_FACTOR = 10  # storage is slow at times, and waits for others
-_LEAST_START_S = 120.0  # whatever was given: nobody means `import torch` by it
+_LEAST_START_S = 120.0  # whatever was given: it is not meant for `import torch`
 _SLOW = ("save", "load")
 _NORMAL = ("data", "forward", "backward", "update", "agree", "log", "validate", "end")
 
@@ -29,7 +29,7 @@ class Timeouts:
 
     given_s: float | None = None
     longest_gap_s: float = 0.0
-    """Between two beats in normal phases, of any rank of this node."""
+    """Between two heartbeats in normal phases, of any rank of this node."""
 
     def limit_s(self, phase: str, *, has_stepped: bool) -> float:
         """Give the longest silence, in seconds, in this phase before or after the first step."""
@@ -43,17 +43,17 @@ class Timeouts:
         return usual_s if has_stepped else first_s
 
     def command_limit_s(self) -> float:
-        """Give the longest silence of a command that does not beat."""
+        """Give the longest silence of a command that has no heartbeat."""
         return FIRST_STEP_S if self.given_s is None else self.given_s
 
     def poll_s(self) -> float:
-        """Give how often to look: often enough to be right within a tenth of the limit."""
+        """Give how often to poll: often enough to be right within a tenth of the limit."""
         return 5.0 if self.given_s is None else min(max(self.given_s / 10, 0.25), 5.0)
 
 
 @dataclass
 class BeatAge:
-    """How old the last heartbeat of one rank is, without the time in which nobody watched.
+    """How old the last heartbeat of one rank is, without the time in which nothing watched.
 
     A job that is suspended (`scontrol suspend`), and its watcher with it, has not hung meanwhile.
     """
@@ -64,23 +64,23 @@ class BeatAge:
     _age_s: float = 0.0
     _skipped_s: float = 0.0
 
-    def update(self, beat: Heartbeat, now_s: float, skipped_s: float) -> float:
+    def update(self, heartbeat: Heartbeat, now_s: float, skipped_s: float) -> float:
         """Take one poll; the age in seconds.
 
         Args:
-            beat: the rank's newest beat.
+            heartbeat: the rank's newest.
             now_s: CLOCK_MONOTONIC.
-            skipped_s: how much of that time so far nobody watched.
+            skipped_s: how much of that time so far nothing watched.
 
         """
         last = self._last
-        if last is None or (beat.num_heartbeats, beat.time_ns) != (
+        if last is None or (heartbeat.num_heartbeats, heartbeat.time_ns) != (
             last.num_heartbeats,
             last.time_ns,
         ):
-            self._learn(last, beat)
-            self._last, self._skipped_s = beat, skipped_s
-        age_s = now_s - beat.time_ns / 1e9 - (skipped_s - self._skipped_s)
+            self._learn(last, heartbeat)
+            self._last, self._skipped_s = heartbeat, skipped_s
+        age_s = now_s - heartbeat.time_ns / 1e9 - (skipped_s - self._skipped_s)
         self._age_s = max(0.0, age_s)
         return self._age_s
 
@@ -89,8 +89,10 @@ class BeatAge:
         phase = self._last.phase if self._last else "start"
         return self.timeouts.limit_s(phase, has_stepped=self.has_stepped)
 
-    def _learn(self, last: Heartbeat | None, beat: Heartbeat) -> None:
+    def _learn(self, last: Heartbeat | None, heartbeat: Heartbeat) -> None:
         """A gap counts once it is over. A resumed run's first step is not its number 1."""
         if last is not None and self.has_stepped and last.phase in _NORMAL:
             self.timeouts.longest_gap_s = max(self.timeouts.longest_gap_s, self._age_s)
-        self.has_stepped |= beat.first_step is not None and beat.step > beat.first_step
+        self.has_stepped |= (
+            heartbeat.first_step is not None and heartbeat.step > heartbeat.first_step
+        )

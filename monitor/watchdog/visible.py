@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from monitor.nvml.chosen import bare
+from monitor.nvml.chosen import UUIDS, bare
 from rundir.hang.reports import NO_GPU
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 UNKNOWN = "GPU unknown"
-_UUIDS = ("GPU-", "MIG-")
 
 
 def gpu_of(
@@ -27,7 +26,7 @@ def gpu_of(
         env: the rank's variables.
         local_rank: by which it takes its GPU of those that are visible to it.
         reading: what the monitor sees.
-        uuid: of the GPU, in 32 digits, as the rank itself tells it; None: it does not.
+        uuid: of the GPU, in 32 digits, as the rank itself reports it; None: it does not.
 
     """
     if uuid is not None:
@@ -48,7 +47,7 @@ def gpu_of(
 
 
 def _word_of(visible: str | None, local_rank: int | None, num_gpus: int) -> str | None:
-    """Tell the word that names a rank's GPU: "" without one, None where nobody can tell.
+    """Return the word that names a rank's GPU: "" without one, None where it is unknown.
 
     The nth word is that of local rank n, beginning again where there are fewer. The monitor began
     with local rank 0: where a cgroup gives each rank a GPU of its own it sees but one, and the `0`
@@ -61,13 +60,13 @@ def _word_of(visible: str | None, local_rank: int | None, num_gpus: int) -> str 
     if not words:
         return ""
     if len(words) == 1:
-        is_told = local_rank == 0 or num_gpus > 1 or not words[0].isdecimal()
-        return words[0] if is_told else None
+        is_known = local_rank == 0 or num_gpus > 1 or not words[0].isdecimal()
+        return words[0] if is_known else None
     return None if local_rank is None else words[local_rank % len(words)]
 
 
 def _names_a_gpu(word: str) -> bool:
-    return word.isdecimal() or word.startswith(_UUIDS)
+    return word.isdecimal() or word.startswith(UUIDS)
 
 
 def _counts_as_nvml(env: Mapping[str, str], reading: Reading) -> bool:
@@ -87,19 +86,19 @@ def _index_of_ordinal(ordinal: int, reading: Reading) -> int | None:
 def _index_of_word(word: str, reading: Reading | None) -> int | None:
     """Find the index of a GPU that (the beginning of) its UUID or a MIG device's names."""
     wanted = bare(word)
-    return next((i for i, told in _uuids(reading) if told.startswith(wanted)), None)
+    return next((i for i, uuid in _uuids(reading) if uuid.startswith(wanted)), None)
 
 
 def _index_of_uuid(uuid: str, reading: Reading | None) -> int | None:
     for index, word in _uuids(reading):
-        told = word.removeprefix("MIG-").removeprefix("GPU-").partition("/")[0]
-        if told.replace("-", "").lower() == uuid:
+        wanted = word.removeprefix("MIG-").removeprefix("GPU-").partition("/")[0]
+        if wanted.replace("-", "").lower() == uuid:
             return index
     return None
 
 
 def _uuids(reading: Reading | None) -> list[tuple[int, str]]:
-    """Tell the UUIDs of all GPUs and MIG devices, with the index of the GPU."""
+    """Return the UUIDs of all GPUs and MIG devices, with the index of the GPU."""
     found = []
     for key, value in reading.facts if reading else ():
         kind, _, number = key.partition(" ")

@@ -35,7 +35,7 @@ class Ends(NamedTuple):
     failed: list[End]
     """Ended with a code of their own doing."""
     requested: list[End]
-    """Ended with a code after their agent was told to stop."""
+    """Ended with a code after their agent was asked to stop."""
     oom: set[int]
     """Ranks that the kernel ended for want of memory."""
 
@@ -83,6 +83,9 @@ def ends(events: Sequence[Event]) -> Ends:
         found.nodes[rank] = text(event.get("node")) or found.nodes.get(rank)
         if name == "rank_up":
             up.append(rank)
+            if rank in ended:  # it is back, by a step of its own
+                _forget(found, rank)
+                ended.remove(rank)
             continue
         ended.add(rank)
         if event.get("oom") is True:
@@ -90,6 +93,12 @@ def ends(events: Sequence[Event]) -> Ends:
         _sort(found, event, end_of(event))
     found.up.update((rank, found.nodes[rank]) for rank in up if rank not in ended)
     return found
+
+
+def _forget(found: Ends, rank: int) -> None:
+    for ends_ in (found.finished, found.failed, found.requested):
+        ends_[:] = [end for end in ends_ if end.rank != rank]
+    found.oom.discard(rank)
 
 
 def _sort(found: Ends, event: Event, end: End | None) -> None:
@@ -112,7 +121,12 @@ def end_of(event: Event) -> End | None:
     return End(integer(event.get("rank")), text(event.get("node")), code, signal)
 
 
-def reported_error(events: Sequence[Event], rank: int | None) -> str | None:
-    """Return what a rank's own `failure` event says; None if it sent none."""
-    errors = [text(e.get("error")) for e in every(events, "failure") if e.get("rank") == rank]
-    return next((error for error in errors if error is not None), None)
+def reported_errors(events: Sequence[Event]) -> dict[int | None, Event]:
+    """Return each rank's own `failure` event: its first that says something."""
+    told = [event for event in every(events, "failure") if text(event.get("error")) is not None]
+    return {integer(event.get("rank")): event for event in reversed(told)}
+
+
+def reported_causes(failure: Event) -> str:
+    """Return the lines of a `failure` event: the error, and what its traceback names before it."""
+    return "\n".join(filter(None, (text(failure.get(key)) for key in ("error", "causes"))))

@@ -38,11 +38,11 @@ class Failure(NamedTuple):
     """How an attempt ended."""
 
     code: int | None
-    """The job's exit code; None: nobody saw the end."""
+    """The job's exit code; None: the end is unknown."""
     end: End | None
     """The rank, or node, whose code that is; None if all finished, or none started."""
     first: End | None
-    """The same if it failed of its own doing: the first failure; None if nobody failed."""
+    """The same if it is the root cause: the first failure; None if no rank failed."""
     why: str
     """What is known of the rank's reason, for the job's last line; may be empty."""
     error: str | None
@@ -114,18 +114,18 @@ def _code(events: Sequence[Event], blamed: Blamed | None, step_code: int | None)
         return None
     if blamed is not None:
         return blamed.end.code
-    if step_code > 128 and _told_script(events):  # noqa: PLR2004
+    if step_code > 128 and _signalled_script(events):  # noqa: PLR2004
         return codes.STOPPED  # the signal ended agents that had no rank yet: nothing is lost
     return step_code
 
 
-def _told_script(events: Sequence[Event]) -> list[Event]:
+def _signalled_script(events: Sequence[Event]) -> list[Event]:
     """Return the requests to end that reached the script, and not only a rank."""
     return [e for e in read.every(events, "signal") if e.get("source") != "trainer"]
 
 
 def _cause_of(decision: Event) -> str:
-    """Return why Slurm ended the job; in older runs only the reason in words tells."""
+    """Return why Slurm ended the job; in older runs only the reason in words does."""
     reason = re.sub(r"DDP_RUN_NAME=\S+", "", str(decision.get("reason") or ""))
     found = (name for name, pattern in _REASONS if re.search(pattern, reason, re.IGNORECASE))
     return read.text(decision.get("cause")) or next(found, "")
@@ -146,6 +146,7 @@ class _Case:
         self.end = blamed.end if blamed else None
         self.lost = _lost(events)
         self._log_end = log_end
+        self._errors = read.reported_errors(events)
         self._verdict = read.first(events, "verdict")
         self.failed = blamed.failed if blamed else None
 
@@ -160,9 +161,10 @@ class _Case:
             return ""
         if self.end.rank in self.ends.oom:
             return OUT_OF_MEMORY
-        if self.end.code != codes.FAILED:
+        reported = self._reported(self.end)
+        if reported is None and self.end.code != codes.FAILED:
             return ""
-        return words.trainer_message(self._reported(self.end), self._log_end(self.end.rank))
+        return words.trainer_message(reported, self._log_end(self.end.rank))
 
     # ---- for the record
 
@@ -203,7 +205,8 @@ class _Case:
             return signs
         reported = self._reported(end)
         errors = "\n".join(filter(None, (reported, *words.errors_in(log))))
-        follows = words.consequence(reported, log) if end.signal in first.SPEAKS else ""
+        causes = read.reported_causes(self._errors.get(end.rank, {}))
+        follows = words.consequence(causes, log) if end.signal in first.SPEAKS else ""
         return {
             **signs,
             "error": errors,
@@ -215,7 +218,7 @@ class _Case:
         }
 
     def _reported(self, end: End) -> str | None:
-        return read.reported_error(self.events, end.rank)
+        return read.text(self._errors.get(end.rank, {}).get("error"))
 
     def _has_trained(self) -> bool:
         names = ("first_step", "checkpoint")
@@ -245,9 +248,11 @@ class _Case:
         What Slurm had in mind, which stands in the decision, beats what a signal can say; only
         where the program says that it requeued the job itself, Slurm's requeue is no preemption.
         """
-        names, told_script = read.signals(self.events), _told_script(self.events)
-        # what the trainer alone was told is no reason for an end that nobody reported
-        if (not names and self.code != codes.STOPPED) or (self.code is None and not told_script):
+        names, signalled_script = read.signals(self.events), _signalled_script(self.events)
+        # a signal to the trainer alone is no reason for an end that was not reported
+        if (not names and self.code != codes.STOPPED) or (
+            self.code is None and not signalled_script
+        ):
             return ""
         cause = _cause_of(read.last(self.events, "decision"))
         if cause == "preempted" and _OWN_REQUEUE.search(self._log_end(0)):
@@ -256,7 +261,7 @@ class _Case:
             return cause
         if "USR1" in names:
             return "time limit"
-        if not told_script and self._ended_by_itself():
+        if not signalled_script and self._ended_by_itself():
             return "signalled" if names else "itself"
         return "cancelled" if self._is_by_hand(names) else "preempted"
 
@@ -266,6 +271,6 @@ class _Case:
         return "INT" in names or "HUP" in names or (bool(names) and is_local)
 
     def _ended_by_itself(self) -> bool:
-        """Whether nobody had told the first rank to end that did not end well."""
+        """Whether the first rank that did not end well had not been asked to end."""
         ends = (e for e in read.every(self.events, "rank_end") if e.get("code") != 0)
         return not next(ends, {}).get("requested", True)

@@ -6,10 +6,12 @@ A cause comes before what follows from it:
 2. a lost node, because its peers only wait for it;
 3. any other verdict of the watchdog;
 4. a rank that started and never reported its end: its agent was killed, or its node. Not so if
-   the supervisor ended the step for another's failure, or if the job was asked to end;
+   the supervisor ended the step for another's failure, or if the job was asked to end; nor if
+   several ranks never did, beyond one node: then the step was killed, as PMIx does where one
+   process has died;
 5. the first rank that failed without being asked to end. Code 70 of our trainer may be either
    cause or consequence, so any other code comes before it; a rank that only lost a peer comes last;
-6. a rank that was asked to end: nobody failed then.
+6. a rank that was asked to end: then no rank failed.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 _ENDING = {"TERM", "INT", "HUP"}
 SPEAKS = (None, "ABRT")
-"""How a rank ends that has said why; of one that another signal ended, the log is about before."""
+"""How a rank ends that reported why; of one that another signal ended, the log is about before."""
 _MAX_LOGS = 16
 
 
@@ -41,7 +43,7 @@ class Blamed(NamedTuple):
 
     end: End
     by_request: bool = False
-    """Whether it ended only because it was asked to: then nobody failed."""
+    """Whether it ended only because it was asked to: then no rank failed."""
 
     @property
     def failed(self) -> End | None:
@@ -64,7 +66,7 @@ def find(  # noqa: PLR0913 - what is known, each by its name
         events: of this attempt.
         ends: read from them.
         log_end: reads a rank's log.
-        step_code: what the step as a whole ended with; None: nobody saw it end.
+        step_code: what the step as a whole ended with; None: its end is unknown.
         guard: why the supervisor ended the step, empty if it ended by itself.
         code: what the attempt is known to have ended with, if this is asked afterwards.
 
@@ -80,7 +82,8 @@ def find(  # noqa: PLR0913 - what is known, each by its name
     is_asked = bool(_ENDING & set(read.signals(events)))
     is_live = code is None and step_code is not None
     failed = [end for end in ends.failed if is_live or end.code != codes.STOPPED]
-    is_silent_first = silent is not None and not is_asked and not (guard and failed)
+    is_killed = bool(guard) or _is_step_killed(ends)
+    is_silent_first = silent is not None and not is_asked and not (is_killed and failed)
     chosen = _chosen(events, excused=set(ends.up) if is_asked else set())
     cause = _cause(
         _Own(events, failed, ends.oom | set(ends.up), log_end),
@@ -94,7 +97,7 @@ def find(  # noqa: PLR0913 - what is known, each by its name
 
 
 def _cause(own: _Own, chosen: End | None, silent: End | None) -> End | None:
-    """Return who failed of its own doing; None if nobody did."""
+    """Return the root cause; None if no rank failed."""
     if chosen is None:
         return silent or own.cause() or next(iter(own.ends), None)
     return own.cause() or chosen if own.follows(chosen) else chosen
@@ -116,12 +119,18 @@ def _stuck(verdict: Event, ends: Ends) -> End:
 
 def _silent(ends: Ends, step_code: int | None) -> End | None:
     """Return the first rank that reported no end; if the step ended well, only a line was lost."""
-    nobody_ended = not (ends.finished or ends.failed or ends.requested)
-    if not ends.up or step_code == 0 or (step_code is None and nobody_ended):
+    none_ended = not (ends.finished or ends.failed or ends.requested)
+    if not ends.up or step_code == 0 or (step_code is None and none_ended):
         return None
     rank = min(ends.up)
     code = step_code if step_code is not None and step_code > 128 else codes.KILLED  # noqa: PLR2004
     return End(rank, ends.up[rank], code, codes.signal_name(code))
+
+
+def _is_step_killed(ends: Ends) -> bool:
+    """Whether agents were killed all over, and not one agent or one of several nodes."""
+    silent = set(ends.up.values())
+    return len(ends.up) > 1 and (len(silent) > 1 or silent == set(ends.nodes.values()))
 
 
 def _chosen(events: Sequence[Event], excused: set[int]) -> End | None:
@@ -141,11 +150,7 @@ class _Own:
         self._silent = silent
         self._log_end = log_end
         self._num_logs = 0
-        self._errors: dict[object, str] = {}
-        for event in reversed(read.every(events, "failure")):
-            error = read.text(event.get("error"))
-            if error is not None:
-                self._errors[read.integer(event.get("rank"))] = error
+        self._errors = read.reported_errors(events)
         self._not_finite = _not_finite(events)
 
     def cause(self) -> End | None:
@@ -167,7 +172,7 @@ class _Own:
         """Whether a rank says that it only lost a peer."""
         if end.rank is None or self._is_silent(end):
             return False
-        error = self._errors.get(end.rank)
+        error = read.reported_causes(self._errors.get(end.rank, {}))
         return bool(words.consequence(error, "" if error else self._log_end(end.rank)))
 
     def _is_silent(self, end: End) -> bool:

@@ -33,7 +33,7 @@ class Finding(NamedTuple):
 # Places, and what stands in them; only what is known of the end is filled:
 #   code     the attempt's exit code              signal   of the failed rank, such as KILL
 #   verdict  the watchdog's kind                  node     which node was lost, and how
-#   stop     why the job was asked to end         end      `none` if no end was told
+#   stop     why the job was asked to end         end      `none` if no end was reported
 #   log      the end of the failed rank's log     error    its exceptions there, its last lines
 #   later    as `error`, once a step was done     follows  its word for having lost a peer
 #   early    a rank that was done before it        save   why its checkpoint was not written
@@ -46,6 +46,8 @@ TABLE: tuple[Row, ...] = (
          r"NVLink.*(uncorrectable|fatal) error|uncorrectable NVLink error|hardware stack error|"
          r"peer GPU memory over nvlink or a hardware error|CUDA error: system not yet initialized",
          "hardware", "was hit by a fault of its GPU"),
+    Row("error", r"data-parallel copies must be the same to the bit", "hardware",
+         "has weights that its copies do not have"),
     Row("node", r".+", "hardware", "lost its node"),
     # ---- the watchdog
     Row("verdict", r"network", "network", "could not reach the others"),
@@ -55,10 +57,11 @@ TABLE: tuple[Row, ...] = (
     # ---- somebody asked for the end
     Row("stop", r"preempted", "preempted", "made way for another job"),
     Row("stop", r"time limit", "time limit", "was ended by the time limit"),
+    Row("stop", r"more nodes", "stopped", "made way for a start on more nodes"),
     Row("stop", r"cancelled", "cancelled", "was cancelled"),
     Row("stop", r"itself", "stopped", "ended by itself and asks to go on later"),
     Row("stop", r"signalled", "stopped", "was sent a signal to end, not by Slurm"),
-    # ---- what the rank said
+    # ---- what the rank reported
     Row("error", r"No space left on device|Disk quota exceeded|ENOSPC|EDQUOT|"
          r"PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+", "storage",
          "found no room on the disk"),
@@ -85,7 +88,7 @@ TABLE: tuple[Row, ...] = (
     Row("early", r".+", "program", "lost a peer that had ended with code 0"),
     Row("follows", r".+", "network", "lost its connection, and no rank says why"),
     Row("save", r".+", "storage", "could not write its checkpoint"),
-    # ---- how it ended, where it said nothing
+    # ---- how it ended, where it reported nothing
     Row("signal", r"SEGV|BUS|ILL|FPE|ABRT|TRAP|SYS", "program", "crashed"),
     Row("signal", r"KILL|TERM|HUP|INT|QUIT", "killed", "was killed from outside"),
     Row("signal", r".+", "program", "was ended by a signal"),

@@ -35,7 +35,7 @@ def errors_in(log_end: str) -> list[str]:
 
     What came before it was handled, or the program would have ended there. What it names as its
     cause, or was handling, belongs to it; so does what it says below its first line. No error is
-    one that Python only tells of (`Exception ignored in`), or that tells of a child's.
+    one that Python only reports (`Exception ignored in`), or a report of a child's.
     """
     lines = [_PREFIX.sub("", line).rstrip() for line in log_end.splitlines()[-_NUM_LINES:]]
     lines = [line for line in lines if line]
@@ -51,8 +51,8 @@ def errors_in(log_end: str) -> list[str]:
         chain.append(before)
     below = itertools.takewhile(lambda line: not _ENDS.match(line), lines[fatal[-1] + 1 :])
     causes = [lines[number] for number in reversed(chain[1:])]
-    told = (*causes, *itertools.islice(below, _NUM_BELOW), lines[fatal[-1]])
-    return [line[:_MAX_LINE] for line in told]
+    lines_of_error = (*causes, *itertools.islice(below, _NUM_BELOW), lines[fatal[-1]])
+    return [line[:_MAX_LINE] for line in lines_of_error]
 
 
 def _is_fatal(lines: Sequence[str], number: int, line: str) -> bool:
@@ -67,7 +67,7 @@ def _is_fatal(lines: Sequence[str], number: int, line: str) -> bool:
 
 
 def headline(reported: str | None, log_end: str) -> str:
-    """Return the one line that says best why a rank failed; empty if it said nothing."""
+    """Return the one line that says best why a rank failed; empty if it wrote nothing."""
     if reported:
         return reported[:_MAX_LINE]
     errors = errors_in(log_end)
@@ -80,14 +80,15 @@ def consequence(reported: str | None, log_end: str) -> str:
 
     An error of CUDA is of its own GPU.
     """
-    lines = [reported[:_MAX_LINE]] if reported else errors_in(log_end)
+    lines = reported.splitlines() if reported else errors_in(log_end)
+    lines = [line[:_MAX_LINE] for line in lines]
     if any("CUDA error: " in line for line in lines):
         return ""
     return next((line for line in lines if FOLLOWS.search(line)), "")
 
 
 def trainer_message(reported: str | None, log_end: str) -> str:
-    """Return what our trainer said of its failure: in its event, or else in its log."""
-    said = [line for line in log_end.splitlines()[-_NUM_RECENT:] if line.startswith(_TRAINER)]
-    last = said[-1][len(_TRAINER) :] if said else ""
+    """Return our trainer's own message of its failure: in its event, or else in its log."""
+    messages = [line for line in log_end.splitlines()[-_NUM_RECENT:] if line.startswith(_TRAINER)]
+    last = messages[-1][len(_TRAINER) :] if messages else ""
     return (reported or last)[:_MAX_LINE]

@@ -72,7 +72,7 @@ class Nodes:
         Args:
             now_s: the time.
             waited_s: since a node first called for a verdict.
-            may_miss: whether reports may be there that could not be read: then nobody is lost.
+            may_miss: whether reports may be there that could not be read: then no node is lost.
 
         """
         missing = self._missing()

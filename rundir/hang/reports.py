@@ -38,7 +38,7 @@ _STILL_S = 60.0
 
 @dataclass(frozen=True)
 class RankReport:
-    """Where one rank is, as its node's watchdog sees it; None where nobody can tell."""
+    """Where one rank is, as its node's watchdog sees it; None where it is unknown."""
 
     rank: int
     local_rank: int | None = None
@@ -54,7 +54,7 @@ class RankReport:
     hung: bool = False
     """Whether that is too long."""
     state: str | None = None
-    """As /proc tells it; None: it has ended."""
+    """As in /proc; None: it has ended."""
     pattern: str | None = None
     """What its GPU shows: `waiting`, `working`, `idle`."""
     top: str | None = None
@@ -83,7 +83,7 @@ class NodeReport:
     node_rank: int = 0
     ranks: tuple[RankReport, ...] = ()
     reaches_master: bool | None = None
-    """Whether a connection to MASTER_ADDR:MASTER_PORT opens; None: nobody tried."""
+    """Whether a connection to MASTER_ADDR:MASTER_PORT opens; None: not tried."""
     traces: tuple[str, ...] = ()
     """Dumps of torch's flight recorder that lie in `debug/`."""
     suspicious: bool = False

@@ -23,7 +23,7 @@ _MAX_NAMED = 8
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who is to blame, as far as can be told, and one line that says it."""
+    """Who is to blame, as far as it is known, and one line that says it."""
 
     kind: str
     """`hung`, `stopped` or `network`."""
@@ -165,7 +165,7 @@ def _is_elsewhere(it: RankReport) -> bool:
 
 
 def _apart(scene: _Scene) -> Verdict | None:
-    """Nobody is behind, but the lines differ: say both."""
+    """No rank is behind, but the lines differ: name both."""
     tops = [placed.it.top for placed in scene.ranks]
     if len(set(tops)) < 2 or None in tops:  # noqa: PLR2004
         return None

@@ -7,23 +7,24 @@ from pathlib import Path
 import pytest
 
 from benchmarks import layouts, race, report
-from benchmarks.beat import Beats
 from benchmarks.checkpoint import Saves
 from benchmarks.contestant import Lap
 from benchmarks.gpu import OnGpu
 from benchmarks.gpu import Row as GpuRow
+from benchmarks.heartbeat import Heartbeats
 from benchmarks.layouts import Layouts
 from benchmarks.reading import Reading
 from benchmarks.recorder import Recorder
 from benchmarks.startup import Startup
 from benchmarks.toy import OPTIONS, Toy
 from benchmarks.watching import Watching
+from tests.environment import UNREACHABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def measured(on_gpu: OnGpu | None = None) -> report.Measured:
-    """Return numbers that are easily told apart."""
+    """Return numbers that are easily distinguished."""
     laps = {
         entry.module: [
             Lap(steps_per_s=rate, steps_per_cpu_s=2 * rate, loss=0.1) for rate in (10.0, 20.0, 90.0)
@@ -98,7 +99,7 @@ def measured(on_gpu: OnGpu | None = None) -> report.Measured:
         recorder=recorder,
         reading=reading,
         watching=watching,
-        beats=Beats(watched_us=3.21, unwatched_us=0.4, num_beats=6),
+        heartbeats=Heartbeats(watched_us=3.21, unwatched_us=0.4, num_writes=6),
         saves=saves,
         toy=Toy(num_steps=720, total_s=171.4, bits_per_byte=2.196),
         layouts=Layouts(rows=[row], num_parameters=3_200_000, tokens_per_step=1024, log_every=2),
@@ -131,21 +132,21 @@ def test_the_stall_of_a_save_is_compared_within_a_repetition() -> None:
     assert "50 million parameters and AdamW's state: 605 MB" in text
 
 
-def test_the_recorder_is_told_by_the_median_of_its_windows() -> None:
+def test_the_recorder_is_measured_by_the_median_of_its_windows() -> None:
     """A neighbour that takes the core for a while does not count as its own need."""
     text = report.render(measured())
     assert "| CPU, of one core | 0.31 % (0.20 %) | under 0.2 % |" in text
     assert "CPU: median (smallest) of 3 windows" in text
 
 
-def test_reading_is_told_with_its_target() -> None:
+def test_reading_is_reported_with_its_target() -> None:
     """A report on all rows in under 25 s; the median of what one node's rows take."""
     text = report.render(measured())
     assert "| report on 0.0 million rows, 0.0 GB | 1.0 s | under 25 s |" in text
     assert "| that day's rows into memory, CPU time | 0.04 s (0.02 s) |  |" in text
 
 
-def test_watching_is_told_with_its_target() -> None:
+def test_watching_is_reported_with_its_target() -> None:
     """How many logs, how often each grew, and what that cost."""
     text = report.render(measured())
     assert (
@@ -154,7 +155,7 @@ def test_watching_is_told_with_its_target() -> None:
 
 
 def test_the_toy_is_the_readmes() -> None:
-    """Its options are those that a reader is told to type, and its numbers have their targets."""
+    """Its options are those that a reader has to type, and its numbers have their targets."""
     readme = (ROOT / "README.md").read_text()
     assert f"python -m trainer {OPTIONS} --out" in " ".join(readme.replace("\\\n", "").split())
     text = report.render(measured())
@@ -170,7 +171,7 @@ def test_a_layout_is_compared_within_a_round() -> None:
     assert row == "| fsdp | 2 | 2.00 | 2.00 | +10.0 % (-32.5 to +37.5) | +0.0 % | at most 3 % |"
 
 
-def test_a_missing_gpu_is_told() -> None:
+def test_a_missing_gpu_is_reported() -> None:
     """No row, and no number, for what could not be measured."""
     assert "Not measured: no GPU was at hand." in report.render(measured())
 
@@ -207,8 +208,8 @@ def test_a_quick_run_writes_every_row(tmp_path: Path) -> None:
         timeout=1200,
         check=False,
     )
-    if "could not be installed" in ended.stderr:
-        pytest.skip("Lightning and Accelerate cannot be installed: no package index at hand")
+    if UNREACHABLE in ended.stderr:
+        pytest.skip(f"Lightning and Accelerate cannot be installed: {UNREACHABLE}")
     assert ended.returncode == 0, ended.stderr
     text = out.read_text()
     rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")]

@@ -82,8 +82,8 @@ def test_a_rehearsal_runs_every_case(tmp_path: Path) -> None:
     wrong = [line for line in lines if line["status"] != "ok"]
     assert ended.returncode == 0, (wrong, (out / "output.log").read_text()[-4000:])
     assert [line["case"] for line in lines] == [*CORRECTNESS, *SPEED]
-    told = [json.loads(line)["case"] for line in ended.stdout.splitlines()]
-    assert told == [line["case"] for line in lines]
+    output = [json.loads(line)["case"] for line in ended.stdout.splitlines()]
+    assert output == [line["case"] for line in lines]
     values = {line["case"]: line["values"] for line in lines}
     assert values["resume"]["digits_tensors"] > 10
     assert "stuck.py" in values["hang"]["verdict"]
@@ -110,6 +110,7 @@ def test_a_case_that_crashes_costs_itself_alone(tmp_path: Path) -> None:
     assert second["case"] == "second"
 
 
+@pytest.mark.slow
 def test_a_case_that_hangs_costs_its_limit(tmp_path: Path) -> None:
     """It is ended with all that it started, in a session of its own, by a parent that is gone."""
     began_s = time.monotonic()
@@ -122,13 +123,14 @@ def test_a_case_that_hangs_costs_its_limit(tmp_path: Path) -> None:
 
 
 def test_what_there_is_no_time_for_is_skipped(tmp_path: Path) -> None:
-    """Not a failure, and said of each."""
+    """Not a failure, and reported of each."""
     assert session(tmp_path, "exit 3", budget_s=0) == 0
     lines = lines_of(tmp_path)
     assert [line["status"] for line in lines] == ["skipped"] * 2
     assert lines[0]["why"] == "the budget is spent"
 
 
+@pytest.mark.slow
 def test_a_case_is_cut_off_where_the_budget_ends(tmp_path: Path) -> None:
     """However long its own limit is; it has not failed, and nothing is begun after it."""
     assert session(tmp_path, "exec sleep 600", budget_s=1.5) == 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A Slurm cluster on one machine: real slurmctld, slurmd and munged; every node has its own
-# network, address and host name, and GPUs to allocate, which are further names of /dev/null.
+# network, address and host name, and GPUs to allocate: further names of /dev/null, or real ones.
 set -Eeuo pipefail
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)
@@ -24,6 +24,8 @@ usage: cluster.sh COMMAND
   kill NODE          pull the node's power: everything on it dies at once
 environment:
   DDP_CLUSTER_CPUS, DDP_CLUSTER_GPUS   CPUs (8) and GPUs (2) of each node
+  DDP_CLUSTER_GPU_FILES=/dev/nvidia0,/dev/nvidia1,…
+                                       real GPUs, spread over the nodes
   DDP_CLUSTER_PREEMPT=1                a partition that preempts (urgent) and one whose jobs
                                        are cancelled by it, not requeued (spot)
   DDP_CLUSTER_EXTRA                    a file with further lines for slurm.conf
@@ -61,6 +63,19 @@ require_settings() {
         die "nodes named $CLUSTER_PREFIX… must be of one cluster a machine" "another one in $owner" "end it with DDP_CLUSTER_DIR=$owner and down, or choose another DDP_CLUSTER_PREFIX and _SUBNET"
 }
 
+require_gpus() {
+    local file all=" ${CLUSTER_GPU_FILES[*]} "
+    for file in "${CLUSTER_GPU_FILES[@]}"; do
+        [[ -c $file && $file =~ ^/([A-Za-z0-9._-]+/)*nvidia[0-9]+$ ]] ||
+            die "DDP_CLUSTER_GPU_FILES must name the machine's GPUs, with commas between" "no device '$file'" "for example /dev/nvidia0,/dev/nvidia1"
+        all=${all/" $file "/ }
+        [[ $all != *" $file "* ]] ||
+            die "DDP_CLUSTER_GPU_FILES must name a GPU once, as a GPU belongs to one node" "$file twice" "leave one out"
+    done
+    ((${#CLUSTER_GPU_FILES[@]} % $1 == 0)) ||
+        die "each of $1 nodes must get as many of the GPUs in DDP_CLUSTER_GPU_FILES" "${#CLUSTER_GPU_FILES[@]}" "leave some out, or start another number of nodes"
+}
+
 require_node() {
     [[ -f $CLUSTER_DIR/nodes ]] || die "the cluster must be up" "nothing in $CLUSTER_DIR" "run $0 up"
     local node
@@ -87,6 +102,7 @@ wanted_nodes() {
 cmd_up() {
     local count node nodes
     count=$(wanted_nodes "$@")
+    require_gpus "$count"
     mapfile -t nodes < <(first_nodes "$count")
     require_names_free "${nodes[@]}"
     require_directory
@@ -128,7 +144,7 @@ require_names_free() {
 # Slurm 22.05 takes a changed list of nodes only when its daemons start; running steps live on.
 resize() {
     local count=$1 node
-    [[ -f $CLUSTER_CONF && $(_slurm_conf "$count") == "$(<"$CLUSTER_CONF")" ]] && return 0
+    [[ -f $CLUSTER_CONF && $(_slurm_conf "$count" && _gres_conf "$count") == "$(cat "$CLUSTER_CONF" "$CLUSTER_DIR/etc/gres.conf")" ]] && return 0
     slurmctld_stop
     for node in $(node_names); do
         slurmd_stop "$node"
@@ -207,7 +223,7 @@ cmd_exec() {
 cmd_cut() { unplug "$1"; }
 cmd_heal() { node_heal "$1"; }
 
-# The cable first: a machine that loses its power says goodbye to nobody.
+# The cable first: a machine that loses its power sends no shutdown report.
 cmd_kill() {
     unplug "$1"
     : >"$CLUSTER_DIR/run/$1.off"

@@ -12,11 +12,13 @@ CLUSTER_PREFIX=${DDP_CLUSTER_PREFIX:-node}      # node names are this and a numb
 CLUSTER_SUBNET=${DDP_CLUSTER_SUBNET:-10.213.77} # first three numbers of a /24
 CLUSTER_CPUS=${DDP_CLUSTER_CPUS:-8}
 CLUSTER_GPUS=${DDP_CLUSTER_GPUS:-2}
+# The machine's own, spread over the nodes.
+IFS=, read -ra CLUSTER_GPU_FILES <<<"${DDP_CLUSTER_GPU_FILES:-}"
 CLUSTER_EXTRA=${DDP_CLUSTER_EXTRA:-}      # a file with further lines for slurm.conf
 CLUSTER_PREEMPT=${DDP_CLUSTER_PREEMPT:-0} # 1: partitions that preempt and are preempted
 CLUSTER_MAX_NODES=16
 CLUSTER_READY_S=60 # how long `up` waits for the nodes to be ready
-readonly CLUSTER_DIR CLUSTER_CONF CLUSTER_MARK CLUSTER_PREFIX CLUSTER_SUBNET CLUSTER_CPUS CLUSTER_GPUS
+readonly CLUSTER_DIR CLUSTER_CONF CLUSTER_MARK CLUSTER_PREFIX CLUSTER_SUBNET CLUSTER_CPUS CLUSTER_GPUS CLUSTER_GPU_FILES
 readonly CLUSTER_PREEMPT CLUSTER_MAX_NODES CLUSTER_READY_S
 
 say() { printf 'cluster: %s\n' "$*" >&2; }

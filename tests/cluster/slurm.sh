@@ -16,29 +16,79 @@ write_configuration() {
     local count=$1
     mkdir -p "$CLUSTER_DIR"/{etc,log,munge,state,spool,run,gpu,uts}
     _slurm_conf "$count" >"$CLUSTER_CONF"
-    write_gpus
+    make_gpus
+    _gres_conf "$count" >"$CLUSTER_DIR/etc/gres.conf"
+    if ((${#CLUSTER_GPU_FILES[@]})); then
+        _task_prolog "$count" >"$CLUSTER_DIR/etc/task_prolog"
+        chmod 755 "$CLUSTER_DIR/etc/task_prolog"
+    fi
     printf 'CgroupMountpoint=/sys/fs/cgroup\nCgroupAutomount=no\n' >"$CLUSTER_DIR/etc/cgroup.conf"
     printf '%s\n' "$count" >"$CLUSTER_DIR/nodes"
 }
 
-# The GPUs are files. Slurm allocates plain ones, too, but it sets CUDA_VISIBLE_DEVICES and
-# SLURM_JOB_GPUS only for devices: so they are further names of /dev/null, where mknod is allowed.
-# A count without File= would be reported as 0, and the node would be INVAL.
-write_gpus() {
+# Without real ones the GPUs are files. Slurm allocates plain ones, too, but it sets
+# CUDA_VISIBLE_DEVICES and SLURM_JOB_GPUS only for devices: so they are further names of /dev/null,
+# where mknod is allowed. A count without File= would be reported as 0, and the node would be INVAL.
+make_gpus() {
     local number file
-    : >"$CLUSTER_DIR/etc/gres.conf"
+    ((${#CLUSTER_GPU_FILES[@]} == 0)) || return 0
     for ((number = 0; number < CLUSTER_GPUS; number++)); do
         file=$CLUSTER_DIR/gpu/gpu$number
         [[ -c $file ]] || { rm -f "$file" && mknod -m 666 "$file" c 1 3 2>/dev/null; } || : >"$file"
-        printf 'Name=gpu File=%s\n' "$file" >>"$CLUSTER_DIR/etc/gres.conf"
     done
+}
+
+# num_gpus NODES: what each of so many nodes has.
+num_gpus() {
+    if ((${#CLUSTER_GPU_FILES[@]})); then
+        printf '%d' $((${#CLUSTER_GPU_FILES[@]} / $1))
+    else
+        printf '%d' "$CLUSTER_GPUS"
+    fi
+}
+
+# All nodes may have the same stand-ins; a real GPU belongs to one.
+_gres_conf() {
+    local node number num_gpus given=0
+    num_gpus=$(num_gpus "$1")
+    for node in $(first_nodes "$1"); do
+        for ((number = 0; number < num_gpus; number++)); do
+            printf 'NodeName=%s Name=gpu File=%s\n' "$node" \
+                "${CLUSTER_GPU_FILES[given++]:-$CLUSTER_DIR/gpu/gpu$number}"
+        done
+    done
+}
+
+# Slurm numbers the GPUs of each node from 0, and CUDA those of the machine: what a task of the second
+# node is given are others than the first node's.
+_task_prolog() {
+    local line node file
+    printf '#!/bin/bash\ndeclare -A gpus\n'
+    while read -r line; do
+        node=${line#NodeName=} file=${line##*File=}
+        printf 'gpus[%s]+="%d "\n' "${node%% *}" "$(_cuda_index "$file")"
+    done < <(_gres_conf "$1")
+    # shellcheck disable=SC2016 # of that script
+    printf '%s\n' 'read -ra own <<<"${gpus[$SLURMD_NODENAME]}"' \
+        'for index in $(tr , " " <<<"${SLURM_STEP_GPUS:-$SLURM_JOB_GPUS}"); do seen+=,${own[index]}; done' \
+        'if [[ $seen && $CUDA_VISIBLE_DEVICES ]]; then echo "export CUDA_VISIBLE_DEVICES=${seen#,}"; fi'
+}
+
+# Its place among the machine's, which have minor numbers in the order of the bus.
+_cuda_index() {
+    local other index=0
+    while read -r other; do
+        [[ $other != "$1" ]] || break
+        index=$((index + 1))
+    done < <(find "${1%/*}" -maxdepth 1 -name "nvidia[0-9]*" | sort -V)
+    printf '%d' "$index"
 }
 
 _slurm_conf() {
     local gres='' node ports
     # Beside Slurm's own 6817 and 6818, and different for every subnet.
     ports=$((26000 + 2 * ${CLUSTER_SUBNET##*.}))
-    ((CLUSTER_GPUS == 0)) || gres="Gres=gpu:$CLUSTER_GPUS"
+    (($(num_gpus "$1") == 0)) || gres=Gres=gpu:$(num_gpus "$1")
     cat <<END
 ClusterName=ddp-$CLUSTER_PREFIX
 SlurmctldHost=$(hostname -s)($(host_address))
@@ -51,6 +101,8 @@ AuthInfo=socket=$CLUSTER_DIR/munge/munge.socket.2,cred_expire=15
 MpiDefault=none
 StateSaveLocation=$CLUSTER_DIR/state
 SlurmdSpoolDir=$CLUSTER_DIR/spool/%n
+# Where the PMIx plugin of each node keeps a directory by the step's number: /tmp is all nodes' here.
+TmpFS=$CLUSTER_DIR/spool/%n
 SlurmctldPidFile=$CLUSTER_DIR/run/slurmctld.pid
 SlurmdPidFile=$CLUSTER_DIR/run/%n.pid
 SlurmctldLogFile=$CLUSTER_DIR/log/slurmctld.log
@@ -89,6 +141,7 @@ END
             "$node" "$(node_address "$node")" "$CLUSTER_CPUS" "$CLUSTER_CPUS" "$gres"
     done
     printf 'PartitionName=debug Nodes=ALL Default=YES MaxTime=UNLIMITED State=UP\n'
+    ((${#CLUSTER_GPU_FILES[@]} == 0)) || printf 'TaskProlog=%s\n' "$CLUSTER_DIR/etc/task_prolog"
     [[ -z $CLUSTER_EXTRA ]] || cat -- "$CLUSTER_EXTRA"
     ((CLUSTER_PREEMPT == 0)) || _preemption
 }

@@ -225,6 +225,60 @@ def test_further_lines_of_slurm_conf_come_from_a_file(own: Cluster) -> None:
     assert (result.returncode, "DDP_CLUSTER_EXTRA must be a file" in result.stderr) == (64, True)
 
 
+def test_real_gpus_are_spread_over_the_nodes(
+    own: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node has its share and no other's, by the machine's numbers, whichever were chosen."""
+    files = [tmp_path / f"nvidia{number}" for number in (0, 1, 2, 10, 11)]
+    for file in files:
+        subprocess.run(["mknod", file, "c", "1", "3"], check=True)
+    given = ",".join(map(str, [files[1], *files[2:]]))
+    monkeypatch.setitem(own.env, "DDP_CLUSTER_GPU_FILES", given)
+    own.up("2")
+    gres = Path(own.env["DDP_CLUSTER_DIR"], "etc/gres.conf").read_text().splitlines()
+    nodes = ("tc1", "tc1", "tc2", "tc2")
+    pairs = zip(nodes, given.split(","), strict=True)
+    assert gres == [f"NodeName={node} Name=gpu File={file}" for node, file in pairs]
+    show = "echo $(hostname) $CUDA_VISIBLE_DEVICES"
+    srun = ["srun", "--immediate=20", "-N2"]
+    both = own.run([*srun, "--gpus-per-node=2", "bash", "-c", show])
+    assert sorted(both.stdout.splitlines()) == ["tc1 1,2", "tc2 3,4"], both.stderr
+    each = own.run([*srun, "-n4", "--gpus-per-task=1", "bash", "-c", show])
+    assert sorted(each.stdout.splitlines()) == ["tc1 1", "tc1 2", "tc2 3", "tc2 4"], each.stderr
+    output = tmp_path / "out.txt"
+    wrap = f"{show}; srun --immediate=20 bash -c '{show}'"
+    job = own.submit(["-w", "tc2", "--gpus-per-node=1", "-o", output, "--wrap", wrap])
+    assert own.wait(job) == ("COMPLETED", 0, 0)
+    assert output.read_text().splitlines() == ["tc2 3", "tc2 3"]
+    monkeypatch.undo()
+    own.up("2")
+    again = own.run([*srun, "--gpus-per-node=2", "bash", "-c", show])
+    assert sorted(again.stdout.splitlines()) == ["tc1 0,1", "tc2 0,1"], again.stderr
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ("DIR/nvidia0,DIR/nvidia1,DIR/nvidia2", "each of 2 nodes must get as many of the GPUs"),
+        ("DIR/nvidia0,DIR/nvidia0", "must name a GPU once, as a GPU belongs to one node"),
+        ("DIR/nvidia0,DIR/nvidia9", "must name the machine's GPUs, with commas between"),
+        ("DIR/plain", "must name the machine's GPUs, with commas between"),
+    ],
+)
+def test_gpus_that_cannot_be_spread(
+    own: Cluster, tmp_path: Path, files: str, expected: str
+) -> None:
+    """One line and 64, before anything is changed."""
+    for number in range(3):
+        subprocess.run(["mknod", tmp_path / f"nvidia{number}", "c", "1", "3"], check=True)
+    (tmp_path / "plain").touch()
+    env = {"DDP_CLUSTER_GPU_FILES": files.replace("DIR", str(tmp_path))}
+    script = Path(__file__).parent / "cluster.sh"
+    result = own.run([script, "up", "2"], env=env)
+    assert (result.returncode, result.stderr.count("\n")) == (64, 1), result.stderr
+    assert expected in result.stderr
+
+
 def test_it_does_not_take_over_a_directory_or_a_name_of_others(
     own: Cluster, tmp_path: Path
 ) -> None:

@@ -52,8 +52,8 @@ def test_the_smoke_test_trains_with_two_ranks_as_a_stranger_on_a_read_only_root(
         ended = run(*begun, "--max-steps", str(steps), timeout=600)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         summary = _record(out)["summary"]
-        told = summary["outcome"], summary["world_size"], summary["steps"]
-        assert told == ("finished", 2, steps)
+        reported = summary["outcome"], summary["world_size"], summary["steps"]
+        assert reported == ("finished", 2, steps)
     assert "steps 10 to 20" in ended.stdout
     (run_dir,) = (path.parent for path in out.glob("*/run.json"))
     assert (run_dir / "checkpoints/step-20/.metadata").stat().st_uid == 1234
@@ -73,9 +73,9 @@ def test_the_image_keeps_the_torch_of_its_base(image: str, base_image: str, run:
 
 
 def test_the_image_says_what_it_is(image: str, run: Run) -> None:
-    """To whoever finds it in a registry."""
-    said = run("docker", "image", "inspect", "--format", "{{json .Config.Labels}}", image).stdout
-    labels = json.loads(said)
+    """For those who find it in a registry."""
+    output = run("docker", "image", "inspect", "--format", "{{json .Config.Labels}}", image).stdout
+    labels = json.loads(output)
     named = {name.removeprefix("org.opencontainers.image.") for name in labels}
     assert {"title", "description", "licenses", "version", "revision"} <= named
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
@@ -97,10 +97,10 @@ def test_the_image_sets_nothing_that_would_beat_a_job(
 
 
 def test_a_node_without_nvidias_toolkit_starts_the_image_all_the_same(image: str, run: Run) -> None:
-    """Enroot's hook for GPUs looks for its program in the image, too: it finds a stand-in there."""
-    said = run("docker", *LIMITED, image, "nvidia-container-cli", "--user", "configure", "/")
-    assert said.returncode == 0, said.stderr
-    assert "no nvidia-container-cli on this node" in said.stderr
+    """Enroot's hook for GPUs looks for its program in the image, too: it finds a stub there."""
+    output = run("docker", *LIMITED, image, "nvidia-container-cli", "--user", "configure", "/")
+    assert output.returncode == 0, output.stderr
+    assert "no nvidia-container-cli on this node" in output.stderr
 
 
 def test_nccl_finds_infiniband_and_compile_its_compiler(image: str, run: Run) -> None:
@@ -136,14 +136,14 @@ def test_words_after_the_image_are_options_a_command_or_a_program(
 
 
 @pytest.mark.parametrize(
-    ("volume", "told"),
+    ("volume", "message"),
     [
         ("", "docker run --user 0:0"),
         (":ro", 'docker run -v "$PWD/out:/out"'),
     ],
 )
 def test_a_volume_that_the_user_cannot_write_to(
-    image: str, tmp_path: Path, run: Run, volume: str, told: str
+    image: str, tmp_path: Path, run: Run, volume: str, message: str
 ) -> None:
     """One line names user, owner and reason, and what docker can do; no shared file system."""
     tmp_path.chmod(0o755)
@@ -152,11 +152,11 @@ def test_a_volume_that_the_user_cannot_write_to(
     last = ended.stderr.splitlines()[-1]
     assert ended.returncode == 64
     assert "user 4711 cannot write to /out of user 0" in last
-    assert told in last
+    assert message in last
     assert "shared file system" not in last
 
 
-def test_output_that_will_be_lost_is_told(image: str, out: Path, run: Run) -> None:
+def test_output_that_will_be_lost_is_reported(image: str, out: Path, run: Run) -> None:
     """Docker makes a volume without a name, and --rm removes it; one that is named is kept."""
     lost = run("docker", *LIMITED, image, "--", "true")
     kept = run("docker", *LIMITED, *_mounted(out), image, "--", "true")

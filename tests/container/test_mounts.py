@@ -1,4 +1,4 @@
-"""slurm_mounts.sh and pyxis_env.sh: what a Pyxis job is told, on a stand-in Slurm installation."""
+"""slurm_mounts.sh and pyxis_env.sh: what a Pyxis job finds, on a stub Slurm installation."""
 
 from __future__ import annotations
 
@@ -94,6 +94,20 @@ def test_a_plugins_libraries_come_along(run: Run, host: Host) -> None:
     assert LIBRARY not in _mounts(run(MOUNTS, env=host.env))
     shutil.copy("/usr/bin/python3", host.plugins / "http_parser_libhttp_parser.so")
     assert LIBRARY in _mounts(run(MOUNTS, env=host.env))
+
+
+def test_the_library_that_slurms_pmix_opens_comes_along(run: Run, host: Host) -> None:
+    """By the name in the directory that is compiled into the plugin, and with its own libraries."""
+    directory = host.directory / "pmix2/lib"
+    directory.mkdir(parents=True)
+    shutil.copy("/usr/bin/python3", directory / "libpmix.so.2.6.2")
+    (directory / "libpmix.so").symlink_to("libpmix.so.2.6.2")
+    plugin = host.plugins / "mpi_pmix_v4.so"
+    plugin.write_bytes(b"\x7f\0/no/such\0" + bytes(directory) + b"\0libpmix.so\0")
+    mounts = _mounts(run(MOUNTS, env=host.env))
+    assert mounts[str(directory / "libpmix.so")] == str(directory / "libpmix.so.2.6.2")
+    assert str(directory / "libpmix.so.2") not in mounts
+    assert LIBRARY in mounts
 
 
 def test_a_slurm_user_takes_the_names_along(run: Run, host: Host) -> None:
@@ -226,7 +240,7 @@ def test_what_the_user_set_stays_and_a_second_time_changes_nothing(
 
 
 @pytest.mark.parametrize("name", ["a,b", "a:b", "a$(touch x)b", "a`b`", 'a"b', "a\\b", "a\nb"])
-def test_a_path_that_pyxis_cannot_be_told_is_refused(
+def test_a_path_that_pyxis_cannot_take_is_refused(
     run: Run, host: Host, tmp_path: Path, name: str
 ) -> None:
     """Commas and colons would split the mount; Enroot's bash would run the rest."""
@@ -260,8 +274,8 @@ def test_a_value_too_long_for_pyxis_is_refused(run: Run, host: Host, tmp_path: P
     ended = run(ENVIRONMENT, cwd=tmp_path, env=host.env | {"DDP_MOUNTS": mounts})
     assert (ended.returncode, ended.stdout) == (64, "")
     assert "at most 4095 characters" in ended.stderr
-    told = run(ENVIRONMENT, "--options", cwd=tmp_path, env=host.env | {"DDP_MOUNTS": mounts})
-    assert "/data299:/data299" in told.stdout  # an option may be longer
+    reported = run(ENVIRONMENT, "--options", cwd=tmp_path, env=host.env | {"DDP_MOUNTS": mounts})
+    assert "/data299:/data299" in reported.stdout  # an option may be longer
 
 
 def test_jobs_on_one_node_need_no_client(run: Run, tmp_path: Path) -> None:
@@ -269,8 +283,17 @@ def test_jobs_on_one_node_need_no_client(run: Run, tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "SLURM_CONF": "/no/such"}
     ended = run(ENVIRONMENT, "--no-client", cwd=tmp_path, env=env)
     assert ended.returncode == 0, ended.stderr
-    assert f"PYXIS_CONTAINER_MOUNTS='{tmp_path}:{tmp_path}'\n" in ended.stdout
+    assert f"PYXIS_CONTAINER_MOUNTS='{tmp_path}:{tmp_path}," in ended.stdout
     assert run(ENVIRONMENT, "--fast", cwd=tmp_path, env=env).returncode == 64
+
+
+def test_a_project_that_lies_elsewhere_is_mounted(run: Run, tmp_path: Path) -> None:
+    """Read-only, where jobs/prelaunch.sh looks for it: no image need hold it."""
+    env = {"PATH": os.environ["PATH"], "DDP_OUT": str(tmp_path)}
+    elsewhere = run(ENVIRONMENT, "--no-client", cwd=tmp_path, env=env).stdout
+    for part in ("jobs", "rundir", "monitor", "trainer"):
+        assert f",{ROOT}/{part}:/opt/ddp/{part}:ro" in elsewhere
+    assert "/opt/ddp" not in run(ENVIRONMENT, "--no-client", cwd=ROOT, env=env).stdout
 
 
 KNOWS_VARIABLES = "\0PYXIS_CONTAINER_IMAGE\0PYXIS_CONTAINER_MOUNTS\0"
@@ -286,7 +309,7 @@ def _plugstack(host: Host, plugin: str, *arguments: str) -> Path:
 
 
 def test_a_pyxis_that_knows_no_variables(run: Run, host: Host, tmp_path: Path) -> None:
-    """Before 0.21 they would have no effect, and nobody would say so: options have one."""
+    """Before 0.21 they would have no effect, and no message would say so: options have one."""
     submit = tmp_path / "it's * a;dir & #1"
     submit.mkdir()
     file = _plugstack(host, "")
@@ -296,8 +319,8 @@ def test_a_pyxis_that_knows_no_variables(run: Run, host: Host, tmp_path: Path) -
     assert list(submit.iterdir()) == []
     (host.directory / "bin/sbatch").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     command = ended.stderr.rpartition(": ")[2].replace("container/pyxis_env.sh", str(ENVIRONMENT))
-    told = run("dash", "-c", command, cwd=submit, env=host.env | {"NCCL_DEBUG": "INFO"})
-    mounts, workdir, names, *rest = told.stdout.splitlines()
+    reported = run("dash", "-c", command, cwd=submit, env=host.env | {"NCCL_DEBUG": "INFO"})
+    mounts, workdir, names, *rest = reported.stdout.splitlines()
     assert mounts.startswith(f"--container-mounts={submit}:{submit},")
     assert f"{host.conf.parent}:{host.conf.parent}" in mounts.split(",")
     assert workdir == f"--container-workdir={submit}"
@@ -309,15 +332,15 @@ def test_a_pyxis_that_knows_no_variables(run: Run, host: Host, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("options", [[], ["--options"]])
-@pytest.mark.parametrize("told", ["0", "no"])
+@pytest.mark.parametrize("value", ["0", "no"])
 def test_a_site_whose_sbatch_knows_no_images(
-    run: Run, host: Host, tmp_path: Path, options: list[str], told: str
+    run: Run, host: Host, tmp_path: Path, options: list[str], value: str
 ) -> None:
     """There Pyxis is for srun alone, however new it is: the script stays on the host."""
-    _plugstack(host, KNOWS_VARIABLES, f"sbatch_support={told}")
+    _plugstack(host, KNOWS_VARIABLES, f"sbatch_support={value}")
     ended = run(ENVIRONMENT, *options, cwd=tmp_path, env=host.env)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (64, "", 1), ended.stderr
-    assert f"switched off by this site (sbatch_support={told} in plugstack.conf)" in ended.stderr
+    assert f"switched off by this site (sbatch_support={value} in plugstack.conf)" in ended.stderr
     assert "DDP_IMAGE=./ddp.sqsh sbatch" in ended.stderr
 
 
@@ -325,7 +348,7 @@ def test_a_site_whose_sbatch_knows_no_images(
 def test_an_interactive_shell_hands_the_image_on(
     run: Run, host: Host, tmp_path: Path, plugin: str
 ) -> None:
-    """What srun itself was told, the ranks' srun in that shell would not inherit; of any Pyxis."""
+    """What srun itself was given, the ranks' srun in that shell would not inherit; of any Pyxis."""
     _plugstack(host, plugin, "sbatch_support=0")
     (tmp_path / "ddp.sqsh").write_text("hsqs")
     option = "SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container"

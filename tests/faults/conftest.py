@@ -1,4 +1,4 @@
-"""Plays the scenarios of the fault matrix, several at a time, for the tests that look at them."""
+"""Plays the scenarios of the fault matrix, several at a time, for the tests that read them."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Fault:
     """Events of which the first shows that somebody saw it."""
     code: int | tuple[int, ...] | None = None
     failure_class: str | None = None
-    says: str = ""
+    message: str = ""
     """The line for people must match this; for a run that goes on, any line of the log."""
     restarts_before: int = 0
     """How often it starts again and fails again before the end."""
@@ -61,12 +61,12 @@ class Fault:
     """Looks at the `resume` event of the next attempt, or at the event that showed the fault."""
     notice: Callable[[FaultJob, float], float | None] = lambda job, struck: None  # noqa: ARG005
     """For a run that goes on: waits until it was seen without an event, and gives the moment."""
-    nobody_speaks: bool = False
+    is_silent: bool = False
     """Whoever would decide and say the last line is dead: `python -m monitor why` must say it."""
-    told_by_next: bool = False
+    reported_by_next: bool = False
     """Whoever would say the last line is dead: the next start says it."""
     may_be_silent: bool = False
-    """Slurm may kill all of them at once, and then nobody is left to tell that a rank has ended."""
+    """Slurm may kill all of them at once, and then none is left to report an end."""
     num_saved: int = 1
     """Checkpoints that this attempt must have written before."""
     damages: bool = False
@@ -122,10 +122,10 @@ def play(scenario: Scenario, cluster: Any, directory: Path) -> dict[str, Row | B
         for fault in scenario.faults:
             results[fault.name] = suffer(job, fault)
         leave_nothing(job)
-    except BaseException as error:  # noqa: BLE001 -- every test of the scenario tells it
+    except BaseException as error:  # noqa: BLE001 -- every test of the scenario reports it
         for fault in scenario.faults:
             results.setdefault(fault.name, error)
-        with contextlib.suppress(AssertionError):  # the first error is the one to tell
+        with contextlib.suppress(AssertionError):  # the first error is the one to report
             leave_nothing(job)
     finally:
         tidy()
@@ -174,7 +174,7 @@ def watch_end(strike: Strike) -> tuple[Row, Event | None]:
         if ABANDONED.is_set() or time.monotonic() > deadline:
             message = f"{fault.name}: seen {seen}, torn down after {down_s} s"
             raise TooLateError(message + "\n" + "\n".join(job.log.splitlines()[-30:]))
-        time.sleep(2 * POLL_S)  # a look at every process of the machine is not free
+        time.sleep(2 * POLL_S)  # reading every process of the machine is not free
     assert down_s < fault.down_within_s, f"torn down after {down_s} s"
     seen_s = None if seen is None else max(0.0, when(seen) - strike.moment)
     return dataclasses.replace(strike.row, seen_s=seen_s, down_s=down_s), seen
@@ -190,25 +190,28 @@ def recover(strike: Strike, row: Row) -> Row:
     fault.check(job, resume)
     reached = max(step for step, _ in job.steps(attempt)) if job.steps(attempt) else 0
     lost = max(0, reached - resume["step"])  # steps done after it, and saved, are not lost
-    told = job.attempt_record(attempt)
-    line = _of_next(job, fault) if fault.told_by_next else _decided(job, fault, told)
-    expect(fault, told, line)
-    assert abs(told["steps_lost"] - lost) <= 1, (told["steps_lost"], lost)
+    reported = job.attempt_record(attempt)
+    line = _of_next(job, fault) if fault.reported_by_next else _decided(job, fault, reported)
+    expect(fault, reported, line)
+    assert abs(reported["steps_lost"] - lost) <= 1, (reported["steps_lost"], lost)
     return dataclasses.replace(
-        row, recovered_s=when(first) - strike.moment, steps_lost=lost, **_told(job, told, line)
+        row,
+        recovered_s=when(first) - strike.moment,
+        steps_lost=lost,
+        **_outcome(job, reported, line),
     )
 
 
-def _decided(job: FaultJob, fault: Fault, told: Event) -> str:
-    """See that the script decided as it must; the line in which it said so."""
-    decision = told["decision"] or {}
+def _decided(job: FaultJob, fault: Fault, reported: Event) -> str:
+    """See that the script decided as it must; the line in which it reports so."""
+    decision = reported["decision"] or {}
     expected = {Then.RESTART: "restart", Then.REQUEUE: "requeue"}[fault.then]
     assert decision.get("decision") == expected, (decision, job.words())
     return next(words for words in reversed(job.words()) if words.endswith(decision["reason"]))
 
 
 def _of_next(job: FaultJob, fault: Fault) -> str:
-    return next((words for words in reversed(job.words()) if re.search(fault.says, words)), "")
+    return next((words for words in reversed(job.words()) if re.search(fault.message, words)), "")
 
 
 def end(strike: Strike, row: Row, sign: Event | None) -> Row:
@@ -218,16 +221,18 @@ def end(strike: Strike, row: Row, sign: Event | None) -> Row:
     leave_nothing(job)
     if sign is not None:
         fault.check(job, sign)
-    told = job.record()["attempts"][-1]
-    assert told["attempt"] == strike.attempt + fault.restarts_before, told
-    line = job.why() if fault.nobody_speaks else job.words()[-1]
-    expect(fault, told, line)
-    return dataclasses.replace(row, steps_lost=told["steps_lost"], **_told(job, told, line))
+    reported = job.record()["attempts"][-1]
+    assert reported["attempt"] == strike.attempt + fault.restarts_before, reported
+    line = job.why() if fault.is_silent else job.words()[-1]
+    expect(fault, reported, line)
+    return dataclasses.replace(
+        row, steps_lost=reported["steps_lost"], **_outcome(job, reported, line)
+    )
 
 
-def _told(job: FaultJob, told: Event, line: str) -> dict[str, Any]:
+def _outcome(job: FaultJob, reported: Event, line: str) -> dict[str, Any]:
     line = line.replace(str(job.run_dir), "RUN_DIR")
-    return {"code": told["code"], "failure_class": told["failure_class"], "last_line": line}
+    return {"code": reported["code"], "failure_class": reported["failure_class"], "last_line": line}
 
 
 def endure(strike: Strike) -> Row:
@@ -248,23 +253,27 @@ def endure(strike: Strike) -> Row:
     )
     verify(Path(job.until_event("checkpoint", attempt=attempt, since=over)["path"]))
     assert job.attempt == attempt, job.words()
-    line = next((line for line in job.log.splitlines() if re.search(fault.says, line)), "")
-    assert line, f"nobody said {fault.says}: {job.log}"
+    line = next((line for line in job.log.splitlines() if re.search(fault.message, line)), "")
+    assert line, f"no line has {fault.message}: {job.log}"
     return dataclasses.replace(
         strike.row,
         seen_s=None if noticed is None else noticed - strike.moment,
         recovered_s=again - strike.moment,
         steps_lost=0,
-        last_line=line if fault.says else "",
+        last_line=line if fault.message else "",
     )
 
 
-def expect(fault: Fault, told: Event, line: str) -> None:
+def expect(fault: Fault, reported: Event, line: str) -> None:
     """Code, class and the line for people are what they must be."""
     codes = fault.code if isinstance(fault.code, tuple) else (fault.code,)
-    assert told["code"] in codes, (told["code"], codes, line)
-    assert told["failure_class"] == fault.failure_class, (told["failure_class"], line, told)
-    assert re.search(fault.says, line), line
+    assert reported["code"] in codes, (reported["code"], codes, line)
+    assert reported["failure_class"] == fault.failure_class, (
+        reported["failure_class"],
+        line,
+        reported,
+    )
+    assert re.search(fault.message, line), line
 
 
 def verify(checkpoint: Path) -> None:

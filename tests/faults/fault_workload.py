@@ -138,7 +138,7 @@ def _hold_gil(_: Breakable) -> None:
 
 
 def _other_collective(_: Breakable) -> None:
-    """Wait for a message that nobody sends, while the others reduce their gradients."""
+    """Wait for a message that is never sent, while the others reduce their gradients."""
     dist.recv(torch.zeros(1), src=int(os.environ["WORLD_SIZE"]) - 1 - dist.get_rank())
 
 

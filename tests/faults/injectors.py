@@ -186,7 +186,7 @@ def _memory_folder() -> Path:
 
 
 def newest_checkpoint(job: FaultJob) -> Path:
-    """The complete checkpoint that was written last, though its writer may not have told of it."""
+    """The complete checkpoint that was written last, though its writer may not have reported it."""
     folders = (job.run_dir / "checkpoints").glob("step-*")
     return max(folders, key=lambda path: int(path.name.removeprefix("step-")))
 

@@ -27,7 +27,7 @@ PATIENCE_S = 180.0
 
 
 ABANDONED = threading.Event()
-"""Set when the test run ends early: nobody waits for anything any more."""
+"""Set when the test run ends early: nothing is waited for any more."""
 
 
 class TooLateError(AssertionError):
@@ -109,7 +109,7 @@ class FaultJob:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def words(self) -> list[str]:
-        """What prelaunch.sh said to people, without what it quotes from others."""
+        """The messages of prelaunch.sh to people, without what it quotes from others."""
         lines = self.log.splitlines()
         return [
             line.removeprefix("prelaunch: ") for line in lines if line.startswith("prelaunch: ")
@@ -165,8 +165,8 @@ class FaultJob:
         while not (found := condition()):
             if ABANDONED.is_set() or time.monotonic() > deadline:
                 end = "\n".join(self.log.splitlines()[-40:])
-                told = "\n".join(map(json.dumps, self.events()[-12:]))
-                message = f"{self.name}: not within {timeout_s} s: {what}\n{told}\n{end}"
+                reported = "\n".join(map(json.dumps, self.events()[-12:]))
+                message = f"{self.name}: not within {timeout_s} s: {what}\n{reported}\n{end}"
                 raise TooLateError(message)
             time.sleep(poll_s)
         return found
@@ -252,7 +252,7 @@ def living(token: bytes) -> list[int]:
             state = (path / "stat").read_text().rpartition(")")[2].split()[0]
             name = (path / "comm").read_text()
         except OSError:
-            continue  # ended while we looked at it
+            continue  # ended while we read it
         if state != "Z" and not name.startswith("slurmstepd"):
             found.append(int(path.name))
     return [pid for pid in found if pid != os.getpid()]

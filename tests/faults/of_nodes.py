@@ -41,7 +41,7 @@ NETWORK = Scenario(
             mend=_heal,
             code=76,
             failure_class="network",
-            says=r"fx4.*restart \d of 99 from step \d+",
+            message=r"fx4.*restart \d of 99 from step \d+",
         ),
     ),
 )
@@ -60,7 +60,7 @@ SHRINKING = Scenario(
             signs=("lost_node",),
             code=137,
             failure_class="hardware",
-            says=r"node fx11 is lost.*restart \d of 99 on 1 nodes? from step \d+",
+            message=r"node fx11 is lost.*restart \d of 99 on 1 nodes? from step \d+",
         ),
     ),
 )
@@ -78,7 +78,7 @@ LOST_NODE = Scenario(
             signs=("lost_node",),
             code=137,
             failure_class="hardware",
-            says=r"node fx\d is lost with rank 1 .*will go on from step \d+",
+            message=r"node fx\d is lost with rank 1 .*will go on from step \d+",
             check=places.runs_elsewhere,
         ),
     ),
@@ -98,8 +98,9 @@ BATCH_NODE = Scenario(
             signs=("rank_end", "lost_node"),
             code=None,
             failure_class="hardware",
-            told_by_next=True,
-            says=r"start 1 ended with node fx12, .* does not answer .*Slurm has requeued the job",
+            reported_by_next=True,
+            message=r"start 1 ended with node fx12, .* does not answer .*Slurm has requeued the "
+            r"job",
             check=places.runs_elsewhere,
         ),
     ),
@@ -120,7 +121,7 @@ PREEMPTION = Scenario(
             mend=places.let_urgent_job_end,
             code=75,
             failure_class="preempted",
-            says=r"the newest checkpoint is step-\d+; .*requeued job \d+, .* from step \d+",
+            message=r"the newest checkpoint is step-\d+; .*requeued job \d+, .* from step \d+",
         ),
     ),
 )
@@ -137,7 +138,7 @@ TIME_LIMIT = Scenario(
             signs=("signal",),
             code=75,
             failure_class="time limit",
-            says=r"the newest checkpoint is step-\d+; .*is requeued .* from step \d+",
+            message=r"the newest checkpoint is step-\d+; .*is requeued .* from step \d+",
         ),
     ),
 )
@@ -153,9 +154,9 @@ SCRIPT = Scenario(
             then=Then.END,
             code=None,
             failure_class="killed",
-            nobody_speaks=True,
+            is_silent=True,
             may_be_silent=True,
-            says=r"KILLED.*To go on from step \d+: DDP_RUN_NAME=fault-script",
+            message=r"KILLED.*To go on from step \d+: DDP_RUN_NAME=fault-script",
         ),
     ),
 )

@@ -11,7 +11,7 @@ from tests.faults.layout import on
 # ---- a process dies ------------------------------------------------------------------------------
 
 
-def _crash(name: str, how: str, order: str, code: int, says: str) -> Fault:
+def _crash(name: str, how: str, order: str, code: int, message: str) -> Fault:
     return Fault(
         name=name,
         how=how,
@@ -20,7 +20,7 @@ def _crash(name: str, how: str, order: str, code: int, says: str) -> Fault:
         down_within_s=10,
         code=code,
         failure_class="program",
-        says=rf"rank 1 on fx2 {says}.*restart \d of 99 from step \d+",
+        message=rf"rank 1 on fx2 {message}.*restart \d of 99 from step \d+",
     )
 
 
@@ -37,7 +37,7 @@ CRASHES = Scenario(
             down_within_s=10,
             code=137,
             failure_class="killed",
-            says=r"rank 1 on fx2 was killed by signal 9 .*restart \d of 99 from step \d+",
+            message=r"rank 1 on fx2 was killed by signal 9 .*restart \d of 99 from step \d+",
         ),
         _crash(
             "segmentation fault",
@@ -58,7 +58,7 @@ CRASHES = Scenario(
             signs=("first_failure",),
             code=137,
             failure_class="killed",
-            says=r"rank 1 on fx2 .*restart \d of 99 from step \d+",
+            message=r"rank 1 on fx2 .*restart \d of 99 from step \d+",
         ),
         Fault(
             name="memory limit reached",
@@ -68,7 +68,7 @@ CRASHES = Scenario(
             down_within_s=10,
             code=137,
             failure_class="program",
-            says=r"rank 1 on fx2 .*memory.*restart \d of 99 from step \d+",
+            message=r"rank 1 on fx2 .*memory.*restart \d of 99 from step \d+",
         ),
     ),
 )
@@ -87,7 +87,7 @@ PORT = Scenario(
             at_start=True,
             code=70,
             failure_class="network",
-            says=r"rank 0 on fx1 .*restart 1 of 3",
+            message=r"rank 0 on fx1 .*restart 1 of 3",
         ),
     ),
 )
@@ -95,7 +95,7 @@ PORT = Scenario(
 # ---- a process lives, and does not go on ---------------------------------------------------------
 
 
-def _hang(name: str, how: str, inject: injectors.Injector, says: str) -> Fault:
+def _hang(name: str, how: str, inject: injectors.Injector, message: str) -> Fault:
     return Fault(
         name=name,
         how=how,
@@ -104,7 +104,7 @@ def _hang(name: str, how: str, inject: injectors.Injector, says: str) -> Fault:
         signs=("verdict",),
         code=76,
         failure_class="hung",
-        says=says + r".*restart \d of 99 from step \d+",
+        message=message + r".*restart \d of 99 from step \d+",
     )
 
 
@@ -148,7 +148,7 @@ NOT_A_NUMBER = Scenario(
             signs=("non_finite",),
             code=70,
             failure_class="program",
-            says=r"restart \d of 99 from step \d+",
+            message=r"restart \d of 99 from step \d+",
         ),
     ),
 )
@@ -191,7 +191,8 @@ ENDURED = Scenario(
             signs=("signal",),
             code=75,
             failure_class="cancelled",
-            says=r"the newest checkpoint is step-\d+;.*start again with DDP_RUN_NAME=fault-endured",
+            message=r"the newest checkpoint is step-\d+;"
+            r".*start again with DDP_RUN_NAME=fault-endured",
         ),
     ),
 )

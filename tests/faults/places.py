@@ -58,7 +58,7 @@ def take_port(job: FaultJob) -> Tidy:
 
 
 def port_was_taken(job: FaultJob) -> float:
-    """Take the port when the script has told which it is, and then let rank 0 start."""
+    """Take the port when the script has reported it, and then let rank 0 start."""
     binder = job.helpers["binder"]
     settings = job.until_event("settings", attempt=1)["settings"]
     binder.stdin.write(settings["MASTER_PORT"]["value"] + "\n")
@@ -89,8 +89,8 @@ def runs_elsewhere(job: FaultJob, resume: Event) -> None:
     before, start = (
         job.events("start", attempt=resume["attempt"] - number)[-1] for number in (1, 0)
     )
-    (told,) = job.events("lost_node", attempt=before["attempt"])
-    lost = told["node"]
+    (reported,) = job.events("lost_node", attempt=before["attempt"])
+    lost = reported["node"]
     assert len(start["nodes"]) == 2, start
     assert lost not in start["nodes"], start
 
@@ -195,7 +195,7 @@ def _mount(command: list[str | Path], where: Path) -> Tidy:
     subprocess.run(command, check=True)
 
     def tidy() -> None:
-        # What a test looks at after its end stays: the files, but not the mount.
+        # What a test reads after its end stays: the files, but not the mount.
         kept = where.with_name(where.name + ".kept")
         shutil.copytree(where, kept, ignore=shutil.ignore_patterns(_FULL, "*.distcp"))
         subprocess.run(["umount", "--lazy", where], check=True)

@@ -1,4 +1,4 @@
-"""Every fault of the matrix: seen, torn down, gone on from the last checkpoint, and told right."""
+"""Every fault of the matrix: seen, torn down, gone on from the last checkpoint, and named."""
 
 from __future__ import annotations
 

@@ -38,11 +38,11 @@ def test_what_takes_too_long_is_named() -> None:
     )
     early = replace(again, name="c", seen_s=2.2, down_s=0.0, recovered_s=10.6)
     assert write.targets([good, early]).endswith("met).")
-    told = write.targets([good, bad])
-    assert told.startswith(
+    reported = write.targets([good, bad])
+    assert reported.startswith(
         "Of 2 that start again in the allocation the slowest was torn down 9.5 s"
     )
-    assert told.endswith("trained again 10.1 s after that (allowed: 10 s each, missed by: b).")
+    assert reported.endswith("trained again 10.1 s after that (allowed: 10 s each, missed by: b).")
 
 
 def test_the_document_needs_every_row(

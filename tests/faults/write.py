@@ -32,7 +32,7 @@ No process of a job was left 15 s after its end.
 | torn down | until no process of any rank was left on any node |
 | training again | until the first step after it was done |
 | steps lost | steps that had been done and had to be done again |
-| exit code | of that start of the run; `-` where it went on, or where nobody was left to tell one |
+| exit code | of that start of the run; `-` where it went on, or where none was reported |
 | class | the failure class in `run.json`; `python -m monitor why RUN_DIR` explains it |
 
 """

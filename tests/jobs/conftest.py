@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ("PATH", "LANG")
+MPI_TYPES = """\
+MPI plugin types are...
+	none
+	pmi2
+	pmix
+specific pmix plugin versions available: pmix_v4"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +123,7 @@ class Scripts:
         self.fake(
             "srun",
             f"""if [[ $1 == --help ]]; then echo "{option}"; exit; fi
+            if [[ $1 == --mpi=list ]]; then echo "{MPI_TYPES}"; exit; fi
             echo "$*" >>'{self.directory}/srun.calls'
             while [[ $1 == -* ]]; do shift; done
             export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_STEP_ID=0

@@ -64,6 +64,7 @@ def told(
     return start, end_of_script(start, backend, slurm)
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told of the start that it ended, not of the one that tells it."""
     start, how = told(monkeypatch, START, info=node(1, LONG_AGO))

@@ -69,6 +69,9 @@ DEFAULTS = {
     "LOST": "",
     "LOST_HOW": "it does not answer",
     "LOST_NODES": "",
+    "MIN_NODES": "",
+    "RETURNED": "",
+    "REFUSED": "",
     "VERDICT": "",
     "FAILED_WHY": "",
     "RESTARTS": "0",
@@ -101,6 +104,7 @@ def decided(**env: str) -> Decision:
         int(given["DDP_MAX_IDLE_RESTARTS"]),
         may_requeue=given["DDP_REQUEUE"] == "1",
         is_no_kill=given["DDP_NO_KILL"] == "1",
+        min_nodes=int(given["MIN_NODES"]) if given["MIN_NODES"] else None,
     )
     job = Job(
         given["DDP_JOB_ID"],
@@ -130,6 +134,8 @@ def decided(**env: str) -> Decision:
         lost=tuple(given["LOST"].split()),
         lost_before=tuple(given["LOST_NODES"].split()),
         took_s=-float(given["ATTEMPT_BEGAN"]),
+        returned=tuple(given["RETURNED"].split()),
+        refused=frozenset(map(int, given["REFUSED"].split())),
         is_foreign_image=is_foreign,
     )
     counters = Counters(int(given["RESTARTS"]), int(given["IDLE"]))
@@ -192,7 +198,7 @@ NO_LAUNCHER = {"FAILED_RANK": "", "FAILED_NODE": "", "STEP_CODE": "2", "DDP_IMAG
         ({"IDLE": "1"}, "restart", "from step 40 in 1 s"),
         ({"FAILED_CODE": "64"}, "fail", "not tried again"),
         ({"FAILED_CODE": "76", "VERDICT": "rank 2 hangs"}, "restart", "rank 2 hangs; restart"),
-        (NO_LAUNCHER | {"PLACE": "host-image"}, "fail", "an image of this project's Dockerfile"),
+        (NO_LAUNCHER | {"PLACE": "host-image"}, "fail", "an image with bash and Python 3.9"),
         (NO_LAUNCHER, "restart", "the ranks could not be started"),
     ],
 )
@@ -288,6 +294,54 @@ def test_a_command_of_ones_own(given: dict[str, str], decision: str, words: str)
 def test_a_lost_node(given: dict[str, str], decision: str) -> None:
     """With --no-kill on what is left, if that is enough; else elsewhere."""
     assert decide(**{"LOST": "n2"} | given)[0] == decision
+
+
+ELASTIC = {
+    "MIN_NODES": "2",
+    "DDP_NO_KILL": "1",
+    "NUM_NODES_ALLOCATED": "4",
+    "NUM_NODES_WANTED": "4",
+    "NUM_NODES": "4",
+    "NUM_TASKS": "8",
+}
+ON_THREE = {"NUM_NODES": "3", "NUM_TASKS": "6", "LOST_NODES": "n2"}
+IS_BACK = {"FAILED_CODE": "75", "RETURNED": "n2"}
+
+
+@pytest.mark.parametrize(
+    ("given", "decision", "num_nodes", "words"),
+    [
+        ({"LOST": "n2"}, "restart", 3, "restart 1 of 3 on 3 nodes from step 40"),
+        ({"LOST": "n2", "REFUSED": "3"}, "restart", 2, "on 2 nodes from step 40"),
+        ({"LOST": "n2", "REFUSED": "3 2"}, "requeue", 0, "is requeued"),
+        ({"LOST": "n2 n3 n4"}, "requeue", 0, "is requeued"),
+        (ON_THREE | {"FAILED_CODE": "64", "REFUSED": "3"}, "restart", 2, "cannot use 3 nodes: it"),
+        (ON_THREE | {"FAILED_CODE": "64", "REFUSED": "3 2"}, "requeue", 0, ""),
+        ({"FAILED_CODE": "64", "REFUSED": "4"}, "fail", 3, "not tried again"),
+        (ON_THREE | IS_BACK, "restart", 4, "n2 is back: it goes on on 4 nodes from step 40"),
+        (ON_THREE | IS_BACK | {"DDP_MAX_RESTARTS": "0"}, "restart", 4, "is back"),
+        (ON_THREE | IS_BACK | {"IS_OWN_COMMAND": "1"}, "restart", 4, "stopped on request, code 75"),
+        (ON_THREE | IS_BACK | {"STOP_SIGNAL": "USR1"}, "requeue", 4, "is requeued"),
+        (ON_THREE | IS_BACK | {"FAILED_CODE": "137"}, "restart", 4, "restart 1 of 3"),
+        (ON_THREE | {"FAILED_CODE": "137"}, "restart", 3, "restart 1 of 3"),
+    ],
+)
+def test_an_elastic_run(given: dict[str, str], decision: str, num_nodes: int, words: str) -> None:
+    """It goes on with as many nodes as are there and as it can use, and takes back what is back."""
+    found = decided(**ELASTIC | given)
+    assert (found.kind, found.num_nodes) == (decision, num_nodes)
+    assert words in found.words
+
+
+@pytest.mark.parametrize(("latest_at_start", "left"), [("step-20", (0, 0)), ("step-40", (2, 1))])
+def test_a_node_that_is_back_counts_as_no_restart(
+    latest_at_start: str, left: tuple[int, int]
+) -> None:
+    """Nothing failed; a new checkpoint starts both counts anew, as ever."""
+    given = ELASTIC | ON_THREE | IS_BACK | {"RESTARTS": "2", "IDLE": "1"}
+    found = decided(**given, LATEST_AT_START=latest_at_start)
+    assert tuple(found.counters) == left
+    assert (found.exclude, found.cause) == ((), "more nodes")
 
 
 def test_options_of_a_successor() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import socket
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from conftest import Scripts
 
 WARNED = "starts ranks of its own, and each of 4 ranks runs it"
+PAGE = Path(__file__).parents[2] / "docs" / "foreign-programs.md"
 
 
 def check(*command: str, **env: str) -> None:
@@ -24,55 +28,199 @@ def check(*command: str, **env: str) -> None:
     foreign.check_launcher(command, size, env, has_gpus=has_gpus)
 
 
+def rows() -> list[list[str]]:
+    """Give the cells of the page's table of launchers."""
+    section = PAGE.read_text(encoding="utf-8").split("\n## Launchers\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def code(cell: str) -> list[str]:
+    """What stands in backticks."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_the_page_has_the_launchers_of_the_code() -> None:
+    """Each once, by the same names, with the same way out and the same line to write."""
+    shown = {}
+    for name, others, _, told, instead, _ in rows():
+        commands = [c.removeprefix("python ") for c in code(name) + code(others)]
+        options, variables = code(told)[:], [c for c in code(told) if c.isupper()]
+        options = [c for c in options if c.startswith("--")]
+        shown[code(name)[0]] = (commands, options, "".join(variables), instead.replace("`", ""))
+    assert shown == {
+        name: (list(of.commands), list(of.options), of.variable, of.instead)
+        for name, of in foreign.LAUNCHERS.items()
+    }
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: code(row[0])[0])
+def test_a_launcher_in_every_rank_does_what_the_page_says(
+    row: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Refused with the line to write, under every name; told of the others, or in one rank, not."""
+    name, others, several, told, instead, _ = row
+    for command in code(name) + code(others):
+        words = [*command.split(), "train.py"]
+        with pytest.raises(UsageError, match=re.escape(f"({instead.replace('`', '')})")):
+            check(*words, SLURM_GPUS_ON_NODE="2")
+        check(*words, WORLD_SIZE="1")
+        assert capfd.readouterr().err == ""
+        if several == "refused with GPUs, else a warning":
+            check(*words)
+            assert f"{code(name)[0]} {WARNED}" in capfd.readouterr().err
+        else:
+            assert several == "refused"
+            with pytest.raises(UsageError):
+                check(*words)
+        options = [f"{c}=2" for c in code(told) if c.startswith("--")]
+        if options:
+            check(*command.split(), *options, "train.py")
+        assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     "command",
     [
-        "torchrun --nproc-per-node 2 train.py",
         "/venv/bin/torchrun train.py",
-        "python -m torch.distributed.run --nproc-per-node=2 train.py",
-        "python3.12 -u -m torch.distributed.launch --nproc_per_node=2 train.py",
-        "deepspeed train.py",
-        "mpirun -np 2 ./train",
-        "/usr/bin/mpiexec ./train",
-        "horovodrun -np 2 python train.py",
-        "accelerate launch train.py",
+        "torchrun --standalone --nnodes=1 --nproc-per-node=2 train.py",
+        "torchrun --nnodes 1:1 train.py",
+        "python3.12 -u -m torch.distributed.run --nproc-per-node=2 train.py",
+        "python /venv/bin/torchrun train.py",
+        "deepspeed --no_ssh --node_rank=0 train.py",
+        "env A=b torchrun train.py",
+        "env -u A -i timeout -k 5 10 nice -n 5 numactl -m all -N 0 torchrun train.py",
+        "uv run torchrun train.py",
+        "conda run -n mine python -m torch.distributed.run train.py",
     ],
 )
-def test_a_launcher_in_every_rank_is_refused(command: str) -> None:
-    """Each would start a training of its own: two of them on two nodes, and both end well."""
+def test_a_launcher_is_seen_in_every_form(command: str) -> None:
+    """By its path, by Python, behind what starts it; and saying that it is the only one."""
     with pytest.raises(UsageError, match="where every one would train alone; leave "):
-        check(*command.split(), SLURM_GPUS_ON_NODE="2")
+        check(*command.split(), PET_NNODES="1")
 
 
-def test_accelerate_without_gpus_is_warned_of(capfd: pytest.CaptureFixture[str]) -> None:
-    """There it starts nothing of its own, and then it is right."""
-    check("accelerate", "launch", "train.py")
-    assert f"accelerate {WARNED}" in capfd.readouterr().err
+def test_torchruns_own_word_beats_its_variable() -> None:
+    """As it does for torchrun."""
+    with pytest.raises(UsageError, match="every one would train alone"):
+        check("torchrun", "--nnodes=1", "train.py", PET_NNODES="2")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "exec torchrun train.py",
+        "A=b exec torchrun train.py >log 2>&1",
+        "source venv/bin/activate && cd /work; torchrun \\\n --nproc-per-node 2 train.py",
+        "set -e\nexport A=b\n\nexec env C=d torchrun train.py $LOCAL_RANK",
+        "B=c; bash -ec 'torchrun train.py'",
+        "torchrun train.py | tee log & wait",
+    ],
+)
+def test_a_launcher_is_seen_in_a_shells_text(text: str) -> None:
+    """As its last command, behind commands that decide nothing about it."""
+    with pytest.raises(UsageError, match="found torchrun in each of 4 ranks"):
+        check("bash", "-c", text)
+    check("bash", "-c", text.replace("torchrun", "torchrun --nnodes=2"))
+
+
+@pytest.mark.parametrize("start", ["{}", "bash -e {}", "timeout 10 env A=b {}"])
+def test_a_launcher_is_seen_in_a_script(tmp_path: Path, start: str) -> None:
+    """As in a shell's text; a script that ends with itself, or is none, is let be."""
+    path = tmp_path / "run.sh"
+    command = start.format(path).split()
+    head = "#!/usr/bin/env bash\n# a script: 'not quoted\nexport A=b\n"
+    path.write_text(f"{head}exec torchrun \\\n  --nproc-per-node 2 train.py\n")
+    with pytest.raises(UsageError, match="found torchrun in each of 4 ranks"):
+        check(*command)
+    for text in (
+        f"{head}torchrun --nnodes $SLURM_NNODES train.py\n",
+        f"{head}if [ $RANK = 0 ]; then\n  ray start --head\nfi\n",
+        f"{head}exec {path}\n",
+    ):
+        path.write_text(text)
+        check(*command)
+    path.unlink()
+    check(*command)
+
+
+@pytest.mark.parametrize("command", ["mpirun -np 4 ./train", "/usr/bin/mpiexec ./train"])
+def test_who_writes_mpirun_is_told_of_slurms(command: str) -> None:
+    """In a job srun starts MPI's ranks; on one machine mpirun does, in one rank of ours."""
+    told = "DDP_MPI=pmix jobs/prelaunch.sh -- ./program.*DDP_NPROC_PER_NODE=1"
+    with pytest.raises(UsageError, match=told):
+        check(*command.split())
 
 
 @pytest.mark.parametrize(
     ("command", "env"),
     [
-        ("torchrun --nproc-per-node 2 train.py", {"WORLD_SIZE": "1"}),
-        ("torchrun --nnodes=2 --node-rank=0 train.py", {}),
         ("torchrun train.py", {"PET_NNODES": "2"}),
-        ("accelerate launch --num_machines 2 train.py", {}),
+        ("torchrun --nnodes=1:2 --rdzv-backend=c10d train.py", {}),
+        ("accelerate launch --num-machines 2 train.py", {}),
         ("python train.py -m torch.distributed.run", {}),
         ("python -m mine --launcher torchrun", {}),
         ("accelerate env", {}),
-        ("bash -c torchrun", {}),
+        ("ray status", {}),
+        ("timeout 10 ./mine.sh torchrun", {}),
         ("true", {}),
+        ("env", {}),
+        ("bash", {}),
+        ("bash mine.sh torchrun", {}),
     ],
 )
 def test_what_is_no_mistake_passes(
     command: str, env: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One rank may start others; who names the nodes knows; a script's own words are its own."""
+    """Who names the nodes knows; a script's own words are its own."""
     check(*command.split(), **env)
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[ $RANK = 0 ] && ray start --head",
+        "if [ $RANK = 0 ]; then ray start --head; fi",
+        "echo 'torchrun",
+        "",
+    ],
+)
+def test_a_shell_that_decides_is_left_alone(text: str) -> None:
+    """Whoever starts a launcher in one rank of several knows of the others."""
+    check("bash", "-c", text)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "environ", "is_elastic"),
+    [
+        ("torchrun --nnodes=1:3 train.py", {}, True),
+        ("torchrun --nnodes 1:3 train.py", {}, True),
+        ("python -m torch.distributed.run --nnodes=2:4 train.py", {}, True),
+        ("torchrun train.py", {"PET_NNODES": "1:3"}, True),
+        ("torchrun --nnodes=3 train.py", {"PET_NNODES": "1:3"}, False),
+        ("torchrun --nnodes=3 train.py", {}, False),
+        ("python train.py --nnodes=1:3", {}, False),
+    ],
+)
+def test_torchrun_on_a_number_of_nodes_that_may_change(
+    command: str, environ: dict[str, str], *, is_elastic: bool
+) -> None:
+    """It is asked for as torchrun itself takes it; what it says itself beats its variables."""
+    assert foreign.is_elastic(command.split(), environ) is is_elastic
+
+
+def test_each_node_of_an_elastic_torchrun_is_a_step(slurm: Scripts) -> None:
+    """One that is lost ends its own alone; otherwise all nodes are one step, as ever."""
+    slurm.fake("torchrun", "")
+    command = ("prelaunch.sh", "--dry-run", "--", "torchrun", "--nnodes=1:2", "train.py")
+    words = slurm.run(*command, SLURM_NTASKS="2").step.split()
+    assert {"--nodes=1", "--ntasks=1", f"--nodelist={socket.gethostname()}"} <= set(words)
+    words = slurm.run(*command).step.split()  # two torchruns on a node have no part in it
+    assert {"--nodes=2", "--ntasks=4"} <= set(words)
+
+
 def test_in_place_nothing_describes_the_batch_scripts_own_task(scripts: Scripts) -> None:
     """Where no client works: by SLURM_NTASKS Lightning expects srun's SLURM_PROCID beside it."""
     scripts.fake("srun", "exit 1")

@@ -156,6 +156,8 @@ def test_output_directory_that_is_a_link_to_nothing(scripts: Scripts) -> None:
         ("DDP_ON_BUSY", "ask", "DDP_ON_BUSY must be refuse or wait"),
         ("DDP_HANG_TIMEOUT", "1h", "from 0 to"),
         ("DDP_SPARE_NODES", "1", "from 0 to"),
+        ("DDP_ELASTIC", "2:1", "DDP_ELASTIC must be MIN:MAX"),
+        ("DDP_ELASTIC", "2:4", "the job must have the 2 nodes that DDP_ELASTIC=2:4 needs"),
         ("DDP_IMAGE", "./ddp.sqsh", "needs Slurm"),
         ("DDP_MONITOR_INTERVAL", "x[$(touch x)]", "from 1 to"),
         ("DDP_NPROC_PER_NODE", "08", "from 1 to"),

@@ -26,7 +26,9 @@ def test_host_with_an_image(slurm: Scripts) -> None:
     (slurm.directory / "ddp.sqsh").write_text("hsqs")
     result = slurm.run("prelaunch.sh", "--dry-run", DDP_IMAGE="./ddp.sqsh", NCCL_ALGO="Ring")
     assert "--container-image=./ddp.sqsh" in result.step
-    assert f"--container-mounts={slurm.directory}:{slurm.directory}" in result.step
+    mounts = [f"{slurm.root}/{part}:/opt/ddp/{part}:ro" for part in ("jobs", "rundir", "monitor")]
+    for mount in [*mounts, f"{slurm.directory}:{slurm.directory}"]:
+        assert mount in result.step.replace("\\", "")
     assert "/opt/ddp/jobs/launcher.sh" in result.step
     assert {"NCCL_ALGO", "MASTER_ADDR", "MASTER_PORT", "DDP_RUN_DIR"} <= set(_names(result))
 
@@ -114,13 +116,15 @@ def test_mounts_of_ones_own(slurm: Scripts) -> None:
     assert f"{slurm.directory},./a\\ b:/x:ro,/usr,tmpfs:/y " in result.step.replace("\\,", ",")
 
 
-def test_image_of_somebody_elses(scripts: Scripts) -> None:
-    """Without our launcher in it no rank can start: told, and not tried again."""
+def test_image_without_a_shell(scripts: Scripts) -> None:
+    """No rank can start in it: told, and not tried again."""
     scripts.fake_slurm(HOST)
     scripts.fake("srun", "if [[ $1 == --help ]]; then echo --container-image; else exit 2; fi")
     result = scripts.run("prelaunch.sh", "--epochs", "1", DDP_IMAGE="debian")
     assert result.code == 64
-    assert "found no /opt/ddp/jobs/launcher.sh in debian" in result.err.splitlines()[-1]
+    last = result.err.splitlines()[-1]
+    assert "DDP_IMAGE must be an image with bash and Python 3.9 or later" in last
+    assert "found that launcher.sh cannot start in debian" in last
     assert len(result.of("start")) == 1
 
 

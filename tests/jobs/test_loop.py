@@ -97,6 +97,7 @@ loop.run(lambda: len(seen) == 3)
 """
 
 
+@pytest.mark.slow
 def test_signals_arrive_and_nothing_else_wakes_it() -> None:
     """Between two events there is no wake-up: a node has as many agents as GPUs."""
     process = subprocess.Popen(

@@ -233,6 +233,16 @@ def test_spare_nodes_stay_idle(slurm: Scripts) -> None:
     assert result.setting("WORLD_SIZE") == "2"
 
 
+def test_an_elastic_run_begins_with_the_most_nodes(slurm: Scripts) -> None:
+    """But with no more than it wants; those beyond are spare, and nobody says so twice."""
+    result = slurm.run("prelaunch.sh", "--dry-run", DDP_ELASTIC="1:1")
+    assert {"--nodes=1", "--ntasks=2", f"--nodelist={HOST}"} <= set(result.step.split())
+    assert slurm.run("prelaunch.sh", "--dry-run", DDP_ELASTIC="1:9").setting("WORLD_SIZE") == "4"
+    result = slurm.run("prelaunch.sh", "--dry-run", DDP_ELASTIC="1:2", DDP_SPARE_NODES="1")
+    assert result.code == 64
+    assert "DDP_SPARE_NODES must be unset where DDP_ELASTIC is set" in result.err
+
+
 def test_requeued_job_keeps_its_seed(slurm: Scripts) -> None:
     """The seed comes from the job, not from the start."""
     first = slurm.run("prelaunch.sh", "--dry-run")

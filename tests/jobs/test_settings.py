@@ -84,6 +84,30 @@ def test_spare_nodes_must_be_there() -> None:
         resolved(DDP_SPARE_NODES="3")
 
 
+def test_an_elastic_run_needs_no_kill() -> None:
+    """Who asks for one is taken to have given it; unset, nothing is elastic."""
+    values = resolved(DDP_ELASTIC="1:3")
+    assert (values["DDP_NO_KILL"], values.origins["DDP_NO_KILL"]) == ("1", "DDP_ELASTIC")
+    assert resolved(DDP_ELASTIC="")["DDP_NO_KILL"] == "0"
+    assert "DDP_ELASTIC" not in resolved().values
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("2", "DDP_ELASTIC must be MIN:MAX, the fewest and the most nodes; found '2'"),
+        ("3:2", "must be MIN:MAX"),
+        ("0:2", "must be MIN:MAX"),
+        ("1:x", "must be MIN:MAX"),
+        ("4:8", "the job must have the 4 nodes that DDP_ELASTIC=4:8 needs; found 3 nodes"),
+    ],
+)
+def test_bounds_of_an_elastic_run(value: str, told: str) -> None:
+    """Two whole numbers in order, and an allocation that has the first."""
+    with pytest.raises(UsageError, match=told):
+        resolved(DDP_ELASTIC=value)
+
+
 @pytest.mark.parametrize("name", ["", "a", "slurm-7", "a longer name, with more: é"])
 def test_the_seed_is_that_of_cksum(name: str) -> None:
     """Whoever wants to know it can ask a shell."""

@@ -140,6 +140,47 @@ def test_our_ranks_need_no_mpi(slurm: Scripts) -> None:
     assert "--mpi=none" not in slurm.run("prelaunch.sh", "--dry-run", "--", "true").step
 
 
+@pytest.mark.parametrize("words", [(), ("--", "true")])
+@pytest.mark.parametrize("mpi", ["pmix", "pmi2", "pmix_v4"])
+def test_ranks_of_mpi(slurm: Scripts, mpi: str, words: tuple[str, ...]) -> None:
+    """DDP_MPI is what srun gets, whatever the ranks run; a version of a type is one, too."""
+    step = slurm.run("prelaunch.sh", "--dry-run", *words, DDP_MPI=mpi).step.split()
+    assert [word for word in step if word.startswith("--mpi")] == [f"--mpi={mpi}"]
+
+
+@pytest.mark.parametrize("mpi", ["openmpi", "types", "pmi"])
+def test_a_type_of_mpi_that_srun_does_not_have(slurm: Scripts, mpi: str) -> None:
+    """One line with those that there are; srun would say it once a node, and name none."""
+    result = slurm.run("prelaunch.sh", "--", "true", DDP_MPI=mpi)
+    assert result.code == 64
+    told = f"found '{mpi}' where it shows none, pmi2, pmix, pmix_v4; set one of them, or unset it"
+    assert told in result.err.splitlines()[-1]
+    assert not list(slurm.directory.glob("out"))
+
+
+def test_mpi_needs_a_task_for_each_rank(slurm: Scripts) -> None:
+    """torchrun's ranks of one task would all be the same rank of MPI."""
+    one_task = {
+        "SLURM_NTASKS": slurm.env["SLURM_JOB_NUM_NODES"],
+        "DDP_NPROC_PER_NODE": "2",
+        "DDP_MPI": "pmix",
+    }
+    result = slurm.run("prelaunch.sh", "--", "true", **one_task)
+    assert result.code == 64
+    assert "DDP_MPI needs a task for each rank; found 2 ranks a task" in result.err
+    assert not list(slurm.directory.glob("out"))
+
+
+def test_mpi_in_place(scripts: Scripts) -> None:
+    """Each rank would be a world of its own: mpirun is to start them, as one rank of ours."""
+    result = scripts.run("prelaunch.sh", "--", "true", DDP_MPI="pmix")
+    assert result.code == 64
+    assert "DDP_NPROC_PER_NODE=1 jobs/prelaunch.sh -- mpirun -n 2 …" in result.err
+    assert not list(scripts.directory.glob("out"))
+    one = scripts.run("prelaunch.sh", "--", "true", DDP_MPI="pmix", DDP_NPROC_PER_NODE="1")
+    assert one.code == 0, one.err
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="to be another user needs root")
 def test_a_run_of_a_colleagues(scripts: Scripts) -> None:
     """In a folder of a group's, what the first user made may be the first user's alone."""

@@ -40,8 +40,8 @@ def test_a_slice_on_another_debian(suite: str) -> None:
     if reason:
         pytest.skip(reason)
     _root("build", suite)
-    said = _root("run", suite, "python", "-m", "pytest", "-p", "no:cacheprovider", *SLICE)
-    assert f" {len(SLICE)} passed in " in said, said
+    output = _root("run", suite, "python", "-m", "pytest", "-p", "no:cacheprovider", *SLICE)
+    assert f" {len(SLICE)} passed in " in output, output
 
 
 def _root(*args: str) -> str:

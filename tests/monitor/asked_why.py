@@ -39,11 +39,11 @@ def shown(directory: Path, **how: Any) -> list[str]:
 
 def stop(story: Any, signal_name: str, reason: str) -> None:
     """A job that was asked to end."""
-    story.tell("signal", signal=signal_name)
+    story.add_event("signal", signal=signal_name)
     story.rank_end(0, 75, requested=True)
     story.rank_end(1, 75, requested=True)
-    story.tell("decision", decision="requeue", reason=reason, restarts=0, idle=0, exclude=None)
-    story.tell("end", code=75)
+    story.add_event("decision", decision="requeue", reason=reason, restarts=0, idle=0, exclude=None)
+    story.add_event("end", code=75)
 
 
 def time_limit(story: Any) -> None:

@@ -60,7 +60,7 @@ def _compile(directory: Path, *flags: str) -> Path:
 
 @dataclass(frozen=True)
 class Driver:
-    """A stand-in libnvidia-ml.so.1 and the file it follows."""
+    """A stub libnvidia-ml.so.1 and the file it follows."""
 
     library: Path
     script: Path
@@ -129,10 +129,10 @@ class Recording:
         return [line for line in self.text().splitlines() if line.startswith(" ")]
 
     def end(self) -> tuple[int, str]:
-        """Ask it to end; its exit code and what it said."""
+        """Ask it to end; its exit code and its messages."""
         self.process.send_signal(signal.SIGTERM)
-        _, said = self.process.communicate(timeout=DEADLINE_S)
-        return self.process.returncode, said
+        _, output = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, output
 
 
 @dataclass
@@ -173,9 +173,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 class Story:
-    """A run told by hand: its events, metrics and logs, a second after one another.
+    """A run written by hand: its events, metrics and logs, a second after one another.
 
-    Two ranks, rank 0 on n1 and rank 1 on n2, unless a test tells of others.
+    Two ranks, rank 0 on n1 and rank 1 on n2, unless a test names others.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -192,7 +192,7 @@ class Story:
         moment = datetime.fromtimestamp(self.now_s, UTC)
         return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
-    def tell(self, name: str, after_s: float = 1.0, **further: object) -> None:
+    def add_event(self, name: str, after_s: float = 1.0, **further: object) -> None:
         """Add an event, so many seconds after the last one."""
         self.now_s += after_s
         head = {"time": self.time, "event": name, "source": "trainer" if further.get("by") else "x"}
@@ -203,18 +203,24 @@ class Story:
     ) -> None:
         """Start an attempt: both ranks are up."""
         nodes = {"nodes": ["n1", "n2"], "world_size": 2, "place": "bare-srun"}
-        told = {"job_id": job_id, "run": "slurm-42", "command": list(command), **nodes, **further}
-        self.tell("start", **told)
+        reported = {
+            "job_id": job_id,
+            "run": "slurm-42",
+            "command": list(command),
+            **nodes,
+            **further,
+        }
+        self.add_event("start", **reported)
         for rank in (0, 1):
             offset = len(self.logs.get(rank, "").encode())
             where = {"rank": rank, "local_rank": 0, "node": f"n{rank + 1}", "pid": 10 + rank}
-            self.tell("rank_up", log_offset=offset, **where)
+            self.add_event("rank_up", log_offset=offset, **where)
 
     def train(self, begin: int, last: int, every: int = 10, saves: tuple[int, ...] = ()) -> None:
         """Train from one step to another, a second a step, with a checkpoint at some."""
         path = f"checkpoints/step-{begin}" if begin else None
-        self.tell("resume", 0, by="trainer", step=begin, path=path, skipped=[])
-        self.tell("first_step", by="trainer", step=begin + 1)
+        self.add_event("resume", 0, by="trainer", step=begin, path=path, skipped=[])
+        self.add_event("first_step", by="trainer", step=begin + 1)
         for step in range(begin + 2, last + 1):
             self.now_s += 1
             if step % every == 0:
@@ -223,7 +229,9 @@ class Story:
                 line = {"time": self.time, "attempt": self.attempt, "step": step, "loss": 1 / step}
                 self.metrics.append(line | sums)
             if step in saves:
-                self.tell("checkpoint", 0, step=step, path=f"checkpoints/step-{step}", seconds=0.1)
+                self.add_event(
+                    "checkpoint", 0, step=step, path=f"checkpoints/step-{step}", seconds=0.1
+                )
 
     def emit(self, rank: int, text: str) -> None:
         """Let a rank write to its log."""
@@ -234,14 +242,16 @@ class Story:
     ) -> None:
         """End a rank."""
         node = f"n{rank + 1}"
-        self.tell("rank_end", rank=rank, node=node, code=code, signal=signal, requested=requested)
+        self.add_event(
+            "rank_end", rank=rank, node=node, code=code, signal=signal, requested=requested
+        )
 
     def fail(self, rank: int, code: int, signal: str | None = None, text: str = "") -> None:
-        """Let a rank fail: the other is told to end, and the attempt ends with the code."""
+        """Let a rank fail: the other is asked to end, and the attempt ends with the code."""
         self.emit(rank, text)
         self.rank_end(rank, code, signal)
         self.rank_end(1 - rank, 143, "TERM", requested=True)
-        self.tell("end", code=code)
+        self.add_event("end", code=code)
 
     def again(self) -> None:
         """Go on to the next attempt."""
@@ -278,5 +288,5 @@ class Story:
 
 @pytest.fixture
 def story(tmp_path: Path) -> Story:
-    """A run to be told by hand."""
+    """A run to be written by hand."""
     return Story(tmp_path)

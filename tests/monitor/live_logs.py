@@ -16,7 +16,7 @@ START = datetime(2026, 11, 21, 12, 0, 0)  # noqa: DTZ001 - the log's own local t
 
 
 def gpu(index: int | None = 0, **readings: Any) -> GpuSample:
-    """Give a busy GPU's readings, less what is said otherwise."""
+    """Give a busy GPU's readings, less what is given."""
     usual = {
         "power_w": 412,
         "temp_c": 61,

@@ -1,4 +1,4 @@
-"""Runs that nobody recorded, for what looks at them."""
+"""Made-up runs, for their readers."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,6 +1,6 @@
-"""A rank for tests: beats as the trainer does, then hangs in one of many ways.
+"""A rank for tests: writes heartbeats as the trainer does, then hangs in one of many ways.
 
-python ranks.py MODE BEAT_DIR RANK RUN_DIR
+python ranks.py MODE HEARTBEAT_DIR RANK RUN_DIR
 """
 
 import ctypes
@@ -15,11 +15,13 @@ import time
 from pathlib import Path
 
 PHASES = ("start", "data", "forward", "backward", "update", "agree", "log", "validate", "save")
-BEAT = struct.Struct("<8s7q16x")  # the table in monitor/watchdog/beats.py
+BEAT = struct.Struct("<8s7q16x")  # the table in rundir/heartbeat.py
+LAST_STEP = 10**5
+"""Of a rank that hangs behind the others."""
 
 
-class Beats:
-    """Beats into `rank-<r>`."""
+class Heartbeats:
+    """Writes heartbeats to `rank-<r>`."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         with (directory / f"rank-{rank}").open("w+b") as file:
@@ -27,8 +29,8 @@ class Beats:
             self.memory = mmap.mmap(file.fileno(), BEAT.size)
         self.count = 0
 
-    def beat(self, phase: str, step: int, collective: int) -> None:
-        """Beat once."""
+    def write(self, phase: str, step: int, collective: int) -> None:
+        """Write one."""
         self.count += 1
         now_ns = time.monotonic_ns()
         fields = (os.getpid(), step, now_ns, PHASES.index(phase), self.count, collective, 1)
@@ -52,12 +54,12 @@ def hang_in_regex() -> None:
     re.match(r"(a+)+$", "a" * 64 + "b")
 
 
-def go_on(heartbeats: Beats) -> None:
-    """Beat for ever."""
+def go_on(heartbeats: Heartbeats) -> None:
+    """Write heartbeats for ever."""
     step = 10**6
     while True:
         step += 1
-        heartbeats.beat("forward", step, step)
+        heartbeats.write("forward", step, step)
         time.sleep(0.02)
 
 
@@ -67,19 +69,19 @@ def main(mode: str, directory: Path, rank: int, run_dir: Path) -> None:
     path = run_dir / "debug" / f"stack-{attempt}-rank-{rank}.txt"
     if mode != "deaf":
         faulthandler.register(signal.SIGUSR2, file=path.open("a"), all_threads=True)
-    heartbeats = Beats(directory, rank)
+    heartbeats = Heartbeats(directory, rank)
     print("ready", flush=True)
     step = 0
     while not (directory / "hang").exists():
         step += 1
-        heartbeats.beat("forward", step, 2 * step)
+        heartbeats.write("forward", step, 2 * step)
         time.sleep(0.02)
-        heartbeats.beat("backward", step, 2 * step + 1)
+        heartbeats.write("backward", step, 2 * step + 1)
     if mode == "wait":  # as in a collective that one of the others does not come to
-        heartbeats.beat("backward", 10**6, 10**6)
+        heartbeats.write("backward", 10**6, 10**6)
         mode = "sleep"
     else:
-        heartbeats.beat("forward", 10**5, 10**5)
+        heartbeats.write("forward", LAST_STEP, LAST_STEP)
     ways = {"sleep": hang_in_sleep, "c": hang_in_c, "regex": hang_in_regex, "deaf": hang_in_sleep}
     if mode in ways:
         ways[mode]()

@@ -7,7 +7,7 @@ from monitor.logs import reader
 Values = dict[str, float | None]
 
 
-def told(log: reader.Log) -> list[tuple[int, int, Values]]:
+def decoded(log: reader.Log) -> list[tuple[int, int, Values]]:
     """Time, GPU and readings of each row."""
     return [
         (

@@ -45,11 +45,11 @@ def writer(directory: Path) -> Written:
 def gpus(*paths: Path) -> list[dict[str, Any]]:
     """What the report tells of each GPU, by node and index."""
     nodes, files = aggregates.count([[str(path)] for path in paths])
-    told = document.document(stats.join(nodes), files, None)["gpus"]
-    for gpu in told:
+    reported = document.document(stats.join(nodes), files, None)["gpus"]
+    for gpu in reported:
         gpu["span_s"] = gpu["hours"] and gpu["hours"] * 3600
         gpu["energy_j"] = gpu["energy_kwh"] and round(gpu["energy_kwh"] * 3.6e6, 6)
-    return sorted(told, key=lambda gpu: (gpu["host"], gpu["gpu"]))
+    return sorted(reported, key=lambda gpu: (gpu["host"], gpu["gpu"]))
 
 
 def run(*options: object) -> "subprocess.CompletedProcess[str]":

@@ -128,7 +128,7 @@ class Terminal:
         self.until(lambda: all(text in self.text for text in texts))
 
     def state(self) -> str:
-        """Tell the process's state by the kernel: R, S, T (stopped), Z (ended)."""
+        """Return the process's state by the kernel: R, S, T (stopped), Z (ended)."""
         stat = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8")
         return stat.rpartition(")")[2].split()[0]
 

@@ -22,7 +22,7 @@ def test_its_page_tells_true_commands(
     shutil.copytree(PAGE.parent, tmp_path / "examples/run")
     monkeypatch.chdir(tmp_path)
     assert cli.main(command.split()) == 0
-    told = capfd.readouterr().out
+    output = capfd.readouterr().out
     written = [path for path in tmp_path.iterdir() if path.is_file()]
     if "--out" in command:
         assert [path.name for path in written] == [command.rsplit(maxsplit=1)[-1]]
@@ -31,7 +31,7 @@ def test_its_page_tells_true_commands(
         assert not written
         assert {"report": "host CPU", "why": "FINISHED", "watch": "step 234/234"}[
             command.split(maxsplit=1)[0]
-        ] in told
+        ] in output
 
 
 def test_it_is_whole_and_small() -> None:

@@ -32,12 +32,12 @@ EVIL = "\x1b[31mred\x1b]0;title\x07"
 
 @pytest.fixture
 def ask(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run a command in this process: its code, what it said, and what it complained of."""
+    """Run a command in this process: its code, its output, and its errors."""
 
     def run(*argv: object) -> tuple[int, str, str]:
         code = cli.main([str(one) for one in argv])
-        told = capfd.readouterr()
-        return code, told.out, told.err
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
 
     return run
 
@@ -53,11 +53,11 @@ def log(data: Path, tmp_path: Path) -> Path:
 # ---- what a terminal must not see ----------------------------------------------------------------
 
 
-def test_what_is_said_is_one_line_and_moves_no_cursor(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_message_is_one_line_and_moves_no_cursor(capfd: pytest.CaptureFixture[str]) -> None:
     """Names of files are anybody's."""
     emit(f"found a\nb{EVIL}\udcff")
-    told = capfd.readouterr().err
-    assert told == "monitor: found a\\nb\\x1b[31mred\\x1b]0;title\\x07\\udcff\n"
+    output = capfd.readouterr().err
+    assert output == "monitor: found a\\nb\\x1b[31mred\\x1b]0;title\\x07\\udcff\n"
     assert printable("gpu-1 é 62 %") == "gpu-1 é 62 %"
 
 
@@ -75,7 +75,7 @@ def test_names_in_a_log_reach_no_terminal_as_they_are(command: str, log: Path, a
     assert any("n2" in line for line in out.splitlines())
 
 
-def test_names_stay_told_apart(tmp_path: Path) -> None:
+def test_names_stay_distinct(tmp_path: Path) -> None:
     """What cannot be shown is written so that two names stay two."""
     names = [files.named(os.fsdecode(b"slurm-7.n\xfe.gutil")), files.named("slurm-7.n\ufffd.gutil")]
     assert names == [("7", "n\\udcfe"), ("7", "n\ufffd")]
@@ -103,7 +103,7 @@ def test_the_live_view_shows_no_outcome_as_it_is(story: Any, ask: Any) -> None:
     """It is whatever the trainer's summary says."""
     story.start()
     story.train(0, 25, 5)
-    story.tell("summary", summary={"outcome": EVIL, "steps": 25})
+    story.add_event("summary", summary={"outcome": EVIL, "steps": 25})
     code, out, _ = ask("watch", story.write())
     assert (code, "\\x1b[31mred" in out, "\x1b" in out) == (0, True, False)
 
@@ -200,14 +200,14 @@ def test_a_byte_order_mark_costs_nothing(
     whole = reader.read(str(log))
     log.write_bytes(b"\xef\xbb\xbf" + log.read_bytes().replace(b"\n", b"\r\n"))
     monkeypatch.setattr(reader, "_BLOCK_BYTES", block_bytes)
-    told = reader.read(str(log))
-    assert (told.num_rows, told.num_unreadable) == (whole.num_rows, 0)
-    assert told.values["pwr"].tolist() == whole.values["pwr"].tolist()
+    reported = reader.read(str(log))
+    assert (reported.num_rows, reported.num_unreadable) == (whole.num_rows, 0)
+    assert reported.values["pwr"].tolist() == whole.values["pwr"].tolist()
 
 
 @pytest.mark.parametrize("command", ["report", "watch", "export --format csv --out -"])
 def test_what_lies_beside_logs_is_no_trouble(command: str, log: Path, ask: Any) -> None:
-    """A pipe that nobody writes to, a directory named like a log, a link to itself."""
+    """A pipe without a writer, a directory named like a log, a link to itself."""
     out = log.parent / "out"
     (out / "run").mkdir(parents=True)
     (out / "run" / "events.jsonl").touch()
@@ -216,9 +216,9 @@ def test_what_lies_beside_logs_is_no_trouble(command: str, log: Path, ask: Any) 
     (out / "loop").symlink_to("loop")
     if command != "watch":
         os.mkfifo(out / "pipe.gutil")
-    code, told, err = ask(*command.split(), out)
+    code, reported, err = ask(*command.split(), out)
     assert (code, err) == (0, "")
-    assert "n1" in told
+    assert "n1" in reported
 
 
 def test_the_newest_run_is_found_beside_a_link_to_itself(tmp_path: Path) -> None:
@@ -240,9 +240,9 @@ def test_copies_of_a_log_add_no_gaps(story: Any, ask: Any) -> None:
     for name in ("b", "c"):
         one.with_name(f"slurm-42.n1.{name}.gutil").write_text(f"## host: n1\n{one.read_text()}")
     one.write_text(f"## host: n1\n{one.read_text()}")
-    (told,) = json.loads(ask("report", "--json", one.parent)[1])["gpus"]
-    assert told["energy_kwh"] == whole["energy_kwh"] > 0
-    assert told["hours"] == whole["hours"] > 0
+    (report,) = json.loads(ask("report", "--json", one.parent)[1])["gpus"]
+    assert report["energy_kwh"] == whole["energy_kwh"] > 0
+    assert report["hours"] == whole["hours"] > 0
     (series_of,) = series.load([str(one.parent)]).gpus
     assert np.nansum(series_of.steps_s) == 285
 
@@ -284,9 +284,9 @@ def test_numbers_and_characters_that_are_none() -> None:
     """A number that no float holds costs its line; half a character becomes a mark."""
     lines = [b'{"a": %d}' % 2**63, b'{"a": %d}' % (2**63 - 1), rb'{"a": "\ud800b\u0000"}']
     lines += [b'{"a": 1' + b"0" * 400 + b"}", rb'{"\udfff": ["\udfff", {"b": 1}]}']
-    told, num_unreadable = events.read(b"\n".join(lines))
+    reported, num_unreadable = events.read(b"\n".join(lines))
     assert num_unreadable == 2
-    assert told == [{"a": 2**63 - 1}, {"a": "?b?"}, {"?": ["?", {"b": 1}]}]
+    assert reported == [{"a": 2**63 - 1}, {"a": "?b?"}, {"?": ["?", {"b": 1}]}]
 
 
 HOSTILE = {
@@ -302,7 +302,7 @@ HOSTILE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_damaged_run_is_still_told(name: str, story: Any, ask: Any) -> None:
+def test_a_damaged_run_is_still_reported(name: str, story: Any, ask: Any) -> None:
     """Each key of each event and line of metrics with a value that it cannot have."""
     story.start()
     story.train(0, 25, 5, saves=(10, 20))
@@ -314,8 +314,8 @@ def test_a_damaged_run_is_still_told(name: str, story: Any, ask: Any) -> None:
     }
     for key in sorted(keys - {"event"}):
         for kind, text in lines.items():
-            told = [json.loads(line) for line in text.splitlines()]
-            spoiled = [one | ({key: HOSTILE[name]} if key in one else {}) for one in told]
+            reported = [json.loads(line) for line in text.splitlines()]
+            spoiled = [one | ({key: HOSTILE[name]} if key in one else {}) for one in reported]
             (whole / f"{kind}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in spoiled))
         for command in (["why"], ["compose"]):
             code, out, err = ask(*command, whole)
@@ -345,7 +345,7 @@ def test_an_offset_that_is_none(command: str, log: Path, ask: Any) -> None:
     ]
 
 
-def test_who_may_not_look_hears_so(tmp_path: Path) -> None:
+def test_without_permission_it_says_so(tmp_path: Path) -> None:
     """The folder and the reason, in one line."""
     with (
         pytest.raises(UserError, match="looked into; found /a: No such"),
@@ -378,7 +378,7 @@ def test_thresholds_without_end_are_one_line(log: Path, ask: Any) -> None:
 def test_a_wrong_option_of_the_recorder_is_one_line(
     options: list[str], tmp_path: Path, ask: Any
 ) -> None:
-    """Also where nobody watches; and no log is left behind."""
+    """Also without a watchdog; and no log is left behind."""
     code, out, err = ask("record", "--out", tmp_path / "x.gutil", *options)
     assert (code, out, err.count("\n")) == (64, "", 1)
     assert not [*tmp_path.iterdir()]

@@ -183,12 +183,12 @@ def test_true_logs_make_a_page(tmp_path: Path, data: Path) -> None:
     run = series.load([logs], plot_metrics.WANTED)
     values = unpacked(page.data["metrics"][0], (2, page.data["axis"]["bins"]))
     assert np.isnan(values[1]).any()
-    told = run.gpus[0].values["sm"]
-    assert page.data["table"][0][0] == pytest.approx(float(np.nanmean(told)), abs=0.01)
+    reported = run.gpus[0].values["sm"]
+    assert page.data["table"][0][0] == pytest.approx(float(np.nanmean(reported)), abs=0.01)
 
 
 @pytest.mark.parametrize(("command", "suffix"), [("html", ".html"), ("plot", ".svg")])
-def test_gpus_that_cannot_be_placed_are_said(
+def test_gpus_that_cannot_be_placed_are_reported(
     command: str, suffix: str, tmp_path: Path, data: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Rows without a time stand beside rows with one: they are left out, and counted."""

@@ -79,11 +79,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     log.write_text(log.read_text().replace("## host: synthetic02", f"## host: {HOSTILE}"))
     for name in ("events.jsonl", "metrics.jsonl"):
         lines = [json.loads(line) for line in (run_dir / name).read_text().splitlines()]
-        told = [
+        reported = [
             {HOSTILE: HOSTILE} | line | ({"node": HOSTILE} if "node" in line else {})
             for line in lines
         ]
-        (run_dir / name).write_text("".join(json.dumps(line) + "\n" for line in told))
+        (run_dir / name).write_text("".join(json.dumps(line) + "\n" for line in reported))
     html.write_page([str(run_dir)], str(out / "page.html"), f"synthetic {HOSTILE}")
     return out / "page.html"
 
@@ -148,9 +148,9 @@ def test_keys_zoom_move_and_tell(browser: Any) -> None:
     press(browser, Keys.NULL, "0")
     assert text(browser, "#range") == whole
     press(browser, Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
-    told = text(browser, "#readout")
-    assert "GPU 0" in told
-    assert " %" in told
+    output = text(browser, "#readout")
+    assert "GPU 0" in output
+    assert " %" in output
     press(browser, Keys.ESCAPE)
     assert not text(browser, "#readout")
 
@@ -219,16 +219,16 @@ def test_text_is_readable_in_both_themes(browser: Any, scheme: str) -> None:
     back = "return getComputedStyle(document.body).backgroundColor"
     pixel = "return document.querySelectorAll('#charts canvas[role=img]')[1].toDataURL()"
     switch = browser.find_element("id", "theme")
-    told = []
+    reported = []
     for _ in range(2):
         seen, low = browser.execute_script(CONTRAST)
         assert seen > 40
         assert low == []
-        told.append((browser.execute_script(back), browser.execute_script(pixel)))
+        reported.append((browser.execute_script(back), browser.execute_script(pixel)))
         browser.execute_script("arguments[0].click()", switch)
-    assert told[0][0] != told[1][0]
-    assert told[0][1] != told[1][1], "the canvases follow"
-    assert (told[0][0] == "rgb(255, 255, 255)") == (scheme == "light")
+    assert reported[0][0] != reported[1][0]
+    assert reported[0][1] != reported[1][1], "the canvases follow"
+    assert (reported[0][0] == "rgb(255, 255, 255)") == (scheme == "light")
     browser.execute_script("delete document.documentElement.dataset.theme")
 
 
@@ -240,9 +240,9 @@ def test_the_keyboard_reaches_everything_in_order(browser: Any) -> None:
     reached = []
     for _ in range(20):
         browser.switch_to.active_element.send_keys(Keys.TAB)
-        told = "const e = document.activeElement;"
-        told += "return e.id || e.className || e.dataset.do || e.tagName"
-        reached.append(browser.execute_script(told))
+        reported = "const e = document.activeElement;"
+        reported += "return e.id || e.className || e.dataset.do || e.tagName"
+        reached.append(browser.execute_script(reported))
     assert "when" in reached, "the time of a finding"
     reached = [one for one in reached if one != "when"]
     expected = [
@@ -266,11 +266,13 @@ def test_the_keyboard_reaches_everything_in_order(browser: Any) -> None:
 
 
 def test_a_finding_leads_to_its_time(browser: Any) -> None:
-    """What `diagnose` finds is told on top; its time is a button that shows it in the charts."""
+    """What `diagnose` finds is shown on top; its time is a button that shows it in the charts."""
     from selenium.webdriver.common.keys import Keys  # noqa: PLC0415 - only where it is installed
 
     shown = [item.text for item in browser.find_elements("css selector", "#findings li")]
-    (idle,) = [number for number, told in enumerate(shown) if told.startswith("warning: idle")]
+    (idle,) = [
+        number for number, reported in enumerate(shown) if reported.startswith("warning: idle")
+    ]
     assert "at a stretch" in shown[idle]
     whole = text(browser, "#range")
     browser.find_elements("css selector", "#findings .when")[idle].send_keys(Keys.ENTER)

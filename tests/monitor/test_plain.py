@@ -1,4 +1,4 @@
-"""What is no plain file, in the place of a run's own: nobody waits for it, or reads without end."""
+"""What is no plain file, in the place of a run's own: no reader hangs on it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _device(path: Path) -> None:
 @pytest.mark.parametrize("put", [_pipe, _device])
 @pytest.mark.parametrize("command", ALL)
 @pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl", "logs/rank-0.log"])
-def test_a_pipe_or_a_device_holds_nobody_up(
+def test_a_pipe_or_a_device_blocks_no_reader(
     name: str, command: str, put: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Read if it can be done without, else one line."""
@@ -38,10 +38,10 @@ def test_a_pipe_or_a_device_holds_nobody_up(
     (run_dir / name).unlink(missing_ok=True)
     put(run_dir / name)
     code = cli.main([*command.split(), str(run_dir)])
-    told = capfd.readouterr().err
-    assert (code in {0, 3}) or (code == 64 and told.count("\n") == 1)
+    output = capfd.readouterr().err
+    assert (code in {0, 3}) or (code == 64 and output.count("\n") == 1)
     if (name, command) in {("events.jsonl", "why"), ("metrics.jsonl", "diagnose")}:
-        assert "it is a pipe or a device" in told
+        assert "it is a pipe or a device" in output
 
 
 def test_what_is_no_plain_file_is_refused(tmp_path: Path) -> None:

@@ -143,8 +143,8 @@ def _note(truth: Truth, sm: int | None, true_s: int, before_s: int | None) -> No
 def test_every_view_of_the_logs_tells_the_same(tmp_path: Path, seed: int) -> None:
     """By node and UUID: hours, energy, means and rows; by node: how long nothing was written."""
     made = make(tmp_path, np.random.default_rng(seed))
-    nodes, told = aggregates.count(files.find([str(tmp_path)]))
-    report = document.document(stats.join(nodes), told, None)
+    nodes, reported = aggregates.count(files.find([str(tmp_path)]))
+    report = document.document(stats.join(nodes), reported, None)
     by_gpu = {(gpu["host"], gpu["uuid"]): gpu for gpu in report["gpus"]}
     paths = sorted(map(str, tmp_path.glob("*.gutil")))
     exported = [
@@ -174,6 +174,7 @@ def test_every_view_of_the_logs_tells_the_same(tmp_path: Path, seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.slow
 def test_why_and_export_tell_the_same_of_attempts(
     story: Any, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -198,13 +199,13 @@ def test_why_and_export_tell_the_same_of_attempts(
     now_s = story.now_s + 5
     monkeypatch.setattr(time, "time", lambda: now_s)
     run_dir = str(story.write())
-    told, found = why.gather(run_dir, now_s), collect(Path(run_dir), now_s=now_s)
+    reported, found = why.gather(run_dir, now_s), collect(Path(run_dir), now_s=now_s)
     (_, exported_lost) = found["ddp_run_steps_lost"][0]
     (_, share) = found["ddp_run_goodput_ratio"][0]
     spent = {labels["spent_on"]: value for labels, value in found["ddp_run_time_seconds"]}
-    assert exported_lost == told["steps_lost"] == lost
-    assert share == pytest.approx(told["goodput"]["goodput_pct"] / 100)
+    assert exported_lost == reported["steps_lost"] == lost
+    assert share == pytest.approx(reported["goodput"]["goodput_pct"] / 100)
     for part, value in spent.items():
-        assert value == pytest.approx(told["goodput"][f"{part}_s"])
-    assert sum(spent.values()) == pytest.approx(told["goodput"]["wall_s"], abs=0.02)
-    assert told["attempt"]["attempt"] == found["ddp_run_attempt"][0][1] == num_attempts
+        assert value == pytest.approx(reported["goodput"][f"{part}_s"])
+    assert sum(spent.values()) == pytest.approx(reported["goodput"]["wall_s"], abs=0.02)
+    assert reported["attempt"]["attempt"] == found["ddp_run_attempt"][0][1] == num_attempts

@@ -1,4 +1,4 @@
-"""Runs a command of the monitor whose output nobody reads, as `… | head -n 0` does."""
+"""Runs a command of the monitor whose output is not read, as `… | head -n 0` does."""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ def test_frames_are_shorter_than_what_srun_cuts() -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 50), st.lists(st.sampled_from([b"[0] text\n", b"x" * 1500, b"\n"])))
-def test_whatever_the_pieces_events_and_text_are_told_apart(size: int, texts: list[bytes]) -> None:
+def test_whatever_the_pieces_events_and_text_are_distinguished(
+    size: int, texts: list[bytes]
+) -> None:
     """However a pipe cuts the stream, every event and every byte of text comes out."""
     data = b"".join(text + channel.frames(LONG, f"a.{i}") for i, text in enumerate(texts))
     assert read_all(data, size) == (b"".join(texts), [LONG] * len(texts))

@@ -54,6 +54,17 @@ def test_the_cause_is_blamed_and_not_what_follows(
     assert blame(*ends) == blamed
 
 
+def test_who_failed_before_the_step_was_killed_is_blamed() -> None:
+    """PMIx has all agents killed at once where one process dies; a lost node is one node alone."""
+    kill = {"step_code": 137}
+    assert blame(ended(1, 137, signal="KILL"), **kill) == (1, 137)
+    here = {"node": "n0"}
+    on_one = [event("rank_up", rank) | here for rank in range(3)]
+    assert blame(*on_one, ended(1, 3) | here, **kill) == (1, 3)
+    both_of_a_node = event("rank_up", 2) | {"node": "n1"}
+    assert blame(both_of_a_node, ended(0, 1), **kill) == (1, 137)
+
+
 def test_who_finished_is_not_blamed() -> None:
     """The job's code is then the step's own; a missing line was lost, not a rank."""
     assert blame(ended(0, 0), ended(1, 0), ended(2, 0), step_code=0) == (None, 0)
@@ -62,10 +73,10 @@ def test_who_finished_is_not_blamed() -> None:
 
 def test_a_signal_before_there_were_ranks_is_a_stop_on_request() -> None:
     """Nothing is lost; without a signal it is the step's own failure to start."""
-    told = event("signal", source="prelaunch", signal="USR1")
-    assert classify([told], step_code=138).code == 75
+    reported = event("signal", source="prelaunch", signal="USR1")
+    assert classify([reported], step_code=138).code == 75
     assert classify([], step_code=138).code == 138
-    assert classify([told], step_code=1).code == 1
+    assert classify([reported], step_code=1).code == 1
 
 
 @pytest.mark.parametrize(
@@ -91,20 +102,42 @@ def test_where_all_only_lost_a_peer_the_first_counts() -> None:
 
 
 def test_of_our_own_ranks_who_only_lost_a_peer_comes_second() -> None:
-    """The trainer ends with 70 for cause and consequence: what it told of it says which."""
+    """The trainer ends with 70 for cause and consequence: what it reported says which."""
     followed = event("failure", 0, error=LOST_PEER)
     ends = (followed, ended(0, 70), event("failure", 2, error="ValueError: bad"), ended(2, 70))
     assert blame(*ends, ended(1, 0)) == (2, 70)
     assert blame(followed, ended(0, 70), ended(1, 0), ended(2, 0)) == (0, 70)
 
 
+def test_a_recorded_error_that_a_lost_peer_caused_comes_second() -> None:
+    """Its own words may say nothing of it: its traceback does."""
+    wrapped = "RuntimeError: training failed"
+    followed = event("failure", 0, error=wrapped, causes=f"{LOST_PEER}\n{wrapped}")
+    own = event("failure", 2, error="ValueError: bad", causes="ValueError: bad")
+    ends = (followed, ended(0, 1), own, ended(2, 1), ended(1, 0))
+    assert blame(*ends) == (2, 1)
+    found = classify((*UPS, *ends), step_code=1)
+    assert (found.why, found.error) == ("ValueError: bad", "ValueError: bad")
+    assert blame(event("failure", 0, error=wrapped, causes=7), *ends[1:]) == (0, 1)
+
+
+def test_a_recorded_error_beats_a_guess_from_the_log() -> None:
+    """Whatever code the program ends with; without it only our trainer's log has a form."""
+    told = event("failure", 1, error="MyError: disk 3 of 4")
+    ends = (ended(1, 3), ended(0, 0), ended(2, 0))
+    found = classify((*UPS, told, *ends), lambda _rank: "OtherError: x\n", step_code=3)
+    assert (found.why, found.error) == ("MyError: disk 3 of 4", "MyError: disk 3 of 4")
+    guessed = classify((*UPS, *ends), lambda _rank: "trainer: y\nOtherError: x\n", step_code=3)
+    assert (guessed.why, guessed.error) == ("", "OtherError: x")
+
+
 def test_whose_loss_was_not_finite_is_blamed() -> None:
     """All ranks end at once, with the same words; the event tells whose it was."""
-    told = event("non_finite", 0, step=7, action="stop", steps=[7], ranks=[1, 2])
+    reported = event("non_finite", 0, step=7, action="stop", steps=[7], ranks=[1, 2])
     ends = (ended(0, 70), ended(1, 70), ended(2, 70))
-    assert blame(told, *ends) == (1, 70)
-    assert blame(told | {"ranks": []}, *ends) == (0, 70)
-    assert blame(told, ended(2, 3), *ends[:2]) == (2, 3)
+    assert blame(reported, *ends) == (1, 70)
+    assert blame(reported | {"ranks": []}, *ends) == (0, 70)
+    assert blame(reported, ended(2, 3), *ends[:2]) == (2, 3)
 
 
 def test_whose_loss_was_skipped_is_not_blamed() -> None:
@@ -113,7 +146,7 @@ def test_whose_loss_was_skipped_is_not_blamed() -> None:
     assert blame(skipped, ended(0, 70), ended(1, 70), ended(2, 70)) == (0, 70)
 
 
-def test_what_a_rank_of_ours_said_is_told() -> None:
+def test_the_message_of_a_rank_of_ours_is_shown() -> None:
     """Its own words, with the remedy they may hold, as they are and not too many of them."""
     words = 'RunFailedError: the loss of "step" 7 is not finite; lower --lr\n'
     ends = (ended(1, 70), ended(0, 0), ended(2, 0))
@@ -126,7 +159,7 @@ def test_what_a_rank_of_ours_said_is_told() -> None:
     assert classify((*UPS, *ends), lambda _rank: log, step_code=70).why == "rendezvous at n:1"
 
 
-def test_whom_the_kernel_ended_for_its_memory_is_told_the_remedy() -> None:
+def test_the_remedy_is_shown_where_the_kernel_ended_a_rank_for_its_memory() -> None:
     """As its agent saw it in its cgroup."""
     found = classify((*UPS, ended(1, 137, oom=True), ended(0, 0), ended(2, 0)), step_code=137)
     assert (found.why, found.finding.failure_class) == (
@@ -135,7 +168,7 @@ def test_whom_the_kernel_ended_for_its_memory_is_told_the_remedy() -> None:
     )
 
 
-def test_a_signal_is_a_cause_whatever_was_said_before() -> None:
+def test_a_signal_is_a_cause_whatever_was_reported_before() -> None:
     """Who is killed says nothing; who aborts does."""
     logs = {0: f"{LOST_PEER}\n"}
     assert blame(ended(0, 137), ended(2, 1), ended(1, 0), logs=logs) == (0, 137)
@@ -173,6 +206,15 @@ def test_of_a_lost_node_the_rank_that_is_missing_is_named() -> None:
     assert classify([lost], step_code=1).end == (None, "n1", 137, "KILL")
 
 
+def test_of_a_rank_that_came_back_its_last_end_counts() -> None:
+    """It had left, and the others went on: what ended them came later."""
+    ups = [event("rank_up", rank) for rank in (0, 1)]
+    back = event("rank_up", 1)
+    found = classify([*ups, ended(1, 3), back, ended(0, 5), ended(1, 1)], step_code=5)
+    assert (found.code, found.end and found.end.rank) == (5, 0)
+    assert classify([*ups, ended(1, 3), ended(0, 5)], step_code=5).code == 3
+
+
 def test_the_first_verdict_and_the_first_lost_node_count() -> None:
     """What came later followed."""
     lost = [event("lost_node", node=node, how="gone") for node in ("n2", "n1")]
@@ -183,9 +225,9 @@ def test_the_first_verdict_and_the_first_lost_node_count() -> None:
 
 
 def test_a_step_that_the_supervisor_ended_has_victims_without_an_end() -> None:
-    """They were killed for another's failure; if nobody failed they count."""
+    """They were killed for another's failure; if no rank failed they count."""
     assert blame(ended(0, 3), step_code=137, guard="failed") == (0, 3)
-    assert blame(ended(0, 3), step_code=137) == (1, 137)
+    assert blame(ended(0, 3), ended(2, 70), step_code=137) == (1, 137)
     stopped = ended(0, 143, requested=True)
     assert blame(stopped, step_code=137, guard="failed") == (1, 137)
 
@@ -206,20 +248,20 @@ def test_who_was_killed_after_the_job_was_asked_to_end_did_not_fail() -> None:
 
 
 def test_who_asks_to_go_on_later_did_not_fail() -> None:
-    """Its code is the job's, and nobody failed first."""
+    """Its code is the job's, and no rank failed first."""
     found = classify((*UPS, ended(0, 75), ended(1, 75), ended(2, 70)), step_code=75)
     assert (found.code, found.end and found.end.rank, found.first) == (75, 0, None)
 
 
 def test_an_attempt_known_to_have_failed_did_not_end_by_its_75() -> None:
-    """Asked afterwards, when the end is told."""
+    """Asked afterwards, when the end is reported."""
     events = (*UPS, ended(0, 75), ended(1, 70), ended(2, 0))
     found = classify(events, code=70)
     assert found.first == (1, "n1", 70, None)
 
 
 def test_what_the_supervisor_chose_is_found_again() -> None:
-    """Afterwards nobody knows whether it had ended the step itself: its own event says it."""
+    """Afterwards it is unknown whether it had ended the step itself: its own event says it."""
     events = (*UPS, ended(0, 3))
     live = classify(events, step_code=137, guard="failed")
     assert live.first is not None
@@ -236,7 +278,7 @@ def test_what_the_supervisor_chose_stands_though_it_only_lost_a_peer() -> None:
 
 
 def test_of_a_killed_supervisors_run_a_rank_that_failed_is_named() -> None:
-    """Nobody knows the job's code; that another one stopped in good order explains nothing."""
+    """The job's code is unknown; that another one stopped in good order explains nothing."""
     found = classify((*UPS, ended(0, 75), ended(1, 3), ended(2, 75)))
     assert (found.code, found.first) == (None, (1, "n1", 3, None))
 
@@ -263,10 +305,10 @@ def test_of_many_ranks_not_every_log_is_read() -> None:
     found = classify([*ups, *ends], log_end, step_code=1)
     assert found.end == (0, "n0", 1, None)
     assert len(set(asked)) <= 17
-    told = [event("failure", rank, error=LOST_PEER) for rank in range(4095)]
-    told.append(event("failure", 4095, error="ValueError: bad"))
+    reported = [event("failure", rank, error=LOST_PEER) for rank in range(4095)]
+    reported.append(event("failure", 4095, error="ValueError: bad"))
     asked.clear()
-    found = classify([*ups, *told, *ends], log_end, step_code=1)
+    found = classify([*ups, *reported, *ends], log_end, step_code=1)
     assert found.end == (4095, "n4095", 1, None)
     assert set(asked) == {4095}
 
@@ -283,6 +325,6 @@ def test_a_decision_says_why_slurm_ended_the_job() -> None:
     """In a key of its own; older runs have it in words only."""
     asked = event("signal", source="prelaunch", signal="TERM")
     ends = (asked, ended(0, 75, requested=True), ended(1, 0), ended(2, 0))
-    told = event("decision", decision="fail", reason="", cause="cancelled")
-    found = classify((*UPS, *ends, told), code=75)
+    reported = event("decision", decision="fail", reason="", cause="cancelled")
+    found = classify((*UPS, *ends, reported), code=75)
     assert (found.finding.failure_class, found.finding.words) == ("cancelled", "was cancelled")

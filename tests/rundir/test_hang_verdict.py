@@ -14,7 +14,7 @@ WAIT = "torch/distributed/distributed_c10d.py:2810 in all_reduce"
 
 def rank(number: int, **changes: Any) -> RankReport:
     """A rank that waits in the backward of step 120 with all the others."""
-    told = {
+    reported = {
         "local_rank": number % 2,
         "gpu": f"GPU {number % 2}",
         "step": 120,
@@ -27,7 +27,7 @@ def rank(number: int, **changes: Any) -> RankReport:
         "top": WAIT,
         "waiting": True,
     }
-    return RankReport(rank=number, **{**told, **changes})
+    return RankReport(rank=number, **{**reported, **changes})
 
 
 BEHIND = {"phase": "forward", "collective": 44, "top": "my/model.py:88 in f", "waiting": False}
@@ -136,8 +136,8 @@ def test_a_node_that_cannot_reach_the_master() -> None:
 
 
 @pytest.mark.parametrize("reaches", [(False, False), (None, None), (True, True), (None, False)])
-def test_nobody_is_cut_off_where_nobody_differs(reaches: tuple[bool | None, ...]) -> None:
-    """A store that has ended answers nobody; that is no network."""
+def test_no_node_is_cut_off_where_none_differs(reaches: tuple[bool | None, ...]) -> None:
+    """A store that has ended answers no rank; that is no network."""
     verdict = composed(nodes(rank(0), rank(1), rank(2), rank(3, **BEHIND), reaches=reaches))
     assert (verdict.kind, verdict.rank) == ("hung", 3)
 
@@ -162,7 +162,7 @@ def test_ranks_in_different_collectives_are_both_named() -> None:
 
 
 def test_a_rank_that_is_behind_in_a_collective_of_its_own() -> None:
-    """It does not hang in a line of its own: it waits, too, where nobody comes."""
+    """It does not hang in a line of its own: it waits, too, where no rank comes."""
     own = rank(1, **{**BEHIND, "top": "c10d.py:9 in barrier, called from my.py:7", "waiting": True})
     verdict = composed(nodes(rank(0), own))
     assert verdict.text.startswith("ranks wait in different collectives: rank 1 on n0")
@@ -179,13 +179,13 @@ def test_a_rank_that_is_behind_in_a_collective_of_its_own() -> None:
     ids=["in the kernel", "in a line of its own", "with an idle GPU"],
 )
 def test_at_the_same_place_one_does_not_wait(changes: dict[str, Any]) -> None:
-    """It has not arrived, whatever its beat says."""
+    """It has not arrived, whatever its heartbeat says."""
     verdict = composed(nodes(rank(0), rank(1), rank(2, **changes), rank(3)))
     assert (verdict.kind, verdict.rank) == ("hung", 2)
 
 
 def test_all_at_the_same_place_and_different_lines() -> None:
-    """Both are said, beginning with the rarer one."""
+    """Both are reported, beginning with the rarer one."""
     other = rank(2, top="torch/distributed/distributed_c10d.py:999 in barrier")
     verdict = composed(nodes(rank(0), rank(1), other, rank(3)))
     assert verdict.text.startswith("ranks hang in different places: rank 2 on n1")
@@ -193,7 +193,7 @@ def test_all_at_the_same_place_and_different_lines() -> None:
 
 
 def test_all_at_the_same_line() -> None:
-    """Then that is all that can be said."""
+    """Then that is all that is known."""
     verdict = composed(nodes(rank(0), rank(1)))
     assert verdict.rank == 0
     assert verdict.text == (
@@ -203,8 +203,8 @@ def test_all_at_the_same_line() -> None:
     assert composed(nodes(rank(0))).text.startswith("rank 0 on n0 (GPU 0) hangs at step 120")
 
 
-def test_commands_without_beats() -> None:
-    """No step is known: state and line are said, or that nothing is known."""
+def test_commands_without_heartbeats() -> None:
+    """No step is known: state and line are reported, or that nothing is known."""
     nothing = {"step": None, "phase": None, "collective": None, "top": None, "waiting": False}
     verdict = composed(nodes(rank(0, **nothing), rank(1, **nothing, state="T")))
     assert (verdict.kind, verdict.rank) == ("stopped", 1)

@@ -7,5 +7,7 @@ from rundir.text import problem
 
 def test_a_problem_is_rule_found_and_remedy_in_one_line() -> None:
     """Whatever the parts are, and however they are broken into lines."""
-    told = problem("MASTER_PORT must be free\non gpu01", 29500, "unset it, to have\n  one chosen\n")
-    assert told == "MASTER_PORT must be free on gpu01; found 29500; unset it, to have one chosen"
+    output = problem(
+        "MASTER_PORT must be free\non gpu01", 29500, "unset it, to have\n  one chosen\n"
+    )
+    assert output == "MASTER_PORT must be free on gpu01; found 29500; unset it, to have one chosen"

@@ -76,7 +76,7 @@ class Ranks:
         return [process.wait() for process in self.processes]
 
     def wait_for_step(self, step: int, timeout_s: float = 90) -> None:
-        """Wait until metrics.jsonl tells of `step`."""
+        """Wait until metrics.jsonl has `step`."""
         deadline_s = time.monotonic() + timeout_s
         file = self.run.path / "metrics.jsonl"
         while not (file.exists() and self.run.metrics() and self.run.metrics()[-1]["step"] >= step):
@@ -110,7 +110,7 @@ def start_ranks(
     In values of `env`, {rank} stands for the rank's number.
     """
     started: list[Ranks] = []
-    told = tmp_path_factory.mktemp("told")
+    reported = tmp_path_factory.mktemp("reported")
 
     def start(
         count: int, *options: str, out: str = "run", env: dict[str, str] | None = None
@@ -134,7 +134,7 @@ def start_ranks(
                     ["--out", str(tmp_path / out), *options],
                     {**clean_env, **{k: str(v) for k, v in place.items()}, **own},
                     tmp_path,
-                    (told / f"{name}.out", told / f"{name}.err"),
+                    (reported / f"{name}.out", reported / f"{name}.err"),
                 )
             )
         ranks = Ranks(processes, RunDir(tmp_path / out))

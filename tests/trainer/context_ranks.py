@@ -28,7 +28,7 @@ class Model(nn.Module):
         self.attend = attend_causally
 
     def forward(self, _tokens: Tensor, positions: Tensor | None = None) -> Tensor | None:
-        """Return what it is told."""
+        """Return what it was given."""
         return positions
 
 

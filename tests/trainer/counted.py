@@ -1,4 +1,4 @@
-"""A language workload that counts targets in its own way, so that nobody knows their number."""
+"""A language workload that counts targets in its own way, so that their number is unknown."""
 
 from torch import Tensor
 

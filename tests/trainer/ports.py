@@ -4,7 +4,7 @@ import socket
 
 
 def free_port() -> int:
-    """Return one that nobody has at present."""
+    """Return one that is free at present."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

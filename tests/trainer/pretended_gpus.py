@@ -53,7 +53,7 @@ class _OnTheCpu(TorchFunctionMode):
 
 
 class _Stream:
-    """Of this process's own GPU, as whoever asks for one should mean."""
+    """Of this process's own GPU, as one without an index means."""
 
     device_type = "cuda"
 

@@ -1,4 +1,4 @@
-"""Saves, loads and looks at checkpoints of one process."""
+"""Saves, loads and reads checkpoints of one process."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def load(path: Path, request: str = "auto") -> tuple[dict[str, torch.Tensor], Tr
 
 
 def loaded_step(path: Path, request: str = "auto") -> int | None:
-    """The step that a new process would begin with, after a look at the values."""
+    """The step that a new process would begin with, after reading the values."""
     loaded = load(path, request)
     if loaded is None:
         return None

@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def trainer(folder: Path, *options: str, **env: str) -> tuple[int, str]:
-    """Run the trainer in `folder`, without GPUs; its code, and what it said of what is wrong."""
+    """Run the trainer in `folder`, without GPUs; its code, and its message of what is wrong."""
     ended = subprocess.run(
         [sys.executable, "-m", "trainer", *options],
         cwd=folder,
@@ -32,6 +32,7 @@ def trainer(folder: Path, *options: str, **env: str) -> tuple[int, str]:
         (("--compile",), {"CXX": "no-compiler"}),
     ],
 )
+@pytest.mark.slow
 def test_what_the_run_refuses_the_check_refuses(
     tmp_path: Path, options: tuple[str, ...], env: dict[str, str]
 ) -> None:
@@ -44,5 +45,5 @@ def test_what_the_run_refuses_the_check_refuses(
 
 def test_a_job_checks_on_a_node_that_need_not_have_the_gpus(tmp_path: Path) -> None:
     """Its batch step may see none; the ranks look for themselves."""
-    told = trainer(tmp_path, "--precision", "tf32", "--check", DDP_RUN_DIR=str(tmp_path / "run"))
-    assert told == (0, "")
+    output = trainer(tmp_path, "--precision", "tf32", "--check", DDP_RUN_DIR=str(tmp_path / "run"))
+    assert output == (0, "")

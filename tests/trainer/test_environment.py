@@ -1,4 +1,4 @@
-"""What torch finds in the environment, whoever starts the trainer."""
+"""What torch finds in the environment, however the trainer is started."""
 
 import subprocess
 import sys

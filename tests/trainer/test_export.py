@@ -98,8 +98,8 @@ def test_nothing_is_overwritten_without_force(
     (tmp_path / "m.pt").write_text("precious")
     for out in ("m.pt", "m"):
         assert run(export.main, [str(run_dir), str(tmp_path / out)]) == 64
-        assert "a file that is not there yet" in (told := capsys.readouterr().err)
-        assert told.count("\n") == 1
+        assert "a file that is not there yet" in (reported := capsys.readouterr().err)
+        assert reported.count("\n") == 1
     assert (tmp_path / "m.pt").read_text() == "precious"
     assert not (tmp_path / "m.safetensors").exists()
     assert run(export.main, [str(run_dir), str(tmp_path / "m"), "--force"]) == 0
@@ -117,10 +117,10 @@ def test_a_full_disk_is_one_line(
         code = run(export.main, [str(run_dir), str(tmp_path / name)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, usual)
-    told = capsys.readouterr().err
-    assert (code, told.count("\n")) == (64, 1)
-    assert "a file that can be written; found" in told
-    assert "File too large" in told
+    output = capsys.readouterr().err
+    assert (code, output.count("\n")) == (64, 1)
+    assert "a file that can be written; found" in output
+    assert "File too large" in output
     assert not [path for path in tmp_path.iterdir() if "m." in path.name]
 
 
@@ -142,9 +142,9 @@ def test_wrong_input_is_64_and_one_line(
         (inspect.main, ["--nonesuch"]),
     ]:
         assert run(main, words) == 64
-        told = capsys.readouterr().err
-        assert told.startswith("trainer: ")
-        assert told.count("\n") == 1
+        output = capsys.readouterr().err
+        assert output.startswith("trainer: ")
+        assert output.count("\n") == 1
     assert not list(tmp_path.glob("m*"))
 
 
@@ -164,9 +164,9 @@ def test_inspect_shows_what_is_in_one(run_dir: Path, capsys: pytest.CaptureFixtu
         "step-3", "step-3", {"step-2": None},
     )  # fmt: skip
     assert run(inspect.main, [str(run_dir)]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for text in ("step-2: verified", "model/1.weight", "128x784", "401,408", "generator/numpy"):
-        assert text in told
+        assert text in output
 
 
 def test_inspect_names_the_damage(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

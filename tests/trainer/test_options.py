@@ -50,7 +50,7 @@ def test_underscores_do_for_dashes(toml: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (
             ["--epchs", "3"],
@@ -123,15 +123,15 @@ def test_underscores_do_for_dashes(toml: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_option_is_one_line_that_names_it(argv: list[str], told: str) -> None:
+def test_a_wrong_option_is_one_line_that_names_it(argv: list[str], message: str) -> None:
     """Unknown name, missing or wrong value: what, rule, found and remedy in one line."""
-    with pytest.raises(UserError, match=told) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         parse(argv)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("epochz = 1", "key 'epochz' in .*did you mean --epochs"),
         ("lr = [1]", r"key 'lr' in .*a number; found \[1\]"),
@@ -148,11 +148,13 @@ def test_a_wrong_option_is_one_line_that_names_it(argv: list[str], told: str) ->
         ('config = "other.toml"', "key 'config' in"),
     ],
 )
-def test_a_wrong_file_is_one_line_that_names_the_key(tmp_path: Path, text: str, told: str) -> None:
+def test_a_wrong_file_is_one_line_that_names_the_key(
+    tmp_path: Path, text: str, message: str
+) -> None:
     """Unknown keys are answered with the nearest; values are checked like options."""
     path = tmp_path / "o.toml"
     path.write_text(text)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         parse(["--config", str(path)])
 
 
@@ -181,11 +183,13 @@ def test_the_page_has_every_option_and_its_default() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "trainer.md"
     text = page.read_text("utf-8")
     table = text.partition("## All options")[2]
-    told = re.findall(r"^\| `(--[a-z0-9-]+)`.*? \| (.*?) \| (.+) \|$", table, re.MULTILINE)
-    defaults = [getattr(Config(), name[2:].replace("-", "_")) for name, _, _ in told]
+    reported = re.findall(r"^\| `(--[a-z0-9-]+)`.*? \| (.*?) \| (.+) \|$", table, re.MULTILINE)
+    defaults = [getattr(Config(), name[2:].replace("-", "_")) for name, _, _ in reported]
     written = {None: "", "": "", True: "on", False: "off"}
-    assert [name for name, _, _ in told] == [option_name(field.name) for field in fields(Config)]
-    for (name, default, _), value in zip(told, defaults, strict=True):
+    assert [name for name, _, _ in reported] == [
+        option_name(field.name) for field in fields(Config)
+    ]
+    for (name, default, _), value in zip(reported, defaults, strict=True):
         is_plain = value is None or value == "" or isinstance(value, bool)
         assert default == (written[value] if is_plain else f"`{value}`"), name
     assert runpy.run_path(str(page.parent / "write_options.py"))["page"](text) == text
@@ -214,9 +218,9 @@ def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     """--help ends with 0 and names each field."""
     with pytest.raises(SystemExit) as ended:
         parse(["--help"])
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert ended.value.code == 0
-    assert all("--" + name.replace("_", "-") in told for name in Config.__dataclass_fields__)
+    assert all("--" + name.replace("_", "-") in output for name in Config.__dataclass_fields__)
 
 
 def test_profile_steps_are_inclusive() -> None:

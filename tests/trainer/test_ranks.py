@@ -81,7 +81,7 @@ def test_a_half_set_contract_is_an_error_that_names_what_is_missing(name: str) -
     ],
 )
 def test_a_value_out_of_range_is_an_error_that_names_it(name: str, value: str) -> None:
-    """Zero ranks, a port out of range and ranks that disagree are told, with what was found."""
+    """Zero ranks, a port out of range and ranks that disagree are reported, with what was found."""
     with pytest.raises(UserError, match=re.escape(f"; found {value!r}; ")) as caught:
         Ranks.from_environment({**GOOD, name: value})
     assert str(caught.value).startswith(f"{name} must be a whole number ")

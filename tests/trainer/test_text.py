@@ -48,7 +48,7 @@ def test_words_that_are_not_flushed_do_not_change_how_it_ends() -> None:
     assert ended.returncode == 64
 
 
-def test_only_a_reader_that_has_gone_is_told_of(tmp_path: Path) -> None:
+def test_only_a_reader_that_has_gone_is_reported(tmp_path: Path) -> None:
     """A full disk is not; and all else is asked of the stream itself."""
     with Path("/dev/full").open("w") as full:
         lossy = LossyStream(full)

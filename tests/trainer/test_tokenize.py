@@ -118,14 +118,14 @@ def test_an_empty_path_is_not_the_current_directory(
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
-def look_at(workload: Language) -> None:
+def read(workload: Language) -> None:
     """As a run does before it trains."""
     workload.check()
     workload.prepare()
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda data: data[:-1], "4,137 bytes of 4,138"),
         (lambda data: data + b"x", "4,139 bytes of 4,138"),
@@ -138,19 +138,19 @@ def look_at(workload: Language) -> None:
     ],
 )
 def test_a_damaged_or_foreign_file_is_one_line(
-    made: Path, damage: Callable[[bytes], bytes], told: str
+    made: Path, damage: Callable[[bytes], bytes], message: str
 ) -> None:
     """What is wrong with it, and what to do; no traceback."""
     made.write_bytes(damage(made.read_bytes()))
     workload = Language(Config(workload="lm", data_dir=made.parent))
     with pytest.raises(UserError, match=r"token file .*make it again") as caught:
-        look_at(workload)
-    assert told in str(caught.value)
+        read(workload)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         (
             "x.jsonl",
@@ -165,13 +165,13 @@ def test_a_damaged_or_foreign_file_is_one_line(
     ],
 )
 def test_wrong_input_is_64_and_leaves_nothing(
-    tmp_path: Path, name: str, content: bytes, told: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, name: str, content: bytes, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line that names file and line."""
     (tmp_path / name).write_bytes(content)
     assert run(tokenize.main, [str(tmp_path / name), "--out", str(tmp_path / "o")]) == 64
-    assert told in (said := capsys.readouterr().err)
-    assert said.count("\n") == 1
+    assert message in (output := capsys.readouterr().err)
+    assert output.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint's Llama as a folder that Hugging Face's transformers loads."""
+"""A checkpoint's Llama, or Megatron GPT, as a folder that Hugging Face's transformers loads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from safetensors.torch import save_file
 from rundir.text import counted
 from trainer import command
 from trainer.checkpoint import manifest
+from trainer.checkpoint.foreign import is_foreign
 from trainer.checkpoint.llama import read_llama
+from trainer.checkpoint.megatron import read_gpt
 from trainer.data.tokenizer import EOS_NAMES
 from trainer.errors import UserError
 from trainer.workloads.llama_hf import CONFIG, WEIGHTS, config_of, to_hf
@@ -25,18 +27,24 @@ if TYPE_CHECKING:
 
 def export_hf(checkpoint: Path, target: Path, tokenizer: Path | None) -> None:
     """Write the folder beside, then rename it. Raises UserError for what is no such checkpoint."""
-    llama = read_llama(checkpoint)
-    tokenizer_texts = tokenizer_files(tokenizer, llama.model, llama.shape.vocab_size)
+    about = {"format": "pt"}
+    if is_foreign(checkpoint):
+        config, weights = read_gpt(checkpoint)
+        texts = tokenizer_files(tokenizer, "", config["vocab_size"]) if tokenizer else {}
+    else:
+        llama = read_llama(checkpoint)
+        config = config_of(llama.shape, llama.sequence_length)
+        weights = to_hf(llama.weights, is_tied=llama.shape.is_tied)
+        about["step"] = str(llama.step)
+        texts = tokenizer_files(tokenizer, llama.model, llama.shape.vocab_size)
     beside = target.with_name(f".{target.name}.partial")
     try:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
-        weights = to_hf(llama.weights, is_tied=llama.shape.is_tied)
-        save_file(weights, beside / WEIGHTS, {"format": "pt", "step": str(llama.step)})
-        config = config_of(llama.shape, llama.sequence_length)
+        save_file(weights, beside / WEIGHTS, about)
         (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
         command.follow_umask(beside / WEIGHTS)
-        for name, text in tokenizer_texts.items():
+        for name, text in texts.items():
             (beside / name).write_text(text + "\n", "utf-8")
         for path in beside.iterdir():
             manifest.flush(path)
@@ -49,7 +57,7 @@ def export_hf(checkpoint: Path, target: Path, tokenizer: Path | None) -> None:
         shutil.rmtree(beside, ignore_errors=True)  # also of one that was interrupted
     size_mib = (target / WEIGHTS).stat().st_size / 2**20
     print(f"{target}: {counted(len(weights), 'tensor')}, {size_mib:.1f} MiB, of {checkpoint}")
-    if not tokenizer_texts:
+    if not texts:
         print(f"{target}: no tokenizer, which a checkpoint does not name: give --tokenizer FILE")
 
 

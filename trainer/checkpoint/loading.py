@@ -1,7 +1,7 @@
 """Read a checkpoint: on one process, or on all ranks together.
 
-All ranks together tell damage from what one node cannot read just now: a run that took the second
-for the first would resume from an older checkpoint, and later remove the good one.
+All ranks together distinguish damage from what one node cannot read just now: a run that took the
+second for the first would resume from an older checkpoint, and later remove the good one.
 """
 
 from __future__ import annotations

@@ -69,6 +69,8 @@ _REPLACED: dict[tuple[str, str], Any] = {
         for module in ("pathlib", "pathlib._local")
         for name in ("PosixPath", "PurePosixPath")
     },
+    # Megatron core up to 0.15 added a field of its own, on how an optimizer's tensors were cut.
+    ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata"): Metadata,
 }
 
 

@@ -11,8 +11,9 @@ from trainer.checkpoint.tensors import gather_rank, gather_tensors
 from trainer.errors import CheckpointError
 from trainer.loop.memory import MemoryReport, peak_bytes
 from trainer.loop.progress import Progress, RollBack
+from trainer.loop.replicas import check_replicas
 from trainer.loop.train_step import Stepper
-from trainer.telemetry.heartbeat import LOAD, LOG, SAVE
+from trainer.telemetry.heartbeat import AGREE, LOAD, LOG, SAVE
 from trainer.telemetry.metrics import Validation
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class Loop:
 
     def _begin(self, resumed: Resumed) -> None:
         self.state: TrainState = resumed.state
+        self._checked_step = self.state.step
+        """The last step at which the copies of the model were compared."""
         self._stepper.skipped = frozenset(self.state.skipped_steps)
         self.progress.begin(self.state, resumed.loss_sum.item())
         self._stepper.seek(-1)
@@ -122,6 +125,7 @@ class Loop:
         components = self._components
         self._stepper.seek(self.state.step)
         log_every, consensus = components.config.log_every, components.consensus
+        check_every = components.config.check_replicas
         components.trained.train_model.train()
         pause_step = self._pause_step()
         for step in range(self.state.step + 1, pause_step + 1):
@@ -138,6 +142,8 @@ class Loop:
                 self._memory.report_measured()
             if step % log_every == 0 or step == self._total_steps:
                 self._log(step)
+            if check_every and step % check_every == 0:
+                self._check_replicas(step)
             if consensus.reached():
                 self.state = replace(self.state, step=step)
                 return True
@@ -195,6 +201,7 @@ class Loop:
 
     def _save(self, *, is_best: bool = False) -> None:
         components = self._components
+        self._check_replicas(self.state.step)  # what differs is never saved
         components.heartbeat.collective(SAVE)
         ranks, device = components.mesh.ranks, components.mesh.device
         loss_sum = torch.tensor(self.progress.loss.value, dtype=torch.float64)
@@ -208,6 +215,13 @@ class Loop:
             tensors |= gather_rank(ranks.rank, loss_sum, device)
             components.checkpoints.save(tensors, self._state_to_save(), is_best=is_best)
         components.consensus.begin()  # time has passed
+
+    def _check_replicas(self, step: int) -> None:
+        components = self._components
+        if step > self._checked_step and components.mesh.layout.dp_replicate > 1:
+            components.heartbeat.collective(AGREE)
+            check_replicas(components.trained.model, components.mesh, components.events, step)
+            self._checked_step = step
 
     def _state_to_save(self) -> TrainState:
         scaler, loss = self._components.trained.update.scaler, self.progress.loss

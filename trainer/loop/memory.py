@@ -103,7 +103,7 @@ class MemoryReport:
         return use.largest(self._components.mesh)
 
     def _can_measure_activations(self) -> bool:
-        """Whether autograd's hooks see all that is kept. On a GPU its allocator tells more."""
+        """Whether autograd's hooks see all that is kept. On a GPU its allocator knows more."""
         config = self._components.config
         is_plain = not config.compile and config.activation_checkpointing == "none"
         return is_plain and self._components.mesh.device.type == "cpu"

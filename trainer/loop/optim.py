@@ -76,7 +76,7 @@ class Update:
             parameter.grad = None
 
     def _step_if_finite(self, found: Tensor, norm: Tensor | None) -> None:
-        total = self._look(found)
+        total = self._poll(found)
         if self._is_read:
             if found.item():
                 return
@@ -85,7 +85,7 @@ class Update:
         self._clip(total, norm)
         self._step()
 
-    def _look(self, found: Tensor) -> Tensor | None:
+    def _poll(self, found: Tensor) -> Tensor | None:
         """Mark `found`; return the global norm where gradients are clipped, which gives both."""
         if self._clip_grad_norm is None:
             self._check(found)

@@ -148,7 +148,7 @@ def _forget_wake_up() -> None:
 
 def report_too_early(left_s: float) -> None:
     """Report a shutdown before there was anything to save."""
-    print(f"trainer: told to stop before training began, {left_s:.1f} s left", file=sys.stderr)
+    print(f"trainer: asked to stop before training began, {left_s:.1f} s left", file=sys.stderr)
 
 
 _LAG_S = 1.0

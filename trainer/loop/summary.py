@@ -65,7 +65,7 @@ def summary_of(
 
 
 def _ended_by(outcome: str, loop: Loop | None) -> str:
-    """Name what ended a run; the event of a failure tells more."""
+    """Name what ended a run; the event of a failure has more."""
     if outcome != "finished" or loop is None:
         return {"stopped": "request"}.get(outcome, "failure")
     return "early_stop" if loop.stops_early and not loop.is_at_last_step else "last_step"

@@ -162,7 +162,7 @@ class Language(Workload):
         )
 
     def num_correct(self, outputs: Tensor, targets: Tensor) -> None:
-        """No accuracy for a language model: its loss tells more."""
+        """No accuracy for a language model: its loss says more."""
 
     def tokens_per_sample(self) -> int:
         """Return the sequence's length."""

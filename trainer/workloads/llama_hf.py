@@ -62,7 +62,7 @@ def to_hf(weights: Mapping[str, Tensor], *, is_tied: bool) -> dict[str, Tensor]:
     }
 
 
-def config_of(shape: LlamaShape, sequence_length: int) -> dict[str, object]:
+def config_of(shape: LlamaShape, sequence_length: int) -> dict[str, Any]:
     """Return the config.json of a model, for older and newer releases of transformers."""
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -141,7 +141,7 @@ class StoredWeights:
         self._folder, self._open = folder, safe_open
         self._is_tied = shape.is_tied
         self._places: dict[str, str] = {}
-        with self._told():
+        with self._user_errors():
             self._places = _places(folder)
             for name, template in empty_llama(shape, 1).state_dict().items():
                 there, file = self._find(name)
@@ -152,7 +152,7 @@ class StoredWeights:
 
     def __call__(self, name: str) -> Tensor:
         """Read one. Raises UserError if it cannot be read."""
-        with self._told():
+        with self._user_errors():
             there, file = self._find(name)
             with file:
                 weight: Tensor = file.get_tensor(there)
@@ -165,7 +165,7 @@ class StoredWeights:
         return there, self._open(self._folder / self._places.get(there, WEIGHTS), "pt")
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _user_errors(self) -> Iterator[None]:
         from safetensors import SafetensorError  # noqa: PLC0415 -- see __init__
 
         try:

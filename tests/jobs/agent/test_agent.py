@@ -151,7 +151,7 @@ def test_a_host_without_python(launch: Launch, tmp_path: Path) -> None:
     (line,) = err.decode().splitlines()
     assert line.startswith("launcher: a rank's agent needs Python 3.9 or later; found none on")
     assert "set DDP_PYTHON" in line
-    assert "in the image" in line
+    assert "in an image that has it" in line
 
 
 def test_the_environment_of_a_rank_is_the_users(launch: Launch) -> None:

@@ -91,6 +91,7 @@ signal.pause()
 """
 
 
+@pytest.mark.slow
 def test_it_dies_with_its_agent() -> None:
     """`kill -9` of the agent leaves no rank behind."""
     agent = subprocess.Popen(

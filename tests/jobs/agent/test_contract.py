@@ -73,6 +73,22 @@ def test_one_task_of_a_node_that_torchrun_fills() -> None:
     assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"} & set(found.environ)
 
 
+def test_a_step_that_is_one_of_several() -> None:
+    """The supervisor numbers it, whatever Slurm says; and torchrun learns where the others are."""
+    own = {"DDP_TASK_RANK": "2", "WORLD_SIZE": "3", "DDP_LAUNCH_ID": "7.1", "RANK": "0"}
+    found = resolve(SLURM | {"SLURM_PROCID": "0"} | own).environ
+    numbers = [found[name] for name in NUMBERS]
+    assert numbers == ["2", "0", "3", "1", "2"]
+    assert found["DDP_NODE"] == "n3"
+    assert "DDP_TASK_RANK" not in found
+    assert found["PET_RDZV_ENDPOINT"] == "n1:12345"
+    assert (found["PET_RDZV_ID"], found["PET_RDZV_CONF"]) == ("7.1", "is_host=0")
+    assert "PET_RDZV_ID" in found["DDP_CHOSEN"].split()
+    first = own | {"DDP_TASK_RANK": "0", "PET_RDZV_ID": "mine", "PET_RDZV_CONF": "timeout=9"}
+    found = resolve(SLURM | first).environ
+    assert (found["PET_RDZV_ID"], found["PET_RDZV_CONF"]) == ("mine", "timeout=9,is_host=1")
+
+
 def test_a_rank_of_torchruns() -> None:
     """Its numbers count, also within a step of Slurm's; its node's is called GROUP_RANK."""
     given = {name: value for name, value in TORCHRUN.items() if name != "NODE_RANK"}
@@ -160,6 +176,8 @@ def test_what_else_torchrun_sets() -> None:
     }
     assert found.items() >= expected.items()
     assert set(found["DDP_CHOSEN"].split()) == {"DDP_SEED", *expected} - {"ROLE_NAME"}
+    shared = with_torchrun_names(RUN | {"TORCHELASTIC_ERROR_FILE": "/of/the/job.json"})
+    assert shared["TORCHELASTIC_ERROR_FILE"] == expected["TORCHELASTIC_ERROR_FILE"]
 
 
 def test_nobody_takes_our_ranks_for_torchruns() -> None:

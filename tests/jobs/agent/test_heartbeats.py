@@ -94,6 +94,7 @@ def test_what_killed_agents_left_is_swept(tmp_path: Path) -> None:
     heartbeats.sweep(str(tmp_path / "none"))
 
 
+@pytest.mark.slow
 def test_a_peer_that_starts_late_is_waited_for(tmp_path: Path) -> None:
     """The first rank may have finished before: it stays with the monitor until the last has."""
     mine = heartbeats.Directory(str(tmp_path), "0")

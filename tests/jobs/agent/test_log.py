@@ -127,6 +127,7 @@ def test_a_reader_that_is_stuck_costs_a_limited_time(tmp_path: Path) -> None:
     assert following.read().startswith(b"[3] " + b"x" * 99)
 
 
+@pytest.mark.slow
 def test_a_quiet_log_wakes_nobody(tmp_path: Path) -> None:
     """With inotify the loop sleeps until something is written."""
     following = Following(tmp_path / "log")

@@ -112,6 +112,7 @@ def test_a_supervisor_that_was_killed(agent: Callable[..., Agent]) -> None:
     assert len(one.kept()) == 2
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_reads_no_more(agent: Callable[..., Agent]) -> None:
     """What has not left by the agent's end is kept."""
     one = agent(is_supervised=True)

@@ -60,6 +60,7 @@ def test_whatever_asks_for_the_end_is_a_sigterm(tmp_path: Path, signum: int) -> 
     assert one.is_ending
 
 
+@pytest.mark.slow
 def test_who_ignores_it_is_killed_after_the_grace(tmp_path: Path) -> None:
     """Not before."""
     one = begin(tmp_path, "trap '' TERM; echo ready; while :; do sleep 0.05; done", DDP_GRACE="1")
@@ -69,6 +70,7 @@ def test_who_ignores_it_is_killed_after_the_grace(tmp_path: Path) -> None:
     assert 0.9 < time.monotonic() - began_s < 5
 
 
+@pytest.mark.slow
 def test_the_grace_is_short_where_a_rank_has_failed(tmp_path: Path) -> None:
     """The others wait in a collective that nobody will complete."""
     one = begin(tmp_path, "trap '' TERM; echo ready; while :; do sleep 0.05; done", DDP_GRACE="60")
@@ -79,6 +81,7 @@ def test_the_grace_is_short_where_a_rank_has_failed(tmp_path: Path) -> None:
     assert time.monotonic() - began_s < 20
 
 
+@pytest.mark.slow
 def test_a_file_system_that_is_stuck_does_not_stay_the_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +92,7 @@ def test_a_file_system_that_is_stuck_does_not_stay_the_kill(
     assert one.wait() == 137
 
 
+@pytest.mark.slow
 def test_each_request_for_a_checkpoint_reaches_who_catches_it(tmp_path: Path) -> None:
     """And nobody who would be ended by it."""
     script = (
@@ -122,6 +126,7 @@ def test_a_signal_before_there_is_a_command(tmp_path: Path) -> None:
     assert one.is_requested
 
 
+@pytest.mark.slow
 def test_what_it_left_behind_is_ended(tmp_path: Path) -> None:
     """By what it carries, and who has cleared that by where it writes."""
     script = """setsid sleep 600 & env -i setsid bash -c 'trap "" TERM; exec sleep 601' &

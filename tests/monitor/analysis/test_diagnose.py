@@ -92,17 +92,17 @@ def test_as_a_program(written: Written) -> None:
 
 
 def test_json_has_the_same_numbers(written: Written, capfd: pytest.CaptureFixture[str]) -> None:
-    """Every finding with all its parts, what could not be looked at, and the thresholds."""
+    """Every finding with all its parts, the rules that were skipped, and the thresholds."""
     path = str(written(idle_from_100(40)))
     assert cli.main(["diagnose", "--json", "--set", "idle_minutes=9.5", path]) == 3
-    told = json.loads(capfd.readouterr().out)
+    output = json.loads(capfd.readouterr().out)
     chosen = Thresholds(idle_minutes=9.5)
     found = evaluate(series.load([path]), chosen)
-    assert told["findings"] == [asdict(one) for one in found]
-    assert [one["rule"] for one in told["findings"]] == ["idle"]
-    assert told["thresholds"] == chosen.as_dict()
-    assert (told["status"], told["num_gpus"], told["num_nodes"]) == (3, 1, 1)
-    assert {"rule": "disk", "lacks": "disk", "hosts": []} in told["not_looked"]
+    assert output["findings"] == [asdict(one) for one in found]
+    assert [one["rule"] for one in output["findings"]] == ["idle"]
+    assert output["thresholds"] == chosen.as_dict()
+    assert (output["status"], output["num_gpus"], output["num_nodes"]) == (3, 1, 1)
+    assert {"rule": "disk", "lacks": "disk", "hosts": []} in output["not_looked"]
     cli.main(["diagnose", "--set", "idle_minutes=9.5", path])
     assert found[0].evidence in " ".join(capfd.readouterr().out.split())
 
@@ -124,10 +124,18 @@ def test_thresholds_by_option_and_by_file(
     )
 
 
-def test_former_names_of_thresholds_still_work() -> None:
-    """Scripts and files of a site may have them."""
-    at = thresholds.chosen(["stray_mib=9", "stray_minutes=7"])
+def test_former_names_of_thresholds_still_work(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Scripts and files of a site may have them; the list has the new ones only."""
+    file = tmp_path / "mine.toml"
+    file.write_text("stray_mib = 9\nstray_minutes = 5\n")
+    at = thresholds.chosen(["stray_minutes=7"], str(file))
     assert (at.unattributed_mib, at.unattributed_minutes) == (9, 7)
+    assert cli.main(["diagnose", "--list-rules", "--thresholds", str(file)]) == 0
+    listed = capfd.readouterr().out
+    assert "unattributed_mib=9 " in listed
+    assert "stray" not in listed
 
 
 @pytest.mark.parametrize(
@@ -148,9 +156,9 @@ def test_a_wrong_threshold_is_the_users_business(
     """One line, and code 64; nothing is read before."""
     options = [word for setting in settings for word in ("--set", setting)]
     assert cli.main(["diagnose", *options, "/nowhere"]) == 64
-    said = capfd.readouterr()
-    assert message in said.err
-    assert (said.err.count("\n"), said.out) == (1, "")
+    captured = capfd.readouterr()
+    assert message in captured.err
+    assert (captured.err.count("\n"), captured.out) == (1, "")
 
 
 @pytest.mark.parametrize(
@@ -181,22 +189,24 @@ def test_wrong_input_is_code_64(words: list[str]) -> None:
     assert cli.main(["diagnose", *words]) == 64
 
 
-def test_every_threshold_is_some_rules_and_is_told() -> None:
+def test_every_threshold_is_some_rules_and_is_reported() -> None:
     """The table, the rules and the list of them go together."""
     used = {name for rule in engine.rules() for name in rule.thresholds}
     assert used == set(MEANINGS) == set(Thresholds().as_dict())
-    told = "\n".join(findings_text.rule_list(Thresholds()))
-    assert all(f"  {rule.name} " in told for rule in engine.rules())
-    assert all(f"  {name}=" in told for name in MEANINGS)
-    assert "usually" not in told
-    assert max(map(len, told.splitlines())) <= 100
+    output = "\n".join(findings_text.rule_list(Thresholds()))
+    assert all(f"  {rule.name} " in output for rule in engine.rules())
+    assert all(f"  {name}=" in output for name in MEANINGS)
+    assert "usually" not in output
+    assert max(map(len, output.splitlines())) <= 100
 
 
 def test_the_page_of_the_manual_has_the_list_of_rules() -> None:
-    """As --list-rules writes it: no threshold is told two ways."""
+    """As --list-rules writes it: no threshold is described in two ways."""
     page = (REPOSITORY / "docs" / "monitor.md").read_text()
-    told = "".join(f"    {line}".rstrip() + "\n" for line in findings_text.rule_list(Thresholds()))
-    assert told in page
+    output = "".join(
+        f"    {line}".rstrip() + "\n" for line in findings_text.rule_list(Thresholds())
+    )
+    assert output in page
 
 
 def test_many_nodes_fold_into_a_line() -> None:
@@ -207,27 +217,27 @@ def test_many_nodes_fold_into_a_line() -> None:
         for index in range(2)
     ]
     looked_at = run(*nodes, gpu(0, "login", sm=at(first(20), 0, 95)), gpu(1, "login"))
-    told = text(looked_at)
-    assert "WARNING  idle: gpu[001-512], all GPUs; login GPU 0, 2026-09-21" in told
-    assert "worst, gpu007 GPU 0: idle for 10 min at a stretch" in told
-    assert len(told.splitlines()) < 12
+    output = text(looked_at)
+    assert "WARNING  idle: gpu[001-512], all GPUs; login GPU 0, 2026-09-21" in output
+    assert "worst, gpu007 GPU 0: idle for 10 min at a stretch" in output
+    assert len(output.splitlines()) < 12
 
 
 def test_of_several_jobs_each_finding_names_its_own() -> None:
     """As where a directory of logs is named."""
     several = run(gpu(0, "n1", "7", disk=99), gpu(0, "n1", "8", disk=99), gpu(1, "n2", "8"))
-    told = text(several)
-    assert "WARNING  disk: job 7, n1, 2026" in told
-    assert "WARNING  disk: job 8, n1, 2026" in told
+    output = text(several)
+    assert "WARNING  disk: job 7, n1, 2026" in output
+    assert "WARNING  disk: job 8, n1, 2026" in output
     assert "disk: n1, 2026" in text(run(gpu(disk=99)))
 
 
 def test_faults_of_different_numbers_are_not_folded() -> None:
     """An XID must not hide behind another."""
     events = tuple(mark("xid", i, xid=xid) for i, xid in enumerate(("79", "48", "79")))
-    told = text(run(*(gpu(i) for i in range(4)), log_events=events))
-    assert "ERROR    xid: n1 GPU 0,2" in told
-    assert "ERROR    xid: n1 GPU 1" in told
+    output = text(run(*(gpu(i) for i in range(4)), log_events=events))
+    assert "ERROR    xid: n1 GPU 0,2" in output
+    assert "ERROR    xid: n1 GPU 1" in output
 
 
 def test_the_worst_comes_first() -> None:
@@ -252,14 +262,14 @@ def test_scattered_nodes_and_narrow_terminals() -> None:
     """A line is never wider than the terminal, whatever the names."""
     names = [f"rack{node * 7 % 100}-node{node}" for node in range(0, 90, 3)]
     looked_at = run(*(gpu(0, name, disk=99) for name in names))
-    told = text(looked_at, 40)
-    assert "30 nodes of rack" in told
-    assert max(map(len, told.splitlines())) <= 40
+    output = text(looked_at, 40)
+    assert "30 nodes of rack" in output
+    assert max(map(len, output.splitlines())) <= 40
     sorts = run(*(gpu(g, f"n{n}", sm=0 if g <= n else 95) for n in range(7) for g in range(9)))
     assert "and on 3 more nodes" in text(sorts)
 
 
-def test_what_could_not_be_looked_at_is_said_by_node() -> None:
+def test_skipped_rules_are_reported_by_node() -> None:
     """One log with a column does not speak for another that lacks it."""
     both = run(gpu(host="n1", disk=10), gpu(host="n2"))
     (lack,) = [one for one in skipped(both) if one.rule == "disk"]
@@ -283,14 +293,14 @@ def test_what_could_not_be_looked_at_is_said_by_node() -> None:
 
 
 def test_a_run_of_metrics_alone_and_an_empty_one() -> None:
-    """No monitor ran: the trainer's own numbers are looked at."""
+    """No monitor ran: the trainer's own numbers are read."""
     time = datetime.fromtimestamp(BEGIN_S, UTC).isoformat()
     waiting: list[dict[str, Any]] = [
         {"time": time, "step": i, "data_wait_pct": 50} for i in "12345"
     ]
-    told = text(run(metrics=tuple(waiting)))
-    assert "WARNING  data: the job, 2026-09-21 14:13:20\n" in told
-    assert "0 GPUs on 0 nodes" in told
+    output = text(run(metrics=tuple(waiting)))
+    assert "WARNING  data: the job, 2026-09-21 14:13:20\n" in output
+    assert "0 GPUs on 0 nodes" in output
     assert text(series.Run(name=None, gpus=())).startswith("no monitor's log was read; 0 GPUs")
 
 
@@ -321,7 +331,7 @@ def test_a_run_is_known_by_a_link_to_it(
     link.symlink_to(run_dir)
     assert cli.main([command, str(link)]) == 0
     assert "1 GPU" in capfd.readouterr().out
-    run_dir.rename(tmp_path / "kept")  # under another name only the link tells the job
+    run_dir.rename(tmp_path / "kept")  # under another name only the link has the job
     link.unlink()
     link = tmp_path / "slurm-7"
     link.symlink_to(tmp_path / "kept")

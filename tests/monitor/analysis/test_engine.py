@@ -48,9 +48,9 @@ def test_a_rule_is_added_in_one_file(
     assert cli.main(["diagnose", "--list-rules"]) == 0
     assert "  hot          a GPU's memory is hot\n" in capsys.readouterr().out
     assert cli.main(["diagnose", str(log)]) == 4
-    told = capsys.readouterr().out
-    assert "ERROR    hot: n1 GPU 1, 2026-11-21 12:00:00 to 12:02:00\n" in told
-    assert "memory at up to 99 C\n         -> open a window\n" in told
+    output = capsys.readouterr().out
+    assert "ERROR    hot: n1 GPU 1, 2026-11-21 12:00:00 to 12:02:00\n" in output
+    assert "memory at up to 99 C\n         -> open a window\n" in output
     assert cli.main(["diagnose", "--json", str(log)]) == 4
     (one,) = json.loads(capsys.readouterr().out)["findings"]
     assert (one["rule"], one["gpu"], one["evidence"]) == ("hot", 1, "memory at up to 99 C")

@@ -72,16 +72,16 @@ def healthy_metrics(noise: Noise, seconds: float, num_nodes: int) -> tuple[dict[
     lines: list[dict[str, Any]] = []
     for minute in range(int(seconds // 60)):
         time = datetime.fromtimestamp(BEGIN_S, UTC) + timedelta(minutes=minute)
-        told = {"time": time.isoformat(), "step": 10 * minute + 10, "samples_per_s": 10.0}
+        reported = {"time": time.isoformat(), "step": 10 * minute + 10, "samples_per_s": 10.0}
         waits = {"data_wait_pct": float(noise.gamma(2, 2))}
         rank = int(noise.integers(0, num_nodes))
         slow = [{"rank": rank, "node": f"n{rank}", "ratio": 1.7, "cost_pct": 6.0}]
-        lines.append(told | waits | ({"slow_ranks": slow} if noise.random() < 0.01 else {}))
+        lines.append(reported | waits | ({"slow_ranks": slow} if noise.random() < 0.01 else {}))
     return tuple(lines)
 
 
 @pytest.mark.parametrize("seed", range(NUM_RUNS))
-def test_a_healthy_run_calls_for_nobody(seed: int) -> None:
+def test_a_healthy_run_has_no_findings(seed: int) -> None:
     """Neither a warning nor an error; a hint is a person's own to take up."""
     made = healthy_run(np.random.default_rng(seed))
     found = [one for one in evaluate(made) if one.severity != "hint"]

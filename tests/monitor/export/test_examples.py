@@ -59,7 +59,7 @@ def test_every_metric_label_and_function_exists(expression: str) -> None:
 
 
 def test_values_of_labels_are_those_that_are_written() -> None:
-    """A reason that nobody writes would never alert."""
+    """A reason that is never written would never alert."""
     reasons = set(re.findall(r'reason=~"([^"]+)"', RULES)[0].split("|"))
     assert reasons < {reason.replace(" ", "_") for reason in NAMES.values()}
 

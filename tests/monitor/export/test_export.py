@@ -152,7 +152,7 @@ def test_parquet_csv_and_json_lines_say_the_same(
 
 
 def test_every_column_of_the_recorder_has_a_name(tmp_path: Path) -> None:
-    """With its unit; what dmon tells in another unit is so called only where we wrote it."""
+    """With its unit; what dmon has in another unit is so called only where we wrote it."""
     names = {**export_rows.NAMES, **export_rows.OUR_NAMES}
     assert {column.name for column in columns.COLUMNS} <= set(names)
     assert len(set(names.values())) == len(names)
@@ -245,9 +245,9 @@ def test_wrong_input_is_one_line_and_64_and_leaves_nothing(  # noqa: PLR0913, PL
     Path("run/metrics.jsonl").write_text("")
     kept = {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")}
     assert export(*words) == 64
-    out, said = capfd.readouterr()
-    assert (out, said.count("\n")) == ("", 1)
-    assert found in said
+    out, captured = capfd.readouterr()
+    assert (out, captured.count("\n")) == ("", 1)
+    assert found in captured
     assert {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")} == kept
     assert path.exists()
 
@@ -309,7 +309,7 @@ def follower(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]
         process.communicate()
 
 
-def test_following_writes_anew_until_it_is_told_to_end(
+def test_following_writes_anew_until_it_is_asked_to_end(
     log: Log,
     tmp_path: Path,
     until: Callable[..., None],
@@ -324,23 +324,23 @@ def test_following_writes_anew_until_it_is_told_to_end(
     until(lambda: 'node="n2"' in out.read_text())
     for gone in path.parent.iterdir():
         gone.unlink()
-    time.sleep(1.5)
+    time.sleep(1.5)  # a turn without logs, which leaves the file as it is
     assert process.poll() is None
     log("in/slurm-7.n3.gutil")
     until(lambda: 'node="n3"' in out.read_text())
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=20) == 0
     assert process.stderr is not None
-    said = process.stderr.read()
-    assert said.count("\n") == 1
-    assert "found none in" in said
+    output = process.stderr.read()
+    assert output.count("\n") == 1
+    assert "found none in" in output
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
 
 
 def test_following_nothing_is_the_users_fault(
     tmp_path: Path, follower: Callable[..., "subprocess.Popen[str]"]
 ) -> None:
-    """At the first look; later it may come back."""
+    """At the first poll; later it may come back."""
     process = follower("--follow", "1", tmp_path)
     assert process.wait(timeout=20) == 64
     assert list(tmp_path.iterdir()) == []

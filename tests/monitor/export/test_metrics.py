@@ -91,8 +91,8 @@ def test_the_newest_sample_in_base_units(log: Log) -> None:
     assert found["ddp_gpu_pcie_receive_bytes_per_second"][0] == (first, 7e6)
     assert found["ddp_gpu_memory_total_bytes"] == [(first, 143771 * 2**20)]
     assert found["ddp_gpu_power_limit_watts"] == [(first, 700)]
-    told = first | {"name": "NVIDIA H200", "driver": "550.163.01"}
-    assert found["ddp_gpu_info"][0] == (told, 1)
+    reported = first | {"name": "NVIDIA H200", "driver": "550.163.01"}
+    assert found["ddp_gpu_info"][0] == (reported, 1)
     throttled = {labels["reason"]: v for labels, v in found["ddp_gpu_throttled"][:5]}
     assert throttled["power_cap"] == 1
     assert sum(throttled.values()) == 1
@@ -112,13 +112,13 @@ def test_a_reading_that_does_not_exist_is_absent_and_a_lost_gpu_is_down(log: Log
 
 
 def test_the_lost_gpu_of_a_true_dmon_log_is_down(data: Path) -> None:
-    """The driver still tells some columns of it; dmon's times are those of this machine."""
+    """The driver still reports some columns of it; dmon's times are those of this machine."""
     found = collect(data / "pumt_DT.550.163.01.gpu1_lost.gutil", max_age_s=1e9)
     assert [value for _, value in found["ddp_gpu_up"]] == [1, 0]
     ((labels, time_s),) = found["ddp_node_last_sample_timestamp_seconds"]
     assert labels == {"node": "pumt_DT.550.163.01.gpu1_lost"}
-    told = datetime(2026, 11, 21, 3, 29, 8).astimezone()  # local, as dmon's
-    assert abs(time_s - told.timestamp()) <= 2
+    reported = datetime(2026, 11, 21, 3, 29, 8).astimezone()  # local, as dmon's
+    assert abs(time_s - reported.timestamp()) <= 2
 
 
 def test_rows_without_a_date_were_written_when_the_file_was(tmp_path: Path) -> None:
@@ -156,8 +156,8 @@ def test_a_node_stands_there_once(log: Log) -> None:
     other = (("host", "n1"), ("job", "8"), ("utc_offset", "+00:00"))
     folder = log(lambda *_: {"sm_pct": 3}, name="slurm-8.n1.gutil", facts=other).parent
     found = collect(folder)
-    told = [(lab["job"], lab["gpu"], v) for lab, v in found["ddp_gpu_utilization_ratio"]]
-    assert sorted(told) == [("7", "0", 0.02), ("8", "0", 0.03), ("8", "1", 0.03)]
+    reported = [(lab["job"], lab["gpu"], v) for lab, v in found["ddp_gpu_utilization_ratio"]]
+    assert sorted(reported) == [("7", "0", 0.02), ("8", "0", 0.03), ("8", "1", 0.03)]
 
 
 def test_rank_and_further_columns_where_the_log_has_them(tmp_path: Path) -> None:
@@ -188,11 +188,11 @@ def test_rank_and_further_columns_where_the_log_has_them(tmp_path: Path) -> None
     assert "ddp_gpu_thermal_throttled_ratio" not in collect(path)  # dmon's own is a yes or no
 
 
-def test_every_column_of_the_recorder_is_told(log: Log) -> None:
-    """A column that nobody gave a metric would be lost without a word."""
-    told = {column.name for column, _ in (*gpus.GPU_METRICS, *gpus.NODE_METRICS)}
+def test_every_column_of_the_recorder_is_reported(log: Log) -> None:
+    """A column without a metric would be lost without a word."""
+    reported = {column.name for column, _ in (*gpus.GPU_METRICS, *gpus.NODE_METRICS)}
     elsewhere = {"throt", "rank", "mono"}  # reasons; a label; a clock of no meaning elsewhere
-    assert {column.name for column in columns.COLUMNS} - told - elsewhere == set()
+    assert {column.name for column in columns.COLUMNS} - reported - elsewhere == set()
     assert log().exists()
     names = [metric.name for metric in export_metrics.METRICS]
     assert len(set(names)) == len(names)
@@ -218,18 +218,18 @@ def test_events_of_a_gpu_are_counted_wherever_they_stand(log: Log) -> None:
 
 
 def test_a_growing_log_is_read_on_and_a_new_one_anew(log: Log) -> None:
-    """The same at every look as reading all of it; half a line counts when it is whole."""
+    """The same at every poll as reading all of it; half a line counts when it is whole."""
     path = log(num_cycles=40, num_gpus=3)
     whole = path.read_bytes()
     newest = Newest(str(path))
     for end in (0, 10, 700, 701, 5000, 5003, len(whole) - 7, len(whole)):
         path.write_bytes(whole[:end])  # the same file, cut and then longer
-        assert newest.look() == Newest(str(path)).look()
-    last = newest.look()
+        assert newest.poll() == Newest(str(path)).poll()
+    last = newest.poll()
     assert last is not None
     assert [gpu.time_s for gpu in last.gpus] == [NOW_S - 5] * 3
     log(lambda *_: {"sm_pct": 77}, num_cycles=1, num_gpus=1)
-    small = newest.look()
+    small = newest.poll()
     assert small is not None
     assert [gpu.values["sm"] for gpu in small.gpus] == [77]
 
@@ -239,7 +239,7 @@ def test_a_damaged_last_row_leaves_the_one_before(log: Log) -> None:
     path = log(lambda c, _i: {"sm_pct": c})
     text = path.read_text()
     path.write_text(text[:-40] + "?" + text[-39:])
-    found = Newest(str(path)).look()
+    found = Newest(str(path)).poll()
     assert found is not None
     assert {gpu.index: gpu.values["sm"] for gpu in found.gpus} == {0: 2, 1: 1}
 
@@ -261,11 +261,11 @@ def test_columns_and_offset_may_change_within_a_log(log: Log) -> None:
 @pytest.mark.parametrize(
     "name", ["slurm-7.n1.gutil", "slurm-7_3.a.b.gutil", "x.gutil", "slurm-.gutil"]
 )
-def test_job_and_node_are_told_by_the_name_as_all_readers_do(log: Log, name: str) -> None:
+def test_job_and_node_are_read_from_the_name_as_all_readers_do(log: Log, name: str) -> None:
     """Where the log itself says nothing."""
     path = log(name=name, facts=())
     (place,) = reader.read(str(path)).places
-    found = Newest(str(path)).look()
+    found = Newest(str(path)).poll()
     assert found is not None
     assert (found.job, found.host) == (place.job, place.host)
 
@@ -284,7 +284,7 @@ def test_no_damage_raises(junk: bytes, at: int) -> None:
 
 
 def test_facts_that_are_no_numbers_are_none(log: Log) -> None:
-    """A damaged line costs what it told."""
+    """A damaged line costs what it held."""
     odd = (*FACTS, ("memory_mib 0", "much"), ("power_limit_w 0", "inf"))
     found = collect(log(facts=odd))
     assert "ddp_gpu_memory_total_bytes" not in found

@@ -105,10 +105,10 @@ def test_what_happened_is_read_and_what_is_torn_of_it_is_counted(tmp_path: Path)
     lost = LogEvent(1795258800.5, "xid", 3, {"xid": "79", "text": "fallen_off"})
     back = LogEvent(1795258860.0, "back", 3)
     torn = ["## event", "## event:", "## event: ", "## event: 2026-11-21T12:0", "## event: - xid g"]
-    told = [log_events.line(lost), *(f"{line}\n" for line in torn), log_events.line(back)]
+    reported = [log_events.line(lost), *(f"{line}\n" for line in torn), log_events.line(back)]
     path = tmp_path / "log.gutil"
-    path.write_text(HEAD + "".join(line + ROW for line in told) + "## events: 3\n")
+    path.write_text(HEAD + "".join(line + ROW for line in reported) + "## events: 3\n")
     log = reader.read(str(path))
     assert log.events == (lost, back)
-    assert (log.num_rows, log.num_unreadable) == (len(told), len(torn))
+    assert (log.num_rows, log.num_unreadable) == (len(reported), len(torn))
     assert log.facts == {"events": "3"}

@@ -65,15 +65,15 @@ def test_a_run_tells_of_its_trainer_and_its_goodput(lived: Path) -> None:
         ("ddp_run_world_size", 2),
         ("ddp_run_checkpoint_step", 50),
     ):
-        ((told, number),) = found[name]
-        assert (told, number) == (labels, pytest.approx(value, rel=1e-12)), name
+        ((reported, number),) = found[name]
+        assert (reported, number) == (labels, pytest.approx(value, rel=1e-12)), name
     assert found["ddp_run_steps_lost"] == [(labels, 0)]
     goodput = why.gather(str(lived), NOW_S)["goodput"]
     share = pytest.approx(goodput["goodput_pct"] / 100)
     assert found["ddp_run_goodput_ratio"] == [(labels, share)]
-    spent = {told["spent_on"]: number for told, number in found["ddp_run_time_seconds"]}
+    spent = {reported["spent_on"]: number for reported, number in found["ddp_run_time_seconds"]}
     assert sum(spent.values()) == pytest.approx(goodput["wall_s"])
-    assert {told["node"] for told, _ in found["ddp_gpu_up"]} == {"n1", "n2"}
+    assert {reported["node"] for reported, _ in found["ddp_gpu_up"]} == {"n1", "n2"}
 
 
 def test_a_directory_stands_for_its_logs_and_runs(lived: Path, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_directory_stands_for_its_logs_and_runs(lived: Path, tmp_path: Path) -
 
 
 def test_a_run_that_hangs_stays_and_one_that_ended_goes(lived: Path, story: "Story") -> None:
-    """As long as its monitors tell, a silent run is told; after its end it is soon gone."""
+    """As long as its monitors report, a silent run is exported; after its end it is soon gone."""
     touch(lived, NOW_S - 1000)
     for path in lived.parent.glob("*.gutil"):
         os.utime(path, (NOW_S, NOW_S))

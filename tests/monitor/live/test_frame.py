@@ -97,7 +97,7 @@ def press_all(view: View, *names: str, num_rows: int = 100, num_shown: int = 10)
     ],
 )
 def test_bytes_are_keys(data: bytes, found: list[str]) -> None:
-    """As terminals send them; what nobody knows is left out."""
+    """As terminals send them; what is unknown is left out."""
     assert keys(data) == found
 
 
@@ -155,7 +155,7 @@ IDLE = Summary(severity="warning", rule="idle", where="n2 GPU 0", evidence="idle
 
 
 def places(view: View) -> list[tuple[str, int | None]]:
-    """Tell the rows that are chosen."""
+    """Return the rows that are chosen."""
     return [(one.host, one.gpu) for one in chosen(ROWS, view)]
 
 
@@ -187,11 +187,11 @@ def test_each_word_of_a_filter_must_be_found(words: str, num: int) -> None:
 
 def test_the_speed_of_a_language_model_is_in_tokens() -> None:
     """And as a share of the devices' peak, where that is known."""
-    told = text(
+    output = text(
         snapshot(*ROWS, progress=progress(tokens_per_s=63210.4, mfu_pct=41.46)), size=(90, 24)
     )
-    assert "  63210 tokens/s  MFU 41.5 %  1:02:05 left" in told[1]
-    assert "samples/s" not in told[1]
+    assert "  63210 tokens/s  MFU 41.5 %  1:02:05 left" in output[1]
+    assert "samples/s" not in output[1]
 
 
 def test_a_picture_at_80_by_24() -> None:
@@ -221,7 +221,7 @@ def test_columns_give_way_from_the_right_ones_on() -> None:
     assert "throttle" in text(snapshot(*ROWS), size=(80, 24))[2]
 
 
-def test_no_rows_and_no_steps_are_said() -> None:
+def test_no_rows_and_no_steps_are_reported() -> None:
     """Before the first sample and the first step."""
     lines = text(snapshot(progress=progress(step=None, outcome="starting")))
     assert lines[1] == "no step reported yet"

@@ -25,7 +25,7 @@ SAMPLES = sorted((HERE / "data").glob("*.gutil"))
 
 
 def poll(log: LiveLog) -> None:
-    """Look once."""
+    """Poll once."""
     live_log.poll([log])
 
 
@@ -101,7 +101,7 @@ def test_other_columns_after_a_restart_begin_a_new_history(tmp_path: Path) -> No
 
 
 def test_of_a_large_log_the_end_and_the_facts_are_read(tmp_path: Path) -> None:
-    """A day's log is not read again; its head tells the GPUs' memory; no row counts as damaged."""
+    """A day's log is not read again; its head has the GPUs' memory; no row counts as damaged."""
     writer = log_of(tmp_path, "n1")
     with writer.path.open("w") as file:
         for cycle in range(700):
@@ -154,7 +154,7 @@ def test_an_unreadable_log_says_so_and_recovers(
     assert live.problem is None
 
 
-def test_marks_are_heard(tmp_path: Path) -> None:
+def test_marks_are_received(tmp_path: Path) -> None:
     """`## event:` lines; a damaged one is counted."""
     writer = log_of(tmp_path, "n1")
     writer.write(gpu(0))
@@ -216,7 +216,7 @@ def test_idle_and_lost_gpus_are_named(tmp_path: Path) -> None:
     assert math.isnan(lost_row.trend[-1])
 
 
-def test_work_between_two_looks_is_no_idleness(tmp_path: Path) -> None:
+def test_work_between_two_polls_is_no_idleness(tmp_path: Path) -> None:
     """The driver's own samples saw it."""
     writer = log_of(tmp_path, "n1", letters="pumtx")
     for index in range(10):
@@ -228,7 +228,7 @@ def test_work_between_two_looks_is_no_idleness(tmp_path: Path) -> None:
 
 
 def test_a_gpu_lost_long_ago_is_lost(tmp_path: Path) -> None:
-    """Its readings lie before the part that is read; its facts tell that there were some."""
+    """Its readings lie before the part that is read; its facts show that there were some."""
     writer = log_of(tmp_path, "n1")
     for lost in (gpu(1), *[NONE.__class__(index=1)] * 400):
         writer.write(gpu(0), lost)
@@ -261,7 +261,7 @@ def test_a_silent_log_is_stale_by_its_own_interval(tmp_path: Path) -> None:
     assert states(10) == ()  # on its way from one name to the next, perhaps
 
 
-def test_a_log_that_tells_no_interval_is_judged_by_its_samples() -> None:
+def test_a_log_without_an_interval_is_classified_by_its_samples() -> None:
     """As dmon's logs."""
     track = Track("n1", 0, None, {})
     assert interval_s(track) == 15
@@ -317,7 +317,7 @@ def test_a_successor_takes_the_view_along(tmp_path: Path, monkeypatch: pytest.Mo
     assert [log.host for log in fleet.logs] == ["n5"]
 
 
-def test_an_error_of_ours_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_ours_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The view goes on, and says so."""
     fleet = Fleet(Target(folder=str(tmp_path)))
     monkeypatch.setattr(fleet, "_poll", lambda: 1 / 0)
@@ -325,7 +325,7 @@ def test_an_error_of_ours_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert fleet.problem == "reading failed: ZeroDivisionError: division by zero"
 
 
-def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     """It may come back."""
     fleet = Fleet(Target(folder=str(tmp_path / "gone")))
     fleet.poll()
@@ -361,7 +361,7 @@ def test_a_directory_may_still_be_empty(tmp_path: Path) -> None:
 
 
 def test_files_of_any_name_are_logs(tmp_path: Path) -> None:
-    """As `dmon -f` was told to name them; the name stands for the node."""
+    """As `dmon -f` was asked to name them; the name stands for the node."""
     copy = shutil.copy(SAMPLES[0], tmp_path / "node7.log")
     fleet = Fleet(target.resolve([str(copy)], {}))
     fleet.poll()

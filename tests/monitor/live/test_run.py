@@ -1,4 +1,4 @@
-"""What a live view tells of a run: step, loss, pace, time left, outcome."""
+"""What a live view shows of a run: step, loss, pace, time left, outcome."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ class Run:
         (self.folder / "logs").mkdir(parents=True)
         self.live = LiveRun(str(self.folder))
 
-    def tell(self, event: str, attempt: int = 1, **further: Any) -> None:
+    def add_event(self, event: str, attempt: int = 1, **further: Any) -> None:
         """Append an event."""
         self.append("events.jsonl", {"event": event, "attempt": attempt, **further})
 
@@ -43,7 +43,7 @@ class Run:
 
     @property
     def progress(self) -> Progress:
-        """Look, and sum up."""
+        """Poll, and sum up."""
         self.live.poll()
         return self.live.progress()
 
@@ -55,21 +55,26 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_a_run_is_followed_from_its_start_to_its_end(run: Run) -> None:
-    """Each word changes what is told."""
+    """Each word changes what is reported."""
     assert run.progress.outcome == "starting"
-    run.tell("start", job_id="7", world_size=8)
-    run.tell("first_step", step=1)
+    run.add_event("start", job_id="7", world_size=8)
+    run.add_event("first_step", step=1)
     assert (run.progress.outcome, run.progress.num_ranks) == ("running", 8)
     run.step(50, 10.0, loss=1.5, data_wait_pct=3.0, tokens_per_s=5e4, mfu_pct=41.5)
-    told = run.progress
-    assert (told.tokens_per_s, told.mfu_pct) == (5e4, 41.5)
-    assert (told.name, told.step, told.loss, told.samples_per_s) == ("slurm-7", 50, 1.5, 1000)
-    assert (told.num_steps, told.left_s, told.is_over) == (None, None, False)
+    reported = run.progress
+    assert (reported.tokens_per_s, reported.mfu_pct) == (5e4, 41.5)
+    assert (reported.name, reported.step, reported.loss, reported.samples_per_s) == (
+        "slurm-7",
+        50,
+        1.5,
+        1000,
+    )
+    assert (reported.num_steps, reported.left_s, reported.is_over) == (None, None, False)
     run.append("metrics.jsonl", {"attempt": 1, "step": 50, "test_loss": 1.0, "test_accuracy": 0.9})
     assert (run.progress.test_accuracy, run.progress.loss) == (0.9, 1.5)
-    run.tell("summary", summary={"outcome": "finished", "steps": 60})
+    run.add_event("summary", summary={"outcome": "finished", "steps": 60})
     assert (run.progress.outcome, run.progress.step, run.progress.left_s) == ("finished", 60, 0)
-    run.tell("end", code=0)
+    run.add_event("end", code=0)
     assert run.progress.is_over
 
 
@@ -101,7 +106,7 @@ def test_without_a_whole_number_of_steps_no_time_is_left(run: Run) -> None:
 
 
 def test_a_rollback_has_no_pace(run: Run) -> None:
-    """Steps that went back tell of no time left, rather than of a wrong one."""
+    """Steps that went back give no time left, rather than of a wrong one."""
     run.step(50, 10.0, total_steps=100)
     run.step(40, 11.0, total_steps=100)
     assert run.progress.left_s is None
@@ -111,9 +116,9 @@ def test_a_rollback_has_no_pace(run: Run) -> None:
     ("code", "outcome"),
     [(0, "finished"), (75, "stopped"), (76, "hung"), (64, "refused"), (134, "failed (code 134)")],
 )
-def test_an_exit_code_is_told_in_words(run: Run, code: int, outcome: str) -> None:
+def test_an_exit_code_is_reported_in_words(run: Run, code: int, outcome: str) -> None:
     """As the launcher's contract has them."""
-    run.tell("end", code=code)
+    run.add_event("end", code=code)
     assert run.progress.outcome == outcome
     assert run.progress.is_over
 
@@ -121,20 +126,20 @@ def test_an_exit_code_is_told_in_words(run: Run, code: int, outcome: str) -> Non
 @pytest.mark.parametrize(("decision", "outcome"), [("restart", "restarting"), ("fail", "hung")])
 def test_a_decision_may_carry_it_on(run: Run, decision: str, outcome: str) -> None:
     """A run that starts again is not over."""
-    run.tell("end", code=76)
-    run.tell("decision", decision=decision)
+    run.add_event("end", code=76)
+    run.add_event("decision", decision=decision)
     assert run.progress.outcome == outcome
 
 
 def test_the_last_attempt_speaks(run: Run) -> None:
-    """What an earlier one told is past; a late word of it changes nothing."""
-    run.tell("start", job_id="7", world_size=8)
-    run.tell("verdict", text="rank 1 hangs")
-    run.tell("end", code=76)
-    run.tell("start", attempt=2, job_id="9", world_size=4)
-    run.tell("rank_end", attempt=1, rank=0, code=0)
-    told = run.progress
-    assert (told.attempt, told.num_ranks, told.outcome) == (2, 4, "starting")
+    """What an earlier one reported is past; a late word of it changes nothing."""
+    run.add_event("start", job_id="7", world_size=8)
+    run.add_event("verdict", text="rank 1 hangs")
+    run.add_event("end", code=76)
+    run.add_event("start", attempt=2, job_id="9", world_size=4)
+    run.add_event("rank_end", attempt=1, rank=0, code=0)
+    reported = run.progress
+    assert (reported.attempt, reported.num_ranks, reported.outcome) == (2, 4, "starting")
     assert run.live.notes == ()
     assert run.live.job_ids == ["7", "9"]
 
@@ -145,10 +150,10 @@ def test_lines_that_are_none_do_no_harm(run: Run) -> None:
         (run.folder / name).write_text('{"event": 3}\n[]\n{"step": "a", "loss": 1}\nnonsense\n{"e')
     run.append("events.jsonl", {})
     run.step(5, 1.0, loss=float("nan"), samples_per_s=True, epoch=None)
-    told = run.progress
-    assert told.step is None or told.step == 5
-    assert told.loss is None
-    assert told.samples_per_s is None
+    reported = run.progress
+    assert reported.step is None or reported.step == 5
+    assert reported.loss is None
+    assert reported.samples_per_s is None
 
 
 def test_a_run_that_cannot_be_read_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,11 +181,11 @@ def found(run: Run, *logs: LiveLog) -> list[tuple[str, str, str]]:
 
 def test_what_the_run_reports_is_an_alert(run: Run) -> None:
     """In its own words; what it leaves out is a question mark; only the last attempt's."""
-    run.tell("lost_node", node="n2", how="no answer")
-    run.tell("start", attempt=2)
-    run.tell("lost_node", attempt=2, node="n3", how="no answer")
-    run.tell("non_finite", attempt=2, step=12)
-    run.tell("checkpoint", attempt=2, step=12)
+    run.add_event("lost_node", node="n2", how="no answer")
+    run.add_event("start", attempt=2)
+    run.add_event("lost_node", attempt=2, node="n3", how="no answer")
+    run.add_event("non_finite", attempt=2, step=12)
+    run.add_event("checkpoint", attempt=2, step=12)
     run.live.poll()
     assert found(run) == [
         ("error", "the job", "node n3 is lost: no answer"),
@@ -191,7 +196,7 @@ def test_what_the_run_reports_is_an_alert(run: Run) -> None:
 def test_the_trainers_own_numbers_are_evaluated(run: Run) -> None:
     """As `diagnose` does: it waits for data, and two ranks of two are not both slow."""
     for rank in (0, 1):
-        run.tell("rank_up", rank=rank, local_rank=rank)
+        run.add_event("rank_up", rank=rank, local_rank=rank)
     for step in range(1, 12):
         slow = [{"rank": step % 2, "node": "n1", "ratio": 1.9}]
         run.step(step, step * 1.0, data_wait_pct=50, slow_ranks=slow)

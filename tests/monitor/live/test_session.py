@@ -21,7 +21,7 @@ WATCH = ("-m", "monitor", "watch")
 def out(tmp_path: Path) -> Path:
     """A run on two nodes, one of which has no GPU."""
     run = Run(tmp_path)
-    run.tell("start", job_id="7", world_size=2)
+    run.add_event("start", job_id="7", world_size=2)
     run.step(50, 10.0, loss=1.25, total_steps=1060)
     run.step(60, 12.0, loss=1.0, total_steps=1060)
     writer = log_of(tmp_path, "n1")
@@ -171,7 +171,7 @@ def test_it_can_be_stopped_and_continued(out: Path) -> None:
         assert terminal.is_as_found()
 
 
-def test_a_stop_that_nobody_hears_is_made_good(out: Path) -> None:
+def test_a_stop_that_is_not_received_is_made_good(out: Path) -> None:
     """After SIGSTOP and a shell that reset the terminal, SIGCONT takes it again."""
     with Terminal(*WATCH, out / "slurm-7") as terminal:
         terminal.until_seen("? help")
@@ -256,7 +256,7 @@ def test_a_terminal_that_can_do_nothing_gets_one_picture(out: Path) -> None:
         assert b"slurm-7" in terminal.written
 
 
-def test_nothing_to_watch_is_said_in_one_line(tmp_path: Path) -> None:
+def test_nothing_to_watch_is_reported_in_one_line(tmp_path: Path) -> None:
     """Code 64, and what to do."""
     code, text = printed(cwd=tmp_path)
     assert code == 64

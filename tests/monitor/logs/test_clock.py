@@ -40,31 +40,36 @@ class Observation:
     boot_s: float = 0
 
 
-def text(looks: Sequence[Observation], *, stamped: bool, letters: str = LETTERS) -> str:
+def text(observations: Sequence[Observation], *, stamped: bool, letters: str = LETTERS) -> str:
     """The rows of a log of ours; the counter grows by WATTS, as power says."""
     layout = gutil.Layout(letters)
     rows = []
-    for look in looks:
-        energy_j = 10_000_000 + WATTS * int(look.true_s) if look.counted else None
-        gpu = GpuSample(index=look.index, sm_pct=look.busy, power_w=look.power_w, energy_j=energy_j)
-        mono_s = 1000 + int(look.true_s - look.boot_s) if stamped else None
-        wall = NOON + timedelta(seconds=look.true_s + look.off_s)
+    for observation in observations:
+        energy_j = 10_000_000 + WATTS * int(observation.true_s) if observation.counted else None
+        gpu = GpuSample(
+            index=observation.index,
+            sm_pct=observation.busy,
+            power_w=observation.power_w,
+            energy_j=energy_j,
+        )
+        mono_s = 1000 + int(observation.true_s - observation.boot_s) if stamped else None
+        wall = NOON + timedelta(seconds=observation.true_s + observation.off_s)
         rows.append(Row(wall, gpu, HostSample(40, 2048, mono_s=mono_s)))
     return layout.header() + layout.block(rows, 0)
 
 
 def head(interval_s: float, **facts: str) -> str:
     """The lines by which a monitor begins."""
-    told = {"monitor": "0.1.0", "host": "n1", "job": "7", "interval_s": f"{interval_s:g}"}
-    return "".join(gutil.comment(*fact) for fact in (told | facts).items())
+    reported = {"monitor": "0.1.0", "host": "n1", "job": "7", "interval_s": f"{interval_s:g}"}
+    return "".join(gutil.comment(*fact) for fact in (reported | facts).items())
 
 
-def looks(num: int, step_s: float = 1, begin_s: float = 0, **what: Any) -> list[Observation]:
+def observations(num: int, step_s: float = 1, begin_s: float = 0, **what: Any) -> list[Observation]:
     """Samples at an even pace."""
     return [Observation(begin_s + step_s * i, **what) for i in range(num)]
 
 
-def told_of(path: Path) -> dict[str, Any]:
+def reported_of(path: Path) -> dict[str, Any]:
     """What the report says of the one GPU."""
     (one,) = gpus(path)
     return one
@@ -79,8 +84,8 @@ HOUR = 3600
 def test_a_clock_set_back(tmp_path: Path, kind: str, files: int, back_s: int) -> None:
     """Hours, energy and the longest idle time are those of the order of rows."""
     stamped, rotated = kind == "stamped", files > 1
-    first = looks(1200)
-    second = looks(1200, begin_s=1200, off_s=-back_s, busy=0)
+    first = observations(1200)
+    second = observations(1200, begin_s=1200, off_s=-back_s, busy=0)
     path = tmp_path / "slurm-7.n1.gutil"
     if rotated:
         Path(f"{path}.1").write_text(head(1) + text(first, stamped=stamped))
@@ -96,8 +101,8 @@ def test_a_clock_set_back(tmp_path: Path, kind: str, files: int, back_s: int) ->
 
 def gpus_of_logs(folder: Path) -> list[dict[str, Any]]:
     """As the report's own door finds them: files of one log together."""
-    nodes, told = aggregates.count(files.find([str(folder)]))
-    found = document.document(stats.join(nodes), told, None)["gpus"]
+    nodes, reported = aggregates.count(files.find([str(folder)]))
+    found = document.document(stats.join(nodes), reported, None)["gpus"]
     for gpu in found:
         gpu["span_s"] = gpu["hours"] and round(gpu["hours"] * 3600, 6)
         gpu["energy_j"] = gpu["energy_kwh"] and round(gpu["energy_kwh"] * 3.6e6, 3)
@@ -108,11 +113,15 @@ def test_a_clock_set_back_is_shown_as_written(tmp_path: Path) -> None:
     """First and last are the log's own words, and so is where a finding begins."""
     path = tmp_path / "slurm-7.n1.gutil"
     path.write_text(
-        head(1) + text([*looks(600), *looks(2400, begin_s=600, off_s=-HOUR, busy=0)], stamped=False)
+        head(1)
+        + text(
+            [*observations(600), *observations(2400, begin_s=600, off_s=-HOUR, busy=0)],
+            stamped=False,
+        )
     )
-    told = told_of(path)
+    reported = reported_of(path)
     wall = [NOON, NOON + timedelta(seconds=2999 - HOUR)]
-    assert [told["first"][:19], told["last"][:19]] == [
+    assert [reported["first"][:19], reported["last"][:19]] == [
         f"{moment:%Y-%m-%d %H:%M:%S}" for moment in wall
     ]
     (idle,) = [one for one in evaluate(series.load([str(path)])) if one.rule == "idle"]
@@ -138,34 +147,36 @@ def test_one_memory_error_stays_one(tmp_path: Path) -> None:
 def test_a_clock_set_forward_is_no_gap(tmp_path: Path) -> None:
     """The monotonic stamp says that 15 s passed, not an hour."""
     path = tmp_path / "slurm-7.n1.gutil"
-    moved = [*looks(200, 15), *looks(200, 15, begin_s=3000, off_s=HOUR)]
+    moved = [*observations(200, 15), *observations(200, 15, begin_s=3000, off_s=HOUR)]
     path.write_text(head(15) + text(moved, stamped=True))
-    told = told_of(path)
-    assert (told["span_s"], told["energy_j"]) == (399 * 15, 399 * 15 * WATTS)
+    reported = reported_of(path)
+    assert (reported["span_s"], reported["energy_j"]) == (399 * 15, 399 * 15 * WATTS)
     assert [one for one in evaluate(series.load([str(path)])) if one.rule == "gap"] == []
 
 
 def test_a_reboot_begins_the_stamp_anew(tmp_path: Path) -> None:
     """A stamp that falls says nothing of what passed: the wall clock does."""
     path = tmp_path / "slurm-7.n1.gutil"
-    after = looks(100, begin_s=103, boot_s=103)
-    path.write_text(head(1) + text([*looks(100), *after], stamped=True))
-    assert told_of(path)["span_s"] == 99 + 4 + 99
+    after = observations(100, begin_s=103, boot_s=103)
+    path.write_text(head(1) + text([*observations(100), *after], stamped=True))
+    assert reported_of(path)["span_s"] == 99 + 4 + 99
 
 
 @pytest.mark.parametrize(("before_s", "after_s"), [(1, 60), (60, 1), (1, 15), (15, 300)])
-@pytest.mark.parametrize("told", [1, 0])
-def test_an_interval_that_changes(tmp_path: Path, before_s: int, after_s: int, told: int) -> None:
+@pytest.mark.parametrize("reported", [1, 0])
+def test_an_interval_that_changes(
+    tmp_path: Path, before_s: int, after_s: int, reported: int
+) -> None:
     """Each row speaks for its own interval; a pause that is longer than either is a gap."""
-    first = looks(300, before_s)
-    then = looks(20, after_s, begin_s=first[-1].true_s + after_s, busy=0)
+    first = observations(300, before_s)
+    then = observations(20, after_s, begin_s=first[-1].true_s + after_s, busy=0)
     pause_s = 7 * max(before_s, after_s)
-    last = looks(20, after_s, begin_s=then[-1].true_s + pause_s)
-    new_head = head(after_s) if told else ""
+    last = observations(20, after_s, begin_s=then[-1].true_s + pause_s)
+    new_head = head(after_s) if reported else ""
     text_of = [text(part, stamped=True) for part in (first, [*then, *last])]
     path = tmp_path / "slurm-7.n1.gutil"
-    path.write_text(head(before_s) * told + text_of[0] + new_head + text_of[1])
-    one = told_of(path)
+    path.write_text(head(before_s) * reported + text_of[0] + new_head + text_of[1])
+    one = reported_of(path)
     assert one["span_s"] == 299 * before_s + 20 * after_s + 19 * after_s
     assert one["idle_min"] * 60 == pytest.approx(20 * after_s)
     assert one["longest_idle"]["minutes"] * 60 == pytest.approx(20 * after_s)
@@ -180,18 +191,18 @@ def every(num: int) -> Callable[[int], bool]:
 def test_a_counter_spans_cells_that_are_missing(
     tmp_path: Path, lost: Callable[[int], bool]
 ) -> None:
-    """What it grew by is what was used, whoever did not look."""
+    """What it grew by is what was used, also between samples."""
     made = [
         Observation(i, counted=not lost(i), power_w=None if lost(i) else WATTS // 2)
         for i in range(400)
     ]
     path = tmp_path / "slurm-7.n1.gutil"
     path.write_text(head(1) + text(made, stamped=True))
-    told = told_of(path)
+    reported = reported_of(path)
     last = max(i for i in range(400) if not lost(i))
     rest = 0 if last == 399 else 399 - last
-    assert told["energy_j"] == last * WATTS
-    assert told["energy_unseen_min"] * 60 == pytest.approx(rest)
+    assert reported["energy_j"] == last * WATTS
+    assert reported["energy_unseen_min"] * 60 == pytest.approx(rest)
 
 
 def test_power_spans_few_cells_and_tells_what_it_could_not_see(tmp_path: Path) -> None:
@@ -200,28 +211,28 @@ def test_power_spans_few_cells_and_tells_what_it_could_not_see(tmp_path: Path) -
     made = [Observation(i, counted=False, power_w=None if i in lost else WATTS) for i in range(400)]
     path = tmp_path / "slurm-7.n1.gutil"
     path.write_text(head(1) + text(made, stamped=True))
-    told = told_of(path)
-    assert told["energy_j"] == (399 - 61) * WATTS
-    assert told["energy_unseen_min"] * 60 == pytest.approx(61)
+    reported = reported_of(path)
+    assert reported["energy_j"] == (399 - 61) * WATTS
+    assert reported["energy_unseen_min"] * 60 == pytest.approx(61)
 
 
 def test_a_counter_spans_a_pause_but_no_new_start(tmp_path: Path) -> None:
     """Between two starts of a job its GPU may have been another's."""
-    pause = [*looks(100), *looks(100, begin_s=1000)]
+    pause = [*observations(100), *observations(100, begin_s=1000)]
     path = tmp_path / "slurm-7.n1.gutil"
     path.write_text(head(1, attempt="1") + text(pause, stamped=True))
-    assert told_of(path)["energy_j"] == 1099 * WATTS
-    again = head(1, attempt="2") + text(looks(100, begin_s=5000), stamped=True)
+    assert reported_of(path)["energy_j"] == 1099 * WATTS
+    again = head(1, attempt="2") + text(observations(100, begin_s=5000), stamped=True)
     path.write_text(path.read_text() + again)
-    assert told_of(path)["energy_j"] == (1099 + 99) * WATTS
+    assert reported_of(path)["energy_j"] == (1099 + 99) * WATTS
 
 
 def test_an_index_that_becomes_another_gpu(tmp_path: Path) -> None:
-    """Each has its own rows, memory and energy, wherever it is told of."""
+    """Each has its own rows, memory and energy, wherever it is reported."""
     one = {"gpu 0": "GPU-a NVIDIA H100", "memory_mib 0": "81559"}
     other = {"gpu 0": "GPU-b NVIDIA H100 MIG", "memory_mib 0": "40000"}
     path = tmp_path / "slurm-7.n1.gutil"
-    first, then = looks(100), [Observation(i, busy=0) for i in range(2_000_000, 2_000_100)]
+    first, then = observations(100), [Observation(i, busy=0) for i in range(2_000_000, 2_000_100)]
     path.write_text(
         head(1, **one) + text(first, stamped=True) + head(1, **other) + text(then, stamped=True)
     )
@@ -243,7 +254,8 @@ def test_exports_tell_each_rows_own_gpu(tmp_path: Path) -> None:
     """The UUID of a row is the one above it."""
     path = tmp_path / "slurm-7.n1.gutil"
     parts = [
-        head(1, **{"gpu 0": f"GPU-{name} NVIDIA H100"}) + text(looks(5, begin_s=b), stamped=True)
+        head(1, **{"gpu 0": f"GPU-{name} NVIDIA H100"})
+        + text(observations(5, begin_s=b), stamped=True)
         for name, b in (("a", 0), ("b", 1000))
     ]
     path.write_text("".join(parts))
@@ -264,13 +276,13 @@ def test_exports_tell_each_rows_own_gpu(tmp_path: Path) -> None:
 
 
 def test_nodes_in_other_zones_end_together(tmp_path: Path) -> None:
-    """Plain dmon tells no zone: 5.5 h between the clocks of two nodes are no early end."""
+    """Plain dmon has no zone: 5.5 h between the clocks of two nodes are no early end."""
     half_past = 5.5 * HOUR
     for host, off_s in (("n1", 0.0), ("n2", half_past), ("n3", -HOUR)):
-        rows = text(looks(300, 15, off_s=off_s), stamped=False, letters="pumt")
+        rows = text(observations(300, 15, off_s=off_s), stamped=False, letters="pumt")
         (tmp_path / f"slurm-7.{host}.gutil").write_text(rows)
     assert [one for one in evaluate(series.load([str(tmp_path)])) if one.rule == "gap"] == []
-    short = text(looks(200, 15, off_s=half_past), stamped=False, letters="pumt")
+    short = text(observations(200, 15, off_s=half_past), stamped=False, letters="pumt")
     (tmp_path / "slurm-7.n2.gutil").write_text(short)
     (early,) = [one for one in evaluate(series.load([str(tmp_path)])) if one.rule == "gap"]
     assert (early.host, early.evidence) == (
@@ -286,10 +298,10 @@ def test_clocks_gaps_and_cells_at_random(tmp_path: Path) -> None:
         made, watched_s, idle_s, used_j = _at_random(noise)
         path = tmp_path / f"slurm-{seed}.n1.gutil"
         path.write_text(made)
-        told = told_of(path)
-        assert told["span_s"] == pytest.approx(watched_s), seed
-        assert told["idle_min"] * 60 == pytest.approx(idle_s), seed
-        assert told["energy_j"] == pytest.approx(used_j), seed
+        reported = reported_of(path)
+        assert reported["span_s"] == pytest.approx(watched_s), seed
+        assert reported["idle_min"] * 60 == pytest.approx(idle_s), seed
+        assert reported["energy_j"] == pytest.approx(used_j), seed
 
 
 def _at_random(noise: np.random.Generator) -> tuple[str, float, float, float]:
@@ -321,15 +333,17 @@ def _at_random(noise: np.random.Generator) -> tuple[str, float, float, float]:
     # The ends have readings, so that the counter speaks of all there is.
     made[0], made[-1] = (_whole(made[at]) for at in (0, -1))
     steps = [(b.true_s - a.true_s, b) for a, b in itertools.pairwise(made)]
-    watched = [(step_s, look) for step_s, look in steps if step_s <= 5 * max(1, interval_s)]
-    idle_s = sum(step_s for step_s, look in watched if not look.busy)
+    watched = [
+        (step_s, observation) for step_s, observation in steps if step_s <= 5 * max(1, interval_s)
+    ]
+    idle_s = sum(step_s for step_s, observation in watched if not observation.busy)
     used_j = WATTS * (made[-1].true_s - made[0].true_s)
     whole = head(interval_s) + text(made, stamped=True)
     return whole, sum(step_s for step_s, _ in watched), idle_s, used_j
 
 
-def _whole(look: Observation) -> Observation:
-    return Observation(look.true_s, look.off_s, busy=look.busy)
+def _whole(observation: Observation) -> Observation:
+    return Observation(observation.true_s, observation.off_s, busy=observation.busy)
 
 
 def test_each_node_counts_once_in_means_of_hosts(tmp_path: Path) -> None:
@@ -343,8 +357,8 @@ def test_each_node_counts_once_in_means_of_hosts(tmp_path: Path) -> None:
         ]
         text_of = layout.header() + layout.block(rows, 0)
         (tmp_path / f"slurm-7.{host}.gutil").write_text(text_of)
-    nodes, told = aggregates.count(files.find([str(tmp_path)]))
-    made = document.document(stats.join(nodes), told, None)
+    nodes, reported = aggregates.count(files.find([str(tmp_path)]))
+    made = document.document(stats.join(nodes), reported, None)
     (job,) = made["jobs"]
     assert job["cpu_pct"]["mean"] == 50
     assert job["gpu_hours"] == job["hours"] == pytest.approx(9 * 100 / 3600)

@@ -36,7 +36,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def log(driver: Any, bench: Any, until: Any, tmp_path: Path) -> Path:
-    """A log of a recorder that has another column, under a driver that tells it."""
+    """A log of a recorder that has another column, under a driver that has it."""
     driver.does("gpus 2", "set fan 0 42", "set fan 1 58")
     out = tmp_path / "slurm-7.n1.gutil"
     process = subprocess.Popen(
@@ -57,6 +57,7 @@ def shown(*words: object) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout
 
 
+@pytest.mark.slow
 def test_a_column_of_the_registry_is_everywhere(log: Path, tmp_path: Path) -> None:
     """Recorded under its head, read and reported, exported as metric and as table, drawn, live."""
     names, units, *_ = log.read_text().splitlines()
@@ -85,11 +86,11 @@ def test_a_column_of_the_registry_is_everywhere(log: Path, tmp_path: Path) -> No
 
 def test_names_are_of_one_column_each() -> None:
     """Heads, fields, names in tables and metrics: none stands for two."""
-    for told in (
+    for found in (
         [column.name for column in columns.COLUMNS],
         [column.field for column in columns.COLUMNS],
         [column.table_name for column in columns.COLUMNS],
         [(column.of_host, column.metric) for column in columns.COLUMNS if column.metric],
         [column.report_name for column in columns.reported()],
     ):
-        assert len(set(told)) == len(told)
+        assert len(set(found)) == len(found)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from monitor.logs import dmon, reader
-from tests.monitor.read_rows import told
+from tests.monitor.read_rows import decoded
 
 Draw = Callable[[random.Random, int, int], list[str]]
 
@@ -84,10 +84,10 @@ def test_columns_are_read_as_row_by_row(draw: Draw, tmp_path: Path) -> None:
         log, slow = reader.read(str(path)), list(dmon.parse(text))
         wanted = [row for _, row in filter(None, slow)]
         assert log.num_unreadable == slow.count(None)
-        assert [gpu for _, gpu, _ in told(log)] == [
+        assert [gpu for _, gpu, _ in decoded(log)] == [
             -1 if row["gpu"] == "-" else int(row["gpu"]) for row in wanted
         ]
-        assert [values for _, _, values in told(log)] == [
+        assert [values for _, _, values in decoded(log)] == [
             {name: dmon.parse_value(row[name]) for name in row if name.startswith("c")}
             for row in wanted
         ]

@@ -85,7 +85,7 @@ def test_a_name_without_a_folder_is_found_here(
 
 
 def test_a_folder_without_logs_is_named(tmp_path: Path) -> None:
-    """Empty, or not to be looked into."""
+    """Empty, or not to be read."""
     with pytest.raises(UserError, match=r"must hold \.gutil files; found none in"):
         files.find([str(tmp_path)])
     with pytest.raises(OSError, match="No such file"):
@@ -109,7 +109,7 @@ def test_report_and_export_read_a_rotated_log_as_one(rotated: Path) -> None:
 
 
 def test_series_read_a_rotated_log_as_one(rotated: Path) -> None:
-    """What plot, html and diagnose look at, by folder or by run directory."""
+    """What plot, html and diagnose read, by folder or by run directory."""
     run_dir = rotated / "slurm-7"
     run_dir.mkdir()
     (run_dir / "events.jsonl").write_text("")

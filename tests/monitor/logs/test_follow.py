@@ -38,7 +38,7 @@ def test_only_what_is_new_comes_in_whole_lines(tmp_path: Path) -> None:
 def test_a_file_that_is_as_it_was_is_not_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Most looks find nothing new, and cost one call."""
+    """Most polls find nothing new, and cost one call."""
     path = tmp_path / "log"
     append(path, b"one\ntorn")
     follower = Follower(str(path), LARGE)
@@ -48,7 +48,7 @@ def test_a_file_that_is_as_it_was_is_not_opened(
 
 
 def test_a_large_file_is_read_from_its_last_part(tmp_path: Path) -> None:
-    """The first look begins at a line's beginning, and learns the head aside."""
+    """The first poll begins at a line's beginning, and learns the head aside."""
     path = tmp_path / "log"
     append(path, b"".join(b"line %03d\n" % i for i in range(100)))
     follower = Follower(str(path), tail_bytes=30, head_bytes=25)
@@ -83,7 +83,7 @@ def test_a_line_without_an_end_does_not_stop_it(tmp_path: Path) -> None:
 
 
 def test_a_rotated_file_is_read_to_its_end_first(tmp_path: Path) -> None:
-    """What came to the old file after our last look is not lost."""
+    """What came to the old file after our last poll is not lost."""
     path = tmp_path / "log"
     append(path, b"one\n")
     follower = Follower(str(path), LARGE)
@@ -132,7 +132,7 @@ def test_a_file_written_anew_and_longer_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_touched_file_has_nothing_new(tmp_path: Path) -> None:
-    """A shared file system may tell of a change twice: by size, and later by time."""
+    """A shared file system may report a change twice: by size, and later by time."""
     path = tmp_path / "log"
     append(path, b"one\ntwo\n")
     follower = Follower(str(path), LARGE)
@@ -185,7 +185,7 @@ def test_what_cannot_be_read_is_an_error_and_loses_nothing(
 def test_whatever_is_written_is_read_once(
     tmp_path_factory: pytest.TempPathFactory, steps: list[bytes | str]
 ) -> None:
-    """Pieces of any size, looks and rotations in any order: all whole lines, in order, once."""
+    """Pieces of any size, polls and rotations in any order: all whole lines, in order, once."""
     path = tmp_path_factory.mktemp("follow") / "log"
     follower = Follower(str(path), LARGE)
     written, read, number = [b""], b"", 0
@@ -196,7 +196,7 @@ def test_whatever_is_written_is_read_once(
         elif step == "look":
             read += follower.poll()
         elif path.exists():
-            read += follower.poll()  # a second rotation before a look would lose a file
+            read += follower.poll()  # a second rotation before a poll would lose a file
             # a hard link keeps the number of the old file from being given to the new one
             os.link(path, path.with_name(f"kept-{number}"))
             path.rename(path.with_name("log.1"))

@@ -45,14 +45,14 @@ def test_what_is_no_log_is_refused(
     kind: str,
     command: str,
 ) -> None:
-    """With a line that says what a log is; nothing is written, nor is anybody told all is well."""
+    """With a line that says what a log is; nothing is written, and no report says all is well."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "foreign.log"
     path.write_text(FOREIGN[kind])
     assert cli.main([command, "foreign.log", *COMMANDS[command]]) == 64
-    told = capfd.readouterr()
-    assert told.out == ""
-    last = told.err.splitlines()[-1]
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    last = captured.err.splitlines()[-1]
     assert last.startswith("monitor: a log must be one of nvidia-smi dmon, with its header")
     assert "found foreign.log" in last
     assert list(tmp_path.iterdir()) == [path]
@@ -62,13 +62,13 @@ def test_what_is_no_log_is_refused(
 def test_beside_a_log_it_is_passed_by(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    """The log is read, and the other one told of."""
+    """The log is read, and the other one reported."""
     paths = tmp_path / "foreign.log", tmp_path / "good.log"
     paths[0].write_text(FOREIGN[kind])
     paths[1].write_text(DMON)
     assert cli.main(["report", *map(str, paths)]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"could not be read ({reader.FOREIGN}); no samples" in told
+    output = " ".join(capsys.readouterr().out.split())
+    assert f"could not be read ({reader.FOREIGN}); no samples" in output
     assert cli.main(["diagnose", *map(str, paths)]) == 0
 
 

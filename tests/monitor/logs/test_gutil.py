@@ -164,7 +164,7 @@ def test_touching_cells_of_525_are_cut_by_the_rows_own_width(data: Path) -> None
 
 
 def test_a_number_too_wide_for_its_cell_costs_its_row(data: Path) -> None:
-    """It moves what follows, as a hole over the end of a line would: nobody can tell them apart."""
+    """It moves what follows, as a hole over the end of a line would: they cannot be told apart."""
     text = (data / "pumt_DT.550.163.01.2gpu.gutil").read_text()
     assert read(text.replace("  71680", " 11437710")) == [None] * 4
 

@@ -58,7 +58,7 @@ def test_a_part_of_a_gpu_never_passes_for_the_whole(
 
 
 def test_a_column_that_numbers_something_unknown_is_not_guessed(tmp_path: Path) -> None:
-    """Nobody knows whose rows these are: all of them are counted."""
+    """It is unknown whose rows these are: all of them are counted."""
     path = tmp_path / "log.gutil"
     path.write_text(head([("tile", "Idx"), *NAMES[2:]]) + row(["1", "98", "50"]))
     log = reader.read(str(path))
@@ -81,5 +81,5 @@ def test_the_report_says_whose_rows_they_are(
     path = tmp_path / "log.gutil"
     path.write_text(head(NAMES) + row(GPU) + row(PART))
     report.report([str(path)])
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"1 row could not be read ({reader.INSTANCE})" in told
+    output = " ".join(capsys.readouterr().out.split())
+    assert f"1 row could not be read ({reader.INSTANCE})" in output

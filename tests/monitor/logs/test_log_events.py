@@ -19,7 +19,7 @@ def test_a_mark_is_one_line() -> None:
     assert log_events.parse(LINE.removeprefix("## event: ").rstrip("\n")) == XID
 
 
-def test_a_moment_nobody_knows() -> None:
+def test_an_unknown_moment() -> None:
     """It has a `-`, and comes back as NaN."""
     line = log_events.line(LogEvent(math.nan, "reopened"), UTC)
     assert line == "## event: - reopened\n"

@@ -70,8 +70,8 @@ class Program:
         if not self.narrow:
             return f"{stamp}{''.join(f'{cell:>7}' for cell in cells)}{self.end}\n"
         num = len(cells) - len(self.gpm)
-        told = "".join(f"{cell:>6}" + " " * (cell != "-") for cell in cells[:num])
-        return f"{stamp} {told}{''.join(f'{cell:>10}' for cell in cells[num:])}\n"
+        reported = "".join(f"{cell:>6}" + " " * (cell != "-") for cell in cells[:num])
+        return f"{stamp} {reported}{''.join(f'{cell:>10}' for cell in cells[num:])}\n"
 
     def text(self, rows: list[Cells]) -> str:
         """A log."""
@@ -123,8 +123,8 @@ def test_a_log_that_is_narrow_throughout_is_read(
     else:
         text = re.sub(rf"^({begin}.*?) +$", r"\1", text, flags=re.MULTILINE)
     path.write_text(text, newline="")
-    log, told = found(path)
-    assert told == [numbers(cells) for cells in rows]
+    log, reported = found(path)
+    assert reported == [numbers(cells) for cells in rows]
     assert (log.num_unreadable, log.hints) == (0, ())
 
 
@@ -143,10 +143,10 @@ def test_rows_as_the_programs_write_them(tmp_path: Path) -> None:
     )
     path = tmp_path / "log.gutil"
     path.write_text(text)
-    log, told = found(path)
+    log, reported = found(path)
     assert (log.num_unreadable, log.hints) == (0, ())
     nothing = [-1.0] * 8
-    assert told == [
+    assert reported == [
         [156, 8, -1, 98, 12345, 2, 17, -1, -1, -1],
         [-1, -1, 7, 100, -1, -1, 17, 100, -1, -1],
         [*nothing, 125105, -1],
@@ -191,7 +191,7 @@ def test_one_narrow_row_is_no_proof(
     """A stretch decides: two signs of narrow rows (n has one, m two), more than of others (x).
 
     None may be wide (w); without a `-` they lie both ways (b).
-    Wherever the reader's blocks end; and what cannot be told is told in words.
+    Wherever the reader's blocks end; and what is unknown is reported in words.
     """
     narrow = Program()
     cells = {"n": PUMT, "m": [*PUMT[:-1], "-"], "b": [*PUMT[:2], "60", *PUMT[3:]], "w": PUMT}
@@ -206,9 +206,9 @@ def test_one_narrow_row_is_no_proof(
     path.write_text(text)
     for size in (2**22, 512, 64):
         monkeypatch.setattr(reader, "_BLOCK_BYTES", size)
-        log, told = found(path)
-        assert len(told) == num_rows
-        assert set(map(tuple, told)) <= {tuple(numbers(cells[k])) for k in kinds if k in cells}
+        log, reported = found(path)
+        assert len(reported) == num_rows
+        assert set(map(tuple, reported)) <= {tuple(numbers(cells[k])) for k in kinds if k in cells}
         assert (log.num_unreadable, log.hints) == (len(kinds.replace("#", "")) - num_rows, hints)
     assert sum(row is not None for row in dmon.parse(text)) == num_rows
 
@@ -218,8 +218,8 @@ def test_the_report_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     path = tmp_path / "log.gutil"
     path.write_text(Program().text([PUMT] * 45))
     report.report([str(path)])
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"1 row could not be read ({parser.NARROW})" in told
+    output = " ".join(capsys.readouterr().out.split())
+    assert f"1 row could not be read ({parser.NARROW})" in output
 
 
 def test_a_narrow_log_is_watched_row_by_row(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_narrow_log_is_exported_and_explained(tmp_path: Path) -> None:
     """The newest sample of each GPU, and what `why` says of a node."""
     path = tmp_path / "log.gutil"
     path.write_text(Program().text([PUMT] * 50))
-    now = Newest(str(path)).look()
+    now = Newest(str(path)).poll()
     assert now is not None
     assert [(gpu.index, gpu.values["fb"], gpu.values["sm"]) for gpu in now.gpus] == [
         (1, 71680, 98),
@@ -268,7 +268,7 @@ def test_a_narrow_log_is_exported_and_explained(tmp_path: Path) -> None:
 
 
 def test_a_narrow_log_is_exported_as_it_grows(tmp_path: Path) -> None:
-    """Though each look finds but one more row: those before belong to it."""
+    """Though each poll finds but one more row: those before belong to it."""
     program = Program()
     path = tmp_path / "log.gutil"
     path.write_text(program.head())
@@ -276,7 +276,7 @@ def test_a_narrow_log_is_exported_as_it_grows(tmp_path: Path) -> None:
     for second in range(3):
         with path.open("a") as file:
             file.write(program.row(second, 0, [str(second), *PUMT[1:]]))
-        now = newest.look()
+        now = newest.poll()
         seen.append(now and now.newest.values["pwr"])
     assert seen == [None, 1, 2]
 
@@ -331,14 +331,14 @@ def test_no_value_lands_in_another_column(
         lines[number] = data.draw(damaged(lines[number]))
     path = tmp_path / "log.gutil"
     path.write_text("".join(lines))
-    read, told = found(path)
+    read, reported = found(path)
     written = {tuple(numbers(cells)) for cells in rows}
-    assert {tuple(row) for row in told} <= written
+    assert {tuple(row) for row in reported} <= written
     assert read.num_rows + read.num_unreadable == sum(
         1 for line in lines if line.strip() and not line.startswith("#")
     )
     slow = [row for row in dmon.parse("".join(lines)) if row is not None]
-    assert [numbers(list(cells.values())[-len(program.columns) :]) for _, cells in slow] == told
+    assert [numbers(list(cells.values())[-len(program.columns) :]) for _, cells in slow] == reported
 
 
 def damaged(line: str) -> st.SearchStrategy[str]:
@@ -378,6 +378,6 @@ def test_digits_lost_in_some_rows_make_no_stretch_narrow(
     heads = [program.head() if i % 44 == 0 else "" for i in range(len(rows))]
     path = tmp_path / "log.gutil"
     path.write_text("".join(head + line for head, line in zip(heads, lost, strict=True)))
-    read, told = found(path)
-    assert told == [numbers(cells) for cells, one in zip(rows, which, strict=True) if not one]
+    read, reported = found(path)
+    assert reported == [numbers(cells) for cells, one in zip(rows, which, strict=True) if not one]
     assert read.num_unreadable == sum(which)

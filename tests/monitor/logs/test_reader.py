@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from monitor.logs import dmon, reader
 from monitor.logs.decode import NO_TIME
 from tests.monitor.dmon_letters import LETTERS
-from tests.monitor.read_rows import Values, told
+from tests.monitor.read_rows import Values, decoded
 
 pytestmark = pytest.mark.slow
 
@@ -90,11 +90,13 @@ class Writer:
         series = self.series
         width = series.head_cell if head else series.cell
         gpm_from = len(cells) - len(self.gpm)
-        told = "".join(f" {cell:>{width if i < gpm_from else 9}}" for i, cell in enumerate(cells))
+        reported = "".join(
+            f" {cell:>{width if i < gpm_from else 9}}" for i, cell in enumerate(cells)
+        )
         gap = " " * series.gap
         before = " " + gap.join(f"{stamp:<8}" for stamp in chosen) if chosen else ""
         place = f"{index:>{series.index if chosen else 5}}"
-        return before + place + told + (series.head_end if head else series.end)
+        return before + place + reported + (series.head_end if head else series.end)
 
     def text(self, rows: list[Row]) -> str:
         """A whole log."""
@@ -124,7 +126,7 @@ def test_every_sample_reads_exactly(path: Path) -> None:
     wanted = tiny(path.read_text())
     assert log.num_rows == len(wanted) > 0
     epoch = datetime(1970, 1, 1)  # noqa: DTZ001
-    for (time_s, gpu, values), row in zip(told(log), wanted, strict=True):
+    for (time_s, gpu, values), row in zip(decoded(log), wanted, strict=True):
         time = datetime.strptime(row.pop("Date") + row.pop("Time"), "%Y%m%d%H:%M:%S")  # noqa: DTZ007
         assert epoch + timedelta(seconds=time_s) == time
         assert gpu == int(row.pop("gpu"))
@@ -133,10 +135,18 @@ def test_every_sample_reads_exactly(path: Path) -> None:
 
 def spelled(fb: float, *, has_jpg: bool) -> Values:
     """The readings in the samples, as one sees them in the file."""
-    told: Values = {"pwr": 294, "gtemp": 61, "mtemp": None, "sm": 98, "mem": 57, "enc": 0, "dec": 0}
-    told |= {"jpg": 0, "ofa": 0} if has_jpg else {}
-    told |= {"fb": fb, "bar1": 4} | ({"ccpm": None} if has_jpg else {})
-    return told | {"rxpci": 847, "txpci": 9}
+    reported: Values = {
+        "pwr": 294,
+        "gtemp": 61,
+        "mtemp": None,
+        "sm": 98,
+        "mem": 57,
+        "enc": 0,
+        "dec": 0,
+    }
+    reported |= {"jpg": 0, "ofa": 0} if has_jpg else {}
+    reported |= {"fb": fb, "bar1": 4} | ({"ccpm": None} if has_jpg else {})
+    return reported | {"rxpci": 847, "txpci": 9}
 
 
 LOST = dict.fromkeys(("pwr", "gtemp", "sm", "mem", "fb", "rxpci", "txpci"))
@@ -171,7 +181,7 @@ def test_every_sample_reads_as_spelled_out(folder: Path, name: str) -> None:
         pytest.skip(f"{folder} is not here: its samples are in {SAMPLES[0].parent}, too")
     log = reader.read(str(folder / f"{name}.gutil"))
     num_unreadable, rows = SPELLED[name]
-    assert [(time_s - log.time_s[0], gpu, found) for time_s, gpu, found in told(log)] == rows
+    assert [(time_s - log.time_s[0], gpu, found) for time_s, gpu, found in decoded(log)] == rows
     assert (log.num_unreadable, log.torn, log.dated) == (num_unreadable, False, True)
 
 
@@ -224,7 +234,7 @@ def test_logs_of_every_series_read_back(tmp_path: Path, writer: Writer, data: An
     path.write_text(writer.text(rows))
     log = reader.read(str(path))
     assert (log.num_unreadable, log.torn, log.num_rows) == (0, False, num)
-    for (time_s, gpu, found), row in zip(told(log), rows, strict=True):
+    for (time_s, gpu, found), row in zip(decoded(log), rows, strict=True):
         assert gpu == row.gpu
         assert found == dict(zip(writer.names, row.values, strict=True))
         whole = row.time.replace(microsecond=0)
@@ -253,7 +263,7 @@ def test_both_ways_of_reading_agree(tmp_path: Path, garbage: list[str], data: An
     assert log.num_unreadable == slow.count(None)
     cells = [found[1] for found in slow if found]
     assert log.num_rows == len(cells)
-    for (_, _, found), row in zip(told(log), cells, strict=True):
+    for (_, _, found), row in zip(decoded(log), cells, strict=True):
         for name in ("pwr", "fb", "txpci"):
             assert found.get(name) == (dmon.parse_value(row[name]) if name in row else None)
 
@@ -269,18 +279,18 @@ def test_a_log_is_read_in_blocks(
     assert (whole.num_rows, whole.num_unreadable, whole.torn) == (30, 3, True)
     for size in (1, 7, 128, 129, 500):
         monkeypatch.setattr(reader, "_BLOCK_BYTES", size)
-        assert told(reader.read(str(path))) == told(whole)
+        assert decoded(reader.read(str(path))) == decoded(whole)
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
 def test_a_log_that_still_grows_has_the_rows_that_are_whole(path: Path, tmp_path: Path) -> None:
     """Cut anywhere: the rows before, none of the rest, and whether the last line has no end."""
     text = path.read_bytes()
-    rows = told(reader.read(str(path)))
+    rows = decoded(reader.read(str(path)))
     growing = tmp_path / path.name
     for size in range(0, len(text), 7):
         growing.write_bytes(text[:size])
         log = reader.read(str(growing))
         *lines, rest = text[:size].split(b"\n")
-        assert told(log) == rows[: sum(line.startswith(b" 2026") for line in lines)]
+        assert decoded(log) == rows[: sum(line.startswith(b" 2026") for line in lines)]
         assert log.torn == bool(rest.strip())

@@ -1,7 +1,7 @@
 """Damaged logs: nothing but a row as it was written is ever reported, and the rest is counted.
 
 `DDP_FUZZ_LINES` says how many lines are damaged, 20,000 if it is not set, and `DDP_FUZZ_SEED` how.
-What cannot be told by anybody is left out: a digit that became another digit or a blank, and a
+What cannot be noticed is left out: a digit that became another digit or a blank, and a
 hole of exactly so many bytes that the rest of one row continues another.
 """
 
@@ -55,9 +55,9 @@ def theirs(rng: random.Random) -> list[bytes]:
     lines: list[bytes] = []
     for i in range(PER_LOG):
         lines += head if i % 44 == 0 else []
-        told = row.replace(b"294", b"%3d" % rng.randint(60, 700))
-        told = told.replace(b"71680", b"%5d" % rng.randint(0, 81_559))
-        lines.append(told.replace(b"03:26:31", b"03:%02d:%02d" % divmod(i, 60)))
+        reported = row.replace(b"294", b"%3d" % rng.randint(60, 700))
+        reported = reported.replace(b"71680", b"%5d" % rng.randint(0, 81_559))
+        lines.append(reported.replace(b"03:26:31", b"03:%02d:%02d" % divmod(i, 60)))
     return lines
 
 
@@ -153,8 +153,8 @@ def test_damage_is_counted_and_never_becomes_a_number(tmp_path: Path) -> None:
             pytest.fail("a damaged log is no user error")
         if set(log.values) == names:  # else a column has lost its name
             assert set(read) <= written
-        told = [line for line in text.split(b"\n")[:-1] if line.strip(b" \t\r")]
-        assert log.num_rows + log.num_unreadable == sum(not x.startswith(b"#") for x in told)
+        reported = [line for line in text.split(b"\n")[:-1] if line.strip(b" \t\r")]
+        assert log.num_rows + log.num_unreadable == sum(not x.startswith(b"#") for x in reported)
         num_rows += log.num_rows
     assert num_rows > 0
 

@@ -47,8 +47,10 @@ class Series:
     def row(self, seconds: int, gpu: int, cells: list[str]) -> bytes:
         """A line of data, with its newline."""
         clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-        told = "".join(f"{cell:>{width}}" for cell, width in zip(cells, self.widths, strict=True))
-        return f" 20261121{' ' * self.gap}{clock}{gpu:>{self.index}}{told}{self.end}\n".encode()
+        reported = "".join(
+            f"{cell:>{width}}" for cell, width in zip(cells, self.widths, strict=True)
+        )
+        return f" 20261121{' ' * self.gap}{clock}{gpu:>{self.index}}{reported}{self.end}\n".encode()
 
     def pattern(self) -> "re.Pattern[bytes]":
         """What a row must look like, each cell a number or `-` at the right of its width."""
@@ -232,12 +234,12 @@ def test_a_million_damaged_lines_never_become_a_wrong_number(tmp_path: Path) -> 
     while num_lines < NUM_LINES:
         (series, rows), (damage, pool) = kinds[turn % len(kinds)], DAMAGES[turn % len(DAMAGES)]
         lines = damage(rng, rows, pool).removesuffix(b"\n").split(b"\n")
-        told = sum(1 for line in lines if line.strip(b" \t\r"))
+        reported = sum(1 for line in lines if line.strip(b" \t\r"))
         blocks = (lines[i : i + 44] for i in range(0, len(lines), 44))
         path.write_bytes(b"".join(series.head + b"\n".join([*block, b""]) for block in blocks))
         log, found = quickly(path, len(series.widths))
         np.testing.assert_array_equal(found, slowly(series, lines))
-        assert (log.num_rows + log.num_unreadable, log.torn) == (told, False)
+        assert (log.num_rows + log.num_unreadable, log.torn) == (reported, False)
         if pool is GARBAGE and damage is not lose:  # holes may add up to whole rows
             assert np.isin(as_one(found), originals[turn % len(kinds)]).all()
         turn += 1

@@ -63,7 +63,7 @@ def test_several_logs_of_a_gpu_are_one_series(tmp_path: Path) -> None:
 
 
 def test_only_wanted_columns_are_kept(tmp_path: Path) -> None:
-    """A day of 512 nodes needs memory for what is looked at, not for all there is."""
+    """A day of 512 nodes needs memory for what is read, not for all there is."""
     path = log(tmp_path / "a.gutil", row("12:00:01", 0, 300, 6))
     run = series.load([str(path)], frozenset({"sm"}))
     assert list(run.gpus[0].values) == ["sm"]
@@ -123,7 +123,7 @@ def test_what_happened_has_its_place_and_order(tmp_path: Path) -> None:
     one = log(tmp_path / "slurm-7.n2.gutil", row("12:00:01", 0, 1, 1), event("12:00:02.500", 0))
     two = log(tmp_path / "slurm-7.n1.gutil", row("12:00:01", 0, 1, 1), event("12:00:01.500", 3))
     run = series.load([str(one), str(two)])
-    told = [
+    reported = [
         (placed.host, placed.job, placed.event.kind, placed.event.gpu) for placed in run.log_events
     ]
-    assert told == [("n1", "7", "xid", 3), ("n2", "7", "xid", 0)]
+    assert reported == [("n1", "7", "xid", 3), ("n2", "7", "xid", 0)]

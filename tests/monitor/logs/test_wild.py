@@ -40,19 +40,21 @@ class Shape:
 
     def line(self, stamps: list[str], index: str, cells: list[str]) -> str:
         """A line, without its newline."""
-        told = [stamp for letter, stamp in zip("DT", stamps, strict=True) if letter in self.stamps]
-        before = " " + (" " * self.gap).join(told) if told else ""
+        reported = [
+            stamp for letter, stamp in zip("DT", stamps, strict=True) if letter in self.stamps
+        ]
+        before = " " + (" " * self.gap).join(reported) if reported else ""
         num = len(cells) - len(self.gpm)
         widths = (*(self.width,) * num, *self.gpm)
-        place = f"{index:>{self.gap + 4 if told else 5}}"
+        place = f"{index:>{self.gap + 4 if reported else 5}}"
         return before + place + "".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True))
 
     def text(self, rows: list[list[str]]) -> str:
         """A log."""
-        told = [column.partition(":") for column in self.columns.split()]
+        reported = [column.partition(":") for column in self.columns.split()]
         stamps = (["Date    ", "Time    "], "gpu"), (["YYYYMMDD", "HH:MM:SS"], "Idx")
         lines = [
-            "#" + self.line(*stamp, [column[i] for column in told])[1:] + self.end
+            "#" + self.line(*stamp, [column[i] for column in reported])[1:] + self.end
             for stamp, i in zip(stamps, (0, 2), strict=True)
         ]
         for number, cells in enumerate(rows):
@@ -89,8 +91,8 @@ def simply(text: str) -> list[dict[str, float]]:
         if line.startswith("#"):
             names = names if "Idx" in words else words
         elif words:
-            told = dict(zip(names, words, strict=True))
-            cells = ((k, told[k]) for k in names if k not in ("Date", "Time", "gpu"))
+            reported = dict(zip(names, words, strict=True))
+            cells = ((k, reported[k]) for k in names if k not in ("Date", "Time", "gpu"))
             rows.append({k: np.nan if cell == "-" else float(cell) for k, cell in cells})
     return rows
 

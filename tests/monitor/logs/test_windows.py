@@ -27,7 +27,7 @@ def log(num_rows: int = 4) -> bytes:
 
 
 def polled(live: LiveLog) -> list[int]:
-    """How many samples of each GPU there are after a look."""
+    """How many samples of each GPU there are after a poll."""
     live_log.poll([live])
     return [track.num_samples for track in live.tracks]
 
@@ -38,19 +38,19 @@ def test_it_reads_as_it_was_written(tmp_path: Path, mark: bytes, end: bytes) -> 
     """By `watch`, `why` and `export`: rows, and the log's offset from UTC."""
     path = tmp_path / "log.gutil"
     path.write_bytes(log())
-    wanted = [(s.time_s, s.gpu, s.values) for s in node_log.read(str(path)).samples]
-    newest = Newest(str(path)).look()
+    wanted = [(s.time_s, s.index, s.values) for s in node_log.read(str(path)).samples]
+    newest = Newest(str(path)).poll()
     assert len(wanted) == 4
     path.write_bytes(mark + log().replace(b"\n", end))
-    assert [(s.time_s, s.gpu, s.values) for s in node_log.read(str(path)).samples] == wanted
-    assert Newest(str(path)).look() == newest
+    assert [(s.time_s, s.index, s.values) for s in node_log.read(str(path)).samples] == wanted
+    assert Newest(str(path)).poll() == newest
     live = LiveLog(str(path))
     assert polled(live) == [2, 2]
     assert (live.num_unreadable, live.problem, live.facts) == (0, None, {"utc_offset": "+01:00"})
 
 
 def test_a_mark_is_passed_by_however_the_log_grows(tmp_path: Path) -> None:
-    """Though the first look found no whole line, and in the head of a log read from its end."""
+    """Though the first poll found no whole line, and in the head of a log read from its end."""
     path = tmp_path / "log.gutil"
     path.write_bytes(MARK)
     live = LiveLog(str(path))
@@ -97,7 +97,7 @@ def test_events_with_a_mark_are_read() -> None:
 
 
 def test_events_in_utf_16_are_no_run_without_events(tmp_path: Path) -> None:
-    """`why` says what is wrong with the file, and not that the run has told nothing yet."""
+    """`why` says what is wrong with the file, and not that the run has reported nothing yet."""
     (tmp_path / "events.jsonl").write_bytes('{"event": "start"}\n'.encode("utf-16"))
     with pytest.raises(UserError, match="must be UTF-8 text; found it is UTF-16"):
         record.read(str(tmp_path))

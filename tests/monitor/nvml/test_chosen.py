@@ -1,11 +1,11 @@
-"""Which GPUs are this job's, and which is which after NVML began anew: a stand-in driver."""
+"""Which GPUs are this job's, and which is which after NVML began anew: a stub driver."""
 
 from typing import Any
 
 import pytest
 
 from monitor.nvml.chosen import Named
-from tests.monitor.nvml_look import between, poll, readings
+from tests.monitor.nvml_poll import between, poll, readings
 
 slow = pytest.mark.slow
 UUID = "GPU-00000000-0000-0000-0000-00000000000"
@@ -15,33 +15,33 @@ UUID = "GPU-00000000-0000-0000-0000-00000000000"
 def test_a_gpu_that_may_not_be_opened_is_not_ours(driver: Any) -> None:
     """The driver counts what a device cgroup keeps from us: it has no row, and is not lost."""
     driver.does("gpus 3", "fail nvmlDeviceGetHandleByIndex_v2 0 4")
-    told = poll(driver, times=2)[1]
-    assert [gpu["index"] for gpu in told["gpus"]] == [1, 2]
-    assert all(gpu["power_w"] == 294 for gpu in told["gpus"])
-    assert told["marks"] == []
-    assert told["facts"]["gpus"] == "2"
-    assert told["is_renumbered"]  # CUDA has 0 and 1
-    assert "gpu 0" not in told["facts"]
+    reported = poll(driver, times=2)[1]
+    assert [gpu["index"] for gpu in reported["gpus"]] == [1, 2]
+    assert all(gpu["power_w"] == 294 for gpu in reported["gpus"])
+    assert reported["marks"] == []
+    assert reported["facts"]["gpus"] == "2"
+    assert reported["is_renumbered"]  # CUDA has 0 and 1
+    assert "gpu 0" not in reported["facts"]
 
 
 @slow
 def test_where_none_may_be_opened_there_is_none(driver: Any) -> None:
     """As on a node without GPUs."""
     driver.does("fail nvmlDeviceGetHandleByIndex_v2 * 4")
-    (told,) = poll(driver)
-    assert told["gpus"] == []
-    assert told["facts"]["gpus"] == "no readings: NVML finds none"
+    (reported,) = poll(driver)
+    assert reported["gpus"] == []
+    assert reported["facts"]["gpus"] == "no readings: NVML finds none"
 
 
 @slow
 def test_only_the_jobs_gpus_are_recorded(driver: Any) -> None:
     """Where NVML shows a whole node to a job that has a part of it."""
     driver.does("gpus 4", "event 8 0 79")
-    told = poll(driver, times=2, first="nvml._named = Named('1,3')", then="time.sleep(0.3)")[1]
-    assert [gpu["index"] for gpu in told["gpus"]] == [1, 3]
-    assert told["marks"] == []  # what befalls another's GPU is not told here
-    assert told["facts"]["events"] == "watched on 2 of 2 GPUs"
-    assert not told["is_renumbered"]
+    reported = poll(driver, times=2, first="nvml._named = Named('1,3')", then="time.sleep(0.3)")[1]
+    assert [gpu["index"] for gpu in reported["gpus"]] == [1, 3]
+    assert reported["marks"] == []  # what befalls another's GPU is not reported here
+    assert reported["facts"]["events"] == "watched on 2 of 2 GPUs"
+    assert not reported["is_renumbered"]
     named = poll(driver, first=f"nvml._named = Named('{UUID}2')")[0]
     assert [gpu["index"] for gpu in named["gpus"]] == [2]
 
@@ -52,8 +52,8 @@ def test_a_mig_device_names_its_gpu(driver: Any) -> None:
     driver.does("gpus 3", "set mig 1 2")
     device = "MIG-00000000-0000-0000-0000-000000000102"
     for visible in (device, f"MIG-{UUID}1/7/0"):
-        (told,) = poll(driver, first=f"nvml._named = Named({visible!r})")
-        assert [gpu["index"] for gpu in told["gpus"]] == [1], visible
+        (reported,) = poll(driver, first=f"nvml._named = Named({visible!r})")
+        assert [gpu["index"] for gpu in reported["gpus"]] == [1], visible
 
 
 @slow
@@ -61,17 +61,17 @@ def test_names_that_fit_nothing_choose_nothing(driver: Any) -> None:
     """Better all than none; nor is there anything to choose where a cgroup has chosen."""
     assert len(poll(driver, first="nvml._named = Named('GPU-77')")[0]["gpus"]) == 2
     driver.does("gpus 3", "fail nvmlDeviceGetHandleByIndex_v2 0 4")
-    told = poll(driver, first="nvml._named = Named('0,1')")[0]
-    assert [gpu["index"] for gpu in told["gpus"]] == [1, 2]
+    reported = poll(driver, first="nvml._named = Named('0,1')")[0]
+    assert [gpu["index"] for gpu in reported["gpus"]] == [1, 2]
 
 
 @slow
 def test_a_lost_gpu_that_only_a_uuid_names_keeps_its_place(driver: Any) -> None:
-    """It cannot tell its own, and one of the job's is missing."""
+    """It does not report its own, and one of the job's is missing."""
     driver.does("gpus 3", "lost 1 0")
-    told = poll(driver, first=f"nvml._named = Named('{UUID}0,{UUID}1')")[0]
-    assert [gpu["index"] for gpu in told["gpus"]] == [0, 1]
-    assert told["marks"] == ["lost gpu=1"]
+    reported = poll(driver, first=f"nvml._named = Named('{UUID}0,{UUID}1')")[0]
+    assert [gpu["index"] for gpu in reported["gpus"]] == [0, 1]
+    assert reported["marks"] == ["lost gpu=1"]
 
 
 @pytest.mark.parametrize(
@@ -108,12 +108,12 @@ def test_after_nvml_began_anew_a_row_has_the_same_gpu(driver: Any) -> None:
 
 
 @slow
-def test_a_gpu_that_never_told_its_uuid_takes_no_others_place(driver: Any) -> None:
+def test_a_gpu_without_a_uuid_takes_no_others_place(driver: Any) -> None:
     """Lost from the start and gone after the restart: the one that moved up stays where it was."""
     driver.does("lost 0 0")
     worlds = (["lost 0 0", "dead 0"], ["set gone 0 1", "set temp 1 51"])
-    told = poll(driver, times=5, step_s=70, then=between(*worlds))
-    assert [(gpu["index"], gpu["temp_c"]) for gpu in told[-1]["gpus"]] == [(0, None), (1, 51)]
+    reported = poll(driver, times=5, step_s=70, then=between(*worlds))
+    assert [(gpu["index"], gpu["temp_c"]) for gpu in reported[-1]["gpus"]] == [(0, None), (1, 51)]
 
 
 @slow

@@ -1,16 +1,16 @@
-"""The further columns, marks, MIG and calls that hang: the real nvidia-ml-py, a stand-in driver."""
+"""The further columns, marks, MIG and calls that hang: the real nvidia-ml-py, a stub driver."""
 
 from typing import Any
 
 import pytest
 
-from tests.monitor.nvml_look import between, poll, readings
+from tests.monitor.nvml_poll import between, events, poll, readings
 
 pytestmark = pytest.mark.slow
 
 
 def test_errors_of_memory(driver: Any, old_driver: Any) -> None:
-    """ECC errors since the driver was loaded, and rows remapped; an old driver tells none."""
+    """ECC errors since the driver was loaded, and rows remapped; an old driver has none."""
     rows = ["set remap_corrected 1 2", "set remap_uncorrected 1 3"]
     driver.does("set sbecc * 12", "set dbecc 0 1", *rows)
     first, second = poll(driver, "pumte")[0]["gpus"]
@@ -22,21 +22,21 @@ def test_errors_of_memory(driver: Any, old_driver: Any) -> None:
 
 
 def test_errors_of_memory_are_asked_for_every_five_seconds(driver: Any) -> None:
-    """In between the last values are told; that one happens, an event tells."""
-    told = poll(driver, "pumte", 3, 3, then=between(["set sbecc * 7"]))
-    assert [one["gpus"][0]["ecc_corrected"] for one in told] == [0, 0, 7]
+    """In between the last values are reported; that one happens, an event reports."""
+    reported = poll(driver, "pumte", 3, 3, then=between(["set sbecc * 7"]))
+    assert [one["gpus"][0]["ecc_corrected"] for one in reported] == [0, 0, 7]
 
 
 def test_engines_that_rest_are_asked_as_seldom(driver: Any) -> None:
-    """And at each look while one of them works."""
+    """And at each poll while one of them works."""
     worlds = (["set dec 0 30"], ["set dec 0 30"], ["set dec 0 40"], ["set dec 0 50"], [])
-    told = poll(driver, "pumt", 6, 3, then=between(*worlds))
-    assert [one["gpus"][0]["dec_pct"] for one in told] == [0, 0, 30, 40, 50, 0]
-    assert {one["gpus"][1]["enc_pct"] for one in told} == {0}
+    reported = poll(driver, "pumt", 6, 3, then=between(*worlds))
+    assert [one["gpus"][0]["dec_pct"] for one in reported] == [0, 0, 30, 40, 50, 0]
+    assert {one["gpus"][1]["enc_pct"] for one in reported} == {0}
 
 
 def test_time_throttled(driver: Any) -> None:
-    """Share of the time between two looks; the first look has none."""
+    """Share of the time between two polls; the first poll has none."""
     driver.does("grow pviol_ns * 250000000", "set tviol_ns * 5000")
     first, second = poll(driver, "pumtv", 2, then="time.sleep(0.2)")
     assert (first["gpus"][0]["power_pct"], first["gpus"][0]["heat_pct"]) == (None, None)
@@ -45,30 +45,32 @@ def test_time_throttled(driver: Any) -> None:
 
 
 def test_time_throttled_of_a_counter_that_began_anew(driver: Any) -> None:
-    """There is none for that look, and one again for the next."""
+    """There is none for that poll, and one again for the next."""
     driver.does("set tviol_ns * 5000")
-    told = poll(driver, "pumtv", 3, then=between(["set tviol_ns * 4000"], ["set tviol_ns * 4000"]))
-    assert [one["gpus"][0]["heat_pct"] for one in told] == [None, None, 0]
+    reported = poll(
+        driver, "pumtv", 3, then=between(["set tviol_ns * 4000"], ["set tviol_ns * 4000"])
+    )
+    assert [one["gpus"][0]["heat_pct"] for one in reported] == [None, None, 0]
 
 
 def test_the_drivers_own_samples(driver: Any) -> None:
-    """Mean and peak of what the driver saw since the last look; what it saw before is not ours."""
+    """Mean and peak of what the driver saw since the last poll; what it saw before is not ours."""
     old = ["sample 1000 0 99", "sample 2000 0 98"]
     new = ["sample 3000 0 10", "sample 4000 0 21", "sample 5000 0 80"]
     driver.does("gpus 2", *old)
-    told = poll(driver, "pumtx", 3, then=between([*old, *new], [*old, *new]))
-    pairs = [(one["gpus"][0]["sm_avg_pct"], one["gpus"][0]["sm_max_pct"]) for one in told]
+    reported = poll(driver, "pumtx", 3, then=between([*old, *new], [*old, *new]))
+    pairs = [(one["gpus"][0]["sm_avg_pct"], one["gpus"][0]["sm_max_pct"]) for one in reported]
     assert pairs == [(None, None), (37, 80), (None, None)]
-    assert all(one["gpus"][1]["sm_avg_pct"] is None for one in told)
+    assert all(one["gpus"][1]["sm_avg_pct"] is None for one in reported)
 
 
-def test_a_peak_between_two_looks_is_seen(driver: Any) -> None:
+def test_a_peak_between_two_polls_is_seen(driver: Any) -> None:
     """15 s apart, the GPU idle at both: what it did in between stands in the row."""
     idle = ["set sm * 0", "sample 1000000 0 0"]
     ring = [f"sample {1_000_000 + 166_000 * i} 0 {100 if i < 30 else 0}" for i in range(1, 91)]
     driver.does(*idle)
-    told = poll(driver, "pumtx", 2, 15, then=between([*idle, *ring]))[1]["gpus"][0]
-    assert (told["sm_pct"], told["sm_avg_pct"], told["sm_max_pct"]) == (0, 32, 100)
+    reported = poll(driver, "pumtx", 2, 15, then=between([*idle, *ring]))[1]["gpus"][0]
+    assert (reported["sm_pct"], reported["sm_avg_pct"], reported["sm_max_pct"]) == (0, 32, 100)
 
 
 def test_a_ring_larger_than_usual(driver: Any) -> None:
@@ -76,23 +78,23 @@ def test_a_ring_larger_than_usual(driver: Any) -> None:
     old, new = ["sample 1000 0 50"], [f"sample {2000 + i} 0 {i % 100}" for i in range(240)]
     driver.does("gpus 1", *old)
     small = "import monitor.nvml.rates as rates; rates._NUM_SAMPLES = 16"
-    told = poll(driver, "pumtx", 2, then=between([*old, *new]), first=small)
-    assert told[1]["gpus"][0]["sm_max_pct"] == 99
+    reported = poll(driver, "pumtx", 2, then=between([*old, *new]), first=small)
+    assert reported[1]["gpus"][0]["sm_max_pct"] == 99
 
 
 def test_nvlink(driver: Any) -> None:
     """MB/s over all links, both ways; a GPU without links has no readings."""
     driver.does("grow nvrx_kib 0 1000000", "grow nvtx_kib 0 500000")
-    told = poll(driver, "pumtn", 2, then="time.sleep(0.2)")
-    first, second = told[1]["gpus"]
+    reported = poll(driver, "pumtn", 2, then="time.sleep(0.2)")
+    first, second = reported[1]["gpus"]
     assert first["nvlink_rx_mb_s"] == pytest.approx(1024, rel=0.15)
     assert first["nvlink_tx_mb_s"] == pytest.approx(512, rel=0.15)
     assert second["nvlink_rx_mb_s"] is None
-    assert told[0]["gpus"][0]["nvlink_rx_mb_s"] is None
+    assert reported[0]["gpus"][0]["nvlink_rx_mb_s"] is None
 
 
 def test_processes(driver: Any) -> None:
-    """Pid and MiB of each, however many there are; some do not tell how much they hold."""
+    """Pid and MiB of each, however many there are; of some the size is unknown."""
     many = [f"process {1000 + i} 1 {i}" for i in range(40)]
     driver.does("process 77 0 1234", "process 78 0 -1", *many)
     first, second = poll(driver, "pumtq")[0]["gpus"]
@@ -111,36 +113,36 @@ def test_processes_of_drivers_with_longer_entries(driver: Any, version: str) -> 
 def test_mig_devices_are_facts(driver: Any) -> None:
     """Each with UUID, memory and ids; what they use is one line a GPU; there are no more rows."""
     driver.does("set mig 0 2", "fail nvmlDeviceGetUtilizationRates 0 3")
-    (told,) = poll(driver)
-    facts = told["facts"]
+    (reported,) = poll(driver)
+    facts = reported["facts"]
     uuid = "MIG-00000000-0000-0000-0000-000000000002"
     assert facts["mig 0.1"] == f"{uuid} memory_mib=9728 gi=8 ci=0"
     assert facts["mig_used_mib 0"] == "12 24"
     assert not any(key.startswith("mig") and " 1" in key for key in facts)
-    assert [gpu["index"] for gpu in told["gpus"]] == [0, 1]
-    assert (told["gpus"][0]["sm_pct"], told["gpus"][0]["power_w"]) == (None, 294)
+    assert [gpu["index"] for gpu in reported["gpus"]] == [0, 1]
+    assert (reported["gpus"][0]["sm_pct"], reported["gpus"][0]["power_w"]) == (None, 294)
 
 
 def test_mig_without_devices_and_devices_that_do_not_tell(driver: Any) -> None:
-    """It is said; what a device refuses is a dash."""
+    """It is reported; what a device refuses is a dash."""
     driver.does("set mig 0 0", "set mig 1 1", "fail nvmlDeviceGetMemoryInfo 1 3")
-    (told,) = poll(driver)
-    assert told["facts"]["mig 0"] == "enabled, without devices"
-    assert "memory_mib=- gi=7" in told["facts"]["mig 1.0"]
-    assert told["facts"]["mig_used_mib 1"] == "-"
+    (reported,) = poll(driver)
+    assert reported["facts"]["mig 0"] == "enabled, without devices"
+    assert "memory_mib=- gi=7" in reported["facts"]["mig 1.0"]
+    assert reported["facts"]["mig_used_mib 1"] == "-"
 
 
-def test_events_are_told(driver: Any) -> None:
+def test_events_are_reported(driver: Any) -> None:
     """XID and ECC errors, with what they are called, each once."""
     driver.does("event 8 1 79", "event 2 0 0", "event 1 0 0", "event 4 0 0", "event 8 0 9999")
-    told = poll(driver, times=2, then="time.sleep(0.3)")[1]
-    assert told["marks"] == [
+    reported = poll(driver, times=2, then=events(4))[1]
+    assert reported["marks"] == [
         "xid gpu=1 xid=79 text=GPU_has_fallen_off_the_bus",
         "ecc gpu=0 bits=double",
         "ecc gpu=0 bits=single",
         "xid gpu=0 xid=9999 text=-",
     ]
-    assert told["facts"]["events"] == "watched on 2 of 2 GPUs"
+    assert reported["facts"]["events"] == "watched on 2 of 2 GPUs"
 
 
 def test_events_go_on_where_a_gpu_is_lost(driver: Any) -> None:
@@ -154,9 +156,9 @@ def test_events_go_on_where_a_gpu_is_lost(driver: Any) -> None:
 
 
 def test_a_storm_of_events_is_cut(driver: Any) -> None:
-    """Twenty of a kind and GPU a minute are told, and how many more there were."""
+    """Twenty of a kind and GPU a minute are reported, and how many more there were."""
     driver.does(*["event 1 0 0"] * 30, "event 8 0 13")
-    marks = poll(driver, times=2, then="time.sleep(0.3)")[1]["marks"]
+    marks = poll(driver, times=2, then=events(21))[1]["marks"]
     assert marks == [*["ecc gpu=0 bits=single"] * 20, "xid gpu=0 xid=13 text=" + XID_13]
 
 
@@ -174,10 +176,10 @@ XID_13 = "Graphics_engine_exception"
 def test_where_events_cannot_be_had_it_is_a_fact(driver: Any, rule: str, why: str) -> None:
     """Said once; all else goes on. The words are none that a reader takes for an error."""
     driver.does(rule)
-    told = poll(driver, times=2)[1]
-    assert told["facts"]["events"] == why
-    assert told["gpus"][0]["power_w"] == 294
-    assert told["marks"] == []
+    reported = poll(driver, times=2)[1]
+    assert reported["facts"]["events"] == why
+    assert reported["gpus"][0]["power_w"] == 294
+    assert reported["marks"] == []
 
 
 def test_an_old_driver_has_no_events(old_driver: Any) -> None:
@@ -186,65 +188,65 @@ def test_an_old_driver_has_no_events(old_driver: Any) -> None:
 
 
 def test_remapped_rows_are_marks_where_they_change(driver: Any) -> None:
-    """Also if some wait for a reset at the first look."""
+    """Also if some wait for a reset at the first poll."""
     driver.does("set remap_pending 1 1")
     worlds = ["set remap_pending 1 1", "set remap_corrected 0 1", "set remap_failed 0 1"]
-    told = poll(driver, "pumte", 3, 10, then=between(worlds))
-    assert told[0]["marks"] == ["remap gpu=1 rows=0 pending=yes failed=no"]
-    assert told[2]["marks"][1:] == ["remap gpu=0 rows=1 pending=no failed=yes"]
+    reported = poll(driver, "pumte", 3, 10, then=between(worlds))
+    assert reported[0]["marks"] == ["remap gpu=1 rows=0 pending=yes failed=no"]
+    assert reported[2]["marks"][1:] == ["remap gpu=0 rows=1 pending=no failed=yes"]
 
 
 def test_a_gpu_lost_and_back_are_marks(driver: Any) -> None:
     """Once each, with its index; a GPU that was never there is lost, too, until it is."""
     driver.does("lost 0 0")
-    told = poll(driver, times=4, then=between(["lost 0 0"], [], []))
-    assert told[1]["marks"] == ["lost gpu=0"]
-    assert told[3]["marks"] == ["lost gpu=0", "back gpu=0"]
-    assert told[3]["gpus"][0]["power_w"] == 294
+    reported = poll(driver, times=4, then=between(["lost 0 0"], [], []))
+    assert reported[1]["marks"] == ["lost gpu=0"]
+    assert reported[3]["marks"] == ["lost gpu=0", "back gpu=0"]
+    assert reported[3]["gpus"][0]["power_w"] == 294
 
 
 @pytest.mark.parametrize("code", [15, 16, 28])
 def test_a_gpu_that_needs_a_reset_or_is_not_found_is_lost(driver: Any, code: int) -> None:
     """As one that fell off the bus: nothing more is to be had of it."""
     driver.does(f"fail nvmlDeviceGetPowerUsage 0 {code}")
-    (told,) = poll(driver)
-    assert told["marks"] == ["lost gpu=0"]
-    assert readings(told["gpus"][0]) == {}
-    assert told["gpus"][1]["power_w"] == 294
+    (reported,) = poll(driver)
+    assert reported["marks"] == ["lost gpu=0"]
+    assert readings(reported["gpus"][0]) == {}
+    assert reported["gpus"][1]["power_w"] == 294
 
 
 def test_a_library_that_ends_is_no_lost_gpu(driver: Any) -> None:
-    """It is started again; that no GPU answers meanwhile is said once, and not of each."""
-    told = poll(driver, times=5, step_s=40, then=between(["dead 0"], []))
-    assert told[1]["facts"]["gpus"] == "no readings: NVML answers nothing more"
-    assert readings(told[1]["gpus"][0]) == {}
-    assert told[4]["gpus"][0]["power_w"] == 294
-    assert told[4]["marks"] == []
+    """It is started again; that no GPU answers meanwhile is reported once, and not of each."""
+    reported = poll(driver, times=5, step_s=40, then=between(["dead 0"], []))
+    assert reported[1]["facts"]["gpus"] == "no readings: NVML answers nothing more"
+    assert readings(reported[1]["gpus"][0]) == {}
+    assert reported[4]["gpus"][0]["power_w"] == 294
+    assert reported[4]["marks"] == []
 
 
 def test_nvlink_by_link(driver: Any) -> None:
     """Where the sum over all links is refused, as on Blackwell, its bytes are summed here."""
     driver.does("grow nvrx_bytes 0 500000000", "grow nvtx_bytes 0 250000000", "set links 0 4")
-    told = poll(driver, "pumtn", 3, then="time.sleep(0.2)")
-    first, second = told[2]["gpus"]
+    reported = poll(driver, "pumtn", 3, then="time.sleep(0.2)")
+    first, second = reported[2]["gpus"]
     assert first["nvlink_rx_mb_s"] == pytest.approx(2000, rel=0.15)
     assert first["nvlink_tx_mb_s"] == pytest.approx(1000, rel=0.15)
     assert second["nvlink_rx_mb_s"] is None
 
 
 def test_a_call_that_hangs_costs_its_own_cells(driver: Any) -> None:
-    """Those of one GPU and one function: all the others are read, in this look and in the next."""
+    """Those of one GPU and one function: all the others are read, in this poll and in the next."""
     then = between(["slow nvmlDeviceGetPowerUsage 20000 0"])
-    told = poll(driver, "pumtc", 3, then=then)
-    assert readings(told[0]["gpus"][0]).keys() == readings(told[0]["gpus"][1]).keys()
-    for one in told[1:]:
+    reported = poll(driver, "pumtc", 3, then=then)
+    assert readings(reported[0]["gpus"][0]).keys() == readings(reported[0]["gpus"][1]).keys()
+    for one in reported[1:]:
         first, second = one["gpus"]
         assert first["power_w"] is None
         assert first.keys() - readings(first).keys() - {"index", "processes"} == (
             second.keys() - readings(second).keys() - {"index", "processes"} | {"power_w"}
         )
         assert second["power_w"] == 294
-    assert told[2]["marks"] == ["slow gpu=0 call=nvmlDeviceGetPowerUsage"]
+    assert reported[2]["marks"] == ["slow gpu=0 call=nvmlDeviceGetPowerUsage"]
 
 
 SHORT = "import monitor.nvml.source as n; n._START_S = 0.2; nvml._start_job.timeout_s = 0.2\n"
@@ -253,32 +255,32 @@ SHORT = "import monitor.nvml.source as n; n._START_S = 0.2; nvml._start_job.time
 def test_a_start_that_hangs(driver: Any) -> None:
     """After the limit the log says so, and no second start is begun meanwhile."""
     driver.does("slow nvmlDeviceGetHandleByIndex_v2 20000")
-    told = poll(driver, times=2, step_s=100, first=SHORT)
-    assert [one["gpus"] for one in told] == [[], []]
-    assert told[1]["facts"]["gpus"] == "no readings: no answer within 0.2 s"
-    assert told[1]["marks"] == ["slow call=nvmlInit"]
+    reported = poll(driver, times=2, step_s=100, first=SHORT)
+    assert [one["gpus"] for one in reported] == [[], []]
+    assert reported[1]["facts"]["gpus"] == "no readings: no answer within 0.2 s"
+    assert reported[1]["marks"] == ["slow call=nvmlInit"]
 
 
 def test_a_start_that_comes_back_late_is_taken(driver: Any) -> None:
-    """With the next look and no sooner start; what happens is told once, and not by two threads."""
+    """With the next poll and no sooner start; an event is reported once, and not by two threads."""
     driver.does("slow nvmlDeviceGetName 400 0", "event 8 1 79")
-    told = poll(driver, times=3, step_s=100, first=SHORT, then="time.sleep(1)")
-    assert [len(one["gpus"]) for one in told] == [0, 2, 2]
-    assert told[2]["facts"]["gpus"] == "2"
-    assert told[2]["marks"].count("xid gpu=1 xid=79 text=GPU_has_fallen_off_the_bus") == 1
+    reported = poll(driver, times=3, step_s=100, first=SHORT, then="time.sleep(1)")
+    assert [len(one["gpus"]) for one in reported] == [0, 2, 2]
+    assert reported[2]["facts"]["gpus"] == "2"
+    assert reported[2]["marks"].count("xid gpu=1 xid=79 text=GPU_has_fallen_off_the_bus") == 1
 
 
 def test_a_call_that_cannot_be_prepared_costs_its_own_cells(driver: Any) -> None:
     """Such as one whose structure this nvidia-ml-py does not know."""
     broken = "import pynvml; del pynvml.c_nvmlBAR1Memory_t; del pynvml.c_nvmlSample_t\n"
-    (told,) = poll(driver, "pumtx", first=broken)
-    first, second = told["gpus"]
+    (reported,) = poll(driver, "pumtx", first=broken)
+    first, second = reported["gpus"]
     assert (first["bar1_used_mib"], first["power_w"], first["fb_used_mib"]) == (None, 294, 71680)
     assert first.keys() == second.keys()
 
 
 def test_a_start_that_breaks_is_a_fact(driver: Any) -> None:
-    """An nvidia-ml-py that lacks what we need is told, and raises nothing."""
+    """An nvidia-ml-py that lacks what we need is reported, and raises nothing."""
     broken = "import pynvml; del pynvml.nvmlDeviceGetHandleByIndex\n"
-    (told,) = poll(driver, first=broken)
-    assert "nvmlDeviceGetHandleByIndex" in told["facts"]["gpus"]
+    (reported,) = poll(driver, first=broken)
+    assert "nvmlDeviceGetHandleByIndex" in reported["facts"]["gpus"]

@@ -1,10 +1,10 @@
-"""The real nvidia-ml-py against a stand-in driver library, each time in a process of its own."""
+"""The real nvidia-ml-py against a stub driver library, each time in a process of its own."""
 
 from typing import Any
 
 import pytest
 
-from tests.monitor.nvml_look import between, poll, readings
+from tests.monitor.nvml_poll import between, poll, readings
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ def test_values_are_cut_as_the_driver_cuts_them(driver: Any) -> None:
 
 
 def test_names_and_versions_are_facts(driver: Any) -> None:
-    """UUID, name and driver version are told beside the samples."""
+    """UUID, name and driver version are reported beside the samples."""
     facts = poll(driver)[0]["facts"]
     assert facts["driver"] == "550.163.01"
     assert facts["gpu 1"] == "GPU-00000000-0000-0000-0000-000000000001 NVIDIA Stand-In"
@@ -45,7 +45,7 @@ def test_further_readings_by_letter(driver: Any) -> None:
 
 
 def test_memory_temperature_and_protected_memory(driver: Any) -> None:
-    """Where the driver tells them they are there; its own entry's return code counts."""
+    """Where the driver has them they are there; its own entry's return code counts."""
     driver.does("set mtemp 0 77", f"set ccpm 0 {5 * 2**20}")
     first, second = poll(driver)[0]["gpus"]
     assert (first["mem_temp_c"], first["protected_used_mib"]) == (77, 5)
@@ -53,7 +53,7 @@ def test_memory_temperature_and_protected_memory(driver: Any) -> None:
 
 
 def test_gpm_needs_two_samples(driver: Any) -> None:
-    """SM and tensor activity come from the second look on; a NaN or a refusal is no reading."""
+    """SM and tensor activity come from the second poll on; a NaN or a refusal is no reading."""
     driver.does("set gpm * 1", "set gpm2 * 91.6", "set gpm5 * nan")
     first, second = poll(driver, "pumtg", times=2)
     assert first["gpus"][0]["sm_active_pct"] is None
@@ -62,7 +62,7 @@ def test_gpm_needs_two_samples(driver: Any) -> None:
     assert second["gpus"][0]["dram_active_pct"] is None
 
 
-def test_looks_too_close_together_give_no_gpm(driver: Any) -> None:
+def test_samples_too_close_together_give_no_gpm(driver: Any) -> None:
     """Less than 100 ms apart GPM is not asked, as NVML demands."""
     driver.does("set gpm * 1", "set gpm2 * 91.6")
     assert poll(driver, "pumtg", times=2, then="pass")[1]["gpus"][0]["sm_active_pct"] is None
@@ -89,8 +89,8 @@ def test_an_old_driver_lacks_functions(old_driver: Any) -> None:
 def test_the_temperature_by_its_next_name(coming_driver: Any) -> None:
     """The function that everybody calls today goes away with CUDA 14; what fails stays empty."""
     coming_driver.does("gpus 3", "set temp 0 -7", "fail nvmlDeviceGetTemperatureV 1 3")
-    told = [gpu["temp_c"] for gpu in poll(coming_driver, "p")[0]["gpus"]]
-    assert told == [-7, None, 61]
+    reported = [gpu["temp_c"] for gpu in poll(coming_driver, "p")[0]["gpus"]]
+    assert reported == [-7, None, 61]
 
 
 def test_mig_refuses_utilisation_only(driver: Any) -> None:
@@ -107,11 +107,11 @@ def test_mig_refuses_utilisation_only(driver: Any) -> None:
 def test_a_lost_gpu_keeps_its_place(driver: Any) -> None:
     """From the moment it is lost only its index is left; the other goes on."""
     driver.does("lost 1 40")
-    looks = poll(driver, times=4)
-    assert looks[0]["gpus"][1]["power_w"] == 294
-    assert looks[3]["gpus"][1]["index"] == 1
-    assert readings(looks[3]["gpus"][1]) == {}
-    assert all(one["gpus"][0]["power_w"] == 294 for one in looks)
+    polls = poll(driver, times=4)
+    assert polls[0]["gpus"][1]["power_w"] == 294
+    assert polls[3]["gpus"][1]["index"] == 1
+    assert readings(polls[3]["gpus"][1]) == {}
+    assert all(one["gpus"][0]["power_w"] == 294 for one in polls)
 
 
 def test_a_gpu_lost_from_the_start_keeps_its_place(driver: Any) -> None:
@@ -125,12 +125,12 @@ def test_a_gpu_lost_from_the_start_keeps_its_place(driver: Any) -> None:
 
 def test_dead_nvml_is_started_again_now_and_then(driver: Any) -> None:
     """Rows stay empty until a restart after 60 s finds the GPUs back, which then answer again."""
-    looks = poll(driver, times=9, step_s=20, then=between([], ["dead 0"], []))
-    powers = [one["gpus"][0]["power_w"] for one in looks]
+    polls = poll(driver, times=9, step_s=20, then=between([], ["dead 0"], []))
+    powers = [one["gpus"][0]["power_w"] for one in polls]
     assert powers == [294, 294, None, None, None, 294, 294, 294, 294]
-    assert [gpu["index"] for gpu in looks[2]["gpus"]] == [0, 1]
-    assert looks[3]["facts"]["gpus"] == "no readings: NVML answers nothing more"
-    assert looks[-1]["facts"]["gpu 0"].startswith("GPU-")
+    assert [gpu["index"] for gpu in polls[2]["gpus"]] == [0, 1]
+    assert polls[3]["facts"]["gpus"] == "no readings: NVML answers nothing more"
+    assert polls[-1]["facts"]["gpu 0"].startswith("GPU-")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 class Never:
-    """It is never time to stop, unless told so."""
+    """It is never time to stop, unless requested."""
 
     reason: Reason | None = None
 
@@ -28,15 +28,15 @@ class World:
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.never = Never()
-        self.told: list[tuple[int, str]] = []
+        self.reported: list[tuple[int, str]] = []
         self.made: list[tuple[int, str]] = []
         self.pool = WorkerPool(
-            "test", self.never, lambda job: self.told.append((job.owner, job.kind))
+            "test", self.never, lambda job: self.reported.append((job.owner, job.kind))
         )
 
-    def tell(self, job: Job) -> None:
-        """Be told of a call that was given up."""
-        self.told.append((job.owner, job.kind))
+    def report(self, job: Job) -> None:
+        """Receive the report of a call that was given up."""
+        self.reported.append((job.owner, job.kind))
 
     def job(self, owner: int, kind: str, *, hangs: bool = False) -> Job:
         """Build a call; one that hangs leaves its value when the gate is open."""
@@ -80,19 +80,19 @@ def test_calls_are_made_in_order_by_one_thread(world: World) -> None:
 
 
 def test_a_call_that_hangs_costs_its_own_value(world: World, until: Callable[..., None]) -> None:
-    """All others are made, in this look and in the next; it is asked again once it is back."""
+    """All others are made, in this poll and in the next; it is asked again once it is back."""
     jobs = [world.job(0, "a"), world.job(0, "b", hangs=True), world.job(0, "c"), world.job(1, "b")]
     rest = {(0, "a"), (0, "c"), (1, "b")}
     assert set(world.poll(jobs)) == rest
     assert set(world.poll(jobs)) == rest
-    assert world.told == [(0, "b")]
+    assert world.reported == [(0, "b")]
     assert world.made.count((0, "b")) == 1
     world.gate.set()
     until(lambda: not jobs[1].is_stuck)
     assert set(world.poll(jobs)) == {*rest, (0, "b")}
 
 
-def test_a_late_answer_belongs_to_no_look(world: World, until: Callable[..., None]) -> None:
+def test_a_late_answer_belongs_to_no_poll(world: World, until: Callable[..., None]) -> None:
     """What comes back after it was given up does not show up in a later look."""
     jobs = [world.job(0, "a", hangs=True)]
     assert world.poll(jobs) == {}
@@ -121,7 +121,7 @@ def test_a_call_that_is_taken_away_as_it_begins_is_made_again(world: World) -> N
 
 
 def test_the_last_call_may_hang(world: World) -> None:
-    """Nothing is left to do then: the look ends with what there is."""
+    """Nothing is left to do then: the poll ends with what there is."""
     jobs = [world.job(0, "a"), world.job(0, "b", hangs=True)]
     for _ in range(2):
         assert world.poll(jobs) == {(0, "a"): 0}
@@ -133,7 +133,7 @@ def test_an_owner_that_hangs_in_three_calls_is_left_alone(world: World) -> None:
     before = threads()
     for _ in range(4):
         assert world.poll(jobs) == {(1, "a"): 1}
-    assert world.told == [(0, "a"), (0, "b"), (0, "c")]
+    assert world.reported == [(0, "a"), (0, "b"), (0, "c")]
     assert threads() <= before + 4
 
 
@@ -145,18 +145,18 @@ def test_a_call_known_to_hang_gets_little_time_of_the_others(world: World) -> No
     began_s = time.monotonic()
     assert world.poll(jobs) == {}
     assert time.monotonic() - began_s < 3.0  # and not 4
-    assert len(world.told) == 8
+    assert len(world.reported) == 8
 
 
-def test_a_look_has_a_limit(world: World) -> None:
+def test_a_poll_has_a_limit(world: World) -> None:
     """What was not asked by then is left out; what was read stays."""
     jobs = [world.job(0, "a"), world.job(0, "b", hangs=True), world.job(0, "c")]
     jobs[1].timeout_s = 60
     assert world.poll(jobs, limit_s=0.2) == {(0, "a"): 0}
-    assert world.told == [(0, "b")]
+    assert world.reported == [(0, "b")]
 
 
-def test_the_end_cuts_a_look_short(world: World) -> None:
+def test_the_end_cuts_a_poll_short(world: World) -> None:
     """Once it is time to stop, a call that hangs holds nothing up for long."""
     job = world.job(0, "a", hangs=True)
     job.timeout_s = 60
@@ -167,7 +167,7 @@ def test_the_end_cuts_a_look_short(world: World) -> None:
 
 
 def test_a_call_may_say_that_nothing_more_is_to_be_had(world: World) -> None:
-    """The rest of its owner is skipped in this look, the others are asked."""
+    """The rest of its owner is skipped in this poll, the others are asked."""
     lost = Job(0, "lost", lambda _values: True)
     assert set(world.poll([lost, world.job(0, "a"), world.job(1, "a")])) == {(1, "a")}
     assert set(world.poll([world.job(0, "a")])) == {(0, "a")}
@@ -183,7 +183,7 @@ def test_a_call_that_raises_leaves_no_value(world: World) -> None:
 
 
 def test_all_that_hang_cost_nothing_more(world: World) -> None:
-    """Once every call is stuck, a look is over at once."""
+    """Once every call is stuck, a poll is over at once."""
     jobs = [world.job(0, "a", hangs=True)]
     world.poll(jobs)
     began_s = time.monotonic()

@@ -11,11 +11,11 @@ ROOT = Path(__file__).resolve().parents[3]
 MAKER = ROOT / "docs/make_pictures.py"
 
 
-def made(out: Path, *names: str, told: str = "") -> subprocess.CompletedProcess[str]:
+def made(out: Path, *names: str, reported: str = "") -> subprocess.CompletedProcess[str]:
     """Make pictures into a folder."""
     return subprocess.run(
         [sys.executable, str(MAKER), "--out", str(out), *names],
-        input=told, text=True, capture_output=True, check=False,
+        input=reported, text=True, capture_output=True, check=False,
     )  # fmt: skip
 
 
@@ -38,8 +38,8 @@ def test_pictures_are_the_same_every_time(tmp_path: Path) -> None:
 
 def test_a_demo_is_drawn_from_its_first_step_on(tmp_path: Path) -> None:
     """Settings before it and the lines of other ranks are left out."""
-    told = "DDP_OUT  /out\n[1] a warning\n[0] trainer: 2 ranks\n[1] again\n[0] step 50/234\n"
-    assert made(tmp_path, "demo", told=told).returncode == 0
+    reported = "DDP_OUT  /out\n[1] a warning\n[0] trainer: 2 ranks\n[1] again\n[0] step 50/234\n"
+    assert made(tmp_path, "demo", reported=reported).returncode == 0
     text = (tmp_path / "demo.svg").read_text()
     assert "2&#160;ranks" in text
     assert "step&#160;50/234" in text

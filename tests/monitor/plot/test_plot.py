@@ -100,9 +100,9 @@ def test_binning_agrees_with_the_plain_way() -> None:
     found = plot_axis.binned(axis(10, 100), BEGIN_S + times, values, worst=False)
     for place in range(100):
         inside = values[(times > place * 10) & (times <= place * 10 + 10)]
-        told = inside[~np.isnan(inside)]
-        if told.size:
-            assert found[place] == pytest.approx(told.mean(), rel=1e-4)
+        reported = inside[~np.isnan(inside)]
+        if reported.size:
+            assert found[place] == pytest.approx(reported.mean(), rel=1e-4)
         elif inside.size:
             assert np.isnan(found[place])
 
@@ -152,7 +152,7 @@ def test_folding_keeps_means_and_peaks_and_gaps() -> None:
     assert mean[1, 1] == 5
 
 
-def test_hosts_are_told_without_what_they_share() -> None:
+def test_hosts_are_reported_without_what_they_share() -> None:
     """The domain goes, a long name loses its middle, what cannot be printed is replaced."""
     short = plot_grid.shortened(["gpu1.cluster.example", "gpu2.cluster.example"])
     assert list(short.values()) == ["gpu1", "gpu2"]
@@ -179,14 +179,14 @@ def test_throttling_is_none_power_or_heat(columns: dict[str, object], expected: 
 
 
 def test_utilisation_is_the_rings_where_there_is_one() -> None:
-    """It looked all the time; where it tells nothing, the look itself does."""
+    """It sampled all the time; where it has nothing, the poll itself does."""
     series = gpu(sm=[0, 50, np.nan, 7], smavg=[80, np.nan, 20, np.nan])
     found = metrics.reading(series, metrics.named("util")[0])
     np.testing.assert_array_equal(found, [80, 50, 20, 7])
 
 
 def test_a_bin_is_throttled_if_half_of_it_is() -> None:
-    """One sample of four is not told, two are, and heat only where it lasts itself."""
+    """One sample of four is not reported, two are, and heat only where it lasts itself."""
     bits = [0, 4, 0, 0, 0, 4, 4, 0, 32, 4, 4, 0, 32, 32, 4, 0, np.nan, np.nan, np.nan, np.nan]
     throttle = metrics.named("throttle")[0]
     one = gpu(times=np.arange(1, 21), throt=bits)
@@ -362,9 +362,9 @@ def test_wrong_input_is_one_line_and_leaves_nothing(  # noqa: PLR0913, PLR0917 -
     """64, one line that says which rule, and no file."""
     monkeypatch.chdir(tmp_path)
     assert cli.main(["plot", str(run_dir), *arguments]) == 64
-    said = capfd.readouterr().err
-    assert word in said
-    assert said.count("\n") == 1
+    output = capfd.readouterr().err
+    assert word in output
+    assert output.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 

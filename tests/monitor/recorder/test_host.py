@@ -19,7 +19,7 @@ class Clock:
         self.now_s = 100.0
 
     def __call__(self) -> float:
-        """Tell the time."""
+        """Return the time."""
         return self.now_s
 
 
@@ -38,7 +38,7 @@ def port(root: Path, name: str, received: object, sent: object) -> None:
 
 
 def test_words_of_four_bytes_become_mb_s(tmp_path: Path, clock: Clock) -> None:
-    """Summed over all ports, over the time between two looks; the first look has none."""
+    """Summed over all ports, over the time between two polls; the first poll has none."""
     port(tmp_path, "mlx5_0/ports/1", 1000, 0)
     port(tmp_path, "mlx5_1/ports/1", 50_000_000, 7)
     fabric = Fabric(str(tmp_path), clock)
@@ -63,7 +63,7 @@ def test_a_counter_that_begins_anew_does_not_count(tmp_path: Path, clock: Clock)
     assert fabric.read() == (40, None)
 
 
-def test_two_looks_at_one_moment_have_no_rate(tmp_path: Path, clock: Clock) -> None:
+def test_two_polls_at_one_moment_have_no_rate(tmp_path: Path, clock: Clock) -> None:
     """There is no time to divide by."""
     port(tmp_path, "mlx5_0/ports/1", 1, 1)
     fabric = Fabric(str(tmp_path), clock)
@@ -111,7 +111,7 @@ def test_it_agrees_with_psutil() -> None:
 
 
 def test_a_share_of_no_time_is_no_reading(proc: Path, clock: Clock) -> None:
-    """Less than 0.1 s after the last look there are too few ticks to tell."""
+    """Less than 0.1 s after the last poll there are too few ticks to tell."""
     host = Host("h", proc=str(proc), monotonic=clock)
     clock.now_s += 0.05
     assert host.read().cpu_pct is None

@@ -18,23 +18,23 @@ PUMT = gutil.Layout("pumt")
 
 @dataclass
 class World:
-    """Clock, stop, GPUs, host and log at once: time goes on only as it is told."""
+    """Clock, stop, GPUs, host and log at once: time goes on only as the test wants."""
 
     num_cycles: int
     poll_s: list[float] = field(default_factory=list)
     reading: Callable[[], Reading] = lambda: Reading((GpuSample(index=0),))
     offset: timedelta = timedelta(hours=2)
     seconds: float = 100.0
-    looks: list[float] = field(default_factory=list)
+    polled_s: list[float] = field(default_factory=list)
     blocks: list[str] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     full: bool = False
     turns: tuple[int, ...] = ()
     """After which looks there is a new file."""
-    tell: Callable[[LogEvent], None] = lambda _mark: None
+    report: Callable[[LogEvent], None] = lambda _mark: None
 
     def now(self) -> datetime:
-        """Two hours east of UTC, unless told otherwise."""
+        """Two hours east of UTC, unless a test changes it."""
         return datetime(2026, 11, 21, tzinfo=timezone(self.offset)) + timedelta(
             seconds=self.seconds
         )
@@ -47,11 +47,11 @@ class World:
         """Let the time go on at once."""
         assert timeout_s > 0
         self.seconds += timeout_s
-        return Reason.TERMINATED if len(self.looks) >= self.num_cycles else None
+        return Reason.TERMINATED if len(self.polled_s) >= self.num_cycles else None
 
     def read(self) -> Reading:
-        """Look, and let the look take its time."""
-        self.looks.append(self.seconds - 100)
+        """Poll, and let the poll take its time."""
+        self.polled_s.append(self.seconds - 100)
         self.seconds += self.poll_s.pop(0) if self.poll_s else 0
         return self.reading()
 
@@ -63,13 +63,13 @@ class World:
 
     def turn(self) -> bool:
         """Change the file where the test says so."""
-        return len(self.looks) in self.turns
+        return len(self.polled_s) in self.turns
 
     def record(self, interval_s: float = 10, host: object = None) -> str:
         """Record until the cycles are done; what the log holds."""
         facts = (("host", "n1"),)
-        recorder = Recorder(self, host or Still(), self, PUMT, self, facts, self.said.append)
-        self.tell = recorder.tell
+        recorder = Recorder(self, host or Still(), self, PUMT, self, facts, self.messages.append)
+        self.report = recorder.report
         assert recorder.run(self, interval_s) is Reason.TERMINATED
         return "".join(self.blocks)
 
@@ -78,7 +78,7 @@ class Still:
     """A host that never changes."""
 
     def read(self) -> HostSample:
-        """Look once."""
+        """Poll once."""
         return HostSample(3, 1000)
 
 
@@ -87,29 +87,29 @@ def broken() -> Reading:
     raise RuntimeError("boom")
 
 
-def test_the_first_look_is_at_once_and_a_last_one_at_the_end() -> None:
-    """Three looks by deadline, and one more when it is told to stop."""
+def test_the_first_poll_is_at_once_and_a_last_one_at_the_end() -> None:
+    """Three polls by deadline, and one more when it is asked to stop."""
     world = World(num_cycles=3)
     world.record()
-    assert world.looks == [0, 10, 20, 30]
+    assert world.polled_s == [0, 10, 20, 30]
 
 
-def test_slow_looks_do_not_make_it_drift() -> None:
+def test_slow_polls_do_not_make_it_drift() -> None:
     """Each look takes 0.32 s, as 8 GPUs' PCIe counters do; the deadlines stay."""
     world = World(num_cycles=100, poll_s=[0.32] * 100)
     world.record(interval_s=1)
-    assert world.looks[:100] == pytest.approx(range(100))
+    assert world.polled_s[:100] == pytest.approx(range(100))
 
 
 def test_missed_deadlines_are_left_out() -> None:
     """After a look of 25 s at 10 s intervals the next one is at 30 s, not three at once."""
     world = World(num_cycles=3, poll_s=[25])
     world.record()
-    assert world.looks == pytest.approx([0, 30, 40, 50])
+    assert world.polled_s == pytest.approx([0, 30, 40, 50])
 
 
 def test_the_head_tells_what_dmon_does_not() -> None:
-    """Header first, then the facts, then rows; a fact that has not changed is told once."""
+    """Header first, then the facts, then rows; a fact that has not changed is reported once."""
     world = World(num_cycles=2)
     lines = world.record().splitlines()
     assert lines[:2] == PUMT.header().splitlines()
@@ -118,12 +118,12 @@ def test_the_head_tells_what_dmon_does_not() -> None:
     assert len(lines) == 7
 
 
-def test_a_changed_offset_is_told_where_it_changes() -> None:
+def test_a_changed_offset_is_reported_where_it_changes() -> None:
     """When summer time ends, a new offset stands before the rows that it holds for."""
     world = World(num_cycles=2, offset=timedelta(hours=-2, minutes=-30))
 
     def reading() -> Reading:
-        if len(world.looks) == 2:
+        if len(world.polled_s) == 2:
             world.offset = timedelta(hours=1)
         return Reading()
 
@@ -143,7 +143,7 @@ def test_without_a_gpu_the_host_still_tells() -> None:
 
 
 def test_nothing_a_source_raises_ends_it() -> None:
-    """Trouble with GPUs or host is said once each, and rows go on without their readings."""
+    """Trouble with GPUs or host is reported once each, and rows go on without their readings."""
 
     class Broken:
         def read(self) -> HostSample:
@@ -152,11 +152,11 @@ def test_nothing_a_source_raises_ends_it() -> None:
     world = World(num_cycles=3, reading=broken)
     lines = world.record(host=Broken()).splitlines()
     assert len([line for line in lines if line.startswith(" ")]) == 4
-    assert [said.partition(":")[0] for said in world.said] == ["GPUs", "host"]
+    assert [output.partition(":")[0] for output in world.messages] == ["GPUs", "host"]
 
 
 def test_nothing_the_log_raises_ends_it() -> None:
-    """Even an error that nobody foresaw is said once and costs one sample."""
+    """Even an unforeseen error is reported once and costs one sample."""
     world = World(num_cycles=3)
     facts = iter([True])
 
@@ -167,8 +167,8 @@ def test_nothing_the_log_raises_ends_it() -> None:
 
     world.append = append  # type: ignore[method-assign]
     world.record()
-    assert len(world.looks) == 4
-    assert len(world.said) == 1
+    assert len(world.polled_s) == 4
+    assert len(world.messages) == 1
 
 
 def test_what_could_not_be_written_is_counted_in_the_log() -> None:
@@ -176,7 +176,7 @@ def test_what_could_not_be_written_is_counted_in_the_log() -> None:
     world = World(num_cycles=3, full=True)
 
     def reading() -> Reading:
-        world.full = len(world.looks) < 3
+        world.full = len(world.polled_s) < 3
         return Reading()
 
     world.reading = reading
@@ -203,12 +203,12 @@ def test_a_new_file_begins_with_all_that_is_known() -> None:
 
 def test_a_log_that_rotates_loses_no_row_and_doubles_none(tmp_path: Path) -> None:
     """Each look is in one of the files, whole and in order, and each file begins with its head."""
-    num_looks = 400
-    world = World(num_cycles=num_looks)
-    world.reading = lambda: Reading((GpuSample(0, len(world.looks)), GpuSample(1, 0)))
+    num_polls = 400
+    world = World(num_cycles=num_polls)
+    world.reading = lambda: Reading((GpuSample(0, len(world.polled_s)), GpuSample(1, 0)))
     path = tmp_path / "log"
-    sink = Sink(str(path), world.said.append, max_bytes=12000, num_kept=1000)
-    recorder = Recorder(world, Still(), sink, PUMT, world, (("host", "n1"),), world.said.append)
+    sink = Sink(str(path), world.messages.append, max_bytes=12000, num_kept=1000)
+    recorder = Recorder(world, Still(), sink, PUMT, world, (("host", "n1"),), world.messages.append)
     recorder.run(world, 10)
     moved = sorted(tmp_path.glob("log.*"), key=lambda file: -int(file.suffix[1:]))
     assert len(moved) > 5
@@ -220,9 +220,9 @@ def test_a_log_that_rotates_loses_no_row_and_doubles_none(tmp_path: Path) -> Non
         assert [row[2] for row in rows] == ["0", "1"] * (len(rows) // 2)
         assert text.count("#Date") == (len(rows) + 43) // 44
         powers += [int(row[3]) for row in rows[::2]]
-    assert powers == list(range(1, num_looks + 2))
+    assert powers == list(range(1, num_polls + 2))
     assert all(12000 <= file.stat().st_size < 12600 for file in moved)
-    assert world.said == []
+    assert world.messages == []
 
 
 XID = LogEvent(1795258800.0, "xid", 3, {"xid": "79"})
@@ -233,8 +233,8 @@ def test_what_happens_is_written_at_once() -> None:
     world = World(num_cycles=2)
 
     def reading() -> Reading:
-        if len(world.looks) == 2:
-            world.tell(XID)
+        if len(world.polled_s) == 2:
+            world.report(XID)
         return Reading()
 
     world.reading = reading
@@ -243,14 +243,14 @@ def test_what_happens_is_written_at_once() -> None:
     assert lines[-3].startswith("## event: 2026-11-21T")
 
 
-def test_what_happens_while_the_disk_is_full_is_told_later() -> None:
+def test_what_happens_while_the_disk_is_full_is_reported_later() -> None:
     """With the first sample that there is room for; and not before the header."""
     world = World(num_cycles=3, full=True)
 
     def reading() -> Reading:
-        if len(world.looks) == 1:
-            world.tell(XID)
-        world.full = len(world.looks) < 3
+        if len(world.polled_s) == 1:
+            world.report(XID)
+        world.full = len(world.polled_s) < 3
         return Reading()
 
     world.reading = reading
@@ -262,17 +262,17 @@ def test_what_happens_while_the_disk_is_full_is_told_later() -> None:
 
 
 def test_nothing_the_ranks_raise_ends_it() -> None:
-    """It is said once, and the rows go on without step and rank."""
+    """It is reported once, and the rows go on without step and rank."""
 
     class Broken:
         def read(self, _gpus: object) -> list[RankSample]:
             raise OSError("no beats")
 
     world = World(num_cycles=2)
-    recorder = Recorder(world, Still(), world, PUMT, world, (), world.said.append, Broken())
+    recorder = Recorder(world, Still(), world, PUMT, world, (), world.messages.append, Broken())
     recorder.run(world, 10)
     assert "".join(world.blocks).count("\n ") == 3
-    assert len(world.said) == 1
+    assert len(world.messages) == 1
 
 
 def test_only_the_files_of_nvml_open_nvml() -> None:

@@ -1,4 +1,4 @@
-"""Who holds a GPU's memory, and when that is told anew."""
+"""Who holds a GPU's memory, and when that is reported anew."""
 
 from monitor.recorder.memory_owners import Owners, attribute
 
@@ -11,8 +11,8 @@ def held(*processes: tuple[int, int | None], before: Owners = NOTHING) -> Owners
     return attribute(processes, RANKS.get, before)
 
 
-def test_ranks_and_others_are_told_apart() -> None:
-    """The rank with most of it is told, and what is left to others; nobody is not nothing."""
+def test_ranks_and_others_are_distinguished() -> None:
+    """The rank with most of it, and what is left to others; no process is not nothing."""
     assert held((10, 5), (11, 6), (20, 10), (7, 3), (8, None))[:3] == (0, 11, 3)
     assert held((20, 10))[:3] == (1, 10, 0)
     assert held((7, None))[:3] == (None, None, None)  # the driver does not tell how much
@@ -38,8 +38,8 @@ def test_words_stay_until_something_has_changed() -> None:
     assert held(before=first).words == "none"
 
 
-def test_what_crept_up_is_told_in_the_end() -> None:
-    """Compared is with what was told, and not with the look before."""
+def test_what_crept_up_is_reported_in_the_end() -> None:
+    """It is compared with what was reported, and not with the poll before."""
     found = held((10, 1000))
     for mib in range(1010, 1110, 10):
         found = held((10, mib), before=found)

@@ -138,7 +138,7 @@ def test_it_ends_with_its_parent(
     assert out.read_text().count("\n 2") == 2
 
 
-def test_it_ends_with_another_process_if_told_so(
+def test_it_ends_with_another_process_on_request(
     bench: Any, until: Until, patience: Callable[[float], float]
 ) -> None:
     """--parent-pid names the process to end with; one that is dead already gives two samples."""
@@ -171,7 +171,7 @@ def test_gpus_and_host_are_in_the_log(bench: Any, driver: Any, until: Until) -> 
 def test_it_goes_on_through_a_lost_gpu_and_a_dead_driver(
     bench: Any, driver: Any, until: Until
 ) -> None:
-    """Rows stay, empty; nothing is said, nothing ends."""
+    """Rows stay, empty; nothing is reported, nothing ends."""
     recording = bench.start("--interval", 0.1, "--columns", "pumt", env=driver.env)
     until(recording.rows)
     driver.does("gpus 2", "lost 1 0")
@@ -189,7 +189,7 @@ def test_a_driver_that_hangs_delays_nothing(
     recording = bench.start("--interval", 0.2, env=driver.env)
     until(lambda: len(recording.rows()) >= 2)
     driver.does("gpus 2", "slow nvmlDeviceGetPowerUsage 30000")
-    time.sleep(0.3)  # a look begins meanwhile; the assertion holds if it does not, too
+    time.sleep(0.3)  # a poll begins meanwhile; the assertion holds if it does not, too
     began = time.monotonic()
     assert recording.end() == (0, "")
     assert time.monotonic() - began < patience(1)
@@ -197,7 +197,7 @@ def test_a_driver_that_hangs_delays_nothing(
 
 
 def test_slow_pcie_counters_do_not_make_it_drift(bench: Any, driver: Any, until: Until) -> None:
-    """40 ms a GPU at an interval of 0.5 s: the next look comes 0.5 s later, not 0.66."""
+    """40 ms a GPU at an interval of 0.5 s: the next poll comes 0.5 s later, not 0.66."""
     driver.does("gpus 4", "slow nvmlDeviceGetPcieThroughput 20")
     recording = bench.start("--interval", 0.5, "--columns", "pumt", env=driver.env)
     came_s: list[float] = []
@@ -242,10 +242,10 @@ def test_it_outlives_a_full_disk(bench: Any, until: Until, small_disk: Path) -> 
     filler.unlink()
     until(lambda: "## lost: " in recording.text())
     until(lambda: recording.text().splitlines()[-1].startswith(" "))
-    code, said = recording.end()
+    code, output = recording.end()
     assert code == 0
-    assert said.count("No space left on device") == 1
-    assert said.count("\n") == 1
+    assert output.count("No space left on device") == 1
+    assert output.count("\n") == 1
     assert {len(row) for row in recording.rows()} == {len(recording.rows()[0])}
 
 
@@ -330,15 +330,15 @@ def test_the_record_is_composed_at_the_end(bench: Any, until: Until, tmp_path: P
 
 
 def test_a_record_that_cannot_be_composed_fails_nothing(bench: Any, tmp_path: Path) -> None:
-    """It is said, and the code stays 0."""
+    """It is reported, and the code stays 0."""
     recording = bench.start("--compose", tmp_path / "none", "--parent-pid", 999999999)
-    _, said = recording.process.communicate(timeout=20)
+    _, output = recording.process.communicate(timeout=20)
     assert recording.process.returncode == 0
-    assert "events.jsonl" in said
+    assert "events.jsonl" in output
 
 
-def test_a_closed_stderr_is_nobodys_trouble(bench: Any, tmp_path: Path) -> None:
-    """Where nobody listens it says nothing and still ends with 0."""
+def test_a_closed_stderr_is_no_error(bench: Any, tmp_path: Path) -> None:
+    """Without a reader it writes nothing and still ends with 0."""
     command = bench.command(
         "--out", tmp_path / "x", "--compose", tmp_path / "none", "--parent-pid", 999999999
     )

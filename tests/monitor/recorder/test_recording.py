@@ -61,8 +61,8 @@ def test_report_reads_all_columns(bench: Any, driver: Any, until: Until, tmp_pat
         assert column(recording, name, 1)[-2].isdigit(), name
     assert (column(recording, "step", 1)[-2], column(recording, "sbecc", 1)[-2]) == ("77", "12")
     command = [sys.executable, "-m", "monitor", "report", "--json", str(recording.out)]
-    told = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
-    assert "42" in json.dumps(told["jobs"])
+    output = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    assert "42" in json.dumps(output["jobs"])
 
 
 def test_ranks_by_the_uuids_of_their_gpus(
@@ -72,8 +72,8 @@ def test_ranks_by_the_uuids_of_their_gpus(
     heartbeats = tmp_path / "beats"
     heartbeats.mkdir()
     for rank, number in enumerate((1, 201)):  # GPU 1, and the first instance of GPU 2
-        told = struct.pack("<8s7q", b"DDPBEAT1", 2**22 + rank, 70 + rank, 1, 2, 1, 1, 1)
-        (heartbeats / f"rank-{rank}").write_bytes(told + bytes.fromhex(f"{number:032}"))
+        reported = struct.pack("<8s7q", b"DDPBEAT1", 2**22 + rank, 70 + rank, 1, 2, 1, 1, 1)
+        (heartbeats / f"rank-{rank}").write_bytes(reported + bytes.fromhex(f"{number:032}"))
         (heartbeats / f"child-{rank}").write_text(f"{2**22 + rank} {rank} trainer\n")
     driver.does("gpus 3", "fail nvmlDeviceGetHandleByIndex_v2 0 4", "set mig 2 2")
     env = driver.env | {"DDP_BEAT_DIR": str(heartbeats), "CUDA_VISIBLE_DEVICES": "0,1"}
@@ -107,12 +107,14 @@ def test_memory_of_no_rank_is_found(bench: Any, driver: Any, until: Until, tmp_p
         "## processes 1: 4001 rank 3 300 MiB",
     ]
     command = [sys.executable, "-m", "monitor", "diagnose", "--set", "stray_minutes=0.01"]
-    told = subprocess.run([*command, recording.out], capture_output=True, check=False, text=True)
-    assert told.returncode == 3
-    said = " ".join(told.stdout.split())
-    assert "WARNING unattributed: " in said
-    assert "processes of no rank held up to 20.0 GiB of its memory" in said
-    assert "4100 20480 MiB -> what a job before has left behind" in said
+    reported = subprocess.run(
+        [*command, recording.out], capture_output=True, check=False, text=True
+    )
+    assert reported.returncode == 3
+    output = " ".join(reported.stdout.split())
+    assert "WARNING unattributed: " in output
+    assert "processes of no rank held up to 20.0 GiB of its memory" in output
+    assert "4100 20480 MiB -> what a job before has left behind" in output
 
 
 def test_an_xid_stands_in_the_log_as_it_happens(bench: Any, driver: Any, until: Until) -> None:
@@ -144,7 +146,7 @@ def test_a_call_that_hangs_for_20_s_costs_its_own_cells(
     assert set(column(recording, "gtemp", 1)[-3:]) == {"-"}
     assert set(column(recording, "gtemp", 0)) == {"61"}
     for name in ("pwr", "sm", "fb", "energy", "nvrx", "hmem"):
-        cells = column(recording, name, 1)[1:]  # rates begin with the second look
+        cells = column(recording, name, 1)[1:]  # rates begin with the second poll
         assert all(cell.isdigit() for cell in cells), (name, cells)
     began_s = time.monotonic()
     assert recording.end() == (0, "")
@@ -185,7 +187,7 @@ def test_sighup_opens_the_log_anew(bench: Any, driver: Any, until: Until) -> Non
 
 
 def test_the_log_rotates(bench: Any, driver: Any, until: Until) -> None:
-    """At its size, between two looks; each file is a whole log, and the oldest goes."""
+    """At its size, between two polls; each file is a whole log, and the oldest goes."""
     filler = "## note: " + "x" * 1000 + "\n"
     recording = bench.start(
         *("--interval", 0.1, "--rotate-mib", 1, "--rotate-keep", 2), env=driver.env
@@ -214,10 +216,10 @@ import sys, time, datetime as d
 from monitor.recorder import loop
 from monitor.__main__ import main
 class Stepping(loop.SystemClock):
-    looks = 0
+    num_calls = 0
     def now(self):
-        self.looks += 1
-        return super().now() - d.timedelta(hours=1 if self.looks > 3 else 0)
+        self.num_calls += 1
+        return super().now() - d.timedelta(hours=1 if self.num_calls > 3 else 0)
 from monitor.recorder import recording
 recording.SystemClock = Stepping
 sys.exit(main(sys.argv[1:]))

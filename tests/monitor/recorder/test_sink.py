@@ -13,30 +13,30 @@ from monitor.recorder.sink import Sink
 
 
 @pytest.fixture
-def said() -> list[str]:
-    """What a person was told."""
+def messages() -> list[str]:
+    """The messages for a person."""
     return []
 
 
-def test_blocks_are_appended_whole(tmp_path: Path, said: list[str]) -> None:
+def test_blocks_are_appended_whole(tmp_path: Path, messages: list[str]) -> None:
     """What was there stays; half a line is ended first."""
     path = tmp_path / "log"
     path.write_text("half")
-    sink = Sink(str(path), said.append)
+    sink = Sink(str(path), messages.append)
     assert sink.append("one\n")
     assert sink.append("two\n")
     sink.close()
     sink.close()
     assert path.read_text() == "half\none\ntwo\n"
-    assert said == []
+    assert messages == []
 
 
 def test_a_short_write_is_taken_back(
-    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When only part of a block fits nothing of it stays, so that every line is whole."""
     path = tmp_path / "log"
-    sink = Sink(str(path), said.append)
+    sink = Sink(str(path), messages.append)
     sink.append("one\n")
     real = os.write
     with monkeypatch.context() as patch:
@@ -46,23 +46,23 @@ def test_a_short_write_is_taken_back(
     assert path.read_text() == "one\n"
     assert sink.append("four\n")
     assert path.read_text() == "one\nfour\n"
-    assert len(said) == 1
+    assert len(messages) == 1
     sink.close()
 
 
-def test_a_full_device_is_said_once(said: list[str]) -> None:
+def test_a_full_device_is_reported_once(messages: list[str]) -> None:
     """/dev/full refuses everything: one line, no end."""
-    sink = Sink("/dev/full", said.append)
+    sink = Sink("/dev/full", messages.append)
     assert [sink.append("x\n") for _ in range(3)] == [False] * 3
-    assert len(said) == 1
-    assert "No space left on device" in said[0]
+    assert len(messages) == 1
+    assert "No space left on device" in messages[0]
     sink.close()
 
 
-def test_a_broken_file_is_opened_anew(tmp_path: Path, said: list[str]) -> None:
+def test_a_broken_file_is_opened_anew(tmp_path: Path, messages: list[str]) -> None:
     """After an error other than a full disk the next block goes through a new descriptor."""
     path = tmp_path / "log"
-    sink = Sink(str(path), said.append)
+    sink = Sink(str(path), messages.append)
     sink.append("one\n")
     os.close(sink._fd or 0)  # noqa: SLF001 - as a network file system does it under our feet
     assert not sink.append("two\n")
@@ -72,7 +72,7 @@ def test_a_broken_file_is_opened_anew(tmp_path: Path, said: list[str]) -> None:
 
 
 def test_trouble_that_passes_is_no_users_fault(
-    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that is full at the start is waited for; a missing directory is an error."""
 
@@ -81,12 +81,12 @@ def test_trouble_that_passes_is_no_users_fault(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
-        sink = Sink(str(tmp_path / "log"), said.append)
+        sink = Sink(str(tmp_path / "log"), messages.append)
     assert sink.append("one\n")
-    assert len(said) == 1
+    assert len(messages) == 1
     sink.close()
     with pytest.raises(UserError, match="create its directory first"):
-        Sink(str(tmp_path / "none" / "log"), said.append)
+        Sink(str(tmp_path / "none" / "log"), messages.append)
 
 
 @pytest.fixture

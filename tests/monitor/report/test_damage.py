@@ -36,7 +36,7 @@ def test_the_offset_may_change_within_a_log(written: Written) -> None:
 
 
 def test_torn_and_foreign_lines_are_counted(data: Path, tmp_path: Path) -> None:
-    """What cannot be read is counted and told; the rest is there."""
+    """What cannot be read is counted and reported; the rest is there."""
     text = (data / "pumt_DT.550.163.01.2gpu.gutil").read_text()
     path = tmp_path / "torn.gutil"
     path.write_text(

@@ -15,8 +15,8 @@ from monitor.report import report
 CO2 = 400
 LABELS = {
     "utilisation %": ("sm_pct", 1, 0),
-    "utilisation between looks, mean %": ("sm_avg_pct", 1, 0),
-    "utilisation between looks, peak %": ("sm_max_pct", 1, 0),
+    "utilisation between samples, mean %": ("sm_avg_pct", 1, 0),
+    "utilisation between samples, peak %": ("sm_max_pct", 1, 0),
     "SM active %": ("sm_active_pct", 1, 0),
     "tensor active %": ("tensor_active_pct", 1, 0),
     "DRAM active %": ("dram_active_pct", 1, 0),
@@ -75,7 +75,7 @@ def job(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def told(capsys: pytest.CaptureFixture[str], path: Path, **options: Any) -> str:
+def printed(capsys: pytest.CaptureFixture[str], path: Path, **options: Any) -> str:
     """What the report prints."""
     report.report([str(path)], co2_g_per_kwh=CO2, **options)
     return capsys.readouterr().out
@@ -119,8 +119,8 @@ def test_the_tables_have_the_numbers_of_the_json(
     job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of the job in its title and its spreads; of each GPU in its line, the worst first."""
-    made = json.loads(told(capsys, job, as_json=True))
-    lines = squeezed(told(capsys, job))
+    made = json.loads(printed(capsys, job, as_json=True))
+    lines = squeezed(printed(capsys, job))
     (whole,) = made["jobs"]
     assert whole["co2_g"] == CO2 * whole["energy_kwh"]
     assert lines[0] == (
@@ -154,8 +154,8 @@ def test_the_tables_have_the_numbers_of_the_json(
 
 def test_full_tells_all_numbers_of_the_json(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every spread of the job, of each node and of each GPU."""
-    made = json.loads(told(capsys, job, as_json=True))
-    lines = iter(squeezed(told(capsys, job, full=True)))
+    made = json.loads(printed(capsys, job, as_json=True))
+    lines = iter(squeezed(printed(capsys, job, full=True)))
     uses = [made["jobs"][0]]
     for node in made["nodes"]:
         uses += [node, *(gpu for gpu in made["gpus"] if gpu["host"] == node["host"])]

@@ -45,11 +45,11 @@ def test_means_peaks_and_busy_share(written: Written) -> None:
     assert (row["power_w"]["mean"], row["power_w"]["peak"], row["temp_c"]["peak"]) == (200, 400, 50)
 
 
-def test_what_the_ring_saw_between_two_looks_is_work(written: Written) -> None:
+def test_what_the_ring_saw_between_two_polls_is_work(written: Written) -> None:
     """A look may fall between two kernels: the driver's own samples since the one before count."""
     sm, ring = [0, 0, 0, 9, None], [None, 0, 40, 3, 60]
-    told = written(5, lambda c, _i: {"sm_pct": sm[c], "sm_avg_pct": ring[c]}, letters="pumtx")
-    (row,) = gpus(told)
+    reported = written(5, lambda c, _i: {"sm_pct": sm[c], "sm_avg_pct": ring[c]}, letters="pumtx")
+    (row,) = gpus(reported)
     assert row["busy_pct"] == 60
     assert row["idle_min"] * 60 == 10  # the first sample speaks for no time
     assert row["sm_pct"]["mean"] == 9 / 4
@@ -94,7 +94,7 @@ def test_a_gap_between_attempts_is_no_running_time(written: Written, tmp_path: P
     assert (row["num_samples"], row["span_s"], row["energy_j"]) == (8, 60, 6000)
 
 
-def test_looks_closer_than_a_second_still_add_up(written: Written) -> None:
+def test_samples_closer_than_a_second_still_add_up(written: Written) -> None:
     """The log cuts times to seconds; the time between the first and last sample stays."""
     (row,) = gpus(written(31, lambda _c, _i: {"power_w": 10}, step_s=0.2))
     assert row["span_s"] == 6

@@ -96,8 +96,8 @@ def test_the_headline_says_what_matters(written: Written) -> None:
     )
     full = written(2, lambda *_: {"sm_pct": 99, "fb_used_mib": 81_000}, head=total)
     assert heads(full) == "100 % busy; memory peak 79 of 80 GiB: nearly full"
-    untold = written(2, lambda *_: {"fb_used_mib": 38 * 1024})
-    assert heads(untold) == "nothing tells how busy it was; memory peak 38 GiB"
+    unread = written(2, lambda *_: {"fb_used_mib": 38 * 1024})
+    assert heads(unread) == "nothing tells how busy it was; memory peak 38 GiB"
     several = written(9, lambda *_: {"sm_pct": 0}, num_gpus=3, step_s=60)
     assert heads(several) == "0 % busy; node n1 GPU 0 idle for 8 min (and 2 more GPUs)"
 

@@ -8,7 +8,7 @@ import pytest
 
 from monitor.runs import record
 from rundir.failure import patterns
-from tests.monitor.blamed import TRACEBACK, blame, judged
+from tests.monitor.blamed import TRACEBACK, blame, classified
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,12 +43,12 @@ SAID = [
 
 
 @pytest.mark.parametrize(("blamed", "text"), SAID)
-def test_what_a_rank_said_tells_the_class(story: Any, blamed: str, text: str) -> None:
+def test_what_a_rank_reported_decides_the_class(story: Any, blamed: str, text: str) -> None:
     """The failed rank's own last words, each by a row of the table."""
     story.start()
     story.fail(1, 1, text="epoch 1\n" + text)
     assert blame(story) == (blamed, 1)
-    evidence = judged(story)["failure"]["evidence"]
+    evidence = classified(story)["failure"]["evidence"]
     assert evidence["line"] in text or evidence == {"place": "code", "line": "1"}
 
 
@@ -97,7 +97,7 @@ def test_killed_for_its_memory(story: Any) -> None:
     """SIGKILL with the kernel's word for it in the log: the program used too much memory."""
     story.start()
     story.fail(1, 137, "KILL", text="slurmstepd: error: Detected 1 oom_kill event in step 42.0\n")
-    attempt = judged(story)
+    attempt = classified(story)
     assert attempt["failure_class"] == "program"
     assert "memory" in attempt["failure"]["words"]
 
@@ -120,47 +120,47 @@ def test_killed_for_its_memory_as_the_launcher_saw_it(story: Any) -> None:
     story.start()
     story.rank_end(1, 137, "KILL")
     story.events[-1]["oom"] = True
-    story.tell("first_failure", rank=1, node="n2", code=137, signal="KILL")
-    story.tell("end", code=137)
-    attempt = judged(story)
+    story.add_event("first_failure", rank=1, node="n2", code=137, signal="KILL")
+    story.add_event("end", code=137)
+    attempt = classified(story)
     assert (attempt["failure_class"], attempt["failure"]["rank"]) == ("program", 1)
     assert "memory" in attempt["failure"]["words"]
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_consequence_is_not_the_cause(story: Any, *, told: bool) -> None:
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_a_consequence_is_not_the_cause(story: Any, *, is_reported: bool) -> None:
     """Rank 0 ends first because rank 1 closed its connection: rank 1 is to blame, all the same."""
     story.start()
     story.emit(0, TRACEBACK + BY_PEER)
     story.emit(1, TRACEBACK + "KeyError: 'label'\n")
     story.rank_end(0, 1)
     story.rank_end(1, 1)
-    if told:
-        story.tell("first_failure", rank=0, node="n1", code=1, signal=None)
-    story.tell("end", code=1)
+    if is_reported:
+        story.add_event("first_failure", rank=0, node="n1", code=1, signal=None)
+    story.add_event("end", code=1)
     assert blame(story) == ("program", 1)
-    failed = judged(story)["failure"]
+    failed = classified(story)["failure"]
     assert (failed["node"], failed["error"]) == ("n2", "KeyError: 'label'")
 
 
 def test_the_trainers_failure_events_count_as_words(story: Any) -> None:
-    """The type and message that the trainer told, also where the log says less."""
+    """The type and message that the trainer reported, also where the log says less."""
     story.start()
-    story.tell("failure", rank=0, error=BY_PEER.strip())
-    story.tell("failure", rank=1, error="OSError: [Errno 28] No space left on device: '/out'")
+    story.add_event("failure", rank=0, error=BY_PEER.strip())
+    story.add_event("failure", rank=1, error="OSError: [Errno 28] No space left on device: '/out'")
     story.rank_end(0, 70)
     story.rank_end(1, 70)
-    story.tell("end", code=70)
+    story.add_event("end", code=70)
     assert blame(story) == ("storage", 1)
 
 
 def test_a_rank_whose_launcher_was_killed_counts_first(story: Any) -> None:
     """It came up and never ended; the others only lost it."""
     story.start()
-    story.emit(0, "RuntimeError: a peer is gone, in words that nobody knows\n")
+    story.emit(0, "RuntimeError: a peer is gone, in unknown words\n")
     story.rank_end(0, 1)
-    story.tell("end", code=137)
-    attempt = judged(story)
+    story.add_event("end", code=137)
+    attempt = classified(story)
     assert blame(story) == ("killed", 1)
     assert attempt["first_failure"] == {"rank": 1, "node": "n2", "code": 137, "signal": "KILL"}
 
@@ -170,7 +170,7 @@ def test_a_peer_that_went_home_early_explains_a_lost_connection(story: Any) -> N
     story.start()
     story.rank_end(1, 0)
     story.fail(0, 1, text=BY_PEER)
-    failed = judged(story)["failure"]
+    failed = classified(story)["failure"]
     assert (failed["class"], failed["rank"]) == ("program", 0)
     assert failed["evidence"] == {"place": "early", "line": "rank 1 on n2 had ended with code 0"}
 
@@ -189,7 +189,7 @@ def test_a_crash_of_a_peer_explains_a_lost_connection(story: Any) -> None:
     story.emit(0, BY_PEER)
     story.rank_end(0, 70)
     story.rank_end(1, 139, "SEGV")
-    story.tell("end", code=70)
+    story.add_event("end", code=70)
     assert blame(story) == ("program", 1)
 
 
@@ -199,12 +199,12 @@ def test_a_crash_of_a_peer_explains_a_lost_connection(story: Any) -> None:
 def test_the_watchdogs_verdict_beats_what_followed(story: Any, kind: str, blamed: str) -> None:
     """The verdict names the rank; that all ranks were then killed says nothing."""
     story.start()
-    told = {"kind": kind, "rank": 1, "node": "n2", "gpu": "no GPU", "top": "train.py:9 in step"}
-    story.tell("verdict", text="rank 1 on n2 is stuck in train.py:9", **told)
+    reported = {"kind": kind, "rank": 1, "node": "n2", "gpu": "no GPU", "top": "train.py:9 in step"}
+    story.add_event("verdict", text="rank 1 on n2 is stuck in train.py:9", **reported)
     story.rank_end(0, 137, "KILL")
     story.rank_end(1, 137, "KILL")
-    story.tell("end", code=76)
-    attempt = judged(story)
+    story.add_event("end", code=76)
+    attempt = classified(story)
     assert blame(story) == (blamed, 1)
     assert attempt["verdict"]["top"] == "train.py:9 in step"
 
@@ -212,11 +212,11 @@ def test_the_watchdogs_verdict_beats_what_followed(story: Any, kind: str, blamed
 def test_a_verdict_may_name_a_node_alone(story: Any) -> None:
     """A node whose links are down: none of its ranks is to blame."""
     story.start()
-    told = {"kind": "network", "rank": None, "node": "n2", "gpu": None, "top": None}
-    story.tell("verdict", text="n2 does not reach the others", **told)
+    reported = {"kind": "network", "rank": None, "node": "n2", "gpu": None, "top": None}
+    story.add_event("verdict", text="n2 does not reach the others", **reported)
     story.rank_end(0, 137, "KILL")
-    story.tell("end", code=76)
-    failed = judged(story)["failure"]
+    story.add_event("end", code=76)
+    failed = classified(story)["failure"]
     assert (failed["class"], failed["rank"], failed["node"]) == ("network", None, "n2")
     assert (failed["code"], failed["signal"]) == (76, None)
 
@@ -226,7 +226,7 @@ def test_code_76_without_a_verdict_is_hung(story: Any) -> None:
     story.start()
     story.rank_end(0, 143, "TERM", requested=True)
     story.rank_end(1, 143, "TERM", requested=True)
-    story.tell("end", code=76)
+    story.add_event("end", code=76)
     assert blame(story) == ("hung", None)
 
 
@@ -235,21 +235,21 @@ def test_a_lost_node_is_hardware(story: Any) -> None:
     story.start()
     story.emit(0, BY_PEER)
     story.rank_end(0, 1)
-    story.tell("lost_node", node="n2", how="no answer from slurmd")
-    story.tell("end", code=137)
-    attempt = judged(story)
+    story.add_event("lost_node", node="n2", how="no answer from slurmd")
+    story.add_event("end", code=137)
+    attempt = classified(story)
     assert blame(story) == ("hardware", 1)
     assert attempt["failure"]["node"] == "n2"
     assert attempt["lost_nodes"] == [{"node": "n2", "how": "no answer from slurmd"}]
 
 
-def test_a_node_that_took_the_script_along_is_told_of_afterwards(story: Any) -> None:
+def test_a_node_that_took_the_script_along_is_reported_afterwards(story: Any) -> None:
     """The next start tells it; the time between them is not the first one's."""
     story.start()
     story.rank_end(1, 76)
     ended = story.time
-    story.tell("lost_node", 600, node="n1", how="no answer from slurmd", afterwards=True)
-    attempt = judged(story)
+    story.add_event("lost_node", 600, node="n1", how="no answer from slurmd", afterwards=True)
+    attempt = classified(story)
     assert blame(story) == ("hardware", 0)
     assert attempt["failure"]["node"] == "n1"
     assert attempt["outcome"] == "killed"
@@ -262,42 +262,42 @@ def test_a_node_that_took_the_script_along_is_told_of_afterwards(story: Any) -> 
 def test_a_lost_node_goes_before_a_hang(story: Any, kind: str, rank: int, node: str) -> None:
     """Ranks wait for the lost ones; not so where links are down."""
     story.start()
-    told = {"kind": kind, "rank": 0, "node": "n1", "gpu": "no GPU", "top": None}
-    story.tell("verdict", text="rank 0 on n1 is stuck", **told)
-    story.tell("lost_node", node="n2", how="no answer from slurmd")
+    reported = {"kind": kind, "rank": 0, "node": "n1", "gpu": "no GPU", "top": None}
+    story.add_event("verdict", text="rank 0 on n1 is stuck", **reported)
+    story.add_event("lost_node", node="n2", how="no answer from slurmd")
     story.rank_end(0, 137, "KILL")
-    story.tell("end", code=137)
-    attempt = judged(story)
+    story.add_event("end", code=137)
+    attempt = classified(story)
     assert (attempt["first_failure"]["rank"], attempt["failure"]["node"]) == (rank, node)
 
 
 def test_a_checkpoint_that_could_not_be_written(story: Any) -> None:
-    """It is the cause where the rank itself told nothing; an exception beats it."""
+    """It is the cause where the rank itself reported nothing; an exception beats it."""
     story.start()
-    story.tell("checkpoint_failed", step=5, reason="no space", error="OSError: [Errno 28]")
+    story.add_event("checkpoint_failed", step=5, reason="no space", error="OSError: [Errno 28]")
     story.fail(0, 70)
     assert blame(story) == ("storage", 0)
-    story.tell("failure", rank=0, error="ValueError: x")
+    story.add_event("failure", rank=0, error="ValueError: x")
     assert blame(story) == ("program", 0)
 
 
 def test_a_save_that_failed_because_a_peer_was_killed(story: Any) -> None:
     """The kill is the cause, not what the save then met; nor is an older full disk."""
     story.start()
-    story.tell("checkpoint_failed", step=3, reason="no space", error="OSError: [Errno 28]")
+    story.add_event("checkpoint_failed", step=3, reason="no space", error="OSError: [Errno 28]")
     story.fail(1, 137, "KILL")
     assert blame(story) == ("killed", 1)
     met = "RuntimeError: Read error: Connection reset by peer"
-    story.tell("checkpoint_failed", step=5, reason="write error", error=met)
+    story.add_event("checkpoint_failed", step=5, reason="write error", error=met)
     assert blame(story) == ("killed", 1)
 
 
 def test_a_loss_that_is_not_finite(story: Any) -> None:
     """The program's own, in these words."""
     story.start()
-    story.tell("non_finite", step=5, epoch=1, samples=[3], policy="stop", action="stop")
+    story.add_event("non_finite", step=5, epoch=1, samples=[3], policy="stop", action="stop")
     story.fail(0, 70, text="trainer: stopped\n")
-    attempt = judged(story)
+    attempt = classified(story)
     assert attempt["failure_class"] == "program"
     assert "not finite" in attempt["failure"]["words"]
 
@@ -323,7 +323,7 @@ def test_each_attempt_has_its_own_words(story: Any) -> None:
 
 
 def test_without_offsets_only_the_last_attempt_has_words(story: Any) -> None:
-    """Whose words the earlier ones are, nobody knows: they count for none of the earlier."""
+    """Which attempt the earlier ones are of is unknown: they count for none of the earlier."""
     for _ in range(2):
         story.start()
         story.fail(1, 1, text="OSError: [Errno 28] No space left on device\n")
@@ -340,15 +340,15 @@ def test_the_order_of_the_file_counts_not_the_clocks(story: Any) -> None:
     story.rank_end(0, 1)
     story.rank_end(1, 2)
     story.events[-1]["time"] = "2026-11-21T03:17:00.000Z"
-    story.tell("end", code=1)
-    assert judged(story)["first_failure"]["rank"] == 0
+    story.add_event("end", code=1)
+    assert classified(story)["first_failure"]["rank"] == 0
 
 
 def test_every_class_has_rows_and_every_row_a_place() -> None:
     """The table speaks of the classes of the contract, and of no others."""
     classes = {"user", "program", "hardware", "network", "storage", "preempted", "time limit"}
-    told = {sign.failure_class for sign in patterns.TABLE} - {None}
-    assert told == classes | {"hung", "killed", "cancelled", "stopped"}
+    reported = {sign.failure_class for sign in patterns.TABLE} - {None}
+    assert reported == classes | {"hung", "killed", "cancelled", "stopped"}
     places = "code log oom later node verdict stop error nan early follows save signal end"
     assert {sign.place for sign in patterns.TABLE} == set(places.split())
 
@@ -359,19 +359,21 @@ def test_strange_values_break_nothing(story: Any, strange: object) -> None:
     """Whatever one key of one event holds, the record is composed."""
     story.start()
     story.train(0, 20, saves=(10,))
-    told: list[Callable[[], None]] = [
-        lambda: story.tell("verdict", kind="hung", rank=1, node="n2", gpu=0, top="x", text="y"),
-        lambda: story.tell("lost_node", node="n2", how="x"),
-        lambda: story.tell("last_beats", node="n1", ranks={"0": {"step": 3, "phase": 1}}),
-        lambda: story.tell("hang_report", node="n1", ranks=[{"rank": 0, "step": 3}]),
-        lambda: story.tell("decision", decision="fail", reason="x", restarts=0, idle=0),
-        lambda: story.tell("summary", summary={"slow_ranks": [{"rank": 0, "node": "n1"}]}),
+    reported: list[Callable[[], None]] = [
+        lambda: story.add_event(
+            "verdict", kind="hung", rank=1, node="n2", gpu=0, top="x", text="y"
+        ),
+        lambda: story.add_event("lost_node", node="n2", how="x"),
+        lambda: story.add_event("last_beats", node="n1", ranks={"0": {"step": 3, "phase": 1}}),
+        lambda: story.add_event("hang_report", node="n1", ranks=[{"rank": 0, "step": 3}]),
+        lambda: story.add_event("decision", decision="fail", reason="x", restarts=0, idle=0),
+        lambda: story.add_event("summary", summary={"slow_ranks": [{"rank": 0, "node": "n1"}]}),
     ]
-    for one in told:
+    for one in reported:
         one()
     story.fail(1, 1, text="x\n")
     for event in story.events:
         for key in [key for key in event if key != "event"]:
             kept, event[key] = event[key], strange
-            assert judged(story)["attempt"] == 1 or key == "attempt"
+            assert classified(story)["attempt"] == 1 or key == "attempt"
             event[key] = kept

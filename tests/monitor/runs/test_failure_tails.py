@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.monitor.blamed import judged
+from tests.monitor.blamed import classified
 
 TB = 'Traceback (most recent call last):\n  File "/code/a.py", line 88, in <module>\n    main()\n'
 IN = '  File "/code/train.py", line 41, in main\n    step()\n'
@@ -142,7 +142,7 @@ def test_the_last_fatal_error_is_the_failure(story: Any, blamed: str, text: str)
     """Whatever was printed before it, and handled."""
     story.start()
     story.fail(1, 1, text="loading\n" + text)
-    attempt = judged(story)
+    attempt = classified(story)
     assert attempt["failure_class"] == blamed, attempt["failure"]
 
 
@@ -150,24 +150,24 @@ def test_the_words_are_the_failures_own(story: Any) -> None:
     """The line shown as error is the fatal one, not what was handled or followed."""
     story.start()
     story.fail(1, 1, text=f"{TB}{NO_ROOM}\ngoing on\n{TB}KeyError: 'lr'\n{IGNORED}{LEAKED}")
-    assert judged(story)["failure"]["error"] == "KeyError: 'lr'"
+    assert classified(story)["failure"]["error"] == "KeyError: 'lr'"
 
 
 def test_ranks_that_all_finished_were_not_killed(story: Any) -> None:
-    """The script's end is missing, and that is what is said."""
+    """The script's end is missing, and that is what is reported."""
     story.start()
     for rank in (0, 1):
         story.rank_end(rank, 0)
-    attempt = judged(story)
+    attempt = classified(story)
     assert (attempt["outcome"], attempt["failure_class"]) == ("finished", None)
 
 
-def test_a_rank_that_was_signalled_gave_way_to_nobody(story: Any) -> None:
+def test_a_rank_that_was_signalled_was_not_preempted(story: Any) -> None:
     """Somebody sends SIGTERM to one process: Slurm has preempted nothing."""
     story.start(job_id="42")
-    story.tell("signal", signal="SIGTERM", by="trainer", rank=1)
+    story.add_event("signal", signal="SIGTERM", by="trainer", rank=1)
     story.rank_end(1, 75, requested=False)
     story.rank_end(0, 75, requested=False)
-    story.tell("decision", decision="requeue", reason="", restarts=0, idle=0, exclude=None)
-    story.tell("end", code=75)
-    assert judged(story)["failure_class"] == "stopped"
+    story.add_event("decision", decision="requeue", reason="", restarts=0, idle=0, exclude=None)
+    story.add_event("end", code=75)
+    assert classified(story)["failure_class"] == "stopped"

@@ -70,7 +70,9 @@ ATTEMPT = st.fixed_dictionaries(
 )
 
 
-def told(history: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def events_and_metrics(
+    history: list[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The events and metrics of some generated attempts."""
     events, metrics, now = [], [], 0.0
     for number, one in enumerate(history, start=1):
@@ -94,8 +96,8 @@ def told(history: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict
 @settings(max_examples=300, deadline=None)
 @given(st.lists(ATTEMPT, min_size=1, max_size=4))
 def test_the_parts_add_up_to_the_wall_time(history: list[dict[str, Any]]) -> None:
-    """No part is negative; with all ends told, their sum is the last end less the first start."""
-    made = record.compose(*told(history))
+    """No part is negative; with all ends known, their sum is the last end less the first start."""
+    made = record.compose(*events_and_metrics(history))
     goodput = made["goodput"]
     assert all(goodput[part] >= 0 for part in PARTS)
     assert sum(goodput[part] for part in PARTS) == pytest.approx(goodput["wall_s"], abs=0.02)
@@ -112,11 +114,13 @@ def test_a_sound_run(story: Any) -> None:
     """Start-up to the first step, the trainer's own sums, the way out; all the rest computes."""
     story.start()  # 2 s
     story.train(0, 100)  # first step after 1 s, then 99 s
-    story.tell("ledger", 0, data_wait_s=12.0, checkpoint_s=6.0, validation_s=1.0, compute_s=80.0)
-    story.tell("summary", 0, summary={"outcome": "finished", "steps": 100})
+    story.add_event(
+        "ledger", 0, data_wait_s=12.0, checkpoint_s=6.0, validation_s=1.0, compute_s=80.0
+    )
+    story.add_event("summary", 0, summary={"outcome": "finished", "steps": 100})
     story.rank_end(0, 0)
     story.rank_end(1, 0)
-    story.tell("end", code=0)
+    story.add_event("end", code=0)
     goodput = record.read(str(story.write()))["goodput"]
     assert {part: goodput[part] for part in PARTS if goodput[part]} == {
         "start_up_s": 3.0,
@@ -168,22 +172,24 @@ def test_a_rollback_loses_steps_within_an_attempt(story: Any) -> None:
     """Back from step 31 to 20 because of a NaN: 11 of 51 steps are lost, and nothing else."""
     story.start()
     story.train(0, 30, saves=(20,))
-    story.tell("non_finite", 0, step=31, epoch=1, samples=[1], policy="rollback", action="rollback")
-    story.tell("resume", 0, step=20, path="checkpoints/step-20", skipped=[])
+    story.add_event(
+        "non_finite", 0, step=31, epoch=1, samples=[1], policy="rollback", action="rollback"
+    )
+    story.add_event("resume", 0, step=20, path="checkpoints/step-20", skipped=[])
     story.now_s += 20
     story.metrics.append({"time": story.time, "attempt": 1, "step": 40, "data_wait_s": 3.0})
-    story.tell("end", code=0)
+    story.add_event("end", code=0)
     (attempt,) = record.read(str(story.write()))["attempts"]
     assert attempt["checkpoint_used"]["step"] == 0
     assert attempt["steps_lost"] == 11
     assert attempt["ledger"]["lost_s"] == pytest.approx((29 + 20 - 3) * 11 / 51, abs=0.001)
 
 
-def test_steps_that_only_the_beat_saw_count(story: Any) -> None:
+def test_steps_that_only_the_heartbeat_saw_count(story: Any) -> None:
     """The last step is the one of the last beat, not of the last line of metrics."""
     story.start()
     story.train(0, 25, saves=(20,))
-    story.tell("last_beats", node="n1", ranks={"0": {"step": 27, "phase": 2, "age_s": 0.1}})
+    story.add_event("last_beats", node="n1", ranks={"0": {"step": 27, "phase": 2, "age_s": 0.1}})
     story.fail(1, 137, "KILL")
     (attempt,) = record.read(str(story.write()))["attempts"]
     assert (attempt["last_step"], attempt["steps_lost"]) == (27, 7)
@@ -193,20 +199,22 @@ def test_standing_still_before_a_verdict_is_lost(story: Any) -> None:
     """Also where the trainer's own last word comes after the verdict and counts it as computing."""
     story.start()
     story.train(0, 40, saves=(40,))
-    story.tell("hang_report", 30, node="n1", ranks=[{"rank": 0, "age_s": 30.0}, {"rank": 1}])
-    story.tell("verdict", 0, kind="hung", rank=1, node="n2", gpu="no GPU", top=None, text="x")
-    story.tell("ledger", 1, data_wait_s=4.0, checkpoint_s=0.0, validation_s=0.0, compute_s=70.0)
+    story.add_event("hang_report", 30, node="n1", ranks=[{"rank": 0, "age_s": 30.0}, {"rank": 1}])
+    story.add_event("verdict", 0, kind="hung", rank=1, node="n2", gpu="no GPU", top=None, text="x")
+    story.add_event(
+        "ledger", 1, data_wait_s=4.0, checkpoint_s=0.0, validation_s=0.0, compute_s=70.0
+    )
     story.rank_end(0, 76)
-    story.tell("end", 0, code=76)
+    story.add_event("end", 0, code=76)
     ledger = record.read(str(story.write()))["attempts"][0]["ledger"]
     assert (ledger["compute_s"], ledger["data_wait_s"], ledger["lost_s"]) == (35.0, 4.0, 32.0)
 
 
 def test_of_a_killed_run_the_last_moments_are_unknown(story: Any) -> None:
-    """From the last line of metrics to the last sign of life nobody told."""
+    """From the last line of metrics to the last sign of life nothing is reported."""
     story.start()
     story.train(0, 20)
-    story.tell("orphans", 9, node="n1", pids=[10], killed=[])
+    story.add_event("orphans", 9, node="n1", pids=[10], killed=[])
     goodput = record.read(str(story.write()))["goodput"]
     assert goodput["unknown_s"] == pytest.approx(9)
     assert goodput["wall_s"] == pytest.approx(2 + 1 + 19 + 9)
@@ -217,7 +225,7 @@ def test_of_a_foreign_command_only_the_frame_is_known(story: Any) -> None:
     story.start(command=("--", "sleep", "9"))
     story.now_s += 9
     story.rank_end(0, 0)
-    story.tell("end", code=0)
+    story.add_event("end", code=0)
     goodput = record.read(str(story.write()))["goodput"]
     assert (goodput["unknown_s"], goodput["start_up_s"], goodput["shutdown_s"]) == (10, 2, 1)
     assert goodput["goodput_pct"] is None
@@ -236,7 +244,7 @@ def test_another_nodes_clock_does_not_stretch_a_killed_run(story: Any) -> None:
     """An hour that only n2's clock knows is no wall time."""
     story.start()
     story.train(0, 20)
-    story.tell("monitor_end", 0, node="n2", pid=1, code=0)
+    story.add_event("monitor_end", 0, node="n2", pid=1, code=0)
     story.events[-1] |= {"host": "n2", "time": "2026-11-21T05:17:30.000Z"}
     assert record.read(str(story.write()))["goodput"]["wall_s"] < 60
 
@@ -258,8 +266,8 @@ def test_what_a_slow_rank_went_through(story: Any) -> None:
     story.start()
     story.train(0, 30)
     slow = {"rank": 1, "node": "n2", "ratio": 1.9}
-    story.tell("summary", summary={"outcome": "finished", "steps": 30, "slow_ranks": [slow]})
-    story.tell("end", code=0)
+    story.add_event("summary", summary={"outcome": "finished", "steps": 30, "slow_ranks": [slow]})
+    story.add_event("end", code=0)
     (found,) = record.read(str(story.write()))["attempts"][0]["slow_ranks"]
     assert found == slow | {
         "cost_pct": None,
@@ -278,14 +286,14 @@ def test_what_a_slow_rank_went_through(story: Any) -> None:
 
 def test_a_slow_rank_is_seen_on_the_gpu_that_the_log_names(story: Any) -> None:
     """Its local rank need not be the GPU's index."""
-    seats = [("04:17:02", GpuSample(i, temp_c=50 + i), HostSample()) for i in (0, 1)]
+    readings = [("04:17:02", GpuSample(i, temp_c=50 + i), HostSample()) for i in (0, 1)]
     ranks = [RankSample(rank=7), RankSample(rank=1)]
-    story.gutil("n2", *seats, ranks=ranks)
+    story.gutil("n2", *readings, ranks=ranks)
     story.start()
     story.train(0, 30)
     slow = {"rank": 1, "node": "n2", "ratio": 1.9}
-    story.tell("summary", summary={"outcome": "finished", "steps": 30, "slow_ranks": [slow]})
-    story.tell("end", code=0)
+    story.add_event("summary", summary={"outcome": "finished", "steps": 30, "slow_ranks": [slow]})
+    story.add_event("end", code=0)
     (found,) = record.read(str(story.write()))["attempts"][0]["slow_ranks"]
     assert found["seen"]["temp_c"] == 51
 
@@ -301,14 +309,14 @@ def test_slow_ranks_of_a_killed_run_come_from_its_metrics(story: Any) -> None:
 
 
 def test_a_rank_slow_for_a_moment_is_none_of_a_killed_run(story: Any) -> None:
-    """One line of three names it; and a summary that names nobody has the last word."""
+    """One line of three names it; and a summary that names none has the last word."""
     story.start()
     story.train(0, 30)
     story.metrics[1]["slow_ranks"] = [{"rank": 1, "node": "n2", "ratio": 9.0}]
     assert record.read(str(story.write()))["attempts"][0]["slow_ranks"] == []
     for line in story.metrics:
         line["slow_ranks"] = [{"rank": 1, "node": "n2", "ratio": 9.0}]
-    story.tell("summary", summary={"outcome": "finished", "steps": 30, "slow_ranks": []})
+    story.add_event("summary", summary={"outcome": "finished", "steps": 30, "slow_ranks": []})
     assert record.read(str(story.write()))["attempts"][0]["slow_ranks"] == []
 
 
@@ -346,7 +354,7 @@ def run(directory: Path, *args: str, **env: str) -> subprocess.CompletedProcess[
 
 @pytest.mark.slow
 def test_a_real_run_adds_up(tmp_path: Path) -> None:
-    """Two ranks in place: the parts are the wall time within 1 %, and most of it is told."""
+    """Two ranks in place: the parts are the wall time within 1 %, and most of it is reported."""
     done = run(tmp_path, "--max-steps", "120", "--log-every", "10", "--checkpoint-every", "50")
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("out/*/run.json")

@@ -40,7 +40,7 @@ START = {
 def life(code: int | None, attempt: int = 1) -> list[dict[str, Any]]:
     """One attempt of two ranks, of which rank 1 ends first and with `code`."""
     settings = {"DEBUG": {"value": "0", "origin": "default"}, "MY_API_KEY": {"value": "secret"}}
-    told = [
+    reported = [
         event("start", 1, attempt, **START),
         event("settings", 2, attempt, settings=settings),
         event("rank_up", 3, attempt, rank=0, local_rank=0, node="n1", pid=10),
@@ -48,7 +48,7 @@ def life(code: int | None, attempt: int = 1) -> list[dict[str, Any]]:
     ]
     if code is not None:
         signal = {137: "KILL", 139: "SEGV"}.get(code)
-        told += [
+        reported += [
             event(
                 "rank_end", 8, attempt, rank=0, node="n1", code=143, signal="TERM", requested=True
             ),
@@ -57,7 +57,7 @@ def life(code: int | None, attempt: int = 1) -> list[dict[str, Any]]:
             ),
             event("end", 9, attempt, code=code),
         ]
-    return told
+    return reported
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,9 @@ def life(code: int | None, attempt: int = 1) -> list[dict[str, Any]]:
         (None, "killed", "killed"),
     ],
 )
-def test_an_end_is_judged_by_its_code(code: int | None, outcome: str, blame: str | None) -> None:
+def test_an_end_is_classified_by_its_code(
+    code: int | None, outcome: str, blame: str | None
+) -> None:
     """Outcome and class follow the exit code; with no end at all the run was killed."""
     made = record.compose(life(code), [])
     assert (made["outcome"], made["failure_class"], made["code"]) == (outcome, blame, code)
@@ -88,8 +90,8 @@ def test_a_trainer_without_the_batch_script_speaks_for_itself(
     outcome: str, code: int | None
 ) -> None:
     """`python -m trainer` by hand: its summary is the end."""
-    told = [event("resume", step=0, path=None), event("summary", summary={"outcome": outcome})]
-    assert record.compose(told, [])["code"] == code
+    reported = [event("resume", step=0, path=None), event("summary", summary={"outcome": outcome})]
+    assert record.compose(reported, [])["code"] == code
 
 
 @pytest.mark.parametrize(("codes", "code"), [((0, 0), 0), ((0, 3), 3), ((0,), None)])
@@ -97,9 +99,9 @@ def test_launchers_without_the_batch_script_are_believed(
     codes: tuple[int, ...], code: int | None
 ) -> None:
     """torchrun or a hand started them: the first bad end, once all have ended."""
-    told = [event("rank_up", rank=rank, node="n1", pid=rank) for rank in (0, 1)]
-    told += [event("rank_end", rank=rank, node="n1", code=c) for rank, c in enumerate(codes)]
-    assert record.compose(told, [])["code"] == code
+    reported = [event("rank_up", rank=rank, node="n1", pid=rank) for rank in (0, 1)]
+    reported += [event("rank_end", rank=rank, node="n1", code=c) for rank, c in enumerate(codes)]
+    assert record.compose(reported, [])["code"] == code
 
 
 def test_the_record_holds_what_the_run_was() -> None:
@@ -113,7 +115,7 @@ def test_the_record_holds_what_the_run_was() -> None:
 
 
 def test_each_rank_has_its_end() -> None:
-    """In order of ranks; one whose end nobody saw has no code."""
+    """In order of ranks; one without a reported end has no code."""
     ranks = record.compose(life(137), [])["attempts"][0]["ranks"]
     assert [(r["rank"], r["node"], r["code"], r["signal"]) for r in ranks] == [
         (0, "n1", 143, "TERM"),
@@ -124,16 +126,19 @@ def test_each_rank_has_its_end() -> None:
 
 
 def test_the_first_failure_is_named() -> None:
-    """As the script named it, else the first rank that failed without being told to end."""
-    told = {"rank": 0, "node": "n1", "code": 1, "signal": None}
-    assert record.compose([*life(137), event("first_failure", **told)], [])["first_failure"] == told
+    """As the script named it, else the first rank that failed without being asked to end."""
+    reported = {"rank": 0, "node": "n1", "code": 1, "signal": None}
+    assert (
+        record.compose([*life(137), event("first_failure", **reported)], [])["first_failure"]
+        == reported
+    )
     found = record.compose(life(137), [])["first_failure"]
     assert found == {"rank": 1, "node": "n2", "code": 137, "signal": "KILL"}
     assert record.compose(life(0), [])["first_failure"] is None
 
 
 def test_attempts_are_kept_apart() -> None:
-    """A killed attempt and one that finished: the run finished, both are told."""
+    """A killed attempt and one that finished: the run finished, both are reported."""
     made = record.compose([*life(None), *life(0, attempt=2)], [])
     assert [a["outcome"] for a in made["attempts"]] == ["killed", "finished"]
     assert made["outcome"] == "finished"
@@ -141,7 +146,7 @@ def test_attempts_are_kept_apart() -> None:
 
 def test_the_trainers_summary_is_taken_as_it_is() -> None:
     """The last one of the attempt; the other events of the trainer are listed."""
-    told = [
+    reported = [
         event("signal", signal="USR1"),
         event("checkpoint", step=20, path="p", seconds=0.1),
         event("failure", rank=1, error="ValueError: x"),
@@ -149,7 +154,7 @@ def test_the_trainers_summary_is_taken_as_it_is() -> None:
         event("summary", summary=TOLD),
         event("decision", decision="requeue"),
     ]
-    made = record.compose(life(0) + told, [{"step": 1, "loss": 9.0}])
+    made = record.compose(life(0) + reported, [{"step": 1, "loss": 9.0}])
     assert made["summary"] == TOLD
     assert made["decision"] == "requeue"
     (attempt,) = made["attempts"]
@@ -190,10 +195,12 @@ def test_metrics_without_an_attempt_go_by_time() -> None:
 @given(st.data())
 def test_a_record_is_composed_wherever_the_events_break_off(data: st.DataObject) -> None:
     """However many events there are, and whatever one of them holds, it does not fail."""
-    told = [*life(137), event("summary", summary=TOLD)][: data.draw(st.integers(0, 9))]
+    reported = [*life(137), event("summary", summary=TOLD)][: data.draw(st.integers(0, 9))]
     strange = data.draw(st.sampled_from([None, "x", [], {}, 1.5, True]))
     key = data.draw(st.sampled_from(["code", "rank", "settings", "summary", "attempt", "time"]))
-    made = record.compose([{**one, **({key: strange} if key in one else {})} for one in told], [])
+    made = record.compose(
+        [{**one, **({key: strange} if key in one else {})} for one in reported], []
+    )
     json.dumps(made)
 
 
@@ -240,10 +247,10 @@ def test_a_record_that_cannot_be_written_leaves_nothing(run_dir: Path) -> None:
     assert not list(run_dir.glob("*.new"))
 
 
-def test_events_told_meanwhile_are_not_missed(
+def test_events_written_meanwhile_are_not_missed(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An end that is told while the record is composed is in the record that stays."""
+    """An end that is written while the record is composed is in the record that stays."""
     real = record.compose
     later = [event("end", 30, code=75)]
 
@@ -263,14 +270,14 @@ def test_a_run_that_tells_something_all_the_time_is_composed_too(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Composing ends, also when a new event stands in the log whenever it is done."""
-    real, num_looks = record.compose, 0
+    real, num_reads = record.compose, 0
 
     def slow(*args: Any, **options: Any) -> dict[str, Any]:
-        nonlocal num_looks
-        num_looks += 1
-        assert num_looks < 20, "it looks for ever"
+        nonlocal num_reads
+        num_reads += 1
+        assert num_reads < 20, "it looks for ever"
         with (run_dir / "events.jsonl").open("a") as file:
-            file.write("\n" + json.dumps(event("checkpoint", 30, step=num_looks)) + "\n")
+            file.write("\n" + json.dumps(event("checkpoint", 30, step=num_reads)) + "\n")
         return real(*args, **options)
 
     monkeypatch.setattr(record, "compose", slow)

@@ -57,10 +57,10 @@ def lost(story: Any) -> None:
     """A node that does not answer."""
     story.emit(0, "RuntimeError: Connection closed by peer\n")
     story.rank_end(0, 1)
-    story.tell("lost_node", node="n2", how="slurmd does not answer")
+    story.add_event("lost_node", node="n2", how="slurmd does not answer")
     reason = "job 42 is requeued and will go on from step 10"
-    story.tell("decision", decision="requeue", reason=reason, restarts=1, idle=0, exclude="n2")
-    story.tell("end", code=137)
+    story.add_event("decision", decision="requeue", reason=reason, restarts=1, idle=0, exclude="n2")
+    story.add_event("end", code=137)
 
 
 def network(story: Any) -> None:
@@ -90,18 +90,26 @@ def stopped(story: Any) -> None:
     """By itself: it asks to go on later."""
     story.rank_end(0, 75)
     story.rank_end(1, 75)
-    story.tell("end", code=75)
+    story.add_event("end", code=75)
 
 
 def hung(story: Any) -> None:
     """A verdict with the stack."""
-    told = {"rank": 1, "pid": 11, "step": 20, "top": "train.py:9 in load", "stack": "debug/s.txt"}
-    story.tell("hang_report", node="n2", ranks=[told | {"state": "S", "age_s": 61.0}])
+    reported = {
+        "rank": 1,
+        "pid": 11,
+        "step": 20,
+        "top": "train.py:9 in load",
+        "stack": "debug/s.txt",
+    }
+    story.add_event("hang_report", node="n2", ranks=[reported | {"state": "S", "age_s": 61.0}])
     text = "rank 1 on n2 (no GPU) has been in `data` for 61 s: train.py:9 in load"
-    story.tell("verdict", kind="hung", rank=1, node="n2", gpu="no GPU", top=told["top"], text=text)
+    story.add_event(
+        "verdict", kind="hung", rank=1, node="n2", gpu="no GPU", top=reported["top"], text=text
+    )
     story.rank_end(0, 137, "KILL")
     story.rank_end(1, 137, "KILL")
-    story.tell("end", code=76)
+    story.add_event("end", code=76)
 
 
 TALES: dict[str, tuple[Callable[[Any], None], str, str]] = {
@@ -135,14 +143,14 @@ def test_every_class_has_its_screen(story: Any, name: str) -> None:
 
 def test_the_failed_ranks_gpu_is_the_verdicts_or_the_logs(story: Any) -> None:
     """Not its local rank, which is 0, where one of both tells."""
-    seats = [("04:17:02", GpuSample(i, temp_c=50 + i), HostSample()) for i in range(3)]
-    story.gutil("n2", *seats, ranks=[RankSample(), RankSample(rank=1), RankSample()])
+    samples = [("04:17:02", GpuSample(i, temp_c=50 + i), HostSample()) for i in range(3)]
+    story.gutil("n2", *samples, ranks=[RankSample(), RankSample(rank=1), RankSample()])
     story.start()
     story.train(0, 25, 5)
-    told = {"kind": "hung", "rank": 1, "node": "n2", "top": None, "text": "x"}
-    story.tell("verdict", gpu="GPU 2", **told)
+    reported = {"kind": "hung", "rank": 1, "node": "n2", "top": None, "text": "x"}
+    story.add_event("verdict", gpu="GPU 2", **reported)
     story.rank_end(1, 137, "KILL")
-    story.tell("end", code=76)
+    story.add_event("end", code=76)
     assert gather(str(story.write()))["node"]["gpu"] == 2
     story.events[-3]["gpu"] = "GPU GPU-0123"
     assert gather(str(story.write()))["node"]["gpu"] == 1
@@ -206,7 +214,7 @@ def test_what_was_done_about_it(story: Any) -> None:
     story.start()
     story.train(40, 50, saves=(50,))
     reason = "no restart: all 2 of DDP_MAX_RESTARTS are used"
-    story.tell("decision", decision="fail", reason=reason, restarts=2, idle=0, exclude=None)
+    story.add_event("decision", decision="fail", reason=reason, restarts=2, idle=0, exclude=None)
     story.fail(0, 1, text="ValueError: x\n")
     text = " ".join(" ".join(shown(story.write())).split())
     assert "start 3 of 3" in text
@@ -226,32 +234,32 @@ def test_a_slow_rank_is_named_with_what_was_seen(
     story.start()
     story.train(0, 20)
     slow = {"rank": 1, "node": "n2", "ratio": 1.9, "cost_pct": 12.3}
-    story.tell("summary", summary={"outcome": "finished", "steps": 20, "slow_ranks": [slow]})
+    story.add_event("summary", summary={"outcome": "finished", "steps": 20, "slow_ranks": [slow]})
     story.rank_end(0, 0)
     story.rank_end(1, 0)
-    story.tell("end", code=0)
+    story.add_event("end", code=0)
     run_dir = story.write()
     lines = shown(run_dir)
     assert lines[0] == "FINISHED: all ranks ended well"
     assert cli.main(["compose", str(run_dir)]) == 0
-    said = capfd.readouterr()
-    assert said.out == f"{run_dir}/run.json\n"
+    captured = capfd.readouterr()
+    assert captured.out == f"{run_dir}/run.json\n"
     words = (
         "rank 1 on n2 took 1.9 x the median rank's time in forward and waiting for data, 12 % of"
         " each step: 1980 MHz, 41 C, CPUs 3 %"
     )
-    assert said.err == f"monitor: {words}\n"
+    assert captured.err == f"monitor: {words}\n"
     assert f"slow    {words}" in " ".join(line.strip() for line in lines)
 
 
 def test_a_cancelled_command_was_stopped(story: Any) -> None:
     """Whatever code its program makes of SIGTERM."""
     story.start(command=("--", "sleep", "9"))
-    story.tell("signal", signal="TERM")
+    story.add_event("signal", signal="TERM")
     story.rank_end(0, 143, "TERM", requested=True)
     reason = "no requeue: the job was cancelled; to go on: start again"
-    story.tell("decision", decision="fail", reason=reason, restarts=0, idle=0, exclude=None)
-    story.tell("end", code=143)
+    story.add_event("decision", decision="fail", reason=reason, restarts=0, idle=0, exclude=None)
+    story.add_event("end", code=143)
     assert shown(story.write())[0] == "STOPPED: the run was cancelled [cancelled; code 143]"
 
 

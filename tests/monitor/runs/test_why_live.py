@@ -71,7 +71,7 @@ def test_a_real_failure(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_real_restarts(tmp_path: Path) -> None:
-    """Two starts with causes of their own: each is told by its own words."""
+    """Two starts with causes of their own: each is reported by its own words."""
     program_text = (
         "import os, sys; first = os.environ['DDP_ATTEMPT'] == '1';"
         "sys.exit('OSError: [Errno 28] No space left on device' if first else 'KeyError: 7')"

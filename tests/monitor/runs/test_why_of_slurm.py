@@ -29,9 +29,11 @@ def test_slurms_own_word(story: Any, tmp_path: Path) -> None:
     """State, exit code and reason, from the controller, else from the accounting."""
     story.start()
     killed(story)
-    told = "JobId=42 JobName=x JobState=NODE_FAIL Reason=NodeDown ExitCode=0:9 NodeList=n[1-2]"
-    told += " Command=/x/prelaunch.sh -- env ExitCode=1:0 SubmitLine=sbatch x Reason=None WorkDir=/"
-    programs = client(tmp_path, scontrol=f"echo '{told}'", sacct="exit 1")
+    reported = "JobId=42 JobName=x JobState=NODE_FAIL Reason=NodeDown ExitCode=0:9 NodeList=n[1-2]"
+    reported += (
+        " Command=/x/prelaunch.sh -- env ExitCode=1:0 SubmitLine=sbatch x Reason=None WorkDir=/"
+    )
+    programs = client(tmp_path, scontrol=f"echo '{reported}'", sacct="exit 1")
     assert "Slurm   job 42 NODE_FAIL, exit code 0:9, reason NodeDown" in shown(
         story.write(), programs=programs
     )
@@ -88,7 +90,7 @@ def test_a_run_that_goes_on_has_its_time_until_now(story: Any, tmp_path: Path) -
 def test_slurm_knows_what_a_killed_run_could_not_say(
     story: Any, tmp_path: Path, state: str, head: str
 ) -> None:
-    """Its state names the class where nobody else could."""
+    """Its state names the class where nothing else could."""
     story.start()
     story.train(0, 25, 5)
     programs = client(tmp_path, scontrol=f"echo 'JobId=42 JobState={state} ExitCode=0:9'")
@@ -113,20 +115,20 @@ def test_a_job_of_another_cluster_is_not_ours(story: Any, tmp_path: Path) -> Non
     story.write()
     for path in story.run_dir.rglob("*"):
         os.utime(path, (story.now_s, story.now_s))
-    told = "JobId=42 JobState=RUNNING SubmitTime=2026-11-22T00:00:00 ExitCode=0:0"
-    programs = client(tmp_path, scontrol=f"echo '{told}'", sacct="exit 1")
-    assert shown(story.run_dir, programs=programs)[0].startswith("NO END IS TOLD: last word ")
+    reported = "JobId=42 JobState=RUNNING SubmitTime=2026-11-22T00:00:00 ExitCode=0:0"
+    programs = client(tmp_path, scontrol=f"echo '{reported}'", sacct="exit 1")
+    assert shown(story.run_dir, programs=programs)[0].startswith("NO END REPORTED: last word ")
 
 
 def test_a_copy_of_a_run_is_not_taken_for_the_run(story: Any, tmp_path: Path) -> None:
-    """Its files are new, what they tell is old: nobody here knows whether it still runs."""
+    """Its files are new, what they hold is old: it is unknown here whether it still runs."""
     story.start()
     story.train(0, 25, 5)
     story.write()
     for path in story.run_dir.rglob("*"):
         path.touch()
     shown_here = shown(story.run_dir, programs=client(tmp_path, scontrol="exit 1", sacct="exit 1"))
-    assert shown_here[0].startswith("NO END IS TOLD: last word ")
+    assert shown_here[0].startswith("NO END REPORTED: last word ")
 
 
 @pytest.mark.parametrize(

@@ -50,18 +50,18 @@ def test_a_job_that_runs_and_is_then_cancelled(cluster: Any, tmp_path: Path) -> 
     cluster.wait(job)
     deadline = time.monotonic() + 60
     while '"event": "end"' not in events.read_text():
-        assert time.monotonic() < deadline, "no end was told"
+        assert time.monotonic() < deadline, "no end was reported"
         time.sleep(0.1)
     lines = screen(cluster, run_dir)
     assert lines[0] == "STOPPED: the run was cancelled [cancelled; code 143]"
     assert f"Slurm   job {job} CANCELLED, exit code 143:0" in lines
 
 
-def test_a_job_that_nobody_knows(cluster: Any, tmp_path: Path) -> None:
+def test_an_unknown_job(cluster: Any, tmp_path: Path) -> None:
     """The controller has never heard of it: the screen does without its word."""
     start = {"time": "2026-11-21T04:17:00.000Z", "event": "start", "attempt": 1, "host": "n1"}
-    told = [start | {"job_id": "999999", "run": "x"}, start | {"event": "end", "code": 1}]
-    (tmp_path / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in told))
+    reported = [start | {"job_id": "999999", "run": "x"}, start | {"event": "end", "code": 1}]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reported))
     lines = screen(cluster, tmp_path)
     assert lines[0] == "FAILED: the run failed [program; code 1]"
     assert not any(line.startswith("Slurm") for line in lines)

@@ -11,7 +11,7 @@ from rundir.heartbeat import Child, Heartbeat, parse, parse_child
 from trainer.telemetry.heartbeat import Phase, SharedHeartbeat
 
 
-def test_what_the_trainer_beats_is_read(tmp_path: Path) -> None:
+def test_what_the_trainer_writes_is_read(tmp_path: Path) -> None:
     """Writer and reader cite one table: every field arrives."""
     heartbeat = SharedHeartbeat(tmp_path / "rank-3")
     heartbeat.begin(16)
@@ -31,7 +31,7 @@ def test_what_the_trainer_beats_is_read(tmp_path: Path) -> None:
     [b"", b"DDPBEAT1", b"\0" * 80, b"DDPBEAT2" + b"\1" * 72, b"DDPBEAT1" + b"\0" * 72],
     ids=["empty", "short", "not yet begun", "another version", "no pid"],
 )
-def test_what_is_no_beat_is_left_out(data: bytes, tmp_path: Path) -> None:
+def test_what_is_no_heartbeat_is_left_out(data: bytes, tmp_path: Path) -> None:
     """A file that is being made, or not ours, is no rank."""
     assert parse(0, data) is None
     (tmp_path / "rank-0").write_bytes(data)
@@ -39,7 +39,7 @@ def test_what_is_no_beat_is_left_out(data: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_written", range(0, 48, 8))
-def test_a_beat_that_is_being_written_is_none(num_written: int) -> None:
+def test_a_heartbeat_that_is_being_written_is_none(num_written: int) -> None:
     """Who packs into memory sets it to 0 first: half of it must not be taken for a heartbeat."""
     whole = b"DDPBEAT1" + b"".join(n.to_bytes(8, "little") for n in (7, 1, 2, 3, 3, 4, 1, 0, 0))
     assert parse(0, whole) is not None
@@ -67,7 +67,7 @@ def test_other_files_are_no_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", [b"", b"12", b"12 0", b"x 0 trainer", b"12 y command"])
 def test_a_line_that_is_not_complete_is_no_child(text: bytes) -> None:
-    """It is read again at the next look."""
+    """It is read again at the next poll."""
     assert parse_child(0, text) is None
 
 

@@ -1,4 +1,4 @@
-"""Whether a command that does not beat does anything."""
+"""Whether a command that has no heartbeat does anything."""
 
 import pytest
 
@@ -130,7 +130,7 @@ def test_a_gpu_that_waits_tells_more_than_the_processor() -> None:
 
 
 def test_a_file_system_that_does_not_answer_proves_nothing() -> None:
-    """Where the log's size cannot be told, nobody is called silent."""
+    """Where the log's size is unknown, no rank is called silent."""
     command = Command()
     command.mark = None  # type: ignore[assignment]
     assert command.runs(300) == 0
@@ -187,7 +187,7 @@ def test_numbers_where_a_cgroup_hides_gpus(visible: str, expected: tuple[str, in
 
 
 def test_numbers_of_several_kinds_of_gpus() -> None:
-    """CUDA has the fastest first, unless it is told to count as NVML does."""
+    """CUDA has the fastest first, unless it is set to count as NVML does."""
     seen = Reading(GPUS.gpus, (("gpu 0", "GPU-aa01 A"), ("gpu 1", "GPU-bb02 B")))
     env = {"CUDA_VISIBLE_DEVICES": "0,1"}
     assert gpu_of(env, 1, seen) == ("GPU unknown", None)

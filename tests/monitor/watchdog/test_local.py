@@ -76,7 +76,7 @@ class Launch:
         return process
 
     def trainer(self, number: int, mode: str) -> Any:
-        """Start a rank that beats, and hangs as told after `hang`."""
+        """Start a rank with heartbeats, which hangs as requested after `hang`."""
         command = [str(RANKS), mode, str(self.heartbeat_dir), str(number), str(self.run_dir)]
         process = self.rank(number, sys.executable, *command, kind="trainer")
         log = self.run_dir / "logs" / f"rank-{number}.log"
@@ -152,8 +152,8 @@ def test_a_rank_that_hangs_is_named_and_all_end(
         "stack-1-rank-1.txt",
     ]
     assert all(Path(rank["stack"]).stat().st_size for rank in report["ranks"])
-    code, said = recording.end()
-    assert (code, said) == (0, f"monitor: {verdict['text']}\n")
+    code, output = recording.end()
+    assert (code, output) == (0, f"monitor: {verdict['text']}\n")
     (last,) = launch.events("last_beats")
     assert last["ranks"]["1"]["step"] == 10**5
     assert last["ranks"]["1"]["phase"] == "forward"
@@ -171,7 +171,7 @@ def test_a_stopped_rank_is_named(launch: Launch, until: Until) -> None:
 
 
 def test_a_rank_that_goes_on_in_time_trips_nothing(launch: Launch, until: Until) -> None:
-    """Stopped for a part of the limit, it goes on, and nobody asks for anything."""
+    """Stopped for a part of the limit, it goes on, and nothing is reported."""
     recording = launch.watch("4")
     rank = launch.trainer(0, "run")
     launch.hang(recording, until)
@@ -213,7 +213,7 @@ def test_a_launcher_a_debugger_and_torchrun_are_left_alone(launch: Launch, until
 
 @pytest.mark.parametrize("timeout", ["0", ""], ids=["off", "learned"])
 def test_it_decides_nothing_in_seconds(launch: Launch, until: Until, timeout: str) -> None:
-    """Switched off, or with the default's patience; where ranks were is told all the same."""
+    """Switched off, or with the default's timeout; where ranks were is reported all the same."""
     recording = launch.watch(timeout)
     launch.trainer(0, "sleep")
     launch.hang(recording, until)
@@ -223,10 +223,10 @@ def test_it_decides_nothing_in_seconds(launch: Launch, until: Until, timeout: st
     assert launch.events("last_beats")[0]["ranks"]["0"]["phase"] == "forward"
 
 
-def test_a_command_that_does_nothing_is_judged_by_its_log_and_its_time(
+def test_a_command_that_does_nothing_is_classified_by_its_log_and_its_time(
     launch: Launch, until: Until
 ) -> None:
-    """No beat: a silent log and no processor time, for as long as was given."""
+    """No heartbeat: a silent log and no processor time, for as long as was given."""
     sleeper = launch.rank(0, "sleep", "60")
     launch.watch("3")
     verdict = launch.verdict(until)
@@ -277,7 +277,9 @@ def test_a_command_whose_gpu_works_goes_on(launch: Launch, until: Until, driver:
     assert not launch.events("hang_report")
 
 
-def test_a_dead_launcher_leaves_last_beats_and_no_directory(launch: Launch, until: Until) -> None:
+def test_a_dead_launcher_leaves_last_heartbeats_and_no_directory(
+    launch: Launch, until: Until
+) -> None:
     """What the launcher would have removed, the recorder removes."""
     parent = subprocess.Popen(["sleep", "60"])
     recording = launch.watch("60", "--parent-pid", parent.pid)
@@ -306,7 +308,7 @@ def test_it_acts_while_the_run_directory_hangs(launch: Launch, until: Until) -> 
 def test_a_wrong_timeout_is_one_line_and_64(launch: Launch, value: str) -> None:
     """As any wrong input."""
     recording = launch.watch(value)
-    _, said = recording.process.communicate(timeout=20)
+    _, output = recording.process.communicate(timeout=20)
     assert recording.process.returncode == 64
-    assert said.startswith("monitor: DDP_HANG_TIMEOUT must")
-    assert said.count("\n") == 1
+    assert output.startswith("monitor: DDP_HANG_TIMEOUT must")
+    assert output.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Watchdogs of several nodes that share a channel, in a time that goes on as it is told."""
+"""Watchdogs of several nodes that share a channel, in a time that goes on as the test wants."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -50,14 +50,14 @@ class Node:
     number: int
     num_nodes: int
     ranks: dict[int, RankReport] = field(default_factory=dict)
-    beat_s: dict[int, float] = field(default_factory=dict)
+    heartbeat_s: dict[int, float] = field(default_factory=dict)
     alive: bool = True
     deaf: bool = False
     reaches: bool | None = True
-    num_heard: int = 0
+    num_received: int = 0
     num_stacks: int = 0
     ended: bool = False
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     due_s: float = 0.0
     stuck: bool = False
     is_supervised: bool = False
@@ -87,23 +87,23 @@ class Node:
     def heartbeats(self, *numbers: int, **changes: Any) -> None:
         """Some of its ranks beat, and are somewhere new."""
         for number in numbers:
-            self.beat_s[number] = self.world.now_s
+            self.heartbeat_s[number] = self.world.now_s
             self.ranks[number] = replace(
                 self.ranks.get(number, RankReport(rank=number, step=0, collective=0, pid=number)),
                 **{"state": "S", "phase": "backward", "limit_s": LIMIT_S, **changes},
             )
 
     def poll(self) -> Observation:
-        """Judge by the time of the last beat."""
+        """Classify by the time of the last heartbeat."""
         seen = []
         for number, rank in self.ranks.items():
-            age_s = self.world.now_s - self.beat_s[number]
+            age_s = self.world.now_s - self.heartbeat_s[number]
             hung = rank.limit_s is not None and age_s > rank.limit_s
             seen.append(replace(rank, age_s=age_s, hung=hung))
         return Observation(tuple(seen), any(rank.hung for rank in seen))
 
     def stacks(self, ranks: Sequence[RankReport]) -> Mapping[int, Stack]:
-        """Tell a line for each."""
+        """Return a line for each."""
         self.num_stacks += len(ranks)
         return {rank.rank: Stack(f"f.py:{rank.rank} in f", f"s{rank.rank}") for rank in ranks}
 
@@ -121,7 +121,7 @@ class Node:
 
     def emit(self, message: str) -> None:
         """Remember it."""
-        self.said.append(message)
+        self.messages.append(message)
 
     def report(self, event: str, **keys: object) -> None:
         """Write on the board, as JSON."""
@@ -133,9 +133,9 @@ class Node:
         """Read on."""
         if self.deaf:
             return []
-        heard = self.world.events[self.num_heard :]
-        self.num_heard = len(self.world.events)
-        return heard
+        received = self.world.events[self.num_received :]
+        self.num_received = len(self.world.events)
+        return received
 
     @property
     def is_stuck(self) -> bool:
@@ -156,8 +156,8 @@ def nodes(number: int, *, is_supervised: bool = False) -> tuple[World, list[Node
     return world, made
 
 
-def test_nothing_happens_while_beats_advance() -> None:
-    """Nothing told, no stack taken, nobody ended."""
+def test_nothing_happens_while_heartbeats_advance() -> None:
+    """Nothing reported, no stack taken, no rank ended."""
     world, (node,) = nodes(1)
     for step in range(20):
         world.passes(100)
@@ -167,7 +167,7 @@ def test_nothing_happens_while_beats_advance() -> None:
 
 
 def test_on_one_node_it_decides_at_once() -> None:
-    """Suspicion, stacks, report, verdict, end: all within one look."""
+    """Suspicion, stacks, report, verdict, end: all within one poll."""
     world, (node,) = nodes(1)
     node.heartbeats(0, collective=21)
     world.passes(295)
@@ -177,7 +177,7 @@ def test_on_one_node_it_decides_at_once() -> None:
     assert [rank["top"] for rank in report["ranks"]] == ["f.py:0 in f", "f.py:1 in f"]
     assert report["traces"] == ["debug/nccl-trace-rank-0"]
     assert (world.verdict()["rank"], world.verdict()["kind"]) == (1, "hung")
-    assert node.said == [world.verdict()["text"]]
+    assert node.messages == [world.verdict()["text"]]
     assert node.ended
     world.passes(1000)
     assert len(world.of("verdict")) == 1
@@ -200,7 +200,7 @@ def test_all_nodes_report_and_all_end() -> None:
     assert {event["node"] for event in world.of("hang_report")} == {"n0", "n1", "n2"}
     assert (world.verdict()["rank"], world.verdict()["node"]) == (2, "n1")
     assert all(node.ended for node in made)
-    assert all(node.said == [world.verdict()["text"]] for node in made)
+    assert all(node.messages == [world.verdict()["text"]] for node in made)
 
 
 def test_a_node_that_is_alive_and_working_prevents_a_verdict() -> None:
@@ -218,12 +218,12 @@ def test_a_node_that_is_alive_and_working_prevents_a_verdict() -> None:
     world.passes(20)
     reports = {event["node"]: event for event in world.of("hang_report")}
     assert not any(rank["hung"] for event in reports.values() for rank in event["ranks"])
-    num_told = len(world.events)
+    num_events = len(world.events)
     for _ in range(5):
         made[0].heartbeats(0, 1)
         made[1].heartbeats(2, 3)
         world.passes(100)
-    assert len(world.events) == num_told
+    assert len(world.events) == num_events
 
 
 def test_then_it_hangs_after_all() -> None:
@@ -251,8 +251,8 @@ def test_a_node_that_says_nothing_is_lost() -> None:
     assert made[1].ended
 
 
-def test_who_cannot_hear_calls_nobody_lost() -> None:
-    """The leader's files hang: others may have told all there is to tell."""
+def test_a_node_without_reports_calls_no_node_lost() -> None:
+    """The leader's files hang: others may have reported all there is."""
     world, made = nodes(3)
     made[2].alive = False
     made[0].stuck = True
@@ -283,8 +283,8 @@ def test_a_watcher_that_ended_is_not_waited_for() -> None:
     assert made[1].ended
 
 
-def test_what_a_watcher_said_before_it_ended_is_void() -> None:
-    """It told that its ranks hang, then they ended: nobody waits for them any more."""
+def test_a_watchers_report_before_its_end_is_void() -> None:
+    """It reported that its ranks hang, then they ended: no node waits for them any more."""
     world, made = nodes(2)
     made[0].heartbeats(0, 1, phase="save", collective=21, limit_s=10 * LIMIT_S)
     world.passes(LIMIT_S - 5)
@@ -298,7 +298,7 @@ def test_what_a_watcher_said_before_it_ended_is_void() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_run_directory_that_hangs_stops_nobody(number: int) -> None:
+def test_a_run_directory_that_hangs_stops_no_other(number: int) -> None:
     """Who can neither tell nor hear ends its own ranks all the same."""
     world, made = nodes(2)
     for node in made:
@@ -317,7 +317,7 @@ def test_a_node_that_cannot_reach_the_master_is_named() -> None:
 
 
 def test_the_word_of_a_dead_watcher_grows_old() -> None:
-    """It said that its ranks hang, then it was killed, and they went on."""
+    """It reported that its ranks hang, then it was killed, and they went on."""
     world, made = nodes(2)
     for node, numbers in zip(made, ((0, 1), (2, 3)), strict=True):
         node.heartbeats(*numbers, step=50)
@@ -363,7 +363,7 @@ def test_a_supervisor_decides_and_the_nodes_act() -> None:
         assert not world.of("verdict")
         world.events.append({"event": "verdict", "attempt": 1, "text": "rank 0 hangs"})
         world.passes(1)
-        assert all(node.ended and node.said == ["rank 0 hangs"] for node in made)
+        assert all(node.ended and node.messages == ["rank 0 hangs"] for node in made)
 
 
 def test_a_supervisor_that_says_nothing_is_not_waited_for_forever() -> None:
@@ -376,7 +376,7 @@ def test_a_supervisor_that_says_nothing_is_not_waited_for_forever() -> None:
     assert all(node.ended for node in made)
 
 
-def test_a_supervisor_is_told_that_all_is_well_again() -> None:
+def test_that_all_is_well_again_is_reported_to_the_supervisor() -> None:
     """Also of a node alone: else the report would grow old there."""
     world, (node,) = nodes(1, is_supervised=True)
     node.heartbeats(0, collective=21)

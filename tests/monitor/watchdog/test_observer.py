@@ -1,4 +1,4 @@
-"""All ranks of a node at one moment, and what the watchdog is told to watch."""
+"""All ranks of a node at one moment, and what the watchdog is to watch."""
 
 import os
 import subprocess
@@ -34,14 +34,14 @@ class Machine:
     env: dict[str, str] = field(default_factory=dict)
 
     def heartbeats(self) -> Mapping[int, Heartbeat]:
-        """The last beats."""
+        """The last heartbeats."""
         return self.beating
 
     def children(self) -> Mapping[int, Child]:
         """What runs."""
         return self.running
 
-    def log_mark(self, _rank: int) -> Hashable:
+    def log_state(self, _rank: int) -> Hashable:
         """The same for all."""
         return self.mark
 
@@ -53,7 +53,7 @@ class Machine:
         """Nothing works."""
         return {1: 0.0}
 
-    def beat(self, rank: int, step: int, phase: str = "forward", pid: int = 0) -> None:
+    def heartbeat(self, rank: int, step: int, phase: str = "forward", pid: int = 0) -> None:
         """Heartbeat now."""
         time_ns = int(self.now_s * 1e9)
         self.beating[rank] = Heartbeat(
@@ -69,14 +69,14 @@ def watched(machine: Machine, given_s: float | None = 5.0) -> RankObserver:
 def stepping(machine: Machine, watch: RankObserver) -> None:
     """Take two steps on two ranks."""
     for step in (1, 2):
-        machine.beat(0, step)
-        machine.beat(1, step)
+        machine.heartbeat(0, step)
+        machine.heartbeat(1, step)
         watch.poll()
         machine.now_s += 0.5
 
 
-def looks(machine: Machine, watch: RankObserver, seconds: float) -> Any:
-    """Look as often as it wants to; the last look."""
+def observe(machine: Machine, watch: RankObserver, seconds: float) -> Any:
+    """Poll as often as it wants to; the last poll."""
     end_s = machine.now_s + seconds
     while machine.now_s < end_s:
         machine.now_s += watch.timeouts.poll_s()
@@ -85,12 +85,12 @@ def looks(machine: Machine, watch: RankObserver, seconds: float) -> Any:
 
 
 def test_who_is_silent_past_the_limit_hangs() -> None:
-    """Each rank by its own beat."""
+    """Each rank by its own heartbeat."""
     machine = Machine()
     watch = watched(machine)
     stepping(machine, watch)
     for _ in range(10):
-        machine.beat(0, 3)
+        machine.heartbeat(0, 3)
         poll = watch.poll()
         assert not poll.is_suspicious
         machine.now_s += 0.45
@@ -100,32 +100,32 @@ def test_who_is_silent_past_the_limit_hangs() -> None:
     assert (second.step, second.phase, second.limit_s) == (2, "forward", 5)
 
 
-def test_a_beat_that_cannot_be_read_is_the_one_before() -> None:
-    """A look that falls into the writing of a beat knows as much as the look before."""
+def test_a_heartbeat_that_cannot_be_read_is_the_one_before() -> None:
+    """A poll that falls into the writing of a heartbeat knows as much as the poll before."""
     machine = Machine()
     machine.running[1] = Child(1, os.getpid(), 1, is_trainer=True)
     watch = watched(machine)
     stepping(machine, watch)
     for _ in range(2):  # an hour lies between: no silence is counted from the one to the other
-        told = machine.beating.pop(1)
+        reported = machine.beating.pop(1)
         second = watch.poll().ranks[1]
         assert (second.step, second.phase, second.hung) == (2, "forward", False)
-        machine.beating[1] = told
+        machine.beating[1] = reported
         for step in range(3, 3600):
-            machine.beat(0, step)
-            machine.beat(1, 2)
+            machine.heartbeat(0, step)
+            machine.heartbeat(1, 2)
             watch.poll()
             machine.now_s += 1
 
 
 def test_a_suspended_job_has_not_hung() -> None:
-    """Nobody has watched for an hour, since nobody ran."""
+    """There was no poll for an hour, since nothing ran."""
     machine = Machine()
     watch = watched(machine)
     stepping(machine, watch)
     machine.now_s += 3600
     assert not watch.poll().is_suspicious
-    assert looks(machine, watch, 6).is_suspicious
+    assert observe(machine, watch, 6).is_suspicious
 
 
 def test_a_rank_that_is_gone_is_not_hung() -> None:
@@ -134,7 +134,7 @@ def test_a_rank_that_is_gone_is_not_hung() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     watch = watched(machine)
-    machine.beat(0, 5, pid=gone.pid)
+    machine.heartbeat(0, 5, pid=gone.pid)
     machine.now_s += 1000
     (rank,) = watch.poll().ranks
     assert (rank.state, rank.hung) == (None, False)
@@ -151,29 +151,29 @@ def test_a_number_that_was_given_away_is_not_the_rank(monkeypatch: pytest.Monkey
     assert [rank.state for rank in watch.poll().ranks] == [None, None]
 
 
-def test_our_trainer_without_a_beat_has_the_patience_of_a_start() -> None:
+def test_our_trainer_without_a_heartbeat_has_the_timeout_of_a_start() -> None:
     """And even then only silence counts against it."""
     machine = Machine(running={0: Child(0, os.getpid(), 0, is_trainer=True)})
     watch = watched(machine)
-    assert not looks(machine, watch, 120).is_suspicious
-    assert looks(machine, watch, 15).is_suspicious
+    assert not observe(machine, watch, 120).is_suspicious
+    assert observe(machine, watch, 15).is_suspicious
     machine.mark = 2
     assert not watch.poll().is_suspicious
 
 
-def test_a_command_without_a_limit_is_judged_by_its_gpu_alone() -> None:
+def test_a_command_without_a_limit_is_classified_by_its_gpu_alone() -> None:
     """A silent command that uses nothing may be waiting for its user; a collective does not."""
     machine = Machine(running={0: Child(0, os.getpid(), 0, is_trainer=False)})
     watch = watched(machine, None)
-    assert not looks(machine, watch, 4000).is_suspicious
+    assert not observe(machine, watch, 4000).is_suspicious
     waiting = GpuSample(index=0, sm_pct=100, mem_pct=0, power_w=100)
     watch.see_gpus(Reading((waiting,), (("power_limit_w 0", "700"),)))
-    poll = looks(machine, watch, 10)
+    poll = observe(machine, watch, 10)
     assert poll.is_suspicious
     assert (poll.ranks[0].gpu, poll.ranks[0].pattern) == ("GPU 0", "waiting")
 
 
-def test_without_a_told_limit_the_most_that_was_drawn_counts() -> None:
+def test_without_a_known_limit_the_most_that_was_drawn_counts() -> None:
     """Low is low beside what this GPU drew while it worked."""
     machine = Machine(running={0: Child(0, os.getpid(), 0, is_trainer=False)})
     watch = watched(machine)
@@ -182,7 +182,7 @@ def test_without_a_told_limit_the_most_that_was_drawn_counts() -> None:
         assert watch.poll().ranks[0].pattern == pattern
 
 
-def test_a_call_that_hangs_holds_up_nobody(patience: Callable[[float], float]) -> None:
+def test_a_call_that_hangs_blocks_nothing_else(patience: Callable[[float], float]) -> None:
     """Its caller goes on after the limit, later ones sooner; what was asked is done in the end."""
     calls, gate, done = Bounded("test"), threading.Event(), []
     assert calls.ask(lambda: 7, 5) == 7
@@ -199,16 +199,16 @@ def test_a_call_that_hangs_holds_up_nobody(patience: Callable[[float], float]) -
 
 
 def test_questions_do_not_pile_up_behind_a_call_that_hangs() -> None:
-    """Hours of a stalled file system leave no hours of looks to make up for; what is told stays."""
+    """Hours of a stalled file system leave no hours of polls to make up for; reports stay."""
     calls, gate, done = Bounded("test"), threading.Event(), []
     assert calls.question(lambda: 7, 5) == 7
     assert calls.question(lambda: gate.wait(20), 0.1) is None
     for number in range(1000):
         assert calls.question(lambda number=number: done.append(number), 60) is None
-    calls.post(lambda: done.append("told"))
+    calls.post(lambda: done.append("reported"))
     gate.set()
     assert calls.ask(lambda: 8, 5) == 8
-    assert done == ["told"]
+    assert done == ["reported"]
     assert calls.question(lambda: 9, 5) == 9
 
 
@@ -230,7 +230,7 @@ def channel(path: Path, host: str = "n1") -> EventChannel:
     return EventChannel(log, str(path), Bounded("test"))
 
 
-def test_watchdogs_hear_each_other_through_the_events(tmp_path: Path) -> None:
+def test_watchdogs_reach_each_other_through_the_events(tmp_path: Path) -> None:
     """Each line once, whole lines only, and only what concerns them."""
     path = tmp_path / "events.jsonl"
     assert channel(path).receive() == []
@@ -247,7 +247,7 @@ def test_watchdogs_hear_each_other_through_the_events(tmp_path: Path) -> None:
     assert [event["text"] for event in yours.receive()] == ["x"]
 
 
-def test_what_comes_late_is_heard_then_and_once(
+def test_what_comes_late_is_received_then_and_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow server's answer is not thrown away, only to be asked for again."""
@@ -303,7 +303,7 @@ def test_what_to_watch_comes_from_the_launcher() -> None:
 @pytest.mark.parametrize(
     ("env", "run_dir", "launch_id"), [({}, "r", "t"), (LAUNCH, None, "t"), (LAUNCH, "r", None)]
 )
-def test_outside_of_a_launch_nobody_is_watched(
+def test_outside_of_a_launch_no_rank_is_watched(
     env: dict[str, str], run_dir: str | None, launch_id: str | None
 ) -> None:
     """The recorder alone records."""

@@ -74,7 +74,7 @@ def test_without_a_node_a_rank_is_known_by_its_local_rank(start: Start) -> None:
     assert orphans.find(TOKEN, None) == [mine.pid]
 
 
-def test_whoever_looks_is_not_found() -> None:
+def test_the_watcher_is_not_found() -> None:
     """The recorder carries the token itself and does not end itself."""
     script = f"from monitor.watchdog import orphans; print(orphans.find({TOKEN!r}, 'n1'))"
     done = subprocess.run(
@@ -88,7 +88,7 @@ def test_whoever_looks_is_not_found() -> None:
 
 
 def test_a_polite_process_is_asked_only(start: Start, patience: Callable[[float], float]) -> None:
-    """SIGTERM ends it at once; nothing is killed and nobody waits."""
+    """SIGTERM ends it at once; nothing is killed and nothing waits."""
     mine = start(**RANK)
     began = time.monotonic()
     assert orphans.end(TOKEN, "n1") == orphans.Ended((mine.pid,), ())
@@ -133,7 +133,7 @@ wait
 def test_the_recorder_ends_the_ranks_of_a_dead_launcher(
     bench: Any, until: Callable[..., None], tmp_path: Path, word: str
 ) -> None:
-    """`kill -9` of the launcher: its rank ends, it is told and recorded; the log is whole.
+    """`kill -9` of the launcher: its rank ends, that is reported and recorded; the log is whole.
 
     With PR_SET_PDEATHSIG the recorder hears of that death by a SIGTERM: it is a death all the same.
     """
@@ -142,12 +142,12 @@ def test_the_recorder_ends_the_ranks_of_a_dead_launcher(
     run.mkdir()
     options = ("--out", out, "--launch-id", TOKEN, "--compose", run, "--interval", 60)
     guard = ["setpriv", "--pdeathsig", "TERM"] if word == "PDEATHSIG" else []
-    with (tmp_path / "said").open("w") as said:
+    with (tmp_path / "output").open("w") as output:
         launcher = subprocess.Popen(
             ["bash", "-c", LAUNCHER, "_", *guard, *bench.command(*options)],
             env={**os.environ, "DDP_LAUNCH_ID": TOKEN, "DDP_NODE": "n1", "DDP_ATTEMPT": "2"},
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=output,
             text=True,
         )
     assert launcher.stdout is not None
@@ -165,7 +165,7 @@ def test_the_recorder_ends_the_ranks_of_a_dead_launcher(
     assert (event["event"], event["attempt"], event["node"]) == ("orphans", 2, "n1")
     assert event["killed"]
     assert json.loads((run / "run.json").read_text())["attempts"][0]["attempt"] == 2
-    assert "died" in (tmp_path / "said").read_text()
+    assert "died" in (tmp_path / "output").read_text()
 
 
 def test_sigterm_of_the_recorder_ends_no_rank(

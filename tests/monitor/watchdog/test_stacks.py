@@ -22,6 +22,7 @@ from monitor.watchdog.stacks import (
     parse_py_spy,
 )
 from tests import uncovered
+from tests.monitor import ranks
 
 RANKS = Path(__file__).parents[1] / "ranks.py"
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -90,9 +91,17 @@ def test_a_hook_inside_of_backward_does_not_wait() -> None:
     assert describe([op, collective], "f").is_waiting
 
 
+def hangs(directory: Path, rank: int, pid: int, mode: str) -> bool:
+    """Whether the rank has taken its last step, and sleeps, is stopped or, in a regex, spins."""
+    step = ranks.BEAT.unpack((directory / f"rank-{rank}").read_bytes())[2]
+    return step == ranks.LAST_STEP and processes.state(pid) in (
+        {"R"} if mode == "regex" else {"S", "T"}
+    )
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a rank that hangs as told, and wait until it does."""
+def start(tmp_path: Path, until: Until) -> Iterator[Start]:
+    """Start a rank that hangs as requested, and wait until it does."""
     (tmp_path / "debug").mkdir()
     (tmp_path / "hang").touch()
     started = []
@@ -104,7 +113,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         started.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        time.sleep(0.3)
+        until(lambda: hangs(tmp_path, rank, process.pid, mode))
         return process
 
     yield begin
@@ -185,7 +194,7 @@ def test_py_spy_is_asked_where_it_is_installed(
 
 
 @pytest.mark.slow
-def test_a_py_spy_that_may_not_look_costs_nothing(start: Start, taker: StackTaker) -> None:
+def test_a_py_spy_without_permission_costs_nothing(start: Start, taker: StackTaker) -> None:
     """Then /proc tells what it can."""
     taker._spy = "false"  # noqa: SLF001
     rank = start("deaf")
@@ -193,7 +202,7 @@ def test_a_py_spy_that_may_not_look_costs_nothing(start: Start, taker: StackTake
 
 
 def test_a_directory_that_cannot_be_written_costs_the_file_only(until: Until) -> None:
-    """The kernel's function is told all the same."""
+    """The kernel's function is reported all the same."""
     sleeper = subprocess.Popen(["sleep", "60"])
     until(lambda: "nanosleep" in Path(f"/proc/{sleeper.pid}/wchan").read_text())
     taken = StackTaker("/nowhere/debug", 1, _spy=None).take([Target(0, sleeper.pid)])
@@ -204,7 +213,7 @@ def test_a_directory_that_cannot_be_written_costs_the_file_only(until: Until) ->
 
 
 def test_a_process_that_is_gone_has_no_stack(taker: StackTaker) -> None:
-    """Between the look and the question it may end."""
+    """Between the poll and the question it may end."""
     gone = subprocess.Popen(["true"])
     gone.wait()
     taken = taker.take([Target(0, gone.pid, answers=True)])
@@ -212,7 +221,7 @@ def test_a_process_that_is_gone_has_no_stack(taker: StackTaker) -> None:
 
 
 def test_the_flight_recorder_is_asked_through_its_pipe(tmp_path: Path) -> None:
-    """Whatever is written there makes torch dump; a pipe that nobody reads is left alone."""
+    """Whatever is written there makes torch dump; a pipe without a reader is left alone."""
     for rank in (0, 1):
         os.mkfifo(tmp_path / f"nccl-rank-{rank}.pipe")
     reader = os.open(tmp_path / "nccl-rank-0.pipe", os.O_RDONLY | os.O_NONBLOCK)

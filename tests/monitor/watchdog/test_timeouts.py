@@ -1,4 +1,4 @@
-"""How long a rank may be silent: given, or learned from its own beats."""
+"""How long a rank may be silent: given, or learned from its own heartbeats."""
 
 import pytest
 
@@ -46,57 +46,57 @@ class Rank:
     def __init__(self) -> None:
         self.patience = Timeouts()
         self.age = BeatAge(self.patience)
-        self.beat = BEAT
+        self.heartbeat = BEAT
         self.now_s = 0.0
 
     def heartbeats(self, phase: str, step: int) -> None:
         """Heartbeat now."""
-        self.beat = self.beat._replace(
+        self.heartbeat = self.heartbeat._replace(
             time_ns=int(self.now_s * 1e9), phase=phase, step=step, num_heartbeats=self.count()
         )
 
     def count(self) -> int:
         """The number of the next beat."""
-        return self.beat.num_heartbeats + 1
+        return self.heartbeat.num_heartbeats + 1
 
-    def looks(self, seconds: float, skipped_s: float = 0.0) -> float:
-        """Let time pass, with a look every 5 s; the age at the end."""
+    def age_after(self, seconds: float, skipped_s: float = 0.0) -> float:
+        """Let time pass, with a poll every 5 s; the age at the end."""
         for _ in range(int(seconds // 5)):
             self.now_s += 5
-            age_s = self.age.update(self.beat, self.now_s, skipped_s)
+            age_s = self.age.update(self.heartbeat, self.now_s, skipped_s)
         return age_s
 
 
-def test_a_beat_ages_by_the_clock_of_the_node() -> None:
-    """Its age counts from the time in the beat, not from when it was first seen."""
+def test_a_heartbeat_ages_by_the_clock_of_the_node() -> None:
+    """Its age counts from the time in the heartbeat, not from when it was first seen."""
     rank = Rank()
-    assert rank.looks(50) == 50
+    assert rank.age_after(50) == 50
     rank.heartbeats("data", 0)
-    assert rank.looks(5) == 5
+    assert rank.age_after(5) == 5
 
 
 def test_the_first_step_is_done_where_the_number_moves() -> None:
     """A resumed run begins with a large number: that is no step of this attempt."""
     rank = Rank()
-    rank.looks(5)
+    rank.age_after(5)
     for phase, first, step, has_stepped in (
         ("load", None, 0, False),
         ("agree", 500, 500, False),
         ("forward", 500, 500, False),
         ("data", 500, 501, True),
     ):
-        rank.beat = rank.beat._replace(first_step=first)
+        rank.heartbeat = rank.heartbeat._replace(first_step=first)
         rank.heartbeats(phase, step)
-        rank.looks(5)
+        rank.age_after(5)
         assert rank.age.has_stepped is has_stepped
     assert rank.age.limit_s() == 300
 
 
-def test_steps_between_two_looks_are_steps() -> None:
+def test_steps_between_two_polls_are_steps() -> None:
     """A fast run has hung in step 56 before it was looked at for the first time."""
     rank = Rank()
     rank.heartbeats("forward", 56)
-    rank.looks(5)
+    rank.age_after(5)
     assert rank.age.has_stepped
 
 
@@ -105,11 +105,11 @@ def test_gaps_are_learned_once_they_are_over() -> None:
     rank = Rank()
     for step in (1, 2, 3):
         rank.heartbeats("forward", step)
-        rank.looks(5)
-    rank.looks(35)
+        rank.age_after(5)
+    rank.age_after(35)
     assert rank.patience.longest_gap_s == 5
     rank.heartbeats("forward", 4)
-    rank.looks(5)
+    rank.age_after(5)
     assert rank.patience.longest_gap_s == 40
     assert rank.age.limit_s() == 800
 
@@ -119,34 +119,34 @@ def test_storage_teaches_nothing(phase: str) -> None:
     """A slow save says nothing about the steps; nor does what comes before the first one."""
     rank = Rank()
     rank.heartbeats("forward", 0)
-    rank.looks(1000)
+    rank.age_after(1000)
     rank.heartbeats("forward", 1)
-    rank.looks(5)
+    rank.age_after(5)
     rank.heartbeats(phase, 2)
-    rank.looks(1000)
+    rank.age_after(1000)
     rank.heartbeats("forward", 2)
-    rank.looks(5)
+    rank.age_after(5)
     assert rank.patience.longest_gap_s == 5
 
 
-def test_time_that_nobody_watched_does_not_count() -> None:
+def test_time_without_a_watcher_does_not_count() -> None:
     """A job that was suspended for an hour, its watcher with it, has not hung."""
     rank = Rank()
     rank.heartbeats("forward", 1)
-    rank.looks(10)
+    rank.age_after(10)
     rank.now_s += 3600
-    assert rank.looks(5, skipped_s=3600) == 15
+    assert rank.age_after(5, skipped_s=3600) == 15
 
 
 @pytest.mark.parametrize(
     ("given_s", "poll_s"), [(None, 5), (1, 0.25), (5, 0.5), (30, 3), (9999, 5)]
 )
-def test_it_looks_as_often_as_it_must(given_s: float | None, poll_s: float) -> None:
+def test_it_polls_as_often_as_it_must(given_s: float | None, poll_s: float) -> None:
     """Often enough for the limit, and never in a hurry."""
     assert Timeouts(given_s).poll_s() == poll_s
 
 
 def test_a_command_has_what_is_given_or_half_an_hour() -> None:
-    """It does not beat, so there is nothing to learn from."""
+    """It has no heartbeat, so there is nothing to learn from."""
     assert Timeouts(7).command_limit_s() == 7
     assert Timeouts().command_limit_s() == 1800

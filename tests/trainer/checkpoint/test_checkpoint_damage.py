@@ -1,4 +1,4 @@
-"""A damaged checkpoint: skipped and told, and never more than that."""
+"""A damaged checkpoint: skipped and reported, and never more than that."""
 
 import os
 import pickle
@@ -134,10 +134,10 @@ def test_a_damaged_one_is_skipped_with_a_warning_and_written_anew(
     loaded = load_requested(checkpoints, "auto", all_of)
     assert loaded is not None
     assert loaded[1].step == 5
-    told = capsys.readouterr().err
-    assert told.startswith(f"trainer: skipped checkpoint {bad}: ")
-    assert problem in told
-    assert told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith(f"trainer: skipped checkpoint {bad}: ")
+    assert problem in output
+    assert output.count("\n") == 1
     (resume,) = events(tmp_path, "resume")
     assert resume["step"] == 5
     assert resume["skipped"][0]["path"] == str(bad)
@@ -189,11 +189,11 @@ def test_what_this_version_does_not_know_is_no_damage(tmp_path: Path, change: An
     problem = change(tmp_path / "checkpoints" / "step-10")
     with pytest.raises(UserError) as caught:
         load(tmp_path)
-    told = str(caught.value)
+    output = str(caught.value)
     newest = tmp_path / "checkpoints" / "step-10"
-    assert f"checkpoint {newest} must be one that this version" in told
-    assert problem in told
-    assert "\n" not in told
+    assert f"checkpoint {newest} must be one that this version" in output
+    assert problem in output
+    assert "\n" not in output
     assert events(tmp_path, "resume") == []
     assert loaded_step(tmp_path, "step-5") == 5
 
@@ -222,7 +222,7 @@ def test_one_that_was_written_anew_is_damaged_no_more(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [_cut_state, _lose_state])
 def test_one_whose_place_is_unknown_pushes_no_good_one_out(tmp_path: Path, damage: Any) -> None:
-    """Nobody has looked at it, as a path was named: it neither counts as the newest nor is lost."""
+    """It was not read, as a path was named: it neither counts as the newest nor is lost."""
     save(open_folder(tmp_path), 5, 10, 20)
     damage(tmp_path / "checkpoints" / "step-5")
     checkpoints = open_folder(tmp_path, num_kept=1)
@@ -281,7 +281,7 @@ def test_what_latest_names_is_never_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_pointer_that_is_a_pipe_keeps_nobody(tmp_path: Path) -> None:
+def test_a_pointer_that_is_a_pipe_blocks_no_reader(tmp_path: Path) -> None:
     """It is read as none at all, and written anew."""
     save(open_folder(tmp_path), 5)
     _as_pipe(tmp_path / "checkpoints" / "latest")

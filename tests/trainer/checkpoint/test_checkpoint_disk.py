@@ -86,7 +86,7 @@ def loaded_step(disk: Disk) -> int:
 
 
 def failures(events: Path) -> list[dict[str, Any]]:
-    """The failed saves that were told of."""
+    """The failed saves that were reported."""
     lines = [json.loads(line) for line in events.read_text().splitlines()]
     return [line for line in lines if line["event"] == "checkpoint_failed"]
 
@@ -108,9 +108,9 @@ def test_a_full_disk_is_reported_and_harms_nothing(
         if not is_foreseen:  # somebody else fills it while we write
             patch.setattr(saving, "num_free_bytes", lambda _path: 1 << 40)
         assert not save(checkpoints, 2, 6 * _MIB)
-    (told,) = failures(small_disk.events)
-    assert (told["step"], told["reason"]) == (2, "no space")
-    assert ("MiB needed" in told["error"]) is is_foreseen
+    (reported,) = failures(small_disk.events)
+    assert (reported["step"], reported["reason"]) == (2, "no space")
+    assert ("MiB needed" in reported["error"]) is is_foreseen
     line = capsys.readouterr().err
     assert line.startswith("trainer: the checkpoint of step 2 was not written: no space: ")
     assert line.endswith("the last one: step 1\n")
@@ -122,13 +122,13 @@ def test_a_full_disk_is_reported_and_harms_nothing(
     assert loaded_step(small_disk) == 3
 
 
-def test_torchs_own_word_for_a_full_disk_is_told_to_nobody(
+def test_torchs_own_word_for_a_full_disk_is_not_shown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its writer raises an error about positions, without the system's number."""
     monkeypatch.setattr(saving, "num_free_bytes", lambda _path: 1 << 19)
-    told = saving._explain(RuntimeError("unexpected pos 704 vs 598"), tmp_path)  # noqa: SLF001 -- a race
-    assert told == ("no space", "0.5 MiB free while it was being written")
+    reported = saving._explain(RuntimeError("unexpected pos 704 vs 598"), tmp_path)  # noqa: SLF001 -- a race
+    assert reported == ("no space", "0.5 MiB free while it was being written")
 
 
 @pytest.mark.parametrize(
@@ -138,29 +138,29 @@ def test_torchs_own_word_for_a_full_disk_is_told_to_nobody(
 def test_a_quota_is_asked_for_by_writing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, reason: str
 ) -> None:
-    """The file system has room, the user has none, and torch tells of positions only."""
+    """The file system has room, the user has none, and torch reports positions only."""
 
     def refuse(_descriptor: int) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", refuse)
-    told = saving._explain(RuntimeError("unexpected pos 704 vs 598"), tmp_path)  # noqa: SLF001 -- a race
-    assert told[0] == reason
-    assert os.strerror(number) in told[1]
+    reported = saving._explain(RuntimeError("unexpected pos 704 vs 598"), tmp_path)  # noqa: SLF001 -- a race
+    assert reported[0] == reason
+    assert os.strerror(number) in reported[1]
     known = saving._explain(OSError(errno.EACCES, "Permission denied"), tmp_path)  # noqa: SLF001 -- as above
     assert known == ("write error", "PermissionError: [Errno 13] Permission denied")
     assert not list(tmp_path.iterdir())
 
 
-def test_where_there_is_room_torchs_own_word_is_told(tmp_path: Path) -> None:
+def test_where_there_is_room_torchs_own_word_is_reported(tmp_path: Path) -> None:
     """The probe leaves nothing behind."""
-    told = saving._explain(RuntimeError("unexpected pos 704 vs 598"), tmp_path)  # noqa: SLF001 -- a race
-    assert told == ("write error", "RuntimeError: unexpected pos 704 vs 598")
+    reported = saving._explain(RuntimeError("unexpected pos 704 vs 598"), tmp_path)  # noqa: SLF001 -- a race
+    assert reported == ("write error", "RuntimeError: unexpected pos 704 vs 598")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_a_folder_that_is_gone_is_told_like_any_other_error(
+def test_a_folder_that_is_gone_is_reported_like_any_other_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_async: bool
 ) -> None:
     """Neither asking for room nor explaining raises; the line names what the write has met."""
@@ -169,17 +169,17 @@ def test_a_folder_that_is_gone_is_told_like_any_other_error(
     shutil.rmtree(disk.path)
     disk.path.write_text("somebody else's")
     assert not save(checkpoints, 1, _MIB)
-    (told,) = failures(disk.events)
-    assert (told["step"], told["reason"]) == (1, "write error")
-    assert "NotADirectoryError" in told["error"]
+    (reported,) = failures(disk.events)
+    assert (reported["step"], reported["reason"]) == (1, "write error")
+    assert "NotADirectoryError" in reported["error"]
     assert capsys.readouterr().err.count("\n") == 1
 
 
 class OtherDisk(SingleProcess):
-    """Rank 0, told of a file that another node has written to a disk of its own."""
+    """Rank 0, after a report of a file that another node has written to a disk of its own."""
 
     def gather(self, value: Any) -> list[Any]:
-        """Return what both ranks tell of their files, and what this one alone holds."""
+        """Return what both ranks report of their files, and what this one alone holds."""
         other = (None, {"__1_0.distcp": manifest.FileRecord(100, "0" * 64)})
         return [value, other] if isinstance(value, tuple) else [value]
 
@@ -187,15 +187,15 @@ class OtherDisk(SingleProcess):
 def test_files_on_a_disk_of_another_node_are_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Complete is what rank 0 sees all files of; it would be told too late by a load."""
+    """Complete is what rank 0 sees all files of; a load would report it too late."""
     disk = Disk(tmp_path, tmp_path / "events.jsonl")
     checkpoints = open_folder(disk, is_async=False)
     monkeypatch.setattr("trainer.checkpoint.checkpoints.open_group", lambda _mesh: OtherDisk())
     assert not save(checkpoints, 1, 400)
-    (told,) = failures(disk.events)
-    assert told["reason"] == "write error"
-    assert told["error"].startswith("not on one shared file system? ")
-    assert told["error"].endswith("__1_0.distcp: No such file or directory")
+    (reported,) = failures(disk.events)
+    assert reported["reason"] == "write error"
+    assert reported["error"].startswith("not on one shared file system? ")
+    assert reported["error"].endswith("__1_0.distcp: No such file or directory")
     assert not list((tmp_path / "checkpoints").iterdir())
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -268,7 +268,7 @@ def test_a_run_goes_on_without_checkpoints_but_does_not_end_well(
     assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4, 5]
     assert run.summary()["outcome"] == "failed"
     assert "the last checkpoint, of step 5, could not be written (no space: " in (
-        told := capsys.readouterr().err
+        reported := capsys.readouterr().err
     )
-    assert "Traceback" not in told
-    assert "there is none" in told
+    assert "Traceback" not in reported
+    assert "there is none" in reported

@@ -45,7 +45,7 @@ def ask(saver: Any, line: str = "") -> str:
 
 
 def newest(folder: Path) -> int:
-    """The step of the newest checkpoint, after a look at all of its files and values."""
+    """The step of the newest checkpoint, after reading all of its files and values."""
     opened = CheckpointFolder(folder)
     opened.open()  # what a start does first
     for name in opened.names():  # none may be damaged, not only the newest

@@ -39,22 +39,22 @@ from trainer.loop.optim import Update
 
 @pytest.mark.parametrize("is_async", [True, False])
 def test_what_is_saved_is_loaded(tmp_path: Path, *, is_async: bool) -> None:
-    """Tensors and position come back; the newest one is taken; events tell of all."""
+    """Tensors and position come back; the newest one is taken; events report all."""
     assert save(open_folder(tmp_path, is_async=is_async), 5, 10)
     loaded = load(tmp_path)
     assert loaded is not None
     assert loaded[0]["model/w"].tolist() == [10.0] * 3
     assert loaded[1] == state_at(10)
     assert pointer(tmp_path, "latest") == "step-10"
-    told = events(tmp_path, "checkpoint")
-    assert [set(t) for t in told] == [
+    reported = events(tmp_path, "checkpoint")
+    assert [set(t) for t in reported] == [
         {"step", "path", "seconds", "stall_s", "is_async", "bytes"}
     ] * 2
     path = tmp_path / "checkpoints" / "step-10"
     size = sum(f.stat().st_size for f in path.iterdir() if f.name != "manifest.json")
-    assert (told[1]["step"], told[1]["path"], told[1]["bytes"]) == (10, str(path), size)
-    assert told[1]["is_async"] is is_async
-    assert (told[1]["stall_s"] < told[1]["seconds"]) is is_async
+    assert (reported[1]["step"], reported[1]["path"], reported[1]["bytes"]) == (10, str(path), size)
+    assert reported[1]["is_async"] is is_async
+    assert (reported[1]["stall_s"] < reported[1]["seconds"]) is is_async
     assert events(tmp_path, "resume") == [{"step": 10, "path": str(path), "skipped": []}]
 
 
@@ -95,7 +95,7 @@ def test_only_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
 def test_a_pointer_that_cannot_be_moved_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither behind the training nor in it: the checkpoint counts, and one line tells the rest."""
+    """Neither behind the training nor in it: the checkpoint counts; one line has the rest."""
 
     def refuse(folder: CheckpointFolder, pointer: str, step: int) -> None:
         if pointer == "best":
@@ -107,8 +107,8 @@ def test_a_pointer_that_cannot_be_moved_ends_nothing(
     checkpoints = open_folder(tmp_path)
     assert save(checkpoints, 5, best=5)
     checkpoints.save({"model/w": torch.zeros(3)}, state_at(5), is_best=True)
-    told = "trainer: `best` stays where it was, not at step 5: No space left on device\n"
-    assert capsys.readouterr().err == 2 * told
+    reported = "trainer: `best` stays where it was, not at step 5: No space left on device\n"
+    assert capsys.readouterr().err == 2 * reported
     assert loaded_step(tmp_path) == 5
 
 
@@ -124,8 +124,8 @@ def test_a_damaged_pointer_that_cannot_be_mended_ends_nothing(
     (tmp_path / "checkpoints" / "latest").write_text("noise")
     monkeypatch.setattr(CheckpointFolder, "point", refuse)
     assert loaded_step(tmp_path) == 5
-    told = "trainer: `latest` stays where it was, not at step 5: Read-only file system\n"
-    assert capsys.readouterr().err == told
+    reported = "trainer: `latest` stays where it was, not at step 5: Read-only file system\n"
+    assert capsys.readouterr().err == reported
 
 
 def test_a_step_that_has_got_further_is_written_again(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_none_goes_where_all_are_kept(tmp_path: Path) -> None:
     assert CheckpointFolder(tmp_path / "checkpoints").names() == ["step-3", "step-2", "step-1"]
 
 
-def test_what_nfs_keeps_of_a_removed_one_is_in_nobodys_way(
+def test_what_nfs_keeps_of_a_removed_one_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that is open somewhere stays as .nfsXXXX, and its folder with it."""
@@ -255,9 +255,11 @@ def test_rank_0_says_which_checkpoint_a_name_means(
         num_threads=1,
     )
     checkpoints = open_folder(tmp_path, mesh=mesh)
-    with pytest.raises(UserError, match=r"found manifest\.json: No such file or directory") as told:
+    with pytest.raises(
+        UserError, match=r"found manifest\.json: No such file or directory"
+    ) as reported:
         load_requested(checkpoints, "step-5", all_of)
-    assert str(told.value).startswith("--resume step-5 must be ")
+    assert str(reported.value).startswith("--resume step-5 must be ")
     assert tried == [tmp_path / "of rank 0"]
 
 
@@ -290,15 +292,15 @@ def test_a_relative_path_or_a_link_to_one_of_the_run_is_one_of_the_run(
     (tmp_path / "mine").symlink_to("checkpoints/step-5")
     shutil.copytree("checkpoints/step-5", "elsewhere/step-5")
     shutil.copytree("checkpoints/step-5", "checkpoints/copy")
-    for wish in ("checkpoints/step-5", "mine", "./checkpoints/../checkpoints/step-5/", "step-5"):
+    for request in ("checkpoints/step-5", "mine", "./checkpoints/../checkpoints/step-5/", "step-5"):
         checkpoints = open_folder(tmp_path)
-        load_requested(checkpoints, wish, all_of)
-        assert checkpoints.latest_step == 5, wish
+        load_requested(checkpoints, request, all_of)
+        assert checkpoints.latest_step == 5, request
         assert checkpoints.holds(state_at(5))
-    for wish in ("elsewhere/step-5", "copy"):
+    for request in ("elsewhere/step-5", "copy"):
         checkpoints = open_folder(tmp_path)
-        load_requested(checkpoints, wish, all_of)
-        assert checkpoints.latest_step is None, wish
+        load_requested(checkpoints, request, all_of)
+        assert checkpoints.latest_step is None, request
         assert not checkpoints.holds(state_at(5))
 
 
@@ -337,7 +339,7 @@ def test_a_restored_model_trains_on_as_if_it_had_never_stopped(tmp_path: Path) -
 
 
 def test_another_models_checkpoint_is_a_user_error() -> None:
-    """Told with the options to look at."""
+    """Reported with the options to check."""
     model, update = trained(1, 1)
     other = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3))
     with pytest.raises(UserError, match="a checkpoint of the same model"):

@@ -73,9 +73,9 @@ def test_without_memory_for_copies_the_training_waits(
     checkpoints.save({"model/w": torch.ones(3)}, state_at(5), is_best=False)
     assert checkpoints.latest_step == 5  # without a `wait`
     assert "of step 5 is written while the training waits: no memory" in capsys.readouterr().err
-    (told,) = events(tmp_path, "checkpoint")
-    assert told["is_async"] is False
-    assert told["stall_s"] == told["seconds"]
+    (reported,) = events(tmp_path, "checkpoint")
+    assert reported["is_async"] is False
+    assert reported["stall_s"] == reported["seconds"]
     loaded = load(tmp_path)
     assert loaded is not None
     assert loaded[0]["model/w"].tolist() == [1.0] * 3
@@ -108,7 +108,7 @@ def test_copies_that_do_not_fit_are_not_begun(
     monkeypatch.setattr(host_memory, "num_free_bytes", lambda: 1 << 31)
     checkpoints.save(large, state_at(6), is_best=False)
     assert checkpoints.wait()
-    assert [told["is_async"] for told in events(tmp_path, "checkpoint")] == [False, True]
+    assert [reported["is_async"] for reported in events(tmp_path, "checkpoint")] == [False, True]
 
 
 def test_the_ranks_of_a_node_share_its_memory() -> None:
@@ -129,7 +129,7 @@ def test_pinned_copies_are_rounded_up() -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_free_memory_is_what_the_tightest_cgroup_leaves(tmp_path: Path, version: int) -> None:
-    """A job's, above the step's own; pages of files that nobody uses count as free."""
+    """A job's, above the step's own; pages of unused files count as free."""
     controllers, limit, usage, stat = {
         1: ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         2: ("", "memory.max", "memory.current", "inactive_file"),

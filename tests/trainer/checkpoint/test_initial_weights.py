@@ -62,6 +62,7 @@ def test_a_restart_goes_on_from_its_own_checkpoint(train: Train, first: Any) -> 
     assert run.events("resume")[-1]["step"] == 20
 
 
+@pytest.mark.slow
 def test_shards_begin_with_them_too(start_ranks: Callable[..., Any], first: Any) -> None:
     """Two ranks, each with half of every weight: the loss of one."""
     losses = []
@@ -85,7 +86,7 @@ def test_a_file_is_cut_into_shards(
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda w: w.pop(min(w)), "1 tensor missing, such as "),
         (lambda w: w.update(extra=torch.zeros(1)), "1 tensor too many, such as extra; give the"),
@@ -95,7 +96,7 @@ def test_a_file_is_cut_into_shards(
     ],
 )
 def test_other_weights_are_refused(
-    train: Train, exported: Path, capsys: pytest.CaptureFixture[str], change: Any, told: str
+    train: Train, exported: Path, capsys: pytest.CaptureFixture[str], change: Any, message: str
 ) -> None:
     """One line, code 64, and no run directory."""
     file = exported
@@ -107,11 +108,11 @@ def test_other_weights_are_refused(
         torch.save(whole, file)
     capsys.readouterr()
     assert train(*TUNED, "--init-from", str(file), out="tuned")[0] == 64
-    said = capsys.readouterr().err
-    assert said.startswith(f"trainer: --init-from {file} must be ")
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith(f"trainer: --init-from {file} must be ")
+    assert output.count("\n") == 1
     assert not (file.parent / "tuned").exists()
-    assert re.search(told, said), said
+    assert re.search(message, output), output
 
 
 @pytest.mark.parametrize("source", ["nowhere", "nowhere.pt", "empty"])

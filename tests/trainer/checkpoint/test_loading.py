@@ -26,16 +26,16 @@ class Threads:
     world_size = 2
     group = None
 
-    def __init__(self, rank: int, meeting: threading.Barrier, told: list[Any]) -> None:
+    def __init__(self, rank: int, meeting: threading.Barrier, reported: list[Any]) -> None:
         self.rank = rank
         self._meeting = meeting
-        self._told = told
+        self._reported = reported
 
     def gather(self, value: Any) -> list[Any]:
         """Return both ranks' values."""
-        self._told[self.rank] = value
+        self._reported[self.rank] = value
         self._meeting.wait(20)
-        values = list(self._told)
+        values = list(self._reported)
         self._meeting.wait(20)
         return values
 
@@ -46,11 +46,11 @@ class Threads:
 
 def read_on_two(paths: tuple[Path, Path]) -> list[Any]:
     """What each of two ranks gets, or how it ends; each sees the checkpoint at its own path."""
-    meeting, told = threading.Barrier(2), [None, None]
+    meeting, reported = threading.Barrier(2), [None, None]
 
     def rank(number: int) -> Any:
         try:
-            return read_together(paths[number], all_of, Threads(number, meeting, told))
+            return read_together(paths[number], all_of, Threads(number, meeting, reported))
         except RunFailedError as error:
             return str(error)
 
@@ -109,13 +109,13 @@ def test_what_cannot_be_read_is_tried_again_and_then_ends_the_run(
 ) -> None:
     """The one before is not taken, and nothing is removed."""
     refuse(name, OSError(number, os.strerror(number)))
-    told = (
+    reported = (
         rf"checkpoint {whole} must be readable by every rank; found on rank 0: {name}: "
         rf"{os.strerror(number)}; it may be whole, so nothing is begun over it: "
         "look at the file system of that node"
     )
     checkpoints = open_folder(whole.parents[1], num_kept=1)
-    with pytest.raises(RunFailedError, match=told):
+    with pytest.raises(RunFailedError, match=reported):
         load_requested(checkpoints, "auto", all_of)
     assert pauses == [2.0, 2.0]
     assert checkpoints.damaged == []  # else it is removed later
@@ -137,7 +137,7 @@ def test_what_can_be_read_again_is_read(whole: Path, refuse: Refuse, pauses: lis
 def test_what_torch_meets_while_reading_is_no_damage_either(
     whole: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], error: Exception
 ) -> None:
-    """It wraps what the system said."""
+    """It wraps the system's message."""
     from torch.distributed.checkpoint import state_dict_loader  # noqa: PLC0415 -- only here
 
     def fail(*_args: object, **_further: object) -> None:
@@ -170,15 +170,15 @@ def test_what_only_one_rank_does_not_see_is_no_damage(
 def test_what_rank_0_finds_damaged_in_anothers_part_is_damage(
     whole: Path, pauses: list[float]
 ) -> None:
-    """Each rank verifies a part; a file that only another one has read is looked at again."""
+    """Each rank verifies a part; a file that only another one has read is read again."""
     names = sorted(manifest.read(whole))
     file = whole / names[1]  # rank 1's
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
     results = read_on_two((whole, whole))
-    told = f"{file.name} has changed since it was written: its SHA-256 differs"
-    assert results == [(None, told), (None, told)]
+    reported = f"{file.name} has changed since it was written: its SHA-256 differs"
+    assert results == [(None, reported), (None, reported)]
     assert not pauses
 
 
@@ -193,7 +193,7 @@ def test_two_ranks_read_what_is_whole(whole: Path, pauses: list[float]) -> None:
 def test_a_folder_that_cannot_be_listed_is_no_fresh_start(
     whole: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
-    """Who may not look knows not that there is nothing."""
+    """Without permission it is unknown whether there is nothing."""
     checkpoints = open_folder(whole.parents[1])
 
     def refuse(path: Path) -> Any:

@@ -54,15 +54,15 @@ def folder(tmp_path: Path) -> Path:
 def test_an_index_that_debian_12_wrote_is_read(folder: Path) -> None:
     """Its Python is 3.11.2, which writes the members of enumerations in a way of its own."""
     index = folder / ".metadata"
-    told = pickle.loads(index.read_bytes())  # noqa: S301 -- our own
+    reported = pickle.loads(index.read_bytes())  # noqa: S301 -- our own
     with index.open("wb") as file:
-        Debian12(file).dump(told)
+        Debian12(file).dump(reported)
     assert b"getattr" in index.read_bytes()
     assert SafeReader(folder).entries() == {"x": (torch.Size([3]), torch.int64)}
 
 
 @pytest.mark.parametrize(
-    "says",
+    "pickled",
     [
         Says(getattr, Metadata, "__init__"),
         Says(getattr, Metadata, "__doc__"),
@@ -71,9 +71,9 @@ def test_an_index_that_debian_12_wrote_is_read(folder: Path) -> None:
         Says(eval, "1 + 1"),
     ],
 )
-def test_nothing_else_is_let_in(folder: Path, says: Says) -> None:
+def test_nothing_else_is_let_in(folder: Path, pickled: Says) -> None:
     """An attribute of a class would be a first step to running code."""
-    (folder / ".metadata").write_bytes(pickle.dumps(says))
+    (folder / ".metadata").write_bytes(pickle.dumps(pickled))
     with pytest.raises(pickle.UnpicklingError, match="a checkpoint's index has no "):
         SafeReader(folder).read_metadata()
 

@@ -57,7 +57,7 @@ def test_a_rank_copies_to_the_host_what_it_writes(tmp_path: Path) -> None:
         process.start()
     for process in ranks:
         process.join()
-    assert [told.read_text() for told in tmp_path.glob("*.txt")] == []
+    assert [reported.read_text() for reported in tmp_path.glob("*.txt")] == []
     copied = [json.loads((tmp_path / f"{r}.json").read_text()) for r in range(NUM_RANKS)]
     whole = sum(t.numel() * t.element_size() for t in (WHOLE | SPLIT).values())
     for sizes in copied:

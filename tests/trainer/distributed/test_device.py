@@ -48,14 +48,14 @@ def test_a_driver_too_old_for_this_torch_is_the_users(
         "PTX was compiled with an unsupported toolchain",
     ],
 )
-def test_what_this_torch_cannot_use_is_told_wherever_it_turns_up(words: str) -> None:
+def test_what_this_torch_cannot_use_is_reported_wherever_it_turns_up(words: str) -> None:
     """Also as the cause of another error, such as that of the group of ranks."""
     error = torch.AcceleratorError(f"CUDA error: {words}\nCUDA kernel errors might be")
     outer = RuntimeError("nccl between 2 ranks must start")
     outer.__cause__ = error
-    told = misfit(outer)
-    assert told is not None
-    assert f"found that {words};" in str(told)
+    reported = misfit(outer)
+    assert reported is not None
+    assert f"found that {words};" in str(reported)
 
 
 def test_other_errors_of_cuda_are_no_misfit() -> None:
@@ -64,7 +64,7 @@ def test_other_errors_of_cuda_are_no_misfit() -> None:
     assert misfit(torch.AcceleratorError(words)) is None
 
 
-def test_a_gpu_that_nobody_named_is_not_passed_by(
+def test_a_gpu_that_was_not_named_is_not_passed_by(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Where this process may open one and CUDA sees none, the CPU is not what was wanted."""
@@ -87,8 +87,8 @@ def test_lost_gpus_come_with_cudas_own_reason(monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError("Unexpected error from cudaGetDeviceCount().\nError 802")
 
     monkeypatch.setattr(torch.cuda, "init", refuse)
-    told = str(lost_gpus_error("CUDA sees none"))
-    assert "found CUDA sees none: Unexpected error from cudaGetDeviceCount().; is the" in told
+    reported = str(lost_gpus_error("CUDA sees none"))
+    assert "found CUDA sees none: Unexpected error from cudaGetDeviceCount().; is the" in reported
 
 
 class Instances:

@@ -25,8 +25,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def faults_a_step(env: Mapping[str, str]) -> float:
     """Page faults of a step that frees all it has allocated, in a process of its own."""
-    told = [f"{name}={value}" for name, value in env.items()]
-    printed = subprocess.check_output([sys.executable, "-c", _STEPS, *told], cwd=_ROOT, text=True)
+    reported = [f"{name}={value}" for name, value in env.items()]
+    printed = subprocess.check_output(
+        [sys.executable, "-c", _STEPS, *reported], cwd=_ROOT, text=True
+    )
     return int(printed) / _NUM_STEPS
 
 
@@ -36,6 +38,6 @@ def test_freed_memory_is_used_again_and_not_faulted_in_anew() -> None:
 
 
 def test_what_a_user_says_to_malloc_holds() -> None:
-    """Either of glibc's two ways to be told."""
+    """Either of glibc's two ways to set it."""
     assert faults_a_step({"MALLOC_ARENA_MAX": "2"}) >= 8
     assert faults_a_step({"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}) >= 8

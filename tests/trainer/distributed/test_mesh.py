@@ -13,7 +13,7 @@ from trainer.loop.stop import StopConsensus, StopRequest
 from trainer.telemetry.heartbeat import NoHeartbeat
 
 
-def test_a_gpu_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_cannot_be_used_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one line: that of the driver, without torch's advice."""
 
     def lost(_device: object) -> None:
@@ -39,7 +39,7 @@ def test_threads_are_the_users_or_a_share_of_the_cpus() -> None:
 
 
 @pytest.mark.parametrize("visible", [None, "", "-1", "NoDevFiles"])
-def test_who_was_given_no_gpu_is_told_nothing(
+def test_a_rank_without_a_gpu_gets_no_message(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str | None
 ) -> None:
     """The CPU is what was asked for then."""
@@ -48,17 +48,17 @@ def test_who_was_given_no_gpu_is_told_nothing(
     assert lost_gpus(env, "13.0") is None
 
 
-def test_gpus_that_cuda_does_not_see_are_told_with_what_to_look_at() -> None:
+def test_gpus_that_cuda_does_not_see_are_reported_with_a_remedy() -> None:
     """The driver, or a torch that could use none."""
-    told = lost_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}, "13.0")
-    assert told == "GPUs were given (CUDA_VISIBLE_DEVICES=0,1), CUDA sees none"
-    told = lost_gpus({"CUDA_VISIBLE_DEVICES": "GPU-5a1"}, None)
-    assert told == (
+    reported = lost_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}, "13.0")
+    assert reported == "GPUs were given (CUDA_VISIBLE_DEVICES=0,1), CUDA sees none"
+    reported = lost_gpus({"CUDA_VISIBLE_DEVICES": "GPU-5a1"}, None)
+    assert reported == (
         "GPUs were given (CUDA_VISIBLE_DEVICES=GPU-5a1), this torch is built without CUDA"
     )
 
 
-def test_nobody_trains_for_hours_on_the_cpu_of_a_gpu_node(
+def test_no_rank_trains_for_hours_on_the_cpu_of_a_gpu_node(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Where the node has a driver and the job was given GPUs, a run on the CPU is refused."""
@@ -83,9 +83,9 @@ def test_one_rank_warns_of_lost_gpus(
     env = {"CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "1"}
     ranks = Ranks(rank=rank, world_size=2, local_rank=rank, local_world_size=2)
     assert open_mesh(ranks, env).device.type == "cpu"
-    told = capsys.readouterr().err
-    assert told.count("trainer: GPUs were given (CUDA_VISIBLE_DEVICES=0,1)") == (rank == 0)
-    assert told.count("\n") == (rank == 0)
+    output = capsys.readouterr().err
+    assert output.count("trainer: GPUs were given (CUDA_VISIBLE_DEVICES=0,1)") == (rank == 0)
+    assert output.count("\n") == (rank == 0)
 
 
 def test_a_single_process_needs_no_group() -> None:
@@ -98,20 +98,20 @@ def test_a_single_process_needs_no_group() -> None:
 
 
 class TwoRanks:
-    """A mesh of this rank and another, which answers as told."""
+    """A mesh of this rank and another, which answers as requested."""
 
     is_distributed = True
 
     def __init__(self) -> None:
         self.asked = self.answered = 0
-        self.other_told = 0.0
+        self.other_stop = 0.0
         self.other_gap = 1e9
         self.other_remaining_s = math.inf
 
     def max_later(self, values: list[float]) -> Callable[[], list[float]]:
         """Our values and the other rank's, the larger of each."""
         self.asked += 1
-        others = [self.other_told, 0.0, -self.other_gap, -self.other_remaining_s]
+        others = [self.other_stop, 0.0, -self.other_gap, -self.other_remaining_s]
 
         def answer() -> list[float]:
             self.answered += 1
@@ -124,12 +124,12 @@ class TwoRanks:
 def agreement(mesh: object, stop: StopRequest, step_s: float) -> StopConsensus:
     """An agreement whose clock we hold."""
     ticks = iter(range(10**6))
-    # The clock moves on by a step at each look at it, one look a question and one an answer.
+    # The clock moves on by a step each time it is read, once a question and once an answer.
     return StopConsensus(mesh, stop, NoHeartbeat(), clock=lambda: next(ticks) * step_s)  # type: ignore[arg-type]
 
 
 def test_alone_a_request_counts_at_once() -> None:
-    """Without other ranks there is nobody to ask."""
+    """Without other ranks there is none to ask."""
     stop = StopRequest()
     mesh = Mesh(ranks=Ranks(), device=torch.device("cpu"), backend="none", num_threads=1)
     alone = StopConsensus(mesh, stop, NoHeartbeat())
@@ -161,21 +161,21 @@ def test_the_slowest_rank_sets_the_pace_and_any_rank_stops_all() -> None:
     asks = agreement(mesh, StopRequest(), step_s=1e-5)
     assert not any(asks.reached() for _ in range(31))
     assert mesh.asked == 8  # at 1, and then each time three after the answer
-    mesh.other_told = 1.0
+    mesh.other_stop = 1.0
     assert [asks.reached() for _ in range(2)] == [False, True]
 
 
 def test_of_quick_steps_no_rank_waits_for_another() -> None:
-    """The answer is taken a step later; and by whoever begins anew, as it is on its way."""
+    """The answer is taken a step later; and by a rank that begins anew, as it is on its way."""
     mesh = TwoRanks()
     mesh.other_gap = 2
     asks = agreement(mesh, StopRequest(), step_s=1e-5)
-    told = []
+    reported = []
     for _ in range(6):
         asks.reached()
-        told.append((mesh.asked, mesh.answered))
-    assert told == [(1, 1), (1, 1), (2, 1), (2, 2), (2, 2), (3, 2)]
+        reported.append((mesh.asked, mesh.answered))
+    assert reported == [(1, 1), (1, 1), (2, 1), (2, 2), (2, 2), (3, 2)]
     asks.begin()
     assert mesh.answered == 3
-    mesh.other_told = 1.0
+    mesh.other_stop = 1.0
     assert asks.reached()

@@ -42,17 +42,17 @@ def test_a_run_on_gpus_goes_to_its_end(
         assert ranks.run.summary()["checkpoint_step"] == max_steps
 
 
-def test_a_full_gpu_is_told_in_a_line(start_ranks: Callable[..., Ranks]) -> None:
-    """By the rank that it is, with the numbers; what it had allocated is there to look at."""
+def test_a_full_gpu_is_reported_in_a_line(start_ranks: Callable[..., Ranks]) -> None:
+    """By the rank that it is, with the numbers; what it had allocated is there to read."""
     ranks = start_ranks(
         2,
         *DIGITS.replace("Digits", "Full").replace("--model mlp", "").split(),
         *("--profile-steps", "1:5", "--profile-ranks", "all", "--memory-snapshot"),
     )
     assert ranks.wait() == [70, 70]
-    said = ranks.output[1][1]
-    assert "Traceback" not in said
-    (line,) = (line for line in said.splitlines() if line.startswith("trainer:"))
+    printed = ranks.output[1][1]
+    assert "Traceback" not in printed
+    (line,) = (line for line in printed.splitlines() if line.startswith("trainer:"))
     assert line.startswith(
         "trainer: GPU memory of rank 1 must be enough for all that a step needs; found"
     )
@@ -74,10 +74,10 @@ def test_a_gpu_that_answers_no_call_any_more(start_ranks: Callable[..., Ranks], 
         *("--flight-recorder", "100"),
     )
     assert ranks.wait()[0] == 70, ranks.output
-    said = ranks.output[0][1]
-    assert said.count("Traceback") == 1
-    assert said.count("AcceleratorError: CUDA error: an illegal memory access") >= 1
-    assert "could not record" not in said
+    printed = ranks.output[0][1]
+    assert printed.count("Traceback") == 1
+    assert printed.count("AcceleratorError: CUDA error: an illegal memory access") >= 1
+    assert "could not record" not in printed
     (failure,) = (event for event in ranks.run.events("failure") if event["rank"] == 0)
     assert failure["error"].startswith("AcceleratorError: CUDA error: an illegal memory access")
     assert ranks.run.summary()["outcome"] == "failed"
@@ -87,19 +87,19 @@ def test_a_gpu_that_answers_no_call_any_more(start_ranks: Callable[..., Ranks], 
 def test_a_run_that_does_not_fit_ends_before_its_first_step(
     start_ranks: Callable[..., Ranks],
 ) -> None:
-    """With the number, and the microbatch that fits; of one rank's GPU, and told by one alone."""
+    """With the number, and the microbatch that fits; of one rank's GPU, reported by one alone."""
     options = TEXT.replace("4000", "40000").replace("--global-batch-size 8", "")
     ranks = start_ranks(
         2, *options.split(), "--model", "mini", "--sequence-length", "512", "--max-steps", "1",
         "--global-batch-size", "64", env={"FULL_RANK": "1"},
     )  # fmt: skip
     assert ranks.wait() == [64, 64], ranks.output
-    (told,) = (output[1] for output in ranks.output if output[1])
+    (printed,) = (output[1] for output in ranks.output if output[1])
     need, left, size = re.fullmatch(  # type: ignore[union-attr]
         r"trainer: GPU memory of rank 1 on \S* must have about ([\d.]+) GiB free, "
         r"which a step needs; "
         r"found ([\d.]+) MiB of 80 GiB; lower --micro-batch-size from 32 to (\d+)\n",
-        told,
+        printed,
     ).groups()
     assert float(need) > 1
     assert float(left) == 258  # free, and what the rank has reserved

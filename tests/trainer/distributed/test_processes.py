@@ -51,7 +51,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(start_ranks: Start) -> None:
     assert parts.run.losses() == pytest.approx(whole.run.losses(), rel=1e-5)
 
 
-def test_one_rank_told_to_stop_stops_all_at_the_same_step(
+def test_one_rank_asked_to_stop_stops_all_at_the_same_step(
     start_ranks: Start, patience: Callable[[float], float]
 ) -> None:
     """Only rank 1 gets the signal: all end with 75 within seconds, on one checkpoint."""
@@ -84,7 +84,7 @@ def test_ranks_save_by_the_clock_of_rank_0(start_ranks: Start) -> None:
 
 
 def test_all_ranks_skip_what_one_finds_damaged(start_ranks: Start) -> None:
-    """The files are verified by shares: whoever reads the bad one tells the others."""
+    """The files are verified by shares: the rank with the bad one reports it to the others."""
     options = (*QUICK, "--checkpoint-every", "4")
     before = start_ranks(2, *options, "--max-steps", "8")
     assert before.wait() == [0, 0]
@@ -94,15 +94,15 @@ def test_all_ranks_skip_what_one_finds_damaged(start_ranks: Start) -> None:
     bad.write_bytes(data)
     parts = start_ranks(2, *options, "--max-steps", "12")
     assert parts.wait() == [0, 0]
-    told = parts.output[0][1] + parts.output[1][1]
-    assert told.count("skipped checkpoint") == 1
-    assert "__1_0.distcp has changed since it was written" in told
+    printed = parts.output[0][1] + parts.output[1][1]
+    assert printed.count("skipped checkpoint") == 1
+    assert "__1_0.distcp has changed since it was written" in printed
     resume = parts.run.events("resume")[-1]
     assert (resume["step"], len(resume["skipped"])) == (4, 1)
 
 
 def test_a_killed_rank_ends_the_others(start_ranks: Start) -> None:
-    """They fail by themselves, with 70, a failure in the record and a summary; nobody hangs."""
+    """They fail by themselves, with 70, a failure in the record and a summary; no rank hangs."""
     started = start_ranks(3, *ENDLESS, "--global-batch-size", "63")
     started.wait_for_step(20)
     started.processes[2].kill()
@@ -129,9 +129,9 @@ def test_a_download_that_fails_ends_all_ranks_alike(start_ranks: Start, tmp_path
     no_network = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
     started = start_ranks(2, "--data-dir", str(folder), env=no_network)
     assert started.wait() == [64, 64]
-    told = [line for line in started.output[0][1].splitlines() if line.startswith("trainer: ")]
-    assert len(told) == 1
-    assert "leave --data-dir out" in told[0]
+    printed = [line for line in started.output[0][1].splitlines() if line.startswith("trainer: ")]
+    assert len(printed) == 1
+    assert "leave --data-dir out" in printed[0]
     assert not list(folder.iterdir())
     assert not started.run.path.exists()
 
@@ -168,7 +168,7 @@ def test_wrong_input_is_answered_before_torch_is_imported(clean_env: dict[str, s
     subprocess.run([sys.executable, "-c", code], env=clean_env, check=True, timeout=300)
 
 
-def test_nobody_compiles_so_the_compiler_is_not_imported(
+def test_without_compiling_the_compiler_is_not_imported(
     clean_env: dict[str, str], tmp_path: Path
 ) -> None:
     """Importing it takes seconds on every rank; after a whole run it is still not there.

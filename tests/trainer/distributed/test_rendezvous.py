@@ -33,14 +33,14 @@ def test_nccl_wants_a_gpu_to_each_rank() -> None:
 
 
 def test_nccl_has_no_two_instances_of_one_gpu() -> None:
-    """Each has a UUID of its own, and NCCL looks at the slot; one instance a GPU will do."""
+    """Each has a UUID of its own, and NCCL reads the slot; one instance a GPU will do."""
     instances = [Place("a", "one", "a 1b"), Place("a", "two", "a 1b"), Place("b", "three", "b 1b")]
     assert choose_backend(instances) == "gloo"
     assert choose_backend(instances[1:]) == "nccl"
 
 
 def test_all_ranks_see_a_gpu_or_none_does() -> None:
-    """Else all would train on CPUs' messages: told with the ranks, and their nodes."""
+    """Else all would train on CPUs' messages: reported with the ranks, and their nodes."""
     check_places([Place("a"), Place("a"), Place("b")])
     check_places(on_gpus("1", "2", "2"))
     with pytest.raises(
@@ -52,11 +52,11 @@ def test_all_ranks_see_a_gpu_or_none_does() -> None:
 
 
 def refused(devices: list[str]) -> list[str]:
-    """What ranks on these devices, each on a node of its own, are told when they meet."""
+    """The message for ranks on these devices, each on a node of its own, at their rendezvous."""
     count = len(devices)
     master_port = free_port()
 
-    def told(rank: int) -> str:
+    def reported(rank: int) -> str:
         ranks = Ranks(
             rank=rank,
             world_size=count,
@@ -76,7 +76,7 @@ def refused(devices: list[str]) -> list[str]:
         return str(raised.value)
 
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(told, range(count)))
+        return list(pool.map(reported, range(count)))
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("gpus")
 def test_ranks_that_see_no_gpu_end_the_run_on_all() -> None:
-    """Each rank tells it, though one of them serves what the others read."""
+    """Each rank reports it, though one of them serves what the others read."""
     first, second = refused(["cuda:0", "cpu"])
     assert first == second
     assert "found none on rank 1 on n1;" in first
@@ -101,7 +101,7 @@ def test_ranks_that_see_no_gpu_end_the_run_on_all() -> None:
 
 @pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize("is_late", [False, True])
-def test_nccl_that_does_not_start_is_told(
+def test_nccl_that_does_not_start_is_reported(
     monkeypatch: pytest.MonkeyPatch, *, is_late: bool
 ) -> None:
     """In a line, be it at once or, before torch 2.15, with the first message."""
@@ -121,7 +121,7 @@ def test_nccl_that_does_not_start_is_told(
 
 
 def test_the_interface_is_the_one_that_owns_the_address() -> None:
-    """Not the first, and none when nobody does."""
+    """Not the first, and none when none does."""
     interfaces = {"lo": ["127.0.0.1"], "ib0": ["10.0.0.7", "fe80::1"]}
     assert choose_interface("10.0.0.7", interfaces) == "ib0"
     assert choose_interface("10.0.0.8", interfaces) is None

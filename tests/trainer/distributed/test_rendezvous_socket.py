@@ -40,7 +40,7 @@ def test_one_process_serves_the_store() -> None:
 
 
 def test_a_port_that_is_taken_is_left_to_torch() -> None:
-    """Which tells it with where the ranks meet."""
+    """It reports it with the rendezvous address."""
     first = rank(0)
     with socket.create_server(("", first.master_port)):
         assert open_rendezvous_socket(first, {}) is None

@@ -44,7 +44,7 @@ def test_a_compiler_is_found_where_torch_and_triton_look(
 
 
 @pytest.mark.parametrize(
-    ("device", "programs", "further", "told"),
+    ("device", "programs", "further", "message"),
     [
         ("cuda", ["cc", "g++"], {}, "a C compiler (CC, gcc or clang); found none; install gcc"),
         ("cuda", ["gcc"], {"CC": "icc"}, "found CC=icc, which is no program here; correct CC"),
@@ -53,15 +53,15 @@ def test_a_compiler_is_found_where_torch_and_triton_look(
         ("cpu", ["g++"], {"CXX": "'g++"}, "found CXX='g++, which is no program here"),
     ],
 )
-def test_none_is_told_before_anything_begins(
-    having: Any, device: str, programs: list[str], further: dict[str, str], told: str
+def test_a_missing_one_is_reported_before_anything_begins(
+    having: Any, device: str, programs: list[str], further: dict[str, str], message: str
 ) -> None:
     """What, the rule, what was found and what to do; only where something is to be compiled."""
     env = having(*programs, **further)
     with pytest.raises(UserError) as caught:
         check_compiler(COMPILED, device, env)
     assert str(caught.value).startswith("--compile must have ")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     check_compiler(Config(), device, env)
 
 
@@ -74,7 +74,7 @@ def test_a_run_without_a_compiler_is_refused(
 
     options = ["--model", "mlp", "--max-steps", "1", "--compile", "--out", str(tmp_path / "run")]
     assert main(options, {**clean_env, "PATH": str(tmp_path)}) == 64
-    told = capsys.readouterr().err
-    assert told.startswith("trainer: --compile must have a C")
-    assert told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith("trainer: --compile must have a C")
+    assert output.count("\n") == 1
     assert not (tmp_path / "run").exists()

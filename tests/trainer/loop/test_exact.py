@@ -141,7 +141,7 @@ def test_so_do_they_in_other_precisions(
 def test_augmented_images_come_out_the_same(
     train: Train, stop_at: Callable[..., None], tmp_path: Path
 ) -> None:
-    """Random crops and flips, whoever loads them, for a model with dropout."""
+    """Random crops and flips, in whatever process, for a model with dropout."""
     from PIL import Image  # noqa: PLC0415 -- only here
 
     generator = torch.Generator().manual_seed(1)

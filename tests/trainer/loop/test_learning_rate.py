@@ -41,7 +41,7 @@ def test_wsd_stays_and_then_goes_down() -> None:
     assert rates("wsd", [50], total_steps=10**6) == [1.0]
 
 
-def test_the_way_down_ends_where_it_is_told() -> None:
+def test_the_way_down_ends_where_it_is_asked_to() -> None:
     """Each schedule that goes down is its own form between the peak and the lowest rate."""
     steps = [0, 10, 60, 100, 109]
     for kind in ("cosine", "linear", "wsd"):

@@ -65,7 +65,7 @@ def test_a_llama_keeps_what_the_formula_says(precision: str) -> None:
 def test_what_saves_memory_is_expected_to(less: dict[str, object], more: dict[str, object]) -> None:
     """By the same formula."""
     shape = preset("tinyllama-1.1b")
-    told = [
+    reported = [
         activation_bytes(
             shape,
             2048,
@@ -73,7 +73,7 @@ def test_what_saves_memory_is_expected_to(less: dict[str, object], more: dict[st
         )
         for options in (less, more)
     ]
-    assert told[0] < told[1]
+    assert reported[0] < reported[1]
 
 
 class Doubled(torch.autograd.Function):
@@ -87,7 +87,7 @@ class Doubled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor) -> torch.Tensor:
-        """Look at what was kept."""
+        """Read what was kept."""
         ctx.saved_tensors  # type: ignore[attr-defined] # noqa: B018 -- as real ones do
         return gradient * 2
 

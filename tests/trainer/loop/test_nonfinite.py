@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite: found, told, and kept from the weights."""
+"""Losses and gradients that are not finite: found, reported, and kept from the weights."""
 
 import json
 import math
@@ -99,15 +99,17 @@ def test_by_default_the_run_ends_and_names_the_samples(
 ) -> None:
     """70, one line, one event; the checkpoint there is is from before."""
     code, run = train("--workload", workload("Line"), *OPTIONS, "--checkpoint-every", "2")
-    told = capsys.readouterr().err
+    output = capsys.readouterr().err
     (event,) = run.events("non_finite")
     assert code == 70
     assert (event["policy"], event["action"], event["epoch"]) == ("stop", "stop", 1)
     assert BAD_SAMPLE in event["samples"]
     assert len(event["samples"]) == 8
-    assert told.count("\n") == 1
-    assert told.startswith(f"trainer: the loss of step {event['step']} is not finite (epoch 1, sam")
-    assert "--on-nan skip or rollback" in told
+    assert output.count("\n") == 1
+    assert output.startswith(
+        f"trainer: the loss of step {event['step']} is not finite (epoch 1, sam"
+    )
+    assert "--on-nan skip or rollback" in output
     (failure,) = run.events("failure")
     assert "RunFailedError: the loss of step" in failure["error"]
     assert all(torch.isfinite(w).all() for w in weights(run).values())
@@ -117,7 +119,7 @@ def test_by_default_the_run_ends_and_names_the_samples(
 def test_skipping_leaves_the_step_out_and_goes_on(
     train: Train, workload: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Counted, told once each; no loss that is logged is spoilt by it."""
+    """Counted, reported once each; no loss that is logged is spoilt by it."""
     code, run = train("--workload", workload("Line"), *OPTIONS, "--on-nan", "skip")
     assert code == 0
     assert run.summary()["non_finite_steps"] == 3
@@ -135,8 +137,8 @@ def test_rolling_back_ends_with_the_weights_of_skipping(
     _, skipped = train(*options, "--on-nan", "skip", out="skip")
     code, run = train(*options, "--on-nan", "rollback", out="back")
     assert code == 0
-    told = run.events("non_finite")
-    assert [(e["step"], e["action"]) for e in told] == [(s, "rollback") for s in (7, 9, 21)]
+    reported = run.events("non_finite")
+    assert [(e["step"], e["action"]) for e in reported] == [(s, "rollback") for s in (7, 9, 21)]
     for name, weight in weights(skipped).items():
         assert torch.equal(weight, weights(run)[name])
     last = run.path / "checkpoints" / "step-24" / "state.json"
@@ -144,7 +146,7 @@ def test_rolling_back_ends_with_the_weights_of_skipping(
 
 
 @pytest.mark.parametrize("is_elsewhere", [False, True])
-def test_nobody_goes_back_to_another_branch(
+def test_no_run_goes_back_to_another_branch(
     train: Train, workload: Callable[[str], str], tmp_path: Path, *, is_elsewhere: bool
 ) -> None:
     """Who began from an older checkpoint, of whatever run, goes back to that one."""
@@ -189,7 +191,7 @@ def test_neither_a_gradient_nor_a_loss_alone_gets_through(
     assert all(math.isfinite(loss) for loss in run.losses())
 
 
-def test_nobody_goes_back_to_one_checkpoint_for_ever(
+def test_no_run_goes_back_to_one_checkpoint_for_ever(
     train: Train, workload: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Three times, then the run ends."""
@@ -224,8 +226,8 @@ def test_going_back_mends_running_statistics(train: Train, workload: Callable[[s
     assert all(torch.isfinite(w).all() for w in weights(run).values())
 
 
-def test_the_scalers_overflows_are_not_told(train: Train) -> None:
-    """fp16 begins with a scale that is too large on purpose; its loss is looked at all the same."""
+def test_the_scalers_overflows_are_not_reported(train: Train) -> None:
+    """fp16 begins with a scale that is too large on purpose; its loss is checked all the same."""
     options = ("--model", "mlp", "--global-batch-size", "250", "--precision", "fp16")
     code, run = train(*options, "--max-steps", "10", "--lr", "0.003")
     assert code == 0

@@ -14,15 +14,15 @@ GPU = torch.device("meta")  # any that is not the CPU: it has no values, but is 
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
-    """Where gradients are looked at; what is asked of a GPU's numbers is 0."""
+    """Where gradients are checked; what is asked of a GPU's numbers is 0."""
     seen: list[torch.device] = []
-    look = torch._amp_foreach_non_finite_check_and_unscale_
+    unscale = torch._amp_foreach_non_finite_check_and_unscale_
 
     def looked(gradients: list[Tensor], found: Tensor, scale: Tensor) -> None:
         places = {tensor.device for tensor in (*gradients, found, scale)}
         assert len(places) == 1, "one kernel for two devices"
         seen.extend(places)
-        look(gradients, found, scale)
+        unscale(gradients, found, scale)
 
     monkeypatch.setattr(torch, "_amp_foreach_non_finite_check_and_unscale_", looked)
     item = Tensor.item

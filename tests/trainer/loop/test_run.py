@@ -43,10 +43,10 @@ def test_a_run_leaves_what_the_contract_asks_for(
     assert run.metrics("test_accuracy")[-1]["test_accuracy"] == summary["test_accuracy"]
     assert run.checkpoints() == {"step-20", "step-40", "latest", "best"}
     assert [event["step"] for event in run.events("checkpoint")] == [20, 40]
-    told = capsys.readouterr().out
-    assert "step 5/40  epoch 1  loss" in told
-    assert re.search(r"FINISHED  test accuracy \d\d\.\d\d %", told)
-    assert str(run.path) in told
+    output = capsys.readouterr().out
+    assert "step 5/40  epoch 1  loss" in output
+    assert re.search(r"FINISHED  test accuracy \d\d\.\d\d %", output)
+    assert str(run.path) in output
 
 
 @pytest.mark.usefixtures("train")  # it puts the signal handlers back
@@ -58,8 +58,8 @@ def test_the_run_directory_is_the_launchers(
 
     env = {"DDP_RUN_DIR": str(tmp_path / "d"), "DDP_ATTEMPT": "4", "DDP_NODE": "n9"}
     assert main([*QUICK, "--max-steps", "1"], {**clean_env, **env}) == 0
-    told = (tmp_path / "d" / "events.jsonl").read_text()
-    assert '"attempt": 4, "host": "n9"' in told
+    output = (tmp_path / "d" / "events.jsonl").read_text()
+    assert '"attempt": 4, "host": "n9"' in output
     monkeypatch.chdir(tmp_path)
     assert main([*QUICK, "--max-steps", "1"], clean_env) == 0
     (made,) = (tmp_path / "out").iterdir()
@@ -113,12 +113,12 @@ def test_a_resume_with_other_numbers_is_refused(
     other = (*QUICK[:2], "--global-batch-size", "100", "--max-steps", "4", "--lr", "0.001")
     capsys.readouterr()
     code, run = train(*other, "--seed", "9")
-    told = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert code == 64
-    assert "lr: 0.001 where the run began with 0.002" in told
-    assert "global_batch_size: 100 where the run began with 250" in told
-    assert "seed: 9 where the run began with 1" in told
-    assert told.count("\n") == 1
+    assert "lr: 0.001 where the run began with 0.002" in output
+    assert "global_batch_size: 100 where the run began with 250" in output
+    assert "seed: 9 where the run began with 1" in output
+    assert output.count("\n") == 1
     assert run.summary()["steps"] == 2
     code, run = train(*other, "--seed", "9", "--force")
     assert (code, run.summary()["steps"]) == (0, 4)
@@ -203,7 +203,7 @@ def test_the_end_tells_why_and_what_was_best(
     measured = [line for line in map(json.loads, lines) if "test_accuracy" in line]
     best = max(measured, key=lambda line: line["test_accuracy"])  # the first of several
     in_vain = sum(line["step"] > best["step"] for line in measured)
-    summary, told = run.summary(), capsys.readouterr().out
+    summary, output = run.summary(), capsys.readouterr().out
     is_early = measured[-1]["step"] < 30
     assert code == 0
     assert summary["ended_by"] == ("early_stop" if is_early else "last_step")
@@ -214,11 +214,11 @@ def test_the_end_tells_why_and_what_was_best(
     ]  # fmt: skip
     path = run.path / "checkpoints" / f"step-{best['step']}"
     percent = 100 * best["test_accuracy"]
-    assert f"step {best['step']}, test accuracy {percent:.2f} %, test loss " in told
-    assert f": {path}\n" in told
+    assert f"step {best['step']}, test accuracy {percent:.2f} %, test loss " in output
+    assert f": {path}\n" in output
     early = f", ended early: {in_vain} validation{'s' * (in_vain > 1)} in a row without a gain"
-    assert (early in told) is is_early
-    assert (", the last one\n" in told) is not is_early
+    assert (early in output) is is_early
+    assert (", the last one\n" in output) is not is_early
     for named in (run.path / "best", run.path / "checkpoints" / "best"):
         assert command.run(export.main, [str(named), str(tmp_path / "best.pt"), "--force"]) == 0
         assert torch.load(tmp_path / "best.pt", weights_only=True)["step"] == best["step"]
@@ -304,11 +304,11 @@ def test_a_live_bar_on_a_terminal(
     """With loss and speed; the log's lines stay away."""
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     code, _ = train(*QUICK, "--epochs", "1")
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert code == 0
-    assert "samples/s" in told
-    assert "20/20" in told
-    assert "step 5/20" not in told
+    assert "samples/s" in output
+    assert "20/20" in output
+    assert "step 5/20" not in output
 
 
 @pytest.mark.parametrize(
@@ -330,10 +330,10 @@ def test_wrong_input_is_64_one_line_and_nothing_written(
 ) -> None:
     """No traceback, no run directory."""
     code, run = train(*options)
-    told = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert code == 64
-    assert told.startswith("trainer: ")
-    assert told.count("\n") == 1
+    assert output.startswith("trainer: ")
+    assert output.count("\n") == 1
     assert not run.path.exists()
 
 

@@ -66,18 +66,18 @@ def test_a_directory_of_a_job_is_the_jobs(
     lock.write_text(line.format(**words) + "\n")
     assert train(*QUICK, "--max-steps", "2")[0] == code
     if code:
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        assert "used by one run at a time; found" in said
+        output = capsys.readouterr().err
+        assert output.count("\n") == 1
+        assert "used by one run at a time; found" in output
         assert [path.name for path in (tmp_path / "run").iterdir()] == ["lock.3"]
-    os.utime(lock, (1, 1))  # nobody has renewed it for long
+    os.utime(lock, (1, 1))  # it was not renewed for long
     assert train(*QUICK, "--max-steps", "2")[0] == 0
 
 
-def test_a_pipe_in_a_files_place_holds_nobody(
+def test_a_pipe_in_a_files_place_blocks_no_rank(
     train: Callable[..., tuple[int, Any]], tmp_path: Path
 ) -> None:
-    """A lock that is none is nobody's: who opened it would wait for a writer for ever."""
+    """A lock that is none has no owner: opening it would wait for a writer for ever."""
     (tmp_path / "run").mkdir()
     os.mkfifo(tmp_path / "run/lock.3")
     assert train(*QUICK, "--max-steps", "2")[0] == 0

@@ -71,7 +71,7 @@ def test_fake_images_need_no_files(train: Train, capsys: pytest.CaptureFixture[s
 def test_made_up_data_must_fit_in_memory(
     train: Train, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], named: str
 ) -> None:
-    """More than that is told before anything is made, and leaves nothing."""
+    """More than that is reported before anything is made, and leaves nothing."""
     code, run = train(*options)
     assert code == 64
     assert capsys.readouterr().err.startswith(f"trainer: {named}")

@@ -94,7 +94,7 @@ def test_a_validation_is_broken_off_and_made_up(
     tmp_path: Path,
     patience: Callable[[float], float],
 ) -> None:
-    """One rank is told, both end long before it is through; the numbers are an unbroken run's."""
+    """One rank is asked, both end long before it is through; the numbers are an unbroken run's."""
     options = ("--workload", workload("Line"), *OPTIONS, "--epochs", "2", "--log-every", "7")
     whole = start_ranks(2, *options, out="whole")
     assert whole.wait() == [0, 0]
@@ -116,7 +116,7 @@ def test_a_validation_is_broken_off_and_made_up(
 def test_a_request_during_a_compile_waits_for_the_first_step(
     start_ranks: Start, workload: Callable[[str], str], tmp_path: Path, world_size: int
 ) -> None:
-    """It is acted upon when there is a step to end, also when only the last rank hears it."""
+    """It is acted upon when there is a step to end, also when only the last rank receives it."""
     env = {"DDP_BEAT_DIR": str(tmp_path)}
     options = ("--workload", workload("Endless"), *OPTIONS, "--compile")
     started = start_ranks(world_size, *options, env=env)
@@ -175,7 +175,7 @@ def test_a_request_during_a_save_waits_for_it(
 def test_what_cannot_be_saved_in_time_is_not_begun(
     start_ranks: Start, workload: Callable[[str], str], patience: Callable[[float], float]
 ) -> None:
-    """The last save tells how long one takes; 75 at once, and the log says what counts."""
+    """The last save shows how long one takes; 75 at once, and the log says what counts."""
     options = ("--workload", workload("Endless"), *OPTIONS, "--checkpoint-mode", "sync")
     env = {"SLOW_SAVE_S": "5", "DDP_GRACE": "5"}
     started = start_ranks(2, *options, env=env)
@@ -200,7 +200,7 @@ def test_a_save_that_takes_too_long_is_left_behind(
     mode: str,
     patience: Callable[[float], float],
 ) -> None:
-    """Nobody knew: the first save is under way when the time limit's grace is up."""
+    """It was unknown: the first save is under way when the time limit's grace is up."""
     options = ("--workload", workload("Endless"), *OPTIONS, "--checkpoint-mode", mode)
     env = {"SLOW_SAVE_S": "60", "DDP_END_TIME": str(int(time.time()) + 60)}
     started = start_ranks(2, *options, env={**env, "DDP_GRACE": "4"})
@@ -218,7 +218,7 @@ def test_a_save_that_takes_too_long_is_left_behind(
 def test_a_rank_that_waits_for_a_stopped_one_ends_in_time(
     start_ranks: Start, workload: Callable[[str], str], patience: Callable[[float], float]
 ) -> None:
-    """Its main thread hears nothing in there; its time runs out all the same."""
+    """Its main thread receives nothing in there; its time runs out all the same."""
     options = ("--workload", workload("Endless"), *OPTIONS)
     started = start_ranks(2, *options, env={"DDP_GRACE": "3"})
     started.wait_for_step(5)
@@ -233,7 +233,7 @@ def test_a_rank_that_waits_for_a_stopped_one_ends_in_time(
     assert "no time for a checkpoint" in started.output[0][1]
 
 
-def _told(name: str, grace_s: float | None, end_epoch_s: float | None) -> StopRequest:
+def _stop_request(name: str, grace_s: float | None, end_epoch_s: float | None) -> StopRequest:
     stop = StopRequest()
     stop.allow(grace_s=grace_s, end_epoch_s=end_epoch_s, report_shutdown=lambda _left_s: None)
     stop._handle(getattr(signal, f"SIG{name}"), None)  # noqa: SLF001 -- as the interpreter calls it
@@ -243,20 +243,20 @@ def _told(name: str, grace_s: float | None, end_epoch_s: float | None) -> StopRe
 def test_the_time_left_is_the_graces_or_the_time_limits() -> None:
     """Less a margin; unknown is for ever, and a clock that must be wrong says nothing."""
     now_s = time.time()
-    assert _told("TERM", 30, now_s + 99).remaining_s == pytest.approx(28, abs=0.5)
-    assert _told("INT", 5, None).remaining_s == pytest.approx(4, abs=0.5)
-    assert _told("USR1", 30, now_s + 60).remaining_s == pytest.approx(58, abs=0.5)
-    assert _told("USR1", 30, None).remaining_s == math.inf
-    assert _told("USR1", 30, now_s - 3000).remaining_s == math.inf
-    assert _told("TERM", None, None).remaining_s == math.inf
+    assert _stop_request("TERM", 30, now_s + 99).remaining_s == pytest.approx(28, abs=0.5)
+    assert _stop_request("INT", 5, None).remaining_s == pytest.approx(4, abs=0.5)
+    assert _stop_request("USR1", 30, now_s + 60).remaining_s == pytest.approx(58, abs=0.5)
+    assert _stop_request("USR1", 30, None).remaining_s == math.inf
+    assert _stop_request("USR1", 30, now_s - 3000).remaining_s == math.inf
+    assert _stop_request("TERM", None, None).remaining_s == math.inf
     assert StopRequest().remaining_s == math.inf
 
 
 def test_the_rank_with_the_least_time_speaks_for_all() -> None:
-    """What another has left counts here, too, also for a rank that nobody told."""
-    stop = _told("TERM", 30, None)
+    """What another has left counts here, too, also for a rank that was not asked."""
+    stop = _stop_request("TERM", 30, None)
     stop.limit(3)
     assert stop.remaining_s == pytest.approx(3, abs=0.5)
-    untold = StopRequest()
-    untold.limit(3)
-    assert untold.remaining_s == pytest.approx(3, abs=0.5)
+    unlimited = StopRequest()
+    unlimited.limit(3)
+    assert unlimited.remaining_s == pytest.approx(3, abs=0.5)

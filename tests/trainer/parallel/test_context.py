@@ -32,7 +32,7 @@ def test_attention_is_that_of_one_process(tmp_path: Path) -> None:
         process.start()
     for process in ranks:
         process.join()
-    assert [told.read_text() for told in tmp_path.glob("*.txt")] == []
+    assert [reported.read_text() for reported in tmp_path.glob("*.txt")] == []
     assert [process.exitcode for process in ranks] == [0] * 4
 
 
@@ -63,7 +63,7 @@ def test_another_version_finds_nothing_that_was_compiled(tmp_path: Path) -> None
 
 
 class _Whole:
-    """One batch of two sequences, with targets that tell their place."""
+    """One batch of two sequences, with targets that are their place."""
 
     evaluation_batch_size = 2
 

@@ -34,6 +34,7 @@ def of(model: nn.Module, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return logits.detach().float(), gradient
 
 
+@pytest.mark.slow
 def test_a_product_of_8_bits_is_near_but_not_the_same() -> None:
     """Rounding to 3 bits of mantissa is seen, forward and backward, and does no more."""
     torch.manual_seed(0)
@@ -108,16 +109,18 @@ def test_layouts_agree(tmp_path: Path) -> None:
     # A rank of tp has the keys of 16 channels at least.
     server = serve(tmp_path, MODEL | {"hidden_size": 64, "intermediate_size": 96})
 
-    def told(count: int, options: str) -> tuple[list[float], list[float]]:
+    def reported(count: int, options: str) -> tuple[list[float], list[float]]:
         """Return the losses and the gradient's norms of three steps."""
-        codes, run, said = server.train(count, f"--max-steps 3 {options}", options)
-        assert set(codes) == {0}, said
+        codes, run, output = server.train(count, f"--max-steps 3 {options}", options)
+        assert set(codes) == {0}, output
         lines = run.metrics("loss")
         return [line["loss"] for line in lines], [line["grad_norm"] for line in lines]
 
-    losses, norms = told(1, "--precision fp8")
+    losses, norms = reported(1, "--precision fp8")
     for layout in ("--strategy fsdp", "--tp 2 --sequence-parallel"):
-        narrow_losses, narrow_norms = told(2, f"{layout} --precision fp8")
+        narrow_losses, narrow_norms = reported(2, f"{layout} --precision fp8")
         assert narrow_losses == pytest.approx(losses, rel=5e-3)
         assert narrow_norms == pytest.approx(norms, rel=0.1)
-        assert narrow_losses != pytest.approx(told(2, f"{layout} --precision bf16")[0], rel=1e-5)
+        assert narrow_losses != pytest.approx(
+            reported(2, f"{layout} --precision bf16")[0], rel=1e-5
+        )

@@ -1,4 +1,4 @@
-"""The kernels behind ring attention, on a GPU that is not there: torch tells their shapes alone."""
+"""The kernels behind ring attention, without a GPU: torch computes their shapes alone."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow  # fake tensors import the compiler
 def test_a_gpu_takes_and_gives_what_a_cpu_does(
     dtype: torch.dtype, num_queries: int, num_keys: int
 ) -> None:
-    """So that the compiler may be told of one for all."""
+    """So that the compiler may be given one for all."""
     with FakeTensorMode():
         for device in ("cpu", "cuda:0"):
             q = torch.empty(2, 4, num_queries, 16, dtype=dtype, device=device)

@@ -44,7 +44,7 @@ def layout(world: int = 8, local: int = 4, *, sizes: Any = SIZES, **options: Any
     ],
 )
 def test_a_strategy_is_a_name_for_sizes(options: dict[str, Any], expected: dict[str, int]) -> None:
-    """What is said beats what follows from it; -1 takes the rest."""
+    """What is given beats what follows from it; -1 takes the rest."""
     assert layout(**options) == Layout(**expected)
 
 
@@ -172,7 +172,7 @@ print("torch" in sys.modules)
 
 
 def test_a_check_needs_no_torch() -> None:
-    """A wrong layout is told before the seconds of its import."""
+    """A wrong layout is reported before the seconds of its import."""
     done = subprocess.run(
         [sys.executable, "-c", CHECKS], capture_output=True, text=True, timeout=60, check=True
     )

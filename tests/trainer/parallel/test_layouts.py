@@ -88,8 +88,8 @@ class Server:
         for rank, log in enumerate(logs):
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count}
             place |= {"LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            told = {name: str(value) for name, value in place.items()} if count > 1 else {}
-            started.append(forked.start(words, self.env | told, REPOSITORY, (log, log)))
+            reported = {name: str(value) for name, value in place.items()} if count > 1 else {}
+            started.append(forked.start(words, self.env | reported, REPOSITORY, (log, log)))
         try:
             codes = [process.wait() for process in started]
         finally:
@@ -115,8 +115,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Server:
 @pytest.fixture(scope="module")
 def plain(server: Server) -> RunDir:
     """20 steps of one process."""
-    codes, run, said = server.train(1, "--max-steps 20", "plain")
-    assert codes == [0], said
+    codes, run, output = server.train(1, "--max-steps 20", "plain")
+    assert codes == [0], output
     return run
 
 
@@ -143,8 +143,8 @@ def worst(run: RunDir, other: RunDir) -> dict[str, float]:
 def test_a_layout_is_the_plain_run(server: Server, plain: RunDir, name: str) -> None:
     """Losses, gradient norms, weights and moments, over 20 steps, with clipping."""
     out = name.replace(" ", "-")
-    codes, run, said = server.train(4, f"--max-steps 20 {LAYOUTS[name]}", out)
-    assert codes == [0] * 4, said
+    codes, run, output = server.train(4, f"--max-steps 20 {LAYOUTS[name]}", out)
+    assert codes == [0] * 4, output
     assert len(run.metrics("grad_norm")) == 20
     assert max(line["grad_norm"] for line in run.metrics("grad_norm")) > 0.5  # it was clipped
     assert max(worst(run, plain).values()) < 1e-4, worst(run, plain)
@@ -152,13 +152,13 @@ def test_a_layout_is_the_plain_run(server: Server, plain: RunDir, name: str) -> 
 
 def test_layouts_that_clip_nothing_are_the_plain_run_too(server: Server) -> None:
     """Then nothing asks for the norm, and finite gradients are looked for in another way."""
-    codes, plain, said = server.train(1, "--max-steps 12", "unclipped", clipped=False)
-    assert codes == [0], said
+    codes, plain, output = server.train(1, "--max-steps 12", "unclipped", clipped=False)
+    assert codes == [0], output
     for layout in ("--strategy fsdp --cpu-offload --micro-batch-size 1", "--strategy fsdp --tp 2"):
-        codes, run, said = server.train(
+        codes, run, output = server.train(
             4, f"--max-steps 12 {layout}", f"unclipped{len(layout)}", clipped=False
         )
-        assert codes == [0] * 4, said
+        assert codes == [0] * 4, output
         assert not run.metrics("grad_norm")
         ours, theirs = tensors_of(run), tensors_of(plain)
         assert max(float((ours[n] - theirs[n]).norm() / theirs[n].norm()) for n in theirs) < 1e-4
@@ -168,20 +168,20 @@ def test_layouts_that_clip_nothing_are_the_plain_run_too(server: Server) -> None
 def test_a_wrong_gradient_scale_is_seen(server: Server, plain: RunDir) -> None:
     """One percent, which is less than any mistake in counting ranks, is far beyond the limit."""
     options = "--max-steps 20 --workload tests.trainer.scaled:Scaled"
-    codes, run, said = server.train(1, options, "scaled")
-    assert codes == [0], said
+    codes, run, output = server.train(1, options, "scaled")
+    assert codes == [0], output
     assert worst(run, plain)["grad_norm"] > 5e-3  # the weights hide it, as steps are clipped
 
 
 def test_ranks_of_a_sequence_count_their_own_targets(server: Server) -> None:
     """Which are unevenly spread; validation, and going on from there on one process, included."""
     masked = "--workload tests.trainer.masked:Masked"
-    codes, alone, said = server.train(1, f"--max-steps 20 {masked}", "masked")
-    assert codes == [0], said
+    codes, alone, output = server.train(1, f"--max-steps 20 {masked}", "masked")
+    assert codes == [0], output
     cp = "--strategy fsdp --cp 2 --micro-batch-size 2"
     for count, options in ((4, f"--max-steps 12 {cp}"), (1, "--max-steps 20")):
-        codes, run, said = server.train(count, f"{options} {masked}", "masked-cp")
-        assert codes == [0] * count, said
+        codes, run, output = server.train(count, f"{options} {masked}", "masked-cp")
+        assert codes == [0] * count, output
     assert [event["step"] for event in run.events("resume")] == [0, 12]
     assert max(worst(run, alone).values()) < 1e-4, worst(run, alone)
     for line in run.metrics("tokens_per_s"):
@@ -198,8 +198,8 @@ def test_an_export_is_of_every_layout(
 ) -> None:
     """Shards of 4 ranks give the files that one process gives, in both formats."""
     for count, name, layout in ((1, "one", ""), (4, "four", "--strategy fsdp --tp 2")):
-        codes, run, said = server.train(count, f"--max-steps 3 {layout}", f"exported-{name}")
-        assert codes == [0] * count, said
+        codes, run, output = server.train(count, f"--max-steps 3 {layout}", f"exported-{name}")
+        assert codes == [0] * count, output
         for out in (f"{name}.safetensors", f"{name}-hf"):
             options = ["--format", "hf"] if out.endswith("hf") else []
             words = [str(run.path), str(tmp_path / out), *options]
@@ -222,16 +222,16 @@ STORED = (
 
 def test_every_layout_begins_with_the_stored_weights(server: Server, tmp_path: Path) -> None:
     """What one process exported goes on the same, though no rank has all of it."""
-    codes, trained, said = server.train(1, "--max-steps 3", "stored")
-    assert codes == [0], said
+    codes, trained, output = server.train(1, "--max-steps 3", "stored")
+    assert codes == [0], output
     folder = tmp_path / "stored"
     assert run_command(export.main, [str(trained.path), str(folder), "--format", "hf"]) == 0
     runs = []
     for number, layout in enumerate(STORED):
         count = 4 if layout else 1
         options = f"--max-steps 3 --init-from {folder} {layout}"
-        codes, run, said = server.train(count, options, f"from-stored-{number}")
-        assert codes == [0] * count, said
+        codes, run, output = server.train(count, options, f"from-stored-{number}")
+        assert codes == [0] * count, output
         runs.append(run)
     assert runs[0].losses()[0] != pytest.approx(trained.losses()[0], rel=1e-4)
     for run in runs[1:]:
@@ -267,8 +267,8 @@ def test_a_checkpoint_is_of_every_layout(
         (1, "--max-steps 20"),
     ]
     for count, options in parts:
-        codes, run, said = server.train(count, options, "resharded")
-        assert codes == [0] * count, said
+        codes, run, output = server.train(count, options, "resharded")
+        assert codes == [0] * count, output
         path = find(run.path)
         assert run_command(inspect.main, [str(path)]) == 0
         assert "verified" in capsys.readouterr().out
@@ -282,7 +282,7 @@ def test_channels_last_weights_are_sharded(server: Server) -> None:
     options = "--workload trainer.workloads.mnist:Mnist --model cnn --max-steps 3"
     runs = {}
     for strategy in ("ddp", "fsdp"):
-        codes, run, said = server.train(2, f"{options} --strategy {strategy}", f"cnn-{strategy}")
-        assert codes == [0, 0], said
+        codes, run, output = server.train(2, f"{options} --strategy {strategy}", f"cnn-{strategy}")
+        assert codes == [0, 0], output
         runs[strategy] = run.losses()
     assert runs["fsdp"] == pytest.approx(runs["ddp"], rel=1e-4)

@@ -23,8 +23,8 @@ def messages_of(server: Server, strategy: str, num_microbatches: int) -> Counter
 
 def messages_with(server: Server, options: str, out: str) -> Counter[str]:
     """Return the collectives of the second step of 2 ranks, by torch's names, on rank 0."""
-    codes, run, said = server.train(2, f"{options} --max-steps 2 --profile-steps 2:2", out)
-    assert codes == [0, 0], said
+    codes, run, output = server.train(2, f"{options} --max-steps 2 --profile-steps 2:2", out)
+    assert codes == [0, 0], output
     events = json.loads((run.path / "debug/trace-rank-0.json").read_text())["traceEvents"]
     names = [event.get("name", "") for event in events]
     return Counter(name for name in names if name.startswith("c10d::"))
@@ -36,7 +36,7 @@ def test_ddp_reduces_gradients_once_a_step(server: Server, num_microbatches: int
     assert messages_of(server, "ddp", num_microbatches) == {"c10d::allreduce_": 1}
 
 
-def test_targets_that_nobody_knows_are_counted_with_one_message_a_step(server: Server) -> None:
+def test_targets_of_unknown_number_are_counted_with_one_message_a_step(server: Server) -> None:
     """Beside that of the gradients."""
     counted = "--micro-batch-size 1 --workload tests.trainer.counted:Counted"
     assert messages_with(server, counted, "counted") == {"c10d::allreduce_": 2}
@@ -47,7 +47,7 @@ def test_fsdp_reduces_gradients_once_a_step(server: Server, num_microbatches: in
     """One message a block, and one for the rest; parameters are gathered for each microbatch.
 
     Blocks for the forward and again for the backward, the rest once. Of shards the ranks sum up the
-    norm, which tells, too, whether all gradients are finite.
+    norm, which shows, too, whether all gradients are finite.
     """
     assert messages_of(server, "fsdp", num_microbatches) == {
         "c10d::_reduce_scatter_base_": NUM_LAYERS + 1,

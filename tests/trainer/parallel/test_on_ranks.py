@@ -22,7 +22,7 @@ KINDS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")
 
 
 def memory_of(run: RunDir, what: str) -> dict[str, int]:
-    """What a `memory` event tells of the largest rank."""
+    """What a `memory` event reports of the largest rank."""
     (event,) = [event for event in run.events("memory") if event["what"] == what]
     return {key: event[key] for key in (*KINDS, "activations_bytes")}
 
@@ -41,8 +41,8 @@ def shards(count: int) -> int:
 def test_fsdp_memory_falls_as_the_arithmetic_says(server: Server, count: int) -> None:  # noqa: F811
     """A rank's parameters, gradients and moments: all of it divided by the ranks."""
     options = "--max-steps 2 --strategy fsdp --micro-batch-size 1 --optimizer adamw"
-    codes, run, said = server.train(count, options, f"memory-{count}")
-    assert codes == [0] * count, said
+    codes, run, output = server.train(count, options, f"memory-{count}")
+    assert codes == [0] * count, output
     measured = memory_of(run, "measured")
     num_tensors = 21
     assert measured["parameters_bytes"] == shards(count)
@@ -69,15 +69,15 @@ def test_what_is_expected_is_what_is_measured(
     options: str,
 ) -> None:
     """With gradients as views of buckets, and with matrices that are split twice."""
-    codes, run, said = server.train(count, f"--max-steps 1 {options}", f"both-{count}")
-    assert codes == [0] * count, said
+    codes, run, output = server.train(count, f"--max-steps 1 {options}", f"both-{count}")
+    assert codes == [0] * count, output
     expected, measured = memory_of(run, "expected"), memory_of(run, "measured")
     assert measured == pytest.approx(expected, rel=1e-3)
     assert 0 < expected["parameters_bytes"] < (shards(1) + 1) // (count // 2)
     (event,) = (event for event in run.events("memory") if event["what"] == "expected")
     assert event["on_host"] == ("offload" in options)
-    assert said.count("trainer: memory of a rank, expected") == 1
-    assert ("on the host" in said) == event["on_host"]
+    assert output.count("trainer: memory of a rank, expected") == 1
+    assert ("on the host" in output) == event["on_host"]
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
@@ -85,10 +85,10 @@ def test_a_pipeline_keeps_what_is_under_way(
     server: Server,  # noqa: F811
     schedule: str,
 ) -> None:
-    """Besides, torch looks at the shapes in the first step by one pass more of the first stage."""
+    """Besides, torch checks the shapes in the first step by one pass more of the first stage."""
     options = f"--max-steps 1 --pp 2 --micro-batch-size 2 --pp-schedule {schedule}"
-    codes, run, said = server.train(2, options, f"pipe-{schedule}")
-    assert codes == [0] * 2, said
+    codes, run, output = server.train(2, options, f"pipe-{schedule}")
+    assert codes == [0] * 2, output
     expected = memory_of(run, "expected")["activations_bytes"]
     measured = memory_of(run, "measured")["activations_bytes"]
     a_pass = activation_bytes(
@@ -120,8 +120,8 @@ def overflow(
     if not is_clipped:
         words += " --optimizer adamw --lr 0.001"
     out = f"overflow-{count}-{is_clipped}{layout}".replace(" ", "")
-    codes, run, said = server.train(count, f"{words} {layout}", out, clipped=is_clipped)
-    assert codes == [0] * count, said
+    codes, run, output = server.train(count, f"{words} {layout}", out, clipped=is_clipped)
+    assert codes == [0] * count, output
     return run
 
 
@@ -168,8 +168,8 @@ def test_an_overflow_on_one_rank_is_everyones(
 def test_chosen_ranks_leave_traces_of_chosen_steps(server: Server) -> None:  # noqa: F811
     """A file for each of them, with a bar for each of the steps, and what they did in it."""
     options = "--max-steps 4 --strategy fsdp --profile-steps 2:3 --profile-ranks 0,2"
-    codes, run, said = server.train(3, f"{options} --global-batch-size 6", "traced")
-    assert codes == [0] * 3, said
+    codes, run, output = server.train(3, f"{options} --global-batch-size 6", "traced")
+    assert codes == [0] * 3, output
     traces = sorted((run.path / "debug").iterdir())
     assert [path.name for path in traces] == ["trace-rank-0.json", "trace-rank-2.json"]
     for path in traces:
@@ -181,7 +181,7 @@ def test_chosen_ranks_leave_traces_of_chosen_steps(server: Server) -> None:  # n
 def test_a_snapshot_is_refused_where_no_gpu_is(server: Server) -> None:  # noqa: F811
     """By all ranks, before anything is written."""
     options = "--profile-steps 1:2 --memory-snapshot --max-steps 2"
-    codes, run, said = server.train(2, options, "snapshot")
+    codes, run, output = server.train(2, options, "snapshot")
     assert codes == [64, 64]
-    assert said.startswith("trainer: --memory-snapshot must have a GPU")
+    assert output.startswith("trainer: --memory-snapshot must have a GPU")
     assert not run.path.exists()

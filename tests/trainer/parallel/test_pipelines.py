@@ -47,8 +47,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Server:
 def train(server: Server, count: int, options: str, out: str) -> RunDir:
     """Train on the text, on `count` ranks."""
     data = f"--mock-tokens 0 --data-dir {server.folder / 'data'}"
-    codes, run, said = server.train(count, f"{data} {options}", out)
-    assert codes == [0] * count, said
+    codes, run, output = server.train(count, f"{data} {options}", out)
+    assert codes == [0] * count, output
     assert run.summary()["outcome"] == "finished"
     return run
 
@@ -64,9 +64,9 @@ def check(run: RunDir, plain: RunDir) -> None:
     assert max(line["grad_norm"] for line in run.metrics("grad_norm")) > 0.5  # it was clipped
     assert max(worst(run, plain).values()) < 1e-4, worst(run, plain)
     expected = {line["step"]: line["test_loss"] for line in plain.metrics("test_loss")}
-    told = {line["step"]: line["test_loss"] for line in run.metrics("test_loss")}
-    assert 20 in told
-    assert told == pytest.approx({step: expected[step] for step in told}, rel=1e-5)
+    reported = {line["step"]: line["test_loss"] for line in run.metrics("test_loss")}
+    assert 20 in reported
+    assert reported == pytest.approx({step: expected[step] for step in reported}, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -106,15 +106,17 @@ def test_what_is_not_finite_is_left_out_by_all_stages(server: Server, tmp_path: 
     watched = replace(server, env=server.env | {"DDP_BEAT_DIR": str(tmp_path)})
     options = f"{words} --pp 2 --dp-replicate 2 --micro-batch-size 1"
     run = train(watched, 4, options, "poisoned-pp")
-    told, expected = ([e["steps"] for e in r.events("non_finite")] for r in (run, plain))
-    assert told == expected
-    assert len(told) > 1
+    reported, expected = ([e["steps"] for e in r.events("non_finite")] for r in (run, plain))
+    assert reported == expected
+    assert len(reported) > 1
     assert {rank for e in run.events("non_finite") for rank in e["ranks"]} <= {2, 3}
     ours, theirs = tensors_of(run), tensors_of(plain)
     assert max(float((ours[n] - theirs[n]).norm() / theirs[n].norm()) for n in theirs) < 1e-4
-    beats = [struct.unpack("<8s7q16x", (tmp_path / f"rank-{r}").read_bytes()) for r in range(4)]
-    assert len({meetings for *_, meetings, _ in beats}) == 1
-    assert all(count > 8 * 4 * 2 for *_, count, _, _ in beats)  # each forward, and its end
+    heartbeats = [
+        struct.unpack("<8s7q16x", (tmp_path / f"rank-{r}").read_bytes()) for r in range(4)
+    ]
+    assert len({meetings for *_, meetings, _ in heartbeats}) == 1
+    assert all(count > 8 * 4 * 2 for *_, count, _, _ in heartbeats)  # each forward, and its end
 
 
 def test_a_step_reduces_gradients_once(server: Server) -> None:
@@ -133,8 +135,8 @@ def test_stages_of_unequal_numbers_of_layers(server: Server) -> None:
     losses = []
     for count, options in ((1, ""), (2, "--strategy pp"), (2, "--pp 2 --pp-schedule interleaved")):
         words = f"--workload lm --model toy --max-steps 4 --micro-batch-size 2 {options}"
-        codes, run, said = server.train(count, words, f"unequal-{len(losses)}")
-        assert codes == [0] * count, said
+        codes, run, output = server.train(count, words, f"unequal-{len(losses)}")
+        assert codes == [0] * count, output
         losses.append(run.losses())
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert losses[2] == pytest.approx(losses[0], rel=1e-4)

@@ -32,7 +32,7 @@ def convolutions() -> Iterator[None]:
 
 
 def test_fp32_is_no_tf32_for_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which torch takes unless told otherwise; nobody who asks for it is refused an answer."""
+    """Which torch takes by default; a request for it is always answered."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda _precision: None)
     for precision in ("tf32", "bf16"):
@@ -45,8 +45,8 @@ def test_fp32_is_no_tf32_for_convolutions(monkeypatch: pytest.MonkeyPatch) -> No
         pass
 
 
-def test_deterministic_is_told_to_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To those of NVIDIA by their variables, unless the user has said something else."""
+def test_deterministic_is_passed_to_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To those of NVIDIA by their variables, unless the user has set something else."""
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda **_named: None)
     env = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
     be_deterministic(env)

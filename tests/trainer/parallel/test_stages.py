@@ -167,8 +167,8 @@ def test_passes_that_wait_for_their_backward(
 ) -> None:
     """By rank."""
     config, layout = Config(pp_schedule=schedule), Layout(pp=4)
-    told = [passes_kept(config, layout, pp_rank, num_microbatches) for pp_rank in range(4)]
-    assert told == kept
+    reported = [passes_kept(config, layout, pp_rank, num_microbatches) for pp_rank in range(4)]
+    assert reported == kept
     assert passes_kept(Config(), Layout(), 0, num_microbatches) == 1
     per_rank = num_stages(config, layout) // 4
     layers = [

@@ -19,7 +19,7 @@ def test_an_event_has_the_contracts_keys_in_order(tmp_path: Path) -> None:
 
 
 def test_half_a_line_spoils_no_other_one(tmp_path: Path) -> None:
-    """On a nearly full disk the system takes what fits: it is told, and the next line is whole."""
+    """On a nearly full disk what fits is written: that is reported; the next line is whole."""
     path = tmp_path / "events.jsonl"
     limited = (
         "import resource, sys; from pathlib import Path\n"
@@ -36,8 +36,8 @@ def test_half_a_line_spoils_no_other_one(tmp_path: Path) -> None:
         [sys.executable, "-c", limited, path], capture_output=True, text=True, check=True
     )
     assert path.read_text() == '{"n": 1}\n{"n": \n{"n": 3}\n{"n": 4}\n'
-    told = f"trainer: could not write to {path}: [Errno 28] No space left on device: "
-    assert ended.stderr.startswith(told)
+    reported = f"trainer: could not write to {path}: [Errno 28] No space left on device: "
+    assert ended.stderr.startswith(reported)
     assert ended.stderr.count("\n") == 1
 
 

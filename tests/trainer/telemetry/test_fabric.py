@@ -52,7 +52,7 @@ class Node:
         if is_open:
             (self.root / "dev/infiniband" / verbs.name).touch()
 
-    def told(self) -> tuple[float, str]:
+    def reported(self) -> tuple[float, str]:
         """What is read of it: its fastest port, and what is wrong."""
         found = read_fabric(self.root)
         return found.port_gbit_per_s, fabric._PROBLEMS[found.problem]  # noqa: SLF001 -- their words
@@ -65,40 +65,40 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_the_fastest_active_port_of_a_fabric_counts(node: Node) -> None:
-    """Not one that is down, and none of Ethernet, whose use nobody can tell."""
+    """Not one that is down, and none of Ethernet, whose use cannot be known."""
     node.port("mlx5_0", "100 Gb/sec (4X EDR)")
     node.port("mlx5_1", "200 Gb/sec (4X HDR)")
     node.port("mlx5_2", "400 Gb/sec (4X NDR)", state="1: DOWN")
     node.port("mlx5_3", "400 Gb/sec (4X NDR)", link_layer="Ethernet")
     node.port("broken", "unknown")
-    assert node.told() == (200, "")
+    assert node.reported() == (200, "")
 
 
 def test_a_node_of_ethernet_has_none(node: Node) -> None:
     """It is a problem only where other nodes have one."""
     node.port("mlx5_0", link_layer="Ethernet", is_open=False)
-    assert node.told()[0] == 0
-    assert node.told()[1].startswith("it has no active port, as other nodes have")
+    assert node.reported()[0] == 0
+    assert node.reported()[1].startswith("it has no active port, as other nodes have")
 
 
 def test_what_the_container_lacks_is_named(node: Node) -> None:
     """The device's file before the library that would open it, and EFA's plugin last."""
     node.port("mlx5_0", is_open=False)
     node.maps("")
-    assert node.told()[1].startswith("/dev/infiniband cannot be opened")
+    assert node.reported()[1].startswith("/dev/infiniband cannot be opened")
     (node.root / "dev/infiniband/uverbs-mlx5_0").touch()
-    assert node.told()[1].startswith("no libibverbs is loaded")
+    assert node.reported()[1].startswith("no libibverbs is loaded")
     node.maps(VERBS)
-    assert node.told() == (400, "")
+    assert node.reported() == (400, "")
 
 
 def test_efa_is_known_by_its_driver_and_wants_a_plugin(node: Node) -> None:
     """Its link layer has no name."""
     node.port("rdmap0s6", "100 Gb/sec (4X EDR)", link_layer="Unspecified", driver="efa")
-    assert node.told()[0] == 100
-    assert node.told()[1].startswith("no plugin for EFA is loaded")
+    assert node.reported()[0] == 100
+    assert node.reported()[1].startswith("no plugin for EFA is loaded")
     node.maps(VERBS + PLUGIN)
-    assert node.told() == (100, "")
+    assert node.reported() == (100, "")
 
 
 Warned = Callable[..., tuple[dict[str, Any], str]]
@@ -108,7 +108,7 @@ Warned = Callable[..., tuple[dict[str, Any], str]]
 def warned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Warned:
     """What rank 0 of two records, and says, when an all-reduce goes so fast."""
 
-    def told(
+    def reported(
         own: Fabric, gbit_per_s: float, env: dict[str, str] | None = None, **other: Any
     ) -> tuple[dict[str, Any], str]:
         mesh: dict[str, Any] = {
@@ -125,17 +125,17 @@ def warned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         check_fabric(SimpleNamespace(**(mesh | other)), env or {}, events)  # type: ignore[arg-type]
         return written, capsys.readouterr().err
 
-    return told
+    return reported
 
 
 UNUSED = Fabric(port_gbit_per_s=400, problem=fabric._NO_DEVICE)  # noqa: SLF001 -- as it is found
 USED = Fabric(port_gbit_per_s=400)
 
 
-def test_a_fabric_that_stays_unused_is_told(warned: Warned) -> None:
+def test_a_fabric_that_stays_unused_is_reported(warned: Warned) -> None:
     """With the reason, where the node shows one; and else only where it is far too slow."""
-    record, said = warned(UNUSED, 90)
-    assert said == (
+    record, output = warned(UNUSED, 90)
+    assert output == (
         "trainer: warning: an all-reduce over 2 nodes went at 90 Gbit/s, and one port of their "
         "fabric has 400; on n0 /dev/infiniband cannot be opened: mount it into the container\n"
     )
@@ -156,12 +156,12 @@ def test_a_fabric_that_stays_unused_is_told(warned: Warned) -> None:
         (UNUSED, 1, {"backend": "gloo"}),
     ],
 )
-def test_nobody_is_warned_of_what_is_right_or_wanted(
+def test_no_rank_is_warned_of_what_is_right_or_wanted(
     warned: Warned, own: Fabric, gbit_per_s: float, other: dict[str, Any]
 ) -> None:
     """It is recorded all the same."""
-    record, said = warned(own, gbit_per_s, **other)
-    assert said == ""
+    record, output = warned(own, gbit_per_s, **other)
+    assert output == ""
     assert record["gbit_per_s"] == pytest.approx(gbit_per_s)
     assert record["problem"] is None
 
@@ -173,11 +173,11 @@ def test_one_node_has_no_fabric_to_miss(warned: Warned) -> None:
 
 @pytest.mark.slow
 def test_ranks_of_two_nodes_time_a_message(start_ranks: Callable[..., Ranks]) -> None:
-    """Before the first step, in less than a second; on CPUs nobody is warned."""
+    """Before the first step, in less than a second; on CPUs no rank is warned."""
     ranks = start_ranks(2, "--model", "mlp", "--max-steps", "1", env={"DDP_NODE": "node{rank}"})
     assert ranks.wait() == [0, 0], ranks.output
-    (told,) = ranks.run.events("network")
-    assert told["nodes"] == 2
-    assert told["gbit_per_s"] == pytest.approx(8e-9 * told["bytes"] / told["seconds"])
-    assert (told["port_gbit_per_s"], told["problem"]) == (None, None)
+    (reported,) = ranks.run.events("network")
+    assert reported["nodes"] == 2
+    assert reported["gbit_per_s"] == pytest.approx(8e-9 * reported["bytes"] / reported["seconds"])
+    assert (reported["port_gbit_per_s"], reported["problem"]) == (None, None)
     assert not re.search("warning", ranks.output[0][1])

@@ -24,12 +24,12 @@ from trainer.telemetry.heartbeat import (
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The beat as a watcher reads it, by the format alone."""
+    """The heartbeat as a watcher reads it, by the format alone."""
     names = ("magic", "pid", "step", "time_ns", "phase", "count", "meetings", "first", "gpu")
     return dict(zip(names, struct.unpack("<8s7q16s", path.read_bytes()), strict=True))
 
 
-def test_a_beat_says_where_its_rank_is(tmp_path: Path) -> None:
+def test_a_heartbeat_says_where_its_rank_is(tmp_path: Path) -> None:
     """Step, phase, a rising count and the time of the clock that all processes share."""
     before_ns = time.monotonic_ns()
     heartbeat = open_heartbeat(tmp_path, 3)
@@ -42,18 +42,23 @@ def test_a_beat_says_where_its_rank_is(tmp_path: Path) -> None:
     heartbeat.collective(BACKWARD)
     heartbeat.step = 7
     heartbeat.collective(SAVE)
-    told = read(tmp_path / "rank-3")
-    assert (told["step"], told["phase"], told["count"], told["meetings"]) == (7, SAVE, 4, 2)
-    assert told["first"] == 6 + 1
+    reported = read(tmp_path / "rank-3")
+    assert (reported["step"], reported["phase"], reported["count"], reported["meetings"]) == (
+        7,
+        SAVE,
+        4,
+        2,
+    )
+    assert reported["first"] == 6 + 1
     heartbeat.compute_on("0a1b2c3d-0000-4000-8000-00000000000f")
     assert read(tmp_path / "rank-3")["gpu"].hex() == "0a1b2c3d00004000800000000000000f"
     heartbeat.compute_on("")
     assert not any(read(tmp_path / "rank-3")["gpu"])
-    assert before_ns <= told["time_ns"] <= time.monotonic_ns()
+    assert before_ns <= reported["time_ns"] <= time.monotonic_ns()
 
 
 def test_no_reader_sees_half_a_number(tmp_path: Path) -> None:
-    """Read as fast as can be while another process beats: never a number that it did not store."""
+    """Read as fast as can be while another process writes: never a number that it did not store."""
     path = tmp_path / "rank-0"
     beating = (
         "import sys; from pathlib import Path\n"
@@ -70,10 +75,10 @@ def test_no_reader_sees_half_a_number(tmp_path: Path) -> None:
             with path.open("rb") as file:
                 memory = mmap.mmap(file.fileno(), 80, prot=mmap.PROT_READ)
             for _ in range(100_000):
-                told = struct.unpack("<8s7q16x", memory[:])
-                assert 0 not in told
-                assert (told[2], told[4], told[7]) == (6, FORWARD, 7)
-                assert began_ns < told[3] <= time.monotonic_ns()
+                reported = struct.unpack("<8s7q16x", memory[:])
+                assert 0 not in reported
+                assert (reported[2], reported[4], reported[7]) == (6, FORWARD, 7)
+                assert began_ns < reported[3] <= time.monotonic_ns()
         finally:
             process.kill()
 
@@ -84,11 +89,11 @@ def test_a_second_start_begins_anew(tmp_path: Path) -> None:
     first.step = 99
     first.collective(END)
     SharedHeartbeat(tmp_path / "rank-0")
-    told = read(tmp_path / "rank-0")
-    assert (told["step"], told["phase"], told["count"]) == (0, 0, 1)
+    reported = read(tmp_path / "rank-0")
+    assert (reported["step"], reported["phase"], reported["count"]) == (0, 0, 1)
 
 
-def test_without_a_folder_nobody_is_told(
+def test_without_a_folder_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No variable, no heartbeat; a folder that is not there is a warning, never the run's end."""
@@ -101,7 +106,7 @@ def test_without_a_folder_nobody_is_told(
 
 
 @pytest.mark.slow
-def test_ranks_beat_alike_and_show_their_stacks(
+def test_ranks_write_heartbeats_alike_and_show_their_stacks(
     start_ranks: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Both move on; a signal writes each one's stacks and disturbs nothing; empty files go."""
@@ -111,10 +116,14 @@ def test_ranks_beat_alike_and_show_their_stacks(
     options = ("--model", "mlp", "--log-every", "1", "--epochs", "100000", "--val-every", "1000000")
     started = start_ranks(2, *options, env=env)
     started.wait_for_step(10)
-    beats = [read(tmp_path / "beats" / f"rank-{rank}") for rank in (0, 1)]
-    assert [beat["pid"] for beat in beats] == [process.pid for process in started.processes]
-    assert min(beat["step"] for beat in beats) >= 9
-    assert all(beat["meetings"] > 2 * 9 for beat in beats)  # a reduction and a log line each step
+    heartbeats = [read(tmp_path / "beats" / f"rank-{rank}") for rank in (0, 1)]
+    assert [heartbeat["pid"] for heartbeat in heartbeats] == [
+        process.pid for process in started.processes
+    ]
+    assert min(heartbeat["step"] for heartbeat in heartbeats) >= 9
+    assert all(
+        heartbeat["meetings"] > 2 * 9 for heartbeat in heartbeats
+    )  # a reduction and a log line each step
     started.processes[1].send_signal(signal.SIGUSR2)
     file = tmp_path / "run" / "debug" / "stack-1-rank-1.txt"
     deadline_s = time.monotonic() + 10

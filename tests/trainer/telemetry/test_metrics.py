@@ -36,22 +36,22 @@ def test_the_rest_takes_as_long_as_the_steps_of_this_attempt_did(
     opened = sink(100)
     opened.interval(RESUMED)
     opened.close()
-    told = capsys.readouterr().out
-    assert "120/200" in told
-    assert "eta 0:02:40" in told
+    output = capsys.readouterr().out
+    assert "120/200" in output
+    assert "eta 0:02:40" in output
 
 
 def test_the_bar_begins_where_the_run_does(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also before the first interval has ended, when nobody knows how long it takes."""
+    """Also before the first interval has ended, when its length is unknown."""
     bar = LiveBar(200, 100)
     bar.close()
-    told = capsys.readouterr().out
-    assert "100/200" in told
-    assert "eta -" in told
+    output = capsys.readouterr().out
+    assert "100/200" in output
+    assert "eta -" in output
 
 
 def test_a_line_of_the_file_tells_how_many_steps_there_are(tmp_path: Path) -> None:
-    """Whoever reads along need not look for the log."""
+    """A reader need not look for the log."""
     MetricsFile(tmp_path / "metrics.jsonl", attempt=2).interval(RESUMED)
     line = json.loads((tmp_path / "metrics.jsonl").read_text())
     assert (line["attempt"], line["step"], line["total_steps"]) == (2, 120, 200)
@@ -62,7 +62,7 @@ class FullDisk:
 
     num_asked = 0
 
-    def interval(self, _told: object) -> None:
+    def interval(self, _interval: object) -> None:
         """Fail."""
         self.num_asked += 1
         raise OSError(28, "No space left on device")
@@ -74,10 +74,10 @@ class FullDisk:
         self.interval(None)
 
 
-def test_a_sink_that_fails_is_told_of_once_and_left_out(
+def test_a_sink_that_fails_is_reported_once_and_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The others, also those after it, are told as before."""
+    """The others, also those after it, are reported as before."""
     full = FullDisk()
     sinks = Sinks([full, MetricsFile(tmp_path / "metrics.jsonl", attempt=1)])
     sinks.interval(RESUMED)
@@ -85,9 +85,9 @@ def test_a_sink_that_fails_is_told_of_once_and_left_out(
     sinks.close()
     assert full.num_asked == 1
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
-    told = capsys.readouterr().err
-    assert "no more metrics to FullDisk" in told
-    assert told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert "no more metrics to FullDisk" in output
+    assert output.count("\n") == 1
 
 
 def test_tensorboard_that_cannot_be_opened_ends_no_run(

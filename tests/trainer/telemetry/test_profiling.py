@@ -11,18 +11,18 @@ from trainer.errors import UserError
 from trainer.telemetry.profiling import StepProfiler, check_device, profiled_ranks
 
 
-@pytest.mark.parametrize(("told", "ranks"), [("0", {0}), ("0,3", {0, 3}), ("all", {0, 1, 2, 3})])
-def test_ranks_are_named_one_by_one_or_all(told: str, ranks: set[int]) -> None:
+@pytest.mark.parametrize(("option", "ranks"), [("0", {0}), ("0,3", {0, 3}), ("all", {0, 1, 2, 3})])
+def test_ranks_are_named_one_by_one_or_all(option: str, ranks: set[int]) -> None:
     """Of four."""
-    assert profiled_ranks(Config(profile_steps="1:2", profile_ranks=told), 4) == ranks
+    assert profiled_ranks(Config(profile_steps="1:2", profile_ranks=option), 4) == ranks
 
 
-@pytest.mark.parametrize("told", ["4", "0,7", "", "some", "-1", "0,,1"])
-def test_a_rank_that_does_not_exist_is_refused(told: str) -> None:
+@pytest.mark.parametrize("option", ["4", "0,7", "", "some", "-1", "0,,1"])
+def test_a_rank_that_does_not_exist_is_refused(option: str) -> None:
     """With the numbers."""
-    config = Config(profile_steps="1:2", profile_ranks=told)
+    config = Config(profile_steps="1:2", profile_ranks=option)
     with pytest.raises(
-        UserError, match=f"--profile-ranks must be all, or ranks from 0 to 3 .*{told};"
+        UserError, match=f"--profile-ranks must be all, or ranks from 0 to 3 .*{option};"
     ):
         profiled_ranks(config, 4)
 
@@ -44,13 +44,13 @@ def test_a_snapshot_is_of_a_gpu() -> None:
 def test_a_trace_that_cannot_be_written_ends_no_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is told, once."""
+    """It is reported, once."""
     (tmp_path / "profile").write_text("somebody else's")
     profiler = StepProfiler(range(1, 2), tmp_path / "profile", rank=0)
     profiler.before(1)
     profiler.out_of_memory()
     profiler.after(1)
     profiler.close()
-    told = [line for line in capsys.readouterr().err.splitlines() if "could not write" in line]
-    assert len(told) == 2
-    assert "FileExistsError" in told[0]
+    output = [line for line in capsys.readouterr().err.splitlines() if "could not write" in line]
+    assert len(output) == 2
+    assert "FileExistsError" in output[0]

@@ -102,7 +102,7 @@ def test_only_the_forwards_of_training_count() -> None:
 
 
 def test_a_stage_of_more_layers_is_no_slow_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 5 equal layers one rank has 3 and another 2: both tell what 2.5 take."""
+    """Of 5 equal layers one rank has 3 and another 2: both report what 2.5 take."""
     clock = itertools.count()  # a layer takes a tick
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
     for own in (3, 2):
@@ -123,11 +123,11 @@ def test_the_ledger_adds_up() -> None:
     ledger.started(0.0)
     with ledger.saving():
         sum(range(10**6))
-    told = ledger.time_spent(0.001)
-    assert told["checkpoint_s"] > 0
-    assert told["data_wait_s"] == 0.001
-    assert told["start_s"] >= before["start_s"]
-    assert all(seconds >= 0 for seconds in told.values())
+    reported = ledger.time_spent(0.001)
+    assert reported["checkpoint_s"] > 0
+    assert reported["data_wait_s"] == 0.001
+    assert reported["start_s"] >= before["start_s"]
+    assert all(seconds >= 0 for seconds in reported.values())
 
 
 @pytest.mark.slow
@@ -145,7 +145,7 @@ def test_the_slow_rank_is_named(start_ranks: Callable[..., Any], tmp_path: Path)
     assert "x slower than the median rank, which costs " in started.output[0][0]
     for line in metrics:
         assert line["slow_ranks"][0]["rank"] == 2
-        assert line["rank_spread_pct"] > 50  # or it would not be told
+        assert line["rank_spread_pct"] > 50  # or it would not be reported
 
 
 @pytest.mark.slow
@@ -165,14 +165,14 @@ def test_the_slow_rank_is_named_in_every_layout(server: Server, layout: str) -> 
     """Though ranks wait for each other between layers, and within them."""
     out = "slow " + layout
     options = f"--workload tests.trainer.slowed:Slowed --max-steps 6 --log-every 3 {layout}"
-    codes, run, said = server.train(4, options, out)
-    assert codes == [0] * 4, said
-    for told in (run.summary(), *run.metrics("loss")):
-        assert max(told["slow_ranks"], key=itemgetter("ratio"))["rank"] == 2
+    codes, run, output = server.train(4, options, out)
+    assert codes == [0] * 4, output
+    for reported in (run.summary(), *run.metrics("loss")):
+        assert max(reported["slow_ranks"], key=itemgetter("ratio"))["rank"] == 2
 
 
 @pytest.mark.slow
-def test_the_time_of_an_attempt_is_told(train: Callable[..., tuple[int, Any]]) -> None:
+def test_the_time_of_an_attempt_is_reported(train: Callable[..., tuple[int, Any]]) -> None:
     """Sums in every line of the metrics, a ledger at the end, and the first step's moment."""
     options = ("--model", "mlp", "--log-every", "10", "--checkpoint-mode", "sync")
     code, run = train(*options, "--epochs", "2", "--val-every", "20")
@@ -186,10 +186,10 @@ def test_the_time_of_an_attempt_is_told(train: Callable[..., tuple[int, Any]]) -
     assert lines[-1]["checkpoint_s"] > 0
     assert not {"slow_ranks", "rank_spread_pct"} & lines[-1].keys()  # a single rank has no peers
     (ledger,) = run.events("ledger")
-    told = {key: ledger[key] for key in (*keys, "compute_s")}
+    reported = {key: ledger[key] for key in (*keys, "compute_s")}
     assert all(ledger[key] >= lines[-1][key] for key in keys)
     (first,) = run.events("first_step")
     assert first["step"] == 1
     began, ended = (datetime.fromisoformat(event["time"]) for event in (first, ledger))
-    in_training_s = sum(told.values()) - told["start_s"]
+    in_training_s = sum(reported.values()) - reported["start_s"]
     assert in_training_s == pytest.approx((ended - began).total_seconds(), rel=0.01, abs=0.02)

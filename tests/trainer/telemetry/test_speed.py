@@ -4,7 +4,7 @@ from trainer.telemetry.speed import Speed, Work, peak_flops_per_s
 
 
 def test_speed_is_tokens_operations_and_their_share_of_the_peak() -> None:
-    """What nobody knows is not told."""
+    """What is unknown is not reported."""
     work = Work(tokens_per_sample=2048, flops_per_sample=1.5e13, peak_flops_per_s=8 * 989.4e12)
     speed = work.speed(256.0)
     assert (speed.tokens_per_s, speed.flops_per_s) == (524_288.0, 3.84e15)

@@ -47,7 +47,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ob
 
 
 @pytest.mark.parametrize(
-    ("method", "told"),
+    ("method", "message"),
     [
         ("train_data(self): return Endless()", "which has a length; found Endless without one"),
         ("train_data(self): return None", "which has a length; found NoneType without one"),
@@ -63,14 +63,14 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ob
     ],
 )
 def test_what_cannot_be_used_is_one_line(
-    train: Train, write: Callable[[str], object], method: str, told: str, capfd: Any
+    train: Train, write: Callable[[str], object], method: str, message: str, capfd: Any
 ) -> None:
     """It names the class and its method, where torch would speak of tensors of ours."""
     write(method)
     code, _ = train(*FEW)
     err = capfd.readouterr().err
     assert code == 64
-    assert told in err
+    assert message in err
     assert "Traceback" not in err
 
 
@@ -88,7 +88,7 @@ def test_who_calls_exit_has_not_finished(
 def test_what_one_rank_alone_meets_is_in_its_log(
     start_ranks: Callable[..., Ranks], write: Callable[[str], object]
 ) -> None:
-    """The others only lose a peer: nobody but this rank can say why the run ends."""
+    """The others only lose a peer: only this rank can report why the run ends."""
     write(
         "loss(self, o, t):\n"
         "        if os.environ['RANK'] == '0': return super().loss(o, t)\n"

@@ -59,7 +59,7 @@ def test_how_many_targets_count_is_known_from_the_samples(samples: list[int]) ->
 
 
 def test_who_reads_or_counts_differently_is_asked() -> None:
-    """Of data with a `gather` of its own nobody knows, nor of a workload that counts itself."""
+    """It is unknown for data with a `gather` of its own, and for a workload that counts itself."""
     data = MaskedData(row=np.arange(9), vocab_size=9, sequence_length=4, source="noise")
     assert data.num_targets(np.arange(2)) is None
     assert Language(Config(workload="lm")).counts_all_but_ignored
@@ -156,8 +156,8 @@ def test_the_loss_is_a_sum_over_what_counts() -> None:
 
 def test_perplexity_and_bits_follow_from_the_loss() -> None:
     """Of bytes: a guess among 256 takes 8 bits; noise has no bits per byte."""
-    told = Language(Config(workload="lm")).derived(math.log(256))
-    assert told == pytest.approx({"test_perplexity": 256, "test_bits_per_byte": 8})
+    reported = Language(Config(workload="lm")).derived(math.log(256))
+    assert reported == pytest.approx({"test_perplexity": 256, "test_bits_per_byte": 8})
     assert list(Language(Config(workload="lm", mock_tokens=9)).derived(1.0)) == ["test_perplexity"]
     assert Language(Config(workload="lm")).derived(1e4)["test_perplexity"] == math.inf
 
@@ -254,9 +254,9 @@ def test_a_run_tells_perplexity_and_keeps_the_best_by_loss(
     summary = run.summary()
     assert summary["test_accuracy"] is None
     assert summary["test_bits_per_byte"] == validations[-1]["test_bits_per_byte"]
-    told = capsys.readouterr().out
-    assert f"test bits per byte {summary['test_bits_per_byte']:.4f} of " in told
-    assert f"FINISHED  test loss {summary['test_loss']:.4f}  test perplexity" in told
+    output = capsys.readouterr().out
+    assert f"test bits per byte {summary['test_bits_per_byte']:.4f} of " in output
+    assert f"FINISHED  test loss {summary['test_loss']:.4f}  test perplexity" in output
 
 
 @pytest.mark.slow

@@ -213,13 +213,13 @@ def test_a_tokenizer_that_is_named_comes_along(
 def test_a_checkpoint_writes(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The prompt and as many bytes as asked for; the same seed, the same text."""
     capsys.readouterr()
-    told = []
+    reported = []
     for more in (["--seed", "3"], ["--seed", "3"], ["--seed", "4"], ["--temperature", "0"]):
         words = [str(trained), "--prompt", "def f(", "--tokens", "20", *more]
         assert run(sample.main, words) == 0
-        told.append(capsys.readouterr().out)
-    assert told[0] == told[1] != told[2]
-    assert all(text.startswith("def f(") for text in told)
+        reported.append(capsys.readouterr().out)
+    assert reported[0] == reported[1] != reported[2]
+    assert all(text.startswith("def f(") for text in reported)
     for words in (
         [str(trained), "--prompt", ""],
         [str(trained), "--prompt", "a", "--temperature", "nan"],

@@ -139,7 +139,7 @@ def test_a_failed_download_is_one_line_and_leaves_nothing(
     """The message says what would do instead."""
     from torchvision.datasets import MNIST  # noqa: PLC0415 -- slow
 
-    # A port that nobody listens on: a real failure, whatever network there is.
+    # A port without a listener: a real failure, whatever network there is.
     monkeypatch.setattr(MNIST, "mirrors", ["http://127.0.0.1:9/"])
     with pytest.raises(UserError, match=r"leave --data-dir out") as caught:
         Mnist(Config(data_dir=tmp_path)).prepare()

@@ -1,4 +1,4 @@
-"""What the beat costs: all beats of a step, one after the other, as the loop makes them."""
+"""What a heartbeat costs: all heartbeats of a step, one after the other, as the loop makes them."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- where the launcher puts it, t
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beats:
-    """CPU time of the beats of one step, in microseconds: the least of several repetitions."""
+class Heartbeats:
+    """CPU time of the heartbeats of one step, in microseconds: the least of several repetitions."""
 
     watched_us: float
     unwatched_us: float
-    """Without a folder to beat in: what everybody pays."""
-    num_beats: int
+    """Without a folder for heartbeats: what every run pays."""
+    num_writes: int
 
 
-def measure() -> Beats:
-    """Measure a step of one microbatch, asked about and logged: more beats than most steps have."""
+def measure() -> Heartbeats:
+    """Measure a step of one microbatch, asked about and logged: more than most steps have."""
     folder = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(dir=folder) as name:
         heartbeat = SharedHeartbeat(Path(name) / "rank-0")
-        return Beats(watched_us=_time(heartbeat), unwatched_us=_time(NoHeartbeat()), num_beats=6)
+        return Heartbeats(
+            watched_us=_time(heartbeat), unwatched_us=_time(NoHeartbeat()), num_writes=6
+        )
 
 
 def _time(heartbeat: SharedHeartbeat | NoHeartbeat) -> float:

@@ -1,0 +1,53 @@
+"""Rules on logs that have a gap, or end early: just above each threshold and just below."""
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+
+from monitor.logs.series import Run
+from tests.monitor.analysis.rule_cases import Case, findings_of
+from tests.monitor.made_runs import BEGIN_S, NUM_SAMPLES, STEP_S, gpu, run
+
+
+def gap(seconds: float) -> Run:
+    """A log without rows for a while."""
+    clock_s = BEGIN_S + STEP_S * np.arange(NUM_SAMPLES)
+    clock_s[100:] += seconds - STEP_S
+    return run(gpu(time_s=clock_s))
+
+
+def shorter(seconds: float) -> Run:
+    """Two nodes, the second of which ends before the first."""
+    clock_s = BEGIN_S + np.arange(0, 3600, STEP_S)
+    return run(gpu(time_s=clock_s), gpu(host="n2", time_s=clock_s - seconds))
+
+
+CASES = [
+    Case("gap", "hint", gap(76), gap(75), "nothing written for 1 min, where a sample is usual"),
+    Case("gap", "warning", shorter(76), shorter(75), "its log ends 1 min before"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_each_threshold(case: Case) -> None:
+    """What is just over it is found, with place, time and numbers; what is just below is not."""
+    case.check()
+
+
+def test_a_node_without_a_log_is_reported() -> None:
+    """It had ranks; where no node has a log, there was no monitor, and that was asked for."""
+    ups = tuple({"event": "rank_up", "rank": i, "node": f"n{i + 1}.here"} for i in range(2))
+    (found,) = findings_of(run(gpu(host="n1"), events=ups), "gap")
+    assert (found.host, found.severity) == ("n2", "warning")
+    assert not findings_of(run(gpu(host="n1"), gpu(host="n2"), events=ups), "gap")
+    assert not findings_of(run(events=ups), "gap")
+
+
+def test_a_gap_between_two_starts_is_none() -> None:
+    """The job was at rest, by its own word."""
+    start = datetime.fromtimestamp(BEGIN_S + 100 * STEP_S + 200, UTC).isoformat()
+    looked_at = gap(400)
+    resting = Run("made", looked_at.gpus, events=({"event": "start", "time": start},))
+    assert findings_of(looked_at, "gap")
+    assert not findings_of(resting, "gap")

@@ -1,0 +1,103 @@
+"""Whether the copies of a model are still copies, to the bit.
+
+Data-parallel copies get the same gradients and make the same updates, so a copy whose weights
+differ was hit by a fault of its GPU, its memory or its network card, of which nothing else tells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainer.distributed.device import uuid_of
+from trainer.errors import RunFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor, nn
+
+    from trainer.distributed.mesh import Mesh
+    from trainer.parallel.layout import Layout
+    from trainer.telemetry.events import EventLog
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The type whose bits are a value's, by its bytes."""
+_PART_BITS = 32
+_NUM_PARTS = 2
+"""A hash has 64 bits, and a reduction in float64 carries 53."""
+
+
+def check_replicas(model: nn.Module, mesh: Mesh, events: EventLog, step: int) -> None:
+    """Compare the weights of each copy with its peers'; all ranks call it together.
+
+    Raises RunFailedError on the ranks that differ; the others wait for them, and lose them.
+    """
+    world_size = mesh.ranks.world_size
+    own = hash_of([parameter.data for parameter in model.parameters()])
+    places = [0.0] * (world_size * _NUM_PARTS)
+    for part in range(_NUM_PARTS):
+        places[mesh.ranks.rank * _NUM_PARTS + part] = float(
+            own >> part * _PART_BITS & (1 << _PART_BITS) - 1
+        )
+    summed = mesh.sum(places)
+    hashes = [tuple(summed[i : i + _NUM_PARTS]) for i in range(0, len(summed), _NUM_PARTS)]
+    different = odd_ranks(hashes, mesh.layout)
+    if not different:
+        return
+    rank = mesh.ranks.rank
+    if rank not in different:
+        mesh.barrier()  # ends with the ranks that raise: the run's failure is theirs
+    node, gpu = mesh.nodes[rank], uuid_of(mesh.device)
+    events.write("replica_differs", step=step, rank=rank, node=node, gpu=gpu)
+    place = f"rank {rank}" + (f" on {node}" if node else "") + (f", GPU {gpu}" if gpu else "")
+    raise RunFailedError.of(
+        "the weights of data-parallel copies",
+        rule="be the same to the bit",
+        found=f"others on {place} at step {step}",
+        remedy="test the memory and the GPU there; nothing was saved from this step",
+    )
+
+
+def hash_of(tensors: Sequence[Tensor]) -> int:
+    """Return 64 bits that change with any bit of the values; of shards, of this rank's own.
+
+    The sum of a tensor's bits, as integers, is one pass over it on its own device.
+    """
+    sums = [_bits(local).sum(dtype=torch.int64) for local in map(_local, tensors) if local.numel()]
+    # One copy from the device, not one for each tensor.
+    values = torch.stack(sums).tolist() if sums else []
+    digest = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """View values as integers, 8 bytes at a time where shape and strides let it: far faster.
+
+    Nothing but these decides, since they alone are the same on all copies.
+    """
+    if not tensor.is_contiguous() or tensor.nbytes % 8:
+        return tensor.view(_INTEGERS[tensor.element_size()])
+    is_aligned = tensor.storage_offset() * tensor.element_size() % 8 == 0
+    return (tensor if is_aligned else tensor.clone()).view(-1).view(torch.int64)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def odd_ranks(hashes: Sequence[object], layout: Layout) -> list[int]:
+    """Return the ranks whose hash is not that of most copies of the same part; of two, both."""
+    copies: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(layout.world_size):
+        at = layout.coordinates(rank) | {"dp_replicate": 0}
+        copies.setdefault(tuple(at.values()), []).append(rank)
+    odd = []
+    for ranks in copies.values():
+        (common, count), *_ = Counter(hashes[rank] for rank in ranks).most_common()
+        has_majority = 2 * count > len(ranks)
+        odd += [rank for rank in ranks if not has_majority or hashes[rank] != common]
+    return sorted(odd)
