@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jobs import processes
-from jobs.supervisor.step import start
 
 if TYPE_CHECKING:
     import subprocess
@@ -29,7 +28,7 @@ class Standby:
     def __init__(self, loop: Loop, backend: Backend, step: Step) -> None:
         """Start it."""
         self._loop, self._step = loop, step
-        self._processes, self._fd = start(lambda stdout: backend.start(step, stdout))
+        self._processes, self._fd = processes.piped(lambda stdout: backend.start(step, stdout))
 
     def fits(self, step: Step) -> bool:
         """Whether its ranks are where those of this step are to be, and all there."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import os
 import signal
@@ -17,7 +16,7 @@ from rundir.channel import FrameReader
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
     from jobs.backends.base import Backend, Step
     from jobs.loop import Loop, Timer
@@ -35,8 +34,6 @@ _POLL_S = 0.2
 _MAX_READ = 1 << 20
 """Bytes in one turn of the loop."""
 _MAX_PENDING = 64 << 20
-_PIPE_SIZE = 1 << 20
-_F_SETPIPE_SZ = 1031
 
 
 class Output:
@@ -56,20 +53,6 @@ class Output:
 def _write(data: bytes) -> None:
     while data:
         data = data[os.write(1, data) :]
-
-
-def start(
-    begin: Callable[[int], list[subprocess.Popen[bytes]]],
-) -> tuple[list[subprocess.Popen[bytes]], int]:
-    """Start processes that write into a pipe; them, and the descriptor to read from."""
-    fd, stdout = os.pipe()
-    os.set_blocking(fd, False)
-    with suppress(OSError):
-        fcntl.fcntl(stdout, _F_SETPIPE_SZ, _PIPE_SIZE)
-    try:
-        return begin(stdout), fd
-    finally:
-        os.close(stdout)
 
 
 class RunningStep:
@@ -103,7 +86,7 @@ class RunningStep:
         self.code = codes.FINISHED
         """The first bad code of its processes."""
         self._frames = FrameReader()
-        self._running, self._fd = standby.begin(step) if standby else start(self._start)
+        self._running, self._fd = standby.begin(step) if standby else processes.piped(self._start)
         self._end_timers: list[Timer] = []
         self._step_id: int | None = None
         loop.watch(self._fd, self._read)
