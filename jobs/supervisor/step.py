@@ -6,7 +6,6 @@ import functools
 import os
 import signal
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jobs import processes
