@@ -247,13 +247,16 @@ def keeps_containers(here: Surroundings) -> bool:
 
     By its default Pyxis keeps it for ever. Where it mounts the file, there is nothing to unpack.
     """
-    done = subprocess.run(
-        [f"{here.root}/container/pyxis_env.sh", "--plugin"],
-        env=here.environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [f"{here.root}/container/pyxis_env.sh", "--plugin"],
+            env=here.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+    except OSError:  # jobs/ alone was copied
+        return False
     words = done.stdout.decode(errors="replace").split()
     mounts = any(re.fullmatch("use_squashfuse=(1|true|y|yes|on)", word) for word in words)
     return "container_scope=job" in words and not mounts
