@@ -57,6 +57,7 @@ def missing_memory(
     nodes: Sequence[str],
     needed: Sequence[int],
     free: Sequence[int],
+    *,
     remedy: str = "give the job more, as by --mem, or take --checkpoint-mode sync",
 ) -> str:
     """Name the first node on which the copies do not fit, or return nothing.
@@ -164,7 +165,9 @@ class SavePlan:
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         (has_changed,) = self._mesh.max([shapes != self._shapes])
         if has_changed:
-            held = group.gather({part_of(name, t): num_local_bytes(t) for name, t in tensors.items()})
+            held = group.gather(
+                {part_of(name, t): num_local_bytes(t) for name, t in tensors.items()}
+            )
             shares = divide(held)
             self._shapes = shapes
             self._own = {name for name, _ in shares[group.rank]}

@@ -60,6 +60,7 @@ def seal(path: Path) -> FileRecord:
 
 
 def examine(path: Path) -> FileRecord:
+    """Read a file and return its record."""
     with path.open("rb", buffering=0) as file:
         digest, block, size_bytes = hashlib.sha256(), bytearray(_BLOCK_BYTES), 0
         while count := file.readinto(block):

@@ -172,8 +172,7 @@ class Resume:
         own = self.checkpoints.folder.paths if request == "auto" else list
         newest = next(iter(list_together(own, self.mesh, self.checkpoints.open_group)), None)
         after = 0 if newest is None else step_of(newest.name) or 0
-        # Other nodes have the rest of the model.
-        found = self.snapshots.load(after, replace(self, elsewhere={})._prepare)
+        found = self.snapshots.load(after, self._prepare_own)
         if found is None:
             return None
         tensors, state, path = found
@@ -219,6 +218,15 @@ class Resume:
         return Resumed(state=state, loss_sum=loss_sum)
 
     def _prepare(self, stored: Stored) -> dict[str, Tensor]:
+        self._check_options(stored)
+        return destinations(stored.entries, self.model, self.mesh.ranks.rank, self.elsewhere)
+
+    def _prepare_own(self, stored: Stored) -> dict[str, Tensor]:
+        """As for a checkpoint; but of a snapshot each rank sees its own part of the model only."""
+        self._check_options(stored)
+        return destinations(stored.entries, self.model, self.mesh.ranks.rank)
+
+    def _check_options(self, stored: Stored) -> None:
         found = differences(self.identity, stored.state.identity)
         if found and not self.is_forced:
             raise UserError(
@@ -227,4 +235,3 @@ class Resume:
                 found="; ".join(found),
                 remedy="give them again, or --force to go on nevertheless, or --resume none",
             )
-        return destinations(stored.entries, self.model, self.mesh.ranks.rank, self.elsewhere)

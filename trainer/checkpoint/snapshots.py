@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from dataclasses import asdict
-from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trainer.checkpoint.process_group import ProcessGroup
     from trainer.checkpoint.train_state import TrainState
     from trainer.distributed.mesh import Mesh
     from trainer.telemetry.events import EventLog
@@ -193,7 +192,7 @@ class Snapshots:
         sizes = self._group.gather(size)
         self._num_bytes = sum(sizes)
         files = {(r, s): sizes[r] for r in (self._rank, *self._kept) for s in range(_NUM_SLOTS)}
-        present = sum(p.stat().st_size for p in map(self._file, *zip(*files)) if p.exists())
+        present = sum(p.stat().st_size for p in starmap(self._file, files) if p.exists())
         free = min(self._num_free_bytes(), saving.num_free_bytes(self._path))
         asked = self._group.gather((sum(files.values()) - present, free))
         problem = missing_memory(self._mesh.nodes, *zip(*asked, strict=True), remedy=_REMEDY)
@@ -210,7 +209,7 @@ class Snapshots:
     def _pin(self, *, is_pinned: bool) -> None:
         """Let a GPU write the buffers by itself; where it cannot, the copies are slower."""
         if self._mesh.device.type == "cuda":
-            cuda: Any = torch.cuda.cudart()
+            cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             for buffer in self._buffers.values():
                 if is_pinned:
                     cuda.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0)
@@ -267,7 +266,8 @@ class Snapshots:
         for rank in self._kept:
             kept_slot = self._next_slot(rank)
             self._index(rank, kept_slot).unlink(missing_ok=True)
-            kept = self._receive(rank, lambda _, at=(rank, kept_slot): self._buffers[at])
+            kept, _ = self._receive_index(rank)
+            dist.recv(self._buffers[rank, kept_slot], src=rank, group=self._group.handle)
             try:
                 self._write_index(rank, kept_slot, kept)
             except OSError as error:
@@ -282,14 +282,13 @@ class Snapshots:
         messages = torch.tensor([index.numel(), data.numel()]), index, data
         return [(dist.isend(one, dst=rank, group=self._group.handle), one) for one in messages]
 
-    def _receive(self, rank: int, buffer_of: Callable[[int], Tensor]) -> str:
-        """Receive a file into what `buffer_of` its size gives; return its index."""
+    def _receive_index(self, rank: int) -> tuple[str, int]:
+        """Receive an index; also return the size of the file that follows."""
         sizes = torch.zeros(2, dtype=torch.int64)
         dist.recv(sizes, src=rank, group=self._group.handle)
         index = torch.empty(int(sizes[0]), dtype=torch.uint8)
         dist.recv(index, src=rank, group=self._group.handle)
-        dist.recv(buffer_of(int(sizes[1])), src=rank, group=self._group.handle)
-        return bytes(index.numpy()).decode()
+        return bytes(index.numpy()).decode(), int(sizes[1])
 
     # ---- going on from one -----------------------------------------------------------------------
 
@@ -322,7 +321,9 @@ class Snapshots:
         try:
             self._fetch(step, found)
             self._verify(step)
-        except (OSError, LookupError, manifest.DamagedError) as error:
+        except manifest.DamagedError as error:
+            problem = f"rank {self._rank}: {error}"
+        except (OSError, LookupError) as error:
             problem = f"rank {self._rank}: {short_line(error)}"
         problem = next(filter(None, self._group.gather(problem)), "")
         slots = {rank: slot for (s, rank), slot in self._list().items() if s == step}
@@ -378,8 +379,9 @@ class Snapshots:
                 used = {slot for (_, of), slot in on_node.items() if of == rank}
                 slot = 1 if used == {0} else 0
                 self._index(rank, slot).unlink(missing_ok=True)
-                path = self._file(rank, slot)
-                self._write_index(rank, slot, self._receive(holder, partial(_map, path)))
+                text, size = self._receive_index(holder)
+                dist.recv(_map(self._file(rank, slot), size), src=holder, group=self._group.handle)
+                self._write_index(rank, slot, text)
 
     def _read(
         self, slots: Mapping[int, int], prepare: Callable[[Stored], dict[str, Tensor]]

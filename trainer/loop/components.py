@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trainer.checkpoint.checkpoints import Checkpoints
-    from trainer.checkpoint.snapshots import Snapshots
     from trainer.checkpoint.resume import Resumed
+    from trainer.checkpoint.snapshots import Snapshots
     from trainer.checkpoint.train_state import TrainState
     from trainer.config import Config
     from trainer.data.batch_plan import BatchPlan
