@@ -90,6 +90,8 @@ class Snapshots:
         self._num_bytes = 0
         self._is_open = False
         self._thread: threading.Thread | None = None
+        self._is_copied = threading.Event()
+        self._is_copied.set()
         self._problem = ""
         self._event_s = -float(_EVENT_INTERVAL_S)
         if every:
@@ -144,9 +146,10 @@ class Snapshots:
     def take(
         self, shared: Mapping[str, Tensor], own: Mapping[str, Tensor], state: TrainState
     ) -> None:
-        """Copy the state; a thread does the rest. Waits for the one before.
+        """Begin to copy the state; a thread does that. Waits for the one before.
 
-        Of what ranks have in common, `shared`, one of a node copies each tensor; `own` is not.
+        Of what ranks have in common, `shared`, one of a node copies each tensor, and that may not
+        change before `wait_for_copy`, so a step's update waits. `own` is copied at once.
         """
         self.wait()
         if not self.every:
@@ -160,17 +163,34 @@ class Snapshots:
             self._shapes = shapes
         slot = self._next_slot(self._rank)
         self._index(self._rank, slot).unlink(missing_ok=True)
-        with torch.no_grad():
-            for part in self._parts:
-                source = _local(tensors[part["name"]])
-                _view(self._buffers[self._rank, slot], part).copy_(source, non_blocking=True)
+        self._copy(own, slot)
+        self._is_copied.clear()
+        stream = None
         if self._mesh.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
         # A daemon: a process that must end does not wait for a rank that is gone.
         self._thread = threading.Thread(
-            target=self._complete, args=(slot, state, began_s), name="snapshot", daemon=True
+            target=self._complete,
+            args=(shared, stream, slot, state, began_s),
+            name="snapshot",
+            daemon=True,
         )
         self._thread.start()
+
+    def _copy(self, tensors: Mapping[str, Tensor], slot: int) -> None:
+        buffer = self._buffers[self._rank, slot]
+        with torch.no_grad():
+            for part in self._parts:
+                if part["name"] in tensors:
+                    source = _local(tensors[part["name"]])
+                    _view(buffer, part).copy_(source, non_blocking=True)
+        if self._mesh.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
+    def wait_for_copy(self) -> None:
+        """Wait until weights and the optimizer's state are copied. Only this rank waits."""
+        self._is_copied.wait()
 
     def wait(self) -> None:
         """Wait for the one that is being completed; after it, all ranks know of a failure."""
@@ -218,12 +238,26 @@ class Snapshots:
 
     # ---- in the thread ---------------------------------------------------------------------------
 
-    def _complete(self, slot: int, state: TrainState, began_s: float) -> None:
-        """Write the index of what was copied, exchange it with other nodes, report the outcome."""
+    def _complete(
+        self,
+        tensors: Mapping[str, Tensor],
+        stream: torch.cuda.Stream | None,
+        slot: int,
+        state: TrainState,
+        began_s: float,
+    ) -> None:
+        """Copy, write the index of that, exchange it with other nodes, report the outcome."""
         text, problem = "", ""
         try:
-            text = self._describe(slot, state)
-            self._write_index(self._rank, slot, text)
+            with torch.cuda.stream(stream):
+                self._copy(tensors, slot)
+        except Exception as error:  # noqa: BLE001 -- the other ranks wait for the outcome
+            problem = short_line(error)
+        self._is_copied.set()
+        try:
+            if not problem:
+                text = self._describe(slot, state)
+                self._write_index(self._rank, slot, text)
         except Exception as error:  # noqa: BLE001 -- the other ranks wait for the outcome
             problem = short_line(error)
         try:

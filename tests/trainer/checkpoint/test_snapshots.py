@@ -231,6 +231,22 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
     assert loaded_step(open_snapshots(tmp_path)) is None
 
 
+def test_what_changes_after_the_copy_is_not_in_it(tmp_path: Path) -> None:
+    """The update may begin when `wait_for_copy` returns; own tensors may change before."""
+    shared = {f"model/{i}": torch.zeros(1 << 20) for i in range(8)}
+    own = {"rank/0/x": torch.zeros(4)}
+    snapshots = open_snapshots(tmp_path)
+    snapshots.take(shared, own, state_at(5))
+    own["rank/0/x"].fill_(1)
+    snapshots.wait_for_copy()
+    for tensor in shared.values():
+        tensor.fill_(1)
+    snapshots.wait()
+    loaded = open_snapshots(tmp_path).load(0, all_of)
+    assert loaded is not None
+    assert all(not loaded[0][name].any() for name in (*shared, *own))
+
+
 def test_tensors_of_any_type_and_strides_come_back(tmp_path: Path) -> None:
     """Values, types and shapes are those that were copied."""
     own = {
