@@ -26,6 +26,20 @@ OPTIONS = (
     "--num-workers=0",
     f"--snapshot-every={EVERY}",
 )
+LAYOUTS = {
+    "fsdp": ("--strategy=fsdp",),
+    "pp": (
+        "--strategy=pp",
+        "--workload=lm",
+        "--model=toy",
+        "--sequence-length=16",
+        "--mock-tokens=20000",
+        "--global-batch-size=8",
+        "--micro-batch-size=4",
+        "--max-steps=100",
+    ),
+}
+"""Each rank has a part of the model that the other has not."""
 
 
 class Job:
@@ -107,20 +121,22 @@ def test_a_killed_rank_costs_at_most_the_steps_since_the_last_two(
     assert again.run.checkpoints() == whole.run.checkpoints()  # it is no checkpoint
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "pp"])
 def test_a_lost_node_is_made_up_for_by_its_neighbours_copy(
-    start: Callable[..., Ranks], job: Job
+    start: Callable[..., Ranks], job: Job, strategy: str
 ) -> None:
     """A node is replaced by a spare, whose rank gets its file from the node that kept a copy."""
-    ranks = start("--strategy=fsdp", env=job.env(1, "n{rank}"))
+    options = LAYOUTS[strategy]
+    ranks = start(*options, env=job.env(1, "n{rank}"))
     killed_step = kill_after(ranks, 30)
     assert steps_in(job.directory("n0"))
     shutil.rmtree(job.directory("n1"))
-    again = start("--strategy=fsdp", env=job.env(2, "n{rank}"))
+    again = start(*options, env=job.env(2, "n{rank}"))
     assert again.wait() == [0, 0], again.output
     (_, (step, path)) = resumes(again)
     assert path == str(job.directory("n0"))
     assert killed_step - 2 * EVERY <= step <= killed_step + 1
-    whole = start("--strategy=fsdp", "--snapshot-every=0", env=job.env(1), out="whole")
+    whole = start(*options, "--snapshot-every=0", env=job.env(1), out="whole")
     assert whole.wait() == [0, 0]
     assert last_losses(again) == last_losses(whole)
 
