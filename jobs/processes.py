@@ -1,7 +1,8 @@
-"""Processes of this machine, by /proc: which live, which belong to a job, and how they end."""
+"""Processes of this machine: started with a pipe; by /proc, which live and whose; their end."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import stat
@@ -10,10 +11,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterable, Iterator
 
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1
+_PIPE_SIZE = 1 << 20
+_F_SETPIPE_SZ = 1031
 
 
 def initial_environment() -> dict[str, str]:
@@ -175,3 +179,17 @@ def _prctl() -> Callable[..., object] | None:
         return ctypes.CDLL(None).prctl
     except (ImportError, OSError, AttributeError):
         return None
+
+
+def piped(
+    begin: Callable[[int], list[subprocess.Popen[bytes]]],
+) -> tuple[list[subprocess.Popen[bytes]], int]:
+    """Start processes that write into a pipe; them, and the descriptor to read from."""
+    fd, stdout = os.pipe()
+    os.set_blocking(fd, False)
+    with suppress(OSError):
+        fcntl.fcntl(stdout, _F_SETPIPE_SZ, _PIPE_SIZE)
+    try:
+        return begin(stdout), fd
+    finally:
+        os.close(stdout)

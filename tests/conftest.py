@@ -37,7 +37,6 @@ MAX_WHY = 600
 SHARED_CLUSTER = "the shared cluster"
 THINGS = {
     "cluster": SHARED_CLUSTER,
-    "examples": SHARED_CLUSTER,
     "jobs/test_layouts_on_slurm.py": SHARED_CLUSTER,
     "jobs/test_recovery.py": SHARED_CLUSTER,
     "jobs/test_slurm.py": SHARED_CLUSTER,
@@ -45,6 +44,7 @@ THINGS = {
     "jobs/test_watchdog.py": SHARED_CLUSTER,
     "monitor/runs/test_why_on_slurm.py": SHARED_CLUSTER,
     "benchmarks/test_scaling.py": SHARED_CLUSTER,
+    "examples": "the examples' cluster",
     "faults": "a cluster of its own",
     "container": "Docker",
 }

@@ -208,7 +208,7 @@ def _end_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _leave(code: int) -> NoReturn:
+def leave(code: int) -> NoReturn:
     """End without the interpreter's own teardown, which would only take time.
 
     Leaving a process group can wait for ever, and a thread of torch that still runs while Python
@@ -221,4 +221,4 @@ def _leave(code: int) -> NoReturn:
 if __name__ == "__main__":
     gc.disable()  # of `import torch`, a fifth would be looking for garbage where there is none
     lose_what_cannot_be_written()
-    _leave(main(sys.argv[1:], os.environ))
+    leave(main(sys.argv[1:], os.environ))

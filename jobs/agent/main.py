@@ -9,6 +9,7 @@ from jobs.agent import command, contract, defaults
 from jobs.agent.limits import raise_limits
 from jobs.agent.node import run_node
 from jobs.agent.rank import run_rank
+from jobs.agent.standby import VARIABLE, Standby, wait
 from jobs.loop import Loop
 from jobs.messages import UsageError, info, one_line
 from rundir import codes
@@ -28,6 +29,10 @@ def main(words: list[str]) -> int:
 
 def _run(words: list[str]) -> int:
     environ = defaults.read_switches(processes.initial_environment())
+    standby = None
+    if environ.pop(VARIABLE, ""):
+        standby = Standby(environ, _ROOT)
+        words, environ = wait(environ)
     place = contract.resolve(environ)
     place = place._replace(environ=defaults.complete(place.environ))
     files = RunDir(place.environ["DDP_RUN_DIR"])
@@ -38,4 +43,4 @@ def _run(words: list[str]) -> int:
     if place.is_node_task:
         return run_node(words, place, _ROOT, loop)
     environ = contract.with_torchrun_names(place.environ)
-    return run_rank(command.build(words, environ, _ROOT), environ, _ROOT, loop)
+    return run_rank(command.build(words, environ, _ROOT), environ, _ROOT, loop, standby)

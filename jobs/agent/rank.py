@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from jobs import processes
 from jobs.agent import contract, heartbeats
-from jobs.agent.child import Streams
+from jobs.agent.child import Streams, start
 from jobs.agent.error_file import ErrorFile
 from jobs.agent.log import LogFollower
 from jobs.agent.monitor import start_monitor
@@ -24,9 +24,11 @@ from rundir.paths import RunDir
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from jobs.agent.child import Child
     from jobs.agent.command import Command
     from jobs.agent.error_file import Recorded
     from jobs.agent.monitor import Monitor
+    from jobs.agent.standby import Standby
     from jobs.loop import Loop
 
 _FOLLOW_S = 5
@@ -38,10 +40,12 @@ _PEERS_START_S = 30
 _POLL_S = 0.1
 
 
-def run_rank(command: Command, environ: dict[str, str], root: str, loop: Loop) -> int:
+def run_rank(
+    command: Command, environ: dict[str, str], root: str, loop: Loop, standby: Standby | None
+) -> int:
     """Run a rank from its beginning to its end; return its code."""
     rank = _Rank(environ, loop)
-    rank.start(command, root)
+    rank.start(command, root, standby.start if standby else start)
     code = rank.wait()
     rank.close(is_finished=code == codes.FINISHED)
     return code
@@ -68,14 +72,15 @@ class _Rank:
             log, self._task.log_offset, str(self._rank), loop, self._output
         )
 
-    def start(self, command: Command, root: str) -> None:
+    def start(self, command: Command, root: str, begin: Callable[..., Child]) -> None:
         """Start the node's monitor, if this is its first rank, and the command."""
         task = self._task
         if self._is_leader:
             self._monitor = start_monitor(self._environ, root)
         if self._monitor:
             task.children.append(self._monitor.child)
-        child = task.start(command.argv, Streams(task.log_fd, task.log_fd), signal.SIGKILL)
+        streams = Streams(task.log_fd, task.log_fd)
+        child = task.start(command.argv, streams, signal.SIGKILL, start=begin)
         if self._directory:
             self._directory.add_child(child.pid, self._local_rank, is_trainer=command.is_trainer)
         self._follower.start()

@@ -14,7 +14,7 @@ from rundir import codes, events
 from rundir.paths import RunDir
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from jobs.agent.child import Child
     from jobs.loop import Loop
@@ -41,7 +41,7 @@ class Task:
 
         """
         self._environ = environ
-        self._rank_id = f"{environ['DDP_LAUNCH_ID']}/{name}"
+        self._rank_id = rank_id(environ, name)
         self.log = log
         self.log_fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self.log_offset = os.fstat(self.log_fd).st_size
@@ -66,10 +66,11 @@ class Task:
         streams: child.Streams,
         parent_death: int,
         ignored: Sequence[int] = (),
+        start: Callable[..., Child] = child.start,
     ) -> Child:
         """Start the command; see `child.start`."""
         environ = {**self._environ, "DDP_RANK_ID": self._rank_id}
-        self.child = child.start(argv, environ, streams, parent_death, ignored)
+        self.child = start(argv, environ, streams, parent_death, ignored)
         self.children.append(self.child)
         if self._early:
             self._pass_on(self._early)
@@ -164,6 +165,11 @@ class Task:
             processes.send(pids, signal.SIGUSR1)
         else:
             self._loop.after(_RETRY_S, lambda: self._request_checkpoint(number))
+
+
+def rank_id(environ: Mapping[str, str], name: str) -> str:
+    """Give the value of DDP_RANK_ID by which all processes of a rank, or a node, can be found."""
+    return f"{environ['DDP_LAUNCH_ID']}/{name}"
 
 
 def has_failed(run_dir: RunDir, attempt: int) -> bool:

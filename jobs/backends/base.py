@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.processes import die_with_parent, load_die_with_parent
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Mapping, Sequence
 
     from jobs.backends.slurm import Slurm
@@ -91,11 +91,18 @@ class Step(NamedTuple):
     out: str
     """DDP_OUT."""
     is_restart: bool
+    is_standby: bool = False
+    """Its ranks wait on their standard input for the attempt to begin."""
 
     @property
     def is_own_command(self) -> bool:
         """Whether the ranks run a command of the user's own."""
         return self.arguments[:1] == ["--"]
+
+    @property
+    def stdin(self) -> int:
+        """What the processes that start it get for standard input, as subprocess has it."""
+        return subprocess.PIPE if self.is_standby else subprocess.DEVNULL
 
 
 class Address(NamedTuple):
@@ -114,6 +121,8 @@ class Backend(ABC):
     place: str
     """Its name in the events."""
     is_in_place = False
+    has_standby = False
+    """Whether the next attempt's ranks can wait beside this one's."""
     has_own_image = False
     """The ranks run in an image into which this script cannot look."""
 
@@ -145,7 +154,10 @@ class Backend(ABC):
 
     @abstractmethod
     def start(self, step: Step, stdout: int) -> list[subprocess.Popen[bytes]]:
-        """Start the step; its standard output goes into the pipe, and holds the ranks' reports."""
+        """Start the step; its standard output goes into the pipe, and holds the ranks' reports.
+
+        The processes of a step that waits have a pipe for standard input.
+        """
 
     def note_step(self, step_id: int | None) -> None:  # noqa: B027 -- few need it
         """Take the step's number, once it is known; None: the step is over."""

@@ -29,6 +29,7 @@ class Local(Backend):
     """Starts a launcher a rank, and is what srun is elsewhere."""
 
     is_in_place = True
+    has_standby = True
 
     def __init__(self, here: Surroundings) -> None:
         """Check that no rank would have to start elsewhere. Raises UsageError and Exit."""
@@ -85,7 +86,7 @@ class Local(Backend):
             subprocess.Popen(
                 self.command(step),
                 env={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdin=subprocess.DEVNULL,
+                stdin=step.stdin,
                 stdout=stdout,
                 preexec_fn=prepare,  # noqa: PLW1509 -- it calls prctl and signal alone
             )

@@ -27,6 +27,7 @@ class Srun(Backend):
     """Starts one step, which ends at its first bad exit. Raises UsageError."""
 
     place = "bare-srun"
+    has_standby = True
 
     def __init__(self, here: Surroundings) -> None:
         """Take the job as it is."""
@@ -86,7 +87,8 @@ class Srun(Backend):
         layout = step.layout
         # --wait=0: no site's WaitTime ends those that still write their checkpoint.
         options = ["--kill-on-bad-exit=1", "--wait=0", f"--nodes={layout.num_nodes}"]
-        options += [f"--ntasks={layout.num_tasks}", "--export=ALL", "--input=none"]
+        options += [f"--ntasks={layout.num_tasks}", "--export=ALL"]
+        options.append("--input=all" if step.is_standby else "--input=none")
         if step.environ.get("SRUN_CPUS_PER_TASK"):
             options.append(f"--cpus-per-task={step.environ['SRUN_CPUS_PER_TASK']}")
         if self._mpi and layout.num_local_ranks != layout.num_local_tasks:
@@ -127,7 +129,7 @@ class Srun(Backend):
         process = subprocess.Popen(
             self.command(step),
             env=self._environ(step),
-            stdin=subprocess.DEVNULL,
+            stdin=step.stdin,
             stdout=stdout,
             start_new_session=not self._here.is_interactive,
             preexec_fn=prepare,  # noqa: PLW1509 -- it calls prctl and signal alone

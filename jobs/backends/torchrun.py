@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class Torchrun(Srun):
     """On the machines themselves."""
 
+    has_standby = False
+
     @classmethod
     def fits(cls, here: Surroundings) -> bool:
         """Where a node has one task and is to have several ranks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from jobs.supervisor.elastic_step import ElasticStep
 from jobs.supervisor.ending import Counters, Ending
 from jobs.supervisor.guard import Guard, Traces, lost_nodes
 from jobs.supervisor.hang import HangWatch
+from jobs.supervisor.standby import Standby
 from jobs.supervisor.step import Output, RunningStep
 from rundir import codes, failure, plain, secrets
 from rundir.failure import Failure, classify
@@ -21,7 +23,7 @@ from rundir.failure import Failure, classify
 if TYPE_CHECKING:
     from jobs.backends.base import Backend
     from jobs.backends.slurm import Slurm
-    from jobs.loop import Loop
+    from jobs.loop import Loop, Timer
     from jobs.supervisor.decide import Decision
     from jobs.supervisor.journal import Journal
     from jobs.supervisor.plan import Plan
@@ -31,6 +33,8 @@ _LOG_END = 16384
 _NO_PROGRAM = 2
 """With it Slurm says that the program is not there."""
 _SHOWN_LINES = 20
+_STANDBY_S = 1.0
+"""How often it is looked whether ranks train."""
 
 
 class Attempts:
@@ -44,6 +48,7 @@ class Attempts:
         self._layout, self._nodes = plan.layout, plan.nodes[: plan.layout.num_nodes]
         self._output = Output(loop)
         self._step: RunningStep | None = None
+        self._standby: Standby | None = None
         self._lost: tuple[str, ...] = ()
         self._returned: tuple[str, ...] = ()
         self._refused: frozenset[int] = frozenset()
@@ -66,6 +71,8 @@ class Attempts:
             self._open()
             code, guard, took_s = self._run_step()
             decision = self._close(code, guard, took_s)
+            if decision.kind != decide.RESTART:
+                self._end_standby()
         return decision
 
     def _count(self) -> Decision | None:
@@ -151,11 +158,21 @@ class Attempts:
         if self._requests.stop_signal:
             return codes.STOPPED, "", 0.0
         settings, grace_s = self._settings, self._settings.number("DDP_GRACE")
+        request = self._request
+        if self._standby and not self._standby.fits(request):
+            self._end_standby()
         kind = ElasticStep if self._plan.is_elastic else RunningStep
         step = kind(
-            self._loop, self._backend, self._request, self._journal, self._output, grace_s=grace_s
+            self._loop,
+            self._backend,
+            request,
+            self._journal,
+            self._output,
+            grace_s=grace_s,
+            standby=self._standby,
         )
-        self._step = step
+        self._step, self._standby = step, None
+        prepare = self._loop.every(_STANDBY_S, lambda: self._prepare(prepare))
         traces = Traces(
             self._files,
             settings["DDP_OUT"],
@@ -183,9 +200,29 @@ class Attempts:
         returns.stop()
         self._returned = returns.found
         guard.stop()
+        prepare.cancel()
         step.close()
         self._step = None
         return step.code, guard.why, time.monotonic() - began_s
+
+    def _prepare(self, timer: Timer) -> None:
+        """Have the next attempt's ranks wait, as soon as this one's train."""
+        if not self._journal.reports.has_trained:
+            return
+        timer.cancel()
+        may_restart = self._counters.restarts < self._job.limits.max_restarts
+        is_wanted = self._settings.is_on("DDP_WARM") and not self._job.is_own_command
+        if may_restart and is_wanted and self._backend.has_standby:
+            values = copy.deepcopy(self._settings)
+            settings.note_attempt(values, values.number("DDP_ATTEMPT") + 1, self._job.id)
+            environ = {**values.environ(self._here.environ), "DDP_STANDBY": "1"}
+            step = self._request._replace(environ=environ, is_restart=True, is_standby=True)
+            self._standby = Standby(self._loop, self._backend, step)
+
+    def _end_standby(self) -> None:
+        if self._standby:
+            self._standby.end()
+            self._standby = None
 
     def _close(self, code: int, guard: str, took_s: float) -> Decision:
         """The end of the step, who failed, what follows, and the record of it."""
@@ -336,6 +373,7 @@ class Attempts:
         """This script itself fails: what it started ends, and the record says so."""
         if self._step is not None:
             self._step.end()
+        self._end_standby()
         steps.sweep(self._loop, self._settings["DDP_LAUNCH_ID"], self._plan.temporary)
         self._journal.write("end", code=codes.FAILED)
         self._journal.flush()

@@ -74,7 +74,7 @@ class Returns:
     def _has_begun(self) -> bool:
         if self._job.is_own_command:
             return self._journal.reports.num_started >= self._step.world_size
-        return any(event.get("event") == "first_step" for event in self._journal.reports.events)
+        return self._journal.reports.has_trained
 
     def _act(self, back: tuple[str, ...]) -> None:
         self._is_looking = False

@@ -24,6 +24,8 @@ class Reports:
         self.num_started = 0
         self.step_ids: dict[int, int] = {}
         """Slurm's numbers of the ranks' steps, of those that reported one."""
+        self.has_trained = False
+        """Whether a first step is done."""
         self.failed_s: float | None = None
         """When a rank first failed, or the watchdog gave its verdict."""
         self.verdict_s: float | None = None
@@ -54,6 +56,8 @@ class Reports:
             is_failure = event.get("code") not in (codes.FINISHED, codes.STOPPED)
             if is_failure and event.get("requested") is False:
                 self._fail()
+        elif name == "first_step":
+            self.has_trained = True
         elif name == "verdict":
             self._fail()
             self.verdict_s = self.verdict_s or time.monotonic()

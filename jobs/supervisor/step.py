@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import os
 import signal
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jobs import processes
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     from jobs.backends.base import Backend, Step
     from jobs.loop import Loop, Timer
     from jobs.supervisor.journal import Journal
+    from jobs.supervisor.standby import Standby
 
 MEMORY = "/dev/shm"  # noqa: S108 -- what is removed there bears the job's own name
 _STARTING_S = 30
@@ -35,8 +34,6 @@ _POLL_S = 0.2
 _MAX_READ = 1 << 20
 """Bytes in one turn of the loop."""
 _MAX_PENDING = 64 << 20
-_PIPE_SIZE = 1 << 20
-_F_SETPIPE_SZ = 1031
 
 
 class Output:
@@ -68,6 +65,7 @@ class RunningStep:
         journal: Takes the reports that its output holds.
         output: Takes the rest.
         grace_s: How long a rank may take to end.
+        standby: Its ranks, if they wait already.
 
     """
 
@@ -80,6 +78,7 @@ class RunningStep:
         output: Output,
         *,
         grace_s: int,
+        standby: Standby | None = None,
     ) -> None:
         """Start it."""
         self._loop, self._backend, self._step = loop, backend, step
@@ -87,14 +86,7 @@ class RunningStep:
         self.code = codes.FINISHED
         """The first bad code of its processes."""
         self._frames = FrameReader()
-        self._fd, stdout = os.pipe()
-        os.set_blocking(self._fd, False)
-        with suppress(OSError):
-            fcntl.fcntl(stdout, _F_SETPIPE_SZ, _PIPE_SIZE)
-        try:
-            self._running = self._start(stdout)
-        finally:
-            os.close(stdout)
+        self._running, self._fd = standby.begin(step) if standby else processes.piped(self._start)
         self._end_timers: list[Timer] = []
         self._step_id: int | None = None
         loop.watch(self._fd, self._read)

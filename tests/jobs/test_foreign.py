@@ -198,6 +198,7 @@ def test_a_shell_that_decides_is_left_alone(text: str) -> None:
         ("torchrun --nnodes=1:3 train.py", {}, True),
         ("torchrun --nnodes 1:3 train.py", {}, True),
         ("python -m torch.distributed.run --nnodes=2:4 train.py", {}, True),
+        ("env A=b torchrun --nnodes=1:3 train.py", {}, True),
         ("torchrun train.py", {"PET_NNODES": "1:3"}, True),
         ("torchrun --nnodes=3 train.py", {"PET_NNODES": "1:3"}, False),
         ("torchrun --nnodes=3 train.py", {}, False),

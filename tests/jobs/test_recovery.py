@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.jobs import standbys
+
 ROOT = Path(__file__).resolve().parents[2]
 PRELAUNCH = str(ROOT / "jobs" / "prelaunch.sh")
 TWO_BY_TWO = ("--nodes=2", "--ntasks-per-node=2")
@@ -44,10 +46,13 @@ def wait_for_checkpoint(job: Any, timeout_s: float = 240) -> str:
     return latest.read_text().strip()
 
 
-def test_a_killed_rank_costs_seconds(job: Any) -> None:
+def test_a_killed_rank_costs_seconds(job: Any, cluster: Any) -> None:
     """kill -9 of a rank: torn down within 10 s, and training goes on from the checkpoint."""
     run = job(*TWO_BY_TWO, PRELAUNCH, *TRAINER, "--checkpoint-every", "20")
     saved = wait_for_checkpoint(run)
+    ranks = {event["pid"] for event in run.events("rank_up")}
+    cluster.until(lambda: len(standbys.waiting(run.directory, ranks)) == 4, 90, "four ranks wait")
+    waiting = standbys.waiting(run.directory, ranks)
     pids = [event["pid"] for event in run.events("rank_up")]
     killed_at = time.time()
     kill(run.pid(2))
@@ -57,6 +62,7 @@ def test_a_killed_rank_costs_seconds(job: Any) -> None:
     torn_down_s = time.time() - killed_at
     steps = run.wait_for("first_step", 2, timeout_s=120)
     resumed = run.events("rank_up")[4:]
+    assert {event["pid"] for event in resumed} == waiting
     print(
         f"killed -> torn down {torn_down_s:.1f} s -> ranks up {when(resumed[0]) - killed_at:.1f} s"
         f" -> first step {when(steps[1]) - killed_at:.1f} s"

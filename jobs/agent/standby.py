@@ -1,0 +1,89 @@
+"""An agent that waits for its attempt to begin, with a process that has imported the trainer.
+
+The supervisor starts the ranks of the attempt that may follow while this one trains. When it
+begins, a line on standard input has what of environment and arguments has changed since; if the
+input ends instead, no attempt follows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+from jobs import programs
+from jobs.agent import child, contract, defaults
+from jobs.agent.task import rank_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from jobs.agent.child import Child, Streams
+
+VARIABLE = "DDP_STANDBY"
+"""Set for an agent that is to wait."""
+_READ_BYTES = 1 << 16
+
+
+class Standby:
+    """A process that has imported the trainer, and becomes a rank."""
+
+    def __init__(self, environ: Mapping[str, str], root: str) -> None:
+        """Start it."""
+        place = contract.resolve(environ).environ
+        place = defaults.complete(place)
+        place["DDP_RANK_ID"] = rank_id(place, place["RANK"])
+        python = programs.find_python(root, place) or "python3"
+        module = programs.module_command(root, python, "trainer.standby", place)
+        self._socket, theirs = socket.socketpair()
+        theirs.set_inheritable(True)
+        with open(os.devnull, "wb") as null:
+            streams = child.Streams(null.fileno(), null.fileno())
+            words = [*module, str(theirs.fileno())]
+            self._child = child.start(words, place, streams, signal.SIGKILL, (signal.SIGUSR1,))
+        theirs.close()
+
+    def start(
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        streams: Streams,
+        parent_death: int,
+        ignored: Sequence[int] = (),
+    ) -> Child:
+        """Have it become the rank; start one as ever if it is gone."""
+        self._child.reap()
+        order = {"arguments": arguments_of(argv), "environ": dict(environ)}
+        message = json.dumps(order).encode() + b"\n"
+        try:
+            if self._child.code is None:
+                sent = socket.send_fds(self._socket, [message], [streams.out])
+                if sent < len(message):  # else it may have closed its end already
+                    self._socket.sendall(message[sent:])
+                return self._child
+        except OSError:
+            self._child.send(signal.SIGKILL)
+        finally:
+            self._socket.close()
+        return child.start(argv, environ, streams, parent_death, ignored)
+
+
+def arguments_of(argv: Sequence[str]) -> list[str]:
+    """What follows `-m trainer` in a command."""
+    return list(argv)[list(argv).index("-m") + 2 :]
+
+
+def wait(environ: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Wait for the attempt; return the launcher's words and the environment. Ends if none comes."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # of the ranks that train
+    line = b""
+    while not line.endswith(b"\n"):
+        data = os.read(0, _READ_BYTES)
+        if not data:
+            os._exit(0)
+        line += data
+    order = json.loads(line)
+    changed = {**environ, **order["environ"]}
+    return order["words"], {name: value for name, value in changed.items() if value is not None}

@@ -1,0 +1,59 @@
+"""The ranks of the attempt that may follow: started while this one trains, and held back.
+
+Most of a restart is `import torch`. What waits has done that, at the lowest priority, and nothing
+else: it has no GPU, no port and no file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from jobs import processes
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from jobs.backends.base import Backend, Step
+    from jobs.loop import Loop
+
+_END_S = 2
+
+
+class Standby:
+    """A step whose ranks wait."""
+
+    def __init__(self, loop: Loop, backend: Backend, step: Step) -> None:
+        """Start it."""
+        self._loop, self._step = loop, step
+        self._processes, self._fd = processes.piped(lambda stdout: backend.start(step, stdout))
+
+    def fits(self, step: Step) -> bool:
+        """Whether its ranks are where those of this step are to be, and all there."""
+        held = self._step
+        is_whole = all(process.poll() is None for process in self._processes)
+        return is_whole and (held.layout, held.nodes) == (step.layout, step.nodes)
+
+    def begin(self, step: Step) -> tuple[list[subprocess.Popen[bytes]], int]:
+        """Let its ranks be those of this step; its processes, and where their output arrives."""
+        before, now = self._step.environ, step.environ
+        changed = {n: now.get(n) for n in {*before, *now} if before.get(n) != now.get(n)}
+        self._tell(json.dumps({"words": step.arguments, "environ": changed}).encode() + b"\n")
+        return self._processes, self._fd
+
+    def end(self) -> None:
+        """End it: no attempt follows, or another one than it was meant for."""
+        self._tell(b"")
+        pids = [process.pid for process in self._processes]
+        self._loop.run(lambda: not any(map(processes.is_alive, pids)), _END_S)
+        processes.stop(pids, _END_S, self._loop.pause)
+        os.close(self._fd)
+
+    def _tell(self, data: bytes) -> None:
+        for process in self._processes:
+            if process.stdin:
+                with suppress(OSError):  # it has ended
+                    process.stdin.write(data)
+                    process.stdin.close()

@@ -1,0 +1,154 @@
+"""Ranks that wait for a restart: they are what goes on, and none is ever left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.growing import json_lines
+from tests.jobs import standbys
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator
+
+    from conftest import Scripts
+
+pytestmark = pytest.mark.slow
+
+LONG = ("--model", "mlp", "--global-batch-size", "8", "--epochs", "1000", "--log-every", "10")
+
+
+class Training:
+    """Two ranks in place that train for hours."""
+
+    def __init__(self, scripts: Scripts, patience: Callable[[float], float], **env: str) -> None:
+        self.scripts, self._patience = scripts, patience
+        options = (*LONG, "--checkpoint-every", "20")
+        env = {"OMP_NUM_THREADS": "1", "DDP_RUN_NAME": "run", **env}
+        self.process: subprocess.Popen[str] = scripts.start("prelaunch.sh", *options, **env)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The events of one name so far."""
+        events = json_lines(self.scripts.directory / "out" / "run" / "events.jsonl")
+        return [event for event in events if event["event"] == name]
+
+    def until(self, holds: Callable[[], Any], limit_s: float = 60) -> Any:
+        """Wait until something holds, and give it."""
+        deadline_s = time.monotonic() + self._patience(limit_s)
+        while not (found := holds()):
+            assert time.monotonic() < deadline_s
+            assert self.process.poll() is None
+            time.sleep(0.02)
+        return found
+
+    def waiting(self) -> set[int]:
+        """Wait until both ranks of the next attempt have imported torch; their processes."""
+
+        def ready() -> set[int]:
+            ranks = {event["pid"] for event in self.events("rank_up")}
+            found = standbys.waiting(self.scripts.directory, ranks)
+            return found if len(found) == 2 else set()
+
+        return self.until(ready)
+
+    def kill_rank(self, rank: int, attempt: int) -> None:
+        """Kill a rank of an attempt once it has a checkpoint."""
+        self.until(lambda: len(self.events("checkpoint")) >= attempt)
+        (up,) = [e for e in self.events("rank_up") if (e["rank"], e["attempt"]) == (rank, attempt)]
+        os.kill(up["pid"], signal.SIGKILL)
+
+    def pids(self, attempt: int) -> set[int]:
+        """Wait for the first step of an attempt; its ranks' processes."""
+        self.until(lambda: attempt in {event["attempt"] for event in self.events("first_step")})
+        return {event["pid"] for event in self.events("rank_up") if event["attempt"] == attempt}
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """End the job, and see that nothing of it is left."""
+        self.process.send_signal(number)
+        self.scripts.finish(self.process)
+        deadline_s = time.monotonic() + self._patience(20)
+        while standbys.processes(self.scripts.directory):
+            assert time.monotonic() < deadline_s, standbys.processes(self.scripts.directory)
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def training(
+    scripts: Scripts, patience: Callable[[float], float]
+) -> Iterator[Callable[..., Training]]:
+    """Start trainings; end what still runs."""
+    started: list[Training] = []
+
+    def start(**env: str) -> Training:
+        started.append(Training(scripts, patience, **env))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.communicate()
+
+
+def test_those_who_wait_are_the_next_ranks(training: Callable[..., Training]) -> None:
+    """Twice: the ranks of the next attempt are the processes that waited; then others wait."""
+    run = training()
+    for attempt in (1, 2):
+        waiting = run.waiting()
+        run.kill_rank(attempt % 2, attempt)
+        assert run.pids(attempt + 1) == waiting
+    assert run.events("resume")[-1]["step"] > 0
+    failures = [(event["rank"], event["signal"]) for event in run.events("first_failure")]
+    assert failures == [(1, "KILL"), (0, "KILL")]
+    run.waiting()
+    run.end()
+
+
+def test_a_waiting_rank_that_is_gone_is_started_anew(training: Callable[..., Training]) -> None:
+    """Whatever became of it, the run goes on."""
+    run = training()
+    first, second = sorted(run.waiting())
+    os.kill(first, signal.SIGKILL)
+    run.kill_rank(0, 1)
+    assert len(run.pids(2) & {first, second}) <= 1
+    run.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_none_outlives_the_job(training: Callable[..., Training], number: int) -> None:
+    """Neither one that is asked to end, nor one that is killed."""
+    run = training()
+    run.waiting()
+    run.end(number)
+
+
+def test_they_wait_at_the_lowest_priority_and_without_a_gpu_or_a_port(
+    training: Callable[..., Training],
+) -> None:
+    """What waits costs memory alone, and has opened nothing."""
+    run = training()
+    for pid in run.waiting():
+        maps = standbys.maps(pid)
+        assert "/dev/nvidia" not in maps
+        targets = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
+        assert sum(target.startswith("socket:") for target in targets) == 1
+        assert not [t for t in targets if str(run.scripts.directory) in t]
+    run.end()
+
+
+@pytest.mark.parametrize("env", [{"DDP_WARM": "0"}, {"DDP_MAX_RESTARTS": "0"}])
+def test_none_wait_where_none_is_wanted(
+    training: Callable[..., Training], env: dict[str, str]
+) -> None:
+    """DDP_WARM=0, or no restart left: after seconds of training there is none."""
+    run = training(**env)
+    run.until(lambda: len(run.events("checkpoint")) >= 3)
+    time.sleep(2.5)  # two looks of the supervisor's
+    assert standbys.processes(run.scripts.directory, standbys.MODULE) == set()
+    run.end()
