@@ -12,6 +12,7 @@ state counts when every rank has done so; until then the one before is kept. In 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -64,6 +65,7 @@ class Snapshots:
         *,
         every: int,
         launch_id: str,
+        run_dir: Path,
         state_of: Callable[[TrainState], State],
         memory: Path = MEMORY,
         num_free_bytes: Callable[[], int] = host_memory.num_free_bytes,
@@ -96,17 +98,18 @@ class Snapshots:
         self._event_s = -float(_EVENT_INTERVAL_S)
         if every:
             self._group = open_group(mesh)
-            self._open(self._group.share(launch_id))
+            self._open(*self._group.share((launch_id, run_dir)))
 
     def is_due(self, step: int) -> bool:
         """Whether to take one at this step."""
         return self.every > 0 and step % self.every == 0
 
-    def _open(self, launch_id: str) -> None:
+    def _open(self, launch_id: str, run_dir: Path) -> None:
         problem = "" if launch_id else "no launcher that would restart the ranks"
         if launch_id:
             node = self._mesh.nodes[self._rank]
-            self._path = self._memory / f"{snapshots_prefix(launch_id)}{node}"
+            run = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:8]  # a job may have several
+            self._path = self._memory / f"{snapshots_prefix(launch_id)}{run}.{node}"
             try:
                 self._path.mkdir(mode=0o700, exist_ok=True)
                 found = self._path.lstat()  # its name can be guessed

@@ -219,6 +219,7 @@ class Run:
                 directory.events,
                 every=config.snapshot_every,
                 launch_id=self.settings.launch_id,
+                run_dir=directory.path.absolute(),
                 state_of=self._checkpoints.state_of,
             ),
             elsewhere=trained.elsewhere,

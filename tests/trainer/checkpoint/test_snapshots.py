@@ -1,5 +1,6 @@
 """Snapshots in memory: real ranks that are killed, and what a restart goes on from."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -45,8 +46,9 @@ LAYOUTS = {
 class Job:
     """The launcher's words for the starts of one job."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, run_dir: Path) -> None:
         self.name = name
+        self.run_dir = run_dir
 
     def env(self, attempt: int, node: str = "one") -> dict[str, str]:
         """Of a rank; {rank} stands for its number."""
@@ -55,13 +57,14 @@ class Job:
 
     def directory(self, node: str = "one") -> Path:
         """Of a node's snapshots."""
-        return MEMORY / f"{snapshots_prefix(f'{self.name}.1.1')}{node}"
+        run = hashlib.sha256(os.fsencode(self.run_dir)).hexdigest()[:8]
+        return MEMORY / f"{snapshots_prefix(f'{self.name}.1.1')}{run}.{node}"
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
     """A job, of which nothing is left in memory."""
-    job = Job(f"test-{os.getpid()}-{tmp_path.name}")
+    job = Job(f"test-{os.getpid()}-{tmp_path.name}", tmp_path / "run")
     yield job
     for path in MEMORY.glob(f"{snapshots_prefix(f'{job.name}.1.1')}*"):
         shutil.rmtree(path)
@@ -101,6 +104,7 @@ def start(start_ranks: Callable[..., Ranks]) -> Callable[..., Ranks]:
     return start
 
 
+@pytest.mark.slow
 def test_a_killed_rank_costs_at_most_the_steps_since_the_last_two(
     start: Callable[..., Ranks], job: Job
 ) -> None:
@@ -121,6 +125,7 @@ def test_a_killed_rank_costs_at_most_the_steps_since_the_last_two(
     assert again.run.checkpoints() == whole.run.checkpoints()  # it is no checkpoint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "pp"])
 def test_a_lost_node_is_made_up_for_by_its_neighbours_copy(
     start: Callable[..., Ranks], job: Job, strategy: str
@@ -141,6 +146,7 @@ def test_a_lost_node_is_made_up_for_by_its_neighbours_copy(
     assert last_losses(again) == last_losses(whole)
 
 
+@pytest.mark.slow
 def test_nodes_may_change_places(start: Callable[..., Ranks], job: Job) -> None:
     """With the first node lost and a spare last, each rank gets its file, wherever it is now."""
     ranks = start(env=job.env(1, "n{rank}"))
@@ -152,6 +158,7 @@ def test_nodes_may_change_places(start: Callable[..., Ranks], job: Job) -> None:
     assert resumes(again)[1][1] == str(job.directory("n0"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["changed", "torn"])
 def test_a_damaged_snapshot_is_not_used(start: Callable[..., Ranks], job: Job, damage: str) -> None:
     """One whose SHA-256 differs is named, one without an index unknown; neither is gone on from."""
@@ -183,13 +190,14 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([value ^ 1]))
 
 
+@pytest.mark.slow
 def test_a_newer_checkpoint_and_another_job_go_before(
     start: Callable[..., Ranks], job: Job
 ) -> None:
     """What is on the disk and newer is taken; another job knows of no snapshot at all."""
     ranks = start("--checkpoint-every=7", env=job.env(1))
     kill_after(ranks, 30)
-    again = start(env=Job(job.name + "-other").env(1))
+    again = start(env=Job(job.name + "-other", job.run_dir).env(1))
     assert again.wait() == [0, 0], again.output
     assert "/checkpoints/step-" in str(resumes(again)[1][1])
     third = start(env=job.env(2))  # the run is finished, at step 200
@@ -201,13 +209,16 @@ def test_a_newer_checkpoint_and_another_job_go_before(
 # ---- one process ---------------------------------------------------------------------------------
 
 
-def open_snapshots(tmp_path: Path, launch_id: str = "1.1.1", **further: Any) -> Snapshots:
+def open_snapshots(
+    tmp_path: Path, launch_id: str = "1.1.1", run: str = "run", **further: Any
+) -> Snapshots:
     """Those of a run of one rank, in a folder of the test's own."""
     return Snapshots(
         ALONE,
         EventLog(path=tmp_path / "events.jsonl", attempt=1, host="h"),
         every=EVERY,
         launch_id=launch_id,
+        run_dir=tmp_path / run,
         state_of=open_folder(tmp_path).state_of,
         memory=tmp_path,
         **further,
@@ -245,6 +256,13 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
     assert loaded_step(open_snapshots(tmp_path), after=20) is None
     assert steps_in(directory) == []  # the run goes on from elsewhere
     assert loaded_step(open_snapshots(tmp_path)) is None
+
+
+def test_runs_of_one_job_have_their_own(tmp_path: Path) -> None:
+    """Another run directory, another state."""
+    take(open_snapshots(tmp_path), 5)
+    assert loaded_step(open_snapshots(tmp_path, run="other")) is None
+    assert loaded_step(open_snapshots(tmp_path)) == 5
 
 
 def test_what_changes_after_the_copy_is_not_in_it(tmp_path: Path) -> None:
