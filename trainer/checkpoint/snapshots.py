@@ -170,7 +170,7 @@ class Snapshots:
         self._is_copied.clear()
         stream = None
         if self._mesh.device.type == "cuda":
-            stream = torch.cuda.Stream()
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
         # A daemon: a process that must end does not wait for a rank that is gone.
         self._thread = threading.Thread(
