@@ -14,6 +14,8 @@
 #
 # --step prints it for srun (jobs/interactive.sh), in variables of Slurm's own, which every Pyxis reads and
 # an srun within hands on.
+#
+# --plugin prints the file and the arguments of this host's Pyxis, as plugstack.conf has them.
 unset CDPATH POSIXLY_CORRECT BASH_ENV
 set +o posix
 set -Eeuo pipefail
@@ -131,7 +133,11 @@ main() {
         case $word in
             --no-client) WITH_CLIENT=0 ;;
             --options | --step) FORM=${word#--} ;;
-            *) die "the options are --no-client, --options and --step; found '$word'; settings come from the environment" ;;
+            --plugin)
+                pyxis_plugin
+                return
+                ;;
+            *) die "the options are --no-client, --options, --step and --plugin; found '$word'; settings come from the environment" ;;
         esac
     done
     SUBMIT=$(pwd -P)

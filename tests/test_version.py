@@ -23,7 +23,7 @@ ENTRIES = re.findall(
     " ".join(
         str(path.relative_to(ROOT))
         for path in (ROOT / "trainer").glob("*.py")
-        if "__main__" in path.read_text("utf-8")
+        if "__main__" in path.read_text("utf-8") and path.stem != "standby"  # an agent starts it
     ),
 )
 MODULES = [

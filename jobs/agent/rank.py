@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from jobs import processes
-from jobs.agent import contract, heartbeats
+from jobs.agent import binding, contract, heartbeats
 from jobs.agent.child import Streams, start
 from jobs.agent.error_file import ErrorFile
 from jobs.agent.log import LogFollower
@@ -80,7 +80,9 @@ class _Rank:
         if self._monitor:
             task.children.append(self._monitor.child)
         streams = Streams(task.log_fd, task.log_fd)
-        child = task.start(command.argv, streams, signal.SIGKILL, start=begin)
+        place = binding.choose(self._environ, os.sched_getaffinity(0))
+        with binding.bound(place):
+            child = task.start(command.argv, streams, signal.SIGKILL, start=begin)
         if self._directory:
             self._directory.add_child(child.pid, self._local_rank, is_trainer=command.is_trainer)
         self._follower.start()
@@ -96,6 +98,8 @@ class _Rank:
             pid=child.pid,
             log_offset=task.log_offset,
             step_id=int(step_id) if step_id else None,
+            cpus=binding.as_text(place.cpus) if place else None,
+            numa=place.numa if place else None,
         )
 
     def wait(self) -> int:

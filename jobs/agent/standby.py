@@ -14,7 +14,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from jobs import programs
-from jobs.agent import child, contract, defaults
+from jobs.agent import binding, child, contract, defaults
 from jobs.agent.task import rank_id
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ class Standby:
         module = programs.module_command(root, python, "trainer.standby", place)
         self._socket, theirs = socket.socketpair()
         theirs.set_inheritable(True)
-        with open(os.devnull, "wb") as null:
+        chosen = binding.choose(place, os.sched_getaffinity(0))
+        with open(os.devnull, "wb") as null, binding.bound(chosen):
             streams = child.Streams(null.fileno(), null.fileno())
             words = [*module, str(theirs.fileno())]
             self._child = child.start(words, place, streams, signal.SIGKILL, (signal.SIGUSR1,))

@@ -91,6 +91,8 @@ class Step(NamedTuple):
     out: str
     """DDP_OUT."""
     is_restart: bool
+    container: str = ""
+    """What names the containers that attempts share, whole since all ranks of each came up."""
     is_standby: bool = False
     """Its ranks wait on their standard input for the attempt to begin."""
 
@@ -158,6 +160,9 @@ class Backend(ABC):
 
         The processes of a step that waits have a pipe for standard input.
         """
+
+    def prepare(self, environ: Mapping[str, str]) -> None:  # noqa: B027 -- few need it
+        """Make ready what all attempts use, before the first. It may take a while."""
 
     def note_step(self, step_id: int | None) -> None:  # noqa: B027 -- few need it
         """Take the step's number, once it is known; None: the step is over."""

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jobs.backends import scontrol, slurm
+from jobs.backends.base import tmp_dir
 from jobs.backends.srun import Srun
 from jobs.forwarded import forwarded_names
 from jobs.messages import UsageError, info
@@ -17,7 +18,7 @@ from jobs.processes import initial_environment
 from rundir.text import problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from jobs.backends.base import Step, Surroundings
 
@@ -29,6 +30,11 @@ _PROJECT = "/opt/ddp"
 """Where ranks find the project, in any image; ours has its own Python there, too."""
 _PARTS = ("jobs", "rundir", "monitor", "trainer", ".venv/lib/python3*/site-packages/pynvml.py")
 """What a rank may need of the project; the last is all that the monitor lacks in a bare Python."""
+_STAGING_S = 1800
+_FREE = """trap 'rm -f -- "$0"; kill $!; exit' TERM; trap '' INT HUP USR1; sleep infinity & wait"""
+"""Slurm sends SIGTERM to every step of a job that ends, however it ends."""
+_OWN_CONTAINER = ("PYXIS_CONTAINER_NAME", "PYXIS_CONTAINER_WRITABLE", "ENROOT_ROOTFS_WRITABLE")
+"""The user's own, or one whose next start must not find what this one wrote into it."""
 _MOUNT = re.compile(r"(([./][^:]*|tmpfs|umount)(:[./][^:]*(:.*)?)?)?")
 
 
@@ -43,19 +49,49 @@ class HostImage(Srun):
     def __init__(self, here: Surroundings) -> None:
         """Check the image and Pyxis. Raises UsageError."""
         super().__init__(here)
-        check_image(here.environ["DDP_IMAGE"])
+        self._image = here.environ["DDP_IMAGE"]
+        check_image(self._image)
         check_pyxis(here.environ)
+        is_own = any(here.environ.get(name) for name in _OWN_CONTAINER)
+        self._keeps_containers = not is_own and keeps_containers(here)
+        self._freeing: subprocess.Popen[bytes] | None = None
 
     @classmethod
     def fits(cls, here: Surroundings) -> bool:
         """Where an image was named."""
         return super().fits(here) and bool(here.environ.get("DDP_IMAGE"))
 
+    def prepare(self, environ: Mapping[str, str]) -> None:
+        """Copy the image to the nodes' own disks with DDP_STAGE_IMAGE=1, until the job ends."""
+        if environ.get("DDP_STAGE_IMAGE") != "1" or self._image[:1] not in "./":
+            return
+        local = f"{tmp_dir(environ, is_in_container=False)}/ddp-{self._slurm.job_id}.sqsh"
+        words = ("sbcast", "--force", self._image, local)
+        complaint = self._slurm.try_to(*words, timeout_s=_STAGING_S)
+        # A copy that was broken off goes at once.
+        command = ["rm", "-f", local] if complaint else ["bash", "-c", _FREE, local]
+        self._freeing = subprocess.Popen(
+            self._beside(self.nodes(), ["--no-kill", *command]),
+            env=self._here.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        if complaint:
+            line = complaint.splitlines()[-1]
+            info(f"warning: the image is read from {self._image}, not from {local}: {line}")
+        else:
+            self._image = local
+
     def _launch(self, step: Step) -> list[str]:
         submit_dir = self._here.submit_dir
+        is_kept = step.container and self._keeps_containers
         workdir = step.environ.get("PYXIS_CONTAINER_WORKDIR") or submit_dir  # else the image's own
         return [
-            f"--container-image={step.environ['DDP_IMAGE']}",
+            f"--container-image={self._image}",
+            # Not into one that still runs: what is left of the last attempt may be stuck in it.
+            *([f"--container-name=ddp-{step.container}:no_exec"] if is_kept else []),
             f"--container-mounts={','.join(self._mounts(step))}",
             f"--container-env={_names(step.environ)}",
             f"--container-workdir={workdir}",
@@ -204,6 +240,23 @@ def check_pyxis(environ: dict[str, str]) -> None:
             "an srun without --container-image",
             "ask the admins for Pyxis, or unset DDP_IMAGE",
         )
+
+
+def keeps_containers(here: Surroundings) -> bool:
+    """Whether a named container is kept, unpacked, to the end of the job and no longer.
+
+    By its default Pyxis keeps it for ever. Where it mounts the file, there is nothing to unpack.
+    """
+    done = subprocess.run(
+        [f"{here.root}/container/pyxis_env.sh", "--plugin"],
+        env=here.environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    words = done.stdout.decode(errors="replace").split()
+    mounts = any(re.fullmatch("use_squashfuse=(1|true|y|yes|on)", word) for word in words)
+    return "container_scope=job" in words and not mounts
 
 
 def extra_mounts(mounts: str) -> list[str]:

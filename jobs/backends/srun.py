@@ -200,19 +200,23 @@ class Srun(Backend):
         return not self._slurm.try_to(*words)
 
     def probe_words(self, node: str, words: Sequence[str], *, is_restart: bool) -> list[str]:
-        """A step of one task on another node.
-
-        What the job's variables ask for is the ranks' own, and more than one node has.
-        """
+        """A step of one task on another node."""
         if node == self._here.node:
             return list(words)
-        unset = [f"--unset={name}" for name in slurm.requested(self._here.environ)]
         limit_s = _PROBE_AGAIN_S if is_restart else _PROBE_S
+        return ["timeout", "-k", "5", str(limit_s), *self._beside([node], words)]
+
+    def _beside(self, nodes: Sequence[str], words: Sequence[str]) -> list[str]:
+        """A step of one task on each of these nodes, beside whatever runs there.
+
+        What the job's variables ask for is the ranks' own, and more than one node has. The words
+        may begin with further options.
+        """
+        unset = [f"--unset={name}" for name in slurm.requested(self._here.environ)]
         return [
-            *("timeout", "-k", "5", str(limit_s), "env", *unset),
-            *("srun", "--overlap", "--mpi=none", "--gres=none", "--mem=0", "--nodes=1"),
-            *("--ntasks=1", f"--nodelist={node}", "--export=ALL"),
-            *words,
+            *("env", *unset, "srun", "--overlap", "--mpi=none", "--gres=none", "--mem=0"),
+            *(f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", f"--nodelist={','.join(nodes)}"),
+            *("--export=ALL", *words),
         ]
 
     def first_node(self, nodes: Sequence[str]) -> str:

@@ -55,6 +55,7 @@ class Attempts:
         self._counters = Counters()
         self._carries_on = False
         self._num_restarts = 0
+        self._container = ""
         self._latest_at_job_start = run.latest_checkpoint(plan.files)
         self._latest_at_start = self._latest_at_job_start
         self._requests.on_signal = self._on_signal
@@ -107,6 +108,7 @@ class Attempts:
     # ---- one attempt
 
     def _open(self) -> None:
+        self._container = self._container or self._settings["DDP_LAUNCH_ID"]
         self._latest_at_start = run.latest_checkpoint(self._files)
         self._journal.open(self._settings.number("DDP_ATTEMPT"))
         image = self._job.image
@@ -147,13 +149,24 @@ class Attempts:
             self._nodes,
             self._settings["DDP_OUT"],
             is_restart=self._num_restarts > 0,
+            # A node that comes back may have lost part of what it had unpacked.
+            container="" if self._plan.is_elastic else self._container,
         )
+
+    def _prepare_backend(self) -> None:
+        """Let the backend make ready what all attempts use; a signal ends the waiting."""
+        ready: list[bool] = []
+        environ = self._environ
+        self._loop.in_background(lambda: self._backend.prepare(environ), lambda: ready.append(True))
+        self._loop.run(lambda: ready or self._requests.stop_signal)
 
     def _run_step(self) -> tuple[int, str, float]:
         """Run the ranks; the step's code, why the guard ended it, and how long it took.
 
         A signal that came before the ranks starts none.
         """
+        if not self._num_restarts and not self._plan.is_elastic:
+            self._prepare_backend()
         began_s = time.monotonic()
         if self._requests.stop_signal:
             return codes.STOPPED, "", 0.0
@@ -229,6 +242,9 @@ class Attempts:
         steps.sweep(self._loop, self._settings["DDP_LAUNCH_ID"], self._plan.temporary)
         self._output.flush()
         self._journal.close()
+        # Where a rank did not come up, its node may have unpacked half of the image.
+        if self._journal.reports.num_started < self._layout.world_size:
+            self._container = ""
         end = self._ending(code, guard, took_s)
         first = end.failure.first
         if first is not None and first.rank is not None:

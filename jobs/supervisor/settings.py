@@ -224,6 +224,8 @@ RUN = (
     ),
     Row("DDP_MAX_IDLE_RESTARTS", "1", check=integer(0, 1000)),
     Row("DDP_WARM", "1", is_switch=True),
+    Row("DDP_BIND", "1", is_switch=True),
+    Row("DDP_STAGE_IMAGE", "0", is_switch=True),
     Row("DDP_REQUEUE", "1", is_switch=True),
     Row("DDP_ON_BUSY", "refuse", check=_BUSY),
 )

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import socket
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+
+from tests.conftest import Cluster
+from tests.jobs.alive import carriers
 
 pytestmark = pytest.mark.slow
 
@@ -266,3 +271,101 @@ def test_in_the_image_its_own_python_runs_the_ranks(scripts: Scripts) -> None:
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     result = scripts.run("launcher.sh", **image, **place, MASTER_ADDR="a", MASTER_PORT="1")
     assert "the image runs -P -m trainer" in result.out
+
+
+class Attempts(NamedTuple):
+    """A job with DDP_IMAGE whose command fails once and is started again."""
+
+    scripts: Scripts
+
+    def run(self, pyxis: str, *, num_up: int = 1, **env: str) -> Result:
+        """Run it where plugstack.conf has these arguments and one rank of `num_up` comes up."""
+        scripts, image = self.scripts, self.scripts.directory / "ddp.sqsh"
+        image.write_text("hsqs")
+        conf = scripts.directory / "slurm.conf"
+        conf.write_text("PluginDir=/usr/lib/slurm\n")
+        (scripts.directory / "plugstack.conf").write_text(f"required spank_pyxis.so {pyxis}\n")
+        settings = {"DDP_IMAGE": str(image), "SLURM_CONF": str(conf), "DDP_MAX_RESTARTS": "1"}
+        settings |= {"SLURM_NTASKS": str(num_up), "TMPDIR": str(scripts.directory)}
+        return scripts.run("prelaunch.sh", "--", "false", **settings, **env)
+
+    def options(self, name: str) -> list[str]:
+        """What the steps of ranks were given for an option, in their order."""
+        lines = (self.scripts.directory / "srun.calls").read_text().splitlines()
+        found = [re.findall(rf"--{name}=(\S*)", line) for line in lines if "launcher.sh" in line]
+        assert len(found) == 2
+        return [value for values in found for value in values]
+
+
+@pytest.fixture
+def attempts(scripts: Scripts) -> Attempts:
+    """With an srun that starts rank 0 and no container."""
+    scripts.fake_slurm(HOST)
+    scripts.fake(
+        "srun",
+        f"""if [[ $1 == --help ]]; then echo --container-image; exit; fi
+        echo "$*" >>'{scripts.directory}/srun.calls'
+        while [[ $1 == -* ]]; do shift; done
+        if [[ $1 != */launcher.sh ]]; then exec "$@"; fi
+        export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_STEP_ID=0
+        export SLURM_STEP_NUM_TASKS=$SLURM_NTASKS SLURM_STEP_TASKS_PER_NODE=$SLURM_NTASKS
+        exec {scripts.root}/jobs/launcher.sh "${{@:2}}" """,
+    )
+    return Attempts(scripts)
+
+
+def test_a_restart_uses_the_container_that_is_there(attempts: Attempts) -> None:
+    """Unpacked once; never attached to what is left of the last attempt."""
+    result = attempts.run("container_scope=job")
+    first, second = attempts.options("container-name")
+    assert first == second
+    launch_id = result.of("settings")[0]["settings"]["DDP_LAUNCH_ID"]["value"]
+    assert first == f"ddp-{launch_id}:no_exec"
+
+
+def test_a_node_that_may_have_unpacked_half_of_it(attempts: Attempts) -> None:
+    """One of two ranks never came up: the next attempt's container has another name."""
+    attempts.run("container_scope=job", num_up=2)
+    first, second = attempts.options("container-name")
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("pyxis", "env"),
+    [
+        ("", {}),
+        ("container_scope=global", {}),
+        ("container_scope=job use_squashfuse=1", {}),
+        ("container_scope=job", {"PYXIS_CONTAINER_NAME": "mine"}),
+        ("container_scope=job", {"PYXIS_CONTAINER_WRITABLE": "1"}),
+    ],
+)
+def test_no_name_of_ours(attempts: Attempts, pyxis: str, env: dict[str, str]) -> None:
+    """Nobody would remove it after the job, nothing is unpacked, or it is the user's own."""
+    attempts.run(pyxis, **env)
+    assert attempts.options("container-name") == []
+
+
+def test_the_image_is_copied_to_the_nodes(attempts: Attempts) -> None:
+    """Once a job; its end removes the copy, as Slurm's SIGTERM to the step does."""
+    directory = attempts.scripts.directory
+    attempts.scripts.fake("sbcast", f'echo >>\'{directory}/sbcast.calls\'; cp -- "$2" "$3"')
+    attempts.run("", DDP_STAGE_IMAGE="1")
+    local = directory / "ddp-4242.sqsh"
+    assert attempts.options("container-image") == [str(local)] * 2
+    assert (directory / "sbcast.calls").read_text() == "\n"
+    (pid,) = carriers(str(local))
+    assert local.read_text() == "hsqs"
+    os.kill(pid, signal.SIGTERM)
+    Cluster.until(lambda: not local.exists(), 10, "the copy is removed")
+
+
+def test_an_image_that_cannot_be_copied(attempts: Attempts) -> None:
+    """One line says so, half a copy is removed, and the ranks read the shared file."""
+    directory = attempts.scripts.directory
+    attempts.scripts.fake("sbcast", 'echo >"$3"; echo "sbcast: error: No space left" >&2; exit 1')
+    result = attempts.run("", DDP_STAGE_IMAGE="1")
+    assert attempts.options("container-image") == [str(directory / "ddp.sqsh")] * 2
+    (line,) = [line for line in result.err.splitlines() if "No space left" in line]
+    assert f"warning: the image is read from {directory}/ddp.sqsh" in line
+    Cluster.until(lambda: not (directory / "ddp-4242.sqsh").exists(), 10, "it is removed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -261,3 +262,31 @@ def test_a_chain_ends_with_its_run(cluster: Any, tmp_path: Path) -> None:
     assert submitted.returncode == 0, submitted.stderr
     states = [cluster.wait(int(job)).state for job in submitted.stdout.split()]
     assert states == ["COMPLETED", "CANCELLED", "CANCELLED", "CANCELLED"]
+
+
+def test_the_copy_of_an_image_is_there_as_long_as_the_job(job: Any, tmp_path: Path) -> None:
+    """Slurm's own sbcast brings it, and scancel, too, frees it; srun alone knows no containers."""
+    programs, temporary = tmp_path / "bin", tmp_path / "tmp"
+    programs.mkdir()
+    temporary.mkdir()
+    (programs / "srun").write_text(
+        rf"""#!/bin/bash
+        if [[ $1 == --help ]]; then echo --container-image; exit; fi
+        for word; do
+            shift
+            case $word in --container-*) continue ;; esac
+            set -- "$@" "${{word/#\/opt\/ddp/{ROOT}}}"
+        done
+        PATH=${{PATH#*:}} exec srun "$@" """
+    )
+    (programs / "srun").chmod(0o755)
+    (tmp_path / "ddp.sqsh").write_bytes(b"hsqs" + bytes(5_000_000))
+    env = {"PATH": f"{programs}:{os.environ['PATH']}", "TMPDIR": str(temporary)}
+    env |= {"DDP_IMAGE": "./ddp.sqsh", "DDP_STAGE_IMAGE": "1", "DDP_MONITOR": "0"}
+    held = job("--nodes=2", "--ntasks-per-node=1", PRELAUNCH, "--", "sleep", "600", **env)
+    held.wait_for("rank_up", 2)
+    (copy,) = temporary.glob("*.sqsh")
+    assert copy.read_bytes() == (tmp_path / "ddp.sqsh").read_bytes()
+    held.cancel()
+    held.end()
+    assert list(temporary.glob("*.sqsh")) == []
