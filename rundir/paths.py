@@ -38,6 +38,16 @@ def step_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+SNAPSHOTS = "ddp-snapshots."
+"""How the names in /dev/shm begin under which trainers keep snapshots."""
+
+
+def snapshots_prefix(launch_id: str) -> str:
+    """Return how those of a job begin; `launch_id` is JOB.ATTEMPT.PID of its supervisor."""
+    job, _, pid = launch_id.rsplit(".", 2) if launch_id.count(".") > 1 else (launch_id, "", "")
+    return f"{SNAPSHOTS}{job}.{pid}."
+
+
 def gutil_path(out: str, job_id: str, node: str) -> str:
     """Where a node's samples are written."""
     return os.path.join(out, f"slurm-{job_id}.{node}.gutil")

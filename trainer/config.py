@@ -40,6 +40,7 @@ _AT_LEAST: dict[str, int] = {
     "checkpoint_every": 0,
     "checkpoint_minutes": 0,
     "keep_checkpoints": 0,
+    "snapshot_every": 0,
     "image_size": 1,
     "num_samples": 1,
     "num_classes": 1,
@@ -258,6 +259,10 @@ class Config:
 
     keep_checkpoints: int = 3
     """How many of the newest checkpoints to keep, 0: all; the best one is kept besides."""
+
+    snapshot_every: int = 0
+    """Every so many steps, copy the state into the memory of the nodes, two copies on two nodes
+    where there are several, for a restart within the same job; 0: never. It is no checkpoint."""
 
     check_replicas: int = 0
     """Compare the weights of data-parallel copies, to the bit, every so many steps; 0: before each

@@ -169,6 +169,8 @@ class RunSettings:
     """How long this process may live after SIGTERM or SIGINT; None: not known."""
     end_epoch_s: float | None = None
     """When the time limit ends the job, in seconds since 1970; None: not known."""
+    launch_id: str = ""
+    """The launcher's name for this start of the run; empty without one."""
     torchrun_id: str = ""
     """torchrun's --rdzv-id, `none` without one; empty where it did not start this process."""
 
@@ -187,6 +189,7 @@ class RunSettings:
             heartbeat_dir=Path(heartbeat_dir) if heartbeat_dir else None,
             grace_s=_count(env, "DDP_GRACE", 0) if env.get("DDP_GRACE") else None,
             end_epoch_s=_count(env, "DDP_END_TIME", 0) if env.get("DDP_END_TIME") else None,
+            launch_id=env.get("DDP_LAUNCH_ID", ""),
             torchrun_id=env.get("TORCHELASTIC_RUN_ID", ""),
         )
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jobs import processes
-from rundir import heartbeat
+from rundir import heartbeat, paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -84,10 +84,18 @@ def _is_ours(path: str) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
-def sweep(memory: str = MEMORY, now: Callable[[], float] = time.time) -> None:
-    """Remove what agents of other jobs left that were killed together with their monitors."""
+def sweep(launch_id: str, memory: str = MEMORY, now: Callable[[], float] = time.time) -> None:
+    """Remove what agents of other jobs left that were killed together with their monitors.
+
+    And snapshots of other jobs: those of this one, `launch_id`, are for this start.
+    """
+    own, prefixes = paths.snapshots_prefix(launch_id), ("ddp.", paths.SNAPSHOTS)
     try:
-        entries = [entry for entry in os.scandir(memory) if entry.name.startswith("ddp.")]
+        entries = [
+            entry
+            for entry in os.scandir(memory)
+            if entry.name.startswith(prefixes) and not entry.name.startswith(own)
+        ]
     except OSError:
         return
     for entry in entries:

@@ -156,7 +156,7 @@ def _open_heartbeats(environ: dict[str, str], *, is_leader: bool) -> heartbeats.
     """Make the node's directory, and name it for the command and the monitor."""
     environ.pop(heartbeat.DIRECTORY, None)  # an outer job's, if any
     if is_leader:
-        heartbeats.sweep()
+        heartbeats.sweep(environ["DDP_LAUNCH_ID"])
     directory = heartbeats.open_directory(environ)
     if directory is None:
         info(

@@ -16,12 +16,12 @@ from jobs.backends import requeue
 from jobs.loop import Loop
 from jobs.messages import Exit, UsageError, info, one_line
 from jobs.programs import which
-from jobs.supervisor import decide, history, plan, run, settings
+from jobs.supervisor import decide, history, plan, run, settings, step
 from jobs.supervisor.attempts import Attempts
 from jobs.supervisor.journal import Journal
 from jobs.supervisor.lock import RENEW_S, Lock
 from jobs.supervisor.signals import Requests
-from rundir import codes
+from rundir import codes, paths
 
 if TYPE_CHECKING:
     from jobs.supervisor.decide import Decision
@@ -129,6 +129,7 @@ def _run_attempts(job: Plan, loop: Loop, requests: Requests, journal: Journal) -
 def _end(job: Plan, lock: Lock, journal: Journal, decision: Decision) -> int:
     """Say what happened, and do what follows: the only way out once the run directory exists."""
     info(decision.words)
+    step.remove_from(step.MEMORY, paths.snapshots_prefix(job.settings["DDP_LAUNCH_ID"]))
     slurm = job.here.slurm
     is_done = decision.fate == decide.REQUEUED
     if decision.kind == decide.REQUEUE and requeue.requeue(

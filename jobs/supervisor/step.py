@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jobs.supervisor.journal import Journal
     from jobs.supervisor.standby import Standby
 
+MEMORY = "/dev/shm"  # noqa: S108 -- what is removed there bears the job's own name
 _STARTING_S = 30
 """How long a request for a checkpoint waits for ranks that are starting."""
 _OTHERS_S = 8
@@ -242,13 +243,18 @@ def sweep(loop: Loop, launch_id: str, temporary: str) -> None:
     """Leave nothing of an attempt behind on this node, whatever happened."""
     left = processes.processes_with(f"DDP_LAUNCH_ID={launch_id}")
     processes.stop(left, 2, loop.pause)
-    for parent in {"/dev/shm", temporary}:  # noqa: S108 -- where agents keep heartbeats
-        try:
-            names = os.listdir(parent)
-        except OSError:
-            continue
-        for name in names:  # of agents that were killed
-            if name.startswith(f"ddp.{launch_id}."):
-                import shutil  # noqa: PLC0415 -- rarely needed
+    for parent in {MEMORY, temporary}:  # where agents keep heartbeats
+        remove_from(parent, f"ddp.{launch_id}.")  # of agents that were killed
 
-                shutil.rmtree(f"{parent}/{name}", ignore_errors=True)
+
+def remove_from(parent: str, prefix: str) -> None:
+    """Remove the directories in `parent` whose names begin so."""
+    try:
+        names = os.listdir(parent)
+    except OSError:
+        return
+    for name in names:
+        if name.startswith(prefix):
+            import shutil  # noqa: PLC0415 -- rarely needed
+
+            shutil.rmtree(f"{parent}/{name}", ignore_errors=True)

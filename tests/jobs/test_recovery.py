@@ -46,6 +46,19 @@ def wait_for_checkpoint(job: Any, timeout_s: float = 240) -> str:
     return latest.read_text().strip()
 
 
+def test_a_killed_rank_costs_a_few_steps(job: Any, cluster: Any) -> None:
+    """With snapshots in memory and no checkpoint, all four ranks go on from a snapshot."""
+    run = job(*TWO_BY_TWO, PRELAUNCH, *TRAINER, "--val-every=100000", "--snapshot-every=5")
+    cluster.until(lambda: bool(run.events("snapshot")), 90, "the first snapshot")
+    kill(run.pid(2))
+    cluster.until(lambda: len(run.events("resume")) == 2, 90, "the restart")
+    run.cancel()
+    run.end()
+    _, resume = run.events("resume")
+    assert resume["step"] > 0
+    assert resume["path"].startswith("/dev/shm/ddp-snapshots."), run.log
+
+
 def test_a_killed_rank_costs_seconds(job: Any, cluster: Any) -> None:
     """kill -9 of a rank: torn down within 10 s, and training goes on from the checkpoint."""
     run = job(*TWO_BY_TWO, PRELAUNCH, *TRAINER, "--checkpoint-every", "20")

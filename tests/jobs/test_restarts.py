@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -191,3 +193,38 @@ def test_starts_that_nobody_could_end_are_no_endless_loop(scripts: Scripts) -> N
     tell("start", 6)
     tell("start", 7)
     assert again(0).code == 0  # a person's own wish
+
+
+# Rank 1 of a trainer is killed after step 30 in the attempts before the given one.
+KILLED_TRAINER = """
+if ((RANK == 1 && DDP_ATTEMPT < GOOD)); then
+    (until grep -qs '"step": *30,' "$DDP_RUN_DIR/metrics.jsonl"; do sleep 0.05; done; kill -9 $$) &
+fi
+exec "$PYTHON" -m trainer --model mlp --max-steps 300 --log-every 1 --val-every 1000 \
+    --checkpoint-minutes 0 --num-workers 0 --snapshot-every 5
+"""
+
+
+@pytest.mark.parametrize(("good", "code"), [(2, 0), (9, 137)])
+def test_a_restart_goes_on_from_a_snapshot(scripts: Scripts, good: int, code: int) -> None:
+    """Not from step 0, though there is no checkpoint yet; the job leaves nothing in memory."""
+    result = scripts.run(
+        "prelaunch.sh",
+        "--",
+        "bash",
+        "-c",
+        KILLED_TRAINER,
+        GOOD=str(good),
+        PYTHON=sys.executable,
+        DDP_MAX_RESTARTS="0" if code else "1",
+    )
+    assert result.code == code, result.err
+    first, *later = result.of("resume")
+    assert (first["step"], first["path"]) == (0, None)
+    assert [(e["step"] >= 20, e["path"].startswith("/dev/shm/")) for e in later] == [
+        (True, True) for _ in later
+    ]
+    assert len(later) == (0 if code else 1)
+    job_id = result.of("start")[0]["job_id"]
+    assert result.of("snapshot")
+    assert not list(Path("/dev/shm").glob(f"ddp-snapshots.{job_id}.*"))

@@ -110,7 +110,7 @@ class Checkpoints:
         self._writing = Writing(
             self.folder,
             group,
-            self._file_state(state),
+            self.state_of(state),
             own if copies is None else copies,
             device=self.mesh.device,
             began_s=began_s,
@@ -156,7 +156,8 @@ class Checkpoints:
             self._newest, self.failure = None, str(writing.error)
         return self.failure is None
 
-    def _file_state(self, state: TrainState) -> State:
+    def state_of(self, state: TrainState) -> State:
+        """Return what is written of a state, but for its serial."""
         return State(
             position=state,
             identity={**self._identity, "seed": state.seed},
@@ -238,6 +239,13 @@ class Checkpoints:
         for pointer, step in ((paths.LATEST, state.step), (paths.BEST, state.best_step)):
             if self.mesh.ranks.is_main and step is not None and not self.folder.pointed(pointer):
                 self._point(pointer, step)
+
+    def continue_after(self, newest: Path | None) -> None:
+        """Go on from a state that is newer than the newest checkpoint."""
+        step = None if newest is None else step_of(newest.name)
+        if newest is not None and step is not None:
+            self._continue_from(step, newest)
+            self.latest_step = step
 
     def _continue_from(self, step: int, path: Path) -> None:
         self.branch = {s: p for s, p in self.branch.items() if s < step} | {step: path}

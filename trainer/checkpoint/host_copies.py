@@ -53,7 +53,13 @@ def num_host_bytes(tensors: Mapping[str, Tensor]) -> int:
     )
 
 
-def missing_memory(nodes: Sequence[str], needed: Sequence[int], free: Sequence[int]) -> str:
+def missing_memory(
+    nodes: Sequence[str],
+    needed: Sequence[int],
+    free: Sequence[int],
+    *,
+    remedy: str = "give the job more, as by --mem, or take --checkpoint-mode sync",
+) -> str:
     """Name the first node on which the copies do not fit, or return nothing.
 
     Of every rank: its node, the bytes of its copies, and those that its host or cgroup has left.
@@ -65,8 +71,7 @@ def missing_memory(nodes: Sequence[str], needed: Sequence[int], free: Sequence[i
         if wanted > left * _USABLE_SHARE:
             return (
                 f"no memory for copies on {node or 'this host'} ({wanted / 2**30:.1f} GiB needed, "
-                f"ranks: {len(ranks)}; {left / 2**30:.1f} GiB free; give the job more, as by "
-                "--mem, or take --checkpoint-mode sync)"
+                f"ranks: {len(ranks)}; {left / 2**30:.1f} GiB free; {remedy})"
             )
     return ""
 
@@ -160,7 +165,9 @@ class SavePlan:
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         (has_changed,) = self._mesh.max([shapes != self._shapes])
         if has_changed:
-            held = group.gather({_part(name, t): num_local_bytes(t) for name, t in tensors.items()})
+            held = group.gather(
+                {part_of(name, t): num_local_bytes(t) for name, t in tensors.items()}
+            )
             shares = divide(held)
             self._shapes = shapes
             self._own = {name for name, _ in shares[group.rank]}
@@ -186,7 +193,8 @@ def divide(held: Sequence[Mapping[Part, int]]) -> list[set[Part]]:
     return shares
 
 
-def _part(name: str, tensor: Any) -> Part:  # noqa: ANN401 -- it may be a DTensor, seconds to import
+def part_of(name: str, tensor: Any) -> Part:  # noqa: ANN401 -- it may be a DTensor, as above
+    """Return the part that a rank holds of a tensor."""
     if not hasattr(tensor, "device_mesh"):
         return name, ()
     at = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)

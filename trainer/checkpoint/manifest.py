@@ -56,10 +56,11 @@ class FileRecord:
 def seal(path: Path) -> FileRecord:
     """Force a file to the disk and return its record."""
     flush(path)
-    return _examine(path)
+    return examine(path)
 
 
-def _examine(path: Path) -> FileRecord:
+def examine(path: Path) -> FileRecord:
+    """Read a file and return its record."""
     with path.open("rb", buffering=0) as file:
         digest, block, size_bytes = hashlib.sha256(), bytearray(_BLOCK_BYTES), 0
         while count := file.readinto(block):
@@ -116,7 +117,7 @@ def check_digests(
     """Read `names`, or all files. Raises DamagedError, naming the first that has changed."""
     for name in records if names is None else names:
         try:
-            found = _examine(folder / name)
+            found = examine(folder / name)
         except OSError as error:
             raise _unreadable(name, error) from error
         if found != records[name]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from trainer.checkpoint.checkpoints import Checkpoints
     from trainer.checkpoint.loading import Stored
+    from trainer.checkpoint.snapshots import Snapshots
     from trainer.checkpoint.train_state import TrainState
     from trainer.distributed.mesh import Mesh
 
@@ -148,25 +149,43 @@ class Resume:
     """The run's options; without a seed, the run keeps the one it has."""
     is_forced: bool
     """Take a checkpoint of a run with other options, too."""
+    snapshots: Snapshots
     elsewhere: Mapping[str, torch.Size] = field(default_factory=dict)
     """What of the model's state only other ranks have: the other stages of a pipeline."""
 
     def __call__(self, request: str, fresh: TrainState) -> Resumed:
-        """Load what `--resume` asks for, else begin at `fresh`.
+        """Load a newer snapshot of this job, or what `--resume` asks for, else begin at `fresh`.
 
         Raises UserError when the checkpoint is of a run with other options, or of another model.
         """
-        loaded = load_requested(self.checkpoints, request, self._prepare)
+        loaded = self._load_snapshot(request)
+        loaded = loaded or load_requested(self.checkpoints, request, self._prepare)
         if loaded is None:
             generators.seed_all(generators.derive_seed(fresh.seed, "rank", self.mesh.dp_rank))
             return Resumed(state=fresh, loss_sum=torch.zeros((), device=self.mesh.device))
         return self._restore(*loaded, fresh)
+
+    def _load_snapshot(self, request: str) -> Loaded | None:
+        if not self.snapshots.every:
+            return None
+        # The job's starts have no other request than `auto` once it has written a checkpoint.
+        own = self.checkpoints.folder.paths if request == "auto" else list
+        newest = next(iter(list_together(own, self.mesh, self.checkpoints.open_group)), None)
+        after = 0 if newest is None else step_of(newest.name) or 0
+        found = self.snapshots.load(after, self._prepare_own)
+        if found is None:
+            return None
+        tensors, state, path = found
+        self.checkpoints.continue_after(newest)
+        self.checkpoints.report_resume(state.step, path, [])
+        return tensors, state
 
     def go_back(self, state: TrainState) -> Resumed:
         """Load the last checkpoint of this start, which has come to `state` since.
 
         Raises RunFailedError when it can no longer be loaded.
         """
+        self.snapshots.clear()
         loaded = load_previous(self.checkpoints, self._prepare)
         if loaded is None:
             raise RunFailedError.of(
@@ -199,6 +218,15 @@ class Resume:
         return Resumed(state=state, loss_sum=loss_sum)
 
     def _prepare(self, stored: Stored) -> dict[str, Tensor]:
+        self._check_options(stored)
+        return destinations(stored.entries, self.model, self.mesh.ranks.rank, self.elsewhere)
+
+    def _prepare_own(self, stored: Stored) -> dict[str, Tensor]:
+        """As for a checkpoint; but of a snapshot each rank sees its own part of the model only."""
+        self._check_options(stored)
+        return destinations(stored.entries, self.model, self.mesh.ranks.rank)
+
+    def _check_options(self, stored: Stored) -> None:
         found = differences(self.identity, stored.state.identity)
         if found and not self.is_forced:
             raise UserError(
@@ -207,4 +235,3 @@ class Resume:
                 found="; ".join(found),
                 remedy="give them again, or --force to go on nevertheless, or --resume none",
             )
-        return destinations(stored.entries, self.model, self.mesh.ranks.rank, self.elsewhere)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from trainer.checkpoint.checkpoints import Checkpoints
     from trainer.checkpoint.resume import Resumed
+    from trainer.checkpoint.snapshots import Snapshots
     from trainer.checkpoint.train_state import TrainState
     from trainer.config import Config
     from trainer.data.batch_plan import BatchPlan
@@ -44,6 +45,7 @@ class Components:
     """None where nothing is held out."""
     steps_per_epoch: int
     checkpoints: Checkpoints
+    snapshots: Snapshots
     go_back: Callable[[TrainState], Resumed]
     """Loads the run's own last checkpoint into model and optimizer; all ranks call it together."""
     sinks: Sinks

@@ -19,6 +19,8 @@ from trainer.telemetry.metrics import Validation
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch import Tensor
+
     from trainer.checkpoint.resume import Resumed
     from trainer.checkpoint.train_state import TrainState
     from trainer.loop.components import Components
@@ -98,6 +100,9 @@ class Loop:
             self._save()
             if not stopped and not self._is_over():
                 stopped = self._components.consensus.reached()  # before a step more is to be saved
+        is_due = step != self.started_step and self._components.snapshots.is_due(step)
+        if is_due and not stopped and not self._is_over():
+            self._snapshot()
         return stopped
 
     @property
@@ -155,7 +160,12 @@ class Loop:
 
     def _pause_step(self) -> int:
         step, config = self.state.step, self._components.config
-        periods = (self._components.steps_per_epoch, config.val_every, config.checkpoint_every)
+        periods = (
+            self._components.steps_per_epoch,
+            config.val_every,
+            config.checkpoint_every,
+            self._components.snapshots.every,
+        )
         nexts = [(step // period + 1) * period for period in periods if period]
         return min(*nexts, self._total_steps, step + self._stepper.table.num_free)
 
@@ -203,18 +213,32 @@ class Loop:
         components = self._components
         self._check_replicas(self.state.step)  # what differs is never saved
         components.heartbeat.collective(SAVE)
-        ranks, device = components.mesh.ranks, components.mesh.device
-        loss_sum = torch.tensor(self.progress.loss.value, dtype=torch.float64)
-        is_leader = components.mesh.layout.is_stage_leader(ranks.rank)
+        is_leader = components.mesh.layout.is_stage_leader(components.mesh.ranks.rank)
         with self.progress.ledger.saving():
-            tensors = gather_tensors(
-                components.trained.model,
-                components.trained.update.optimizer,
-                with_buffers=is_leader,
-            )
-            tensors |= gather_rank(ranks.rank, loss_sum, device)
+            tensors = self._run_tensors(with_buffers=is_leader) | self._rank_tensors()
             components.checkpoints.save(tensors, self._state_to_save(), is_best=is_best)
         components.consensus.begin()  # time has passed
+
+    def _snapshot(self) -> None:
+        components = self._components
+        self._check_replicas(self.state.step)
+        components.heartbeat.collective(SAVE)
+        with self.progress.ledger.saving():
+            shared = self._run_tensors(with_buffers=False)
+            # A rank goes on with its own buffers.
+            own = self._run_tensors(with_buffers=True) | self._rank_tensors()
+            own = {name: tensor for name, tensor in own.items() if name not in shared}
+            components.snapshots.take(shared, own, self._state_to_save())
+        components.consensus.begin()
+
+    def _run_tensors(self, *, with_buffers: bool) -> dict[str, Tensor]:
+        trained = self._components.trained
+        return gather_tensors(trained.model, trained.update.optimizer, with_buffers=with_buffers)
+
+    def _rank_tensors(self) -> dict[str, Tensor]:
+        mesh = self._components.mesh
+        loss_sum = torch.tensor(self.progress.loss.value, dtype=torch.float64)
+        return gather_rank(mesh.ranks.rank, loss_sum, mesh.device)
 
     def _check_replicas(self, step: int) -> None:
         components = self._components
@@ -246,6 +270,8 @@ class Loop:
         self._save()
         with self.progress.ledger.saving():
             is_kept = checkpoints.wait()
+            if is_kept:
+                components.snapshots.close()
         components.stop.settle()
         if not is_kept and not stopped:
             kept = checkpoints.latest_step

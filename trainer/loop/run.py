@@ -12,6 +12,7 @@ from rundir import paths
 from rundir.text import counted
 from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.checkpoint.resume import Resume
+from trainer.checkpoint.snapshots import Snapshots
 from trainer.checkpoint.train_state import TrainState, identity_of
 from trainer.data.datasets import Datasets, prepare
 from trainer.distributed.device import be_deterministic, uuid_of
@@ -172,6 +173,7 @@ class Run:
             evaluation=self._evaluation(trained, test, data.num_test, mesh, consensus),
             steps_per_epoch=steps_per_epoch,
             checkpoints=resume.checkpoints,
+            snapshots=resume.snapshots,
             go_back=resume.go_back,
             sinks=self._sinks,
             events=directory.events,
@@ -212,6 +214,14 @@ class Run:
             scaler=trained.update.scaler,
             identity=identity,
             is_forced=config.force,
+            snapshots=Snapshots(
+                mesh,
+                directory.events,
+                every=config.snapshot_every,
+                launch_id=self.settings.launch_id,
+                run_dir=directory.path.absolute(),
+                state_of=self._checkpoints.state_of,
+            ),
             elsewhere=trained.elsewhere,
         )
 

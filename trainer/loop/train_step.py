@@ -63,6 +63,7 @@ class Stepper:
             return
         components, table = self._components, self.table
         self._passes(step, self._next)
+        components.snapshots.wait_for_copy()
         components.heartbeat.enter(UPDATE)
         components.trained.update.apply(
             components.learning_rate.at(step - 1), table.found, table.norm

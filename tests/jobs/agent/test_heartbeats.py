@@ -78,7 +78,9 @@ def test_the_commands_of_the_nodes_ranks(tmp_path: Path) -> None:
 
 def test_what_killed_agents_left_is_swept(tmp_path: Path) -> None:
     """Once none of its commands runs, and not in the minutes in which one may be starting."""
-    for name, pid in (("ddp.a", 0), ("ddp.b", os.getpid()), ("other", 0)):
+    snapshots, own = "ddp-snapshots.8.1.n", "ddp-snapshots.9.1.n"
+    gone = ("ddp.a", 0), (snapshots, 0), (own, 0), ("other", 0)
+    for name, pid in (*gone, ("ddp.b", os.getpid()), ("ddp-snapshots.8.2.n", os.getpid())):
         (tmp_path / name).mkdir()
         (tmp_path / name / "child-0").write_text(f"{pid or 2**22 + 1} 0 trainer\n")
     (tmp_path / "ddp.link").symlink_to(tmp_path / "other")
@@ -86,12 +88,14 @@ def test_what_killed_agents_left_is_swept(tmp_path: Path) -> None:
     def left() -> list[str]:
         return sorted(path.name for path in tmp_path.iterdir())
 
-    heartbeats.sweep(str(tmp_path))
-    assert left() == ["ddp.a", "ddp.b", "ddp.link", "other"]
+    everything = left()
+    heartbeats.sweep("9.2.1", str(tmp_path))
+    assert left() == everything
     old_s = (tmp_path / "ddp.a").stat().st_mtime + 601
-    heartbeats.sweep(str(tmp_path), now=lambda: old_s)
-    assert left() == ["ddp.b", "ddp.link", "other"]
-    heartbeats.sweep(str(tmp_path / "none"))
+    heartbeats.sweep("9.2.1", str(tmp_path), now=lambda: old_s)
+    # Snapshots of the job's own starts are for the next one.
+    assert left() == ["ddp-snapshots.8.2.n", own, "ddp.b", "ddp.link", "other"]
+    heartbeats.sweep("9.2.1", str(tmp_path / "none"))
 
 
 @pytest.mark.slow

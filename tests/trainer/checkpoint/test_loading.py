@@ -93,7 +93,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Refuse:
             return call
 
         for module, function in (
-            (manifest, "_examine"),
+            (manifest, "examine"),
             (plain, "size_bytes"),
             (plain, "read_text"),
         ):
