@@ -35,9 +35,9 @@ POLL_S = 0.2
 MAX_WHY = 600
 """Characters of a failure that are reported when it happens."""
 SHARED_CLUSTER = "the shared cluster"
-EXAMPLES_CLUSTER = "the examples' cluster"
 THINGS = {
     "cluster": SHARED_CLUSTER,
+    "examples": SHARED_CLUSTER,
     "jobs/test_layouts_on_slurm.py": SHARED_CLUSTER,
     "jobs/test_recovery.py": SHARED_CLUSTER,
     "jobs/test_slurm.py": SHARED_CLUSTER,
@@ -45,7 +45,6 @@ THINGS = {
     "jobs/test_watchdog.py": SHARED_CLUSTER,
     "monitor/runs/test_why_on_slurm.py": SHARED_CLUSTER,
     "benchmarks/test_scaling.py": SHARED_CLUSTER,
-    "examples": EXAMPLES_CLUSTER,
     "faults": "a cluster of its own",
     "container": "Docker",
 }
@@ -235,11 +234,11 @@ def thing_of(nodeid: str) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a test that uses a shared cluster and would not wait for its turn."""
+    """Refuse a test that uses the shared cluster and would not wait for its turn."""
     for item in items:
-        if "cluster" in getattr(item, "fixturenames", ()) and thing_of(item.nodeid) not in (
-            SHARED_CLUSTER,
-            EXAMPLES_CLUSTER,
+        if (
+            "cluster" in getattr(item, "fixturenames", ())
+            and thing_of(item.nodeid) != SHARED_CLUSTER
         ):
             raise pytest.UsageError(
                 f"{item.nodeid} uses the shared cluster: add its file to THINGS"

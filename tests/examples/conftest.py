@@ -178,21 +178,6 @@ class Example:
         assert self.run.all_gone()
 
 
-@pytest.fixture(scope="session")
-def cluster(cluster_at: Callable[..., Cluster]) -> Iterator[Cluster]:
-    """A cluster of the examples' own: they take minutes, beside the other tests of Slurm."""
-    own = cluster_at(
-        {
-            "DDP_CLUSTER_DIR": "/var/tmp/ddp-cluster-examples",
-            "DDP_CLUSTER_PREFIX": "ex",
-            "DDP_CLUSTER_SUBNET": "10.213.93",
-        }
-    )
-    own.up("2")
-    yield own
-    assert own.script("down").returncode == 0
-
-
 @pytest.fixture
 def example(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Example]]:
     """Gives a folder's example, to be started in one of the LAYOUTS, the fixture's parameter."""

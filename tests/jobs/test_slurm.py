@@ -168,7 +168,9 @@ def test_one_task_per_node(job: Any) -> None:
 @pytest.mark.slow
 def test_time_limit(job: Any) -> None:
     """Before the limit every rank is asked for a checkpoint; without a requeue it ends with 75."""
-    program = 'trap "echo saved; exit 75" USR1; while :; do sleep 0.2; done'
+    # Who ends first ends the step, and with it a rank that a busy machine has not reached yet.
+    together = "touch saved-$RANK; until set -- saved-*; (($# == 4)); do sleep 0.1; done"
+    program = f"trap 'echo saved; {together}; exit 75' USR1; while :; do sleep 0.2; done"
     limit = ("--time=1", "--signal=B:USR1@15")  # see NEAR_LIMIT in test_requeue.py
     done = job(*TWO_BY_TWO, *limit, PRELAUNCH, "--", "bash", "-c", program, DDP_REQUEUE="0")
     assert done.end() == ("FAILED", 75, 0)
