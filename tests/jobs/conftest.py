@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ("PATH", "LANG")
+COLD = {"DDP_WARM": "0"}
+"""Processes that wait for a restart would take the cores from other tests; a few ask for them."""
 MPI_TYPES = """\
 MPI plugin types are...
 	none
@@ -75,6 +77,7 @@ class Scripts:
         self.root = ROOT
         self.env = {name: os.environ[name] for name in KEPT if name in os.environ}
         self.env |= {"HOME": str(directory), "DDP_MONITOR": "0", "DDP_NPROC_PER_NODE": "2"}
+        self.env |= COLD
 
     def start(
         self, script: str, *args: str, cwd: Path | None = None, **env: str
@@ -154,7 +157,9 @@ class Job:
     def __init__(self, cluster: Any, directory: Path, *args: str, **env: str) -> None:
         self.cluster = cluster
         self.directory = directory
-        self.id = cluster.submit(list(args), cwd=directory, env={"DDP_MONITOR_INTERVAL": "1"} | env)
+        self.id = cluster.submit(
+            list(args), cwd=directory, env={"DDP_MONITOR_INTERVAL": "1"} | COLD | env
+        )
         self.run_dir = directory / "out" / env.get("DDP_RUN_NAME", f"slurm-{self.id}")
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:

@@ -61,7 +61,7 @@ def test_a_killed_rank_costs_a_few_steps(job: Any, cluster: Any) -> None:
 
 def test_a_killed_rank_costs_seconds(job: Any, cluster: Any) -> None:
     """kill -9 of a rank: torn down within 10 s, and training goes on from the checkpoint."""
-    run = job(*TWO_BY_TWO, PRELAUNCH, *TRAINER, "--checkpoint-every", "20")
+    run = job(*TWO_BY_TWO, PRELAUNCH, *TRAINER, "--checkpoint-every", "20", DDP_WARM="1")
     saved = wait_for_checkpoint(run)
     ranks = {event["pid"] for event in run.events("rank_up")}
     cluster.until(lambda: len(standbys.waiting(run.directory, ranks)) == 4, 90, "four ranks wait")

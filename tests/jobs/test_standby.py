@@ -30,7 +30,7 @@ class Training:
     def __init__(self, scripts: Scripts, patience: Callable[[float], float], **env: str) -> None:
         self.scripts, self._patience = scripts, patience
         options = (*LONG, "--checkpoint-every", "20")
-        env = {"OMP_NUM_THREADS": "1", "DDP_RUN_NAME": "run", **env}
+        env = {"OMP_NUM_THREADS": "1", "DDP_RUN_NAME": "run", "DDP_WARM": "1", **env}
         self.process: subprocess.Popen[str] = scripts.start("prelaunch.sh", *options, **env)
 
     def events(self, name: str) -> list[dict[str, Any]]:
