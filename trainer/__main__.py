@@ -85,8 +85,8 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
             print(f"trainer: {error}", file=sys.stderr, flush=True)
         return codes.USAGE
     except ModuleNotFoundError as error:
-        if is_leader:
-            print(f"trainer: {missing_package(error, sys.executable)}", file=sys.stderr, flush=True)
+        # On every rank: the first to end ends the others, and rank 0 may not have come so far.
+        print(f"trainer: {missing_package(error, sys.executable)}", file=sys.stderr, flush=True)
         return codes.USAGE
     except Exception as error:  # noqa: BLE001 -- such as a workload of one's own that cannot be built
         mismatch = misfit(error)
