@@ -3,6 +3,7 @@
 import argparse
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import ray
@@ -47,6 +48,7 @@ def train_worker(config):
             train.report({"step": step, "loss": loss.item()}, checkpoint=checkpoint)
         if rank == 0:
             print(f"saved step {step}, loss {loss.item():.3f}")
+    time.sleep(3)  # Ray passes on what a worker prints a moment later, and not once it has ended
 
 
 parser = argparse.ArgumentParser()
