@@ -57,15 +57,15 @@ def is_new(python: str, environ: Mapping[str, str]) -> bool:
     return can_import(python, "tomllib", environ)
 
 
-def can_import(python: str, module: str, environ: Mapping[str, str]) -> bool:
-    """Whether it has a module. Ours has all, and need not be asked."""
+def can_import(python: str, modules: str, environ: Mapping[str, str]) -> bool:
+    """Whether it has these modules, with commas between. Ours has all, and need not be asked."""
     if python.endswith("/.venv/bin/python"):
         return True
     import subprocess  # noqa: PLC0415 -- a megabyte that a rank's agent seldom needs
 
     return (
         subprocess.run(
-            [python, "-c", f"import {module}"], env=environ, stderr=subprocess.DEVNULL, check=False
+            [python, "-c", f"import {modules}"], env=environ, stderr=subprocess.DEVNULL, check=False
         ).returncode
         == 0
     )

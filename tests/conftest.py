@@ -221,6 +221,29 @@ def cluster(cluster_at: Callable[[Mapping[str, str]], Cluster]) -> Generator[Clu
         assert shared.script("down").returncode == 0
 
 
+def patient_cluster(
+    cluster_at: Callable[[Mapping[str, str]], Cluster],
+    folder: Path,
+    *,
+    name: str,
+    prefix: str,
+    number: int,
+) -> Generator[Cluster]:
+    """Yield a cluster of one's own, not yet up, whose nodes may be silent for minutes."""
+    extra = folder / "extra.conf"
+    extra.write_text("SlurmdTimeout=300\n")
+    own = cluster_at(
+        {
+            "DDP_CLUSTER_DIR": f"/var/tmp/ddp-cluster-{name}",
+            "DDP_CLUSTER_PREFIX": prefix,
+            "DDP_CLUSTER_SUBNET": f"10.213.{number}",
+            "DDP_CLUSTER_EXTRA": str(extra),
+        }
+    )
+    yield own
+    assert own.script("down").returncode == 0
+
+
 @pytest.fixture
 def patience() -> Callable[[float], float]:
     """Give `on_busy_machine`, for a test's own limits."""

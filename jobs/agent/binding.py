@@ -11,12 +11,15 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
+from rundir import plain
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
 _GPUS = "proc/driver/nvidia/gpus"
 _PCI = "sys/bus/pci/devices"
 _CPUS = "sys/devices/system/cpu"
+_MAX_BYTES = 1 << 16
 
 
 class Binding(NamedTuple):
@@ -139,8 +142,4 @@ def _names(*path: str) -> list[str]:
 
 
 def _read(*path: str) -> str:
-    try:
-        with open(os.path.join(*path)) as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    return plain.tail(os.path.join(*path), _MAX_BYTES).strip()

@@ -76,14 +76,14 @@ def _lack(python: str | None, root: str, environ: Mapping[str, str]) -> str:
     """Say what the monitor lacks here; empty if nothing. In an image it may be much."""
     if not python:
         return "no python3; set DDP_PYTHON"
+    ours = {**environ, "PYTHONPATH": programs.python_path(root, environ)}
+    if programs.can_import(python, "tomllib, pynvml", ours):
+        return ""
     if not programs.is_new(python, environ):
         found = programs.version(python, environ)
         return problem("it needs Python 3.11 or later", f"{found} at {python}", "set DDP_PYTHON")
-    ours = {**environ, "PYTHONPATH": programs.python_path(root, environ)}
-    if not programs.can_import(python, "pynvml", ours):
-        remedy = "install it there, or run 'make demo' once, from where images get it, too"
-        return problem("it needs nvidia-ml-py", f"none for {python}", remedy)
-    return ""
+    remedy = "install it there, or run 'make demo' once, from where images get it, too"
+    return problem("it needs nvidia-ml-py", f"none for {python}", remedy)
 
 
 def _has_content(path: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
 import time
@@ -128,12 +127,7 @@ class _Rank:
     def _recorded(self) -> Recorded | None:
         """Read what the command wrote of its failure, in a thread: the disk may hang."""
         read: list[Recorded | None] = []
-
-        def run() -> None:
-            read.append(self._error_file.read())
-            self._loop.wake()
-
-        _thread.start_new_thread(run, ())
+        self._loop.in_background(lambda: read.append(self._error_file.read()))
         return read[0] if self._loop.run(lambda: read, _ERROR_S) else None
 
     def close(self, *, is_finished: bool) -> None:

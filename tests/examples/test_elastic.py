@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.conftest import patient_cluster
 from tests.examples.conftest import EXAMPLES, PRELAUNCH
 
 if TYPE_CHECKING:
@@ -28,19 +29,11 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def own(cluster_at: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A cluster whose cables may be pulled for longer than Slurm would wait."""
-    extra = tmp_path_factory.mktemp("slurm") / "extra.conf"
-    extra.write_text("SlurmdTimeout=300\n")
-    own = cluster_at(
-        {
-            "DDP_CLUSTER_DIR": "/var/tmp/ddp-cluster-torchrun",
-            "DDP_CLUSTER_PREFIX": "tr",
-            "DDP_CLUSTER_SUBNET": "10.213.94",
-            "DDP_CLUSTER_EXTRA": str(extra),
-        }
-    )
-    own.up("2")
-    yield own
-    assert own.script("down").returncode == 0
+    folder = tmp_path_factory.mktemp("slurm")
+    clusters = patient_cluster(cluster_at, folder, name="torchrun", prefix="tr", number=94)
+    for own in clusters:
+        own.up("2")
+        yield own
 
 
 def text(job: Any) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.conftest import patient_cluster
 from tests.growing import json_lines
 
 if TYPE_CHECKING:
@@ -30,18 +31,9 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def own(cluster_at: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A cluster whose nodes may be killed, and come back before Slurm gives them up."""
-    extra = tmp_path_factory.mktemp("slurm") / "extra.conf"
-    extra.write_text("SlurmdTimeout=300\n")
-    own = cluster_at(
-        {
-            "DDP_CLUSTER_DIR": "/var/tmp/ddp-cluster-elastic",
-            "DDP_CLUSTER_PREFIX": "el",
-            "DDP_CLUSTER_SUBNET": "10.213.95",
-            "DDP_CLUSTER_EXTRA": str(extra),
-        }
-    )
-    yield own
-    assert own.script("down").returncode == 0
+    folder = tmp_path_factory.mktemp("slurm")
+    clusters = patient_cluster(cluster_at, folder, name="elastic", prefix="el", number=95)
+    yield from clusters
 
 
 def test_fewer_nodes_until_the_run_can_use_them(own: Any, job_on: Callable[..., Job]) -> None:

@@ -38,10 +38,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _NO_MEMORY)
 
 
-def num_local_bytes(tensor: Any) -> int:  # noqa: ANN401 -- it may be a DTensor, seconds to import
+def local_of(tensor: Any) -> Tensor:  # noqa: ANN401 -- it may be a DTensor, seconds to import
+    """Return what this rank holds of a tensor."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
+def num_local_bytes(tensor: Tensor) -> int:
     """Return the bytes of what this rank holds of a tensor."""
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return int(local.numel() * local.element_size())
+    local = local_of(tensor)
+    return local.numel() * local.element_size()
 
 
 def num_host_bytes(tensors: Mapping[str, Tensor]) -> int:

@@ -31,10 +31,17 @@ from torch import distributed as dist
 from rundir import heartbeat
 from rundir.paths import snapshots_prefix
 from trainer.checkpoint import manifest, saving
-from trainer.checkpoint.host_copies import divide, missing_memory, num_local_bytes, part_of
+from trainer.checkpoint.host_copies import (
+    divide,
+    local_of,
+    missing_memory,
+    num_local_bytes,
+    part_of,
+)
 from trainer.checkpoint.layout import loss_sum_of
 from trainer.checkpoint.loading import Stored
 from trainer.checkpoint.process_group import open_group
+from trainer.checkpoint.snapshot_files import lay_out, map_pages, name_of, view
 from trainer.checkpoint.train_state import State
 from trainer.distributed import host_memory
 from trainer.errors import UserError, short_line
@@ -50,7 +57,6 @@ if TYPE_CHECKING:
 
 MEMORY = Path("/dev/shm")  # noqa: S108 -- the directory in it is checked to be ours
 _NUM_SLOTS = 2
-_ALIGNED_BYTES = 64
 _EVENT_INTERVAL_S = 60
 _REMEDY = "give the job more memory, or a larger /dev/shm"
 
@@ -186,8 +192,8 @@ class Snapshots:
         with torch.no_grad():
             for part in self._parts:
                 if part["name"] in tensors:
-                    source = _local(tensors[part["name"]])
-                    _view(buffer, part).copy_(source, non_blocking=True)
+                    source = local_of(tensors[part["name"]])
+                    view(buffer, part).copy_(source, non_blocking=True)
         if self._mesh.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
@@ -210,8 +216,8 @@ class Snapshots:
         held = self._group.gather({part_of(n, t): num_local_bytes(t) for n, t in shared.items()})
         share = divide([held[peer] for peer in self._peers])[self._peers.index(self._rank)]
         tensors = {n: t for n, t in shared.items() if part_of(n, t) in share} | dict(own)
-        self._parts, size = _lay_out(tensors)
-        self._held = {n: (list(t.shape), _name(t.dtype)) for n, t in {**shared, **own}.items()}
+        self._parts, size = lay_out(tensors)
+        self._held = {n: (list(t.shape), name_of(t.dtype)) for n, t in {**shared, **own}.items()}
         sizes = self._group.gather(size)
         self._num_bytes = sum(sizes)
         files = {(r, s): sizes[r] for r in (self._rank, *self._kept) for s in range(_NUM_SLOTS)}
@@ -223,7 +229,7 @@ class Snapshots:
             return [problem]
         try:
             self._pin(is_pinned=False)
-            self._buffers = {key: _map(self._file(*key), n) for key, n in files.items()}
+            self._buffers = {key: map_pages(self._file(*key), n) for key, n in files.items()}
             self._pin(is_pinned=True)
         except OSError as error:
             problem = f"{short_line(error)} ({_REMEDY})"
@@ -417,7 +423,9 @@ class Snapshots:
                 slot = 1 if used == {0} else 0
                 self._index(rank, slot).unlink(missing_ok=True)
                 text, size = self._receive_index(holder)
-                dist.recv(_map(self._file(rank, slot), size), src=holder, group=self._group.handle)
+                dist.recv(
+                    map_pages(self._file(rank, slot), size), src=holder, group=self._group.handle
+                )
                 self._write_index(rank, slot, text)
 
     def _read(
@@ -429,12 +437,12 @@ class Snapshots:
         for rank in sorted(self._peers, key=lambda peer: peer == self._rank):  # its own wins
             index, path = self._read_index(rank, slots[rank]), self._file(rank, slots[rank])
             data = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
-            values |= {(p["name"], tuple(p["place"])): _view(data, p) for p in index["parts"]}
+            values |= {(p["name"], tuple(p["place"])): view(data, p) for p in index["parts"]}
         state = State.from_json(index["state"])
         entries = {n: (torch.Size(s), getattr(torch, d)) for n, (s, d) in index["held"].items()}
         tensors = prepare(Stored(path=self._path, state=state, entries=entries))
         for name, tensor in tensors.items():
-            _local(tensor).copy_(values[part_of(name, tensor)])
+            local_of(tensor).copy_(values[part_of(name, tensor)])
         for rank in range(self._mesh.ranks.world_size):  # this rank needs its own alone
             tensors.setdefault(loss_sum_of(rank), torch.zeros(()))
         return tensors, state.position
@@ -477,49 +485,3 @@ def _complete_steps(found: Sequence[Mapping[tuple[int, int], int]]) -> list[int]
     steps = {step for step, _ in there}
     whole = [s for s in steps if all((s, rank) in there for rank in range(len(found)))]
     return sorted(whole, reverse=True)
-
-
-def _map(path: Path, size: int) -> Tensor:
-    """Return a file's pages as memory. All are allocated now: later, no room would be fatal."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        os.ftruncate(descriptor, size)
-        os.posix_fallocate(descriptor, 0, size)
-    finally:
-        os.close(descriptor)
-    return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
-
-
-def _lay_out(tensors: Mapping[str, Tensor]) -> tuple[list[dict[str, Any]], int]:
-    """Give each tensor a place in the file; return them, and the file's size."""
-    parts, offset = [], 0
-    for name, tensor in tensors.items():
-        local = _local(tensor)
-        parts.append(
-            {
-                "name": name,
-                "place": part_of(name, tensor)[1],
-                "shape": list(local.shape),
-                "stride": torch.empty_like(local, device="meta").stride(),
-                "dtype": _name(local.dtype),
-                "offset": offset,
-                "bytes": num_local_bytes(local),
-            }
-        )
-        offset += -(-num_local_bytes(local) // _ALIGNED_BYTES) * _ALIGNED_BYTES
-    return parts, max(offset, _ALIGNED_BYTES)
-
-
-def _view(buffer: Tensor, part: Mapping[str, Any]) -> Tensor:
-    """Return a tensor's place in the file, as a tensor of its strides: a copy is one sweep."""
-    own = buffer[part["offset"] : part["offset"] + part["bytes"]]
-    return own.view(getattr(torch, part["dtype"])).as_strided(part["shape"], part["stride"])
-
-
-def _local(tensor: Any) -> Tensor:  # noqa: ANN401 -- it may be a DTensor, seconds to import
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trainer.checkpoint.host_copies import local_of
 from trainer.distributed.device import uuid_of
 from trainer.errors import RunFailedError
 
@@ -67,7 +68,9 @@ def hash_of(tensors: Sequence[Tensor]) -> int:
 
     The sum of a tensor's bits, as integers, is one pass over it on its own device.
     """
-    sums = [_bits(local).sum(dtype=torch.int64) for local in map(_local, tensors) if local.numel()]
+    sums = [
+        _bits(local).sum(dtype=torch.int64) for local in map(local_of, tensors) if local.numel()
+    ]
     # One copy from the device, not one for each tensor.
     values = torch.stack(sums).tolist() if sums else []
     digest = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
@@ -83,10 +86,6 @@ def _bits(tensor: Tensor) -> Tensor:
         return tensor.view(_INTEGERS[tensor.element_size()])
     is_aligned = tensor.storage_offset() * tensor.element_size() % 8 == 0
     return (tensor if is_aligned else tensor.clone()).view(-1).view(torch.int64)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def odd_ranks(hashes: Sequence[object], layout: Layout) -> list[int]:
