@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from jobs import processes
 from rundir import heartbeat, paths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 MEMORY = "/dev/shm"  # noqa: S108 -- each directory in it is checked to be ours
 _ABANDONED_S = 600
@@ -84,10 +83,11 @@ def _is_ours(path: str) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
-def sweep(launch_id: str, memory: str = MEMORY, now: Callable[[], float] = time.time) -> None:
+def sweep(launch_id: str, now_s: float, memory: str = MEMORY) -> None:
     """Remove what agents of other jobs left that were killed together with their monitors.
 
     And snapshots of other jobs: those of this one, `launch_id`, are for this start.
+    `now_s` is the file system's time: a process's clock may be off.
     """
     own, prefixes = paths.snapshots_prefix(launch_id), ("ddp.", paths.SNAPSHOTS)
     try:
@@ -100,7 +100,7 @@ def sweep(launch_id: str, memory: str = MEMORY, now: Callable[[], float] = time.
         return
     for entry in entries:
         try:
-            age_s = now() - entry.stat(follow_symlinks=False).st_mtime
+            age_s = now_s - entry.stat(follow_symlinks=False).st_mtime
         except OSError:
             continue
         if (

@@ -110,9 +110,6 @@ class _Rank:
         self._reports.receive()  # what the command reported comes before its end
         if code != codes.FINISHED and not self._task.is_ending:
             self._reports.fail()
-        recorded = None if code == codes.FINISHED else self._recorded()
-        if recorded:
-            self._reports.write("failure", rank=self._rank, **recorded._asdict())
         self._reports.write(
             "rank_end",
             rank=self._rank,
@@ -122,6 +119,9 @@ class _Rank:
             requested=self._task.is_requested,
             oom=is_oom,
         )
+        recorded = None if code == codes.FINISHED else self._recorded()
+        if recorded:
+            self._reports.write("failure", rank=self._rank, **recorded._asdict())
         return code
 
     def _recorded(self) -> Recorded | None:
@@ -149,9 +149,9 @@ class _Rank:
 def _open_heartbeats(environ: dict[str, str], *, is_leader: bool) -> heartbeats.Directory | None:
     """Make the node's directory, and name it for the command and the monitor."""
     environ.pop(heartbeat.DIRECTORY, None)  # an outer job's, if any
-    if is_leader:
-        heartbeats.sweep(environ["DDP_LAUNCH_ID"])
     directory = heartbeats.open_directory(environ)
+    if directory and is_leader:
+        heartbeats.sweep(environ["DDP_LAUNCH_ID"], os.stat(directory.path).st_mtime)
     if directory is None:
         info(
             f"nobody watches for hung ranks on {environ['DDP_NODE']}: neither {heartbeats.MEMORY}"

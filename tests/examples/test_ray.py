@@ -24,6 +24,11 @@ def test_the_tasks_are_one_ray_cluster(example: Callable[[str], Example]) -> Non
     command = f"./cluster.sh python train.py --steps 200 --workers {cores + 1}"
     run = it.start(command, DDP_NPROC_PER_NODE="1")
     run.wait_for_word("saved step ", timeout_s=180)
+    # Ray's controller lists a reported checkpoint a moment later, and goes on from listed ones.
+    listed = run.run_dir / "ray" / "checkpoint_manager_snapshot.json"
+    run.cluster.until(
+        lambda: listed.exists() and "checkpoint_2" in listed.read_text(), 60, f"{listed} lists one"
+    )
     it.leave(1)  # the next start finds more than that done
     os.kill(run.pid(1), signal.SIGKILL)
     assert run.end(timeout_s=240) == ("COMPLETED", 0, 0), run.log

@@ -89,13 +89,13 @@ def test_what_killed_agents_left_is_swept(tmp_path: Path) -> None:
         return sorted(path.name for path in tmp_path.iterdir())
 
     everything = left()
-    heartbeats.sweep("9.2.1", str(tmp_path))
+    made_s = (tmp_path / "ddp.a").stat().st_mtime
+    heartbeats.sweep("9.2.1", made_s, str(tmp_path))
     assert left() == everything
-    old_s = (tmp_path / "ddp.a").stat().st_mtime + 601
-    heartbeats.sweep("9.2.1", str(tmp_path), now=lambda: old_s)
+    heartbeats.sweep("9.2.1", made_s + 601, str(tmp_path))
     # Snapshots of the job's own starts are for the next one.
     assert left() == ["ddp-snapshots.8.2.n", own, "ddp.b", "ddp.link", "other"]
-    heartbeats.sweep("9.2.1", str(tmp_path / "none"))
+    heartbeats.sweep("9.2.1", made_s, str(tmp_path / "none"))
 
 
 @pytest.mark.slow
