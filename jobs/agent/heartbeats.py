@@ -83,14 +83,15 @@ def _is_ours(path: str) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
-def sweep(launch_id: str, now_s: float, memory: str = MEMORY) -> None:
+def sweep(launch_id: str, fresh: str, memory: str = MEMORY) -> None:
     """Remove what agents of other jobs left that were killed together with their monitors.
 
     And snapshots of other jobs: those of this one, `launch_id`, are for this start.
-    `now_s` is the file system's time: a process's clock may be off.
+    Their age is told by `fresh`, a directory just made: this process's clock may be off.
     """
     own, prefixes = paths.snapshots_prefix(launch_id), ("ddp.", paths.SNAPSHOTS)
     try:
+        now_s = os.stat(fresh).st_mtime
         entries = [
             entry
             for entry in os.scandir(memory)

@@ -110,6 +110,7 @@ class _Rank:
         self._reports.receive()  # what the command reported comes before its end
         if code != codes.FINISHED and not self._task.is_ending:
             self._reports.fail()
+        # Before anything that takes time: PMIx kills this agent milliseconds after its process.
         self._reports.write(
             "rank_end",
             rank=self._rank,
@@ -150,8 +151,6 @@ def _open_heartbeats(environ: dict[str, str], *, is_leader: bool) -> heartbeats.
     """Make the node's directory, and name it for the command and the monitor."""
     environ.pop(heartbeat.DIRECTORY, None)  # an outer job's, if any
     directory = heartbeats.open_directory(environ)
-    if directory and is_leader:
-        heartbeats.sweep(environ["DDP_LAUNCH_ID"], os.stat(directory.path).st_mtime)
     if directory is None:
         info(
             f"nobody watches for hung ranks on {environ['DDP_NODE']}: neither {heartbeats.MEMORY}"
@@ -159,6 +158,8 @@ def _open_heartbeats(environ: dict[str, str], *, is_leader: bool) -> heartbeats.
             "launcher",
         )
         return None
+    if is_leader:
+        heartbeats.sweep(environ["DDP_LAUNCH_ID"], directory.path)
     environ[heartbeat.DIRECTORY] = directory.path
     # Torch's flight recorder dumps when something is written to <this><rank>.pipe.
     name = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"

@@ -76,7 +76,9 @@ def test_the_commands_of_the_nodes_ranks(tmp_path: Path) -> None:
     mine.add_child(11, 0, is_trainer=True)  # too late, and no matter
 
 
-def test_what_killed_agents_left_is_swept(tmp_path: Path) -> None:
+def test_what_killed_agents_left_is_swept(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Once none of its commands runs, and not in the minutes in which one may be starting."""
     snapshots, own = "ddp-snapshots.8.1.n", "ddp-snapshots.9.1.n"
     gone = ("ddp.a", 0), (snapshots, 0), (own, 0), ("other", 0)
@@ -89,13 +91,17 @@ def test_what_killed_agents_left_is_swept(tmp_path: Path) -> None:
         return sorted(path.name for path in tmp_path.iterdir())
 
     everything = left()
-    made_s = (tmp_path / "ddp.a").stat().st_mtime
-    heartbeats.sweep("9.2.1", made_s, str(tmp_path))
+    fresh = tmp_path_factory.mktemp("fresh")
+    heartbeats.sweep("9.2.1", str(fresh), str(tmp_path))
     assert left() == everything
-    heartbeats.sweep("9.2.1", made_s + 601, str(tmp_path))
+    old_s = (tmp_path / "ddp.a").stat().st_mtime + 601
+    os.utime(fresh, (old_s, old_s))
+    heartbeats.sweep("9.2.1", str(fresh / "none"), str(tmp_path))
+    assert left() == everything
+    heartbeats.sweep("9.2.1", str(fresh), str(tmp_path))
     # Snapshots of the job's own starts are for the next one.
     assert left() == ["ddp-snapshots.8.2.n", own, "ddp.b", "ddp.link", "other"]
-    heartbeats.sweep("9.2.1", made_s, str(tmp_path / "none"))
+    heartbeats.sweep("9.2.1", str(fresh), str(tmp_path / "none"))
 
 
 @pytest.mark.slow
