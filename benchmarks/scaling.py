@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _ROOT = Path(__file__).parent.parent
 _CLUSTER = _ROOT / "tests" / "cluster" / "cluster.sh"
 _BATCH_SIZE = 16
-_NUM_ROUNDS = 5
+_NUM_ROUNDS = 3
 _TEXT = """\
 # Scaling
 
@@ -121,7 +121,7 @@ def _cluster() -> Iterator[str]:
 
 def _run(layout: Layout, conf: str, *, quick: bool) -> float:
     """Train once; samples/s, the median of all intervals but the first."""
-    num_steps, log_every = (6, 2) if quick else (600, 20)
+    num_steps, log_every = (6, 2) if quick else (300, 20)
     options = {
         "epochs": 1_000_000,
         "max-steps": num_steps,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _ROOT = Path(__file__).parent.parent
-_TIMEOUT_S = 120
+_TIMEOUT_S = 300
 _IMPORT = ["-c", "import torch, time; print(time.time())"]
 _BY_HAND = ["-P", "-m", "benchmarks.plain_start"]
 _OPTIONS = ["--max-steps=1", "--log-every=1"]

@@ -113,7 +113,7 @@ project_mounts() {
 # Enroot reads a variable from one line.
 names() {
     local name list=()
-    if [[ $FORM != options ]]; then list=(DDP_OUT); fi # which is then set
+    if [[ $FORM != options ]]; then list=(DDP_OUT DDP_PYXIS); fi # which are then set
     while IFS= read -r name; do
         if [[ ! $name ]]; then continue; fi
         if [[ ${!name} == *$'\n'* ]]; then
@@ -153,7 +153,12 @@ main() {
 # All lines or none: half a setting would lose a job's output.
 lines() {
     local value
-    if [[ $FORM != options ]]; then printf 'export DDP_OUT=%s\n' "$(quoted "$OUT")"; fi
+    if [[ $FORM != options ]]; then
+        printf 'export DDP_OUT=%s\n' "$(quoted "$OUT")"
+        # What the host knows of its Pyxis, for a batch script in a container.
+        value=$(pyxis_plugin 2>/dev/null | cut -d ' ' -f 2-) || value=
+        printf 'export DDP_PYXIS=%s\n' "$(quoted "$value")"
+    fi
     value=$(mounts)
     option mounts "$value"
     option workdir "${PYXIS_CONTAINER_WORKDIR:-$SUBMIT}"

@@ -18,7 +18,7 @@ from jobs.processes import initial_environment
 from rundir.text import problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from jobs.backends.base import Step, Surroundings
 
@@ -33,7 +33,10 @@ _PARTS = ("jobs", "rundir", "monitor", "trainer", ".venv/lib/python3*/site-packa
 _STAGING_S = 1800
 _FREE = """trap 'rm -f -- "$0"; kill $!; exit' TERM; trap '' INT HUP USR1; sleep infinity & wait"""
 """Slurm sends SIGTERM to every step of a job that ends, however it ends."""
-_OWN_CONTAINER = ("PYXIS_CONTAINER_NAME", "PYXIS_CONTAINER_WRITABLE", "ENROOT_ROOTFS_WRITABLE")
+_OWN_CONTAINER = (
+    *("PYXIS_CONTAINER_NAME", "PYXIS_CONTAINER_WRITABLE", "ENROOT_ROOTFS_WRITABLE"),
+    *(f"{slurm.PYXIS}name", f"{slurm.PYXIS}writable"),
+)
 """The user's own, or one whose next start must not find what this one wrote into it."""
 _MOUNT = re.compile(r"(([./][^:]*|tmpfs|umount)(:[./][^:]*(:.*)?)?)?")
 
@@ -42,8 +45,6 @@ class HostImage(Srun):
     """The batch script on the host, the ranks in containers."""
 
     place = "host-image"
-    has_standby = False
-    """Its container would be unpacked a second time."""
     has_own_image = True
 
     def __init__(self, here: Surroundings) -> None:
@@ -52,8 +53,8 @@ class HostImage(Srun):
         self._image = here.environ["DDP_IMAGE"]
         check_image(self._image)
         check_pyxis(here.environ)
-        is_own = any(here.environ.get(name) for name in _OWN_CONTAINER)
-        self._keeps_containers = not is_own and keeps_containers(here)
+        self._keeps_containers, can_wait = _reuse(here, pyxis_arguments(here))
+        self.has_standby &= can_wait
         self._freeing: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -86,12 +87,11 @@ class HostImage(Srun):
 
     def _launch(self, step: Step) -> list[str]:
         submit_dir = self._here.submit_dir
-        is_kept = step.container and self._keeps_containers
+        name = container_name(step) if self._keeps_containers else ""
         workdir = step.environ.get("PYXIS_CONTAINER_WORKDIR") or submit_dir  # else the image's own
         return [
             f"--container-image={self._image}",
-            # Not into one that still runs: what is left of the last attempt may be stuck in it.
-            *([f"--container-name=ddp-{step.container}:no_exec"] if is_kept else []),
+            *([f"--container-name={name}"] if name else []),
             f"--container-mounts={','.join(self._mounts(step))}",
             f"--container-env={_names(step.environ)}",
             f"--container-workdir={workdir}",
@@ -121,9 +121,13 @@ class InContainer(Srun):
     """The batch script in a container that has Slurm's client: a nested srun inherits the image."""
 
     place = "container-srun"
-    has_standby = False
-    """Its container would be unpacked a second time."""
     _heir: subprocess.Popen[bytes] | None = None
+
+    def __init__(self, here: Surroundings) -> None:
+        """Take the job as it is. Raises UsageError."""
+        super().__init__(here)
+        self._keeps_containers, can_wait = _reuse(here, here.environ.get("DDP_PYXIS", "").split())
+        self.has_standby &= can_wait
 
     @classmethod
     def fits(cls, here: Surroundings) -> bool:
@@ -161,11 +165,40 @@ class InContainer(Srun):
         return [*([f"--chdir={directory}"] if moved else []), self._here.launcher]
 
     def _environ(self, step: Step) -> dict[str, str]:
-        # What wins over the image is inherited in the same way.
+        # What wins over the image is inherited in the same way, and so is a container's name.
         environ = super()._environ(step)
         option = f"{slurm.PYXIS}env"
         names = [environ.get(option, ""), _names(step.environ)]
-        return {**environ, option: ",".join(filter(None, names))}
+        environ[option] = ",".join(filter(None, names))
+        name = container_name(step) if self._keeps_containers else ""
+        if name:
+            environ[f"{slurm.PYXIS}name"] = name
+        return environ
+
+
+def _reuse(here: Surroundings, pyxis: Sequence[str]) -> tuple[bool, bool]:
+    """Say whether containers are named, for the next attempt, and whether its ranks can wait.
+
+    By its default Pyxis keeps a named container for ever, and of what it mounts nothing has to be
+    kept. Ranks that wait have containers of their own, for which nothing may be unpacked anew.
+
+    Args:
+        here: Has the user's own choice of a container.
+        pyxis: The plugin's arguments, as plugstack.conf has them.
+
+    """
+    is_own = any(here.environ.get(name) for name in _OWN_CONTAINER)
+    is_mounted = any(re.fullmatch("use_squashfuse=(1|true|y|yes|on)", one) for one in pyxis)
+    is_named = "container_scope=job" in pyxis and not is_own and not is_mounted
+    return is_named, is_named or (is_mounted and not is_own)
+
+
+def container_name(step: Step) -> str:
+    """Name the container for Pyxis; empty if this attempt's is not to be kept.
+
+    It is not joined while it runs: what is left of the last attempt may be stuck in it.
+    """
+    return f"ddp-{step.container}:no_exec" if step.container else ""
 
 
 def _hands_image_on(environ: dict[str, str]) -> bool:
@@ -242,11 +275,8 @@ def check_pyxis(environ: dict[str, str]) -> None:
         )
 
 
-def keeps_containers(here: Surroundings) -> bool:
-    """Whether a named container is kept, unpacked, to the end of the job and no longer.
-
-    By its default Pyxis keeps it for ever. Where it mounts the file, there is nothing to unpack.
-    """
+def pyxis_arguments(here: Surroundings) -> list[str]:
+    """Give this host's plugin and its arguments, as plugstack.conf has them; none if unknown."""
     try:
         done = subprocess.run(
             [f"{here.root}/container/pyxis_env.sh", "--plugin"],
@@ -256,10 +286,8 @@ def keeps_containers(here: Surroundings) -> bool:
             check=False,
         )
     except OSError:  # jobs/ alone was copied
-        return False
-    words = done.stdout.decode(errors="replace").split()
-    mounts = any(re.fullmatch("use_squashfuse=(1|true|y|yes|on)", word) for word in words)
-    return "container_scope=job" in words and not mounts
+        return []
+    return done.stdout.decode(errors="replace").split()
 
 
 def extra_mounts(mounts: str) -> list[str]:

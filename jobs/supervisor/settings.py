@@ -31,6 +31,7 @@ _OTHERS = {
     "DDP_NODE",
     "DDP_NPROC_PER_NODE",
     "DDP_PYTHON",
+    "DDP_PYXIS",
     "DDP_RUN_NAME",
     "DDP_SBATCH_ARGS",
     "DDP_SUPERVISED",

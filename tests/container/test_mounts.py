@@ -210,7 +210,7 @@ def test_an_odd_directory_is_mounted_at_its_own_path(
     assert env["DDP_OUT"] == f"{submit}/out"
     assert (submit / "out").is_dir()
     names = env["PYXIS_CONTAINER_ENV"].split(",")
-    assert {"DDP_OUT", "NCCL_DEBUG"} <= set(names)
+    assert {"DDP_OUT", "DDP_PYXIS", "NCCL_DEBUG"} <= set(names)
     assert "DDP_PYTHON" not in names  # a path of the host's
 
 
@@ -329,6 +329,16 @@ def test_a_pyxis_that_knows_no_variables(run: Run, host: Host, tmp_path: Path) -
     assert (submit / "out").is_dir()
     _plugstack(host, KNOWS_VARIABLES)
     assert run(ENVIRONMENT, cwd=submit, env=host.env).returncode == 0
+
+
+def test_a_batch_script_in_a_container_learns_of_the_plugin(
+    run: Run, host: Host, tmp_path: Path
+) -> None:
+    """Only plugstack.conf on the host says whether containers may be kept for restarts."""
+    _plugstack(host, KNOWS_VARIABLES, "container_scope=job")
+    env = _evaluated(run, tmp_path, host.env, "bash")
+    assert env["DDP_PYXIS"] == "runtime_path=/run/pyxis container_scope=job"
+    assert "DDP_PYXIS" in env["PYXIS_CONTAINER_ENV"].split(",")
 
 
 @pytest.mark.parametrize("options", [[], ["--options"]])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
+from jobs.backends import containers
 from jobs.backends.base import Step, Surroundings
 from jobs.backends.containers import HostImage, InContainer
 from jobs.backends.local import Local
@@ -190,12 +191,54 @@ class TestHostImage(Conformance):
     kind = HostImage
     environ: ClassVar = {"DDP_IMAGE": "IMAGE"}
 
+    @pytest.mark.parametrize(
+        ("pyxis", "environ", "expected"),
+        [
+            ([], {}, False),
+            (["container_scope=global"], {}, False),
+            (["container_scope=job"], {}, True),
+            (["use_squashfuse=1"], {}, True),
+            (["container_scope=job"], {"PYXIS_CONTAINER_NAME": "mine"}, False),
+            (["use_squashfuse=1"], {"PYXIS_CONTAINER_WRITABLE": "1"}, False),
+        ],
+    )
+    def test_ranks_wait_where_nothing_is_unpacked_for_them(
+        self,
+        here: Surroundings,
+        monkeypatch: pytest.MonkeyPatch,
+        pyxis: list[str],
+        environ: dict[str, str],
+        expected: bool,  # noqa: FBT001
+    ) -> None:
+        """In the container that is there, or in one that Pyxis mounts."""
+        monkeypatch.setattr(containers, "pyxis_arguments", lambda _: pyxis)
+        here.environ.update(environ)
+        assert HostImage(here).has_standby is expected
+
 
 class TestInContainer(Conformance):
     """Into containers, from inside one."""
 
     kind = InContainer
     environ: ClassVar = {f"{PYXIS}image": "IMAGE"}
+
+    @pytest.mark.parametrize(
+        ("pyxis", "own", "expected"),
+        [
+            ("container_scope=job", "", "ddp-7.1.1:no_exec"),
+            ("container_scope=job use_squashfuse=1", "", ""),
+            ("", "", ""),
+            ("container_scope=job", "mine", "mine"),
+        ],
+    )
+    def test_attempts_share_a_container(
+        self, here: Surroundings, pyxis: str, own: str, expected: str
+    ) -> None:
+        """Where the submit host said that Pyxis removes a named one at the job's end."""
+        here.environ.update({"DDP_PYXIS": pyxis, f"{PYXIS}name": own})
+        step = self.step(here)._replace(container="7.1.1")
+        environ = InContainer(here)._environ(step)  # noqa: SLF001
+        assert environ[f"{PYXIS}name"] == expected
 
 
 TASK_A_NODE = {"SLURM_NTASKS": "1", "DDP_NPROC_PER_NODE": "2"}
