@@ -11,27 +11,32 @@ from monitor.plot import metrics, write
 from monitor.plot.picture import report_skipped
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
 SUFFIXES = (".html", ".htm")
 
 
+def add_options(parser: ArgumentParser) -> None:
+    """Add its options."""
+    parser.add_argument(
+        "paths", nargs="+", metavar="PATHS", help="run directories, logs, or directories of logs"
+    )
+    parser.add_argument("--out", required=True, metavar="FILE", help="an .html")
+    parser.add_argument("--title", help="default: the run's name and size")
+
+
+def run(options: Namespace) -> int:
+    """Write the page, and print its name; 0."""
+    return write_page(options.paths, options.out, options.title)
+
+
 def write_page(paths: Sequence[str], out: str, title: str | None = None) -> int:
-    """Write run directories and logs into one page; 0.
-
-    Args:
-        paths: run directories, logs, or directories of logs.
-        out: an `.html`.
-        title: above it all; None: the run's name and size.
-
-    Raises:
-        UserError: the input is wrong, or there is nothing to show.
-
-    """
+    """Write run directories and logs into one page; 0."""
     write.check(out, SUFFIXES)
-    run = series.load(paths, metrics.WANTED | engine.columns())
-    payload = data.payload(run, title)
-    payload["findings"] = findings.rendered(run, payload["axis"])
+    whole = series.load(paths, metrics.WANTED | engine.columns())
+    payload = data.payload(whole, title)
+    payload["findings"] = findings.rendered(whole, payload["axis"])
     write.write(out, text.page(payload).encode("utf-8", "replace"))
     report_skipped(payload["left_out"])
     print(out)
