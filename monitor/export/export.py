@@ -12,8 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError, emit
-from monitor.export import write
-from monitor.export.write import STDOUT
+from monitor.whole_file import STDOUT, beside, check, copy_to_stdout, text
 from rundir.text import counted
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def run(options: Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: sys.exit(128 + number))  # half a file goes
     _check(options)
-    write.check(options.out, options.paths)
+    check(options.out, options.paths)
     if options.form in ROWS:
         _rows(options)
         return 0
@@ -102,8 +101,8 @@ def _check(options: Namespace) -> None:
 def _metrics(collector: Collector, options: Namespace) -> None:
     metrics = collector.collect(time.time())
     is_plain = options.form == "prometheus"
-    text = metrics.prometheus() if is_plain else metrics.openmetrics()
-    write.text(options.out, text, mode=_READABLE)
+    whole = metrics.prometheus() if is_plain else metrics.openmetrics()
+    text(options.out, whole, mode=_READABLE)
 
 
 def _follow(collector: Collector, options: Namespace) -> None:
@@ -146,9 +145,9 @@ def _rows(options: Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder:
             target = f"{folder}/rows"
             export_rows.write(paths, options.form, target, _note, folder)
-            write.copy_to_stdout(target)
+            copy_to_stdout(target)
         return
-    with write.beside(options.out) as target:
+    with beside(options.out) as target:
         export_rows.write(paths, options.form, target, _note, os.path.dirname(target))  # noqa: PTH120
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monitor.analysis import engine
 from monitor.logs import series
 from monitor.page import data, findings, text
-from monitor.plot import metrics, write
+from monitor.plot import metrics
 from monitor.plot.picture import report_skipped
+from monitor.whole_file import beside, suffix_of
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -33,11 +35,12 @@ def run(options: Namespace) -> int:
 
 def write_page(paths: Sequence[str], out: str, title: str | None = None) -> int:
     """Write run directories and logs into one page; 0."""
-    write.check(out, SUFFIXES)
+    suffix_of(out, SUFFIXES)
     whole = series.load(paths, metrics.WANTED | engine.columns())
     payload = data.payload(whole, title)
     payload["findings"] = findings.rendered(whole, payload["axis"])
-    write.write(out, text.page(payload).encode("utf-8", "replace"))
+    with beside(out) as path:
+        Path(path).write_bytes(text.page(payload).encode("utf-8", "replace"))
     report_skipped(payload["left_out"])
     print(out)
     return 0

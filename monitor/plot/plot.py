@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError
 from monitor.logs import series
 from monitor.plot import metrics as plot_metrics
-from monitor.plot import write
 from monitor.plot.picture import picture, report_skipped
+from monitor.whole_file import beside, suffix_of
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -40,7 +41,7 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Draw, and print the file's name; 0."""
     out, width_mm = options.out, options.width
-    suffix = write.check(out, SUFFIXES)
+    suffix = suffix_of(out, SUFFIXES)
     least, most = _WIDTHS_MM
     if not least <= width_mm <= most:
         raise UserError(
@@ -54,7 +55,8 @@ def run(options: Namespace) -> int:
     made = picture(whole, metrics, max_rows=_MAX_ROWS, max_bins=max_bins, title=options.title)
     from monitor.plot.figure import drawn  # noqa: PLC0415 - matplotlib takes its time
 
-    write.write(out, drawn(made, suffix, width_mm / _MM_PER_INCH))
+    with beside(out) as path:
+        Path(path).write_bytes(drawn(made, suffix, width_mm / _MM_PER_INCH))
     report_skipped(made.num_left_out)
     print(out)
     return 0

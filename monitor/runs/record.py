@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from monitor.runs import attempt_record, evidence, goodput, history
+from monitor.whole_file import replacing
 from rundir import plain
 from rundir.paths import RunDir
 
@@ -141,16 +142,8 @@ def _size(run_dir: str) -> int:
 
 
 def _replace(target: str, record: Record) -> None:
-    # With the node: of several, each may have a process of that number.
-    beside = f"{target}.{os.uname().nodename}.{os.getpid()}.new"
-    try:
-        with open(beside, "w", encoding="utf-8") as file:  # noqa: PTH123
-            json.dump(record, file, indent=2, ensure_ascii=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, target)  # noqa: PTH105
-    except OSError:
-        if os.path.exists(beside):  # noqa: PTH110
-            os.unlink(beside)  # noqa: PTH108
-        raise
+    with replacing(target) as path, open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
+        json.dump(record, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
