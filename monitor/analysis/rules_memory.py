@@ -47,7 +47,7 @@ def _memory(run: Run, at: Thresholds) -> Iterator[Finding]:
 
 def _works(series: GpuSeries, at: Thresholds) -> bool:
     """Whether it ever works after the start-up: an idle GPU's memory is empty by nature."""
-    active = readings.activity(series)
+    active = series.activity
     if active is None:
         return False
     return bool((readings.settled(series, at) & (active >= at.working_sm_pct)).any())

@@ -66,7 +66,7 @@ def _straggler(run: Run, at: Thresholds) -> Iterator[Finding]:
     yield from _named_by_trainer(run, at)
 
     def settled(series: GpuSeries) -> NDArray[np.floating] | None:
-        active = readings.activity(series)
+        active = series.activity
         return None if active is None else np.where(readings.settled(series, at), active, np.nan)
 
     def differs(group: Peers) -> NDArray[np.bool_]:
@@ -134,7 +134,7 @@ def _gpu_of(run: Run, host: str, rank: int, local_rank: int | None) -> int | Non
 
 def _clock(run: Run, at: Thresholds) -> Iterator[Finding]:
     def at_work_mhz(series: GpuSeries) -> NDArray[np.floating] | None:
-        active, clock_mhz = readings.activity(series), series.column("pclk")
+        active, clock_mhz = series.activity, series.column("pclk")
         if active is None or clock_mhz is None:
             return None
         return np.where(active >= at.working_sm_pct, clock_mhz, np.nan)

@@ -73,7 +73,7 @@ def _power(run: Run, at: Thresholds) -> Iterator[Finding]:
 
 def _busy(series: GpuSeries, at: Thresholds) -> NDArray[np.bool_]:
     """Return in which samples it is busy; in all, where that is not recorded."""
-    active = readings.activity(series)
+    active = series.activity
     return np.ones(series.num_samples, np.bool_) if active is None else active > at.busy_sm_pct
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from monitor.analysis import readings
 from monitor.analysis.findings import Finding
 from monitor.analysis.rules import ACTIVITY, METRICS, Rule, Window
-from monitor.logs.activity import highest
 from monitor.runs.history import number, seconds
 from monitor.words import MIB_PER_GIB, minutes
 from rundir.text import counted
@@ -30,7 +29,7 @@ _MIN_METRICS = 5  # lines of metrics, before a share of them means anything
 
 def _idle(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):
-        active = readings.activity(series)
+        active = series.activity
         if active is None:
             continue
         mask = _without_blips(active, at.busy_sm_pct)
@@ -103,12 +102,12 @@ def _hung(run: Run, at: Thresholds) -> Iterator[Finding]:
 
 def _waits(series: GpuSeries, at: Thresholds) -> NDArray[np.bool_] | None:
     """Return in which samples a GPU seems to wait in a collective; None: not recorded."""
-    active = readings.activity(series)
-    traffic = readings.columns(series, "mem", "dram")
+    active = series.activity
+    traffic = series.highest("mem", "dram")
     power_w = series.column("pwr")
-    if active is None or power_w is None or not traffic:
+    if active is None or power_w is None or traffic is None:
         return None
-    is_still = highest(traffic) <= at.hung_mem_pct
+    is_still = traffic <= at.hung_mem_pct
     is_cool = power_w <= at.hung_power_pct / 100 * _full_power_w(series)
     waits: NDArray[np.bool_] = (active >= at.hung_sm_pct) & is_still & is_cool
     return waits
@@ -122,7 +121,7 @@ def _full_power_w(series: GpuSeries) -> float:
 def _starved(run: Run, at: Thresholds) -> Iterator[Finding]:
     yield from _by_trainer(run, at)
     for series in readings.gpus(run):
-        active, cpu_pct = readings.activity(series), series.column("cpu")
+        active, cpu_pct = series.activity, series.column("cpu")
         if active is None or cpu_pct is None:
             continue
         in_work = _between_work(active, readings.settled(series, at), at.working_sm_pct)

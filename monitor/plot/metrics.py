@@ -113,7 +113,7 @@ def reading(series: GpuSeries, metric: Metric) -> NDArray[np.float32]:
     """Give (samples,) values in the metric's unit; NaN: no reading."""
     if metric.is_throttling:
         return _throttling(series)
-    columns = [column for name in metric.columns if (column := series.column(name)) is not None]
+    columns = series.columns(*metric.columns)
     if not columns:
         return np.full(series.num_samples, np.nan, np.float32)
     found, *others = columns
