@@ -113,9 +113,8 @@ def record(settings: Settings, emit: Callable[[str], None]) -> int:
     letters, folder = layout.letters, os.path.dirname(settings.out) or "."  # noqa: PTH120
     gpus = _Later(lambda: _nvml(settings, letters, stop, recorder.report))
     host = _Later(lambda: _host(letters, folder))
-    recorder = Recorder(
-        watchdog.shown(gpus), host, sink, layout, SystemClock(), _facts(settings), emit
-    )
+    recorder = Recorder(gpus, host, sink, layout, SystemClock(), _facts(settings), emit)
+    recorder.see = watchdog.see_gpus
     if settings.heartbeat_dir and set("sq") & set(letters):
         heartbeat_dir, visible = settings.heartbeat_dir, settings.visible
         recorder.ranks = _Later(lambda: _rank_gpus(heartbeat_dir, visible))

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rundir.hang.nodes import COLLECT_S, REPEAT_S, Nodes
 from rundir.hang.reports import NodeReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
+    from monitor.watchdog.actions import Actions
+    from monitor.watchdog.event_channel import EventChannel
     from monitor.watchdog.observer import Observation
     from monitor.watchdog.stacks import Stack
-    from rundir.events import Event
     from rundir.hang.reports import RankReport
     from rundir.hang.verdict import Verdict
 
@@ -29,51 +30,6 @@ _PER_NODE_S = 2.0  # nodes decide one after the other, so that one verdict is gi
 _POLL_S = 5.0  # how often to read the others' reports while nothing is suspected
 _BUSY_S = 0.5  # how often to poll while something is
 _MOVED_S = 5.0  # how soon to report that a rank has moved on
-
-
-class Channel(Protocol):
-    """Where the watchdogs of all nodes exchange events. Nothing here hangs or raises."""
-
-    def report(self, event: str, **keys: object) -> None:
-        """Report an event to the others."""
-        ...
-
-    def receive(self) -> Sequence[Event]:
-        """Return what was reported since the last time, one's own events included."""
-        ...
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether there may be events that cannot be read now."""
-        ...
-
-
-class Local(Protocol):
-    """What a watchdog can do on its node. Nothing here hangs or raises."""
-
-    def poll(self) -> Observation:
-        """Poll all ranks of this node."""
-        ...
-
-    def stacks(self, ranks: Sequence[RankReport]) -> Mapping[int, Stack]:
-        """Take the stacks of these ranks."""
-        ...
-
-    def traces(self) -> Sequence[str]:
-        """Name the flight recorder's dumps, after asking for them."""
-        ...
-
-    def reaches_master(self) -> bool | None:
-        """Try to connect to where the ranks meet; None if that is unknown."""
-        ...
-
-    def end_ranks(self) -> None:
-        """End the ranks of this node."""
-        ...
-
-    def emit(self, message: str) -> None:
-        """Write a line for a person."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +58,8 @@ class Watchdog:
     def __init__(
         self,
         place: Place,
-        local: Local,
-        channel: Channel,
+        local: Actions,
+        channel: EventChannel,
         poll_s: float,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
