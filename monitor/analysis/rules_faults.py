@@ -202,17 +202,10 @@ def _reported(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - 
             severity, text = REPORTS[name]
             yield Finding(
                 severity=severity,
-                evidence=text.format_map(_Known(event)),
+                evidence=text.format_map(events.Known(event)),
                 suggestion=_SEE_WHY,
                 about=f"{name} {event.get('time')}",
             )
-
-
-class _Known(dict[str, object]):
-    """What an event has; `?` for what it lacks."""
-
-    def __missing__(self, key: str) -> str:
-        return "?"
 
 
 RULES = (

@@ -49,6 +49,8 @@ class Readings:
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self._key() == other._key()
 
+    __hash__ = None  # type: ignore[assignment] # it holds a mapping
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}{self._key()}"
 

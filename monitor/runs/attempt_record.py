@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from monitor.runs import goodput
-from monitor.runs.history import Attempt, integer, mappings, picked
+from monitor.runs.history import Attempt, finite, integer, mappings, picked
 from rundir import codes
 from rundir.failure import classify, patterns
 from rundir.failure.attempt import signals
@@ -139,13 +139,10 @@ def slow_ranks(attempt: Attempt) -> list[Record]:
                 lines.setdefault(str(one.get("rank")), []).append(one)
         least = max(2, len(attempt.metrics) / 2)
         sustained = [named for named in lines.values() if len(named) >= least]
-        reported = [max(named, key=_ratio) for named in sustained]
+        reported = [
+            max(named, key=lambda one: finite(one.get("ratio")) or 0.0) for named in sustained
+        ]
     return [picked(one, ("rank", "node", "ratio", "cost_pct")) for one in reported]
-
-
-def _ratio(one: Event) -> float:
-    ratio = one.get("ratio")
-    return float(ratio) if isinstance(ratio, int | float) else 0.0
 
 
 def _summary(attempt: Attempt, outcome: str) -> Record:
