@@ -154,6 +154,7 @@ class LiveRun:
             default=None,
         )
         total = integer(now.get("total_steps"))
+        losses = (finite(one.get("loss")) for one in self._intervals)
         return Progress(
             name=os.path.basename(os.path.abspath(self.run_dir)),  # noqa: PTH100, PTH119
             outcome=outcome,
@@ -169,10 +170,7 @@ class LiveRun:
             data_wait_pct=finite(now.get("data_wait_pct")),
             test_accuracy=self._accuracy,
             left_s=0.0 if outcome == "finished" else self._left_s(step, total),
-            losses=tuple(
-                math.nan if (loss := finite(one.get("loss"))) is None else loss
-                for one in self._intervals
-            ),
+            losses=tuple(math.nan if loss is None else loss for loss in losses),
         )
 
     def _outcome(self) -> str:
