@@ -116,6 +116,11 @@ class Job:
     use: Use
     nodes: tuple[Node, ...]
 
+    @property
+    def gpus(self) -> list[Gpu]:
+        """Those of all nodes."""
+        return [gpu for node in self.nodes for gpu in node.gpus]
+
 
 def tally(logs: Sequence[Log]) -> list[Node]:
     """Count logs of the same nodes: a node for each place in them."""

@@ -32,7 +32,7 @@ FULL_SHARE = 0.97
 
 def headline(job: Job) -> str:
     """Say in one line how a job used its GPUs."""
-    gpus = [gpu for node in job.nodes for gpu in node.gpus]
+    gpus = job.gpus
     if not gpus:
         return "no GPU was seen"
     busy = job.use.busy_pct
