@@ -76,15 +76,7 @@ def job_in(events: Sequence[Event]) -> str | None:
 
 
 def add(metrics: Metrics, run_dir: str, users: Mapping[str, str | None], *, now_s: float) -> None:
-    """Add what a run reported last.
-
-    Args:
-        metrics: where to.
-        run_dir: its directory.
-        users: of jobs, where known.
-        now_s: since 1970.
-
-    """
+    """Add what a run reported last."""
     events = events_of(run_dir)
     composed = record.read(run_dir) if events else None
     job = job_in(events)

@@ -23,12 +23,7 @@ _LIST_S = 2.0  # between two searches for logs that appeared
 
 
 class Fleet:
-    """Reads all files. What it has read may be shown while it reads on.
-
-    Args:
-        target: what to watch.
-
-    """
+    """Reads all files. What it has read may be shown while it reads on."""
 
     def __init__(self, target: Target) -> None:
         self.target = target

@@ -93,16 +93,7 @@ def picture(
     *,
     ascii_only: bool,
 ) -> Picture:
-    """Compose a page.
-
-    Args:
-        snapshot: what to show.
-        alerts: folded, the worst first.
-        view: what is chosen.
-        size: columns and lines of the screen; None: a page that is as long as it takes.
-        ascii_only: the terminal cannot show more.
-
-    """
+    """Compose a page."""
     width, height = size
     above = [live_head.title(snapshot, width, is_paused=view.is_paused)]
     is_low = height is not None and height < _LOW

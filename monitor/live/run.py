@@ -64,12 +64,7 @@ class Progress:
 
 @dataclass
 class LiveRun:
-    """A run directory as far as it is known.
-
-    Args:
-        run_dir: the files need not be there yet.
-
-    """
+    """A run directory as far as it is known."""
 
     run_dir: str
     job_ids: list[str] = field(default_factory=list)

@@ -99,14 +99,7 @@ class Rows:
         self._made: WeakKeyDictionary[Track, tuple[tuple[object, ...], Row]] = WeakKeyDictionary()
 
     def of(self, logs: Iterable[LiveLog], now_s: float, *, is_over: bool) -> tuple[Row, ...]:
-        """Return the rows of all logs.
-
-        Args:
-            logs: as far as they have been read.
-            now_s: monotonic.
-            is_over: the run has ended: logs need not grow.
-
-        """
+        """Return the rows of all logs."""
         rows = []
         for log in logs:
             quiet_s = now_s - log.alive_s

@@ -22,15 +22,7 @@ if TYPE_CHECKING:
 def window(
     logs: Sequence[LiveLog], run: LiveRun | None = None, now_s: float = 0.0, *, is_over: bool = True
 ) -> Window:
-    """Collect the last samples of all GPUs, what happened to them, and what the run reports.
-
-    Args:
-        logs: as far as they have been read.
-        run: None: only logs are watched.
-        now_s: monotonic.
-        is_over: the run has ended: logs need not grow.
-
-    """
+    """Collect the last samples of all GPUs, what happened to them, and what the run reports."""
     columns = engine.columns()
     with_tracks = [log for log in logs if log.tracks]
     tracks = [track for log in with_tracks for track in log.tracks if track.num_samples]

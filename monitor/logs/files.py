@@ -85,12 +85,7 @@ def refuse_device(mode: int) -> None:
 
 @contextmanager
 def reading_folder(folder: str) -> Iterator[None]:
-    """Raise a UserError where a folder cannot be read.
-
-    Raises:
-        UserError: it cannot.
-
-    """
+    """Raise a UserError where a folder cannot be read."""
     try:
         yield
     except OSError as error:

@@ -72,7 +72,6 @@ class GpuSample(Readings):
         processes: tuple[tuple[int, int | None], ...] = (),
         **named: int | None,
     ) -> None:
-        """Take readings."""
         super().__init__(*values, **named)
         self.index = index
         self.processes = processes
@@ -101,7 +100,6 @@ class RankSample(Readings):
     def __init__(
         self, *values: int | None, processes: str | None = None, **named: int | None
     ) -> None:
-        """Take readings."""
         super().__init__(*values, **named)
         self.processes = processes
 

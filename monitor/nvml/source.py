@@ -36,16 +36,7 @@ _NO_OWNER = -1
 
 
 class Nvml:
-    """All GPUs of this node.
-
-    Args:
-        letters: the column letters of the log; what no column shows is not asked for.
-        stop: cuts a poll short.
-        report: is called with what happens, from any thread.
-        monotonic: the clock by which NVML is started again after it was found dead, in seconds.
-        named: which GPUs are the job's.
-
-    """
+    """All GPUs of this node. `report` is called from any thread; `stop` cuts a poll short."""
 
     def __init__(
         self,

@@ -132,14 +132,6 @@ class WorkerPool:
     """Makes the calls of a poll, and lets none of them hold up the caller."""
 
     def __init__(self, name: str, stop: Stop, report: Callable[[Job], None]) -> None:
-        """Be ready.
-
-        Args:
-            name: of the threads.
-            stop: cuts a poll short.
-            report: is called with a call that was given up.
-
-        """
         self._name = name
         self._stop = stop
         self._report = report

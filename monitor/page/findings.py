@@ -15,13 +15,7 @@ _MAX_FINDINGS = 100
 
 
 def rendered(run: Run, axis: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what is wrong with a run, worst first, for `page/main.js`.
-
-    Args:
-        run: with the columns that the rules read.
-        axis: the page's, in whose seconds times are given.
-
-    """
+    """Return what is wrong with a run, worst first, for `page/main.js`."""
     found = summaries(run, evaluate(run))[:_MAX_FINDINGS]
     return [
         {

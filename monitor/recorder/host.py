@@ -41,16 +41,7 @@ class Host:
         proc: str = PROC,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin the first window of the CPU share.
-
-        Args:
-            letters: of the columns.
-            folder: whose disk to read.
-            fabric: finds the InfiniBand ports.
-            proc: where the kernel's files are.
-            monotonic: CLOCK_MONOTONIC, in seconds.
-
-        """
+        """Begin the first window of the CPU share."""
         self._letters = letters
         self._monotonic = monotonic
         self._slow = _Slow(fabric() if "i" in letters else None, folder if "d" in letters else None)

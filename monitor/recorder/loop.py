@@ -39,20 +39,7 @@ class SystemClock:
 
 @dataclass
 class Recorder:
-    """Writes a row per GPU and interval.
-
-    Args:
-        gpus: reads the GPUs.
-        host: reads the machine.
-        log: takes the lines.
-        layout: which columns.
-        clock: gives the time.
-        facts: what the head of the log says, as (key, value) pairs.
-        emit: writes a line for a person; each kind of trouble once.
-        ranks: which rank is on which GPU; None: none trains here, or it is unknown.
-        see: is shown every reading of the GPUs.
-
-    """
+    """Writes a row per GPU and interval."""
 
     gpus: GpuSource
     host: HostSource
@@ -61,7 +48,9 @@ class Recorder:
     clock: SystemClock
     facts: tuple[tuple[str, str], ...]
     emit: Callable[[str], None]
+    """Writes a line for a person; each kind of trouble once."""
     ranks: RankSource | None = None
+    """None: no rank trains here, or it is unknown."""
     see: Callable[[Reading], None] = lambda _reading: None
     _num_rows: int = field(default=0, init=False)
     _num_lost: int = field(default=0, init=False)

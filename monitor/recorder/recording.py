@@ -98,12 +98,7 @@ class Settings:
 
 
 def record(settings: Settings, emit: Callable[[str], None]) -> int:
-    """Record until asked to end; 0, whatever happened meanwhile.
-
-    Raises:
-        UserError: the input is wrong.
-
-    """
+    """Record until asked to end; 0, whatever happened meanwhile."""
     layout = gutil.Layout(settings.columns)
     max_bytes = None if settings.rotate_mib is None else settings.rotate_mib * _MIB
     sink = Sink(settings.out, emit, max_bytes, settings.num_kept)

@@ -28,14 +28,7 @@ _VERDICT_KEYS = ("kind", "rank", "node", "gpu", "top", "text")
 
 
 def describe(attempt: Attempt, later: Sequence[Attempt], log_end: LogEnd) -> Record:
-    """Describe an attempt, complete as far as its events go.
-
-    Args:
-        attempt: its events and metrics.
-        later: the attempts after it, which show what of it was kept.
-        log_end: the end of a rank's own log.
-
-    """
+    """Describe an attempt, complete as far as its events go."""
     start, code = attempt.last("start"), attempt.code
     found = classify(attempt.events, lambda rank: log_end(attempt.number, rank), code=code)
     outcome = _outcome(code, found)

@@ -39,15 +39,6 @@ class Actions:
         files: Bounded,
         emit: Callable[[str], None],
     ) -> None:
-        """Act on the ranks of one launch.
-
-        Args:
-            settings: which launch.
-            observer: classifies its ranks.
-            files: makes the calls that a stalled file system may hold up.
-            emit: writes a line for a person.
-
-        """
         self._settings = settings
         self._observer = observer
         self._files = files

@@ -31,7 +31,6 @@ class LocalWatchdog:
     """Runs the watchdog in a thread of the recorder's process, which it does not disturb."""
 
     def __init__(self, settings: WatchSettings, emit: Callable[[str], None]) -> None:
-        """Put it together; `start` starts it."""
         self._settings = settings
         self._say = emit
         self._files = Bounded("files")

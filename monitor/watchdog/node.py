@@ -63,16 +63,6 @@ class Watchdog:
         poll_s: float,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Watch.
-
-        Args:
-            place: which node this is.
-            local: observes and acts.
-            channel: the other nodes, and the supervisor.
-            poll_s: how often to poll while nothing is suspected, in seconds.
-            monotonic: seconds that never jump.
-
-        """
         self._place = place
         self._local = local
         self._channel = channel

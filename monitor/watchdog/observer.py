@@ -41,14 +41,7 @@ class _Known:
 
 @dataclass
 class RankObserver:
-    """Classifies every rank at each poll.
-
-    Args:
-        node: what can be seen.
-        timeouts: how long a rank may show no activity.
-        monotonic: CLOCK_MONOTONIC, in seconds.
-
-    """
+    """Classifies every rank at each poll."""
 
     node: LocalRanks
     timeouts: Timeouts

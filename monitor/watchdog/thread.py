@@ -19,7 +19,6 @@ class WatchdogThread:
     """Watches the ranks of this node while something else records."""
 
     def __init__(self, settings: WatchSettings | None, emit: Callable[[str], None]) -> None:
-        """Watch what `settings` names; nothing if it is None."""
         self._settings = settings
         self._say = emit
         self._ended = threading.Event()
