@@ -45,87 +45,67 @@ class Job:
 
 
 class _Round:
-    """The calls of one poll, and which worker makes them.
-
-    Worker and caller share it without a lock, for a lock a call costs as much as the call: each
-    sets its own attributes, and in an order that leaves no gap (see `leave`).
-    """
-
-    __slots__ = ("done", "is_over", "jobs", "skipped", "start", "values", "worker")
+    """The calls of one poll: a worker takes one after the other, until they are taken from it."""
 
     def __init__(self, jobs: Sequence[Job], values: Mapping[int, Values]) -> None:
-        self.jobs = jobs
         self.values = values
-        self.worker: _Worker | None = None
-        """A worker makes no further call once it is not this one."""
-        self.start = 0
-        """Where the worker begins."""
         self.skipped: set[int] = set()
         """Owners that are asked nothing more."""
-        self.is_over = False
-        self.done: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.worker: _Worker | None = None
+        """Whose the calls are that are left."""
+        self.done = threading.Event()
+        self._left = iter(jobs)
+        self._current: Job | None = None
+        self._since_s = 0.0
+        self._lock = threading.Lock()
 
-    def begin(self, worker: _Worker) -> None:
-        """Give the calls that are left to a worker."""
-        worker.at, self.worker = -1, worker
-        worker.inbox.put(self)
+    def take(self, worker: _Worker, back: Job | None) -> Job | None:
+        """Give a worker its next call, after one that has come back; None: it has no more."""
+        with self._lock:
+            if back is not None:
+                back.is_stuck = False
+            if worker is not self.worker:
+                return None
+            self._since_s = time.monotonic()
+            self._current = next((job for job in self._left if job.owner not in self.skipped), None)
+            if self._current is None:
+                self.done.set()
+            return self._current
 
-    def leave(self, worker: _Worker) -> Job | None:
-        """Take the calls away from a worker: the one that hangs, or None if it came back just now.
+    def running(self) -> tuple[Job, float] | None:
+        """Return the call that is being made, and for how long; None: none is."""
+        with self._lock:
+            job = self._current
+            return None if job is None else (job, time.monotonic() - self._since_s)
 
-        The call is marked first and the worker checked then; the worker, when it leaves, says so
-        first and takes the mark away then. So no mark stays on a call that is back.
-        """
-        self.worker = None
-        at = worker.at
-        self.start = at + 1
-        job = self.jobs[at]
-        job.is_stuck = True
-        if not (worker.has_left or self.is_over):
-            return job
-        job.is_stuck = False
-        return None
+    def give_up(self, job: Job) -> bool:
+        """Take the calls from their worker; False: this one has just come back."""
+        with self._lock:
+            if job is not self._current:
+                return False
+            job.is_stuck, self.worker, self._current = True, None, None
+            return True
 
 
 class _Worker:
     """A thread that makes calls until it gets stuck in one."""
 
     def __init__(self, name: str) -> None:
-        self.at = -1
-        self.has_left = False
         self.inbox: queue.SimpleQueue[_Round] = queue.SimpleQueue()
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def _work(self) -> None:
-        while not self.has_left:
-            poll = self.inbox.get()
-            met = self._make_calls(poll)
-            self.has_left = poll.worker is not self
-            poll.is_over = poll.is_over or not self.has_left
-            for job in met:
-                job.is_stuck = False  # it came back, if late
-            if not self.has_left:
-                poll.done.put(None)
-
-    def _make_calls(self, poll: _Round) -> tuple[Job, ...]:
-        """Make the calls that are left, as long as they are ours; those that may be marked."""
-        jobs, values, skipped, last = poll.jobs, poll.values, poll.skipped, None
-        for number in range(poll.start, len(jobs)):
-            job = jobs[number]
-            owner = job.owner
-            if owner in skipped:
-                continue
-            self.at = number
-            if poll.worker is not self:
-                # taken away just now: this one is marked, or the one before
-                return (job,) if last is None else (last, job)
-            last = job
-            try:
-                if job.call(values[owner]):
-                    skipped.add(owner)
-            except Exception:  # noqa: BLE001, S110 - what went wrong has left no value
-                pass
-        return () if last is None else (last,)
+        poll = self.inbox.get()
+        while poll.worker is self:
+            job: Job | None = None
+            while job := poll.take(self, job):
+                try:
+                    if job.call(poll.values[job.owner]):
+                        poll.skipped.add(job.owner)
+                except Exception:  # noqa: BLE001, S110 - what went wrong has left no value
+                    pass
+            if poll.worker is self:
+                poll = self.inbox.get()
 
 
 class WorkerPool:
@@ -137,8 +117,6 @@ class WorkerPool:
         self._report = report
         self._worker: _Worker | None = None
         self._hung: list[Job] = []
-        self._seen = (-1, 0.0)
-        """Which call was made at the last check, and since when."""
 
     @property
     def is_stuck(self) -> bool:
@@ -156,60 +134,42 @@ class WorkerPool:
 
         """
         hung = self._hung = [job for job in self._hung if job.is_stuck]
-        if hung:
-            jobs = [job for job in jobs if not _is_hopeless(job, hung)]
+        jobs = [job for job in jobs if not (job.is_stuck or _is_out(job.owner, hung))]
         if not jobs:
             return
         poll = _Round(jobs, values)
-        worker = self._worker = self._begin(poll)
+        self._begin(poll)
         end_s = time.monotonic() + limit_s
-        while not _is_done(poll):
+        while not poll.done.wait(_SLICE_S):
             if self._stop.wait(_GLANCE_S):
                 end_s = min(end_s, time.monotonic() + _LAST_S)
             is_late = time.monotonic() >= end_s
-            if worker.at < 0 or not (is_late or self._is_slow(worker, poll, hung)):
+            running = poll.running()
+            if running is None or not (is_late or _is_slow(*running, hung)):
                 continue
-            job = poll.leave(worker)
-            if job is not None:
-                self._give_up(job, hung, poll)
+            job, _ = running
+            if not poll.give_up(job):
+                continue
             self._worker = None
+            hung.append(job)
+            if _is_out(job.owner, hung):
+                poll.skipped.add(job.owner)
+            self._report(job)
             if is_late:
                 return
-            worker = self._worker = self._begin(poll)
+            self._begin(poll)
 
-    def _begin(self, poll: _Round) -> _Worker:
-        worker = self._worker or _Worker(self._name)
-        self._seen = (-1, 0.0)
-        poll.begin(worker)
-        return worker
-
-    def _is_slow(self, worker: _Worker, poll: _Round, hung: Sequence[Job]) -> bool:
-        """Whether to wait for a call no longer; one that hangs elsewhere gets little time."""
-        at, now_s = worker.at, time.monotonic()
-        if self._seen[0] != at:
-            self._seen = (at, now_s - _SLICE_S / 2)  # it began somewhere in the last slice
-        job = poll.jobs[at]
-        is_known = any(other.kind == job.kind for other in hung)
-        return now_s - self._seen[1] >= (_SHORT_S if is_known else job.timeout_s)
-
-    def _give_up(self, job: Job, hung: list[Job], poll: _Round) -> None:
-        hung.append(job)
-        if _is_out(job.owner, hung):
-            poll.skipped.add(job.owner)
-        self._report(job)
+    def _begin(self, poll: _Round) -> None:
+        """Give the calls that are left to a worker."""
+        self._worker = poll.worker = self._worker or _Worker(self._name)
+        poll.worker.inbox.put(poll)
 
 
-def _is_hopeless(job: Job, hung: Sequence[Job]) -> bool:
-    return job.is_stuck or _is_out(job.owner, hung)
+def _is_slow(job: Job, took_s: float, hung: Sequence[Job]) -> bool:
+    """Whether to wait for a call no longer; one that hangs elsewhere gets little time."""
+    is_known = any(other.kind == job.kind for other in hung)
+    return took_s >= (_SHORT_S if is_known else job.timeout_s)
 
 
 def _is_out(owner: int, hung: Sequence[Job]) -> bool:
     return sum(job.owner == owner for job in hung) >= _MAX_STUCK
-
-
-def _is_done(poll: _Round) -> bool:
-    try:
-        poll.done.get(timeout=_SLICE_S)
-    except queue.Empty:
-        return False
-    return True

@@ -101,22 +101,17 @@ def test_a_late_answer_belongs_to_no_poll(world: World, until: Callable[..., Non
     assert world.poll([world.job(0, "b")]) == {(0, "b"): 0}
 
 
-def test_a_call_that_is_taken_away_as_it_begins_is_made_again(world: World) -> None:
-    """It may be marked although it was never made: its worker takes the mark off again."""
+def test_a_call_that_comes_back_as_it_is_given_up_is_made_again(world: World) -> None:
+    """Its worker takes the mark off, and makes no further call of that poll."""
     job = world.job(0, "a")
-    poll = workers._Round([job], {0: {}})  # noqa: SLF001 - a moment too short to meet otherwise
-    worker = workers._Worker("test")  # noqa: SLF001
-    worker.at = 0
-    assert poll.leave(worker) is job
+    poll = workers._Round([job, world.job(0, "b")], {0: {}})  # noqa: SLF001 - a short moment
+    worker = poll.worker = workers._Worker("test")  # noqa: SLF001
+    assert poll.take(worker, None) is job
+    assert poll.give_up(job)
     assert job.is_stuck
-    poll.start = 0
-    worker.inbox.put(poll)
-    for _ in range(200):
-        if not job.is_stuck:
-            break
-        time.sleep(0.01)
+    assert not poll.give_up(job)
+    assert poll.take(worker, job) is None
     assert not job.is_stuck
-    assert worker.has_left
     assert world.poll([job]) == {(0, "a"): 0}
 
 
