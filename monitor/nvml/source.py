@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from monitor.nvml.workers import Values
-    from monitor.stop import Stop
+    from monitor.stop import ProcessStop
 
 Facts = tuple[tuple[str, str], ...]
 
@@ -41,7 +41,7 @@ class Nvml:
     def __init__(
         self,
         letters: str,
-        stop: Stop,
+        stop: ProcessStop,
         report: Callable[[LogEvent], None],
         monotonic: Callable[[], float] = time.monotonic,
         named: Named = ALL,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from monitor.stop import Stop
+    from monitor.stop import ProcessStop
 
 Values = dict[str, Any]
 """Where a call leaves what it read, by field."""
@@ -111,7 +111,7 @@ class _Worker:
 class WorkerPool:
     """Makes the calls of a poll, and lets none of them hold up the caller."""
 
-    def __init__(self, name: str, stop: Stop, report: Callable[[Job], None]) -> None:
+    def __init__(self, name: str, stop: ProcessStop, report: Callable[[Job], None]) -> None:
         self._name = name
         self._stop = stop
         self._report = report

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from monitor.logs.log_events import LogEvent
     from monitor.logs.sample import GpuSource, HostSource, RankSource
     from monitor.recorder.sink import Sink
-    from monitor.stop import Reason, Stop
+    from monitor.stop import ProcessStop, Reason
 
 _Reading = TypeVar("_Reading")
 _MAX_EVENTS = 256  # that wait for a disk to have room
@@ -62,7 +62,7 @@ class Recorder:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     """Owners while the log is written to: events are reported by other threads."""
 
-    def run(self, stop: Stop, interval_s: float) -> Reason:
+    def run(self, stop: ProcessStop, interval_s: float) -> Reason:
         """Record at once, then every `interval_s`, and a last time at the end.
 
         Deadlines are counted from the start, so a slow poll delays none but its own; one that is

@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, ParamSpec, Protocol, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from monitor import __version__
 from monitor.errors import UserError
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from monitor.logs.log_events import LogEvent
     from monitor.logs.sample import GpuSource, HostSource, RankSource
-    from monitor.stop import Stop
     from monitor.watchdog import orphans
     from monitor.watchdog.settings import WatchSettings
 
@@ -121,7 +121,7 @@ def record(settings: Settings, emit: Callable[[str], None]) -> int:
 
 
 def _nvml(
-    settings: Settings, letters: str, stop: Stop, report: Callable[[LogEvent], None]
+    settings: Settings, letters: str, stop: ProcessStop, report: Callable[[LogEvent], None]
 ) -> GpuSource:
     try:
         from monitor.nvml.chosen import Named  # noqa: PLC0415 - see _Later
@@ -161,25 +161,14 @@ class _NoNvml:
         return Reading(facts=(("gpus", f"no readings: {self._why}"),))
 
 
-P = ParamSpec("P")
-S_co = TypeVar("S_co", covariant=True)
-
-
-class _Source(Protocol[P, S_co]):
-    def read(self, *args: P.args, **kwargs: P.kwargs) -> S_co: ...
-
-
-class _Later(Generic[P, S_co]):
+class _Later:
     """A source that is loaded and built at the first poll: the head of the log does not wait."""
 
-    def __init__(self, build: Callable[[], _Source[P, S_co]]) -> None:
-        self._build = build
-        self._source: _Source[P, S_co] | None = None
+    def __init__(self, build: Callable[[], Any]) -> None:
+        self._build = cache(build)
 
-    def read(self, *args: P.args, **kwargs: P.kwargs) -> S_co:
-        if self._source is None:
-            self._source = self._build()
-        return self._source.read(*args, **kwargs)
+    def read(self, *given: Reading) -> Any:  # noqa: ANN401 - as that source
+        return self._build().read(*given)
 
 
 def _facts(settings: Settings) -> tuple[tuple[str, str], ...]:
