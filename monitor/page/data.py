@@ -51,7 +51,9 @@ def payload(run: Run, title: str | None) -> dict[str, Any]:
 
     """
     num_gpus = len(plot_grid.keys(run.gpus, of_host=False))
-    where = placed(run, _num_bins(num_gpus * _NUM_METRICS))
+    least, most = _BINS
+    num_bins = MAX_CELLS // max(1, num_gpus * _NUM_METRICS)
+    where = placed(run, max(least, min(most, num_bins)))
     metrics = plot_metrics.usual(where.gpus)
     order = plot_grid.keys(where.gpus, of_host=any(metric.of_host for metric in metrics))
     if len(order) > _MAX_ROWS:
@@ -81,11 +83,6 @@ def payload(run: Run, title: str | None) -> dict[str, Any]:
         ],
         "left_out": where.num_left_out,
     }
-
-
-def _num_bins(num_series: int) -> int:
-    least, most = _BINS
-    return max(least, min(most, MAX_CELLS // max(1, num_series)))
 
 
 def _axis(where: Placed) -> dict[str, Any]:

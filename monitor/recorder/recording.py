@@ -173,20 +173,17 @@ class _Later:
 
 def _facts(settings: Settings) -> tuple[tuple[str, str], ...]:
     """Return what the head of the log says before any GPU was asked."""
+    memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _MIB
     known = (
         ("host", settings.host),
         ("monitor", f"{__version__} python {sys.version.split()[0]}"),
         ("interval_s", f"{settings.interval_s:g}"),
-        ("host_memory_mib", str(_host_memory_mib())),
+        ("host_memory_mib", str(memory_mib)),
         ("user", settings.user),
         ("job", settings.job_id),
         ("attempt", settings.attempt),
     )
     return tuple((key, value) for key, value in known if value)
-
-
-def _host_memory_mib() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _MIB
 
 
 def _leave(

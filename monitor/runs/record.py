@@ -6,6 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from monitor.logs.sample import total
 from monitor.runs import attempt_record, evidence, goodput, history
 from monitor.whole_file import replacing
 from rundir import plain
@@ -59,7 +60,7 @@ def compose(
         **{key: last[key] for key in ("outcome", "code", "failure_class", "first_failure")},
         **{key: last[key] for key in ("image", "image_digest", "nodes", "world_size", "command")},
         "decision": _last(events, "decision").get("decision"),
-        "steps_lost": _total([one["steps_lost"] for one in made]),
+        "steps_lost": total(one["steps_lost"] for one in made),
         "goodput": sum(ledgers, goodput.Ledger()).as_record(),
         "summary": last["summary"],
         "environment": {
@@ -74,11 +75,6 @@ def compose(
 
 def _last(events: Sequence[Event], name: str) -> Event:
     return next((event for event in reversed(events) if event.get("event") == name), {})
-
-
-def _total(several: Sequence[int | None]) -> int | None:
-    known = [one for one in several if one is not None]
-    return sum(known) if known else None
 
 
 def read(run_dir: str) -> Record:

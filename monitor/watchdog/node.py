@@ -73,7 +73,7 @@ class Watchdog:
         self._opened_s: float | None = None
         self._reported: tuple[tuple[object, ...], tuple[object, ...]] | None = None
         self._reported_s = 0.0
-        self._seen: dict[int, tuple[object, Stack]] = {}
+        self._seen: dict[object, Stack] = {}
         self._reaches_master: bool | None = None
         self._traces: tuple[str, ...] = ()
 
@@ -127,13 +127,11 @@ class Watchdog:
     def _stacked_report(self, poll: Observation) -> NodeReport:
         """Add the stacks: of each rank once where it stands, as long as it stands there."""
         still = [rank for rank in poll.ranks if rank.state is not None and rank.is_still()]
-        fresh = [rank for rank in still if self._seen_at(rank) != _spot(rank)]
+        fresh = [rank for rank in still if _spot(rank) not in self._seen]
         if fresh:
             self._traces = tuple(self._local.traces())
             stacks = self._local.stacks(fresh)
-            self._seen |= {
-                rank.rank: (_spot(rank), stacks[rank.rank]) for rank in fresh if rank.rank in stacks
-            }
+            self._seen |= {_spot(rank): stacks[rank.rank] for rank in fresh if rank.rank in stacks}
         return self._node_report(poll, [self._with_stack(rank) for rank in poll.ranks])
 
     def _node_report(self, poll: Observation, ranks: Sequence[RankReport]) -> NodeReport:
@@ -146,15 +144,10 @@ class Watchdog:
             suspicious=poll.is_suspicious,
         )
 
-    def _seen_at(self, rank: RankReport) -> object:
-        seen = self._seen.get(rank.rank)
-        return seen[0] if seen else None
-
     def _with_stack(self, rank: RankReport) -> RankReport:
-        seen = self._seen.get(rank.rank)
-        if seen is None or seen[0] != _spot(rank):
+        stack = self._seen.get(_spot(rank))
+        if stack is None:
             return rank
-        stack = seen[1]
         return replace(rank, top=stack.top, stack=stack.path, waiting=stack.is_waiting)
 
     def _send(self, mine: NodeReport, now_s: float) -> None:
