@@ -14,7 +14,7 @@ from monitor.analysis.thresholds import Thresholds
 from monitor.logs import constants, throttling
 from monitor.logs.columns import COLUMNS
 from monitor.logs.gutil import parse_number
-from monitor.logs.run_dirs import natural
+from monitor.words import natural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from monitor.errors import UserError
 from monitor.logs import files as logfiles
-from monitor.logs.run_dirs import is_run, written_s
+from monitor.logs.files import is_run, written_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

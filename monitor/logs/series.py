@@ -15,8 +15,8 @@ from monitor.errors import printable
 from monitor.logs import clock, facts, files, gutil, reader
 from monitor.logs.decode import NO_TIME
 from monitor.logs.facts import UNKNOWN
+from monitor.logs.files import is_run, lines_of
 from monitor.logs.parser import Place
-from monitor.logs.run_dirs import is_run, lines_of
 from rundir import paths as run_files
 
 if TYPE_CHECKING:

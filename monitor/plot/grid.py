@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monitor.analysis.axis import binned
-from monitor.logs.run_dirs import natural
 from monitor.plot.metrics import reading
+from monitor.words import natural
 from rundir.text import counted
 
 if TYPE_CHECKING:
