@@ -238,7 +238,6 @@ RULES = (
         meaning="the driver reported a fault: of program or hardware, by NVIDIA's catalogue",
         needs=(EVENTS,),
         stays=True,
-        thresholds=(),
         check=_xid,
     ),
     Rule(
@@ -254,7 +253,6 @@ RULES = (
         meaning="rows of a GPU's memory were replaced by spare ones, or could not be",
         needs=("remap",),
         stays=True,
-        thresholds=(),
         check=_remap,
     ),
 )

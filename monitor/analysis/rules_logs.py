@@ -183,7 +183,6 @@ RULES = (
     Rule(
         name="gap",
         meaning="the monitor wrote nothing for a while, or ended before those of other nodes",
-        needs=(),
         thresholds=("gap_intervals", "gap_seconds"),
         scope="whole run",
         check=_gap,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ctypes import byref, c_int, c_uint, c_ulonglong
 from dataclasses import dataclass
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pynvml
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from monitor.nvml.workers import Ask, Values
 
+T = TypeVar("T")
 Handle = Any  # pynvml is untyped: a ctypes pointer
 
 GONE = frozenset(
@@ -52,6 +53,14 @@ _TEMPERATURE_V1 = 0x100000C
 def function(name: str) -> Callable[..., int] | None:
     """Bind a function of the library that `nvmlInit` has loaded; None if this driver lacks it."""
     return getattr(pynvml.nvmlLib, name, None)
+
+
+def quietly(ask: Callable[[], T]) -> T | None:
+    """Ask by nvidia-ml-py; None where NVML refuses, or answers what is no text."""
+    try:
+        return ask()
+    except (pynvml.NVMLError, UnicodeDecodeError):
+        return None
 
 
 def refused(values: Values, code: int) -> bool:
