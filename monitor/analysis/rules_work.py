@@ -8,7 +8,7 @@ import numpy as np
 
 from monitor.analysis import readings
 from monitor.analysis.findings import Finding
-from monitor.analysis.rules import ACTIVITY, METRICS, Rule, Window
+from monitor.analysis.rules import ACTIVITY, METRICS, Window, rule
 from monitor.runs.history import number, seconds
 from monitor.words import MIB_PER_GIB, minutes
 from rundir.text import counted
@@ -27,6 +27,13 @@ _BLIP = 4  # a lone sample up to so many times `busy_sm_pct` does not end an idl
 _MIN_METRICS = 5  # lines of metrics, before a share of them means anything
 
 
+@rule(
+    "idle",
+    "a GPU does nothing for minutes, after the start-up",
+    needs=(ACTIVITY,),
+    reads=("fb",),
+    thresholds=("busy_sm_pct", "startup_minutes", "idle_minutes", "idle_now_minutes", "idle_pct"),
+)
 def _idle(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):
         active = series.activity
@@ -74,6 +81,12 @@ def _held(series: GpuSeries, stretch: Stretch) -> str:
     return f"; up to {held_mib / MIB_PER_GIB:.0f} GiB of its memory in use meanwhile"
 
 
+@rule(
+    "hung",
+    "a GPU is busy at low power and without memory traffic: it waits for others",
+    needs=(ACTIVITY, "mem|dram", "pwr"),
+    thresholds=("hung_sm_pct", "hung_mem_pct", "hung_power_pct", "hung_minutes"),
+)
 def _hung(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):
         waits = _waits(series, at)
@@ -118,6 +131,18 @@ def _full_power_w(series: GpuSeries) -> float:
     return series.number("power_limit_w") or float(np.nanmax(series.values["pwr"]))
 
 
+@rule(
+    "data",
+    "GPUs wait for data: busy dips while CPUs are full, or the trainer's own numbers",
+    needs=(f"{ACTIVITY}|{METRICS}", f"cpu|{METRICS}"),
+    thresholds=(
+        "working_sm_pct",
+        "startup_minutes",
+        "starved_dip_pct",
+        "starved_cpu_pct",
+        "starved_wait_pct",
+    ),
+)
 def _starved(run: Run, at: Thresholds) -> Iterator[Finding]:
     yield from _by_trainer(run, at)
     for series in readings.gpus(run):
@@ -172,39 +197,4 @@ def _by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
     )
 
 
-RULES = (
-    Rule(
-        name="hung",
-        meaning="a GPU is busy at low power and without memory traffic: it waits for others",
-        needs=(ACTIVITY, "mem|dram", "pwr"),
-        thresholds=("hung_sm_pct", "hung_mem_pct", "hung_power_pct", "hung_minutes"),
-        check=_hung,
-    ),
-    Rule(
-        name="idle",
-        meaning="a GPU does nothing for minutes, after the start-up",
-        needs=(ACTIVITY,),
-        reads=("fb",),
-        thresholds=(
-            "busy_sm_pct",
-            "startup_minutes",
-            "idle_minutes",
-            "idle_now_minutes",
-            "idle_pct",
-        ),
-        check=_idle,
-    ),
-    Rule(
-        name="data",
-        meaning="GPUs wait for data: busy dips while CPUs are full, or the trainer's own numbers",
-        needs=(f"{ACTIVITY}|{METRICS}", f"cpu|{METRICS}"),
-        thresholds=(
-            "working_sm_pct",
-            "startup_minutes",
-            "starved_dip_pct",
-            "starved_cpu_pct",
-            "starved_wait_pct",
-        ),
-        check=_starved,
-    ),
-)
+RULES = (_hung, _idle, _starved)
