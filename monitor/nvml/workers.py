@@ -34,78 +34,70 @@ _GLANCE_S = 0.001  # long enough to see that the parent has died
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One call of one owner (a GPU), and whether a thread is stuck in it."""
+    """One call of one owner (a GPU)."""
 
     owner: int
     kind: str
     """What is called; the same word for the same call of other owners."""
     call: Ask
     timeout_s: float = 0.5
-    is_stuck: bool = False
+    worker: _Worker | None = None
+    """That was left alone with it."""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it was given up and has not come back yet."""
+        return self.worker is not None and self.worker.current is self
 
 
 class _Round:
-    """The calls of one poll: a worker takes one after the other, until they are taken from it."""
+    """The calls of one poll. There is no lock, for one a call costs as much as all the rest."""
 
     def __init__(self, jobs: Sequence[Job], values: Mapping[int, Values]) -> None:
+        self.left = iter(jobs)
         self.values = values
         self.skipped: set[int] = set()
         """Owners that are asked nothing more."""
         self.worker: _Worker | None = None
-        """Whose the calls are that are left."""
+        """Who makes the calls that are left; any other makes no further one."""
         self.done = threading.Event()
-        self._left = iter(jobs)
-        self._current: Job | None = None
-        self._since_s = 0.0
-        self._lock = threading.Lock()
-
-    def take(self, worker: _Worker, back: Job | None) -> Job | None:
-        """Give a worker its next call, after one that has come back; None: it has no more."""
-        with self._lock:
-            if back is not None:
-                back.is_stuck = False
-            if worker is not self.worker:
-                return None
-            self._since_s = time.monotonic()
-            self._current = next((job for job in self._left if job.owner not in self.skipped), None)
-            if self._current is None:
-                self.done.set()
-            return self._current
-
-    def running(self) -> tuple[Job, float] | None:
-        """Return the call that is being made, and for how long; None: none is."""
-        with self._lock:
-            job = self._current
-            return None if job is None else (job, time.monotonic() - self._since_s)
-
-    def give_up(self, job: Job) -> bool:
-        """Take the calls from their worker; False: this one has just come back."""
-        with self._lock:
-            if job is not self._current:
-                return False
-            job.is_stuck, self.worker, self._current = True, None, None
-            return True
 
 
 class _Worker:
     """A thread that makes calls until it gets stuck in one."""
 
     def __init__(self, name: str) -> None:
+        self.current: Job | None = None
+        self.since_s = 0.0
+        """When it began the current call, monotonic."""
         self.inbox: queue.SimpleQueue[_Round] = queue.SimpleQueue()
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def _work(self) -> None:
-        poll = self.inbox.get()
-        while poll.worker is self:
-            job: Job | None = None
-            while job := poll.take(self, job):
-                try:
-                    if job.call(poll.values[job.owner]):
-                        poll.skipped.add(job.owner)
-                except Exception:  # noqa: BLE001, S110 - what went wrong has left no value
-                    pass
-            if poll.worker is self:
-                poll = self.inbox.get()
+        while True:
+            poll = self.inbox.get()
+            self._make_calls(poll)
+            self.current = None
+            if poll.worker is not self:
+                return  # it came back late
+            poll.done.set()
+
+    def _make_calls(self, poll: _Round) -> None:
+        """Make the calls that are left, as long as they are ours."""
+        values, skipped, monotonic_s = poll.values, poll.skipped, time.monotonic
+        for job in poll.left:
+            owner = job.owner
+            if owner in skipped:
+                continue
+            self.since_s = monotonic_s()
+            self.current = job
+            if poll.worker is not self:
+                return
+            try:
+                if job.call(values[owner]):
+                    skipped.add(owner)
+            except Exception:  # noqa: BLE001, S110 - what went wrong has left no value
+                pass
 
 
 class WorkerPool:
@@ -134,35 +126,35 @@ class WorkerPool:
 
         """
         hung = self._hung = [job for job in self._hung if job.is_stuck]
-        jobs = [job for job in jobs if not (job.is_stuck or _is_out(job.owner, hung))]
+        if hung:
+            jobs = [job for job in jobs if not (job.is_stuck or _is_out(job.owner, hung))]
         if not jobs:
             return
         poll = _Round(jobs, values)
-        self._begin(poll)
+        worker = self._begin(poll)
         end_s = time.monotonic() + limit_s
         while not poll.done.wait(_SLICE_S):
             if self._stop.wait(_GLANCE_S):
                 end_s = min(end_s, time.monotonic() + _LAST_S)
             is_late = time.monotonic() >= end_s
-            running = poll.running()
-            if running is None or not (is_late or _is_slow(*running, hung)):
+            job, took_s = worker.current, time.monotonic() - worker.since_s
+            if job is None or not (is_late or _is_slow(job, took_s, hung)):
                 continue
-            job, _ = running
-            if not poll.give_up(job):
-                continue
-            self._worker = None
+            self._worker = poll.worker = None
+            job.worker = worker
             hung.append(job)
             if _is_out(job.owner, hung):
                 poll.skipped.add(job.owner)
             self._report(job)
             if is_late:
                 return
-            self._begin(poll)
+            worker = self._begin(poll)
 
-    def _begin(self, poll: _Round) -> None:
+    def _begin(self, poll: _Round) -> _Worker:
         """Give the calls that are left to a worker."""
-        self._worker = poll.worker = self._worker or _Worker(self._name)
-        poll.worker.inbox.put(poll)
+        worker = self._worker = poll.worker = self._worker or _Worker(self._name)
+        worker.inbox.put(poll)
+        return worker
 
 
 def _is_slow(job: Job, took_s: float, hung: Sequence[Job]) -> bool:
