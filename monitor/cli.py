@@ -23,17 +23,23 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What writing to the standard output fails with, where it is a file."""
 
 COMMANDS = {
-    "record": "sample the GPUs and the host into a log",
-    "report": "say how jobs used their GPUs, from logs of ours or of nvidia-smi dmon",
-    "watch": "see all nodes of a job live, in a terminal",
-    "plot": "draw a run into a .png or .svg",
-    "html": "write a run as one page to look into, offline",
-    "export": "write logs and runs for other programs: metrics or rows",
-    "diagnose": "find what is wrong with a run, by rules, and say what to do",
-    "compose": "write run.json from a run's events",
-    "why": "say on one screen why a run ended",
+    "record": ("recorder.command", "sample the GPUs and the host into a log"),
+    "report": (
+        "report.report",
+        "say how jobs used their GPUs, from logs of ours or of nvidia-smi dmon",
+    ),
+    "watch": ("live.session", "see all nodes of a job live, in a terminal"),
+    "plot": ("plot.plot", "draw a run into a .png or .svg"),
+    "html": ("page.html", "write a run as one page to look into, offline"),
+    "export": ("export.export", "write logs and runs for other programs: metrics or rows"),
+    "diagnose": ("report.findings", "find what is wrong with a run, by rules, and say what to do"),
+    "compose": ("runs.compose", "write run.json from a run's events"),
+    "why": ("runs.why", "say on one screen why a run ended"),
 }
-"""Each is a module of `monitor.commands` with `add_options(parser)` and `run(options) -> int`."""
+"""Of each its module, with `add_options(parser)` and `run(options) -> int`, and its purpose.
+
+`run` raises UserError where the input is wrong.
+"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -91,12 +97,12 @@ def _parser(chosen: str) -> _Parser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(required=True, metavar="|".join(COMMANDS))
-    for name, purpose in COMMANDS.items():
+    for name, (path, purpose) in COMMANDS.items():
         command = commands.add_parser(
             name, help=purpose, description=f"{purpose[0].upper() + purpose[1:]}."
         )
         if name == chosen:
-            module = import_module(f"monitor.commands.{name}")
+            module = import_module(f"monitor.{path}")
             module.add_options(command)
             command.set_defaults(run=module.run)
     return parser

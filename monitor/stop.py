@@ -7,7 +7,7 @@ import select
 import signal
 import time
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -20,14 +20,6 @@ class Reason(Enum):
 
     TERMINATED = "terminated"
     ORPHANED = "orphaned"
-
-
-class Stop(Protocol):
-    """What may ask the recorder to end."""
-
-    def wait(self, timeout_s: float) -> Reason | None:
-        """Sleep until it is time to stop, but no longer than `timeout_s`."""
-        ...
 
 
 class ProcessStop:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ NONE = "-"
 """A reading that does not exist."""
 
 MIB_PER_GIB = 1024
+
+_NUM_HOSTS = 2**14  # whose names are kept taken apart: a live view sorts them twice a second
 
 
 def minutes(seconds: float | None) -> str:
@@ -53,3 +56,13 @@ def _ranges(numbers: Sequence[int], width: int) -> str:
             ranges.append([number, number])
     ends = [[f"{number:0{width}}" for number in dict.fromkeys(pair)] for pair in ranges]
     return ",".join("-".join(pair) for pair in ends)
+
+
+@lru_cache(_NUM_HOSTS)
+def natural(host: str) -> tuple[tuple[int, int | str], ...]:
+    """Sort key that puts node2 before node10."""
+    parts = re.findall(r"[0-9]{1,18}|[^0-9]+|[0-9]+", host)
+    return tuple(
+        (0, int(p)) if p.isascii() and p.isdigit() and len(p) < 19 else (1, p)  # noqa: PLR2004
+        for p in parts
+    )

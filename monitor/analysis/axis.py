@@ -88,7 +88,8 @@ def usable(gpus: Sequence[GpuSeries], more_s: Sequence[float]) -> tuple[GpuSerie
 
 def choose(gpus: Sequence[GpuSeries], more_s: Iterable[float], max_bins: int) -> Axis:
     """Span all samples and the moments `more_s`, with bins no shorter than the usual interval."""
-    interval_s = _usual(gpus)
+    intervals_s = [series.interval_s for series in gpus if series.interval_s > 0]
+    interval_s = max(0.1, float(np.median(intervals_s))) if intervals_s else 1.0
     begins = [float(np.nanmin(series.time_s)) - interval_s for series in gpus]
     ends = [float(np.nanmax(series.time_s)) for series in gpus]
     moments = [time_s for time_s in more_s if math.isfinite(time_s)]
@@ -96,19 +97,6 @@ def choose(gpus: Sequence[GpuSeries], more_s: Iterable[float], max_bins: int) ->
     span_s = max(end_s - begin_s, interval_s)
     bin_s = max(span_s / max_bins, interval_s)
     return Axis(begin_s, bin_s, max(1, math.ceil(span_s / bin_s - 1e-9)), utc_offset(gpus))
-
-
-def _usual(gpus: Iterable[GpuSeries]) -> float:
-    """Give the usual time between two samples, in seconds; at least 0.1."""
-    intervals = [interval_s for interval_s in map(usual_interval_s, gpus) if interval_s]
-    return max(0.1, float(np.median(intervals))) if intervals else 1.0
-
-
-def usual_interval_s(series: GpuSeries) -> float:
-    """Give the median time between samples of one GPU; 0 where there is none."""
-    steps = np.diff(series.time_s[np.isfinite(series.time_s)])
-    steps = steps[steps > 0]
-    return float(np.median(steps)) if steps.size else 0.0
 
 
 def utc_offset(gpus: Iterable[GpuSeries]) -> timedelta | None:
@@ -136,21 +124,21 @@ def binned(
     place = np.ceil((time_s - axis.begin_s) / axis.bin_s - 1e-9).astype(np.int64) - 1
     place = np.clip(place, 0, axis.num_bins - 1)
     first = np.flatnonzero(np.diff(place, prepend=-1))
-    means[place[first]] = _together(values, first, worst=worst)
+    means[place[first]] = together(values, first, worst=worst)
     _fill(means, axis, time_s, values, place[first])
     return means
 
 
-def _together(
+def together(
     values: NDArray[np.floating], first: NDArray[np.intp], *, worst: bool
 ) -> NDArray[np.floating]:
-    """Make one value of each stretch that begins at `first`."""
+    """Make one value, or row, of each stretch that begins at `first`: the highest, or the mean."""
     if worst:
-        return np.asarray(np.fmax.reduceat(values, first))
+        return np.asarray(np.fmax.reduceat(values, first, axis=0))
     absent = np.isnan(values)
-    sums = np.add.reduceat(np.where(absent, 0, values).astype(np.float64), first)
-    counts = np.add.reduceat(~absent, first, dtype=np.int64)
-    return np.asarray(np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0))
+    sums = np.add.reduceat(np.where(absent, 0, values).astype(np.float64), first, axis=0)
+    counts = np.add.reduceat(~absent, first, axis=0, dtype=np.int64)
+    return np.asarray(np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0))
 
 
 def _fill(

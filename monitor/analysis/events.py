@@ -10,7 +10,7 @@ from monitor.runs.history import integer, seconds
 from rundir.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from monitor.logs.log_events import LogEvent
     from monitor.logs.series import PlacedEvent, Run
@@ -62,47 +62,38 @@ def _reported(line: Mapping[str, Any]) -> Event | None:
     if time_s is None or found is None:
         return None
     kind, words = found
-    if kind == "start" and (integer(line.get("attempt")) or 1) > 1:
+    attempt, size = integer(line.get("attempt")) or 1, integer(line.get("world_size"))
+    if kind == "start" and attempt > 1:
         kind = "restart"
-    return Event(time_s, kind, words(line)[:_MAX_TEXT])
+    usual = {"reason": "unknown", "source": "job"}
+    more = {
+        "attempt": attempt,
+        "ranks": "" if size is None else f", {counted(size, 'rank')}",
+        "how": line.get("signal") or f"code {line.get('code', '?')}",
+        "text": line.get("text") or "a rank hangs",
+    }
+    return Event(time_s, kind, words.format_map(Known(usual | {**line} | more))[:_MAX_TEXT])
 
 
-def _start(line: Mapping[str, Any]) -> str:
-    number = integer(line.get("attempt")) or 1
-    size = integer(line.get("world_size"))
-    ranks = "" if size is None else f", {counted(size, 'rank')}"
-    return f"start {number}{ranks}"
+class Known(dict[str, object]):
+    """What an event has, for a text with names in it; `?` for what it lacks."""
+
+    def __missing__(self, key: str) -> str:
+        return "?"
 
 
-def _failure(line: Mapping[str, Any]) -> str:
-    how = line.get("signal") or f"code {line.get('code', '?')}"
-    return f"rank {line.get('rank', '?')} on {line.get('node', '?')} failed: {how}"
-
-
-_WORDS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
-    "start": ("start", _start),
-    "checkpoint": ("checkpoint", lambda e: f"checkpoint at step {e.get('step', '?')}"),
-    "checkpoint_failed": (
-        "failure",
-        lambda e: f"no checkpoint at step {e.get('step', '?')}: {e.get('reason', 'unknown')}",
-    ),
-    "signal": (
-        "signal",
-        lambda e: f"signal {e.get('signal', '?')}, seen by the {e.get('source', 'job')}",
-    ),
-    "first_failure": ("failure", _failure),
-    "verdict": ("failure", lambda e: str(e.get("text") or "a rank hangs")),
-    "lost_node": ("failure", lambda e: f"node {e.get('node', '?')} is lost"),
-    "node_left": ("failure", lambda e: f"node {e.get('node', '?')} has left"),
-    "node_back": ("signal", lambda e: f"node {e.get('node', '?')} is back"),
-    "non_finite": (
-        "failure",
-        lambda e: f"not finite at step {e.get('step', '?')}: {e.get('action', '?')}",
-    ),
-    "end": (
-        "end",
-        lambda e: f"end of start {integer(e.get('attempt')) or 1}, code {e.get('code', '?')}",
-    ),
+_WORDS = {
+    "start": ("start", "start {attempt}{ranks}"),
+    "checkpoint": ("checkpoint", "checkpoint at step {step}"),
+    "checkpoint_failed": ("failure", "no checkpoint at step {step}: {reason}"),
+    "signal": ("signal", "signal {signal}, seen by the {source}"),
+    "first_failure": ("failure", "rank {rank} on {node} failed: {how}"),
+    "verdict": ("failure", "{text}"),
+    "lost_node": ("failure", "node {node} is lost"),
+    "node_left": ("failure", "node {node} has left"),
+    "node_back": ("signal", "node {node} is back"),
+    "non_finite": ("failure", "not finite at step {step}: {action}"),
+    "end": ("end", "end of start {attempt}, code {code}"),
 }
 """Of each event its kind, and how it is written."""
 

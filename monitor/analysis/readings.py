@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monitor.analysis.findings import Finding
-from monitor.logs.activity import activity as of_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,16 +82,6 @@ def hosts(run: Run, column: str) -> Iterator[GpuSeries]:
         if place not in seen and series.column(column) is not None:
             seen.add(place)
             yield series
-
-
-def activity(series: GpuSeries) -> NDArray[np.floating] | None:
-    """Return how busy a GPU was, in %; None where no column shows it."""
-    return of_columns(columns(series, "sm", "smavg"), columns(series, "smact", "smutil"))
-
-
-def columns(series: GpuSeries, *names: str) -> list[NDArray[np.floating]]:
-    """Return those of some columns that have readings."""
-    return [column for name in names if (column := series.column(name)) is not None]
 
 
 def settled(series: GpuSeries, thresholds: Thresholds) -> NDArray[np.bool_]:

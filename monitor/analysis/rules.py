@@ -1,9 +1,9 @@
-"""What a rule is: one entry in a `RULES` of this folder; `diagnose`, `watch`, `html` show it."""
+"""What a rule is: a function of this folder, in a `RULES`; `diagnose`, `watch`, `html` show it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from monitor.logs.series import Run
 from rundir import paths
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from monitor.analysis.findings import Finding
     from monitor.analysis.thresholds import Thresholds
     from monitor.logs.series import GpuSeries
+
+    Check = Callable[[Run, Thresholds], Iterable[Finding]]
 
 FACT = "## "
 """An entry of `Rule.needs` that begins so is a line of our log and no column."""
@@ -35,7 +37,7 @@ class Rule:
 
     name: str
     meaning: str
-    check: Callable[[Run, Thresholds], Iterable[Finding]]
+    check: Check
     """Given a `Window`, it evaluates the last samples of a run that goes on."""
     needs: tuple[str, ...] = ()
     """Columns and facts that it cannot do without; `a|b` where one of them will do."""
@@ -64,6 +66,11 @@ class Rule:
             if there.isdisjoint(names):
                 return " or ".join(names)
         return None
+
+
+def rule(name: str, meaning: str, **about: Any) -> Callable[[Check], Rule]:  # noqa: ANN401 - as `Rule` has them
+    """Make a rule of the function that evaluates it."""
+    return lambda check: Rule(name=name, meaning=meaning, check=check, **about)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 from monitor import xids
 from monitor.analysis import events, readings
 from monitor.analysis.findings import Finding
-from monitor.analysis.rules import EVENTS, Rule, Window
+from monitor.analysis.rules import EVENTS, Window, rule
 from rundir.text import counted
 
 if TYPE_CHECKING:
@@ -38,6 +38,13 @@ def _growth(
     return float(steps[steps > 0].sum()), where
 
 
+@rule(
+    "ecc",
+    "errors of a GPU's memory: not corrected, or many corrected ones",
+    needs=("dbecc|sbecc",),
+    stays=True,
+    thresholds=("corrected_errors",),
+)
 def _ecc(run: Run, at: Thresholds) -> Iterator[Finding]:
     with_counter = set()
     for series in readings.gpus(run):
@@ -70,6 +77,12 @@ def _ecc_counted(series: GpuSeries, at: Thresholds) -> Iterator[Finding]:
         yield readings.finding("hint", series, where, text, fix, weight=few)
 
 
+@rule(
+    "remap",
+    "rows of a GPU's memory were replaced by spare ones, or could not be",
+    needs=("remap",),
+    stays=True,
+)
 def _remap(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
     with_counter = set()
     for series in readings.gpus(run):
@@ -88,6 +101,12 @@ def _remap(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a r
             yield _of_mark("warning", placed, several, text, _RESET)
 
 
+@rule(
+    "xid",
+    "the driver reported a fault: of program or hardware, by NVIDIA's catalogue",
+    needs=(EVENTS,),
+    stays=True,
+)
 def _xid(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
     for placed, several in _logged(run, "xid"):
         number = placed.event.details.get("xid", "")
@@ -140,6 +159,14 @@ _SIGNS_OF_LIFE = ("pwr", "gtemp", "fb")
 """What every GPU reports that is there; `sm` counts, too, but under MIG it is refused."""
 
 
+@rule(
+    "lost",
+    "a GPU gives no readings any more",
+    needs=("|".join(_SIGNS_OF_LIFE),),
+    reads=("sm",),
+    reads_silence=True,
+    thresholds=("lost_samples",),
+)
 def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):
         signs = [series.values[name] for name in (*_SIGNS_OF_LIFE, "sm") if name in series.values]
@@ -172,6 +199,13 @@ def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
         )
 
 
+@rule(
+    "driver",
+    "live: the driver lost a GPU, answers slowly, or answers again",
+    needs=(EVENTS,),
+    scope="live",
+    stays=True,
+)
 def _driver(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
     for kind, severity in _BY_DRIVER.items():
         for placed, several in _logged(run, kind):
@@ -195,6 +229,12 @@ REPORTS: dict[str, tuple[Severity, str]] = {
 _BY_DRIVER: dict[str, Severity] = {"lost": "error", "slow": "warning", "back": "hint"}
 
 
+@rule(
+    "reported",
+    "live: the run reports a failure, a verdict, a lost node, a signal",
+    scope="live",
+    stays=True,
+)
 def _reported(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
     for event in run.events:
         name = str(event.get("event"))
@@ -202,66 +242,10 @@ def _reported(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - 
             severity, text = REPORTS[name]
             yield Finding(
                 severity=severity,
-                evidence=text.format_map(_Known(event)),
+                evidence=text.format_map(events.Known(event)),
                 suggestion=_SEE_WHY,
                 about=f"{name} {event.get('time')}",
             )
 
 
-class _Known(dict[str, object]):
-    """What an event has; `?` for what it lacks."""
-
-    def __missing__(self, key: str) -> str:
-        return "?"
-
-
-RULES = (
-    Rule(
-        name="reported",
-        meaning="live: the run reports a failure, a verdict, a lost node, a signal",
-        check=_reported,
-        scope="live",
-        stays=True,
-    ),
-    Rule(
-        name="driver",
-        meaning="live: the driver lost a GPU, answers slowly, or answers again",
-        check=_driver,
-        needs=(EVENTS,),
-        scope="live",
-        stays=True,
-    ),
-    Rule(
-        name="lost",
-        meaning="a GPU gives no readings any more",
-        needs=("|".join(_SIGNS_OF_LIFE),),
-        reads=("sm",),
-        reads_silence=True,
-        thresholds=("lost_samples",),
-        check=_lost,
-    ),
-    Rule(
-        name="xid",
-        meaning="the driver reported a fault: of program or hardware, by NVIDIA's catalogue",
-        needs=(EVENTS,),
-        stays=True,
-        thresholds=(),
-        check=_xid,
-    ),
-    Rule(
-        name="ecc",
-        meaning="errors of a GPU's memory: not corrected, or many corrected ones",
-        needs=("dbecc|sbecc",),
-        stays=True,
-        thresholds=("corrected_errors",),
-        check=_ecc,
-    ),
-    Rule(
-        name="remap",
-        meaning="rows of a GPU's memory were replaced by spare ones, or could not be",
-        needs=("remap",),
-        stays=True,
-        thresholds=(),
-        check=_remap,
-    ),
-)
+RULES = (_reported, _driver, _lost, _xid, _ecc, _remap)

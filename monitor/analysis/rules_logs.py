@@ -10,7 +10,7 @@ import numpy as np
 from monitor.analysis import readings
 from monitor.analysis.findings import Finding
 from monitor.analysis.readings import Stretch
-from monitor.analysis.rules import Rule, Window
+from monitor.analysis.rules import Window, rule
 from monitor.logs import clock
 from monitor.runs.history import seconds
 from monitor.words import minutes
@@ -32,6 +32,12 @@ _NODE_IS_GONE = (
 )
 
 
+@rule(
+    "gap",
+    "the monitor wrote nothing for a while, or ended before those of other nodes",
+    thresholds=("gap_intervals", "gap_seconds"),
+    scope="whole run",
+)
 def _gap(run: Run, at: Thresholds) -> Iterator[Finding]:
     gpus: dict[tuple[str | None, str], list[GpuSeries]] = {}
     for one in filter(_has_times, run.gpus):
@@ -147,6 +153,12 @@ def _missing(run: Run) -> Iterator[Finding]:
         )
 
 
+@rule(
+    "stale",
+    "live: a log does not grow any more, or is gone",
+    thresholds=("gap_intervals", "stale_seconds"),
+    scope="live",
+)
 def _stale(run: Run, at: Thresholds) -> Iterator[Finding]:
     for log in run.logs if isinstance(run, Window) else ():
         if not is_stale(log.quiet_s, log.interval_s, at):
@@ -179,20 +191,4 @@ def _zone_s(series: GpuSeries, nodes: list[GpuSeries]) -> float:
     return _QUARTER_S * round((float(series.time_s[0]) - first_s) / _QUARTER_S)
 
 
-RULES = (
-    Rule(
-        name="gap",
-        meaning="the monitor wrote nothing for a while, or ended before those of other nodes",
-        needs=(),
-        thresholds=("gap_intervals", "gap_seconds"),
-        scope="whole run",
-        check=_gap,
-    ),
-    Rule(
-        name="stale",
-        meaning="live: a log does not grow any more, or is gone",
-        thresholds=("gap_intervals", "stale_seconds"),
-        scope="live",
-        check=_stale,
-    ),
-)
+RULES = (_gap, _stale)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monitor.analysis import readings
-from monitor.analysis.rules import FACT, Rule
+from monitor.analysis.rules import FACT, rule
 from monitor.words import MIB_PER_GIB, minutes
 
 if TYPE_CHECKING:
@@ -23,6 +23,13 @@ _SHM = "/dev/shm"  # noqa: S108 - its name, in words: nothing is written there
 _MIN_SAMPLES = 2  # that must be so full: one alone may be a reading's mistake
 
 
+@rule(
+    "memory",
+    "a GPU's memory is nearly full, or mostly empty while it works",
+    needs=("fb", f"{FACT}memory_mib"),
+    reads=("sm", "smavg", "smact"),
+    thresholds=("memory_full_pct", "memory_empty_pct", "working_sm_pct", "startup_minutes"),
+)
 def _memory(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):
         used_mib, whole_mib = series.column("fb"), series.number("memory_mib")
@@ -47,12 +54,18 @@ def _memory(run: Run, at: Thresholds) -> Iterator[Finding]:
 
 def _works(series: GpuSeries, at: Thresholds) -> bool:
     """Whether it ever works after the start-up: an idle GPU's memory is empty by nature."""
-    active = readings.activity(series)
+    active = series.activity
     if active is None:
         return False
     return bool((readings.settled(series, at) & (active >= at.working_sm_pct)).any())
 
 
+@rule(
+    "unattributed",
+    "processes of no rank hold a GPU's memory",
+    needs=("ofb",),
+    thresholds=("unattributed_mib", "unattributed_minutes"),
+)
 def _unattributed(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):
         others_mib = series.column("ofb")
@@ -76,6 +89,12 @@ def _unattributed(run: Run, at: Thresholds) -> Iterator[Finding]:
         )
 
 
+@rule(
+    "host_memory",
+    "the machine's memory is nearly full",
+    needs=("hmem", f"{FACT}host_memory_mib"),
+    thresholds=("host_memory_pct",),
+)
 def _host_memory(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.hosts(run, "hmem"):
         try:
@@ -88,6 +107,7 @@ def _host_memory(run: Run, at: Thresholds) -> Iterator[Finding]:
         yield from _full(series, used_pct, at.host_memory_pct, "memory", fix)
 
 
+@rule("shm", f"{_SHM} is nearly full", needs=("shm",), thresholds=("shm_pct",))
 def _shm(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.hosts(run, "shm"):
         fix = "a full one ends loaders with a bus error: fewer workers or prefetched batches, or a"
@@ -95,6 +115,12 @@ def _shm(run: Run, at: Thresholds) -> Iterator[Finding]:
         yield from _full(series, series.values["shm"], at.shm_pct, _SHM, fix)
 
 
+@rule(
+    "disk",
+    "the disk that the log lies on is nearly full",
+    needs=("disk",),
+    thresholds=("disk_pct",),
+)
 def _disk(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.hosts(run, "disk"):
         fix = "before checkpoints fail: remove old ones, or write elsewhere (DDP_OUT)"
@@ -115,41 +141,4 @@ def _full(
         yield readings.finding("warning", series, full, text, fix, weight=peak_pct, of_host=True)
 
 
-RULES = (
-    Rule(
-        name="host_memory",
-        meaning="the machine's memory is nearly full",
-        needs=("hmem", f"{FACT}host_memory_mib"),
-        thresholds=("host_memory_pct",),
-        check=_host_memory,
-    ),
-    Rule(
-        name="shm",
-        meaning=f"{_SHM} is nearly full",
-        needs=("shm",),
-        thresholds=("shm_pct",),
-        check=_shm,
-    ),
-    Rule(
-        name="disk",
-        meaning="the disk that the log lies on is nearly full",
-        needs=("disk",),
-        thresholds=("disk_pct",),
-        check=_disk,
-    ),
-    Rule(
-        name="unattributed",
-        meaning="processes of no rank hold a GPU's memory",
-        needs=("ofb",),
-        thresholds=("unattributed_mib", "unattributed_minutes"),
-        check=_unattributed,
-    ),
-    Rule(
-        name="memory",
-        meaning="a GPU's memory is nearly full, or mostly empty while it works",
-        needs=("fb", f"{FACT}memory_mib"),
-        reads=("sm", "smavg", "smact"),
-        thresholds=("memory_full_pct", "memory_empty_pct", "working_sm_pct", "startup_minutes"),
-        check=_memory,
-    ),
-)
+RULES = (_host_memory, _shm, _disk, _unattributed, _memory)

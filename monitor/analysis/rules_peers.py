@@ -9,7 +9,7 @@ import numpy as np
 
 from monitor.analysis import peers, readings
 from monitor.analysis.findings import Finding
-from monitor.analysis.rules import ACTIVITY, FACT, METRICS, Rule
+from monitor.analysis.rules import ACTIVITY, FACT, METRICS, rule
 from monitor.runs.history import integer, mappings, seconds
 from monitor.words import MIB_PER_GIB
 from rundir.text import counted
@@ -62,11 +62,25 @@ def _finding(odd: Odd, evidence: str, suggestion: str, severity: Severity = "war
     )
 
 
+@rule(
+    "straggler",
+    "a GPU is less busy than its peers, or the trainer names its rank slow",
+    needs=(f"{ACTIVITY}|{METRICS}",),
+    thresholds=(
+        "straggler_points",
+        "straggler_pct",
+        "working_sm_pct",
+        "busy_sm_pct",
+        "startup_minutes",
+        *peers.THRESHOLDS,
+    ),
+    reads=("rank",),
+)
 def _straggler(run: Run, at: Thresholds) -> Iterator[Finding]:
     yield from _named_by_trainer(run, at)
 
     def settled(series: GpuSeries) -> NDArray[np.floating] | None:
-        active = readings.activity(series)
+        active = series.activity
         return None if active is None else np.where(readings.settled(series, at), active, np.nan)
 
     def differs(group: Peers) -> NDArray[np.bool_]:
@@ -132,9 +146,15 @@ def _gpu_of(run: Run, host: str, rank: int, local_rank: int | None) -> int | Non
     return index if num else local_rank
 
 
+@rule(
+    "clock",
+    "a GPU at work has a lower SM clock than its peers",
+    needs=(ACTIVITY, "pclk"),
+    thresholds=("clock_lower_pct", "working_sm_pct", *peers.THRESHOLDS),
+)
 def _clock(run: Run, at: Thresholds) -> Iterator[Finding]:
     def at_work_mhz(series: GpuSeries) -> NDArray[np.floating] | None:
-        active, clock_mhz = readings.activity(series), series.column("pclk")
+        active, clock_mhz = series.activity, series.column("pclk")
         if active is None or clock_mhz is None:
             return None
         return np.where(active >= at.working_sm_pct, clock_mhz, np.nan)
@@ -153,6 +173,12 @@ def _clock(run: Run, at: Thresholds) -> Iterator[Finding]:
         yield _finding(odd, text, _HELD_DOWN)
 
 
+@rule(
+    "pcie",
+    "a GPU moves less over PCIe than its peers at their peak",
+    needs=("rxpci|txpci",),
+    thresholds=("pcie_lower_pct", "pcie_min_mb_s", *peers.THRESHOLDS),
+)
 def _pcie(run: Run, at: Thresholds) -> Iterator[Finding]:
     def differs(group: Peers) -> NDArray[np.bool_]:
         lower: NDArray[np.bool_] = group.values < (1 - at.pcie_lower_pct / 100) * group.others
@@ -169,6 +195,12 @@ def _column(name: str) -> Measure:
     return lambda series: series.column(name)
 
 
+@rule(
+    "unbalanced",
+    "a GPU holds far more memory than its peers",
+    needs=("rfb|fb", f"{FACT}memory_mib"),
+    thresholds=("unbalanced_pct", *peers.THRESHOLDS),
+)
 def _unbalanced(run: Run, at: Thresholds) -> Iterator[Finding]:
     def used_pct(series: GpuSeries) -> NDArray[np.floating] | None:
         used_mib = series.column("rfb")
@@ -186,41 +218,4 @@ def _unbalanced(run: Run, at: Thresholds) -> Iterator[Finding]:
         yield _finding(odd, text, _BALANCE, "hint")
 
 
-RULES = (
-    Rule(
-        name="straggler",
-        meaning="a GPU is less busy than its peers, or the trainer names its rank slow",
-        needs=(f"{ACTIVITY}|{METRICS}",),
-        thresholds=(
-            "straggler_points",
-            "straggler_pct",
-            "working_sm_pct",
-            "busy_sm_pct",
-            "startup_minutes",
-            *peers.THRESHOLDS,
-        ),
-        reads=("rank",),
-        check=_straggler,
-    ),
-    Rule(
-        name="clock",
-        meaning="a GPU at work has a lower SM clock than its peers",
-        needs=(ACTIVITY, "pclk"),
-        thresholds=("clock_lower_pct", "working_sm_pct", *peers.THRESHOLDS),
-        check=_clock,
-    ),
-    Rule(
-        name="pcie",
-        meaning="a GPU moves less over PCIe than its peers at their peak",
-        needs=("rxpci|txpci",),
-        thresholds=("pcie_lower_pct", "pcie_min_mb_s", *peers.THRESHOLDS),
-        check=_pcie,
-    ),
-    Rule(
-        name="unbalanced",
-        meaning="a GPU holds far more memory than its peers",
-        needs=("rfb|fb", f"{FACT}memory_mib"),
-        thresholds=("unbalanced_pct", *peers.THRESHOLDS),
-        check=_unbalanced,
-    ),
-)
+RULES = (_straggler, _clock, _pcie, _unbalanced)

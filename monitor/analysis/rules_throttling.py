@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monitor.analysis import readings
-from monitor.analysis.rules import Rule, Window
+from monitor.analysis.rules import Window, rule
 from monitor.logs import throttling
 
 if TYPE_CHECKING:
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from monitor.logs.series import GpuSeries, Run
 
 
+@rule(
+    "thermal",
+    "heat keeps a GPU's clocks down",
+    needs=("tviol|throt",),
+    reads=("gtemp", "pclk", "sm", "smavg"),
+    thresholds=("thermal_pct", "busy_sm_pct"),
+)
 def _thermal(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):
         pct, where = _throttled(series, throttling.HEAT, "tviol", at)
@@ -39,6 +46,13 @@ def _thermal(run: Run, at: Thresholds) -> Iterator[Finding]:
         )
 
 
+@rule(
+    "power",
+    "power keeps a GPU's clocks down: the brake, or (a hint) its limit",
+    needs=("pviol|throt",),
+    reads=("throt", "pclk", "sm", "smavg"),
+    thresholds=("brake_pct", "power_cap_pct", "busy_sm_pct"),
+)
 def _power(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):
         braked_pct, braked = _braked(series, at)
@@ -73,7 +87,7 @@ def _power(run: Run, at: Thresholds) -> Iterator[Finding]:
 
 def _busy(series: GpuSeries, at: Thresholds) -> NDArray[np.bool_]:
     """Return in which samples it is busy; in all, where that is not recorded."""
-    active = readings.activity(series)
+    active = series.activity
     return np.ones(series.num_samples, np.bool_) if active is None else active > at.busy_sm_pct
 
 
@@ -127,21 +141,4 @@ def _clock_fell(series: GpuSeries, where: NDArray[np.bool_], at: Thresholds) -> 
     return f"; SM clock {np.nanmedian(held):.0f} instead of {np.nanmedian(free):.0f} MHz"
 
 
-RULES = (
-    Rule(
-        name="thermal",
-        meaning="heat keeps a GPU's clocks down",
-        needs=("tviol|throt",),
-        reads=("gtemp", "pclk", "sm", "smavg"),
-        thresholds=("thermal_pct", "busy_sm_pct"),
-        check=_thermal,
-    ),
-    Rule(
-        name="power",
-        meaning="power keeps a GPU's clocks down: the brake, or (a hint) its limit",
-        needs=("pviol|throt",),
-        reads=("throt", "pclk", "sm", "smavg"),
-        thresholds=("brake_pct", "power_cap_pct", "busy_sm_pct"),
-        check=_power,
-    ),
-)
+RULES = (_thermal, _power)

@@ -8,8 +8,7 @@ import numpy as np
 
 from monitor.analysis import readings
 from monitor.analysis.findings import Finding
-from monitor.analysis.rules import ACTIVITY, METRICS, Rule, Window
-from monitor.logs.activity import highest
+from monitor.analysis.rules import ACTIVITY, METRICS, Window, rule
 from monitor.runs.history import number, seconds
 from monitor.words import MIB_PER_GIB, minutes
 from rundir.text import counted
@@ -28,9 +27,16 @@ _BLIP = 4  # a lone sample up to so many times `busy_sm_pct` does not end an idl
 _MIN_METRICS = 5  # lines of metrics, before a share of them means anything
 
 
+@rule(
+    "idle",
+    "a GPU does nothing for minutes, after the start-up",
+    needs=(ACTIVITY,),
+    reads=("fb",),
+    thresholds=("busy_sm_pct", "startup_minutes", "idle_minutes", "idle_now_minutes", "idle_pct"),
+)
 def _idle(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):
-        active = readings.activity(series)
+        active = series.activity
         if active is None:
             continue
         mask = _without_blips(active, at.busy_sm_pct)
@@ -75,6 +81,12 @@ def _held(series: GpuSeries, stretch: Stretch) -> str:
     return f"; up to {held_mib / MIB_PER_GIB:.0f} GiB of its memory in use meanwhile"
 
 
+@rule(
+    "hung",
+    "a GPU is busy at low power and without memory traffic: it waits for others",
+    needs=(ACTIVITY, "mem|dram", "pwr"),
+    thresholds=("hung_sm_pct", "hung_mem_pct", "hung_power_pct", "hung_minutes"),
+)
 def _hung(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):
         waits = _waits(series, at)
@@ -103,12 +115,12 @@ def _hung(run: Run, at: Thresholds) -> Iterator[Finding]:
 
 def _waits(series: GpuSeries, at: Thresholds) -> NDArray[np.bool_] | None:
     """Return in which samples a GPU seems to wait in a collective; None: not recorded."""
-    active = readings.activity(series)
-    traffic = readings.columns(series, "mem", "dram")
+    active = series.activity
+    traffic = series.highest("mem", "dram")
     power_w = series.column("pwr")
-    if active is None or power_w is None or not traffic:
+    if active is None or power_w is None or traffic is None:
         return None
-    is_still = highest(traffic) <= at.hung_mem_pct
+    is_still = traffic <= at.hung_mem_pct
     is_cool = power_w <= at.hung_power_pct / 100 * _full_power_w(series)
     waits: NDArray[np.bool_] = (active >= at.hung_sm_pct) & is_still & is_cool
     return waits
@@ -119,10 +131,22 @@ def _full_power_w(series: GpuSeries) -> float:
     return series.number("power_limit_w") or float(np.nanmax(series.values["pwr"]))
 
 
+@rule(
+    "data",
+    "GPUs wait for data: busy dips while CPUs are full, or the trainer's own numbers",
+    needs=(f"{ACTIVITY}|{METRICS}", f"cpu|{METRICS}"),
+    thresholds=(
+        "working_sm_pct",
+        "startup_minutes",
+        "starved_dip_pct",
+        "starved_cpu_pct",
+        "starved_wait_pct",
+    ),
+)
 def _starved(run: Run, at: Thresholds) -> Iterator[Finding]:
     yield from _by_trainer(run, at)
     for series in readings.gpus(run):
-        active, cpu_pct = readings.activity(series), series.column("cpu")
+        active, cpu_pct = series.activity, series.column("cpu")
         if active is None or cpu_pct is None:
             continue
         in_work = _between_work(active, readings.settled(series, at), at.working_sm_pct)
@@ -173,39 +197,4 @@ def _by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
     )
 
 
-RULES = (
-    Rule(
-        name="hung",
-        meaning="a GPU is busy at low power and without memory traffic: it waits for others",
-        needs=(ACTIVITY, "mem|dram", "pwr"),
-        thresholds=("hung_sm_pct", "hung_mem_pct", "hung_power_pct", "hung_minutes"),
-        check=_hung,
-    ),
-    Rule(
-        name="idle",
-        meaning="a GPU does nothing for minutes, after the start-up",
-        needs=(ACTIVITY,),
-        reads=("fb",),
-        thresholds=(
-            "busy_sm_pct",
-            "startup_minutes",
-            "idle_minutes",
-            "idle_now_minutes",
-            "idle_pct",
-        ),
-        check=_idle,
-    ),
-    Rule(
-        name="data",
-        meaning="GPUs wait for data: busy dips while CPUs are full, or the trainer's own numbers",
-        needs=(f"{ACTIVITY}|{METRICS}", f"cpu|{METRICS}"),
-        thresholds=(
-            "working_sm_pct",
-            "startup_minutes",
-            "starved_dip_pct",
-            "starved_cpu_pct",
-            "starved_wait_pct",
-        ),
-        check=_starved,
-    ),
-)
+RULES = (_hung, _idle, _starved)

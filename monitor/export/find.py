@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from monitor.errors import UserError
 from monitor.export import run as export_run
 from monitor.logs import files
-from monitor.logs.run_dirs import is_run
+from monitor.logs.files import is_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

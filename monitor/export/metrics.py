@@ -10,8 +10,8 @@ from monitor.export import find, gpus
 from monitor.export import run as export_run
 from monitor.export.openmetrics import Metric, Metrics
 from monitor.logs import constants
+from monitor.logs.files import written_s
 from monitor.logs.newest import Newest
-from monitor.logs.run_dirs import written_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -46,7 +46,9 @@ class Metrics:
         """Add a sample, unless there is no reading; a label without a value is left out."""
         if value is None or math.isnan(value):
             return
-        key = tuple((name, _utf8(text)) for name, text in labels.items() if text)
+        # a file's name may be any bytes, and is then no UTF-8
+        known = {name: text.encode("utf-8", "replace") for name, text in labels.items() if text}
+        key = tuple((name, text.decode()) for name, text in known.items())
         self._families.setdefault(metric, {})[key] = value
 
     def names(self) -> list[str]:
@@ -72,8 +74,3 @@ class Metrics:
             for labels, value in samples.items():
                 family.add_sample(metric.name, dict(labels), value)
             yield family
-
-
-def _utf8(text: str) -> str:
-    """Replace what is no UTF-8: a file's name may be any bytes."""
-    return text.encode("utf-8", "replace").decode()

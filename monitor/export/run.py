@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,15 +76,7 @@ def job_in(events: Sequence[Event]) -> str | None:
 
 
 def add(metrics: Metrics, run_dir: str, users: Mapping[str, str | None], *, now_s: float) -> None:
-    """Add what a run reported last.
-
-    Args:
-        metrics: where to.
-        run_dir: its directory.
-        users: of jobs, where known.
-        now_s: since 1970.
-
-    """
+    """Add what a run reported last."""
     events = events_of(run_dir)
     composed = record.read(run_dir) if events else None
     job = job_in(events)
@@ -117,29 +108,23 @@ def _add_record(
     last, goodput = composed["attempts"][-1], composed["goodput"]
     metrics.put(RUN_UP, labels, float(goes_on))
     metrics.put(ATTEMPT, labels, last["attempt"])
-    metrics.put(WORLD_SIZE, labels, _number(composed["world_size"]))
-    metrics.put(STEPS_LOST, labels, _number(composed["steps_lost"]))
-    pct = _number(goodput["goodput_pct"])
+    metrics.put(WORLD_SIZE, labels, history.finite(composed["world_size"]))
+    metrics.put(STEPS_LOST, labels, history.finite(composed["steps_lost"]))
+    pct = history.finite(goodput["goodput_pct"])
     metrics.put(GOODPUT, labels, None if pct is None else pct / 100)
     for part, seconds in goodput.items():
         if part.endswith("_s") and part != "wall_s":
             spent_on = {"spent_on": part.removesuffix("_s")}
-            metrics.put(TIME_SPENT, {**labels, **spent_on}, _number(seconds))
+            metrics.put(TIME_SPENT, {**labels, **spent_on}, history.finite(seconds))
     saved = [one["step"] for attempt in composed["attempts"] for one in attempt["checkpoints"]]
-    metrics.put(CHECKPOINT_STEP, labels, _number(saved[-1]) if saved else None)
+    metrics.put(CHECKPOINT_STEP, labels, history.finite(saved[-1]) if saved else None)
 
 
 def _add_lines(metrics: Metrics, labels: Labels, lines: Sequence[Event]) -> None:
     """Add the last value of each key: a validation has other keys than an interval."""
     for key in KEYS:
-        values = (_number(line.get(key.key)) for line in reversed(lines))
+        values = (history.finite(line.get(key.key)) for line in reversed(lines))
         value = next((value for value in values if value is not None), None)
         metrics.put(key.metric, labels, None if value is None else value / key.divisor)
     times = (history.seconds(line.get("time")) for line in reversed(lines) if "step" in line)
     metrics.put(STEP_TIME, labels, next((s for s in times if s is not None), None))
-
-
-def _number(value: object) -> float | None:
-    """Give a number that is one; also one below 0, such as a loss."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type] # just seen

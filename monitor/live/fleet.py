@@ -5,16 +5,23 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from monitor.analysis.engine import evaluate
+import numpy as np
+
+from monitor.analysis import engine
 from monitor.analysis.findings import summaries
+from monitor.analysis.rules import LogState, Window
 from monitor.live import log as live_log
 from monitor.live.log import LiveLog
 from monitor.live.run import LiveRun, Progress
-from monitor.live.window import window
+from monitor.live.snapshot import interval_s
+from monitor.logs.series import GpuSeries, PlacedEvent
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from monitor.analysis.findings import Summary
     from monitor.live.target import Target
+    from monitor.live.track import Track
 
 _FIRST_EVALUATION_S = 1.0  # the first pictures come before
 _SHORTEST_S, _LONGEST_S = 2.0, 30.0  # between two evaluations
@@ -23,12 +30,7 @@ _LIST_S = 2.0  # between two searches for logs that appeared
 
 
 class Fleet:
-    """Reads all files. What it has read may be shown while it reads on.
-
-    Args:
-        target: what to watch.
-
-    """
+    """Reads all files. What it has read may be shown while it reads on."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -74,7 +76,7 @@ class Fleet:
         began_s = time.thread_time()
         is_over = self.progress is not None and self.progress.is_over
         now = window(self.logs, self.run, time.monotonic(), is_over=is_over)
-        self.alerts = tuple(summaries(now, evaluate(now)))
+        self.alerts = tuple(summaries(now, engine.evaluate(now)))
         pause_s = (time.thread_time() - began_s) / _SHARE
         self._evaluate_at_s = time.monotonic() + min(max(_SHORTEST_S, pause_s), _LONGEST_S)
 
@@ -92,3 +94,47 @@ class Fleet:
             if path not in self._by_path:
                 self._by_path[path] = LiveLog(path)
         self.logs = tuple(self._by_path[path] for path in sorted(self._by_path))
+
+
+def window(
+    logs: Sequence[LiveLog], run: LiveRun | None = None, now_s: float = 0.0, *, is_over: bool = True
+) -> Window:
+    """Collect the last samples of all GPUs, what happened to them, and what the run reports."""
+    columns = engine.columns()
+    with_tracks = [log for log in logs if log.tracks]
+    tracks = [track for log in with_tracks for track in log.tracks if track.num_samples]
+    return Window(
+        name=None,
+        gpus=tuple(_series(track, columns) for track in tracks),
+        # a copy: the log may be read meanwhile
+        log_events=tuple(
+            PlacedEvent(log.host, log.job, m) for log in logs for m in tuple(log.events)
+        ),
+        metrics=() if run is None else run.intervals,
+        events=() if run is None else (*run.ranks, *run.notes),
+        logs=() if is_over else tuple(_state(log, now_s) for log in with_tracks),
+    )
+
+
+def _state(log: LiveLog, now_s: float) -> LogState:
+    return LogState(
+        host=log.host,
+        job=log.job,
+        interval_s=interval_s(log.tracks[0]),
+        quiet_s=now_s - log.alive_s,
+        is_there=log.is_there,
+    )
+
+
+def _series(track: Track, columns: frozenset[str]) -> GpuSeries:
+    """Return the readings in the order of time, as every reader of a whole log does."""
+    time_s = track.time_s()
+    order = np.argsort(time_s, kind="stable")  # a clock may have been set
+    return GpuSeries(
+        host=track.host,
+        gpu=track.gpu,
+        job=track.job,
+        time_s=time_s[order],
+        values={name: track.column(name)[order] for name in track.names if name in columns},
+        facts=track.facts,
+    )

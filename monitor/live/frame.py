@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
 
@@ -56,12 +57,17 @@ class Picture:
     height: int | None
     """None: as high as it takes."""
     above: list[Line]
-    num_rows: int
-    draw: Callable[[int, int], list[Line]]
-    """Draws the rows from one number up to another."""
-    below: list[Line]
+    rows: Sequence[Any]
+    draw: Callable[[Any], Line]
+    """Draws one of them."""
+    below: Sequence[Line] = ()
     view: View
     ascii_only: bool
+
+    @property
+    def num_rows(self) -> int:
+        """How many could be moved through."""
+        return len(self.rows)
 
     @property
     def num_shown(self) -> int:
@@ -74,7 +80,7 @@ class Picture:
         """Draw it: lines no wider than the screen, and as many as it has, if it has a height."""
         num = self.num_shown
         top = max(0, min(self.view.top, self.num_rows - num))
-        rows = self.draw(top, min(top + num, self.num_rows))
+        rows = [self.draw(row) for row in self.rows[top : top + num]]
         lines = [*self.above, *rows]
         if self.height is None:
             lines += self.below
@@ -93,16 +99,7 @@ def picture(
     *,
     ascii_only: bool,
 ) -> Picture:
-    """Compose a page.
-
-    Args:
-        snapshot: what to show.
-        alerts: folded, the worst first.
-        view: what is chosen.
-        size: columns and lines of the screen; None: a page that is as long as it takes.
-        ascii_only: the terminal cannot show more.
-
-    """
+    """Compose a page."""
     width, height = size
     above = [live_head.title(snapshot, width, is_paused=view.is_paused)]
     is_low = height is not None and height < _LOW
@@ -110,34 +107,23 @@ def picture(
         if snapshot.progress is not None:
             above.append(live_head.progress_line(snapshot.progress, width, ascii_only=ascii_only))
         above.append(live_head.sum_line(snapshot.rows, width))
-    below: list[Line] = []
+    page: dict[str, Any] = {"width": width, "height": height, "above": above, "view": view}
+    page["ascii_only"] = ascii_only
     if view.page == live_view.GPUS:
         rows = live_view.chosen(snapshot.rows, view)
         columns = live_columns.fit(snapshot.rows, width, ascii_only=ascii_only)
         above.append(_titles(columns, view, width, ascii_only=ascii_only))
         below = [] if is_low else _alerts(alerts, None if height is None else height // 5)
-        num_rows, draw = len(rows), _drawer(rows, columns)
-    else:
-        fixed = _help() if view.page == live_view.HELP else [_alert(alert) for alert in alerts]
-        fixed = fixed or [[("no alerts", "dim")]]
-        num_rows, draw = len(fixed), lambda begin, end: fixed[begin:end]
-    return Picture(
-        width=width,
-        height=height,
-        above=above,
-        num_rows=num_rows,
-        draw=draw,
-        below=below,
-        view=view,
-        ascii_only=ascii_only,
-    )
+        return Picture(rows=rows, draw=partial(_row, columns), below=below, **page)
+    if view.page == live_view.HELP:
+        text = _HELP.format(sorts=", ".join(live_view.SORTS))
+        return Picture(rows=text.splitlines(), draw=lambda line: [(line, "")], **page)
+    if not alerts:
+        return Picture(rows=["no alerts"], draw=lambda line: [(line, "dim")], **page)
+    return Picture(rows=alerts, draw=_alert, **page)
 
 
-def _drawer(rows: Sequence[Row], columns: Sequence[Column]) -> Callable[[int, int], list[Line]]:
-    return lambda begin, end: [_row(row, columns) for row in rows[begin:end]]
-
-
-def _row(row: Row, columns: Sequence[Column]) -> Line:
+def _row(columns: Sequence[Column], row: Row) -> Line:
     line: Line = []
     for column in columns:
         text, style = column.cell(row)
@@ -189,11 +175,6 @@ def _alert(alert: Summary) -> Line:
     style = _ALERT_STYLES[alert.severity]
     place = [(f"{clean(alert.where)}: ", style)] if alert.where else []
     return [("! ", style), *place, (clean(alert.evidence), "" if style == "bad" else style)]
-
-
-def _help() -> list[Line]:
-    sorts = ", ".join(live_view.SORTS)
-    return [[(line, "")] for line in _HELP.format(sorts=sorts).splitlines()]
 
 
 def _foot(view: View, width: int, num_rows: int, top: int, num_shown: int) -> Line:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.analysis.rules_faults import REPORTS
 from monitor.logs.follow import Follower
-from monitor.runs.history import integer
+from monitor.runs.history import finite, integer
 from rundir import codes
 from rundir.events import read
 from rundir.paths import RunDir
@@ -64,12 +64,7 @@ class Progress:
 
 @dataclass
 class LiveRun:
-    """A run directory as far as it is known.
-
-    Args:
-        run_dir: the files need not be there yet.
-
-    """
+    """A run directory as far as it is known."""
 
     run_dir: str
     job_ids: list[str] = field(default_factory=list)
@@ -137,7 +132,7 @@ class LiveRun:
 
     def _count(self, line: Event) -> None:
         if "test_accuracy" in line:
-            self._accuracy = _finite(line["test_accuracy"])
+            self._accuracy = finite(line["test_accuracy"])
         if integer(line.get("step")) is None or "loss" not in line:
             return
         if self._intervals and self._intervals[-1].get("attempt") != line.get("attempt"):
@@ -154,6 +149,7 @@ class LiveRun:
             default=None,
         )
         total = integer(now.get("total_steps"))
+        losses = (finite(one.get("loss")) for one in self._intervals)
         return Progress(
             name=os.path.basename(os.path.abspath(self.run_dir)),  # noqa: PTH100, PTH119
             outcome=outcome,
@@ -162,14 +158,14 @@ class LiveRun:
             step=step,
             num_steps=total,
             epoch=integer(now.get("epoch")),
-            loss=_finite(now.get("loss")),
-            samples_per_s=_finite(now.get("samples_per_s")),
-            tokens_per_s=_finite(now.get("tokens_per_s")),
-            mfu_pct=_finite(now.get("mfu_pct")),
-            data_wait_pct=_finite(now.get("data_wait_pct")),
+            loss=finite(now.get("loss")),
+            samples_per_s=finite(now.get("samples_per_s")),
+            tokens_per_s=finite(now.get("tokens_per_s")),
+            mfu_pct=finite(now.get("mfu_pct")),
+            data_wait_pct=finite(now.get("data_wait_pct")),
             test_accuracy=self._accuracy,
             left_s=0.0 if outcome == "finished" else self._left_s(step, total),
-            losses=tuple(_number(one.get("loss")) for one in self._intervals),
+            losses=tuple(math.nan if loss is None else loss for loss in losses),
         )
 
     def _outcome(self) -> str:
@@ -190,7 +186,7 @@ class LiveRun:
         if step is None or total is None or len(self._intervals) < 2:  # noqa: PLR2004 - a pace
             return None
         first, last = self._intervals[0], self._intervals[-1]
-        begin_s, end_s = (_finite(one.get("train_time_s")) for one in (first, last))
+        begin_s, end_s = (finite(one.get("train_time_s")) for one in (first, last))
         num_steps = last["step"] - first["step"]
         if begin_s is None or end_s is None or num_steps <= 0 or end_s <= begin_s:
             return None
@@ -199,14 +195,3 @@ class LiveRun:
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _number(value: object) -> float:
-    found = _finite(value)
-    return math.nan if found is None else found
-
-
-def _finite(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
@@ -23,7 +24,8 @@ from monitor.words import brief
 from rundir.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Iterator
 
     from monitor.live.frame import Picture
 
@@ -35,20 +37,23 @@ _SILENT_S = 5.0
 _WIDTH = 120  # of a picture that goes into a file
 
 
-def watch(paths: Sequence[str], env: Mapping[str, str]) -> int:
+def add_options(parser: ArgumentParser) -> None:
+    """Add its options."""
+    parser.add_argument(
+        "paths",
+        nargs="*",
+        metavar="PATH",
+        help="a run directory, a directory of logs, or logs (default: the newest run in $DDP_OUT,"
+        " else in ./out)",
+    )
+
+
+def run(options: Namespace) -> int:
     """Show it until the user quits; 0, or 128 and the number of the signal that ended it.
 
     Without a terminal it prints one picture.
-
-    Args:
-        paths: a run directory, a directory of logs, or logs; none: the newest run.
-        env: `DDP_OUT` is where runs are.
-
-    Raises:
-        UserError: there is nothing to watch.
-
     """
-    session = Session(Fleet(target.resolve(paths, env)))
+    session = Session(Fleet(target.resolve(options.paths, os.environ)))
     console = _Console(highlight=False, theme=Theme(STYLES))
     if not (sys.stdin.isatty() and console.is_terminal) or console.is_dumb_terminal:
         session.fleet.poll(is_only=True)

@@ -14,7 +14,7 @@ from monitor.analysis.thresholds import Thresholds
 from monitor.logs import constants, throttling
 from monitor.logs.columns import COLUMNS
 from monitor.logs.gutil import parse_number
-from monitor.logs.run_dirs import natural
+from monitor.words import natural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -53,6 +53,7 @@ class Row:
     host: str
     gpu: int | None
     model: str
+    """UUID and name, as its log has them: words to filter by."""
     util_pct: float | None
     """Of a node without a GPU: of its processors."""
     trend: NDArray[np.float32]
@@ -99,14 +100,7 @@ class Rows:
         self._made: WeakKeyDictionary[Track, tuple[tuple[object, ...], Row]] = WeakKeyDictionary()
 
     def of(self, logs: Iterable[LiveLog], now_s: float, *, is_over: bool) -> tuple[Row, ...]:
-        """Return the rows of all logs.
-
-        Args:
-            logs: as far as they have been read.
-            now_s: monotonic.
-            is_over: the run has ended: logs need not grow.
-
-        """
+        """Return the rows of all logs."""
         rows = []
         for log in logs:
             quiet_s = now_s - log.alive_s
@@ -153,7 +147,7 @@ def _row(track: Track, state: str, quiet_s: float) -> Row:
     return Row(
         host=track.host,
         gpu=track.gpu,
-        model=_model(track),
+        model="" if track.gpu is None else track.facts.get(f"gpu {track.gpu}", ""),
         util_pct=track.last("sm" if is_gpu else "cpu"),
         trend=track.column("sm" if is_gpu else "cpu", TREND),
         mem_mib=track.last("fb" if is_gpu else "hmem"),
@@ -169,11 +163,6 @@ def _row(track: Track, state: str, quiet_s: float) -> Row:
         quiet_s=quiet_s if state else 0.0,
         states=tuple(name for name, is_so in found if is_so),
     )
-
-
-def _model(track: Track) -> str:
-    """Name the GPU as its log does, by UUID and name: words to filter by."""
-    return "" if track.gpu is None else track.facts.get(f"gpu {track.gpu}", "")
 
 
 def is_lost(track: Track) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from monitor.errors import UserError
 from monitor.logs import files as logfiles
-from monitor.logs.run_dirs import is_run, written_s
+from monitor.logs.files import is_run, written_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,7 +46,9 @@ class Target:
         """
         if self.folder is None:
             return list(self.files)
-        wanted = self.job if self.run_dir is None else (job_ids or [_job_of(self.run_dir)])[-1]
+        wanted = self.job
+        if self.run_dir is not None:
+            wanted = job_ids[-1] if job_ids else Path(self.run_dir).name.removeprefix("slurm-")
         return logfiles.in_folder(self.folder, None if wanted is None else [wanted])
 
 
@@ -109,7 +111,3 @@ def _folder(path: str) -> Target:
     if run_dir is not None and is_run(run_dir):
         return _run(run_dir)
     return Target(folder=path, job=job)
-
-
-def _job_of(run_dir: str) -> str:
-    return Path(run_dir).name.removeprefix("slurm-")

@@ -45,15 +45,7 @@ class View:
 
 
 def press(view: View, key: str, *, num_rows: int, num_shown: int) -> View:
-    """Change what a key changes.
-
-    Args:
-        view: as it was.
-        key: a character, or a name such as `down`.
-        num_rows: that could be shown now, filtered.
-        num_shown: for how many there is room.
-
-    """
+    """Change what a key changes."""
     if view.is_typing:
         return _type(view, key)
     top = _scrolled(view.top, key, num_rows, num_shown)

@@ -88,14 +88,14 @@ def _count(group: Sequence[Sequence[str]]) -> Counted:
 
 def _together(places: Sequence[Sequence[Place]]) -> list[list[int]]:
     """Group the files, by number, that hold the same nodes."""
-    of: dict[Place, list[int]] = {}
-    groups: dict[int, list[int]] = {}
+    groups: list[tuple[set[Place], list[int]]] = []
     for number, found in enumerate(places):
-        mine = [number]
-        for place in found:
-            theirs = of.setdefault(place, mine)
-            if theirs is not mine:
-                mine += theirs
-                of |= {other: mine for other, group in of.items() if group is theirs}
-        groups |= dict.fromkeys(mine, mine)
-    return [sorted(group) for group in {id(group): group for group in groups.values()}.values()]
+        mine, numbers, others = {*found}, [number], []
+        for group in groups:
+            if mine.isdisjoint(group[0]):
+                others.append(group)
+            else:
+                mine |= group[0]
+                numbers = group[1] + numbers
+        groups = [*others, (mine, numbers)]
+    return [sorted(numbers) for _, numbers in groups]

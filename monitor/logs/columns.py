@@ -14,9 +14,6 @@ BASE_LETTERS = "pumt"
 NO_READING = "-"
 """What stands in a cell without one."""
 
-PARTS = ("gpu", "host", "rank")
-"""Of a row: readings of its GPU, its host and its rank."""
-
 LAST = 99
 """Where it comes in an order that says nothing of it: behind the others."""
 
@@ -318,9 +315,9 @@ def letters() -> str:
     return BASE_LETTERS + "".join(further)
 
 
-def of_part(part: str) -> tuple[Column, ...]:
-    """Choose the columns of `gpu`, `host` or `rank`."""
-    return tuple(column for column in COLUMNS if column.of == part)
+def fields_of(part: str) -> tuple[str, ...]:
+    """List the fields of `gpu`, `host` or `rank`."""
+    return tuple(column.field for column in COLUMNS if column.of == part)
 
 
 def reported() -> tuple[Column, ...]:

@@ -82,7 +82,7 @@ def _decode(
     if header is None:
         rows = _no_rows()
     elif header.layouts:
-        rows = _fixed(lines, text, header, wanted)
+        rows = _fixed(lines, header, wanted)
     else:
         rows = _one_by_one(lines, header, wanted)
     is_unread = np.ones(len(lines), np.bool_)
@@ -105,19 +105,15 @@ def _lines(text: bytes) -> pl.Series:
         return pl.read_lines(text.decode("utf-8", "replace").encode()).to_series()
 
 
-def _fixed(lines: pl.Series, text: bytes, header: Header, wanted: frozenset[str] | None) -> Rows:
+def _fixed(lines: pl.Series, header: Header, wanted: frozenset[str] | None) -> Rows:
     """Read the rows that lie in one of a header's layouts."""
     found = []
     for layout in header.layouts:
-        line = lines.str.contains(_pattern(header, layout)).arg_true().to_numpy()
-        if not line.size:
+        line = lines.str.contains(_pattern(header, layout)).arg_true()
+        if not line.len():
             continue
-        width = layout.length + 1
-        own = text
-        if len(text) != line.size * width:  # there are others, too
-            own = f"{lines.gather(line).str.join(chr(10)).item()}\n".encode()
-        matrix = np.frombuffer(own, np.uint8).reshape(-1, width)
-        rows = _convert(matrix, header, layout, wanted)._replace(line=line.astype(np.int64))
+        own = lines if line.len() == lines.len() else lines.gather(line)
+        rows = _convert(own, header, layout, wanted)._replace(line=line.to_numpy().astype(np.int64))
         is_day = rows.days != NO_TIME
         found.append(rows if is_day.all() or "Date" not in header.names else rows.take(is_day))
     return _in_order(found) if found else _no_rows()
@@ -144,45 +140,44 @@ def _cell_pattern(name: str, width: int, header: Header) -> str:
     return f"(?:{absent}| {{{width - 1}}}0|{'|'.join(numbers)})"
 
 
-def _convert(
-    matrix: NDArray[np.uint8], header: Header, layout: Cells, wanted: frozenset[str] | None
-) -> Rows:
-    """Convert rows that match their pattern, (rows, characters), by way of commas."""
+def _convert(rows: pl.Series, header: Header, layout: Cells, wanted: frozenset[str] | None) -> Rows:
+    """Convert rows that match their pattern."""
     spans = dict(zip(header.names, layout.spans, strict=True))
     readings = header.names[header.num_stamps + 1 :]
     names = [name for name in readings if wanted is None or name in wanted]
-    fields: list[tuple[Span, type[pl.DataType]]] = [(spans["gpu"], pl.Int32)]
-    fields += [(spans[name], _kind(spans[name])) for name in names]
+    cells = {name: _reading(spans[name]) for name in names}
+    cells["gpu"] = _whole(spans["gpu"]).fill_null(-1)
     if "Date" in spans:
-        fields.append((spans["Date"], pl.Int32))
+        cells["Date"] = _whole(spans["Date"])
     if "Time" in spans:
         start = spans["Time"][0]
-        fields += [((start + at, start + at + 2), pl.Int64) for at in (0, 3, 6)]
-    index, *columns = _numbers(matrix, fields)
-    values = {name: columns.pop(0).to_numpy() for name in names}
-    none = np.full(len(matrix), NO_TIME)
-    days = _days(columns.pop(0)) if "Date" in spans else none
-    clock_s = (3600 * columns[0] + 60 * columns[1] + columns[2]).to_numpy() if columns else none
-    return Rows(np.arange(len(matrix)), days, clock_s, index.fill_null(-1).to_numpy(), values)
+        hours, minutes, seconds = (_whole((start + at, start + at + 2)) for at in (0, 3, 6))
+        cells["Time"] = (3600 * hours + 60 * minutes + seconds).cast(pl.Int64)
+    found = rows.alias("row").to_frame().select(**cells)
+    none = np.full(len(rows), NO_TIME)
+    return Rows(
+        np.arange(len(rows)),
+        _days(found["Date"]) if "Date" in spans else none,
+        found["Time"].to_numpy() if "Time" in spans else none,
+        found["gpu"].to_numpy(),
+        {name: found[name].to_numpy() for name in names},
+    )
 
 
-def _numbers(
-    matrix: NDArray[np.uint8], fields: Sequence[tuple[Span, type[pl.DataType]]]
-) -> list[pl.Series]:
-    """Convert fields of a matrix of characters; null: it is `-`."""
-    ends = np.cumsum([end - start + 1 for (start, end), _ in fields])
-    text = np.full((len(matrix), ends[-1]), ord(","), np.uint8)
-    text[:, -1] = ord("\n")
-    for ((start, end), _), stop in zip(fields, ends, strict=True):
-        text[:, stop - 1 - (end - start) : stop - 1] = matrix[:, start:end]
-    schema = {str(number): kind for number, (_, kind) in enumerate(fields)}
-    return pl.read_csv(
-        text.tobytes(), has_header=False, quote_char=None, schema=schema, ignore_errors=True
-    ).get_columns()
+def _reading(span: Span) -> pl.Expr:
+    """Convert a cell to a number; null: it is `-`."""
+    if span[1] - span[0] <= _NARROW_CELL:
+        return _whole(span).cast(pl.Float32)
+    return _text(span).cast(pl.Float64, strict=False)
 
 
-def _kind(span: Span) -> type[pl.Float32 | pl.Float64]:
-    return pl.Float32 if span[1] - span[0] <= _NARROW_CELL else pl.Float64
+def _whole(span: Span) -> pl.Expr:
+    return _text(span).cast(pl.Int32, strict=False)
+
+
+def _text(span: Span) -> pl.Expr:
+    start, end = span
+    return pl.col("row").str.slice(start, end - start).str.strip_chars_start(" ")
 
 
 def _days(dates: pl.Series) -> NDArray[np.int64]:

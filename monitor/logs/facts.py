@@ -43,7 +43,7 @@ def uuids(logs: Sequence[Log]) -> tuple[list[str], list[NDArray[np.int32]]]:
     codes = [np.zeros(log.num_rows, np.int32) for log in logs]
     for index in sorted(_indices(logs, "gpu")):
         reported, which = values(logs, f"gpu {index}")
-        units = [names.setdefault(_uuid(value), len(names)) for value in reported]
+        units = [names.setdefault(value.split(" ")[0] or UNKNOWN, len(names)) for value in reported]
         for log, code, mine in zip(logs, codes, which, strict=True):
             code[:] = np.where(log.gpu == index, np.array(units, np.int32)[mine], code)
     return list(names), codes
@@ -64,7 +64,3 @@ def as_of(log: Log, num_changes: int) -> dict[str, str]:
 def _indices(logs: Sequence[Log], name: str) -> set[int]:
     keys = (key.partition(" ") for log in logs for key, _ in log.changes)
     return {int(index) for fact, _, index in keys if fact == name}
-
-
-def _uuid(value: str) -> str:
-    return value.partition(" ")[0] or UNKNOWN

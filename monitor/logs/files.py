@@ -1,4 +1,4 @@
-"""Which files are logs, whose they are by their names, and which of them are one log.
+"""Which files are logs, whose they are by their names, which are one log, and what is a run.
 
 `record` moves its log away when it has grown: `FILE` becomes `FILE.1`, what was `FILE.1` becomes
 `FILE.2`, and a new `FILE` begins. Together they are one log, the oldest first.
@@ -10,12 +10,14 @@ import errno
 import os
 import re
 import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError, printable
-from monitor.logs.run_dirs import is_run, lines_of
+from rundir import events as event_log
 from rundir import paths as run_files
+from rundir.plain import open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -30,6 +32,7 @@ _NO_TEXT = {
 """First bytes of files that would be read as unreadable rows."""
 
 _SUFFIX = ".gutil"
+_RUN_FILES = (run_files.EVENTS, run_files.METRICS)
 _ROTATED = re.compile(r"(?P<log>.+\.gutil)\.(?P<number>[1-9]\d{0,3})", re.ASCII | re.DOTALL)
 _NAME = re.compile(r"slurm-(?P<job>[^.]+)\.(?P<host>.+)", re.DOTALL)
 
@@ -85,12 +88,7 @@ def refuse_device(mode: int) -> None:
 
 @contextmanager
 def reading_folder(folder: str) -> Iterator[None]:
-    """Raise a UserError where a folder cannot be read.
-
-    Raises:
-        UserError: it cannot.
-
-    """
+    """Raise a UserError where a folder cannot be read."""
     try:
         yield
     except OSError as error:
@@ -173,3 +171,38 @@ def _or_none(folder: str) -> dict[str, list[str]]:
         return _listed(folder)
     except OSError:
         return {}  # the log's reader reports what is wrong
+
+
+def is_run(path: str) -> bool:
+    """Whether a directory is a run's; False where it may not be read."""
+    return any(os.path.isfile(os.path.join(path, name)) for name in _RUN_FILES)  # noqa: PTH113, PTH118 - hundreds
+
+
+def lines_of(run_dir: str, name: str) -> list[event_log.Event]:
+    """Read a run's file of JSON lines; none where there is no such file.
+
+    Raises:
+        UserError: it cannot be read.
+
+    """
+    path = Path(run_dir, name)
+    try:
+        with open_plain(str(path)) as file:
+            return event_log.read(file.read())[0]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(
+            f"a run's {name} must be a file that can be read",
+            f"{path}: {error.strerror}",
+            "name a run directory such as out/slurm-123",
+        ) from error
+
+
+def written_s(run_dir: str) -> float:
+    """When the run last reported anything, in seconds since 1970; 0 if never."""
+    times = [0.0]
+    for name in _RUN_FILES:
+        with suppress(OSError):
+            times.append(os.stat(os.path.join(run_dir, name)).st_mtime)  # noqa: PTH116, PTH118 - as above
+    return max(times)

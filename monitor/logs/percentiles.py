@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_FEW = 8192
-"""Whole numbers that lie within so many are counted in an array, others sorted."""
-
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -48,41 +45,14 @@ class Counts:
 
 def count(readings: NDArray[np.floating]) -> Counts:
     """Count readings; a NaN is none."""
-    known = readings
-    if known.size and np.isnan(known.min()):  # a NaN is the least
-        known = known[~np.isnan(known)]
-    if not known.size:
-        return Counts(np.empty(0), np.empty(0, np.int64))
-    counted = _bins(known, None)
-    if counted is not None:
-        return counted
-    known = np.sort(known)
-    first = np.flatnonzero(np.concatenate(([True], known[1:] != known[:-1])))
-    return Counts(known[first].astype(np.float64), np.diff(np.append(first, known.size)))
+    values, counts = np.unique(readings, return_counts=True)
+    num = values.size - int(np.isnan(values[-1:]).sum())  # a NaN is the last
+    return Counts(values[:num].astype(np.float64), counts[:num])
 
 
 def merge(parts: Sequence[Counts]) -> Counts:
     """Count what several have counted."""
-    full = [part for part in parts if part.values.size]
-    if not full:
-        return Counts(np.empty(0), np.empty(0, np.int64))
-    values = np.concatenate([part.values for part in full])
-    counts = np.concatenate([part.counts for part in full])
-    counted = _bins(values, counts)
-    if counted is not None:
-        return counted
+    values = np.concatenate([part.values for part in parts])
     values, inverse = np.unique(values, return_inverse=True)
+    counts = np.concatenate([part.counts for part in parts])
     return Counts(values, np.bincount(inverse, counts, values.size).astype(np.int64))
-
-
-def _bins(values: NDArray[np.floating], weights: NDArray[np.int64] | None) -> Counts | None:
-    """Count whole numbers that lie close together; None for any others."""
-    least = float(values.min())
-    if not (least.is_integer() and values.max() - least < _FEW):
-        return None
-    above = (values - least).astype(np.intp)
-    if not (above == values - least).all():
-        return None
-    counts = np.bincount(above, weights).astype(np.int64, copy=False)
-    found = np.flatnonzero(counts)
-    return Counts(found.astype(np.float64) + least, counts[found])

@@ -75,12 +75,7 @@ def read_log(paths: Sequence[str], wanted: frozenset[str] | None = None) -> list
 
 
 def refuse_foreign(path: str) -> NoReturn:
-    """Refuse this, and all else that was named, as no log.
-
-    Raises:
-        UserError: always.
-
-    """
+    """Refuse this, and all else that was named, as no log."""
     raise UserError(
         "a log must be one of nvidia-smi dmon, with its header, or of our recorder",
         f"{path}, of which no line can be read",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from monitor.logs import columns
@@ -28,24 +28,18 @@ class Readings:
     """
 
     __slots__ = ("readings",)
-    part: ClassVar[str]
     fields: ClassVar[tuple[str, ...]]
-
-    def __init_subclass__(cls, part: str) -> None:
-        """Return whose columns these are: `gpu`, `host` or `rank`."""
-        cls.part = part
-        cls.fields = tuple(column.field for column in columns.of_part(part))
 
     def __init__(self, *values: int | None, **named: int | None) -> None:
         """Take readings, by name or in the order of columns."""
         named |= zip(self.fields, values, strict=False)
-        self.readings = {name: value for name, value in named.items() if value is not None}
-        if unknown := self.readings.keys() - _KNOWN[self.part]:
+        if unknown := named.keys() - {*self.fields}:
             raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
+        self.readings = {name: value for name, value in named.items() if value is not None}
 
     def __getattr__(self, name: str) -> int | None:
         """Give a reading; None where there is none."""
-        if name not in _KNOWN[self.part]:
+        if name not in self.fields:
             raise AttributeError(name)
         return self.readings.get(name)
 
@@ -53,22 +47,15 @@ class Readings:
         return (self.readings,)
 
     def __eq__(self, other: object) -> bool:
-        """Compare all readings."""
         return type(self) is type(other) and self._key() == other._key()
 
-    def __hash__(self) -> int:
-        """Hash by the readings."""
-        return hash(frozenset(self.readings.items()))
+    __hash__ = None  # type: ignore[assignment] # it holds a mapping
 
     def __repr__(self) -> str:
-        """Show all readings."""
         return f"{type(self).__name__}{self._key()}"
 
 
-_KNOWN = {part: frozenset(c.field for c in columns.of_part(part)) for part in columns.PARTS}
-
-
-class GpuSample(Readings, part="gpu"):
+class GpuSample(Readings):
     """One reading of one GPU; `index` is None in the row of a node that has no GPU.
 
     `processes` are the process id (the host's) and the MiB held on this GPU, of each process that
@@ -76,6 +63,7 @@ class GpuSample(Readings, part="gpu"):
     """
 
     __slots__ = ("index", "processes")
+    fields = columns.fields_of("gpu")
 
     def __init__(
         self,
@@ -84,7 +72,6 @@ class GpuSample(Readings, part="gpu"):
         processes: tuple[tuple[int, int | None], ...] = (),
         **named: int | None,
     ) -> None:
-        """Take readings."""
         super().__init__(*values, **named)
         self.index = index
         self.processes = processes
@@ -93,13 +80,14 @@ class GpuSample(Readings, part="gpu"):
         return (self.index, self.readings, self.processes)
 
 
-class HostSample(Readings, part="host"):
+class HostSample(Readings):
     """One reading of the machine; shares and rates are over the time since the last poll."""
 
     __slots__ = ()
+    fields = columns.fields_of("host")
 
 
-class RankSample(Readings, part="rank"):
+class RankSample(Readings):
     """What the trainer reports beside a sample of its GPU.
 
     `processes` has each process on it with its rank and its MiB, as they last changed, for a `##`
@@ -107,11 +95,11 @@ class RankSample(Readings, part="rank"):
     """
 
     __slots__ = ("processes",)
+    fields = columns.fields_of("rank")
 
     def __init__(
         self, *values: int | None, processes: str | None = None, **named: int | None
     ) -> None:
-        """Take readings."""
         super().__init__(*values, **named)
         self.processes = processes
 
@@ -126,7 +114,7 @@ class Row:
     time: datetime
     gpu: GpuSample
     host: HostSample
-    rank: RankSample = RankSample()  # noqa: RUF009 - never changed
+    rank: RankSample = field(default_factory=RankSample)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,8 @@ from monitor.errors import printable
 from monitor.logs import clock, facts, files, gutil, reader
 from monitor.logs.decode import NO_TIME
 from monitor.logs.facts import UNKNOWN
+from monitor.logs.files import is_run, lines_of
 from monitor.logs.parser import Place
-from monitor.logs.run_dirs import is_run, lines_of
 from rundir import paths as run_files
 
 if TYPE_CHECKING:
@@ -86,6 +86,24 @@ class GpuSeries:
         """Give a column; None where the log lacks it or it has no reading."""
         found = self.values.get(name)
         return None if found is None or np.isnan(found).all() else found
+
+    def columns(self, *names: str) -> list[NDArray[np.floating]]:
+        """Give those of some columns that have readings."""
+        return [column for name in names if (column := self.column(name)) is not None]
+
+    def highest(self, *names: str) -> NDArray[np.floating] | None:
+        """Give the highest reading of some columns, of each sample; None where none has any."""
+        columns = self.columns(*names)
+        return reduce(np.fmax, columns) if columns else None
+
+    @property
+    def activity(self) -> NDArray[np.floating] | None:
+        """How busy it was, in %: by the driver's own window, the ring where that saw more.
+
+        A GPU whose utilisation is not reported (MIG) has its SM activity; None if it has neither.
+        """
+        found = self.highest("sm", "smavg")
+        return next(iter(self.columns("smact", "smutil")), None) if found is None else found
 
     @property
     def place(self) -> Place:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from monitor.logs import clock, columns, constants, energy, facts, percentiles, series
-from monitor.logs.activity import activity, highest
 from monitor.logs.sample import total
 
 if TYPE_CHECKING:
@@ -117,6 +116,11 @@ class Job:
     use: Use
     nodes: tuple[Node, ...]
 
+    @property
+    def gpus(self) -> list[Gpu]:
+        """Those of all nodes."""
+        return [gpu for node in self.nodes for gpu in node.gpus]
+
 
 def tally(logs: Sequence[Log]) -> list[Node]:
     """Count logs of the same nodes: a node for each place in them."""
@@ -159,8 +163,11 @@ def _counts(gpu: GpuSeries, metrics: Mapping[str, Sequence[str]]) -> dict[str, C
 
 def _readings(gpu: GpuSeries, names: Sequence[str]) -> NDArray[np.floating]:
     """Give the readings of a column under any of its names; without it, none."""
-    columns = [column for name in names if (column := gpu.column(name)) is not None]
-    return highest(columns) if columns else np.broadcast_to(_ABSENT, gpu.num_samples)
+    return _or_absent(gpu, gpu.highest(*names))
+
+
+def _or_absent(gpu: GpuSeries, found: NDArray[np.floating] | None) -> NDArray[np.floating]:
+    return np.broadcast_to(_ABSENT, gpu.num_samples) if found is None else found
 
 
 def _gpu(gpu: GpuSeries, counts: Mapping[str, Counts]) -> Gpu:
@@ -177,7 +184,7 @@ def _gpu(gpu: GpuSeries, counts: Mapping[str, Counts]) -> Gpu:
 
 
 def _use(gpu: GpuSeries, steps_s: NDArray[np.float64], spreads: Mapping[str, Spread | None]) -> Use:
-    active = _activity(gpu)
+    active = _or_absent(gpu, gpu.activity)
     timed = not np.isnan(gpu.time_s).any()
     silent = np.logical_and.reduce([np.isnan(_readings(gpu, (n,))) for n in _SIGNS_OF_LIFE])
     start = np.broadcast_to(gpu.start, gpu.num_samples)
@@ -201,16 +208,6 @@ def _use(gpu: GpuSeries, steps_s: NDArray[np.float64], spreads: Mapping[str, Spr
     )
 
 
-def _activity(gpu: GpuSeries) -> NDArray[np.floating]:
-    """Return how busy it was, in %; see `activity.activity`."""
-    utilisation, sm_activity = (
-        [column for name in names if (column := gpu.column(name)) is not None]
-        for names in (("sm", "smavg"), ("smact", "smutil"))
-    )
-    found = activity(utilisation, sm_activity)
-    return np.broadcast_to(_ABSENT, gpu.num_samples) if found is None else found
-
-
 def _steps_s(gpu: GpuSeries) -> NDArray[np.float64]:
     """Time that each sample stands for: since the one before; NaN after a gap."""
     if np.isnan(gpu.time_s).any():
@@ -220,7 +217,7 @@ def _steps_s(gpu: GpuSeries) -> NDArray[np.float64]:
 
 def _longest_idle(gpu: GpuSeries, steps_s: NDArray[np.float64]) -> Idle | None:
     """Find the longest stretch in which each sample says idle; a gap ends it."""
-    is_idle = (_activity(gpu) <= constants.BUSY_PCT) & ~np.isnan(steps_s)
+    is_idle = (_or_absent(gpu, gpu.activity) <= constants.BUSY_PCT) & ~np.isnan(steps_s)
     idle_s = np.cumsum(np.where(is_idle, steps_s, 0))
     before_s = np.maximum.accumulate(np.where(is_idle, 0, idle_s))
     lasted_s = idle_s - before_s

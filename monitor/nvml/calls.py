@@ -10,7 +10,7 @@ from __future__ import annotations
 from ctypes import byref, c_int, c_uint, c_ulonglong
 from dataclasses import dataclass
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pynvml
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from monitor.nvml.workers import Ask, Values
 
+T = TypeVar("T")
 Handle = Any  # pynvml is untyped: a ctypes pointer
 
 GONE = frozenset(
@@ -54,6 +55,14 @@ def function(name: str) -> Callable[..., int] | None:
     return getattr(pynvml.nvmlLib, name, None)
 
 
+def quietly(ask: Callable[[], T]) -> T | None:
+    """Ask by nvidia-ml-py; None where NVML refuses, or answers what is no text."""
+    try:
+        return ask()
+    except (pynvml.NVMLError, UnicodeDecodeError):
+        return None
+
+
 def refused(values: Values, code: int) -> bool:
     """Take note of an answer that is none; True where the GPU is gone, or NVML."""
     if code not in GONE and code not in ENDED:
@@ -63,6 +72,23 @@ def refused(values: Values, code: int) -> bool:
     if code in ENDED:
         values[OVER] = True
     return True
+
+
+def asking(
+    call: Callable[..., int] | None, given: tuple[Any, ...], take: Callable[[Values], object]
+) -> Ask | None:
+    """Prepare a call; `take` leaves its answer among the values. None if this driver lacks it."""
+    if call is None:
+        return None
+
+    def ask(values: Values) -> bool | None:
+        code = call(*given)
+        if code:
+            return refused(values, code)
+        take(values)
+        return None
+
+    return ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,59 +115,38 @@ class Number:
     def bind(self, handle: Handle) -> Ask | None:
         """Make the call for one GPU; None if this driver lacks it."""
         call = function(self.name) or (function(self.older) if self.older else None)
-        if call is None:
-            return None
         answer = c_ulonglong() if self.is_wide else c_uint()
         further = (byref(c_uint()),) if self.has_period else ()
-        arguments = (handle, *map(c_int, self.given), byref(answer), *further)
+        given = (handle, *map(c_int, self.given), byref(answer), *further)
         name, divisor = self.field, self.divisor
 
-        def ask(values: Values) -> bool | None:
-            code = call(*arguments)
-            if code:
-                return refused(values, code)
+        def take(values: Values) -> None:
             values[name] = answer.value // divisor
-            return None
 
-        return ask
+        return asking(call, given, take)
 
 
 def bind_utilization(handle: Handle) -> Ask | None:
     """Share of time in which kernels ran, and in which memory was moved."""
-    call = function("nvmlDeviceGetUtilizationRates")
-    if call is None:
-        return None
     answer = (c_uint * 2)()
-    place, unpack = byref(answer), Struct("<II").unpack_from
 
-    def ask(values: Values) -> bool | None:
-        code = call(handle, place)
-        if code:
-            return refused(values, code)
-        values["sm_pct"], values["mem_pct"] = unpack(answer)
-        return None
+    def take(values: Values) -> None:
+        values["sm_pct"], values["mem_pct"] = answer
 
-    return ask
+    return asking(function("nvmlDeviceGetUtilizationRates"), (handle, byref(answer)), take)
 
 
 def bind_temperature(handle: Handle) -> Ask | None:
     """Temperature of the GPU: by the name that goes away with CUDA 14, else by its successor."""
     sensor = pynvml.NVML_TEMPERATURE_GPU
-    ask = Number("temp_c", (sensor,)).bind(handle)
-    call = function("nvmlDeviceGetTemperatureV")
-    if ask is not None or call is None:
-        return ask
     answer = (c_int * 3)(_TEMPERATURE_V1, sensor, 0)
-    place = byref(answer)
 
-    def ask_successor(values: Values) -> bool | None:
-        code = call(handle, place)
-        if code:
-            return refused(values, code)
+    def take(values: Values) -> None:
         values["temp_c"] = answer[2]
-        return None
 
-    return ask_successor
+    return Number("temp_c", (sensor,)).bind(handle) or asking(
+        function("nvmlDeviceGetTemperatureV"), (handle, byref(answer)), take
+    )
 
 
 def bind_memory(handle: Handle) -> Ask | None:
@@ -173,38 +178,23 @@ def _bind_structure(
     name: str,
 ) -> Ask | None:
     """Ask for a structure, of which one member in bytes is wanted, in MiB."""
-    if call is None:
-        return None
-    place = byref(answer)
-    value = c_ulonglong.from_buffer(answer, getattr(type(answer), member).offset)
 
-    def ask(values: Values) -> bool | None:
-        code = call(handle, place)
-        if code:
-            return refused(values, code)
-        values[name] = value.value // MIB
-        return None
+    def take(values: Values) -> None:
+        values[name] = getattr(answer, member) // MIB
 
-    return ask
+    return asking(call, (handle, byref(answer)), take)
 
 
 def bind_remap(handle: Handle) -> Ask | None:
     """Rows of memory replaced for good; `remap_state`: whether more is to be done."""
-    call = function("nvmlDeviceGetRemappedRows")
-    if call is None:
-        return None
     corrected, uncorrected, is_pending, has_failed = answers = [c_uint() for _ in range(4)]
-    places = [byref(answer) for answer in answers]
 
-    def ask(values: Values) -> bool | None:
-        code = call(handle, *places)
-        if code:
-            return refused(values, code)
+    def take(values: Values) -> None:
         values["remapped_rows"] = corrected.value + uncorrected.value
         values["remap_state"] = (bool(is_pending.value), bool(has_failed.value))
-        return None
 
-    return ask
+    given = (handle, *map(byref, answers))
+    return asking(function("nvmlDeviceGetRemappedRows"), given, take)
 
 
 class Fields:

@@ -6,12 +6,12 @@ import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import pynvml
 
 from monitor.nvml import calls
-from monitor.nvml.calls import MIB, Number
+from monitor.nvml.calls import MIB, Number, quietly
 from monitor.nvml.mig import Mig
 from monitor.nvml.processes import Processes
 from monitor.nvml.rates import Gpm, NvLink, Samples, Violation
@@ -26,27 +26,6 @@ if TYPE_CHECKING:
     _Call = tuple[str, Callable[[Handle], Ask | None]]
     """What is called, and what prepares it; None where this driver lacks it."""
 
-T = TypeVar("T")
-
-_NUMBERS: dict[str, tuple[Number, ...]] = {
-    "p": (Number("power_w", divisor=1000),),
-    "t": (
-        Number("pcie_rx_mb_s", (1,), divisor=1000),
-        Number("pcie_tx_mb_s", (0,), divisor=1000),
-    ),
-    "c": (
-        Number("mem_clock_mhz", (pynvml.NVML_CLOCK_MEM,)),
-        Number("sm_clock_mhz", (pynvml.NVML_CLOCK_SM,)),
-    ),
-    "j": (Number("energy_j", divisor=1000, is_wide=True),),
-    "r": (
-        Number(
-            "throttle_bits",
-            is_wide=True,
-            older="nvmlDeviceGetCurrentClocksThrottleReasons",  # its name before driver 535
-        ),
-    ),
-}
 _ENGINES = (
     Number("enc_pct", has_period=True),
     Number("dec_pct", has_period=True),
@@ -113,14 +92,28 @@ def _gpm(handle: Handle) -> Ask | None:
 
 
 _OFTEN: dict[str, tuple[_Call, ...]] = {
-    **{letter: _named(*numbers) for letter, numbers in _NUMBERS.items()},
     "p": (
-        *_named(*_NUMBERS["p"]),
+        *_named(Number("power_w", divisor=1000)),
         ("nvmlDeviceGetTemperature", calls.bind_temperature),
         ("nvmlDeviceGetFieldValues", _memory_temp),
     ),
     "u": (("nvmlDeviceGetUtilizationRates", calls.bind_utilization),),
     "m": (("nvmlDeviceGetMemoryInfo", calls.bind_memory),),
+    "t": _named(
+        Number("pcie_rx_mb_s", (1,), divisor=1000), Number("pcie_tx_mb_s", (0,), divisor=1000)
+    ),
+    "c": _named(
+        Number("mem_clock_mhz", (pynvml.NVML_CLOCK_MEM,)),
+        Number("sm_clock_mhz", (pynvml.NVML_CLOCK_SM,)),
+    ),
+    "j": _named(Number("energy_j", divisor=1000, is_wide=True)),
+    "r": _named(
+        Number(
+            "throttle_bits",
+            is_wide=True,
+            older="nvmlDeviceGetCurrentClocksThrottleReasons",  # its name before driver 535
+        )
+    ),
     "g": (("nvmlGpmSampleGet", _gpm),),
     "v": (
         ("nvmlDeviceGetViolationStatus", _violation(pynvml.NVML_PERF_POLICY_POWER, "power_pct")),
@@ -189,7 +182,7 @@ class Gpu:
         except pynvml.NVMLError as error:
             self.is_denied = error.value == pynvml.NVML_ERROR_NO_PERMISSION
             return
-        uuid = _quietly(lambda: f"{pynvml.nvmlDeviceGetUUID(handle)}")
+        uuid = quietly(lambda: f"{pynvml.nvmlDeviceGetUUID(handle)}")
         if uuid in self.others:
             return  # it has moved up to this index
         self.handle, self.uuid = handle, uuid or self.uuid
@@ -221,12 +214,12 @@ class Gpu:
         if self.handle is None:
             yield f"gpu {self.index}", "-"
             return
-        name = _quietly(lambda: f"{pynvml.nvmlDeviceGetName(self.handle)}")
+        name = quietly(lambda: f"{pynvml.nvmlDeviceGetName(self.handle)}")
         yield f"gpu {self.index}", f"{self.uuid} {name}" if self.uuid and name else "-"
-        limit_mw = _quietly(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(self.handle))
+        limit_mw = quietly(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(self.handle))
         if limit_mw is not None:
             yield f"power_limit_w {self.index}", str(int(limit_mw) // 1000)
-        memory_mib = _quietly(self._memory_mib)
+        memory_mib = quietly(self._memory_mib)
         if memory_mib is not None:
             yield f"memory_mib {self.index}", str(memory_mib)
         if self.mig is not None:
@@ -238,10 +231,3 @@ class Gpu:
             memory = pynvml.nvmlDeviceGetMemoryInfo(self.handle, version=pynvml.nvmlMemory_v2)
             return int(memory.total) // MIB
         return int(pynvml.nvmlDeviceGetMemoryInfo(self.handle).total) // MIB
-
-
-def _quietly(ask: Callable[[], T]) -> T | None:
-    try:
-        return ask()
-    except (pynvml.NVMLError, UnicodeDecodeError):
-        return None

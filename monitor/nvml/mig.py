@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pynvml
 
-from monitor.nvml.calls import MIB, Handle, refused
+from monitor.nvml.calls import MIB, Handle, quietly, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,10 +75,5 @@ def _describe(device: Handle) -> str:
         ("gi=", lambda: pynvml.nvmlDeviceGetGpuInstanceId(device)),
         ("ci=", lambda: pynvml.nvmlDeviceGetComputeInstanceId(device)),
     )
-    words = []
-    for name, ask in questions:
-        try:
-            words.append(f"{name}{ask()}")
-        except (pynvml.NVMLError, UnicodeDecodeError):
-            words.append(f"{name}-")
-    return " ".join(words)
+    answers = ((name, quietly(ask)) for name, ask in questions)
+    return " ".join(f"{name}{'-' if answer is None else answer}" for name, answer in answers)

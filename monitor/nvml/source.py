@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pynvml
 
 from monitor.logs.log_events import LogEvent
 from monitor.logs.sample import GpuSample, Reading
-from monitor.nvml.calls import LOST, OVER
+from monitor.nvml.calls import LOST, OVER, quietly
 from monitor.nvml.chosen import ALL, Named, keep
 from monitor.nvml.events import Events
 from monitor.nvml.gpu import Gpu
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from monitor.nvml.workers import Values
-    from monitor.stop import Stop
+    from monitor.stop import ProcessStop
 
 Facts = tuple[tuple[str, str], ...]
 
@@ -36,21 +36,12 @@ _NO_OWNER = -1
 
 
 class Nvml:
-    """All GPUs of this node.
-
-    Args:
-        letters: the column letters of the log; what no column shows is not asked for.
-        stop: cuts a poll short.
-        report: is called with what happens, from any thread.
-        monotonic: the clock by which NVML is started again after it was found dead, in seconds.
-        named: which GPUs are the job's.
-
-    """
+    """All GPUs of this node. `report` is called from any thread; `stop` cuts a poll short."""
 
     def __init__(
         self,
         letters: str,
-        stop: Stop,
+        stop: ProcessStop,
         report: Callable[[LogEvent], None],
         monotonic: Callable[[], float] = time.monotonic,
         named: Named = ALL,
@@ -173,8 +164,10 @@ class Nvml:
         return keep(ours, wanted)
 
     def _learn(self, gpus: tuple[Gpu, ...]) -> Facts:
-        facts = [("driver", _text(pynvml.nvmlSystemGetDriverVersion))]
-        facts.append(("nvml", _text(pynvml.nvmlSystemGetNVMLVersion)))
+        facts = [
+            ("driver", str(quietly(pynvml.nvmlSystemGetDriverVersion) or "-")),
+            ("nvml", str(quietly(pynvml.nvmlSystemGetNVMLVersion) or "-")),
+        ]
         known = dict(self._facts)
         for gpu in gpus:
             for key, value in gpu.facts():
@@ -201,10 +194,3 @@ class Nvml:
 
 def _join(mib: tuple[int | None, ...]) -> str:
     return " ".join("-" if one is None else str(one) for one in mib)
-
-
-def _text(ask: Callable[[], Any]) -> str:
-    try:
-        return str(ask())
-    except (pynvml.NVMLError, UnicodeDecodeError):
-        return "-"

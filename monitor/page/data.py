@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from monitor.analysis.engine import evaluate
 from monitor.analysis.events import KINDS
+from monitor.analysis.findings import summaries
 from monitor.errors import UserError
 from monitor.page import table
 from monitor.plot import curves as plot_curves
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from monitor.analysis.findings import Summary
     from monitor.logs.series import Run
     from monitor.plot.curves import Curve
     from monitor.plot.metrics import Metric
@@ -37,6 +40,7 @@ _NUM_METRICS = 5
 _BINS = (60, 1440)
 _MAX_ROWS = 20_000
 _MAX_EVENTS = 5000
+_MAX_FINDINGS = 100
 
 
 def payload(run: Run, title: str | None) -> dict[str, Any]:
@@ -47,7 +51,9 @@ def payload(run: Run, title: str | None) -> dict[str, Any]:
 
     """
     num_gpus = len(plot_grid.keys(run.gpus, of_host=False))
-    where = placed(run, _num_bins(num_gpus * _NUM_METRICS))
+    least, most = _BINS
+    num_bins = MAX_CELLS // max(1, num_gpus * _NUM_METRICS)
+    where = placed(run, max(least, min(most, num_bins)))
     metrics = plot_metrics.usual(where.gpus)
     order = plot_grid.keys(where.gpus, of_host=any(metric.of_host for metric in metrics))
     if len(order) > _MAX_ROWS:
@@ -77,11 +83,6 @@ def payload(run: Run, title: str | None) -> dict[str, Any]:
         ],
         "left_out": where.num_left_out,
     }
-
-
-def _num_bins(num_series: int) -> int:
-    least, most = _BINS
-    return max(least, min(most, MAX_CELLS // max(1, num_series)))
 
 
 def _axis(where: Placed) -> dict[str, Any]:
@@ -143,3 +144,28 @@ def _curve(curve: Curve, where: Placed) -> dict[str, Any]:
 
 def _nullable(values: NDArray[np.float64]) -> list[float | None]:
     return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]
+
+
+def findings(run: Run, axis: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what is wrong with a run, worst first, for `page/main.js`."""
+    found = summaries(run, evaluate(run))[:_MAX_FINDINGS]
+    return [
+        {
+            "rule": one.rule,
+            "severity": one.severity,
+            "where": one.where,
+            "evidence": one.whole_evidence,
+            "suggestion": one.suggestion,
+            "time": _time(one, axis),
+        }
+        for one in found
+    ]
+
+
+def _time(one: Summary, axis: dict[str, Any]) -> list[float] | None:
+    """Return when it began and ended, in seconds after the axis begins; None if not on it."""
+    if one.span_s is None:
+        return None
+    begin_s, end_s = (round(time_s - axis["begin"], 3) for time_s in one.span_s)
+    is_on_it = -axis["bin"] <= begin_s and end_s <= axis["bin"] * (axis["bins"] + 1)
+    return [begin_s, end_s] if is_on_it else None

@@ -48,26 +48,25 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
         lines = [line for line in metrics if key in line and seconds(line.get("time")) is not None]
         if not any(_number(line[key]) == _number(line[key]) for line in lines):
             continue
-        found[key] = _curve(lines, key, Curve(name, unit, *_NONE, is_line))
+        time_s, values, step = _points(lines, key, is_line=is_line)
+        found[key] = Curve(name, unit, time_s, values, step, is_line)
     if "tokens_per_s" in found:  # the same curve by a constant factor
         found.pop("samples_per_s", None)
     return found
 
 
-_NONE = (np.empty(0), np.empty(0), np.empty(0))
-
-
-def _curve(lines: Sequence[Mapping[str, Any]], key: str, like: Curve) -> Curve:
+def _points(
+    lines: Sequence[Mapping[str, Any]], key: str, *, is_line: bool
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     time_s = np.array([seconds(line["time"]) for line in lines], np.float64)
     columns = [np.array([_number(line.get(name)) for line in lines]) for name in (key, "step")]
-    if like.is_line:
+    if is_line:
         attempts = np.array([_number(line.get("attempt", 1)) for line in lines])
         breaks = np.flatnonzero(np.diff(attempts) != 0) + 1
         time_s = np.insert(time_s, breaks, time_s[breaks])
         columns = [np.insert(column, breaks, np.nan) for column in columns]
     kept = thinned(columns[0], MAX_POINTS)
-    values, step = columns[0][kept], columns[1][kept]
-    return Curve(like.name, like.unit, time_s[kept], values, step, like.is_line)
+    return time_s[kept], columns[0][kept], columns[1][kept]
 
 
 def thinned(values: NDArray[np.float64], max_points: int) -> NDArray[np.intp]:

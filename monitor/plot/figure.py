@@ -117,7 +117,7 @@ class _Page:
         text = name if len(name) <= num_chars else name[: num_chars - 1] + "…"
         place = (0.1 / self._width, 1 - 0.2 / self._height)
         self.figure.text(*place, text, size=_FONT_PT + 1, weight="bold", va="center")
-        if _has_gaps(self._picture):
+        if any(np.isnan(panel.values).any() for panel in self._picture.panels):
             place = (0.1 / self._width, 1 - 0.37 / self._height)
             note = "hatched: no reading"
             self.figure.text(*place, note, va="center", color="#555555", size=_FONT_PT - 0.5)
@@ -262,10 +262,6 @@ class _Page:
             axes.set_xticks(places, labels if axes is self._axes[-1] else [])
         self._axes[-1].tick_params(bottom=True)
         self._axes[-1].set_xlabel(axis.words, labelpad=2)
-
-
-def _has_gaps(picture: Picture) -> bool:
-    return any(bool(np.isnan(panel.values).any()) for panel in picture.panels)
 
 
 def _heading(panel: Panel) -> str:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.analysis.axis import binned
-from monitor.logs.run_dirs import natural
+from monitor.analysis.axis import binned, together
 from monitor.plot.metrics import reading
+from monitor.words import natural
 from rundir.text import counted
 
 if TYPE_CHECKING:
@@ -141,12 +141,4 @@ def folded(grid: NDArray[np.float32], rows: Rows, *, worst: bool) -> NDArray[np.
     """Put rows together: (GPUs, bins) to (rows, bins), by their mean or the highest."""
     if rows.are_single:
         return grid
-    first = np.array(rows.first)
-    if worst:
-        return np.asarray(np.fmax.reduceat(grid, first, axis=0))
-    absent = np.isnan(grid)
-    sums = np.add.reduceat(np.where(absent, 0, grid), first, axis=0)
-    counts = np.add.reduceat(~absent, first, axis=0, dtype=np.int32)
-    return np.asarray(
-        np.divide(sums, counts, out=np.full(sums.shape, np.nan, np.float32), where=counts > 0)
-    )
+    return together(grid, np.array(rows.first), worst=worst).astype(np.float32)

@@ -10,6 +10,7 @@ import numpy as np
 from monitor.errors import UserError
 from monitor.logs import throttling
 from monitor.logs.columns import COLUMNS
+from monitor.words import MIB_PER_GIB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from monitor.logs.columns import Column, Panel
     from monitor.logs.series import GpuSeries
 
-_MIB_PER_GIB = 1024
 
 THROTTLE_WORDS = ("none", "power", "heat")
 """What the numbers of the throttling mean."""
@@ -54,7 +54,7 @@ class Metric:
         return self.name == "throttle"
 
 
-_UNITS = {"MB": ("GiB", _MIB_PER_GIB), "C": ("°C", 1), "bits": ("", 1)}
+_UNITS = {"MB": ("GiB", MIB_PER_GIB), "C": ("°C", 1), "bits": ("", 1)}
 
 
 def _metric(column: Column, panel: Panel) -> Metric:
@@ -113,7 +113,7 @@ def reading(series: GpuSeries, metric: Metric) -> NDArray[np.float32]:
     """Give (samples,) values in the metric's unit; NaN: no reading."""
     if metric.is_throttling:
         return _throttling(series)
-    columns = [column for name in metric.columns if (column := series.column(name)) is not None]
+    columns = series.columns(*metric.columns)
     if not columns:
         return np.full(series.num_samples, np.nan, np.float32)
     found, *others = columns

@@ -89,19 +89,7 @@ def report_skipped(num_gpus: int) -> None:
 def picture(
     run: Run, metrics: Sequence[Metric] | None, *, max_rows: int, max_bins: int, title: str | None
 ) -> Picture:
-    """Put readings into panels.
-
-    Args:
-        run: what was recorded.
-        metrics: what to show; None: what there is.
-        max_rows: of a heat map; more GPUs than this share rows.
-        max_bins: of the time axis.
-        title: above it all; None: what it is of.
-
-    Raises:
-        UserError: there is nothing to show.
-
-    """
+    """Put readings into panels."""
     where = placed(run, max_bins)
     shown = plot_metrics.usual(where.gpus) if metrics is None else metrics
     available = [metric for metric in shown if plot_metrics.has_readings(metric, where.gpus)]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError
 from monitor.logs import series
 from monitor.plot import metrics as plot_metrics
-from monitor.plot import write
 from monitor.plot.picture import picture, report_skipped
+from monitor.whole_file import beside, suffix_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from argparse import ArgumentParser, Namespace
 
 SUFFIXES = (".png", ".svg")
 _MAX_ROWS = 256
@@ -20,28 +21,27 @@ _MM_PER_INCH = 25.4
 _WIDTHS_MM = (70, 1000)
 
 
-def plot(
-    paths: Sequence[str],
-    out: str,
-    *,
-    show: str | None = None,
-    title: str | None = None,
-    width_mm: float = 180,
-) -> int:
-    """Draw run directories and logs into a file; 0.
+def add_options(parser: ArgumentParser) -> None:
+    """Add its options."""
+    parser.add_argument(
+        "paths", nargs="+", metavar="PATHS", help="run directories, logs, or directories of logs"
+    )
+    parser.add_argument("--out", required=True, metavar="FILE", help="a .png or .svg")
+    parser.add_argument(
+        "--show",
+        metavar="NAMES",
+        help="of util,power,memory,temp,throttle,cpu,hostmem (default: what there is of GPUs)",
+    )
+    parser.add_argument("--title", help="default: the run's name and size")
+    parser.add_argument(
+        "--width", type=float, default=180.0, metavar="MM", help="default 180; a column has 88"
+    )
 
-    Args:
-        paths: run directories, logs, or directories of logs.
-        out: a `.png` or `.svg`.
-        show: which heat maps, such as `util,power`; None: all that there are.
-        title: above it all; None: the run's name and size.
-        width_mm: of the picture; fonts keep their size.
 
-    Raises:
-        UserError: the input is wrong, or there is nothing to show.
-
-    """
-    suffix = write.check(out, SUFFIXES)
+def run(options: Namespace) -> int:
+    """Draw, and print the file's name; 0."""
+    out, width_mm = options.out, options.width
+    suffix = suffix_of(out, SUFFIXES)
     least, most = _WIDTHS_MM
     if not least <= width_mm <= most:
         raise UserError(
@@ -49,13 +49,14 @@ def plot(
             f"{width_mm:g}",
             "a column of a paper has about 88, a page 180",
         )
-    metrics = plot_metrics.named(show) if show is not None else None
-    run = series.load(paths, plot_metrics.WANTED)
+    metrics = plot_metrics.named(options.show) if options.show is not None else None
+    whole = series.load(options.paths, plot_metrics.WANTED)
     max_bins = int(_BINS_PER_MM * width_mm)
-    made = picture(run, metrics, max_rows=_MAX_ROWS, max_bins=max_bins, title=title)
+    made = picture(whole, metrics, max_rows=_MAX_ROWS, max_bins=max_bins, title=options.title)
     from monitor.plot.figure import drawn  # noqa: PLC0415 - matplotlib takes its time
 
-    write.write(out, drawn(made, suffix, width_mm / _MM_PER_INCH))
+    with beside(out) as path:
+        Path(path).write_bytes(drawn(made, suffix, width_mm / _MM_PER_INCH))
     report_skipped(made.num_left_out)
     print(out)
     return 0

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeVar
 
 from monitor.logs import gutil, log_events
 from monitor.logs.sample import GpuSample, HostSample, RankSample, Reading, Row
@@ -18,25 +18,15 @@ if TYPE_CHECKING:
 
     from monitor.logs.log_events import LogEvent
     from monitor.logs.sample import GpuSource, HostSource, RankSource
-    from monitor.stop import Reason, Stop
+    from monitor.recorder.sink import Sink
+    from monitor.stop import ProcessStop, Reason
 
+_Reading = TypeVar("_Reading")
 _MAX_EVENTS = 256  # that wait for a disk to have room
 
 
-class Clock(Protocol):
-    """The time of day, and the time that deadlines are kept by."""
-
-    def now(self) -> datetime:
-        """Local time, with its offset from UTC."""
-        ...
-
-    def monotonic_s(self) -> float:
-        """Seconds that never jump."""
-        ...
-
-
 class SystemClock:
-    """The clock of this machine."""
+    """The time of day, and the time that deadlines are kept by."""
 
     def now(self) -> datetime:
         """Local time, with its offset from UTC."""
@@ -47,49 +37,21 @@ class SystemClock:
         return time.monotonic()
 
 
-class Log(Protocol):
-    """Where blocks of whole lines go."""
-
-    def append(self, block: str) -> bool:
-        """Write a block; False if it could not be kept."""
-        ...
-
-    def turn(self) -> bool:
-        """Change the file where that is due; True: what comes next is first in a new one."""
-        ...
-
-
-class _NoRanks:
-    """No rank trains here, or it is unknown."""
-
-    def read(self, reading: Reading) -> list[RankSample]:
-        return [RankSample() for _ in reading.gpus]
-
-
 @dataclass
 class Recorder:
-    """Writes a row per GPU and interval.
-
-    Args:
-        gpus: reads the GPUs.
-        host: reads the machine.
-        log: takes the lines.
-        layout: which columns.
-        clock: gives the time.
-        facts: what the head of the log says, as (key, value) pairs.
-        emit: writes a line for a person; each kind of trouble once.
-        ranks: which rank is on which GPU.
-
-    """
+    """Writes a row per GPU and interval."""
 
     gpus: GpuSource
     host: HostSource
-    log: Log
+    log: Sink
     layout: gutil.Layout
-    clock: Clock
+    clock: SystemClock
     facts: tuple[tuple[str, str], ...]
     emit: Callable[[str], None]
-    ranks: RankSource = field(default_factory=_NoRanks)
+    """Writes a line for a person; each kind of trouble once."""
+    ranks: RankSource | None = None
+    """None: no rank trains here, or it is unknown."""
+    see: Callable[[Reading], None] = lambda _reading: None
     _num_rows: int = field(default=0, init=False)
     _num_lost: int = field(default=0, init=False)
     """Samples that there was no room for."""
@@ -100,7 +62,7 @@ class Recorder:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     """Owners while the log is written to: events are reported by other threads."""
 
-    def run(self, stop: Stop, interval_s: float) -> Reason:
+    def run(self, stop: ProcessStop, interval_s: float) -> Reason:
         """Record at once, then every `interval_s`, and a last time at the end.
 
         Deadlines are counted from the start, so a slow poll delays none but its own; one that is
@@ -132,21 +94,26 @@ class Recorder:
             self._written_facts |= dict(self.facts)
 
     def _cycle(self) -> None:
-        try:
-            self._record()
-        except Exception as error:  # noqa: BLE001 - the monitor never fails the job
-            self._emit_once(
-                f"a sample failed: {type(error).__name__}: {error}: going on without it"
-            )
+        self._tried("a sample failed: {}: going on without it", self._record, lambda _error: None)
 
     def _record(self) -> None:
         now = self.clock.now()
-        reading = self._read_gpus()
+        reading = self._tried(
+            "GPUs: {}: their readings stay empty",
+            self._read_gpus,
+            lambda error: Reading(facts=(("gpus", f"no readings: {error}"),)),
+        )
         facts = self.facts + _offset_fact(now) + reading.facts
-        host = self._read_host()
+        host = self._tried(
+            "host: {}: its readings stay empty", self.host.read, lambda _error: HostSample()
+        )
         if not reading.gpus:
             reading = replace(reading, gpus=(GpuSample(),))
-        ranks = self._read_ranks(reading)
+        ranks = self._tried(
+            "ranks: {}: their readings stay empty",
+            lambda: self._read_ranks(reading),
+            lambda _error: [RankSample() for _ in reading.gpus],
+        )
         clock = now.replace(tzinfo=None)
         rows = [Row(clock, gpu, host, rank) for gpu, rank in zip(reading.gpus, ranks, strict=True)]
         with self._lock:
@@ -167,25 +134,28 @@ class Recorder:
             self._num_lost += 1
 
     def _read_gpus(self) -> Reading:
-        try:
-            return self.gpus.read()
-        except Exception as error:  # noqa: BLE001 - the monitor never fails the job
-            self._emit_once(f"GPUs: {type(error).__name__}: {error}: their readings stay empty")
-            return Reading(facts=(("gpus", f"no readings: {type(error).__name__}: {error}"),))
-
-    def _read_host(self) -> HostSample:
-        try:
-            return self.host.read()
-        except Exception as error:  # noqa: BLE001 - the monitor never fails the job
-            self._emit_once(f"host: {type(error).__name__}: {error}: its readings stay empty")
-            return HostSample()
+        reading = self.gpus.read()
+        self.see(reading)
+        return reading
 
     def _read_ranks(self, reading: Reading) -> Sequence[RankSample]:
+        if self.ranks is None:
+            return [RankSample() for _ in reading.gpus]
+        return self.ranks.read(reading)
+
+    def _tried(
+        self, message: str, read: Callable[[], _Reading], otherwise: Callable[[str], _Reading]
+    ) -> _Reading:
+        """Go on with something else where reading fails: the monitor never fails the job."""
         try:
-            return self.ranks.read(reading)
-        except Exception as error:  # noqa: BLE001 - the monitor never fails the job
-            self._emit_once(f"ranks: {type(error).__name__}: {error}: their readings stay empty")
-            return _NoRanks().read(reading)
+            return read()
+        except Exception as error:  # noqa: BLE001 - as said
+            text = f"{type(error).__name__}: {error}"
+            whole = message.format(text)
+            if whole not in self._reported:
+                self._reported.add(whole)
+                self.emit(whole)
+            return otherwise(text)
 
     def _lost_fact(self) -> tuple[tuple[str, str], ...]:
         text = f"{counted(self._num_lost, 'sample')} could not be written"
@@ -194,11 +164,6 @@ class Recorder:
     def _new_facts(self, facts: tuple[tuple[str, str], ...]) -> str:
         new = [(key, value) for key, value in facts if self._written_facts.get(key) != value]
         return "".join(gutil.comment(key, value) for key, value in new)
-
-    def _emit_once(self, message: str) -> None:
-        if message not in self._reported:
-            self._reported.add(message)
-            self.emit(message)
 
 
 def _process_facts(rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:

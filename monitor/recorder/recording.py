@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, ParamSpec, Protocol, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from monitor import __version__
 from monitor.errors import UserError
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from monitor.logs.log_events import LogEvent
     from monitor.logs.sample import GpuSource, HostSource, RankSource
-    from monitor.stop import Stop
     from monitor.watchdog import orphans
     from monitor.watchdog.settings import WatchSettings
 
@@ -98,12 +98,7 @@ class Settings:
 
 
 def record(settings: Settings, emit: Callable[[str], None]) -> int:
-    """Record until asked to end; 0, whatever happened meanwhile.
-
-    Raises:
-        UserError: the input is wrong.
-
-    """
+    """Record until asked to end; 0, whatever happened meanwhile."""
     layout = gutil.Layout(settings.columns)
     max_bytes = None if settings.rotate_mib is None else settings.rotate_mib * _MIB
     sink = Sink(settings.out, emit, max_bytes, settings.num_kept)
@@ -113,9 +108,8 @@ def record(settings: Settings, emit: Callable[[str], None]) -> int:
     letters, folder = layout.letters, os.path.dirname(settings.out) or "."  # noqa: PTH120
     gpus = _Later(lambda: _nvml(settings, letters, stop, recorder.report))
     host = _Later(lambda: _host(letters, folder))
-    recorder = Recorder(
-        watchdog.shown(gpus), host, sink, layout, SystemClock(), _facts(settings), emit
-    )
+    recorder = Recorder(gpus, host, sink, layout, SystemClock(), _facts(settings), emit)
+    recorder.see = watchdog.see_gpus
     if settings.heartbeat_dir and set("sq") & set(letters):
         heartbeat_dir, visible = settings.heartbeat_dir, settings.visible
         recorder.ranks = _Later(lambda: _rank_gpus(heartbeat_dir, visible))
@@ -127,7 +121,7 @@ def record(settings: Settings, emit: Callable[[str], None]) -> int:
 
 
 def _nvml(
-    settings: Settings, letters: str, stop: Stop, report: Callable[[LogEvent], None]
+    settings: Settings, letters: str, stop: ProcessStop, report: Callable[[LogEvent], None]
 ) -> GpuSource:
     try:
         from monitor.nvml.chosen import Named  # noqa: PLC0415 - see _Later
@@ -167,43 +161,29 @@ class _NoNvml:
         return Reading(facts=(("gpus", f"no readings: {self._why}"),))
 
 
-P = ParamSpec("P")
-S_co = TypeVar("S_co", covariant=True)
-
-
-class _Source(Protocol[P, S_co]):
-    def read(self, *args: P.args, **kwargs: P.kwargs) -> S_co: ...
-
-
-class _Later(Generic[P, S_co]):
+class _Later:
     """A source that is loaded and built at the first poll: the head of the log does not wait."""
 
-    def __init__(self, build: Callable[[], _Source[P, S_co]]) -> None:
-        self._build = build
-        self._source: _Source[P, S_co] | None = None
+    def __init__(self, build: Callable[[], Any]) -> None:
+        self._build = cache(build)
 
-    def read(self, *args: P.args, **kwargs: P.kwargs) -> S_co:
-        if self._source is None:
-            self._source = self._build()
-        return self._source.read(*args, **kwargs)
+    def read(self, *given: Reading) -> Any:  # noqa: ANN401 - as that source
+        return self._build().read(*given)
 
 
 def _facts(settings: Settings) -> tuple[tuple[str, str], ...]:
     """Return what the head of the log says before any GPU was asked."""
+    memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _MIB
     known = (
         ("host", settings.host),
         ("monitor", f"{__version__} python {sys.version.split()[0]}"),
         ("interval_s", f"{settings.interval_s:g}"),
-        ("host_memory_mib", str(_host_memory_mib())),
+        ("host_memory_mib", str(memory_mib)),
         ("user", settings.user),
         ("job", settings.job_id),
         ("attempt", settings.attempt),
     )
     return tuple((key, value) for key, value in known if value)
-
-
-def _host_memory_mib() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _MIB
 
 
 def _leave(

@@ -35,8 +35,8 @@ def document(jobs: Sequence[Job], files: Sequence[File], co2_g_per_kwh: float | 
                 "job": job.name,
                 "headline": words.headline(job),
                 "num_nodes": len(job.nodes),
-                "num_gpus": sum(len(node.gpus) for node in job.nodes),
-                "gpu_hours": _gpu_hours([gpu for node in job.nodes for gpu in node.gpus]),
+                "num_gpus": len(job.gpus),
+                "gpu_hours": _gpu_hours(job.gpus),
                 **_use(job.use, co2_g_per_kwh),
             }
             for job in jobs
@@ -53,9 +53,7 @@ def document(jobs: Sequence[Job], files: Sequence[File], co2_g_per_kwh: float | 
             for node in stats.worst_first(job.nodes)
         ],
         "gpus": [
-            _gpu(job, gpu, co2_g_per_kwh)
-            for job in jobs
-            for gpu in stats.worst_first([gpu for node in job.nodes for gpu in node.gpus])
+            _gpu(job, gpu, co2_g_per_kwh) for job in jobs for gpu in stats.worst_first(job.gpus)
         ],
         "files": [asdict(file) for file in files],
         "co2_g_per_kwh": co2_g_per_kwh,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from monitor.analysis import engine
+from monitor.analysis import engine, thresholds
 from monitor.analysis.axis import Axis, utc_offset
 from monitor.analysis.findings import SEVERITIES, status, summaries
 from monitor.analysis.thresholds import MEANINGS, Thresholds
@@ -21,6 +21,7 @@ from monitor.logs import series
 from rundir.text import counted
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
     from collections.abc import Iterator, Sequence
 
     from monitor.analysis.findings import Finding, Summary
@@ -30,31 +31,57 @@ _INDENT = " " * 9
 _MAX_WIDTH = 100
 
 
-def report(paths: Sequence[str], thresholds: Thresholds, *, as_json: bool = False) -> int:
-    """Print what is wrong with a run; its status as `findings.status` has it.
+def add_options(parser: ArgumentParser) -> None:
+    """Add its options."""
+    parser.epilog = (
+        "exit status: 0 nothing worse than a hint, 3 a warning, 4 an error, 64 wrong input"
+    )
+    parser.add_argument(
+        "paths", nargs="*", metavar="PATHS", help="run directories, logs, directories of logs"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document, for programs")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="NAME=NUMBER",
+        help="another threshold, such as idle_minutes=5; may be given several times",
+    )
+    parser.add_argument("--thresholds", metavar="FILE", help="a TOML file of such thresholds")
+    parser.add_argument("--list-rules", action="store_true", help="rules, thresholds, defaults")
 
-    Raises:
-        UserError: a path cannot be read, or all of them together hold nothing to evaluate.
 
-    """
-    run = series.load(paths, engine.columns())
-    if not (_num_samples(run) or run.log_events or run.metrics or run.events):
+def run(options: Namespace) -> int:
+    """Print what is wrong with a run; its status as `findings.status` has it."""
+    at = thresholds.chosen(options.settings, options.thresholds)
+    if options.list_rules:
+        print("\n".join(rule_list(at)))
+        return 0
+    if not options.paths:
+        raise UserError(
+            "diagnose must be given at least one path",
+            "none",
+            "name a run directory such as out/slurm-123, or logs",
+        )
+    whole = series.load(options.paths, engine.columns())
+    if not (_num_samples(whole) or whole.log_events or whole.metrics or whole.events):
         raise UserError(
             "diagnose must have samples or events to judge by",
-            f"none in {', '.join(paths)}",
+            f"none in {', '.join(options.paths)}",
             "name a run directory that has its .gutil logs beside it, or the logs",
         )
-    found = engine.evaluate(run, thresholds)
-    if as_json:
-        whole = document(run, found, thresholds)
-        print(json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False))
+    found = engine.evaluate(whole, at)
+    if options.json:
+        made = document(whole, found, at)
+        print(json.dumps(made, indent=2, ensure_ascii=False, allow_nan=False))
     else:
         width = min(_MAX_WIDTH, shutil.get_terminal_size((_MAX_WIDTH, 24)).columns)
-        print("\n".join(lines(run, found, width)))
+        print("\n".join(lines(whole, found, width)))
     return status(found)
 
 
-def document(run: Run, found: Sequence[Finding], thresholds: Thresholds) -> dict[str, Any]:
+def document(run: Run, found: Sequence[Finding], at: Thresholds) -> dict[str, Any]:
     """Make the document for programs."""
     return {
         "run": run.name,
@@ -62,7 +89,7 @@ def document(run: Run, found: Sequence[Finding], thresholds: Thresholds) -> dict
         "num_gpus": _num_gpus(run),
         "findings": [asdict(one) for one in found],
         "not_looked": [asdict(one) for one in engine.skipped(run)],
-        "thresholds": thresholds.as_dict(),
+        "thresholds": at.as_dict(),
         "status": status(found),
     }
 
@@ -143,7 +170,7 @@ def _num_gpus(run: Run) -> int:
     return sum(one.gpu is not None for one in run.gpus)
 
 
-def rule_list(thresholds: Thresholds) -> Iterator[str]:
+def rule_list(at: Thresholds) -> Iterator[str]:
     """Write every rule with the names of its thresholds, then those, and which are not usual."""
     yield "rules, in the order in which they are reported:"
     for rule in engine.rules():
@@ -155,6 +182,6 @@ def rule_list(thresholds: Thresholds) -> Iterator[str]:
     yield ""
     yield "thresholds (--set NAME=NUMBER, or NAME = NUMBER in a file for --thresholds):"
     usual = Thresholds().as_dict()
-    for name, value in thresholds.as_dict().items():
+    for name, value in at.as_dict().items():
         changed = "" if value == usual[name] else f" (usually {usual[name]:g})"
         yield f"  {f'{name}={value:g}':24} {MEANINGS[name]}{changed}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError, printable
@@ -12,6 +13,7 @@ from monitor.report.document import RULES, document
 from rundir.text import counted
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
     from rich.console import Console
@@ -23,6 +25,29 @@ _WIDTH = 132  # of a report that goes into a file
 _MAX_NOTES = 5
 
 
+def add_options(parser: ArgumentParser) -> None:
+    """Add its options."""
+    parser.add_argument(
+        "files", nargs="+", metavar="FILES", help="run directories, logs, directories of logs"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document, for programs")
+    parser.add_argument("--full", action="store_true", help="every GPU, with all that is known")
+    parser.add_argument(
+        "--co2", type=float, metavar="G_PER_KWH", help="tell CO2 as well, at so many g a kWh"
+    )
+
+
+def run(options: Namespace) -> int:
+    """Print the report; 0."""
+    if options.co2 is not None and not 0 <= options.co2 < math.inf:
+        raise UserError(
+            "--co2 must be a number of grams a kWh, 0 or more",
+            f"{options.co2:g}",
+            "30 to 800 is what power grids have",
+        )
+    return report(options.files, as_json=options.json, full=options.full, co2_g_per_kwh=options.co2)
+
+
 def report(
     paths: Sequence[str],
     *,
@@ -30,18 +55,7 @@ def report(
     full: bool = False,
     co2_g_per_kwh: float | None = None,
 ) -> int:
-    """Print what some logs amount to; 0.
-
-    Args:
-        paths: logs, directories that hold `.gutil` files, or run directories, for the logs beside.
-        as_json: one JSON document instead of tables.
-        full: every GPU with all that is known of it.
-        co2_g_per_kwh: what a kWh costs in CO2; None: unknown.
-
-    Raises:
-        UserError: a file cannot be read, or there is none.
-
-    """
+    """Print what some logs amount to; 0."""
     logs = logfiles.find(paths)
     if not logs:
         raise UserError(

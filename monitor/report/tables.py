@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from monitor.logs.percentiles import Spread
     from monitor.logs.stats import Gpu, Job, Node, Use
 
     Cell = tuple[str, Callable[[Use], str]]
@@ -78,7 +77,7 @@ def tables(
 
 
 def _title(job: Job, co2_g_per_kwh: float | None) -> Text:
-    gpus = [gpu for node in job.nodes for gpu in node.gpus]
+    gpus = job.gpus
     parts = [counted(len(job.nodes), "node"), counted(len(gpus), "GPU")]
     spans = [gpu.use.span_s for gpu in gpus] or [job.use.span_s]
     if any(span is not None for span in spans):
@@ -98,7 +97,7 @@ def _jobs(jobs: Sequence[Job]) -> Table:
         table.add_row(
             job.name or NONE,
             str(len(job.nodes)),
-            str(sum(len(node.gpus) for node in job.nodes)),
+            str(len(job.gpus)),
             _number(job.use.busy_pct),
             _number(None if memory is None else memory.peak, MIB_PER_GIB),
             _idle_each(job.nodes),
@@ -111,15 +110,14 @@ def _jobs(jobs: Sequence[Job]) -> Table:
 def _spreads(use: Use, *, full: bool) -> RenderableType:
     table = _table("", "mean", "5 %", "50 %", "95 %", "peak")
     for key, metric in _METRICS.items():
-        spread = use.spreads.get(key)
-        if spread is not None and (full or not metric.is_detail):
-            values = (spread.mean, spread.p5, spread.p50, spread.p95, spread.peak)
-            table.add_row(metric.label, *(_number(v, metric.unit, metric.digits) for v in values))
+        if use.spreads.get(key) is not None and (full or not metric.is_detail):
+            parts = ("mean", "p5", "p50", "p95", "peak")
+            table.add_row(metric.label, *(_cell(key, part)(use) for part in parts))
     return table if table.row_count else Text("no readings\n")
 
 
 def _folded(job: Job, *, wide: bool) -> Iterator[RenderableType]:
-    gpus = stats.worst_first([gpu for node in job.nodes for gpu in node.gpus])
+    gpus = stats.worst_first(job.gpus)
     if not gpus:
         return
     if len(gpus) <= _MAX_GPUS:
@@ -131,14 +129,10 @@ def _folded(job: Job, *, wide: bool) -> Iterator[RenderableType]:
     if worst:
         table = _gpus(worst[:_MAX_OUTLIERS], wide=wide)
         hidden = len(worst) - _MAX_OUTLIERS
-        more = (
-            f"and {counted(hidden, 'more GPU')} beside these: --full shows all"
-            if hidden > 0
-            else None
-        )
         yield Text("GPUs that stand out", style="cyan")
         yield table
-        if more:
+        if hidden > 0:
+            more = f"and {counted(hidden, 'more GPU')} beside these: --full shows all"
             yield Text(more, style="dim")
 
 
@@ -158,56 +152,43 @@ def _line(use: Use) -> str:
     return f"{busy}, {idle}, {_energy([use])}"
 
 
-def _mean_peak(key: str) -> Callable[[Use], str]:
+def _cell(key: str, *parts: str) -> Callable[[Use], str]:
+    """Write some parts of a spread, such as its mean and peak."""
+
     def cell(use: Use) -> str:
-        metric, spread = _METRICS[key], use.spreads.get(key)
+        spread, metric = use.spreads.get(key), _METRICS[key]
         if spread is None:
             return NONE
-        values = (spread.mean, spread.peak)
+        values = (getattr(spread, part) for part in parts)
         return "/".join(_number(value, metric.unit, metric.digits) for value in values)
 
     return cell
 
 
-def _percentiles(key: str) -> Callable[[Use], str]:
-    def cell(use: Use) -> str:
-        spread = use.spreads.get(key)
-        if spread is None:
-            return NONE
-        return "/".join(_number(value) for value in (spread.p5, spread.p50, spread.p95))
-
-    return cell
-
-
-def _reading(key: str, part: Callable[[Spread], float]) -> Callable[[Use], float | None]:
+def _reading(key: str, part: str) -> Callable[[Use], float | None]:
     def read(use: Use) -> float | None:
         spread = use.spreads.get(key)
-        return None if spread is None else part(spread) / _METRICS[key].unit
+        return None if spread is None else getattr(spread, part) / _METRICS[key].unit
 
     return read
 
 
-def _part(key: str, part: Callable[[Spread], float]) -> Callable[[Use], str]:
-    read = _reading(key, part)
-    return lambda use: _number(read(use))
-
-
 _NARROW_CELLS: tuple[Cell, ...] = (
     ("busy %", lambda use: _number(use.busy_pct)),
-    ("util %", _part("sm_pct", lambda s: s.mean)),
-    ("memory GiB", _mean_peak("fb_used_mib")),
-    ("power W", _mean_peak("power_w")),
-    ("max C", _part("temp_c", lambda s: s.peak)),
+    ("util %", _cell("sm_pct", "mean")),
+    ("memory GiB", _cell("fb_used_mib", "mean", "peak")),
+    ("power W", _cell("power_w", "mean", "peak")),
+    ("max C", _cell("temp_c", "peak")),
     ("idle", lambda use: brief(use.idle_s)),
     ("energy", lambda use: _energy([use])),
 )
 _WIDE_CELLS: tuple[Cell, ...] = (
     _NARROW_CELLS[0],
-    ("util % 5/50/95", _percentiles("sm_pct")),
-    ("SM act %", _part("sm_active_pct", lambda s: s.mean)),
-    ("tensor %", _part("tensor_active_pct", lambda s: s.mean)),
+    ("util % 5/50/95", _cell("sm_pct", "p5", "p50", "p95")),
+    ("SM act %", _cell("sm_active_pct", "mean")),
+    ("tensor %", _cell("tensor_active_pct", "mean")),
     *_NARROW_CELLS[2:4],
-    ("SM MHz", _part("sm_clock_mhz", lambda s: s.p50)),
+    ("SM MHz", _cell("sm_clock_mhz", "p50")),
     *_NARROW_CELLS[4:],
 )
 
@@ -229,17 +210,17 @@ def _gpu_name(gpu: Gpu, among: Sequence[Gpu]) -> str:
 
 _NARROW_READINGS: tuple[Reading, ...] = (
     ("busy %", lambda use: use.busy_pct),
-    ("max GiB", _reading("fb_used_mib", lambda s: s.peak)),
-    ("mean W", _reading("power_w", lambda s: s.mean)),
-    ("max C", _reading("temp_c", lambda s: s.peak)),
+    ("max GiB", _reading("fb_used_mib", "peak")),
+    ("mean W", _reading("power_w", "mean")),
+    ("max C", _reading("temp_c", "peak")),
 )
 _WIDE_READINGS: tuple[Reading, ...] = (
     _NARROW_READINGS[0],
-    ("util %", _reading("sm_pct", lambda s: s.mean)),
-    ("SM act %", _reading("sm_active_pct", lambda s: s.mean)),
-    ("tensor %", _reading("tensor_active_pct", lambda s: s.mean)),
+    ("util %", _reading("sm_pct", "mean")),
+    ("SM act %", _reading("sm_active_pct", "mean")),
+    ("tensor %", _reading("tensor_active_pct", "mean")),
     *_NARROW_READINGS[1:3],
-    ("SM MHz", _reading("sm_clock_mhz", lambda s: s.p50)),
+    ("SM MHz", _reading("sm_clock_mhz", "p50")),
     *_NARROW_READINGS[3:],
 )
 

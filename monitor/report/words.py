@@ -11,7 +11,7 @@ from rundir.text import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from monitor.logs.stats import Gpu, Job, Use
+    from monitor.logs.stats import Gpu, Job
 
 J_PER_KWH = 3.6e6
 _J_PER_KJ = 1e3
@@ -32,7 +32,7 @@ FULL_SHARE = 0.97
 
 def headline(job: Job) -> str:
     """Say in one line how a job used its GPUs."""
-    gpus = [gpu for node in job.nodes for gpu in node.gpus]
+    gpus = job.gpus
     if not gpus:
         return "no GPU was seen"
     busy = job.use.busy_pct
@@ -52,18 +52,12 @@ def _silent(gpus: Sequence[Gpu]) -> str | None:
 
 
 def _idle(gpus: Sequence[Gpu]) -> str | None:
-    idle = [g for g in gpus if g.longest_idle and g.longest_idle.duration_s >= _long_s(g.use)]
-    if not idle:
+    idle_s = [(gpu.longest_idle.duration_s, gpu) for gpu in gpus if gpu.longest_idle]
+    long = [(s, gpu) for s, gpu in idle_s if s >= max(IDLE_S, IDLE_SHARE * (gpu.use.span_s or 0))]
+    if not long:
         return None
-    worst = max(idle, key=lambda gpu: gpu.longest_idle.duration_s if gpu.longest_idle else 0)
-    assert worst.longest_idle is not None  # noqa: S101 - chosen above
-    return f"{_name(worst)} idle for {minutes(worst.longest_idle.duration_s)}" + _others(
-        len(idle) - 1
-    )
-
-
-def _long_s(use: Use) -> float:
-    return max(IDLE_S, IDLE_SHARE * (use.span_s or 0))
+    longest_s, worst = max(long, key=lambda pair: pair[0])
+    return f"{_name(worst)} idle for {minutes(longest_s)}{_others(len(long) - 1)}"
 
 
 def _memory(job: Job, gpus: Sequence[Gpu]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from monitor.runs import goodput
-from monitor.runs.history import Attempt, integer, mappings, picked
+from monitor.runs.history import Attempt, finite, integer, mappings, picked
 from rundir import codes
 from rundir.failure import classify, patterns
 from rundir.failure.attempt import signals
@@ -28,14 +28,7 @@ _VERDICT_KEYS = ("kind", "rank", "node", "gpu", "top", "text")
 
 
 def describe(attempt: Attempt, later: Sequence[Attempt], log_end: LogEnd) -> Record:
-    """Describe an attempt, complete as far as its events go.
-
-    Args:
-        attempt: its events and metrics.
-        later: the attempts after it, which show what of it was kept.
-        log_end: the end of a rank's own log.
-
-    """
+    """Describe an attempt, complete as far as its events go."""
     start, code = attempt.last("start"), attempt.code
     found = classify(attempt.events, lambda rank: log_end(attempt.number, rank), code=code)
     outcome = _outcome(code, found)
@@ -139,13 +132,10 @@ def slow_ranks(attempt: Attempt) -> list[Record]:
                 lines.setdefault(str(one.get("rank")), []).append(one)
         least = max(2, len(attempt.metrics) / 2)
         sustained = [named for named in lines.values() if len(named) >= least]
-        reported = [max(named, key=_ratio) for named in sustained]
+        reported = [
+            max(named, key=lambda one: finite(one.get("ratio")) or 0.0) for named in sustained
+        ]
     return [picked(one, ("rank", "node", "ratio", "cost_pct")) for one in reported]
-
-
-def _ratio(one: Event) -> float:
-    ratio = one.get("ratio")
-    return float(ratio) if isinstance(ratio, int | float) else 0.0
 
 
 def _summary(attempt: Attempt, outcome: str) -> Record:

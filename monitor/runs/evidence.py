@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from rundir import plain
 from rundir.paths import RunDir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import BinaryIO
 
     from rundir.events import Event
@@ -147,19 +148,8 @@ def _end_of(file: BinaryIO, attempt: int, size: int) -> int:
         start, number = _attempt_at(file, offset)
         return start >= size or number > attempt
 
-    low = _bisected(is_later, size)
+    low = bisect_left(range(size), True, key=is_later)
     return _attempt_at(file, low)[0]
-
-
-def _bisected(is_later: Callable[[int], bool], size: int) -> int:
-    low, high = 0, size
-    while low < high:
-        middle = (low + high) // 2
-        if is_later(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 def _attempt_at(file: BinaryIO, offset: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 _CODES = {"finished": codes.FINISHED, "stopped": codes.STOPPED, "failed": codes.FAILED}
+_LARGEST = sys.float_info.max
 _MOST = 1e18  # no second, share or speed of a run is as large; sums of larger ones would overflow
 
 
@@ -201,10 +203,16 @@ def seconds(time: object) -> float | None:
         return None
 
 
+def finite(value: object) -> float | None:
+    """Give a number that a float can hold as it is, and None for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) <= _LARGEST else None  # type: ignore[arg-type] # just seen
+
+
 def number(value: object) -> float | None:
     """Give a number from 0 to `_MOST` as it is, and None for anything else."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and 0 <= value < _MOST else None  # type: ignore[operator,arg-type] # just seen
+    found = finite(value)
+    return found if found is not None and 0 <= found < _MOST else None
 
 
 def mappings(value: object) -> list[Event]:

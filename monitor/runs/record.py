@@ -6,7 +6,9 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from monitor.logs.sample import total
 from monitor.runs import attempt_record, evidence, goodput, history
+from monitor.whole_file import replacing
 from rundir import plain
 from rundir.paths import RunDir
 
@@ -58,7 +60,7 @@ def compose(
         **{key: last[key] for key in ("outcome", "code", "failure_class", "first_failure")},
         **{key: last[key] for key in ("image", "image_digest", "nodes", "world_size", "command")},
         "decision": _last(events, "decision").get("decision"),
-        "steps_lost": _total([one["steps_lost"] for one in made]),
+        "steps_lost": total(one["steps_lost"] for one in made),
         "goodput": sum(ledgers, goodput.Ledger()).as_record(),
         "summary": last["summary"],
         "environment": {
@@ -73,11 +75,6 @@ def compose(
 
 def _last(events: Sequence[Event], name: str) -> Event:
     return next((event for event in reversed(events) if event.get("event") == name), {})
-
-
-def _total(several: Sequence[int | None]) -> int | None:
-    known = [one for one in several if one is not None]
-    return sum(known) if known else None
 
 
 def read(run_dir: str) -> Record:
@@ -141,16 +138,8 @@ def _size(run_dir: str) -> int:
 
 
 def _replace(target: str, record: Record) -> None:
-    # With the node: of several, each may have a process of that number.
-    beside = f"{target}.{os.uname().nodename}.{os.getpid()}.new"
-    try:
-        with open(beside, "w", encoding="utf-8") as file:  # noqa: PTH123
-            json.dump(record, file, indent=2, ensure_ascii=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, target)  # noqa: PTH105
-    except OSError:
-        if os.path.exists(beside):  # noqa: PTH110
-            os.unlink(beside)  # noqa: PTH108
-        raise
+    with replacing(target) as path, open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
+        json.dump(record, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from monitor.runs.history import integer
+from monitor.words import MIB_PER_GIB
 from rundir import codes
 from rundir.text import counted
 
@@ -20,7 +21,6 @@ _MAX_HAPPENED = 72  # so that the class stands on the line, however long the err
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _GO_ON = re.compile(r"(; )?to go on: start again.*")  # stands in the last line
 _PREFIX = re.compile(r"^\[rank\d+\]:\s?")
-_MIB_PER_GIB = 1024
 _GLUE = "\u00a0"  # keeps a number and its unit on one line
 
 ADVICE: dict[str | None, str] = {
@@ -354,7 +354,7 @@ def _reading(name: str, value: float | None, unit: str) -> str:
 
 
 def _gib(mib: float | None) -> float | None:
-    return None if mib is None else round(mib / _MIB_PER_GIB, 1)
+    return None if mib is None else round(mib / MIB_PER_GIB, 1)
 
 
 def _ago(seconds: float | None) -> str:

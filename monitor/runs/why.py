@@ -16,6 +16,7 @@ from monitor.runs.history import seconds
 from rundir.failure import patterns
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
     from rundir.events import Event
@@ -27,15 +28,17 @@ _NUM_FAULTS = 3
 _NARROWEST = 20  # columns: the labels alone take eight
 
 
-def why(run_dir: str, *, as_json: bool = False) -> int:
-    """Print what is known of a run's end; 0.
+def add_options(parser: ArgumentParser) -> None:
+    """Add its options."""
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="such as out/slurm-123")
+    parser.add_argument("--json", action="store_true", help="one JSON document, for programs")
 
-    Raises:
-        UserError: the directory is none of a run.
 
-    """
-    found = gather(os.path.abspath(run_dir))  # noqa: PTH100 - the monitor's logs lie beside it
-    if as_json:
+def run(options: Namespace) -> int:
+    """Print what is known of a run's end; 0."""
+    run_dir = os.path.abspath(options.run_dir)  # noqa: PTH100 - the monitor's logs lie beside it
+    found = gather(run_dir)
+    if options.json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return 0
     columns = max(_NARROWEST, min(100, shutil.get_terminal_size((80, 24)).columns))

@@ -24,7 +24,7 @@ class Bounded:
 
     def __init__(self, name: str) -> None:
         """Start the thread; it dies with the process."""
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._num_open = 0
         self._num_given_up = 0
         self._lock = threading.Lock()
@@ -57,13 +57,9 @@ class Bounded:
 
     def post(self, call: Callable[[], object]) -> None:
         """Make a call some time, without waiting for it."""
+        self._put(lambda: _quietly(call))
 
-        def quietly() -> None:
-            _quietly(call)
-
-        self._put(quietly)
-
-    def _put(self, call: Callable[[], None]) -> None:
+    def _put(self, call: Callable[[], object]) -> None:
         with self._lock:
             self._num_open += 1
         self._calls.put(call)

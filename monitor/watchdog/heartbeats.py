@@ -43,7 +43,6 @@ class HeartbeatFiles:
     """The heartbeats of a directory, kept open, to be read every second."""
 
     def __init__(self, directory: str) -> None:
-        """Read `directory`; `find` finds what is there."""
         self._directory = directory
         self._files: dict[int, int] = {}
         self._last: dict[int, Progress] = {}

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rundir.hang.nodes import COLLECT_S, REPEAT_S, Nodes
 from rundir.hang.reports import NodeReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
+    from monitor.watchdog.actions import Actions
+    from monitor.watchdog.event_channel import EventChannel
     from monitor.watchdog.observer import Observation
     from monitor.watchdog.stacks import Stack
-    from rundir.events import Event
     from rundir.hang.reports import RankReport
     from rundir.hang.verdict import Verdict
 
@@ -29,51 +30,6 @@ _PER_NODE_S = 2.0  # nodes decide one after the other, so that one verdict is gi
 _POLL_S = 5.0  # how often to read the others' reports while nothing is suspected
 _BUSY_S = 0.5  # how often to poll while something is
 _MOVED_S = 5.0  # how soon to report that a rank has moved on
-
-
-class Channel(Protocol):
-    """Where the watchdogs of all nodes exchange events. Nothing here hangs or raises."""
-
-    def report(self, event: str, **keys: object) -> None:
-        """Report an event to the others."""
-        ...
-
-    def receive(self) -> Sequence[Event]:
-        """Return what was reported since the last time, one's own events included."""
-        ...
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether there may be events that cannot be read now."""
-        ...
-
-
-class Local(Protocol):
-    """What a watchdog can do on its node. Nothing here hangs or raises."""
-
-    def poll(self) -> Observation:
-        """Poll all ranks of this node."""
-        ...
-
-    def stacks(self, ranks: Sequence[RankReport]) -> Mapping[int, Stack]:
-        """Take the stacks of these ranks."""
-        ...
-
-    def traces(self) -> Sequence[str]:
-        """Name the flight recorder's dumps, after asking for them."""
-        ...
-
-    def reaches_master(self) -> bool | None:
-        """Try to connect to where the ranks meet; None if that is unknown."""
-        ...
-
-    def end_ranks(self) -> None:
-        """End the ranks of this node."""
-        ...
-
-    def emit(self, message: str) -> None:
-        """Write a line for a person."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,21 +58,11 @@ class Watchdog:
     def __init__(
         self,
         place: Place,
-        local: Local,
-        channel: Channel,
+        local: Actions,
+        channel: EventChannel,
         poll_s: float,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Watch.
-
-        Args:
-            place: which node this is.
-            local: observes and acts.
-            channel: the other nodes, and the supervisor.
-            poll_s: how often to poll while nothing is suspected, in seconds.
-            monotonic: seconds that never jump.
-
-        """
         self._place = place
         self._local = local
         self._channel = channel
@@ -127,7 +73,7 @@ class Watchdog:
         self._opened_s: float | None = None
         self._reported: tuple[tuple[object, ...], tuple[object, ...]] | None = None
         self._reported_s = 0.0
-        self._seen: dict[int, tuple[object, Stack]] = {}
+        self._seen: dict[object, Stack] = {}
         self._reaches_master: bool | None = None
         self._traces: tuple[str, ...] = ()
 
@@ -181,13 +127,11 @@ class Watchdog:
     def _stacked_report(self, poll: Observation) -> NodeReport:
         """Add the stacks: of each rank once where it stands, as long as it stands there."""
         still = [rank for rank in poll.ranks if rank.state is not None and rank.is_still()]
-        fresh = [rank for rank in still if self._seen_at(rank) != _spot(rank)]
+        fresh = [rank for rank in still if _spot(rank) not in self._seen]
         if fresh:
             self._traces = tuple(self._local.traces())
             stacks = self._local.stacks(fresh)
-            self._seen |= {
-                rank.rank: (_spot(rank), stacks[rank.rank]) for rank in fresh if rank.rank in stacks
-            }
+            self._seen |= {_spot(rank): stacks[rank.rank] for rank in fresh if rank.rank in stacks}
         return self._node_report(poll, [self._with_stack(rank) for rank in poll.ranks])
 
     def _node_report(self, poll: Observation, ranks: Sequence[RankReport]) -> NodeReport:
@@ -200,15 +144,10 @@ class Watchdog:
             suspicious=poll.is_suspicious,
         )
 
-    def _seen_at(self, rank: RankReport) -> object:
-        seen = self._seen.get(rank.rank)
-        return seen[0] if seen else None
-
     def _with_stack(self, rank: RankReport) -> RankReport:
-        seen = self._seen.get(rank.rank)
-        if seen is None or seen[0] != _spot(rank):
+        stack = self._seen.get(_spot(rank))
+        if stack is None:
             return rank
-        stack = seen[1]
         return replace(rank, top=stack.top, stack=stack.path, waiting=stack.is_waiting)
 
     def _send(self, mine: NodeReport, now_s: float) -> None:

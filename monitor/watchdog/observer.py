@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from monitor.watchdog import processes
 from monitor.watchdog.inactivity import Inactivity, gpu_pattern
@@ -13,36 +13,13 @@ from monitor.watchdog.visible import gpu_of
 from rundir.hang.reports import RankReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Mapping
 
     from monitor.logs.sample import GpuSample, Reading
+    from monitor.watchdog.local_ranks import LocalRanks
     from rundir.heartbeat import Child, Heartbeat
 
 _LATE_S = 2.0  # a poll that comes later than this was kept from it: so were the ranks, perhaps
-
-
-class Node(Protocol):
-    """What can be seen of this node's ranks; nothing here may hang or raise."""
-
-    def heartbeats(self) -> Mapping[int, Heartbeat]:
-        """Read the last heartbeats."""
-        ...
-
-    def children(self) -> Mapping[int, Child]:
-        """Read which commands run."""
-        ...
-
-    def log_state(self, rank: int) -> Hashable:
-        """Give something that changes when the rank's log grows; None where it is unknown."""
-        ...
-
-    def environment(self, pid: int) -> Mapping[str, str]:
-        """Return a process's variables."""
-        ...
-
-    def times(self, rank: int) -> Mapping[int, float] | None:
-        """Return the processor time in seconds of each process of a rank; None if it is unknown."""
-        ...
 
 
 class Observation(NamedTuple):
@@ -64,16 +41,9 @@ class _Known:
 
 @dataclass
 class RankObserver:
-    """Classifies every rank at each poll.
+    """Classifies every rank at each poll."""
 
-    Args:
-        node: what can be seen.
-        timeouts: how long a rank may show no activity.
-        monotonic: CLOCK_MONOTONIC, in seconds.
-
-    """
-
-    node: Node
+    node: LocalRanks
     timeouts: Timeouts
     monotonic: Callable[[], float] = time.monotonic
     _heartbeats: dict[int, Heartbeat] = field(default_factory=dict)

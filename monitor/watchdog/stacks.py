@@ -125,13 +125,7 @@ def parse_py_spy(text: str) -> list[Frame]:
 
 @dataclass
 class StackTaker:
-    """Takes stacks into `directory`, which is slow at times: call it in a thread with a bound.
-
-    Args:
-        directory: `debug` of the run.
-        attempt: the number of this start of the run.
-
-    """
+    """Takes stacks into `directory`, which is slow at times: call it in a thread with a bound."""
 
     directory: str
     attempt: int

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from monitor.logs.sample import GpuSource, Reading
+    from monitor.logs.sample import Reading
     from monitor.watchdog.local import LocalWatchdog
     from monitor.watchdog.settings import WatchSettings
 
@@ -19,7 +19,6 @@ class WatchdogThread:
     """Watches the ranks of this node while something else records."""
 
     def __init__(self, settings: WatchSettings | None, emit: Callable[[str], None]) -> None:
-        """Watch what `settings` names; nothing if it is None."""
         self._settings = settings
         self._say = emit
         self._ended = threading.Event()
@@ -30,9 +29,10 @@ class WatchdogThread:
         if self._settings is not None and self._settings.hang_timeout_s != 0:
             threading.Thread(target=self._run, name="watchdog", daemon=True).start()
 
-    def shown(self, source: GpuSource) -> GpuSource:
-        """Let the watchdog see what is read of a source."""
-        return _Shown(source, self._see)
+    def see_gpus(self, reading: Reading) -> None:
+        """Take what the recorder has just read."""
+        if self._watchdog is not None:
+            self._watchdog.see_gpus(reading)
 
     def end(self) -> None:
         """Watch no more, and report where the ranks were."""
@@ -52,20 +52,3 @@ class WatchdogThread:
         from monitor.watchdog.local import LocalWatchdog  # noqa: PLC0415 - not before the log's first lines
 
         return LocalWatchdog(settings, self._say)
-
-    def _see(self, reading: Reading) -> None:
-        if self._watchdog is not None:
-            self._watchdog.see_gpus(reading)
-
-
-class _Shown:
-    """A source whose readings somebody else sees, too."""
-
-    def __init__(self, source: GpuSource, see: Callable[[Reading], None]) -> None:
-        self._source = source
-        self._see = see
-
-    def read(self) -> Reading:
-        reading = self._source.read()
-        self._see(reading)
-        return reading

@@ -20,12 +20,7 @@ _NORMAL = ("data", "forward", "backward", "update", "agree", "log", "validate", 
 
 @dataclass
 class Timeouts:
-    """The limits, given or learned from the heartbeats of this node.
-
-    Args:
-        given_s: DDP_HANG_TIMEOUT; None: learn it.
-
-    """
+    """The limits, given or learned from the heartbeats of this node."""
 
     given_s: float | None = None
     longest_gap_s: float = 0.0

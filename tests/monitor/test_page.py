@@ -17,8 +17,8 @@ from monitor.errors import UserError
 from monitor.logs import series
 from monitor.logs.series import GpuSeries, Run
 from monitor.page import data as page_data
-from monitor.page import findings, table
-from monitor.page import text as page_text
+from monitor.page import html as page_html
+from monitor.page import table
 from monitor.plot import metrics as plot_metrics
 from tests.monitor import made_runs
 
@@ -72,7 +72,7 @@ class Page(HTMLParser):
 
 def test_one_file_that_asks_for_nothing() -> None:
     """No address, no import, no link but one within the page; a policy that forbids the rest."""
-    text = page_text.page(page_data.payload(Run("r", (gpu(sm=[1, 2, 3]),)), None))
+    text = page_html.page(page_data.payload(Run("r", (gpu(sm=[1, 2, 3]),)), None))
     page = Page(text)
     assert not re.search(r"https?:|//[a-z]+\.|@import|url\(|\bfetch\(|XMLHttp|import\(", text)
     fetching = {"src", "srcset", "data", "action", "poster", "background"}
@@ -87,7 +87,7 @@ def test_one_file_that_asks_for_nothing() -> None:
 def test_the_page_in_docs_is_of_these_scripts_and_styles() -> None:
     """`make pictures page` makes it anew: it would go on showing what the sources no longer do."""
     shown = (ROOT / "docs/page.html").read_text(encoding="utf-8")
-    made = page_text.page({"name": "x"})
+    made = page_html.page({"name": "x"})
     inlined = re.compile(r"<(style|script)>(.*?)</", re.DOTALL)
     assert len(inlined.findall(made)) == 2
     assert inlined.findall(shown) == inlined.findall(made)
@@ -96,7 +96,7 @@ def test_the_page_in_docs_is_of_these_scripts_and_styles() -> None:
 def test_hostile_names_stay_text() -> None:
     """A name cannot end the script, begin a tag, or stand in for a part of the page."""
     payload = page_data.payload(Run(HOSTILE, (gpu(HOSTILE, sm=[1, 2, 3]),)), None)
-    page = Page(page_text.page(payload))
+    page = Page(page_html.page(payload))
     assert len(page.scripts) == 2
     assert not any(tag == "img" for tag, _ in page.tags)
     assert page.data["rows"] == [[HOSTILE, 0]]
@@ -215,11 +215,11 @@ def test_findings_have_their_place_on_the_axis(tmp_path: Path, data: Path) -> No
     idle = made_runs.gpu(0, sm=made_runs.at(made_runs.first(40), 0, 95))
     again = made_runs.gpu(1, sm=made_runs.at(made_runs.first(20), 0, 95))
     axis = {"begin": made_runs.BEGIN_S - 15, "bin": 15.0, "bins": 240}
-    (found,) = findings.rendered(made_runs.run(idle, again), axis)
+    (found,) = page_data.findings(made_runs.run(idle, again), axis)
     assert (found["rule"], found["severity"], found["where"]) == ("idle", "warning", "n1, all GPUs")
     assert found["evidence"].startswith("worst, n1 GPU 0: idle for 10 min")
     assert found["time"] == [100 * 15.0, 140 * 15.0]
-    (unplaced,) = findings.rendered(made_runs.run(idle), axis | {"begin": 0.0})
+    (unplaced,) = page_data.findings(made_runs.run(idle), axis | {"begin": 0.0})
     assert unplaced["time"] is None
     out = tmp_path / "a.html"
     assert (

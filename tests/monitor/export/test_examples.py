@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from monitor import cli
-from monitor.commands import export as command
+from monitor.export import export as command
 from monitor.export.metrics import METRICS
 from monitor.logs.throttling import NAMES
 

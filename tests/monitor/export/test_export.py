@@ -16,9 +16,9 @@ from polars.testing import assert_frame_equal
 from prometheus_client.parser import text_string_to_metric_families
 
 from monitor import cli
+from monitor import whole_file as export_write
 from monitor.errors import UserError
 from monitor.export import rows as export_rows
-from monitor.export import write as export_write
 from monitor.logs import columns, gutil, reader
 from monitor.logs.sample import GpuSample, HostSample, Row
 from tests import uncovered

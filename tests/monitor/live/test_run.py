@@ -9,9 +9,9 @@ import pytest
 from monitor.analysis.engine import evaluate
 from monitor.analysis.findings import summaries
 from monitor.live import log as live_log
+from monitor.live.fleet import window
 from monitor.live.log import LiveLog
 from monitor.live.run import LiveRun, Progress
-from monitor.live.window import window
 
 
 class Run:

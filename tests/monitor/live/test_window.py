@@ -11,10 +11,9 @@ from monitor.analysis.engine import evaluate
 from monitor.analysis.findings import Finding, Summary, summaries
 from monitor.analysis.thresholds import Thresholds
 from monitor.live import log as live_log
-from monitor.live.fleet import Fleet
+from monitor.live.fleet import Fleet, window
 from monitor.live.log import LiveLog
 from monitor.live.target import Target
-from monitor.live.window import window
 from monitor.logs import series
 from monitor.logs.log_events import LogEvent
 from tests.monitor.live_logs import NONE, LogWriter, gpu, log_of

@@ -101,22 +101,20 @@ def test_a_late_answer_belongs_to_no_poll(world: World, until: Callable[..., Non
     assert world.poll([world.job(0, "b")]) == {(0, "b"): 0}
 
 
-def test_a_call_that_is_taken_away_as_it_begins_is_made_again(world: World) -> None:
-    """It may be marked although it was never made: its worker takes the mark off again."""
-    job = world.job(0, "a")
-    poll = workers._Round([job], {0: {}})  # noqa: SLF001 - a moment too short to meet otherwise
-    worker = workers._Worker("test")  # noqa: SLF001
-    worker.at = 0
-    assert poll.leave(worker) is job
+def test_a_call_that_was_back_when_it_was_given_up_is_made_again(world: World) -> None:
+    """Its worker has left, and it counts no longer as stuck."""
+    job, other = world.job(0, "a"), world.job(0, "b")
+    poll = workers._Round([other], {0: {}})  # noqa: SLF001 - a moment too short to meet otherwise
+    job.worker = worker = workers._Worker("test")  # noqa: SLF001
+    worker.current = job
     assert job.is_stuck
-    poll.start = 0
-    worker.inbox.put(poll)
+    worker.inbox.put(poll)  # which is another's by now
     for _ in range(200):
         if not job.is_stuck:
             break
         time.sleep(0.01)
     assert not job.is_stuck
-    assert worker.has_left
+    assert not world.made
     assert world.poll([job]) == {(0, "a"): 0}
 
 

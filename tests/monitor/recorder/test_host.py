@@ -8,8 +8,7 @@ import psutil
 import pytest
 
 from monitor.recorder import host as host_module
-from monitor.recorder.fabric import Fabric
-from monitor.recorder.host import Host, used_pct
+from monitor.recorder.host import Fabric, Host, used_pct
 
 
 class Clock:

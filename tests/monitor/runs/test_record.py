@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monitor import whole_file as export_write
 from monitor.errors import UserError
-from monitor.export import write as export_write
 from monitor.runs import evidence, record
 
 TOLD = {"outcome": "finished", "train_time_s": 9.5, "test_accuracy": 0.98, "steps": 40}

@@ -58,12 +58,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Record until asked to end; 0.
-
-    Raises:
-        UserError: the input is wrong.
-
-    """
+    """Record until asked to end; 0."""
     env = dict(os.environ)
     settings.check_hang_timeout(options.hang_timeout)
     if options.hang_timeout is not None:

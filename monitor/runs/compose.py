@@ -19,12 +19,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Write run.json and print its path; say which ranks were slow, and what was seen there; 0.
-
-    Raises:
-        UserError: there are no events, or the directory cannot be written to.
-
-    """
+    """Write run.json and print its path; say which ranks were slow, and what was seen there; 0."""
     try:
         path = compose_file(options.run_dir)
     except OSError as error:

@@ -1,1 +1,0 @@
-"""The subcommands of `python -m monitor`: each adds its options, and runs. Only one is imported."""
