@@ -19,7 +19,7 @@ from rundir.paths import step_name, step_of
 from trainer.checkpoint import saving
 from trainer.checkpoint.host_copies import HostCopies, SavePlan
 from trainer.checkpoint.layout import CheckpointFolder
-from trainer.checkpoint.process_group import open_group
+from trainer.checkpoint.process_group import ProcessGroup
 from trainer.checkpoint.saving import Writing
 from trainer.checkpoint.train_state import State
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trainer.checkpoint.process_group import ProcessGroup
     from trainer.checkpoint.train_state import TrainState
     from trainer.distributed.mesh import Mesh
     from trainer.telemetry.events import EventLog
@@ -83,7 +82,7 @@ class Checkpoints:
     def open_group(self) -> ProcessGroup:
         """Return the process group of checkpoints; it is opened at the first need."""
         if self._group is None:
-            self._group = open_group(self.mesh)
+            self._group = ProcessGroup(self.mesh)
         return self._group
 
     # ---- saving ----------------------------------------------------------------------------------

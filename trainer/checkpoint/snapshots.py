@@ -40,7 +40,7 @@ from trainer.checkpoint.host_copies import (
 )
 from trainer.checkpoint.layout import loss_sum_of
 from trainer.checkpoint.loading import Stored
-from trainer.checkpoint.process_group import open_group
+from trainer.checkpoint.process_group import ProcessGroup
 from trainer.checkpoint.snapshot_files import lay_out, map_pages, name_of, view
 from trainer.checkpoint.train_state import State
 from trainer.distributed import host_memory
@@ -103,7 +103,7 @@ class Snapshots:
         self._problem = ""
         self._event_s = -float(_EVENT_INTERVAL_S)
         if every:
-            self._group = open_group(mesh)
+            self._group = ProcessGroup(mesh)
             self._open(*self._group.share((launch_id, run_dir)))
 
     def is_due(self, step: int) -> bool:
@@ -127,11 +127,10 @@ class Snapshots:
                 (self._path / f"{heartbeat.CHILD_PREFIX}{self._rank}").write_bytes(child)
             except OSError as error:
                 problem = short_line(error)
-        self._is_open = not self._give_up(self._group.gather(problem))
+        self._is_open = not self._give_up(self._group.first_problem(problem))
 
-    def _give_up(self, problems: Sequence[str]) -> bool:
-        """Report the first problem, if there is one, and do without snapshots from now on."""
-        problem = next(filter(None, problems), "")
+    def _give_up(self, problem: str) -> bool:
+        """If there is a problem, report it, and do without snapshots from now on."""
         if problem:
             self.every = 0
             if self._is_open:
@@ -206,13 +205,13 @@ class Snapshots:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-            self._give_up([self._problem])
+            self._give_up(self._problem)
 
     def _next_slot(self, rank: int) -> int:
         return 1 - self._good.get(rank, 1)
 
-    def _plan(self, shared: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
-        """Share out what a node's ranks have in common, and get the memory; return problems."""
+    def _plan(self, shared: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
+        """Share out what a node's ranks have in common, and get the memory; return a problem."""
         held = self._group.gather({part_of(n, t): num_local_bytes(t) for n, t in shared.items()})
         share = divide([held[peer] for peer in self._peers])[self._peers.index(self._rank)]
         tensors = {n: t for n, t in shared.items() if part_of(n, t) in share} | dict(own)
@@ -226,14 +225,14 @@ class Snapshots:
         asked = self._group.gather((sum(files.values()) - present, free))
         problem = missing_memory(self._mesh.nodes, *zip(*asked, strict=True), remedy=_REMEDY)
         if problem:
-            return [problem]
+            return problem
         try:
             self._pin(is_pinned=False)
             self._buffers = {key: map_pages(self._file(*key), n) for key, n in files.items()}
             self._pin(is_pinned=True)
         except OSError as error:
             problem = f"{short_line(error)} ({_REMEDY})"
-        return self._group.gather(problem)
+        return self._group.first_problem(problem)
 
     def _pin(self, *, is_pinned: bool) -> None:
         """Let a GPU write the buffers by itself; where it cannot, the copies are slower."""
@@ -271,7 +270,7 @@ class Snapshots:
             problem = short_line(error)
         try:
             received = self._exchange(slot, text)
-            problem = next(filter(None, self._group.gather(problem or received)), "")
+            problem = self._group.first_problem(problem or received)
         except Exception as error:  # noqa: BLE001 -- such as another rank's death
             problem = short_line(error)
         self._problem = problem
@@ -368,7 +367,7 @@ class Snapshots:
             problem = f"rank {self._rank}: {error}"
         except (OSError, LookupError) as error:
             problem = f"rank {self._rank}: {short_line(error)}"
-        problem = next(filter(None, self._group.gather(problem)), "")
+        problem = self._group.first_problem(problem)
         slots = {rank: slot for (s, rank), slot in self._list().items() if s == step}
         if not problem:
             try:
@@ -377,7 +376,7 @@ class Snapshots:
                 raise
             except Exception as error:  # noqa: BLE001 -- the disk has a checkpoint
                 problem = f"rank {self._rank}: {short_line(error)}"
-            problem = next(filter(None, self._group.gather(problem)), "")
+            problem = self._group.first_problem(problem)
         if problem:
             self._warn(f"the snapshot of step {step} is not used: {problem}")
             return None
