@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed as dist
@@ -16,28 +16,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    Pass = Callable[[bool], AbstractContextManager[Any]]
+    """Is given whether a microbatch is its step's last one; returns the context to run it in."""
+
 _TINY = 1e-6  # as in torch's clip_grad_norm_
-
-
-class Gradients(Protocol):
-    """The gradients of some parameters."""
-
-    def groups(self) -> list[list[nn.Parameter]]:
-        """Return the parameters by groups that one kernel of the optimizer can take together."""
-
-    def own(self) -> list[Tensor]:
-        """Return what this rank has of them, as plain tensors, in place."""
-
-    def agree(self, found: Tensor) -> None:
-        """Take the maximum of `found`, shape (), over the ranks that have other shards."""
-
-    def norm(self) -> Tensor:
-        """Return the norm of all of them, on all ranks, shape (); finite only if each is."""
+_NOTHING = contextlib.nullcontext()
 
 
 def clip(gradients: Gradients, norm: Tensor, max_norm: float) -> None:
@@ -45,29 +34,47 @@ def clip(gradients: Gradients, norm: Tensor, max_norm: float) -> None:
     torch._foreach_mul_(gradients.own(), (max_norm / (norm + _TINY)).clamp(max=1.0))
 
 
-class Whole:
-    """Every rank has all of them, reduced: they are the same everywhere."""
+def unscale_and_check(gradients: Gradients, found: Tensor, factor: Tensor) -> None:
+    """Multiply by `factor`, shape (), and set `found`, shape (), to 1 if one is not finite.
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    In one kernel for each device and type. Of gradients that are sharded each rank sees its own
+    part: the ranks agree on `found`.
+    """
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for gradient in gradients.own():
+        alike.setdefault((gradient.device, gradient.dtype), []).append(gradient)
+    for (device, _), own in alike.items():
+        is_here = device == found.device
+        found_there = found if is_here else torch.zeros_like(found, device=device)
+        torch._amp_foreach_non_finite_check_and_unscale_(own, found_there, factor.to(device))
+        if not is_here:
+            found.copy_(torch.maximum(found, found_there.to(found.device)))
+    gradients.agree(found)
+
+
+class Gradients:
+    """The gradients of some parameters, of which every rank has all, reduced."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
 
     def groups(self) -> list[list[nn.Parameter]]:
-        """All at once."""
-        return [self._parameters]
+        """Return the parameters by groups that one kernel of the optimizer can take together."""
+        return [[*self._parameters]]
 
     def own(self) -> list[Tensor]:
-        """All of them."""
+        """Return what this rank has of them, as plain tensors, in place."""
         return [p.grad for p in self._parameters if p.grad is not None]
 
     def agree(self, found: Tensor) -> None:
-        """Nothing to do."""
+        """Take the maximum of `found`, shape (), over the ranks that have other shards."""
 
     def norm(self) -> Tensor:
-        """Return it."""
+        """Return the norm of all of them, on all ranks, shape (); finite only if each is."""
         return get_total_norm(self.own())
 
 
-class Sharded:
+class Sharded(Gradients):
     """Some are split along some axes of a mesh; what is not a DTensor is the same on all ranks.
 
     With a `pipeline`, the group of the ranks that have the other layers, there are more of them.
@@ -76,6 +83,7 @@ class Sharded:
     def __init__(
         self, parameters: Sequence[nn.Parameter], pipeline: dist.ProcessGroup | None = None
     ) -> None:
+        super().__init__(parameters)
         self._group = _one_copy(parameters) if pipeline is None else None
         num_alike = dist.get_world_size(self._group) // (1 if pipeline is None else pipeline.size())
         self._by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
@@ -130,7 +138,7 @@ def gradients_of(
     is_sharded = any(hasattr(p, "placements") for p in parameters)
     if is_sharded or pipeline is not None:
         return Sharded(parameters, pipeline)
-    return Whole(parameters)
+    return Gradients(parameters)
 
 
 def _one_copy(parameters: Sequence[nn.Parameter]) -> dist.ProcessGroup | None:
@@ -161,18 +169,6 @@ def _own(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     """Return this rank's shards of the gradients, under `torch.no_grad()` without copies."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     return [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
-    from torch import nn
-
-    Pass = Callable[[bool], AbstractContextManager[Any]]
-    """Is given whether a microbatch is its step's last one; returns the context to run it in."""
-
-_NOTHING = contextlib.nullcontext()
 
 
 def choose_pass(model: nn.Module, num_microbatches: int) -> Pass:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.amp import GradScaler
 
-from trainer.parallel.gradients import Sharded
+from trainer.parallel.gradients import Sharded, unscale_and_check
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,16 +44,7 @@ class ShardScaler(GradScaler):
     ) -> dict[torch.device, Tensor]:
         """Divide the gradients by the scale; return whether one of them overflowed, anywhere."""
         with torch.no_grad():
-            alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-            for shard in self._gradients.own():
-                alike.setdefault((shard.device, shard.dtype), []).append(shard)
-            for (device, _), shards in alike.items():
-                found = torch.zeros_like(found_inf, device=device)
-                torch._amp_foreach_non_finite_check_and_unscale_(
-                    shards, found, inv_scale.to(device)
-                )
-                found_inf += found.to(found_inf.device)
-            self._gradients.agree(found_inf)
+            unscale_and_check(self._gradients, found_inf, inv_scale)
         return {found_inf.device: found_inf}
 
 
