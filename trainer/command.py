@@ -44,6 +44,21 @@ def path(text: str) -> Path:
 CHECKPOINT_HELP = "a checkpoint, a run directory (its last one), or its best one: RUN/best"
 
 
+def check_target(target: Path, name: str, *, may_overwrite: bool) -> None:
+    """Raise UserError, in which the file is called `name`, unless it can be written anew."""
+    if not target.parent.is_dir():
+        raise UserError(
+            name, rule="be in a directory that exists", found="none", remedy="create it"
+        )
+    if target.is_dir() or (target.exists() and not may_overwrite):
+        raise UserError(
+            name,
+            rule="be a file that is not there yet",
+            found="one",
+            remedy="name another, or give --force",
+        )
+
+
 def follow_umask(file: Path) -> None:
     """Give a file that a library wrote the permissions that the user gives new files."""
     mask = os.umask(0)
