@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from rundir import codes
 from trainer import __version__
 from trainer.errors import UserError, missing_package
+from trainer.text import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,13 +73,13 @@ def run(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
         code = main(argv)
         sys.stdout.flush()
     except UserError as error:
-        print(f"trainer: {error}", file=sys.stderr, flush=True)
+        warn(error)
         return codes.USAGE
     except ModuleNotFoundError as error:
-        print(f"trainer: {missing_package(error, sys.executable)}", file=sys.stderr, flush=True)
+        warn(missing_package(error, sys.executable))
         return codes.USAGE
     except KeyboardInterrupt:  # a file half-written is removed on the way here
-        print("trainer: stopped by Ctrl-C", file=sys.stderr, flush=True)
+        warn("stopped by Ctrl-C")
         return 128 + signal.SIGINT
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

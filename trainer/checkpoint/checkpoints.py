@@ -9,7 +9,6 @@ SHA-256 in the manifest, renamed, and only then pointed to.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -126,7 +125,7 @@ class Checkpoints:
         """Copy to host memory; None, on all ranks, if one has no room: the training waits."""
         copies, problem = self._copies.take_together(tensors, group, self.mesh.nodes)
         if problem:
-            self._warn(
+            self.mesh.warn(
                 f"the checkpoint of step {step} is written while the training waits: {problem}"
             )
         return copies
@@ -213,7 +212,7 @@ class Checkpoints:
         if not self.mesh.ranks.is_main:
             return
         last = "there is none yet" if self.latest_step is None else f"step {self.latest_step}"
-        self._warn(
+        self.mesh.warn(
             f"the checkpoint of step {step} was not written: {reason}: {text}; the last one: {last}"
         )
         self._events.write("checkpoint_failed", step=step, reason=reason, error=text)
@@ -253,7 +252,7 @@ class Checkpoints:
         """Remember and report a damaged checkpoint."""
         if path.parent == self.folder.path:
             self.damaged.append(path.name)
-        self._warn(f"skipped checkpoint {path}: {problem}")
+        self.mesh.warn(f"skipped checkpoint {path}: {problem}")
 
     def report_resume(self, step: int, path: Path | None, skipped: list[dict[str, str]]) -> None:
         """Write the event of a resume; no path: a fresh start."""
@@ -271,8 +270,4 @@ class Checkpoints:
         try:
             self.folder.point(name, step)
         except OSError as error:
-            self._warn(f"`{name}` stays where it was, not at step {step}: {error.strerror}")
-
-    def _warn(self, text: str) -> None:
-        if self.mesh.ranks.is_main:
-            print(f"trainer: {text}", file=sys.stderr, flush=True)
+            self.mesh.warn(f"`{name}` stays where it was, not at step {step}: {error.strerror}")

@@ -17,7 +17,6 @@ import json
 import os
 import shutil
 import stat
-import sys
 import threading
 import time
 from dataclasses import asdict
@@ -136,12 +135,8 @@ class Snapshots:
             if self._is_open:
                 shutil.rmtree(self._path, ignore_errors=True)
             self._buffers = {}
-            self._warn(f"training goes on without snapshots in memory: {problem}")
+            self._mesh.warn(f"training goes on without snapshots in memory: {problem}")
         return bool(problem)
-
-    def _warn(self, text: str) -> None:
-        if self._mesh.ranks.is_main:
-            print(f"trainer: {text}", file=sys.stderr, flush=True)
 
     def _file(self, rank: int, slot: int) -> Path:
         return self._path / f"{rank}.{slot}"
@@ -378,7 +373,7 @@ class Snapshots:
                 problem = f"rank {self._rank}: {short_line(error)}"
             problem = self._group.first_problem(problem)
         if problem:
-            self._warn(f"the snapshot of step {step} is not used: {problem}")
+            self._mesh.warn(f"the snapshot of step {step} is not used: {problem}")
             return None
         self._good = {r: slots[r] for r in (self._rank, *self._kept) if r in slots}
         return loaded

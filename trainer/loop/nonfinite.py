@@ -12,7 +12,6 @@ that is not, the reduction carries that to all, and the losses are summed over a
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +19,7 @@ import torch
 
 from trainer.data.batches import permutation
 from trainer.errors import RunFailedError
+from trainer.text import warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -217,7 +217,7 @@ class NonFinitePolicy:
             ranks=list(bad.ranks),
         )
         if action != "stop":
-            print(f"trainer: {bad}: {why}", file=sys.stderr, flush=True)
+            warn(f"{bad}: {why}")
 
     def _describe(
         self, own: Sequence[float], reduced: Sequence[float], state: TrainState, first_step: int

@@ -10,7 +10,6 @@ import faulthandler
 import mmap
 import os
 import signal
-import sys
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,7 @@ from rundir.heartbeat import (
     Phase,
 )
 from rundir.paths import DEBUG
+from trainer.text import warn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,7 +103,7 @@ def open_heartbeat(folder: Path | None, rank: int) -> Heartbeat:
     try:
         return SharedHeartbeat(folder / f"{RANK_PREFIX}{rank}")
     except OSError as error:
-        print(f"trainer: no heartbeat, the watchdog is blind: {error}", file=sys.stderr, flush=True)
+        warn(f"no heartbeat, the watchdog is blind: {error}")
         return Heartbeat()
 
 
@@ -123,7 +123,7 @@ class Stacks:
             path.parent.mkdir(exist_ok=True)
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
-            print(f"trainer: no stacks on SIGUSR2: {error}", file=sys.stderr, flush=True)
+            warn(f"no stacks on SIGUSR2: {error}")
             return
         faulthandler.register(signal.SIGUSR2, file=self._file, all_threads=True, chain=False)
         self._path = path

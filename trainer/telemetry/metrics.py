@@ -14,6 +14,7 @@ from rundir.events import time_text
 from rundir.paths import METRICS
 from trainer.telemetry.events import append_line
 from trainer.telemetry.speed import Speed
+from trainer.text import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -266,9 +267,8 @@ def open_sinks(
 
 
 def _report_loss(name: str, error: OSError) -> None:
-    text = f"trainer: no more metrics to {name} in this attempt: {error}"
     with contextlib.suppress(BrokenPipeError):  # its reader may be the one that has gone
-        print(text, file=sys.stderr, flush=True)
+        warn(f"no more metrics to {name} in this attempt: {error}")
 
 
 def validation_line(validation: Validation) -> str:
