@@ -38,8 +38,8 @@ class Update:
         self.scaler = scaler_of(self._gradients, device, is_enabled=config.precision == "fp16")
         self._clip_grad_norm = config.clip_grad_norm
         self._step = plain_step(self.optimizer)
-        self._one = torch.ones((), device=device)
         is_on_host = any(p.device.type == "cpu" for p in self.parameters)
+        self._one = torch.ones((), device="cpu" if is_on_host else device)
         self._is_read = is_on_host or not self.optimizer.defaults["fused"]
         """Whether the check's result is read here: on a CPU there is nothing to wait for, and a
         kernel there would not wait for a result that comes from a GPU."""

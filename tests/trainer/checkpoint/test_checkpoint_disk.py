@@ -185,14 +185,12 @@ class OtherDisk(ProcessGroup):
 
 
 def test_files_on_a_disk_of_another_node_are_no_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Complete is what rank 0 sees all files of; a load would report it too late."""
     disk = Disk(tmp_path, tmp_path / "events.jsonl")
     checkpoints = open_folder(disk, is_async=False)
-    monkeypatch.setattr(
-        "trainer.checkpoint.checkpoints.ProcessGroup", lambda _mesh: OtherDisk(ALONE)
-    )
+    checkpoints.group = OtherDisk(ALONE)
     assert not save(checkpoints, 1, 400)
     (reported,) = failures(disk.events)
     assert reported["reason"] == "write error"
