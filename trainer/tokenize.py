@@ -20,7 +20,7 @@ from rundir.text import counted
 from trainer import command
 from trainer.data.tokenizer import load_tokenizer
 from trainer.errors import UserError
-from trainer.workloads.token_file import BYTES, Writer
+from trainer.workloads.tokens import BYTES, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import UserError
-from trainer.workloads.token_file import BYTES, TokenizerInfo
-from trainer.workloads.tokens import BYTES_EOS, BYTES_VOCAB_SIZE
+from trainer.workloads.tokens import BYTES, BYTES_EOS, BYTES_VOCAB_SIZE, TokenizerInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

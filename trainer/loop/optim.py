@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.loop.compiler import plain_step
-from trainer.parallel.gradients import clip, gradients_of, unscale_and_check
-from trainer.parallel.scaler import scaler_of
+from trainer.parallel.gradients import clip, gradients_of, scaler_of, unscale_and_check
 
 if TYPE_CHECKING:
     from collections.abc import Callable

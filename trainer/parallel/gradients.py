@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed as dist
+from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
@@ -169,6 +170,46 @@ def _own(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     """Return this rank's shards of the gradients, under `torch.no_grad()` without copies."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     return [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
+
+
+class ShardScaler(GradScaler):
+    """fp16's, for shards: agrees with all ranks on whether any of them has found an overflow.
+
+    A part that overflows is known to its rank alone: that one would stand still and scale less,
+    while the others went on. torch's own scaler hands all gradients to one kernel, which agrees
+    along the axes on which the first of them is split: right for fsdp alone, by the order of the
+    parameters for two meshes, and an error for tp, where some are DTensors and some are not.
+    ShardedGradScaler of torch.distributed.fsdp uses the same kernel.
+    """
+
+    def __init__(self, device: str, gradients: Sharded) -> None:
+        super().__init__(device)
+        self._gradients = gradients
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:  # noqa: ANN401 -- torch's
+        """Take the step unless there was an overflow anywhere."""
+        if not self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]:
+            self.unscale_(optimizer)  # here, as no fused kernel knows all meshes
+        return super().step(optimizer, *args, **kwargs)
+
+    def _unscale_grads_(
+        self,
+        optimizer: torch.optim.Optimizer,  # noqa: ARG002 -- torch's signature
+        inv_scale: Tensor,
+        found_inf: Tensor,
+        allow_fp16: bool,  # noqa: ARG002, FBT001 -- the same
+    ) -> dict[torch.device, Tensor]:
+        """Divide the gradients by the scale; return whether one of them overflowed, anywhere."""
+        with torch.no_grad():
+            unscale_and_check(self._gradients, found_inf, inv_scale)
+        return {found_inf.device: found_inf}
+
+
+def scaler_of(gradients: Gradients, device: torch.device, *, is_enabled: bool) -> GradScaler:
+    """Choose fp16's scaler by what the gradients are."""
+    if is_enabled and isinstance(gradients, Sharded):
+        return ShardScaler(device.type, gradients)
+    return GradScaler(device.type, enabled=is_enabled)
 
 
 def choose_pass(model: nn.Module, num_microbatches: int) -> Pass:
