@@ -28,7 +28,7 @@ from trainer.checkpoint.host_copies import (
     num_local_bytes,
     part_of,
 )
-from trainer.checkpoint.layout import loss_sum_of
+from trainer.checkpoint.layout import LOSS_SUM, of_rank
 from trainer.checkpoint.loading import Stored
 from trainer.checkpoint.process_group import ProcessGroup
 from trainer.checkpoint.snapshot_files import (
@@ -381,7 +381,7 @@ class Snapshots:
         for name, tensor in tensors.items():
             local_of(tensor).copy_(values[part_of(name, tensor)])
         for rank in range(self._mesh.ranks.world_size):  # this rank needs its own alone
-            tensors.setdefault(loss_sum_of(rank), torch.zeros(()))
+            tensors.setdefault(of_rank(rank, LOSS_SUM), torch.zeros(()))
         return tensors, state.position
 
     def clear(self) -> None:

@@ -163,8 +163,10 @@ class LoadedBatches:
         order = permutation(self._seed, epoch, num_samples).tolist()
         size = self._plan.micro_batch_size
         steps = range(first_step, self._plan.steps_per_epoch(num_samples))
-        slices = map(self._plan.rank_range, steps)
-        places = [own[i : i + size] for own in slices for i in range(0, len(own), size)]
+        places = []
+        for own in map(self._plan.rank_slice, steps):
+            starts = range(own.start, own.stop, size)
+            places += [range(start, min(start + size, own.stop)) for start in starts]
         return self._load(_Keys(places, order, self._seed, epoch))
 
     def num_targets(self, epoch: int, step_in_epoch: int) -> None:

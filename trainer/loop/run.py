@@ -148,7 +148,7 @@ class Run:
         self._directory = directory = open_run_directory(
             config.out or self.settings.run_dir, self.settings, mesh
         )
-        self._collectives = FlightRecorder.open(
+        self._collectives = FlightRecorder(
             config, directory.path / paths.DEBUG, self.ranks.rank, mesh.backend
         )
         resume = self._resume(mesh, trained, data.num_train, directory)

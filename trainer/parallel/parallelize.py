@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.parallel.pipeline_split import Share, split, whole_share
+from trainer.parallel.pipeline_split import Share, split
 from trainer.parallel.plan import fits, modules_named
 from trainer.parallel.stages import num_stages, stages_of
 
@@ -42,7 +42,7 @@ def share_of_rank(
 ) -> Share:
     """Return what `rank` has of the model. Raises UserError if it cannot be split so."""
     if layout.pp == 1:
-        return whole_share(model)
+        return Share(whole=model, model=model, stages=[model])
     return split(
         model,
         plan,

@@ -68,15 +68,9 @@ class StepProfiler:
         with_memory: bool = False,
         write_more: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare.
+        """Trace `steps` (None: none), `with_memory` also what is allocated on the GPU.
 
-        Args:
-            steps: to trace; None: none.
-            folder: where the files go.
-            rank: this one.
-            with_memory: also record what is allocated on the GPU.
-            write_more: is called with the trace written; it raises nothing.
-
+        `write_more` is called with the trace written; it raises nothing.
         """
         self._steps = steps or range(0)
         self._folder = folder
