@@ -85,8 +85,7 @@ class Sharded(Gradients):
         self, parameters: Sequence[nn.Parameter], pipeline: dist.ProcessGroup | None = None
     ) -> None:
         super().__init__(parameters)
-        self._group = _one_copy(parameters) if pipeline is None else None
-        num_alike = dist.get_world_size(self._group) // (1 if pipeline is None else pipeline.size())
+        num_alike = dist.get_world_size() // (1 if pipeline is None else pipeline.size())
         self._by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
         self._by_copies: dict[int, list[nn.Parameter]] = {}
         """By how many ranks have the same as this one."""
@@ -106,18 +105,18 @@ class Sharded(Gradients):
         return [shard for _, shards in self._own_by_copies() for shard in shards]
 
     def agree(self, found: Tensor) -> None:
-        """Ask all that have a part of this copy: what others have is the same."""
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
+        """Ask all ranks."""
+        dist.all_reduce(found, dist.ReduceOp.MAX)
 
     def norm(self) -> Tensor:
-        """Sum up squares over a copy in one message; of what several have, each gives a part."""
+        """Sum up squares in one message; of what several ranks have, each gives a part."""
         squares = [
             torch.stack(torch._foreach_norm(shards)).square().sum() / num_copies  # noqa: SLF001 -- as torch's own
             for num_copies, shards in self._own_by_copies()
             if shards
         ]
         total = torch.stack(squares).sum()
-        dist.all_reduce(total, group=self._group)
+        dist.all_reduce(total)
         return total.sqrt()
 
     def _own_by_copies(self) -> list[tuple[int, list[Tensor]]]:
@@ -142,28 +141,11 @@ def gradients_of(
     return Gradients(parameters)
 
 
-def _one_copy(parameters: Sequence[nn.Parameter]) -> dist.ProcessGroup | None:
-    """Return the ranks that have one copy between them, if they are an axis of the mesh; else None.
-
-    Copies have the same gradients, to the bit: of those of hsdp only one needs to be asked, which
-    on a large cluster is one node of many.
-    """
-    meshes = {getattr(parameter, "device_mesh", None) for parameter in parameters}
-    mesh = meshes.pop()
-    split = {axis for p in parameters for axis in _split_axes(p)}
-    return mesh.get_group(split.pop()) if mesh and not meshes and len(split) == 1 else None
-
-
-def _split_axes(parameter: nn.Parameter) -> list[int]:
-    """Return the axes of its mesh along which a parameter is split."""
-    placements = getattr(parameter, "placements", ())
-    return [axis for axis, placed in enumerate(placements) if not placed.is_replicate()]
-
-
 def _num_shards(parameter: nn.Parameter) -> int:
     """Return into how many parts a parameter is split, each on other ranks of its mesh."""
     mesh: Any = getattr(parameter, "device_mesh", None)
-    return math.prod(mesh.size(axis) for axis in _split_axes(parameter))
+    placements = getattr(parameter, "placements", ())
+    return math.prod(mesh.size(i) for i, at in enumerate(placements) if not at.is_replicate())
 
 
 def _own(parameters: Sequence[nn.Parameter]) -> list[Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -283,13 +282,3 @@ def validation_line(validation: Validation) -> str:
         f"step {validation.step}  epoch {validation.epoch}  {'  '.join(figures)} "
         f"of {validation.num_samples}"
     )
-
-
-def resident_mib() -> float:
-    """Memory of this process that lies in RAM, in MiB."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123 -- one line
-            pages = int(statm.read().split()[1])
-    except OSError:
-        return float("nan")
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
