@@ -167,7 +167,7 @@ class LoadedBatches:
         for own in map(self._plan.rank_slice, steps):
             starts = range(own.start, own.stop, size)
             places += [range(start, min(start + size, own.stop)) for start in starts]
-        return self._load(_Keys(places, order, self._seed, epoch))
+        return self._load(places, order, epoch)
 
     def num_targets(self, epoch: int, step_in_epoch: int) -> None:
         """Not known before they are read."""
@@ -176,12 +176,13 @@ class LoadedBatches:
         """Yield batches of the samples in `indices`, in order."""
         size = self.evaluation_batch_size
         batches = [indices[i : i + size] for i in range(0, len(indices), size)]
-        return self._load(_Keys(batches, range(indices.stop), self._seed, _EVALUATION_EPOCH))
+        return self._load(batches, range(indices.stop), _EVALUATION_EPOCH)
 
-    def _load(self, keys: _Keys) -> Iterator[Batch]:
+    def _load(self, batches: Sequence[range], order: Sequence[int], epoch: int) -> Iterator[Batch]:
+        """Yield batches of the samples at such places of `order`."""
         loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
             SeededSamples(self._data),
-            batch_sampler=keys,
+            batch_sampler=self._keys(batches, order, epoch),
             num_workers=self._num_workers,
             pin_memory=self._device.type == "cuda",
             generator=torch.Generator(),  # else the loader would draw from the rank's own
@@ -192,28 +193,12 @@ class LoadedBatches:
                 targets.to(self._device, non_blocking=True),
             )
 
-
-class _Keys(torch.utils.data.Sampler[list[tuple[int, int]]]):
-    """The keys of `SeededSamples`, batch by batch, made when they are asked for."""
-
-    def __init__(
-        self, places: Sequence[range], order: Sequence[int], seed: int, epoch: int
-    ) -> None:
-        """Batch i holds the samples at `places[i]` of `order`."""
-        self._places = places
-        self._order = order
-        self._seed = seed
-        self._epoch = epoch
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for places in self._places:
-            yield [
-                (self._order[place], generators.derive_seed(self._seed, self._epoch, place))
-                for place in places
-            ]
-
-    def __len__(self) -> int:
-        return len(self._places)
+    def _keys(
+        self, batches: Sequence[range], order: Sequence[int], epoch: int
+    ) -> Iterator[list[tuple[int, int]]]:
+        """Yield the keys of `SeededSamples`, batch by batch, made when they are asked for."""
+        for places in batches:
+            yield [(order[i], generators.derive_seed(self._seed, epoch, i)) for i in places]
 
 
 class CutBatches:
