@@ -62,6 +62,12 @@ class Mesh:
         """Sum each value over all ranks, in float64. A point of synchronisation of the CPUs."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
+    def gather(self, value: float) -> list[float]:
+        """Return every rank's value, by rank. A point of synchronisation of the CPUs."""
+        places = [0.0] * self.ranks.world_size
+        places[self.ranks.rank] = value
+        return self.sum(places)
+
     def sum_over_samples(self, values: Sequence[float]) -> list[float]:
         """Sum what was counted on samples: once, where several ranks have the same ones."""
         is_leader = self.layout.is_samples_leader(self.ranks.rank)
