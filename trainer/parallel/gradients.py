@@ -200,17 +200,13 @@ def choose_pass(model: nn.Module, num_microbatches: int) -> Pass:
         if isinstance(model, DistributedDataParallel):
             return lambda is_last: _NOTHING if is_last else model.no_sync()
         if hasattr(model, "set_requires_gradient_sync"):
-            return _Sharded(model)
+            sharded: Any = model  # FSDPModule, a class made at run time
+
+            def keep_whole(is_last: bool) -> AbstractContextManager[Any]:  # noqa: FBT001 -- see Pass
+                """Keep whole gradients, not shards, until the last microbatch."""
+                sharded.set_requires_gradient_sync(is_last)
+                sharded.set_is_last_backward(is_last)
+                return _NOTHING
+
+            return keep_whole
     return lambda _is_last: _NOTHING
-
-
-class _Sharded:
-    """fully_shard: a rank keeps whole gradients, not shards, until the last microbatch."""
-
-    def __init__(self, model: Any) -> None:  # noqa: ANN401 -- FSDPModule, a class made at run time
-        self._model = model
-
-    def __call__(self, is_last: bool) -> AbstractContextManager[Any]:  # noqa: FBT001 -- see Pass
-        self._model.set_requires_gradient_sync(is_last)
-        self._model.set_is_last_backward(is_last)
-        return _NOTHING
