@@ -23,7 +23,7 @@ from trainer.checkpoint.host_copies import local_of, num_local_bytes, part_of
 from trainer.errors import short_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -40,10 +40,13 @@ Key = tuple[int, int]
 class NodeFiles:
     """The directory of a node, which all its ranks read and write."""
 
-    def __init__(self, path: Path, layout: str) -> None:
+    def __init__(self, path: Path, layout: str, device: torch.device) -> None:
         """Take where it is to be, and the run's layout: files of another are of no use."""
         self.path = path
         self._layout = layout
+        self._device = device
+        self.buffers: dict[Key, Tensor] = {}
+        """The pages of the files that this rank writes."""
 
     def open(self, ranks: Ranks) -> str:
         """Make it; return what is wrong with it."""
@@ -64,6 +67,39 @@ class NodeFiles:
 
     def _index(self, key: Key) -> Path:
         return self.path / "{}.{}.json".format(*key)
+
+    def allocate(self, sizes: Mapping[Key, int]) -> None:
+        """Get the memory of the files that this rank writes. Raises OSError where it is not."""
+        self._pin(is_pinned=False)
+        self.buffers = {key: map_pages(self.file(key), size) for key, size in sizes.items()}
+        self._pin(is_pinned=True)
+
+    def _pin(self, *, is_pinned: bool) -> None:
+        """Let a GPU write the buffers by itself; where it cannot, the copies are slower."""
+        if self._device.type == "cuda":
+            cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            for buffer in self.buffers.values():
+                if is_pinned:
+                    cuda.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0)
+                else:
+                    cuda.cudaHostUnregister(buffer.data_ptr())
+
+    def buffer(self, key: Key, size: int) -> Tensor:
+        """Return the pages of a file, of that size."""
+        found = self.buffers.get(key)
+        return map_pages(self.file(key), size) if found is None else found
+
+    def copy(
+        self, tensors: Mapping[str, Tensor], parts: Sequence[Mapping[str, Any]], key: Key
+    ) -> None:
+        """Copy what this rank holds of `tensors` to their places in a file."""
+        with torch.no_grad():
+            for part in parts:
+                if part["name"] in tensors:
+                    source = local_of(tensors[part["name"]])
+                    view(self.buffers[key], part).copy_(source, non_blocking=True)
+        if self._device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
 
     def void(self, key: Key) -> None:
         """Let a file count no more."""
@@ -120,6 +156,7 @@ class NodeFiles:
 
     def remove(self) -> None:
         """Give the memory back."""
+        self.buffers = {}
         shutil.rmtree(self.path, ignore_errors=True)
 
 

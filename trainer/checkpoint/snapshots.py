@@ -36,7 +36,6 @@ from trainer.checkpoint.snapshot_files import (
     Key,
     NodeFiles,
     lay_out,
-    map_pages,
     name_of,
     view,
 )
@@ -86,7 +85,6 @@ class Snapshots:
         self._shapes: dict[str, torch.Size] = {}
         self._parts: list[dict[str, Any]] = []
         self._held: dict[str, tuple[list[int], str]] = {}
-        self._buffers: dict[Key, Tensor] = {}
         self._good: dict[int, int] = {}
         """Of each rank whose files this one writes: the slot of its last complete one."""
         self._num_bytes = 0
@@ -110,7 +108,7 @@ class Snapshots:
         # A snapshot fits the same layout, on nodes of the same numbers of ranks, only.
         layout = f"{self._mesh.layout.describe()} {[nodes.index(node) for node in nodes]}"
         name = f"{snapshots_prefix(launch_id)}{run}.{nodes[self._rank]}"
-        self._files = NodeFiles(memory / name, layout)
+        self._files = NodeFiles(memory / name, layout, self._mesh.device)
         problem = "no launcher that would restart the ranks"
         if launch_id:
             problem = self._files.open(self._mesh.ranks)
@@ -122,7 +120,6 @@ class Snapshots:
             self.every = 0
             if self._is_open:
                 self._files.remove()
-            self._buffers = {}
             self._mesh.warn(f"training goes on without snapshots in memory: {problem}")
         return bool(problem)
 
@@ -148,7 +145,7 @@ class Snapshots:
             self._shapes = shapes
         key = self._next(self._rank)
         self._files.void(key)
-        self._copy(own, key)
+        self._files.copy(own, self._parts, key)
         self._is_copied.clear()
         stream = None
         if self._mesh.device.type == "cuda":
@@ -162,16 +159,6 @@ class Snapshots:
             daemon=True,
         )
         self._thread.start()
-
-    def _copy(self, tensors: Mapping[str, Tensor], key: Key) -> None:
-        buffer = self._buffers[key]
-        with torch.no_grad():
-            for part in self._parts:
-                if part["name"] in tensors:
-                    source = local_of(tensors[part["name"]])
-                    view(buffer, part).copy_(source, non_blocking=True)
-        if self._mesh.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
 
     def wait_for_copy(self) -> None:
         """Wait until weights and the optimizer's state are copied. Only this rank waits."""
@@ -205,22 +192,10 @@ class Snapshots:
         if problem:
             return problem
         try:
-            self._pin(is_pinned=False)
-            self._buffers = {key: map_pages(self._files.file(key), n) for key, n in files.items()}
-            self._pin(is_pinned=True)
+            self._files.allocate(files)
         except OSError as error:
             problem = f"{short_line(error)} ({_REMEDY})"
         return self._group.first_problem(problem)
-
-    def _pin(self, *, is_pinned: bool) -> None:
-        """Let a GPU write the buffers by itself; where it cannot, the copies are slower."""
-        if self._mesh.device.type == "cuda":
-            cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            for buffer in self._buffers.values():
-                if is_pinned:
-                    cuda.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0)
-                else:
-                    cuda.cudaHostUnregister(buffer.data_ptr())
 
     # ---- in the thread ---------------------------------------------------------------------------
 
@@ -236,7 +211,7 @@ class Snapshots:
 
         def copy() -> None:
             with torch.cuda.stream(stream):
-                self._copy(tensors, key)
+                self._files.copy(tensors, self._parts, key)
 
         def seal() -> None:
             content = {"held": self._held, "parts": self._parts}
@@ -265,7 +240,7 @@ class Snapshots:
         """Send this rank's to its keeper, receive those that it keeps; return what went wrong."""
         sent: list[Any] = []
         if self._keepers:
-            sent = self._send(self._keepers[self._rank], text, self._buffers[key])
+            sent = self._send(self._keepers[self._rank], text, self._files.buffers[key])
         problems = [
             _problem_of(partial(self._receive, rank, self._next(rank))) for rank in self._kept
         ]
@@ -286,9 +261,7 @@ class Snapshots:
         dist.recv(sizes, src=source, group=self._group.handle)
         index = torch.empty(int(sizes[0]), dtype=torch.uint8)
         dist.recv(index, src=source, group=self._group.handle)
-        buffer = self._buffers.get(key)
-        if buffer is None:
-            buffer = map_pages(self._files.file(key), int(sizes[1]))
+        buffer = self._files.buffer(key, int(sizes[1]))
         dist.recv(buffer, src=source, group=self._group.handle)
         self._files.write_text(key, bytes(index.numpy()).decode())
 
