@@ -36,6 +36,10 @@ def permutation(seed: int, epoch: int, num_samples: int) -> Tensor:
     return torch.randperm(num_samples, generator=torch.Generator().manual_seed(mixed))
 
 
+def _cut(indices: range, size: int) -> list[range]:
+    return [indices[i : i + size] for i in range(0, len(indices), size)]
+
+
 class TensorBatches:
     """Microbatches of a set in memory: it lies on the device once, and is gathered by index."""
 
@@ -70,9 +74,9 @@ class TensorBatches:
 
     def evaluation(self, indices: range) -> Iterator[Batch]:
         """Yield batches of the samples in `indices`, in order."""
-        for start in range(indices.start, indices.stop, _EVALUATION_BATCH):
-            part = slice(start, min(start + _EVALUATION_BATCH, indices.stop))
-            yield self._inputs[part], self._targets[part]
+        for part in _cut(indices, _EVALUATION_BATCH):
+            own = slice(part.start, part.stop)
+            yield self._inputs[own], self._targets[own]
 
 
 class TokenBatches:
@@ -100,9 +104,8 @@ class TokenBatches:
 
     def evaluation(self, indices: range) -> Iterator[Batch]:
         """Yield batches of the samples in `indices`, in order."""
-        for start in range(indices.start, indices.stop, self.evaluation_batch_size):
-            stop = min(start + self.evaluation_batch_size, indices.stop)
-            yield self._gather(torch.arange(start, stop))
+        for part in _cut(indices, self.evaluation_batch_size):
+            yield self._gather(torch.arange(part.start, part.stop))
 
     def _gather(self, samples: Tensor) -> Batch:
         inputs, targets = self._data.gather(samples.numpy())
@@ -163,10 +166,8 @@ class LoadedBatches:
         order = permutation(self._seed, epoch, num_samples).tolist()
         size = self._plan.micro_batch_size
         steps = range(first_step, self._plan.steps_per_epoch(num_samples))
-        places = []
-        for own in map(self._plan.rank_slice, steps):
-            starts = range(own.start, own.stop, size)
-            places += [range(start, min(start + size, own.stop)) for start in starts]
+        slices = map(self._plan.rank_slice, steps)
+        places = [part for own in slices for part in _cut(range(own.start, own.stop), size)]
         return self._load(places, order, epoch)
 
     def num_targets(self, epoch: int, step_in_epoch: int) -> None:
@@ -174,8 +175,7 @@ class LoadedBatches:
 
     def evaluation(self, indices: range) -> Iterator[Batch]:
         """Yield batches of the samples in `indices`, in order."""
-        size = self.evaluation_batch_size
-        batches = [indices[i : i + size] for i in range(0, len(indices), size)]
+        batches = _cut(indices, self.evaluation_batch_size)
         return self._load(batches, range(indices.stop), _EVALUATION_EPOCH)
 
     def _load(self, batches: Sequence[range], order: Sequence[int], epoch: int) -> Iterator[Batch]:
