@@ -10,7 +10,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.workloads.idx import IdxArray, read_idx
+from trainer.workloads.mnist import IdxArray, read_idx
 
 if TYPE_CHECKING:
     from torch import Tensor

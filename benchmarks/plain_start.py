@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from trainer.workloads import mnist_models
-from trainer.workloads.idx import read_idx
+from trainer.workloads.mnist import read_idx
 
 _DIGITS = Path(__file__).parent.parent / "trainer" / "workloads" / "digits"
 _BATCH_SIZE = 64  # the trainer's default

@@ -25,7 +25,7 @@ from trainer.parallel.plan import check_blocks
 from trainer.parallel.stages import check_pipeline
 from trainer.telemetry.heartbeat import Stacks, open_heartbeat
 from trainer.telemetry.profiling import profiled_ranks
-from trainer.text import flush_what_can_be, lose_what_cannot_be_written
+from trainer.text import flush_what_can_be, lose_what_cannot_be_written, warn
 from trainer.workloads.registry import build_workload
 
 if TYPE_CHECKING:
@@ -82,11 +82,11 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         return _train(run, env, stacks)
     except UserError as error:
         if is_leader:
-            print(f"trainer: {error}", file=sys.stderr, flush=True)
+            warn(error)
         return codes.USAGE
     except ModuleNotFoundError as error:
         # On every rank: the first to end ends the others, and rank 0 may not have come so far.
-        print(f"trainer: {missing_package(error, sys.executable)}", file=sys.stderr, flush=True)
+        warn(missing_package(error, sys.executable))
         return codes.USAGE
     except Exception as error:  # noqa: BLE001 -- such as a workload of one's own that cannot be built
         mismatch = misfit(error)
@@ -94,7 +94,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
             traceback.print_exc()
             return codes.FAILED
         if is_leader:
-            print(f"trainer: {mismatch}", file=sys.stderr, flush=True)
+            warn(mismatch)
         return codes.USAGE
 
 
@@ -166,14 +166,14 @@ def _train(run: Run, env: MutableMapping[str, str], stacks: Stacks) -> int:
             raise
         # What is wrong with this rank's samples, no other rank may ever see.
         if run.ranks.is_node_main or run.has_begun:
-            print(f"trainer: {error}", file=sys.stderr, flush=True)
+            warn(error)
         _end_at_once(codes.USAGE)
     # Whatever it is, it is reported and ends this rank; so does sys.exit(), whose code could be 0.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         if not isinstance(error, RunFailedError):
             traceback.print_exc()
         else:  # on every rank: its own log is where a person reads it
-            print(f"trainer: {error}", file=sys.stderr, flush=True)
+            warn(error)
         _record(run, error)
         if run.ranks.world_size == 1:
             return codes.FAILED
@@ -198,8 +198,7 @@ def _record(run: Run, error: BaseException) -> None:
     try:
         run.fail(error)
     except Exception as another:  # noqa: BLE001 -- of whatever was being recorded
-        line = f"trainer: could not record all of this failure: {short_line(another)}"
-        print(line, file=sys.stderr, flush=True)
+        warn(f"could not record all of this failure: {short_line(another)}")
 
 
 def _end_at_once(code: int) -> NoReturn:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from rundir import codes
 from trainer import __version__
 from trainer.errors import UserError, missing_package
+from trainer.text import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,6 +45,21 @@ def path(text: str) -> Path:
 CHECKPOINT_HELP = "a checkpoint, a run directory (its last one), or its best one: RUN/best"
 
 
+def check_target(target: Path, name: str, *, may_overwrite: bool) -> None:
+    """Raise UserError, in which the file is called `name`, unless it can be written anew."""
+    if not target.parent.is_dir():
+        raise UserError(
+            name, rule="be in a directory that exists", found="none", remedy="create it"
+        )
+    if target.is_dir() or (target.exists() and not may_overwrite):
+        raise UserError(
+            name,
+            rule="be a file that is not there yet",
+            found="one",
+            remedy="name another, or give --force",
+        )
+
+
 def follow_umask(file: Path) -> None:
     """Give a file that a library wrote the permissions that the user gives new files."""
     mask = os.umask(0)
@@ -57,13 +73,13 @@ def run(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
         code = main(argv)
         sys.stdout.flush()
     except UserError as error:
-        print(f"trainer: {error}", file=sys.stderr, flush=True)
+        warn(error)
         return codes.USAGE
     except ModuleNotFoundError as error:
-        print(f"trainer: {missing_package(error, sys.executable)}", file=sys.stderr, flush=True)
+        warn(missing_package(error, sys.executable))
         return codes.USAGE
     except KeyboardInterrupt:  # a file half-written is removed on the way here
-        print("trainer: stopped by Ctrl-C", file=sys.stderr, flush=True)
+        warn("stopped by Ctrl-C")
         return 128 + signal.SIGINT
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -93,7 +93,3 @@ class RunFailedError(Exception):
     def of(cls, what: str, *, rule: str, found: object, remedy: str) -> RunFailedError:
         """Return one in the form of four parts."""
         return cls(problem(f"{what} must {rule}", found, remedy))
-
-
-class CheckpointError(RunFailedError):
-    """A run trained to its end, and its result could not be saved."""

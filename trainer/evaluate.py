@@ -61,7 +61,7 @@ def _measure(checkpoint: Path, data_dir: Path | None) -> Mapping[str, float | No
     from trainer.loop.evaluation import Evaluation  # noqa: PLC0415
     from trainer.loop.stop import StopConsensus, StopRequest  # noqa: PLC0415
     from trainer.parallel.precision import set_up  # noqa: PLC0415
-    from trainer.telemetry.heartbeat import NoHeartbeat  # noqa: PLC0415
+    from trainer.telemetry.heartbeat import Heartbeat  # noqa: PLC0415
     from trainer.workloads.checks import test_data_of  # noqa: PLC0415
 
     stored = loading.open_verified(checkpoint)
@@ -102,8 +102,8 @@ def _measure(checkpoint: Path, data_dir: Path | None) -> Mapping[str, float | No
         num_samples=num_samples,
         precision=config.precision,
         mesh=mesh,
-        consensus=StopConsensus(mesh, StopRequest(), NoHeartbeat()),
-        heartbeat=NoHeartbeat(),
+        consensus=StopConsensus(mesh, StopRequest(), Heartbeat()),
+        heartbeat=Heartbeat(),
     ).measure()
     assert measured is not None  # noqa: S101 -- it was not asked to stop
     return {

@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     is_foreign = foreign.is_foreign(options.checkpoint)
     checkpoint = options.checkpoint if is_foreign else find(options.checkpoint)
     if options.format == "hf":
-        _check_target(options.out, may_overwrite=False)  # never a whole folder
+        command.check_target(options.out, str(options.out), may_overwrite=False)  # no whole folder
         from trainer.checkpoint.hugging_face import export_hf  # noqa: PLC0415 -- imports torch
 
         export_hf(checkpoint, options.out, options.tokenizer)
@@ -74,7 +74,11 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(
             "--tokenizer", rule="be given with --format hf", found="without", remedy="leave it out"
         )
-    targets = _targets(options.out, may_overwrite=options.force)
+    targets = [options.out]
+    if options.out.suffix not in _ENDINGS:
+        targets = [options.out.with_name(options.out.name + e) for e in (_SAFETENSORS, _TORCH)]
+    for target in targets:
+        command.check_target(target, str(target), may_overwrite=options.force)
     if is_foreign:
         (weights, note), about = foreign.read_weights(checkpoint), {}
     else:
@@ -90,29 +94,6 @@ def main(argv: Sequence[str]) -> int:
     if note:
         print(f"{checkpoint}: {note}")
     return codes.FINISHED
-
-
-def _targets(out: Path, *, may_overwrite: bool) -> list[Path]:
-    targets = [out]
-    if out.suffix not in _ENDINGS:
-        targets = [out.with_name(out.name + ending) for ending in (_SAFETENSORS, _TORCH)]
-    for target in targets:
-        _check_target(target, may_overwrite=may_overwrite)
-    return targets
-
-
-def _check_target(target: Path, *, may_overwrite: bool) -> None:
-    if not target.parent.is_dir():
-        raise UserError(
-            str(target), rule="be in a directory that exists", found="none", remedy="create it"
-        )
-    if target.is_dir() or (target.exists() and not may_overwrite):
-        raise UserError(
-            str(target),
-            rule="be a file that is not there yet",
-            found="one",
-            remedy="name another, or give --force",
-        )
 
 
 def _write(target: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:

@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _load(checkpoint: Path) -> Llama:
-    from trainer.checkpoint.llama import read_llama  # noqa: PLC0415 -- imports torch
+    from trainer.checkpoint.hugging_face import read_llama  # noqa: PLC0415 -- imports torch
     from trainer.workloads.llama import Llama  # noqa: PLC0415
 
     stored = read_llama(checkpoint)

@@ -60,6 +60,11 @@ def lose_what_cannot_be_written() -> None:
             setattr(sys, name, cast("TextIO", LossyStream(stream)))
 
 
+def warn(text: object) -> None:
+    """Report to whoever reads the log, in one line."""
+    print(f"trainer: {text}", file=sys.stderr, flush=True)
+
+
 def flush_what_can_be() -> None:
     """Pass on what was printed, before an end that does not wait; no error changes how it ends."""
     for stream in (sys.stdout, sys.stderr):

@@ -20,7 +20,7 @@ from rundir.text import counted
 from trainer import command
 from trainer.data.tokenizer import load_tokenizer
 from trainer.errors import UserError
-from trainer.workloads.token_file import BYTES, Writer
+from trainer.workloads.tokens import BYTES, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--eos", help="the token that ends a document, if its name is unusual")
     parser.add_argument("--force", action="store_true", help="overwrite what is there")
     options = parser.parse_args(argv)
-    _check_target(options.out, may_overwrite=options.force)
+    command.check_target(options.out, f"--out {options.out}", may_overwrite=options.force)
     files = [file for path in options.input for file in _files(path)]
     tokenizer = load_tokenizer(options.tokenizer, options.eos)
     try:
@@ -60,20 +60,6 @@ def main(argv: Sequence[str]) -> int:
         f"{counted(writer.num_documents, 'document')}, {options.out.stat().st_size / 2**20:.1f} MiB"
     )
     return codes.FINISHED
-
-
-def _check_target(out: Path, *, may_overwrite: bool) -> None:
-    if not out.parent.is_dir():
-        raise UserError(
-            f"--out {out}", rule="be in a directory that exists", found="none", remedy="create it"
-        )
-    if out.is_dir() or (out.exists() and not may_overwrite):
-        raise UserError(
-            f"--out {out}",
-            rule="be a file that is not there yet",
-            found="one",
-            remedy="name another, or give --force",
-        )
 
 
 def _files(path: Path) -> list[Path]:

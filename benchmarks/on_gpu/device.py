@@ -87,6 +87,7 @@ def nccl(place: Place) -> Values:
     """Meet as the trainer's ranks do, alone, and let each kind of message through."""
     from torch import distributed as dist  # noqa: PLC0415 -- seconds
 
+    from trainer.config import Config  # noqa: PLC0415 -- the same
     from trainer.distributed.rendezvous import open_process_group  # noqa: PLC0415 -- the same
     from trainer.environment import Ranks  # noqa: PLC0415 -- the same
     from trainer.telemetry.flight_recorder import FlightRecorder  # noqa: PLC0415 -- the same
@@ -103,7 +104,7 @@ def nccl(place: Place) -> Values:
         raise CaseError(f"the backend must be {wanted}; found {backend}")
     _send(device)
     _wrap(device)
-    FlightRecorder(place.folder, 0, backend).write()
+    FlightRecorder(Config(flight_recorder=2000), place.folder, 0, backend).write()
     dumps = [path for path in place.folder.iterdir() if path.stat().st_size]
     if backend == "nccl" and not dumps:
         raise CaseError("the flight recorder must give a dump; found none")

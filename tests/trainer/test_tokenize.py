@@ -17,7 +17,7 @@ from trainer.command import run
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.workloads.language import Language
-from trainer.workloads.token_file import TokenizerInfo, open_tokens
+from trainer.workloads.tokens import TokenizerInfo, open_tokens
 
 Train = Callable[..., tuple[int, Any]]
 

@@ -8,20 +8,24 @@ SHA-256 in the manifest, renamed, and only then pointed to.
 
 from __future__ import annotations
 
+import contextlib
 import math
-import sys
+import threading
 import time
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import torch
 
 from rundir import paths
 from rundir.paths import step_name, step_of
 from trainer.checkpoint import saving
 from trainer.checkpoint.host_copies import HostCopies, SavePlan
 from trainer.checkpoint.layout import CheckpointFolder
-from trainer.checkpoint.process_group import open_group
-from trainer.checkpoint.saving import Writing
+from trainer.checkpoint.process_group import ProcessGroup
+from trainer.checkpoint.saving import SaveError
 from trainer.checkpoint.train_state import State
+from trainer.errors import short_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,13 +33,26 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trainer.checkpoint.process_group import ProcessGroup
     from trainer.checkpoint.train_state import TrainState
     from trainer.distributed.mesh import Mesh
     from trainer.telemetry.events import EventLog
 
 _SPACE_MARGIN = 1.02
 _SPACE_MARGIN_BYTES = 1 << 20
+
+
+@dataclass(kw_only=True)
+class _Writing:
+    """A checkpoint on its way to the disk."""
+
+    state: TrainState
+    is_best: bool
+    began_s: float
+    stall_s: float | None
+    """How long the training stood still; None: until the end."""
+    thread: threading.Thread | None = None
+    ended_s: float = 0.0
+    error: SaveError | None = None
 
 
 class Checkpoints:
@@ -62,8 +79,7 @@ class Checkpoints:
         self._last_s = time.monotonic()
         self._plan = SavePlan(mesh)
         self._copies = HostCopies()
-        self._group: ProcessGroup | None = None
-        self._writing: Writing | None = None
+        self._writing: _Writing | None = None
         self._newest: TrainState | None = None
         """What the newest checkpoint holds, be it complete or being written."""
         self.damaged: list[str] = []
@@ -79,12 +95,7 @@ class Checkpoints:
         if mesh.ranks.is_main:
             self.folder.open()
         mesh.barrier()  # no rank writes before the leftovers are gone
-
-    def open_group(self) -> ProcessGroup:
-        """Return the process group of checkpoints; it is opened at the first need."""
-        if self._group is None:
-            self._group = open_group(self.mesh)
-        return self._group
+        self.group = ProcessGroup(mesh)
 
     # ---- saving ----------------------------------------------------------------------------------
 
@@ -100,34 +111,30 @@ class Checkpoints:
             return
         self.wait()
         self._last_s = began_s
-        group = self.open_group()
-        own = self._plan.own(tensors, group)
+        own = self._plan.own(tensors, self.group)
         if not self._has_space(state.step):
             return
-        copies = self._copied(own, state.step, group) if self._is_async else None
-        is_behind = copies is not None
+        copies = self._copied(own, state.step) if self._is_async else None
         self._newest = state
-        self._writing = Writing(
-            self.folder,
-            group,
-            self.state_of(state),
-            own if copies is None else copies,
-            device=self.mesh.device,
-            began_s=began_s,
-            stall_s=time.monotonic() - began_s if is_behind else None,
-            report=partial(self._ended, is_best=is_best),
+        stall_s = None if copies is None else time.monotonic() - began_s
+        writing = _Writing(state=state, is_best=is_best, began_s=began_s, stall_s=stall_s)
+        # A daemon: a process that must end does not wait for a disk, or a rank that is gone.
+        writing.thread = threading.Thread(
+            target=self._write,
+            args=(writing, own if copies is None else copies),
+            name="checkpoint",
+            daemon=True,
         )
-        self._writing.start()
-        if not is_behind:
+        self._writing = writing
+        writing.thread.start()
+        if copies is None:
             self.wait()
 
-    def _copied(
-        self, tensors: Mapping[str, Tensor], step: int, group: ProcessGroup
-    ) -> dict[str, Tensor] | None:
+    def _copied(self, tensors: Mapping[str, Tensor], step: int) -> dict[str, Tensor] | None:
         """Copy to host memory; None, on all ranks, if one has no room: the training waits."""
-        copies, problem = self._copies.take_together(tensors, group, self.mesh.nodes)
+        copies, problem = self._copies.take_together(tensors, self.group, self.mesh.nodes)
         if problem:
-            self._warn(
+            self.mesh.warn(
                 f"the checkpoint of step {step} is written while the training waits: {problem}"
             )
         return copies
@@ -143,14 +150,14 @@ class Checkpoints:
 
     def wait(self) -> bool:
         """Wait until nothing is being written; return whether the last checkpoint is complete."""
-        writing = self._writing
-        if writing is None:
+        writing, self._writing = self._writing, None
+        if writing is None or writing.thread is None:
             return self.failure is None
-        writing.join()
-        self._writing = None
+        writing.thread.join()
         if writing.error is None:
-            self.latest_step, self.failure = writing.step, None
-            self._continue_from(writing.step, self.folder.path_of(writing.step))
+            step = writing.state.step
+            self.latest_step, self.failure = step, None
+            self._continue_from(step, self.folder.path_of(step))
             self.last_seconds = writing.ended_s - writing.began_s
         else:
             self._newest, self.failure = None, str(writing.error)
@@ -182,39 +189,59 @@ class Checkpoints:
         self._report_failure(step, saving.NO_SPACE, text)
         return False
 
-    # ---- in the thread that wrote ----------------------------------------------------------------
+    # ---- in the thread that writes ---------------------------------------------------------------
 
-    def _ended(self, writing: Writing, *, is_best: bool) -> None:
-        """On rank 0: report the outcome, move the pointer, remove what is not kept."""
+    def _write(self, writing: _Writing, tensors: Mapping[str, Tensor]) -> None:
+        """Write, report the outcome, and remove what is not kept."""
+        if self.mesh.device.type == "cuda":
+            # A thread begins on GPU 0, which may be another rank's; a GPU that has failed delays no
+            # copy.
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.set_device(self.mesh.device)
+        size_bytes = 0
+        try:
+            state = self.state_of(writing.state)
+            size_bytes = saving.write(self.folder, tensors, state, self.group)
+        except SaveError as error:
+            writing.error = error
+        except Exception as error:  # noqa: BLE001 -- such as another rank's death
+            writing.error = SaveError(saving.WRITE_ERROR, short_line(error))
+        writing.ended_s = time.monotonic()
         if not self.mesh.ranks.is_main:
             return
         if writing.error is not None:
-            self._report_failure(writing.step, writing.error.reason, writing.error.text)
-            return
-        seconds = time.monotonic() - writing.began_s
+            self._report_failure(writing.state.step, writing.error.reason, writing.error.text)
+        else:
+            self._report(writing, size_bytes)
+            self._prune(writing.state)
+
+    def _report(self, writing: _Writing, size_bytes: int) -> None:
+        """Write the event, and move the pointer."""
+        seconds, step = time.monotonic() - writing.began_s, writing.state.step
         self._events.write(
             "checkpoint",
-            step=writing.step,
-            path=str(self.folder.path_of(writing.step)),
+            step=step,
+            path=str(self.folder.path_of(step)),
             seconds=round(seconds, 4),
             stall_s=round(seconds if writing.stall_s is None else writing.stall_s, 4),
             is_async=writing.stall_s is not None,
-            bytes=writing.size_bytes,
+            bytes=size_bytes,
         )
-        if is_best:
-            self._point(paths.BEST, writing.step)
-        best_step = writing.state.position.best_step
+        if writing.is_best:
+            self._point(paths.BEST, step)
+
+    def _prune(self, state: TrainState) -> None:
         # One that was written anew is no longer damaged.
-        self.damaged = [name for name in self.damaged if step_of(name) != writing.step]
+        self.damaged = [name for name in self.damaged if step_of(name) != state.step]
         if self._num_kept:
-            kept = () if best_step is None else (step_name(best_step),)
+            kept = () if state.best_step is None else (step_name(state.best_step),)
             self.folder.prune(self._num_kept, kept=kept, damaged=self.damaged)
 
     def _report_failure(self, step: int, reason: str, text: str) -> None:
         if not self.mesh.ranks.is_main:
             return
         last = "there is none yet" if self.latest_step is None else f"step {self.latest_step}"
-        self._warn(
+        self.mesh.warn(
             f"the checkpoint of step {step} was not written: {reason}: {text}; the last one: {last}"
         )
         self._events.write("checkpoint_failed", step=step, reason=reason, error=text)
@@ -230,7 +257,7 @@ class Checkpoints:
         """Go on from a checkpoint that was loaded; write a pointer anew that names nothing."""
         own = self.folder.path_of(state.step)
         # A user may write a path in many ways. Rank 0 compares: no other node may see it otherwise.
-        if not self.open_group().share(path.resolve() == own.resolve()):
+        if not self.group.share(path.resolve() == own.resolve()):
             self._continue_from(state.step, path)
             self._newest = self.latest_step = None
             return
@@ -254,7 +281,7 @@ class Checkpoints:
         """Remember and report a damaged checkpoint."""
         if path.parent == self.folder.path:
             self.damaged.append(path.name)
-        self._warn(f"skipped checkpoint {path}: {problem}")
+        self.mesh.warn(f"skipped checkpoint {path}: {problem}")
 
     def report_resume(self, step: int, path: Path | None, skipped: list[dict[str, str]]) -> None:
         """Write the event of a resume; no path: a fresh start."""
@@ -272,8 +299,4 @@ class Checkpoints:
         try:
             self.folder.point(name, step)
         except OSError as error:
-            self._warn(f"`{name}` stays where it was, not at step {step}: {error.strerror}")
-
-    def _warn(self, text: str) -> None:
-        if self.mesh.ranks.is_main:
-            print(f"trainer: {text}", file=sys.stderr, flush=True)
+            self.mesh.warn(f"`{name}` stays where it was, not at step {step}: {error.strerror}")

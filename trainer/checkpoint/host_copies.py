@@ -110,7 +110,7 @@ class HostCopies:
                     raise
                 first = next(iter(str(error).splitlines()), type(error).__name__)
                 problem = f"no memory for copies on the host of rank {group.rank} ({first})"
-            problem = next((one for one in group.gather(problem) if one), "")
+            problem = group.first_problem(problem)
         if problem:
             copies = self._buffers = None  # what there was room for is free again
         return copies, problem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +13,55 @@ from safetensors.torch import save_file
 
 from rundir.text import counted
 from trainer import command
-from trainer.checkpoint import manifest
+from trainer.checkpoint import loading, manifest
 from trainer.checkpoint.foreign import is_foreign
-from trainer.checkpoint.llama import read_llama
 from trainer.checkpoint.megatron import read_gpt
 from trainer.data.tokenizer import EOS_NAMES
 from trainer.errors import UserError
-from trainer.workloads.llama_hf import CONFIG, WEIGHTS, config_of, to_hf
+from trainer.workloads.llama_hf import CONFIG, WEIGHTS, config_of, shape_named, to_hf
 from trainer.workloads.tokens import BYTES_EOS, BYTES_VOCAB_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from trainer.workloads.llama_presets import LlamaShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredLlama:
+    """All that it takes to build it again."""
+
+    shape: LlamaShape
+    sequence_length: int
+    weights: Mapping[str, Tensor]
+    step: int
+    model: str
+    """As --model had it: a preset's name, a folder, or nothing for the default."""
+
+
+def read_llama(checkpoint: Path) -> StoredLlama:
+    """Read it, verified. Raises UserError if it is damaged, or of something else."""
+    stored = loading.open_verified(checkpoint)
+    identity = stored.state.identity
+    if identity.get("workload") != "lm":
+        raise UserError(
+            str(checkpoint),
+            rule="be a checkpoint of --workload lm",
+            found=identity.get("workload"),
+            remedy="name another one",
+        )
+    shape = shape_named(str(identity["model"]))
+    length = identity.get("sequence_length") or shape.max_sequence_length
+    assert isinstance(length, int)  # noqa: S101 -- as the options have it
+    return StoredLlama(
+        shape=shape,
+        sequence_length=length,
+        weights=loading.read_weights(stored),
+        step=stored.state.position.step,
+        model=str(identity["model"]),
+    )
 
 
 def export_hf(checkpoint: Path, target: Path, tokenizer: Path | None) -> None:

@@ -6,7 +6,7 @@ its own. Folders in Hugging Face's layout are the workload's to read (`Workload.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rundir.text import counted
 from trainer.checkpoint.layout import MODEL, find
@@ -22,15 +22,6 @@ if TYPE_CHECKING:
 _SAFETENSORS, _TORCH = ".safetensors", (".pt", ".pth")
 _NUM_NAMED = 3
 """Of the tensors that do not fit, so many are named."""
-
-
-class _Weights(Protocol):
-    @property
-    def shapes(self) -> Mapping[str, torch.Size]:
-        """Of each tensor, whole."""
-
-    def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """Read each of `tensors`, laid out as this rank's, by its name."""
 
 
 def check_source(source: Path) -> None:
@@ -50,7 +41,7 @@ def begin_with(source: Path, model: nn.Module, elsewhere: Mapping[str, torch.Siz
     """
     import torch  # noqa: PLC0415 -- `check_source` is asked before the seconds of this
 
-    weights: _Weights = _File(source) if source.is_file() else _Checkpoint(source)
+    weights: _File | _Checkpoint = _File(source) if source.is_file() else _Checkpoint(source)
     own = model.state_dict()
     _check(source, weights.shapes, {**{k: t.shape for k, t in own.items()}, **elsewhere})
     tensors = {name: torch.empty_like(tensor, device="cpu") for name, tensor in own.items()}
@@ -87,6 +78,7 @@ class _Checkpoint:
         self.shapes = {name.removeprefix(MODEL): shape for name, shape in own.items()}
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Read each of `tensors`, laid out as this rank's, by its name."""
         with self._loading.damage_is_users(f"--init-from {self._path}"):
             self._loading.read_into(self._path, {MODEL + name: t for name, t in tensors.items()})
 

@@ -229,23 +229,15 @@ def find(path: Path) -> Path:
 
 MODEL = "model/"
 OPTIMIZER = "optimizer/"
+GENERATORS = "generator/"
+LOSS_SUM = "loss_sum"
+"""The last two are each rank's own: its random generators, and its losses of the interval."""
 _RANK = "rank/"
-_LOSS_SUM = "loss_sum"
 
 
-def of_rank(rank: int) -> str:
-    """Return how the names of what is that rank's alone begin."""
-    return f"{_RANK}{rank}/"
-
-
-def generators_of(rank: int) -> str:
-    """Return how the names of that rank's random generators begin."""
-    return f"{of_rank(rank)}generator/"
-
-
-def loss_sum_of(rank: int) -> str:
-    """Return the name of that rank's losses of the interval."""
-    return of_rank(rank) + _LOSS_SUM
+def of_rank(rank: int, own: str = "") -> str:
+    """Return the name of what is that rank's alone, or how such names begin."""
+    return f"{_RANK}{rank}/{own}"
 
 
 def split_rank(name: str) -> tuple[str, str] | None:
@@ -258,5 +250,4 @@ def split_rank(name: str) -> tuple[str, str] | None:
 
 def is_loss_sum(name: str) -> bool:
     """Whether it is some rank's losses."""
-    split = split_rank(name)
-    return split is not None and split[1] == _LOSS_SUM
+    return name.startswith(_RANK) and name.endswith(f"/{LOSS_SUM}")

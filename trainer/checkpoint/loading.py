@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.checkpoint.process_group import ProcessGroup
-    from trainer.distributed.mesh import Mesh
 
 T = TypeVar("T")
 
@@ -151,40 +150,20 @@ def read_weights(stored: Stored) -> dict[str, Tensor]:
 # ---- all ranks together --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Problem:
-    """Why a rank could not read."""
-
-    text: str
-    kind: type[DamagedError]
-
-    @property
-    def is_damage(self) -> bool:
-        """Whether it is sure that the checkpoint is not whole."""
-        return self.kind is DamagedError
-
-
-def list_together(
-    list_own: Callable[[], Sequence[Path]], mesh: Mesh, open_group: Callable[[], ProcessGroup]
-) -> list[Path]:
-    """Return the paths that rank 0 lists, on all ranks; the group is opened if there are any.
+def list_together(list_own: Callable[[], Sequence[Path]], group: ProcessGroup) -> list[Path]:
+    """Return the paths that rank 0 lists, on all ranks.
 
     Raises RunFailedError, on all ranks, if rank 0 cannot list them: there may be some.
     """
-    paths: list[Path] = []
     problem = ""
-    for attempt in range(_NUM_TRIES):
-        if attempt:
-            time.sleep(_PAUSE_S)
-        if mesh.ranks.is_main:
+    for _ in _tries():
+        paths: list[Path] = []
+        if group.rank == 0:
             try:
-                paths, problem = list(list_own()), ""
+                paths, problem = [*list_own()], ""
             except OSError as error:
-                paths, problem = [], short_line(error)
-        (num_found,) = mesh.max([float(len(paths) or bool(problem))])
-        if not num_found:
-            return []
-        paths, problem = open_group().share((paths, problem))
+                problem = short_line(error)
+        paths, problem = group.share((paths, problem))
         if not problem:
             return paths
     raise RunFailedError.of(
@@ -204,36 +183,31 @@ def read_together(
     and on all ranks, if some cannot read what may be whole: RunFailedError, or UserError where
     this version does not know it.
     """
-    stored, problem = _retried(path, lambda: _verified(path, group))
-    if stored is None:
-        return None, problem
-    tensors = prepare(stored)
-    read, problem = _retried(path, lambda: _read(path, tensors, group))
-    return (None if read is None else (stored, tensors)), problem
+    try:
+        stored = _retried(path, lambda: _verify_together(path, group))
+        tensors = prepare(stored)
+        _retried(path, lambda: _read_together(path, tensors, group))
+    except DamagedError as error:
+        return None, str(error)
+    return (stored, tensors), ""
 
 
-def _retried(
-    path: Path, work: Callable[[], tuple[T | None, _Problem | None]]
-) -> tuple[T | None, str]:
-    """Do `work`, whose outcome all ranks share, until it succeeds or the checkpoint is damaged."""
-    found = ""
-    for attempt in range(_NUM_TRIES):
-        if attempt:
-            time.sleep(_PAUSE_S)
-        result, problem = work()
-        if problem is None:
-            return result, ""
-        if problem.is_damage:
-            return None, problem.text
-        if problem.kind is UnknownError:
+def _retried(path: Path, work: Callable[[], T]) -> T:
+    """Do `work`, which ends alike on all ranks, until it succeeds or the checkpoint is damaged."""
+    found: object = ""
+    for _ in _tries():
+        try:
+            return work()
+        except UnknownError as error:
             raise UserError(
                 f"checkpoint {path}",
                 rule="be one that this version, with its torch, can read",
-                found=problem.text,
+                found=error,
                 remedy="go on with the version that wrote it, or from an older one by "
                 "--resume PATH, or begin anew by --resume none",
-            )
-        found = problem.text
+            ) from error
+        except UnreadableError as error:
+            found = error
     raise RunFailedError.of(
         f"checkpoint {path}",
         rule="be readable by every rank",
@@ -242,7 +216,14 @@ def _retried(
     )
 
 
-def _verified(path: Path, group: ProcessGroup) -> tuple[Stored | None, _Problem | None]:
+def _tries() -> Iterator[int]:
+    for number in range(_NUM_TRIES):
+        if number:
+            time.sleep(_PAUSE_S)
+        yield number
+
+
+def _verify_together(path: Path, group: ProcessGroup) -> Stored:
     """Verify it, each rank a part of the files; rank 0 decides what is damaged.
 
     It verifies what another rank found damaged itself: that node may see old sizes, or no file at
@@ -257,41 +238,42 @@ def _verified(path: Path, group: ProcessGroup) -> tuple[Stored | None, _Problem 
         verify_parts(group.rank)
         return read_index(path)
 
-    result, own = _attempt(verify_own)
+    stored, own = _attempt(verify_own)
     problems = group.gather(own)
-    first = _first(problems)
-    if first is None:
-        return result, None
-    if problems[0] is not None:
-        return None, problems[0] if problems[0].is_damage else first
-    doubted = [rank for rank, one in enumerate(problems) if one is not None and one.is_damage]
-    confirmed = _attempt(lambda: verify_parts(*doubted))[1] if group.rank == 0 else None
-    return None, group.share(confirmed) or first
+    if stored is not None and not any(problems):
+        return stored
+    decided = problems[0]
+    if decided is None:
+        doubted = [rank for rank, problem in enumerate(problems) if _is_damage(problem)]
+        confirmed = _attempt(lambda: verify_parts(*doubted))[1] if group.rank == 0 else None
+        decided = group.share(confirmed)
+    elif not _is_damage(decided):
+        decided = None
+    raise decided or _first(problems)
 
 
-def _read(
-    path: Path, tensors: Mapping[str, Tensor], group: ProcessGroup
-) -> tuple[Mapping[str, Tensor] | None, _Problem | None]:
-    """Read into `tensors`; return None and the problem on all ranks if one of them has one."""
-    result, own = _attempt(lambda: read_into(path, tensors))
-    problems = group.gather(own)
-    # All files have been verified: what reading finds damaged is so for every rank that asks.
-    damage = (one for one in problems if one is not None and one.is_damage)
-    problem = next(damage, _first(problems))
-    return (result if problem is None else None), problem
+def _read_together(path: Path, tensors: Mapping[str, Tensor], group: ProcessGroup) -> None:
+    """Read into `tensors`; raises on all ranks if one of them has a problem."""
+    problems = group.gather(_attempt(lambda: read_into(path, tensors))[1])
+    if any(problems):
+        # All files have been verified: what reading finds damaged is so for every rank that asks.
+        raise next(filter(_is_damage, problems), None) or _first(problems)
 
 
-def _attempt(work: Callable[[], T]) -> tuple[T | None, _Problem | None]:
+def _attempt(work: Callable[[], T]) -> tuple[T | None, DamagedError | None]:
     try:
         return work(), None
     except DamagedError as error:
-        return None, _Problem(str(error), type(error))
+        return None, error
 
 
-def _first(problems: Sequence[_Problem | None]) -> _Problem | None:
+def _is_damage(problem: DamagedError | None) -> bool:
+    """Whether it is sure that the checkpoint is not whole."""
+    return type(problem) is DamagedError
+
+
+def _first(problems: Sequence[DamagedError | None]) -> DamagedError:
     """Return the first rank's problem, with its rank; damage may be that node's alone."""
-    for rank, problem in enumerate(problems):
-        if problem is not None:
-            kind = UnreadableError if problem.is_damage else problem.kind
-            return _Problem(f"on rank {rank}: {problem.text}", kind)
-    return None
+    rank, problem = next((r, p) for r, p in enumerate(problems) if p is not None)
+    kind = UnreadableError if _is_damage(problem) else type(problem)
+    return kind(f"on rank {rank}: {problem}")

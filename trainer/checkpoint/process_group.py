@@ -6,7 +6,7 @@ sends it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import distributed as dist
 
@@ -16,60 +16,30 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class ProcessGroup(Protocol):
+class ProcessGroup:
     """Passes small picklable values between ranks. Every call is a point of synchronisation."""
 
-    rank: int
-    world_size: int
-    handle: Any
-    """torch's process group, None with one rank."""
+    def __init__(self, mesh: Mesh) -> None:
+        """Open it; all ranks do so at the same point."""
+        self.rank = mesh.ranks.rank
+        self.world_size = mesh.ranks.world_size
+        self.handle: Any = dist.new_group(backend="gloo") if mesh.is_distributed else None
+        """torch's process group, None with one rank."""
 
     def gather(self, value: T) -> list[T]:
         """Return every rank's value, by rank, on every rank."""
-        ...
-
-    def share(self, value: T) -> T:
-        """Return rank 0's value."""
-        ...
-
-
-class SingleProcess:
-    """One rank: the null object."""
-
-    rank = 0
-    world_size = 1
-    handle = None
-
-    def gather(self, value: T) -> list[T]:
-        """Return the one value."""
-        return [value]
-
-    def share(self, value: T) -> T:
-        """Return it."""
-        return value
-
-
-class GlooGroup:
-    """Several ranks; all of them build it at the same point."""
-
-    def __init__(self, mesh: Mesh) -> None:
-        self.rank = mesh.ranks.rank
-        self.world_size = mesh.ranks.world_size
-        self.handle: Any = dist.new_group(backend="gloo")
-
-    def gather(self, value: T) -> list[T]:
-        """Return every rank's value, by rank."""
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value, group=self.handle)
+        values: list[Any] = [value] * self.world_size
+        if self.handle is not None:
+            dist.all_gather_object(values, value, group=self.handle)
         return values
 
     def share(self, value: T) -> T:
         """Return rank 0's value."""
         values = [value]
-        dist.broadcast_object_list(values, src=0, group=self.handle)
+        if self.handle is not None:
+            dist.broadcast_object_list(values, src=0, group=self.handle)
         return values[0]
 
-
-def open_group(mesh: Mesh) -> ProcessGroup:
-    """Open the group of all ranks of a run."""
-    return GlooGroup(mesh) if mesh.is_distributed else SingleProcess()
+    def first_problem(self, problem: str) -> str:
+        """Return the first rank's that has one, on every rank; empty: none has."""
+        return next(filter(None, self.gather(problem)), "")

@@ -101,9 +101,9 @@ def _load_first(
     One that the user `named` may not be damaged.
     """
     skipped: list[dict[str, str]] = []
-    candidates = list_together(list_own, checkpoints.mesh, checkpoints.open_group)
+    candidates = list_together(list_own, checkpoints.group)
     for path in candidates:
-        loaded, problem = read_together(path, prepare, checkpoints.open_group())
+        loaded, problem = read_together(path, prepare, checkpoints.group)
         if loaded is not None:
             stored, tensors = loaded
             state = stored.state.position
@@ -170,7 +170,7 @@ class Resume:
             return None
         # The job's starts have no other request than `auto` once it has written a checkpoint.
         own = self.checkpoints.folder.paths if request == "auto" else list
-        newest = next(iter(list_together(own, self.mesh, self.checkpoints.open_group)), None)
+        newest = next(iter(list_together(own, self.checkpoints.group)), None)
         after = 0 if newest is None else step_of(newest.name) or 0
         found = self.snapshots.load(after, self._prepare_own)
         if found is None:

@@ -8,12 +8,9 @@ import functools
 import os
 import sys
 import threading
-import time
 import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from rundir import paths
 from trainer.checkpoint import manifest
@@ -21,7 +18,7 @@ from trainer.checkpoint.layout import STATE_FILE
 from trainer.errors import MAX_LENGTH, causes, short_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -45,54 +42,6 @@ class SaveError(Exception):
         super().__init__(f"{reason}: {text}")
         self.reason = reason
         self.text = text
-
-
-class Writing(threading.Thread):
-    """One checkpoint on its way to the disk."""
-
-    ended_s: float
-
-    def __init__(  # noqa: PLR0913 -- all of it is needed in the thread
-        self,
-        folder: CheckpointFolder,
-        group: ProcessGroup,
-        state: State,
-        tensors: Mapping[str, Tensor],
-        *,
-        device: torch.device,
-        began_s: float,
-        stall_s: float | None,
-        report: Callable[[Writing], None],
-    ) -> None:
-        # A daemon: a process that must end does not wait for a disk, or a rank that is gone.
-        super().__init__(name="checkpoint", daemon=True)
-        self._folder = folder
-        self._group = group
-        self._tensors = tensors
-        self._device = device
-        self._report = report
-        self.state = state
-        self.step = state.position.step
-        self.began_s = began_s
-        self.stall_s = stall_s
-        self.size_bytes = 0
-        self.error: SaveError | None = None
-
-    def run(self) -> None:
-        """Write, then report the outcome."""
-        if self._device.type == "cuda":
-            # A thread begins on GPU 0, which may be another rank's; a GPU that has failed delays no
-            # copy.
-            with contextlib.suppress(RuntimeError):
-                torch.cuda.set_device(self._device)
-        try:
-            self.size_bytes = write(self._folder, self._tensors, self.state, self._group)
-        except SaveError as error:
-            self.error = error
-        except Exception as error:  # noqa: BLE001 -- such as another rank's death
-            self.error = SaveError(WRITE_ERROR, short_line(error))
-        self.ended_s = time.monotonic()
-        self._report(self)
 
 
 def write(

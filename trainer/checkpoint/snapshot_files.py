@@ -1,21 +1,163 @@
-"""The file of a snapshot: tensors one after the other, in pages that are memory."""
+"""A node's snapshots: files in pages that are memory, and an index beside each.
+
+<rank>.<slot>        tensors, one after the other; there are two slots
+<rank>.<slot>.json   the step, where each tensor lies, the SHA-256; without it the file is void
+child-<rank>         that rank's process: while one lives, agents of other jobs leave all this
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import shutil
+import stat
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rundir import heartbeat
+from trainer.checkpoint import manifest
 from trainer.checkpoint.host_copies import local_of, num_local_bytes, part_of
+from trainer.errors import short_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
+    from trainer.environment import Ranks
+
+NUM_SLOTS = 2
 _ALIGNED_BYTES = 64
+
+Key = tuple[int, int]
+"""Whose file it is, and in which slot."""
+
+
+class NodeFiles:
+    """The directory of a node, which all its ranks read and write."""
+
+    def __init__(self, path: Path, layout: str, device: torch.device) -> None:
+        """Take where it is to be, and the run's layout: files of another are of no use."""
+        self.path = path
+        self._layout = layout
+        self._device = device
+        self.buffers: dict[Key, Tensor] = {}
+        """The pages of the files that this rank writes."""
+
+    def open(self, ranks: Ranks) -> str:
+        """Make it; return what is wrong with it."""
+        try:
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            found = self.path.lstat()  # its name can be guessed
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                return f"{self.path} is another user's"
+            child = heartbeat.child_line(os.getpid(), ranks.local_rank, is_trainer=True)
+            (self.path / f"{heartbeat.CHILD_PREFIX}{ranks.rank}").write_bytes(child)
+        except OSError as error:
+            return short_line(error)
+        return ""
+
+    def file(self, key: Key) -> Path:
+        """Return where the tensors are."""
+        return self.path / "{}.{}".format(*key)
+
+    def _index(self, key: Key) -> Path:
+        return self.path / "{}.{}.json".format(*key)
+
+    def allocate(self, sizes: Mapping[Key, int]) -> None:
+        """Get the memory of the files that this rank writes. Raises OSError where it is not."""
+        self._pin(is_pinned=False)
+        self.buffers = {key: map_pages(self.file(key), size) for key, size in sizes.items()}
+        self._pin(is_pinned=True)
+
+    def _pin(self, *, is_pinned: bool) -> None:
+        """Let a GPU write the buffers by itself; where it cannot, the copies are slower."""
+        if self._device.type == "cuda":
+            cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            for buffer in self.buffers.values():
+                if is_pinned:
+                    cuda.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0)
+                else:
+                    cuda.cudaHostUnregister(buffer.data_ptr())
+
+    def buffer(self, key: Key, size: int) -> Tensor:
+        """Return the pages of a file, of that size."""
+        found = self.buffers.get(key)
+        return map_pages(self.file(key), size) if found is None else found
+
+    def copy(
+        self, tensors: Mapping[str, Tensor], parts: Sequence[Mapping[str, Any]], key: Key
+    ) -> None:
+        """Copy what this rank holds of `tensors` to their places in a file."""
+        with torch.no_grad():
+            for part in parts:
+                if part["name"] in tensors:
+                    source = local_of(tensors[part["name"]])
+                    view(self.buffers[key], part).copy_(source, non_blocking=True)
+        if self._device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
+    def void(self, key: Key) -> None:
+        """Let a file count no more."""
+        self._index(key).unlink(missing_ok=True)
+
+    def seal(self, key: Key, **content: object) -> None:
+        """Let a file count: write its SHA-256, and `content`, into its index."""
+        record = asdict(manifest.examine(self.file(key)))
+        self.write_text(key, json.dumps({**content, "layout": self._layout, "file": record}))
+
+    def write_text(self, key: Key, text: str) -> None:
+        """Write an index at once, or not at all."""
+        beside = self.path / ".{}.{}.partial".format(*key)
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(self._index(key))
+
+    def read_text(self, key: Key) -> str:
+        """Return an index as it was written."""
+        return self._index(key).read_text(encoding="utf-8")
+
+    def read(self, key: Key) -> dict[str, Any]:
+        """Return an index."""
+        index: dict[str, Any] = json.loads(self.read_text(key))
+        return index
+
+    def list(self) -> dict[tuple[int, int], Key]:
+        """Return the file of each (step, rank) that is here and of this layout."""
+        found = {}
+        for path in self.path.glob("*.json"):
+            rank, slot, _ = path.name.split(".")
+            key = int(rank), int(slot)
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                index = self.read(key)
+                if index["layout"] == self._layout:
+                    found[index["step"], key[0]] = key
+        return found
+
+    def verify(self, key: Key) -> None:
+        """Read a file. Raises DamagedError if it has changed since it was written."""
+        record = manifest.FileRecord(**self.read(key)["file"])
+        manifest.check_digests(self.path, {self.file(key).name: record})
+
+    def load(self, key: Key) -> Tensor:
+        """Return a file's bytes."""
+        path = self.file(key)
+        return torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
+
+    def keep_only(self, step: int | None) -> None:
+        """Make void what is not of that step. Other ranks of the node do the same."""
+        for path in self.path.glob("*.json"):
+            with contextlib.suppress(OSError, ValueError):
+                if step is None or json.loads(path.read_text(encoding="utf-8"))["step"] != step:
+                    path.unlink()
+
+    def remove(self) -> None:
+        """Give the memory back."""
+        self.buffers = {}
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def map_pages(path: Path, size: int) -> Tensor:

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from rundir.text import counted
 from trainer.checkpoint.layout import (
+    GENERATORS,
+    LOSS_SUM,
     MODEL,
     OPTIMIZER,
-    generators_of,
     is_loss_sum,
-    loss_sum_of,
     of_rank,
     split_rank,
 )
@@ -53,8 +53,8 @@ def gather_tensors(
 def gather_rank(rank: int, loss_sum: Tensor, device: torch.device) -> dict[str, Tensor]:
     """Return what is this rank's own: small copies, and the loss itself."""
     states = generators.capture(device)
-    own = {generators_of(rank) + name: state for name, state in states.items()}
-    return {loss_sum_of(rank): loss_sum, **own}
+    own = {of_rank(rank, GENERATORS) + name: state for name, state in states.items()}
+    return {of_rank(rank, LOSS_SUM): loss_sum, **own}
 
 
 def destinations(
@@ -130,7 +130,7 @@ def restore_rank(
     A rank that did not exist then is seeded with `seed`. `world_size` is the number of ranks now;
     if it has changed, rank 0 takes the sum of all, so scaled that the mean over ranks is the same.
     """
-    own = generators_of(rank)
+    own = of_rank(rank, GENERATORS)
     states = {k.removeprefix(own): v for k, v in tensors.items() if k.startswith(own)}
     if states:
         generators.restore(states, device)
@@ -138,7 +138,7 @@ def restore_rank(
         generators.seed_all(seed)
     sums = {name: value for name, value in tensors.items() if is_loss_sum(name)}
     if len(sums) == world_size:
-        loss_sum = sums[loss_sum_of(rank)]
+        loss_sum = sums[of_rank(rank, LOSS_SUM)]
     elif rank == 0 and sums:
         loss_sum = torch.stack(list(sums.values())).sum() * (world_size / len(sums))
     else:

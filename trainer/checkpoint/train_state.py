@@ -48,19 +48,15 @@ class TrainState:
             best = self.best_test_loss
             is_best = math.isfinite(loss) and (best is None or loss < best)
         measured = replace(
-            self, validated_step=self.step, last_accuracy=accuracy, last_test_loss=loss
+            self,
+            validated_step=self.step,
+            last_accuracy=accuracy,
+            last_test_loss=loss,
+            num_validations_without_gain=0 if is_best else self.num_validations_without_gain + 1,
         )
         if not is_best:
-            return replace(
-                measured, num_validations_without_gain=self.num_validations_without_gain + 1
-            )
-        return replace(
-            measured,
-            best_accuracy=accuracy,
-            best_test_loss=loss,
-            best_step=self.step,
-            num_validations_without_gain=0,
-        )
+            return measured
+        return replace(measured, best_accuracy=accuracy, best_test_loss=loss, best_step=self.step)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,20 +48,15 @@ class BatchPlan:
             )
         return steps
 
-    def rank_range(self, step_in_epoch: int) -> range:
-        """Where in the epoch's permutation this rank's samples of that step lie."""
-        start = self.global_slice(step_in_epoch).start + self.dp_rank * self.rank_batch_size
-        return range(start, start + self.rank_batch_size)
-
     def global_slice(self, step_in_epoch: int) -> slice:
         """Where in the epoch's permutation all samples of that step lie."""
         start = step_in_epoch * self.global_batch_size
         return slice(start, start + self.global_batch_size)
 
     def rank_slice(self, step_in_epoch: int) -> slice:
-        """`rank_range`, as a slice."""
-        places = self.rank_range(step_in_epoch)
-        return slice(places.start, places.stop)
+        """Where this rank's samples of that step lie."""
+        start = self.global_slice(step_in_epoch).start + self.dp_rank * self.rank_batch_size
+        return slice(start, start + self.rank_batch_size)
 
 
 def plan_batches(

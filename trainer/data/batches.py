@@ -36,6 +36,10 @@ def permutation(seed: int, epoch: int, num_samples: int) -> Tensor:
     return torch.randperm(num_samples, generator=torch.Generator().manual_seed(mixed))
 
 
+def _cut(indices: range, size: int) -> list[range]:
+    return [indices[i : i + size] for i in range(0, len(indices), size)]
+
+
 class TensorBatches:
     """Microbatches of a set in memory: it lies on the device once, and is gathered by index."""
 
@@ -70,9 +74,9 @@ class TensorBatches:
 
     def evaluation(self, indices: range) -> Iterator[Batch]:
         """Yield batches of the samples in `indices`, in order."""
-        for start in range(indices.start, indices.stop, _EVALUATION_BATCH):
-            part = slice(start, min(start + _EVALUATION_BATCH, indices.stop))
-            yield self._inputs[part], self._targets[part]
+        for part in _cut(indices, _EVALUATION_BATCH):
+            own = slice(part.start, part.stop)
+            yield self._inputs[own], self._targets[own]
 
 
 class TokenBatches:
@@ -100,9 +104,8 @@ class TokenBatches:
 
     def evaluation(self, indices: range) -> Iterator[Batch]:
         """Yield batches of the samples in `indices`, in order."""
-        for start in range(indices.start, indices.stop, self.evaluation_batch_size):
-            stop = min(start + self.evaluation_batch_size, indices.stop)
-            yield self._gather(torch.arange(start, stop))
+        for part in _cut(indices, self.evaluation_batch_size):
+            yield self._gather(torch.arange(part.start, part.stop))
 
     def _gather(self, samples: Tensor) -> Batch:
         inputs, targets = self._data.gather(samples.numpy())
@@ -163,23 +166,23 @@ class LoadedBatches:
         order = permutation(self._seed, epoch, num_samples).tolist()
         size = self._plan.micro_batch_size
         steps = range(first_step, self._plan.steps_per_epoch(num_samples))
-        slices = map(self._plan.rank_range, steps)
-        places = [own[i : i + size] for own in slices for i in range(0, len(own), size)]
-        return self._load(_Keys(places, order, self._seed, epoch))
+        slices = map(self._plan.rank_slice, steps)
+        places = [part for own in slices for part in _cut(range(own.start, own.stop), size)]
+        return self._load(places, order, epoch)
 
     def num_targets(self, epoch: int, step_in_epoch: int) -> None:
         """Not known before they are read."""
 
     def evaluation(self, indices: range) -> Iterator[Batch]:
         """Yield batches of the samples in `indices`, in order."""
-        size = self.evaluation_batch_size
-        batches = [indices[i : i + size] for i in range(0, len(indices), size)]
-        return self._load(_Keys(batches, range(indices.stop), self._seed, _EVALUATION_EPOCH))
+        batches = _cut(indices, self.evaluation_batch_size)
+        return self._load(batches, range(indices.stop), _EVALUATION_EPOCH)
 
-    def _load(self, keys: _Keys) -> Iterator[Batch]:
+    def _load(self, batches: Sequence[range], order: Sequence[int], epoch: int) -> Iterator[Batch]:
+        """Yield batches of the samples at such places of `order`."""
         loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
             SeededSamples(self._data),
-            batch_sampler=keys,
+            batch_sampler=self._keys(batches, order, epoch),
             num_workers=self._num_workers,
             pin_memory=self._device.type == "cuda",
             generator=torch.Generator(),  # else the loader would draw from the rank's own
@@ -190,28 +193,12 @@ class LoadedBatches:
                 targets.to(self._device, non_blocking=True),
             )
 
-
-class _Keys(torch.utils.data.Sampler[list[tuple[int, int]]]):
-    """The keys of `SeededSamples`, batch by batch, made when they are asked for."""
-
-    def __init__(
-        self, places: Sequence[range], order: Sequence[int], seed: int, epoch: int
-    ) -> None:
-        """Batch i holds the samples at `places[i]` of `order`."""
-        self._places = places
-        self._order = order
-        self._seed = seed
-        self._epoch = epoch
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for places in self._places:
-            yield [
-                (self._order[place], generators.derive_seed(self._seed, self._epoch, place))
-                for place in places
-            ]
-
-    def __len__(self) -> int:
-        return len(self._places)
+    def _keys(
+        self, batches: Sequence[range], order: Sequence[int], epoch: int
+    ) -> Iterator[list[tuple[int, int]]]:
+        """Yield the keys of `SeededSamples`, batch by batch, made when they are asked for."""
+        for places in batches:
+            yield [(order[i], generators.derive_seed(self._seed, epoch, i)) for i in places]
 
 
 class CutBatches:

@@ -83,18 +83,13 @@ def restore(states: Mapping[str, Tensor], device: torch.device = _CPU) -> None:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Leave the CPU's generators as they were, whatever is drawn in here."""
-    states = torch.get_rng_state(), random.getstate()
-    numpy_random = _numpy_random()
-    numpy_state = numpy_random.get_state() if numpy_random is not None else None
+def undisturbed(device: torch.device = _CPU) -> Iterator[None]:
+    """Leave all generators as they were, whatever is drawn in here."""
+    states = capture(device)
     try:
         yield
     finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        if numpy_random is not None:
-            numpy_random.set_state(numpy_state)
+        restore(states, device)
 
 
 def _numpy_random() -> Any:  # noqa: ANN401 -- a module, or None

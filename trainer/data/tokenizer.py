@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trainer.errors import UserError
-from trainer.workloads.token_file import BYTES, TokenizerInfo
-from trainer.workloads.tokens import BYTES_EOS, BYTES_VOCAB_SIZE
+from trainer.workloads.tokens import BYTES, BYTES_EOS, BYTES_VOCAB_SIZE, TokenizerInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -25,28 +24,13 @@ def load_tokenizer(name: str, eos_name: str | None = None) -> Tokenizer:
     return ByteTokenizer() if name == BYTES else HuggingFaceTokenizer(Path(name), eos_name)
 
 
-class Tokenizer(Protocol):
-    """Turns texts into tokens, and back."""
-
-    info: TokenizerInfo
-
-    def encode_all(self, texts: Iterable[str]) -> Iterator[bytes | Sequence[int]]:
-        """Yield the tokens of each text, without the one that ends it."""
-
-    def encode(self, text: str) -> list[int]:
-        """Return a text's tokens."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens."""
-
-
 class ByteTokenizer:
     """A token is a byte of UTF-8."""
 
     info = TokenizerInfo(name=BYTES, vocab_size=BYTES_VOCAB_SIZE, eos=BYTES_EOS)
 
     def encode_all(self, texts: Iterable[str]) -> Iterator[bytes]:
-        """Yield the bytes of each text."""
+        """Yield the bytes of each text, without the one that ends it."""
         return (text.encode() for text in texts)
 
     def encode(self, text: str) -> list[int]:
@@ -94,6 +78,9 @@ class HuggingFaceTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens."""
         return str(self._tokenizer.decode(tokens))
+
+
+Tokenizer = ByteTokenizer | HuggingFaceTokenizer
 
 
 def _read_tokenizer(path: Path) -> Any:  # noqa: ANN401 -- tokenizers ships no types

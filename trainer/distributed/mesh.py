@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from trainer.distributed.device import choose_device, has_driver, lost_gpus, los
 from trainer.distributed.rendezvous import open_process_group
 from trainer.environment import whole_number
 from trainer.parallel.layout import AXES, Layout
+from trainer.text import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -61,6 +61,12 @@ class Mesh:
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sum each value over all ranks, in float64. A point of synchronisation of the CPUs."""
         return self._reduce(values, dist.ReduceOp.SUM)
+
+    def gather(self, value: float) -> list[float]:
+        """Return every rank's value, by rank. A point of synchronisation of the CPUs."""
+        places = [0.0] * self.ranks.world_size
+        places[self.ranks.rank] = value
+        return self.sum(places)
 
     def sum_over_samples(self, values: Sequence[float]) -> list[float]:
         """Sum what was counted on samples: once, where several ranks have the same ones."""
@@ -113,6 +119,11 @@ class Mesh:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
 
+    def warn(self, text: object) -> None:
+        """Report to whoever reads the log, once for all ranks."""
+        if self.ranks.is_main:
+            warn(text)
+
     def describe(self) -> str:
         """Describe ranks, device, backend and threads."""
         ranks = f"{counted(self.ranks.world_size, 'rank')} on {self.device.type}"
@@ -144,7 +155,7 @@ def open_mesh(
     device = choose_device(ranks, env)
     lost = lost_gpus(env, torch.version.cuda) if device.type == "cpu" else None
     if lost and ranks.is_main and not has_driver():
-        print(f"trainer: {lost}: training on the CPU", file=sys.stderr, flush=True)
+        warn(f"{lost}: training on the CPU")
     backend: Backend = "none"
     nodes = [node]
     if ranks.world_size > 1:

@@ -54,9 +54,8 @@ class Evaluation:
         self.mesh.broadcast(list(self.model.buffers()))
         self.model.eval()
         # Whatever is drawn here, training goes on as if nothing had been, also after half of it.
-        drawn = generators.capture(self.mesh.device)
-        sums = self._sums()
-        generators.restore(drawn, self.mesh.device)
+        with generators.undisturbed(self.mesh.device):
+            sums = self._sums()
         if sums is None:
             return None
         self.heartbeat.collective(VALIDATE)

@@ -6,19 +6,17 @@ of a parameter's, sgd one; activations are computed by the workload.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainer.checkpoint.host_copies import num_local_bytes
 from trainer.errors import UserError
 from trainer.parallel.plan import ForwardPlan, modules_named
 from trainer.parallel.stages import layers_kept, passes_kept
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from trainer.config import Config
     from trainer.data.batch_plan import BatchPlan
     from trainer.distributed.mesh import Mesh
@@ -77,7 +75,7 @@ class Demand:
     def use(self) -> MemoryUse:
         """Return what this rank will need."""
         trained = {id(parameter) for parameter in self.trained.update.parameters}
-        own = {id(p): _own_bytes(p) for p in self.trained.model.parameters()}
+        own = {id(p): num_local_bytes(p) for p in self.trained.model.parameters()}
         gradients = sum(num_bytes for key, num_bytes in own.items() if key in trained)
         return MemoryUse(
             parameters_bytes=sum(own.values()),
@@ -183,19 +181,6 @@ def _remedy(demand: Demand, fitting: int) -> str:
     return "beside a smaller --micro-batch-size take " + " or ".join(
         option for option, helps in options.items() if helps
     )
-
-
-def _own_bytes(parameter: Tensor) -> int:
-    """Return the bytes of this rank's share, by the parameter's shape and how it is split.
-
-    Split evenly along each axis and rounded up, as the first rank has it.
-    """
-    numbers = list(parameter.shape)
-    for axis, placed in enumerate(getattr(parameter, "placements", ())):
-        if not placed.is_replicate():
-            ranks = parameter.device_mesh.size(axis)  # type: ignore[attr-defined] # a DTensor
-            numbers[placed.dim] = -(-numbers[placed.dim] // ranks)
-    return math.prod(numbers) * parameter.element_size()
 
 
 def size_text(num_bytes: float) -> str:

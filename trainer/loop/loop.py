@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainer.checkpoint.tensors import gather_rank, gather_tensors
-from trainer.errors import CheckpointError
+from trainer.errors import RunFailedError
 from trainer.loop.memory import MemoryReport, peak_bytes
 from trainer.loop.progress import Progress, RollBack
 from trainer.loop.replicas import check_replicas
@@ -188,7 +188,7 @@ class Loop:
         if components.evaluation is None:
             self.state = replace(state, validated_step=state.step)
             return True
-        with self.progress.ledger.validating():
+        with self.progress.ledger.counting("validation_s"):
             measured = components.evaluation.measure()
         components.consensus.begin()  # training has another pace
         if measured is None:
@@ -214,7 +214,7 @@ class Loop:
         self._check_replicas(self.state.step)  # what differs is never saved
         components.heartbeat.collective(SAVE)
         is_leader = components.mesh.layout.is_stage_leader(components.mesh.ranks.rank)
-        with self.progress.ledger.saving():
+        with self.progress.ledger.counting("checkpoint_s"):
             tensors = self._run_tensors(with_buffers=is_leader) | self._rank_tensors()
             components.checkpoints.save(tensors, self._state_to_save(), is_best=is_best)
         components.consensus.begin()  # time has passed
@@ -223,7 +223,7 @@ class Loop:
         components = self._components
         self._check_replicas(self.state.step)
         components.heartbeat.collective(SAVE)
-        with self.progress.ledger.saving():
+        with self.progress.ledger.counting("checkpoint_s"):
             shared = self._run_tensors(with_buffers=False)
             # A rank goes on with its own buffers.
             own = self._run_tensors(with_buffers=True) | self._rank_tensors()
@@ -259,7 +259,7 @@ class Loop:
     def _leave(self, *, stopped: bool) -> None:
         """Save what there is, if there is time for it.
 
-        Raises CheckpointError if a finished run has lost its last checkpoint.
+        Raises RunFailedError if a finished run has lost its last checkpoint.
         """
         components, checkpoints = self._components, self._components.checkpoints
         if stopped and not checkpoints.holds(self._state_to_save()):
@@ -268,14 +268,14 @@ class Loop:
             if is_late:
                 components.stop.give_up()
         self._save()
-        with self.progress.ledger.saving():
+        with self.progress.ledger.counting("checkpoint_s"):
             is_kept = checkpoints.wait()
             if is_kept:
                 components.snapshots.close()
         components.stop.settle()
         if not is_kept and not stopped:
             kept = checkpoints.latest_step
-            raise CheckpointError(
+            raise RunFailedError(
                 f"the last checkpoint, of step {self.state.step}, could not be written "
                 f"({checkpoints.failure}); "
                 + ("there is none" if kept is None else f"the last one there is: step {kept}")

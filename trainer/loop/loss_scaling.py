@@ -9,7 +9,7 @@ first, over all microbatches and ranks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed as dist
@@ -26,39 +26,30 @@ if TYPE_CHECKING:
     NextMicrobatch = Callable[[], tuple[Tensor, Tensor]]
 
 
-class LossScaling(Protocol):
-    """Is given each step, and scales each of its losses."""
+class LossScaling:
+    """Is given each step, and scales each of its losses. Here every sample counts alike."""
 
-    def begin(self, step: int, next_microbatch: NextMicrobatch) -> NextMicrobatch:
+    def __init__(self, components: Components) -> None:
+        self._components = components
+        self._num_microbatches = components.plan.num_microbatches
+
+    def begin(self, step: int, next_microbatch: NextMicrobatch) -> NextMicrobatch:  # noqa: ARG002 -- for subclasses
         """Begin a step, whose microbatches `next_microbatch` returns; return what does from now."""
-
-    def share(self, loss: Tensor) -> Tensor:
-        """Return a microbatch's part of the step's loss; its mean over ranks is the step's."""
-
-
-class Alike:
-    """Every sample counts alike: nothing to count, nothing to send."""
-
-    def __init__(self, num_microbatches: int) -> None:
-        self._num_microbatches = num_microbatches
-
-    def begin(self, step: int, next_microbatch: NextMicrobatch) -> NextMicrobatch:  # noqa: ARG002 -- all alike
-        """Take them as they come."""
         return next_microbatch
 
     def share(self, loss: Tensor) -> Tensor:
-        """Return the loss's part of the mean over microbatches."""
+        """Return a microbatch's part of the step's loss; its mean over ranks is the step's."""
         return loss / self._num_microbatches if self._num_microbatches > 1 else loss
 
 
-class Known:
+class Known(LossScaling):
     """A loss is a sum over the targets that count, and the step's samples give their number.
 
     So nothing is counted, and nothing is sent.
     """
 
     def __init__(self, components: Components) -> None:
-        self._components = components
+        super().__init__(components)
         # The reduction of the gradients divides by the number of ranks with targets of their own,
         # which this undoes: ranks of cp are averaged, too, each with positions of its own.
         self._num_ranks = components.mesh.layout.dp_size * components.mesh.layout.cp
@@ -77,11 +68,11 @@ class Known:
         return loss * self._factor
 
 
-class Counted:
+class Counted(LossScaling):
     """A loss is a sum over the targets that count; all of the step's are counted beforehand."""
 
     def __init__(self, components: Components) -> None:
-        self._components = components
+        super().__init__(components)
         self._total = torch.ones((), device=components.mesh.device)
         self._summing: dist.Work | None = None
         self._factor: Tensor | None = None
@@ -90,7 +81,7 @@ class Counted:
     def begin(self, step: int, next_microbatch: NextMicrobatch) -> NextMicrobatch:  # noqa: ARG002 -- they are counted
         """Take all microbatches of the step, and count; ranks add up while they go forward."""
         components = self._components
-        microbatches = [next_microbatch() for _ in range(components.plan.num_microbatches)]
+        microbatches = [next_microbatch() for _ in range(self._num_microbatches)]
         self._wait()  # for the last step's, if no loss was asked of this stage of a pipeline
         counts = [components.workload.num_valid(targets) for _, targets in microbatches]
         self._total = torch.stack([count for count in counts if count is not None]).sum()
@@ -118,7 +109,7 @@ class Counted:
 def choose_loss_scaling(components: Components) -> LossScaling:
     """Count only for a workload with targets that count or not, and only if not known."""
     if not components.workload.counts_targets:
-        return Alike(components.plan.num_microbatches)
+        return LossScaling(components)
     if (
         components.workload.counts_all_but_ignored
         and components.train.num_targets(0, 0) is not None

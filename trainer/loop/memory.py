@@ -68,7 +68,7 @@ class MemoryReport:
             parameters_bytes=_bytes_of(components.trained.model.parameters()),
             gradients_bytes=self._gradients_bytes,
             optimizer_bytes=_bytes_of(
-                value for state in states for value in state.values() if _is_tensor(value)
+                v for state in states for v in state.values() if isinstance(v, torch.Tensor)
             ),
             activations_bytes=None if self._kept is None else self._kept.peak_bytes,
         )
@@ -149,10 +149,6 @@ def _asking(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(torch_itself)]
     return f" in {own[-1].filename}:{own[-1].lineno}" if own else ""
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, int]:

@@ -12,8 +12,8 @@ from trainer.checkpoint.initial_weights import begin_with
 from trainer.loop.compiler import without_compiler
 from trainer.loop.optim import Update
 from trainer.parallel.initialise import materialise
-from trainer.parallel.parallelize import parallelize, share_of_rank
-from trainer.parallel.unsharded import unsharded_modules
+from trainer.parallel.parallelize import parallelize, share_of_rank, unsharded_modules
+from trainer.parallel.precision import convert_to_float8
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,9 +51,7 @@ def build_model(config: Config, workload: Workload, mesh: Mesh, seed: int) -> Tr
     num_parameters = sum(p.numel() for p in whole.parameters())
     plan, stored = workload.parallel_plan(), workload.stored_weights()
     if config.precision == "fp8":
-        from trainer.parallel.float8 import convert  # noqa: PLC0415 -- needs a package of its own
-
-        convert(whole, plan, mesh.layout.tp)
+        convert_to_float8(whole, plan, mesh.layout.tp)
     share = share_of_rank(whole, plan, mesh.layout, mesh.ranks.rank, config)
     model = share.model if empty is not None else share.model.to(mesh.device)
     is_lean = not (config.compile or is_sharded or config.activation_checkpointing != "none")

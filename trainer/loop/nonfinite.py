@@ -12,7 +12,6 @@ that is not, the reduction carries that to all, and the losses are summed over a
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +19,7 @@ import torch
 
 from trainer.data.batches import permutation
 from trainer.errors import RunFailedError
+from trainer.text import warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -217,16 +217,15 @@ class NonFinitePolicy:
             ranks=list(bad.ranks),
         )
         if action != "stop":
-            print(f"trainer: {bad}: {why}", file=sys.stderr, flush=True)
+            warn(f"{bad}: {why}")
 
     def _describe(
         self, own: Sequence[float], reduced: Sequence[float], state: TrainState, first_step: int
     ) -> BadSteps:
         bad = [i for i, loss in enumerate(reduced) if not math.isfinite(loss)]
-        mine = [0.0] * self._mesh.ranks.world_size
-        mine[self._mesh.ranks.rank] = float(not math.isfinite(own[bad[0]]))
-        culprits = [rank for rank, is_bad in enumerate(self._mesh.sum(mine)) if is_bad]
-        ranks = culprits if len(culprits) < len(mine) else []  # all of them: no one's fault
+        found = self._mesh.gather(not math.isfinite(own[bad[0]]))
+        culprits = [rank for rank, is_bad in enumerate(found) if is_bad]
+        ranks = culprits if len(culprits) < len(found) else []  # all of them: no one's fault
         step = first_step + bad[0]
         epoch, step_in_epoch = divmod(step - 1, self._plan.steps_per_epoch(state.num_train_samples))
         return BadSteps(

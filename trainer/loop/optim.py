@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.loop.compiler import plain_step
-from trainer.parallel.gradients import clip, gradients_of
-from trainer.parallel.scaler import scaler_of
+from trainer.parallel.gradients import clip, gradients_of, scaler_of, unscale_and_check
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +37,8 @@ class Update:
         self.scaler = scaler_of(self._gradients, device, is_enabled=config.precision == "fp16")
         self._clip_grad_norm = config.clip_grad_norm
         self._step = plain_step(self.optimizer)
-        self._one = torch.ones((), device=device)
         is_on_host = any(p.device.type == "cpu" for p in self.parameters)
+        self._one = torch.ones((), device="cpu" if is_on_host else device)
         self._is_read = is_on_host or not self.optimizer.defaults["fused"]
         """Whether the check's result is read here: on a CPU there is nothing to wait for, and a
         kernel there would not wait for a result that comes from a GPU."""
@@ -88,7 +87,8 @@ class Update:
     def _poll(self, found: Tensor) -> Tensor | None:
         """Mark `found`; return the global norm where gradients are clipped, which gives both."""
         if self._clip_grad_norm is None:
-            self._check(found)
+            # With a factor of 1: a kernel that only looks there is none.
+            unscale_and_check(self._gradients, found, self._one)
             return None
         total = self._gradients.norm()
         found.copy_(total.isfinite().logical_not_())
@@ -99,25 +99,6 @@ class Update:
             clip(self._gradients, total, self._clip_grad_norm)
             if norm is not None:
                 norm.copy_(total)
-
-    def _check(self, found: Tensor) -> None:
-        """Check every gradient, in one kernel for each device and type.
-
-        Reduced gradients are the same on all ranks, and so is the answer. Of gradients that are
-        sharded each rank sees its own part: the ranks take the maximum of `found`.
-        """
-        alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        for gradient in self._gradients.own():
-            alike.setdefault((gradient.device, gradient.dtype), []).append(gradient)
-        for (device, _), gradients in alike.items():
-            is_here = device == found.device
-            own = found if is_here else torch.zeros_like(found, device=device)
-            one = self._one if is_here else torch.ones_like(own)
-            # Named for what it does to scaled gradients: it multiplies them by `one`, too.
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, own, one)
-            if not is_here:
-                found.copy_(torch.maximum(found, own.to(found.device)))
-        self._gradients.agree(found)
 
 
 def _build_optimizer(groups: list[list[nn.Parameter]], config: Config) -> torch.optim.Optimizer:

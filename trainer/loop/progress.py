@@ -12,11 +12,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import psutil
 import torch
 
 from trainer.loop.nonfinite import NonFinitePolicy
 from trainer.telemetry.ledger import Ledger
-from trainer.telemetry.metrics import Interval, resident_mib
+from trainer.telemetry.metrics import Interval
 from trainer.telemetry.speed import Work, peak_flops_per_s
 from trainer.telemetry.stragglers import Stragglers
 
@@ -216,4 +217,4 @@ def _memory_mib(device: torch.device) -> float:
     """Return the peak of allocated GPU memory, or this process's memory on a CPU, in MiB."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    return resident_mib()
+    return float(psutil.Process().memory_info().rss / 2**20)

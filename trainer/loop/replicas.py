@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The type whose bits are a value's, by its bytes."""
-_PART_BITS = 32
-_NUM_PARTS = 2
-"""A hash has 64 bits, and a reduction in float64 carries 53."""
+_HASH_BYTES = 6
+"""A reduction in float64 carries 53 bits."""
 
 
 def check_replicas(model: nn.Module, mesh: Mesh, events: EventLog, step: int) -> None:
@@ -37,16 +36,8 @@ def check_replicas(model: nn.Module, mesh: Mesh, events: EventLog, step: int) ->
 
     Raises RunFailedError on the ranks that differ; the others wait for them, and lose them.
     """
-    world_size = mesh.ranks.world_size
     own = hash_of([parameter.data for parameter in model.parameters()])
-    places = [0.0] * (world_size * _NUM_PARTS)
-    for part in range(_NUM_PARTS):
-        places[mesh.ranks.rank * _NUM_PARTS + part] = float(
-            own >> part * _PART_BITS & (1 << _PART_BITS) - 1
-        )
-    summed = mesh.sum(places)
-    hashes = [tuple(summed[i : i + _NUM_PARTS]) for i in range(0, len(summed), _NUM_PARTS)]
-    different = odd_ranks(hashes, mesh.layout)
+    different = odd_ranks(mesh.gather(own), mesh.layout)
     if not different:
         return
     rank = mesh.ranks.rank
@@ -64,7 +55,7 @@ def check_replicas(model: nn.Module, mesh: Mesh, events: EventLog, step: int) ->
 
 
 def hash_of(tensors: Sequence[Tensor]) -> int:
-    """Return 64 bits that change with any bit of the values; of shards, of this rank's own.
+    """Return 48 bits that change with any bit of the values; of shards, of this rank's own.
 
     The sum of a tensor's bits, as integers, is one pass over it on its own device.
     """
@@ -73,7 +64,7 @@ def hash_of(tensors: Sequence[Tensor]) -> int:
     ]
     # One copy from the device, not one for each tensor.
     values = torch.stack(sums).tolist() if sums else []
-    digest = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(repr(values).encode(), digest_size=_HASH_BYTES).digest()
     return int.from_bytes(digest, "little")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -36,6 +35,7 @@ from trainer.telemetry.flight_recorder import FlightRecorder, remember
 from trainer.telemetry.heartbeat import END, LOAD
 from trainer.telemetry.metrics import Sinks, open_sinks
 from trainer.telemetry.profiling import StepProfiler, check_device, profiled_ranks
+from trainer.text import warn
 from trainer.workloads.checks import test_data_of, train_data_of
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Run:
         self._directory = directory = open_run_directory(
             config.out or self.settings.run_dir, self.settings, mesh
         )
-        self._collectives = FlightRecorder.open(
+        self._collectives = FlightRecorder(
             config, directory.path / paths.DEBUG, self.ranks.rank, mesh.backend
         )
         resume = self._resume(mesh, trained, data.num_train, directory)
@@ -303,7 +303,7 @@ class Run:
             report_too_early(left_s)
             return
         line = out_of_time(left_s, self._checkpoints)
-        print(f"trainer: no time for a checkpoint: {line}", file=sys.stderr, flush=True)
+        warn(f"no time for a checkpoint: {line}")
         self._report_signal()
         self._directory.events.write(
             "checkpoint_failed", step=self._loop.state.step, reason="too late", error=line

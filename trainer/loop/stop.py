@@ -12,14 +12,13 @@ import math
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from rundir import codes
 from trainer.telemetry.heartbeat import AGREE
-from trainer.text import flush_what_can_be
+from trainer.text import flush_what_can_be, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,7 +147,7 @@ def _forget_wake_up() -> None:
 
 def report_too_early(left_s: float) -> None:
     """Report a shutdown before there was anything to save."""
-    print(f"trainer: asked to stop before training began, {left_s:.1f} s left", file=sys.stderr)
+    warn(f"asked to stop before training began, {left_s:.1f} s left")
 
 
 _LAG_S = 1.0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rundir.events import finite
 from rundir.text import counted
+from trainer.checkpoint.train_state import TrainState
 from trainer.loop.expected_memory import size_text
 from trainer.telemetry.speed import Speed
 
@@ -30,33 +31,34 @@ def summary_of(
 
     `samples_per_s` is over all of this attempt's time, validation and checkpoints included.
     """
+    state = TrainState(seed=0, global_batch_size=global_batch_size, num_train_samples=0)
     derived: Mapping[str, float] = {}
-    if loop is None:
-        time_s, state, steps = 0.0, None, 0
-    else:
-        time_s, state = loop.progress.train_time_s, loop.state
-        steps, derived = state.step - loop.started_step, loop.derived
-    samples_per_s = steps * global_batch_size / time_s if time_s else 0.0
+    time_s, num_steps = 0.0, 0
+    if loop is not None:
+        time_s, state, derived = loop.progress.train_time_s, loop.state, loop.derived
+        num_steps = state.step - loop.started_step
+    samples_per_s = num_steps * global_batch_size / time_s if time_s else 0.0
     speed = asdict(loop.progress.work.speed(samples_per_s)) if loop else {}
-    best_step = state.best_step if state else None
-    best = checkpoints.path_of_best(best_step) if checkpoints and best_step is not None else None
+    best = None
+    if checkpoints is not None and state.best_step is not None:
+        best = checkpoints.path_of_best(state.best_step)
     return {
         "outcome": outcome,
         "ended_by": _ended_by(outcome, loop),
         "train_time_s": round(time_s, 3),
         "samples_per_s": round(samples_per_s, 1),
         **{name: round(value, 1) for name, value in speed.items() if value is not None},
-        "final_loss": finite(state.last_loss) if state else None,
-        "test_accuracy": state.last_accuracy if state else None,
-        "test_loss": finite(state.last_test_loss) if state else None,
+        "final_loss": finite(state.last_loss),
+        "test_accuracy": state.last_accuracy,
+        "test_loss": finite(state.last_test_loss),
         **{name: finite(value) for name, value in derived.items()},
-        "best_step": best_step,
-        "best_accuracy": state.best_accuracy if state else None,
-        "best_test_loss": finite(state.best_test_loss) if state else None,
+        "best_step": state.best_step,
+        "best_accuracy": state.best_accuracy,
+        "best_test_loss": finite(state.best_test_loss),
         "best_checkpoint": str(best) if best else None,
-        "num_validations_without_gain": state.num_validations_without_gain if state else 0,
+        "num_validations_without_gain": state.num_validations_without_gain,
         "world_size": world_size,
-        "steps": state.step if state else 0,
+        "steps": state.step,
         "checkpoint_step": checkpoints.latest_step if checkpoints else None,
         "non_finite_steps": loop.progress.non_finite.num_steps if loop else 0,
         "peak_memory_bytes": loop.peak_memory_bytes if loop else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,11 +18,14 @@ from trainer.telemetry.stragglers import ForwardTime
 from trainer.workloads.checks import loss_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
     from trainer.loop.components import Components
+    from trainer.parallel.pipeline import Pipeline
+
+    NextMicrobatch = Callable[[], tuple[Tensor, Tensor]]
 
 
 class Stepper:
@@ -93,26 +96,11 @@ def _even_ratio(components: Components) -> float:
     return sizes.num_layers / pp / len(own)
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from torch import Tensor
-
-    from trainer.loop.components import Components
-    from trainer.parallel.pipeline import Pipeline
-
-    NextMicrobatch = Callable[[], tuple[Tensor, Tensor]]
-
-
-class ForwardBackward(Protocol):
-    """Leaves a step's gradient at the parameters, and its losses in the table."""
-
-    def __call__(self, step: int, next_microbatch: NextMicrobatch) -> None:
-        """Take the microbatches of step `step`, which `next_microbatch` returns."""
-
-
 class MicrobatchLoop:
-    """Each microbatch forward and backward before the next."""
+    """Leaves a step's gradient at the parameters, and its losses in the table.
+
+    Each microbatch goes forward and backward before the next.
+    """
 
     def __init__(self, components: Components, table: StepTable) -> None:
         self._components = components
@@ -121,7 +109,7 @@ class MicrobatchLoop:
         self._pass = choose_pass(components.trained.train_model, components.plan.num_microbatches)
 
     def __call__(self, step: int, next_microbatch: NextMicrobatch) -> None:
-        """Take the step's microbatches."""
+        """Take the microbatches of step `step`, which `next_microbatch` returns."""
         components, heartbeat = self._components, self._components.heartbeat
         num_microbatches = components.plan.num_microbatches
         next_microbatch = self._loss_scaling.begin(step, next_microbatch)
@@ -141,7 +129,7 @@ class MicrobatchLoop:
 
 
 class ThroughPipeline:
-    """All microbatches through all stages, as a schedule has it.
+    """The same, all microbatches through all stages, as a schedule has it.
 
     A rank that waits for another stage is in the phase `backward`, as one that waits for gradients
     to be reduced is; `forward` is its own.
@@ -183,7 +171,9 @@ class ThroughPipeline:
         return loss * self._scale * one_if_finite(self._one, loss.detach())
 
 
-def choose_forward_backward(components: Components, table: StepTable) -> ForwardBackward:
+def choose_forward_backward(
+    components: Components, table: StepTable
+) -> MicrobatchLoop | ThroughPipeline:
     """Choose by the layout."""
     if components.mesh.layout.pp == 1:
         return MicrobatchLoop(components, table)

@@ -22,9 +22,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
-from trainer.parallel.pipeline_split import Share, split, whole_share
-from trainer.parallel.plan import ParallelPlan, fits, modules_named
+from trainer.parallel.pipeline_split import Share, split
+from trainer.parallel.plan import fits, modules_named
 from trainer.parallel.stages import num_stages, stages_of
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def share_of_rank(
 ) -> Share:
     """Return what `rank` has of the model. Raises UserError if it cannot be split so."""
     if layout.pp == 1:
-        return whole_share(model)
+        return Share(whole=model, model=model, stages=[model])
     return split(
         model,
         plan,
@@ -135,3 +136,27 @@ def _compiled(model: nn.Module, blocks: list[nn.Module]) -> nn.Module:
         return model
     compiled: nn.Module = torch.compile(model)  # type: ignore[assignment] # a module for a module
     return compiled
+
+
+def unsharded_modules(
+    share: Share, train_model: nn.Module, plan: ParallelPlan, layout: Layout, config: Config
+) -> list[nn.Module]:
+    """Return modules that take as long on every rank, if all are equally fast; none: not known.
+
+    They wait for no other rank in their forward, and so show this one's speed, by hooks, which run
+    after those of DistributedDataParallel's and fully_shard's that wait.
+    Ranks of tp and cp communicate within a layer, so that only the matrices of which each rank
+    computes its own columns are left; else those of shards and stages communicate between layers.
+    """
+    if layout.world_size == 1:
+        return []
+    if isinstance(train_model, DistributedDataParallel):
+        return [train_model.module]  # its own forward sends rank 0's buffers to all
+    syncs_within = layout.tp * layout.cp > 1
+    if config.compile and syncs_within:
+        return []  # hooks would be compiled with the layer
+    columns = [name for name, style in plan.styles.items() if style == "columns"]
+    patterns = columns if syncs_within else [plan.blocks]
+    found = [m for stage in share.stages for p in patterns for m in modules_named(stage, p)]
+    is_whole = layout.pp == 1 and not syncs_within and not config.compile
+    return found or ([share.model] if is_whole else [])

@@ -40,11 +40,6 @@ class Share:
     """What of the model's state other ranks have, by name."""
 
 
-def whole_share(model: nn.Module) -> Share:
-    """Return the share of a rank that has all layers."""
-    return Share(whole=model, model=model, stages=[model])
-
-
 def split(model: nn.Module, plan: ParallelPlan, *, pp_rank: int, pp: int, num_stages: int) -> Share:
     """Return the share of the rank at `pp_rank` on the pipeline's axis.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import TYPE_CHECKING
 
 from rundir import channel, events
+from trainer.text import warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -38,4 +38,4 @@ def _warning_of(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        print(f"trainer: could not write to {path}: {error}", file=sys.stderr, flush=True)
+        warn(f"could not write to {path}: {error}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import distributed as dist
+
+from trainer.text import warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -135,11 +136,9 @@ def check_fabric(mesh: Mesh, env: Mapping[str, str], events: EventLog) -> None:
         problem=why if is_slow else None,
     )
     if is_slow:
-        print(
-            f"trainer: warning: an all-reduce over {num_nodes} nodes went at {gbit_per_s:.3g} "
-            f"Gbit/s, and one port of their fabric has {port:.3g}; {why}",
-            file=sys.stderr,
-            flush=True,
+        warn(
+            f"warning: an all-reduce over {num_nodes} nodes went at {gbit_per_s:.3g} "
+            f"Gbit/s, and one port of their fabric has {port:.3g}; {why}"
         )
 
 

@@ -43,18 +43,13 @@ def remember(config: Config, run_dir: Path | None, env: MutableMapping[str, str]
 class FlightRecorder:
     """What this rank remembers, and where it goes."""
 
-    def __init__(self, folder: Path, rank: int, backend: Backend) -> None:
-        self._path = folder / f"{_NAME}{rank}"
-        self._backend = backend
-
-    @classmethod
-    def open(cls, config: Config, folder: Path, rank: int, backend: Backend) -> FlightRecorder:
+    def __init__(self, config: Config, folder: Path, rank: int, backend: Backend) -> None:
         """Make the folder, for torch does not, where anything is to be remembered."""
-        wanted: Backend = backend if config.flight_recorder else "none"
-        if wanted != "none":
+        self._path = folder / f"{_NAME}{rank}"
+        self._backend: Backend = backend if config.flight_recorder else "none"
+        if self._backend != "none":
             with contextlib.suppress(OSError):  # `write` reports what is wrong with it
                 folder.mkdir(exist_ok=True)
-        return cls(folder, rank, wanted)
 
     def write(self) -> None:
         """Write it over what was written before; report on stderr if that cannot be done."""

@@ -10,9 +10,8 @@ import faulthandler
 import mmap
 import os
 import signal
-import sys
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rundir.heartbeat import (
     BEAT,
@@ -28,6 +27,7 @@ from rundir.heartbeat import (
     Phase,
 )
 from rundir.paths import DEBUG
+from trainer.text import warn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 START, DATA, FORWARD, BACKWARD, UPDATE, AGREE, LOG, VALIDATE, SAVE, LOAD, END = map(int, Phase)
 
 
-class Heartbeat(Protocol):
-    """Records every change of phase."""
+class Heartbeat:
+    """Records every change of phase. This one, without a watcher, does nothing: the null object."""
 
-    step: int
+    step = 0
     """Steps completed; set before the heartbeat that records it."""
 
     def compute_on(self, uuid: str) -> None:
@@ -55,25 +55,7 @@ class Heartbeat(Protocol):
         """A phase with a collective of all ranks begins; `phase` may be the current one."""
 
 
-class NoHeartbeat:
-    """Without a watcher: the null object."""
-
-    step = 0
-
-    def compute_on(self, uuid: str) -> None:
-        """Do nothing."""
-
-    def begin(self, step: int) -> None:
-        """Do nothing."""
-
-    def enter(self, phase: int) -> None:
-        """Do nothing."""
-
-    def collective(self, phase: int) -> None:
-        """Do nothing."""
-
-
-class SharedHeartbeat:
+class SharedHeartbeat(Heartbeat):
     """Heartbeats in a file in shared memory, one copy of 40 bytes each."""
 
     def __init__(self, path: Path) -> None:
@@ -117,12 +99,12 @@ class SharedHeartbeat:
 def open_heartbeat(folder: Path | None, rank: int) -> Heartbeat:
     """Open the heartbeat in `folder`, or none without one; a lost folder costs a warning."""
     if folder is None:
-        return NoHeartbeat()
+        return Heartbeat()
     try:
         return SharedHeartbeat(folder / f"{RANK_PREFIX}{rank}")
     except OSError as error:
-        print(f"trainer: no heartbeat, the watchdog is blind: {error}", file=sys.stderr, flush=True)
-        return NoHeartbeat()
+        warn(f"no heartbeat, the watchdog is blind: {error}")
+        return Heartbeat()
 
 
 class Stacks:
@@ -141,7 +123,7 @@ class Stacks:
             path.parent.mkdir(exist_ok=True)
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
-            print(f"trainer: no stacks on SIGUSR2: {error}", file=sys.stderr, flush=True)
+            warn(f"no stacks on SIGUSR2: {error}")
             return
         faulthandler.register(signal.SIGUSR2, file=self._file, all_threads=True, chain=False)
         self._path = path

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,22 +36,13 @@ class Ledger:
         return self.checkpoint_s + self.validation_s
 
     @contextlib.contextmanager
-    def saving(self) -> Iterator[None]:
-        """Count what happens in here as a checkpoint."""
+    def counting(self, name: Literal["checkpoint_s", "validation_s"]) -> Iterator[None]:
+        """Count what happens in here as that."""
         began_s = time.perf_counter()
         try:
             yield
         finally:
-            self.checkpoint_s += time.perf_counter() - began_s
-
-    @contextlib.contextmanager
-    def validating(self) -> Iterator[None]:
-        """Count what happens in here as validation."""
-        began_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.validation_s += time.perf_counter() - began_s
+            setattr(self, name, getattr(self, name) + time.perf_counter() - began_s)
 
     def time_spent(self, wait_s: float) -> dict[str, float]:
         """Return the sums since the process began, with `wait_s` that is not in data_wait_s yet."""

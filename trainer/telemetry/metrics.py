@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rundir.events import time_text
 from rundir.paths import METRICS
 from trainer.telemetry.events import append_line
 from trainer.telemetry.speed import Speed
+from trainer.text import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -68,8 +68,8 @@ class Validation:
     """The workload's own figures, by name."""
 
 
-class Sink(Protocol):
-    """Takes metrics."""
+class Sink:
+    """Takes metrics; this one drops them."""
 
     def interval(self, interval: Interval) -> None:
         """Report a log interval."""
@@ -81,8 +81,8 @@ class Sink(Protocol):
         """Report nothing more."""
 
 
-class MetricsFile:
-    """metrics.jsonl."""
+class MetricsFile(Sink):
+    """metrics.jsonl; nothing is open between lines."""
 
     def __init__(self, path: Path, attempt: int) -> None:
         self._path = path
@@ -102,9 +102,6 @@ class MetricsFile:
             del values["test_accuracy"]
         self._append(values | derived)
 
-    def close(self) -> None:
-        """Nothing is open between lines."""
-
     def _append(self, values: dict[str, Any]) -> None:
         rounded = {
             k: round(v, 3) if k.endswith(("_s", "_pct", "_mib")) else v
@@ -115,7 +112,7 @@ class MetricsFile:
         append_line(self._path, head | rounded)
 
 
-class LogLines:
+class LogLines(Sink):
     """A line per interval, for a log that is read later."""
 
     def __init__(self, started_step: int) -> None:
@@ -136,9 +133,6 @@ class LogLines:
         """Print loss and accuracy."""
         print(validation_line(validation), flush=True)
 
-    def close(self) -> None:
-        """Nothing to do."""
-
 
 def _eta(interval: Interval, started_step: int) -> timedelta:
     """Return how long the rest takes at the pace of this attempt, which began at a step."""
@@ -147,7 +141,7 @@ def _eta(interval: Interval, started_step: int) -> timedelta:
     return timedelta(seconds=round(remaining_s))
 
 
-class LiveBar:
+class LiveBar(Sink):
     """A bar for a person who watches; drawn at log intervals, never per step."""
 
     def __init__(self, total_steps: int, started_step: int) -> None:
@@ -196,7 +190,7 @@ class LiveBar:
         self._progress.stop()
 
 
-class TensorBoard:
+class TensorBoard(Sink):
     """TensorBoard's event files."""
 
     def __init__(self, folder: Path) -> None:
@@ -272,9 +266,8 @@ def open_sinks(
 
 
 def _report_loss(name: str, error: OSError) -> None:
-    text = f"trainer: no more metrics to {name} in this attempt: {error}"
     with contextlib.suppress(BrokenPipeError):  # its reader may be the one that has gone
-        print(text, file=sys.stderr, flush=True)
+        warn(f"no more metrics to {name} in this attempt: {error}")
 
 
 def validation_line(validation: Validation) -> str:
@@ -289,13 +282,3 @@ def validation_line(validation: Validation) -> str:
         f"step {validation.step}  epoch {validation.epoch}  {'  '.join(figures)} "
         f"of {validation.num_samples}"
     )
-
-
-def resident_mib() -> float:
-    """Memory of this process that lies in RAM, in MiB."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123 -- one line
-            pages = int(statm.read().split()[1])
-    except OSError:
-        return float("nan")
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

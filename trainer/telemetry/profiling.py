@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import UserError, one_line
+from trainer.text import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,15 +68,9 @@ class StepProfiler:
         with_memory: bool = False,
         write_more: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare.
+        """Trace `steps` (None: none), `with_memory` also what is allocated on the GPU.
 
-        Args:
-            steps: to trace; None: none.
-            folder: where the files go.
-            rank: this one.
-            with_memory: also record what is allocated on the GPU.
-            write_more: is called with the trace written; it raises nothing.
-
+        `write_more` is called with the trace written; it raises nothing.
         """
         self._steps = steps or range(0)
         self._folder = folder
@@ -146,9 +140,7 @@ def no_trace_is_worth_a_run(place: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 -- torch has errors of many types for a full disk
-        print(
-            f"trainer: could not write to {place}: {one_line(error)}", file=sys.stderr, flush=True
-        )
+        warn(f"could not write to {place}: {one_line(error)}")
 
 
 def _memory() -> Any:  # noqa: ANN401 -- a module whose only means for this are private, and untyped

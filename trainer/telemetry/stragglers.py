@@ -38,7 +38,7 @@ class SlowRank(TypedDict):
 
 
 class ForwardTime:
-    """Times the forwards of modules that wait for no other rank (trainer/parallel/unsharded.py).
+    """Times the forwards of modules that wait for no other rank (`unsharded_modules`).
 
     On a CPU every forward but the first is timed; on a GPU one of the first module's an interval,
     which stands for all, by a pair of events: a launch takes no time, and more would cost some.

@@ -15,9 +15,15 @@ from trainer.workloads import stdlib_text
 from trainer.workloads.base import Workload, check_made_up
 from trainer.workloads.llama_hf import CONFIG, StoredWeights, read_shape, shape_named
 from trainer.workloads.llama_memory import activation_bytes
-from trainer.workloads.llama_parallel import LLAMA_PLAN
-from trainer.workloads.token_file import BYTES, TokenFile, open_tokens
-from trainer.workloads.tokens import BYTES_VOCAB_SIZE, IGNORED, TokenData
+from trainer.workloads.llama_presets import LLAMA_PLAN
+from trainer.workloads.tokens import (
+    BYTES,
+    BYTES_VOCAB_SIZE,
+    IGNORED,
+    TokenData,
+    TokenFile,
+    open_tokens,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""The shapes of the Llama models that `--model` names, and what follows from a shape alone.
+"""The Llama models that `--model` names: shapes, what follows from those, how they may be split.
 
 No torch: a wrong name is reported before it is imported.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainer.errors import UserError
+from trainer.parallel.plan import ParallelPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,3 +106,30 @@ def preset(name: str) -> LlamaShape:
             found=repr(name),
             remedy="change it",
         ) from None
+
+
+LLAMA_PLAN = ParallelPlan(
+    first=("tok_embeddings",),
+    blocks="layers.*",
+    draws=False,
+    attention="layers.*.attention",
+    last=("norm", "output"),
+    styles={
+        "tok_embeddings": "embedding",
+        "layers.*.attention_norm": "norm",
+        # Named once for its three projections, so that their gradients are summed in one message.
+        "layers.*.attention": "reads_stream",
+        "layers.*.attention.wq": "columns",
+        "layers.*.attention.wk": "columns",
+        "layers.*.attention.wv": "columns",
+        "layers.*.attention.wo": "rows",
+        "layers.*.ffn_norm": "norm",
+        "layers.*.feed_forward": "reads_stream",
+        "layers.*.feed_forward.w1": "columns",
+        "layers.*.feed_forward.w3": "columns",
+        "layers.*.feed_forward.w2": "rows",
+        "norm": "norm",
+        "output": "output",
+    },
+)
+"""How a Llama may be split over ranks; see trainer/parallel/plan.py for the terms."""

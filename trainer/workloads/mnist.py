@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
+import struct
 import tempfile
+import zlib
+from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.errors import UserError
 from trainer.text import or_mount
 from trainer.workloads.base import TensorData, Workload
-from trainer.workloads.idx import IdxArray, read_idx
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,6 +28,7 @@ _FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
+_UNSIGNED_BYTE = 0x08
 _MEAN, _STD = 0.1307, 0.3081  # of the training pixels, scaled to 0..1
 
 
@@ -138,3 +143,40 @@ def _download(folder: Path) -> None:
             found=f"none, and the download failed ({error})",
             remedy="copy them there, or leave --data-dir out to train on the shipped digits",
         ) from error
+
+
+@dataclass(frozen=True)
+class IdxArray:
+    """An array of unsigned bytes in C order."""
+
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def read_idx(path: Path, num_dims: int) -> IdxArray:
+    """Read a file of IDX, MNIST's format: a magic number, the dimensions, then the bytes.
+
+    The format is described on the page of the MNIST database. Takes unsigned bytes with `num_dims`
+    dimensions, plain or `.gz`. Raises UserError when it cannot be read or is damaged.
+    """
+    try:
+        raw = path.read_bytes()
+        if path.suffix == ".gz":
+            raw = gzip.decompress(raw)
+    except (OSError, EOFError, zlib.error) as error:
+        raise _damaged(path, "a readable file", error) from error
+    size_of_header = 4 + 4 * num_dims
+    if len(raw) < size_of_header:
+        raise _damaged(path, f"a header of {size_of_header} bytes", f"{len(raw)} bytes")
+    magic, *shape = struct.unpack_from(f">I{num_dims}I", raw)
+    if magic != (_UNSIGNED_BYTE << 8) + num_dims:
+        raise _damaged(path, f"magic number {(_UNSIGNED_BYTE << 8) + num_dims}", magic)
+    data = raw[size_of_header:]
+    if len(data) != prod(shape):
+        raise _damaged(path, f"{prod(shape)} bytes after the header", f"{len(data)} bytes")
+    return IdxArray(shape=tuple(shape), data=data)
+
+
+def _damaged(path: Path, rule: str, found: object) -> UserError:
+    remedy = "replace it, or remove it to have it downloaded again"
+    return UserError(f"damaged IDX file {path}", rule=f"be {rule}", found=found, remedy=remedy)

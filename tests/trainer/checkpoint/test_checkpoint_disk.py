@@ -17,7 +17,7 @@ import torch
 from rundir import plain
 from trainer.checkpoint import manifest, saving
 from trainer.checkpoint.checkpoints import Checkpoints
-from trainer.checkpoint.process_group import SingleProcess
+from trainer.checkpoint.process_group import ProcessGroup
 from trainer.checkpoint.resume import load_requested
 from trainer.checkpoint.train_state import TrainState
 from trainer.distributed.mesh import Mesh
@@ -175,7 +175,7 @@ def test_a_folder_that_is_gone_is_reported_like_any_other_error(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-class OtherDisk(SingleProcess):
+class OtherDisk(ProcessGroup):
     """Rank 0, after a report of a file that another node has written to a disk of its own."""
 
     def gather(self, value: Any) -> list[Any]:
@@ -185,12 +185,12 @@ class OtherDisk(SingleProcess):
 
 
 def test_files_on_a_disk_of_another_node_are_no_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Complete is what rank 0 sees all files of; a load would report it too late."""
     disk = Disk(tmp_path, tmp_path / "events.jsonl")
     checkpoints = open_folder(disk, is_async=False)
-    monkeypatch.setattr("trainer.checkpoint.checkpoints.open_group", lambda _mesh: OtherDisk())
+    checkpoints.group = OtherDisk(ALONE)
     assert not save(checkpoints, 1, 400)
     (reported,) = failures(disk.events)
     assert reported["reason"] == "write error"

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tests.trainer.saved import (
 from trainer.checkpoint import saving
 from trainer.checkpoint.layout import CheckpointFolder
 from trainer.checkpoint.loading import read_together
-from trainer.checkpoint.process_group import GlooGroup, SingleProcess
+from trainer.checkpoint.process_group import ProcessGroup
 from trainer.checkpoint.resume import load_requested
 from trainer.checkpoint.tensors import gather_tensors, restore_tensors
 from trainer.config import Config
@@ -234,7 +235,7 @@ def test_rank_0_says_which_checkpoint_a_name_means(
         def max(self, values: Sequence[float]) -> list[float]:
             return [1.0 for _ in values]  # rank 0 has found one
 
-    class TwoRanks(SingleProcess):
+    class TwoRanks(ProcessGroup):
         def share(self, _value: object) -> Any:
             return [tmp_path / "of rank 0"], ""
 
@@ -246,7 +247,9 @@ def test_rank_0_says_which_checkpoint_a_name_means(
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "step-5").mkdir()
-    monkeypatch.setattr("trainer.checkpoint.checkpoints.open_group", lambda _mesh: TwoRanks())
+    monkeypatch.setattr(
+        "trainer.checkpoint.checkpoints.ProcessGroup", lambda _mesh: TwoRanks(ALONE)
+    )
     monkeypatch.setattr("trainer.checkpoint.resume.read_together", read)
     mesh = SecondRank(
         ranks=Ranks(rank=1, world_size=2, local_rank=1, local_world_size=2),
@@ -270,7 +273,7 @@ def test_ranks_talk_about_checkpoints_in_a_group_of_their_own(
     handed: list[Any] = []
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        group = GlooGroup(ALONE)
+        group = ProcessGroup(replace(ALONE, backend="gloo"))
         monkeypatch.setattr(
             "torch.distributed.checkpoint.save", lambda *_, **keys: handed.append(keys)
         )

@@ -10,7 +10,7 @@ from trainer.distributed.mesh import Mesh, choose_num_threads, open_mesh
 from trainer.environment import Ranks
 from trainer.errors import RunFailedError, UserError
 from trainer.loop.stop import StopConsensus, StopRequest
-from trainer.telemetry.heartbeat import NoHeartbeat
+from trainer.telemetry.heartbeat import Heartbeat
 
 
 def test_a_gpu_that_cannot_be_used_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,14 +125,14 @@ def agreement(mesh: object, stop: StopRequest, step_s: float) -> StopConsensus:
     """An agreement whose clock we hold."""
     ticks = iter(range(10**6))
     # The clock moves on by a step each time it is read, once a question and once an answer.
-    return StopConsensus(mesh, stop, NoHeartbeat(), clock=lambda: next(ticks) * step_s)  # type: ignore[arg-type]
+    return StopConsensus(mesh, stop, Heartbeat(), clock=lambda: next(ticks) * step_s)  # type: ignore[arg-type]
 
 
 def test_alone_a_request_counts_at_once() -> None:
     """Without other ranks there is none to ask."""
     stop = StopRequest()
     mesh = Mesh(ranks=Ranks(), device=torch.device("cpu"), backend="none", num_threads=1)
-    alone = StopConsensus(mesh, stop, NoHeartbeat())
+    alone = StopConsensus(mesh, stop, Heartbeat())
     assert not alone.reached()
     stop.signal_name = "TERM"
     assert alone.reached()

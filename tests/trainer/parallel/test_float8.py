@@ -14,11 +14,11 @@ from trainer import config
 from trainer.__main__ import main
 from trainer.errors import UserError
 from trainer.loop.memory import SavedActivations
-from trainer.parallel.float8 import convert
 from trainer.parallel.plan import ForwardPlan, ParallelPlan
+from trainer.parallel.precision import convert_to_float8
 from trainer.workloads.llama import build_llama
 from trainer.workloads.llama_memory import activation_bytes
-from trainer.workloads.llama_parallel import LLAMA_PLAN
+from trainer.workloads.llama_presets import LLAMA_PLAN
 
 PLAN = ParallelPlan(blocks="layers.*")
 
@@ -41,7 +41,7 @@ def test_a_product_of_8_bits_is_near_but_not_the_same() -> None:
     model = build_llama(SHAPE)
     tokens = torch.randint(SHAPE.vocab_size, (2, 24))
     logits, gradient = of(model, tokens)
-    convert(model, PLAN)
+    convert_to_float8(model, PLAN)
     rounded_logits, rounded_gradient = of(model, tokens)
     for wide, narrow in ((logits, rounded_logits), (gradient, rounded_gradient)):
         off = float((narrow - wide).norm() / wide.norm())
@@ -52,7 +52,7 @@ def test_only_layers_of_blocks_with_even_sides_are_converted() -> None:
     """The output layer, and sides that the tensor cores do not take, stay; names stay."""
     model = build_llama(replace(SHAPE, ffn_dim=72))
     names = list(model.state_dict())
-    convert(model, PLAN)
+    convert_to_float8(model, PLAN)
     kinds = {name: type(module).__name__ for name, module in model.named_modules()}
     converted = {name for name, kind in kinds.items() if kind == "Float8Linear"}
     assert converted == {
@@ -64,16 +64,16 @@ def test_only_layers_of_blocks_with_even_sides_are_converted() -> None:
 def test_a_model_without_such_layers_is_refused() -> None:
     """Silently training in bf16 would be no answer."""
     with pytest.raises(UserError, match=r"--precision fp8 must have linear layers in the w"):
-        convert(nn.Sequential(nn.Linear(10, 10)), ParallelPlan(blocks="*"))
+        convert_to_float8(nn.Sequential(nn.Linear(10, 10)), ParallelPlan(blocks="*"))
 
 
 def test_a_part_of_a_matrix_must_suit_the_tensor_cores_too() -> None:
     """Two ranks of tp have 8 channels of keys each, which a GPU's kernel would refuse in a step."""
     plan = ParallelPlan(blocks="layers.*", styles=LLAMA_PLAN.styles)
-    convert(build_llama(SHAPE), plan, tp=1)
+    convert_to_float8(build_llama(SHAPE), plan, tp=1)
     rule = r"multiples of 16 on each rank of tp; found 16 / 2 of layers\.0\.attention\.w[kv]; take"
     with pytest.raises(UserError, match=rule):
-        convert(build_llama(SHAPE), plan, tp=2)
+        convert_to_float8(build_llama(SHAPE), plan, tp=2)
 
 
 def test_a_workload_without_blocks_is_refused_at_once(
@@ -95,7 +95,7 @@ def test_it_is_refused_without_the_package(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_a_forward_keeps_is_as_expected() -> None:
     """To 5 %: which copies torchao's layers keep is theirs to say."""
     model = build_llama(SHAPE)
-    convert(model, PLAN)
+    convert_to_float8(model, PLAN)
     kept = SavedActivations(model)
     with kept.measuring():
         of(model, torch.randint(SHAPE.vocab_size, (3, 24)))

@@ -20,8 +20,7 @@ from trainer.command import run as run_command
 from trainer.parallel.initialise import materialise
 from trainer.parallel.pipeline_split import split
 from trainer.workloads.llama import empty_llama
-from trainer.workloads.llama_parallel import LLAMA_PLAN
-from trainer.workloads.llama_presets import preset
+from trainer.workloads.llama_presets import LLAMA_PLAN, preset
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainer.parallel.plan import ParallelPlan, modules_named
 from trainer.parallel.recompute import recompute
 from trainer.workloads.llama import build_llama
-from trainer.workloads.llama_parallel import LLAMA_PLAN
-from trainer.workloads.llama_presets import preset
+from trainer.workloads.llama_presets import LLAMA_PLAN, preset
 
 pytestmark = pytest.mark.slow  # fake tensors import the compiler
 

@@ -75,7 +75,7 @@ def test_a_record_that_cannot_be_had_ends_no_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Older torches have none of gloo, and disks are full: it is reported."""
-    recorder = FlightRecorder.open(Config(flight_recorder=5), tmp_path / "debug", 3, "gloo")
+    recorder = FlightRecorder(Config(flight_recorder=5), tmp_path / "debug", 3, "gloo")
     monkeypatch.setattr(flight_recorder, "c10d", SimpleNamespace())
     recorder.write()
     (tmp_path / "debug").rmdir()
@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_made_ends_no_run(
 ) -> None:
     """Somebody has a file of that name: it is reported when there is something to write."""
     (tmp_path / "debug").write_text("somebody else's")
-    FlightRecorder.open(Config(flight_recorder=5), tmp_path / "debug", 0, "gloo").write()
+    FlightRecorder(Config(flight_recorder=5), tmp_path / "debug", 0, "gloo").write()
     assert "NotADirectoryError" in capsys.readouterr().err
 
 
@@ -114,6 +114,6 @@ def test_each_backend_has_a_record_of_its_own(
     """And one process alone has none."""
     dumps = {"_dump_nccl_trace": lambda: b"of nccl", "_dump_fr_trace": lambda: b"of gloo"}
     monkeypatch.setattr(flight_recorder, "c10d", SimpleNamespace(**dumps))
-    FlightRecorder.open(Config(flight_recorder=5), tmp_path / "debug", 0, backend).write()
+    FlightRecorder(Config(flight_recorder=5), tmp_path / "debug", 0, backend).write()
     found = [path.read_bytes() for path in tmp_path.glob("debug/*")]
     assert found == ([] if reported is None else [reported])

@@ -116,12 +116,12 @@ def test_a_stage_of_more_layers_is_no_slow_rank(monkeypatch: pytest.MonkeyPatch)
 def test_the_ledger_adds_up() -> None:
     """All that is before the first step's end is the start; the rest is computing."""
     ledger = Ledger()
-    with ledger.validating():
+    with ledger.counting("validation_s"):
         pass
     before = ledger.time_spent(0.0)
     assert before["data_wait_s"] == before["validation_s"] == before["compute_s"] == 0
     ledger.started(0.0)
-    with ledger.saving():
+    with ledger.counting("checkpoint_s"):
         sum(range(10**6))
     reported = ledger.time_spent(0.001)
     assert reported["checkpoint_s"] > 0

@@ -12,10 +12,9 @@ import pytest
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.workloads.base import Workload
-from trainer.workloads.idx import read_idx
 from trainer.workloads.images import ImageFolder
 from trainer.workloads.language import Language
-from trainer.workloads.mnist import Mnist
+from trainer.workloads.mnist import Mnist, read_idx
 
 
 class QuietHandler(SimpleHTTPRequestHandler):
