@@ -221,27 +221,37 @@ def cluster(cluster_at: Callable[[Mapping[str, str]], Cluster]) -> Generator[Clu
         assert shared.script("down").returncode == 0
 
 
-def patient_cluster(
+def own_cluster(
     cluster_at: Callable[[Mapping[str, str]], Cluster],
-    folder: Path,
-    *,
     name: str,
-    prefix: str,
     number: int,
+    *,
+    nodes: int,
+    **settings: str,
 ) -> Generator[Cluster]:
-    """Yield a cluster of one's own, not yet up, whose nodes may be silent for minutes."""
-    extra = folder / "extra.conf"
-    extra.write_text("SlurmdTimeout=300\n")
+    """Yield a cluster beside the shared one, which may be broken; nodes are `name` and a digit.
+
+    `number` is the third of its addresses, and with it its ports. `settings` are those behind
+    DDP_CLUSTER_. Not in tmp_path, which is closed to others: munged wants its socket reachable.
+    """
     own = cluster_at(
         {
             "DDP_CLUSTER_DIR": f"/var/tmp/ddp-cluster-{name}",
-            "DDP_CLUSTER_PREFIX": prefix,
+            "DDP_CLUSTER_PREFIX": name,
             "DDP_CLUSTER_SUBNET": f"10.213.{number}",
-            "DDP_CLUSTER_EXTRA": str(extra),
         }
+        | {f"DDP_CLUSTER_{key}": value for key, value in settings.items()}
     )
+    own.up(str(nodes))
     yield own
     assert own.script("down").returncode == 0
+
+
+def patient(folder: Path) -> str:
+    """Write, for EXTRA, that a cluster's nodes may be silent for minutes."""
+    extra = folder / "extra.conf"
+    extra.write_text("SlurmdTimeout=300\n")
+    return str(extra)
 
 
 @pytest.fixture

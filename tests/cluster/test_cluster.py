@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.conftest import own_cluster
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
@@ -31,17 +33,7 @@ dist.destroy_process_group()
 @pytest.fixture(scope="module")
 def own(cluster_at: Callable[..., Cluster]) -> Generator[Cluster]:
     """A cluster of this file's own, beside the shared one, that may be broken."""
-    own = cluster_at(
-        {
-            # Not in tmp_path, which is closed to others: munged wants its socket reachable.
-            "DDP_CLUSTER_DIR": "/var/tmp/ddp-cluster-test",
-            "DDP_CLUSTER_PREFIX": "tc",
-            "DDP_CLUSTER_SUBNET": "10.213.99",
-        }
-    )
-    own.up("2")
-    yield own
-    assert own.script("down").returncode == 0
+    yield from own_cluster(cluster_at, "tc", 99, nodes=2)
 
 
 def traces(own: Cluster) -> dict[str, list[str]]:

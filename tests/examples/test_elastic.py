@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.conftest import patient_cluster
+from tests.conftest import own_cluster, patient
 from tests.examples.conftest import EXAMPLES, PRELAUNCH
 
 if TYPE_CHECKING:
@@ -29,11 +29,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def own(cluster_at: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A cluster whose cables may be pulled for longer than Slurm would wait."""
-    folder = tmp_path_factory.mktemp("slurm")
-    clusters = patient_cluster(cluster_at, folder, name="torchrun", prefix="tr", number=94)
-    for own in clusters:
-        own.up("2")
-        yield own
+    extra = patient(tmp_path_factory.mktemp("slurm"))
+    yield from own_cluster(cluster_at, "to", 94, nodes=2, EXTRA=extra)
 
 
 def text(job: Any) -> str:
@@ -51,12 +48,12 @@ def test_a_node_leaves_and_comes_back(own: Any, job_on: Callable[..., Job], tmp_
     own.until(lambda: "on 2 ranks" in text(job), 120, "both train")
     os.kill(job.pid(1), 9)
     (left,) = job.wait_for("node_left", 1, timeout_s=60)
-    assert own.script("cut", "tr2").returncode == 0
-    assert (left["node"], left["rank"], left["how"]) == ("tr2", 1, "its task ended with code 137")
+    assert own.script("cut", "to2").returncode == 0
+    assert (left["node"], left["rank"], left["how"]) == ("to2", 1, "its task ended with code 137")
     own.until(lambda: "saved step" in text(job).partition("on 1 ranks")[2], 120, "one trains")
-    assert own.script("heal", "tr2").returncode == 0
+    assert own.script("heal", "to2").returncode == 0
     (back,) = job.wait_for("node_back", 1, timeout_s=60)
-    assert (back["node"], back["rank"]) == ("tr2", 1)
+    assert (back["node"], back["rank"]) == ("to2", 1)
     assert job.end(240) == ("COMPLETED", 0, 0), job.log
     saved = re.findall(r"saved step (\d+) on (\d) ranks", text(job))
     worlds = [world for index, (_, world) in enumerate(saved) if saved[index - 1][1] != world]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.conftest import patient_cluster
+from tests.conftest import own_cluster, patient
 from tests.growing import json_lines
 
 if TYPE_CHECKING:
@@ -31,14 +31,12 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def own(cluster_at: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A cluster whose nodes may be killed, and come back before Slurm gives them up."""
-    folder = tmp_path_factory.mktemp("slurm")
-    clusters = patient_cluster(cluster_at, folder, name="elastic", prefix="el", number=95)
-    yield from clusters
+    extra = patient(tmp_path_factory.mktemp("slurm"))
+    yield from own_cluster(cluster_at, "el", 95, nodes=3, EXTRA=extra)
 
 
 def test_fewer_nodes_until_the_run_can_use_them(own: Any, job_on: Callable[..., Job]) -> None:
     """64 on fewer nodes (a batch that does not divide) costs a node, and no restart."""
-    own.up("3")
     settings = {"DDP_ELASTIC": "1:3", "DDP_MAX_RESTARTS": "1"}
     job = job_on(own, *THREE, PRELAUNCH, "--", "bash", "-c", PROGRAM, **settings)
     job.wait_for("rank_up", 3)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.conftest import own_cluster
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -31,16 +33,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def own(cluster_at: Callable[..., Any]) -> Iterator[Any]:
     """A cluster whose nodes may be killed."""
-    own = cluster_at(
-        {
-            "DDP_CLUSTER_DIR": "/var/tmp/ddp-cluster-lost",
-            "DDP_CLUSTER_PREFIX": "tl",
-            "DDP_CLUSTER_SUBNET": "10.213.96",
-        }
-    )
-    own.up("3")
-    yield own
-    assert own.script("down").returncode == 0
+    yield from own_cluster(cluster_at, "tl", 96, nodes=3)
 
 
 @pytest.fixture

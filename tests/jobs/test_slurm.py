@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.jobs.conftest import Job
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 PRELAUNCH = str(ROOT / "jobs" / "prelaunch.sh")
@@ -22,6 +24,20 @@ TWO_BY_TWO = ("--nodes=2", "--ntasks-per-node=2")
 LEAVES_CHILDREN = ("bash", "-c", "setsid sleep 600 & sleep 601 & wait")
 
 pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture(scope="module", autouse=True)
+def near_its_limit(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """A job that waits for its time limit while the other tests run."""
+    # Who ends first ends the step, and with it a rank that a busy machine has not reached yet.
+    together = "touch saved-$RANK; until set -- saved-*; (($# == 4)); do sleep 0.1; done"
+    program = f"trap 'echo saved; {together}; exit 75' USR1; while :; do sleep 0.2; done"
+    limit = ("--time=1", "--signal=B:USR1@15")  # see NEAR_LIMIT in test_requeue.py
+    command = (*limit, PRELAUNCH, "--", "bash", "-c", program)
+    directory = tmp_path_factory.mktemp("limit")
+    job = Job(cluster, directory, *TWO_BY_TWO, *command, DDP_REQUEUE="0")
+    yield job
+    job.cancel()
 
 
 def parent(pid: int) -> int:
@@ -165,31 +181,18 @@ def test_one_task_per_node(job: Any) -> None:
     assert done.all_gone()
 
 
-@pytest.mark.slow
-def test_time_limit(job: Any) -> None:
-    """Before the limit every rank is asked for a checkpoint; without a requeue it ends with 75."""
-    # Who ends first ends the step, and with it a rank that a busy machine has not reached yet.
-    together = "touch saved-$RANK; until set -- saved-*; (($# == 4)); do sleep 0.1; done"
-    program = f"trap 'echo saved; {together}; exit 75' USR1; while :; do sleep 0.2; done"
-    limit = ("--time=1", "--signal=B:USR1@15")  # see NEAR_LIMIT in test_requeue.py
-    done = job(*TWO_BY_TWO, *limit, PRELAUNCH, "--", "bash", "-c", program, DDP_REQUEUE="0")
-    assert done.end() == ("FAILED", 75, 0)
-    assert done.log.count("] saved") == 4
-    assert done.events("signal")[0]["signal"] == "USR1"
-    assert done.all_gone()
-
-
 def test_every_task_of_a_sweep_runs(cluster: Any, tmp_path: Path) -> None:
     """All points run, the last one too, whose job id is the array's own."""
     grid = tmp_path / "grid"
     grid.write_text("--lr 0.1 0.2 0.3\n")
-    sweep = [ROOT / "jobs" / "sweep.sh", grid, "--ntasks=1", "--parsable", "--", "--max-steps", "1"]
-    done = cluster.run([*sweep, "--model", "mlp"], cwd=tmp_path, env={"DDP_MONITOR": "0"})
+    sweep = [ROOT / "jobs" / "sweep.sh", grid, "--ntasks=1", "--parsable", "--", "--", "echo"]
+    done = cluster.run(sweep, cwd=tmp_path, env={"DDP_MONITOR": "0"})
     array = done.stdout.strip()
     listed = ["squeue", "--noheader", f"--jobs={array}"]
     cluster.until(lambda: not cluster.run(listed).stdout, 120, "the array has ended")
     for task in (1, 2, 3):
         log = (tmp_path / f"slurm-{array}_{task}.out").read_text()
+        assert f"[0] --lr 0.{task}\n" in log, log
         assert ": 1 rank finished" in log, log
 
 
@@ -292,3 +295,12 @@ def test_the_copy_of_an_image_is_there_as_long_as_the_job(job: Any, tmp_path: Pa
     held.cancel()
     held.end()
     assert list(temporary.glob("*.sqsh")) == []
+
+
+def test_time_limit(near_its_limit: Job) -> None:
+    """Before the limit every rank is asked for a checkpoint; without a requeue it ends with 75."""
+    done = near_its_limit
+    assert done.end() == ("FAILED", 75, 0)
+    assert done.log.count("] saved") == 4
+    assert done.events("signal")[0]["signal"] == "USR1"
+    assert done.all_gone()

@@ -235,22 +235,18 @@ def test_a_command_that_does_nothing_is_classified_by_its_log_and_its_time(
     until(lambda: ended(sleeper), limit_s=10)
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
+def test_a_command_that_does_something_goes_on(launch: Launch, until: Until) -> None:
+    """It talks, or it computes, or its child does."""
+    scripts = (
         "while :; do echo line; sleep 0.5; done",
         "while :; do :; done",
         "(while :; do :; done)& wait",
-    ],
-    ids=["talks", "computes", "has a child that computes"],
-)
-def test_a_command_that_does_something_goes_on(launch: Launch, until: Until, script: str) -> None:
-    """It talks, or it computes, or its child does."""
-    rank = launch.rank(0, "bash", "-c", script)
+    )
+    ranks = [launch.rank(rank, "bash", "-c", script) for rank, script in enumerate(scripts)]
     recording = launch.watch("1.5")
     until(recording.rows)
     time.sleep(6)
-    assert rank.poll() is None
+    assert [rank.poll() for rank in ranks] == [None] * 3
     assert not launch.events("hang_report")
 
 
