@@ -140,7 +140,7 @@ class Task:
         running.send(signal.SIGKILL)
 
     def _shorten_grace(self, began_s: float) -> None:
-        """Look whether a rank has failed already, whose report may still be on its way."""
+        """Look whether a rank has failed or hangs, whose report may still be on its way."""
         files = RunDir(self._environ["DDP_RUN_DIR"])
         for _ in range(_GRACE_AFTER_FAILURE_S):
             if has_failed(files, int(self._environ["DDP_ATTEMPT"])):
@@ -173,11 +173,11 @@ def rank_id(environ: Mapping[str, str], name: str) -> str:
 
 
 def has_failed(run_dir: RunDir, attempt: int) -> bool:
-    """Whether a rank of this attempt has failed without being told to end.
+    """Whether a rank of this attempt hangs, or has failed without being told to end.
 
     Code 75 is no failure: the others may still be writing their checkpoint.
     """
     return any(
         end.get("code") not in {codes.FINISHED, codes.STOPPED} and not end.get("requested")
         for end in events.read_attempt(run_dir.events, "rank_end", attempt)
-    )
+    ) or any(events.read_attempt(run_dir.events, "verdict", attempt))

@@ -159,10 +159,12 @@ def writes(descriptors: Path, one: Task) -> bool:
         ({"attempt": 1}, False),
         ({"attempt": 22}, False),
         ({"event": "decision"}, False),
+        ({"event": "verdict"}, True),
+        ({"event": "verdict", "attempt": 1}, False),
     ],
 )
 def test_a_rank_has_failed(tmp_path: Path, change: dict[str, object], *, failed: bool) -> None:
-    """In this attempt, and neither on request nor with a checkpoint written."""
+    """In this attempt, and neither on request nor with a checkpoint written; or one hangs."""
     line = json.dumps(FAILED | change)
     (tmp_path / "events.jsonl").write_bytes(b"\0\0\n" + line.encode() + b"\n" + b'{"rank_end"')
     assert has_failed(RunDir(str(tmp_path)), 2) is failed
