@@ -100,13 +100,15 @@ class Guard:
         self._timers = []
         self._is_polling = True  # never again
 
-    def look(self) -> None:
-        """Begin to poll if something is wrong; to be called whenever something has happened."""
+    def is_over(self) -> bool:
+        """Whether the step has ended; asked whenever something has happened to it."""
+        is_over = self._step.is_over()
         is_wrong = self._step.failed_s is not None or self._journal.reports.has_suspicion
-        if is_wrong and not self._is_polling:
+        if is_wrong and not is_over and not self._is_polling:
             self._is_polling = True
             self._timers.append(self._loop.every(_POLL_S, self._poll))
             self._poll()
+        return is_over
 
     def _poll(self) -> None:
         self._hang.poll()
