@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from jobs import processes
 from jobs.agent import child
 from rundir import codes, events
+from rundir.hang import ASK
 from rundir.paths import RunDir
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class Task:
         """It was told to end; without a handler for SIGUSR1 it was not, and failed by itself."""
         self.is_ending = False
         """This agent was told to end: whoever reads what it reports may be gone soon."""
+        self.on_ask: Callable[[], object] = lambda: None
+        """Called when the node's watchdog is asked for a report."""
         self._loop = loop
         self._early = 0
         """The signal that came before there was a command."""
@@ -95,16 +98,19 @@ class Task:
 
     def sweep(self) -> None:
         """End what the command left behind: data loaders, detached children."""
-        left = {*self._descendants(), *processes.processes_writing(self.log)}
+        left = {*self.descendants(), *processes.processes_writing(self.log)}
         processes.stop(sorted(left), _SWEEP_S, self._loop.pause)
 
-    def _descendants(self) -> list[int]:
+    def descendants(self) -> list[int]:
+        """Find the processes that the command has started, and the command."""
         return processes.processes_with(f"DDP_RANK_ID={self._rank_id}")
 
     def _on_signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
             for one in self.children:
                 one.reap()
+        elif signum == ASK:
+            self.on_ask()
         elif self.child is None:
             if self._early in {0, signal.SIGUSR1}:
                 self._early = signum
@@ -158,7 +164,7 @@ class Task:
             return
         pids = [self.child.pid]
         if not processes.catches_signal(self.child.pid, signal.SIGUSR1):
-            left = self._descendants()
+            left = self.descendants()
             pids = [pid for pid in left if processes.catches_signal(pid, signal.SIGUSR1)]
         if pids:
             self.is_requested = True

@@ -165,12 +165,12 @@ class Srun(Backend):
         return step_id is not None and not self._signal(step_id, signal.SIGTERM)
 
     def ask_for_reports(self, step_id: int | None) -> None:
-        """By a signal that every other process ignores, unless it has a use for it."""
+        """By a signal to the agents, which hand it on to the node's monitor."""
         if step_id is not None:
             self._signal(step_id, ASK)
 
     def _signal(self, step_id: int, signum: int) -> str:
-        """Signal all processes of a step, on every node; Slurm's complaint, empty if none."""
+        """Signal the tasks of a step, on every node; Slurm's complaint, empty if none."""
         step = f"{self._slurm.job_id}.{step_id}"
         return self._slurm.try_to("scancel", f"--signal={int(signum)}", step, timeout_s=10)
 
