@@ -42,8 +42,6 @@ class HostImage(Srun):
     """The batch script on the host, the ranks in containers."""
 
     place = "host-image"
-    has_standby = False
-    """Its container would be unpacked a second time."""
     has_own_image = True
 
     def __init__(self, here: Surroundings) -> None:
@@ -121,8 +119,6 @@ class InContainer(Srun):
     """The batch script in a container that has Slurm's client: a nested srun inherits the image."""
 
     place = "container-srun"
-    has_standby = False
-    """Its container would be unpacked a second time."""
     _heir: subprocess.Popen[bytes] | None = None
 
     @classmethod

@@ -146,7 +146,7 @@ class RunningStep:
             # Ranks that fail together have their moment to end by themselves.
             for delay_s, number in ((_POLL_S, signal.SIGTERM), (_OTHERS_S, signal.SIGKILL)):
                 act = functools.partial(self.signal, number)
-                self._end_timers.append(self._loop.every(delay_s, act))
+                self._end_timers.append(self._loop.after(delay_s, act))
 
     def _read(self) -> bool:
         """Take what has arrived: reports to the journal, the rest to our own output.
