@@ -131,6 +131,7 @@ class Task:
         """Pass SIGTERM on, each one; the first has an end: SIGKILL after the grace."""
         assert self.child is not None  # noqa: S101 -- only while it runs
         self.child.send(signal.SIGTERM)
+        self.child.send(signal.SIGCONT)  # one that was stopped may still save
         if self._kill_at_s < float("inf"):
             return
         self.is_requested = True
