@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import collections
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ class Sink:
         self._wanted = _thread.allocate_lock()  # released: the thread has something to do
         self._wanted.acquire()
         self._is_running = False
+        self._writing_since_s: float | None = None
 
     def put(self, data: bytes) -> None:
         """Have something written, soon."""
@@ -52,6 +54,12 @@ class Sink:
     def is_idle(self) -> bool:
         """Whether all is written."""
         return self._num_pending == 0
+
+    @property
+    def writing_s(self) -> float:
+        """How long the write that is under way has taken; 0 if none is."""
+        since_s = self._writing_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
 
     def take_lost(self) -> int:
         """Return how many bytes found no room since the last call."""
@@ -81,8 +89,10 @@ class Sink:
             self._pending.clear()
         if not data:
             return False
+        self._writing_since_s = time.monotonic()
         with suppress(OSError):
             self._write(data)
+        self._writing_since_s = None
         with self._lock:
             self._num_pending -= len(data)
         return True

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jobs import processes
 from rundir import codes
+from rundir.hang import ASK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from jobs.loop import Loop
 
-CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
+CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD, ASK)
 """The signals that an agent has a use for."""
 _DEFAULT = (*CAUGHT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ)
 """Those that a child gets as a program expects them: Python ignores the last two, a shell in whose

@@ -6,11 +6,12 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from jobs import programs
+from jobs import processes, programs
 from jobs.agent.child import Streams
 from jobs.agent.task import Task
 from jobs.messages import UsageError, write
 from rundir import events, plain
+from rundir.hang import ASK
 from rundir.paths import RunDir
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def run_node(words: list[str], contract: Contract, root: str, loop: Loop) -> int
         environ.pop(name, None)
     files = RunDir(environ["DDP_RUN_DIR"])
     task = Task(environ, f"node{environ['NODE_RANK']}", files.torchrun_log(node), loop)
+    task.on_ask = lambda: _ask(task)
     launcher = os.path.join(root, "jobs", "launcher.sh")
     # torchrun would drop a -- that comes right after the program.
     argv = [*_torchrun(python, contract), "env", launcher, *words]
@@ -50,6 +52,12 @@ def run_node(words: list[str], contract: Contract, root: str, loop: Loop) -> int
         lines = plain.tail(task.log, _TAIL_BYTES).splitlines(keepends=True)
         write(2, "".join(lines[-_NUM_LINES:]))
     return code
+
+
+def _ask(task: Task) -> None:
+    """Hand on to the launchers, and so to the monitor, what Slurm gives to its own task alone."""
+    those = [pid for pid in task.descendants() if processes.catches_signal(pid, ASK)]
+    processes.send(those, ASK)
 
 
 def _torchrun(python: str, contract: Contract) -> list[str]:

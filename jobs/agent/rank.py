@@ -18,6 +18,7 @@ from jobs.agent.reports import Reports
 from jobs.agent.task import Task
 from jobs.messages import info
 from rundir import channel, codes, heartbeat
+from rundir.hang import ASK
 from rundir.paths import RunDir
 
 if TYPE_CHECKING:
@@ -77,7 +78,9 @@ class _Rank:
         if self._is_leader:
             self._monitor = start_monitor(self._environ, root)
         if self._monitor:
-            task.children.append(self._monitor.child)
+            monitor = self._monitor.child
+            task.children.append(monitor)
+            task.on_ask = lambda: monitor.send(ASK)
         streams = Streams(task.log_fd, task.log_fd)
         place = binding.choose(self._environ, os.sched_getaffinity(0))
         with binding.bound(place):

@@ -27,6 +27,8 @@ _LAST_S = 1
 _FRESH_S = 5
 """How long srun may hold what a rank printed."""
 _MAX_FRESH = 64
+_HANG_REPORT = b'"event": "hang_report"'
+"""Means nothing of ranks that are being ended: it would hide what was seen when they hung."""
 
 
 class Reports:
@@ -109,7 +111,7 @@ class Reports:
                 data = self._socket.recv(_MAX_DATAGRAM)
             except OSError:
                 return
-            if data.endswith(b"\n"):
+            if data.endswith(b"\n") and not (self._is_ending() and _HANG_REPORT in data):
                 self.deliver(data)
 
     def close(self, loop: Loop) -> None:

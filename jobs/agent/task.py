@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from jobs import processes
 from jobs.agent import child
 from rundir import codes, events
+from rundir.hang import ASK
 from rundir.paths import RunDir
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class Task:
         """It was told to end; without a handler for SIGUSR1 it was not, and failed by itself."""
         self.is_ending = False
         """This agent was told to end: whoever reads what it reports may be gone soon."""
+        self.on_ask: Callable[[], object] = lambda: None
+        """Called when the node's watchdog is asked for a report."""
         self._loop = loop
         self._early = 0
         """The signal that came before there was a command."""
@@ -95,16 +98,19 @@ class Task:
 
     def sweep(self) -> None:
         """End what the command left behind: data loaders, detached children."""
-        left = {*self._descendants(), *processes.processes_writing(self.log)}
+        left = {*self.descendants(), *processes.processes_writing(self.log)}
         processes.stop(sorted(left), _SWEEP_S, self._loop.pause)
 
-    def _descendants(self) -> list[int]:
+    def descendants(self) -> list[int]:
+        """Find the processes that the command has started, and the command."""
         return processes.processes_with(f"DDP_RANK_ID={self._rank_id}")
 
     def _on_signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
             for one in self.children:
                 one.reap()
+        elif signum == ASK:
+            self.on_ask()
         elif self.child is None:
             if self._early in {0, signal.SIGUSR1}:
                 self._early = signum
@@ -125,6 +131,7 @@ class Task:
         """Pass SIGTERM on, each one; the first has an end: SIGKILL after the grace."""
         assert self.child is not None  # noqa: S101 -- only while it runs
         self.child.send(signal.SIGTERM)
+        self.child.send(signal.SIGCONT)  # one that was stopped may still save
         if self._kill_at_s < float("inf"):
             return
         self.is_requested = True
@@ -140,7 +147,7 @@ class Task:
         running.send(signal.SIGKILL)
 
     def _shorten_grace(self, began_s: float) -> None:
-        """Look whether a rank has failed already, whose report may still be on its way."""
+        """Look whether a rank has failed or hangs, whose report may still be on its way."""
         files = RunDir(self._environ["DDP_RUN_DIR"])
         for _ in range(_GRACE_AFTER_FAILURE_S):
             if has_failed(files, int(self._environ["DDP_ATTEMPT"])):
@@ -158,7 +165,7 @@ class Task:
             return
         pids = [self.child.pid]
         if not processes.catches_signal(self.child.pid, signal.SIGUSR1):
-            left = self._descendants()
+            left = self.descendants()
             pids = [pid for pid in left if processes.catches_signal(pid, signal.SIGUSR1)]
         if pids:
             self.is_requested = True
@@ -173,11 +180,11 @@ def rank_id(environ: Mapping[str, str], name: str) -> str:
 
 
 def has_failed(run_dir: RunDir, attempt: int) -> bool:
-    """Whether a rank of this attempt has failed without being told to end.
+    """Whether a rank of this attempt hangs, or has failed without being told to end.
 
     Code 75 is no failure: the others may still be writing their checkpoint.
     """
     return any(
         end.get("code") not in {codes.FINISHED, codes.STOPPED} and not end.get("requested")
         for end in events.read_attempt(run_dir.events, "rank_end", attempt)
-    )
+    ) or any(events.read_attempt(run_dir.events, "verdict", attempt))

@@ -172,6 +172,9 @@ class Backend(ABC):
         del step_id
         return False
 
+    def ask_for_reports(self, step_id: int | None) -> None:  # noqa: B027 -- one node reports anyway
+        """Have every node's watchdog report where its ranks are. It may take a while."""
+
     def kill(self, step_id: int | None) -> None:  # noqa: B027 -- its processes are killed anyway
         """Kill what runs of the step on every node that can be reached. It may take a while."""
 

@@ -288,7 +288,7 @@ class Slurm:
 
 def _answers(address: str, port: int) -> bool:
     try:
-        with socket.create_connection((address, port), timeout=3):
+        with socket.create_connection((address, port), timeout=2):
             return True
     except OSError:
         return False

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from jobs.backends import scontrol, slurm
 from jobs.backends.base import Address, Backend, Layout, Step, Surroundings, in_background
 from jobs.messages import UsageError
+from rundir.hang import ASK
 from rundir.plain import read_text
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class Srun(Backend):
         """Take the job as it is."""
         super().__init__(here)
         self._slurm = here.slurm
+        # A container would be unpacked a second time.
+        self.has_standby = self.has_standby and self.is_bare
         self._mpi = here.environ.get("DDP_MPI", "")
         if self._mpi:
             self._check_mpi()
@@ -161,10 +164,17 @@ class Srun(Backend):
         An srun that gets SIGTERM has its tasks killed at once, and what they trained since the last
         checkpoint is lost.
         """
-        if step_id is None:
-            return False
+        return step_id is not None and not self._signal(step_id, signal.SIGTERM)
+
+    def ask_for_reports(self, step_id: int | None) -> None:
+        """By a signal to the agents, which hand it on to the node's monitor."""
+        if step_id is not None:
+            self._signal(step_id, ASK)
+
+    def _signal(self, step_id: int, signum: int) -> str:
+        """Signal the tasks of a step, on every node; Slurm's complaint, empty if none."""
         step = f"{self._slurm.job_id}.{step_id}"
-        return not self._slurm.try_to("scancel", "--signal=TERM", step, timeout_s=10)
+        return self._slurm.try_to("scancel", f"--signal={int(signum)}", step, timeout_s=10)
 
     def kill(self, step_id: int | None) -> None:
         """End only this attempt's step: a shell's own or a neighbour's is none of it.

@@ -209,7 +209,7 @@ class Attempts:
             lost=self._lost,
             refused=self._refused,
         )
-        self._loop.run(step.is_over)
+        self._loop.run(guard.is_over)
         returns.stop()
         self._returned = returns.found
         guard.stop()

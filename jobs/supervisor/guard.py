@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jobs.backends.base import Backend
-    from jobs.loop import Loop
+    from jobs.loop import Loop, Timer
     from jobs.supervisor.hang import HangWatch
     from jobs.supervisor.journal import Journal
     from jobs.supervisor.step import RunningStep
@@ -30,6 +30,10 @@ _KILLED_S = 4
 """How long srun may take to see that its ranks were killed."""
 _QUIET_S = 5
 """Beyond the interval of its monitor a node may be quiet for so long."""
+_POLL_S = 0.5
+"""How often to look once something is wrong; before, nothing wakes up for it."""
+_FEW_NODES, _CALL_S = 4, 2
+"""How many nodes that give no report are called, and how often."""
 
 
 class Traces(NamedTuple):
@@ -79,7 +83,10 @@ class Guard:
         self._nodes = nodes
         self._seen: dict[str, list[tuple[int, int]]] = {}
         self._heard_s: dict[str, float] = {}
-        self._timers = [loop.every(1, self._check_failure), loop.every(hang.POLL_S, hang.poll)]
+        self._hang = hang
+        self._called: set[str] = set()
+        self._timers: list[Timer] = []
+        self._is_polling = self._is_told = False
         if nodes and not backend.is_in_place:
             self._timers.append(loop.every(2 + len(nodes) / 16, self._check_nodes))
         self._is_checking = False
@@ -91,11 +98,46 @@ class Guard:
         for timer in self._timers:
             timer.cancel()
         self._timers = []
+        self._is_polling = True  # never again
 
-    def _check_failure(self) -> None:
+    def is_over(self) -> bool:
+        """Whether the step has ended; asked whenever something has happened to it."""
+        is_over = self._step.is_over()
+        is_wrong = self._step.failed_s is not None or self._journal.reports.has_suspicion
+        if is_wrong and not is_over and not self._is_polling:
+            self._is_polling = True
+            self._timers.append(self._loop.every(_POLL_S, self._poll))
+            self._poll()
+        return is_over
+
+    def _poll(self) -> None:
+        self._hang.poll()
+        if self._hang.is_time_to_ask():
+            self._step.ask_for_reports()
+        if len(self._hang.missing) <= _FEW_NODES:
+            for node in self._hang.missing:
+                self._call(node)
+        if self._journal.reports.verdict_s is not None and not self._is_told:
+            self._is_told = True
+            self._step.terminate()
         failed_s = self._step.failed_s
         if failed_s is not None and time.monotonic() - failed_s >= _TEARDOWN_S:
             self._end_step("failed")
+
+    def _call(self, node: str) -> None:
+        """Find out, beside the loop, whether a report may still come from a node."""
+        if node in self._called:
+            return
+        self._called.add(node)
+        how: list[str | None] = []
+
+        def take() -> None:
+            self._hang.gone.discard(node)
+            if any(how):
+                self._hang.gone.add(node)
+            self._loop.after(_CALL_S, lambda: self._called.discard(node))
+
+        self._loop.in_background(lambda: how.append(self._backend.lost(node)), take)
 
     def _check_nodes(self) -> None:
         """Ask for a quiet node beside the loop: Slurm may take long to answer."""

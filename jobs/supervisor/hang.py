@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class HangWatch:
-    """Gives the verdict on one step. The nodes' watchdogs end their ranks when they read it.
+    """Gives the verdict on one step, which its guard then ends.
 
     Args:
         journal: Has their reports, and takes the verdict.
@@ -20,8 +20,6 @@ class HangWatch:
         monotonic: Seconds that never jump.
 
     """
-
-    POLL_S = 0.5
 
     def __init__(
         self,
@@ -38,22 +36,43 @@ class HangWatch:
         self._nodes: Nodes | None = None
         self._num_read = 0
         self._suspected_s: float | None = None
+        self._asked_s = float("-inf")
+        self.missing: list[str] = []
+        """Nodes whose reports are waited for."""
+        self.gone: set[str] = set()
+        """Those of them that cannot be reached; for the guard to find out."""
 
     def poll(self) -> None:
         """Read what has been reported since the last poll, and decide if it is time."""
         now_s = self._monotonic()
         nodes = self._read(now_s)
-        if nodes is None or nodes.verdict is not None:
-            return
-        if not nodes.is_suspicious(now_s):
+        self.missing = []
+        if nodes is None or nodes.verdict is not None or not nodes.is_suspicious(now_s):
             self._suspected_s = None
             return
         if self._suspected_s is None:
             self._suspected_s = now_s
         waited_s = now_s - self._suspected_s
-        verdict = nodes.decide(now_s, waited_s, may_miss=self._journal.is_stuck)
+        self.missing = nodes.missing()
+        is_stuck = self._journal.is_stuck
+        verdict = nodes.decide(now_s, waited_s, may_miss=is_stuck, gone=self.gone)
         if verdict is not None:
+            self._suspected_s = None
             self._journal.write("verdict", **verdict.to_event())
+
+    def is_time_to_ask(self) -> bool:
+        """Whether the nodes are to be asked for reports: only those with a suspicion give any.
+
+        They are asked as long as there is no verdict: one that hears nothing decides by itself.
+        """
+        from rundir.hang.nodes import ASK_S  # noqa: PLC0415 -- most runs never need it
+
+        now_s = self._monotonic()
+        is_open = self._suspected_s is not None and self._num_nodes > 1
+        if not is_open or now_s - self._asked_s < ASK_S:
+            return False
+        self._asked_s = now_s
+        return True
 
     def _read(self, now_s: float) -> Nodes | None:
         """Take the new reports; None as long as no node has suspected anything."""

@@ -1,12 +1,12 @@
-"""events.jsonl: this process appends what its ranks report, and reads what others append.
+"""events.jsonl: this process appends what its ranks report.
 
-Others are programs that report without an agent, and the watchdogs of the nodes, which meet there.
+What others put there by themselves, or into a file of their node's own, is taken when an attempt
+ends: nothing of it is needed before.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from jobs.loop import Loop
     from rundir.paths import RunDir
 
-_POLL_S = 1.0
 _STUCK_S = 2.0
-"""A file system that takes longer to read a file is taken to stall."""
+"""A file system that takes longer to append is taken to stall."""
 _MAX_PENDING = 256 << 20
 
 
@@ -41,17 +40,13 @@ class Journal:
         self._files = files
         self._log = events.EventLog(self.add, "prelaunch", 0, host)
         self._sink = Sink(self._append, loop.wake, _MAX_PENDING)
-        self._polling_since_s: float | None = None
         self._offset = 0
-        self._rest = b""
         self.reports = Reports(0)
-        loop.every(_POLL_S, self._poll)
 
     def open(self, attempt: int) -> None:
         """Begin an attempt: what was written before is the past, and may be large."""
         self._log.attempt = attempt
         self.reports = Reports(attempt)
-        self._rest = b""
         try:
             self._offset = plain.size_bytes(self._files.events)
         except OSError:
@@ -59,9 +54,8 @@ class Journal:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the file does not answer: nodes may not have read what others reported."""
-        began_s = self._polling_since_s
-        return began_s is not None and time.monotonic() - began_s > _STUCK_S
+        """Whether the file system stalls: nodes may then be unable to report."""
+        return self._sink.writing_s > _STUCK_S
 
     def write(self, event: str, **keys: Any) -> None:  # noqa: ANN401 -- whatever JSON takes
         """Report an event of this script's own."""
@@ -84,39 +78,12 @@ class Journal:
         except OSError:
             info(f"could not append to {self._files.events}; going on")
 
-    def _poll(self) -> None:
-        if self._polling_since_s is None:
-            self._polling_since_s = time.monotonic()
-            found: list[bytes] = []
-            reports = self.reports
-            self._loop.in_background(
-                lambda: found.append(self._read_new()), lambda: self._take(found, reports)
-            )
-
-    def _take(self, found: list[bytes], reports: Reports) -> None:
-        self._polling_since_s = None
-        if reports is self.reports:
-            self._learn(b"".join(found))
-
-    def _read_new(self) -> bytes:
-        """Read what was appended. An open has NFS ask the server."""
-        with suppress(OSError), plain.open_plain(self._files.events) as file:
-            file.seek(self._offset)
-            return file.read()
-        return b""
-
-    def _learn(self, data: bytes) -> None:
-        self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            if not self.reports.knows(line):
-                self.reports.add(line)
-
     def close(self) -> None:
         """End an attempt: take what others wrote, and what nodes could not deliver."""
         self.flush()
-        self._loop.run(lambda: self._polling_since_s is None)
-        self._learn(self._read_new())
+        for line in self._read_new().split(b"\n"):
+            if not self.reports.knows(line):
+                self.reports.add(line)
         for path, data in events.undelivered(self._files.path).items():
             for line in data.splitlines(keepends=True):
                 if not self.reports.knows(line):
@@ -124,6 +91,13 @@ class Journal:
             self.flush()
             with suppress(OSError):
                 os.unlink(path)
+
+    def _read_new(self) -> bytes:
+        """Read what was appended in this attempt. An open has NFS ask the server."""
+        with suppress(OSError), plain.open_plain(self._files.events) as file:
+            file.seek(self._offset)
+            return file.read()
+        return b""
 
     def flush(self) -> None:
         """Wait until all is written. A file system that stalls is waited for; signals are heard."""

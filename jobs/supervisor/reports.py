@@ -26,6 +26,8 @@ class Reports:
         """Slurm's numbers of the ranks' steps, of those that reported one."""
         self.has_trained = False
         """Whether a first step is done."""
+        self.has_suspicion = False
+        """Whether a node has reported on ranks that may hang."""
         self.failed_s: float | None = None
         """When a rank first failed, or the watchdog gave its verdict."""
         self.verdict_s: float | None = None
@@ -58,6 +60,8 @@ class Reports:
                 self._fail()
         elif name == "first_step":
             self.has_trained = True
+        elif name == "hang_report":
+            self.has_suspicion = True
         elif name == "verdict":
             self._fail()
             self.verdict_s = self.verdict_s or time.monotonic()

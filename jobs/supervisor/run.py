@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rundir.paths import RunDir
 
 _COMPOSE_S = 60
-_MAX_DIGITS = 18
 
 
 def check_files(files: RunDir) -> None:

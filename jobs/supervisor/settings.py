@@ -104,10 +104,6 @@ class Settings:
             value, origin = self._environ[name], THE_ENVIRONMENT
         self.note(name, check(name, value) if check else value, origin)
 
-    def is_users(self, name: str) -> bool:
-        """Whether the user set it."""
-        return self.origins.get(name, THE_ENVIRONMENT) == THE_ENVIRONMENT and name in self._environ
-
     @property
     def chosen(self) -> str:
         """Names that are no wish of the user's, for who starts another job from within this one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import TYPE_CHECKING
 
 from jobs.forwarded import job_names
@@ -15,19 +16,6 @@ if TYPE_CHECKING:
     from jobs.supervisor.settings import Settings
 
 _OF_AN_IMAGE = re.compile("NVIDIA_.*|.*_VERSION|DDP_(CHOSEN|HOME|NODE|SUPERVISED|AGENT_SOCKET)")
-_SPECIAL = re.compile(r"""[\s'"\\|&;()<>!{}*\[\]?^$`,]""")
-_ESCAPES = {
-    "\a": r"\a",
-    "\b": r"\b",
-    "\t": r"\t",
-    "\n": r"\n",
-    "\v": r"\v",
-    "\f": r"\f",
-    "\r": r"\r",
-    "\x1b": r"\E",
-    "\\": r"\\",
-    "'": r"\'",
-}
 
 
 def table(settings: Settings, environ: Mapping[str, str], python: str) -> str:
@@ -80,17 +68,12 @@ def _others(settings: Settings, environ: Mapping[str, str]) -> list[str]:
 
 
 def quoted(word: str) -> str:
-    """Quote a word as bash's %q does."""
-    if not word:
-        return "''"
-    if not word.isprintable():
-        shown = (
-            _ESCAPES.get(char) or (char if char.isprintable() else _octal(char)) for char in word
-        )
-        return f"$'{''.join(shown)}'"
-    text = _SPECIAL.sub(r"\\\g<0>", word)
-    text = re.sub(r"(?<=[=:])~", r"\\~", text)
-    return f"\\{text}" if text[0] in "#~" else text
+    """Quote a word so that bash reads it back, and no terminal obeys it."""
+    if word.isprintable():
+        return shlex.quote(word)
+    is_plain = (char.isprintable() and char not in "\\'" for char in word)
+    shown = (char if plain else _octal(char) for char, plain in zip(word, is_plain))
+    return f"$'{''.join(shown)}'"
 
 
 def _octal(char: str) -> str:

@@ -30,7 +30,6 @@ class Requests:
         """
         heard = [number for number in _REQUESTS if signal.getsignal(number) != signal.SIG_IGN]
         self._loop.catch(heard, lambda number: self.on_signal(_name(number)), self._remember)
-        self._loop.catch([signal.SIGCHLD], lambda _number: None)
 
     def _remember(self, number: int, frame: object) -> None:
         del frame

@@ -90,6 +90,7 @@ class RunningStep:
         self._end_timers: list[Timer] = []
         self._step_id: int | None = None
         loop.watch(self._fd, self._read)
+        loop.catch([signal.SIGCHLD], lambda _number: None)  # the end of a process wakes the loop up
 
     def _start(self, stdout: int) -> list[subprocess.Popen[bytes]]:
         return list(self._backend.start(self._step, stdout))
@@ -145,7 +146,7 @@ class RunningStep:
             # Ranks that fail together have their moment to end by themselves.
             for delay_s, number in ((_POLL_S, signal.SIGTERM), (_OTHERS_S, signal.SIGKILL)):
                 act = functools.partial(self.signal, number)
-                self._end_timers.append(self._loop.every(delay_s, act))
+                self._end_timers.append(self._loop.after(delay_s, act))
 
     def _read(self) -> bool:
         """Take what has arrived: reports to the journal, the rest to our own output.
@@ -216,6 +217,15 @@ class RunningStep:
         timer = self._loop.every(_POLL_S, look)
 
     def stop(self) -> None:
+        """End the ranks, as somebody asked."""
+        self.terminate()
+
+    def ask_for_reports(self) -> None:
+        """Have every node's watchdog report where its ranks are."""
+        step_ids = self._step_ids
+        self._loop.in_background(lambda: [*map(self._backend.ask_for_reports, step_ids)])
+
+    def terminate(self) -> None:
         """End the ranks, who get their grace.
 
         Where the place can tell them itself, those who started them are told only if they do not

@@ -63,6 +63,10 @@ class LocalWatchdog:
         """Take what the recorder has just read."""
         self._observer.see_gpus(reading)
 
+    def ask(self) -> None:
+        """Take the supervisor's wish for a report."""
+        self._watchdog.ask()
+
     def run(self) -> None:
         """Watch until `end` is called or there is nothing left to decide."""
         delay_s: float | None = 0.0

@@ -1,9 +1,10 @@
-"""The node's watchdog: suspects, takes stacks, reports, and ends its ranks on a verdict.
+"""The node's watchdog: suspects, takes stacks, and reports.
 
-A node whose ranks have been silent for too long reports what it sees (`hang_report`); then every
-other node reports, too. The supervisor waits for all reports and gives the verdict; every node ends
-its own ranks when it receives one. Where there is no supervisor, or it gives none in time, the
-nodes decide by the same function of the same reports: the first verdict counts.
+A node whose ranks have been silent for too long reports what it sees (`hang_report`); the
+supervisor asks the others to report, too, gives the verdict when all have, and ends the ranks.
+
+Where there is no supervisor, or it has been silent for long, the nodes read each other's reports in
+`events.jsonl`, decide by the same function, and end their own ranks: the first verdict counts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rundir.hang.nodes import COLLECT_S, REPEAT_S, Nodes
+from rundir.hang.nodes import ASK_S, COLLECT_S, REPEAT_S, Nodes
 from rundir.hang.reports import NodeReport
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from rundir.hang.verdict import Verdict
 
 _SUPERVISOR_S = 30.0  # how much longer than for all reports the supervisor is waited for
+_ASKED_S = 2 * ASK_S  # for how long a node that was asked reports
 _PER_NODE_S = 2.0  # nodes decide one after the other, so that one verdict is given
 _POLL_S = 5.0  # how often to read the others' reports while nothing is suspected
 _BUSY_S = 0.5  # how often to poll while something is
@@ -43,13 +45,17 @@ class Place:
     master: str = "the master"
     """MASTER_ADDR:MASTER_PORT, for the verdict's text."""
     is_supervised: bool = False
-    """Whether a supervisor receives the reports, and decides."""
+    """Whether a supervisor receives the reports, decides, and ends the ranks."""
+
+    @property
+    def supervisor_s(self) -> float:
+        """How long a silent supervisor is waited for."""
+        return COLLECT_S + _SUPERVISOR_S if self.is_supervised else 0.0
 
     @property
     def turn_s(self) -> float:
-        """How long after the first suspicion this node decides, if no other has."""
-        wait_s = COLLECT_S + _SUPERVISOR_S if self.is_supervised else 0.0
-        return wait_s + _PER_NODE_S * self.node_rank
+        """How long after that this node decides, if no other has."""
+        return _PER_NODE_S * self.node_rank
 
 
 class Watchdog:
@@ -71,6 +77,7 @@ class Watchdog:
         self._nodes = Nodes(place.num_nodes, place.master)
         self._received_s: float | None = None
         self._opened_s: float | None = None
+        self._asked_s = float("-inf")
         self._reported: tuple[tuple[object, ...], tuple[object, ...]] | None = None
         self._reported_s = 0.0
         self._seen: dict[object, Stack] = {}
@@ -84,7 +91,9 @@ class Watchdog:
         if self._nodes.verdict is not None:
             self._act(self._nodes.verdict)
             return None
-        if not (poll.is_suspicious or self._nodes.is_suspicious(now_s, self._place.node)):
+        is_asked = now_s - self._asked_s < _ASKED_S
+        is_wanted = is_asked or self._nodes.is_suspicious(now_s, self._place.node)
+        if not (poll.is_suspicious or is_wanted):
             self._close(poll)
             return self._poll_s
         if self._opened_s is None:
@@ -100,8 +109,22 @@ class Watchdog:
         self._act(verdict.text)
         return None
 
+    def ask(self) -> None:
+        """Report at the next poll, and for a while: the supervisor wants to know."""
+        self._asked_s = self._monotonic()
+
+    def _waited_s(self, now_s: float) -> float:
+        """How long a verdict has been due from the nodes; negative: from the supervisor."""
+        opened_s = now_s if self._opened_s is None else self._opened_s
+        return now_s - max(opened_s, self._asked_s) - self._place.supervisor_s
+
     def _receive(self, now_s: float) -> None:
-        """Read seldom while all is well: a shared file system may be asked by many."""
+        """Read seldom while all is well: a shared file system may be asked by many.
+
+        A supervisor that is not silent knows more, and does what follows from it.
+        """
+        if self._waited_s(now_s) < 0:
+            return
         due_s = min(_POLL_S, 4 * self._poll_s)
         is_due = self._received_s is None or now_s - self._received_s >= due_s
         if self._opened_s is not None or (self._place.num_nodes > 1 and is_due):
@@ -119,9 +142,10 @@ class Watchdog:
         self._seen.clear()
 
     def _decide(self, now_s: float) -> Verdict | None:
-        waited_s = now_s - (now_s if self._opened_s is None else self._opened_s)
+        waited_s = self._waited_s(now_s)
         if waited_s < self._place.turn_s:
             return None
+        waited_s += self._place.supervisor_s
         return self._nodes.decide(now_s, waited_s, may_miss=self._channel.is_stuck)
 
     def _stacked_report(self, poll: Observation) -> NodeReport:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from typing import TYPE_CHECKING
+
+from rundir.hang import ASK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +30,8 @@ class WatchdogThread:
     def start(self) -> None:
         """Start the thread, unless there is nothing to decide."""
         if self._settings is not None and self._settings.hang_timeout_s != 0:
+            if self._settings.is_supervised:
+                signal.signal(ASK, lambda *_: self._ask())
             threading.Thread(target=self._run, name="watchdog", daemon=True).start()
 
     def see_gpus(self, reading: Reading) -> None:
@@ -52,3 +57,7 @@ class WatchdogThread:
         from monitor.watchdog.local import LocalWatchdog  # noqa: PLC0415 - not before the log's first lines
 
         return LocalWatchdog(settings, self._say)
+
+    def _ask(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.ask()

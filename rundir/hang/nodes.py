@@ -9,6 +9,8 @@ from rundir.hang.reports import from_event
 from rundir.hang.verdict import compose
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from rundir.events import Event
     from rundir.hang.reports import NodeReport
     from rundir.hang.verdict import Verdict
@@ -17,6 +19,8 @@ COLLECT_S = 15.0
 """How long the reports of all nodes are waited for."""
 REPEAT_S = 30.0
 """How soon a node reports again what has not changed."""
+ASK_S = 20.0
+"""How often the supervisor asks for reports, as long as a node calls for a verdict."""
 _MAX_AGE_S = 3 * REPEAT_S
 """A watchdog that reports no more may have died: what it last reported is too old then."""
 
@@ -66,21 +70,30 @@ class Nodes:
             del self._reports[node]
         return any(r.suspicious for r in self._reports.values() if r.node != besides)
 
-    def decide(self, now_s: float, waited_s: float, *, may_miss: bool = False) -> Verdict | None:
+    def decide(
+        self,
+        now_s: float,
+        waited_s: float,
+        *,
+        may_miss: bool = False,
+        gone: Collection[str] = (),
+    ) -> Verdict | None:
         """Return the verdict; None while there is none.
 
         Args:
             now_s: the time.
             waited_s: since a node first called for a verdict.
             may_miss: whether reports may be there that could not be read: then no node is lost.
+            gone: nodes that cannot be reached: their reports are not waited for.
 
         """
-        missing = self._missing()
-        if missing and waited_s < COLLECT_S:
+        missing = self.missing()
+        if waited_s < COLLECT_S and any(node not in gone for node in missing):
             return None
         return compose(self._aged(now_s), [] if may_miss else missing, self._master)
 
-    def _missing(self) -> list[str]:
+    def missing(self) -> list[str]:
+        """Name the nodes that have not reported; of those that never did, their number."""
         present = {*self._reports, *self._ended}
         num_missing = self._num_nodes - len(present)
         if num_missing <= 0:

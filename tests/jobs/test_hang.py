@@ -7,7 +7,7 @@ from typing import Any
 from jobs.supervisor.hang import HangWatch
 from jobs.supervisor.reports import Reports
 from rundir import events
-from rundir.hang.nodes import COLLECT_S
+from rundir.hang.nodes import ASK_S, COLLECT_S
 from rundir.hang.reports import NodeReport, RankReport
 
 
@@ -72,6 +72,51 @@ def test_a_node_without_a_report_is_lost_after_a_while() -> None:
     (verdict,) = journal.verdicts(2)
     assert (verdict["kind"], verdict["node"]) == ("network", "n1")
     assert "n1 gave no report" in verdict["text"]
+
+
+def test_a_node_that_cannot_be_reached_is_not_waited_for() -> None:
+    """No report can come from it; those that can be reached are waited for, however late."""
+    journal = Journal()
+    journal.report(0, hung=True)
+    assert not journal.verdicts(1)
+    assert journal.watch.missing == ["n1"]
+    journal.watch.gone = {"n0", "n7"}
+    assert not journal.verdicts(COLLECT_S - 3)
+    journal.watch.gone = {"n1"}
+    (verdict,) = journal.verdicts()
+    assert (verdict["kind"], verdict["node"]) == ("network", "n1")
+
+
+def test_a_node_that_was_only_late_is_not_blamed() -> None:
+    """It could not be reached for a moment, and reported all the same."""
+    journal = Journal()
+    journal.report(0, hung=True)
+    assert not journal.verdicts(3)
+    journal.report(1, hung=False, age_s=1.0, collective=8, phase="validate")
+    journal.watch.gone = {"n1"}
+    assert not journal.verdicts(60)
+    assert journal.watch.missing == []
+
+
+def test_all_are_asked_as_long_as_one_node_calls_for_a_verdict() -> None:
+    """Not before, and not after; seldom, and soon enough for those who wait for the supervisor."""
+    journal = Journal()
+
+    def num_asked(seconds: float) -> int:
+        num = 0
+        for _ in range(int(seconds * 2)):
+            journal.verdicts(0.5)
+            num += journal.watch.is_time_to_ask()
+        return num
+
+    assert num_asked(60) == 0
+    journal.report(0, hung=True)
+    journal.report(1, hung=False, age_s=1.0, collective=8, phase="validate")
+    assert num_asked(1) == 1
+    assert num_asked(ASK_S - 1.5) == 0
+    assert num_asked(ASK_S) == 1
+    journal.report(0, hung=False, age_s=0.0)
+    assert num_asked(60) == 0
 
 
 def test_while_the_events_cannot_be_read_no_node_is_lost() -> None:

@@ -152,9 +152,9 @@ def test_a_verdict_ends_ranks_that_nobody_ends(
         '{"time": "t", "event": "verdict", "source": "monitor", "attempt": 1, "host": "n1", '
         '"kind": "network", "rank": null, "node": "n2", "text": "n2 is not reached"}'
     )
-    program = (
-        'echo "$LINE" >>"$DDP_RUN_DIR/events.jsonl"; trap \'\' TERM; while :; do sleep 1; done'
-    )
+    report = "import os, socket as s; s.socket(s.AF_UNIX, s.SOCK_DGRAM).sendto"
+    report += "(os.environ['LINE'].encode() + b'\\n', os.environ['DDP_AGENT_SOCKET'])"
+    program = f"trap '' TERM; {sys.executable} -c \"{report}\"; while :; do sleep 1; done"
     began = time.monotonic()
     result = scripts.run(
         "prelaunch.sh", "--", "bash", "-c", program, LINE=verdict, DDP_NPROC_PER_NODE="1"

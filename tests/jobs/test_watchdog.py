@@ -241,3 +241,18 @@ def test_a_rank_stopped_on_another_node(job: Any) -> None:
     assert "rank 2 on node2 (no GPU) is stopped" in run.log.splitlines()[-1]
     assert {event["node"] for event in run.events("last_beats")} == {"node1", "node2"}
     assert run.all_gone()
+
+
+@pytest.mark.slurm
+def test_a_node_that_works_is_asked_and_prevents_a_verdict(job: Any) -> None:
+    """One node's rank is silent for long, and the other's is not: the job goes on."""
+    script = "for _ in {1..50}; do ((RANK == 0)) || echo works; sleep 0.5; done"
+    run = job(
+        *("--nodes=2", "--ntasks-per-node=1", PRELAUNCH, "--", "bash", "-c", script),
+        DDP_HANG_TIMEOUT="2",
+    )
+    assert run.end()[:2] == ("COMPLETED", 0), run.log
+    reports = run.events("hang_report")
+    assert {e["node"] for e in reports if e["suspicious"]} == {"node1"}
+    assert "node2" in {event["node"] for event in reports}
+    assert not run.events("verdict")

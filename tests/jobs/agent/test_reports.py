@@ -149,6 +149,22 @@ def test_the_events_of_its_processes(agent: Callable[..., Agent]) -> None:
     assert one.kept() == [b'{"event": "late"}\n']
 
 
+def test_ranks_that_are_being_ended_do_not_hang(agent: Callable[..., Agent]) -> None:
+    """What their watchdog sees from then on would hide what it saw when they hung."""
+    one = agent(is_supervised=True)
+    assert one.reports.listen(str(one.run_dir / "agent-3"), one.loop)
+    environ = one.environ | {"DDP_AGENT_SOCKET": str(one.run_dir / "agent-3")}
+    log = events.EventLog(channel.reporter(str(one.run_dir), "n1", environ), "monitor", 2, "n1")
+    log.write("hang_report", node="n1")
+    one.loop.pause(0.05)
+    one.is_ending = True
+    log.write("hang_report", node="n1")
+    log.write("last_beats", node="n1")
+    one.reports.close(one.loop)
+    names = [event["event"] for event in map(events.parse, one.printed()) if event]
+    assert names == ["hang_report", "last_beats"]
+
+
 def test_a_path_that_is_too_long_for_a_socket(agent: Callable[..., Agent]) -> None:
     """Then there is none, and the files remain."""
     one = agent(is_supervised=True)

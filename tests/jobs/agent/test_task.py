@@ -60,6 +60,15 @@ def test_whatever_asks_for_the_end_is_a_sigterm(tmp_path: Path, signum: int) -> 
     assert one.is_ending
 
 
+def test_a_command_that_was_stopped_can_still_end_by_itself(tmp_path: Path) -> None:
+    """It goes on for that: it may have something to save."""
+    one = begin(tmp_path, "trap 'exit 75' TERM; echo ready; while :; do sleep 0.05; done")
+    assert one.child is not None
+    one.child.send(signal.SIGSTOP)
+    tell(signal.SIGTERM)
+    assert one.wait() == 75
+
+
 @pytest.mark.slow
 def test_who_ignores_it_is_killed_after_the_grace(tmp_path: Path) -> None:
     """Not before."""
@@ -159,10 +168,12 @@ def writes(descriptors: Path, one: Task) -> bool:
         ({"attempt": 1}, False),
         ({"attempt": 22}, False),
         ({"event": "decision"}, False),
+        ({"event": "verdict"}, True),
+        ({"event": "verdict", "attempt": 1}, False),
     ],
 )
 def test_a_rank_has_failed(tmp_path: Path, change: dict[str, object], *, failed: bool) -> None:
-    """In this attempt, and neither on request nor with a checkpoint written."""
+    """In this attempt, and neither on request nor with a checkpoint written; or one hangs."""
     line = json.dumps(FAILED | change)
     (tmp_path / "events.jsonl").write_bytes(b"\0\0\n" + line.encode() + b"\n" + b'{"rank_end"')
     assert has_failed(RunDir(str(tmp_path)), 2) is failed

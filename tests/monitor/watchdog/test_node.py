@@ -10,7 +10,7 @@ import pytest
 from monitor.watchdog.node import Place, Watchdog
 from monitor.watchdog.observer import Observation
 from monitor.watchdog.stacks import Stack
-from rundir.hang.nodes import COLLECT_S
+from rundir.hang.nodes import ASK_S, COLLECT_S
 from rundir.hang.reports import RankReport
 
 LIMIT_S = 300.0
@@ -354,16 +354,39 @@ def test_reports_do_not_fill_the_log() -> None:
     assert made[1].num_stacks == 2
 
 
-def test_a_supervisor_decides_and_the_nodes_act() -> None:
-    """They report; what they read as a verdict they carry out, also a node alone."""
+def test_a_supervisor_decides_and_acts_and_the_nodes_only_report() -> None:
+    """They read nothing of the shared file system, as long as it is not silent for long."""
     for number in (1, 2):
         world, made = nodes(number, is_supervised=True)
         world.passes(LIMIT_S + COLLECT_S)
         assert {event["node"] for event in world.of("hang_report")} == {n.name for n in made}
+        for _ in range(20):
+            for node in made:
+                node.dog.ask()
+            world.passes(ASK_S)
         assert not world.of("verdict")
-        world.events.append({"event": "verdict", "attempt": 1, "text": "rank 0 hangs"})
-        world.passes(1)
-        assert all(node.ended and node.messages == ["rank 0 hangs"] for node in made)
+        assert not any(node.num_received or node.ended for node in made)
+
+
+def test_a_node_that_works_reports_when_it_is_asked() -> None:
+    """At its next poll, where its ranks are; and for a while, in which it may be asked again."""
+    world, made = nodes(2, is_supervised=True)
+    made[0].heartbeats(0, 1, phase="agree", collective=22)
+    for asks in (False, True):
+        for step in range(80):
+            made[1].heartbeats(2, 3, phase="validate", collective=21, step=step)
+            if asks and not step % 4:
+                made[1].dog.ask()
+            world.passes(5)
+        reports = [event for event in world.of("hang_report") if event["node"] == "n1"]
+        assert bool(reports) is asks
+    assert not any(event["suspicious"] for event in reports)
+    assert len(reports) < 90
+    for step in range(80):
+        made[1].heartbeats(2, 3, phase="validate", collective=21, step=step)
+        world.passes(5)
+    after = [event for event in world.of("hang_report") if event["node"] == "n1"]
+    assert len(after) - len(reports) <= 2 * ASK_S / 5 + 1
 
 
 def test_a_supervisor_that_says_nothing_is_not_waited_for_forever() -> None:

@@ -1,0 +1,157 @@
+"""The guard of a step, with a step and a backend that only remember what they are told."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from jobs.loop import Loop
+from jobs.supervisor import guard as guards
+from jobs.supervisor.guard import Guard, Traces
+from jobs.supervisor.hang import HangWatch
+from jobs.supervisor.journal import Journal
+from rundir.hang.reports import NodeReport, RankReport
+from rundir.paths import RunDir
+from tests.jobs.backend import Fake
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+class Step:
+    """A step that never ends by itself."""
+
+    left: tuple[str, ...] = ()
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.told: list[str] = []
+
+    @property
+    def failed_s(self) -> float | None:
+        """When a rank failed, or a verdict came."""
+        return self.journal.reports.failed_s
+
+    def is_over(self) -> bool:
+        """It is not."""
+        return False
+
+    def ask_for_reports(self) -> None:
+        """Remember it."""
+        self.told.append("report")
+
+    def terminate(self) -> None:
+        """The same."""
+        self.told.append("terminate")
+
+    def kill(self) -> None:
+        """The same."""
+        self.told.append("kill")
+
+    def signal(self, number: int) -> None:
+        """The same."""
+        self.told.append(signal.Signals(number).name)
+
+
+class Bench:
+    """Two nodes with a rank each; this process is on none of them."""
+
+    def __init__(self, path: Path, backend: Any, num_nodes: int = 2) -> None:
+        self.loop = Loop()
+        self.journal = Journal(self.loop, RunDir(str(path)), "n0")
+        self.journal.open(1)
+        self.step = Step(self.journal)
+        self.nodes = [f"n{number}" for number in range(num_nodes)]
+        traces = Traces(RunDir(str(path)), str(path), "7", has_monitor=True, interval_s=15)
+        self.guard = Guard(
+            self.loop,
+            backend,
+            self.step,  # type: ignore[arg-type] # all that it needs
+            self.journal,
+            traces=traces,
+            nodes=self.nodes,
+            hang=HangWatch(self.journal, num_nodes, "n0:1"),
+        )
+        for name in self.nodes:
+            self.journal.write("monitor_up", node=name, pid=1)
+
+    def report(self, node: int, *, hung: bool = True, age_s: float = 99.0) -> None:
+        """What the watchdog of a node sees of its one rank."""
+        rank = RankReport(rank=node, step=5, collective=9, phase="backward", state="S", hung=hung)
+        rank = RankReport(**{**rank.__dict__, "age_s": age_s, "limit_s": 60.0})
+        told = NodeReport(node=f"n{node}", node_rank=node, ranks=(rank,), suspicious=hung)
+        self.journal.write("hang_report", **told.to_event())
+
+    def passes(self, seconds: float, until: str = "") -> float:
+        """Let time pass, until the step is told something; seconds."""
+        began_s = time.monotonic()
+
+        def is_told() -> bool:
+            return self.guard.is_over() or until in self.step.told
+
+        self.loop.run(is_told, seconds)
+        return time.monotonic() - began_s
+
+
+def test_nothing_wakes_up_while_all_is_well(tmp_path: Path) -> None:
+    """But to look for lost nodes, where there are several."""
+    bench = Bench(tmp_path, Fake(is_in_place=True))
+    bench.journal.write("rank_up", rank=0, node="n0")
+    bench.passes(0.1)
+    assert bench.loop._timers == []  # noqa: SLF001 -- what it would wake up for
+
+
+def test_a_verdict_ends_the_ranks_once_and_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They get their grace; what is left of them some seconds later is killed."""
+    monkeypatch.setattr(guards, "_TEARDOWN_S", 1.2)
+    bench = Bench(tmp_path, Fake(is_in_place=True))
+    bench.report(0)
+    bench.report(1)
+    assert bench.passes(20, "terminate") < 5
+    bench.passes(20, "SIGKILL")
+    assert bench.step.told == ["terminate", "SIGKILL"]
+    assert bench.guard.why == "failed"
+
+
+def test_the_other_nodes_are_asked(tmp_path: Path) -> None:
+    """One whose ranks work knows of nothing; until it has reported there is no verdict."""
+    bench = Bench(tmp_path, Fake())
+    bench.report(0)
+    assert bench.passes(20, "report") < 5
+    bench.report(1, hung=False, age_s=1.0)
+    bench.passes(2)
+    assert bench.step.told == ["report"]
+
+
+def test_a_node_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
+    """What cannot be reached cannot report: the verdict comes at once."""
+    bench = Bench(tmp_path, Fake({"n1": "its port does not answer"}))
+    bench.report(0)
+    assert bench.passes(20, "terminate") < 8
+    (verdict,) = [e for e in bench.journal.reports.events if e["event"] == "verdict"]
+    assert (verdict["kind"], verdict["node"]) == ("network", "n1")
+
+
+def test_a_node_that_answers_is_waited_for(tmp_path: Path) -> None:
+    """Its report is only late; and of thousands that are late, none is called."""
+    bench = Bench(tmp_path, Fake())
+    bench.report(0)
+    bench.passes(4)
+    assert bench.step.told == ["report"]
+    called: list[str] = []
+
+    class Counting(Fake):
+        def lost(self, node: str) -> str | None:
+            called.append(node)
+            return "it is gone"
+
+    many = Bench(tmp_path, Counting(), num_nodes=100)
+    many.report(0)
+    many.passes(2)
+    assert many.step.told == ["report"]
+    assert not called
