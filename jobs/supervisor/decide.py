@@ -18,7 +18,7 @@ from rundir import codes, paths
 from rundir.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from jobs.supervisor.ending import Ending, Job
 
@@ -70,6 +70,12 @@ def num_nodes_of(job: Job, num_there: int, refused: frozenset[int] = frozenset()
     least = job.limits.min_nodes or 1
     most = min(num_there, job.num_nodes_wanted)
     return next((num for num in range(most, least - 1, -1) if num not in refused), 0)
+
+
+def choose_nodes(there: Sequence[str], current: Sequence[str], num: int) -> list[str]:
+    """Choose so many of the nodes, in their order: the current ones first, where ranks may wait."""
+    chosen = sorted(there, key=lambda node: node not in current)[:num]
+    return [node for node in there if node in chosen]
 
 
 def give_up_before_start(job: Job, num_silent: int) -> Decision:
