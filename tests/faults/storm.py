@@ -32,12 +32,13 @@ NODES = on(12, 13, 14)
 TRAINING = (
     *("--workload", "mnist", "--data-dir", str(MNIST), "--global-batch-size", "32"),
     *("--epochs", "1000000", "--schedule", "constant", "--val-every", "1000000"),
-    *("--log-every", "10", "--checkpoint-every", "200", "--snapshot-every", "10"),
+    *("--log-every", "10", "--checkpoint-every", "100", "--snapshot-every", "10"),
 )
 SETTINGS = {
     "DDP_ELASTIC": "2:2",
     "SBATCH_NO_KILL": "set",
     "DDP_MAX_RESTARTS": "99",
+    "DDP_MAX_IDLE_RESTARTS": "99",
     "DDP_HANG_TIMEOUT": "4",
     "DDP_SEED": "1",  # else by the run's name, and the two have different ones
 }
