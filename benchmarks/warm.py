@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _ROOT = Path(__file__).parent.parent
 _NUM_RANKS = 2
 _NUM_DEATHS, _QUICK_DEATHS = 5, 1
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 120.0
 _POLL_S = 0.02
 _TRAINING_S = 3.0
 """How long each start trains before a rank of it is killed, at least."""
