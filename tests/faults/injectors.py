@@ -255,29 +255,37 @@ def damage(how: Callable[[Path], None]) -> Injector:
     return inject
 
 
-def damage_snapshot(job: FaultJob) -> float:
-    """Kill a rank, and flip a bit of each snapshot that is newer than the newest checkpoint."""
-    attempt, launch = job.attempt, job.launch_id(job.attempt)
-    folder = job.until(
-        lambda: next(MEMORY.glob(f"{snapshots_prefix(launch)}*"), None), "there are snapshots"
-    )
+def damage_snapshots(every: int) -> Injector:
+    """Kill a rank, and flip a bit of each snapshot; both kept ones are newer than any checkpoint.
 
-    def newest() -> int:
-        return max(
-            (json.loads(path.read_text())["step"] for path in folder.glob("*.json")), default=0
-        )
+    Checkpoints come `every` so many steps: none may be under way that would be newer in the end.
+    """
 
-    def is_newer() -> bool:
+    def inject(job: FaultJob) -> float:
+        attempt = job.attempt
+        pattern = f"{snapshots_prefix(job.launch_id(attempt))}*"
+        folder = job.until(lambda: next(MEMORY.glob(pattern), None), "there are snapshots")
+
+        def are_newer() -> bool:
+            saved = int(newest_checkpoint(job).name.removeprefix("step-"))
+            return saved + NUM_NEWER <= _newest_snapshot(folder) < saved + every // 2
+
+        job.until(are_newer, "snapshots newer than the newest checkpoint", poll_s=0.01)
+        moment = _signal(job.rank_pid(1), signal.SIGKILL)
+        job.until(lambda: not job.rank_processes(attempt), "the ranks are gone")
+        for path in folder.glob("*.[01]"):
+            _flip_bit(path)
+        return moment
+
+    return inject
+
+
+def _newest_snapshot(folder: Path) -> int:
+    steps = [0]
+    for path in folder.glob("*.json"):
         with contextlib.suppress(FileNotFoundError):  # the next one is being written
-            return newest() > int(newest_checkpoint(job).name.removeprefix("step-")) + NUM_NEWER
-        return False
-
-    job.until(is_newer, "snapshots newer than the newest checkpoint", poll_s=0.01)
-    moment = _signal(job.rank_pid(1), signal.SIGKILL)
-    job.until(lambda: not job.rank_processes(attempt), "the ranks are gone")
-    for path in folder.glob("*.[01]"):
-        _flip_bit(path)
-    return moment
+            steps.append(json.loads(path.read_text())["step"])
+    return max(steps)
 
 
 def _largest(folder: Path) -> list[Path]:

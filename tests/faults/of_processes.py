@@ -168,14 +168,14 @@ COPIES = Scenario(
     sbatch=on(2, ranks_per_node=3),
     options=(
         *("--max-steps", "1000000", "--global-batch-size", "48"),
-        *("--checkpoint-every", "60", "--snapshot-every", "5"),
+        *("--checkpoint-every", "100", "--snapshot-every", "5"),
     ),
     env={"DDP_MAX_RESTARTS": "99", "DDP_MAX_IDLE_RESTARTS": "9"},
     faults=(
         Fault(
             name="snapshot damaged",
             how="one bit of each snapshot in memory flipped, and a rank killed",
-            inject=injectors.damage_snapshot,
+            inject=injectors.damage_snapshots(every=100),
             then=Then.RESTART,
             code=137,
             failure_class="killed",

@@ -207,13 +207,13 @@ def snapshot_is_not_used(job: FaultJob, resume: Event) -> None:
 
 
 def steps_are_slower(job: FaultJob, struck: float) -> None:
-    """A step takes twice as long at least, in the median of ten."""
+    """A step takes half as long again at least, in the median of ten."""
 
     def slowed() -> bool:
-        moments = [at for _, at in job.steps(job.attempt)]
+        moments = [job.moment(line) for line in job.metrics()]
         before = [at for at in moments if at < struck][-11:]
         after = [at for at in moments if at > struck][1:]
-        return len(after) > 10 and _pace(after[-11:]) > 2 * _pace(before)
+        return len(after) > 10 and _pace(after[-11:]) > 1.5 * _pace(before)
 
     job.until(slowed, "the steps are slower")
 
