@@ -31,8 +31,6 @@ _REQUESTS = (
     " MinMemoryNode=SLURM_MEM_PER_NODE"
 )
 """A field of the job, and the variable that Slurm sets where the job has it."""
-_ANSWER_S = 1.5
-"""In this time slurmd's port answers, one lost packet included: TCP sends it again after 1 s."""
 _ORPHANED = """
 trap '' TERM INT HUP USR1
 while read -r word; do
@@ -290,7 +288,7 @@ class Slurm:
 
 def _answers(address: str, port: int) -> bool:
     try:
-        with socket.create_connection((address, port), timeout=_ANSWER_S):
+        with socket.create_connection((address, port), timeout=3):
             return True
     except OSError:
         return False
