@@ -30,9 +30,13 @@ lint: $(VENV)/.dev ## check style, types, imports and shell scripts
 
 # One job at a time: what is measured is a job's own.
 faults: export DDP_FAULT_JOBS ?= 1
-faults: $(VENV)/.dev ## bring every fault about and write docs/faults.md (root; a quarter of an hour)
+faults: FAULTS := tests/faults
+faults: ## bring every fault about and write docs/faults.md (root; an hour)
+storm: FAULTS := tests/faults/test_storm.py
+storm: ## the last part of it alone: faults every 45 s for a quarter of an hour (root; half an hour)
+faults storm: $(VENV)/.dev
 	@tests/provision.sh --install-only
-	@results=$$(mktemp -d) && DDP_FAULT_RESULTS=$$results $(PY) -m pytest --timeout=5400 tests/faults && \
+	@results=$$(mktemp -d) && DDP_FAULT_RESULTS=$$results $(PY) -m pytest --timeout=5400 $(FAULTS) && \
 	    $(PY) -m tests.faults.write $$results && rm -r $$results
 
 matrix: $(VENV)/.dev $(VENV)-lowest/.dev ## test with other versions of Python, torch and Slurm: docs/versions.md (root; an hour or two)
@@ -78,7 +82,7 @@ PARALLEL := -n 3 --dist loadscope --no-loadscope-reorder # see tests/conftest.py
 MATRIX := tests/cluster tests/jobs tests/faults $(wildcard tests/trainer/checkpoint/test_checkpoint*.py) tests/trainer/checkpoint/test_safe_reader.py
 
 # The tests start thousands of interpreters: each finds the modules compiled, whatever the shell says.
-test test-fast faults matrix: export PYTHONDONTWRITEBYTECODE :=
+test test-fast faults storm matrix: export PYTHONDONTWRITEBYTECODE :=
 
 SCRIPTS = $(shell git ls-files '*.sh') .ci/run
 
@@ -112,4 +116,4 @@ $(VENV)-lowest/.dev: pyproject.toml | $(PY)
 	    $$(sed -nE 's/^    "(torch|torchvision)>=([0-9.]+)",/\1==\2.*/p' pyproject.toml)
 	@touch $@
 
-.PHONY: help demo test test-fast lint faults matrix pictures image sqsh cluster-up cluster-down bench gpu
+.PHONY: help demo test test-fast lint faults storm matrix pictures image sqsh cluster-up cluster-down bench gpu

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from trainer.checkpoint.checkpoints import Checkpoints
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).parent.parent
 _WIDTH = 1024
-_FULL_LAYERS, _QUICK_LAYERS = 48, 2
+FULL_LAYERS, QUICK_LAYERS = 48, 2
 """48 layers of 1024 x 1024 are 50 million parameters."""
 _MODES = ("sync", "async")
 _TIMEOUT_S = 600
@@ -66,7 +68,7 @@ def measure(*, quick: bool) -> Saves:
 def main(*, quick: bool) -> None:
     """Save in turns, a training between; print what it took."""
     with tempfile.TemporaryDirectory() as folder:
-        run = _Run(Path(folder), _QUICK_LAYERS if quick else _FULL_LAYERS)
+        run = Run(Path(folder), QUICK_LAYERS if quick else FULL_LAYERS)
         run.step()
         first_stall_s = run.save("async")[0]
         run.save("sync")
@@ -84,7 +86,7 @@ def main(*, quick: bool) -> None:
     print(json.dumps(asdict(saves)))
 
 
-class _Run:
+class Run:
     """A model, AdamW, and the checkpoints of a run in both modes."""
 
     def __init__(self, folder: Path, num_layers: int) -> None:
@@ -100,27 +102,29 @@ class _Run:
         self._inputs = torch.randn(4, _WIDTH)
         self._folders = {mode: folder / mode for mode in _MODES}
         self._checkpoints = {mode: _open(path, mode) for mode, path in self._folders.items()}
-        self._step = 0
+        self.num_steps = 0
         self.stall_s: dict[str, list[float]] = {mode: [] for mode in _MODES}
         self.written_s: dict[str, list[float]] = {mode: [] for mode in _MODES}
         self.slowed_s: list[float] = []
 
-    def step(self) -> float:
+    def step(self, before_update: Callable[[], None] | None = None) -> float:
         """Take a step; return its seconds."""
         began_s = time.perf_counter()
         self.model(self._inputs).square().mean().backward()
+        if before_update is not None:
+            before_update()
         self._optimizer.step()
         self._optimizer.zero_grad()
-        self._step += 1
+        self.num_steps += 1
         return time.perf_counter() - began_s
 
     def save(self, mode: str, *, is_counted: bool = False) -> tuple[float, float]:
         """Save, and train on until it is written; return the stall and the time in all."""
         usual_s = sorted(self.step() for _ in range(5))[2]
-        checkpoints, tensors = self._checkpoints[mode], self._tensors()
+        checkpoints, tensors = self._checkpoints[mode], self.tensors()
         os.sync()  # nothing of the save before is still on its way
         began_s = time.perf_counter()
-        checkpoints.save(tensors, _position(self._step), is_best=False)
+        checkpoints.save(tensors, position(self.num_steps), is_best=False)
         stall_s = time.perf_counter() - began_s
         slowed_s = 0.0
         while any(thread.name == "checkpoint" for thread in threading.enumerate()):
@@ -139,7 +143,8 @@ class _Run:
         files = self._folders["sync"].glob("step-*/*")
         return sum(file.stat().st_size for file in files)
 
-    def _tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return all that a checkpoint holds."""
         from trainer.checkpoint.tensors import gather_tensors  # noqa: PLC0415 -- as above
 
         return gather_tensors(self.model, self._optimizer)
@@ -163,7 +168,8 @@ def _open(folder: Path, mode: str) -> Checkpoints:
     )
 
 
-def _position(step: int) -> TrainState:
+def position(step: int) -> TrainState:
+    """Return where a run is after so many steps."""
     from trainer.checkpoint.train_state import TrainState  # noqa: PLC0415 -- as above
 
     return TrainState(step=step, seed=1, global_batch_size=1, num_train_samples=1)

@@ -59,7 +59,7 @@ def _time_python(words: list[str], num_processes: int) -> float:
     """Seconds until the last of as many interpreters has printed its time."""
     command = [sys.executable, *words]
     with tempfile.TemporaryDirectory() as unused:
-        env = _environment(num_processes, Path(unused))
+        env = environment(num_processes, Path(unused))
     began_s = time.time()
     started = [
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
@@ -84,7 +84,7 @@ def _time_phases(num_ranks: int) -> dict[str, float]:
         command = [sys.executable, "-P", "-m", "benchmarks.phases", str(marks_path), *_OPTIONS]
         began_s = time.time()
         check = [sys.executable, "-P", "-m", "trainer", "--check", *_OPTIONS]
-        subprocess.run(check, check=True, env=_environment(num_ranks, Path(out)))
+        subprocess.run(check, check=True, env=environment(num_ranks, Path(out)))
         checked_s = time.time()
         run_dir = run_job(num_ranks, Path(out), ["--", *command])
         marks = json.loads(marks_path.read_text(encoding="utf-8"))
@@ -112,7 +112,7 @@ def run_job(num_ranks: int, out: Path, words: list[str], launch: Sequence[str] =
         capture_output=True,
         text=True,
         cwd=out,
-        env=_environment(num_ranks, out),
+        env=environment(num_ranks, out),
         timeout=_TIMEOUT_S,
     )
     if ended.returncode:
@@ -120,7 +120,8 @@ def run_job(num_ranks: int, out: Path, words: list[str], launch: Sequence[str] =
     return out / "run"
 
 
-def _environment(num_ranks: int, out: Path) -> dict[str, str]:
+def environment(num_ranks: int, out: Path) -> dict[str, str]:
+    """Return the variables of a job in place."""
     # Bytecode may be kept: pip compiled torch's when it was installed, as the image does with ours.
     dropped = ("DDP_", "OMP_", "SLURM_", "PYTHONDONTWRITEBYTECODE")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}

@@ -212,6 +212,7 @@ class Attempts:
         self._loop.run(guard.is_over)
         returns.stop()
         self._returned = returns.found
+        self._lost = tuple(node for node in self._lost if node not in returns.spare)
         guard.stop()
         prepare.cancel()
         step.close()
@@ -356,7 +357,7 @@ class Attempts:
     def _choose_nodes(self, decision: Decision) -> None:
         """Choose the next attempt's nodes: spare ones in place of lost ones, else fewer."""
         left = [node for node in self._plan.nodes if node not in decision.exclude]
-        left = left[: decision.num_nodes]
+        left = decide.choose_nodes(left, self._nodes, decision.num_nodes)
         if left == self._nodes:
             return
         self._nodes = left

@@ -18,7 +18,7 @@ from rundir import codes, paths
 from rundir.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from jobs.supervisor.ending import Ending, Job
 
@@ -35,7 +35,7 @@ _CAUSES = {
 """What Slurm had in mind with the job, or this script, as the `decision` event has it."""
 _BELIEVED_S = 60
 """A command that asks to go on later earlier than that has done nothing."""
-_MAX_DOUBLINGS, _LONGEST_DELAY_S = 5, 30
+_LONGEST_DELAY_S = 30
 
 
 class Decision(NamedTuple):
@@ -70,6 +70,12 @@ def num_nodes_of(job: Job, num_there: int, refused: frozenset[int] = frozenset()
     least = job.limits.min_nodes or 1
     most = min(num_there, job.num_nodes_wanted)
     return next((num for num in range(most, least - 1, -1) if num not in refused), 0)
+
+
+def choose_nodes(there: Sequence[str], current: Sequence[str], num: int) -> list[str]:
+    """Choose so many of the nodes, in their order: the current ones first, where ranks may wait."""
+    chosen = sorted(there, key=lambda node: node not in current)[:num]
+    return [node for node in there if node in chosen]
 
 
 def give_up_before_start(job: Job, num_silent: int) -> Decision:
@@ -163,10 +169,11 @@ class _Case:
         if idle > limits.max_idle_restarts:
             return self._give_up(self._idle_words)
         self.counters = Counters(restarts + 1, idle)
-        # Longer only where the last one brought nothing.
-        delay_s = 1 << idle if idle < _MAX_DOUBLINGS else _LONGEST_DELAY_S
+        # Only where the last one brought nothing is there something to wait for.
+        delay_s = min(1 << idle, _LONGEST_DELAY_S) if idle else 0
         on = f"on {counted(self._num_left, 'node')} " if end.lost else ""
-        reason = f"restart {restarts + 1} of {limits.max_restarts} {on}{self._from} in {delay_s} s"
+        reason = f"restart {restarts + 1} of {limits.max_restarts} {on}{self._from}"
+        reason += f" in {delay_s} s" if delay_s else ""
         return self._as(RESTART, reason, delay_s=delay_s)
 
     def _refused(self) -> Decision:

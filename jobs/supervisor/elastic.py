@@ -1,4 +1,4 @@
-"""Takes nodes back: while a step runs on fewer nodes than the run may have, asks for the others."""
+"""Takes nodes back: to go on on more of them, or as spare where the run has all it may have."""
 
 from __future__ import annotations
 
@@ -51,6 +51,8 @@ class Returns:
         self._is_looking = False
         self.found: tuple[str, ...] = ()
         """The nodes that are back, once the ranks were asked to stop for them."""
+        self.spare: tuple[str, ...] = ()
+        """Those that are back, and of no use now."""
         is_needed = job.limits.min_nodes is not None and lost
         self._timer = loop.every(interval_s, self._look) if is_needed else None
 
@@ -78,14 +80,25 @@ class Returns:
 
     def _act(self, back: tuple[str, ...]) -> None:
         self._is_looking = False
+        if self._timer is None or not back:
+            return
         num_there = self._job.num_nodes_allocated - len(self._lost) + len(back)
         num_nodes = decide.num_nodes_of(self._job, num_there, self._refused)
-        if self._timer is None or not back or num_nodes <= self._step.num_nodes:
+        for node in back:
+            self._journal.write("node_back", node=node)
+        if num_nodes <= self._step.num_nodes:
+            self._keep(back)
             return
         self.stop()
         self.found = back
-        for node in back:
-            self._journal.write("node_back", node=node)
         on = counted(num_nodes, "node")
         info(f"{', '.join(back)}: back; asking every rank for a checkpoint, to go on on {on}")
         self._step.ask_for_checkpoint()
+
+    def _keep(self, back: tuple[str, ...]) -> None:
+        """Ask no more for nodes that can take the place of the next one that is lost."""
+        info(f"{', '.join(back)}: back; spare until another node is lost")
+        self.spare += back
+        self._lost = [node for node in self._lost if node not in back]
+        if not self._lost:
+            self.stop()

@@ -75,14 +75,17 @@ class Breakable(Workload):
         self._folder = Path(os.environ["FAULT_DIR"])
         self._step_s = STEP_S
         self._poison = False
+        self._model: nn.Module
 
     def build_model(self) -> nn.Module:
         """Return the model."""
         hidden = 60_000 if self.config.model == "wide" else 0
-        if not hidden:
-            return Paced(nn.Linear(NUM_INPUTS, NUM_CLASSES), self._begin_step)
-        wide = nn.Sequential(nn.Linear(NUM_INPUTS, hidden), nn.Linear(hidden, NUM_CLASSES))
-        return Paced(wide, self._begin_step)
+        if hidden:
+            inner = nn.Sequential(nn.Linear(NUM_INPUTS, hidden), nn.Linear(hidden, NUM_CLASSES))
+        else:
+            inner = nn.Linear(NUM_INPUTS, NUM_CLASSES)
+        self._model = Paced(inner, self._begin_step)
+        return self._model
 
     def train_data(self) -> TensorData | Dataset[Any]:
         """Return noise, or the files of --data-dir."""
@@ -156,6 +159,13 @@ def _speed_up(workload: Breakable) -> None:
     workload._step_s = STEP_S  # noqa: SLF001 -- its own
 
 
+def _corrupt(workload: Breakable) -> None:
+    """Turn one bit of a weight around, as a fault of the memory does."""
+    weight = next(workload._model.parameters())  # noqa: SLF001 -- its own
+    with torch.no_grad():
+        weight.view(torch.int32).view(-1)[0] ^= 1
+
+
 def _poison(workload: Breakable) -> None:
     workload._poison = True  # noqa: SLF001 -- its own
 
@@ -171,4 +181,5 @@ FAULTS: dict[str, Callable[[Breakable], None]] = {
     "slow-down": _slow_down,
     "speed-up": _speed_up,
     "poison": _poison,
+    "corrupt": _corrupt,
 }

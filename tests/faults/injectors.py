@@ -6,13 +6,16 @@ An injector takes the job and gives the moment of the fault, in seconds since th
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rundir.paths import snapshots_prefix
 from tests.faults.job import parent
+from tests.jobs import standbys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +54,20 @@ def kill_launcher(rank: int) -> Injector:
 
     def inject(job: FaultJob) -> float:
         return _signal(parent(job.rank_pid(rank)), signal.SIGKILL)
+
+    return inject
+
+
+def kill_standby(rank: int) -> Injector:
+    """SIGKILL to a rank that waits for the next start, and then to one that trains."""
+
+    def inject(job: FaultJob) -> float:
+        training = {event["pid"] for event in job.events("rank_up")}
+        waiting = job.until(
+            lambda: standbys.waiting(job.directory, training), "a rank waits for the next start"
+        )
+        _signal(min(waiting), signal.SIGKILL)
+        return signal_rank(rank, signal.SIGKILL)(job)
 
     return inject
 
@@ -130,6 +147,31 @@ def kill_node(rank: int) -> Injector:
     return inject
 
 
+def slow_link(rank: int) -> Injector:
+    """Give the cable of a rank's node a tenth of the speed that the ranks measured at the start."""
+
+    def inject(job: FaultJob) -> float:
+        (network,) = job.events("network", attempt=job.attempt)
+        rate_mbit = max(1, round(100 * network["gbit_per_s"]))
+        limit = f"tbf rate {rate_mbit}mbit burst 256kb latency 400ms".split()
+        moment = time.time()
+        command = ("tc", "qdisc", "replace", "dev", "eth0", "root", *limit)
+        done = job.cluster.exec(job.node_of(rank), *command)
+        assert done.returncode == 0, done.stderr
+        return moment
+
+    return inject
+
+
+def mend_link(rank: int) -> Callable[[FaultJob], None]:
+    """Let the cable be as fast as ever."""
+
+    def mend(job: FaultJob) -> None:
+        job.cluster.exec(job.node_of(rank), *["tc", "qdisc", "del", "dev", "eth0", "root"])
+
+    return mend
+
+
 def preempt(job: FaultJob) -> float:
     """Submit a job of the higher partition that needs the whole node."""
     node, moment = job.node_of(0), time.time()
@@ -182,7 +224,12 @@ def _memory_folder() -> Path:
     return CGROUPS / "memory" if (CGROUPS / "memory").is_dir() else CGROUPS
 
 
-# ---- checkpoints ---------------------------------------------------------------------------------
+# ---- snapshots and checkpoints -------------------------------------------------------------------
+
+
+MEMORY = Path("/dev/shm")
+NUM_NEWER = 10
+"""Steps: both snapshots that are kept are newer, then."""
 
 
 def newest_checkpoint(job: FaultJob) -> Path:
@@ -208,6 +255,39 @@ def damage(how: Callable[[Path], None]) -> Injector:
     return inject
 
 
+def damage_snapshots(every: int) -> Injector:
+    """Kill a rank, and flip a bit of each snapshot; both kept ones are newer than any checkpoint.
+
+    Checkpoints come `every` so many steps: none may be under way that would be newer in the end.
+    """
+
+    def inject(job: FaultJob) -> float:
+        attempt = job.attempt
+        pattern = f"{snapshots_prefix(job.launch_id(attempt))}*"
+        folder = job.until(lambda: next(MEMORY.glob(pattern), None), "there are snapshots")
+
+        def are_newer() -> bool:
+            saved = int(newest_checkpoint(job).name.removeprefix("step-"))
+            return saved + NUM_NEWER <= _newest_snapshot(folder) < saved + every // 2
+
+        job.until(are_newer, "snapshots newer than the newest checkpoint", poll_s=0.01)
+        moment = _signal(job.rank_pid(1), signal.SIGKILL)
+        job.until(lambda: not job.rank_processes(attempt), "the ranks are gone")
+        for path in folder.glob("*.[01]"):
+            _flip_bit(path)
+        return moment
+
+    return inject
+
+
+def _newest_snapshot(folder: Path) -> int:
+    steps = [0]
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):  # the next one is being written
+            steps.append(json.loads(path.read_text())["step"])
+    return max(steps)
+
+
 def _largest(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.distcp"), key=lambda path: (-path.stat().st_size, path.name))
 
@@ -220,7 +300,10 @@ def truncate(folder: Path) -> None:
 
 def flip_bit(folder: Path) -> None:
     """Turn one bit around in the middle of a file of tensors."""
-    path = _largest(folder)[0]
+    _flip_bit(_largest(folder)[0])
+
+
+def _flip_bit(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)
         (byte,) = file.read(1)

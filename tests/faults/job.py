@@ -210,8 +210,12 @@ class FaultJob:
 
     def rank_processes(self, attempt: int) -> list[int]:
         """Processes of an attempt's ranks and whatever they started, on any node."""
-        launch = self.events("settings", attempt=attempt)[-1]["settings"]["DDP_LAUNCH_ID"]["value"]
-        return living(f"DDP_RANK_ID={launch}/".encode())
+        return living(f"DDP_RANK_ID={self.launch_id(attempt)}/".encode())
+
+    def launch_id(self, attempt: int) -> str:
+        """What every process of an attempt carries."""
+        (*_, event) = self.events("settings", attempt=attempt)
+        return str(event["settings"]["DDP_LAUNCH_ID"]["value"])
 
     def processes(self) -> list[int]:
         """All processes of the job on any node, Slurm's own aside."""

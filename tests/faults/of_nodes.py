@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.faults import injectors, places
-from tests.faults.driver import Fault, Scenario, Then
+from tests.faults.driver import LONG, Fault, Scenario, Then
 from tests.faults.layout import PREFIX, on
 
 if TYPE_CHECKING:
@@ -102,6 +102,33 @@ BATCH_NODE = Scenario(
             message=r"start 1 ended with node fx12, .* does not answer .*Slurm has requeued the "
             r"job",
             check=places.runs_elsewhere,
+        ),
+    ),
+)
+
+WEAK = Scenario(
+    name="weak",
+    sbatch=on(1, 10),
+    env={"DDP_HANG_TIMEOUT": "60", **places.own_memory("fx10")},
+    options=(*LONG, "--model", "wide", "--snapshot-every", "5"),
+    faults=(
+        Fault(
+            name="link ten times slower",
+            how="a token bucket (`tc qdisc … tbf`) on the cable of a node, of a tenth of the speed"
+            " that the ranks measured at the start",
+            inject=injectors.slow_link(1),
+            then=Then.NOTHING,
+            signs=(),
+            notice=places.steps_are_slower,
+            mend=injectors.mend_link(1),
+        ),
+        Fault(
+            name="disk full on one node",
+            how="the `/dev/shm` of a node, where its snapshots and heartbeats are, filled",
+            inject=places.fill_memory(1),
+            then=Then.NOTHING,
+            signs=(),
+            message="training goes on without snapshots in memory",
         ),
     ),
 )

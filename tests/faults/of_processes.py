@@ -70,6 +70,16 @@ CRASHES = Scenario(
             failure_class="program",
             message=r"rank 1 on fx2 .*memory.*restart \d of 99 from step \d+",
         ),
+        Fault(
+            name="standby killed",
+            how="`kill -9` of a rank that waits for the next start, and then of one that trains",
+            inject=injectors.kill_standby(1),
+            then=Then.RESTART,
+            down_within_s=10,
+            code=137,
+            failure_class="killed",
+            message=r"rank 1 on fx2 was killed by signal 9 .*restart \d of 99 from step \d+",
+        ),
     ),
 )
 
@@ -149,6 +159,38 @@ NOT_A_NUMBER = Scenario(
             code=70,
             failure_class="program",
             message=r"restart \d of 99 from step \d+",
+        ),
+    ),
+)
+
+COPIES = Scenario(
+    name="copies",
+    sbatch=on(2, ranks_per_node=3),
+    options=(
+        *("--max-steps", "1000000", "--global-batch-size", "48"),
+        *("--checkpoint-every", "100", "--snapshot-every", "5"),
+    ),
+    env={"DDP_MAX_RESTARTS": "99", "DDP_MAX_IDLE_RESTARTS": "9"},
+    faults=(
+        Fault(
+            name="snapshot damaged",
+            how="one bit of each snapshot in memory flipped, and a rank killed",
+            inject=injectors.damage_snapshots(every=100),
+            then=Then.RESTART,
+            code=137,
+            failure_class="killed",
+            message=r"restart \d of 99 from step \d+",
+            check=places.snapshot_is_not_used,
+        ),
+        Fault(
+            name="corrupted weight on one replica",
+            how="one bit of a weight of one of three copies flipped",
+            inject=injectors.strike("corrupt", 1),
+            then=Then.RESTART,
+            signs=("replica_differs",),
+            code=70,
+            failure_class="hardware",
+            message=r"rank 1 on fx2 .*to the bit.*restart \d of 99 from step \d+",
         ),
     ),
 )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from tests.faults import injectors
@@ -136,15 +139,20 @@ def fill_disk(job: FaultJob) -> float:
     job.until(lambda: any(folder.glob(".step-*.partial/*")), "a save is under way")
     descriptor = os.open(folder / _FULL, os.O_WRONLY | os.O_CREAT)
     try:
-        size_bytes = 0
-        for piece_bytes in (8 << 20, 1 << 20, 1 << 16, 4096):
-            with contextlib.suppress(OSError):  # no space: smaller pieces
-                while True:
-                    os.posix_fallocate(descriptor, size_bytes, piece_bytes)
-                    size_bytes += piece_bytes
+        _fill(descriptor, 0)
     finally:
         os.close(descriptor)
     return time.time()
+
+
+def _fill(descriptor: int, size_bytes: int) -> int:
+    """Let a file of this size grow until the disk is full; its size."""
+    for piece_bytes in (8 << 20, 1 << 20, 1 << 16, 4096):
+        with contextlib.suppress(OSError):  # no space: smaller pieces
+            while True:
+                os.posix_fallocate(descriptor, size_bytes, piece_bytes)
+                size_bytes += piece_bytes
+    return size_bytes
 
 
 def free_disk(job: FaultJob) -> None:
@@ -159,6 +167,59 @@ def reason_is(reason: str) -> Callable[[FaultJob, Event], None]:
         assert event["reason"] == reason, event
 
     return check
+
+
+def own_memory(node: str) -> dict[str, str]:
+    """Give a job's variables with which this node has a /dev/shm of its own."""
+    return {
+        "DDP_PYTHON": str(Path(__file__).with_name("own_memory_python.sh")),
+        "OWN_MEMORY_PYTHON": sys.executable,
+        "OWN_MEMORY_NODE": node,
+    }
+
+
+def fill_memory(rank: int) -> Injector:
+    """Fill the /dev/shm of a rank's node, also what is given back, until a snapshot fails."""
+
+    def inject(job: FaultJob) -> float:
+        moment, filler = time.time(), Path(f"/proc/{job.rank_pid(rank)}/root/dev/shm/{_FULL}")
+        descriptor = os.open(filler, os.O_WRONLY | os.O_CREAT)
+        try:
+            size_bytes = 0
+
+            def fill() -> bool:
+                nonlocal size_bytes
+                size_bytes = _fill(descriptor, size_bytes)
+                return "without snapshots" in job.log
+
+            job.until(fill, "a snapshot fails", poll_s=0.0005)
+        finally:
+            os.close(descriptor)
+        return moment
+
+    return inject
+
+
+def snapshot_is_not_used(job: FaultJob, resume: Event) -> None:
+    """The damage is named, and a checkpoint taken."""
+    assert "/checkpoints/" in resume["path"], resume
+    assert re.search(r"the snapshot of step \d+ is not used: rank \d", job.log), job.log
+
+
+def steps_are_slower(job: FaultJob, struck: float) -> None:
+    """A step takes half as long again at least, in the median of ten."""
+
+    def slowed() -> bool:
+        moments = [job.moment(line) for line in job.metrics()]
+        before = [at for at in moments if at < struck][-11:]
+        after = [at for at in moments if at > struck][1:]
+        return len(after) > 10 and _pace(after[-11:]) > 1.5 * _pace(before)
+
+    job.until(slowed, "the steps are slower")
+
+
+def _pace(moments: list[float]) -> float:
+    return median(b - a for a, b in itertools.pairwise(moments))
 
 
 def own_disk(job: FaultJob) -> Tidy:

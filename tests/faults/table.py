@@ -12,8 +12,9 @@ from tests.faults.of_nodes import (
     SCRIPT,
     SHRINKING,
     TIME_LIMIT,
+    WEAK,
 )
-from tests.faults.of_processes import CRASHES, ENDURED, HANGS, NOT_A_NUMBER, PORT
+from tests.faults.of_processes import COPIES, CRASHES, ENDURED, HANGS, NOT_A_NUMBER, PORT
 
 SCENARIOS = (
     TIME_LIMIT,
@@ -27,6 +28,8 @@ SCENARIOS = (
     DAMAGE,
     ENDURED,
     STALL,
+    COPIES,
+    WEAK,
     DATA,
     NOT_A_NUMBER,
     PORT,
@@ -41,6 +44,7 @@ ROWS = (
     *ENDURED.faults[:1],
     *SCRIPT.faults,
     *NETWORK.faults,
+    *WEAK.faults[:1],
     *SHRINKING.faults,
     *LOST_NODE.faults,
     *BATCH_NODE.faults,
@@ -50,7 +54,9 @@ ROWS = (
     *PREEMPTION.faults,
     *DISK_FULL.faults[1:],
     *DISK_FULL.faults[:1],
+    *WEAK.faults[1:],
     *DAMAGE.faults,
+    *COPIES.faults,
     *PORT.faults,
     *STALL.faults,
     *CLOCK.faults,

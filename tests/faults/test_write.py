@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults import rows, table, write
+from tests.faults import rows, storm, table, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,3 +60,23 @@ def test_the_document_needs_every_row(
     assert write.main(results) == 0
     assert write.DOCUMENT.read_text().count("\n| ") >= len(table.NAMES)
     assert f"{len(table.NAMES)} rows" in capsys.readouterr().out
+
+
+def test_the_storm_has_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured alone it replaces its section; without it the section stays."""
+    monkeypatch.setattr(write, "DOCUMENT", tmp_path / "faults.md")
+    results = tmp_path / "results"
+    for order, name in enumerate(table.NAMES):
+        rows.save(measured(name), results, order)
+    (results / storm.FILE).write_text("One.\n")
+    assert write.main(results) == 0
+    first = write.DOCUMENT.read_text()
+    assert first.endswith("|\n\n## A storm\nOne.\n")
+    (results / storm.FILE).unlink()
+    assert write.main(results) == 0
+    assert write.DOCUMENT.read_text() == first
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / storm.FILE).write_text("Two.\n")
+    assert write.main(alone) == 0
+    assert write.DOCUMENT.read_text() == first.replace("One.", "Two.")

@@ -1,4 +1,7 @@
-"""python -m tests.faults.write RESULTS: docs/faults.md, from what the tests measured."""
+"""python -m tests.faults.write RESULTS: docs/faults.md, from what the tests measured.
+
+RESULTS has a file for each row, and the storm's section; with one of both the other part stays.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import platform
 import sys
 from pathlib import Path
 
-from tests.faults import rows, table
+from tests.faults import rows, storm, table
 from tests.faults.driver import Then
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
@@ -62,7 +65,19 @@ def targets(found: list[rows.Row]) -> str:
 
 def main(results: Path) -> int:
     """Write the document. Raises SystemExit if a row is missing: no test may be left out."""
-    found = rows.load(results)
+    found, measured = rows.load(results), results / storm.FILE
+    written = DOCUMENT.read_text(encoding="utf-8") if DOCUMENT.exists() else ""
+    matrix, heading, section = written.partition(storm.HEADING)
+    if found or not measured.exists():
+        matrix = _matrix(found) + "\n"
+    if measured.exists():
+        heading, section = storm.HEADING, measured.read_text(encoding="utf-8")
+    DOCUMENT.write_text(matrix + heading + section, encoding="utf-8")
+    print(f"faults: {len(found)} rows in {DOCUMENT}")
+    return 0
+
+
+def _matrix(found: list[rows.Row]) -> str:
     missing = [name for name in table.NAMES if name not in {row.name for row in found}]
     if missing:
         sys.exit(f"faults: a row for every fault is needed, found none for: {', '.join(missing)}")
@@ -73,9 +88,7 @@ def main(results: Path) -> int:
         targets=targets(found),
         shared="one job at a time" if num_jobs == "1" else f"which up to {num_jobs} jobs shared",
     )
-    DOCUMENT.write_text(head + rows.render(found) + "\n", encoding="utf-8")
-    print(f"faults: {len(found)} rows in {DOCUMENT}")
-    return 0
+    return head + rows.render(found)
 
 
 if __name__ == "__main__":

@@ -185,7 +185,7 @@ NO_LAUNCHER = {"FAILED_RANK": "", "FAILED_NODE": "", "STEP_CODE": "2", "DDP_IMAG
     [
         ({"FAILED_RANK": "", "FAILED_NODE": "", "STEP_CODE": "0"}, "finish", "all 4 ranks"),
         ({}, "restart", "SIGKILL), code 137; its log: /out/mine/logs/rank-2.log; restart 1 of 3"),
-        ({"RESTARTS": "3"}, "restart", "restart 1 of 3 from step 40 in 1 s"),
+        ({"RESTARTS": "3"}, "restart", "restart 1 of 3 from step 40"),
         (
             {"RESTARTS": "3", "LATEST_AT_START": "step-40"},
             "fail",
@@ -195,7 +195,7 @@ NO_LAUNCHER = {"FAILED_RANK": "", "FAILED_NODE": "", "STEP_CODE": "2", "DDP_IMAG
         ({"DDP_MAX_RESTARTS": "0"}, "fail", "no restart: DDP_MAX_RESTARTS=0"),
         ({"LATEST_AT_START": "step-40"}, "restart", "from step 40 in 2 s"),
         ({"LATEST_AT_START": "step-40", "IDLE": "1"}, "fail", "2 starts in a row"),
-        ({"IDLE": "1"}, "restart", "from step 40 in 1 s"),
+        ({"IDLE": "1"}, "restart", "from step 40"),
         ({"FAILED_CODE": "64"}, "fail", "not tried again"),
         ({"FAILED_CODE": "76", "VERDICT": "rank 2 hangs"}, "restart", "rank 2 hangs; restart"),
         (NO_LAUNCHER | {"PLACE": "host-image"}, "fail", "an image with bash and Python 3.9"),
@@ -252,6 +252,16 @@ def test_a_stop(given: dict[str, str], decision: str, words: str) -> None:
     assert words in found[1]
 
 
+def test_only_a_start_that_brought_nothing_is_waited_after() -> None:
+    """Twice as long each time, up to half a minute."""
+    assert (decided().delay_s, decided().words.endswith("from step 40")) == (0, True)
+    delays = [
+        decided(LATEST_AT_START="step-40", IDLE=str(idle), DDP_MAX_IDLE_RESTARTS="99").delay_s
+        for idle in range(6)
+    ]
+    assert delays == [2, 4, 8, 16, 30, 30]
+
+
 @pytest.mark.parametrize(
     ("given", "decision", "words"),
     [
@@ -262,7 +272,7 @@ def test_a_stop(given: dict[str, str], decision: str, words: str) -> None:
         ({"FAILED_CODE": "75", "ATTEMPT_BEGAN": "0"}, "requeue", ""),
         ({"FAILED_CODE": "75", "ATTEMPT_BEGAN": "0", "IDLE": "1"}, "fail", "2 starts in a row"),
         (STOPPED | {"ATTEMPT_BEGAN": "0", "IDLE": "1"}, "requeue", ""),
-        ({"LATEST": "step-40"}, "restart", "restart 1 of 3 from step 40 in 1 s"),
+        ({"LATEST": "step-40"}, "restart", "restart 1 of 3 from step 40"),
         (
             {"IDLE": "1"},
             "fail",
