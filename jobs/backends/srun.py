@@ -188,6 +188,10 @@ class Srun(Backend):
         """Whether it answers neither Slurm nor us; this one does."""
         return None if node == self._here.node else self._slurm.lost(node)
 
+    def lost_of(self, nodes: Sequence[str]) -> list[tuple[str, str]]:
+        """The same of many, by one request to the controller."""
+        return self._slurm.lost_of([node for node in nodes if node != self._here.node])
+
     def dropped(self, nodes: Sequence[str]) -> list[str]:
         """Those that Slurm took out of a job with --no-kill."""
         return self._slurm.dropped(nodes)
