@@ -80,7 +80,7 @@ TABLE = (
         AT_MOST,
         SITE,
         "write and rename in it",
-        "ask its servers' administrators",
+        "report it to the administrators",
     ),
     Check("run_dir_unseen", "files", 0, AT_MOST, SITE, "not seen elsewhere", "check the mount"),
     Check("clock_s", "s", 5, APART, SITE, "clock", "check the node's NTP or chrony", True),
