@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SLOW_PAIRS = 2
+_MAX_PARTNERS = 8
+"""Without one fast pair so far: with half of thousands of nodes bad there is one in the first."""
 
 
 class Measured(NamedTuple):
@@ -48,9 +50,9 @@ def conclude(nodes: Sequence[str], measured: Sequence[Measured], ratio: float) -
     """
     reference = _reference(measured)
     slow = [one for one in measured if not _is_fast(one, reference, ratio)]
-    good = {node for one in measured if one not in slow for node in one[:2]}
-    tried = {node: _partners(node, slow) for node in nodes}
-    bad = {n for n in nodes if n not in good and len(tried[n]) >= _SLOW_PAIRS and tried[n] & good}
+    good = {n for one in measured if _is_fast(one, reference, ratio) for n in one[:2]}
+    tried = _partners(slow)
+    bad = {n for n in tried if n not in good and len(tried[n]) >= _SLOW_PAIRS and tried[n] & good}
     return Conclusion(
         [node for node in nodes if node in good],
         [node for node in nodes if node in bad],
@@ -82,9 +84,13 @@ def _is_fast(one: Measured, reference: float | None, ratio: float) -> bool:
     return one.gbit_per_s >= ratio * reference
 
 
-def _partners(node: str, measured: Sequence[Measured]) -> set[str]:
-    pairs = [set(one[:2]) for one in measured]
-    return {other for pair in pairs if node in pair for other in pair - {node}}
+def _partners(measured: Sequence[Measured]) -> dict[str, set[str]]:
+    """With which nodes each was measured."""
+    found: dict[str, set[str]] = {}
+    for one in measured:
+        found.setdefault(one.first, set()).add(one.second)
+        found.setdefault(one.second, set()).add(one.first)
+    return found
 
 
 def _with_good(
@@ -93,10 +99,10 @@ def _with_good(
     """Each suspect with the nearest good node that it was not measured with."""
     at = {node: index for index, node in enumerate(nodes)}
     free = list(found.good)
+    partners = _partners(measured)
     pairs = []
     for suspect in found.undecided:
-        known = _partners(suspect, measured)
-        left = [node for node in free if node not in known]
+        left = [node for node in free if node not in partners.get(suspect, ())]
         if left:
             partner = min(left, key=lambda node: abs(at[node] - at[suspect]))
             free.remove(partner)
@@ -108,7 +114,7 @@ def _among_suspects(nodes: Sequence[str], measured: Sequence[Measured]) -> list[
     """Every node with the one whose number differs by `step` in binary: each pair comes up once."""
     known = {frozenset(one[:2]) for one in measured}
     num_nodes = len(nodes)
-    for step in range(1, 1 << max(num_nodes - 1, 0).bit_length()):
+    for step in range(1, min(1 << max(num_nodes - 1, 0).bit_length(), _MAX_PARTNERS + 1)):
         numbers = [(at, at ^ step) for at in range(num_nodes) if at < at ^ step < num_nodes]
         pairs = [(nodes[one], nodes[two]) for one, two in numbers]
         if any(frozenset(pair) not in known for pair in pairs):
