@@ -1,10 +1,9 @@
 """An srun whose tasks are agents that only report: thousands of them, in one process.
 
-    SIMULATION_NOTES=… srun …       as jobs/backends calls it
-
-Each rank comes up, logs a line and reports a first step. In the first start one rank fails once the
-file `fail` is there, half of the others lose it and fail with it, and the rest end as they are asked
-to; in the second all save and end with 75 at SIGUSR1; in later ones all finish once `finish` is there.
+Each rank comes up, logs a line and reports a first step. In the first start one rank fails once
+the file `fail` is there; half of the others lose it and fail with it, and the rest end as asked to.
+In the second all save and end with 75 at SIGUSR1, in the third all finish once `finish` is there.
+It is started as the supervisor starts srun, and reads its notes' directory from the environment.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rundir import channel, codes, events
 from rundir.paths import RunDir
@@ -118,7 +117,7 @@ def main() -> None:
         for index, node in enumerate(nodes)
         for local in range(num_local)
     ]
-    random.Random(attempt).shuffle(ranks)
+    random.Random(attempt).shuffle(ranks)  # noqa: S311 -- an order
     code = _run(ranks, files, attempt, notes)
     sys.stdout.flush()
     sys.exit(code)
