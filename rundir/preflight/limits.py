@@ -41,9 +41,12 @@ class Check(NamedTuple):
 _REPORT = "report the node to the administrators"
 _RESET = "the GPU needs a reset: " + _REPORT
 _CABLE = "a cable, switch or adapter: " + _REPORT
+_BUSY = "see what else runs there"
 
 TABLE = (
     # ---- every part
+    Check("whole_s", "s", 120, AT_MOST, SITE, "all of it, on all nodes", "look for a slow disk"),
+    Check("stage_s", "s", 10, AT_MOST, HARDWARE, "a stage; then it counts as hung", _REPORT),
     Check("missing", "reports", 0, AT_MOST, HARDWARE, "parts of the node that sent none", _REPORT),
     Check("hung", "stages", 0, AT_MOST, HARDWARE, "stages that ran into their time limit", _REPORT),
     Check("failed", "stages", 0, AT_MOST, HARDWARE, "stages that ended with an error", _REPORT),
@@ -54,6 +57,8 @@ TABLE = (
     Check("tflops", "TFLOP/s", 0.8, SHARE, HARDWARE, "speed of a matrix product", _REPORT),
     Check("memory_gb_per_s", "GB/s", 0.8, SHARE, HARDWARE, "memory bandwidth", _REPORT),
     Check("node_gbit_per_s", "Gbit/s", 0.6, SHARE, HARDWARE, "all-reduce in the node", _REPORT),
+    Check("cpu_gflops", "GFLOP/s", 0.3, SHARE, SITE, "matrix product, without GPU", _BUSY, True),
+    Check("cpu_gb_per_s", "GB/s", 0.3, SHARE, SITE, "memory bandwidth, without GPU", _BUSY, True),
     Check("pair_gbit_per_s", "Gbit/s", 0.5, SHARE, HARDWARE, "all-reduce of two nodes", _CABLE),
     # ---- each GPU, by NVML
     Check("ecc_uncorrected", "errors", 0, AT_MOST, HARDWARE, "since the driver started", _RESET),
@@ -124,5 +129,5 @@ def _limit(name: str, value: str, base: tuple[Check, ...]) -> float | None:
 
 
 def limit_of(table: tuple[Check, ...], name: str) -> float:
-    """Return a check's limit; of one that is left out, no limit at all."""
-    return next((check.limit for check in table if check.name == name), 0.0)
+    """Return a check's limit; infinity for one that is left out."""
+    return next((check.limit for check in table if check.name == name), math.inf)

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import bisect
 import collections
-from typing import TYPE_CHECKING, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from rundir.nodes import BadNode
 from rundir.preflight import limits, pairs
+from rundir.preflight.pairs import Measured
 from rundir.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from rundir.events import Event
     from rundir.preflight.limits import Check
-    from rundir.preflight.pairs import Measured
 
 SOURCE = "preflight"
+REPORT = "preflight_report"
+"""The event in which a part reports; the supervisor takes it, and writes a verdict a node."""
 _MAX_NAMED = 4
 
 Value = Union[float, str]
@@ -42,6 +45,33 @@ class Report(NamedTuple):
     part: str
     """`monitor` or `trainer`: both report once a node."""
     readings: tuple[Reading, ...]
+    measured: tuple[Measured, ...] = ()
+    """The all-reduces between pairs of nodes: rank 0's node alone reports them."""
+
+    def to_event(self) -> dict[str, Any]:
+        """Return the keys of a `preflight_report` event."""
+        return self._asdict()
+
+
+def from_event(event: Event) -> Report | None:
+    """Read a `preflight_report` event; None if it is none, or damaged."""
+    try:
+        return Report(
+            str(event["node"]),
+            str(event["part"]),
+            tuple(_reading(*one) for one in event["readings"]),
+            tuple(_measured(*one) for one in event.get("measured", ())),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _reading(check: str, value: Value, what: str) -> Reading:
+    return Reading(str(check), value if isinstance(value, str) else float(value), str(what))
+
+
+def _measured(first: str, second: str, gbit_per_s: float | None) -> Measured:
+    return Measured(str(first), str(second), None if gbit_per_s is None else float(gbit_per_s))
 
 
 class Finding(NamedTuple):
@@ -107,12 +137,13 @@ def compose(
     Args:
         reports: of all nodes. If none has one of a part, that part could not run here at all.
         nodes: of the job, in their order.
-        measured: the all-reduces between pairs of nodes.
+        measured: the all-reduces between pairs of nodes, besides those that are reported.
         table: the checks, with the site's limits.
 
     """
     readings = [(r.node, one) for r in reports for one in r.readings if r.node in nodes]
     readings += _missing(reports, nodes)
+    measured = [*measured, *(pair for report in reports for pair in report.measured)]
     findings: list[Finding] = []
     for check in table:
         of_check = [(node, one) for node, one in readings if one.check == check.name]
