@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from rundir.text import problem
-
 VARIABLE = "DDP_PREFLIGHT_LIMITS"
 
 AT_MOST, AT_LEAST = "at most", "at least"
@@ -100,7 +98,8 @@ def parse(text: str, base: tuple[Check, ...] = TABLE) -> tuple[Check, ...]:
     """Return the table with a site's limits: `name=value`, `name=off`, separated by commas.
 
     Raises:
-        ValueError: a name that no check has, or a value that is no number; its message is one line.
+        ValueError: a name that no check has, or a value that is no number; its arguments are the
+            rule, what was found, and the remedy.
 
     """
     limits: dict[str, float | None] = {check.name: check.limit for check in base}
@@ -115,7 +114,7 @@ def _limit(name: str, value: str, base: tuple[Check, ...]) -> float | None:
     names = [check.name for check in base]
     if name not in names:
         rule = f"{VARIABLE} must name checks of the table"
-        raise ValueError(problem(rule, f"'{name}'", "the names are " + ", ".join(names)))
+        raise ValueError(rule, f"'{name}'", "the names are " + ", ".join(names))
     if value == "off":
         return None
     try:
@@ -124,7 +123,7 @@ def _limit(name: str, value: str, base: tuple[Check, ...]) -> float | None:
         number = -1.0
     if not (number >= 0 and math.isfinite(number)):
         rule = f"{VARIABLE} must give {name} a number from 0, or off"
-        raise ValueError(problem(rule, f"'{value}'", "correct it, or unset it"))
+        raise ValueError(rule, f"'{value}'", "correct it, or unset it")
     return number
 
 
