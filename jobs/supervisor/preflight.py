@@ -23,6 +23,8 @@ from rundir.preflight import limits, verdict
 from rundir.preflight.verdict import Reading, Report
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jobs.loop import Loop
     from jobs.supervisor.journal import Journal
     from jobs.supervisor.plan import Plan
@@ -58,6 +60,9 @@ class _Inbox:
         if isinstance(clock_s, float):
             skew = Reading("clock_s", clock_s - time.time())
             self.found[-1] = report._replace(readings=(*report.readings, skew))
+
+    def write(self, event: str, **keys: object) -> None:
+        """Nothing of the step is an event of the run."""
 
     @property
     def stopped_nodes(self) -> set[str]:
@@ -118,10 +123,9 @@ class Preflight:
         self._report(found, inbox.found, time.monotonic() - began_s)
         return found
 
-    def _on_disk(self, call: object) -> None:
+    def _on_disk(self, call: Callable[[], object]) -> None:
         """Do something with the run's files, whose disk may hang."""
         done: list[bool] = []
-        assert callable(call)  # noqa: S101 -- only we call this
         self._loop.in_background(call, lambda: done.append(True))
         self._loop.run(lambda: done, _DISK_S)
 

@@ -6,7 +6,7 @@ import functools
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs import processes
 from jobs.sink import Sink
@@ -62,6 +62,10 @@ class Receiver(Protocol):
 
     def add(self, line: bytes) -> object:
         """Take a report that arrived."""
+        ...
+
+    def write(self, event: str, **keys: Any) -> object:  # noqa: ANN401 -- whatever JSON takes
+        """Report an event of this script's own."""
         ...
 
 
