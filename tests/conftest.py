@@ -39,6 +39,7 @@ THINGS = {
     "cluster": SHARED_CLUSTER,
     "examples": SHARED_CLUSTER,
     "jobs/test_layouts_on_slurm.py": SHARED_CLUSTER,
+    "jobs/test_preflight_on_slurm.py": SHARED_CLUSTER,
     "jobs/test_recovery.py": SHARED_CLUSTER,
     "jobs/test_slurm.py": SHARED_CLUSTER,
     "jobs/test_training.py": SHARED_CLUSTER,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import statistics
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from rundir.nodes import BadNode
@@ -201,13 +202,14 @@ def _share(check: Check, placed: Sequence[tuple[str, Reading]]) -> list[Finding]
 
 
 def _apart(check: Check, placed: Sequence[tuple[str, Reading]]) -> list[Finding]:
-    findings = []
-    for (node, one), median in zip(placed, _medians_of_others(placed)):
-        if median is not None and abs(_float(one) - median) > check.limit:
-            apart = Reading(one.check, _float(one) - median, one.what)
-            expected = f"limit: {_number(check.limit, check.unit)} from the others"
-            findings.append(_finding(check, node, apart, expected))
-    return findings
+    """Compare with the median of all, one of them: of two nodes, the lower."""
+    median = statistics.median_low(_float(one) for _, one in placed)
+    expected = f"limit: {_number(check.limit, check.unit)} from the others"
+    return [
+        _finding(check, node, one._replace(value=_float(one) - median), expected)
+        for node, one in placed
+        if abs(_float(one) - median) > check.limit
+    ]
 
 
 def _same(check: Check, placed: Sequence[tuple[str, Reading]]) -> list[Finding]:
