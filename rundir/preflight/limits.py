@@ -49,6 +49,7 @@ TABLE = (
     Check("hung", "stages", 0, AT_MOST, HARDWARE, "stages that ran into their time limit", _REPORT),
     Check("failed", "stages", 0, AT_MOST, HARDWARE, "stages that ended with an error", _REPORT),
     Check("start_s", "s", 30, AT_MOST, SITE, "start of Python and import of torch", _REPORT, True),
+    Check("unreached", "nodes", 0, AT_MOST, SITE, "rank 0's node, not reached", _CABLE),
     # ---- each GPU, by a process of its own
     Check("gpus", "GPUs", 1, SHARE, HARDWARE, "GPUs that torch sees", _REPORT),
     Check("wrong_elements", "", 0, AT_MOST, HARDWARE, "wrong in a matrix product", _REPORT),

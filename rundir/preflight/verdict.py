@@ -151,7 +151,9 @@ def compose(
         if check.name == "pair_gbit_per_s":
             findings += _slow_nodes(check, nodes, measured)
         elif of_check:
-            findings += _spared(check, _RULES[check.how](check, of_check), len(nodes))
+            num_read = len({node for node, _ in of_check})
+            found = _RULES[check.how](check, of_check)
+            findings += _spared(check, found, num_read, is_alone=len(nodes) == 1)
     order = {node: at for at, node in enumerate(nodes)}
     findings.sort(key=lambda one: (not one.is_bad, order[one.node]))
     return Verdict(tuple(findings), len(nodes))
@@ -169,9 +171,11 @@ def _missing(reports: Sequence[Report], nodes: Sequence[str]) -> list[tuple[str,
     ]
 
 
-def _spared(check: Check, findings: list[Finding], num_nodes: int) -> list[Finding]:
-    """What most nodes share is a note, unless hardware is broken."""
-    is_shared = 2 * len({one.node for one in findings}) > num_nodes > 1
+def _spared(
+    check: Check, findings: list[Finding], num_read: int, *, is_alone: bool
+) -> list[Finding]:
+    """What most of the nodes share that read it is a note, unless hardware is broken."""
+    is_shared = not is_alone and 2 * len({one.node for one in findings}) > num_read
     is_note = check.is_note or (is_shared and check.suspects != limits.HARDWARE)
     return [one._replace(is_bad=one.is_bad and not is_note) for one in findings]
 

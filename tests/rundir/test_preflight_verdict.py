@@ -63,6 +63,20 @@ def test_what_most_nodes_share_is_no_nodes_fault() -> None:
     ]
 
 
+def test_who_does_not_reach_rank_0_is_bad_unless_nobody_does() -> None:
+    """Then it is rank 0's node, which reports no such reading; of two nodes none is blamed."""
+    (check,) = (check for check in TABLE if check.name == "unreached")
+    for values, bad in (((0.0, 1.0), ["gpu3"]), ((1.0, 1.0), []), ((1.0,), [])):
+        named = [
+            Report(node, "trainer", (Reading("unreached", value),))
+            for node, value in zip(NODES[1:], values, strict=False)
+        ]
+        first = Report("gpu1", "trainer", ())
+        found = compose([first, *named], NODES[: 1 + len(values)])
+        assert [one.node for one in found.bad] == bad
+        assert all(one.check == check for one in found.findings)
+
+
 def test_of_two_versions_none_is_the_wrong_one() -> None:
     """Two nodes that differ are noted."""
     (check,) = (check for check in TABLE if check.name == "nccl")

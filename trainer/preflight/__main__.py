@@ -13,9 +13,10 @@ import time
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from rundir import channel, events
+from rundir import channel, codes, events
 from rundir.preflight import limits
 from rundir.preflight.verdict import REPORT, Reading, Report
+from rundir.text import problem
 from trainer.environment import set_torch_defaults
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from rundir.preflight.limits import Check
     from rundir.preflight.pairs import Measured
 
+_REMEDY = "run jobs/prelaunch.sh --preflight"
 _LONGEST_S = 600.0
 """Of what has no limit."""
 
@@ -49,6 +51,10 @@ class Node(NamedTuple):
 
 def main(environ: MutableMapping[str, str]) -> int:
     """Check the node and send the report."""
+    if not environ.get(channel.RUN_DIR) or not environ.get("DDP_PREFLIGHT_STEP"):
+        rule = "trainer.preflight must be started by a job's agent"
+        print(f"preflight: {problem(rule, 'none', _REMEDY)}", file=sys.stderr)
+        return codes.USAGE
     table = limits.parse(environ.get(limits.VARIABLE, ""))
     node = Node(environ["DDP_NODE"], environ, table)
     began_s = time.monotonic()

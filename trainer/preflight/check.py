@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+import time
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed as dist
 
+from rundir.preflight.pairs import Measured
 from rundir.preflight.verdict import Reading
 from trainer.distributed.rendezvous import name_interface
 from trainer.environment import Ranks
@@ -18,13 +21,13 @@ from trainer.preflight import children, measures, rounds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rundir.preflight.pairs import Measured
     from trainer.preflight.__main__ import Node
     from trainer.preflight.children import Outcome
 
 NUM_PROCESSES = "DDP_PREFLIGHT_STEP"
 """How many ranks the node will have: so many processes where there is no GPU."""
 _HERE = "127.0.0.1"
+_CONNECT_S, _POLL_S = 2.0, 0.1
 
 
 def check(node: Node) -> tuple[list[Reading], list[Measured]]:
@@ -42,12 +45,14 @@ def check(node: Node) -> tuple[list[Reading], list[Measured]]:
         return readings, []
     is_fit = not any(one.check in ("hung", "failed") for one in found)
     own = rounds.Member(ranks.rank, node.name, (num_gpus or 1) if is_fit else 0)
+    measured, problem = list[Measured](), ""
     try:
-        return readings, _measure_pairs(node, ranks, own, has_gpus=num_gpus > 0)
-    except RuntimeError as error:  # torch's DistError is one
-        where = f"{ranks.master_addr}:{ranks.master_port}"
-        text = f"rendezvous at {where}: {str(error).splitlines()[0]}"
-        return [*readings, Reading("failed", 1, text)], []
+        measured = _measure_pairs(node, ranks, own, has_gpus=num_gpus > 0)
+    except (OSError, RuntimeError) as error:  # torch's DistError is one
+        problem = f"{ranks.master_addr}:{ranks.master_port}: {str(error).splitlines()[0]}"
+    if not ranks.is_main or problem:
+        readings.append(Reading("unreached", int(bool(problem)), problem))
+    return readings, measured
 
 
 def _problems(outcomes: Sequence[Outcome]) -> list[Reading]:
@@ -91,8 +96,27 @@ def _measure_pairs(
         speeds = [one.value for one in outcomes]
         return None if None in speeds else min(speeds)
 
-    store = _open_store(host, port, node.limit_s("whole_s"), is_master=ranks.is_main)
+    start_s = node.limit_s("start_s") + 2 * limit_s
+    if not ranks.is_main:
+        _wait_for(host, port, start_s)
+    store = _open_store(host, port, start_s + rounds.LATE_S, is_master=ranks.is_main)
     return rounds.take_part(store, own, ranks.world_size, node.table, measure)
+
+
+def _wait_for(host: str, port: int, limit_s: float) -> None:
+    """Wait until rank 0 serves its store: torch's own waiting takes several times its limit.
+
+    Raises OSError if it does not come.
+    """
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        try:
+            with socket.create_connection((host, port), timeout=_CONNECT_S):
+                return
+        except OSError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(_POLL_S)
 
 
 def _open_store(host: str, port: int, timeout_s: float, *, is_master: bool) -> Any:  # noqa: ANN401 -- torch's Store

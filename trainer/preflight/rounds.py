@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.02
 _LEAVE_S = 2.0
-_LATE_S = 5.0
+LATE_S = 5.0
 """How much longer than a stage the result of a pair may take to arrive."""
 
 Store = Any  # torch's has no types
@@ -73,7 +73,7 @@ class Leader:
         """Wait for every node, but no longer than one may take to start."""
         self._store, self.measured = store, list[Measured]()
         self._ratio = limit_of(table, "pair_gbit_per_s")
-        self._limit_s = limit_of(table, "stage_s") + _LATE_S
+        self._limit_s = limit_of(table, "stage_s") + LATE_S
         keys = [f"member/{rank}" for rank in range(world_size)]
         limit_s = limit_of(table, "start_s") + limit_of(table, "stage_s")
         self._wait(lambda: store.check(keys), limit_s)
