@@ -32,6 +32,7 @@ COMMANDS = {
     "diagnose": "find what is wrong with a run, by rules, and say what to do",
     "compose": "write run.json from a run's events",
     "why": "say on one screen why a run ended",
+    "preflight": "report whether this node is fit for a job, to its supervisor",
 }
 """Each is a module of `monitor.commands` with `add_options(parser)` and `run(options) -> int`."""
 

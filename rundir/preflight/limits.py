@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from rundir.text import problem
-
 VARIABLE = "DDP_PREFLIGHT_LIMITS"
 
 AT_MOST, AT_LEAST = "at most", "at least"
@@ -41,19 +39,25 @@ class Check(NamedTuple):
 _REPORT = "report the node to the administrators"
 _RESET = "the GPU needs a reset: " + _REPORT
 _CABLE = "a cable, switch or adapter: " + _REPORT
+_BUSY = "see what else runs there"
 
 TABLE = (
     # ---- every part
+    Check("whole_s", "s", 120, AT_MOST, SITE, "all of it, on all nodes", "look for a slow disk"),
+    Check("stage_s", "s", 10, AT_MOST, HARDWARE, "a stage; then it counts as hung", _REPORT),
     Check("missing", "reports", 0, AT_MOST, HARDWARE, "parts of the node that sent none", _REPORT),
     Check("hung", "stages", 0, AT_MOST, HARDWARE, "stages that ran into their time limit", _REPORT),
     Check("failed", "stages", 0, AT_MOST, HARDWARE, "stages that ended with an error", _REPORT),
     Check("start_s", "s", 30, AT_MOST, SITE, "start of Python and import of torch", _REPORT, True),
+    Check("unreached", "nodes", 0, AT_MOST, SITE, "rank 0's node, not reached", _CABLE),
     # ---- each GPU, by a process of its own
     Check("gpus", "GPUs", 1, SHARE, HARDWARE, "GPUs that torch sees", _REPORT),
     Check("wrong_elements", "", 0, AT_MOST, HARDWARE, "wrong in a matrix product", _REPORT),
     Check("tflops", "TFLOP/s", 0.8, SHARE, HARDWARE, "speed of a matrix product", _REPORT),
     Check("memory_gb_per_s", "GB/s", 0.8, SHARE, HARDWARE, "memory bandwidth", _REPORT),
     Check("node_gbit_per_s", "Gbit/s", 0.6, SHARE, HARDWARE, "all-reduce in the node", _REPORT),
+    Check("cpu_gflops", "GFLOP/s", 0.3, SHARE, SITE, "matrix product, without GPU", _BUSY, True),
+    Check("cpu_gb_per_s", "GB/s", 0.3, SHARE, SITE, "memory bandwidth, without GPU", _BUSY, True),
     Check("pair_gbit_per_s", "Gbit/s", 0.5, SHARE, HARDWARE, "all-reduce of two nodes", _CABLE),
     # ---- each GPU, by NVML
     Check("ecc_uncorrected", "errors", 0, AT_MOST, HARDWARE, "since the driver started", _RESET),
@@ -95,7 +99,8 @@ def parse(text: str, base: tuple[Check, ...] = TABLE) -> tuple[Check, ...]:
     """Return the table with a site's limits: `name=value`, `name=off`, separated by commas.
 
     Raises:
-        ValueError: a name that no check has, or a value that is no number; its message is one line.
+        ValueError: a name that no check has, or a value that is no number; its arguments are the
+            rule, what was found, and the remedy.
 
     """
     limits: dict[str, float | None] = {check.name: check.limit for check in base}
@@ -110,7 +115,7 @@ def _limit(name: str, value: str, base: tuple[Check, ...]) -> float | None:
     names = [check.name for check in base]
     if name not in names:
         rule = f"{VARIABLE} must name checks of the table"
-        raise ValueError(problem(rule, f"'{name}'", "the names are " + ", ".join(names)))
+        raise ValueError(rule, f"'{name}'", "the names are " + ", ".join(names))
     if value == "off":
         return None
     try:
@@ -119,10 +124,10 @@ def _limit(name: str, value: str, base: tuple[Check, ...]) -> float | None:
         number = -1.0
     if not (number >= 0 and math.isfinite(number)):
         rule = f"{VARIABLE} must give {name} a number from 0, or off"
-        raise ValueError(problem(rule, f"'{value}'", "correct it, or unset it"))
+        raise ValueError(rule, f"'{value}'", "correct it, or unset it")
     return number
 
 
 def limit_of(table: tuple[Check, ...], name: str) -> float:
-    """Return a check's limit; of one that is left out, no limit at all."""
-    return next((check.limit for check in table if check.name == name), 0.0)
+    """Return a check's limit; infinity for one that is left out."""
+    return next((check.limit for check in table if check.name == name), math.inf)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _SLOW_PAIRS = 2
 _MAX_PARTNERS = 8
 """Without one fast pair so far: with half of thousands of nodes bad there is one in the first."""
+_FEW = 3
+"""So few nodes have one pair in the first round, which nothing can be compared with: all pairs."""
 
 
 class Measured(NamedTuple):
@@ -67,7 +69,7 @@ def next_round(
 ) -> list[tuple[str, str]]:
     """Pick the pairs that are measured next, at the same time; none: all is known that can be."""
     found = conclude(nodes, measured, ratio)
-    if found.good:
+    if found.good and (len(nodes) > _FEW or not _among_suspects(nodes, measured)):
         return _with_good(nodes, found, measured)
     return _among_suspects(nodes, measured)
 

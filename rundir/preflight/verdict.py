@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import bisect
 import collections
-from typing import TYPE_CHECKING, NamedTuple, Union
+import statistics
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from rundir.nodes import BadNode
 from rundir.preflight import limits, pairs
+from rundir.preflight.pairs import Measured
 from rundir.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from rundir.events import Event
     from rundir.preflight.limits import Check
-    from rundir.preflight.pairs import Measured
 
 SOURCE = "preflight"
+REPORT = "preflight_report"
+"""The event in which a part reports; the supervisor takes it, and writes a verdict a node."""
 _MAX_NAMED = 4
 
 Value = Union[float, str]
@@ -42,6 +46,33 @@ class Report(NamedTuple):
     part: str
     """`monitor` or `trainer`: both report once a node."""
     readings: tuple[Reading, ...]
+    measured: tuple[Measured, ...] = ()
+    """The all-reduces between pairs of nodes: rank 0's node alone reports them."""
+
+    def to_event(self) -> dict[str, Any]:
+        """Return the keys of a `preflight_report` event."""
+        return self._asdict()
+
+
+def from_event(event: Event) -> Report | None:
+    """Read a `preflight_report` event; None if it is none, or damaged."""
+    try:
+        return Report(
+            str(event["node"]),
+            str(event["part"]),
+            tuple(_reading(*one) for one in event["readings"]),
+            tuple(_measured(*one) for one in event.get("measured", ())),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _reading(check: str, value: Value, what: str) -> Reading:
+    return Reading(str(check), value if isinstance(value, str) else float(value), str(what))
+
+
+def _measured(first: str, second: str, gbit_per_s: float | None) -> Measured:
+    return Measured(str(first), str(second), None if gbit_per_s is None else float(gbit_per_s))
 
 
 class Finding(NamedTuple):
@@ -107,19 +138,22 @@ def compose(
     Args:
         reports: of all nodes. If none has one of a part, that part could not run here at all.
         nodes: of the job, in their order.
-        measured: the all-reduces between pairs of nodes.
+        measured: the all-reduces between pairs of nodes, besides those that are reported.
         table: the checks, with the site's limits.
 
     """
     readings = [(r.node, one) for r in reports for one in r.readings if r.node in nodes]
     readings += _missing(reports, nodes)
+    measured = [*measured, *(pair for report in reports for pair in report.measured)]
     findings: list[Finding] = []
     for check in table:
         of_check = [(node, one) for node, one in readings if one.check == check.name]
         if check.name == "pair_gbit_per_s":
             findings += _slow_nodes(check, nodes, measured)
         elif of_check:
-            findings += _spared(check, _RULES[check.how](check, of_check), len(nodes))
+            num_read = len({node for node, _ in of_check})
+            found = _RULES[check.how](check, of_check)
+            findings += _spared(check, found, num_read, is_alone=len(nodes) == 1)
     order = {node: at for at, node in enumerate(nodes)}
     findings.sort(key=lambda one: (not one.is_bad, order[one.node]))
     return Verdict(tuple(findings), len(nodes))
@@ -137,9 +171,11 @@ def _missing(reports: Sequence[Report], nodes: Sequence[str]) -> list[tuple[str,
     ]
 
 
-def _spared(check: Check, findings: list[Finding], num_nodes: int) -> list[Finding]:
-    """What most nodes share is a note, unless hardware is broken."""
-    is_shared = 2 * len({one.node for one in findings}) > num_nodes > 1
+def _spared(
+    check: Check, findings: list[Finding], num_read: int, *, is_alone: bool
+) -> list[Finding]:
+    """What most of the nodes share that read it is a note, unless hardware is broken."""
+    is_shared = not is_alone and 2 * len({one.node for one in findings}) > num_read
     is_note = check.is_note or (is_shared and check.suspects != limits.HARDWARE)
     return [one._replace(is_bad=one.is_bad and not is_note) for one in findings]
 
@@ -170,13 +206,14 @@ def _share(check: Check, placed: Sequence[tuple[str, Reading]]) -> list[Finding]
 
 
 def _apart(check: Check, placed: Sequence[tuple[str, Reading]]) -> list[Finding]:
-    findings = []
-    for (node, one), median in zip(placed, _medians_of_others(placed)):
-        if median is not None and abs(_float(one) - median) > check.limit:
-            apart = Reading(one.check, _float(one) - median, one.what)
-            expected = f"limit: {_number(check.limit, check.unit)} from the others"
-            findings.append(_finding(check, node, apart, expected))
-    return findings
+    """Compare with the median of all, one of them: of two nodes, the lower."""
+    median = statistics.median_low(_float(one) for _, one in placed)
+    expected = f"limit: {_number(check.limit, check.unit)} from the others"
+    return [
+        _finding(check, node, one._replace(value=_float(one) - median), expected)
+        for node, one in placed
+        if abs(_float(one) - median) > check.limit
+    ]
 
 
 def _same(check: Check, placed: Sequence[tuple[str, Reading]]) -> list[Finding]:
