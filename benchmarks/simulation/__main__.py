@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from benchmarks import machine
 from benchmarks.report import table
-from benchmarks.simulation.bisection import Bisection, bisect
 from benchmarks.simulation.job import Simulated, simulate
 
 if TYPE_CHECKING:
@@ -35,9 +34,10 @@ Load average {load_before:.1f} before and {load_after:.1f} after.
 The supervisor is the real one, from `jobs/prelaunch.sh` on; Slurm's programs are fakes, and one
 process speaks for all agents. CPU and memory (its peak) are the supervisor's own process; those of
 `python -m monitor compose`, which it starts at each end, stand in the last column.
-Messages are events that ranks reported. Files are the different paths under the output directory
-that the supervisor or `compose` named to the system (open, stat, list, link, rename, unlink …), and
-in brackets how often; what ranks and monitors write is not theirs.
+Messages are events that ranks and nodes reported to the supervisor.
+Files are the different paths under the output directory that the supervisor or `compose` named to
+the system (open, stat, list, link, rename, unlink …), and in brackets how often, as strace counts
+them; what ranks and monitors write is not theirs.
 Requests are starts of Slurm's programs that ask the controller, all but `scontrol show hostnames`.
 
 A rank in the middle fails; half of the others fail with it, having lost it, and leave what they
@@ -45,34 +45,30 @@ report in their node's file, too: those are the files of that phase, a file a no
 While it trains, the supervisor looks once in 2 s + a 16th of a second a node at each node's monitor
 log; where all have stopped growing, it asks Slurm for all nodes at once.
 
-## Three bad nodes, found by the preflight's bisection
+## Three nodes with slow links, found by the preflight
 
 {rounds}
-The pure functions alone (`rundir/preflight/pairs.py`): nothing is started, and a pair with a bad
-node has a tenth to a third of the speed. A round measures its pairs at the same time, and each pair
-is one message.
+Nodes run `trainer/preflight/rounds.py`; the speeds of their links are made up, and so is the store
+that rank 0 serves, whose values written and read are counted. A round measures its pairs at the
+same time. Each node reports its monitor's readings, its trainer's of 8 GPUs, and its end: these are
+the messages of the preflight.
 """
 
 
-def render(
-    jobs: Mapping[str, Simulated], found: Mapping[str, Bisection], described: str, load: float
-) -> str:
+def render(jobs: Mapping[str, Simulated], described: str, load_before: float) -> str:
     """Return the page; keys name the sizes."""
     head = ["phase", "wall", "CPU", "memory", "messages", "files (calls)", "requests", "compose"]
     tables = []
     for size, job in jobs.items():
         rows = [_row(phase) for phase in job.phases.values()]
         tables.append(f"## {size}\n\n{table(head, rows)}")
-    rounds = [
-        [size, str(one.num_rounds), str(one.num_pairs), ", ".join(one.bad), f"{one.cpu_s:.3f} s"]
-        for size, one in found.items()
-    ]
+    rounds = [[size, *map(str, job.links), ", ".join(job.bad_nodes)] for size, job in jobs.items()]
     return _TEXT.format(
         machine=described,
-        load_before=load,
+        load_before=load_before,
         load_after=machine.load(),
         tables="\n".join(tables),
-        rounds=table(["", "rounds", "pairs", "bad nodes", "CPU"], rounds),
+        rounds=table(["", "rounds", "pairs", "store", "named"], rounds),
     )
 
 
@@ -99,13 +95,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "simulation.md")
     options = parser.parse_args()
     load_before = machine.load()
-    jobs, found = {}, {}
+    jobs = {}
     for num_nodes in options.nodes:
         size = f"{num_nodes} nodes x {options.ranks} ranks"
         print(f"simulation: {size}", file=sys.stderr)
         jobs[size] = simulate(num_nodes, options.ranks)
-        found[size] = bisect(num_nodes, (num_nodes // 5, num_nodes // 2, num_nodes // 2 + 1))
-    text = render(jobs, found, machine.describe(sys.executable, ()), load_before)
+    text = render(jobs, machine.describe(sys.executable, ()).rstrip(", "), load_before)
     options.out.write_text(text, encoding="utf-8")
     print(text)
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.simulation.meter import Meter, Phase
 from rundir.paths import RunDir, gutil_path
@@ -70,7 +70,15 @@ class Simulated(NamedTuple):
     """What it reported to people."""
     output: str
     """What its ranks logged."""
-    events: list[dict[str, object]]
+    events: list[dict[str, Any]]
+    links: list[int]
+    """Of the first preflight: its rounds, pairs, and calls of rank 0's store."""
+
+    @property
+    def bad_nodes(self) -> list[str]:
+        """Those that it named."""
+        checked = (event for event in self.events if event["event"] == "preflight")
+        return [e["node"] for e in checked if e["is_bad"] and e["attempt"] == 1]
 
 
 class _Job:
@@ -149,6 +157,10 @@ class _Job:
         """Wait until each rank of an attempt is known to have begun."""
         self.wait_for(lambda: self.meter.count("first_step", attempt) == self.num_ranks)
 
+    def wait_until_checked(self, attempt: int) -> None:
+        """Wait until the verdict of each node is written."""
+        self.wait_for(lambda: self.meter.count("preflight", attempt) == len(self.nodes))
+
     def wait_for_line(self, kind: str, word: str) -> None:
         """Wait until the fakes have written down a line with a word."""
         self.wait_for(lambda: any(word in line for line in self.meter.lines(kind)))
@@ -182,7 +194,8 @@ class _Job:
         """Give what is known at the end."""
         words, output = self._words.read_text(), self._output.read_text()
         events = [json.loads(line) for line in self._events.read_text().splitlines()]
-        return Simulated(self.meter.phases, self._codes, words, output, events)
+        links = [int(number) for number in self.meter.lines("links")[0].split()]
+        return Simulated(self.meter.phases, self._codes, words, output, events, links)
 
 
 def simulate(num_nodes: int, num_local_ranks: int, *, is_idle: bool = True) -> Simulated:
@@ -204,8 +217,10 @@ def simulate(num_nodes: int, num_local_ranks: int, *, is_idle: bool = True) -> S
 
 def _live(job: _Job, *, is_idle: bool) -> None:
     phase = job.meter.phase
-    with phase("start"):
+    with phase("preflight"):
         job.start(num_requeues=0)
+        job.wait_until_checked(1)
+    with phase("start"):
         job.wait_until_up(1)
     if is_idle:
         with phase("training"):
@@ -221,8 +236,10 @@ def _live(job: _Job, *, is_idle: bool) -> None:
     with phase("requeue"):
         job.ask_for_checkpoint()
         job.wait_until_over()
-    with phase("start again"):
+    with phase("preflight again"):
         job.start(num_requeues=1)
+        job.wait_until_checked(3)
+    with phase("start again"):
         job.wait_until_up(3)
     with phase("end"):
         (job.notes / "finish").touch()

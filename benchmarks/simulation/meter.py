@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-NOTES = ("files", "requests", "used")
-"""What is written down, a file each: calls with a path, starts of programs, programs that ended."""
+NOTES = ("files", "requests", "used", "messages", "links")
+"""What is written down, a file each: calls with a path, starts of programs, programs that ended,
+numbers of messages, and what the preflight measured."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -26,7 +27,7 @@ class Phase(NamedTuple):
     """Of the supervisor's own process."""
     peak_mib: float
     num_messages: int
-    """Events that ranks reported."""
+    """Events that ranks and nodes reported to it."""
     num_files: int
     """Different paths under the output directory that it, or `compose`, named to the system."""
     num_file_calls: int
@@ -52,28 +53,28 @@ class Meter:
         self.pid = 0
         """Of the job's script, once it is started."""
         self.phases: dict[str, Phase] = {}
+        self._cpu_s = 0.0  # at the end of the last phase, where the next one begins
+        self._num_lines = dict.fromkeys(NOTES, 0)
         for name in NOTES:
             (notes / name).touch()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Measure what happens meanwhile."""
-        began_s, pid, cpu_s = time.monotonic(), self.pid, self._used()[0]
-        num_lines = {kind: len(self.lines(kind)) for kind in NOTES}
-        num_events = len(self._reported())
+        began_s, pid, cpu_s = time.monotonic(), self.pid, self._cpu_s
         if self._is_running():
             Path(f"/proc/{self.pid}/clear_refs").write_text("5")  # begins a new peak
         yield
-        cpu_now_s, peak_mib = self._used()
-        new = {kind: self.lines(kind)[num_lines[kind] :] for kind in NOTES}
+        self._cpu_s, peak_mib = self._used()
+        new = {kind: self._new_lines(kind) for kind in NOTES}
         composed = [line.split() for line in new["used"] if " compose " in line]
         asked = [line for line in new["requests"] if "show hostnames" not in line]
         self.phases[name] = Phase(
             name=name,
             wall_s=time.monotonic() - began_s,
-            cpu_s=cpu_now_s - (cpu_s if pid == self.pid else 0),
+            cpu_s=self._cpu_s - (cpu_s if pid == self.pid else 0),
             peak_mib=peak_mib,
-            num_messages=len(self._reported()) - num_events,
+            num_messages=sum(map(int, new["messages"])),
             num_files=len({line.partition(" ")[2] for line in new["files"]}),
             num_file_calls=len(new["files"]),
             requests=Counter(line.split()[0] for line in asked),
@@ -85,15 +86,16 @@ class Meter:
         """Read what was written down of a kind so far."""
         return (self._notes / kind).read_text().splitlines()
 
+    def _new_lines(self, kind: str) -> list[str]:
+        lines = self.lines(kind)
+        num, self._num_lines[kind] = self._num_lines[kind], len(lines)
+        return lines[num:]
+
     def count(self, event: str, attempt: int) -> int:
         """Count the events of a name that are written."""
         wanted = f'"event": "{event}", ', f'"attempt": {attempt}, '
-        return sum(all(part in line for part in wanted) for line in self._reported())
-
-    def _reported(self) -> list[str]:
-        """Lines of events, but for the supervisor's own."""
         lines = self._events.read_text().splitlines() if self._events.exists() else []
-        return [line for line in lines if '"source": "prelaunch"' not in line]
+        return sum(all(part in line for part in wanted) for line in lines)
 
     # ---- the supervisor's process
 
@@ -105,8 +107,6 @@ class Meter:
 
     def _used(self) -> tuple[float, float]:
         """CPU seconds so far and the peak of memory, in MiB; of an ended one as it wrote itself."""
-        if not self.pid:
-            return 0.0, 0.0
         if not self._is_running():
             pids = [line.split() for line in self.lines("used")]
             words = next(words for words in pids if words[0] == str(self.pid))

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SLOW_PAIRS = 2
-_MAX_PARTNERS = 8
-"""Without one fast pair so far: with half of thousands of nodes bad there is one in the first."""
+_MAX_PARTNERS = 64
+"""Of a node while no pair is fast: of thousands of nodes nearly all must be bad by then."""
 _FEW = 3
 """So few nodes have one pair in the first round, which nothing can be compared with: all pairs."""
 
