@@ -9,6 +9,7 @@
 #   sbatch [sbatch options] jobs/prelaunch.sh [--dry-run] [trainer options]
 #   sbatch [sbatch options] jobs/prelaunch.sh [--dry-run] -- any command
 #   jobs/prelaunch.sh …        the same without Slurm, or inside salloc and srun --pty
+#   jobs/prelaunch.sh --preflight   checks the nodes and ends: 0, or 70 if one is bad (docs/preflight.md)
 #
 # Settings come from the environment and are listed in README.md; --dry-run shows them.
 

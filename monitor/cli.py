@@ -35,6 +35,10 @@ COMMANDS = {
     "diagnose": ("report.findings", "find what is wrong with a run, by rules, and say what to do"),
     "compose": ("runs.compose", "write run.json from a run's events"),
     "why": ("runs.why", "say on one screen why a run ended"),
+    "preflight": (
+        "preflight.command",
+        "report whether this node is fit for a job, to its supervisor",
+    ),
 }
 """Of each its module, with `add_options(parser)` and `run(options) -> int`, and its purpose.
 

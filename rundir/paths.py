@@ -17,6 +17,7 @@ LATEST = "latest"
 BEST = "best"
 LOGS = "logs"
 DEBUG = "debug"
+PREFLIGHT = ".preflight"
 TRAINER_LOCK = ".trainer"
 """Locked by the rank 0 of a trainer that no job started."""
 
@@ -79,6 +80,14 @@ class RunDir:
     def torchrun_log(self, node: str) -> str:
         """Where torchrun writes its messages, if it starts the ranks of a node."""
         return self._at(LOGS, f"torchrun-{node}.log")
+
+    def preflight_log(self, node: str) -> str:
+        """Where the preflight's process of a node writes its messages."""
+        return self._at(LOGS, f"preflight-{node}.log")
+
+    def preflight(self, name: str) -> str:
+        """Where a node, or the `supervisor`, leaves a file that the others are to see."""
+        return self._at(PREFLIGHT, name)
 
     def node_events(self, node: str) -> str:
         """Where a node keeps the events that it could not deliver."""

@@ -39,6 +39,7 @@ THINGS = {
     "cluster": SHARED_CLUSTER,
     "examples": SHARED_CLUSTER,
     "jobs/test_layouts_on_slurm.py": SHARED_CLUSTER,
+    "jobs/test_preflight_on_slurm.py": SHARED_CLUSTER,
     "jobs/test_recovery.py": SHARED_CLUSTER,
     "jobs/test_slurm.py": SHARED_CLUSTER,
     "jobs/test_training.py": SHARED_CLUSTER,
@@ -78,6 +79,7 @@ class Cluster:
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         foreign = ("SLURM", "SBATCH", "COVERAGE_")
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
+        self.env |= {"DDP_PREFLIGHT": "0"}  # its own tests ask for it: it takes seconds
         self.env |= settings or {}
 
     def script(self, *args: str, timeout: float = 150) -> subprocess.CompletedProcess[str]:

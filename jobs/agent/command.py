@@ -18,6 +18,11 @@ class Command(NamedTuple):
     is_trainer: bool
 
 
+def is_preflight(environ: Mapping[str, str]) -> bool:
+    """Whether this task checks its node, and is no rank."""
+    return bool(environ.get("DDP_PREFLIGHT_STEP"))
+
+
 def build(words: list[str], environ: Mapping[str, str], root: str) -> Command:
     """Build a rank's command from the launcher's own words.
 
@@ -25,7 +30,7 @@ def build(words: list[str], environ: Mapping[str, str], root: str) -> Command:
         UsageError: there is no command, or no Python for the trainer.
 
     """
-    if words[:1] == ["--"]:
+    if words[:1] == ["--"] and not is_preflight(environ):
         if not words[1:]:
             raise UsageError(
                 "a command must follow --",
@@ -40,5 +45,8 @@ def build(words: list[str], environ: Mapping[str, str], root: str) -> Command:
             f"none on {environ['DDP_NODE']}",
             "set DDP_PYTHON, or run in the image",
         )
+    if is_preflight(environ):
+        check = programs.module_command(root, python, "trainer.preflight", environ)
+        return Command(check, is_trainer=False)
     trainer = programs.module_command(root, python, "trainer", environ)
     return Command([*trainer, *words], is_trainer=True)

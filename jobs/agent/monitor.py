@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jobs import programs
 from jobs.agent.child import Child, Streams, start
+from jobs.agent.command import is_preflight
 from jobs.messages import info
 from rundir.paths import RunDir, gutil_path
 from rundir.text import problem
@@ -57,9 +58,14 @@ def start_monitor(environ: Mapping[str, str], root: str) -> Monitor | None:
         info(f"no monitor on {node}: {lack}", "launcher")
         return None
     log = gutil_path(environ["DDP_OUT"], environ["DDP_JOB_ID"], node)
-    argv = [*programs.module_command(root, python, "monitor", environ), "record", "--out", log]
-    argv += ["--interval", environ.get("DDP_MONITOR_INTERVAL") or "15"]
-    argv += ["--compose", environ["DDP_RUN_DIR"], "--launch-id", environ["DDP_LAUNCH_ID"]]
+    argv = programs.module_command(root, python, "monitor", environ)
+    if is_preflight(environ):
+        argv += ["preflight", environ["DDP_RUN_DIR"]]
+        log = ""  # it has none, and is waited for until it ends
+    else:
+        argv += ["record", "--out", log, "--interval", environ.get("DDP_MONITOR_INTERVAL") or "15"]
+        argv += ["--compose", environ["DDP_RUN_DIR"]]
+    argv += ["--launch-id", environ["DDP_LAUNCH_ID"]]
     own_log = os.open(
         RunDir(environ["DDP_RUN_DIR"]).monitor_log(node),
         os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from jobs import processes
 from jobs.agent import binding, contract, heartbeats
 from jobs.agent.child import Streams, start
+from jobs.agent.command import is_preflight
 from jobs.agent.error_file import ErrorFile
 from jobs.agent.log import LogFollower
 from jobs.agent.monitor import start_monitor
@@ -59,7 +60,10 @@ class _Rank:
         self._rank, self._node = int(environ["RANK"]), environ["DDP_NODE"]
         self._local_rank = int(environ["LOCAL_RANK"])
         self._is_leader = self._local_rank == 0
-        log = RunDir(environ["DDP_RUN_DIR"]).rank_log(self._rank)
+        files = RunDir(environ["DDP_RUN_DIR"])
+        log = files.rank_log(self._rank)
+        if is_preflight(environ):
+            log = files.preflight_log(self._node)
         self._task = Task(environ, str(self._rank), log, loop)
         self._output = Output(1, lambda: loop.wake(self._reports.keep_undelivered))
         self._reports = Reports(environ, self._output, lambda: self._task.is_ending)

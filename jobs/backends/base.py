@@ -183,6 +183,11 @@ class Backend(ABC):
         del node
         return None
 
+    def lost_of(self, nodes: Sequence[str]) -> list[tuple[str, str]]:
+        """Pick those of the nodes that are lost, and say how; of all it takes as long as of one."""
+        found = ((node, self.lost(node)) for node in nodes)
+        return [(node, how) for node, how in found if how]
+
     def dropped(self, nodes: Sequence[str]) -> list[str]:
         """Pick those of the nodes that the job no longer has, though they may answer."""
         del nodes

@@ -19,6 +19,8 @@ INTERACTIVE_STEP = "4294967290"
 """slurm.h: SLURM_INTERACTIVE_STEP, in which salloc starts its shell where a site has it so."""
 PYXIS = "SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_"
 """Where Pyxis keeps an option of sbatch's for the steps of the job: this, and the option's name."""
+_MAX_AT_ONCE = 64
+"""Nodes whose ports are tried at the same time."""
 
 _NUMBERS = (
     "SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_NNODES SLURM_NTASKS SLURM_NTASKS_PER_NODE"
@@ -75,6 +77,7 @@ class Slurm:
         self.has_gpus = bool(self.gpus_on_node or environ.get("SLURM_JOB_GPUS"))
         self.cpus_per_task = number(environ, "SLURM_CPUS_PER_TASK")
         """0 if the job does not ask."""
+        self._usual_port = ""
         self.is_traced = False
         """Whether calls of programs are reported, for DEBUG=1."""
         self._client_environ = {
@@ -212,6 +215,13 @@ class Slurm:
         """Ask the controller for a node."""
         return self.ask("scontrol", "--oneliner", "show", "node", node, timeout_s=20)
 
+    def node_infos(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Ask the controller for many nodes at once: a line for each that it knows."""
+        words = ("scontrol", "--oneliner", "show", "node", ",".join(nodes))
+        # Its code is bad as soon as it does not know one of them.
+        _, text = self._run(words, 20, subprocess.DEVNULL)
+        return {field(line, "NodeName"): line for line in text.splitlines()}
+
     def config(self, name: str) -> str:
         """Read a number of Slurm's configuration; empty if it is not there."""
         text = self.ask("scontrol", "show", "config", timeout_s=20) or ""
@@ -253,19 +263,31 @@ class Slurm:
         then nobody is said to be lost.
         """
         info = self.node_info(node)
-        if info is None:
-            return None
+        return None if info is None else _how_lost(node, info, self._port(info))
+
+    def lost_of(self, nodes: Sequence[str]) -> list[tuple[str, str]]:
+        """Those of the nodes that `lost` names, and how, by one request and in the time of one.
+
+        All nodes of a large job may be quiet at once, as where its file system stalls.
+        """
+        infos = self.node_infos(nodes) if nodes else {}
+        asked = [(node, infos[node], self._port(infos[node])) for node in nodes if node in infos]
+        if not asked:
+            return []
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 -- seldom needed
+
+        with ThreadPoolExecutor(min(len(asked), _MAX_AT_ONCE)) as pool:
+            hows = list(pool.map(lambda one: _how_lost(*one), asked))
+        return [(node, how) for (node, _, _), how in zip(asked, hows) if how]
+
+    def _port(self, info: str) -> str:
+        """Where slurmd listens on a node; Slurm leaves out the port that all have."""
         port = field(info, "Port")
-        if port in ("", "0"):
-            port = self.config("SlurmdPort") or "6818"  # of several the first is as good
-        address = field(info, "NodeAddr") or node
-        for pause_s in (1, 0):
-            # slurmd's port answers at once where srun could start something.
-            if _answers(address, int(port)):
-                return None
-            time.sleep(pause_s)
-        state = field(info, "State") or "unknown"
-        return f"it does not answer on port {port}; Slurm's state of it is {state}"
+        if port not in ("", "0"):
+            return port
+        # Of several the first is as good.
+        self._usual_port = self._usual_port or self.config("SlurmdPort") or "6818"
+        return self._usual_port
 
     def rebooted(self, node: str, since: str) -> str | None:
         """Whether a node was started anew since that time (UTC, ISO 8601): how, or None."""
@@ -284,6 +306,17 @@ class Slurm:
         listed = field(self.job_info() or "", "NodeList")
         kept = self.hostnames(listed) if listed else []
         return [node for node in nodes if node not in kept] if kept else []
+
+
+def _how_lost(node: str, info: str, port: str) -> str | None:
+    address = field(info, "NodeAddr") or node
+    for pause_s in (1, 0):
+        # slurmd's port answers at once where srun could start something.
+        if _answers(address, int(port)):
+            return None
+        time.sleep(pause_s)
+    state = field(info, "State") or "unknown"
+    return f"it does not answer on port {port}; Slurm's state of it is {state}"
 
 
 def _answers(address: str, port: int) -> bool:

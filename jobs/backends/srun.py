@@ -147,6 +147,8 @@ class Srun(Backend):
         binding keeps it, and so does a command of the user's own, which may count on it.
         """
         environ = {k: v for k, v in step.environ.items() if k not in _OF_OUTPUT}
+        if step.layout.num_tasks == step.layout.num_nodes:
+            environ.pop("SLURM_NTASKS_PER_NODE", None)  # srun would warn that it ignores it
         if step.is_own_command or environ.get("SLURM_GPU_BIND"):
             return environ
         environ.pop("SLURM_GPUS_PER_TASK", None)
@@ -197,6 +199,10 @@ class Srun(Backend):
     def lost(self, node: str) -> str | None:
         """Whether it answers neither Slurm nor us; this one does."""
         return None if node == self._here.node else self._slurm.lost(node)
+
+    def lost_of(self, nodes: Sequence[str]) -> list[tuple[str, str]]:
+        """The same of many, by one request to the controller."""
+        return self._slurm.lost_of([node for node in nodes if node != self._here.node])
 
     def dropped(self, nodes: Sequence[str]) -> list[str]:
         """Those that Slurm took out of a job with --no-kill."""

@@ -23,6 +23,8 @@ class Arguments(NamedTuple):
     submitted: list[str]
     """The same as it was submitted, for a successor."""
     is_dry_run: bool
+    is_preflight: bool = False
+    """The nodes are checked, and nothing else is run."""
 
     @property
     def is_own_command(self) -> bool:
@@ -34,7 +36,8 @@ def parse(words: Sequence[str], root: str, environ: Mapping[str, str]) -> Argume
     """Read the arguments. Raises UsageError, and Exit after --help and --version."""
     words = list(words)
     is_dry_run = words[:1] == ["--dry-run"]
-    if is_dry_run:
+    is_preflight = words[:1] == ["--preflight"]
+    if is_dry_run or is_preflight:
         del words[0]
     own = words[: words.index("--")] if "--" in words else words
     if "-h" in own or "--help" in own:
@@ -42,8 +45,10 @@ def parse(words: Sequence[str], root: str, environ: Mapping[str, str]) -> Argume
     if "--version" in own:
         write(1, f"ddp {version(root)}\n")
         raise Exit(codes.FINISHED)
+    if is_preflight and words:
+        raise UsageError("--preflight must stand alone", f"'{words[0]}' behind it", "leave it away")
     _check(words, own)
-    return Arguments([*words, *_sweep_point(environ)], words, is_dry_run)
+    return Arguments([*words, *_sweep_point(environ)], words, is_dry_run, is_preflight)
 
 
 def _check(words: list[str], own: list[str]) -> None:

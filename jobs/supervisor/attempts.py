@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from jobs.backends.base import Step
 from jobs.messages import UsageError, info, one_line, write
-from jobs.supervisor import decide, history, rendezvous, run, settings, show
+from jobs.supervisor import decide, history, preflight, rendezvous, run, settings, show
 from jobs.supervisor import step as steps
 from jobs.supervisor.elastic import Returns
 from jobs.supervisor.elastic_step import ElasticStep
 from jobs.supervisor.ending import Counters, Ending
 from jobs.supervisor.guard import Guard, Traces, lost_nodes
 from jobs.supervisor.hang import HangWatch
+from jobs.supervisor.preflight import Preflight
 from jobs.supervisor.standby import Standby
 from jobs.supervisor.step import Output, RunningStep
 from rundir import codes, failure, plain, secrets
@@ -49,6 +50,7 @@ class Attempts:
         self._output = Output(loop)
         self._step: RunningStep | None = None
         self._standby: Standby | None = None
+        self._preflight_step: Preflight | None = None
         self._lost: tuple[str, ...] = ()
         self._returned: tuple[str, ...] = ()
         self._refused: frozenset[int] = frozenset()
@@ -65,6 +67,8 @@ class Attempts:
     def run(self) -> Decision:
         """Return when no further attempt is to follow."""
         decision = self._count()
+        if decision is None and preflight.is_wanted(self._plan):
+            self._preflight()
         while decision is None or decision.kind == decide.RESTART:
             if decision is not None:
                 self._requests.pause(decision.delay_s)
@@ -75,6 +79,13 @@ class Attempts:
             if decision.kind != decide.RESTART:
                 self._end_standby()
         return decision
+
+    def _preflight(self) -> None:
+        """Check all nodes before the ranks start."""
+        plan, loop = self._plan, self._loop
+        check = Preflight(plan, loop, self._requests, self._journal, self._output)
+        self._preflight_step = check
+        check.run()
 
     def _count(self) -> Decision | None:
         """Take over the counters; a decision if they say that the run would go on for ever."""
@@ -390,6 +401,8 @@ class Attempts:
         """This script itself fails: what it started ends, and the record says so."""
         if self._step is not None:
             self._step.end()
+        if self._preflight_step is not None:
+            self._preflight_step.break_off()
         self._end_standby()
         steps.sweep(self._loop, self._settings["DDP_LAUNCH_ID"], self._plan.temporary)
         self._journal.write("end", code=codes.FAILED)

@@ -60,7 +60,7 @@ def start(
             "DDP_PYTHON must be a program", f"none at '{wanted}'", "correct it, or unset it"
         )
     python = find_python(here.root, environ)
-    is_needless = arguments.is_dry_run or arguments.is_own_command
+    is_needless = arguments.is_dry_run or arguments.is_own_command or arguments.is_preflight
     if is_needless or python is None or backend.has_own_image:
         return TrainerCheck(here, arguments.words, python, None)
     process = subprocess.Popen(

@@ -151,13 +151,8 @@ class Guard:
         self._loop.in_background(lambda: lost.extend(self._lost(up)), lambda: self._act(lost))
 
     def _lost(self, up: dict[str, list[int]]) -> list[tuple[str, str]]:
-        for node in self._nodes:
-            is_in = node in up and node not in self._step.left
-            if is_in and self._is_quiet(node, up[node]):
-                how = self._backend.lost(node)
-                if how:
-                    return [(node, how)]
-        return []
+        there = [node for node in self._nodes if node in up and node not in self._step.left]
+        return self._backend.lost_of([node for node in there if self._is_quiet(node, up[node])])
 
     def _is_quiet(self, node: str, ranks: list[int]) -> bool:
         """Whether a node has left no traces for a while; one that is well is asked again later."""
@@ -174,12 +169,13 @@ class Guard:
         self._is_checking = False
         if not self._timers:
             return  # the step has ended meanwhile
-        for node, how in lost:
-            if self._step.lose(node, how):
-                continue
+        # Without some it can go on.
+        fatal = [(node, how) for node, how in lost if not self._step.lose(node, how)]
+        for node, how in fatal:
             info(f"{node} is lost: {how}")
             self._journal.write("lost_node", node=node, how=how)
-            self._end_step(f"lost {node}")
+        if fatal:
+            self._end_step(f"lost {', '.join(node for node, _ in fatal)}")
 
     def _end_step(self, why: str) -> None:
         """End what runs on the nodes that answer; srun is not waited for."""
@@ -208,8 +204,7 @@ def lost_nodes(
     Those are asked whose ranks never reported an end, or that the watchdog does not reach; and what
     Slurm has taken out of the job is lost although it may answer again.
     """
-    asked: list[tuple[str, str | None]] = [(node, backend.lost(node)) for node in suspected]
-    found = [(node, how) for node, how in asked if how]
+    found = backend.lost_of(suspected)
     known = {node for node, _ in found}
     dropped = backend.dropped(nodes) if may_have_dropped else []
     how = "Slurm has taken it out of the job"

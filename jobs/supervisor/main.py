@@ -20,6 +20,7 @@ from jobs.supervisor import decide, history, plan, run, settings, step
 from jobs.supervisor.attempts import Attempts
 from jobs.supervisor.journal import Journal
 from jobs.supervisor.lock import RENEW_S, Lock
+from jobs.supervisor.preflight import Preflight
 from jobs.supervisor.signals import Requests
 from rundir import codes, paths
 
@@ -63,11 +64,23 @@ def supervise(root: str, script: str, words: list[str], environ: dict[str, str])
     lock = _open_run(job, requests)
     _start_timers(job, loop, lock)
     journal = Journal(loop, job.files, job.here.node)
+    if job.arguments.is_preflight:
+        return _check_nodes(job, loop, requests, journal, lock)
     try:
         decision = _run_attempts(job, loop, requests, journal)
     finally:
         requests.ignore()
     return _end(job, lock, journal, decision)
+
+
+def _check_nodes(job: Plan, loop: Loop, requests: Requests, journal: Journal, lock: Lock) -> int:
+    """Do what --preflight asks for: the checks alone; 0 where they found no bad node."""
+    output = step.Output(loop)
+    found = Preflight(job, loop, requests, journal, output).run()
+    output.flush()
+    journal.flush()
+    lock.release()
+    return codes.FINISHED if found and not found.bad else codes.FAILED
 
 
 def _open_run(job: Plan, requests: Requests) -> Lock:

@@ -69,7 +69,7 @@ class Reports:
     @property
     def step_id(self) -> int | None:
         """Slurm's number of the step that a rank reported last."""
-        return next(reversed(list(self.step_ids.values())), None)
+        return next(reversed(self.step_ids.values()), None)
 
     def _fail(self) -> None:
         if self.failed_s is None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Callable, NamedTuple, Union
 from jobs.checks import switch, whole_number
 from jobs.messages import UsageError
 from rundir import paths
+from rundir.preflight import limits
 from rundir.text import counted
 
 if TYPE_CHECKING:
@@ -161,6 +162,15 @@ def bounds(value: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
+def _preflight_limits(_name: str, value: str) -> str:
+    """Limits of the preflight's table. Raises UsageError."""
+    try:
+        limits.parse(value)
+    except ValueError as error:
+        raise UsageError(*error.args) from None
+    return value
+
+
 _BUSY = matching("refuse|wait", "refuse or wait", "set one of them, or unset it")
 _SEED = matching("[0-9]{1,10}", "a whole number below 10^10", "correct it, or unset it")
 _RUN_NAME = matching(
@@ -222,6 +232,7 @@ RUN = (
     Row("DDP_MAX_IDLE_RESTARTS", "1", check=integer(0, 1000)),
     Row("DDP_WARM", "1", is_switch=True),
     Row("DDP_BIND", "1", is_switch=True),
+    Row("DDP_PREFLIGHT", "1", is_switch=True),
     Row("DDP_STAGE_IMAGE", "0", is_switch=True),
     Row("DDP_REQUEUE", "1", is_switch=True),
     Row("DDP_ON_BUSY", "refuse", check=_BUSY),
@@ -282,6 +293,8 @@ def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) ->
     row = Row("DDP_NO_KILL", "1" if is_kept else "0", origin, is_switch=True)
     _apply(settings, environ, row, known)
     settings.default("DDP_SPARE_NODES", "0", THE_DEFAULT, integer(0, known.num_nodes_allocated - 1))
+    if limits.VARIABLE in environ:
+        settings.default(limits.VARIABLE, "", "", _preflight_limits)
     if "DDP_HANG_TIMEOUT" in environ:
         settings.default("DDP_HANG_TIMEOUT", "", "", integer(0, 86400))
     # For whoever has to plan a last checkpoint.

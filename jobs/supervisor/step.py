@@ -6,7 +6,7 @@ import functools
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs import processes
 from jobs.sink import Sink
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from jobs.backends.base import Backend, Step
     from jobs.loop import Loop, Timer
-    from jobs.supervisor.journal import Journal
+    from jobs.supervisor.reports import Reports
     from jobs.supervisor.standby import Standby
 
 MEMORY = "/dev/shm"  # noqa: S108 -- what is removed there bears the job's own name
@@ -55,6 +55,20 @@ def _write(data: bytes) -> None:
         data = data[os.write(1, data) :]
 
 
+class Receiver(Protocol):
+    """Takes what ranks report, such as the run's journal."""
+
+    reports: Reports
+
+    def add(self, line: bytes) -> object:
+        """Take a report that arrived."""
+        ...
+
+    def write(self, event: str, **keys: Any) -> object:  # noqa: ANN401 -- whatever JSON takes
+        """Report an event of this script's own."""
+        ...
+
+
 class RunningStep:
     """All ranks of one attempt, from their start to their end.
 
@@ -74,7 +88,7 @@ class RunningStep:
         loop: Loop,
         backend: Backend,
         step: Step,
-        journal: Journal,
+        journal: Receiver,
         output: Output,
         *,
         grace_s: int,

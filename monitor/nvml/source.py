@@ -24,6 +24,7 @@ from monitor.nvml.workers import Job, WorkerPool
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from monitor.nvml.calls import Handle
     from monitor.nvml.workers import Values
     from monitor.stop import ProcessStop
 
@@ -78,6 +79,11 @@ class Nvml:
         if is_over and not self._pool.is_stuck:
             self._stop()  # not one reading of any GPU: the library is dead, not a GPU
         return Reading(samples, self._facts + self._mig_facts(found), self._is_renumbered)
+
+    @property
+    def handles(self) -> dict[int, Handle]:
+        """NVML's handles of the GPUs that answered, by index, for calls beside a poll."""
+        return {gpu.index: gpu.handle for gpu in self._gpus if gpu.handle is not None}
 
     def _see(self, gpu: Gpu, found: Values) -> GpuSample:
         """Make a sample of what was read, and report what has changed."""

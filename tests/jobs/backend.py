@@ -22,6 +22,10 @@ class Fake:
         """How a node is lost."""
         return self.lost_nodes.get(node)
 
+    def lost_of(self, nodes: Sequence[str]) -> list[tuple[str, str]]:
+        """Those that are lost, and how."""
+        return [(node, self.lost_nodes[node]) for node in nodes if node in self.lost_nodes]
+
     def dropped(self, nodes: Sequence[str]) -> list[str]:
         """The nodes that are no longer the job's."""
         return [node for node in nodes if node in self.dropped_nodes]

@@ -77,7 +77,7 @@ class Scripts:
         self.root = ROOT
         self.env = {name: os.environ[name] for name in KEPT if name in os.environ}
         self.env |= {"HOME": str(directory), "DDP_MONITOR": "0", "DDP_NPROC_PER_NODE": "2"}
-        self.env |= COLD
+        self.env |= COLD | {"DDP_PREFLIGHT": "0"}
 
     def start(
         self, script: str, *args: str, cwd: Path | None = None, **env: str

@@ -206,6 +206,14 @@ static int mig_memory(Device *d, Memory *m) {
 int nvmlDeviceGetMemoryInfo(Device *d, Memory *m) { ENTER(d); if (d->mig) return mig_memory(d, m); m->total = value("fb_total", d, 81559.0 * 1048576); m->used = value("fb_v1", d, 72896.0 * 1048576); return SUCCESS; }
 int nvmlDeviceGetBAR1MemoryInfo(Device *d, unsigned long long *m) { ENTER(d); m[2] = value("bar1", d, 4.9 * 1048576); return SUCCESS; }
 int nvmlDeviceGetPcieThroughput(Device *d, int counter, unsigned *kb) { ENTER(d); *kb = value(counter ? "rx_kb" : "tx_kb", d, counter ? 847999 : 9999); return SUCCESS; }
+int nvmlDeviceGetCurrPcieLinkWidth(Device *d, unsigned *lanes) { ENTER(d); *lanes = value("pcie_width", d, 16); return SUCCESS; }
+int nvmlDeviceGetNvLinkState(Device *d, unsigned link, unsigned *up) {
+    ENTER(d);
+    if (link >= 18) return INVALID_ARGUMENT;
+    *up = link < value("nvlinks", d, 18);
+    return SUCCESS;
+}
+int nvmlDeviceGetRetiredPagesPendingStatus(Device *d, unsigned *is_pending) { ENTER(d); *is_pending = value("pages_pending", d, 0); return SUCCESS; }
 int nvmlDeviceGetFanSpeed(Device *d, unsigned *pct) { ENTER(d); *pct = (unsigned)value("fan", d, 42); return SUCCESS; }
 int nvmlDeviceGetClockInfo(Device *d, int kind, unsigned *mhz) { ENTER(d); *mhz = kind == 2 ? 2619 : 1980; return SUCCESS; }
 int nvmlDeviceGetTotalEnergyConsumption(Device *d, unsigned long long *mj) { ENTER(d); *mj = value("energy_mj", d, 123456789999.0); return SUCCESS; }

@@ -76,7 +76,7 @@ def open_process_group(
             found=str(error).splitlines()[0],
             remedy="check MASTER_ADDR and MASTER_PORT, and whether every rank was started",
         ) from error
-    _name_interface(ranks, env)
+    name_interface(ranks, env)
     try:
         check_places(places)
     except RunFailedError:
@@ -152,7 +152,7 @@ def _end_store_together(store: Any, ranks: Ranks) -> None:  # noqa: ANN401 -- to
             store.wait([f"read/{r}" for r in range(ranks.world_size)], _LEAVING_TIMEOUT)
 
 
-def _name_interface(ranks: Ranks, env: MutableMapping[str, str]) -> None:
+def name_interface(ranks: Ranks, env: MutableMapping[str, str]) -> None:
     """Let gloo use the interface that leads to rank 0: its own guess goes by the host name."""
     if env.get("GLOO_SOCKET_IFNAME"):
         return

@@ -1,0 +1,219 @@
+"""The preflight: a step of its own on all nodes of the job, before the ranks of a start.
+
+A task a node runs the same agent as a rank does, which starts `monitor preflight` and
+`trainer.preflight` instead of a monitor and a trainer. Their reports end here: what the run's
+events get is a verdict a node. Whatever happens to the preflight itself, the job goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from jobs.backends.base import Layout, Step
+from jobs.messages import info, write
+from jobs.supervisor import step as steps
+from jobs.supervisor.reports import Reports
+from jobs.supervisor.step import RunningStep
+from rundir import codes, events, plain
+from rundir.preflight import limits, verdict
+from rundir.preflight.verdict import Reading, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jobs.loop import Loop
+    from jobs.supervisor.journal import Journal
+    from jobs.supervisor.plan import Plan
+    from jobs.supervisor.signals import Requests
+    from jobs.supervisor.step import Output
+    from rundir.nodes import BadNode
+    from rundir.preflight.verdict import Verdict
+
+_STEP = "DDP_PREFLIGHT_STEP"
+"""Tells an agent that this is the preflight, and how many ranks its node will have."""
+_LONGEST_S = 600.0
+_DISK_S = 5.0
+"""How long a file system may take, here, to show what nodes have written."""
+_GRACE_S = 1
+
+
+class _Inbox:
+    """Takes what the step reports, so that none of it becomes an event of the run."""
+
+    def __init__(self, attempt: int) -> None:
+        self.reports = Reports(attempt)
+        self.found: list[Report] = []
+
+    def add(self, line: bytes) -> None:
+        """Take a report; how far its clock is from this node's is a reading of this moment."""
+        self.reports.add(line)
+        event = events.parse(line)
+        report = verdict.from_event(event) if event else None
+        if event is None or report is None:
+            return
+        self.found.append(report)
+        clock_s = event.get("clock_s")
+        if isinstance(clock_s, float):
+            skew = Reading("clock_s", clock_s - time.time())
+            self.found[-1] = report._replace(readings=(*report.readings, skew))
+
+    def write(self, event: str, **keys: object) -> None:
+        """Nothing of the step is an event of the run."""
+
+    @property
+    def stopped_nodes(self) -> set[str]:
+        """Nodes that were ended because another one had failed."""
+        ends = (event for event in self.reports.events if event.get("event") == "rank_end")
+        return {str(event.get("node")) for event in ends if event.get("requested") is True}
+
+
+def is_wanted(plan: Plan) -> bool:
+    """Whether a start of this job begins with it."""
+    is_several = len(plan.nodes) > 1 and not plan.backend.is_in_place
+    return is_several and plan.settings.is_on("DDP_PREFLIGHT")
+
+
+class Preflight:
+    """One preflight of all nodes that the job has, spare ones too.
+
+    Args:
+        plan: The job's.
+        loop: Where time passes.
+        requests: A signal ends it at once.
+        journal: Gets an event a node.
+        output: Gets what the step prints besides.
+
+    """
+
+    def __init__(
+        self, plan: Plan, loop: Loop, requests: Requests, journal: Journal, output: Output
+    ) -> None:
+        """Start nothing yet."""
+        self._plan, self._loop, self._requests = plan, loop, requests
+        self._journal, self._output = journal, output
+        self._nodes = plan.nodes if not plan.backend.is_in_place else plan.nodes[:1]
+        self._launch_id = plan.settings["DDP_LAUNCH_ID"]
+        self._attempt = plan.settings.number("DDP_ATTEMPT")
+        self._table = limits.parse(plan.settings.get(limits.VARIABLE))
+        self._step: RunningStep | None = None
+
+    def run(self) -> Verdict | None:
+        """Check the nodes, report, and return the verdict; None if it could not run at all."""
+        began_s = time.monotonic()
+        inbox = _Inbox(self._attempt)
+        folder = os.path.dirname(self._plan.files.preflight(""))
+        self._on_disk(self._leave_file)
+        code = self._run_step(inbox)
+        unseen: list[Report] = []
+        if inbox.found:
+            self._on_disk(lambda: unseen.extend(self._find_unseen(inbox.found)))
+        self._on_disk(lambda: shutil.rmtree(folder, ignore_errors=True))
+        if self._requests.stop_signal:
+            return None
+        if not inbox.found:
+            how = "it took too long" if code is None else f"its step {codes.describe(code)}"
+            info(f"preflight: it could not run here, and nothing was checked: {how}; going on")
+            return None
+        nodes = [node for node in self._nodes if node not in inbox.stopped_nodes] or self._nodes
+        found = verdict.compose([*inbox.found, *unseen], nodes, table=self._table)
+        self._report(found, inbox.found, time.monotonic() - began_s)
+        return found
+
+    def _on_disk(self, call: Callable[[], object]) -> None:
+        """Do something with the run's files, whose disk may hang."""
+        done: list[bool] = []
+        self._loop.in_background(call, lambda: done.append(True))
+        self._loop.run(lambda: done, _DISK_S)
+
+    # ---- the step
+
+    def _run_step(self, inbox: _Inbox) -> int | None:
+        """Run it to its end, to a signal or to its time limit; its code, None if it had none."""
+        step = RunningStep(
+            self._loop,
+            self._plan.backend,
+            self._request(),
+            inbox,
+            self._output,
+            grace_s=_GRACE_S,
+        )
+        self._step = step
+        whole_s = min(limits.limit_of(self._table, "whole_s"), _LONGEST_S)
+        is_ended = self._loop.run(lambda: step.is_over() or self._requests.stop_signal, whole_s)
+        if not step.is_over():
+            self._loop.in_background(step.kill)
+            step.end()
+        step.close()
+        self._step = None
+        steps.sweep(self._loop, self._launch_id, self._plan.temporary)
+        return step.code if is_ended else None
+
+    def _request(self) -> Step:
+        """A task on every node, beside whatever Slurm still counts as running there."""
+        values, num_nodes = self._plan.settings, len(self._nodes)
+        environ = values.environ(self._plan.here.environ)
+        environ.pop("DDP_NPROC_PER_NODE", None)
+        environ |= {
+            _STEP: str(self._plan.layout.num_local_ranks),
+            "WORLD_SIZE": str(num_nodes),
+            "DDP_NUM_NODES": str(num_nodes),
+            "DDP_GRACE": str(_GRACE_S),
+            "DDP_BIND": "0",
+        }
+        layout = Layout(num_nodes, num_nodes, 1, 1)
+        return Step([], environ, layout, self._nodes, values["DDP_OUT"], is_restart=True)
+
+    def break_off(self) -> None:
+        """End it: the script itself fails."""
+        if self._step is not None:
+            self._step.end()
+
+    # ---- the run directory, as nodes see each other's files
+
+    def _leave_file(self) -> None:
+        path = self._plan.files.preflight("supervisor")
+        with suppress(OSError):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(f"{path}.new", "w") as file:
+                file.write(self._launch_id)
+            os.rename(f"{path}.new", path)
+
+    def _find_unseen(self, reports: list[Report]) -> list[Report]:
+        """Look from here for the file of each node that has written one."""
+        wrote = [r.node for r in reports if any(one.check == "run_dir_s" for one in r.readings)]
+        found = []
+        for node in wrote:
+            is_seen = False
+            with suppress(OSError, ValueError):
+                is_seen = plain.read_text(self._plan.files.preflight(node)) == self._launch_id
+            reading = Reading("run_dir_unseen", int(not is_seen), "its file, by the supervisor")
+            found.append(Report(node, "monitor", (reading,)))
+        return found
+
+    # ---- what is reported
+
+    def _report(self, found: Verdict, reports: list[Report], seconds: float) -> None:
+        bad = {one.node: one.reason for one in found.bad}
+        for node in self._nodes:
+            self._journal.write_of(
+                self._attempt,
+                "preflight",
+                node=node,
+                is_bad=node in bad,
+                reason=bad.get(node),
+                findings=[one.text for one in found.findings if one.node == node],
+                readings=[list(one) for r in reports if r.node == node for one in r.readings],
+            )
+        info(verdict.summary(found, seconds))
+        write(2, found.table())
+        if not any(report.part == "trainer" for report in reports):
+            info("preflight: no GPU and no link was checked, because no node has Python with torch")
+
+
+def bad_nodes(found: Verdict | None) -> list[BadNode]:
+    """Return the nodes that a job should not use, as far as it is known."""
+    return found.bad if found else []

@@ -1,0 +1,82 @@
+"""The GPUs of a node by NVML: memory errors, clocks, links, and who else is there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from monitor.logs import throttling
+from monitor.nvml import links
+from monitor.nvml.source import Nvml
+from monitor.watchdog.processes import environment
+from rundir.preflight.verdict import Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from monitor.logs.log_events import LogEvent
+    from monitor.logs.sample import GpuSample
+    from monitor.nvml.chosen import Named
+
+_LETTERS = "pmerq"
+"""Columns of the log whose readings are wanted."""
+
+
+class _Never:
+    """Nothing asks to stop: the whole process has a time limit."""
+
+    def wait(self, timeout_s: float) -> None:
+        del timeout_s
+
+
+def read(named: Named, launch_id: str, add: Callable[[Reading], object]) -> None:
+    """Poll the job's GPUs once, and add what was read, as it comes."""
+    marks: list[LogEvent] = []
+    nvml = Nvml(_LETTERS, _Never(), marks.append, named=named)
+    polled = nvml.read()
+    driver = dict(polled.facts).get("driver", "-")
+    if driver != "-":
+        add(Reading("driver", driver))
+    for gpu in polled.gpus:
+        if gpu.index is not None:
+            for reading in _of_sample(gpu, launch_id):
+                add(reading)
+    for mark in marks:
+        for reading in _of_mark(mark):
+            add(reading)
+    for index, handle in nvml.handles.items():
+        for name, value in (
+            ("pcie_width", links.pcie_width(handle)),
+            ("nvlinks", links.num_nvlinks(handle)),
+            ("ecc_pending", links.num_pages_pending(handle)),
+        ):
+            if value is not None:
+                add(Reading(name, value, f"GPU {index}"))
+
+
+def _of_sample(gpu: GpuSample, launch_id: str) -> Iterator[Reading]:
+    sample: Any = gpu  # its fields are made from the registry of columns
+    what = f"GPU {gpu.index}"
+    if sample.ecc_uncorrected is not None:
+        yield Reading("ecc_uncorrected", sample.ecc_uncorrected, what)
+    if sample.throttle_bits is not None:
+        names = throttling.names(sample.throttle_bits & throttling.FAULT)
+        yield Reading("held_clocks", len(names), ", ".join([what, *names]))
+    own = [pid for pid, _ in gpu.processes if environment(pid).get("DDP_LAUNCH_ID") == launch_id]
+    others = [pid for pid, _ in gpu.processes if pid not in own]
+    words = f"{what}, pid {' '.join(map(str, others))}" if others else what
+    yield Reading("foreign_processes", len(others), words)
+    if sample.fb_used_mib is not None and not own:
+        yield Reading("foreign_mib", sample.fb_used_mib, what)
+
+
+def _of_mark(mark: LogEvent) -> Iterator[Reading]:
+    """What the poll reports besides its numbers: rows of memory, lost GPUs, calls that hang."""
+    what = f"GPU {mark.gpu}" if mark.gpu is not None else "NVML"
+    if mark.kind == "remap":
+        yield Reading("remap_pending", int(mark.details["pending"] == "yes"), what)
+        yield Reading("remap_failed", int(mark.details["failed"] == "yes"), what)
+    elif mark.kind == "lost":
+        yield Reading("failed", 1, f"{what} is lost")
+    elif mark.kind == "slow":
+        yield Reading("hung", 1, f"{what}: {mark.details['call']}")

@@ -1,0 +1,63 @@
+"""The preflight on the virtual cluster: two good nodes, and one whose GPU check hangs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PRELAUNCH = str(Path(__file__).resolve().parents[2] / "jobs" / "prelaunch.sh")
+TWO = ("--nodes=2", "--ntasks-per-node=2", "--job-name=preflight")
+SLACK = "start_s=120,tmp_mib=0,shm_mib=0,run_dir_mib=0"
+"""A busy machine is no bad node."""
+HANGS_ON_ONE = """\
+import os, sys, time
+if os.uname().nodename == "node2" and "trainer.preflight" in sys.orig_argv:
+    os.register_at_fork(after_in_child=lambda: time.sleep(600))
+"""
+
+pytestmark = pytest.mark.slurm
+
+
+def verdicts(done: Any) -> dict[str, Any]:
+    """The reasons why nodes are bad, by node; None: it is not."""
+    return {event["node"]: event["reason"] for event in done.events("preflight")}
+
+
+def test_good_nodes_are_checked_and_then_the_ranks_start(job: Callable[..., Any]) -> None:
+    """One line in the job's log, an event a node with all readings, and nothing left behind."""
+    limits = f"{SLACK},stage_s=60"
+    env = {"DDP_PREFLIGHT": "1", "DDP_PREFLIGHT_LIMITS": limits}
+    done = job(*TWO, PRELAUNCH, "--", "bash", "-c", 'echo "I am $RANK of $WORLD_SIZE"', **env)
+    assert done.end() == ("COMPLETED", 0, 0)
+    assert "prelaunch: preflight: 2 nodes" in done.log
+    assert done.log.index("preflight: 2 nodes") < done.log.index("I am 3 of 4")
+    assert verdicts(done) == {"node1": None, "node2": None}, done.log
+    (first, _second) = done.events("preflight")
+    read = {name for name, _value, _what in first["readings"]}
+    assert read >= {"torch", "wrong_elements", "node_gbit_per_s", "run_dir_unseen", "clock_s"}
+    names = [event["event"] for event in done.events()]
+    assert names.index("preflight") < names.index("start")
+    assert names.count("rank_up") == 4
+    assert not (done.run_dir / ".preflight").exists()
+    assert done.all_gone()
+
+
+def test_a_node_that_hangs_is_named_after_its_time_limit(
+    job: Callable[..., Any], tmp_path: Path
+) -> None:
+    """By hand: the table names node and stage, the code is 70, and no rank is started."""
+    (tmp_path / "sitecustomize.py").write_text(HANGS_ON_ONE)
+    limits = f"{SLACK},stage_s=20"
+    env = {"DDP_PREFLIGHT_LIMITS": limits, "PYTHONPATH": str(tmp_path)}
+    done = job(*TWO, PRELAUNCH, "--preflight", **env)
+    assert done.end()[1] == 70
+    assert verdicts(done)["node1"] is None, done.log
+    assert "hung 1 stages" in verdicts(done)["node2"]
+    assert "bad: node2" in done.log
+    assert not done.events("start")
+    assert done.all_gone()

@@ -1,0 +1,1 @@
+"""python -m trainer.preflight: are a node's GPUs and links fit, before ranks start there."""
