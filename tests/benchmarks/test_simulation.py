@@ -134,12 +134,12 @@ def test_time_and_memory(jobs: dict[int, Simulated], patience: Callable[[float],
 
 @pytest.mark.slow
 def test_512_nodes(patience: Callable[[float], float]) -> None:
-    """4,096 ranks: less than 10 s of CPU in all and 100 MiB, and no more requests."""
+    """4,096 ranks: less than 10 s of CPU in all and 200 MiB, and no more requests."""
     job = simulate(ALL, NUM_LOCAL, is_idle=False)
     check_outcome(job, ALL)
     phases = job.phases
     assert sum(phase.cpu_s for phase in phases.values()) < patience(10)
-    assert max(phase.peak_mib for phase in phases.values()) < 100
+    assert max(phase.peak_mib for phase in phases.values()) < 200
     check_requests(job)
 
 
