@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import Counter
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 NOTES = ("files", "requests", "used", "messages", "links")
 """What is written down, a file each: calls with a path, starts of programs, programs that ended,
 numbers of messages, and what the preflight measured."""
+_EVENT = re.compile(rb'"event": "(\w+)", "source": "\w+", "attempt": (\d+), ')
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -53,6 +55,8 @@ class Meter:
         self.pid = 0
         """Of the job's script, once it is started."""
         self.phases: dict[str, Phase] = {}
+        self._counts: Counter[tuple[bytes, bytes]] = Counter()
+        self._num_bytes = 0  # of the events that are counted
         self._cpu_s = 0.0  # at the end of the last phase, where the next one begins
         self._num_lines = dict.fromkeys(NOTES, 0)
         for name in NOTES:
@@ -93,9 +97,13 @@ class Meter:
 
     def count(self, event: str, attempt: int) -> int:
         """Count the events of a name that are written."""
-        wanted = f'"event": "{event}", ', f'"attempt": {attempt}, '
-        lines = self._events.read_text().splitlines() if self._events.exists() else []
-        return sum(all(part in line for part in wanted) for line in lines)
+        if self._events.exists():
+            with self._events.open("rb") as file:
+                file.seek(self._num_bytes)
+                lines = file.read().rpartition(b"\n")[0] + b"\n"
+            self._num_bytes += len(lines) if lines.strip() else 0
+            self._counts.update(_EVENT.findall(lines))
+        return self._counts[event.encode(), str(attempt).encode()]
 
     # ---- the supervisor's process
 

@@ -142,7 +142,8 @@ def compose(
         table: the checks, with the site's limits.
 
     """
-    readings = [(r.node, one) for r in reports for one in r.readings if r.node in nodes]
+    ours = set(nodes)
+    readings = [(r.node, one) for r in reports if r.node in ours for one in r.readings]
     readings += _missing(reports, nodes)
     measured = [*measured, *(pair for report in reports for pair in report.measured)]
     findings: list[Finding] = []

@@ -92,13 +92,14 @@ def test_requests_do_not_grow_with_the_nodes(jobs: dict[int, Simulated], num_nod
 @pytest.mark.slow
 @pytest.mark.parametrize("num_nodes", [FEW, MANY])
 def test_three_bad_nodes_are_found(jobs: dict[int, Simulated], num_nodes: int) -> None:
-    """In two rounds, though two of them were measured with each other; rank 0 serves few values."""
+    """In two rounds, though two are measured with each other; rank 0 serves six values a node."""
     job, bad = jobs[num_nodes], bad_nodes(num_nodes)
     assert job.bad_nodes == [f"sim{number:04}" for number in bad]
     num_rounds, num_pairs, num_store_calls = job.links
     assert num_rounds == 2
     assert num_pairs <= num_nodes / 2 + 2 * len(bad)
-    assert num_store_calls <= (2 + num_rounds + 1) * num_nodes + 2 * num_pairs + num_rounds + 1
+    num_told = num_rounds + 1  # the last time: that there is nothing to measure
+    assert num_store_calls == (3 + num_told) * num_nodes + 2 * num_pairs + num_told
     for name in ("preflight", "preflight again"):
         assert job.phases[name].num_messages == NUM_CHECKED * num_nodes
         assert job.phases[name].num_files <= num_nodes + 24
@@ -133,12 +134,12 @@ def test_time_and_memory(jobs: dict[int, Simulated], patience: Callable[[float],
 
 @pytest.mark.slow
 def test_512_nodes(patience: Callable[[float], float]) -> None:
-    """4,096 ranks: less than 10 s of CPU in all and 100 MiB, and no more requests."""
+    """4,096 ranks: less than 10 s of CPU in all and 200 MiB, and no more requests."""
     job = simulate(ALL, NUM_LOCAL, is_idle=False)
     check_outcome(job, ALL)
     phases = job.phases
     assert sum(phase.cpu_s for phase in phases.values()) < patience(10)
-    assert max(phase.peak_mib for phase in phases.values()) < 100
+    assert max(phase.peak_mib for phase in phases.values()) < 200
     check_requests(job)
 
 
