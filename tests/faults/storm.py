@@ -12,7 +12,6 @@ import random
 import signal
 import time
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from tests.faults import injectors
@@ -50,10 +49,10 @@ class Kind:
 
     how: str
     inject: Inject
-    sign: str
-    """The event that shows that it was seen."""
-    heal_at: str | None = None
-    """The event at which its node is as before; None: nothing was done to it."""
+    signs: tuple[str, ...]
+    """Events of which the first shows that it was seen."""
+    heal_when: str = ""
+    """When its node is as before: `seen`, or `trained` on; empty: nothing was done to it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,33 +78,34 @@ def _second_node(injector: injectors.Injector, job: FaultJob, _: random.Random) 
     return injector(job)
 
 
+_NODE_SIGNS = ("verdict", "lost_node")
 KINDS = {
     "rank killed": Kind(
         how="SIGKILL to a rank",
         inject=functools.partial(_signal_one, signal.SIGKILL),
-        sign="rank_end",
+        signs=("rank_end",),
     ),
     "rank stopped": Kind(
         how="SIGSTOP to a rank",
         inject=functools.partial(_signal_one, signal.SIGSTOP),
-        sign="verdict",
+        signs=("verdict",),
     ),
     "segmentation fault": Kind(
         how="SIGSEGV to a rank",
         inject=functools.partial(_signal_one, signal.SIGSEGV),
-        sign="rank_end",
+        signs=("rank_end",),
     ),
     "node lost": Kind(
         how="a node's power off; on again once the run trains on the spare one, and spare then",
         inject=functools.partial(_second_node, injectors.kill_node(1)),
-        sign="lost_node",
-        heal_at="first_step",
+        signs=_NODE_SIGNS,
+        heal_when="trained",
     ),
     "network cut": Kind(
-        how="a node's cable pulled, and plugged in again when the verdict is there",
+        how="a node's cable pulled, and plugged in again when that was seen",
         inject=functools.partial(_second_node, injectors.cut(1)),
-        sign="verdict",
-        heal_at="verdict",
+        signs=_NODE_SIGNS,
+        heal_when="seen",
     ),
 }
 
@@ -236,17 +236,17 @@ def _befall(job: FaultJob, name: str, chance: random.Random) -> Hit:
     """Bring one fault about, and see the run train again."""
     kind, attempt = KINDS[name], job.attempt
     job.until_event("first_step", attempt=attempt)
-    if kind.sign == "lost_node":
-        job.until(lambda: _num_lost(job) == 0, "there is a spare node")
+    if kind.heal_when:
+        job.until(lambda: not _is_any_lost(job), "there is a spare node")
     node = job.node_of(1)
     moment_s = kind.inject(job, chance)
     since_s = int(moment_s * 1000) / 1000  # as the event log writes it
-    seen = job.until_event(kind.sign, attempt=attempt, since=since_s)
-    if kind.heal_at == kind.sign:
+    seen = job.until_event(*kind.signs, attempt=attempt, since=since_s)
+    if kind.heal_when == "seen":
         job.cluster.script("heal", node)
     decision = job.until_event("decision", attempt=attempt)
     first = job.until_event("first_step", attempt=attempt + 1)
-    if kind.heal_at == "first_step":
+    if kind.heal_when == "trained":
         job.cluster.script("heal", node)
     up_s = max(when(event) for event in job.events("rank_up", attempt=attempt + 1))
     return Hit(
@@ -259,13 +259,14 @@ def _befall(job: FaultJob, name: str, chance: random.Random) -> Hit:
     )
 
 
-def _num_lost(job: FaultJob) -> int:
-    return len(job.events("lost_node")) - len(job.events("node_back"))
+def _is_any_lost(job: FaultJob) -> bool:
+    newest = {event["node"]: event["event"] for event in job.events("lost_node", "node_back")}
+    return "lost_node" in newest.values()
 
 
 def _end(job: FaultJob, kinds: list[str] | tuple[str, ...]) -> None:
     """End it, with all nodes as they were, and see that nothing of it is left anywhere."""
-    if any(KINDS[kind].heal_at for kind in kinds):
+    if any(KINDS[kind].heal_when for kind in kinds):
         for number in (13, 14):
             job.cluster.script("heal", f"fx{number}")
     leave_nothing(job)
@@ -285,72 +286,3 @@ def _measure(job: FaultJob, began_s: float, duration_s: float) -> Run:
         for moment_s in (began_s, began_s + duration_s)
     ]
     return Run(num_steps=at[1] - at[0], window_s=duration_s, losses=losses)
-
-
-# ---- for docs/faults.md --------------------------------------------------------------------------
-
-FILE, HEADING = "storm.md", "\n## A storm\n"
-GOODPUT_PCT = 90.0
-"""What is to be left of a run's speed."""
-ABOUT = f"""
-Two ranks of the trainer on MNIST, on two nodes and a spare one; `make storm` measures it alone, and writes this section.
-Settings: {" ".join(f"`{name}={value}`" for name, value in SETTINGS.items())}; `{" ".join(TRAINING[-6:])}`.
-A node that is lost comes back within `SlurmdTimeout` (45 s on this cluster), and is spare again; one that Slurm has given up would not ([elastic.md](elastic.md)).
-Steps count once, however often they were done; the time is the clock's, from a step before the first fault.
-
-"""  # noqa: E501 -- a sentence a line
-
-
-def render(storm: Storm) -> str:
-    """Give its section of the document."""
-    goodput, num_both = (
-        storm.goodput_pct,
-        len(storm.stormy.losses.keys() & storm.calm.losses.keys()),
-    )
-    again = sum(storm.steps_again.get(hit.attempt, 0) for hit in storm.hits)
-    verdict = "met" if goodput >= GOODPUT_PCT else "missed"
-    calm, stormy = storm.calm.steps_per_s, storm.stormy.steps_per_s
-    text = (
-        f"{len(storm.hits)} faults in {storm.stormy.window_s:.0f} s, one every"
-        f" {storm.interval_s:.0f} s, drawn at random (seed {storm.seed}): {stormy:.1f} steps/s,"
-        f" {goodput:.0f} % of the {calm:.1f} of the same run without faults"
-        f" (wanted: {GOODPUT_PCT:.0f} %, {verdict}).\n"
-        f"{storm.num_starts} starts, {again} steps done again,"
-        f" {_median(storm.hits, 'recovered_s')} s from a fault to the next step (median).\n"
-        f"The losses in all {num_both} lines of metrics.jsonl that both runs have are the same, to"
-        " the bit, also of what was done again; nothing was left behind."
-    )
-    lines = [
-        text,
-        "",
-        "| " + " | ".join(_COLUMNS) + " |",
-        "|" + " --- |" * len(_COLUMNS),
-        *(_line(name, storm) for name in KINDS),
-    ]
-    return ABOUT + "\n".join(lines) + "\n"
-
-
-_COLUMNS = (
-    "fault",
-    "injected how",
-    "times",
-    "seen after, s",
-    "decided after, s",
-    "ranks up after, s",
-    "training again after, s",
-    "slowest, s",
-    "steps lost, all",
-)
-
-
-def _line(name: str, storm: Storm) -> str:
-    hits = [hit for hit in storm.hits if hit.kind == name]
-    cells = [name, KINDS[name].how, str(len(hits))]
-    cells += [_median(hits, each) for each in ("seen_s", "decided_s", "up_s", "recovered_s")]
-    cells.append(f"{max(hit.recovered_s for hit in hits):.1f}" if hits else "-")
-    cells.append(str(sum(storm.steps_again.get(hit.attempt, 0) for hit in hits)))
-    return "| " + " | ".join(cells) + " |"
-
-
-def _median(hits: list[Hit], name: str) -> str:
-    return f"{median(getattr(hit, name) for hit in hits):.1f}" if hits else "-"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults import storm
+from tests.faults import storm, storm_page
 
 SEED = int(os.environ.get("DDP_STORM_SEED", "1"))
 DURATION_S = float(os.environ.get("DDP_STORM_S", "900"))
@@ -37,8 +37,41 @@ def test_storm(fault_cluster: Any, tmp_path: Path) -> None:
         interval_s=INTERVAL_S,
         reference_s=None if REFERENCE_S is None else float(REFERENCE_S),
     )
-    text = storm.render(found)
+    text = storm_page.render(found)
     print(text, *found.hits, sep="\n")
-    Path(os.environ["DDP_FAULT_RESULTS"], storm.FILE).write_text(text, encoding="utf-8")
+    Path(os.environ["DDP_FAULT_RESULTS"], storm_page.FILE).write_text(text, encoding="utf-8")
     assert len(found.hits) + 1 == found.num_starts
     assert found.wrong_losses == []
+
+
+def run(num_steps: int, **losses: float) -> storm.Run:
+    """A run of ten seconds; a loss by its step, whose number follows a letter."""
+    several: dict[int, set[float]] = {}
+    for name, loss in losses.items():
+        several.setdefault(int(name[1:]), set()).add(loss)
+    return storm.Run(num_steps=num_steps, window_s=10.0, losses=several)
+
+
+def test_what_is_measured() -> None:
+    """Steps by time, of the calm run's; a loss that differs is found, also one done again."""
+    found = storm.Storm(
+        seed=1,
+        interval_s=45.0,
+        hits=[],
+        stormy=run(80, s10=0.5, s20=0.4, t20=0.3, s40=0.1),
+        calm=run(100, s10=0.5, s20=0.4, s30=0.2),
+        num_starts=1,
+        steps_again={},
+    )
+    assert found.goodput_pct == 80
+    assert found.wrong_losses == [20]
+    text = storm_page.render(found)
+    assert "80 % of the 10.0" in text
+    assert "missed" in text
+    assert {line.count("|") for line in text.splitlines()[-7:]} == {10}
+
+
+def test_a_seed_draws_the_same_faults_again() -> None:
+    """All kinds come in a storm of a quarter of an hour."""
+    assert storm.draw(1, 20) == storm.draw(1, 20) != storm.draw(2, 20)
+    assert set(storm.draw(1, 20)) == set(storm.KINDS)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults import rows, storm, table, write
+from tests.faults import rows, storm_page, table, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,15 +68,15 @@ def test_the_storm_has_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     results = tmp_path / "results"
     for order, name in enumerate(table.NAMES):
         rows.save(measured(name), results, order)
-    (results / storm.FILE).write_text("One.\n")
+    (results / storm_page.FILE).write_text("One.\n")
     assert write.main(results) == 0
     first = write.DOCUMENT.read_text()
     assert first.endswith("|\n\n## A storm\nOne.\n")
-    (results / storm.FILE).unlink()
+    (results / storm_page.FILE).unlink()
     assert write.main(results) == 0
     assert write.DOCUMENT.read_text() == first
     alone = tmp_path / "alone"
     alone.mkdir()
-    (alone / storm.FILE).write_text("Two.\n")
+    (alone / storm_page.FILE).write_text("Two.\n")
     assert write.main(alone) == 0
     assert write.DOCUMENT.read_text() == first.replace("One.", "Two.")

@@ -10,7 +10,7 @@ import platform
 import sys
 from pathlib import Path
 
-from tests.faults import rows, storm, table
+from tests.faults import rows, storm_page, table
 from tests.faults.driver import Then
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
@@ -65,13 +65,13 @@ def targets(found: list[rows.Row]) -> str:
 
 def main(results: Path) -> int:
     """Write the document. Raises SystemExit if a row is missing: no test may be left out."""
-    found, measured = rows.load(results), results / storm.FILE
+    found, measured = rows.load(results), results / storm_page.FILE
     written = DOCUMENT.read_text(encoding="utf-8") if DOCUMENT.exists() else ""
-    matrix, heading, section = written.partition(storm.HEADING)
+    matrix, heading, section = written.partition(storm_page.HEADING)
     if found or not measured.exists():
         matrix = _matrix(found) + "\n"
     if measured.exists():
-        heading, section = storm.HEADING, measured.read_text(encoding="utf-8")
+        heading, section = storm_page.HEADING, measured.read_text(encoding="utf-8")
     DOCUMENT.write_text(matrix + heading + section, encoding="utf-8")
     print(f"faults: {len(found)} rows in {DOCUMENT}")
     return 0
