@@ -183,6 +183,23 @@ class TestSrun(Conformance):
         assert self.run(backend, step)[0] == [f"rank {n} of 2 runs --epochs 1" for n in range(2)]
         assert not {"SLURM_LABELIO", "SLURM_STDOUTMODE"} & set(backend._environ(step))  # noqa: SLF001
 
+    @pytest.mark.parametrize(
+        ("said", "is_told"),
+        [
+            ("scancel: error: Kill job error on job step id 7: Invalid job id specified", True),
+            ("scancel: error: Unable to contact slurm controller", False),
+            ("", True),
+        ],
+    )
+    def test_ranks_on_some_of_the_jobs_nodes_are_told_to_end(
+        self, here: Surroundings, backend: Backend, said: str, *, is_told: bool
+    ) -> None:
+        """Of such a step scancel complains, though the signal arrives: they have their grace."""
+        code = 225 if said else 0
+        Path(here.root, "scancel").write_text(f"#!/bin/sh\necho '{said}' >&2; exit {code}\n")
+        assert backend.end(3) is is_told
+        assert not backend.end(None)
+
 
 class TestHostImage(Conformance):
     """Into containers, from the host."""
