@@ -117,6 +117,10 @@ class Conformance:
         backend.note_step(None)
         return lines, codes
 
+    def test_ranks_can_wait_where_they_are_cheap(self, backend: Backend) -> None:
+        """A container would be unpacked twice, and torchrun starts its ranks itself."""
+        assert backend.has_standby is (self.kind in (Local, Srun))
+
     def test_every_rank_runs_the_launcher(self, here: Surroundings, backend: Backend) -> None:
         """What it prints comes up the pipe."""
         lines, codes = self.run(backend, self.step(here))
