@@ -20,6 +20,8 @@ _CREATION_S = 120
 """How long Slurm may take to start a step once more."""
 _PROBE_S, _PROBE_AGAIN_S = 120, 20
 """Between two attempts nobody waits so long for a node that may be gone."""
+_DELIVERED = "Invalid job id specified"
+"""What scancel of Slurm 22.05 says of a step on some of the job's nodes, which gets the signal."""
 _OF_OUTPUT = ("SLURM_LABELIO", "SLURM_STDOUTMODE", "SLURM_UNBUFFEREDIO", "SRUN_OUTPUT")
 """The user's options for what srun prints: the ranks' reports travel on it, line by line."""
 
@@ -166,7 +168,10 @@ class Srun(Backend):
         An srun that gets SIGTERM has its tasks killed at once, and what they trained since the last
         checkpoint is lost.
         """
-        return step_id is not None and not self._signal(step_id, signal.SIGTERM)
+        if step_id is None:
+            return False
+        complaint = self._signal(step_id, signal.SIGTERM)
+        return not complaint or _DELIVERED in complaint
 
     def ask_for_reports(self, step_id: int | None) -> None:
         """By a signal to the agents, which hand it on to the node's monitor."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     Results = dict[str, Row | BaseException]
 
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
+SLURMD_TIMEOUT_S = 45
 PROLOG = f"""#!/bin/sh
 [ "$SLURMD_NODENAME" = {SKEWED_NODE} ] || exit 0
 echo export LD_PRELOAD={FAKETIME}
@@ -47,7 +48,10 @@ def fault_cluster(cluster_at: Callable[..., Any]) -> Generator[Any]:
     prolog = folder / "task_prolog.sh"
     prolog.write_text(PROLOG)
     prolog.chmod(0o755)
-    (folder / "extra.conf").write_text(f"TaskProlog={prolog}\n")
+    # A node that is cut off is given up by Slurm after 300 s by default, and here not before the
+    # verdict on its ranks, for which the nodes' reports are waited for.
+    extra = f"TaskProlog={prolog}\nSlurmdTimeout={SLURMD_TIMEOUT_S}\n"
+    (folder / "extra.conf").write_text(extra)
     own = cluster_at(
         {
             "DDP_CLUSTER_DIR": "/var/tmp/ddp-cluster-faults",

@@ -118,6 +118,10 @@ class Conformance:
         backend.note_step(None)
         return lines, codes
 
+    def test_ranks_can_wait_where_they_are_cheap(self, backend: Backend) -> None:
+        """A container would be unpacked twice, and torchrun starts its ranks itself."""
+        assert backend.has_standby is (self.kind in (Local, Srun))
+
     def test_every_rank_runs_the_launcher(self, here: Surroundings, backend: Backend) -> None:
         """What it prints comes up the pipe."""
         lines, codes = self.run(backend, self.step(here))
@@ -183,6 +187,23 @@ class TestSrun(Conformance):
         step.environ.update(SLURM_LABELIO="1", SLURM_STDOUTMODE="x", SLURM_UNBUFFEREDIO="1")
         assert self.run(backend, step)[0] == [f"rank {n} of 2 runs --epochs 1" for n in range(2)]
         assert not {"SLURM_LABELIO", "SLURM_STDOUTMODE"} & set(backend._environ(step))  # noqa: SLF001
+
+    @pytest.mark.parametrize(
+        ("said", "is_told"),
+        [
+            ("scancel: error: Kill job error on job step id 7: Invalid job id specified", True),
+            ("scancel: error: Unable to contact slurm controller", False),
+            ("", True),
+        ],
+    )
+    def test_ranks_on_some_of_the_jobs_nodes_are_told_to_end(
+        self, here: Surroundings, backend: Backend, said: str, *, is_told: bool
+    ) -> None:
+        """Of such a step scancel complains, though the signal arrives: they have their grace."""
+        code = 225 if said else 0
+        Path(here.root, "scancel").write_text(f"#!/bin/sh\necho '{said}' >&2; exit {code}\n")
+        assert backend.end(3) is is_told
+        assert not backend.end(None)
 
 
 class TestHostImage(Conformance):

@@ -71,6 +71,27 @@ def test_what_finds_no_room_is_lost_and_counted_once() -> None:
     assert sink.take_lost() == 0
 
 
+def test_a_file_system_that_stalls_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a write that takes too long; where it fails, or there is none, nothing stalls."""
+    file = Stalling()
+    monkeypatch.setattr(journals, "_STUCK_S", 0.0)
+    monkeypatch.setattr(events, "append", lambda _path, data: file.write(data))
+    journal = Journal(Loop(), RunDir(os.fspath(tmp_path)), "n")
+    journal.open(1)
+    assert not journal.is_stuck
+    journal.write("rank_up", rank=0, node="n")
+    assert file.is_writing.wait(10)
+    assert journal.is_stuck
+    monkeypatch.setattr(journals, "_STUCK_S", 60.0)
+    assert not journal.is_stuck
+    monkeypatch.setattr(journals, "_STUCK_S", 0.0)
+    file.is_free.set()
+    journal.flush()
+    assert not journal.is_stuck
+
+
 def test_a_write_that_fails_loses_itself_alone() -> None:
     """A disk may be full for a while."""
     written: list[bytes] = []
