@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.analysis import engine
+from monitor.analysis.engine import columns, evaluate
 from monitor.analysis.findings import summaries
 from monitor.analysis.rules import LogState, Window
 from monitor.live import log as live_log
@@ -76,7 +76,7 @@ class Fleet:
         began_s = time.thread_time()
         is_over = self.progress is not None and self.progress.is_over
         now = window(self.logs, self.run, time.monotonic(), is_over=is_over)
-        self.alerts = tuple(summaries(now, engine.evaluate(now)))
+        self.alerts = tuple(summaries(now, evaluate(now)))
         pause_s = (time.thread_time() - began_s) / _SHARE
         self._evaluate_at_s = time.monotonic() + min(max(_SHORTEST_S, pause_s), _LONGEST_S)
 
@@ -100,12 +100,12 @@ def window(
     logs: Sequence[LiveLog], run: LiveRun | None = None, now_s: float = 0.0, *, is_over: bool = True
 ) -> Window:
     """Collect the last samples of all GPUs, what happened to them, and what the run reports."""
-    columns = engine.columns()
+    wanted = columns()
     with_tracks = [log for log in logs if log.tracks]
     tracks = [track for log in with_tracks for track in log.tracks if track.num_samples]
     return Window(
         name=None,
-        gpus=tuple(_series(track, columns) for track in tracks),
+        gpus=tuple(_series(track, wanted) for track in tracks),
         # a copy: the log may be read meanwhile
         log_events=tuple(
             PlacedEvent(log.host, log.job, m) for log in logs for m in tuple(log.events)
@@ -126,7 +126,7 @@ def _state(log: LiveLog, now_s: float) -> LogState:
     )
 
 
-def _series(track: Track, columns: frozenset[str]) -> GpuSeries:
+def _series(track: Track, wanted: frozenset[str]) -> GpuSeries:
     """Return the readings in the order of time, as every reader of a whole log does."""
     time_s = track.time_s()
     order = np.argsort(time_s, kind="stable")  # a clock may have been set
@@ -135,6 +135,6 @@ def _series(track: Track, columns: frozenset[str]) -> GpuSeries:
         gpu=track.gpu,
         job=track.job,
         time_s=time_s[order],
-        values={name: track.column(name)[order] for name in track.names if name in columns},
+        values={name: track.column(name)[order] for name in track.names if name in wanted},
         facts=track.facts,
     )
