@@ -43,6 +43,7 @@ THINGS = {
     "jobs/test_recovery.py": SHARED_CLUSTER,
     "jobs/test_slurm.py": SHARED_CLUSTER,
     "jobs/test_training.py": SHARED_CLUSTER,
+    "jobs/test_watchdog.py": SHARED_CLUSTER,
     "monitor/runs/test_why_on_slurm.py": SHARED_CLUSTER,
     "benchmarks/test_scaling.py": SHARED_CLUSTER,
     "faults": "a cluster of its own",
