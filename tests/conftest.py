@@ -36,8 +36,9 @@ MAX_WHY = 600
 """Characters of a failure that are reported when it happens."""
 SHARED_CLUSTER = "the shared cluster"
 THINGS = {
-    "cluster": SHARED_CLUSTER,
-    "examples": SHARED_CLUSTER,
+    "examples/test_mpi.py": SHARED_CLUSTER,
+    "examples/test_on_two_nodes.py": SHARED_CLUSTER,
+    "examples/test_ray.py": SHARED_CLUSTER,
     "jobs/test_layouts_on_slurm.py": SHARED_CLUSTER,
     "jobs/test_preflight_on_slurm.py": SHARED_CLUSTER,
     "jobs/test_recovery.py": SHARED_CLUSTER,
@@ -50,6 +51,15 @@ THINGS = {
     "container": "Docker",
 }
 """What the tests of a folder, or of a file, share, so that no two of them may run at once."""
+LONGEST = (
+    SHARED_CLUSTER,
+    "a cluster of its own",
+    "matrix/test_matrix.py",
+    "Docker",
+    "examples/test_in_place.py",
+    "benchmarks/test_bench.py",
+)
+"""What takes minutes in one process begins first: what is left fills the others' time."""
 
 
 class JobEnd(NamedTuple):
@@ -269,7 +279,9 @@ def thing_of(nodeid: str) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a test that uses the shared cluster and would not wait for its turn."""
+    """Begin with the longest; refuse a test that would not wait for the shared cluster."""
+    order = {thing: place for place, thing in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(thing_of(item.nodeid), len(order)))
     for item in items:
         if (
             "cluster" in getattr(item, "fixturenames", ())

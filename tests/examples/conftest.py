@@ -33,6 +33,11 @@ EXAMPLES = ROOT / "examples"
 PRELAUNCH = ROOT / "jobs" / "prelaunch.sh"
 FOR_EVER, FEW = 1_000_000, 30
 """Steps: more than are done before the kill; and what is left to do after it."""
+STARTED_OTHERWISE = {"mpi", "ray"}
+"""Another program starts their ranks: test_mpi.py, test_ray.py."""
+FOLDERS = sorted(
+    {path.parent.name for path in EXAMPLES.glob("*/requirements.txt")} - STARTED_OTHERWISE
+)
 LAYOUTS = {
     "in place": (),
     "tasks": ("--nodes=2", "--ntasks-per-node=2"),
@@ -95,9 +100,12 @@ class InPlace(Job):
 class Example:
     """A copy of an example's folder, whose program is about to run."""
 
-    def __init__(self, folder: str, directory: Path, start: Callable[..., Run]) -> None:
+    def __init__(
+        self, folder: str, directory: Path, compiled: Path, start: Callable[..., Run]
+    ) -> None:
         shutil.copytree(EXAMPLES / folder, directory, dirs_exist_ok=True)
         self._directory = directory
+        self._compiled = compiled / folder
         self._folder = folder
         self._start = start
         self.run: Run
@@ -120,6 +128,7 @@ class Example:
         env = {
             "PATH": f"{self.python.parent}:{os.environ['PATH']}",
             "HF_HUB_OFFLINE": "1",  # nothing may be downloaded
+            "TORCH_EXTENSIONS_DIR": str(self._compiled),  # DeepSpeed's takes a minute of two cores
             "DDP_RUN_NAME": "example",
             "DDP_MAX_RESTARTS": "1",
         } | env
@@ -178,8 +187,17 @@ class Example:
         assert self.run.all_gone()
 
 
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where an example's compiled parts are kept, for all processes of these tests."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled"
+
+
 @pytest.fixture
-def example(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Example]]:
+def example(
+    request: pytest.FixtureRequest, tmp_path: Path, compiled: Path
+) -> Iterator[Callable[..., Example]]:
     """Gives a folder's example, to be started in one of the LAYOUTS, the fixture's parameter."""
     layout: str = request.param
 
@@ -193,7 +211,7 @@ def example(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
 
     runs: list[InPlace] = []
     start = start_in_place if layout == "in place" else submit
-    yield lambda folder: Example(folder, tmp_path, start)
+    yield lambda folder: Example(folder, tmp_path, compiled, start)
     for run in runs:
         run.process.terminate()
         run.process.wait()

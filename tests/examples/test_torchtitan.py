@@ -20,11 +20,12 @@ FOLDER = EXAMPLES / "torchtitan"
 TRAIN = ("python", "-m", "torchtitan.train", "--module", "small_llama", "--config", "small")
 
 
-def start(scripts: Scripts, *command: str) -> InPlace:
-    """Run a command with the example's packages and configuration, on two ranks."""
+def start(scripts: Scripts, *command: str, num_ranks: int = 2) -> InPlace:
+    """Run a command with the example's packages and configuration."""
     bin_folder = python_with(FOLDER / "requirements-gpu.txt").parent
     env = {"PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONPATH": str(FOLDER)}
-    run = InPlace(scripts, "--", *command, DDP_RUN_NAME="example", **env)
+    env |= {"DDP_RUN_NAME": "example", "DDP_NPROC_PER_NODE": str(num_ranks)}
+    run = InPlace(scripts, "--", *command, **env)
     run.end(timeout_s=240)
     return run
 
@@ -40,7 +41,8 @@ def test_every_rank_reads_the_configuration(scripts: Scripts) -> None:
 
 def test_a_wrong_option_ends_it(scripts: Scripts) -> None:
     """So the configuration above was really read."""
-    run = start(scripts, *TRAIN, "--comm.mode", "local_tensor", "--training.stops", "7")
+    words = ("--comm.mode", "local_tensor", "--training.stops", "7")
+    run = start(scripts, *TRAIN, *words, num_ranks=1)
     assert run.end()[0] == "FAILED"
     assert "training.stops" in run.log
 
@@ -70,6 +72,6 @@ def test_it_finds_the_ranks(scripts: Scripts) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_it_does_not_train_on_cpus(scripts: Scripts) -> None:
     """As its page says; once it does, the page has to say so."""
-    run = start(scripts, *TRAIN, "--training.disable_cuda_graphs")
+    run = start(scripts, *TRAIN, "--training.disable_cuda_graphs", num_ranks=1)
     assert run.end()[0] == "FAILED"
     assert "RuntimeError: Found no NVIDIA driver" in run.log

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import signal
+from typing import TYPE_CHECKING
 
 from tests.faults import injectors, places
 from tests.faults.driver import LONG, Fault, Scenario, Then
 from tests.faults.layout import on
+
+if TYPE_CHECKING:
+    from tests.faults.job import Event, FaultJob
 
 # ---- a process dies ------------------------------------------------------------------------------
 
@@ -105,6 +109,16 @@ PORT = Scenario(
 # ---- a process lives, and does not go on ---------------------------------------------------------
 
 
+def _both_nodes_report(job: FaultJob, resume: Event) -> None:
+    """Each node reports its own ranks, and to the end where they were; one verdict names rank 1."""
+    attempt = resume["attempt"] - 1
+    for name in ("hang_report", "last_beats"):
+        reports = job.events(name, attempt=attempt)
+        assert {event["node"] for event in reports} == {"fx1", "fx2"}, reports
+    verdict = job.events("verdict", attempt=attempt)[0]
+    assert (verdict["rank"], verdict["node"]) == (1, "fx2"), verdict
+
+
 def _hang(name: str, how: str, inject: injectors.Injector, message: str) -> Fault:
     return Fault(
         name=name,
@@ -115,6 +129,7 @@ def _hang(name: str, how: str, inject: injectors.Injector, message: str) -> Faul
         code=76,
         failure_class="hung",
         message=message + r".*restart \d of 99 from step \d+",
+        check=_both_nodes_report,
     )
 
 
@@ -127,19 +142,19 @@ HANGS = Scenario(
             "rank stopped for ever",
             "SIGSTOP to a rank",
             injectors.signal_rank(1, signal.SIGSTOP),
-            r"rank 1 on fx2",
+            r"rank 1 on fx2 \(no GPU\) is stopped",
         ),
         _hang(
             "rank holds the GIL",
             "a regular expression that backtracks for ever, in a rank",
             injectors.strike("hold-gil", 1),
-            r"rank 1 on fx2",
+            r"rank 1 on fx2 .* hangs at step \d+ in forward, .* in _hold_gil, for ",
         ),
         _hang(
             "ranks in different collectives",
             "a rank waits in `recv`, the others reduce their gradients",
             injectors.strike("other-collective", 1),
-            r"rank 1 on fx2",
+            r"different collectives: rank 1 on fx2 .* in _other_collective",
         ),
     ),
 )

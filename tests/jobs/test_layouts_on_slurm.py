@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,10 @@ def losses(job: Any, attempt: int) -> dict[int, float]:
 
 
 def test_fsdp_and_tp_over_nodes_go_on_as_one_nodes_fsdp(job: Any) -> None:
-    """2 x 2 ranks, of which one is killed; then 2 ranks of another layout, on the same numbers."""
+    """2 x 2 ranks, of which one is killed; then 2 ranks of another layout, on the same numbers.
+
+    Without restarts `kill -9` of a rank fails the job, and the record says which rank and how far.
+    """
     spread = (*OPTIONS.split(), "--strategy", "fsdp", "--tp", "2", "--max-steps", "99999")
     two_by_two = ("--nodes=2", "--ntasks-per-node=2")
     first = job(*two_by_two, PRELAUNCH, *spread, DDP_RUN_NAME="spread", DDP_MAX_RESTARTS="0")
@@ -39,6 +43,9 @@ def test_fsdp_and_tp_over_nodes_go_on_as_one_nodes_fsdp(job: Any) -> None:
     assert "dp_shard 2 x tp 2" in first.log
     assert first.all_gone()
     done = losses(first, 1)
+    (attempt,) = json.loads((first.run_dir / "run.json").read_text())["attempts"]
+    assert attempt["first_failure"]["rank"] == 2
+    assert (attempt["summary"]["outcome"], attempt["summary"]["steps"]) == ("failed", max(done))
 
     fewer = (*OPTIONS.split(), "--strategy", "fsdp", "--max-steps", str(max(done) + 5))
     again = job("--nodes=1", "--ntasks-per-node=2", PRELAUNCH, *fewer, DDP_RUN_NAME="spread")

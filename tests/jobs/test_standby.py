@@ -120,18 +120,10 @@ def test_a_waiting_rank_that_is_gone_is_started_anew(training: Callable[..., Tra
     run.end()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_none_outlives_the_job(training: Callable[..., Training], number: int) -> None:
-    """Neither one that is asked to end, nor one that is killed."""
-    run = training()
-    run.waiting()
-    run.end(number)
-
-
-def test_they_wait_at_the_lowest_priority_and_without_a_gpu_or_a_port(
+def test_they_wait_with_nothing_open_and_end_with_a_killed_job(
     training: Callable[..., Training],
 ) -> None:
-    """What waits costs memory alone, and has opened nothing."""
+    """What waits costs memory alone: no GPU, no port; none outlives the job, however it ends."""
     run = training()
     for pid in run.waiting():
         maps = standbys.maps(pid)
@@ -139,7 +131,7 @@ def test_they_wait_at_the_lowest_priority_and_without_a_gpu_or_a_port(
         targets = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
         assert sum(target.startswith("socket:") for target in targets) == 1
         assert not [t for t in targets if str(run.scripts.directory) in t]
-    run.end()
+    run.end(signal.SIGKILL)  # the other tests here end it by SIGTERM
 
 
 @pytest.mark.parametrize("env", [{"DDP_WARM": "0"}, {"DDP_MAX_RESTARTS": "0"}])

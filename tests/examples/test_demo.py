@@ -1,0 +1,35 @@
+"""examples/demo.sh, as `make demo` runs it where no Slurm answers: tests/jobs has the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.examples.conftest import EXAMPLES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.slow
+def test_the_demo_in_place(tmp_path: Path) -> None:
+    """Without Slurm, root or network: two ranks train on digits, and the report is shown."""
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "DDP_OUT": str(tmp_path / "out")}
+    done = subprocess.run(
+        [EXAMPLES / "demo.sh"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "host CPU %" in done.stdout  # the report's table
+    (summary,) = (
+        json.loads(path.read_text())["summary"] for path in tmp_path.glob("out/*/run.json")
+    )
+    assert summary["test_accuracy"] > 0.95
