@@ -80,7 +80,7 @@ def trainings() -> list[tuple[str, int, list[str]]]:
     for page, command in shown():
         text = command.replace("…", base, 1) if command.startswith("… --") else command
         match = re.search(r"(?:-m trainer|jobs/prelaunch\.sh)((?: +-?[\w./:-]+)*)$", text)
-        if match is None or " -- " in f"{text} ":
+        if match is None or " -- " in f"{text} " or "--preflight" in text:
             continue
         base = base if command.startswith("…") else text
         num_nodes, num_ranks = (

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jobs.supervisor.journal import Journal
     from jobs.supervisor.plan import Plan
     from jobs.supervisor.signals import Requests
+    from rundir.nodes import BadNode
 
 _LOG_END = 16384
 _NO_PROGRAM = 2
@@ -80,12 +81,12 @@ class Attempts:
                 self._end_standby()
         return decision
 
-    def _preflight(self) -> None:
-        """Check all nodes before the ranks start."""
+    def _preflight(self) -> list[BadNode]:
+        """Check all nodes before the ranks start; those that it finds bad."""
         plan, loop = self._plan, self._loop
         check = Preflight(plan, loop, self._requests, self._journal, self._output)
         self._preflight_step = check
-        check.run()
+        return preflight.bad_nodes(check.run())
 
     def _count(self) -> Decision | None:
         """Take over the counters; a decision if they say that the run would go on for ever."""

@@ -198,9 +198,9 @@ class Preflight:
 
     def _report(self, found: Verdict, reports: list[Report], seconds: float) -> None:
         bad = {one.node: one.reason for one in found.bad}
+        self._journal.open(self._attempt)
         for node in self._nodes:
-            self._journal.write_of(
-                self._attempt,
+            self._journal.write(
                 "preflight",
                 node=node,
                 is_bad=node in bad,

@@ -66,6 +66,19 @@ def test_a_slow_measurement_by_chance_blames_nobody() -> None:
     assert conclude(nodes, measured, 0.5).good == nodes
 
 
+def test_one_slow_pair_is_not_enough() -> None:
+    """Though its partner is good with another: the node is measured once more."""
+    nodes = ["a", "b", "c", "d"]
+    measured = [
+        Measured("a", "b", SLOW),
+        Measured("c", "d", FAST),
+        Measured("b", "c", FAST),
+    ]
+    found = conclude(nodes, measured, 0.5)
+    assert (found.bad, found.undecided) == ([], ["a"])
+    assert [pair[0] for pair in next_round(nodes, measured, 0.5)] == ["a"]
+
+
 def test_one_node_has_no_pair() -> None:
     """There is nothing to measure."""
     assert next_round(["a"], [], 0.5) == next_round([], [], 0.5) == []
