@@ -1,0 +1,1 @@
+"""Is every node of a job fit: the table of checks, the pairs to measure, the verdict. Pure."""

@@ -1,0 +1,268 @@
+"""The verdict on every node, from what all nodes report: fit, or bad for a reason. Pure.
+
+A reading is compared with the job's other nodes first. What most nodes share is no node's fault,
+unless it shows broken hardware: then it is noted, and no node is left out for it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+from typing import TYPE_CHECKING, NamedTuple, Union
+
+from rundir.nodes import BadNode
+from rundir.preflight import limits, pairs
+from rundir.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rundir.preflight.limits import Check
+    from rundir.preflight.pairs import Measured
+
+SOURCE = "preflight"
+_MAX_NAMED = 4
+
+Value = Union[float, str]
+
+
+class Reading(NamedTuple):
+    """What a check of the table read."""
+
+    check: str
+    value: Value
+    what: str = ""
+    """Of which part of the node, such as `GPU 3`; or words, such as an error's."""
+
+
+class Report(NamedTuple):
+    """What one part of the preflight found on a node."""
+
+    node: str
+    part: str
+    """`monitor` or `trainer`: both report once a node."""
+    readings: tuple[Reading, ...]
+
+
+class Finding(NamedTuple):
+    """A reading beyond its limit."""
+
+    node: str
+    check: Check
+    what: str
+    found: str
+    """With its unit."""
+    expected: str
+    is_bad: bool
+    """Whether the node is to be left out for it; else it is a note."""
+
+    @property
+    def text(self) -> str:
+        """Return it in one line."""
+        what = f"{self.what}: " if self.what else ""
+        return f"{what}{self.check.name} {self.found} ({self.check.meaning}), {self.expected}"
+
+
+class Verdict(NamedTuple):
+    """What the preflight found on the nodes of a job."""
+
+    findings: tuple[Finding, ...]
+    num_nodes: int
+
+    @property
+    def bad(self) -> list[BadNode]:
+        """The nodes that the job should not use, in the order of the findings."""
+        reasons: dict[str, list[str]] = {}
+        for one in self.findings:
+            if one.is_bad:
+                reasons.setdefault(one.node, []).append(one.text)
+        return [BadNode(node, _first(texts), SOURCE) for node, texts in reasons.items()]
+
+    def table(self) -> str:
+        """Return the findings for people, a line each; empty if there are none."""
+        rows = [("node", "suspects", "found", "remedy")]
+        rows += [
+            (one.node, "note" if not one.is_bad else one.check.suspects, one.text, one.check.remedy)
+            for one in self.findings
+        ]
+        widths = [max(len(row[at]) for row in rows) for at in range(3)]
+        lines = (
+            "  ".join([*(row[at].ljust(widths[at]) for at in range(3)), row[3]]) for row in rows
+        )
+        return "\n".join(lines) + "\n" if self.findings else ""
+
+
+def _first(texts: list[str]) -> str:
+    return texts[0] + (f" (and {len(texts) - 1} more)" if len(texts) > 1 else "")
+
+
+def compose(
+    reports: Sequence[Report],
+    nodes: Sequence[str],
+    measured: Sequence[Measured] = (),
+    table: tuple[Check, ...] = limits.TABLE,
+) -> Verdict:
+    """Compare every reading.
+
+    Args:
+        reports: of all nodes. If none has one of a part, that part could not run here at all.
+        nodes: of the job, in their order.
+        measured: the all-reduces between pairs of nodes.
+        table: the checks, with the site's limits.
+
+    """
+    readings = [(r.node, one) for r in reports for one in r.readings if r.node in nodes]
+    readings += _missing(reports, nodes)
+    findings: list[Finding] = []
+    for check in table:
+        of_check = [(node, one) for node, one in readings if one.check == check.name]
+        if check.name == "pair_gbit_per_s":
+            findings += _slow_nodes(check, nodes, measured)
+        elif of_check:
+            findings += _spared(check, _RULES[check.how](check, of_check), len(nodes))
+    order = {node: at for at, node in enumerate(nodes)}
+    findings.sort(key=lambda one: (not one.is_bad, order[one.node]))
+    return Verdict(tuple(findings), len(nodes))
+
+
+def _missing(reports: Sequence[Report], nodes: Sequence[str]) -> list[tuple[str, Reading]]:
+    """Parts of the preflight that other nodes reported, and a node did not."""
+    there = {(report.node, report.part) for report in reports}
+    parts = sorted({report.part for report in reports})
+    return [
+        (node, Reading("missing", 1.0, part))
+        for part in parts
+        for node in nodes
+        if (node, part) not in there
+    ]
+
+
+def _spared(check: Check, findings: list[Finding], num_nodes: int) -> list[Finding]:
+    """What most nodes share is a note, unless hardware is broken."""
+    is_shared = 2 * len({one.node for one in findings}) > num_nodes > 1
+    is_note = check.is_note or (is_shared and check.suspects != limits.HARDWARE)
+    return [one._replace(is_bad=one.is_bad and not is_note) for one in findings]
+
+
+# ---- how readings are compared -------------------------------------------------------------------
+
+
+def _absolute(check: Check, placed: Sequence[tuple[str, Reading]]) -> list[Finding]:
+    sign = 1 if check.how == limits.AT_MOST else -1
+    expected = f"limit: {check.how} {_number(check.limit, check.unit)}"
+    return [
+        _finding(check, node, one, expected)
+        for node, one in placed
+        if sign * (_float(one) - check.limit) > 0
+    ]
+
+
+def _share(check: Check, placed: Sequence[tuple[str, Reading]]) -> list[Finding]:
+    """Compare with the median of the other nodes; on one node, of its other parts."""
+    findings = []
+    medians = _medians_of_others(placed)
+    for (node, one), median in zip(placed, medians):
+        if median is not None and _float(one) < check.limit * median:
+            least = "" if check.limit == 1 else f"limit: {check.limit:g} of "
+            expected = f"{least}{_number(median, check.unit)} of the others"
+            findings.append(_finding(check, node, one, expected))
+    return findings
+
+
+def _apart(check: Check, placed: Sequence[tuple[str, Reading]]) -> list[Finding]:
+    findings = []
+    for (node, one), median in zip(placed, _medians_of_others(placed)):
+        if median is not None and abs(_float(one) - median) > check.limit:
+            apart = Reading(one.check, _float(one) - median, one.what)
+            expected = f"limit: {_number(check.limit, check.unit)} from the others"
+            findings.append(_finding(check, node, apart, expected))
+    return findings
+
+
+def _same(check: Check, placed: Sequence[tuple[str, Reading]]) -> list[Finding]:
+    """Find those that differ from most; where as many have another value, only notes."""
+    counts = collections.Counter(_shown(one, check) for _, one in placed)
+    most = max(counts, key=lambda value: (counts[value], value))
+    is_tied = list(counts.values()).count(counts[most]) > 1
+    return [
+        _finding(check, node, one, f"{most} on other nodes")._replace(is_bad=not is_tied)
+        for node, one in placed
+        if _shown(one, check) != most
+    ]
+
+
+_RULES: dict[str, Callable[[Check, Sequence[tuple[str, Reading]]], list[Finding]]] = {
+    limits.AT_MOST: _absolute,
+    limits.AT_LEAST: _absolute,
+    limits.SHARE: _share,
+    limits.APART: _apart,
+    limits.SAME: _same,
+}
+
+
+def _slow_nodes(check: Check, nodes: Sequence[str], measured: Sequence[Measured]) -> list[Finding]:
+    """Nodes whose pairs are slow, each with a pair that shows it; a lone slow pair as a note."""
+    found = pairs.conclude(nodes, measured, check.limit)
+    reference = found.reference_gbit_per_s
+    expected = f"limit: {check.limit:g} of {_number(reference or 0, check.unit)} of fast pairs"
+    findings = []
+    for node in [*found.bad, *found.undecided]:
+        proof = next((one for one in reversed(found.slow) if node in one[:2]), None)
+        if proof is None:
+            continue
+        other = proof.second if proof.first == node else proof.first
+        speed = proof.gbit_per_s
+        shown = "failed" if speed is None else _number(speed, check.unit)
+        is_bad = node in found.bad and not check.is_note
+        findings.append(Finding(node, check, f"with {other}", shown, expected, is_bad))
+    return findings
+
+
+def _medians_of_others(placed: Sequence[tuple[str, Reading]]) -> list[float | None]:
+    """For each reading the median over the other nodes; of one node alone, over its others."""
+    values = sorted(_float(one) for _, one in placed)
+    of_node: dict[str, list[float]] = {}
+    for node, one in placed:
+        of_node.setdefault(node, []).append(_float(one))
+    if len(of_node) == 1:
+        return [_median_without(values, [_float(one)]) for _, one in placed]
+    medians = {node: _median_without(values, own) for node, own in of_node.items()}
+    return [medians[node] for node, _ in placed]
+
+
+def _median_without(ordered: list[float], own: list[float]) -> float | None:
+    """Return the median of sorted values but for some of them; None if none is left."""
+    left = ordered.copy()
+    for value in own:
+        del left[bisect.bisect_left(left, value)]
+    middle = len(left) // 2
+    return (left[middle] + left[-1 - middle]) / 2 if left else None
+
+
+def _finding(check: Check, node: str, one: Reading, expected: str) -> Finding:
+    return Finding(node, check, one.what, _shown(one, check), expected, is_bad=True)
+
+
+def _float(one: Reading) -> float:
+    return float(one.value) if not isinstance(one.value, str) else 0.0
+
+
+def _shown(one: Reading, check: Check) -> str:
+    return one.value if isinstance(one.value, str) else _number(one.value, check.unit)
+
+
+def _number(value: float, unit: str) -> str:
+    return f"{value:.4g} {unit}".rstrip()
+
+
+def summary(verdict: Verdict, seconds: float) -> str:
+    """Return the one line that is always shown."""
+    bad, notes = verdict.bad, [one for one in verdict.findings if not one.is_bad]
+    took = f"({seconds:.1f} s)"
+    if not verdict.findings:
+        return f"preflight: {counted(verdict.num_nodes, 'node')} fine {took}"
+    names = ", ".join(one.node for one in bad[:_MAX_NAMED])
+    more = f" and {len(bad) - _MAX_NAMED} more" if len(bad) > _MAX_NAMED else ""
+    found = f"bad: {names}{more}" if bad else "no bad one"
+    noted = f", {counted(len(notes), 'note')}" if notes else ""
+    return f"preflight: {counted(verdict.num_nodes, 'node')}, {found}{noted} {took}"
