@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor import xids
 from monitor.analysis import events, readings
 from monitor.analysis.findings import Finding
 from monitor.analysis.rules import EVENTS, Rule, Window
+from rundir import xids
 from rundir.text import counted
 
 if TYPE_CHECKING:

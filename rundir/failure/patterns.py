@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from rundir import xids
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -30,6 +32,8 @@ class Finding(NamedTuple):
     line: str
 
 
+_BROKEN = "|".join(map(str, sorted(xids.BROKEN)))
+
 # Places, and what stands in them; only what is known of the end is filled:
 #   code     the attempt's exit code              signal   of the failed rank, such as KILL
 #   verdict  the watchdog's kind                  node     which node was lost, and how
@@ -42,7 +46,8 @@ TABLE: tuple[Row, ...] = (
     Row("code", r"0", None, "finished"),
     Row("code", r"64", "user", "found its input or environment wrong"),
     # ---- the machine itself, before what follows from it
-    Row("log", r"NVRM: Xid|\bXid \(|uncorrectable ECC|double[- ]bit ECC|fallen off the bus|"
+    Row("log", rf"\bXid \([^)]*\):? *(?:{_BROKEN})\b|"
+         r"uncorrectable ECC|double[- ]bit ECC|fallen off the bus|"
          r"NVLink.*(uncorrectable|fatal) error|uncorrectable NVLink error|hardware stack error|"
          r"peer GPU memory over nvlink or a hardware error|CUDA error: system not yet initialized",
          "hardware", "was hit by a fault of its GPU"),
