@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Set
+    from collections.abc import Mapping
 
 Owner = Literal["program", "hardware", "driver", "nobody"]
 Severity = Literal["error", "warning", "hint"]
@@ -159,7 +159,7 @@ XIDS: Mapping[int, Xid] = {
 }
 """By number; those that the catalogue calls unused are not in it."""
 
-BROKEN: Set[int] = frozenset(
+BROKEN: frozenset[int] = frozenset(
     number for number, xid in XIDS.items() if (xid.owner, xid.severity) == ("hardware", "error")
 )
 """Those after which no program can use the GPU before it is reset, restarted or replaced."""

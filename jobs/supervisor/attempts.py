@@ -12,6 +12,8 @@ from jobs.supervisor.running import Ranks
 from rundir import secrets
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jobs.backends.base import Backend
     from jobs.backends.slurm import Slurm
     from jobs.loop import Loop
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from jobs.supervisor.journal import Journal
     from jobs.supervisor.plan import Plan
     from jobs.supervisor.signals import Requests
+    from rundir.nodes import BadNode
 
 
 class Attempts:
@@ -49,6 +52,7 @@ class Attempts:
             decision = self._closing.close(ran)
             if decision.kind != decide.RESTART:
                 self._ranks.end_standby()
+        self._closing.leaving.finish()
         return decision
 
     def _count(self) -> Decision | None:
@@ -57,6 +61,7 @@ class Attempts:
         attempt = self._settings.number("DDP_ATTEMPT")
         self._now.counters = past.counters
         self._now.carries_on = past.carries_on and not self._job.is_own_command
+        self._now.past = past.past(attempt)
         # Slurm requeues a job whose node died, too: then nobody was left to decide and to count.
         if self._job.restart_count == 0:
             return None
@@ -113,15 +118,23 @@ class Attempts:
         if run.latest_checkpoint(self._files) != self._now.latest_at_job_start:
             self._now.carries_on = not self._job.is_own_command
         self._choose_nodes(decision)
-        try:
-            rendezvous.resolve(values, self._plan.backend, self.search())
-        except UsageError as error:  # the old port is as good: its owner is gone
-            info(one_line(error))
+
+    def _leave(self, bad: Sequence[BadNode]) -> Decision | None:
+        """Take out nodes that are bad before an attempt; None: it starts, on others if need be."""
+        decision = self._closing.before_start(bad)
+        if decision is None or decision.kind != decide.RESTART:
+            return decision
+        self._choose_nodes(decision)
+        return None
 
     def _choose_nodes(self, decision: Decision) -> None:
-        """Choose the next attempt's nodes: spare ones in place of lost ones, else fewer."""
+        """Choose the next attempt's nodes: spare ones in place of others, else fewer."""
         left = [node for node in self._plan.nodes if node not in decision.exclude]
         self._now.use_nodes(left[: decision.num_nodes])
+        try:
+            rendezvous.resolve(self._settings, self._plan.backend, self.search())
+        except UsageError as error:  # the old port is as good: its owner is gone
+            info(one_line(error))
 
     def search(self) -> rendezvous.Search:
         """Where the search for this attempt's port begins."""
@@ -143,6 +156,7 @@ class Attempts:
     def break_off(self) -> None:
         """This script itself fails: what it started ends, and the record says so."""
         self._ranks.break_off()
+        self._closing.leaving.break_off()
         self._closing.break_off()
 
 

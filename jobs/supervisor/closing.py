@@ -5,20 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jobs.messages import info, write
-from jobs.supervisor import decide, run
+from jobs.supervisor import bad_nodes, decide, run
+from jobs.supervisor.bad_nodes import Past
 from jobs.supervisor.ending import Ending
 from jobs.supervisor.guard import lost_nodes
+from jobs.supervisor.leaving import Leaving
+from jobs.supervisor.running import Ran
 from rundir import codes, failure, plain
 from rundir.failure import Failure, classify
+from rundir.failure.patterns import Finding
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jobs.loop import Loop
     from jobs.supervisor.current import Current
     from jobs.supervisor.decide import Decision
     from jobs.supervisor.journal import Journal
     from jobs.supervisor.plan import Plan
-    from jobs.supervisor.running import Ran
     from jobs.supervisor.signals import Requests
+    from rundir.nodes import BadNode
 
 _LOG_END = 16384
 _NO_PROGRAM = 2
@@ -44,6 +50,7 @@ class Closing:
         """No attempt has ended yet."""
         self._plan, self._loop, self._requests, self._journal = plan, loop, requests, journal
         self._now = now
+        self.leaving = Leaving(plan, loop, requests, journal, now)
         self._job, self._files = plan.job, plan.files
 
     def close(self, ran: Ran) -> Decision:
@@ -62,13 +69,57 @@ class Closing:
                 code=first.code,
                 signal=first.signal,
             )
+        end = end._replace(bad=self._bad(end))
         decision = decide.decide(self._job, end, self._now.counters, self._ask)
-        self._now.counters, self._now.lost = decision.counters, decision.exclude
+        self._take(decision)
         self._report(decision, end)
         return decision
 
+    def before_start(self, bad: Sequence[BadNode]) -> Decision | None:
+        """Say what follows of nodes that are bad before an attempt; None: it starts as it is."""
+        if not bad or not self.leaving.is_wanted:
+            return None
+        self._journal.open(self._plan.settings.number("DDP_ATTEMPT"))
+        before, leaves = self._now.bad, self.leaving.take(bad)
+        if not leaves:
+            return None
+        finding = Finding(bad_nodes.HARDWARE, "has bad nodes", "node", "")
+        failed = Failure(codes.FAILED, None, None, "", None, "", (), finding)
+        end = self._ended(failed, Ran(codes.FAILED))
+        end = end._replace(bad=leaves, bad_before=before, has_begun=False)
+        decision = decide.before_start(self._job, end, self._now.counters, self._ask)
+        self._take(decision)
+        if decision.kind != decide.RESTART:
+            self._report(decision, end)
+        return decision
+
+    def _take(self, decision: Decision) -> None:
+        bad = [one.node for one in self._now.bad]
+        self._now.counters = decision.counters
+        self._now.lost = tuple(node for node in decision.exclude if node not in bad)
+
     def _ask(self) -> str:
         return self._plan.here.slurm.job_info() or ""
+
+    def _bad(self, end: Ending) -> tuple[BadNode, ...]:
+        """Find the nodes that this attempt shows to be bad, and take them out of the job."""
+        if not self.leaving.is_wanted:
+            return ()
+        found = bad_nodes.find(
+            end.failure,
+            self._journal.reports.events,
+            self._now.past,
+            is_stopped=end.stop_signal is not None,
+            num_nodes=len(self._now.nodes),
+        )
+        if found.note:
+            info(found.note)
+        is_repeated = any(one.source == bad_nodes.REPEATED for one in found.bad)
+        rank = found.blame.rank if found.blame and is_repeated else None
+        leaves = self.leaving.take(found.bad, rank)
+        ranks = self._now.past.ranks | ({rank} if leaves and is_repeated else set())
+        self._now.past = Past(found.blame, ranks)
+        return leaves
 
     # ---- how it ended
 
@@ -107,6 +158,7 @@ class Closing:
             returned=ran.returned,
             refused=self._now.refused,
             is_foreign_image=is_foreign,
+            bad_before=self._now.bad,
         )
 
     def _log_end(self, rank: int) -> str:
@@ -116,6 +168,7 @@ class Closing:
     # ---- what is reported of it
 
     def _report(self, decision: Decision, end: Ending) -> None:
+        blame = self._now.past.blame
         is_new = end.latest != self._now.latest_at_job_start
         self._journal.write(
             "decision",
@@ -126,6 +179,7 @@ class Closing:
             exclude=",".join(decision.exclude) or None,
             carries_on=self._now.carries_on or is_new,
             cause=decision.cause,
+            blamed=blame._asdict() if blame else None,
         )
         self._write_end(decision.code)
         self._show_log(end.failure, decision.code)

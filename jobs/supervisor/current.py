@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from jobs.backends.base import Step
 from jobs.supervisor import run, settings
+from jobs.supervisor.bad_nodes import Past
 from jobs.supervisor.ending import Counters
 
 if TYPE_CHECKING:
     from jobs.supervisor.plan import Plan
+    from rundir.nodes import BadNode
 
 
 class Current:
@@ -28,7 +30,10 @@ class Current:
         self.nodes = plan.nodes[: plan.layout.num_nodes]
         self.counters = Counters()
         self.lost: tuple[str, ...] = ()
-        """Nodes that are done without."""
+        """Nodes that Slurm or the network has taken, and may give back."""
+        self.bad: tuple[BadNode, ...] = ()
+        """Nodes that have left the job, for good."""
+        self.past = Past()
         self.refused: frozenset[int] = frozenset()
         """Numbers of nodes that this run cannot use."""
         self.carries_on = False

@@ -128,6 +128,7 @@ class Ranks:
             self._plan.job,
             interval_s=self._settings.number("DDP_MONITOR_INTERVAL"),
             lost=self._now.lost,
+            num_bad=len(self._now.bad),
             refused=self._now.refused,
         )
 

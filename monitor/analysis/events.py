@@ -93,6 +93,7 @@ _WORDS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     "first_failure": ("failure", _failure),
     "verdict": ("failure", lambda e: str(e.get("text") or "a rank hangs")),
     "lost_node": ("failure", lambda e: f"node {e.get('node', '?')} is lost"),
+    "bad_node": ("failure", lambda e: f"node {e.get('node', '?')} is bad and leaves"),
     "node_left": ("failure", lambda e: f"node {e.get('node', '?')} has left"),
     "node_back": ("signal", lambda e: f"node {e.get('node', '?')} is back"),
     "non_finite": (

@@ -185,6 +185,7 @@ _SEE_WHY = "`python -m monitor why` has the evidence"
 REPORTS: dict[str, tuple[Severity, str]] = {
     "verdict": ("error", "{text}"),
     "lost_node": ("error", "node {node} is lost: {how}"),
+    "bad_node": ("error", "node {node} is bad and leaves the job: {reason}"),
     "failure": ("error", "rank {rank}: {error}"),
     "non_finite": ("warning", "a loss or gradient at step {step} is not finite: {action}"),
     "checkpoint_failed": ("error", "no checkpoint at step {step}: {reason}"),
