@@ -85,11 +85,15 @@ def heal_after(*numbers: int) -> Callable[[FaultJob], Tidy]:
     return prepare
 
 
+def _starts(job: FaultJob, resume: Event) -> tuple[Event, Event]:
+    """Give the start before this one, and this one."""
+    before, now = (job.events("start", attempt=resume["attempt"] - number)[-1] for number in (1, 0))
+    return before, now
+
+
 def runs_elsewhere(job: FaultJob, resume: Event) -> None:
     """See that the next attempt runs without the node that was lost."""
-    before, start = (
-        job.events("start", attempt=resume["attempt"] - number)[-1] for number in (1, 0)
-    )
+    before, start = _starts(job, resume)
     (reported,) = job.events("lost_node", attempt=before["attempt"])
     lost = reported["node"]
     assert len(start["nodes"]) == 2, start
@@ -120,9 +124,7 @@ def slow_rank_is_named(job: FaultJob, struck: float) -> float:
 
 def runs_without_the_bad(job: FaultJob, resume: Event) -> None:
     """See that a spare node has the place of the one that was found bad."""
-    before, start = (
-        job.events("start", attempt=resume["attempt"] - number)[-1] for number in (1, 0)
-    )
+    before, start = _starts(job, resume)
     (bad,) = job.events("bad_node", attempt=before["attempt"])
     assert bad["node"] in before["nodes"], (bad, before)
     assert len(start["nodes"]) == len(before["nodes"]), start
@@ -131,9 +133,7 @@ def runs_without_the_bad(job: FaultJob, resume: Event) -> None:
 
 def runs_on_the_same(job: FaultJob, resume: Event) -> None:
     """See that no node has left."""
-    before, start = (
-        job.events("start", attempt=resume["attempt"] - number)[-1] for number in (1, 0)
-    )
+    before, start = _starts(job, resume)
     assert start["nodes"] == before["nodes"]
     assert job.events("bad_node", attempt=before["attempt"]) == []
 
