@@ -54,6 +54,11 @@ def gutil_path(out: str, job_id: str, node: str) -> str:
     return os.path.join(out, f"slurm-{job_id}.{node}.gutil")
 
 
+def nodes_path(out: str) -> str:
+    """Where jobs leave to later ones which nodes are bad."""
+    return os.path.join(out, "nodes.jsonl")
+
+
 class RunDir:
     """A run directory's files. The path is absolute; nothing here touches the disk."""
 

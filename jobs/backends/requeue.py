@@ -31,6 +31,10 @@ _VARIABLES = (
 variables; and the option of sbatch for each."""
 
 
+_OURS = "ddp: "
+_MAX_COMMENT = 400
+
+
 class Successor(NamedTuple):
     """What a job like this one is submitted with."""
 
@@ -44,14 +48,17 @@ class Successor(NamedTuple):
     """Slurm shows how many are left."""
     exclude: Sequence[str]
     is_no_kill: bool
+    comment: str = ""
+    """Why nodes are excluded; empty: for no reason that the comment should have."""
 
 
-def requeue(slurm: Slurm, exclude: Sequence[str], *, is_done: bool) -> bool:
+def requeue(slurm: Slurm, exclude: Sequence[str], comment: str, *, is_done: bool) -> bool:
     """Have Slurm requeue this job, and give it other nodes; Slurm ends this script soon after.
 
     Args:
         slurm: The job.
         exclude: Nodes that it must not get again.
+        comment: Why, for the job's comment; may be empty.
         is_done: Slurm has requeued it already.
 
     Returns:
@@ -69,7 +76,19 @@ def requeue(slurm: Slurm, exclude: Sequence[str], *, is_done: bool) -> bool:
             return False
     if exclude:
         _exclude(slurm, exclude)
+    if comment:
+        text = with_reason(path_field(slurm.job_info() or "", "Comment"), comment)
+        said = slurm.try_to("scontrol", "update", f"JobId={slurm.name}", f"Comment={text}")
+        if said:
+            info(f"job {slurm.name} keeps its comment ({one_line(said)}): {comment}")
     return True
+
+
+def with_reason(comment: str, reason: str) -> str:
+    """Write a reason into a job's comment, behind what the user has there."""
+    users = comment.partition(_OURS)[0].rstrip("; ")
+    users = "" if users == "(null)" else users
+    return f"{users}{'; ' if users else ''}{_OURS}{reason}"[:_MAX_COMMENT]
 
 
 def _exclude(slurm: Slurm, nodes: Sequence[str]) -> None:
@@ -123,6 +142,8 @@ def successor_options(slurm: Slurm, told: str, successor: Successor) -> list[str
     options += _nodes(told, successor)
     for key, option in _pairs(_PATHS):
         value = path_field(told, key)
+        if key == "Comment" and successor.comment:
+            value = with_reason(value, successor.comment)
         if value and value != "(null)":
             options.append(f"{option}={value}")
     return options + successor.environ.get("DDP_SBATCH_ARGS", "").split()

@@ -53,6 +53,8 @@ class Decision(NamedTuple):
     """Of the next attempt, if one follows in this allocation."""
     fate: str = "unknown"
     """What Slurm has in mind with the job, as far as it was asked."""
+    comment: str = ""
+    """Why nodes have left the job, for whoever looks at it in the queue."""
 
     @property
     def cause(self) -> str | None:
@@ -87,6 +89,11 @@ def give_up_before_start(job: Job, num_silent: int) -> Decision:
     return Decision(FAIL, text, f"{text}; {job.go_on}", codes.FAILED)
 
 
+def before_start(job: Job, end: Ending, counters: Counters, ask: Callable[[], str]) -> Decision:
+    """Decide of bad nodes before an attempt: to start, if it can do without them."""
+    return _Case(job, end, counters, ask).before_start()
+
+
 class _Case:
     def __init__(self, job: Job, end: Ending, counters: Counters, ask: Callable[[], str]) -> None:
         self.job, self.end, self.counters, self._ask = job, end, counters, ask
@@ -106,17 +113,28 @@ class _Case:
             return self._grow()
         if end.stop_signal or end.code == codes.STOPPED:
             return self._requeue()
-        if end.lost and not self._can_do_without():
+        if (end.lost or end.bad) and not self._can_do_without():
             return self._requeue()
         return self._restart()
 
+    def before_start(self) -> Decision:
+        return self._as(RESTART, "") if self._can_do_without() else self._requeue()
+
     def _as(self, kind: str, reason: str, more: str = "", delay_s: int = 0) -> Decision:
-        told = words.of_ending(self.job, self.end)
-        text = "; ".join(part for part in (told, reason, more) if part)
-        exclude = self.end.exclude
-        code, num_nodes = self.end.code, self._num_left
+        end = self.end
+        told = words.of_ending(self.job, end) if end.has_begun else ""
+        text = "; ".join(part for part in (told, words.of_bad(end.bad), reason, more) if part)
         return Decision(
-            kind, reason, text, code, self.counters, delay_s, exclude, num_nodes, self._fate
+            kind,
+            reason,
+            text,
+            end.code,
+            self.counters,
+            delay_s,
+            end.exclude,
+            self._num_left,
+            self._fate,
+            words.of_bad((*end.bad_before, *end.bad)),
         )
 
     # ---- the allocation ends, the run does not
@@ -138,7 +156,8 @@ class _Case:
             return self._as(FAIL, f"no requeue: the job was cancelled; {go_on}")
         if self._fate == "unknown":
             return self._as(FAIL, f"no requeue: Slurm does not answer; {go_on}")
-        if end.code != codes.STOPPED and job.limits.max_restarts == 0 and not end.lost:
+        may_repeat = job.limits.max_restarts > 0 or end.lost or not end.has_begun
+        if end.code != codes.STOPPED and not may_repeat:
             reason = f"it did not end with code {codes.STOPPED}, a checkpoint written"
             return self._as(FAIL, f"no requeue: {reason}; {go_on}")
         return self._requeue_counted(info)
@@ -149,9 +168,11 @@ class _Case:
             self._count_idle(self.end.latest_at_job_start)
         if self.counters.idle > job.limits.max_idle_restarts:
             return self._as(FAIL, f"no requeue: {self._idle_words}; {job.go_on}")
+        has_spares = job.num_nodes_allocated > job.num_nodes_wanted
+        spent = "no spare node is left: " if self.end.bad and has_spares else ""
         if scontrol.field(info, "Requeue") == "0":
-            return self._as(SUCCESSOR, f"a successor of job {job.id} goes on {self._from}")
-        return self._as(REQUEUE, f"job {job.id} is requeued and will go on {self._from}")
+            return self._as(SUCCESSOR, f"{spent}a successor of job {job.id} goes on {self._from}")
+        return self._as(REQUEUE, f"{spent}job {job.id} is requeued and will go on {self._from}")
 
     # ---- the run goes on in this allocation
 
@@ -171,7 +192,7 @@ class _Case:
         self.counters = Counters(restarts + 1, idle)
         # Only where the last one brought nothing is there something to wait for.
         delay_s = min(1 << idle, _LONGEST_DELAY_S) if idle else 0
-        on = f"on {counted(self._num_left, 'node')} " if end.lost else ""
+        on = f"on {counted(self._num_left, 'node')} " if end.lost or end.bad else ""
         reason = f"restart {restarts + 1} of {limits.max_restarts} {on}{self._from}"
         reason += f" in {delay_s} s" if delay_s else ""
         return self._as(RESTART, reason, delay_s=delay_s)
@@ -208,7 +229,14 @@ class _Case:
         return num_nodes_of(self.job, left, self.end.refused)
 
     def _can_do_without(self) -> bool:
-        return self.job.limits.is_no_kill and self.end.layout.is_even and self._num_left > 0
+        """Whether the run goes on in this allocation.
+
+        Without --no-kill Slurm ends the job of a lost node, and nobody has said that fewer nodes
+        will do; a spare one always does in place of a bad one.
+        """
+        needs_no_kill = self.end.lost or self._num_left < self.end.layout.num_nodes
+        may = self.job.limits.is_no_kill or not needs_no_kill
+        return may and self.end.layout.is_even and self._num_left > 0
 
     # ---- progress
 

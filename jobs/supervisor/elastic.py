@@ -29,6 +29,7 @@ class Returns:
         job: Says how many nodes the run may have; does nothing unless it is elastic.
         interval_s: How often to look.
         lost: The nodes to look for.
+        num_bad: Nodes that have left the job for good.
         refused: Numbers of nodes that the run cannot use.
 
     """
@@ -43,11 +44,13 @@ class Returns:
         *,
         interval_s: float,
         lost: Sequence[str],
+        num_bad: int,
         refused: frozenset[int],
     ) -> None:
         """Begin to look, if there is something to look for."""
         self._loop, self._backend, self._step, self._journal = loop, backend, step, journal
         self._job, self._lost, self._refused = job, lost, refused
+        self._num_bad = num_bad
         self._is_looking = False
         self.found: tuple[str, ...] = ()
         """The nodes that are back, once the ranks were asked to stop for them."""
@@ -82,7 +85,8 @@ class Returns:
         self._is_looking = False
         if self._timer is None or not back:
             return
-        num_there = self._job.num_nodes_allocated - len(self._lost) + len(back)
+        num_gone = len(self._lost) - len(back) + self._num_bad
+        num_there = self._job.num_nodes_allocated - num_gone
         num_nodes = decide.num_nodes_of(self._job, num_there, self._refused)
         for node in back:
             self._journal.write("node_back", node=node)

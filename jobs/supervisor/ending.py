@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from jobs.backends.base import Layout
     from rundir.failure import Failure
+    from rundir.nodes import BadNode
 
 
 class Limits(NamedTuple):
@@ -75,9 +76,15 @@ class Ending(NamedTuple):
     """Numbers of nodes that this run cannot use: it ended with 64 on them."""
     is_foreign_image: bool = False
     """The program that Slurm did not find is our launcher, in an image that is not ours."""
+    bad: tuple[BadNode, ...] = ()
+    """Nodes that this attempt showed to be bad, and that leave the job."""
+    bad_before: tuple[BadNode, ...] = ()
+    has_begun: bool = True
+    """Whether there was an attempt: nodes may be bad before the first."""
 
     @property
     def exclude(self) -> tuple[str, ...]:
         """Nodes to do without from now on."""
         before = tuple(n for n in self.lost_before if n not in self.returned)
-        return (*before, *(n for n in self.lost if n not in before))
+        bad = (one.node for one in (*self.bad_before, *self.bad))
+        return tuple(dict.fromkeys((*before, *self.lost, *bad)))

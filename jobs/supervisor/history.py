@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from jobs.supervisor.bad_nodes import REPEATED, Blame, Past
 from jobs.supervisor.decide import REQUEUE, SUCCESSOR
 from jobs.supervisor.ending import Counters
 from rundir import events, plain
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from rundir.events import Event
     from rundir.paths import RunDir
 
-_NAMES = (b'"start"', b'"decision"', b'"checkpoint"', b'"signal"', b'"end"')
+_NAMES = (b'"start"', b'"decision"', b'"checkpoint"', b'"signal"', b'"end"', b'"bad_node"')
 """Only these lines are read: a long run has many others."""
 
 
@@ -51,6 +52,19 @@ class History:
         decision = self._last("decision")
         is_requeue = decision.get("decision") in (REQUEUE, SUCCESSOR)
         return is_requeue and decision.get("carries_on") is True
+
+    def past(self, attempt: int) -> Past:
+        """What the attempts before this one say of nodes."""
+        decision = self._last("decision")
+        blamed = decision.get("blamed")
+        blame = None
+        if decision.get("attempt") == attempt - 1 and isinstance(blamed, dict):
+            rank = blamed.get("rank")
+            known = (str(blamed.get("node")), rank if isinstance(rank, int) else None)
+            blame = Blame(*known, str(blamed.get("text")))
+        bad = [event for event in self._events if event.get("event") == "bad_node"]
+        ranks = (one.get("rank") for one in bad if one.get("source") == REPEATED)
+        return Past(blame, frozenset(rank for rank in ranks if isinstance(rank, int)))
 
     def num_silent(self, attempt: int) -> int:
         """Starts before this one in a row that neither decided anything nor saved."""

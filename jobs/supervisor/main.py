@@ -146,7 +146,7 @@ def _end(job: Plan, lock: Lock, journal: Journal, decision: Decision) -> int:
     slurm = job.here.slurm
     is_done = decision.fate == decide.REQUEUED
     if decision.kind == decide.REQUEUE and requeue.requeue(
-        slurm, decision.exclude, is_done=is_done
+        slurm, decision.exclude, decision.comment, is_done=is_done
     ):
         return decision.code  # the requeued job keeps the lock
     if decision.kind in (decide.REQUEUE, decide.SUCCESSOR):
@@ -166,6 +166,7 @@ def _submit_successor(job: Plan, lock: Lock, journal: Journal, decision: Decisio
         here.num_nodes,
         decision.exclude,
         job.job.limits.is_no_kill,
+        decision.comment,
     )
     submitted = requeue.submit(here.slurm, successor)
     if submitted:

@@ -12,7 +12,17 @@ from jobs.backends.local import count_gpus
 from jobs.backends.slurm import Slurm
 from jobs.messages import UsageError, info, write
 from jobs.supervisor import arguments as asked
-from jobs.supervisor import check, foreign, history, layout, rendezvous, run, settings, show
+from jobs.supervisor import (
+    check,
+    foreign,
+    history,
+    layout,
+    remembered,
+    rendezvous,
+    run,
+    settings,
+    show,
+)
 from jobs.supervisor.elastic_step import task_of
 from jobs.supervisor.ending import Job, Limits
 from jobs.supervisor.settings import Settings
@@ -144,7 +154,7 @@ def _resolve(
     files = RunDir(values["DDP_RUN_DIR"])
     run.check_files(files)
     settings.note_attempt(values, history.num_starts(files) + 1, job_id)
-    nodes = backend.nodes()
+    nodes = remembered.order(values, backend.nodes(), ranks.num_nodes)
     search = rendezvous.search(
         here, nodes[: ranks.num_nodes], values.number("DDP_ATTEMPT"), is_restart=False
     )

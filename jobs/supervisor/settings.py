@@ -236,6 +236,8 @@ RUN = (
     Row("DDP_STAGE_IMAGE", "0", is_switch=True),
     Row("DDP_REQUEUE", "1", is_switch=True),
     Row("DDP_ON_BUSY", "refuse", check=_BUSY),
+    Row("DDP_BAD_NODES", "1", is_switch=True),
+    Row("DDP_BAD_NODE_HOURS", "24", check=integer(0, 8760)),
 )
 
 DEBUGGING = (
@@ -297,6 +299,8 @@ def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) ->
         settings.default(limits.VARIABLE, "", "", _preflight_limits)
     if "DDP_HANG_TIMEOUT" in environ:
         settings.default("DDP_HANG_TIMEOUT", "", "", integer(0, 86400))
+    if environ.get("DDP_ON_BAD_NODE"):
+        settings.default("DDP_ON_BAD_NODE", "", "")
     # For whoever has to plan a last checkpoint.
     settings.note("DDP_END_TIME", known.end_time, "Slurm's EndTime of the job")
     settings.note("DDP_NUM_NODES", str(known.num_nodes), "the nodes of this step")

@@ -9,8 +9,11 @@ from rundir.paths import RunDir
 from rundir.text import counted, problem
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jobs.supervisor.ending import Ending, Job
     from rundir.failure.attempt import End
+    from rundir.nodes import BadNode
 
 
 def of_ending(job: Job, end: Ending) -> str:  # noqa: PLR0911 -- a list of cases
@@ -37,6 +40,11 @@ def of_ending(job: Job, end: Ending) -> str:  # noqa: PLR0911 -- a list of cases
         started = f"the ranks could not be started: the step {codes.describe(code)}"
         return f"{started}, see the lines above"
     return _of_rank(job, end, failure.end)
+
+
+def of_bad(bad: Sequence[BadNode]) -> str:
+    """Say which nodes are bad, and why."""
+    return "; ".join(f"node {one.node} is bad: {one.reason}" for one in bad)
 
 
 def _of_rank(job: Job, end: Ending, rank: End) -> str:

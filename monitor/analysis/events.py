@@ -90,6 +90,7 @@ _WORDS = {
     "first_failure": ("failure", "rank {rank} on {node} failed: {how}"),
     "verdict": ("failure", "{text}"),
     "lost_node": ("failure", "node {node} is lost"),
+    "bad_node": ("failure", "node {node} is bad and leaves"),
     "node_left": ("failure", "node {node} has left"),
     "node_back": ("signal", "node {node} is back"),
     "non_finite": ("failure", "not finite at step {step}: {action}"),

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor import xids
 from monitor.analysis import events, readings
 from monitor.analysis.findings import Finding
 from monitor.analysis.rules import EVENTS, Window, rule
+from rundir import xids
 from rundir.text import counted
 
 if TYPE_CHECKING:
@@ -219,6 +219,7 @@ _SEE_WHY = "`python -m monitor why` has the evidence"
 REPORTS: dict[str, tuple[Severity, str]] = {
     "verdict": ("error", "{text}"),
     "lost_node": ("error", "node {node} is lost: {how}"),
+    "bad_node": ("error", "node {node} is bad and leaves the job: {reason}"),
     "failure": ("error", "rank {rank}: {error}"),
     "non_finite": ("warning", "a loss or gradient at step {step} is not finite: {action}"),
     "checkpoint_failed": ("error", "no checkpoint at step {step}: {reason}"),

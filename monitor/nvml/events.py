@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pynvml
 
-from monitor import xids
 from monitor.logs.log_events import LogEvent
 from monitor.nvml.calls import function
+from rundir import xids
 from rundir.text import counted
 
 if TYPE_CHECKING:

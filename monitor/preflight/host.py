@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor import xids
+from rundir import xids
 from rundir.paths import RunDir
 from rundir.preflight.verdict import Reading
 

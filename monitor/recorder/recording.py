@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from monitor.logs.sample import GpuSource, HostSource, RankSource
     from monitor.watchdog import orphans
     from monitor.watchdog.settings import WatchSettings
+    from rundir.events import EventLog
 
 _MIN_INTERVAL_S, _MAX_INTERVAL_S = 0.1, 86400.0
 _MAX_KEPT = 1000
@@ -106,7 +107,7 @@ def record(settings: Settings, emit: Callable[[str], None]) -> int:
     stop = ProcessStop(settings.parent_pid)
     watchdog = WatchdogThread(settings.watch, emit)
     letters, folder = layout.letters, os.path.dirname(settings.out) or "."  # noqa: PTH120
-    gpus = _Later(lambda: _nvml(settings, letters, stop, recorder.report))
+    gpus = _Later(lambda: _nvml(settings, letters, stop, _faults(settings, recorder.report)))
     host = _Later(lambda: _host(letters, folder))
     recorder = Recorder(gpus, host, sink, layout, SystemClock(), _facts(settings), emit)
     recorder.see = watchdog.see_gpus
@@ -118,6 +119,15 @@ def record(settings: Settings, emit: Callable[[str], None]) -> int:
     sink.close()
     _leave(settings, reason, watchdog, emit)
     return 0
+
+
+def _faults(settings: Settings, record: Callable[[LogEvent], None]) -> Callable[[LogEvent], None]:
+    """Take what happens to GPUs; the run, if there is one, is told of broken hardware."""
+    if settings.run_dir is None:
+        return record
+    from monitor.recorder.gpu_faults import GpuFaults  # noqa: PLC0415 - see _Later
+
+    return GpuFaults(record, lambda: _event_log(settings), settings.node or settings.host)
 
 
 def _nvml(
@@ -216,11 +226,15 @@ def _end_orphans(settings: Settings, emit: Callable[[str], None]) -> None:
 
 
 def _report(settings: Settings, ended: orphans.Ended) -> None:
+    log = _event_log(settings)
+    log.write("orphans", node=settings.host, pids=ended.asked, killed=ended.killed)
+
+
+def _event_log(settings: Settings) -> EventLog:
     from rundir import channel, events  # noqa: PLC0415
 
     deliver = channel.reporter(settings.run_dir or "", settings.host)
-    log = events.EventLog(deliver, "monitor", _attempt(settings), settings.host)
-    log.write("orphans", node=settings.host, pids=ended.asked, killed=ended.killed)
+    return events.EventLog(deliver, "monitor", _attempt(settings), settings.host)
 
 
 def _attempt(settings: Settings) -> int:

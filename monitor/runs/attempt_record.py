@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _OUTCOMES = {codes.FINISHED: "finished", codes.STOPPED: "stopped"}
 _START_KEYS = ("place", "nodes", "world_size", "command", "restart_count", "image", "image_digest")
 _DECISION_KEYS = ("decision", "reason", "restarts", "idle", "exclude")
+_BAD_KEYS = ("node", "reason", "source", "until")
 _VERDICT_KEYS = ("kind", "rank", "node", "gpu", "top", "text")
 
 
@@ -44,6 +45,7 @@ def describe(attempt: Attempt, later: Sequence[Attempt], log_end: LogEnd) -> Rec
         "failures": [picked(e, ("rank", "error")) for e in attempt.all("failure")],
         "verdict": picked(attempt.last("verdict"), _VERDICT_KEYS) or None,
         "lost_nodes": [picked(e, ("node", "how")) for e in attempt.all("lost_node")],
+        "bad_nodes": [picked(e, _BAD_KEYS) for e in attempt.all("bad_node")],
         "decision": picked(attempt.last("decision"), _DECISION_KEYS) or None,
         "checkpoint_used": picked(attempt.first("resume"), ("step", "path", "skipped")) or None,
         "last_step": attempt.last_step,

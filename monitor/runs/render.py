@@ -185,6 +185,8 @@ def _evidence(found: dict[str, Any], width: int) -> list[str]:
     if found["log"] and found["attempt"]["code"] != 0:
         path = found["log"].removeprefix(found["run_dir"]).lstrip("/")
         made += _block("log", path, width, 1)
+    for bad in found["attempt"]["bad_nodes"][:1]:
+        made += _block("bad", f"node {bad['node']} left the job: {bad['reason']}", width, 2)
     for line in found["faults"]:
         made += _block("fault", line, width, 1)
     if found["node"] is not None:

@@ -200,6 +200,7 @@ class _Case:
             return {"save": self._failed_save()}
         log = "" if end.rank is None else self._log_end(end.rank)
         signs = {"log": log, "signal": end.signal or ""}
+        signs["fault"] = self._fault(end)
         signs["oom"] = "true" if end.rank in self.ends.oom else ""
         if end.signal in _SILENCED:
             return signs
@@ -219,6 +220,10 @@ class _Case:
 
     def _reported(self, end: End) -> str | None:
         return read.text(self._errors.get(end.rank, {}).get("error"))
+
+    def _fault(self, end: End) -> str:
+        faults = (e for e in read.every(self.events, "gpu_fault") if e.get("node") == end.node)
+        return read.text(next(faults, {}).get("text")) or ""
 
     def _has_trained(self) -> bool:
         names = ("first_step", "checkpoint")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from rundir import xids
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -30,6 +32,8 @@ class Finding(NamedTuple):
     line: str
 
 
+_BROKEN = "|".join(map(str, sorted(xids.BROKEN)))
+
 # Places, and what stands in them; only what is known of the end is filled:
 #   code     the attempt's exit code              signal   of the failed rank, such as KILL
 #   verdict  the watchdog's kind                  node     which node was lost, and how
@@ -38,17 +42,20 @@ class Finding(NamedTuple):
 #   later    as `error`, once a step was done     follows  its word for having lost a peer
 #   early    a rank that was done before it        save   why its checkpoint was not written
 #   oom      `true`: the kernel ended it          nan      what was done about a non-finite loss
+#   fault    what the monitor saw break in a GPU of the failed rank's node
 TABLE: tuple[Row, ...] = (
     Row("code", r"0", None, "finished"),
     Row("code", r"64", "user", "found its input or environment wrong"),
     # ---- the machine itself, before what follows from it
-    Row("log", r"NVRM: Xid|\bXid \(|uncorrectable ECC|double[- ]bit ECC|fallen off the bus|"
+    Row("log", rf"\bXid \([^)]*\):? *(?:{_BROKEN})\b|"
+         r"uncorrectable ECC|double[- ]bit ECC|fallen off the bus|"
          r"NVLink.*(uncorrectable|fatal) error|uncorrectable NVLink error|hardware stack error|"
          r"peer GPU memory over nvlink or a hardware error|CUDA error: system not yet initialized",
          "hardware", "was hit by a fault of its GPU"),
     Row("error", r"data-parallel copies must be the same to the bit", "hardware",
          "has weights that its copies do not have"),
     Row("node", r".+", "hardware", "lost its node"),
+    Row("fault", r".+", "hardware", "was hit by a fault of its GPU"),
     # ---- the watchdog
     Row("verdict", r"network", "network", "could not reach the others"),
     Row("verdict", r"stopped", "hung", "was stopped from outside and did not go on"),

@@ -32,6 +32,8 @@ class Verdict:
     gpu: str | None
     top: str | None
     text: str
+    suspects: tuple[str, ...] = ()
+    """Nodes whose ranks hold up those of the others; empty where nothing tells nodes apart."""
 
     def to_event(self) -> dict[str, Any]:
         """Return the keys of a `verdict` event."""
@@ -101,7 +103,8 @@ def _network(scene: _Scene) -> Verdict | None:
         return None
     named = [placed for placed in scene.ranks if placed.node in cut]
     what = f"{_listed(cut)} cannot reach {scene.master}: the network is cut"
-    return _verdict("network", named, f"{what}; {_who_waits(scene.ranks)}", node=cut[0])
+    text = f"{what}; {_who_waits(scene.ranks)}"
+    return _verdict("network", named, text, node=cut[0], suspects=cut)
 
 
 def _stopped(scene: _Scene) -> Verdict | None:
@@ -130,7 +133,9 @@ def _behind(scene: _Scene) -> Verdict | None:
     if len(scene.last) == len(scene.ranks):
         return None
     text = f"{_named(scene.last)} {_hangs(scene.last)}{_since(scene.last)}"
-    return _verdict("hung", scene.last, text + _rest(scene, scene.last))
+    return _verdict(
+        "hung", scene.last, text + _rest(scene, scene.last), suspects=_nodes(scene.last)
+    )
 
 
 def _lost(scene: _Scene) -> Verdict | None:
@@ -139,7 +144,7 @@ def _lost(scene: _Scene) -> Verdict | None:
         return None
     what = f"{_listed(scene.lost)} gave no report: the node is down or cut off"
     text = f"{what}; {_who_waits(scene.ranks)}"
-    return Verdict(kind="network", rank=None, node=scene.lost[0], gpu=None, top=None, text=text)
+    return _verdict("network", (), text, node=scene.lost[0], suspects=scene.lost)
 
 
 def _stuck(scene: _Scene) -> Verdict | None:
@@ -148,8 +153,12 @@ def _stuck(scene: _Scene) -> Verdict | None:
         named = [placed for placed in scene.ranks if is_culprit(placed.it)]
         if named and len(named) < len(scene.ranks):
             text = f"{_named(named)} {_hangs(named)}{_since(named)}"
-            return _verdict("hung", named, text + _rest(scene, named))
+            return _verdict("hung", named, text + _rest(scene, named), suspects=_nodes(named))
     return None
+
+
+def _nodes(named: Sequence[_Placed]) -> list[str]:
+    return [placed.node for placed in named]
 
 
 def _waits_for_kernel(it: RankReport) -> bool:
@@ -194,7 +203,14 @@ _RULES: tuple[Callable[[_Scene], Verdict | None], ...] = (
 """In this order: what is seen from outside counts before what is concluded."""
 
 
-def _verdict(kind: str, named: Sequence[_Placed], text: str, *, node: str | None = None) -> Verdict:
+def _verdict(
+    kind: str,
+    named: Sequence[_Placed],
+    text: str,
+    *,
+    node: str | None = None,
+    suspects: Sequence[str] = (),
+) -> Verdict:
     first = named[0] if named else None
     return Verdict(
         kind=kind,
@@ -203,6 +219,7 @@ def _verdict(kind: str, named: Sequence[_Placed], text: str, *, node: str | None
         gpu=first.it.gpu if first else None,
         top=first.it.top if first else None,
         text=" ".join(text.split()),
+        suspects=tuple(dict.fromkeys(suspects)),
     )
 
 

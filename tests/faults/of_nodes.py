@@ -133,6 +133,48 @@ WEAK = Scenario(
     ),
 )
 
+# ---- nodes that are bad --------------------------------------------------------------------------
+
+BAD_NODES = Scenario(
+    name="bad-nodes",
+    sbatch=on(1, 2, 3, 10),
+    env={"DDP_MAX_RESTARTS": "99", "DDP_SPARE_NODES": "2", **places.WITH_GPUS},
+    prepare=places.stub_driver,
+    faults=(
+        Fault(
+            name="GPU off the bus",
+            how="a stub driver reports XID 79, and the rank reads address 0; two spare nodes",
+            inject=places.break_gpu(1),
+            then=Then.RESTART,
+            signs=("gpu_fault",),
+            code=139,
+            failure_class="hardware",
+            message=r"node fx2 is bad: GPU 0: XID 79, .*restart 1 of 99 on 2 nodes from step \d+",
+            check=places.runs_without_the_bad,
+        ),
+        Fault(
+            name="node blamed once",
+            how="a rank reads address 0",
+            inject=injectors.strike("segfault", 1),
+            then=Then.RESTART,
+            code=139,
+            failure_class="program",
+            message=r"rank 1 on fx3 was killed by signal 11 .*restart \d of 99 from step \d+",
+            check=places.runs_on_the_same,
+        ),
+        Fault(
+            name="node blamed twice in a row",
+            how="a rank on the same node reads address 0 in the next start, too",
+            inject=injectors.strike("segfault", 1),
+            then=Then.RESTART,
+            code=139,
+            failure_class="program",
+            message=r"node fx3 is bad: blamed twice in a row: .*restart \d of 99 on 2 nodes from",
+            check=places.runs_without_the_bad,
+        ),
+    ),
+)
+
 # ---- Slurm wants the nodes back ------------------------------------------------------------------
 
 PREEMPTION = Scenario(

@@ -31,7 +31,7 @@ def _crash(name: str, how: str, order: str, code: int, message: str) -> Fault:
 CRASHES = Scenario(
     name="crashes",
     sbatch=on(1, 2),
-    env={"DDP_MAX_RESTARTS": "99"},
+    env={"DDP_MAX_RESTARTS": "99", "DDP_BAD_NODES": "0"},  # all befall one node
     faults=(
         Fault(
             name="rank killed",
@@ -136,7 +136,7 @@ def _hang(name: str, how: str, inject: injectors.Injector, message: str) -> Faul
 HANGS = Scenario(
     name="hangs",
     sbatch=on(1, 2),
-    env={"DDP_MAX_RESTARTS": "99", "DDP_HANG_TIMEOUT": "8"},
+    env={"DDP_MAX_RESTARTS": "99", "DDP_HANG_TIMEOUT": "8", "DDP_BAD_NODES": "0"},
     faults=(
         _hang(
             "rank stopped for ever",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from tests.faults import injectors
 from tests.faults.fault_files import NUM_FILES, write_files
+from tests.faults.layout import NUM_NODES, PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,11 +88,15 @@ def heal_after(*numbers: int) -> Callable[[FaultJob], Tidy]:
     return prepare
 
 
+def _starts(job: FaultJob, resume: Event) -> tuple[Event, Event]:
+    """Give the start before this one, and this one."""
+    before, now = (job.events("start", attempt=resume["attempt"] - number)[-1] for number in (1, 0))
+    return before, now
+
+
 def runs_elsewhere(job: FaultJob, resume: Event) -> None:
     """See that the next attempt runs without the node that was lost."""
-    before, start = (
-        job.events("start", attempt=resume["attempt"] - number)[-1] for number in (1, 0)
-    )
+    before, start = _starts(job, resume)
     (reported,) = job.events("lost_node", attempt=before["attempt"])
     lost = reported["node"]
     assert len(start["nodes"]) == 2, start
@@ -118,6 +123,58 @@ def slow_rank_is_named(job: FaultJob, struck: float) -> float:
     moment: float = job.until(named, "the slow rank is named")
     injectors.strike("speed-up", 1)(job)
     return moment
+
+
+def runs_without_the_bad(job: FaultJob, resume: Event) -> None:
+    """See that a spare node has the place of the one that was found bad."""
+    before, start = _starts(job, resume)
+    (bad,) = job.events("bad_node", attempt=before["attempt"])
+    assert bad["node"] in before["nodes"], (bad, before)
+    assert len(start["nodes"]) == len(before["nodes"]), start
+    assert bad["node"] not in start["nodes"], start
+
+
+def runs_on_the_same(job: FaultJob, resume: Event) -> None:
+    """See that no node has left."""
+    before, start = _starts(job, resume)
+    assert start["nodes"] == before["nodes"]
+    assert job.events("bad_node", attempt=before["attempt"]) == []
+
+
+# ---- GPUs ----------------------------------------------------------------------------------------
+
+WITH_GPUS = {
+    "DDP_PYTHON": str(Path(__file__).with_name("gpu_python.sh")),
+    "GPU_PYTHON": sys.executable,
+}
+"""Of a job whose monitors see GPUs."""
+
+
+def stub_driver(job: FaultJob) -> Tidy:
+    """Build the driver that follows a file for each node."""
+    source = Path(__file__).parents[1] / "monitor" / "nvml_standin.c"
+    folder = job.directory / "driver"
+    folder.mkdir()
+    library = folder / "libnvidia-ml.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-pthread", "-o", library, source], check=True)
+    for number in range(1, NUM_NODES + 1):
+        (folder / f"{PREFIX}{number}").write_text("gpus 1\n")
+    return lambda: None
+
+
+def break_gpu(rank: int) -> Injector:
+    """Let the driver of a rank's node report XID 79, and the rank crash."""
+
+    def inject(job: FaultJob) -> float:
+        node, moment = job.node_of(rank), time.time()
+        beside = job.directory / "driver" / "new"
+        beside.write_text("gpus 1\nevent 8 0 79\n")
+        beside.replace(job.directory / "driver" / node)
+        job.until_event("gpu_fault", attempt=job.attempt)
+        injectors.strike("segfault", rank)(job)
+        return moment
+
+    return inject
 
 
 # ---- disks ---------------------------------------------------------------------------------------

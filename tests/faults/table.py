@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.faults.of_files import DAMAGE, DATA, DISK_FULL, STALL
 from tests.faults.of_nodes import (
+    BAD_NODES,
     BATCH_NODE,
     CLOCK,
     LOST_NODE,
@@ -22,6 +23,7 @@ SCENARIOS = (
     BATCH_NODE,
     LOST_NODE,
     SHRINKING,
+    BAD_NODES,
     CRASHES,
     NETWORK,
     HANGS,
@@ -48,6 +50,7 @@ ROWS = (
     *SHRINKING.faults,
     *LOST_NODE.faults,
     *BATCH_NODE.faults,
+    *BAD_NODES.faults,
     *HANGS.faults,
     *ENDURED.faults[1:],
     *TIME_LIMIT.faults,

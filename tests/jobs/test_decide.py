@@ -8,7 +8,7 @@ import pytest
 
 from jobs.backends import scontrol
 from jobs.backends.base import Layout
-from jobs.backends.requeue import Successor, successor_options
+from jobs.backends.requeue import Successor, successor_options, with_reason
 from jobs.backends.slurm import Slurm
 from jobs.supervisor import decide as pure
 from jobs.supervisor.ending import Counters, Ending, Job, Limits
@@ -16,6 +16,7 @@ from jobs.supervisor.guard import lost_nodes
 from rundir.failure import Failure
 from rundir.failure.attempt import End
 from rundir.failure.patterns import DONE
+from rundir.nodes import BadNode
 from tests.jobs.backend import Fake
 
 if TYPE_CHECKING:
@@ -69,6 +70,9 @@ DEFAULTS = {
     "LOST": "",
     "LOST_HOW": "it does not answer",
     "LOST_NODES": "",
+    "BAD": "",
+    "BAD_BEFORE": "",
+    "HAS_BEGUN": "1",
     "MIN_NODES": "",
     "RETURNED": "",
     "REFUSED": "",
@@ -137,9 +141,18 @@ def decided(**env: str) -> Decision:
         returned=tuple(given["RETURNED"].split()),
         refused=frozenset(map(int, given["REFUSED"].split())),
         is_foreign_image=is_foreign,
+        bad=bad_of(given["BAD"]),
+        bad_before=bad_of(given["BAD_BEFORE"]),
+        has_begun=given["HAS_BEGUN"] == "1",
     )
     counters = Counters(int(given["RESTARTS"]), int(given["IDLE"]))
-    return pure.decide(job, end, counters, lambda: given["INFO"])
+    what = pure.decide if end.has_begun else pure.before_start
+    return what(job, end, counters, lambda: given["INFO"])
+
+
+def bad_of(nodes: str) -> tuple[BadNode, ...]:
+    """Nodes that are bad for one reason."""
+    return tuple(BadNode(node, "GPU 3: XID 79", "hardware") for node in nodes.split())
 
 
 def decide(**env: str) -> tuple[str, str]:
@@ -304,6 +317,80 @@ def test_a_command_of_ones_own(given: dict[str, str], decision: str, words: str)
 def test_a_lost_node(given: dict[str, str], decision: str) -> None:
     """With --no-kill on what is left, if that is enough; else elsewhere."""
     assert decide(**{"LOST": "n2"} | given)[0] == decision
+
+
+IS_BAD = "node n2 is bad: GPU 3: XID 79"
+SPARE = {"NUM_NODES_ALLOCATED": "3"}
+
+
+@pytest.mark.parametrize(
+    ("given", "decision", "num_nodes", "words"),
+    [
+        (SPARE, "restart", 2, f"rank-2.log; {IS_BAD}; restart 1 of 3 on 2 nodes from step 40"),
+        ({}, "requeue", 1, f"{IS_BAD}; job 7 is requeued and will go on from step 40"),
+        ({"DDP_NO_KILL": "1"}, "restart", 1, f"{IS_BAD}; restart 1 of 3 on 1 node"),
+        ({"DDP_NO_KILL": "1", "MIN_NODES": "2"}, "requeue", 0, "is requeued"),
+        (SPARE | {"BAD_BEFORE": "n1"}, "requeue", 1, "; no spare node is left: job 7 is requeued"),
+        (SPARE | {"NUM_TASKS": "3"}, "requeue", 2, "is requeued"),
+        (SPARE | {"LOST": "n3"}, "requeue", 1, "is requeued"),
+        ({"NUM_NODES": "1", "NUM_TASKS": "2", "NUM_NODES_ALLOCATED": "1"}, "requeue", 0, IS_BAD),
+        ({"DDP_REQUEUE": "0"}, "fail", 1, f"{IS_BAD}; no requeue: DDP_REQUEUE=0; {GO_ON}"),
+        ({"UNDER_SLURM": "0"}, "fail", 1, f"{IS_BAD}; {GO_ON}"),
+        ({"DDP_MAX_RESTARTS": "0"}, "fail", 1, f"{IS_BAD}; no requeue: it did not end with"),
+        ({"STOP_SIGNAL": "USR1", "FAILED_CODE": "75"}, "requeue", 1, f"step-40; {IS_BAD}; job 7"),
+        ({"INFO": COMPLETING}, "fail", 1, "the job was cancelled"),
+        ({"LATEST": "", "IDLE": "1"}, "fail", 1, "no requeue: 2 starts in a row"),
+    ],
+)
+def test_a_bad_node(given: dict[str, str], decision: str, num_nodes: int, words: str) -> None:
+    """A spare one takes its place; else fewer, if the run can; else the job goes elsewhere."""
+    found = decided(**{"BAD": "n2"} | given)
+    assert (found.kind, found.num_nodes) == (decision, num_nodes)
+    assert words in found.words
+    assert "n2" in found.exclude
+
+
+def test_a_bad_node_is_in_the_jobs_comment() -> None:
+    """With its reason, and those that left before."""
+    comment = decided(BAD="n2", BAD_BEFORE="n1").comment
+    assert comment == f"{IS_BAD.replace('n2', 'n1')}; {IS_BAD}"
+    assert decided(LOST="n2").comment == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "decision", "words"),
+    [
+        (SPARE, "restart", IS_BAD),
+        ({}, "requeue", f"{IS_BAD}; job 7 is requeued"),
+        ({"IS_OWN_COMMAND": "1", "DDP_MAX_RESTARTS": "0"}, "requeue", ""),
+        ({"DDP_REQUEUE": "0"}, "fail", f"{IS_BAD}; no requeue: DDP_REQUEUE=0; {GO_ON}"),
+        ({"LATEST": "", "IDLE": "1"}, "fail", "no requeue: 2 starts in a row"),
+    ],
+)
+def test_a_bad_node_before_the_first_start(
+    given: dict[str, str], decision: str, words: str
+) -> None:
+    """The same, of a job whose ranks have not begun: that is no failure of theirs."""
+    found = decided(**{"BAD": "n2", "HAS_BEGUN": "0", "FAILED_RANK": "", "STEP_CODE": "70"} | given)
+    assert found.kind == decision
+    assert words in found.words
+    assert found.words.startswith(IS_BAD)
+    assert found.counters.restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("comment", "after"),
+    [
+        ("(null)", "ddp: n2 is bad"),
+        ("", "ddp: n2 is bad"),
+        ("project=x", "project=x; ddp: n2 is bad"),
+        ("project=x; ddp: n1 is bad", "project=x; ddp: n2 is bad"),
+        ("ddp: n1 is bad", "ddp: n2 is bad"),
+    ],
+)
+def test_a_reason_in_a_comment(comment: str, after: str) -> None:
+    """What the user wrote there stays; our own is written anew."""
+    assert with_reason(comment, "n2 is bad") == after
 
 
 ELASTIC = {

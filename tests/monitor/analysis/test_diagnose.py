@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from monitor import cli, xids
+from monitor import cli
 from monitor.analysis import engine, findings, thresholds
 from monitor.analysis.engine import evaluate, skipped
 from monitor.analysis.findings import Finding
@@ -22,6 +22,7 @@ from monitor.logs import gutil, log_events, series
 from monitor.logs.log_events import LogEvent
 from monitor.logs.sample import GpuSample, HostSample, Row
 from monitor.report import findings as findings_text
+from rundir import xids
 from tests.monitor.made_runs import BEGIN_S, NUM_SAMPLES, at, first, gpu, mark, run
 
 REPOSITORY = Path(__file__).parents[3]

@@ -9,8 +9,7 @@ driver's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,8 +19,7 @@ Severity = Literal["error", "warning", "hint"]
 """As monitor/analysis/findings.py has them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
+class Xid(NamedTuple):
     """What a number means, whose fault it mostly is, and how bad that is."""
 
     owner: Owner
@@ -160,6 +158,11 @@ XIDS: Mapping[int, Xid] = {
     for number, meaning in group.items()
 }
 """By number; those that the catalogue calls unused are not in it."""
+
+BROKEN: frozenset[int] = frozenset(
+    number for number, xid in XIDS.items() if (xid.owner, xid.severity) == ("hardware", "error")
+)
+"""Those after which no program can use the GPU before it is reset, restarted or replaced."""
 
 UNKNOWN = Xid("driver", "warning", "not in NVIDIA's catalogue as it is known here")
 

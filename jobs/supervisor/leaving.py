@@ -1,0 +1,138 @@
+"""A bad node leaves the job: the event, what later jobs learn of it, and the administrators."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from jobs.messages import info
+from jobs.supervisor import remembered
+from jobs.supervisor.bad_nodes import within_limit
+from rundir import events
+from rundir.text import problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jobs.loop import Loop
+    from jobs.supervisor.current import Current
+    from jobs.supervisor.journal import Journal
+    from jobs.supervisor.plan import Plan
+    from jobs.supervisor.signals import Requests
+    from rundir.nodes import BadNode
+
+COMMAND_LIMIT_S = 60
+"""How long DDP_ON_BAD_NODE may run."""
+_LEAST_S = 2
+"""For what is still to be reported when the job was asked to end."""
+
+
+class Leaving:
+    """Takes bad nodes out of the job.
+
+    Args:
+        plan: What stays the same.
+        loop: Where time passes.
+        requests: Knows whether somebody asked the job to end.
+        journal: Takes the events.
+        now: Keeps the nodes that have left.
+
+    """
+
+    def __init__(
+        self, plan: Plan, loop: Loop, requests: Requests, journal: Journal, now: Current
+    ) -> None:
+        """No node is bad yet."""
+        self._plan, self._loop, self._requests, self._journal = plan, loop, requests, journal
+        self._now = now
+        self._num_running = 0
+        self._commands: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether nodes may leave the job."""
+        return self._plan.settings.is_on("DDP_BAD_NODES")
+
+    def take(self, bad: Sequence[BadNode], rank: int | None = None) -> tuple[BadNode, ...]:
+        """Take nodes out, unless they are too many to be believed.
+
+        Args:
+            bad: What was found.
+            rank: Whose failures blamed the node twice in a row.
+
+        Returns:
+            Those that have left.
+
+        """
+        before = [one.node for one in self._now.bad]
+        leaves, note = within_limit(bad, before, self._plan.job.num_nodes_allocated)
+        if note:
+            info(note)
+        now_s = time.time()
+        until = events.time_text(remembered.until(self._plan.settings, now_s))
+        for one in leaves:
+            self._journal.write("bad_node", **one._asdict(), rank=rank, until=until)
+            info(f"node {one.node} is bad and leaves the job: {one.reason}")
+        self._now.bad += leaves
+        if leaves:
+            self._num_running += 1
+            self._loop.in_background(lambda: self._report(leaves, now_s, until), self._reported)
+        return leaves
+
+    def _report(self, bad: Sequence[BadNode], now_s: float, until: str) -> None:
+        remembered.remember(self._plan.settings, bad, now_s)
+        command = self._plan.settings.get("DDP_ON_BAD_NODE")
+        for one in bad if command else ():
+            self._run(command, one, until)
+
+    def _run(self, command: str, one: BadNode, until: str) -> None:
+        """Run the administrators' command for a node; what it prints goes to the job's log."""
+        told = {
+            "DDP_BAD_NODE": one.node,
+            "DDP_BAD_NODE_REASON": one.reason,
+            "DDP_BAD_NODE_SOURCE": one.source,
+            "DDP_BAD_NODE_UNTIL": until,
+        }
+        try:
+            process = subprocess.Popen(
+                ["bash", "-c", command],
+                env={**self._now.environ, **told},
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                start_new_session=True,
+            )
+            self._commands.append(process)
+            code: object = process.wait(COMMAND_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            code = f"that it runs after {COMMAND_LIMIT_S} s"
+        except OSError as error:
+            code = error.strerror
+        if code:
+            found = f"code {code}" if isinstance(code, int) else code
+            rule = f"DDP_ON_BAD_NODE must end with code 0 for {one.node}"
+            info(problem(rule, found, "try it by hand; the job does not depend on it"))
+
+    def _reported(self) -> None:
+        self._num_running -= 1
+
+    def finish(self) -> None:
+        """Wait for what is still to be reported, but not for ever."""
+        limit_s = _LEAST_S if self._requests.is_stopped() else COMMAND_LIMIT_S
+        self._loop.run(lambda: not self._num_running, limit_s)
+        self.break_off()
+
+    def break_off(self) -> None:
+        """End the commands that still run."""
+        for process in self._commands:
+            if process.poll() is None:
+                _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,176 @@
+"""Runs the ranks of one attempt, and has those of the next one wait meanwhile."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from jobs.supervisor import settings
+from jobs.supervisor import step as steps
+from jobs.supervisor.elastic import Returns
+from jobs.supervisor.elastic_step import ElasticStep
+from jobs.supervisor.guard import Guard, Traces
+from jobs.supervisor.hang import HangWatch
+from jobs.supervisor.standby import Standby
+from jobs.supervisor.step import Output, RunningStep
+from rundir import codes
+
+if TYPE_CHECKING:
+    from jobs.loop import Loop, Timer
+    from jobs.supervisor.current import Current
+    from jobs.supervisor.journal import Journal
+    from jobs.supervisor.plan import Plan
+    from jobs.supervisor.signals import Requests
+
+_STANDBY_S = 1.0
+"""How often it is looked whether ranks train."""
+
+
+class Ran(NamedTuple):
+    """What is known of a step that is over, beside its ranks' reports."""
+
+    code: int
+    guard: str = ""
+    """Why the guard ended it; empty if it did not."""
+    took_s: float = 0.0
+    returned: tuple[str, ...] = ()
+    """Nodes that are back, and for which the ranks were asked to stop."""
+
+
+class Ranks:
+    """Runs the ranks of one attempt after the other.
+
+    Args:
+        plan: What stays the same.
+        loop: Where they are waited for.
+        requests: A signal ends the waiting, and comes before the ranks' start.
+        journal: Takes their reports.
+        now: What the attempt that runs is.
+
+    """
+
+    def __init__(
+        self, plan: Plan, loop: Loop, requests: Requests, journal: Journal, now: Current
+    ) -> None:
+        """Nothing runs yet."""
+        self._plan, self._loop, self._requests, self._journal = plan, loop, requests, journal
+        self._settings, self._backend, self._now = plan.settings, plan.backend, now
+        self.output = Output(loop)
+        self._standby: Standby | None = None
+        self.step: RunningStep | None = None
+        """The step that runs."""
+
+    def run(self) -> Ran:
+        """Run the ranks to their end. A signal that came before them starts none."""
+        if not self._now.num_restarts and not self._plan.is_elastic:
+            self._prepare_backend()
+        began_s = time.monotonic()
+        if self._requests.stop_signal:
+            return Ran(codes.STOPPED)
+        self.step = step = self._start()
+        prepare = self._loop.every(_STANDBY_S, lambda: self._prepare(prepare))
+        guard, returns = self._guard(step), self._returns(step)
+        self._loop.run(guard.is_over)
+        returns.stop()
+        self._now.lost = tuple(node for node in self._now.lost if node not in returns.spare)
+        guard.stop()
+        prepare.cancel()
+        step.close()
+        self.step = None
+        return Ran(step.code, guard.why, time.monotonic() - began_s, returns.found)
+
+    def _prepare_backend(self) -> None:
+        """Let the backend make ready what all attempts use; a signal ends the waiting."""
+        ready: list[bool] = []
+        environ = self._now.environ
+        self._loop.in_background(lambda: self._backend.prepare(environ), lambda: ready.append(True))
+        self._loop.run(lambda: ready or self._requests.stop_signal)
+
+    def _start(self) -> RunningStep:
+        """Start the step, of ranks that wait already if they are where they are to be."""
+        wanted = self._now.step
+        if self._standby and not self._standby.fits(wanted):
+            self.end_standby()
+        standby, self._standby = self._standby, None
+        kind = ElasticStep if self._plan.is_elastic else RunningStep
+        return kind(
+            self._loop,
+            self._backend,
+            wanted,
+            self._journal,
+            self.output,
+            grace_s=self._settings.number("DDP_GRACE"),
+            standby=standby,
+        )
+
+    def _guard(self, step: RunningStep) -> Guard:
+        traces = Traces(
+            self._plan.files,
+            self._settings["DDP_OUT"],
+            self._plan.job.id,
+            has_monitor=self._settings.is_on("DDP_MONITOR"),
+            interval_s=self._settings.number("DDP_MONITOR_INTERVAL"),
+        )
+        nodes = self._now.nodes
+        others = [node for node in nodes if node != self._plan.here.node]
+        master = "{MASTER_ADDR}:{MASTER_PORT}".format_map(self._now.environ)
+        hang = HangWatch(self._journal, len(nodes), master)
+        return Guard(
+            self._loop, self._backend, step, self._journal, traces=traces, nodes=others, hang=hang
+        )
+
+    def _returns(self, step: RunningStep) -> Returns:
+        return Returns(
+            self._loop,
+            self._backend,
+            step,
+            self._journal,
+            self._plan.job,
+            interval_s=self._settings.number("DDP_MONITOR_INTERVAL"),
+            lost=self._now.lost,
+            num_bad=len(self._now.bad),
+            refused=self._now.refused,
+        )
+
+    def _prepare(self, timer: Timer) -> None:
+        """Have the next attempt's ranks wait, as soon as this one's train."""
+        if not self._journal.reports.has_trained:
+            return
+        timer.cancel()
+        job = self._plan.job
+        may_restart = self._now.counters.restarts < job.limits.max_restarts
+        is_wanted = self._settings.is_on("DDP_WARM") and not job.is_own_command
+        if may_restart and is_wanted and self._backend.has_standby:
+            values = copy.deepcopy(self._settings)
+            settings.note_attempt(values, values.number("DDP_ATTEMPT") + 1, job.id)
+            environ = {**values.environ(self._plan.here.environ), "DDP_STANDBY": "1"}
+            step = self._now.step._replace(environ=environ, is_restart=True, is_standby=True)
+            self._standby = Standby(self._loop, self._backend, step)
+
+    def end_standby(self) -> None:
+        """End the ranks that wait, if any do."""
+        if self._standby:
+            self._standby.end()
+            self._standby = None
+
+    def sweep(self) -> None:
+        """End what the attempt's ranks left behind on this node, and write what they printed."""
+        steps.sweep(self._loop, self._settings["DDP_LAUNCH_ID"], self._plan.temporary)
+        self.output.flush()
+
+    # ---- signals, and the end
+
+    def take(self, signal_name: str) -> None:
+        """Hand a signal on to the step that runs."""
+        if self.step is not None and signal_name == "USR1":
+            self.step.ask_for_checkpoint()
+        elif self.step is not None:
+            self.step.stop()
+
+    def break_off(self) -> None:
+        """End whatever was started."""
+        if self.step is not None:
+            self.step.end()
+        self.end_standby()
+        steps.sweep(self._loop, self._settings["DDP_LAUNCH_ID"], self._plan.temporary)
