@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from monitor.logs import throttling
 from monitor.nvml import links
 from monitor.nvml.source import Nvml
+from monitor.stop import ProcessStop
 from monitor.watchdog.processes import environment
 from rundir.preflight.verdict import Reading
 
@@ -22,17 +24,10 @@ _LETTERS = "pmerq"
 """Columns of the log whose readings are wanted."""
 
 
-class _Never:
-    """Nothing asks to stop: the whole process has a time limit."""
-
-    def wait(self, timeout_s: float) -> None:
-        del timeout_s
-
-
 def read(named: Named, launch_id: str, add: Callable[[Reading], object]) -> None:
     """Poll the job's GPUs once, and add what was read, as it comes."""
     marks: list[LogEvent] = []
-    nvml = Nvml(_LETTERS, _Never(), marks.append, named=named)
+    nvml = Nvml(_LETTERS, ProcessStop(os.getppid()), marks.append, named=named)
     polled = nvml.read()
     driver = dict(polled.facts).get("driver", "-")
     if driver != "-":
