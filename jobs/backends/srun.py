@@ -36,8 +36,6 @@ class Srun(Backend):
         """Take the job as it is."""
         super().__init__(here)
         self._slurm = here.slurm
-        # A container would be unpacked a second time.
-        self.has_standby = self.has_standby and self.is_bare
         self._mpi = here.environ.get("DDP_MPI", "")
         if self._mpi:
             self._check_mpi()

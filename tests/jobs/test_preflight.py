@@ -48,21 +48,23 @@ def test_one_that_cannot_run_stops_no_job(slurm: Scripts) -> None:
 
 
 def test_a_node_is_named_and_the_table_shown(slurm: Scripts) -> None:
-    """The verdicts stand before the start, and of its reports nothing else."""
+    """It leaves the job before the start, which nothing is left for here; no report is an event."""
     name = os.uname().nodename
     fine, bad = ("wrong_elements", 0, "GPU 1"), ("wrong_elements", 3, "GPU 1")
     text = slurm.directory / "reports"
     text.write_text(report(name, fine) + report("other", bad))
     instead(slurm, f"cat {text}; exit 0")
     done = slurm.run("prelaunch.sh", "--", "true", **ON)
-    assert done.code == 0, done.err
+    assert done.code == 70, done.err
     assert "prelaunch: preflight: 2 nodes, bad: other" in done.err
+    assert "prelaunch: node other is bad: GPU 1: wrong_elements 3" in done.err.splitlines()[-1]
     assert "wrong_elements 3" in done.err
     first, second = done.of("preflight")
     assert (first["node"], first["is_bad"], first["findings"]) == (name, False, [])
     assert (second["node"], second["is_bad"]) == ("other", True)
     assert second["readings"] == [["wrong_elements", 3.0, "GPU 1"]]
-    assert [event["event"] for event in done.events].index("start") == 2
+    assert [event["node"] for event in done.of("bad_node")] == ["other"]
+    assert not done.of("start")
     assert not done.of("preflight_report")
 
 

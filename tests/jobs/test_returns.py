@@ -34,6 +34,7 @@ class Run:
             job,
             interval_s=0.01,
             lost=lost,
+            num_bad=0,
             refused=frozenset(),  # type: ignore[arg-type] # all it needs
         )
 
