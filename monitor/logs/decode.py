@@ -99,10 +99,12 @@ def _decode(
 
 
 def _lines(text: bytes) -> pl.Series:
+    text = b"\n" + text  # else polars inflates what begins as a compressed file does
     try:
-        return pl.read_lines(text).to_series()
+        lines = pl.read_lines(text).to_series()
     except pl.exceptions.ComputeError:  # it is not UTF-8
-        return pl.read_lines(text.decode("utf-8", "replace").encode()).to_series()
+        lines = pl.read_lines(text.decode("utf-8", "replace").encode()).to_series()
+    return lines.slice(1)
 
 
 def _fixed(lines: pl.Series, header: Header, wanted: frozenset[str] | None) -> Rows:

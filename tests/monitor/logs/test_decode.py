@@ -1,12 +1,15 @@
 """Columns that vary in every way are read as `dmon.parse_row` reads them, row by row."""
 
+import gzip
 import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from monitor.logs import dmon, reader
+from monitor.logs import dmon, gutil, reader
+from monitor.logs.decode import decode
+from monitor.logs.parser import Parser, Place
 from tests.monitor.read_rows import decoded
 
 Draw = Callable[[random.Random, int, int], list[str]]
@@ -92,3 +95,14 @@ def test_columns_are_read_as_row_by_row(draw: Draw, tmp_path: Path) -> None:
             for row in wanted
         ]
         assert draw is damaged or len(wanted) == len(slow)
+
+
+@pytest.mark.parametrize(
+    "sign", [gzip.compress(b"a\nb\n", mtime=0), b"\x28\xb5\x2f\xfd\x00", b"\x78\x9c\x01"]
+)
+def test_rows_that_begin_as_a_compressed_file_does_are_damage(sign: bytes) -> None:
+    """A disk's damage may stand at the beginning of a block: each of its lines is counted."""
+    parser = Parser(Place(None, "n"), is_patient=False)
+    head = gutil.Layout("pumt").header().encode()
+    (found,) = decode(parser.take(head + sign + b"\n") + parser.end())
+    assert found.num_unreadable == len([line for line in sign.split(b"\n") if line])
