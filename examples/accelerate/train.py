@@ -42,7 +42,8 @@ else:
     accelerator = Accelerator(
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config), kwargs_handlers=[backend]
     )
-accelerator.print(f"{accelerator.num_processes} ranks, {accelerator.distributed_type}")
+report = accelerator.on_main_process(print)
+report(f"{accelerator.num_processes} ranks, {accelerator.distributed_type}")
 
 torch.manual_seed(0)
 inputs = torch.randn(8192, 32)
@@ -72,7 +73,7 @@ if os.path.exists(latest):
         name = file.read().strip()
     accelerator.load_state(os.path.join(checkpoints, name))
     step = int(name.removeprefix("step-"))
-    accelerator.print(f"resumed at step {step}")
+    report(f"resumed at step {step}")
 
 while step < args.steps:
     for features, wanted in accelerator.skip_first_batches(loader, step % len(loader)):
@@ -86,5 +87,5 @@ while step < args.steps:
         if step == args.steps:
             break
 
-accelerator.print(f"finished at step {step}")
+report(f"finished at step {step}")
 accelerator.end_training()

@@ -43,9 +43,10 @@ _BUSY = "see what else runs there"
 
 TABLE = (
     # ---- every part
-    Check("whole_s", "s", 120, AT_MOST, SITE, "all of it, on all nodes", "look for a slow disk"),
-    Check("stage_s", "s", 10, AT_MOST, HARDWARE, "a stage; then it counts as hung", _REPORT),
-    Check("missing", "reports", 0, AT_MOST, HARDWARE, "parts of the node that sent none", _REPORT),
+    Check("whole_s", "s", 240, AT_MOST, SITE, "all of it, on all nodes", "look for a slow disk"),
+    Check("stage_s", "s", 45, AT_MOST, HARDWARE, "a stage; then it counts as hung", _REPORT),
+    Check("missing", "nodes", 0, AT_MOST, HARDWARE, "that sent no report", _REPORT),
+    Check("incomplete", "reports", 0, AT_MOST, SITE, "parts that sent none", _REPORT, True),
     Check("hung", "stages", 0, AT_MOST, HARDWARE, "stages that ran into their time limit", _REPORT),
     Check("failed", "stages", 0, AT_MOST, HARDWARE, "stages that ended with an error", _REPORT),
     Check("start_s", "s", 60, AT_MOST, SITE, "import of torch; then no check of it", _REPORT, True),

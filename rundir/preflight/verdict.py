@@ -161,14 +161,15 @@ def compose(
 
 
 def _missing(reports: Sequence[Report], nodes: Sequence[str]) -> list[tuple[str, Reading]]:
-    """Parts of the preflight that other nodes reported, and a node did not."""
+    """Nodes that reported nothing while others did, and parts that others reported."""
     there = {(report.node, report.part) for report in reports}
-    parts = sorted({report.part for report in reports})
-    return [
-        (node, Reading("missing", 1.0, part))
+    parts, heard = sorted({part for _, part in there}), {node for node, _ in there}
+    silent = [(node, Reading("missing", 1.0)) for node in nodes if heard and node not in heard]
+    return silent + [
+        (node, Reading("incomplete", 1.0, part))
         for part in parts
         for node in nodes
-        if (node, part) not in there
+        if node in heard and (node, part) not in there
     ]
 
 

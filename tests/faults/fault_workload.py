@@ -67,7 +67,10 @@ class Paced(nn.Module):
 
 
 class Breakable(Workload):
-    """A linear model on numbers; `--model wide` has 1.6 million parameters instead of 170."""
+    """A linear model on numbers; `--model wide` has 1.6 million parameters instead of 170.
+
+    `--model wider` has four times as many: a slow link shows.
+    """
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -79,7 +82,7 @@ class Breakable(Workload):
 
     def build_model(self) -> nn.Module:
         """Return the model."""
-        hidden = 60_000 if self.config.model == "wide" else 0
+        hidden = {"wide": 60_000, "wider": 240_000}.get(self.config.model, 0)
         if hidden:
             inner = nn.Sequential(nn.Linear(NUM_INPUTS, hidden), nn.Linear(hidden, NUM_CLASSES))
         else:

@@ -54,6 +54,7 @@ class FaultJob:
         mine = {
             "DDP_RUN_NAME": self.name,
             "DDP_MONITOR_INTERVAL": "1",
+            "DDP_PREFLIGHT": "0",
             "FAULT_DIR": str(self.directory),
             "PYTHONPATH": str(Path(__file__).parent),
             "OMP_NUM_THREADS": "1",

@@ -110,7 +110,7 @@ WEAK = Scenario(
     name="weak",
     sbatch=on(1, 10),
     env={"DDP_HANG_TIMEOUT": "60", **places.own_memory("fx10")},
-    options=(*LONG, "--model", "wide", "--snapshot-every", "5"),
+    options=(*LONG, "--model", "wider", "--snapshot-every", "5"),
     faults=(
         Fault(
             name="link ten times slower",

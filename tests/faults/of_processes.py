@@ -185,7 +185,8 @@ COPIES = Scenario(
         *("--max-steps", "1000000", "--global-batch-size", "48"),
         *("--checkpoint-every", "100", "--snapshot-every", "5"),
     ),
-    env={"DDP_MAX_RESTARTS": "99", "DDP_MAX_IDLE_RESTARTS": "9"},
+    # The job has one node, which would leave it.
+    env={"DDP_MAX_RESTARTS": "99", "DDP_MAX_IDLE_RESTARTS": "9", "DDP_BAD_NODES": "0"},
     faults=(
         Fault(
             name="snapshot damaged",

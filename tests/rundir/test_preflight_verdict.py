@@ -14,7 +14,7 @@ from rundir.preflight.verdict import Reading, Report, Value, compose, from_event
 
 NODES = ["gpu1", "gpu2", "gpu3"]
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-NOT_READ = ("whole_s", "stage_s", "pair_gbit_per_s", "missing")
+NOT_READ = ("whole_s", "stage_s", "pair_gbit_per_s", "missing", "incomplete")
 """Time limits, and what is found otherwise: tested below."""
 READ = [check for check in TABLE if check.name not in NOT_READ]
 
@@ -96,8 +96,16 @@ def test_a_node_that_reports_nothing_is_bad() -> None:
     found = compose(reports(READ[0], good(READ[0])), NODES[:2])
     (named,) = found.bad
     assert (named.node, named.source) == ("gpu2", "preflight")
-    assert "missing 1 reports" in named.reason
+    assert "missing 1 nodes" in named.reason
     assert compose([], NODES).bad == []
+
+
+def test_a_node_that_lacks_a_part_is_noted() -> None:
+    """A monitor that could not start there is no reason to leave the node out."""
+    whole = [Report("gpu1", part, ()) for part in ("monitor", "trainer")]
+    found = compose([*whole, Report("gpu2", "trainer", ())], NODES[:2])
+    assert not found.bad
+    assert [(one.node, one.what) for one in found.findings] == [("gpu2", "monitor")]
 
 
 def test_a_slow_node_is_found_by_its_pairs() -> None:
