@@ -122,6 +122,7 @@ class _Job:
             "DDP_PYTHON": str(programs / "python"),
             "DDP_OUT": str(self._out),
             "DDP_MAX_RESTARTS": "1",
+            "DDP_BAD_NODES": "0",  # the planted ones are found, and stay
             "DDP_MONITOR_INTERVAL": "1",
             "SLURM_JOB_ID": _JOB,
             "SLURM_JOB_NUM_NODES": str(len(self.nodes)),
