@@ -41,6 +41,10 @@ SCENARIOS = (
 )
 """In the order in which they are started: the longest first."""
 
+ON_A_QUIET_MACHINE = (COPIES, WEAK)
+"""Played by `make faults` alone: beside other tests a slow link does not show, and a snapshot may
+be replaced while it is being damaged."""
+
 ROWS = (
     *CRASHES.faults,
     *ENDURED.faults[:1],

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     Patience = Callable[[float], float]
 
+PRELAUNCH = str(Path(__file__).resolve().parents[2] / "jobs" / "prelaunch.sh")
+
 pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
 
 FIVE = {"DDP_HANG_TIMEOUT": "5"}
@@ -166,7 +168,7 @@ def test_a_node_that_works_is_asked_and_prevents_a_verdict(job: Any) -> None:
     """One node's rank is silent for long, and the other's is not: the job goes on."""
     script = "for _ in {1..50}; do ((RANK == 0)) || echo works; sleep 0.5; done"
     run = job(
-        *("--nodes=2", "--ntasks-per-node=1", "jobs/prelaunch.sh", "--", "bash", "-c", script),
+        *("--nodes=2", "--ntasks-per-node=1", PRELAUNCH, "--", "bash", "-c", script),
         DDP_HANG_TIMEOUT="2",
     )
     assert run.end()[:2] == ("COMPLETED", 0), run.log
