@@ -71,7 +71,7 @@ def comment(own: Any, job: Job) -> str:
 def test_spare_nodes_are_used_up(own: Any, job_on: Callable[..., Job]) -> None:
     """Then the job is requeued without the bad ones, its comment says why, the next job knows."""
     told = {"DDP_ON_BAD_NODE": 'echo "told: $DDP_BAD_NODE, $DDP_BAD_NODE_REASON"; exit 3'}
-    asked = ("--nodes=4", "--ntasks-per-node=1", "--comment=project=x", "--output=job.log")
+    asked = ("--nodes=4", "--ntasks-per-node=1", "--comment=project=x")
     asked += ("--open-mode=append",)  # else a requeue begins the log anew
     job = job_on(own, *asked, PRELAUNCH, "--", *PROGRAM, WORD=REPORT, **SETTINGS, **told)
     decisions = job.wait_for("decision", 2, timeout_s=90)
