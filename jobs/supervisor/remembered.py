@@ -39,7 +39,7 @@ def _read(path: str) -> bytes:
     try:
         with plain.open_plain(path) as file:
             return file.read()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return b""
     except OSError as error:
         info(f"warning: {path} cannot be read ({error.strerror}): no node is avoided by it")
