@@ -129,6 +129,7 @@ def environment(num_ranks: int, out: Path) -> dict[str, str]:
         "DDP_OUT": str(out),
         "DDP_RUN_NAME": "run",
         "DDP_NPROC_PER_NODE": str(num_ranks),
+        "DDP_PREFLIGHT": "0",
         "DDP_PYTHON": sys.executable,
         "PYTHONPATH": str(_ROOT),
     }

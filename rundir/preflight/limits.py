@@ -59,6 +59,7 @@ TABLE = (
     Check("node_gbit_per_s", "Gbit/s", 0.6, SHARE, HARDWARE, "all-reduce in the node", _REPORT),
     Check("cpu_gflops", "GFLOP/s", 0.3, SHARE, SITE, "matrix product, without GPU", _BUSY, True),
     Check("cpu_gb_per_s", "GB/s", 0.3, SHARE, SITE, "memory bandwidth, without GPU", _BUSY, True),
+    Check("cpu_gbit_per_s", "Gbit/s", 0.3, SHARE, SITE, "all-reduce, without GPU", _BUSY, True),
     Check("pair_gbit_per_s", "Gbit/s", 0.5, SHARE, HARDWARE, "all-reduce of two nodes", _CABLE),
     # ---- each GPU, by NVML
     Check("ecc_uncorrected", "errors", 0, AT_MOST, HARDWARE, "since the driver started", _RESET),

@@ -39,7 +39,7 @@ def test_good_nodes_are_checked_and_then_the_ranks_start(job: Callable[..., Any]
     assert verdicts(done) == {"node1": None, "node2": None}, done.log
     (first, _second) = done.events("preflight")
     read = {name for name, _value, _what in first["readings"]}
-    assert read >= {"torch", "wrong_elements", "node_gbit_per_s", "run_dir_unseen", "clock_s"}
+    assert read >= {"torch", "wrong_elements", "cpu_gbit_per_s", "run_dir_unseen", "clock_s"}
     names = [event["event"] for event in done.events()]
     assert names.index("preflight") < names.index("start")
     assert names.count("rank_up") == 4

@@ -69,7 +69,8 @@ def examine(gpu: int | None, group: Group | None, enter: Enter) -> list[Reading]
     if group is not None:
         enter(f"{what or 'CPU'}: all-reduce in the node")
         speed = all_reduce(gpu, group)
-        found += [Reading("node_gbit_per_s", speed, what)] if group.rank == 0 else []
+        name = "cpu_gbit_per_s" if gpu is None else "node_gbit_per_s"
+        found += [Reading(name, speed, what)] if group.rank == 0 else []
     return found
 
 
