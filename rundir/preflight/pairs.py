@@ -7,7 +7,6 @@ with a good node: one slow measurement may be the other's fault, or chance.
 
 from __future__ import annotations
 
-import statistics
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -76,6 +75,8 @@ def next_round(
 
 def _reference(measured: Sequence[Measured]) -> float | None:
     """The median of the faster half, which is sound while half of the pairs are."""
+    import statistics  # noqa: PLC0415 -- slow to import, and most jobs have no pairs
+
     speeds = sorted(one.gbit_per_s for one in measured if one.gbit_per_s is not None)
     return statistics.median(speeds[len(speeds) // 2 :]) if speeds else None
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import collections
-import statistics
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from rundir.nodes import BadNode
@@ -209,6 +208,8 @@ def _share(check: Check, placed: Sequence[tuple[str, Reading]]) -> list[Finding]
 
 def _apart(check: Check, placed: Sequence[tuple[str, Reading]]) -> list[Finding]:
     """Compare with the median of all, one of them: of two nodes, the lower."""
+    import statistics  # noqa: PLC0415 -- slow to import, and most jobs have no preflight
+
     median = statistics.median_low(_float(one) for _, one in placed)
     expected = f"limit: {_number(check.limit, check.unit)} from the others"
     return [
