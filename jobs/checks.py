@@ -1,15 +1,16 @@
-"""What supervisor and agent check alike: a switch's words, a number, a directory to write to."""
+"""What a setting's value must be, and a directory to write to."""
 
 from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import Callable
 
 from jobs.messages import UsageError
+from rundir.text import counted
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+Check = Callable[[str, str], str]
+"""Takes a setting's name and value, returns the value as it counts. Raises UsageError."""
 
 DENIED = "Permission denied"
 _ON = ("1", "on", "y", "yes", "t", "true")
@@ -38,6 +39,50 @@ def whole_number(name: str, value: str, least: int, most: int) -> int:
             "correct it, or unset it for the default",
         )
     return int(value)
+
+
+def integer(least: int, most: int) -> Check:
+    """A whole number in these bounds, without leading zeros."""
+    return lambda name, value: str(whole_number(name, value, least, most))
+
+
+def matching(pattern: str, rule: str, remedy: str) -> Check:
+    """A text of this form."""
+
+    def check(name: str, value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise UsageError(f"{name} must be {rule}", f"'{value}'", remedy)
+        return value
+
+    return check
+
+
+def node_range(num_nodes: int) -> Check:
+    """MIN:MAX, the fewest and the most nodes of a run, in an allocation of so many."""
+
+    def check(name: str, value: str) -> str:
+        least, most = bounds(value)
+        if not 0 < least <= most:
+            raise UsageError(
+                f"{name} must be MIN:MAX, the fewest and the most nodes",
+                f"'{value}'",
+                f"write for example {name}=2:4, or unset it",
+            )
+        if least > num_nodes:
+            raise UsageError(
+                f"the job must have the {least} nodes that {name}={value} needs",
+                counted(num_nodes, "node"),
+                f"give sbatch --nodes={least}-{most}, or lower the first number",
+            )
+        return value
+
+    return check
+
+
+def bounds(value: str) -> tuple[int, int]:
+    """Read MIN:MAX; both 0 for anything else."""
+    found = re.fullmatch("([0-9]{1,6}):([0-9]{1,6})", value)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def make_writable(directory: str, node: str, remedy: Callable[[str, os.stat_result], str]) -> None:

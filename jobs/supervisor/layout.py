@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from jobs.checks import whole_number
+from jobs.checks import bounds, node_range, whole_number
 from jobs.messages import UsageError, info
 from jobs.supervisor import foreign
-from jobs.supervisor.settings import bounds, node_range
 
 if TYPE_CHECKING:
     from jobs.backends.base import Backend, Layout, Surroundings

@@ -10,6 +10,7 @@ from jobs.backends import registry, scontrol, slurm, surroundings
 from jobs.backends.base import Step, Surroundings, tmp_dir
 from jobs.backends.local import count_gpus
 from jobs.backends.slurm import Slurm
+from jobs.checks import bounds
 from jobs.messages import UsageError, info, write
 from jobs.supervisor import arguments as asked
 from jobs.supervisor import (
@@ -26,6 +27,7 @@ from jobs.supervisor import (
 from jobs.supervisor.elastic_step import task_of
 from jobs.supervisor.ending import Job, Limits
 from jobs.supervisor.settings import Settings
+from jobs.supervisor.settings_table import Known
 from rundir.paths import RunDir
 
 if TYPE_CHECKING:
@@ -137,7 +139,7 @@ def _resolve(
     origin = "Slurm" if job_id else "no Slurm: time and process"
     job_id = job_id or time.strftime(f"local-%Y%m%dT%H%M%S-{os.getpid()}", time.gmtime())
     end_time = scontrol.local_time(scontrol.field(here.info, "EndTime"))
-    known = settings.Known(
+    known = Known(
         root=here.root,
         cwd=os.getcwd(),
         submit_dir=here.submit_dir,
@@ -183,7 +185,7 @@ def _job_of(
         values.number("DDP_MAX_IDLE_RESTARTS"),
         may_requeue=values.is_on("DDP_REQUEUE"),
         is_no_kill=values.is_on("DDP_NO_KILL"),
-        min_nodes=settings.bounds(values.get("DDP_ELASTIC"))[0] or None,
+        min_nodes=bounds(values.get("DDP_ELASTIC"))[0] or None,
     )
     return Job(
         id=values["DDP_JOB_ID"],

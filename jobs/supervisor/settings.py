@@ -1,18 +1,19 @@
-"""The settings in force and where each came from: tables of name, default, origin and check.
+"""The settings in force and where each came from.
 
-Parsed once, by pure functions of the environment and of what is known of the job.
+Resolved once, by pure functions of the environment and of what is known of the job; the table of
+them is settings_table.py.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import zlib
-from typing import TYPE_CHECKING, Callable, NamedTuple, Union
+from typing import TYPE_CHECKING
 
-from jobs.checks import switch, whole_number
+from jobs.checks import integer, node_range, switch
 from jobs.messages import UsageError
-from rundir import paths
+from jobs.supervisor import settings_table as table
+from jobs.supervisor.settings_table import THE_DEFAULT, Row
 from rundir.preflight import limits
 from rundir.text import counted
 
@@ -20,51 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from jobs.backends.base import Layout
+    from jobs.checks import Check
+    from jobs.supervisor.settings_table import Known
 
-_OTHERS = {
-    "DDP_AGENT_SOCKET",
-    "DDP_BEAT_DIR",
-    "DDP_HOME",
-    "DDP_IFACE",
-    "DDP_IMAGE",
-    "DDP_MOUNTS",
-    "DDP_MPI",
-    "DDP_NODE",
-    "DDP_NPROC_PER_NODE",
-    "DDP_PYTHON",
-    "DDP_PYXIS",
-    "DDP_RUN_NAME",
-    "DDP_SBATCH_ARGS",
-    "DDP_SUPERVISED",
-    "DDP_SWEEP_FILE",
-    "DDP_TASK_RANK",
-}
-"""Those that are read elsewhere."""
-_OF_TESTS = ("DDP_CLUSTER_", "DDP_MATRIX_")
-"""Those of the virtual cluster and of other Debians."""
-
-THE_ENVIRONMENT, THE_DEFAULT = "the environment", "the default"
-OWN_COMMAND = "a command of one's own"
-
-Check = Callable[[str, str], str]
-"""Takes a setting's name and value, returns the value as it counts. Raises UsageError."""
-
-
-class Known(NamedTuple):
-    """What is known of the job before its settings are resolved."""
-
-    root: str
-    cwd: str
-    submit_dir: str
-    job_id: str
-    job_id_origin: str
-    is_own_command: bool
-    num_nodes: int
-    num_nodes_allocated: int
-    kill_wait: str
-    """Slurm's KillWait in seconds; empty if there is none."""
-    end_time: str
-    """When the time limit ends the job, seconds since the epoch; empty if unknown."""
+THE_ENVIRONMENT = "the environment"
 
 
 class Settings:
@@ -115,69 +75,6 @@ class Settings:
         return {**base, **self.values, "DDP_CHOSEN": self.chosen, "DDP_SUPERVISED": "1"}
 
 
-# ---- checks --------------------------------------------------------------------------------------
-
-
-def integer(least: int, most: int) -> Check:
-    """A whole number in these bounds, without leading zeros."""
-    return lambda name, value: str(whole_number(name, value, least, most))
-
-
-def matching(pattern: str, rule: str, remedy: str) -> Check:
-    """A text of this form."""
-
-    def check(name: str, value: str) -> str:
-        if not re.fullmatch(pattern, value):
-            raise UsageError(f"{name} must be {rule}", f"'{value}'", remedy)
-        return value
-
-    return check
-
-
-def node_range(num_nodes: int) -> Check:
-    """MIN:MAX, the fewest and the most nodes of a run, in an allocation of so many."""
-
-    def check(name: str, value: str) -> str:
-        least, most = bounds(value)
-        if not 0 < least <= most:
-            raise UsageError(
-                f"{name} must be MIN:MAX, the fewest and the most nodes",
-                f"'{value}'",
-                f"write for example {name}=2:4, or unset it",
-            )
-        if least > num_nodes:
-            raise UsageError(
-                f"the job must have the {least} nodes that {name}={value} needs",
-                counted(num_nodes, "node"),
-                f"give sbatch --nodes={least}-{most}, or lower the first number",
-            )
-        return value
-
-    return check
-
-
-def bounds(value: str) -> tuple[int, int]:
-    """Read MIN:MAX; both 0 for anything else."""
-    found = re.fullmatch("([0-9]{1,6}):([0-9]{1,6})", value)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
-
-
-def _preflight_limits(_name: str, value: str) -> str:
-    """Limits of the preflight's table. Raises UsageError."""
-    try:
-        limits.parse(value)
-    except ValueError as error:
-        raise UsageError(*error.args) from None
-    return value
-
-
-_BUSY = matching("refuse|wait", "refuse or wait", "set one of them, or unset it")
-_SEED = matching("[0-9]{1,10}", "a whole number below 10^10", "correct it, or unset it")
-_RUN_NAME = matching(
-    paths.RUN_NAME.pattern, "letters, digits, '.', '_' and '-'", "give the run such a name"
-)
-
-
 def cksum(text: str) -> int:
     """The checksum that POSIX's cksum prints: the same seed for the same name, by any script."""
     size, data = len(text.encode()), text.encode()
@@ -187,79 +84,6 @@ def cksum(text: str) -> int:
     reversed_bits = bytes(int(f"{byte:08b}"[::-1], 2) for byte in data)
     crc = zlib.crc32(reversed_bits, 0xFFFFFFFF) ^ 0xFFFFFFFF
     return int(f"{crc & 0xFFFFFFFF:032b}"[::-1], 2) ^ 0xFFFFFFFF
-
-
-# ---- tables --------------------------------------------------------------------------------------
-
-Value = Union[str, Callable[[Known], str]]
-"""A default or its origin, or what computes it."""
-
-
-class Row(NamedTuple):
-    """A setting of the table."""
-
-    name: str
-    default: Value
-    origin: Value = THE_DEFAULT
-    check: Check | None = None
-    is_switch: bool = False
-    """Empty is unset."""
-
-
-def _grace(known: Known) -> str:
-    """A rank must be gone before Slurm's own SIGKILL ends the scripts that tell what happened."""
-    if not known.kill_wait:
-        return "25"
-    return str(max(int(known.kill_wait) - 5, 1))
-
-
-def _grace_origin(known: Known) -> str:
-    return f"Slurm's KillWait of {known.kill_wait} s, less 5" if known.kill_wait else THE_DEFAULT
-
-
-RUN = (
-    Row("DDP_MONITOR", "1", is_switch=True),
-    Row("DDP_MONITOR_INTERVAL", "15", check=integer(1, 86400)),
-    Row("DDP_TIMESTAMP_INTERVAL", "120", check=integer(1, 86400)),
-    Row("DDP_GRACE", _grace, _grace_origin, integer(0, 86400)),
-    # What a command of the user's own does when it starts again, only the user knows.
-    Row(
-        "DDP_MAX_RESTARTS",
-        lambda known: "0" if known.is_own_command else "3",
-        lambda known: OWN_COMMAND if known.is_own_command else THE_DEFAULT,
-        integer(0, 1000),
-    ),
-    Row("DDP_MAX_IDLE_RESTARTS", "1", check=integer(0, 1000)),
-    Row("DDP_WARM", "1", is_switch=True),
-    Row("DDP_BIND", "1", is_switch=True),
-    Row("DDP_PREFLIGHT", "1", is_switch=True),
-    Row("DDP_STAGE_IMAGE", "0", is_switch=True),
-    Row("DDP_REQUEUE", "1", is_switch=True),
-    Row("DDP_ON_BUSY", "refuse", check=_BUSY),
-    Row("DDP_BAD_NODES", "1", is_switch=True),
-    Row("DDP_BAD_NODE_HOURS", "24", check=integer(0, 8760)),
-)
-
-DEBUGGING = (
-    Row("NCCL_DEBUG", "INFO", "DEBUG=1"),
-    Row("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "DEBUG=1"),
-    Row("CUDA_LAUNCH_BLOCKING", "1", "DEBUG=1"),
-)
-
-TORCH = (
-    Row("PYTHONFAULTHANDLER", "1"),
-    Row("NCCL_DEBUG", "WARN"),
-    # The flight recorder. Before torch 2.9 the buffer was on by default; its old name earns a
-    # warning from every rank today.
-    Row("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
-    Row("TORCH_FR_BUFFER_SIZE", "2000"),
-    # Where it is looked for. Its name before torch 2.9 earns a warning from every rank, too.
-    Row("TORCH_FR_DUMP_TEMP_FILE", "", "the watchdog"),
-    # The watchdog asks for a hung rank's dump: the backend that is new in torch 2.15 does not
-    # listen. The trainer, which torchrun may start without us, sets the same.
-    Row("TORCH_DIST_USE_NCCL2", "0", "the watchdog"),
-    Row("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "as NVML and Slurm count"),
-)
 
 
 def _apply(settings: Settings, environ: Mapping[str, str], row: Row, known: Known) -> None:
@@ -276,15 +100,15 @@ def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) ->
     _resolve_out(settings, known)
     settings.note("DDP_JOB_ID", known.job_id, known.job_id_origin)
     if "DDP_RUN_NAME" in environ:
-        value = _RUN_NAME("DDP_RUN_NAME", environ["DDP_RUN_NAME"])
+        value = table.RUN_NAME("DDP_RUN_NAME", environ["DDP_RUN_NAME"])
         settings.note("DDP_RUN_NAME", value, THE_ENVIRONMENT)
     # The directory is this job's own: what an outer job exported does not count.
     name = environ.get("DDP_RUN_NAME") or f"slurm-{known.job_id}"
     settings.note("DDP_RUN_DIR", f"{settings['DDP_OUT']}/{name}", "DDP_OUT and the run's name")
     note_attempt(settings, 1, known.job_id)
     # The same after a requeue and in every link of a chain, because it comes from the name.
-    settings.default("DDP_SEED", str(cksum(name)), "the run's name", _SEED)
-    for row in RUN:
+    settings.default("DDP_SEED", str(cksum(name)), "the run's name", table.SEED)
+    for row in table.RUN:
         _apply(settings, environ, row, known)
     is_elastic = bool(environ.get("DDP_ELASTIC"))
     if is_elastic:
@@ -296,7 +120,7 @@ def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) ->
     _apply(settings, environ, row, known)
     settings.default("DDP_SPARE_NODES", "0", THE_DEFAULT, integer(0, known.num_nodes_allocated - 1))
     if limits.VARIABLE in environ:
-        settings.default(limits.VARIABLE, "", "", _preflight_limits)
+        settings.default(limits.VARIABLE, "", "", table.preflight_limits)
     if "DDP_HANG_TIMEOUT" in environ:
         settings.default("DDP_HANG_TIMEOUT", "", "", integer(0, 86400))
     if environ.get("DDP_ON_BAD_NODE"):
@@ -307,7 +131,7 @@ def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) ->
     # A log is a file, and Python keeps the last 8 KiB for a file to itself: the words before a
     # SIGKILL, a crash or a hang would be lost. Our trainer flushes by itself.
     if known.is_own_command:
-        settings.default("PYTHONUNBUFFERED", "1", OWN_COMMAND)
+        settings.default("PYTHONUNBUFFERED", "1", table.OWN_COMMAND)
     _resolve_torch(settings, environ, known)
 
 
@@ -332,9 +156,9 @@ def _resolve_out(settings: Settings, known: Known) -> None:
 
 def _resolve_torch(settings: Settings, environ: Mapping[str, str], known: Known) -> None:
     _apply(settings, environ, Row("DEBUG", "0", is_switch=True), known)
-    debugging = DEBUGGING if settings.is_on("DEBUG") else ()
+    debugging = table.DEBUGGING if settings.is_on("DEBUG") else ()
     given = {row.name for row in debugging}
-    for row in (*debugging, *(row for row in TORCH if row.name not in given)):
+    for row in (*debugging, *(row for row in table.TORCH if row.name not in given)):
         if row.name == "TORCH_FR_DUMP_TEMP_FILE":
             default = f"{settings['DDP_RUN_DIR']}/debug/nccl-trace-rank-"
             row = row._replace(default=default)  # noqa: PLW2901 -- its place in the table counts
@@ -408,6 +232,6 @@ def unknown(settings: Settings, environ: Iterable[str]) -> list[str]:
         for name in sorted(environ)
         if name.startswith("DDP_")
         and name not in settings.origins
-        and name not in _OTHERS
-        and not name.startswith(_OF_TESTS)
+        and name not in table.OTHERS
+        and not name.startswith(table.OF_TESTS)
     ]

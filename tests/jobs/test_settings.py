@@ -11,7 +11,8 @@ from jobs import forwarded
 from jobs.backends.base import Layout
 from jobs.messages import UsageError
 from jobs.supervisor import settings, show
-from jobs.supervisor.settings import Known, Settings
+from jobs.supervisor.settings import Settings
+from jobs.supervisor.settings_table import Known
 
 ROOT = Path(__file__).resolve().parents[2]
 KNOWN = Known(
