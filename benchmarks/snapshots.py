@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainer.checkpoint.snapshots import Snapshots
 
 _EVERY = 10
-_FULL_ROUNDS, _QUICK_ROUNDS = 15, 1
+_FULL_ROUNDS, _QUICK_ROUNDS = 40, 1
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- where the trainer keeps them
 
 

@@ -1,18 +1,18 @@
 """A node's snapshots: files in pages that are memory, and an index beside each.
 
 <rank>.<slot>        tensors, one after the other; there are two slots
-<rank>.<slot>.json   the step, where each tensor lies, the SHA-256; without it the file is void
+<rank>.<slot>.json   the step, where each tensor lies, a checksum; without it the file is void
 child-<rank>         that rank's process: while one lives, agents of other jobs leave all this
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
 import stat
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 NUM_SLOTS = 2
 _ALIGNED_BYTES = 64
+_WORDS_PER_SUM = 512
 
 Key = tuple[int, int]
 """Whose file it is, and in which slot."""
@@ -106,8 +107,9 @@ class NodeFiles:
         self._index(key).unlink(missing_ok=True)
 
     def seal(self, key: Key, **content: object) -> None:
-        """Let a file count: write its SHA-256, and `content`, into its index."""
-        record = asdict(manifest.examine(self.file(key)))
+        """Let a file count: write its checksum, and `content`, into its index."""
+        data = self.buffers[key]
+        record = {"bytes": data.numel(), "checksum": checksum(data)}
         self.write_text(key, json.dumps({**content, "layout": self._layout, "file": record}))
 
     def write_text(self, key: Key, text: str) -> None:
@@ -139,8 +141,10 @@ class NodeFiles:
 
     def verify(self, key: Key) -> None:
         """Read a file. Raises DamagedError if it has changed since it was written."""
-        record = manifest.FileRecord(**self.read(key)["file"])
-        manifest.check_digests(self.path, {self.file(key).name: record})
+        record, data = self.read(key)["file"], self.load(key)
+        if data.numel() != record["bytes"] or checksum(data) != record["checksum"]:
+            name = self.file(key).name
+            raise manifest.DamagedError(f"{name} has changed since it was written: its sums differ")
 
     def load(self, key: Key) -> Tensor:
         """Return a file's bytes."""
@@ -169,6 +173,18 @@ def map_pages(path: Path, size: int) -> Tensor:
     finally:
         os.close(descriptor)
     return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+
+
+def checksum(data: Tensor) -> str:
+    """Return the SHA-256 of the sums of each 4 KiB, as 64-bit words, of a file's bytes.
+
+    It shows a flipped bit, and a page that was not written; nobody forges a run's own memory. One
+    of all bytes would take ten times as long, on cores that train.
+    """
+    words = data.view(torch.int64)
+    num_whole = words.numel() // _WORDS_PER_SUM * _WORDS_PER_SUM
+    sums = words[:num_whole].view(-1, _WORDS_PER_SUM).sum(1)
+    return hashlib.sha256(torch.cat((sums, words[num_whole:])).numpy().tobytes()).hexdigest()
 
 
 def lay_out(tensors: Mapping[str, Tensor]) -> tuple[list[dict[str, Any]], int]:

@@ -1,7 +1,7 @@
 """The newest states of a run in its nodes' memory, for a restart within the same job.
 
 A rank copies what it holds, but for what another rank of its node copies, into a file in /dev/shm
-whose pages are the buffer. A thread adds its SHA-256 and sends it to a rank of the next node. A
+whose pages are the buffer. A thread adds its checksum and sends it to a rank of the next node. A
 state counts when every rank has done so; until then the one before is kept. What lies in a node's
 directory is in snapshot_files.py; here is what the ranks do together.
 """

@@ -161,7 +161,7 @@ def test_nodes_may_change_places(start: Callable[..., Ranks], job: Job) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["changed", "torn"])
 def test_a_damaged_snapshot_is_not_used(start: Callable[..., Ranks], job: Job, damage: str) -> None:
-    """One whose SHA-256 differs is named, one without an index unknown; neither is gone on from."""
+    """One whose sums differ is named, one without an index unknown; neither is gone on from."""
     ranks = start(env=job.env(1))
     kill_after(ranks, 30)
     newest = max(
