@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jobs.messages import UsageError, info, one_line
-from jobs.supervisor import decide, history, preflight, rendezvous, run, settings, show
+from jobs.supervisor import decide, history, rendezvous, run, settings, show
 from jobs.supervisor.closing import Closing
 from jobs.supervisor.current import Current
-from jobs.supervisor.preflight import Preflight
 from jobs.supervisor.running import Ranks
 from rundir import secrets
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from jobs.supervisor.decide import Decision
     from jobs.supervisor.journal import Journal
     from jobs.supervisor.plan import Plan
+    from jobs.supervisor.preflight import Preflight
     from jobs.supervisor.signals import Requests
     from rundir.nodes import BadNode
 
@@ -44,7 +44,7 @@ class Attempts:
     def run(self) -> Decision:
         """Return when no further attempt is to follow."""
         decision = self._count()
-        if decision is None and preflight.is_wanted(self._plan):
+        if decision is None and self._plan.wants_preflight:
             decision = self._leave(self._check_nodes())
         while decision is None or decision.kind == decide.RESTART:
             if decision is not None:
@@ -91,9 +91,13 @@ class Attempts:
 
     def _check_nodes(self) -> list[BadNode]:
         """Check all nodes before the ranks start; those that it finds bad."""
+        # Not above: jobs on one node, and restarts, need none of it.
+        from jobs.supervisor.preflight import Preflight  # noqa: PLC0415
+
         plan, output = self._plan, self._ranks.output
         self._preflight = Preflight(plan, self._loop, self._requests, self._journal, output)
-        return preflight.bad_nodes(self._preflight.run())
+        found = self._preflight.run()
+        return found.bad if found else []
 
     # ---- one attempt
 

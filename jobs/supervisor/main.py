@@ -20,7 +20,6 @@ from jobs.supervisor import decide, history, plan, run, settings, step
 from jobs.supervisor.attempts import Attempts
 from jobs.supervisor.journal import Journal
 from jobs.supervisor.lock import RENEW_S, Lock
-from jobs.supervisor.preflight import Preflight
 from jobs.supervisor.signals import Requests
 from rundir import codes, paths
 
@@ -75,6 +74,8 @@ def supervise(root: str, script: str, words: list[str], environ: dict[str, str])
 
 def _check_nodes(job: Plan, loop: Loop, requests: Requests, journal: Journal, lock: Lock) -> int:
     """Do what --preflight asks for: the checks alone; 0 where they found no bad node."""
+    from jobs.supervisor.preflight import Preflight  # noqa: PLC0415 -- seldom needed
+
     output = step.Output(loop)
     found = Preflight(job, loop, requests, journal, output).run()
     output.flush()

@@ -51,6 +51,12 @@ class Plan(NamedTuple):
     is_elastic: bool
     """The ranks are launchers of the user's own that let nodes come and go."""
 
+    @property
+    def wants_preflight(self) -> bool:
+        """Whether this job's first start begins with one."""
+        is_several = len(self.nodes) > 1 and not self.backend.is_in_place
+        return is_several and self.settings.is_on("DDP_PREFLIGHT")
+
 
 def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -> Plan:
     """Check and resolve everything, and show it. Raises UsageError and Exit."""

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from jobs.supervisor.plan import Plan
     from jobs.supervisor.signals import Requests
     from jobs.supervisor.step import Output
-    from rundir.nodes import BadNode
     from rundir.preflight.verdict import Verdict
 
 _STEP = "DDP_PREFLIGHT_STEP"
@@ -69,12 +68,6 @@ class _Inbox:
         """Nodes that were ended because another one had failed."""
         ends = (event for event in self.reports.events if event.get("event") == "rank_end")
         return {str(event.get("node")) for event in ends if event.get("requested") is True}
-
-
-def is_wanted(plan: Plan) -> bool:
-    """Whether a start of this job begins with it."""
-    is_several = len(plan.nodes) > 1 and not plan.backend.is_in_place
-    return is_several and plan.settings.is_on("DDP_PREFLIGHT")
 
 
 class Preflight:
@@ -212,8 +205,3 @@ class Preflight:
         write(2, found.table())
         if not any(report.part == "trainer" for report in reports):
             info("preflight: no GPU and no link was checked, because no node has Python with torch")
-
-
-def bad_nodes(found: Verdict | None) -> list[BadNode]:
-    """Return the nodes that a job should not use, as far as it is known."""
-    return found.bad if found else []

@@ -14,7 +14,6 @@ from jobs.checks import integer, node_range, switch
 from jobs.messages import UsageError
 from jobs.supervisor import settings_table as table
 from jobs.supervisor.settings_table import THE_DEFAULT, Row
-from rundir.preflight import limits
 from rundir.text import counted
 
 if TYPE_CHECKING:
@@ -119,8 +118,8 @@ def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) ->
     row = Row("DDP_NO_KILL", "1" if is_kept else "0", origin, is_switch=True)
     _apply(settings, environ, row, known)
     settings.default("DDP_SPARE_NODES", "0", THE_DEFAULT, integer(0, known.num_nodes_allocated - 1))
-    if limits.VARIABLE in environ:
-        settings.default(limits.VARIABLE, "", "", table.preflight_limits)
+    if "DDP_PREFLIGHT_LIMITS" in environ:
+        settings.default("DDP_PREFLIGHT_LIMITS", "", "", table.preflight_limits)
     if "DDP_HANG_TIMEOUT" in environ:
         settings.default("DDP_HANG_TIMEOUT", "", "", integer(0, 86400))
     if environ.get("DDP_ON_BAD_NODE"):

@@ -7,7 +7,6 @@ from typing import Callable, NamedTuple, Union
 from jobs.checks import Check, integer, matching
 from jobs.messages import UsageError
 from rundir import paths
-from rundir.preflight import limits
 
 THE_DEFAULT = "the default"
 OWN_COMMAND = "a command of one's own"
@@ -35,6 +34,8 @@ class Known(NamedTuple):
 
 def preflight_limits(_name: str, value: str) -> str:
     """Limits of the preflight's table. Raises UsageError."""
+    from rundir.preflight import limits  # noqa: PLC0415 -- seldom set
+
     try:
         limits.parse(value)
     except ValueError as error:
