@@ -38,6 +38,8 @@ STARTED_OTHERWISE = {"mpi", "ray"}
 FOLDERS = sorted(
     {path.parent.name for path in EXAMPLES.glob("*/requirements.txt")} - STARTED_OTHERWISE
 )
+TOGETHER = ("accelerate", "deepspeed")
+"""In one environment, so that DeepSpeed's C++ is compiled once: it takes minutes of two cores."""
 LAYOUTS = {
     "in place": (),
     "tasks": ("--nodes=2", "--ntasks-per-node=2"),
@@ -105,7 +107,7 @@ class Example:
     ) -> None:
         shutil.copytree(EXAMPLES / folder, directory, dirs_exist_ok=True)
         self._directory = directory
-        self._compiled = compiled / folder
+        self._compiled = compiled
         self._folder = folder
         self._start = start
         self.run: Run
@@ -113,8 +115,9 @@ class Example:
     @property
     def python(self) -> Path:
         """The Python with the example's packages."""
+        folders = TOGETHER if self._folder in TOGETHER else (self._folder,)
         try:
-            return python_with(EXAMPLES / self._folder / "requirements.txt")
+            return python_with(*(EXAMPLES / folder / "requirements.txt" for folder in folders))
         except ValueError as error:
             if UNREACHABLE in str(error):
                 pytest.skip(str(error))
@@ -128,7 +131,7 @@ class Example:
         env = {
             "PATH": f"{self.python.parent}:{os.environ['PATH']}",
             "HF_HUB_OFFLINE": "1",  # nothing may be downloaded
-            "TORCH_EXTENSIONS_DIR": str(self._compiled),  # DeepSpeed's takes a minute of two cores
+            "TORCH_EXTENSIONS_DIR": str(self._compiled),
             "DDP_RUN_NAME": "example",
             "DDP_MAX_RESTARTS": "1",
         } | env

@@ -1,4 +1,4 @@
-"""The main job, a resume, a kill and a requeue with the Slurm and Python of other Debians."""
+"""The main job, a resume, a kill and a requeue with the Slurm and Python of another Debian."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLICE = (
     "tests/jobs/test_recovery.py::test_a_killed_rank_costs_seconds",
     "tests/jobs/test_requeue.py::test_a_preempted_job_comes_back[preempted]",
 )
-"""`make matrix` runs whole folders."""
+"""`make matrix` runs whole folders, also on Debian unstable, which changes from day to day."""
 
 
 def _why_no_root() -> str | None:
@@ -33,14 +33,13 @@ def _why_no_root() -> str | None:
 @pytest.mark.slurm
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("suite", ["trixie", "sid"])
-def test_a_slice_on_another_debian(suite: str) -> None:
+def test_a_slice_on_another_debian() -> None:
     """Each of these tests passes there, and none is skipped."""
     reason = _why_no_root()
     if reason:
         pytest.skip(reason)
-    _root("build", suite)
-    output = _root("run", suite, "python", "-m", "pytest", "-p", "no:cacheprovider", *SLICE)
+    _root("build", "trixie")
+    output = _root("run", "trixie", "python", "-m", "pytest", "-p", "no:cacheprovider", *SLICE)
     assert f" {len(SLICE)} passed in " in output, output
 
 

@@ -98,6 +98,7 @@ def clean_env(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # other tests may want the other cores
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else processes that import torch
     return dict(os.environ)
 
 
