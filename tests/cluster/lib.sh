@@ -40,7 +40,9 @@ wait_for() {
 }
 
 # Pids of our daemons, found by an argument that only they have: it needs no pid file, so a
-# crash or a reboot leaves nothing stale behind. pids_of PROGRAM ARGUMENT…
+# crash or a reboot leaves nothing stale behind. A container, or another Debian's root, may have
+# a cluster of the same names: its processes are visible here, and not ours.
+# pids_of PROGRAM ARGUMENT…
 pids_of() {
     local program=$1 argument path arguments
     shift
@@ -48,6 +50,7 @@ pids_of() {
         # A process may end while we look at it.
         mapfile -d '' -t arguments <"$path/cmdline" || continue
         [[ ${arguments[0]:-} == "$program" || ${arguments[0]:-} == */"$program" ]] || continue
+        [[ $path/ns/pid -ef /proc/self/ns/pid ]] || continue
         for argument in "$@"; do
             _is_among "$argument" "${arguments[@]}" || continue 2
         done

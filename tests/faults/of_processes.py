@@ -185,8 +185,12 @@ COPIES = Scenario(
         *("--max-steps", "1000000", "--global-batch-size", "48"),
         *("--checkpoint-every", "100", "--snapshot-every", "5"),
     ),
-    # The job has one node, which would leave it.
-    env={"DDP_MAX_RESTARTS": "99", "DDP_MAX_IDLE_RESTARTS": "9", "DDP_BAD_NODES": "0"},
+    env={
+        "DDP_MAX_RESTARTS": "99",
+        "DDP_MAX_IDLE_RESTARTS": "9",
+        "DDP_BAD_NODES": "0",  # the job has one node, which would leave it
+        "DDP_WARM": "0",  # ranks that had waited would read the snapshots before the damage
+    },
     faults=(
         Fault(
             name="snapshot damaged",
