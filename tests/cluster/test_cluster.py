@@ -302,10 +302,9 @@ def test_daemons_of_another_process_namespace_are_not_its_own() -> None:
     """A container, or a root of another Debian, may have a cluster of the same names."""
     elsewhere = ["unshare", "--pid", "--fork", "--kill-child"]
     daemon = ["bash", "-c", "exec -a slurmctld sleep $0", "97.5"]
-    look = f'source "{Path(__file__).parent}/lib.sh"; wait_for 10 is_running slurmctld 97.5'
-    for command, is_ours in (daemon, True), ([*elsewhere, *daemon], False):
+    look = f'source "{Path(__file__).parent}/lib.sh"; wait_for $0 is_running slurmctld 97.5'
+    for command, is_ours, limit_s in (daemon, True, "10"), ([*elsewhere, *daemon], False, "1"):
         with subprocess.Popen(command) as process:
-            limit = "10" if is_ours else "1"
-            seen = subprocess.run(["bash", "-c", look.replace("10", limit)], check=False)
+            seen = subprocess.run(["bash", "-c", look, limit_s], check=False)
             process.kill()
         assert (seen.returncode == 0) == is_ours
