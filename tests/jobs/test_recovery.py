@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.growing import json_lines
 from tests.jobs import standbys
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,11 +34,18 @@ def kill(pid: int) -> None:
 def test_a_killed_rank_costs_seconds(job: Any, cluster: Any) -> None:
     """kill -9 of a rank: torn down within 10 s; four that waited train on, from a snapshot."""
     options = (*TRAINER, "--val-every=100000", "--snapshot-every=5")
-    run = job(*TWO_BY_TWO, PRELAUNCH, *options, DDP_WARM="1")
+    run = job(*TWO_BY_TWO, PRELAUNCH, *options, "--global-batch-size=4", DDP_WARM="1")
     cluster.until(lambda: bool(run.events("snapshot")), 240, "the first snapshot")
     pids = {event["pid"] for event in run.events("rank_up")}
     cluster.until(lambda: len(standbys.waiting(run.directory, pids)) == 4, 90, "four ranks wait")
     waiting = standbys.waiting(run.directory, pids)
+
+    def is_amid_an_epoch() -> bool:
+        step = json_lines(run.run_dir / "metrics.jsonl")[-1]["step"]
+        return 100 < step % (5000 // 4) < 1000
+
+    # At an epoch's end comes a checkpoint, which is taken where no snapshot is newer.
+    cluster.until(is_amid_an_epoch, 60, "an epoch's checkpoint is behind it")
     killed_at = time.time()
     kill(run.pid(2))
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
