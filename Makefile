@@ -13,9 +13,13 @@ help: ## show this list
 demo: $(VENV)/.runtime ## train on real digits with 2 ranks and a monitor, under Slurm if it answers
 	@examples/demo.sh
 
-test: $(VENV)/.dev ## run every test; as root on Debian, first install and start what they need
+test: $(VENV)/.dev ## run the tests; as root on Debian, first install and start what they need
 	@tests/provision.sh
-	@$(PY) -m pytest $(PARALLEL) --cov --cov-report= --cov-fail-under=92
+	@$(PY) -m pytest $(PARALLEL) -m "not thorough" --cov --cov-report= --cov-fail-under=92
+
+thorough: $(VENV)/.dev ## run what `make test` leaves out: further variants, and the benchmarks
+	@tests/provision.sh
+	@$(PY) -m pytest $(PARALLEL) -m thorough
 
 test-fast: $(VENV)/.dev ## run the tests that need neither root nor network nor Docker (under 40 s)
 	@$(PY) -m pytest -q $(PARALLEL) -m "not slurm and not docker and not slow"
@@ -116,4 +120,4 @@ $(VENV)-lowest/.dev: pyproject.toml | $(PY)
 	    $$(sed -nE 's/^    "(torch|torchvision)>=([0-9.]+)",/\1==\2.*/p' pyproject.toml)
 	@touch $@
 
-.PHONY: help demo test test-fast lint faults storm matrix pictures image sqsh cluster-up cluster-down bench gpu
+.PHONY: help demo test thorough test-fast lint faults storm matrix pictures image sqsh cluster-up cluster-down bench gpu

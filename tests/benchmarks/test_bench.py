@@ -196,6 +196,7 @@ def test_a_gpu_is_compared_with_plain_loops() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1300)
+@pytest.mark.thorough
 def test_a_quick_run_writes_every_row(tmp_path: Path) -> None:
     """The command measures all contestants, the start and the recorder, and names no path."""
     out = tmp_path / "results.md"

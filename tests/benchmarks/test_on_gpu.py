@@ -72,6 +72,7 @@ def lines_of(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(1700)  # a minute; many starts of torch, where other tests have the cores
 def test_a_rehearsal_runs_every_case(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def test_without_a_cluster_its_row_is_left_out() -> None:
     assert rows(text) == ["| 1 | 1 x 1 | 10.0 | 160 | 100 % |"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.slurm
 def test_a_quick_run_writes_every_row(cluster: Cluster, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.examples.conftest import EXAMPLES, FOLDERS, laptop_lines
+from tests.thorough import parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,10 +77,12 @@ CASES = [
     for folder in FOLDERS
     for line in laptop_lines(folder)
 ]
+ON_TWO_NODES = [case for case in CASES if re.search("--plugin deepspeed|--strategy ddp", case[1])]
+"""Lines that test_on_two_nodes.py runs too, of frameworks with another line here."""
 
 
 @pytest.mark.parametrize("example", ["in place"], indirect=True)
-@pytest.mark.parametrize(("folder", "command", "exported"), CASES)
+@pytest.mark.parametrize(("folder", "command", "exported"), parameters(CASES, ON_TWO_NODES))
 def test_it_goes_on_from_its_own_checkpoint(
     example: Callable[[str], Example],
     folder: str,

@@ -28,6 +28,10 @@ _RANK_VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
+ONE_CORE = {
+    "OMP_NUM_THREADS": "1",  # other tests may want the other cores
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # else each rank starts processes that import torch
+}
 
 
 @dataclass
@@ -97,8 +101,8 @@ def clean_env(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     for name in [*_RANK_VARIABLES, *(n for n in os.environ if n.startswith("DDP_"))]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # other tests may want the other cores
-    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else processes that import torch
+    for name, value in ONE_CORE.items():
+        monkeypatch.setenv(name, value)
     return dict(os.environ)
 
 

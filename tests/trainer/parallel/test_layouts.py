@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.thorough import parameters
 from tests.trainer import forked
-from tests.trainer.conftest import REPOSITORY, RunDir
+from tests.trainer.conftest import ONE_CORE, REPOSITORY, RunDir
 from tests.trainer.ports import free_port
 from trainer import export, inspect
 from trainer.checkpoint import loading
@@ -65,6 +66,10 @@ LAYOUTS = {
     "cp x tp": "--cp 2 --tp 2 --micro-batch-size 8",
     "cp x tp with sp": "--cp 2 --tp 2 --sequence-parallel --activation-checkpointing full",
 }
+SHOWN_BY_OTHERS = (
+    *("fsdp", "tp", "fsdp x tp", "fsdp x tp with sp"),
+    *("cp", "ddp x cp, compiled", "fsdp x cp", "cp x tp"),
+)
 
 
 @dataclass
@@ -102,7 +107,7 @@ def serve(folder: Path, shape: dict[str, Any]) -> Server:
     (folder / "model").mkdir()
     (folder / "model/config.json").write_text(json.dumps(shape))
     env = {k: v for k, v in os.environ.items() if not k.startswith("DDP_")}
-    return Server(folder, env | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"})
+    return Server(folder, env | ONE_CORE | {"PYTHONPATH": str(REPOSITORY)})
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +143,7 @@ def worst(run: RunDir, other: RunDir) -> dict[str, float]:
     return {"loss": of("loss"), "grad_norm": of("grad_norm"), "tensors": tensors}
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", parameters(LAYOUTS, SHOWN_BY_OTHERS))
 def test_a_layout_is_the_plain_run(server: Server, plain: RunDir, name: str) -> None:
     """Losses, gradient norms, weights and moments, over 20 steps, with clipping."""
     out = name.replace(" ", "-")

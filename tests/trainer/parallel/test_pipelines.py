@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.thorough import parameters
 from tests.trainer.conftest import RunDir
 from tests.trainer.parallel.test_layouts import SHAPE, Server, serve, tensors_of, worst
 from trainer import inspect, tokenize
@@ -28,6 +29,7 @@ PIPELINES = {
     "pp x cp, interleaved": "--pp 2 --cp 2 --pp-schedule interleaved --micro-batch-size 2",
     "pp x tp with sp": "--strategy 3d --sequence-parallel --micro-batch-size 4",
 }
+SHOWN_BY_OTHERS = ("one microbatch", "pp x fsdp", "pp x tp", "pp x cp", "pp x tp with sp")
 TRAIN = " ".join(str(i * i) for i in range(500))  # 21 steps
 HELD_OUT = " ".join(str(i**3) for i in range(24))  # 7: neither ranks nor batches share it evenly
 
@@ -69,7 +71,7 @@ def check(run: RunDir, plain: RunDir) -> None:
     assert reported == pytest.approx({step: expected[step] for step in reported}, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", parameters(PIPELINES, SHOWN_BY_OTHERS))
 def test_a_pipeline_is_the_plain_run(server: Server, plain: RunDir, name: str) -> None:
     """Over 20 steps, with clipping."""
     out = name.replace(" ", "-")

@@ -13,12 +13,28 @@ from typing import Any
 import pytest
 import torch
 
+from tests.thorough import parameters
 from tests.trainer.parallel.test_layouts import Server, server
 from trainer.telemetry.ledger import Ledger
 from trainer.telemetry.stragglers import ForwardTime, Stragglers
 
 __all__ = ["server"]  # a fixture
 
+LAYOUTS = (
+    "--strategy fsdp",
+    "--strategy hsdp --dp-shard 2 --activation-checkpointing full",
+    "--strategy fsdp --tp 2 --sequence-parallel",
+    "--tp 4",
+    "--strategy fsdp --cp 2",
+    "--pp 2 --micro-batch-size 2",
+    "--strategy fsdp --compile",
+)
+SHOWN_BY_OTHERS = (
+    "--strategy fsdp",
+    "--tp 4",
+    "--strategy fsdp --cp 2",
+    "--strategy fsdp --compile",
+)
 _WORKLOAD = """
     import os, time
     import torch
@@ -149,18 +165,7 @@ def test_the_slow_rank_is_named(start_ranks: Callable[..., Any], tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "layout",
-    [
-        "--strategy fsdp",
-        "--strategy hsdp --dp-shard 2 --activation-checkpointing full",
-        "--strategy fsdp --tp 2 --sequence-parallel",
-        "--tp 4",
-        "--strategy fsdp --cp 2",
-        "--pp 2 --micro-batch-size 2",
-        "--strategy fsdp --compile",
-    ],
-)
+@pytest.mark.parametrize("layout", parameters(LAYOUTS, SHOWN_BY_OTHERS))
 def test_the_slow_rank_is_named_in_every_layout(server: Server, layout: str) -> None:
     """Though ranks wait for each other between layers, and within them."""
     out = "slow " + layout
