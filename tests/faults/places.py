@@ -19,7 +19,7 @@ from tests.faults.fault_files import NUM_FILES, write_files
 from tests.faults.layout import NUM_NODES, PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tests.faults.injectors import Injector
     from tests.faults.job import Event, FaultJob
@@ -152,14 +152,20 @@ WITH_GPUS = {
 
 def stub_driver(job: FaultJob) -> Tidy:
     """Build the driver that follows a file for each node."""
+    build_driver(job.directory, [f"{PREFIX}{number}" for number in range(1, NUM_NODES + 1)])
+    return lambda: None
+
+
+def build_driver(directory: Path, nodes: Sequence[str]) -> Path:
+    """Build it where gpu_python.sh finds it by FAULT_DIR; the folder of the nodes' files."""
     source = Path(__file__).parents[1] / "monitor" / "nvml_standin.c"
-    folder = job.directory / "driver"
+    folder = directory / "driver"
     folder.mkdir()
     library = folder / "libnvidia-ml.so.1"
     subprocess.run(["gcc", "-shared", "-fPIC", "-pthread", "-o", library, source], check=True)
-    for number in range(1, NUM_NODES + 1):
-        (folder / f"{PREFIX}{number}").write_text("gpus 1\n")
-    return lambda: None
+    for node in nodes:
+        (folder / node).write_text("gpus 1\n")
+    return folder
 
 
 def break_gpu(rank: int) -> Injector:

@@ -1,4 +1,4 @@
-"""The preflight on the virtual cluster: two good nodes, and one whose GPU check hangs."""
+"""The preflight on the virtual cluster: good nodes, one that hangs, and one with bad memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.faults.places import WITH_GPUS, build_driver
+from tests.growing import json_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,4 +63,24 @@ def test_a_node_that_hangs_is_named_after_its_time_limit(
     assert "hung 1 stages" in verdicts(done)["node2"]
     assert "bad: node2" in done.log
     assert not done.events("start")
+    assert done.all_gone()
+
+
+def test_a_node_with_bad_memory_leaves_before_the_ranks_start(
+    job: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Rows of its GPU's memory wait to be remapped: the spare node takes its place."""
+    nodes = build_driver(tmp_path, ("node1", "node2"))
+    (nodes / "node1").write_text("gpus 1\nset remap_pending 0 1\n")
+    env = {"DDP_PREFLIGHT": "1", "DDP_PREFLIGHT_LIMITS": f"{SLACK},stage_s=60"}
+    env |= {"DDP_SPARE_NODES": "1", "FAULT_DIR": str(tmp_path), **WITH_GPUS}
+    words = ("--", "bash", "-c", 'echo "I am $RANK of $WORLD_SIZE on $SLURMD_NODENAME"')
+    done = job("--nodes=2", "--ntasks-per-node=1", PRELAUNCH, *words, **env)
+    assert done.end() == ("COMPLETED", 0, 0), done.log
+    assert verdicts(done)["node2"] is None, done.log
+    assert "memory rows to be remapped" in (verdicts(done)["node1"] or ""), done.log
+    assert [event["nodes"] for event in done.events("start")] == [["node2"]]
+    assert "I am 0 of 1 on node2" in done.log
+    (remembered,) = json_lines(done.run_dir.parent / "nodes.jsonl")
+    assert remembered["node"] == "node1"
     assert done.all_gone()
