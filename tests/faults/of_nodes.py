@@ -110,7 +110,8 @@ WEAK = Scenario(
     name="weak",
     sbatch=on(1, 10),
     env={"DDP_HANG_TIMEOUT": "60", **places.own_memory("fx10")},
-    options=(*LONG, "--model", "wider", "--snapshot-every", "5"),
+    # Small batches: most of a step is what goes over the link.
+    options=(*LONG, "--model", "wider", "--global-batch-size", "8", "--snapshot-every", "5"),
     faults=(
         Fault(
             name="link ten times slower",
