@@ -36,7 +36,9 @@ def of_ending(job: Job, end: Ending) -> str:  # noqa: PLR0911 -- a list of cases
             f"that launcher.sh cannot start in {job.image}",
             "see srun's words above, or build upon it with --build-arg BASE_IMAGE",
         )
-    if failure.end is None or failure.end.rank is None:
+    if failure.end is not None and failure.end.rank is None:
+        return _of_all(end)
+    if failure.end is None:
         started = f"the ranks could not be started: the step {codes.describe(code)}"
         return f"{started}, see the lines above"
     return _of_rank(job, end, failure.end)
@@ -50,10 +52,21 @@ def of_bad(bad: Sequence[BadNode]) -> str:
 def _of_rank(job: Job, end: Ending, rank: End) -> str:
     log = f"its log: {RunDir(job.run_dir).rank_log(rank.rank or 0)}"
     told = f"rank {rank.rank} on {rank.node} {codes.describe(end.code)}"
-    if end.stop_signal and end.failure.first is None:
+    if _is_asked(end):
         return f"stopped on request (SIG{end.stop_signal}); {told}; {log}"
     why = f": {end.failure.why}" if end.failure.why else ""
     return f"{told}{why}; {log}"
+
+
+def _of_all(end: Ending) -> str:
+    killed = f"all {end.layout.world_size} ranks were killed at once, code {end.code}"
+    if _is_asked(end):
+        return f"stopped on request (SIG{end.stop_signal}); {killed}"
+    return f"{killed}, and none could report which was the first"
+
+
+def _is_asked(end: Ending) -> bool:
+    return bool(end.stop_signal) and end.failure.first is None
 
 
 def _of_stop(job: Job, end: Ending) -> str:

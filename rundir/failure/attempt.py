@@ -20,6 +20,7 @@ class End(NamedTuple):
     rank: int | None
     """None: all ranks of the node."""
     node: str | None
+    """None, with no rank: all ranks of the step."""
     code: int
     signal: str | None
 

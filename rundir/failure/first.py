@@ -8,7 +8,7 @@ A cause comes before what follows from it:
 4. a rank that started and never reported its end: its agent was killed, or its node. Not so if
    the supervisor ended the step for another's failure, or if the job was asked to end; nor if
    several ranks never did, beyond one node: then the step was killed, as PMIx does where one
-   process has died;
+   process has died, and if nobody reported an end it is not known whose was the first;
 5. the first rank that failed without being asked to end. Code 70 of our trainer may be either
    cause or consequence, so any other code comes before it; a rank that only lost a peer comes last;
 6. a rank that was asked to end: then no rank failed.
@@ -118,12 +118,14 @@ def _stuck(verdict: Event, ends: Ends) -> End:
 
 
 def _silent(ends: Ends, step_code: int | None) -> End | None:
-    """Return the first rank that reported no end; if the step ended well, only a line was lost."""
+    """Return the rank that reported no end, None for all; if all ended well, a line was lost."""
     none_ended = not (ends.finished or ends.failed or ends.requested)
     if not ends.up or step_code == 0 or (step_code is None and none_ended):
         return None
-    rank = min(ends.up)
     code = step_code if step_code is not None and step_code > 128 else codes.KILLED  # noqa: PLR2004
+    if none_ended and _is_step_killed(ends):
+        return End(None, None, code, codes.signal_name(code))
+    rank = min(ends.up)
     return End(rank, ends.up[rank], code, codes.signal_name(code))
 
 

@@ -48,7 +48,7 @@ def test_srun_starts_its_ranks(example: Callable[[str], Example]) -> None:
     for rank in range(4):
         log = (run.run_dir / "logs" / f"rank-{rank}.log").read_text()
         assert f"MPI rank {rank} of 4, RANK {rank} of 4" in log
-    it.goes_on_after_a_kill()
+    it.goes_on_after_a_kill(may_be_silent=True)  # PMIx kills the whole step in milliseconds
 
 
 @pytest.mark.parametrize("example", ["in place"], indirect=True)

@@ -232,6 +232,15 @@ def test_a_step_that_the_supervisor_ended_has_victims_without_an_end() -> None:
     assert blame(stopped, step_code=137, guard="failed") == (1, 137)
 
 
+def test_where_all_were_killed_at_once_no_rank_is_blamed() -> None:
+    """No agent lived to report an end, as where PMIx kills a step: which was first is not known."""
+    assert blame(step_code=137) == (None, 137)
+    assert blame(ended(0, 137), step_code=137) == (0, 137)
+    alone = classify(UPS[:1], step_code=137)
+    assert alone.end
+    assert alone.end.rank == 0  # of one rank there is no doubt
+
+
 def test_a_rank_without_an_end_has_the_code_of_the_step_if_a_signal_ended_that() -> None:
     """srun knows more than its missing agent."""
     assert blame(ended(0, 0), ended(2, 0), step_code=139) == (1, 139)
