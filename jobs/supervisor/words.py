@@ -36,11 +36,11 @@ def of_ending(job: Job, end: Ending) -> str:  # noqa: PLR0911 -- a list of cases
             f"that launcher.sh cannot start in {job.image}",
             "see srun's words above, or build upon it with --build-arg BASE_IMAGE",
         )
-    if failure.end is not None and failure.end.rank is None:
-        return _of_all(end)
     if failure.end is None:
         started = f"the ranks could not be started: the step {codes.describe(code)}"
         return f"{started}, see the lines above"
+    if failure.end.rank is None:
+        return _of_all(end)
     return _of_rank(job, end, failure.end)
 
 

@@ -140,7 +140,7 @@ BAD_NODES = Scenario(
     name="bad-nodes",
     sbatch=on(1, 2, 3, 10),
     env={"DDP_MAX_RESTARTS": "99", "DDP_SPARE_NODES": "2", **places.WITH_GPUS},
-    prepare=places.stub_driver,
+    prepare=places.nodes_with_gpus,
     faults=(
         Fault(
             name="GPU off the bus",

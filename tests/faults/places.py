@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from tests.faults import injectors
 from tests.faults.fault_files import NUM_FILES, write_files
 from tests.faults.layout import NUM_NODES, PREFIX
+from tests.monitor import stub_driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -150,7 +151,7 @@ WITH_GPUS = {
 """Of a job whose monitors see GPUs."""
 
 
-def stub_driver(job: FaultJob) -> Tidy:
+def nodes_with_gpus(job: FaultJob) -> Tidy:
     """Build the driver that follows a file for each node."""
     build_driver(job.directory, [f"{PREFIX}{number}" for number in range(1, NUM_NODES + 1)])
     return lambda: None
@@ -158,11 +159,9 @@ def stub_driver(job: FaultJob) -> Tidy:
 
 def build_driver(directory: Path, nodes: Sequence[str]) -> Path:
     """Build it where gpu_python.sh finds it by FAULT_DIR; the folder of the nodes' files."""
-    source = Path(__file__).parents[1] / "monitor" / "nvml_standin.c"
     folder = directory / "driver"
     folder.mkdir()
-    library = folder / "libnvidia-ml.so.1"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-pthread", "-o", library, source], check=True)
+    stub_driver.build(folder)
     for node in nodes:
         (folder / node).write_text("gpus 1\n")
     return folder

@@ -93,11 +93,8 @@ def failure_of(given: dict[str, str]) -> Failure:
     """The failure that the classifier would have found."""
     rank, code = given["FAILED_RANK"], int(given["FAILED_CODE"])
     lost = tuple((node, given["LOST_HOW"]) for node in given["LOST"].split())
-    end = (
-        End(None if rank == "all" else int(rank), given["FAILED_NODE"], code, None)
-        if rank
-        else None
-    )
+    number = None if rank == "all" else int(rank or 0)
+    end = End(number, given["FAILED_NODE"], code, None) if rank else None
     stopped = int(given["STEP_CODE"]) > 128 and given["STOP_SIGNAL"]
     reached = code if end else 75 if stopped else int(given["STEP_CODE"])
     first = None if given["FAILED_BY_REQUEST"] == "1" or reached == 75 else end
@@ -255,6 +252,11 @@ NOT_BEGUN = {"FAILED_RANK": "", "FAILED_NODE": "", "STEP_CODE": "138", "LATEST":
         ({"LATEST": "", "IDLE": "1"}, "fail", "no requeue: 2 starts in a row"),
         ({"LATEST": "", "IDLE": "1", "IS_OWN_COMMAND": "1"}, "requeue", ""),
         ({"FAILED_CODE": "143"}, "requeue", ""),
+        (
+            {"FAILED_CODE": "137", "FAILED_RANK": "all", "FAILED_BY_REQUEST": "1"},
+            "requeue",
+            "stopped on request (SIGUSR1); all 4 ranks were killed at once, code 137; ",
+        ),
         ({"FAILED_CODE": "143", "DDP_MAX_RESTARTS": "0"}, "fail", "did not end with code 75"),
         ({"STOP_SIGNAL": ""}, "requeue", ""),
         (NOT_BEGUN, "requeue", "(SIGUSR1) before the ranks were started (code 75); job 7 is"),

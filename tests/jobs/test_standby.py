@@ -97,7 +97,7 @@ def training(
 
 
 def test_those_who_wait_are_the_next_ranks(training: Callable[..., Training]) -> None:
-    """Twice: the ranks of the next attempt are the processes that waited beside this one's."""
+    """Twice: the ranks of the next attempt are the processes that waited; then others wait."""
     run = training()
     for attempt in (1, 2):
         waiting = run.waiting()
@@ -106,6 +106,7 @@ def test_those_who_wait_are_the_next_ranks(training: Callable[..., Training]) ->
     assert run.events("resume")[-1]["step"] > 0
     failures = [(event["rank"], event["signal"]) for event in run.events("first_failure")]
     assert failures == [(1, "KILL"), (0, "KILL")]
+    run.waiting()
     run.end()
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import pytest
 
 from monitor.logs import gutil
 from monitor.logs.sample import GpuSample, HostSample, RankSample, Row
+from tests.monitor import stub_driver
 from tests.monitor.reported import Written, writer
 
 HERE = Path(__file__).parent
@@ -49,15 +49,6 @@ def until() -> Callable[..., None]:
     return wait
 
 
-def _compile(directory: Path, *flags: str) -> Path:
-    if shutil.which("gcc") is None:
-        pytest.skip("gcc is missing: the stand-in driver library cannot be built")
-    command = ["gcc", "-shared", "-fPIC", "-O1", "-pthread", "-Wall", "-Werror", "-o"]
-    command += [str(directory / "libnvidia-ml.so.1"), *flags, str(HERE / "nvml_standin.c")]
-    subprocess.run(command, check=True)
-    return directory
-
-
 @dataclass(frozen=True)
 class Driver:
     """A stub libnvidia-ml.so.1 and the file it follows."""
@@ -80,13 +71,13 @@ class Driver:
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A driver of today."""
-    return _compile(tmp_path_factory.mktemp("nvml"))
+    return stub_driver.build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture(scope="session")
 def old_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A driver of yesterday: newer functions are not there at all."""
-    return _compile(tmp_path_factory.mktemp("nvml-old"), "-DOLD_DRIVER")
+    return stub_driver.build(tmp_path_factory.mktemp("nvml-old"), "-DOLD_DRIVER")
 
 
 @pytest.fixture
@@ -108,7 +99,7 @@ def old_driver(old_library: Path, tmp_path: Path) -> Driver:
 @pytest.fixture
 def coming_driver(tmp_path: Path) -> Driver:
     """Two GPUs under a driver without what goes away with CUDA 14."""
-    made = Driver(_compile(tmp_path, "-DCUDA_14"), tmp_path / "driver.txt")
+    made = Driver(stub_driver.build(tmp_path, "-DCUDA_14"), tmp_path / "driver.txt")
     made.does("gpus 2")
     return made
 
