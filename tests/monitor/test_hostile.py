@@ -323,6 +323,13 @@ def test_a_damaged_run_is_still_reported(name: str, story: Any, ask: Any) -> Non
             assert "\x1b" not in out, (key, command)
 
 
+def test_a_run_of_which_no_event_is_left(tmp_path: Path, ask: Any) -> None:
+    """A full disk leaves the file empty: it has no attempts."""
+    (tmp_path / "events.jsonl").touch()
+    code, out, err = ask("compose", tmp_path)
+    assert (code, out, err) == (0, f"{tmp_path}/run.json\n", "")
+
+
 def test_a_loss_that_no_picture_can_show() -> None:
     """It counts as infinite: matplotlib's scales overflow."""
     time = "2026-11-21T12:00:00Z"
