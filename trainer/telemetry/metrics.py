@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _OPTIONAL = {"grad_norm", "rank_spread_pct"}
 """Left out of a line where they are not known."""
+_LONGEST_S = 10**13
+"""A timedelta holds 10^9 days; a run without an end may ask for more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +140,7 @@ def _eta(interval: Interval, started_step: int) -> timedelta:
     """Return how long the rest takes at the pace of this attempt, which began at a step."""
     num_done = max(1, interval.step - started_step)
     remaining_s = (interval.total_steps - interval.step) * interval.train_time_s / num_done
-    return timedelta(seconds=round(remaining_s))
+    return timedelta(seconds=round(min(remaining_s, _LONGEST_S)))
 
 
 class LiveBar(Sink):

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,17 @@ def test_the_rest_takes_as_long_as_the_steps_of_this_attempt_did(
     output = capsys.readouterr().out
     assert "120/200" in output
     assert "eta 0:02:40" in output
+
+
+@pytest.mark.parametrize("sink", [LogLines, lambda step: LiveBar(200, step)])
+def test_a_run_without_an_end_has_a_line_too(
+    sink: Callable[[int], Sink], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its time left is more than a timedelta holds."""
+    opened = sink(100)
+    opened.interval(replace(RESUMED, total_steps=2**63))
+    opened.close()
+    assert "eta 115740740 days" in capsys.readouterr().out
 
 
 def test_the_bar_begins_where_the_run_does(capsys: pytest.CaptureFixture[str]) -> None:
