@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jobs import processes
 from rundir import codes
 from rundir.hang import ASK
+from rundir.text import problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -102,6 +103,26 @@ def _execute(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
                 raise
             os.execve("/bin/sh", ["/bin/sh", *argv], dict(environ))  # noqa: S606 -- no shell's line
     except OSError as error:
-        os.write(2, os.fsencode(f"launcher: '{argv[0]}': {error.strerror}\n"))
+        reason = _interpreter_problem(argv[0]) or error.strerror
+        os.write(2, os.fsencode(f"launcher: '{argv[0]}': {reason}\n"))
         not_found = error.errno in {errno.ENOENT, errno.ENOTDIR}
         os._exit(_NOT_FOUND if not_found else _NOT_EXECUTABLE)
+
+
+def _interpreter_problem(path: str) -> str:
+    """Explain a script that is there and whose interpreter is not: the kernel names neither."""
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(256)
+    except OSError:
+        return ""
+    if not line.startswith(b"#!") or not line[2:].split():
+        return ""
+    interpreter = os.fsdecode(line[2:].strip(b" \t\n").split(b" ")[0])
+    if os.path.exists(interpreter):
+        return ""
+    rule = "its first line must name an interpreter that exists"
+    if interpreter.endswith("\r"):
+        found = "Windows line ends (\\r\\n)"
+        return problem(rule, found, f"sed -i 's/\\r$//' {path}")
+    return problem(rule, f"no {interpreter}", "correct that line")

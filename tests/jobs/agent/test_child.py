@@ -50,6 +50,21 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     assert (code, words) == (126, f"launcher: '{tmp_path}': Permission denied\n")
 
 
+@pytest.mark.parametrize(
+    ("first", "found"),
+    [(b"#!/no/such -x\n", "found no /no/such;"), (b"#!/bin/sh\r\n", "found Windows line ends")],
+)
+def test_a_script_whose_interpreter_is_not_there(tmp_path: Path, first: bytes, found: str) -> None:
+    """The system's own words would deny a file that is there."""
+    script = tmp_path / "script"
+    script.write_bytes(first + b"exit 0\n")
+    script.chmod(0o755)
+    code, words = run(tmp_path / "log", str(script))
+    assert code == 127
+    assert words.count("\n") == 1
+    assert f"'{script}': its first line must name an interpreter that exists; {found}" in words
+
+
 def test_a_script_without_a_first_line(tmp_path: Path) -> None:
     """The system does not know it, a shell does."""
     script = tmp_path / "script"
