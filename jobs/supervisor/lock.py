@@ -12,7 +12,7 @@ import os
 import re
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Callable, NoReturn
 
 from jobs.messages import Exit, UsageError, info
 from jobs.processes import environments
@@ -125,6 +125,17 @@ class Lock:
             "is the disk full, or a quota reached?",
         )
 
+    def _refuse_links(self, mine: str, error: OSError) -> NoReturn:
+        with suppress(OSError):
+            os.unlink(mine)
+        with suppress(OSError):
+            os.rmdir(self._run_dir)
+        raise UsageError(
+            "the run directory must be on a file system that can make hard links",
+            f"{error.strerror} in {self._run_dir}",
+            "free space or inodes there, or set DDP_OUT to another file system",
+        )
+
     def _attempt(self, mine: str) -> str:
         number = files.newest(self._run_dir)
         if number:
@@ -141,10 +152,16 @@ class Lock:
     def _link(self, mine: str, number: int) -> str:
         """Of several who try it at once, one succeeds."""
         lock = files.path(self._run_dir, number)
-        with suppress(OSError):  # a network file system may report one for a link that it made
+        error = None
+        try:
             os.link(mine, lock)
+        except OSError as failed:  # a network file system may report one for a link that it made
+            error = failed
         is_ours = _is_same(mine, lock)
-        if is_ours and files.newest(self._run_dir) == number:
+        newest = files.newest(self._run_dir)
+        if error and not is_ours and newest < number:  # no other job has one either
+            self._refuse_links(mine, error)
+        if is_ours and newest == number:
             self.path = lock
             with suppress(OSError):
                 os.unlink(files.path(self._run_dir, number - 1))

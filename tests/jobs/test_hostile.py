@@ -237,6 +237,21 @@ def test_a_log_on_a_full_disk(scripts: Scripts) -> None:
     assert len(list(scripts.directory.glob("out/*/events.jsonl"))) == 1
 
 
+def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As FAT and many that are made of objects, or without free inodes: no other job is blamed."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+
+    def fail(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", fail)
+    lock = Lock(str(run_dir), "1", None, job="", restarts="0", grace_s=25)
+    with pytest.raises(UsageError, match="can make hard links; found Operation not permitted"):
+        lock.take(time.sleep, lambda: False, may_wait=False, tell_every_s=1)
+    assert not run_dir.exists()
+
+
 def test_noise_in_the_events(scripts: Scripts) -> None:
     """Zeros that a crash left in the file do not hide what follows them."""
     events = scripts.directory / "out" / "mine" / "events.jsonl"
