@@ -52,8 +52,18 @@ def _open_standard_files() -> None:
     os.close(fd)
 
 
+def _check_working_directory() -> None:
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError(
+            "the working directory must exist", str(error.strerror), "cd to one that does"
+        ) from None
+
+
 def supervise(root: str, script: str, words: list[str], environ: dict[str, str]) -> int:
     """Do what was asked for; the job's exit code. Raises UsageError and Exit."""
+    _check_working_directory()
     job = plan.prepare(root, script, words, environ)
     if job.arguments.is_dry_run:
         return codes.FINISHED

@@ -252,6 +252,23 @@ def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
     assert not run_dir.exists()
 
 
+def test_a_working_directory_that_is_gone(scripts: Scripts) -> None:
+    """It was removed, or its file system unmounted, since the shell went there."""
+    (scripts.directory / "gone").mkdir()
+    line = f"cd gone && rmdir ../gone && exec '{scripts.root}/jobs/prelaunch.sh' -- true"
+    done = subprocess.run(
+        ["bash", "-c", line],
+        cwd=scripts.directory,
+        env=scripts.env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 64
+    assert "the working directory must exist; found" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_noise_in_the_events(scripts: Scripts) -> None:
     """Zeros that a crash left in the file do not hide what follows them."""
     events = scripts.directory / "out" / "mine" / "events.jsonl"
