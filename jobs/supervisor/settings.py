@@ -143,6 +143,12 @@ def _resolve_out(settings: Settings, known: Known) -> None:
             "an empty name",
             "correct it, or unset it for out/ in the submit directory",
         )
+    if out.startswith("~"):
+        raise UsageError(
+            "DDP_OUT must be a path, in which no shell has to replace ~",
+            f"'{out}'",
+            "write $HOME, or leave out the quotes",
+        )
     if not out.startswith("/"):
         settings.values["DDP_OUT"] = f"{known.cwd}/{out}"
     if "\n" in known.root + out:

@@ -163,6 +163,7 @@ def test_output_directory_that_is_a_link_to_nothing(scripts: Scripts) -> None:
         ("DDP_NPROC_PER_NODE", "08", "from 1 to"),
         ("DDP_OUT", "", "DDP_OUT must name a directory"),
         ("DDP_OUT", "a\nb", "must have no line break"),
+        ("DDP_OUT", "~/out", "DDP_OUT must be a path"),
         ("DDP_RUN_NAME", "a\nb", "DDP_RUN_NAME must be"),
         ("MASTER_ADDR", "", "MASTER_ADDR must be"),
         ("DDP_PYTHON", "/no/such", "DDP_PYTHON must be a program"),
