@@ -38,6 +38,8 @@ find_root() {
     done
 }
 
+# Slurm warns a job whose time limit is shorter than --signal's time as soon as it starts.
+trap '' USR1
 case ${DEBUG-} in
     1 | [Oo][Nn] | [Yy] | [Yy][Ee][Ss] | [Tt] | [Tt][Rr][Uu][Ee])
         PS4='+ \D{%H:%M:%S} \h ${BASH_SOURCE[0]##*/}:${LINENO}: '

@@ -26,9 +26,14 @@ class Requests:
     def listen(self) -> None:
         """From now on signals are for the loop.
 
-        What was ignored when the script was started stays so: that is how nohup works.
+        What was ignored when the script was started stays so: that is how nohup works. Only
+        SIGUSR1 is ignored by jobs/prelaunch.sh itself, until here.
         """
-        heard = [number for number in _REQUESTS if signal.getsignal(number) != signal.SIG_IGN]
+        heard = [
+            number
+            for number in _REQUESTS
+            if number == signal.SIGUSR1 or signal.getsignal(number) != signal.SIG_IGN
+        ]
         self._loop.catch(heard, lambda number: self.on_signal(_name(number)), self._remember)
 
     def _remember(self, number: int, frame: object) -> None:

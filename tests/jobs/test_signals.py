@@ -104,6 +104,14 @@ def test_usr1_waits_for_launchers_that_are_still_starting(scripts: Scripts) -> N
     assert len(result.of("rank_up")) == 2
 
 
+def test_a_warning_before_the_supervisor_listens(scripts: Scripts) -> None:
+    """Slurm sends it at once where the time limit is shorter than the warning's time."""
+    warned = f'[[ $* != *supervisor.main* ]] || kill -USR1 $$; exec "{sys.executable}" "$@"'
+    scripts.fake("warned-python", warned)
+    result = scripts.run("prelaunch.sh", "--", "true", DDP_PYTHON="warned-python")
+    assert (result.code, len(result.of("rank_end"))) == (0, 2), result.err
+
+
 def test_a_term_that_is_ignored_ends_after_the_grace(scripts: Scripts) -> None:
     """A rank that ignores SIGTERM is killed when DDP_GRACE is over."""
     process = scripts.start(
