@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _TEARDOWN_S = 8
 """From the first failure to the end of srun."""
-_KILLED_S = 4
-"""How long srun may take to see that its ranks were killed."""
+_KILLED_S, _LOST_S = 4, 1
+"""How long srun may take to see that its ranks were killed; of a lost node it never sees it."""
 _QUIET_S = 5
 """Beyond the interval of its monitor a node may be quiet for so long."""
 _POLL_S = 0.5
@@ -175,9 +175,9 @@ class Guard:
             info(f"{node} is lost: {how}")
             self._journal.write("lost_node", node=node, how=how)
         if fatal:
-            self._end_step(f"lost {', '.join(node for node, _ in fatal)}")
+            self._end_step(f"lost {', '.join(node for node, _ in fatal)}", _LOST_S)
 
-    def _end_step(self, why: str) -> None:
+    def _end_step(self, why: str, delay_s: float = _KILLED_S) -> None:
         """End what runs on the nodes that answer; srun is not waited for."""
         self.stop()
         self.why = why
@@ -185,7 +185,7 @@ class Guard:
             self._step.signal(signal.SIGKILL)
             return
         self._loop.in_background(self._step.kill)
-        self._loop.after(_KILLED_S, lambda: self._step.signal(signal.SIGKILL))
+        self._loop.after(delay_s, lambda: self._step.signal(signal.SIGKILL))
 
 
 def _size_and_time(path: str) -> tuple[int, int]:

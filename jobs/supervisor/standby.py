@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from jobs.backends.base import Backend, Step
     from jobs.loop import Loop
 
-_END_S = 2
+_END_S = 1
+"""For each way to end it: ranks that wait end at once, but srun waits for a node that is lost."""
 
 
 class Standby:

@@ -51,6 +51,11 @@ class Step:
         """The same."""
         self.told.append("kill")
 
+    def lose(self, node: str, how: str) -> bool:
+        """It cannot go on without a node."""
+        del node, how
+        return False
+
     def signal(self, number: int) -> None:
         """The same."""
         self.told.append(signal.Signals(number).name)
@@ -155,3 +160,17 @@ def test_a_node_that_answers_is_waited_for(tmp_path: Path) -> None:
     many.passes(2)
     assert many.step.told == ["report"]
     assert not called
+
+
+def test_srun_is_not_waited_for_where_a_node_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for that node's ranks for ever; those of the others are killed first."""
+    monkeypatch.setattr(guards, "_QUIET_S", -14.9)  # beyond the interval of 15 s
+    bench = Bench(tmp_path, Fake({"n1": "its port does not answer"}))
+    for rank, node in enumerate(bench.nodes):
+        bench.journal.write("rank_up", rank=rank, node=node)
+    bench.passes(20, "kill")
+    assert bench.passes(20, "SIGKILL") < 2
+    assert bench.step.told == ["kill", "SIGKILL"]
+    assert bench.guard.why == "lost n1"
