@@ -14,6 +14,8 @@ from monitor.logs import constants
 from monitor.logs.decode import NO_TIME
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
 _TOLERANCE_S = 2
@@ -24,7 +26,7 @@ _NUM_NEAR = 5
 
 
 def shifts_s(
-    wall_s: NDArray[np.int64], mono_s: NDArray[np.floating] | None, nominal_s: NDArray[np.floating]
+    wall_s: NDArray[np.int64], mono_s: NDArray[np.floating], nominal_s: NDArray[np.floating]
 ) -> NDArray[np.int64] | None:
     """Return how far the clock was off in each row of one host, by its last row; None: nowhere.
 
@@ -39,21 +41,43 @@ def shifts_s(
     rows = np.flatnonzero(wall_s != NO_TIME)
     passed_s = np.diff(wall_s[rows]).astype(np.float64)
     is_wrong = passed_s < 0
-    true_s = np.full(len(passed_s), _usual_s(passed_s))
-    true_s = np.where(np.isnan(nominal_s[rows][1:]), true_s, nominal_s[rows][1:])
-    if mono_s is not None:
-        stamped_s = np.diff(mono_s[rows].astype(np.float64))
-        known = stamped_s >= 0  # a boot begins anew
-        true_s = np.where(known, stamped_s, true_s)
-        is_wrong |= known & (np.abs(passed_s - stamped_s) > _TOLERANCE_S)
+    usual_s = np.full(len(passed_s), _usual_s(passed_s))
+    usual_s = np.where(np.isnan(nominal_s[rows][1:]), usual_s, nominal_s[rows][1:])
+    stamped_s = np.diff(mono_s[rows].astype(np.float64))
+    known = stamped_s >= 0  # a boot begins anew
+    true_s = np.where(known, stamped_s, usual_s)
+    is_wrong |= known & (np.abs(passed_s - stamped_s) > _TOLERANCE_S)
     if not is_wrong.any():
         return None
+    for first, last in _excursions(np.where(known, 0, passed_s), usual_s):
+        both_s = passed_s[first] + passed_s[last]
+        true_s[first] = min(usual_s[first], both_s)
+        true_s[last] = both_s - true_s[first]
+        is_wrong[[first, last]] = True
     lacks_s = np.cumsum(np.where(is_wrong, np.rint(true_s - passed_s), 0).astype(np.int64))
     shift_s = np.zeros(len(wall_s), np.int64)
     shift_s[rows[1:]] = lacks_s
     # After it was set the clock is right, or it would not have been set.
     shift_s[rows] -= lacks_s[-1]
     return shift_s
+
+
+def _excursions(
+    passed_s: NDArray[np.float64], usual_s: NDArray[np.float64]
+) -> Iterator[tuple[int, int]]:
+    """Find pairs of steps by which the clock went wrong, ahead or back, and then came right again.
+
+    As where the day of one row is damaged: over both steps together no more than usual passed, so
+    that neither is a gap, and what was written before them is as right as what came after.
+    """
+    far = np.flatnonzero(np.abs(passed_s) > constants.GAP_INTERVALS * np.maximum(1.0, usual_s))
+    both_s = passed_s[far[:-1]] + passed_s[far[1:]]
+    is_even = (both_s >= 0) & (both_s <= 2 * usual_s[far[:-1]] + _TOLERANCE_S)
+    last = -1
+    for first, second in zip(far[:-1][is_even], far[1:][is_even], strict=True):
+        if first > last:
+            last = second
+            yield first, second
 
 
 def is_odd(wall_s: NDArray[np.int64]) -> bool:

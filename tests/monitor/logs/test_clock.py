@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from monitor.analysis.engine import evaluate
-from monitor.logs import aggregates, files, gutil, series, stats
+from monitor.logs import aggregates, files, gutil, reader, series, stats
 from monitor.logs.sample import GpuSample, HostSample, Row
 from monitor.report import document
 from tests.monitor.reported import gpus
@@ -152,6 +152,31 @@ def test_a_clock_set_forward_is_no_gap(tmp_path: Path) -> None:
     reported = reported_of(path)
     assert (reported["span_s"], reported["energy_j"]) == (399 * 15, 399 * 15 * WATTS)
     assert [one for one in evaluate(series.load([str(path)])) if one.rule == "gap"] == []
+
+
+@pytest.mark.parametrize("off_s", [366 * 86_400, -366 * 86_400, HOUR])
+@pytest.mark.parametrize("num_off", [1, 50])
+def test_a_clock_that_went_wrong_and_came_right(tmp_path: Path, off_s: int, num_off: int) -> None:
+    """As one damaged digit of a day does it: the rows before it stay where they are."""
+    path = tmp_path / "slurm-7.n1.gutil"
+    made = observations(200, 15)
+    made[100 : 100 + num_off] = observations(num_off, 15, begin_s=1500, off_s=off_s)
+    path.write_text(head(15) + text(made, stamped=False))
+    assert reported_of(path)["span_s"] == 199 * 15
+    (one,) = series.load([str(path)]).gpus
+    assert np.diff(one.time_s).tolist() == [15] * 199
+    assert one.time_s[0] == one.written_s[0]
+
+
+@pytest.mark.parametrize("day", ["00010101", "19691231", "22000101", "99991231"])
+def test_a_day_that_no_clock_shows_is_damage(tmp_path: Path, day: str) -> None:
+    """A year that a damaged digit made is no time to draw an axis to."""
+    path = tmp_path / "slurm-7.n1.gutil"
+    lines = text(observations(9), stamped=False).splitlines(keepends=True)
+    lines[5] = f" {day}{lines[5][9:]}"
+    path.write_text("".join(lines))
+    found = reader.read(str(path))
+    assert (found.num_rows, found.num_unreadable) == (8, 1)
 
 
 def test_a_reboot_begins_the_stamp_anew(tmp_path: Path) -> None:
