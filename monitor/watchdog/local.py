@@ -11,7 +11,7 @@ from monitor.watchdog.bounded import Bounded
 from monitor.watchdog.event_channel import EventChannel
 from monitor.watchdog.heartbeats import read_heartbeats
 from monitor.watchdog.local_ranks import LocalRanks
-from monitor.watchdog.node import Place, Watchdog
+from monitor.watchdog.node import Watchdog
 from monitor.watchdog.observer import RankObserver
 from monitor.watchdog.timeouts import Timeouts
 from rundir import channel
@@ -45,19 +45,7 @@ class LocalWatchdog:
         ranks = LocalRanks(settings, self._files, Bounded("memory"))
         self._observer = RankObserver(ranks, timeouts)
         self._actions = Actions(settings, self._observer, self._files, emit)
-        self._watchdog = Watchdog(
-            Place(
-                node=settings.node,
-                node_rank=settings.node_rank,
-                num_nodes=settings.num_nodes,
-                attempt=settings.attempt,
-                master=settings.master,
-                is_supervised=settings.is_supervised,
-            ),
-            self._actions,
-            self._channel,
-            timeouts.poll_s(),
-        )
+        self._watchdog = Watchdog(settings, self._actions, self._channel, timeouts.poll_s())
 
     def see_gpus(self, reading: Reading) -> None:
         """Take what the recorder has just read."""

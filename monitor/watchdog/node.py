@@ -10,7 +10,7 @@ Where there is no supervisor, or it has been silent for long, the nodes read eac
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rundir.hang.nodes import ASK_S, COLLECT_S, REPEAT_S, Nodes
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from monitor.watchdog.actions import Actions
     from monitor.watchdog.event_channel import EventChannel
     from monitor.watchdog.observer import Observation
+    from monitor.watchdog.settings import WatchSettings
     from monitor.watchdog.stacks import Stack
     from rundir.hang.reports import RankReport
     from rundir.hang.verdict import Verdict
@@ -34,48 +35,26 @@ _BUSY_S = 0.5  # how often to poll while something is
 _MOVED_S = 5.0  # how soon to report that a rank has moved on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Which node this is, of how many, in which attempt."""
-
-    node: str
-    node_rank: int = 0
-    num_nodes: int = 1
-    attempt: int = 1
-    master: str = "the master"
-    """MASTER_ADDR:MASTER_PORT, for the verdict's text."""
-    is_supervised: bool = False
-    """Whether a supervisor receives the reports, decides, and ends the ranks."""
-
-    @property
-    def supervisor_s(self) -> float:
-        """How long a silent supervisor is waited for."""
-        return COLLECT_S + _SUPERVISOR_S if self.is_supervised else 0.0
-
-    @property
-    def turn_s(self) -> float:
-        """How long after that this node decides, if no other has."""
-        return _PER_NODE_S * self.node_rank
-
-
 class Watchdog:
     """Takes one poll at a time; its owner calls `tick` again after the time it returns."""
 
     def __init__(
         self,
-        place: Place,
+        settings: WatchSettings,
         local: Actions,
         channel: EventChannel,
         poll_s: float,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._place = place
+        self._settings = settings
         self._local = local
         self._channel = channel
         self._poll_s = poll_s
         self._monotonic = monotonic
-        self._nodes = Nodes(place.num_nodes, place.master)
+        self._nodes = Nodes(settings.num_nodes, settings.master)
         self._received_s: float | None = None
+        self._supervisor_s = COLLECT_S + _SUPERVISOR_S if settings.is_supervised else 0.0
+        """How long a silent supervisor is waited for."""
         self._opened_s: float | None = None
         self._asked_s = float("-inf")
         self._reported: tuple[tuple[object, ...], tuple[object, ...]] | None = None
@@ -92,7 +71,7 @@ class Watchdog:
             self._act(self._nodes.verdict)
             return None
         is_asked = now_s - self._asked_s < _ASKED_S
-        is_wanted = is_asked or self._nodes.is_suspicious(now_s, self._place.node)
+        is_wanted = is_asked or self._nodes.is_suspicious(now_s, self._settings.node)
         if not (poll.is_suspicious or is_wanted):
             self._close(poll)
             return self._poll_s
@@ -116,7 +95,7 @@ class Watchdog:
     def _waited_s(self, now_s: float) -> float:
         """How long a verdict has been due from the nodes; negative: from the supervisor."""
         opened_s = now_s if self._opened_s is None else self._opened_s
-        return now_s - max(opened_s, self._asked_s) - self._place.supervisor_s
+        return now_s - max(opened_s, self._asked_s) - self._supervisor_s
 
     def _receive(self, now_s: float) -> None:
         """Read seldom while all is well: a shared file system may be asked by many.
@@ -127,15 +106,15 @@ class Watchdog:
             return
         due_s = min(_POLL_S, 4 * self._poll_s)
         is_due = self._received_s is None or now_s - self._received_s >= due_s
-        if self._opened_s is not None or (self._place.num_nodes > 1 and is_due):
+        if self._opened_s is not None or (self._settings.num_nodes > 1 and is_due):
             self._received_s = now_s
             for event in self._channel.receive():
-                if event.get("attempt") == self._place.attempt:
+                if event.get("attempt") == self._settings.attempt:
                     self._nodes.add(event, now_s)
 
     def _close(self, poll: Observation) -> None:
         """Withdraw the reported suspicion: all is well again."""
-        has_readers = self._place.num_nodes > 1 or self._place.is_supervised
+        has_readers = self._settings.num_nodes > 1 or self._settings.is_supervised
         if self._reported is not None and has_readers:
             self._channel.report("hang_report", **self._node_report(poll, poll.ranks).to_event())
         self._opened_s, self._reported = None, None
@@ -143,9 +122,9 @@ class Watchdog:
 
     def _decide(self, now_s: float) -> Verdict | None:
         waited_s = self._waited_s(now_s)
-        if waited_s < self._place.turn_s:
-            return None
-        waited_s += self._place.supervisor_s
+        if waited_s < _PER_NODE_S * self._settings.node_rank:
+            return None  # it is not this node's turn
+        waited_s += self._supervisor_s
         return self._nodes.decide(now_s, waited_s, may_miss=self._channel.is_stuck)
 
     def _stacked_report(self, poll: Observation) -> NodeReport:
@@ -160,8 +139,8 @@ class Watchdog:
 
     def _node_report(self, poll: Observation, ranks: Sequence[RankReport]) -> NodeReport:
         return NodeReport(
-            node=self._place.node,
-            node_rank=self._place.node_rank,
+            node=self._settings.node,
+            node_rank=self._settings.node_rank,
             ranks=tuple(ranks),
             reaches_master=self._reaches_master,
             traces=self._traces,
