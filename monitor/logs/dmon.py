@@ -246,6 +246,16 @@ class Signs(NamedTuple):
     num_odd: int
     """Rows that do not lie narrow."""
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether rows without a line between them that begins with `#` lie narrow.
+
+        A single narrow row looks like one that lost a digit behind a `-`. So it takes two such
+        rows or two such `-`, more of them than rows that lie in no way, and no row that lies as
+        usual only.
+        """
+        return not self.num_usual and self.num_signs > max(1, self.num_odd)
+
 
 def signs_of_layout(header: Header, lines: Sequence[str]) -> Signs:
     """Count how rows lie under a header that an early program may have written."""
@@ -261,18 +271,6 @@ def signs_of_layout(header: Header, lines: Sequence[str]) -> Signs:
         num_signs=sum(_num_signs(early, slim) for early in alone),
         num_odd=sum(1 for _, early in read if not early),
     )
-
-
-def settled(header: Header, lines: Sequence[str]) -> Header:
-    """Decide how rows without a line between them that begins with `#` lie: narrow or as usual.
-
-    A single narrow row looks like one that lost a digit behind a `-`. So it takes two
-    such rows or two such `-`, more of them than rows that lie in no way, and no row that lies as
-    usual only.
-    """
-    signs = signs_of_layout(header, lines)
-    is_narrow = not signs.num_usual and signs.num_signs > max(1, signs.num_odd)
-    return header.narrow if header.narrow is not None and is_narrow else header
 
 
 def _num_signs(row: Mapping[str, str], slim: Header) -> int:
@@ -380,7 +378,8 @@ def parse(text: str) -> Iterator[tuple[Header, dict[str, str]] | None]:
 def _parse_rows(
     lines: Sequence[str], header: Header | None
 ) -> Iterator[tuple[Header, dict[str, str]] | None]:
-    header = header and settled(header, lines)
+    if header and header.narrow and signs_of_layout(header, lines).is_narrow:
+        header = header.narrow
     for line in lines:
         if line.strip(BLANKS):
             row = parse_row(line, header) if header else None

@@ -161,9 +161,8 @@ class Parser:
     def _settle(self, header: Header) -> None:
         """Give waiting rows as soon as they show how they lie; more may follow."""
         text = b"".join(self._waiting)
-        lines = _lines(text)
-        signs = dmon.signs_of_layout(header, lines)
-        if signs.num_usual or dmon.settled(header, lines) is not header:
+        signs = dmon.signs_of_layout(header, _lines(text))
+        if signs.num_usual or signs.is_narrow:
             self._settled = header if signs.num_usual else header.narrow
         if self._settled or not signs.num_narrow:
             self._waiting = []
@@ -179,12 +178,10 @@ class Parser:
         if _are_usual(header, text):
             self._give(header, text)
             return
-        lines = _lines(text)
-        chosen = dmon.settled(header, lines)
-        signs = dmon.signs_of_layout(header, lines)
-        if chosen is header and signs.num_narrow and not signs.num_usual:
+        signs = dmon.signs_of_layout(header, _lines(text))
+        if signs.num_narrow and not (signs.num_usual or signs.is_narrow):
             self.hints.add(NARROW)
-        self._give(chosen, text)
+        self._give(header.narrow if signs.is_narrow else header, text)
 
     def _give(self, header: Header | None, text: bytes) -> None:
         if header is None and self.is_cut and not self.has_head:
