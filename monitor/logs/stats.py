@@ -46,7 +46,7 @@ class Idle:
 
     duration_s: float
     begin_s: int | None
-    """Since 1970; None where the log has no dates."""
+    """Since 1970, as the log has it; None where the log has no dates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,8 +224,8 @@ def _longest_idle(gpu: GpuSeries, steps_s: NDArray[np.float64]) -> Idle | None:
     if not lasted_s.any():
         return None
     last = int(lasted_s.argmax())
-    begin_s = int(gpu.time_s[last] - lasted_s[last]) if gpu.is_dated else None
-    return Idle(float(lasted_s[last]), begin_s)
+    first = int(np.flatnonzero(~is_idle[:last])[-1])  # the first sample has no time before it
+    return Idle(float(lasted_s[last]), int(gpu.written_s[first]) if gpu.is_dated else None)
 
 
 def _sum(uses: Sequence[Use], counts: Mapping[str, Counts]) -> Use:

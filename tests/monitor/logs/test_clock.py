@@ -126,6 +126,7 @@ def test_a_clock_set_back_is_shown_as_written(tmp_path: Path) -> None:
     ]
     (idle,) = [one for one in evaluate(series.load([str(path)])) if one.rule == "idle"]
     begin = NOON + timedelta(seconds=599)
+    assert reported["longest_idle"]["begin"][:19] == f"{begin:%Y-%m-%d %H:%M:%S}"
     assert idle.begin_s == pytest.approx((begin - datetime(1970, 1, 1)).total_seconds(), abs=1)  # noqa: DTZ001
 
 
