@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from monitor.logs.log_events import LogEvent
     from monitor.logs.sample import GpuSource, HostSource, RankSource
-    from monitor.watchdog import orphans
     from monitor.watchdog.settings import WatchSettings
     from rundir.events import EventLog
 
@@ -222,12 +221,8 @@ def _end_orphans(settings: Settings, emit: Callable[[str], None]) -> None:
     pids = ", ".join(map(str, ended.asked))
     emit(f"the launcher of {settings.host} died; ended what it left behind: {pids}")
     if settings.run_dir is not None:
-        _report(settings, ended)
-
-
-def _report(settings: Settings, ended: orphans.Ended) -> None:
-    log = _event_log(settings)
-    log.write("orphans", node=settings.host, pids=ended.asked, killed=ended.killed)
+        log = _event_log(settings)
+        log.write("orphans", node=settings.host, pids=ended.asked, killed=ended.killed)
 
 
 def _event_log(settings: Settings) -> EventLog:

@@ -50,12 +50,9 @@ class HeartbeatFiles:
     def find(self) -> None:
         """Open the files that are there now, and leave those that are gone."""
         self.close()
-        for name in _names(self._directory):
-            number = name.removeprefix(RANK_PREFIX)
-            if number != name and number.isdecimal():
-                with suppress(OSError):
-                    path = f"{self._directory}/{name}"
-                    self._files[int(number)] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        for rank, path in _paths(self._directory, RANK_PREFIX).items():
+            with suppress(OSError):
+                self._files[rank] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> dict[int, Progress]:
         """Read how far every rank is, or was; a file that never was a heartbeat is skipped."""
@@ -76,20 +73,17 @@ class HeartbeatFiles:
 def _files(directory: str, prefix: str, num_bytes: int) -> list[tuple[int, bytes]]:
     """Read the head of each file `<prefix><rank>`; what cannot be read is gone or not ours."""
     found = []
-    for name in _names(directory):
-        number = name.removeprefix(prefix)
-        if number == name or not number.isdecimal():
-            continue
-        try:
-            with open(f"{directory}/{name}", "rb", buffering=0) as file:  # noqa: PTH123
-                found.append((int(number), file.read(num_bytes)))
-        except OSError:
-            continue
+    for rank, path in _paths(directory, prefix).items():
+        with suppress(OSError), open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            found.append((rank, file.read(num_bytes)))
     return found
 
 
-def _names(directory: str) -> list[str]:
+def _paths(directory: str, prefix: str) -> dict[int, str]:
+    """List the files `<prefix><rank>` by rank."""
     try:
-        return os.listdir(directory)  # noqa: PTH208 - pathlib costs start time
+        names = os.listdir(directory)  # noqa: PTH208 - pathlib costs start time
     except OSError:
-        return []
+        return {}
+    numbers = ((name.removeprefix(prefix), name) for name in names if name.startswith(prefix))
+    return {int(number): f"{directory}/{name}" for number, name in numbers if number.isdecimal()}

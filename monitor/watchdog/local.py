@@ -21,7 +21,6 @@ from rundir.paths import RunDir
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from monitor.logs.sample import Reading
     from monitor.watchdog.settings import WatchSettings
 
 _LEAVE_S = TERM_S + 0.5
@@ -43,24 +42,16 @@ class LocalWatchdog:
         )
         timeouts = Timeouts(settings.hang_timeout_s)
         ranks = LocalRanks(settings, self._files, Bounded("memory"))
-        self._observer = RankObserver(ranks, timeouts)
-        self._actions = Actions(settings, self._observer, self._files, emit)
-        self._watchdog = Watchdog(settings, self._actions, self._channel, timeouts.poll_s())
-
-    def see_gpus(self, reading: Reading) -> None:
-        """Take what the recorder has just read."""
-        self._observer.see_gpus(reading)
-
-    def ask(self) -> None:
-        """Take the supervisor's wish for a report."""
-        self._watchdog.ask()
+        self.observer = RankObserver(ranks, timeouts)
+        self._actions = Actions(settings, self.observer, self._files, emit)
+        self.watchdog = Watchdog(settings, self._actions, self._channel, timeouts.poll_s())
 
     def run(self) -> None:
         """Watch until `end` is called or there is nothing left to decide."""
         delay_s: float | None = 0.0
         while delay_s is not None and not self._end.wait(delay_s):
             try:
-                delay_s = self._watchdog.tick()
+                delay_s = self.watchdog.tick()
             except Exception as error:  # noqa: BLE001 - the monitor never fails the job
                 self._say(f"watchdog: {type(error).__name__}: {error}: going on")
                 delay_s = 5.0

@@ -37,7 +37,7 @@ class WatchdogThread:
     def see_gpus(self, reading: Reading) -> None:
         """Take what the recorder has just read."""
         if self._watchdog is not None:
-            self._watchdog.see_gpus(reading)
+            self._watchdog.observer.see_gpus(reading)
 
     def end(self) -> None:
         """Watch no more, and report where the ranks were."""
@@ -60,4 +60,4 @@ class WatchdogThread:
 
     def _ask(self) -> None:
         if self._watchdog is not None:
-            self._watchdog.ask()
+            self._watchdog.watchdog.ask()
