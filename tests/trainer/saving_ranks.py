@@ -10,7 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from tests.trainer.saved import CPU, open_folder, state_at
-from trainer.checkpoint.host_copies import HostCopies, num_local_bytes
+from trainer.checkpoint.host_copies import HostCopies
+from trainer.checkpoint.shards import num_local_bytes
 from trainer.distributed.mesh import Mesh
 from trainer.environment import Ranks
 from trainer.parallel.layout import Layout

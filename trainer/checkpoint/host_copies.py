@@ -6,10 +6,11 @@ hold, one writes it: torch's writer has the same rule, but applies it after all 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from trainer.checkpoint.shards import divide, num_local_bytes, part_of
 from trainer.distributed import host_memory
 
 if TYPE_CHECKING:
@@ -36,18 +37,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _NO_MEMORY)
-
-
-def local_of(tensor: Any) -> Tensor:  # noqa: ANN401 -- it may be a DTensor, seconds to import
-    """Return what this rank holds of a tensor."""
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
-
-
-def num_local_bytes(tensor: Tensor) -> int:
-    """Return the bytes of what this rank holds of a tensor."""
-    local = local_of(tensor)
-    return local.numel() * local.element_size()
 
 
 def num_host_bytes(tensors: Mapping[str, Tensor]) -> int:
@@ -148,10 +137,6 @@ def _like(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, device="cpu")
 
 
-Part = tuple[str, tuple[int, ...]]
-"""A tensor's name, and where its shard lies on the axes along which it is split."""
-
-
 class SavePlan:
     """This rank's part of the checkpoints; all ranks hold the same kind."""
 
@@ -179,29 +164,3 @@ class SavePlan:
             self._own = {name for name, _ in shares[group.rank]}
             self.num_bytes = sum(held[rank][p] for rank, own in enumerate(shares) for p in own)
         return {name: tensor for name, tensor in tensors.items() if name in self._own}
-
-
-def divide(held: Sequence[Mapping[Part, int]]) -> list[set[Part]]:
-    """Give each part to one of the ranks that hold it: to the one with the least so far.
-
-    `held` are each rank's parts and their bytes.
-    """
-    holders: dict[Part, list[int]] = {}
-    for rank, parts in enumerate(held):
-        for part in parts:
-            holders.setdefault(part, []).append(rank)
-    shares: list[set[Part]] = [set() for _ in held]
-    loads = [0] * len(held)
-    for part, ranks in holders.items():
-        rank = min(ranks, key=loads.__getitem__)
-        shares[rank].add(part)
-        loads[rank] += held[rank][part]
-    return shares
-
-
-def part_of(name: str, tensor: Any) -> Part:  # noqa: ANN401 -- it may be a DTensor, as above
-    """Return the part that a rank holds of a tensor."""
-    if not hasattr(tensor, "device_mesh"):
-        return name, ()
-    at = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
-    return name, tuple(place for place, placement in at if not placement.is_replicate())

@@ -21,16 +21,11 @@ from torch import distributed as dist
 
 from rundir.paths import snapshots_prefix
 from trainer.checkpoint import manifest, saving
-from trainer.checkpoint.host_copies import (
-    divide,
-    local_of,
-    missing_memory,
-    num_local_bytes,
-    part_of,
-)
+from trainer.checkpoint.host_copies import missing_memory
 from trainer.checkpoint.layout import LOSS_SUM, of_rank
 from trainer.checkpoint.loading import Stored
 from trainer.checkpoint.process_group import ProcessGroup
+from trainer.checkpoint.shards import divide, local_of, num_local_bytes, part_of
 from trainer.checkpoint.snapshot_files import (
     NUM_SLOTS,
     Key,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.checkpoint.host_copies import num_local_bytes
+from trainer.checkpoint.shards import num_local_bytes
 from trainer.errors import UserError
 from trainer.parallel.plan import ForwardPlan, modules_named
 from trainer.parallel.stages import layers_kept, passes_kept

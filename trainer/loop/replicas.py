@@ -6,29 +6,21 @@ differ was hit by a fault of its GPU, its memory or its network card, of which n
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import torch
-
-from trainer.checkpoint.host_copies import local_of
+from trainer.checkpoint.shards import hash_of
 from trainer.distributed.device import uuid_of
 from trainer.errors import RunFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor, nn
+    from torch import nn
 
     from trainer.distributed.mesh import Mesh
     from trainer.parallel.layout import Layout
     from trainer.telemetry.events import EventLog
-
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""The type whose bits are a value's, by its bytes."""
-_HASH_BYTES = 6
-"""A reduction in float64 carries 53 bits."""
 
 
 def check_replicas(model: nn.Module, mesh: Mesh, events: EventLog, step: int) -> None:
@@ -52,31 +44,6 @@ def check_replicas(model: nn.Module, mesh: Mesh, events: EventLog, step: int) ->
         found=f"others on {place} at step {step}",
         remedy="test the memory and the GPU there; nothing was saved from this step",
     )
-
-
-def hash_of(tensors: Sequence[Tensor]) -> int:
-    """Return 48 bits that change with any bit of the values; of shards, of this rank's own.
-
-    The sum of a tensor's bits, as integers, is one pass over it on its own device.
-    """
-    sums = [
-        _bits(local).sum(dtype=torch.int64) for local in map(local_of, tensors) if local.numel()
-    ]
-    # One copy from the device, not one for each tensor.
-    values = torch.stack(sums).tolist() if sums else []
-    digest = hashlib.blake2b(repr(values).encode(), digest_size=_HASH_BYTES).digest()
-    return int.from_bytes(digest, "little")
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """View values as integers, 8 bytes at a time where shape and strides let it: far faster.
-
-    Nothing but these decides, since they alone are the same on all copies.
-    """
-    if not tensor.is_contiguous() or tensor.nbytes % 8:
-        return tensor.view(_INTEGERS[tensor.element_size()])
-    is_aligned = tensor.storage_offset() * tensor.element_size() % 8 == 0
-    return (tensor if is_aligned else tensor.clone()).view(-1).view(torch.int64)
 
 
 def odd_ranks(hashes: Sequence[object], layout: Layout) -> list[int]:

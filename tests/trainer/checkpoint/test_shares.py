@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.ports import free_port
 from tests.trainer.saved import load
-from trainer.checkpoint.host_copies import divide
+from trainer.checkpoint.shards import divide
 
 HELD = st.lists(
     st.dictionaries(st.tuples(st.sampled_from("abcdefgh"), st.just(())), st.integers(0, 9)),

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rundir.failure import patterns
-from trainer.loop.replicas import hash_of, odd_ranks
+from trainer.checkpoint.shards import hash_of
+from trainer.loop.replicas import odd_ranks
 from trainer.parallel.layout import Layout
 
 Start = Callable[..., Any]
