@@ -20,9 +20,8 @@ from trainer.environment import Ranks, RunSettings, set_torch_defaults, whole_nu
 from trainer.errors import RunFailedError, UserError, misfit, missing_package, short_line
 from trainer.loop.stop import StopRequest
 from trainer.options import parse
+from trainer.parallel.checks import check_blocks, check_layout, check_pipeline
 from trainer.parallel.layout import plan_layout
-from trainer.parallel.plan import check_blocks
-from trainer.parallel.stages import check_pipeline
 from trainer.telemetry.heartbeat import Stacks, open_heartbeat
 from trainer.telemetry.profiling import profiled_ranks
 from trainer.text import flush_what_can_be, lose_what_cannot_be_written, warn
@@ -116,7 +115,8 @@ def _collect_garbage() -> None:
 def _share_out(config: Config, ranks: Ranks, workload: Workload) -> tuple[Layout, BatchPlan]:
     """Plan which rank has which part of model and batch. Raises UserError for what does not fit."""
     sizes = workload.parallel_sizes()
-    layout = plan_layout(config, ranks, sizes, counts_targets=workload.counts_targets)
+    layout = plan_layout(config, ranks)
+    check_layout(config, layout, sizes, counts_targets=workload.counts_targets)
     if config.precision == "fp8":
         check_blocks(workload.parallel_plan(), config.workload)
     profiled_ranks(config, ranks.world_size)  # only checked: `Run` asks again

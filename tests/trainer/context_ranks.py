@@ -9,9 +9,9 @@ from torch import Tensor, distributed, nn
 from torch.testing import assert_close
 
 from trainer.config import ContextMessages
+from trainer.parallel.chunks import own_ranges
 from trainer.parallel.context import share_sequences
 from trainer.parallel.layout import Layout
-from trainer.parallel.plan import own_ranges
 from trainer.workloads.llama import attend_causally
 
 LENGTH = 24

@@ -28,7 +28,7 @@ def main(model: str, world_size: int, spare_mib: int, options: list[str]) -> Non
     ranks = Ranks(world_size=world_size, local_world_size=world_size)
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     workload = build_workload(config)
-    layout = plan_layout(config, ranks, workload.parallel_sizes())
+    layout = plan_layout(config, ranks)
     device = torch.device("cpu")
     mesh = Mesh(
         ranks=ranks,

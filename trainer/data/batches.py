@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.data import generators
-from trainer.parallel.plan import own_ranges
+from trainer.parallel.chunks import own_ranges
 from trainer.workloads.base import TensorData
 from trainer.workloads.tokens import TokenData
 

@@ -14,7 +14,7 @@ from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from trainer.errors import UserError
-from trainer.parallel.plan import holders, own_ranges
+from trainer.parallel.chunks import holders, own_ranges
 from trainer.parallel.ring import RingAttention
 
 if TYPE_CHECKING:

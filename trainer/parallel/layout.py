@@ -9,17 +9,15 @@ stage to the next.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rundir.text import counted
 from trainer.errors import UserError
-from trainer.parallel.plan import num_chunks
 
 if TYPE_CHECKING:
     from trainer.config import Config, Strategy
     from trainer.environment import Ranks
-    from trainer.parallel.plan import ParallelSizes
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 REST = -1
@@ -108,31 +106,11 @@ class Layout:
         return " x ".join(used) + (" with sequence parallel" if self.sequence_parallel else "")
 
 
-def plan_layout(
-    config: Config, ranks: Ranks, sizes: ParallelSizes | None, *, counts_targets: bool = True
-) -> Layout:
-    """Return the layout that the options ask for; `sizes` are None for what cannot be split.
+def plan_layout(config: Config, ranks: Ranks) -> Layout:
+    """Return the layout that the options ask for: the axes' product is the number of ranks.
 
-    `counts_targets`: whether the workload's loss is a sum over targets (`Workload.num_valid`).
-
-    Raises UserError, with the numbers, when it does not fit the ranks or the model.
+    Raises UserError, with the numbers, where it cannot be.
     """
-    layout = replace(_fit(config, ranks), sequence_parallel=config.sequence_parallel)
-    _check_sizes(layout, sizes, config)
-    if layout.cp > 1:
-        _check_cp(layout, sizes, config.workload, counts_targets=counts_targets)
-    if config.cpu_offload and not layout.is_sharded:
-        raise UserError(
-            "--cpu-offload",
-            rule="have a layout that shards the model",
-            found=f"{ranks.world_size} whole copies",
-            remedy="take --strategy fsdp on several ranks",
-        )
-    return layout
-
-
-def _fit(config: Config, ranks: Ranks) -> Layout:
-    """Give every axis a size, so that the product is the number of ranks."""
     named = {axis: getattr(config, axis) for axis in AXES}
     asked = {axis: size for axis, size in named.items() if size is not None}
     sizes = dict.fromkeys(AXES, 1) | _STRATEGIES[config.strategy] | asked
@@ -159,64 +137,4 @@ def _fit(config: Config, ranks: Ranks) -> Layout:
             found=f"{axes} = {math.prod(sizes.values())} with {counted(ranks.world_size, 'rank')}",
             remedy="change an axis, or give one of them -1",
         )
-    return Layout(**sizes)
-
-
-def _check_sizes(layout: Layout, sizes: ParallelSizes | None, config: Config) -> None:
-    if layout.sequence_parallel and layout.tp == 1:
-        raise UserError(
-            "--sequence-parallel", rule="have tp over 1", found="tp 1", remedy="give --tp, too"
-        )
-    if layout.tp == 1:
-        return
-    if sizes is None:
-        raise UserError(
-            "--tp",
-            rule=f"be 1: workload {config.workload} has no plan to split its matrices",
-            found=layout.tp,
-            remedy="take ddp, fsdp or hsdp",
-        )
-    split = {
-        "heads": sizes.num_heads,
-        "heads of keys and values": sizes.num_kv_heads,
-        "feed-forward channels": sizes.ffn_dim,
-        "tokens of the vocabulary": sizes.vocab_size,
-    }
-    if layout.sequence_parallel:
-        shared = " that a rank of cp has" if layout.cp > 1 else ""
-        split[f"positions of a sequence{shared}"] = sizes.sequence_length // layout.cp
-    for name, size in split.items():
-        if size % layout.tp:
-            raise UserError(
-                "--tp",
-                rule=f"divide the model's {name}",
-                found=f"{size} with tp {layout.tp}",
-                remedy="take another --tp or --model",
-            )
-
-
-def _check_cp(
-    layout: Layout, sizes: ParallelSizes | None, workload: str, *, counts_targets: bool
-) -> None:
-    if sizes is None:
-        raise UserError(
-            "--cp",
-            rule=f"be 1: workload {workload} has no sequences to share",
-            found=layout.cp,
-            remedy="take ddp, fsdp or hsdp",
-        )
-    unit = num_chunks(layout.cp)
-    if sizes.sequence_length % unit:
-        raise UserError(
-            "--cp",
-            rule="be such that 2 x cp divides the positions of a sequence",
-            found=f"{sizes.sequence_length} with cp {layout.cp}",
-            remedy=f"take a --sequence-length that is a multiple of {unit}, or another --cp",
-        )
-    if not counts_targets:
-        raise UserError(
-            "--cp",
-            rule="have a workload whose loss is a sum over targets, counted by num_valid",
-            found=f"{workload} with cp {layout.cp}",
-            remedy="define num_valid, or take ddp, fsdp or hsdp",
-        )
+    return Layout(**sizes, sequence_parallel=config.sequence_parallel)

@@ -1,7 +1,7 @@
 """Ring attention: keys and values of a shared sequence go around, and no rank ever has them all.
 
 After "Ring Attention with Blockwise Transformers" (arXiv 2310.01889), on chunks that are dealt out
-as plan.py describes. In turn i a rank has the keys and values of the rank i places before it. What
+as chunks.py has it. In turn i a rank has the keys and values of the rank i places before it. What
 its queries may see of them is a rectangle, for which no mask is needed:
 
     its own           as under a plain causal mask: its two chunks are in the sequence's order

@@ -1,4 +1,4 @@
-"""Which stages of a pipeline a rank has, and what a pipeline asks for. Pure arithmetic, no torch.
+"""Which stages of a pipeline a rank has, and how much of them it keeps. Pure arithmetic, no torch.
 
 The blocks of a model are cut into stages in their order, so that the dearest stage is as cheap as
 can be: all wait for it. What comes before the blocks goes to the first stage, what comes after them
@@ -13,15 +13,11 @@ import operator
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from rundir.text import counted
-from trainer.errors import UserError
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from trainer.config import Config, PipelineSchedule
+    from trainer.config import Config
     from trainer.parallel.layout import Layout
-    from trainer.parallel.plan import ParallelSizes
 
 
 def num_stages(config: Config, layout: Layout) -> int:
@@ -115,66 +111,3 @@ def layers_kept(
         kept += own[forward] - own[-1 - backward]
         most = max(most, kept)
     return most
-
-
-def check_pipeline(
-    config: Config, layout: Layout, sizes: ParallelSizes | None, num_microbatches: int
-) -> None:
-    """Raise UserError, with the numbers, if the model or the batch does not suit the pipeline."""
-    if layout.pp == 1:
-        return
-    if sizes is None:
-        raise UserError(
-            "--pp",
-            rule=f"be 1: workload {config.workload} has no plan to cut its layers",
-            found=layout.pp,
-            remedy="take ddp, fsdp or hsdp",
-        )
-    if sizes.is_tied:
-        raise UserError(
-            "--pp",
-            rule="be 1: the model's embedding is its output matrix, at both ends of a pipeline",
-            found=layout.pp,
-            remedy="take fsdp or tp, or a --model that is not tied",
-        )
-    _check_stages(config, layout, sizes)
-    _check_microbatches(config.pp_schedule, num_microbatches, layout.pp)
-
-
-def _check_stages(config: Config, layout: Layout, sizes: ParallelSizes) -> None:
-    count = num_stages(config, layout)
-    if (count > layout.pp) != (config.pp_schedule == "interleaved"):
-        raise UserError(
-            "--pp-stages-per-rank",
-            rule="be several with --pp-schedule interleaved, 1 with the others",
-            found=f"{count // layout.pp} with {config.pp_schedule}",
-            remedy="change one of the two",
-        )
-    if sizes.num_layers < count:
-        per_rank = count // layout.pp
-        raise UserError(
-            "--pp",
-            rule="have a layer for each stage",
-            found=f"{counted(sizes.num_layers, 'layer')} with {count} stages "
-            f"(pp {layout.pp} x {per_rank})",
-            remedy="lower --pp or --pp-stages-per-rank",
-        )
-
-
-def _check_microbatches(schedule: PipelineSchedule, count: int, pp: int) -> None:
-    """What torch's schedules require, checked before the seconds of its import."""
-    if schedule == "1f1b" and count < pp:
-        raise UserError(
-            "--pp-schedule 1f1b",
-            rule="have at least as many microbatches as stages",
-            found=f"{count} with {pp} stages",
-            remedy="lower --micro-batch-size, or take --pp-schedule gpipe",
-        )
-    rounds = max(1, count // pp)
-    if schedule == "interleaved" and count % rounds:
-        raise UserError(
-            "--pp-schedule interleaved",
-            rule="have microbatches in rounds of equally many, a round for each pp of them",
-            found=f"{count} in {rounds} rounds with pp {pp}",
-            remedy="take another --micro-batch-size",
-        )

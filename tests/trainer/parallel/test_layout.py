@@ -10,8 +10,10 @@ import pytest
 from trainer.config import Config
 from trainer.environment import Ranks
 from trainer.errors import UserError
+from trainer.parallel.checks import check_layout
+from trainer.parallel.chunks import holders, own_ranges
 from trainer.parallel.layout import Layout, plan_layout
-from trainer.parallel.plan import ParallelSizes, holders, own_ranges
+from trainer.parallel.plan import ParallelSizes
 
 SIZES = ParallelSizes(
     num_layers=4, num_heads=8, num_kv_heads=4, ffn_dim=96, vocab_size=256, sequence_length=66
@@ -21,7 +23,9 @@ SIZES = ParallelSizes(
 def layout(world: int = 8, local: int = 4, *, sizes: Any = SIZES, **options: Any) -> Layout:
     """What these options give on `world` ranks, `local` of them on a node."""
     ranks = Ranks(world_size=world, local_world_size=local)
-    return plan_layout(Config(**options), ranks, sizes)
+    planned = plan_layout(Config(**options), ranks)
+    check_layout(Config(**options), planned, sizes)
+    return planned
 
 
 @pytest.mark.parametrize(
@@ -154,12 +158,11 @@ def test_positions_are_shared_by_cp_and_then_by_tp() -> None:
 
 def test_cp_is_for_a_loss_that_is_a_sum_over_targets() -> None:
     """A mean over samples, of which a rank sees a part, is no mean any more."""
-    ranks = Ranks(world_size=2, local_world_size=2)
     sizes = replace(SIZES, sequence_length=16)
     with pytest.raises(
         UserError, match="--cp must have a workload whose loss is a sum over targets"
     ):
-        plan_layout(Config(cp=2), ranks, sizes, counts_targets=False)
+        check_layout(Config(cp=2), Layout(cp=2), sizes, counts_targets=False)
 
 
 CHECKS = """

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from trainer.config import Config, PipelineSchedule
 from trainer.errors import UserError
+from trainer.parallel.checks import check_pipeline
 from trainer.parallel.layout import Layout
 from trainer.parallel.plan import ParallelSizes
 from trainer.parallel.stages import (
-    check_pipeline,
     cut_evenly,
     layers_kept,
     num_stages,
