@@ -6,6 +6,7 @@ their link; each has a time limit. Without torch it reports nothing: the monitor
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import threading
@@ -82,4 +83,7 @@ def _give_up(node: Node, began_s: float) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(os.environ))
+    exit_code = main(os.environ)
+    if multiprocessing.active_children():  # killed, and waiting for the kernel: not waited for here
+        os._exit(exit_code)
+    sys.exit(exit_code)

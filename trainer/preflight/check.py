@@ -68,10 +68,10 @@ def _examine(node: Node, num_gpus: int) -> list[Reading]:
     calls = []
     for rank in range(num_processes):
         group = measures.Group(_HERE, store.port, "node", rank, num_processes, limit_s)
-        call = partial(measures.examine, rank if num_gpus else None)
-        calls.append(partial(call, group if num_processes > 1 else None))
+        gpu = rank if num_gpus else None
+        calls.append(partial(measures.examine, gpu, group if num_processes > 1 else None))
     outcomes = children.call_all(calls, limit_s)
-    found = [Reading(*one) for outcome in outcomes for one in outcome.value or ()]
+    found = [one for outcome in outcomes for one in outcome.value or ()]
     return found + _problems(outcomes)
 
 
