@@ -1,14 +1,5 @@
 # shellcheck shell=bash
-# What Pyxis accepts about a mount. Sourced by slurm_mounts.sh and pyxis_env.sh, which set LOG_NAME and HERE.
-
-log() {
-    printf '%s: %s\n' "$LOG_NAME" "$*" >&2
-}
-
-die() {
-    log "$@"
-    exit 64
-}
+# What Pyxis accepts about a mount. Sourced by slurm_mounts.sh and pyxis_env.sh, after jobs/common.sh; they set HERE.
 
 # join_unique LIST ITEM...: prints the comma-separated list with what it lacks of the items.
 join_unique() {

@@ -117,7 +117,7 @@ names() {
     while IFS= read -r name; do
         if [[ ! $name ]]; then continue; fi
         if [[ ${!name} == *$'\n'* ]]; then
-            log "warning: $name is not forwarded, its value has several lines"
+            log_info "warning: $name is not forwarded, its value has several lines"
         else
             list+=("$name")
         fi

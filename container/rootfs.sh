@@ -63,7 +63,7 @@ rootfs_write_environment() {
     local entry
     while IFS= read -r -d '' entry; do
         if [[ $entry == *$'\n'* ]]; then
-            log "warning: ${entry%%=*} of the image is left out, its value has several lines"
+            log_info "warning: ${entry%%=*} of the image is left out, its value has several lines"
         else
             printf '%s\n' "$entry"
         fi

@@ -170,9 +170,9 @@ add_names() {
     slurm_user=$(conf_value "$CONF" SlurmUser)
     [[ ${slurm_user:-root} != root && ! $slurm_user =~ ^[0-9]+$ ]] || return 0
     grep -q "^$slurm_user:" /etc/passwd ||
-        log "warning: SlurmUser $slurm_user is not in /etc/passwd: srun in the container works only if the image knows it by the same number"
+        log_info "warning: SlurmUser $slurm_user is not in /etc/passwd: srun in the container works only if the image knows it by the same number"
     grep -q "^[^:]*:[^:]*:$(id -u):" /etc/passwd ||
-        log "warning: you are not in this host's /etc/passwd: in the container your number will have no name"
+        log_info "warning: you are not in this host's /etc/passwd: in the container your number will have no name"
     add_mount /etc/passwd
 }
 

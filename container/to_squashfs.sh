@@ -12,20 +12,11 @@ set -Eeuo pipefail
 shopt -s inherit_errexit
 
 HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-readonly HERE
+readonly HERE LOG_NAME=to_squashfs
 # shellcheck source=jobs/common.sh
 . "$HERE/../jobs/common.sh"
 readonly DEFAULT_SQUASH_OPTIONS='-comp zstd -Xcompression-level 6 -exit-on-error'
 STAGE='' SCRATCH='' CONTAINER='' CHILD=''
-
-log() {
-    printf 'to_squashfs: %s\n' "$*" >&2
-}
-
-die() {
-    log "$@"
-    exit 64
-}
 
 # shellcheck source=container/rootfs.sh
 . "$HERE/rootfs.sh"
@@ -99,7 +90,7 @@ attentively() {
 
 # Enroot refuses an existing target: it gets one in the staging directory.
 import_with_enroot() {
-    log "importing $IMAGE with enroot"
+    log_info "importing $IMAGE with enroot"
     attentively enroot_import ||
         die "enroot import must succeed; found it failed (see above); is there room in its temporary directory and beside $FILE?"
     chmod -- =rw "$STAGE/image" # less the user's umask
@@ -117,12 +108,12 @@ import_with_docker() {
     mkdir -- "$SCRATCH/rootfs"
     # The command is never run; without one, an image that has none could not be exported.
     CONTAINER=$(docker create "$IMAGE" /bin/sh)
-    log "exporting $IMAGE"
+    log_info "exporting $IMAGE"
     attentively rootfs_export "$CONTAINER" "$SCRATCH/rootfs" ||
         die "the image must be exported to $SCRATCH; found it failed (see above); is there room? TMPDIR may name another place"
     rootfs_fix_modes "$SCRATCH/rootfs"
     rootfs_configure "$IMAGE" "$SCRATCH/rootfs"
-    log "compressing"
+    log_info "compressing"
     attentively make_squashfs "$SCRATCH/rootfs" "$STAGE/image" ||
         die "mksquashfs must succeed; found it failed (see above); is there room beside $FILE? does mksquashfs know zstd?"
 }
@@ -145,7 +136,7 @@ publish() {
     rm -f -- "$FILE.sha256"
     mv -f -- "$STAGE/image" "$FILE"
     mv -f -- "$STAGE/sum" "$FILE.sha256"
-    log "wrote $FILE ($(du -h -- "$FILE" | cut -f1)), its checksum beside it"
+    log_info "wrote $FILE ($(du -h -- "$FILE" | cut -f1)), its checksum beside it"
 }
 
 main() {
