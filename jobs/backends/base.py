@@ -178,15 +178,14 @@ class Backend(ABC):
     def kill(self, step_id: int | None) -> None:  # noqa: B027 -- its processes are killed anyway
         """Kill what runs of the step on every node that can be reached. It may take a while."""
 
-    def lost(self, node: str) -> str | None:
-        """Say how a node is lost; None if it is not. It may take a while."""
-        del node
-        return None
-
     def lost_of(self, nodes: Sequence[str]) -> list[tuple[str, str]]:
         """Pick those of the nodes that are lost, and say how; of all it takes as long as of one."""
-        found = ((node, self.lost(node)) for node in nodes)
-        return [(node, how) for node, how in found if how]
+        del nodes
+        return []
+
+    def lost(self, node: str) -> str | None:
+        """Say how a node is lost; None if it is not. It may take a while."""
+        return dict(self.lost_of([node])).get(node)
 
     def dropped(self, nodes: Sequence[str]) -> list[str]:
         """Pick those of the nodes that the job no longer has, though they may answer."""

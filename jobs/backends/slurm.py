@@ -256,19 +256,12 @@ class Slurm:
 
     # ---- nodes -------------------------------------------------------------------------------
 
-    def lost(self, node: str) -> str | None:
-        """Whether a node answers neither Slurm nor us: how it is lost, or None.
-
-        Where the controller does not answer either, it may be this machine that lost its network:
-        then nobody is said to be lost.
-        """
-        info = self.node_info(node)
-        return None if info is None else _how_lost(node, info, self._port(info))
-
     def lost_of(self, nodes: Sequence[str]) -> list[tuple[str, str]]:
-        """Those of the nodes that `lost` names, and how, by one request and in the time of one.
+        """Those of the nodes that answer neither Slurm nor us, and how each is lost.
 
-        All nodes of a large job may be quiet at once, as where its file system stalls.
+        By one request and in the time of one: all nodes of a large job may be quiet at once, as
+        where its file system stalls. Where the controller does not answer either, it may be this
+        machine that lost its network: then no node is lost.
         """
         infos = self.node_infos(nodes) if nodes else {}
         asked = [(node, infos[node], self._port(infos[node])) for node in nodes if node in infos]

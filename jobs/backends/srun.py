@@ -199,12 +199,8 @@ class Srun(Backend):
             return [f"{self._slurm.job_id}.{step_id}"]
         return [] if self._here.is_interactive else self._slurm.steps("launcher.sh")
 
-    def lost(self, node: str) -> str | None:
-        """Whether it answers neither Slurm nor us; this one does."""
-        return None if node == self._here.node else self._slurm.lost(node)
-
     def lost_of(self, nodes: Sequence[str]) -> list[tuple[str, str]]:
-        """The same of many, by one request to the controller."""
+        """Those that answer neither Slurm nor us; this one does."""
         return self._slurm.lost_of([node for node in nodes if node != self._here.node])
 
     def dropped(self, nodes: Sequence[str]) -> list[str]:
