@@ -12,12 +12,14 @@ import select
 import signal
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     Callback = Callable[[], object]
+
+T = TypeVar("T")
 
 _READ_BYTES = 4096
 _WAKE = b"\0"
@@ -100,14 +102,20 @@ class Loop:
         with suppress(BlockingIOError):  # else it wakes up anyway
             os.write(self._wake_write, _WAKE)
 
-    def in_background(self, call: Callback, then: Callback = _nothing) -> None:
-        """Make a call that may take long, in a thread; `then` is called in the loop."""
+    def in_background(
+        self, call: Callable[[], T], then: Callable[[T | None], object] = _nothing
+    ) -> None:
+        """Make a call that may take long, in a thread; the loop hands its result to `then`.
+
+        That is None if the call raised.
+        """
 
         def run() -> None:
+            result = None
             try:
-                call()
+                result = call()
             finally:
-                self.wake(then)
+                self.wake(lambda: then(result))
 
         _thread.start_new_thread(run, ())
 

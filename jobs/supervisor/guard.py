@@ -129,15 +129,14 @@ class Guard:
         if node in self._called:
             return
         self._called.add(node)
-        how: list[str | None] = []
 
-        def take() -> None:
+        def take(how: str | None) -> None:
             self._hang.gone.discard(node)
-            if any(how):
+            if how:
                 self._hang.gone.add(node)
             self._loop.after(_CALL_S, lambda: self._called.discard(node))
 
-        self._loop.in_background(lambda: how.append(self._backend.lost(node)), take)
+        self._loop.in_background(lambda: self._backend.lost(node), take)
 
     def _check_nodes(self) -> None:
         """Ask for a quiet node beside the loop: Slurm may take long to answer."""
@@ -147,8 +146,7 @@ class Guard:
         up: dict[str, list[int]] = {}
         for rank, node in self._journal.reports.up.items():
             up.setdefault(node, []).append(rank)
-        lost: list[tuple[str, str]] = []
-        self._loop.in_background(lambda: lost.extend(self._lost(up)), lambda: self._act(lost))
+        self._loop.in_background(lambda: self._lost(up), self._act)
 
     def _lost(self, up: dict[str, list[int]]) -> list[tuple[str, str]]:
         there = [node for node in self._nodes if node in up and node not in self._step.left]
@@ -165,12 +163,12 @@ class Guard:
             return True
         return False
 
-    def _act(self, lost: list[tuple[str, str]]) -> None:
+    def _act(self, lost: list[tuple[str, str]] | None) -> None:
         self._is_checking = False
         if not self._timers:
             return  # the step has ended meanwhile
         # Without some it can go on.
-        fatal = [(node, how) for node, how in lost if not self._step.lose(node, how)]
+        fatal = [(node, how) for node, how in lost or () if not self._step.lose(node, how)]
         for node, how in fatal:
             info(f"{node} is lost: {how}")
             self._journal.write("lost_node", node=node, how=how)

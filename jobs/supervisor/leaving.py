@@ -117,7 +117,7 @@ class Leaving:
             rule = f"DDP_ON_BAD_NODE must end with code 0 for {one.node}"
             info(problem(rule, found, "try it by hand; the job does not depend on it"))
 
-    def _reported(self) -> None:
+    def _reported(self, _: None) -> None:
         self._num_running -= 1
 
     def finish(self) -> None:

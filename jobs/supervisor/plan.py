@@ -24,7 +24,7 @@ from jobs.supervisor import (
     settings,
     show,
 )
-from jobs.supervisor.elastic_step import task_of
+from jobs.supervisor.elastic import task_of
 from jobs.supervisor.ending import Job, Limits
 from jobs.supervisor.settings import Settings
 from jobs.supervisor.settings_table import Known

@@ -119,7 +119,7 @@ class Preflight:
     def _on_disk(self, call: Callable[[], object]) -> None:
         """Do something with the run's files, whose disk may hang."""
         done: list[bool] = []
-        self._loop.in_background(call, lambda: done.append(True))
+        self._loop.in_background(call, lambda _: done.append(True))
         self._loop.run(lambda: done, _DISK_S)
 
     # ---- the step

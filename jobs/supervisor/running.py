@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.supervisor import settings
 from jobs.supervisor import step as steps
-from jobs.supervisor.elastic import Returns
-from jobs.supervisor.elastic_step import ElasticStep
+from jobs.supervisor.elastic import ElasticStep, Returns
 from jobs.supervisor.guard import Guard, Traces
 from jobs.supervisor.hang import HangWatch
 from jobs.supervisor.standby import Standby
@@ -84,7 +83,9 @@ class Ranks:
         """Let the backend make ready what all attempts use; a signal ends the waiting."""
         ready: list[bool] = []
         environ = self._now.environ
-        self._loop.in_background(lambda: self._backend.prepare(environ), lambda: ready.append(True))
+        self._loop.in_background(
+            lambda: self._backend.prepare(environ), lambda _: ready.append(True)
+        )
         self._loop.run(lambda: ready or self._requests.stop_signal)
 
     def _start(self) -> RunningStep:

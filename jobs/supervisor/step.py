@@ -248,15 +248,11 @@ class RunningStep:
         if self._backend.is_in_place:
             self.signal(signal.SIGTERM)
             return
-        told: list[bool] = []
         step_ids = self._step_ids
-        self._loop.in_background(
-            lambda: told.extend([self._backend.end(step_id) for step_id in step_ids]),
-            lambda: self._wait_or_end(told),
-        )
+        self._loop.in_background(lambda: [*map(self._backend.end, step_ids)], self._wait_or_end)
 
-    def _wait_or_end(self, told: list[bool]) -> None:
-        if not any(told):
+    def _wait_or_end(self, told: list[bool] | None) -> None:
+        if not any(told or ()):
             self.signal(signal.SIGTERM)
             return
         delay_s = self._grace_s + _AFTER_GRACE_S

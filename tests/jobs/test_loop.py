@@ -54,11 +54,13 @@ def test_a_call_that_takes_long_holds_nothing_up(loop: Loop) -> None:
     done: list[int] = []
     may_end = _thread.allocate_lock()
     may_end.acquire()
-    loop.in_background(may_end.acquire, lambda: done.append(_thread.get_ident()))
+    loop.in_background(
+        may_end.acquire, lambda is_done: done.extend([int(bool(is_done)), _thread.get_ident()])
+    )
     assert not loop.run(lambda: done, limit_s=0.05)
     may_end.release()
     assert loop.run(lambda: done, limit_s=5)
-    assert done == [_thread.get_ident()]
+    assert done == [1, _thread.get_ident()]
 
 
 def test_a_descriptor_is_read_until_it_is_forgotten(loop: Loop) -> None:

@@ -81,10 +81,11 @@ class Now:
     def after(self, _delay_s: float, _call: Callable[[], object]) -> None:
         """Nothing comes later."""
 
-    def in_background(self, call: Callable[[], object], then: Callable[[], object] = int) -> None:
+    def in_background(
+        self, call: Callable[[], object], then: Callable[[object], object] = bool
+    ) -> None:
         """Call both."""
-        call()
-        then()
+        then(call())
 
     def cancel(self) -> None:
         """Call no longer."""
