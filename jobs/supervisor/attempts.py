@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from jobs.messages import UsageError, info, one_line
 from jobs.supervisor import decide, history, rendezvous, run, settings, show
 from jobs.supervisor.closing import Closing
-from jobs.supervisor.current import Current
 from jobs.supervisor.running import Ranks
 from rundir import secrets
 
@@ -16,28 +15,23 @@ if TYPE_CHECKING:
 
     from jobs.backends.base import Backend
     from jobs.backends.slurm import Slurm
-    from jobs.loop import Loop
+    from jobs.supervisor.current import Current
     from jobs.supervisor.decide import Decision
-    from jobs.supervisor.journal import Journal
-    from jobs.supervisor.plan import Plan
     from jobs.supervisor.preflight import Preflight
-    from jobs.supervisor.signals import Requests
     from rundir.nodes import BadNode
 
 
 class Attempts:
     """Starts the ranks as often as is decided."""
 
-    def __init__(self, plan: Plan, loop: Loop, requests: Requests, journal: Journal) -> None:
+    def __init__(self, now: Current) -> None:
         """Carry a run on where a requeued job left it."""
-        self._plan, self._loop, self._requests, self._journal = plan, loop, requests, journal
-        self._settings, self._job = plan.settings, plan.job
-        self._files, self._here = plan.files, plan.here
-        self._now = Current(plan)
-        self._ranks = Ranks(plan, loop, requests, journal, self._now)
-        self._closing = Closing(plan, loop, requests, journal, self._now)
+        self._now, self._plan, self._settings = now, now.plan, now.settings
+        self._job, self._files, self._journal = now.plan.job, now.plan.files, now.journal
+        self._ranks = Ranks(now)
+        self._closing = Closing(now)
         self._preflight: Preflight | None = None
-        self._requests.on_signal = self._on_signal
+        now.requests.on_signal = self._on_signal
 
     # ---- the life of a job
 
@@ -48,7 +42,7 @@ class Attempts:
             decision = self._leave(self._check_nodes())
         while decision is None or decision.kind == decide.RESTART:
             if decision is not None:
-                self._requests.pause(decision.delay_s)
+                self._now.requests.pause(decision.delay_s)
                 self._next(decision)
             self._open()
             ran = self._ranks.run()
@@ -61,8 +55,7 @@ class Attempts:
 
     def _count(self) -> Decision | None:
         """Take over the counters; a decision if they say that the run would go on for ever."""
-        past = history.read(self._files)
-        attempt = self._settings.number("DDP_ATTEMPT")
+        past, attempt = history.read(self._files), self._now.attempt
         self._now.counters = past.counters
         self._now.carries_on = past.carries_on and not self._job.is_own_command
         self._now.past = past.past(attempt)
@@ -78,7 +71,7 @@ class Attempts:
 
     def _report_lost_script(self, start: history.Unreported | None) -> None:
         """When the script's own node dies nobody tells: the next start does, if Slurm knows."""
-        here = self._here
+        here = self._plan.here
         how = end_of_script(start, self._plan.backend, here.slurm) if here.has_client else None
         if start is not None and how:
             self._journal.write_of(
@@ -94,8 +87,7 @@ class Attempts:
         # Not above: jobs on one node, and restarts, need none of it.
         from jobs.supervisor.preflight import Preflight  # noqa: PLC0415
 
-        plan, output = self._plan, self._ranks.output
-        self._preflight = Preflight(plan, self._loop, self._requests, self._journal, output)
+        self._preflight = Preflight(self._now)
         found = self._preflight.run()
         return found.bad if found else []
 
@@ -104,7 +96,7 @@ class Attempts:
     def _open(self) -> None:
         self._now.container = self._now.container or self._settings["DDP_LAUNCH_ID"]
         self._now.latest_at_start = run.latest_checkpoint(self._files)
-        self._journal.open(self._settings.number("DDP_ATTEMPT"))
+        self._journal.open(self._now.attempt)
         image = self._job.image
         self._journal.write(
             "start",
@@ -125,9 +117,8 @@ class Attempts:
     def _next(self, decision: Decision) -> None:
         """Give the next attempt what is its own: number, token, nodes and port."""
         self._now.num_restarts += 1
-        values = self._settings
-        settings.note_attempt(values, values.number("DDP_ATTEMPT") + 1, self._job.id)
-        if self._requests.stop_signal:
+        settings.note_attempt(self._settings, self._now.attempt + 1, self._job.id)
+        if self._now.requests.stop_signal:
             return
         if run.latest_checkpoint(self._files) != self._now.latest_at_job_start:
             self._now.carries_on = not self._job.is_own_command
@@ -146,16 +137,15 @@ class Attempts:
         left = [node for node in self._plan.nodes if node not in decision.exclude]
         self._now.use_nodes(decide.choose_nodes(left, self._now.nodes, decision.num_nodes))
         try:
-            rendezvous.resolve(self._settings, self._plan.backend, self.search())
+            rendezvous.resolve(
+                self._settings,
+                self._plan.backend,
+                self._plan.here,
+                self._now.nodes,
+                is_restart=self._now.num_restarts > 0,
+            )
         except UsageError as error:  # the old port is as good: its owner is gone
             info(one_line(error))
-
-    def search(self) -> rendezvous.Search:
-        """Where the search for this attempt's port begins."""
-        attempt = self._settings.number("DDP_ATTEMPT")
-        return rendezvous.search(
-            self._here, self._now.nodes, attempt, is_restart=self._now.num_restarts > 0
-        )
 
     # ---- signals, and the end
 

@@ -18,12 +18,8 @@ from rundir.failure.patterns import Finding
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jobs.loop import Loop
     from jobs.supervisor.current import Current
     from jobs.supervisor.decide import Decision
-    from jobs.supervisor.journal import Journal
-    from jobs.supervisor.plan import Plan
-    from jobs.supervisor.signals import Requests
     from rundir.nodes import BadNode
 
 _LOG_END = 16384
@@ -33,25 +29,13 @@ _SHOWN_LINES = 20
 
 
 class Closing:
-    """Classifies how an attempt ended, decides what follows, and reports both.
+    """Classifies how an attempt ended, decides what follows, and reports both."""
 
-    Args:
-        plan: What stays the same.
-        loop: Has the signals.
-        requests: Knows whether somebody asked the job to stop.
-        journal: Has the attempt's reports, and takes what was found and decided.
-        now: The attempt; what is decided of the next one is written there.
-
-    """
-
-    def __init__(
-        self, plan: Plan, loop: Loop, requests: Requests, journal: Journal, now: Current
-    ) -> None:
+    def __init__(self, now: Current) -> None:
         """No attempt has ended yet."""
-        self._plan, self._loop, self._requests, self._journal = plan, loop, requests, journal
-        self._now = now
-        self.leaving = Leaving(plan, loop, requests, journal, now)
-        self._job, self._files = plan.job, plan.files
+        self._now, self._plan, self._journal = now, now.plan, now.journal
+        self._job, self._files = now.plan.job, now.plan.files
+        self.leaving = Leaving(now)
 
     def close(self, ran: Ran) -> Decision:
         """Say what follows a step that is over."""
@@ -79,7 +63,7 @@ class Closing:
         """Say what follows of nodes that are bad before an attempt; None: it starts as it is."""
         if not bad or not self.leaving.is_wanted:
             return None
-        self._journal.open(self._plan.settings.number("DDP_ATTEMPT"))
+        self._journal.open(self._now.attempt)
         before, leaves = self._now.bad, self.leaving.take(bad)
         if not leaves:
             return None
@@ -124,7 +108,7 @@ class Closing:
     # ---- how it ended
 
     def _ending(self, ran: Ran) -> Ending:
-        self._loop.turn(0)  # a signal that has just arrived is known from here on
+        self._now.loop.turn(0)  # a signal that has just arrived is known from here on
         events, limits, code = self._journal.reports.events, self._job.limits, ran.code
         if self._plan.is_elastic and code == codes.FINISHED:
             found = classify(events, code=code)  # whoever left on the way
@@ -147,7 +131,7 @@ class Closing:
         return Ending(
             found,
             codes.USAGE if is_foreign else found.code or codes.FINISHED,
-            self._requests.stop_signal,
+            self._now.requests.stop_signal,
             self._now.layout,
             run.latest_checkpoint(self._files),
             self._now.latest_at_start,

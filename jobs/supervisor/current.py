@@ -1,4 +1,4 @@
-"""What is true of the attempt that runs now, and what it has from those before it."""
+"""The job that runs: its loop and journal, its attempt now, and what that has from earlier ones."""
 
 from __future__ import annotations
 
@@ -8,23 +8,31 @@ from jobs.backends.base import Step
 from jobs.supervisor import run, settings
 from jobs.supervisor.bad_nodes import Past
 from jobs.supervisor.ending import Counters
+from jobs.supervisor.journal import Journal
+from jobs.supervisor.step import Output
 
 if TYPE_CHECKING:
+    from jobs.loop import Loop
     from jobs.supervisor.plan import Plan
+    from jobs.supervisor.signals import Requests
     from rundir.nodes import BadNode
 
 
 class Current:
-    """The attempt that runs: its nodes and ranks, and what it is to begin with.
+    """What all who have a part in an attempt share.
 
     Args:
-        plan: What was known before the first one.
+        plan: What stays the same in all attempts.
+        loop: Where time passes and reports arrive.
+        requests: What somebody asked the job for.
 
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, loop: Loop, requests: Requests) -> None:
         """Begin as planned."""
-        self._plan = plan
+        self.plan, self.loop, self.requests = plan, loop, requests
+        self.journal = Journal(loop, plan.files, plan.here.node)
+        self.output = Output(loop)
         self.settings = plan.settings
         self.layout = plan.layout
         self.nodes = plan.nodes[: plan.layout.num_nodes]
@@ -45,9 +53,14 @@ class Current:
         self.latest_at_start = self.latest_at_job_start
 
     @property
+    def attempt(self) -> int:
+        """Its number in the run, from 1 on."""
+        return self.settings.number("DDP_ATTEMPT")
+
+    @property
     def environ(self) -> dict[str, str]:
         """The environment of its ranks."""
-        return self.settings.environ(self._plan.here.environ)
+        return self.settings.environ(self.plan.here.environ)
 
     @property
     def words(self) -> list[str]:
@@ -56,7 +69,7 @@ class Current:
         Whatever the user wanted to begin with (--resume none, another run's checkpoint), a later
         start of our trainer carries on with what this run has itself.
         """
-        words = self._plan.arguments.words
+        words = self.plan.arguments.words
         return [*words, "--resume", "auto"] if self.carries_on else words
 
     @property
@@ -70,7 +83,7 @@ class Current:
             self.settings["DDP_OUT"],
             is_restart=self.num_restarts > 0,
             # A node that comes back may have lost part of what it had unpacked.
-            container="" if self._plan.is_elastic else self.container,
+            container="" if self.plan.is_elastic else self.container,
         )
 
     def use_nodes(self, nodes: list[str]) -> None:

@@ -27,7 +27,6 @@ class Job(NamedTuple):
 
     id: str
     run_dir: str
-    place: str
     image: str
     limits: Limits
     num_nodes_allocated: int

@@ -18,11 +18,7 @@ from rundir.text import problem
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jobs.loop import Loop
     from jobs.supervisor.current import Current
-    from jobs.supervisor.journal import Journal
-    from jobs.supervisor.plan import Plan
-    from jobs.supervisor.signals import Requests
     from rundir.nodes import BadNode
 
 COMMAND_LIMIT_S = 60
@@ -32,30 +28,18 @@ _LEAST_S = 2
 
 
 class Leaving:
-    """Takes bad nodes out of the job.
+    """Takes bad nodes out of the job."""
 
-    Args:
-        plan: What stays the same.
-        loop: Where time passes.
-        requests: Knows whether somebody asked the job to end.
-        journal: Takes the events.
-        now: Keeps the nodes that have left.
-
-    """
-
-    def __init__(
-        self, plan: Plan, loop: Loop, requests: Requests, journal: Journal, now: Current
-    ) -> None:
+    def __init__(self, now: Current) -> None:
         """No node is bad yet."""
-        self._plan, self._loop, self._requests, self._journal = plan, loop, requests, journal
-        self._now = now
+        self._now, self._settings, self._loop = now, now.settings, now.loop
         self._num_running = 0
         self._commands: list[subprocess.Popen[bytes]] = []
 
     @property
     def is_wanted(self) -> bool:
         """Whether nodes may leave the job."""
-        return self._plan.settings.is_on("DDP_BAD_NODES")
+        return self._settings.is_on("DDP_BAD_NODES")
 
     def take(self, bad: Sequence[BadNode], rank: int | None = None) -> tuple[BadNode, ...]:
         """Take nodes out, unless they are too many to be believed.
@@ -69,13 +53,13 @@ class Leaving:
 
         """
         before = [one.node for one in self._now.bad]
-        leaves, note = within_limit(bad, before, self._plan.job.num_nodes_allocated)
+        leaves, note = within_limit(bad, before, self._now.plan.job.num_nodes_allocated)
         if note:
             info(note)
         now_s = time.time()
-        until = events.time_text(remembered.until(self._plan.settings, now_s))
+        until = events.time_text(remembered.until(self._settings, now_s))
         for one in leaves:
-            self._journal.write("bad_node", **one._asdict(), rank=rank, until=until)
+            self._now.journal.write("bad_node", **one._asdict(), rank=rank, until=until)
             info(f"node {one.node} is bad and leaves the job: {one.reason}")
         self._now.bad += leaves
         if leaves:
@@ -84,8 +68,8 @@ class Leaving:
         return leaves
 
     def _report(self, bad: Sequence[BadNode], now_s: float, until: str) -> None:
-        remembered.remember(self._plan.settings, bad, now_s)
-        command = self._plan.settings.get("DDP_ON_BAD_NODE")
+        remembered.remember(self._settings, bad, now_s)
+        command = self._settings.get("DDP_ON_BAD_NODE")
         for one in bad if command else ():
             self._run(command, one, until)
 
@@ -122,7 +106,7 @@ class Leaving:
 
     def finish(self) -> None:
         """Wait for what is still to be reported, but not for ever."""
-        limit_s = _LEAST_S if self._requests.is_stopped() else COMMAND_LIMIT_S
+        limit_s = _LEAST_S if self._now.requests.is_stopped() else COMMAND_LIMIT_S
         self._loop.run(lambda: not self._num_running, limit_s)
         self.break_off()
 

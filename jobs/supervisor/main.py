@@ -18,7 +18,7 @@ from jobs.messages import Exit, UsageError, info, one_line
 from jobs.programs import which
 from jobs.supervisor import decide, history, plan, run, settings, step
 from jobs.supervisor.attempts import Attempts
-from jobs.supervisor.journal import Journal
+from jobs.supervisor.current import Current
 from jobs.supervisor.lock import RENEW_S, Lock
 from jobs.supervisor.signals import Requests
 from rundir import codes, paths
@@ -72,24 +72,23 @@ def supervise(root: str, script: str, words: list[str], environ: dict[str, str])
     requests = Requests(loop)
     lock = _open_run(job, requests)
     _start_timers(job, loop, lock)
-    journal = Journal(loop, job.files, job.here.node)
+    now = Current(job, loop, requests)
     if job.arguments.is_preflight:
-        return _check_nodes(job, loop, requests, journal, lock)
+        return _check_nodes(now, lock)
     try:
-        decision = _run_attempts(job, loop, requests, journal)
+        decision = _run_attempts(now)
     finally:
         requests.ignore()
-    return _end(job, lock, journal, decision)
+    return _end(now, lock, decision)
 
 
-def _check_nodes(job: Plan, loop: Loop, requests: Requests, journal: Journal, lock: Lock) -> int:
+def _check_nodes(now: Current, lock: Lock) -> int:
     """Do what --preflight asks for: the checks alone; 0 where they found no bad node."""
     from jobs.supervisor.preflight import Preflight  # noqa: PLC0415 -- seldom needed
 
-    output = step.Output(loop)
-    found = Preflight(job, loop, requests, journal, output).run()
-    output.flush()
-    journal.flush()
+    found = Preflight(now).run()
+    now.output.flush()
+    now.journal.flush()
     lock.release()
     return codes.FINISHED if found and not found.bad else codes.FAILED
 
@@ -135,40 +134,40 @@ def _start_timers(job: Plan, loop: Loop, lock: Lock) -> None:
         )
 
 
-def _run_attempts(job: Plan, loop: Loop, requests: Requests, journal: Journal) -> Decision:
+def _run_attempts(now: Current) -> Decision:
     """Run the attempts; should this script itself fail, end what it started."""
-    attempts = Attempts(job, loop, requests, journal)
+    attempts = Attempts(now)
     try:
         return attempts.run()
     except Exception:  # noqa: BLE001 -- whatever it is: no rank may stay behind
         import traceback  # noqa: PLC0415 -- rarely needed
 
         traceback.print_exc()
-        requests.ignore()
+        now.requests.ignore()
         attempts.break_off()
         text = f"prelaunch.sh itself failed ({codes.describe(codes.FAILED)}); see the lines above"
         return decide.Decision(decide.FAIL, text, text, codes.FAILED)
 
 
-def _end(job: Plan, lock: Lock, journal: Journal, decision: Decision) -> int:
+def _end(now: Current, lock: Lock, decision: Decision) -> int:
     """Say what happened, and do what follows: the only way out once the run directory exists."""
     info(decision.words)
-    step.remove_from(step.MEMORY, paths.snapshots_prefix(job.settings["DDP_LAUNCH_ID"]))
-    slurm = job.here.slurm
+    step.remove_from(step.MEMORY, paths.snapshots_prefix(now.settings["DDP_LAUNCH_ID"]))
+    slurm = now.plan.here.slurm
     is_done = decision.fate == decide.REQUEUED
     if decision.kind == decide.REQUEUE and requeue.requeue(
         slurm, decision.exclude, decision.comment, is_done=is_done
     ):
         return decision.code  # the requeued job keeps the lock
     if decision.kind in (decide.REQUEUE, decide.SUCCESSOR):
-        _submit_successor(job, lock, journal, decision)
+        _submit_successor(now, lock, decision)
     lock.release()
     return decision.code
 
 
-def _submit_successor(job: Plan, lock: Lock, journal: Journal, decision: Decision) -> None:
+def _submit_successor(now: Current, lock: Lock, decision: Decision) -> None:
+    job, values = now.plan, now.settings
     here, name = job.here, job.files.name
-    values = job.settings
     successor = requeue.Successor(
         f"{here.root}/jobs/prelaunch.sh",
         job.arguments.submitted,
@@ -189,7 +188,7 @@ def _submit_successor(job: Plan, lock: Lock, journal: Journal, decision: Decisio
             " ended"
         )
         return
-    journal.write(
+    now.journal.write(
         "decision",
         decision=decide.FAIL,
         reason="the successor could not be submitted",
@@ -197,5 +196,5 @@ def _submit_successor(job: Plan, lock: Lock, journal: Journal, decision: Decisio
         idle=decision.counters.idle,
         exclude=None,
     )
-    journal.flush()
+    now.journal.flush()
     info(f"no successor could be submitted; {job.job.go_on}")

@@ -81,7 +81,7 @@ def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -
         _check_command(here, backend, arguments, ranks)
     checking = check.start(here, backend, arguments, ranks)
     nodes = _resolve(values, here, backend, arguments, ranks)
-    job = _job_of(values, here, backend, arguments, ranks)
+    job = _job_of(values, here, arguments, ranks)
     step = Step(
         arguments.words,
         values.environ(environ),
@@ -163,10 +163,7 @@ def _resolve(
     run.check_files(files)
     settings.note_attempt(values, history.num_starts(files) + 1, job_id)
     nodes = remembered.order(values, backend.nodes(), ranks.num_nodes)
-    search = rendezvous.search(
-        here, nodes[: ranks.num_nodes], values.number("DDP_ATTEMPT"), is_restart=False
-    )
-    rendezvous.resolve(values, backend, search)
+    rendezvous.resolve(values, backend, here, nodes[: ranks.num_nodes], is_restart=False)
     asked_cpus = here.slurm.cpus_per_task
     num_cpus = here.slurm.cpus_on_node or len(os.sched_getaffinity(0))
     settings.resolve_ranks(values, environ, ranks, num_cpus, asked_cpus)
@@ -182,9 +179,7 @@ def _resolve(
     return nodes
 
 
-def _job_of(
-    values: Settings, here: Surroundings, backend: Backend, arguments: Arguments, ranks: Layout
-) -> Job:
+def _job_of(values: Settings, here: Surroundings, arguments: Arguments, ranks: Layout) -> Job:
     """Collect what stays the same in all attempts."""
     limits = Limits(
         values.number("DDP_MAX_RESTARTS"),
@@ -196,7 +191,6 @@ def _job_of(
     return Job(
         id=values["DDP_JOB_ID"],
         run_dir=values["DDP_RUN_DIR"],
-        place=backend.place,
         image=here.environ.get("DDP_IMAGE") or here.environ.get(f"{slurm.PYXIS}image") or "",
         limits=limits,
         num_nodes_allocated=here.num_nodes,

@@ -25,11 +25,7 @@ from rundir.preflight.verdict import Reading, Report
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jobs.loop import Loop
-    from jobs.supervisor.journal import Journal
-    from jobs.supervisor.plan import Plan
-    from jobs.supervisor.signals import Requests
-    from jobs.supervisor.step import Output
+    from jobs.supervisor.current import Current
     from rundir.preflight.verdict import Verdict
 
 _STEP = "DDP_PREFLIGHT_STEP"
@@ -71,33 +67,21 @@ class _Inbox:
 
 
 class Preflight:
-    """One preflight of all nodes that the job has, spare ones too.
+    """One preflight of all nodes that the job has, spare ones too. A signal ends it at once."""
 
-    Args:
-        plan: The job's.
-        loop: Where time passes.
-        requests: A signal ends it at once.
-        journal: Gets an event a node.
-        output: Gets what the step prints besides.
-
-    """
-
-    def __init__(
-        self, plan: Plan, loop: Loop, requests: Requests, journal: Journal, output: Output
-    ) -> None:
+    def __init__(self, now: Current) -> None:
         """Start nothing yet."""
-        self._plan, self._loop, self._requests = plan, loop, requests
-        self._journal, self._output = journal, output
+        self._now, self._plan, self._loop = now, now.plan, now.loop
+        plan = now.plan
         self._nodes = plan.nodes if not plan.backend.is_in_place else plan.nodes[:1]
         self._launch_id = plan.settings["DDP_LAUNCH_ID"]
-        self._attempt = plan.settings.number("DDP_ATTEMPT")
         self._table = limits.parse(plan.settings.get(limits.VARIABLE))
         self._step: RunningStep | None = None
 
     def run(self) -> Verdict | None:
         """Check the nodes, report, and return the verdict; None if it could not run at all."""
         began_s = time.monotonic()
-        inbox = _Inbox(self._attempt)
+        inbox = _Inbox(self._now.attempt)
         folder = os.path.dirname(self._plan.files.preflight(""))
         self._on_disk(self._leave_file)
         code = self._run_step(inbox)
@@ -105,7 +89,7 @@ class Preflight:
         if inbox.found:
             self._on_disk(lambda: unseen.extend(self._find_unseen(inbox.found)))
         self._on_disk(lambda: shutil.rmtree(folder, ignore_errors=True))
-        if self._requests.stop_signal:
+        if self._now.requests.stop_signal:
             return None
         if not inbox.found:
             how = "it took too long" if code is None else f"its step {codes.describe(code)}"
@@ -131,12 +115,12 @@ class Preflight:
             self._plan.backend,
             self._request(),
             inbox,
-            self._output,
+            self._now.output,
             grace_s=_GRACE_S,
         )
         self._step = step
         whole_s = min(limits.limit_of(self._table, "whole_s"), _LONGEST_S)
-        is_ended = self._loop.run(lambda: step.is_over() or self._requests.stop_signal, whole_s)
+        is_ended = self._loop.run(lambda: step.is_over() or self._now.requests.stop_signal, whole_s)
         if not step.is_over():
             self._loop.in_background(step.kill)
             step.end()
@@ -148,7 +132,7 @@ class Preflight:
     def _request(self) -> Step:
         """A task on every node, beside whatever Slurm still counts as running there."""
         values, num_nodes = self._plan.settings, len(self._nodes)
-        environ = values.environ(self._plan.here.environ)
+        environ = self._now.environ
         environ.pop("DDP_NPROC_PER_NODE", None)
         environ |= {
             _STEP: str(self._plan.layout.num_local_ranks),
@@ -191,9 +175,9 @@ class Preflight:
 
     def _report(self, found: Verdict, reports: list[Report], seconds: float) -> None:
         bad = {one.node: one.reason for one in found.bad}
-        self._journal.open(self._attempt)
+        self._now.journal.open(self._now.attempt)
         for node in self._nodes:
-            self._journal.write(
+            self._now.journal.write(
                 "preflight",
                 node=node,
                 is_bad=node in bad,

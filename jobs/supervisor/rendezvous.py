@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jobs.backends.base import Address
 from jobs.checks import whole_number
@@ -23,53 +23,46 @@ _NO_ADDRESS, _NO_PORT = 3, 4
 """Exit codes of probe.sh."""
 
 
-class Search(NamedTuple):
-    """Where a search for a port begins, and on whose behalf."""
-
-    root: str
-    number: int
-    """Every attempt begins elsewhere: the port before may not be free again yet."""
-    nodes: list[str]
-    environ: Mapping[str, str]
-    is_restart: bool
-
-
-def search(here: Surroundings, nodes: list[str], attempt: int, *, is_restart: bool) -> Search:
-    """Begin where no other job, no other run in this allocation and no attempt before began."""
-    number = int(here.slurm.job_id or os.getpid())
-    if here.is_interactive:
-        number += os.getpid()
-    number += _PORTS_APART * (attempt - 1)
-    return Search(here.root, number, nodes, here.environ, is_restart)
-
-
-def resolve(settings: Settings, backend: Backend, search: Search) -> None:
+def resolve(
+    settings: Settings,
+    backend: Backend,
+    here: Surroundings,
+    nodes: Sequence[str],
+    *,
+    is_restart: bool,
+) -> None:
     """Put address and port of rank 0 in force, for an attempt on these nodes. Raises UsageError.
 
     What an attempt before chose is chosen anew; what the user set stays.
     """
-    environ = search.environ
-    node = backend.first_node(search.nodes)
-    wanted = environ.get(_PORT)
+    node, wanted = backend.first_node(nodes), here.environ.get(_PORT)
     if wanted is not None:
         whole_number(_PORT, wanted, 1, 65535)
-    interface_address, port = _probe(backend, node, wanted, search)
-    address = _choose(backend, node, interface_address, search)
+    number = _first_number(here, settings.number("DDP_ATTEMPT"))
+    words = ["bash", "-s", "--", str(number), here.environ.get("DDP_IFACE", ""), wanted or ""]
+    probe = backend.probe_words(node, words, is_restart=is_restart)
+    interface_address, port = _probe(here, node, probe)
+    address = _choose(backend, node, interface_address, here.environ, len(nodes))
     settings.note(_ADDR, address.text, address.origin)
     settings.default(_PORT, port, f"by job id, free on {node}")
 
 
-def _probe(backend: Backend, node: str, wanted: str | None, search: Search) -> Sequence[str]:
+def _first_number(here: Surroundings, attempt: int) -> int:
+    """Begin where no other job, no other run in this allocation and no attempt before began.
+
+    The port of the attempt before may not be free again yet.
+    """
+    number = int(here.slurm.job_id or os.getpid())
+    if here.is_interactive:
+        number += os.getpid()
+    return number + _PORTS_APART * (attempt - 1)
+
+
+def _probe(here: Surroundings, node: str, words: list[str]) -> Sequence[str]:
     """Run probe.sh on the node of rank 0, which may have neither our files nor a Python."""
-    interface = search.environ.get("DDP_IFACE", "")
-    with open(f"{search.root}/jobs/probe.sh", "rb") as probe:
-        words = ["bash", "-s", "--", str(search.number), interface, wanted or ""]
+    with open(f"{here.root}/jobs/probe.sh", "rb") as probe:
         done = subprocess.run(
-            backend.probe_words(node, words, is_restart=search.is_restart),
-            stdin=probe,
-            stdout=subprocess.PIPE,
-            env=search.environ,
-            check=False,
+            words, stdin=probe, stdout=subprocess.PIPE, env=here.environ, check=False
         )
     found = done.stdout.decode().split()
     if done.returncode == 0 and len(found) == 2:  # noqa: PLR2004 -- address and port
@@ -77,13 +70,13 @@ def _probe(backend: Backend, node: str, wanted: str | None, search: Search) -> S
     if done.returncode == _NO_ADDRESS:
         raise UsageError(
             f"DDP_IFACE must name an interface with an address on {node}",
-            f"none on '{interface}'",
+            f"none on '{here.environ.get('DDP_IFACE', '')}'",
             "see 'ip -br addr' there",
         )
     if done.returncode == _NO_PORT:
         raise UsageError(
             f"{_PORT} must be free on {node}",
-            f"{wanted or 'every one'} taken",
+            f"{here.environ.get(_PORT) or 'every one'} taken",
             "unset it to have a free one chosen",
         )
     raise UsageError(
@@ -93,8 +86,13 @@ def _probe(backend: Backend, node: str, wanted: str | None, search: Search) -> S
     )
 
 
-def _choose(backend: Backend, node: str, interface_address: str, search: Search) -> Address:
-    environ, num_nodes = search.environ, len(search.nodes)
+def _choose(
+    backend: Backend,
+    node: str,
+    interface_address: str,
+    environ: Mapping[str, str],
+    num_nodes: int,
+) -> Address:
     given, interface = environ.get(_ADDR), environ.get("DDP_IFACE")
     if given is not None:
         _check_given(given, num_nodes)

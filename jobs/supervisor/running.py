@@ -12,15 +12,12 @@ from jobs.supervisor.elastic import ElasticStep, Returns
 from jobs.supervisor.guard import Guard, Traces
 from jobs.supervisor.hang import HangWatch
 from jobs.supervisor.standby import Standby
-from jobs.supervisor.step import Output, RunningStep
+from jobs.supervisor.step import RunningStep
 from rundir import codes
 
 if TYPE_CHECKING:
-    from jobs.loop import Loop, Timer
+    from jobs.loop import Timer
     from jobs.supervisor.current import Current
-    from jobs.supervisor.journal import Journal
-    from jobs.supervisor.plan import Plan
-    from jobs.supervisor.signals import Requests
 
 _STANDBY_S = 1.0
 """How often it is looked whether ranks train."""
@@ -38,24 +35,12 @@ class Ran(NamedTuple):
 
 
 class Ranks:
-    """Runs the ranks of one attempt after the other.
+    """Runs the ranks of one attempt after the other."""
 
-    Args:
-        plan: What stays the same.
-        loop: Where they are waited for.
-        requests: A signal ends the waiting, and comes before the ranks' start.
-        journal: Takes their reports.
-        now: What the attempt that runs is.
-
-    """
-
-    def __init__(
-        self, plan: Plan, loop: Loop, requests: Requests, journal: Journal, now: Current
-    ) -> None:
+    def __init__(self, now: Current) -> None:
         """Nothing runs yet."""
-        self._plan, self._loop, self._requests, self._journal = plan, loop, requests, journal
-        self._settings, self._backend, self._now = plan.settings, plan.backend, now
-        self.output = Output(loop)
+        self._now, self._plan, self._settings = now, now.plan, now.settings
+        self._loop, self._journal, self._backend = now.loop, now.journal, now.plan.backend
         self._standby: Standby | None = None
         self.step: RunningStep | None = None
         """The step that runs."""
@@ -65,7 +50,7 @@ class Ranks:
         if not self._now.num_restarts and not self._plan.is_elastic:
             self._prepare_backend()
         began_s = time.monotonic()
-        if self._requests.stop_signal:
+        if self._now.requests.stop_signal:
             return Ran(codes.STOPPED)
         self.step = step = self._start()
         prepare = self._loop.every(_STANDBY_S, lambda: self._prepare(prepare))
@@ -86,7 +71,7 @@ class Ranks:
         self._loop.in_background(
             lambda: self._backend.prepare(environ), lambda _: ready.append(True)
         )
-        self._loop.run(lambda: ready or self._requests.stop_signal)
+        self._loop.run(lambda: ready or self._now.requests.stop_signal)
 
     def _start(self) -> RunningStep:
         """Start the step, of ranks that wait already if they are where they are to be."""
@@ -100,7 +85,7 @@ class Ranks:
             self._backend,
             wanted,
             self._journal,
-            self.output,
+            self._now.output,
             grace_s=self._settings.number("DDP_GRACE"),
             standby=standby,
         )
@@ -158,7 +143,7 @@ class Ranks:
     def sweep(self) -> None:
         """End what the attempt's ranks left behind on this node, and write what they printed."""
         steps.sweep(self._loop, self._settings["DDP_LAUNCH_ID"], self._plan.temporary)
-        self.output.flush()
+        self._now.output.flush()
 
     # ---- signals, and the end
 

@@ -114,7 +114,6 @@ def decided(**env: str) -> Decision:
     job = Job(
         given["DDP_JOB_ID"],
         given["DDP_RUN_DIR"],
-        given["PLACE"],
         given.get("DDP_IMAGE", ""),
         limits,
         int(given["NUM_NODES_ALLOCATED"]),
