@@ -10,10 +10,8 @@ import os
 import zlib
 from typing import TYPE_CHECKING
 
-from jobs.checks import integer, node_range, switch
 from jobs.messages import UsageError
 from jobs.supervisor import settings_table as table
-from jobs.supervisor.settings_table import THE_DEFAULT, Row
 from rundir.text import counted
 
 if TYPE_CHECKING:
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
     from jobs.backends.base import Layout
     from jobs.checks import Check
-    from jobs.supervisor.settings_table import Known
+    from jobs.supervisor.settings_table import Known, Row
 
 THE_ENVIRONMENT = "the environment"
 
@@ -85,13 +83,12 @@ def cksum(text: str) -> int:
     return int(f"{crc & 0xFFFFFFFF:032b}"[::-1], 2) ^ 0xFFFFFFFF
 
 
-def _apply(settings: Settings, environ: Mapping[str, str], row: Row, known: Known) -> None:
-    default = row.default if isinstance(row.default, str) else row.default(known)
-    origin = row.origin if isinstance(row.origin, str) else row.origin(known)
-    if row.is_switch and not environ.get(row.name):
-        settings.note(row.name, switch(row.name, default), origin)
-    else:
-        settings.default(row.name, default, origin, switch if row.is_switch else row.check)
+def _apply(settings: Settings, environ: Mapping[str, str], row: Row) -> None:
+    given, origin = environ.get(row.name), THE_ENVIRONMENT
+    if given is None or (row.is_empty_unset and not given):
+        given, origin = row.default, row.origin
+    if given is not None:
+        settings.note(row.name, row.check(row.name, given) if row.check else given, origin)
 
 
 def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) -> None:
@@ -107,23 +104,10 @@ def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) ->
     note_attempt(settings, 1, known.job_id)
     # The same after a requeue and in every link of a chain, because it comes from the name.
     settings.default("DDP_SEED", str(cksum(name)), "the run's name", table.SEED)
-    for row in table.RUN:
-        _apply(settings, environ, row, known)
     is_elastic = bool(environ.get("DDP_ELASTIC"))
-    if is_elastic:
-        settings.default("DDP_ELASTIC", "", "", node_range(known.num_nodes_allocated))
-    # Slurm does not show whether a job has --no-kill.
-    is_kept = is_elastic or environ.get("SBATCH_NO_KILL", "off") != "off"
-    origin = "DDP_ELASTIC" if is_elastic else "SBATCH_NO_KILL"
-    row = Row("DDP_NO_KILL", "1" if is_kept else "0", origin, is_switch=True)
-    _apply(settings, environ, row, known)
-    settings.default("DDP_SPARE_NODES", "0", THE_DEFAULT, integer(0, known.num_nodes_allocated - 1))
-    if "DDP_PREFLIGHT_LIMITS" in environ:
-        settings.default("DDP_PREFLIGHT_LIMITS", "", "", table.preflight_limits)
-    if "DDP_HANG_TIMEOUT" in environ:
-        settings.default("DDP_HANG_TIMEOUT", "", "", integer(0, 86400))
-    if environ.get("DDP_ON_BAD_NODE"):
-        settings.default("DDP_ON_BAD_NODE", "", "")
+    sbatch_no_kill = environ.get("SBATCH_NO_KILL", "off")
+    for row in table.of_run(known, is_elastic=is_elastic, sbatch_no_kill=sbatch_no_kill):
+        _apply(settings, environ, row)
     # For whoever has to plan a last checkpoint.
     settings.note("DDP_END_TIME", known.end_time, "Slurm's EndTime of the job")
     settings.note("DDP_NUM_NODES", str(known.num_nodes), "the nodes of this step")
@@ -131,7 +115,7 @@ def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) ->
     # SIGKILL, a crash or a hang would be lost. Our trainer flushes by itself.
     if known.is_own_command:
         settings.default("PYTHONUNBUFFERED", "1", table.OWN_COMMAND)
-    _resolve_torch(settings, environ, known)
+    _resolve_torch(settings, environ)
 
 
 def _resolve_out(settings: Settings, known: Known) -> None:
@@ -159,15 +143,12 @@ def _resolve_out(settings: Settings, known: Known) -> None:
         )
 
 
-def _resolve_torch(settings: Settings, environ: Mapping[str, str], known: Known) -> None:
-    _apply(settings, environ, Row("DEBUG", "0", is_switch=True), known)
+def _resolve_torch(settings: Settings, environ: Mapping[str, str]) -> None:
+    _apply(settings, environ, table.on_or_off("DEBUG", "0"))
     debugging = table.DEBUGGING if settings.is_on("DEBUG") else ()
-    given = {row.name for row in debugging}
-    for row in (*debugging, *(row for row in table.TORCH if row.name not in given)):
-        if row.name == "TORCH_FR_DUMP_TEMP_FILE":
-            default = f"{settings['DDP_RUN_DIR']}/debug/nccl-trace-rank-"
-            row = row._replace(default=default)  # noqa: PLW2901 -- its place in the table counts
-        _apply(settings, environ, row, known)
+    for row in (*debugging, *table.of_torch(settings["DDP_RUN_DIR"])):
+        if row.name not in settings.values:
+            _apply(settings, environ, row)
 
 
 def note_attempt(settings: Settings, attempt: int, job_id: str) -> None:

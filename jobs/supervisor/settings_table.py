@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Union
+from typing import NamedTuple
 
-from jobs.checks import Check, integer, matching
+from jobs.checks import Check, integer, matching, node_range, switch
 from jobs.messages import UsageError
 from rundir import paths
 
@@ -51,54 +51,59 @@ RUN_NAME = matching(
 
 # ---- rows ----------------------------------------------------------------------------------------
 
-Value = Union[str, Callable[[Known], str]]
-"""A default or its origin, or what computes it."""
-
 
 class Row(NamedTuple):
     """A setting of the table."""
 
     name: str
-    default: Value
-    origin: Value = THE_DEFAULT
+    default: str | None
+    """None: it is in force only where it is set."""
+    origin: str = THE_DEFAULT
     check: Check | None = None
-    is_switch: bool = False
-    """Empty is unset."""
+    is_empty_unset: bool = False
 
 
-def _grace(known: Known) -> str:
-    """A rank must be gone before Slurm's own SIGKILL ends the scripts that tell what happened."""
-    if not known.kill_wait:
-        return "25"
-    return str(max(int(known.kill_wait) - 5, 1))
+def on_or_off(name: str, default: str, origin: str = THE_DEFAULT) -> Row:
+    """A setting that is 1 or 0."""
+    return Row(name, default, origin, switch, is_empty_unset=True)
 
 
-def _grace_origin(known: Known) -> str:
-    return f"Slurm's KillWait of {known.kill_wait} s, less 5" if known.kill_wait else THE_DEFAULT
-
-
-RUN = (
-    Row("DDP_MONITOR", "1", is_switch=True),
-    Row("DDP_MONITOR_INTERVAL", "15", check=integer(1, 86400)),
-    Row("DDP_TIMESTAMP_INTERVAL", "120", check=integer(1, 86400)),
-    Row("DDP_GRACE", _grace, _grace_origin, integer(0, 86400)),
+def of_run(known: Known, *, is_elastic: bool, sbatch_no_kill: str) -> tuple[Row, ...]:
+    """How the job of a run behaves."""
+    grace_s, grace_origin = "25", THE_DEFAULT
+    # A rank must be gone before Slurm's own SIGKILL ends the scripts that report what happened.
+    if known.kill_wait:
+        grace_s = str(max(int(known.kill_wait) - 5, 1))
+        grace_origin = f"Slurm's KillWait of {known.kill_wait} s, less 5"
     # What a command of the user's own does when it starts again, only the user knows.
-    Row(
-        "DDP_MAX_RESTARTS",
-        lambda known: "0" if known.is_own_command else "3",
-        lambda known: OWN_COMMAND if known.is_own_command else THE_DEFAULT,
-        integer(0, 1000),
-    ),
-    Row("DDP_MAX_IDLE_RESTARTS", "1", check=integer(0, 1000)),
-    Row("DDP_WARM", "1", is_switch=True),
-    Row("DDP_BIND", "1", is_switch=True),
-    Row("DDP_PREFLIGHT", "1", is_switch=True),
-    Row("DDP_STAGE_IMAGE", "0", is_switch=True),
-    Row("DDP_REQUEUE", "1", is_switch=True),
-    Row("DDP_ON_BUSY", "refuse", check=_BUSY),
-    Row("DDP_BAD_NODES", "1", is_switch=True),
-    Row("DDP_BAD_NODE_HOURS", "24", check=integer(0, 8760)),
-)
+    restarts = ("0", OWN_COMMAND) if known.is_own_command else ("3", THE_DEFAULT)
+    is_no_kill = is_elastic or sbatch_no_kill != "off"
+    no_kill_origin = "DDP_ELASTIC" if is_elastic else "SBATCH_NO_KILL"
+    num_nodes = known.num_nodes_allocated
+    return (
+        on_or_off("DDP_MONITOR", "1"),
+        Row("DDP_MONITOR_INTERVAL", "15", check=integer(1, 86400)),
+        Row("DDP_TIMESTAMP_INTERVAL", "120", check=integer(1, 86400)),
+        Row("DDP_GRACE", grace_s, grace_origin, integer(0, 86400)),
+        Row("DDP_MAX_RESTARTS", *restarts, integer(0, 1000)),
+        Row("DDP_MAX_IDLE_RESTARTS", "1", check=integer(0, 1000)),
+        on_or_off("DDP_WARM", "1"),
+        on_or_off("DDP_BIND", "1"),
+        on_or_off("DDP_PREFLIGHT", "1"),
+        on_or_off("DDP_STAGE_IMAGE", "0"),
+        on_or_off("DDP_REQUEUE", "1"),
+        Row("DDP_ON_BUSY", "refuse", check=_BUSY),
+        on_or_off("DDP_BAD_NODES", "1"),
+        Row("DDP_BAD_NODE_HOURS", "24", check=integer(0, 8760)),
+        Row("DDP_ELASTIC", None, check=node_range(num_nodes), is_empty_unset=True),
+        # Slurm does not show whether a job has --no-kill.
+        on_or_off("DDP_NO_KILL", str(int(is_no_kill)), no_kill_origin),
+        Row("DDP_SPARE_NODES", "0", check=integer(0, num_nodes - 1)),
+        Row("DDP_PREFLIGHT_LIMITS", None, check=preflight_limits),
+        Row("DDP_HANG_TIMEOUT", None, check=integer(0, 86400)),
+        Row("DDP_ON_BAD_NODE", None, is_empty_unset=True),
+    )
+
 
 DEBUGGING = (
     Row("NCCL_DEBUG", "INFO", "DEBUG=1"),
@@ -106,20 +111,24 @@ DEBUGGING = (
     Row("CUDA_LAUNCH_BLOCKING", "1", "DEBUG=1"),
 )
 
-TORCH = (
-    Row("PYTHONFAULTHANDLER", "1"),
-    Row("NCCL_DEBUG", "WARN"),
-    # The flight recorder. Before torch 2.9 the buffer was on by default; its old name earns a
-    # warning from every rank today.
-    Row("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
-    Row("TORCH_FR_BUFFER_SIZE", "2000"),
-    # Where it is looked for. Its name before torch 2.9 earns a warning from every rank, too.
-    Row("TORCH_FR_DUMP_TEMP_FILE", "", "the watchdog"),
-    # The watchdog asks for a hung rank's dump: the backend that is new in torch 2.15 does not
-    # listen. The trainer, which torchrun may start without us, sets the same.
-    Row("TORCH_DIST_USE_NCCL2", "0", "the watchdog"),
-    Row("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "as NVML and Slurm count"),
-)
+
+def of_torch(run_dir: str) -> tuple[Row, ...]:
+    """What torch and CUDA read."""
+    return (
+        Row("PYTHONFAULTHANDLER", "1"),
+        Row("NCCL_DEBUG", "WARN"),
+        # The flight recorder. Before torch 2.9 the buffer was on by default; its old name earns a
+        # warning from every rank today.
+        Row("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
+        Row("TORCH_FR_BUFFER_SIZE", "2000"),
+        # Where it is looked for. Its name before torch 2.9 earns a warning from every rank, too.
+        Row("TORCH_FR_DUMP_TEMP_FILE", f"{run_dir}/debug/nccl-trace-rank-", "the watchdog"),
+        # The watchdog asks for a hung rank's dump: the backend that is new in torch 2.15 does not
+        # listen. The trainer, which torchrun may start without us, sets the same.
+        Row("TORCH_DIST_USE_NCCL2", "0", "the watchdog"),
+        Row("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "as NVML and Slurm count"),
+    )
+
 
 # ---- names ---------------------------------------------------------------------------------------
 
