@@ -12,8 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.backends import scontrol
-from jobs.supervisor import words
-from jobs.supervisor.ending import Counters
+from jobs.supervisor.ending import Counters, words_of, words_of_bad
 from rundir import codes, paths
 from rundir.text import counted
 
@@ -122,8 +121,8 @@ class _Case:
 
     def _as(self, kind: str, reason: str, more: str = "", delay_s: int = 0) -> Decision:
         end = self.end
-        told = words.of_ending(self.job, end) if end.has_begun else ""
-        text = "; ".join(part for part in (told, words.of_bad(end.bad), reason, more) if part)
+        told = words_of(self.job, end) if end.has_begun else ""
+        text = "; ".join(part for part in (told, words_of_bad(end.bad), reason, more) if part)
         return Decision(
             kind,
             reason,
@@ -134,7 +133,7 @@ class _Case:
             end.exclude,
             self._num_left,
             self._fate,
-            words.of_bad((*end.bad_before, *end.bad)),
+            words_of_bad((*end.bad_before, *end.bad)),
         )
 
     # ---- the allocation ends, the run does not

@@ -1,13 +1,16 @@
-"""How many ranks the job gets, and on how many nodes."""
+"""How many ranks the job gets, and on which of its nodes."""
 
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING
 
 from jobs.checks import bounds, node_range, whole_number
 from jobs.messages import UsageError, info
 from jobs.supervisor import foreign
+from rundir import nodes as node_file
+from rundir import paths, plain
 
 if TYPE_CHECKING:
     from jobs.backends.base import Backend, Layout, Surroundings
@@ -86,3 +89,31 @@ def _without_spare(here: Surroundings, layout: Layout) -> Layout:
             "give --ntasks-per-node, or unset it",
         )
     return layout.on(layout.num_nodes - int(spare))
+
+
+def order(settings: Settings, nodes: list[str], num_used: int) -> list[str]:
+    """Make those spare that earlier jobs found bad, as far as there are spares; and name each."""
+    if not settings.is_on("DDP_BAD_NODES"):
+        return nodes
+    known = node_file.remembered(_read(paths.nodes_path(settings["DDP_OUT"])), time.time())
+    known = {node: known[node] for node in nodes if node in known}
+    ordered = node_file.spare_last(nodes, list(known), num_used)
+    for node, one in known.items():
+        found = f"node {node} was found bad by job {one.job} ({one.reason}), until {one.until}"
+        if node in ordered[:num_used]:
+            remedy = f"starting on it; sbatch --exclude={node} avoids it"
+            info(f"warning: {found}, and no spare node can take its place: {remedy}")
+        else:
+            info(f"{found}: it stays spare")
+    return ordered
+
+
+def _read(path: str) -> bytes:
+    try:
+        with plain.open_plain(path) as file:
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return b""
+    except OSError as error:
+        info(f"warning: {path} cannot be read ({error.strerror}): no node is avoided by it")
+        return b""

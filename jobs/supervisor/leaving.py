@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jobs.messages import info
-from jobs.supervisor import remembered
 from jobs.supervisor.bad_nodes import within_limit
-from rundir import events
+from rundir import events, paths
+from rundir import nodes as node_file
 from rundir.text import problem
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 COMMAND_LIMIT_S = 60
 """How long DDP_ON_BAD_NODE may run."""
+_HOUR_S = 3600
 _LEAST_S = 2
 """For what is still to be reported when the job was asked to end."""
 
@@ -56,22 +57,32 @@ class Leaving:
         leaves, note = within_limit(bad, before, self._now.plan.job.num_nodes_allocated)
         if note:
             info(note)
-        now_s = time.time()
-        until = events.time_text(remembered.until(self._settings, now_s))
+        now_s, for_s = time.time(), self._settings.number("DDP_BAD_NODE_HOURS") * _HOUR_S
+        until = events.time_text(now_s + for_s)
         for one in leaves:
             self._now.journal.write("bad_node", **one._asdict(), rank=rank, until=until)
             info(f"node {one.node} is bad and leaves the job: {one.reason}")
         self._now.bad += leaves
         if leaves:
             self._num_running += 1
-            self._loop.in_background(lambda: self._report(leaves, now_s, until), self._reported)
+            self._loop.in_background(lambda: self._report(leaves, now_s, for_s), self._reported)
         return leaves
 
-    def _report(self, bad: Sequence[BadNode], now_s: float, until: str) -> None:
-        remembered.remember(self._settings, bad, now_s)
+    def _report(self, bad: Sequence[BadNode], now_s: float, for_s: float) -> None:
+        if for_s:
+            self._remember(bad, now_s, for_s)
+        until = events.time_text(now_s + for_s)
         command = self._settings.get("DDP_ON_BAD_NODE")
         for one in bad if command else ():
             self._run(command, one, until)
+
+    def _remember(self, bad: Sequence[BadNode], now_s: float, for_s: float) -> None:
+        """Leave nodes to later jobs."""
+        path = paths.nodes_path(self._settings["DDP_OUT"])
+        try:
+            node_file.append(path, bad, job=self._settings["DDP_JOB_ID"], now_s=now_s, for_s=for_s)
+        except OSError as error:
+            info(f"could not append to {path} ({error.strerror}); later jobs do not learn of it")
 
     def _run(self, command: str, one: BadNode, until: str) -> None:
         """Run the administrators' command for a node; what it prints goes to the job's log."""

@@ -67,7 +67,6 @@ def supervise(root: str, script: str, words: list[str], environ: dict[str, str])
     job = plan.prepare(root, script, words, environ)
     if job.arguments.is_dry_run:
         return codes.FINISHED
-    job.check.finish()
     loop = Loop()
     requests = Requests(loop)
     lock = _open_run(job, requests)

@@ -18,7 +18,6 @@ from jobs.supervisor import (
     foreign,
     history,
     layout,
-    remembered,
     rendezvous,
     run,
     settings,
@@ -44,7 +43,6 @@ class Plan(NamedTuple):
     layout: Layout
     nodes: list[str]
     settings: Settings
-    check: check.TrainerCheck
     job: Job
     files: RunDir
     temporary: str
@@ -96,6 +94,7 @@ def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -
     is_chosen = python is not None and not environ.get("DDP_PYTHON")
     write(2, show.table(values, step.environ, python if python and is_chosen else ""))
     write(2, f"step: {show.command_line(command)}\n")
+    checking.finish()
     temporary = tmp_dir(environ, is_in_container=here.is_in_container)
     files = RunDir(values["DDP_RUN_DIR"])
     return Plan(
@@ -105,7 +104,6 @@ def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -
         ranks,
         nodes,
         values,
-        checking,
         job,
         files,
         temporary,
@@ -162,7 +160,7 @@ def _resolve(
     files = RunDir(values["DDP_RUN_DIR"])
     run.check_files(files)
     settings.note_attempt(values, history.num_starts(files) + 1, job_id)
-    nodes = remembered.order(values, backend.nodes(), ranks.num_nodes)
+    nodes = layout.order(values, backend.nodes(), ranks.num_nodes)
     rendezvous.resolve(values, backend, here, nodes[: ranks.num_nodes], is_restart=False)
     asked_cpus = here.slurm.cpus_per_task
     num_cpus = here.slurm.cpus_on_node or len(os.sched_getaffinity(0))
