@@ -7,6 +7,8 @@ from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from rundir.text import counted
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -32,6 +34,11 @@ def minutes(seconds: float | None) -> str:
 def brief(seconds: float | None) -> str:
     """Write a duration for a narrow column: 41m, 3h20m, 25s."""
     return minutes(seconds).replace(" min", "m").replace(" h ", "h").replace(" s", "s")
+
+
+def and_more(num: int, noun: str) -> str:
+    """Write how many more there are: ` (and 2 more gaps)`; empty for none."""
+    return f" (and {counted(num, f'more {noun}')})" if num else ""
 
 
 def host_list(names: Iterable[str]) -> str:

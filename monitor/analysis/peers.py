@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.analysis import readings
+from monitor.analysis import axis, readings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from monitor.analysis.readings import Stretch
     from monitor.analysis.thresholds import Thresholds
     from monitor.logs.series import GpuSeries, Run
 
@@ -55,13 +56,13 @@ class Peers:
     """(windows,): what they differ among themselves."""
     grid: Grid
 
-    def span(self, windows: slice) -> tuple[float | None, float | None]:
+    def span(self, windows: Stretch) -> tuple[float | None, float | None]:
         """Give when windows begin and end."""
         if np.isnan(self.grid.begin_s):
             return None, None
         begin_s, window_s = self.grid.begin_s, self.grid.window_s
-        end_s = min(self.grid.end_s, begin_s + windows.stop * window_s)
-        return begin_s + windows.start * window_s, end_s
+        end_s = min(self.grid.end_s, begin_s + windows.end * window_s)
+        return begin_s + windows.begin * window_s, end_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +150,9 @@ def _by_window(
         )
     window, values = window[known], values[known]
     counts = np.bincount(window, minlength=grid.num)
-    if peak and window.size:
-        first = np.flatnonzero(np.diff(window, prepend=-1))
-        result[window[first]] = np.maximum.reduceat(values, first)
-    elif window.size:
-        np.divide(np.bincount(window, values, grid.num), counts, out=result, where=counts > 0)
+    first = np.flatnonzero(np.diff(window, prepend=-1))
+    if first.size:
+        result[window[first]] = axis.together(values, first, worst=peak)
     result[counts < _MIN_SAMPLES] = np.nan
     if not np.isnan(grid.window_s):
         result[counts * series.interval_s < _MIN_SHARE * grid.window_s] = np.nan
@@ -184,14 +183,16 @@ def _others(
     return others, _SIGMA * np.take_along_axis(deviations, half, axis=0)[0]
 
 
-def _lasting(differs: NDArray[np.bool_], known: NDArray[np.bool_], at: Thresholds) -> slice | None:
+def _lasting(
+    differs: NDArray[np.bool_], known: NDArray[np.bool_], at: Thresholds
+) -> Stretch | None:
     """Find the longest run of windows in which one differs; None if that is too short to count.
 
     Where there are fewer windows than it takes, it must differ in all.
     """
-    best = readings.longest_run(differs)
-    num = best.stop - best.start
-    return best if num and num >= min(at.peer_windows, known.sum()) else None
+    best = readings.stretches(differs, np.ones(len(differs))).longest
+    is_long = best is not None and best.duration_s >= min(at.peer_windows, known.sum())
+    return best if is_long else None
 
 
 def outliers(  # noqa: PLR0913 - what is compared, and how
@@ -230,11 +231,15 @@ def _odd(
         known = ~np.isnan(peers.others[row]) & ~np.isnan(peers.values[row])
         windows = _lasting(differs[row], known, at)
         if windows is not None:
+            own, others = (
+                float(np.nanmean(of[row, windows.begin : windows.end]))
+                for of in (peers.values, peers.others)
+            )
             yield Odd(
                 peers.series[row],
                 *peers.span(windows),
-                own=float(np.nanmean(peers.values[row, windows])),
-                others=float(np.nanmean(peers.others[row, windows])),
+                own=own,
+                others=others,
                 num_peers=len(peers.series) - 1,
                 is_node=is_node,
             )

@@ -106,13 +106,14 @@ class Stretches:
     ends: NDArray[np.intp]
     durations_s: NDArray[np.float64]
 
+    def _at(self, index: int) -> Stretch:
+        begin, end = int(self.begins[index]), int(self.ends[index])
+        return Stretch(begin, end, float(self.durations_s[index]))
+
     @property
     def longest(self) -> Stretch | None:
         """The one that lasted longest; None if there is none."""
-        if not self.begins.size:
-            return None
-        best = int(self.durations_s.argmax())
-        return Stretch(int(self.begins[best]), int(self.ends[best]), float(self.durations_s[best]))
+        return self._at(int(self.durations_s.argmax())) if self.begins.size else None
 
     def worst(self, least_s: float, num_samples: int) -> tuple[Stretch | None, int]:
         """Choose of those that lasted long enough: the one that holds to the end, else the longest.
@@ -125,8 +126,7 @@ class Stretches:
             return None, 0
         lasts = self.ends[found[-1]] == num_samples
         best = int(found[-1] if lasts else found[self.durations_s[found].argmax()])
-        begin, end = int(self.begins[best]), int(self.ends[best])
-        return Stretch(begin, end, float(self.durations_s[best])), len(found) - 1
+        return self._at(best), len(found) - 1
 
     @property
     def total_s(self) -> float:
@@ -143,36 +143,17 @@ def stretches(mask: NDArray[np.bool_], steps_s: NDArray[np.floating]) -> Stretch
 
     """
     is_gap = np.isnan(steps_s)
-    begins, ends = _runs(mask & ~is_gap).T
+    holds = np.zeros(len(mask) + 2, np.int8)
+    holds[1:-1] = mask & ~is_gap
+    begins, ends = np.flatnonzero(np.diff(holds)).reshape(-1, 2).T
     known = np.where(is_gap, 0, steps_s)
     passed_s = np.concatenate(([0.0], np.cumsum(known, dtype=np.float64)))
     return Stretches(begins, ends, passed_s[ends] - passed_s[begins])
 
 
-def others(num: int) -> str:
-    """Write that a thing came so many more times."""
-    return f" (and {num} more time{'' if num == 1 else 's'})" if num else ""
-
-
-def longest_run(mask: NDArray[np.bool_]) -> slice:
-    """Find the most samples one after the other in which something holds; empty if none."""
-    found = _runs(mask)
-    if not found.size:
-        return slice(0, 0)
-    begin, end = found[np.argmax(found[:, 1] - found[:, 0])].tolist()
-    return slice(begin, end)
-
-
 def up_to_the_end(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return where something holds without a break up to the last sample."""
     return np.logical_and.accumulate(mask[::-1])[::-1]
-
-
-def _runs(mask: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Find where something begins to hold and where it ends: (runs, 2)."""
-    marks = np.zeros(len(mask) + 2, np.int8)
-    marks[1:-1] = mask
-    return np.flatnonzero(np.diff(marks)).reshape(-1, 2)
 
 
 def reaches(value: float, limit: float) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from monitor.analysis import events, readings
 from monitor.analysis.findings import Finding
 from monitor.analysis.rules import EVENTS, Window, rule
+from monitor.words import and_more
 from rundir import xids
 from rundir.text import counted
 
@@ -183,7 +184,7 @@ def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
         mask[worst.begin : worst.end] = True
         to_the_end = worst.end == series.num_samples
         end = "up to the end of the log" if to_the_end else "then it answered again"
-        end += readings.others(num_others)
+        end += and_more(num_others, "time")
         never = "" if isinstance(run, Window) else ": it never answered"
         yield readings.finding(
             "error" if to_the_end else "warning",

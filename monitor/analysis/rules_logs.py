@@ -13,8 +13,7 @@ from monitor.analysis.readings import Stretch
 from monitor.analysis.rules import Window, rule
 from monitor.logs import clock
 from monitor.runs.history import seconds
-from monitor.words import minutes
-from rundir.text import counted
+from monitor.words import and_more, minutes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -101,13 +100,12 @@ def _gaps(series: GpuSeries, starts_s: NDArray[np.float64], at: Thresholds) -> I
         return
     worst = max(found, key=lambda begin: float(steps_s[begin]))
     gap_s = float(steps_s[worst])
-    more = f" (and {counted(len(found) - 1, 'more gap')})" if len(found) > 1 else ""
     yield readings.finding(
         "hint",
         series,
         Stretch(worst + 1, worst + 2, gap_s),
         f"nothing written for {minutes(gap_s)}, where a sample is usual every"
-        f" {usual_s[worst]:g} s{more}",
+        f" {usual_s[worst]:g} s{and_more(len(found) - 1, 'gap')}",
         "a requeued job has such a gap; else see what the node did then, and whether the disk was"
         " full",
         weight=gap_s,

@@ -8,6 +8,7 @@ import numpy as np
 
 from monitor.analysis import readings
 from monitor.analysis.rules import FACT, rule
+from monitor.logs import gutil
 from monitor.words import MIB_PER_GIB, minutes
 
 if TYPE_CHECKING:
@@ -97,9 +98,8 @@ def _unattributed(run: Run, at: Thresholds) -> Iterator[Finding]:
 )
 def _host_memory(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.hosts(run, "hmem"):
-        try:
-            whole_mib = float(series.facts.get("host_memory_mib", ""))
-        except ValueError:
+        whole_mib = gutil.parse_number(series.facts.get("host_memory_mib"))
+        if not whole_mib:
             continue
         used_pct = 100 / whole_mib * series.values["hmem"]
         fix = "before the kernel kills a rank: fewer loader workers, less cached or pinned"

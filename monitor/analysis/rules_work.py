@@ -10,7 +10,7 @@ from monitor.analysis import readings
 from monitor.analysis.findings import Finding
 from monitor.analysis.rules import ACTIVITY, METRICS, Window, rule
 from monitor.runs.history import number, seconds
-from monitor.words import MIB_PER_GIB, minutes
+from monitor.words import MIB_PER_GIB, and_more, minutes
 from rundir.text import counted
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _hung(run: Run, at: Thresholds) -> Iterator[Finding]:
             worst,
             f"busy without work for {minutes(worst.duration_s)}"
             f"{', up to the end of the log' if to_the_end else ', then it went on'}"
-            f"{readings.others(num_others)}:"
+            f"{and_more(num_others, 'time')}:"
             f" at least {at.hung_sm_pct:g} % busy, no memory traffic, {power_w:.0f} W"
             f" of {_full_power_w(series):.0f} W",
             "it waits in a collective for a rank that does not come: `python -m monitor why`"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from monitor.words import MIB_PER_GIB, NONE, minutes
+from monitor.words import MIB_PER_GIB, NONE, and_more, minutes
 from rundir.text import counted
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _silent(gpus: Sequence[Gpu]) -> str | None:
     worst = max(lost, key=lambda gpu: gpu.use.num_silent / gpu.use.num_samples)
     use = worst.use
     note = f"{_name(worst)} silent in {use.num_silent} of {counted(use.num_samples, 'sample')}"
-    return note + _others(len(lost) - 1)
+    return note + and_more(len(lost) - 1, "GPU")
 
 
 def _idle(gpus: Sequence[Gpu]) -> str | None:
@@ -57,7 +57,7 @@ def _idle(gpus: Sequence[Gpu]) -> str | None:
     if not long:
         return None
     longest_s, worst = max(long, key=lambda pair: pair[0])
-    return f"{_name(worst)} idle for {minutes(longest_s)}{_others(len(long) - 1)}"
+    return f"{_name(worst)} idle for {minutes(longest_s)}{and_more(len(long) - 1, 'GPU')}"
 
 
 def _memory(job: Job, gpus: Sequence[Gpu]) -> str | None:
@@ -77,10 +77,6 @@ def _memory(job: Job, gpus: Sequence[Gpu]) -> str | None:
 
 def _name(gpu: Gpu) -> str:
     return f"node {gpu.place.host} GPU {gpu.index}"
-
-
-def _others(num: int) -> str:
-    return f" (and {counted(num, 'more GPU')})" if num else ""
 
 
 def moment(seconds: int) -> str:
