@@ -306,7 +306,13 @@ class Config:
             size = getattr(self, name)
             if size is not None and size != -1 and size < 1:
                 raise _error(name, "at least 1, or -1 for the rest", size)
-        _check_precision(self.precision)
+        if self.precision == "fp8" and find_spec("torchao") is None:
+            raise UserError(
+                "--precision fp8",
+                rule="have torchao, whose layers scale what goes into a product",
+                found="it is not installed",
+                remedy="pip install torchao, or take bf16",
+            )
         self._check_profiling()
 
     def _check_bounds(self) -> None:
@@ -344,13 +350,3 @@ def option_name(field: str) -> str:
 
 def _error(field: str, rule: str, found: object) -> UserError:
     return UserError(option_name(field), rule=f"be {rule}", found=repr(found), remedy="change it")
-
-
-def _check_precision(precision: Precision) -> None:
-    if precision == "fp8" and find_spec("torchao") is None:
-        raise UserError(
-            "--precision fp8",
-            rule="have torchao, whose layers scale what goes into a product",
-            found="it is not installed",
-            remedy="pip install torchao, or take bf16",
-        )

@@ -102,6 +102,7 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"pointers     latest: {report['latest']}, best: {report['best']}")
     if report["tensors"] is None:
         return lines
+    size_bytes = sum(entry["bytes"] for entry in report["tensors"].values())
     lines += [
         f"step         {report['step']}, written by {counted(report['world_size'], 'rank')}",
         f"identity     {report['fingerprint']}",
@@ -110,7 +111,7 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
         *_table(report["position"]),
         "ranks",
         *_table({rank: ", ".join(own) for rank, own in report["ranks"].items()}),
-        _sum_up(report["tensors"]),
+        f"tensors      {len(report['tensors'])}, {counted(size_bytes, 'byte')}",
     ]
     width = max((len(name) for name in report["tensors"]), default=0)
     for name, entry in report["tensors"].items():
@@ -129,11 +130,6 @@ def _verdict(problem: DamagedError | None) -> str:
 
 def _table(values: Mapping[str, object]) -> list[str]:
     return [f"  {name:<28} {'-' if value is None else value}" for name, value in values.items()]
-
-
-def _sum_up(tensors: Mapping[str, Mapping[str, Any]]) -> str:
-    size_bytes = sum(entry["bytes"] for entry in tensors.values())
-    return f"tensors      {len(tensors)}, {counted(size_bytes, 'byte')}"
 
 
 if __name__ == "__main__":

@@ -126,7 +126,8 @@ def parse(argv: Sequence[str]) -> Config:
         print(f"ddp {__version__}")
         raise SystemExit(0)
     named = _named_options(argv)
-    path = _config_path(argv)
+    file = _value_of("config", argv)
+    path = Path(file) if file else None
     from_file = _read_toml(path) if path else {}
     rest = {key: value for key, value in from_file.items() if key not in named}
     arguments = [*_as_arguments(rest, path), *argv]
@@ -153,11 +154,6 @@ def _named_options(argv: Sequence[str]) -> set[str]:
             raise _unknown(word.partition("=")[0], field)
         named.add(field)
     return named
-
-
-def _config_path(argv: Sequence[str]) -> Path | None:
-    path = _value_of("config", argv)
-    return Path(path) if path else None
 
 
 def _read_toml(path: Path) -> dict[str, object]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.distributed import host_memory
 from trainer.errors import UserError
+from trainer.parallel.plan import ParallelPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from trainer.config import Config
-    from trainer.parallel.plan import ForwardPlan, ParallelPlan, ParallelSizes
+    from trainer.parallel.plan import ForwardPlan, ParallelSizes
     from trainer.workloads.tokens import TokenData
 
 
@@ -74,8 +75,6 @@ class Workload(ABC):
 
     def parallel_plan(self) -> ParallelPlan:
         """Return how the model may be spread; here: only as a whole, by parameters."""
-        from trainer.parallel.plan import ParallelPlan  # noqa: PLC0415 -- not for every workload
-
         return ParallelPlan()
 
     def build_empty(self) -> nn.Module | None:

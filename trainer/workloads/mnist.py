@@ -28,6 +28,7 @@ _FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
+_SHIPPED = Path(__file__).parent / "digits"
 _UNSIGNED_BYTE = 0x08
 _MEAN, _STD = 0.1307, 0.3081  # of the training pixels, scaled to 0..1
 
@@ -86,7 +87,7 @@ class Mnist(Workload):
 
     def _find(self, name: str) -> Path | None:
         folder = self.config.data_dir
-        folders = [folder / "MNIST" / "raw", folder] if folder else [_shipped()]
+        folders = [folder / "MNIST" / "raw", folder] if folder else [_SHIPPED]
         candidates = [f / (name + end) for f in folders for end in ("", ".gz")]
         return next((path for path in candidates if path.is_file()), None)
 
@@ -109,10 +110,6 @@ class Mnist(Workload):
                 remedy="replace them",
             )
         return images, labels
-
-
-def _shipped() -> Path:
-    return Path(__file__).parent / "digits"
 
 
 def _as_tensors(images: IdxArray, labels: IdxArray) -> TensorData:
