@@ -15,7 +15,7 @@ from jobs.supervisor.history import History, Unreported
 from tests.jobs.backend import Fake
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 START = {"event": "start", "attempt": 1, "host": "n1", "nodes": ["n1", "n2"]}
 SIGNAL = {"event": "signal", "attempt": 1, "signal": "TERM"}
@@ -43,8 +43,12 @@ class Told(Slurm):
 
     def node_info(self, node: str) -> str:
         """What it says."""
-        assert node == "n1"
-        return self.info
+        return self.node_infos([node])[node]
+
+    def node_infos(self, nodes: Sequence[str]) -> dict[str, str]:
+        """What it says of each of these."""
+        assert [*nodes] == ["n1"]
+        return {"n1": self.info}
 
 
 def told(
@@ -60,7 +64,7 @@ def told(
     start = History(data).unreported(2)
     backend = Fake()
     if here != "n1":
-        monkeypatch.setattr(backend, "lost", slurm.lost)
+        monkeypatch.setattr(backend, "lost_of", slurm.lost_of)
     return start, end_of_script(start, backend, slurm)
 
 
