@@ -20,7 +20,7 @@ class Fake:
 
     def lost(self, node: str) -> str | None:
         """How a node is lost."""
-        return self.lost_nodes.get(node)
+        return dict(self.lost_of([node])).get(node)
 
     def lost_of(self, nodes: Sequence[str]) -> list[tuple[str, str]]:
         """Those that are lost, and how."""
