@@ -39,7 +39,7 @@ find_root() {
 }
 
 # Slurm warns a job whose time limit is shorter than --signal's time as soon as it starts.
-trap '' USR1
+trap '' USR1 USR2
 case ${DEBUG-} in
     1 | [Oo][Nn] | [Yy] | [Yy][Ee][Ss] | [Tt] | [Tt][Rr][Uu][Ee])
         PS4='+ \D{%H:%M:%S} \h ${BASH_SOURCE[0]##*/}:${LINENO}: '

@@ -293,4 +293,4 @@ def _unknown(what: str, field: str) -> UserError:
     names = [field] if field in _ELSEWHERE else near
     ours = dict.fromkeys(_ELSEWHERE.get(name) or option_name(name) for name in names)
     remedy = f"did you mean {', '.join(ours)}?" if ours else "see python -m trainer --help"
-    return UserError(what, rule="be a known name", found="none such", remedy=remedy)
+    return UserError(what, rule="be an option", found="none of this name", remedy=remedy)

@@ -13,7 +13,7 @@ from rundir.hang import ASK
 from rundir.text import problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn
 
     from jobs.loop import Loop
@@ -41,6 +41,7 @@ class Child:
         self.pid = pid
         self.code: int | None = None
         """None while it runs."""
+        self.on_end: Callable[[], object] = lambda: None
 
     def reap(self) -> None:
         """See whether it has ended."""
@@ -48,6 +49,7 @@ class Child:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.code = codes.of_wait_status(os.waitstatus_to_exitcode(status))
+                self.on_end()
 
     def send(self, signum: int) -> None:
         """Signal it, if it still runs: its number cannot be another's before it is reaped."""

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jobs import programs
 from jobs.agent.child import Child, Streams, start
 from jobs.agent.command import is_preflight
 from jobs.messages import info
+from rundir import codes
 from rundir.paths import RunDir, gutil_path
 from rundir.text import problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from jobs.agent.reports import Reports
     from jobs.loop import Loop
@@ -26,25 +27,49 @@ _FIRST_SAMPLE_S = 3
 _GRACE_S = 3
 
 
-class Monitor(NamedTuple):
-    """A monitor that runs."""
+class Monitor:
+    """A monitor that runs.
 
-    child: Child
-    node: str
-    log: str
+    Args:
+        child: Its process.
+        node: Whose GPUs and ranks it watches.
+        log: The GPU log that it writes.
+        own_log: What it has to say of itself.
 
-    def report(self, reports: Reports) -> None:
-        """Report that it runs."""
-        reports.write("monitor_up", node=self.node, pid=self.child.pid)
+    """
 
-    def stop(self, loop: Loop, reports: Reports) -> None:
+    def __init__(self, child: Child, node: str, log: str, own_log: str) -> None:
+        """It has just been started."""
+        self.child = child
+        self._node, self._log, self._own_log = node, log, own_log
+        self._is_stopped = False
+
+    def report(self, reports: Reports, is_ending: Callable[[], bool]) -> None:
+        """Report that it runs, and its end; to people too, if the job is not ending with it."""
+
+        def report_end() -> None:
+            code = self.child.code
+            reports.write("monitor_end", node=self._node, pid=self.child.pid, code=code)
+            if code and not self._is_stopped and not is_ending():
+                info(
+                    f"warning: the monitor of {self._node} {codes.describe(code)}: no more GPU"
+                    f" samples of it, and no watchdog for its ranks; its log: {self._own_log}",
+                    "launcher",
+                )
+
+        reports.write("monitor_up", node=self._node, pid=self.child.pid)
+        self.child.on_end = report_end
+        if self.child.code is not None:
+            report_end()
+
+    def stop(self, loop: Loop) -> None:
         """End it. A command of a blink still has its log: a first sample is waited for."""
         for _ in range(_FIRST_SAMPLE_S * 20):
-            if self.child.code is not None or _has_content(self.log):
+            if self.child.code is not None or _has_content(self._log):
                 break
             loop.pause(0.05)
+        self._is_stopped = True
         self.child.stop(_GRACE_S, loop)
-        reports.write("monitor_end", node=self.node, pid=self.child.pid, code=self.child.code)
 
 
 def start_monitor(environ: Mapping[str, str], root: str) -> Monitor | None:
@@ -66,16 +91,13 @@ def start_monitor(environ: Mapping[str, str], root: str) -> Monitor | None:
         argv += ["record", "--out", log, "--interval", environ.get("DDP_MONITOR_INTERVAL") or "15"]
         argv += ["--compose", environ["DDP_RUN_DIR"]]
     argv += ["--launch-id", environ["DDP_LAUNCH_ID"]]
-    own_log = os.open(
-        RunDir(environ["DDP_RUN_DIR"]).monitor_log(node),
-        os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC,
-        0o666,
-    )
+    own_log = RunDir(environ["DDP_RUN_DIR"]).monitor_log(node)
+    fd = os.open(own_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     # SIGUSR1 may reach every process of the step, before Python has a handler for it.
     ignored = (signal.SIGUSR1,)
-    child = start(argv, environ, Streams(own_log, own_log), signal.SIGTERM, ignored)
-    os.close(own_log)
-    return Monitor(child, node, log)
+    child = start(argv, environ, Streams(fd, fd), signal.SIGTERM, ignored)
+    os.close(fd)
+    return Monitor(child, node, log, own_log)
 
 
 def _lack(python: str | None, root: str, environ: Mapping[str, str]) -> str:

@@ -94,7 +94,7 @@ class _Rank:
         self._follower.start()
         # Reports are written by a thread, and a process that forks has one only: not before.
         if self._monitor:
-            self._monitor.report(self._reports)
+            self._monitor.report(self._reports, lambda: task.is_ending)
         step_id = self._environ.get("SLURM_STEP_ID")
         self._reports.write(
             "rank_up",
@@ -147,7 +147,7 @@ class _Rank:
                 is_shared = self._reports.is_supervised
                 num_peers = int(self._environ["LOCAL_WORLD_SIZE"]) - 1 if is_shared else 0
                 wait_for_peers(self._directory, num_peers, self._loop, lambda: self._task.is_ending)
-            self._monitor.stop(self._loop, self._reports)
+            self._monitor.stop(self._loop)
         if self._directory:
             self._directory.close(is_leader=self._is_leader)
         self._follower.finish(_FOLLOW_S)

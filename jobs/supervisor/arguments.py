@@ -60,6 +60,12 @@ def _check(words: list[str], own: list[str]) -> None:
             f"'{words[0]}'",
             f"write -- {words[0]} …",
         )
+    if any(word.partition("=")[0] == "--out" for word in own):
+        raise UsageError(
+            "a job's run directory must be named by DDP_OUT and DDP_RUN_NAME",
+            "--out, by which its checkpoints would lie apart from its logs",
+            "set those two instead",
+        )
     if own and "--" in words:
         raise UsageError(
             "-- must be the first word",

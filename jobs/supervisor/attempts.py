@@ -153,9 +153,20 @@ class Attempts:
         self._journal.write("signal", signal=name)
         if name == "USR1":
             info("SIGUSR1: the time limit is near, asking every rank for a checkpoint")
+            self._warn_of_time()
         else:
             info(f"SIG{name}: ending every rank")
         self._ranks.take(name)
+
+    def _warn_of_time(self) -> None:
+        """Every start of this job would end so."""
+        is_first = not (self._now.num_restarts or self._journal.reports.has_trained)
+        if is_first and not self._job.is_own_command:
+            info(
+                "warning: a job must have more time than sbatch --signal warns ahead, 120 s by"
+                " default; found the warning before its first step; raise --time, or lower the 120"
+                " (--signal=B:USR1@SECONDS)"
+            )
 
     def break_off(self) -> None:
         """This script itself fails: what it started ends, and the record says so."""

@@ -180,8 +180,9 @@ class Closing:
         if first is None or first.rank is None or found.lost or code == codes.STOPPED:
             return
         path = self._files.rank_log(first.rank)
-        info(f"the end of {path}:")
         lines = plain.tail(path, _LOG_END).splitlines()[-_SHOWN_LINES:]
+        if lines:
+            info(f"the end of {path}:")
         write(2, "".join(f"    {line}\n" for line in lines))
 
     def break_off(self) -> None:

@@ -184,8 +184,8 @@ class _Case:
         if limits.max_restarts == 0:
             return self._give_up("DDP_MAX_RESTARTS=0")
         if restarts >= limits.max_restarts:
-            used = f"all {limits.max_restarts} of DDP_MAX_RESTARTS are used"
-            return self._give_up(f"{used} without a new checkpoint")
+            reached = f"DDP_MAX_RESTARTS={limits.max_restarts} is reached"
+            return self._give_up(f"{reached} without a new checkpoint")
         if idle > limits.max_idle_restarts:
             return self._give_up(self._idle_words)
         self.counters = Counters(restarts + 1, idle)

@@ -158,8 +158,8 @@ def _of_stop(job: Job, end: Ending) -> str:
     if rank is None or rank.rank is None:
         return f"stopped on request{by} before the ranks were started (code {end.code})"
     if job.is_own_command and not end.stop_signal and not end.returned:
-        asks = f"rank {rank.rank} on {rank.node} asks by code {end.code} to go on later"
-        return f"{asks}; {_checkpoint(job, end)}"
+        requested = f"rank {rank.rank} on {rank.node} requested a requeue by exit code {end.code}"
+        return f"{requested}; {_checkpoint(job, end)}"
     return f"stopped on request{by}, code {end.code}; {_checkpoint(job, end)}"
 
 

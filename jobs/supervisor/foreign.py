@@ -227,6 +227,8 @@ def check_program(program: str, node: str, environ: Mapping[str, str]) -> None:
         name = program.partition("=")[0]
         remedy = f"write -- env {name}=…, or export it before"
         raise UsageError(rule, f"the setting '{name}=…'", remedy)
+    if os.path.isdir(program):
+        raise UsageError(rule, f"the directory '{program}'", "name a program in it")
     if os.path.exists(program) and "/" in program:
         raise UsageError(
             "the command after -- must be a program that may be run",
@@ -236,5 +238,5 @@ def check_program(program: str, node: str, environ: Mapping[str, str]) -> None:
     raise UsageError(
         "the command after -- must be a program",
         f"none named '{program}' on {node}",
-        "correct it, or extend PATH",
+        "correct the path" if "/" in program else "correct it, or extend PATH",
     )

@@ -105,11 +105,12 @@ def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) ->
     # The same after a requeue and in every link of a chain, because it comes from the name.
     settings.default("DDP_SEED", str(cksum(name)), "the run's name", table.SEED)
     is_elastic = bool(environ.get("DDP_ELASTIC"))
-    sbatch_no_kill = environ.get("SBATCH_NO_KILL", "off")
+    sbatch_no_kill = environ.get("SBATCH_NO_KILL")
     for row in table.of_run(known, is_elastic=is_elastic, sbatch_no_kill=sbatch_no_kill):
         _apply(settings, environ, row)
     # For whoever has to plan a last checkpoint.
-    settings.note("DDP_END_TIME", known.end_time, "Slurm's EndTime of the job")
+    end_origin = "Slurm's EndTime of the job" if known.end_time else "no time limit known"
+    settings.note("DDP_END_TIME", known.end_time, end_origin)
     settings.note("DDP_NUM_NODES", str(known.num_nodes), "the nodes of this step")
     # A log is a file, and Python keeps the last 8 KiB for a file to itself: the words before a
     # SIGKILL, a crash or a hang would be lost. Our trainer flushes by itself.

@@ -68,7 +68,7 @@ def on_or_off(name: str, default: str, origin: str = THE_DEFAULT) -> Row:
     return Row(name, default, origin, switch, is_empty_unset=True)
 
 
-def of_run(known: Known, *, is_elastic: bool, sbatch_no_kill: str) -> tuple[Row, ...]:
+def of_run(known: Known, *, is_elastic: bool, sbatch_no_kill: str | None) -> tuple[Row, ...]:
     """How the job of a run behaves."""
     grace_s, grace_origin = "25", THE_DEFAULT
     # A rank must be gone before Slurm's own SIGKILL ends the scripts that report what happened.
@@ -77,8 +77,12 @@ def of_run(known: Known, *, is_elastic: bool, sbatch_no_kill: str) -> tuple[Row,
         grace_origin = f"Slurm's KillWait of {known.kill_wait} s, less 5"
     # What a command of the user's own does when it starts again, only the user knows.
     restarts = ("0", OWN_COMMAND) if known.is_own_command else ("3", THE_DEFAULT)
-    is_no_kill = is_elastic or sbatch_no_kill != "off"
-    no_kill_origin = "DDP_ELASTIC" if is_elastic else "SBATCH_NO_KILL"
+    # Slurm does not show whether a job has --no-kill.
+    no_kill, no_kill_origin = "0", THE_DEFAULT
+    if is_elastic:
+        no_kill, no_kill_origin = "1", "DDP_ELASTIC"
+    elif sbatch_no_kill is not None:
+        no_kill, no_kill_origin = str(int(sbatch_no_kill != "off")), "SBATCH_NO_KILL"
     num_nodes = known.num_nodes_allocated
     return (
         on_or_off("DDP_MONITOR", "1"),
@@ -96,8 +100,7 @@ def of_run(known: Known, *, is_elastic: bool, sbatch_no_kill: str) -> tuple[Row,
         on_or_off("DDP_BAD_NODES", "1"),
         Row("DDP_BAD_NODE_HOURS", "24", check=integer(0, 8760)),
         Row("DDP_ELASTIC", None, check=node_range(num_nodes), is_empty_unset=True),
-        # Slurm does not show whether a job has --no-kill.
-        on_or_off("DDP_NO_KILL", str(int(is_no_kill)), no_kill_origin),
+        on_or_off("DDP_NO_KILL", no_kill, no_kill_origin),
         Row("DDP_SPARE_NODES", "0", check=integer(0, num_nodes - 1)),
         Row("DDP_PREFLIGHT_LIMITS", None, check=preflight_limits),
         Row("DDP_HANG_TIMEOUT", None, check=integer(0, 86400)),

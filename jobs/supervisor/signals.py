@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
     from jobs.loop import Loop
 
-_REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Of the time limit, by sbatch --signal; the second is what submitit asks Slurm for."""
+_REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_WARNINGS)
 
 
 class Requests:
@@ -26,13 +28,13 @@ class Requests:
     def listen(self) -> None:
         """From now on signals are for the loop.
 
-        What was ignored when the script was started stays so: that is how nohup works. Only
-        SIGUSR1 is ignored by jobs/prelaunch.sh itself, until here.
+        What was ignored when the script was started stays so: that is how nohup works. Only the
+        warnings are ignored by jobs/prelaunch.sh itself, until here.
         """
         heard = [
             number
             for number in _REQUESTS
-            if number == signal.SIGUSR1 or signal.getsignal(number) != signal.SIG_IGN
+            if number in _WARNINGS or signal.getsignal(number) != signal.SIG_IGN
         ]
         self._loop.catch(heard, lambda number: self.on_signal(_name(number)), self._remember)
 
@@ -55,4 +57,4 @@ class Requests:
 
 
 def _name(number: int) -> str:
-    return signal.Signals(number).name[len("SIG") :]
+    return "USR1" if number in _WARNINGS else signal.Signals(number).name[len("SIG") :]

@@ -202,7 +202,7 @@ NO_LAUNCHER = {"FAILED_RANK": "", "FAILED_NODE": "", "STEP_CODE": "2", "DDP_IMAG
         (
             {"RESTARTS": "3", "LATEST_AT_START": "step-40"},
             "fail",
-            f"DDP_MAX_RESTARTS are used without a new checkpoint; mend what fails; {GO_ON}",
+            f"DDP_MAX_RESTARTS=3 is reached without a new checkpoint; mend what fails; {GO_ON}",
         ),
         ({"LOST": "n2", "DDP_NO_KILL": "1"}, "restart", "restart 1 of 3 on 1 node from step 40"),
         ({"DDP_MAX_RESTARTS": "0"}, "fail", "no restart: DDP_MAX_RESTARTS=0"),
@@ -286,7 +286,11 @@ def test_only_a_start_that_brought_nothing_is_waited_after() -> None:
     [
         ({}, "restart", "restart 1 of 3 where the command itself carries on in 2 s"),
         (STOPPED, "requeue", "is requeued and will go on where the command itself carries on"),
-        ({"FAILED_CODE": "75"}, "requeue", "rank 2 on n2 asks by code 75 to go on later; by this"),
+        (
+            {"FAILED_CODE": "75"},
+            "requeue",
+            "rank 2 on n2 requested a requeue by exit code 75; by this",
+        ),
         ({"FAILED_CODE": "75", "IDLE": "1"}, "requeue", ""),
         ({"FAILED_CODE": "75", "ATTEMPT_BEGAN": "0"}, "requeue", ""),
         ({"FAILED_CODE": "75", "ATTEMPT_BEGAN": "0", "IDLE": "1"}, "fail", "2 starts in a row"),

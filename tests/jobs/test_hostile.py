@@ -392,6 +392,9 @@ def test_a_grid_of_another_editor(scripts: Scripts) -> None:
     [
         (["python", "train.py"], "found 'python'; write -- python"),
         (["--epochs", "3", "--", "python", "train.py"], "-- must be the first word"),
+        (["--", "/"], "found the directory '/'; name a program in it"),
+        (["--", "./train"], "correct the path"),
+        (["--epochs", "3", "--out=/x"], "must be named by DDP_OUT and DDP_RUN_NAME"),
     ],
 )
 def test_a_command_without_its_dashes(scripts: Scripts, words: list[str], told: str) -> None:

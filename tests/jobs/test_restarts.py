@@ -65,7 +65,7 @@ def test_restarts_have_a_limit(scripts: Scripts) -> None:
     assert len(result.of("start")) == 2
     last = result.err.splitlines()[-1]
     assert "rank 1 on" in last
-    assert "all 1 of DDP_MAX_RESTARTS are used" in last
+    assert "DDP_MAX_RESTARTS=1 is reached" in last
 
 
 def test_a_new_checkpoint_gives_the_restarts_back(scripts: Scripts) -> None:

@@ -62,8 +62,9 @@ def test_a_second_signal_reaches_the_ranks(scripts: Scripts) -> None:
     assert gone(str(scripts.directory))
 
 
-def test_usr1_reaches_only_programs_that_catch_it(scripts: Scripts) -> None:
-    """SIGUSR1 asks for a checkpoint; a program without a handler is not killed by it."""
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
+def test_usr1_reaches_only_programs_that_catch_it(scripts: Scripts, signum: signal.Signals) -> None:
+    """It asks for a checkpoint, as SIGUSR2 does; a program without a handler survives it."""
     program = 'if ((RANK)); then trap "exit 75" USR1; echo ready; while :; do sleep 0.1; done; '
     process = scripts.start(
         "prelaunch.sh", "--", "bash", "-c", program + "else echo ready; sleep 3; exit 0; fi"
@@ -71,7 +72,7 @@ def test_usr1_reaches_only_programs_that_catch_it(scripts: Scripts) -> None:
     wait_for(scripts.directory, "rank_up", 2)
     logs = next(scripts.directory.glob("out/*/logs"))
     Cluster.until(lambda: "ready" in (logs / "rank-1.log").read_text(), 10, "rank 1 is ready")
-    process.send_signal(signal.SIGUSR1)
+    process.send_signal(signum)
     result = scripts.finish(process)
     ends = {event["rank"]: event["code"] for event in result.of("rank_end")}
     assert ends[1] == 75
@@ -110,6 +111,16 @@ def test_a_warning_before_the_supervisor_listens(scripts: Scripts) -> None:
     scripts.fake("warned-python", warned)
     result = scripts.run("prelaunch.sh", "--", "true", DDP_PYTHON="warned-python")
     assert (result.code, len(result.of("rank_end"))) == (0, 2), result.err
+
+
+def test_a_time_limit_that_leaves_no_time(scripts: Scripts) -> None:
+    """Each start of such a job would end before its first step: it is said why."""
+    process = scripts.start("prelaunch.sh", "--model=mlp", "--epochs=9", DDP_NPROC_PER_NODE="1")
+    wait_for(scripts.directory, "rank_up", 1)
+    process.send_signal(signal.SIGUSR1)
+    result = scripts.finish(process)
+    assert result.code == 75
+    assert "raise --time, or lower the 120 (--signal=B:USR1@SECONDS)" in result.err
 
 
 def test_a_term_that_is_ignored_ends_after_the_grace(scripts: Scripts) -> None:

@@ -54,7 +54,7 @@ def test_underscores_do_for_dashes(toml: Path) -> None:
     [
         (
             ["--epchs", "3"],
-            r"--epchs must be a known name; found none such; did you mean --epochs\b",
+            r"--epchs must be an option; found none of this name; did you mean --epochs\b",
         ),
         (["--epochs", "x"], r"--epochs"),
         (["--epochs", "0"], r"--epochs must be at least 1; found 0"),
@@ -75,7 +75,7 @@ def test_underscores_do_for_dashes(toml: Path) -> None:
         (["--data-dri", "x"], r"did you mean --data-dir\b"),
         (["--profile", "1"], r"did you mean --profile-[a-z]+, --profile-[a-z]+"),
         (["--learnig-rate", "1"], r"did you mean --lr"),
-        (["--zzz"], r"--zzz must be a known name; found none such; see python -m trainer --help$"),
+        (["--zzz"], r"--zzz must be an option; found none of this name; see "),
         (["--batch-size", "8"], r"did you mean --global-batch-size \(over all ranks\) or "),
         (["--precision", "bf16-true"], r"did you mean bf16 \(which keeps the weights in fp32\)\?$"),
         (
@@ -94,7 +94,7 @@ def test_underscores_do_for_dashes(toml: Path) -> None:
         (["--checkpoint-dir", "x"], r"did you mean --out\?$"),
         (["--save-every", "5"], r"did you mean --checkpoint-every\?$"),
         (["--name", "x"], r"did you mean --out, or the variable DDP_RUN_NAME\?$"),
-        (["--learning_rate=1"], r"--learning_rate must be a known name; .*did you mean --lr\?$"),
+        (["--learning_rate=1"], r"--learning_rate must be an option; .*did you mean --lr\?$"),
         (["--lr", "nan"], r"--lr must be a finite number above 0; found nan"),
         (["--clip-grad-norm", "0"], r"--clip-grad-norm must be .* above 0; found 0"),
         (["--dropout", "1"], r"--dropout must be from 0"),

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from rundir import channel, events
@@ -132,6 +133,24 @@ def test_the_nodes_first_rank_waits_for_those_that_only_start(
     assert second.wait(30) == 0
     assert first.wait(30) == 0
     assert b'"monitor_end"' in first.communicate()[0]
+
+
+@pytest.mark.parametrize(("signum", "is_told"), [(signal.SIGKILL, True), (signal.SIGTERM, False)])
+def test_a_monitor_that_dies(
+    launch: Launch, tmp_path: Path, signum: signal.Signals, *, is_told: bool
+) -> None:
+    """Nobody watches any more: the job's log says so while it runs. If asked to, it may end."""
+    node = {"DDP_SUPERVISED": "1", "DDP_OUT": str(tmp_path / "out"), "DDP_JOB_ID": "7"}
+    agent = launch("sleep", "4", **node)
+    log = tmp_path / "out" / "slurm-7.n1.gutil"
+    Cluster.until(lambda: log.exists() and log.stat().st_size, 30, "the monitor has begun")
+    (monitor,) = (
+        child for child in psutil.Process(agent.pid).children() if "monitor" in child.cmdline()
+    )
+    monitor.send_signal(signum)
+    out, err = agent.communicate(timeout=30)
+    told = b"the monitor of n1 was killed by signal 9 (SIGKILL), code 137: no more GPU" in err
+    assert (agent.returncode, told, out.count(b'"monitor_end"')) == (0, is_told, 1), err
 
 
 def test_a_host_without_python(launch: Launch, tmp_path: Path) -> None:

@@ -87,4 +87,4 @@ def test_real_restarts(tmp_path: Path) -> None:
     assert [one["decision"]["decision"] for one in attempts] == ["restart", "fail"]
     text = " ".join(" ".join(shown(run_dir)).split())
     assert "start 2 of 2" in text
-    assert "not started again: all 1 of DDP_MAX_RESTARTS are used" in text
+    assert "not started again: DDP_MAX_RESTARTS=1 is reached" in text
