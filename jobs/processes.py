@@ -1,4 +1,4 @@
-"""Processes of this machine: started with a pipe; by /proc, which live and whose; their end."""
+"""Processes of this machine: started with a pipe, found by what they carry, ended."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from rundir import procfs
+
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1
@@ -33,26 +35,10 @@ def initial_environment() -> dict[str, str]:
     return {name: value for name, equals, value in pairs if equals}
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process runs. A zombie has ended: it only waits for its parent."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2][:1] not in b"ZX"
-    except OSError:
-        return False
-
-
 def processes_with(variable: str) -> list[int]:
     """Find the processes that were started with `NAME=value` in their environment."""
     wanted = os.fsencode(variable)
-    return [pid for pid, pairs in environments() if wanted in pairs]
-
-
-def environments() -> Iterator[tuple[int, list[bytes]]]:
-    """Read what each process was started with; not of this one, and of nobody else's."""
-    for pid in _pids():
-        with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-            yield pid, file.read().split(b"\0")
+    return [pid for pid in procfs.others() if wanted in procfs.variables(pid)]
 
 
 def processes_writing(path: str) -> list[int]:
@@ -67,7 +53,7 @@ def processes_writing(path: str) -> list[int]:
         return []
     if not stat.S_ISREG(file.st_mode):
         return []
-    return [pid for pid in _pids() if any(_is_open(pid, fd, file) for fd in (1, 2))]
+    return [pid for pid in procfs.others() if any(_is_open(pid, fd, file) for fd in (1, 2))]
 
 
 def _is_open(pid: int, fd: int, file: os.stat_result) -> bool:
@@ -75,21 +61,6 @@ def _is_open(pid: int, fd: int, file: os.stat_result) -> bool:
         return os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), file)
     except OSError:
         return False
-
-
-def _pids() -> list[int]:
-    own = os.getpid()
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != own]
-
-
-def catches_signal(pid: int, signum: int) -> bool:
-    """Whether a process has a handler of its own for a signal."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            mask = file.read().partition(b"\nSigCgt:")[2].split(None, 1)[0]
-    except (OSError, IndexError):
-        return False
-    return bool(int(mask, 16) >> (signum - 1) & 1)
 
 
 def send(pids: Iterable[int], signum: int) -> None:
@@ -107,7 +78,7 @@ def stop(
     send(pids, signal.SIGTERM)
     deadline_s = time.monotonic() + grace_s
     while True:
-        living = [pid for pid in pids if is_alive(pid)]
+        living = [pid for pid in pids if procfs.is_alive(pid)]
         if not living or time.monotonic() >= deadline_s:
             break
         pause(_POLL_S)

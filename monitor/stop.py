@@ -9,6 +9,8 @@ import time
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from rundir import procfs
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -65,7 +67,7 @@ class ProcessStop:
         return None
 
     def _poll(self) -> None:
-        if self._reason is None and self._pidfd is None and not _lives(self._parent_pid):
+        if self._reason is None and self._pidfd is None and not procfs.is_alive(self._parent_pid):
             self._reason = Reason.ORPHANED
 
     def _parent_died(self) -> bool:
@@ -75,7 +77,7 @@ class ProcessStop:
         it dead: so the parent's id is checked first.
         """
         given_away = self._is_child and os.getppid() != self._parent_pid
-        return given_away or not _lives(self._parent_pid)
+        return given_away or not procfs.is_alive(self._parent_pid)
 
     def _sleep(self, timeout_s: float) -> None:
         fds = [self._wakeup] if self._pidfd is None else [self._wakeup, self._pidfd]
@@ -86,13 +88,3 @@ class ProcessStop:
             os.read(self._wakeup, 512)
         if self._pidfd in ready and self._reason is None:
             self._reason = Reason.ORPHANED
-
-
-def _lives(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib costs start time
-            state = file.read().rpartition(b")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state not in (b"Z", b"X")

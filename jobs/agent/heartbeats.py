@@ -7,8 +7,7 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from jobs import processes
-from rundir import heartbeat, paths
+from rundir import heartbeat, paths, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -107,7 +106,7 @@ def sweep(launch_id: str, fresh: str, memory: str = MEMORY) -> None:
         if (
             age_s > _ABANDONED_S
             and _is_ours(entry.path)
-            and not any(processes.is_alive(pid) for _, pid in _children(entry.path))
+            and not any(procfs.is_alive(pid) for _, pid in _children(entry.path))
         ):
             _remove(entry.path)
 

@@ -10,7 +10,7 @@ from jobs import processes, programs
 from jobs.agent.child import Streams
 from jobs.agent.task import Task
 from jobs.messages import UsageError, write
-from rundir import events, plain
+from rundir import events, plain, procfs
 from rundir.hang import ASK
 from rundir.paths import RunDir
 
@@ -56,7 +56,7 @@ def run_node(words: list[str], contract: Contract, root: str, loop: Loop) -> int
 
 def _ask(task: Task) -> None:
     """Hand on to the launchers, and so to the monitor, what Slurm gives to its own task alone."""
-    those = [pid for pid in task.descendants() if processes.catches_signal(pid, ASK)]
+    those = [pid for pid in task.descendants() if procfs.catches(pid, ASK)]
     processes.send(those, ASK)
 
 

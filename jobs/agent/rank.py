@@ -7,7 +7,6 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from jobs import processes
 from jobs.agent import binding, contract, heartbeats
 from jobs.agent.child import Streams, start
 from jobs.agent.command import is_preflight
@@ -18,7 +17,7 @@ from jobs.agent.output import Output
 from jobs.agent.reports import Reports
 from jobs.agent.task import Task
 from jobs.messages import info
-from rundir import channel, codes, heartbeat
+from rundir import channel, codes, heartbeat, procfs
 from rundir.hang import ASK
 from rundir.paths import RunDir
 
@@ -219,7 +218,7 @@ def wait_for_peers(
         except ProcessLookupError:
             continue
         except (AttributeError, OSError):  # Linux before 5.3
-            while processes.is_alive(pid):
+            while procfs.is_alive(pid):
                 loop.pause(_POLL_S)
             continue
         _wait_until_readable(fd, loop)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from jobs import processes
 from jobs.agent import child
-from rundir import codes, events
+from rundir import codes, events, procfs
 from rundir.hang import ASK
 from rundir.paths import RunDir
 
@@ -164,9 +164,9 @@ class Task:
         if self.child is None or self.child.code is not None or number != self._num_requests:
             return
         pids = [self.child.pid]
-        if not processes.catches_signal(self.child.pid, signal.SIGUSR1):
+        if not procfs.catches(self.child.pid, signal.SIGUSR1):
             left = self.descendants()
-            pids = [pid for pid in left if processes.catches_signal(pid, signal.SIGUSR1)]
+            pids = [pid for pid in left if procfs.catches(pid, signal.SIGUSR1)]
         if pids:
             self.is_requested = True
             processes.send(pids, signal.SIGUSR1)

@@ -15,8 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Callable, NoReturn
 
 from jobs.messages import Exit, UsageError, info
-from jobs.processes import environments
-from rundir import codes
+from rundir import codes, procfs
 from rundir import lock as files
 from rundir.lock import FRESH_S, RELEASED, Owner
 from rundir.plain import read_text
@@ -222,11 +221,8 @@ class Lock:
 
 def start_of(pid: str) -> str:
     """When a process started, in the kernel's ticks: a number used again is another process."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(") ")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
+    found = procfs.identity(int(pid)) if pid.isdecimal() else None
+    return str(found.start_ticks) if found else ""
 
 
 def _is_same(one: str, other: str) -> bool:
@@ -251,5 +247,6 @@ def _is_fresh(lock: str, now: str) -> bool:
 def _launches() -> set[str]:
     """The launches of which processes run on this machine."""
     name = b"DDP_LAUNCH_ID="
-    found = (pair for _, pairs in environments() for pair in pairs if pair.startswith(name))
+    pairs = (pair for pid in procfs.others() for pair in procfs.variables(pid))
+    found = (pair for pair in pairs if pair.startswith(name))
     return {os.fsdecode(pair[len(name) :]) for pair in found}

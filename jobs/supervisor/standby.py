@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jobs import processes
+from rundir import procfs
 
 if TYPE_CHECKING:
     import subprocess
@@ -48,7 +49,7 @@ class Standby:
         """End it: no attempt follows, or another one than it was meant for."""
         self._tell(b"")
         pids = [process.pid for process in self._processes]
-        self._loop.run(lambda: not any(map(processes.is_alive, pids)), _END_S)
+        self._loop.run(lambda: not any(map(procfs.is_alive, pids)), _END_S)
         processes.stop(pids, _END_S, self._loop.pause)
         os.close(self._fd)
 

@@ -9,8 +9,8 @@ from monitor.logs import throttling
 from monitor.nvml import links
 from monitor.nvml.source import Nvml
 from monitor.stop import ProcessStop
-from monitor.watchdog.processes import environment
 from rundir.preflight.verdict import Reading
+from rundir.procfs import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

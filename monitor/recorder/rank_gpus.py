@@ -17,8 +17,8 @@ from monitor.logs.sample import GpuSample, RankSample, Reading
 from monitor.recorder.memory_owners import Owners, attribute
 from monitor.watchdog import heartbeats
 from monitor.watchdog.bounded import Bounded
-from monitor.watchdog.processes import environment, parent
 from monitor.watchdog.visible import VISIBLE, gpu_of
+from rundir.procfs import environment, parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

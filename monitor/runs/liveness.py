@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monitor.runs import node_log
 from monitor.runs.history import seconds
-from rundir import events, paths
+from rundir import events, paths, procfs
 from rundir.plain import open_plain
 
 if TYPE_CHECKING:
@@ -72,11 +71,7 @@ def go_on(made: dict[str, Any], now_s: float) -> None:
 def _has_process(run_dir: str, attempt: dict[str, Any]) -> bool:
     """Whether a rank of the attempt lives on this machine: it carries the run's directory."""
     token = f"DDP_RUN_DIR={run_dir}".encode()
-    for rank in attempt["ranks"]:
-        with suppress(OSError):
-            if token in Path(f"/proc/{rank['pid']}/environ").read_bytes().split(b"\0"):
-                return True
-    return False
+    return any(token in procfs.variables(rank["pid"]) for rank in attempt["ranks"])
 
 
 def _is_all_here(attempt: dict[str, Any]) -> bool:

@@ -7,11 +7,12 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from monitor.watchdog import orphans, processes
+from monitor.watchdog import orphans
 from monitor.watchdog.bounded import Bounded
 from monitor.watchdog.heartbeats import read_children, read_heartbeats
 from monitor.watchdog.local_ranks import FILE_S, PROC_S
 from monitor.watchdog.stacks import Stack, StackTaker, Target, ask_for_trace
+from rundir import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +70,7 @@ class Actions:
         taken = self._files.ask(lambda: self._taker.take(targets), _STACKS_S)
         if taken is not None:
             return taken
-        return {t.rank: Stack(top=processes.waits_in(t.pid)) for t in targets}
+        return {t.rank: Stack(top=procfs.waits_in(t.pid)) for t in targets}
 
     def traces(self) -> Sequence[str]:
         """Name the flight recorder's dumps, after asking for them where torch listens."""
@@ -94,7 +95,7 @@ class Actions:
     def _end_ranks(self) -> None:
         settings = self._settings
         pids = [r.pid for r in self._observer.poll().ranks if r.pid is not None and r.state]
-        known = [who for pid in pids if (who := processes.identity(pid)) is not None]
+        known = [who for pid in pids if (who := procfs.identity(pid)) is not None]
         _send_all(known, signal.SIGTERM)
         self._memory.post(lambda: orphans.end_ranks(settings.launch_id, settings.node, TERM_S))
         _wait_for_end(known, TERM_S)
@@ -129,15 +130,15 @@ def _connects(address: tuple[str, int]) -> bool:
     return True
 
 
-def _send_all(known: Sequence[processes.Identity], signum: signal.Signals) -> None:
+def _send_all(known: Sequence[procfs.Identity], signum: signal.Signals) -> None:
     for who in known:
-        if processes.identity(who.pid) == who:
+        if procfs.identity(who.pid) == who:
             orphans.send(who.pid, signum)
 
 
-def _wait_for_end(known: Sequence[processes.Identity], limit_s: float) -> None:
+def _wait_for_end(known: Sequence[procfs.Identity], limit_s: float) -> None:
     deadline_s = time.monotonic() + limit_s
     while time.monotonic() < deadline_s:
-        if not any(processes.identity(w.pid) == w and processes.state(w.pid) for w in known):
+        if not any(procfs.identity(w.pid) == w and procfs.state(w.pid) for w in known):
             return
         time.sleep(0.05)

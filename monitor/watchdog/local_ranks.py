@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from monitor.watchdog import orphans, processes
+from monitor.watchdog import orphans
 from monitor.watchdog.heartbeats import read_children, read_heartbeats
+from rundir import procfs
 from rundir.paths import RunDir
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class LocalRanks:
 
     def environment(self, pid: int) -> Mapping[str, str]:
         """Return a process's variables."""
-        return self._memory.question(lambda: processes.environment(pid), PROC_S) or {}
+        return self._memory.question(lambda: procfs.environment(pid), PROC_S) or {}
 
     def times(self, rank: int) -> Mapping[int, float] | None:
         """Return the processor time of each process of a rank; None if /proc gave no answer."""
@@ -69,5 +70,5 @@ class LocalRanks:
         )
         if ranks is None:
             return None
-        spent = {pid: processes.cpu_s(pid) for pid in ranks.get(rank, [])}
+        spent = {pid: procfs.cpu_s(pid) for pid in ranks.get(rank, [])}
         return {pid: seconds for pid, seconds in spent.items() if seconds is not None}

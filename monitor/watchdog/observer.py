@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from monitor.watchdog import processes
 from monitor.watchdog.inactivity import Inactivity, gpu_pattern
 from monitor.watchdog.timeouts import BeatAge, Timeouts
 from monitor.watchdog.visible import gpu_of
+from rundir import procfs
 from rundir.hang.reports import RankReport
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Observation(NamedTuple):
 class _Known:
     """What stays the same of one process, and its silence so far."""
 
-    identity: processes.Identity | None
+    identity: procfs.Identity | None
     env: Mapping[str, str]
     age: BeatAge
     inactivity: Inactivity
@@ -146,7 +146,7 @@ class RankObserver:
         key = (rank, pid)
         if key not in self._known:
             self._known[key] = _Known(
-                identity=processes.identity(pid),
+                identity=procfs.identity(pid),
                 env=self.node.environment(pid),
                 age=BeatAge(self.timeouts),
                 inactivity=Inactivity(lambda: self.node.times(rank)),
@@ -155,9 +155,9 @@ class RankObserver:
 
     def _state(self, rank: int, pid: int) -> str | None:
         """Return the state; None also if another process has taken the number."""
-        if processes.identity(pid) != self._know(rank, pid).identity:
+        if procfs.identity(pid) != self._know(rank, pid).identity:
             return None
-        return processes.state(pid)
+        return procfs.state(pid)
 
     def _gpu(
         self, env: Mapping[str, str], child: Child | None, uuid: str | None = None

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from rundir import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,12 +37,7 @@ def find(launch_id: str, node: str | None) -> list[int]:
     wanted = {f"DDP_LAUNCH_ID={launch_id}".encode()}
     if node is not None:
         wanted.add(f"DDP_NODE={node}".encode())
-    pids = (
-        int(name)
-        for name in os.listdir("/proc")  # noqa: PTH208 - pathlib costs start time
-        if name.isdigit()
-    )
-    return [pid for pid in pids if pid != os.getpid() and _carries(pid, wanted, node)]
+    return [pid for pid in procfs.others() if _carries(pid, wanted, node)]
 
 
 def find_ranks(launch_id: str, node: str | None) -> dict[int, list[int]]:
@@ -113,11 +111,7 @@ def _carries(pid: int, wanted: set[bytes], node: str | None) -> bool:
 
 def _variables(pid: int) -> set[bytes]:
     """Read what a process of this user was started with; nothing of anybody else's."""
-    directory = f"/proc/{pid}"
-    try:
-        if os.stat(directory).st_uid != os.geteuid():  # noqa: PTH116 - pathlib costs start time
-            return set()
-        with open(f"{directory}/environ", "rb") as file:  # noqa: PTH123
-            return set(file.read().split(b"\0"))
-    except OSError:
-        return set()  # ended meanwhile, or not ours to read
+    with suppress(OSError):  # it has ended
+        if os.stat(f"/proc/{pid}").st_uid == os.geteuid():  # noqa: PTH116 - pathlib costs start time
+            return {*procfs.variables(pid)}
+    return set()

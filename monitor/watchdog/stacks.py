@@ -18,7 +18,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from monitor.watchdog import processes
+from rundir import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -161,15 +161,13 @@ class StackTaker:
     @staticmethod
     def _can_answer(pid: int) -> bool:
         """SIGUSR2 ends a process that has no handler; a stopped one answers when it goes on."""
-        return processes.state(pid) not in (None, "T", "t") and processes.catches(
-            pid, signal.SIGUSR2
-        )
+        return procfs.state(pid) not in (None, "T", "t") and procfs.catches(pid, signal.SIGUSR2)
 
     def _poll(self, target: Target) -> Stack:
-        pythons = [pid for pid in (target.pids or (target.pid,)) if processes.is_python(pid)]
+        pythons = [pid for pid in (target.pids or (target.pid,)) if procfs.is_python(pid)]
         dumps = [(pid, dump) for pid in pythons[:_MAX_SPIED] if (dump := self._spy_on(pid))]
         text = "".join(dump for _, dump in dumps)
-        text += "".join(processes.describe(pid) for pid in target.pids or (target.pid,))
+        text += "".join(procfs.describe(pid) for pid in target.pids or (target.pid,))
         path = f"{self.directory}/proc-{self.attempt}-rank-{target.rank}.txt"
         if not _write(path, text):
             path = ""
@@ -194,7 +192,7 @@ class StackTaker:
 
 def _kernel(pid: int) -> str | None:
     """Return where the kernel keeps a process; where a stopped one was says nothing."""
-    name = None if processes.state(pid) in ("T", "t") else processes.waits_in(pid)
+    name = None if procfs.state(pid) in ("T", "t") else procfs.waits_in(pid)
     return f"the kernel's {name}" if name else None
 
 

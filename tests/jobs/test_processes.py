@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs import processes
+from rundir import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,13 +47,13 @@ def start() -> Iterator[Start]:
 def test_a_zombie_has_ended(start: Start) -> None:
     """It only waits for its parent; a name with brackets is only a name."""
     process = start("echo ready; exec -a 'a) R' sleep 600")
-    assert processes.is_alive(process.pid)
+    assert procfs.is_alive(process.pid)
     process.kill()
     deadline_s = time.monotonic() + 10
-    while processes.is_alive(process.pid):
+    while procfs.is_alive(process.pid):
         assert time.monotonic() < deadline_s
     assert Path(f"/proc/{process.pid}").exists()
-    assert not processes.is_alive(2**22 + 1)
+    assert not procfs.is_alive(2**22 + 1)
 
 
 def test_who_carries_a_variable(start: Start) -> None:
@@ -75,10 +76,10 @@ def test_who_writes_a_file(start: Start, tmp_path: Path) -> None:
 def test_who_catches_a_signal(start: Start) -> None:
     """Who ignores it, or leaves it to the system, does not."""
     pid = start("trap : USR1; trap '' USR2; echo ready; while :; do sleep 0.1; done").pid
-    assert processes.catches_signal(pid, signal.SIGUSR1)
-    assert not processes.catches_signal(pid, signal.SIGUSR2)
-    assert not processes.catches_signal(pid, signal.SIGTERM)
-    assert not processes.catches_signal(2**22 + 1, signal.SIGUSR1)
+    assert procfs.catches(pid, signal.SIGUSR1)
+    assert not procfs.catches(pid, signal.SIGUSR2)
+    assert not procfs.catches(pid, signal.SIGTERM)
+    assert not procfs.catches(2**22 + 1, signal.SIGUSR1)
 
 
 def test_they_end(start: Start) -> None:

@@ -13,12 +13,13 @@ import pytest
 
 from monitor.errors import UserError
 from monitor.logs.sample import GpuSample, Reading
-from monitor.watchdog import orphans, processes
+from monitor.watchdog import orphans
 from monitor.watchdog import settings as watch_settings
 from monitor.watchdog.bounded import Bounded
 from monitor.watchdog.event_channel import EventChannel
 from monitor.watchdog.observer import RankObserver
 from monitor.watchdog.timeouts import Timeouts
+from rundir import procfs
 from rundir.events import EventLog, to_file
 from rundir.heartbeat import Child, Heartbeat
 
@@ -145,8 +146,8 @@ def test_a_number_that_was_given_away_is_not_the_rank(monkeypatch: pytest.Monkey
     machine = Machine()
     watch = watched(machine)
     stepping(machine, watch)
-    other = processes.Identity(os.getpid(), 1)
-    monkeypatch.setattr(processes, "identity", lambda _pid: other)
+    other = procfs.Identity(os.getpid(), 1)
+    monkeypatch.setattr(procfs, "identity", lambda _pid: other)
     machine.now_s += 100
     assert [rank.state for rank in watch.poll().ranks] == [None, None]
 

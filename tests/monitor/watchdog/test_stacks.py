@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.watchdog import processes, stacks
+from monitor.watchdog import stacks
 from monitor.watchdog.stacks import (
     Frame,
     StackTaker,
@@ -21,6 +21,7 @@ from monitor.watchdog.stacks import (
     parse_faulthandler,
     parse_py_spy,
 )
+from rundir import procfs
 from tests import uncovered
 from tests.monitor import ranks
 
@@ -94,7 +95,7 @@ def test_a_hook_inside_of_backward_does_not_wait() -> None:
 def hangs(directory: Path, rank: int, pid: int, mode: str) -> bool:
     """Whether the rank has taken its last step, and sleeps, is stopped or, in a regex, spins."""
     step = ranks.BEAT.unpack((directory / f"rank-{rank}").read_bytes())[2]
-    return step == ranks.LAST_STEP and processes.state(pid) in (
+    return step == ranks.LAST_STEP and procfs.state(pid) in (
         {"R"} if mode == "regex" else {"S", "T"}
     )
 
@@ -242,29 +243,6 @@ def test_dumps_are_named(tmp_path: Path) -> None:
         f"{tmp_path}/nccl-trace-rank-1",
     ]
     assert StackTaker("/nowhere", 1).traces() == []
-
-
-def test_what_proc_tells() -> None:
-    """State, identity, time and handlers of a process; nothing of one that is gone."""
-    sleeper = subprocess.Popen(["sleep", "60"])
-    pid = sleeper.pid
-    assert processes.identity(pid) == processes.identity(pid)
-    assert processes.cpu_s(pid) is not None
-    assert not processes.catches(pid, signal.SIGUSR2)
-    assert not processes.is_python(pid)
-    assert processes.is_python(os.getpid())
-    os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + 5
-    while processes.state(pid) != "T":
-        assert time.monotonic() < deadline
-    sleeper.kill()
-    while processes.state(pid) is not None:  # a zombie has ended
-        assert time.monotonic() < deadline
-    sleeper.wait()
-    assert processes.identity(pid) is None
-    assert processes.cpu_s(pid) is None
-    assert processes.environment(pid) == {}
-    assert not processes.catches(pid, signal.SIGUSR2)
 
 
 def test_a_line_of_ours_is_named_from_the_projects_root() -> None:

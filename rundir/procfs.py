@@ -1,7 +1,7 @@
-"""What /proc shows of a process: its state, its time, what it listens to.
+"""What /proc shows of processes: their state, their time, their environment, their handlers.
 
-`state`, `identity`, `parent`, `cpu_s` and `catches` never wait for that process. What
-reads its memory (`environment`, `command_line`) may: ask those in a thread with a bound.
+`state`, `identity`, `parent`, `cpu_s` and `catches` never wait for that process. What reads its
+memory (`variables`, `environment`, `command_line`) may: ask those in a thread with a bound.
 
 psutil knows neither wchan nor which signals are caught, takes twice as long for a state (30 us) and
 six times for all environments, and costs the recorder 1.8 MB more memory.
@@ -10,6 +10,7 @@ six times for all environments, and costs the recorder 1.8 MB more memory.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import NamedTuple
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -22,6 +23,17 @@ class Identity(NamedTuple):
 
     pid: int
     start_ticks: int
+
+
+def others() -> list[int]:
+    """List all processes but this one."""
+    own = os.getpid()
+    return [int(n) for n in os.listdir("/proc") if n.isdecimal() and int(n) != own]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs. A zombie has ended: it only waits for its parent."""
+    return state(pid) is not None
 
 
 def state(pid: int) -> str | None:
@@ -54,27 +66,30 @@ def cpu_s(pid: int) -> float | None:
 
 def catches(pid: int, signum: int) -> bool:
     """Whether the process has a handler of its own for the signal."""
-    for line in _read(f"/proc/{pid}/status").splitlines():
-        if line.startswith("SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
-    return False
+    mask = _read(f"/proc/{pid}/status").partition(b"\nSigCgt:")[2].split(None, 1)[:1]
+    return bool(mask) and bool(int(mask[0], 16) >> (signum - 1) & 1)
+
+
+def variables(pid: int) -> list[bytes]:
+    """Return each `NAME=value` that a program was started with; [] where it may not be read."""
+    return _read(f"/proc/{pid}/environ").split(b"\0")[:-1]
 
 
 def environment(pid: int) -> dict[str, str]:
-    """Return the variables that the program was started with; {} where it may not be read."""
-    pairs = (entry.partition("=") for entry in _read(f"/proc/{pid}/environ").split("\0"))
+    """Return the variables that a program was started with; {} where it may not be read."""
+    pairs = (pair.decode(errors="replace").partition("=") for pair in variables(pid))
     return {name: value for name, found, value in pairs if found}
 
 
 def command_line(pid: int) -> list[str]:
     """Return the words of the command; [] where it may not be read."""
-    return _read(f"/proc/{pid}/cmdline").split("\0")[:-1]
+    return _text(f"/proc/{pid}/cmdline").split("\0")[:-1]
 
 
 def is_python(pid: int) -> bool:
     """Whether a Python interpreter runs there."""
     try:
-        program = os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115 - pathlib costs start time
+        program = os.readlink(f"/proc/{pid}/exe")
     except OSError:
         return False
     return program.rpartition("/")[2].startswith("python")
@@ -82,40 +97,42 @@ def is_python(pid: int) -> bool:
 
 def describe(pid: int) -> str:
     """Write down all that /proc shows of a process and its threads, for a person to read."""
-    parts = [f"process {pid}: {' '.join(command_line(pid))}", _read(f"/proc/{pid}/status").strip()]
+    parts = [f"process {pid}: {' '.join(command_line(pid))}", _text(f"/proc/{pid}/status").strip()]
     for thread in sorted(_threads(pid)):
         where = f"/proc/{pid}/task/{thread}"
-        parts.append(f"thread {thread} {_read(f'{where}/comm').strip()}")
+        parts.append(f"thread {thread} {_text(f'{where}/comm').strip()}")
         parts += [
             f"  {name}: {' | '.join(text.split(chr(10)))}"
             for name in ("wchan", "syscall", "stack")
-            if (text := _read(f"{where}/{name}").strip())
+            if (text := _text(f"{where}/{name}").strip())
         ]
     return "\n".join(parts) + "\n"
 
 
 def waits_in(pid: int) -> str | None:
     """Return the kernel function in which the first thread sleeps; None if it does not."""
-    name = _read(f"/proc/{pid}/wchan").strip()
+    name = _text(f"/proc/{pid}/wchan").strip()
     return None if name in ("", "0") else name
 
 
 def _threads(pid: int) -> list[int]:
     try:
-        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     except OSError:
         return []
 
 
 def _stat(pid: int) -> list[str] | None:
     """Read the fields after the name, which itself may hold anything."""
-    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields if len(fields) > _START else None
 
 
-def _read(path: str) -> str:
-    try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib costs start time
-            return file.readall().decode(errors="replace")
-    except OSError:
-        return ""  # ended meanwhile, or not ours to read
+def _text(path: str) -> str:
+    return _read(path).decode(errors="replace")
+
+
+def _read(path: str) -> bytes:
+    with suppress(OSError), open(path, "rb", buffering=0) as file:
+        return file.readall()
+    return b""  # it ended meanwhile, or is not ours to read
