@@ -106,34 +106,25 @@ class Lock:
             with open(mine, "w") as file:
                 file.write(" ".join(self._own()) + "\n")
         except OSError:
-            self._refuse_full_disk(mine)
+            rule, remedy = (
+                "the run directory must be writable",
+                "is the disk full, or a quota reached?",
+            )
+            found = f"that no file can be written into {self._run_dir}"
+            self._refuse(mine, rule, found, remedy)
         try:
             return self._attempt(mine)
         finally:
             with suppress(OSError):
                 os.unlink(mine)
 
-    def _refuse_full_disk(self, mine: str) -> None:
+    def _refuse(self, mine: str, rule: str, found: str, remedy: str) -> NoReturn:
+        """Leave nothing behind. Raises UsageError."""
         with suppress(OSError):
             os.unlink(mine)
         with suppress(OSError):
             os.rmdir(self._run_dir)
-        raise UsageError(
-            "the run directory must be writable",
-            f"that no file can be written into {self._run_dir}",
-            "is the disk full, or a quota reached?",
-        )
-
-    def _refuse_links(self, mine: str, error: OSError) -> NoReturn:
-        with suppress(OSError):
-            os.unlink(mine)
-        with suppress(OSError):
-            os.rmdir(self._run_dir)
-        raise UsageError(
-            "the run directory must be on a file system that can make hard links",
-            f"{error.strerror} in {self._run_dir}",
-            "free space or inodes there, or set DDP_OUT to another file system",
-        )
+        raise UsageError(rule, found, remedy)
 
     def _attempt(self, mine: str) -> str:
         number = files.newest(self._run_dir)
@@ -159,7 +150,12 @@ class Lock:
         is_ours = _is_same(mine, lock)
         newest = files.newest(self._run_dir)
         if error and not is_ours and newest < number:  # no other job has one either
-            self._refuse_links(mine, error)
+            self._refuse(
+                mine,
+                "the run directory must be on a file system that can make hard links",
+                f"{error.strerror} in {self._run_dir}",
+                "free space or inodes there, or set DDP_OUT to another file system",
+            )
         if is_ours and newest == number:
             self.path = lock
             with suppress(OSError):
@@ -211,11 +207,14 @@ class Lock:
         """Leave the run to anybody, or to a successor that waits in Slurm's queue."""
         if not self.path:
             return
-        line = " ".join(Owner(job)) if job else RELEASED
-        with suppress(OSError):
-            with open(f"{self.path}.new", "w") as file:
+        line, new = " ".join(Owner(job)) if job else RELEASED, f"{self.path}.new"
+        try:
+            with open(new, "w") as file:
                 file.write(f"{line}\n")
-            os.replace(f"{self.path}.new", self.path)
+            os.replace(new, self.path)
+        except OSError:  # a full disk
+            with suppress(OSError):
+                os.unlink(new)
         self.path = None
 
 
