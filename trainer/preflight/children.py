@@ -48,7 +48,7 @@ class _Child:
         """Take the next stage, or the end."""
         try:
             message = self.pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):  # in the middle of a message, too
             self._process.join(_REAP_S)
             code = codes.of_wait_status(self._process.exitcode or 0)
             message = Outcome(problem=f"{self._stage} {codes.describe(code)}")
