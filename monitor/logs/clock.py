@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+_LATEST_S = 7_258_118_400
+"""The year 2200. Clocks begin in 1970."""
 _TOLERANCE_S = 2
 """Both clocks are written in whole seconds, and are not read in the same moment."""
 
@@ -39,7 +41,8 @@ def shifts_s(
 
     """
     rows = np.flatnonzero(wall_s != NO_TIME)
-    passed_s = np.diff(wall_s[rows]).astype(np.float64)
+    likely_s = _likely(wall_s[rows])
+    passed_s = np.diff(likely_s).astype(np.float64)
     is_wrong = passed_s < 0
     usual_s = np.full(len(passed_s), _usual_s(passed_s))
     usual_s = np.where(np.isnan(nominal_s[rows][1:]), usual_s, nominal_s[rows][1:])
@@ -47,7 +50,7 @@ def shifts_s(
     known = stamped_s >= 0  # a boot begins anew
     true_s = np.where(known, stamped_s, usual_s)
     is_wrong |= known & (np.abs(passed_s - stamped_s) > _TOLERANCE_S)
-    if not is_wrong.any():
+    if not is_wrong.any() and (likely_s == wall_s[rows]).all():
         return None
     for first, last in _excursions(np.where(known, 0, passed_s), usual_s):
         both_s = passed_s[first] + passed_s[last]
@@ -58,8 +61,17 @@ def shifts_s(
     shift_s = np.zeros(len(wall_s), np.int64)
     shift_s[rows[1:]] = lacks_s
     # After it was set the clock is right, or it would not have been set.
-    shift_s[rows] -= lacks_s[-1]
+    shift_s[rows] += likely_s - wall_s[rows] - lacks_s[-1]
     return shift_s
+
+
+def _likely(wall_s: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Give the times, and for one that no clock shows, of a damaged year, that of a row beside."""
+    is_likely = (wall_s >= 0) & (wall_s < _LATEST_S)
+    if is_likely.all() or not is_likely.any():
+        return wall_s
+    places = np.where(is_likely, np.arange(len(wall_s)), is_likely.argmax())
+    return wall_s[np.maximum.accumulate(places)]
 
 
 def _excursions(

@@ -219,7 +219,7 @@ NUMBER = re.compile(r"-|0|[1-9][0-9]*")  # dmon writes whole numbers only, those
 MAX_INDEX_DIGITS = 4
 _INDEX = re.compile(r"-|0|[1-9][0-9]{0,3}")
 _CLOCK = re.compile(r"(?:[01][0-9]|2[0-3])(?::[0-5][0-9]){2}")
-_DAY = re.compile(r"(?:19[7-9]|20[0-9]|21[0-9])[0-9]{5}")  # clocks count from 1970
+_DAY = re.compile(r"(?!0001|9999)[0-9]{8}")  # beside those years lie days that Python does not know
 
 
 def parse_row(line: str, header: Header) -> dict[str, str] | None:
@@ -345,7 +345,7 @@ def _is_sound(row: dict[str, str]) -> bool:
 
 @lru_cache(maxsize=256)
 def parse_date(cell: str) -> date | None:
-    """Read a day such as 20261121; None if there is no such day, or no clock shows it."""
+    """Read a day such as 20261121; None if there is no such day."""
     if not _DAY.fullmatch(cell):
         return None
     try:

@@ -97,7 +97,7 @@ def start(
 
     Both may be the same file.
     """
-    # OMP_NUM_THREADS is read once, by an import. A fork saves no coverage, but would be measured.
+    # OMP_NUM_THREADS is read once, by an import. Coverage would take a rank twice the time.
     environ = uncovered.environment() | {"OMP_NUM_THREADS": "1"}
     with mock.patch.dict(os.environ, environ, clear=True):
         forkserver.ensure_running()

@@ -169,9 +169,24 @@ def test_a_clock_that_went_wrong_and_came_right(tmp_path: Path, off_s: int, num_
     assert one.time_s[0] == one.written_s[0]
 
 
-@pytest.mark.parametrize("day", ["00010101", "19691231", "22000101", "99991231"])
+@pytest.mark.parametrize("day", ["92261121", "00261121"])
+@pytest.mark.parametrize("place", [0, 100, 199])
+def test_a_year_that_no_clock_shows(tmp_path: Path, day: str, place: int) -> None:
+    """The row counts, and lies beside its neighbour."""
+    path = tmp_path / "slurm-7.n1.gutil"
+    lines = text(observations(200, 15), stamped=False).splitlines(keepends=True)
+    lines[place - 200] = f" {day}{lines[place - 200][9:]}"
+    path.write_text(head(15) + "".join(lines))
+    (one,) = series.load([str(path)]).gpus
+    assert (reader.read(str(path)).num_rows, len(one.time_s)) == (200, 200)
+    others = np.delete(one.time_s, place)
+    assert np.diff(others).max() <= 30
+    assert others.min() - 15 <= one.time_s[place] <= others.max() + 15
+
+
+@pytest.mark.parametrize("day", ["00010101", "00011231", "20261131", "99990101", "99991231"])
 def test_a_day_that_no_clock_shows_is_damage(tmp_path: Path, day: str) -> None:
-    """A year that a damaged digit made is no time to draw an axis to."""
+    """Nor is there one where a time zone's hours may lead out of what Python calls a year."""
     path = tmp_path / "slurm-7.n1.gutil"
     lines = text(observations(9), stamped=False).splitlines(keepends=True)
     lines[5] = f" {day}{lines[5][9:]}"
