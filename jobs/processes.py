@@ -1,4 +1,4 @@
-"""Processes of this machine: started with a pipe, found by what they carry, ended."""
+"""Processes of this machine: start them with a pipe, look for what they carry, end them."""
 
 from __future__ import annotations
 
