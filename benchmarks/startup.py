@@ -131,7 +131,7 @@ def environment(num_ranks: int, out: Path) -> dict[str, str]:
         "DDP_NPROC_PER_NODE": str(num_ranks),
         "DDP_PREFLIGHT": "0",
         "DDP_PYTHON": sys.executable,
-        "PYTHONPATH": str(_ROOT),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(_ROOT), kept.get("PYTHONPATH")))),
     }
 
 

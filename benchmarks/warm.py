@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.startup import environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _ROOT = Path(__file__).parent.parent
 _NUM_RANKS = 2
@@ -50,25 +50,33 @@ def main(*, quick: bool) -> None:
 
 def _measure(num_deaths: int, *, is_warm: bool) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
-        job = _Job(Path(folder), is_warm=is_warm)
+        job = Job(Path(folder), is_warm=is_warm)
         try:
             return [job.kill_rank(attempt) for attempt in range(1, num_deaths + 1)]
         finally:
             job.end()
 
 
-class _Job:
+class Job:
     """A job that trains until it is ended."""
 
-    def __init__(self, folder: Path, *, is_warm: bool) -> None:
-        self._folder, self._is_warm = folder, is_warm
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        is_warm: bool,
+        num_ranks: int = _NUM_RANKS,
+        options: Sequence[str] = _OPTIONS,
+    ) -> None:
+        """Start it; its files are in `folder`."""
+        self._folder, self._is_warm, self._num_ranks = folder, is_warm, num_ranks
         self._process = subprocess.Popen(
-            [str(_ROOT / "jobs" / "prelaunch.sh"), *_OPTIONS],
+            [str(_ROOT / "jobs" / "prelaunch.sh"), *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=folder,
-            env=environment(_NUM_RANKS, folder)
+            env=environment(num_ranks, folder)
             | {"DDP_WARM": str(int(is_warm)), "DDP_MAX_RESTARTS": "99", "OMP_NUM_THREADS": "1"},
         )
 
@@ -79,9 +87,9 @@ class _Job:
         self._until(lambda: self._events("checkpoint", attempt))
         ranks = {event["rank"]: event["pid"] for event in self._events("rank_up", attempt)}
         if self._is_warm:
-            self._until(lambda: self._num_ready(set(ranks.values())) == _NUM_RANKS)
+            self._until(lambda: self._num_ready(set(ranks.values())) == self._num_ranks)
         killed_s = time.time()
-        os.kill(ranks[attempt % _NUM_RANKS], signal.SIGKILL)
+        os.kill(ranks[attempt % self._num_ranks], signal.SIGKILL)
         (first,) = self._until(lambda: self._events("first_step", attempt + 1))
         return datetime.fromisoformat(first["time"]).timestamp() - killed_s
 

@@ -49,6 +49,12 @@ CASES = (
         limit_s=60,
     ),
     Case(
+        name="options",
+        about="recomputing, accumulating, snapshots, profiles: the losses stay what they are",
+        run=correctness.options,
+        limit_s=90,
+    ),
+    Case(
         name="compile",
         about="`--compile` gives the losses that there are without it",
         run=correctness.compiled,
@@ -71,6 +77,24 @@ CASES = (
         about="the recorder's columns beside `nvidia-smi dmon` of the same seconds",
         run=jobs.recorder,
         limit_s=90,
+    ),
+    Case(
+        name="preflight",
+        about="`prelaunch.sh --preflight` finds nothing wrong",
+        run=jobs.preflight,
+        limit_s=90,
+    ),
+    Case(
+        name="broken",
+        about="`why` names what a GPU's errors are",
+        run=jobs.broken,
+        limit_s=120,
+    ),
+    Case(
+        name="restart",
+        about="from a rank's death to its successor's first step",
+        run=jobs.restart,
+        limit_s=120,
     ),
     *(
         Case(

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.on_gpu.case import CaseError
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
 
 _LEAST_ACCURACY = 0.9
 _PRECISIONS = ("tf32", "bf16", "fp16")
+_OPTIONS = {
+    "full": "--activation-checkpointing full",
+    "selective": "--activation-checkpointing selective",
+    "snapshots": "--snapshot-every 10",
+    "sync": "--checkpoint-mode sync --checkpoint-every 20",
+    "accumulated": "--micro-batch-size 8",
+    "profiled": "--profile-steps 3:5 --memory-snapshot",
+}
+"""Options that change no loss, by the name of a run that has them."""
 _MOST_OFF_PCT = 3.0
 """How far another precision's loss may be from that of fp32, and a compiled one's."""
 _TEXT = "--workload lm --model mini --sequence-length 256 --global-batch-size 32 --max-steps 60"
@@ -145,10 +155,31 @@ def _compare(whole: Path, pieces: Path) -> int:
 
 def precision(place: Place) -> Values:
     """Train the same text in each precision at once."""
-    names = ("bf16",) if place.is_rehearsal else _PRECISIONS
+    names = ["bf16"] if place.is_rehearsal else [*_PRECISIONS, *_fp8()]
     options = (_TOY_TEXT if place.is_rehearsal else _TEXT).split()
     runs = {name: Training(place, name, *options, "--precision", name) for name in ("fp32", *names)}
     return _losses(runs, "fp32")
+
+
+def _fp8() -> list[str]:
+    """Return the name of 8 bits, if this GPU and what is installed have them."""
+    import torch  # noqa: PLC0415 -- the table of cases needs none
+
+    is_there = torch.cuda.get_device_capability() >= (8, 9) and find_spec("torchao")
+    return ["fp8"] if is_there else []
+
+
+def options(place: Place) -> Values:
+    """Train the same text at once with each option that must change nothing of it."""
+    words = (_TOY_TEXT if place.is_rehearsal else _TEXT).split()
+    further = {"plain": "", **_OPTIONS}
+    if place.is_rehearsal:
+        further["accumulated"] = "--micro-batch-size 2"
+        further["profiled"] = "--profile-steps 2:3"
+    return _losses(
+        {name: Training(place, name, *words, *more.split()) for name, more in further.items()},
+        "plain",
+    )
 
 
 def compiled(place: Place) -> Values:

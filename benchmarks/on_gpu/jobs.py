@@ -1,4 +1,4 @@
-"""Jobs of prelaunch.sh on this device: one whose rank hangs, and one that is recorded."""
+"""Jobs of prelaunch.sh on this device: checked, recorded, broken, hung and started again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from benchmarks.on_gpu.case import CaseError
 from benchmarks.on_gpu.correctness import events_of
+from benchmarks.on_gpu.broken import VARIABLE
 from benchmarks.recorder import build_driver
+from benchmarks.warm import Job
 from monitor.logs import dmon
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ _ROOT = Path(__file__).parents[2]
 _HUNG = 76
 _STOPPED = 75
 _RUN = "run"
-_STUCK_IN = "wait_for_a_kernel"
 _STUCK_IN = "wait_for_a_kernel"
 _LONGEST_S = 25
 _REHEARSED_S = 4
@@ -83,6 +84,63 @@ def hang(place: Place) -> Values:
     if not all(_STUCK_IN in text for text in (stacks, verdict["text"])):
         raise CaseError(f"the verdict must name the line that waits; found {verdict['text']}")
     return {"verdict": verdict["text"], "code": code}
+
+
+_CAUSES = {"memory": "ran out of memory", "index": "device-side assert", "address": "illegal memory"}
+
+
+def broken(place: Place) -> Values:
+    """Let a rank meet each error that a GPU gives a program; its job's last words name it."""
+    words = ("--workload", "benchmarks.on_gpu.broken:Broken", "--model", "mlp", "--epochs", "999")
+    values: dict[str, object] = {}
+    wrong = []
+    for name, cause in _CAUSES.items():
+        with _job(place, *words, DDP_RUN_NAME=name, **{VARIABLE: name}) as job:
+            code = job.wait()
+        command = [sys.executable, "-P", "-m", "monitor", "why", str(place.folder / name)]
+        told = subprocess.run(command, check=False, capture_output=True, text=True).stdout
+        print(told, flush=True)
+        values[f"{name}_code"] = code
+        values[name] = told.partition("\n")[0]
+        if not code or not (place.is_rehearsal or cause in told):
+            wrong.append(f"{name}: {code}, {told!r}")
+    if wrong:
+        raise CaseError(f"`why` must name each cause; found {'; '.join(wrong)}", values)
+    return values
+
+
+def preflight(place: Place) -> Values:
+    """Check this machine as a job on several nodes checks each of its own."""
+    began_s = time.perf_counter()
+    with _job(place, "--preflight") as job:
+        code = job.wait()
+    took_s = time.perf_counter() - began_s
+    (found,) = [e for path in place.folder.glob("*") for e in events_of(path, "preflight")]
+    print(found, flush=True)
+    if code:
+        raise CaseError(f"this machine must pass; found {code}: {found}")
+    return {"whole_s": round(took_s, 2)} | {name: value for name, value, _ in found["readings"]}
+
+
+_DEATHS = 3
+
+
+def restart(place: Place) -> Values:
+    """Kill a rank: how long until the next one's first step, with one that waits and without."""
+    options = _training(place)[1] if not place.is_rehearsal else ["--model", "mlp"]
+    options = [*options[:-4], "--max-steps", "999999", "--checkpoint-every", "20"]
+    values: dict[str, object] = {}
+    for is_warm in (True, False):
+        folder = place.folder / f"warm-{int(is_warm)}"
+        folder.mkdir()
+        job = Job(folder, is_warm=is_warm, num_ranks=1, options=options)
+        try:
+            took_s = [job.kill_rank(attempt) for attempt in range(1, _DEATHS + 1)]
+        finally:
+            job.end()
+            print((folder / "run" / "events.jsonl").read_text(), flush=True)
+        values["warm_s" if is_warm else "cold_s"] = round(median(took_s), 2)
+    return values
 
 
 def recorder(place: Place) -> Values:

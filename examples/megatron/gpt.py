@@ -9,6 +9,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core.dist_checkpointing.strategies import torch as torch_dist
 from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
 from megatron.core.models.gpt.gpt_layer_specs import (
+    HAVE_TE,
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
@@ -67,13 +68,14 @@ def build() -> GPTModel:
         bf16=ON_GPU,
         params_dtype=DTYPE,
         pipeline_dtype=DTYPE,
-        masked_softmax_fusion=ON_GPU,
-        persist_layer_norm=ON_GPU,
+        masked_softmax_fusion=HAVE_TE,
+        persist_layer_norm=HAVE_TE,
     )
-    if ON_GPU:
+    if ON_GPU and HAVE_TE:
         layer = get_gpt_layer_with_transformer_engine_spec()
     else:
         layer = get_gpt_layer_local_spec()
+    if not ON_GPU:
         layer.submodules.self_attention.submodules.core_attention = AttentionOnCpu
     return GPTModel(
         config,
