@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from benchmarks.on_gpu.broken import VARIABLE
 from benchmarks.on_gpu.case import CaseError
 from benchmarks.on_gpu.correctness import events_of
-from benchmarks.on_gpu.broken import VARIABLE
 from benchmarks.recorder import build_driver
 from benchmarks.warm import Job
 from monitor.logs import dmon
@@ -86,7 +86,12 @@ def hang(place: Place) -> Values:
     return {"verdict": verdict["text"], "code": code}
 
 
-_CAUSES = {"memory": "ran out of memory", "index": "device-side assert", "address": "illegal memory"}
+_CAUSES = {
+    "memory": "ran out of memory",
+    "index": "failed an assertion on its GPU",
+    "address": "used GPU memory that is not its own",
+}
+"""What `why` says, by the name of an error."""
 
 
 def broken(place: Place) -> Values:

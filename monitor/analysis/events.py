@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from monitor.logs import log_events
 from monitor.runs.history import integer, seconds
 from rundir.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from monitor.logs.log_events import LogEvent
     from monitor.logs.series import PlacedEvent, Run
 
 KINDS = {
@@ -26,13 +26,6 @@ KINDS = {
 }
 """Each kind of event and its words, in the order of the legend."""
 
-_FAULTS = {
-    "xid": "XID",
-    "ecc": "ECC error",
-    "remap": "row remapped",
-    "lost": "lost",
-    "back": "back",
-}
 _MAX_TEXT = 200
 
 
@@ -101,19 +94,9 @@ _WORDS = {
 
 def _logged(placed: PlacedEvent) -> Event | None:
     event = placed.event
-    if event.kind not in _FAULTS:
+    if event.kind not in log_events.FAULTS:
         return None
     where = placed.host if event.gpu is None else f"{placed.host} GPU {event.gpu}"
-    what, text = described(event)
+    what, text = log_events.described(event)
     words = f"{what} on {where}" + (f": {text}" if text else "")
     return Event(event.time_s, "fault", words[:_MAX_TEXT])
-
-
-def described(event: LogEvent) -> tuple[str, str]:
-    """Name an event, such as `XID 79`, and return what else is known of it, maybe nothing."""
-    details = {name: text.replace("_", " ") for name, text in event.details.items() if text != "-"}
-    what = " ".join(
-        [_FAULTS.get(event.kind, event.kind), *filter(None, [details.pop("xid", None)])]
-    )
-    text = [*filter(None, [details.pop("text", None)])]
-    return what, ", ".join([*text, *(f"{name} {value}" for name, value in details.items())])

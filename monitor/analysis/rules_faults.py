@@ -9,6 +9,7 @@ import numpy as np
 from monitor.analysis import events, readings
 from monitor.analysis.findings import Finding
 from monitor.analysis.rules import EVENTS, Window, rule
+from monitor.logs import log_events
 from monitor.words import and_more
 from rundir import xids
 from rundir.text import counted
@@ -210,7 +211,7 @@ def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
 def _driver(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
     for kind, severity in _BY_DRIVER.items():
         for placed, several in _logged(run, kind):
-            what, text = events.described(placed.event)
+            what, text = log_events.described(placed.event)
             text = f"{what}: {text}" if text else what
             yield _of_mark(severity, placed, several, text, "see dmesg of the node", about=kind)
 

@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 KEY = "event"
 """The key of the `##` line."""
 
+FAULTS = {
+    "xid": "XID",
+    "ecc": "ECC error",
+    "remap": "row remapped",
+    "lost": "lost",
+    "back": "back",
+}
+"""Kinds that are a GPU's faults, and their names."""
+
 _NO_TIME = "-"
 _WORD = re.compile(r"[a-z][a-z0-9_]*")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,3}")
@@ -75,6 +84,14 @@ def line(event: LogEvent, zone: tzinfo | None = None) -> str:
         words.append(f"gpu={event.gpu}")
     words += [f"{name}={_one_word(text)}" for name, text in event.details.items()]
     return f"## {KEY}: {' '.join(words)}\n"
+
+
+def described(event: LogEvent) -> tuple[str, str]:
+    """Name an event, such as `XID 79`, and return what else is known of it, maybe nothing."""
+    details = {name: text.replace("_", " ") for name, text in event.details.items() if text != "-"}
+    what = " ".join([FAULTS.get(event.kind, event.kind), *filter(None, [details.pop("xid", None)])])
+    text = [*filter(None, [details.pop("text", None)])]
+    return what, ", ".join([*text, *(f"{name} {value}" for name, value in details.items())])
 
 
 def _parse_time(text: str) -> float | None:

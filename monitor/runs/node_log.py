@@ -7,9 +7,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from monitor.logs import newest, throttling
+from monitor.logs import log_events, newest, throttling
 from monitor.logs.follow import GrowingLog
 from monitor.runs.history import integer
+from rundir import xids
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,8 +54,19 @@ def read(path: str) -> NodeLog:
         for rows in newest.rows_of(stretch)
         for line in rows.text.split(b"\n")
     )
-    faults = (line.decode(errors="replace").strip() for line in _FAULT.findall(data))
+    faults = (_fault(line.decode(errors="replace").strip()) for line in _FAULT.findall(data))
     return NodeLog(path, tuple(one for one in samples if one), tuple(faults))
+
+
+def _fault(line: str) -> str:
+    """Write an event for a person; any other line stays as it is."""
+    event = log_events.parse(line.removeprefix(f"{log_events.KEY}: "))
+    if event is None:
+        return line
+    what, text = log_events.described(event)
+    gpu = "" if event.gpu is None else f"GPU {event.gpu}: "
+    known = xids.look_up(event.details["xid"]).meaning if "xid" in event.details else text
+    return f"{gpu}{what}, {known}" if known else f"{gpu}{what}"
 
 
 def last(log: NodeLog, gpu: int | None, until_s: float | None = None) -> GpuNow | None:

@@ -25,6 +25,11 @@ _NUM_LINES = 14  # of a log: more than the screen takes
 _FAULT = re.compile(r"NVRM: Xid|\bXid \(|uncorrectable ECC|oom[-_ ]kill", re.IGNORECASE)
 _GPU = re.compile(r"GPU (\d+)")
 _NUM_FAULTS = 3
+_SUMMARY = re.compile(r"FAILED  ")  # our trainer's, below its error
+_ADVICE = re.compile(
+    r"Search for `cuda|CUDA kernel errors might be asynchronously|"
+    r"For debugging consider passing CUDA_LAUNCH_BLOCKING|Compile with `TORCH_USE_CUDA_DSA`"
+)  # torch's, below every error of CUDA
 _NARROWEST = 20  # columns: the labels alone take eight
 
 
@@ -127,6 +132,9 @@ def _brief(attempt: dict[str, Any]) -> dict[str, Any]:
 def _relevant(text: str) -> list[str]:
     """Pick the lines of a log's end that explain most: a crash's stack, else the last."""
     lines = [clean for line in text.splitlines() if (clean := render.clean(line)).strip()]
+    summaries = [number for number, line in enumerate(lines) if _SUMMARY.match(line)]
+    lines = lines[: summaries[-1]] if summaries else lines
+    lines = [line for line in lines if not _ADVICE.match(line)]
     for start, line in enumerate(lines):
         if line.startswith("Fatal Python error"):
             return lines[start : start + _NUM_LINES]

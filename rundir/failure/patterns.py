@@ -87,6 +87,9 @@ TABLE: tuple[Row, ...] = (
     Row("error", r"NVIDIA driver on your system is too old|CUDA driver version is insufficient|"
          r"unsupported display driver|no kernel image is available|unsupported toolchain", "user",
          "has a driver or a GPU that its torch is not built for"),
+    Row("error", r"CUDA error: device-side assert", "program", "failed an assertion on its GPU"),
+    Row("error", r"CUDA error: an illegal memory access", "program",
+         "used GPU memory that is not its own"),
     Row("error", r"CUDA error: ", "program", "broke its GPU's context"),
     Row("nan", r"stop", "program", "met a loss or gradient that is not finite"),
     Row("error", r"[Aa]ddress already in use|EADDRINUSE", "network", "found the port taken"),

@@ -68,6 +68,11 @@ class Loop:
         return {} if loss is None else self._components.workload.derived(loss)
 
     @property
+    def step(self) -> int:
+        """The last step that was taken; `state` is that of the last one in the log."""
+        return self._components.heartbeat.step
+
+    @property
     def peak_memory_bytes(self) -> int | None:
         """The most that this rank has had at once; None if a GPU that failed does not report it."""
         try:

@@ -33,10 +33,11 @@ def summary_of(
     """
     state = TrainState(seed=0, global_batch_size=global_batch_size, num_train_samples=0)
     derived: Mapping[str, float] = {}
-    time_s, num_steps = 0.0, 0
+    time_s, step, num_steps = 0.0, 0, 0
     if loop is not None:
         time_s, state, derived = loop.progress.train_time_s, loop.state, loop.derived
-        num_steps = state.step - loop.started_step
+        step = loop.step
+        num_steps = step - loop.started_step
     samples_per_s = num_steps * global_batch_size / time_s if time_s else 0.0
     speed = asdict(loop.progress.work.speed(samples_per_s)) if loop else {}
     best = None
@@ -58,7 +59,7 @@ def summary_of(
         "best_checkpoint": str(best) if best else None,
         "num_validations_without_gain": state.num_validations_without_gain,
         "world_size": world_size,
-        "steps": state.step,
+        "steps": step,
         "checkpoint_step": checkpoints.latest_step if checkpoints else None,
         "non_finite_steps": loop.progress.non_finite.num_steps if loop else 0,
         "peak_memory_bytes": loop.peak_memory_bytes if loop else None,

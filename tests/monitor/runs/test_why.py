@@ -177,6 +177,36 @@ def test_the_evidence_is_on_the_screen(story: Any) -> None:
     assert "DDP_RUN_NAME=slurm-42" in text
 
 
+CUDA_ERROR = """\
+torch.AcceleratorError: CUDA error: an illegal memory access was encountered
+Search for `cudaErrorIllegalAddress' in https://docs.nvidia.com/cuda/ for more information.
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below\
+ might be incorrect.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+
+FAILED  nothing held out was measured
+  loss         -
+  steps        20 on 1 rank
+  metrics      /out/metrics.jsonl
+"""
+"""As a rank on an H100 wrote it."""
+
+
+def test_an_error_of_cuda_is_named_and_shown(story: Any) -> None:
+    """Without torch's advice and our summary, which stand below it; the XID in words."""
+    story.start()
+    story.train(0, 25, 5, saves=(10, 20))
+    story.fail(1, 70, text=TRACEBACK + CUDA_ERROR)
+    xid = "## event: 2026-11-26T13:02:46.424+00:00 xid gpu=0 xid=31\n"
+    story.gutil("n2", SEEN, more=xid)
+    text = "\n".join(shown(story.write()))
+    assert "rank 1 on n2 used GPU memory that is not its own [program; code 70]" in text
+    said, _, _ = text.partition("said")[2].partition("log ")
+    assert "AcceleratorError: CUDA error: an illegal memory access" in said.splitlines()[-1]
+    assert "fault   GPU 0: XID 31, a kernel of the program used an address" in text
+
+
 def test_a_hang_shows_where_it_stands(story: Any) -> None:
     """The verdict's own line, the top of the stack, and the file with all of it."""
     story.start()

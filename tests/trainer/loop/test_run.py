@@ -267,17 +267,20 @@ def test_a_request_to_stop_leaves_a_checkpoint_and_75(
 def test_a_failure_is_recorded_and_ends_with_70(
     train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line in the record, the traceback on stderr."""
+    """One line in the record, the traceback on stderr; steps count that no line of the log has."""
+    one_step = trainer.loop.loop.Loop._train_step  # noqa: SLF001 -- as above
 
-    def broken(_loop: trainer.loop.loop.Loop, step: int) -> None:
-        raise RuntimeError(f"at step {step}:\n  it broke")
+    def broken(loop: trainer.loop.loop.Loop, step: int) -> None:
+        if step == 4:
+            raise RuntimeError(f"at step {step}:\n  it broke")
+        one_step(loop, step)
 
     monkeypatch.setattr(trainer.loop.loop.Loop, "_train_step", broken)
     code, run = train(*QUICK)
     assert code == 70
     (failure,) = run.events("failure")
-    assert (failure["rank"], failure["error"]) == (0, "RuntimeError: at step 1: it broke")
-    assert run.summary()["outcome"] == "failed"
+    assert (failure["rank"], failure["error"]) == (0, "RuntimeError: at step 4: it broke")
+    assert (run.summary()["outcome"], run.summary()["steps"]) == ("failed", 3)
     assert "Traceback" in capsys.readouterr().err
 
 
