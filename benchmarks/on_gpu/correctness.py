@@ -22,7 +22,7 @@ _PRECISIONS = ("tf32", "bf16", "fp16")
 _OPTIONS = {
     "full": "--activation-checkpointing full",
     "selective": "--activation-checkpointing selective",
-    "snapshots": "--snapshot-every 10",
+    "snapshots": "--snapshot-every 2",
     "sync": "--checkpoint-mode sync --checkpoint-every 20",
     "accumulated": "--micro-batch-size 8",
     "profiled": "--profile-steps 3:5 --memory-snapshot",
@@ -176,10 +176,14 @@ def options(place: Place) -> Values:
     if place.is_rehearsal:
         further["accumulated"] = "--micro-batch-size 2"
         further["profiled"] = "--profile-steps 2:3"
-    return _losses(
-        {name: Training(place, name, *words, *more.split()) for name, more in further.items()},
-        "plain",
-    )
+    runs = {
+        name: Training(place, name, *words, *more.split(), DDP_LAUNCH_ID="gpu.1.1")
+        for name, more in further.items()
+    }
+    values = _losses(runs, "plain")
+    if not runs["snapshots"].events("snapshot"):
+        raise CaseError("--snapshot-every must keep some; found none", values)
+    return values
 
 
 def compiled(place: Place) -> Values:

@@ -6,6 +6,6 @@ import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[untyped-decorator] # Triton's gap
+@triton.jit
 def store(pointer, distance):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN201, D103
     tl.store(pointer + distance.to(tl.int64), 1.0)

@@ -7,7 +7,6 @@ import torch
 from megatron.core import dist_checkpointing
 from megatron.core import parallel_state as mpu
 from megatron.core.dist_checkpointing.strategies import torch as torch_dist
-from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
 from megatron.core.models.gpt.gpt_layer_specs import (
     HAVE_TE,
     get_gpt_layer_local_spec,
@@ -89,10 +88,8 @@ def build() -> GPTModel:
     )
 
 
-class SaveOnCpu(SaveShardedStrategy):
+class SaveOnCpu(torch_dist.TorchDistSaveShardedStrategy):
     """Writes Megatron's format by torch's own writer: Megatron's synchronizes with a GPU."""
-
-    can_handle_sharded_objects = True
 
     def save(self, sharded_state_dict: dict, checkpoint_dir: str) -> None:
         """Write a checkpoint's tensors."""

@@ -8,11 +8,12 @@ wrote them, and neither runs code of theirs.
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import zipfile
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from rundir.text import counted
 from trainer.checkpoint import manifest
@@ -65,15 +66,42 @@ def read_file(path: Path) -> Any:  # noqa: ANN401 -- whatever was saved
 
     Raises UserError for what cannot be read, and for what names a module that reaches the system.
     """
+    try:
+        with path.open("rb") as file:
+            return _load(path, file)
+    except OSError as error:
+        raise _error(path, short_line(error)) from error
+
+
+def read_object(path: Path, name: str) -> Any:  # noqa: ANN401 -- as above
+    """Return an object that a folder holds beside its tensors, in one part; None if it has none.
+
+    Raises UserError as `read_file` does.
+    """
+    index = _read_index(path)
+    places = {key.fqn: place for key, place in index.storage_data.items()}
+    found = next((fqn for fqn in places if fqn.partition("/")[0] == name), None)
+    if found is None:
+        return None
+    _check_files(path, index, {found})
+    with (path / places[found].relative_path).open("rb") as file:
+        file.seek(places[found].offset)
+        return _load(path, io.BytesIO(file.read(places[found].length)))
+
+
+def _load(path: Path, source: BinaryIO) -> Any:  # noqa: ANN401 -- as above
     import torch  # noqa: PLC0415 -- see is_foreign
     from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals  # noqa: PLC0415
 
     known = [argparse.Namespace]  # of Megatron's options
     try:
-        names = get_unsafe_globals_in_checkpoint(path) if zipfile.is_zipfile(path) else []
+        is_zip = zipfile.is_zipfile(source)
+        source.seek(0)
+        names = get_unsafe_globals_in_checkpoint(source) if is_zip else []
+        source.seek(0)
         unknown = [(_Unknown, name) for name in names if name != "argparse.Namespace"]
         with safe_globals([*known, *unknown]):
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's own are of many types, and hide the reason in a page
         raise _error(path, short_line(error.__context__ or error)) from error
 
@@ -121,12 +149,8 @@ def _read_folder(path: Path) -> _Tensors:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata  # noqa: PLC0415
 
     from trainer.checkpoint import loading  # noqa: PLC0415
-    from trainer.checkpoint.safe_reader import SafeReader  # noqa: PLC0415
 
-    try:
-        index = SafeReader(path).read_metadata()
-    except Exception as error:  # whatever a damaged pickle raises
-        raise _error(path, short_line(error)) from error
+    index = _read_index(path)
     entries = {
         name: entry
         for name, entry in index.state_dict_metadata.items()
@@ -153,6 +177,15 @@ def _read_folder(path: Path) -> _Tensors:
     num_others = len(index.state_dict_metadata) - len(entries)
     named = {all_keys[name]: tensor for name, tensor in tensors.items()}
     return named, _skipped(len(entries) - len(chosen), num_others)
+
+
+def _read_index(path: Path) -> Metadata:
+    from trainer.checkpoint.safe_reader import SafeReader  # noqa: PLC0415 -- see is_foreign
+
+    try:
+        return SafeReader(path).read_metadata()
+    except Exception as error:  # whatever a damaged pickle raises
+        raise _error(path, short_line(error)) from error
 
 
 def _keys(index: Metadata, name: str) -> tuple[str, ...]:

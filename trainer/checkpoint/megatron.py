@@ -1,8 +1,8 @@
 """A Megatron core GPT, as its torch_dist checkpoint holds it, in the layout of Hugging Face's.
 
-Its options are the `args` in common.pt, by Megatron-LM's names. Two kinds compute what a model of
-transformers computes: with rotary positions, RMSNorm, SwiGLU and no biases it is a Llama; with
-learned positions, LayerNorm, GELU and biases a GPT-2.
+Its options are the `args` in common.pt or common_state, by Megatron-LM's names. Two kinds compute
+what a model of transformers computes: with rotary positions, RMSNorm, SwiGLU and no biases it is a
+Llama; with learned positions, LayerNorm, GELU and biases a GPT-2.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 COMMON = "common.pt"
+_COMMON_STATE = "common_state"
+"""The same among the tensors, since 0.17 or later: 0.16.1 has the file, 0.19.2 has this."""
 
 _REQUIRED: dict[str, object] = {
     "num_experts": None,
@@ -204,13 +206,16 @@ _MLP_NORM = ("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm.")
 
 
 def _read_args(path: Path) -> dict[str, Any]:
-    if not (path / COMMON).is_file():
-        raise _error(path, f"no {COMMON}")
-    common = foreign.read_file(path / COMMON)
+    if (path / COMMON).is_file():
+        common = foreign.read_file(path / COMMON)
+    else:
+        common = foreign.read_object(path, _COMMON_STATE)
+    if isinstance(common, list):  # an array of one object
+        (common,) = common
     args = common.get("args") if isinstance(common, dict) else None
     args = args if isinstance(args, dict) else getattr(args, "__dict__", {})
     if "position_embedding_type" not in args:
-        raise _error(path, f"no args of Megatron-LM's in {COMMON}")
+        raise _error(path, f"no args of Megatron-LM's in {COMMON} or {_COMMON_STATE}")
     return dict(args)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.distributed.checkpoint import FileSystemWriter, save
+from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter, save
 
 from tests.trainer.ports import free_port
 from trainer import export
@@ -24,11 +24,12 @@ from trainer.command import run
 RANKS = Path(__file__).with_name("sharding_ranks.py")
 
 
-def write(folder: Path, state: dict[str, Any]) -> Path:
-    """Save it by torch's own function, on one process."""
+def write(folder: Path, state: dict[str, Any], *, is_flat: bool = True) -> Path:
+    """Save it by torch's own function, on one process; `is_flat`: lists item by item."""
+    planner = DefaultSavePlanner(flatten_state_dict=is_flat)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that it is alone
-        save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
+        save(state, storage_writer=FileSystemWriter(folder), planner=planner, no_dist=True)
     return folder
 
 
@@ -297,16 +298,29 @@ def megatron_weights(model: Any, *, is_stacked: bool) -> dict[str, torch.Tensor]
 
 
 def write_megatron(
-    folder: Path, weights: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, **args: Any
+    folder: Path,
+    weights: dict[str, torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_new: bool = False,
+    **args: Any,
 ) -> Path:
-    """Write what Megatron-LM would; its args hold a member of a class of its own."""
-    write(folder, weights | {"optimizer.state.exp_avg": torch.ones(4)})
+    """Write what Megatron-LM would; its args hold a member of a class of its own.
+
+    `is_new`: as its core 0.19 does, args among the tensors, instead of a file beside them.
+    """
+    state: dict[str, Any] = weights | {"optimizer.state.exp_avg": torch.ones(4)}
     with monkeypatch.context() as patch:
         module: Any = ModuleType("megatron_enums")
         module.Backend = Enum("Backend", "flash", module=module.__name__)
         patch.setitem(sys.modules, module.__name__, module)
         options = Namespace(**ARGS | args, attention_backend=module.Backend.flash)
-        torch.save({"args": options, "iteration": 3}, folder / "common.pt")
+        common = {"args": options, "iteration": 3}
+        if is_new:
+            write(folder, state | {"common_state/shard_0_1": [common]}, is_flat=False)
+        else:
+            write(folder, state)
+            torch.save(common, folder / "common.pt")
     return folder
 
 
@@ -319,10 +333,10 @@ def logits(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_stacked", [True, False])
+@pytest.mark.parametrize(("is_stacked", "is_new"), [(True, False), (False, True)])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_transformers_computes_what_a_megatron_gpt_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, *, is_stacked: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, *, is_stacked: bool, is_new: bool
 ) -> None:
     """The same logits to the bit, whether a tensor holds all layers or each has its own."""
     transformers: Any = pytest.importorskip("transformers", reason="it made the model")
@@ -334,7 +348,11 @@ def test_transformers_computes_what_a_megatron_gpt_was(
         torch.nn.init.normal_(parameter, std=0.3)
     weights = megatron_weights(model, is_stacked=is_stacked)
     source = write_megatron(
-        tmp_path / "iter_3", weights, monkeypatch, **{"llama": LLAMA, "gpt2": GPT2}[kind]
+        tmp_path / "iter_3",
+        weights,
+        monkeypatch,
+        is_new=is_new,
+        **{"llama": LLAMA, "gpt2": GPT2}[kind],
     )
     assert run(export.main, [str(source), str(tmp_path / "hf"), "--format", "hf"]) == 0
     exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
@@ -363,4 +381,4 @@ def test_another_model_is_refused(
     source = write_megatron(tmp_path / "iter_3", weights, monkeypatch, **LLAMA | changed)
     refused(source, words, "--format", "hf")
     (source / "common.pt").unlink()
-    refused(source, "no common.pt", "--format", "hf")
+    refused(source, "no args of Megatron-LM's in common.pt or common_state", "--format", "hf")
