@@ -174,6 +174,9 @@ def main() -> None:
     if not ON_GPU and (PP, CP) != (1, 1):
         print(f"PP and CP must be 1 without CUDA; found PP={PP} CP={CP}; set TP alone, or use GPUs")
         sys.exit(64)
+    if CP > 1 and not HAVE_TE:
+        print(f"CP must be 1 without Transformer Engine; found {CP}; install it, or set CP=1")
+        sys.exit(64)
     if ON_GPU:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group("nccl" if ON_GPU else "gloo")

@@ -19,7 +19,10 @@ from benchmarks.on_gpu.case import CaseError
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "benchmarks" / "gpu.sh"
-CORRECTNESS = ["machine", "mnist", "resume", "precision", "compile", "nccl", "hang", "recorder"]
+CORRECTNESS = [
+    *("machine", "mnist", "resume", "precision", "options", "compile", "nccl", "hang"),
+    *("recorder", "preflight", "broken", "restart"),
+]
 SPEED = ["speed-lm-expert-1"]
 """A quick `make bench` runs the others."""
 SESSION = """\
@@ -89,6 +92,9 @@ def test_a_rehearsal_runs_every_case(tmp_path: Path) -> None:
     assert values["resume"]["digits_tensors"] > 10
     assert "stuck.py" in values["hang"]["verdict"]
     assert values["recorder"]["pwr"] == [294, 294]
+    assert values["preflight"]["wrong_elements"] == 0
+    assert "ran out of memory" in values["broken"]["memory"]
+    assert 0 < values["restart"]["warm_s"] < values["restart"]["cold_s"]
     assert values["speed-lm-expert-1"]["tokens_per_s"] > 0
     kept = [path for path in out.rglob("*") if path.is_file()]
     assert len(kept) <= 8  # as few as come back from anywhere
