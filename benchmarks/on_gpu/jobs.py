@@ -46,6 +46,17 @@ TOLERANCES = {
     "pclk": (0, 0.1),
 }
 """How far the medians may be apart: in the column's unit, or as a share of dmon's."""
+_CAUSES = {
+    "memory": "ran out of memory",
+    "index": "failed an assertion on its GPU",
+    "address": "used GPU memory that is not its own",
+}
+"""What `why` says, by the name of an error."""
+_NUM_DEATHS = 3
+_TEXT = (
+    *("--workload", "lm", "--model", "stories15m", "--sequence-length", "256"),
+    *("--global-batch-size", "64", "--precision", "bf16"),
+)
 _WORLD = "gpus 1\nset mtemp * 70\ndriver 580.159\n"
 
 
@@ -86,14 +97,6 @@ def hang(place: Place) -> Values:
     return {"verdict": verdict["text"], "code": code}
 
 
-_CAUSES = {
-    "memory": "ran out of memory",
-    "index": "failed an assertion on its GPU",
-    "address": "used GPU memory that is not its own",
-}
-"""What `why` says, by the name of an error."""
-
-
 def broken(place: Place) -> Values:
     """Let a rank meet each error that a GPU gives a program; its job's last words name it."""
     words = ("--workload", "benchmarks.on_gpu.broken:Broken", "--model", "mlp", "--epochs", "999")
@@ -127,20 +130,17 @@ def preflight(place: Place) -> Values:
     return {"whole_s": round(took_s, 2)} | {name: value for name, value, _ in found["readings"]}
 
 
-_DEATHS = 3
-
-
 def restart(place: Place) -> Values:
     """Kill a rank: how long until the next one's first step, with one that waits and without."""
-    options = _training(place)[1] if not place.is_rehearsal else ["--model", "mlp"]
-    options = [*options[:-4], "--max-steps", "999999", "--checkpoint-every", "20"]
+    words = ("--model", "mlp") if place.is_rehearsal else _TEXT
+    options = [*words, "--max-steps", "999999", "--checkpoint-every", "20"]
     values: dict[str, object] = {}
     for is_warm in (True, False):
         folder = place.folder / f"warm-{int(is_warm)}"
         folder.mkdir()
         job = Job(folder, is_warm=is_warm, num_ranks=1, options=options)
         try:
-            took_s = [job.kill_rank(attempt) for attempt in range(1, _DEATHS + 1)]
+            took_s = [job.kill_rank(attempt) for attempt in range(1, _NUM_DEATHS + 1)]
         finally:
             job.end()
             print((folder / "run" / "events.jsonl").read_text(), flush=True)
@@ -168,9 +168,7 @@ def recorder(place: Place) -> Values:
 def _training(place: Place) -> tuple[dict[str, str], list[str]]:
     """Return what is recorded: the environment, and the trainer's options."""
     if not place.is_rehearsal:
-        model = "--model stories15m --sequence-length 256 --global-batch-size 64 --precision bf16"
-        further = "--max-steps 1500 --checkpoint-every 500"
-        return {}, f"--workload lm {model} {further}".split()
+        return {}, [*_TEXT, "--max-steps", "1500", "--checkpoint-every", "500"]
     env = build_driver(place.folder, _WORLD)
     return env, ["--model", "mlp", "--global-batch-size", "2", "--epochs", "999"]
 

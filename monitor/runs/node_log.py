@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from monitor.logs import log_events, newest, throttling
@@ -64,9 +66,11 @@ def _fault(line: str) -> str:
     if event is None:
         return line
     what, text = log_events.described(event)
-    gpu = "" if event.gpu is None else f"GPU {event.gpu}: "
     known = xids.look_up(event.details["xid"]).meaning if "xid" in event.details else text
-    return f"{gpu}{what}, {known}" if known else f"{gpu}{what}"
+    where = "the node" if event.gpu is None else f"GPU {event.gpu}"
+    if math.isfinite(event.time_s):
+        where += f" at {datetime.fromtimestamp(event.time_s).astimezone():%H:%M:%S}"
+    return f"{where}: {what}, {known}" if known else f"{where}: {what}"
 
 
 def last(log: NodeLog, gpu: int | None, until_s: float | None = None) -> GpuNow | None:
