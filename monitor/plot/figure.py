@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter
 
 from monitor.analysis.events import KINDS
 from monitor.plot.metrics import THROTTLE_WORDS
@@ -251,6 +252,8 @@ class _Page:
             axes.set_ylim(0, 1.08 * float(known.max()) or 1)
         axes.spines[["top", "right"]].set_visible(False)
         axes.locator_params(axis="y", nbins=4)
+        if several[0].unit:
+            axes.yaxis.set_major_formatter(EngFormatter(sep=""))  # 1M, not 1.0 and a 1e6 above
         axes.grid(axis="y", color="#e4e4e4", linewidth=0.5)
         self._rules(axes, "white")
         self._top += _CURVE_INCH
