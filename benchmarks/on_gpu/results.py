@@ -37,6 +37,17 @@ of its own, and compiling is in no number.
 The plain loop (`benchmarks/gpu_plain.py`) has the same model, autocast, `torch.compile` and fused
 optimizer; the expert's has weights in bf16 besides, and a compiled loss.
 """
+_EXAMPLE = """\
+# A run recorded on a GPU, to try the readers on
+
+`run/` is the directory of a job that `make gpu` ran, without its checkpoints.
+Beside it are its node's log, what `nvidia-smi dmon` wrote in the same seconds, and the results of
+every case ([as a page](../../docs/gpu.md)).
+
+    python -m monitor report examples/gpu
+    python -m monitor why examples/gpu/run
+    python -m monitor report examples/gpu/dmon.txt
+"""
 _REHEARSED = "**A rehearsal on a CPU, at toy size: no number here means anything.**\n"
 
 
@@ -118,6 +129,7 @@ def publish(folder: Path, root: Path) -> list[Path]:
     page, example = root / "docs" / "gpu.md", root / "examples" / "gpu"
     shutil.rmtree(example, ignore_errors=True)
     shutil.copytree(folder, example, ignore=shutil.ignore_patterns("output.log", "results.md"))
+    (example / "README.md").write_text(_EXAMPLE, encoding="utf-8")
     text = render(load(folder / "results.jsonl"))
     written = [page, example]
     if (example / "run").is_dir():
