@@ -68,11 +68,6 @@ class Loop:
         return {} if loss is None else self._components.workload.derived(loss)
 
     @property
-    def step(self) -> int:
-        """The last step that was taken; `state` is that of the last one in the log."""
-        return self._components.heartbeat.step
-
-    @property
     def peak_memory_bytes(self) -> int | None:
         """The most that this rank has had at once; None if a GPU that failed does not report it."""
         try:
@@ -82,6 +77,8 @@ class Loop:
 
     def _begin(self, resumed: Resumed) -> None:
         self.state: TrainState = resumed.state
+        self.step = self.state.step
+        """The last one that was taken; `state` is that of the last line of the log."""
         self._checked_step = self.state.step
         """The last step at which the copies of the model were compared."""
         self._stepper.skipped = frozenset(self.state.skipped_steps)
@@ -145,7 +142,7 @@ class Loop:
                     self._train_step(step)
             else:
                 self._train_step(step)
-            components.heartbeat.step = step
+            self.step = components.heartbeat.step = step
             components.profiler.after(step)
             if step == self._first_step:
                 self.progress.first_step_done(step)
