@@ -5,20 +5,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from rundir.failure.words import ADVICE
 from rundir.text import problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_CUDA_ADVICE = re.compile(r"(?<=CUDA error: )(.*)\n(Search for|CUDA kernel errors)[\s\S]*")
 MAX_LENGTH: Final = 300
 """Of an error that is shortened, in characters."""
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's type and message in one line, without CUDA's general advice."""
-    message = _CUDA_ADVICE.sub(r"\1", str(error))
-    return " ".join(f"{type(error).__name__}: {message}".split())
+    """Return an error's type and message in one line, without torch's advice on CUDA."""
+    return " ".join(f"{type(error).__name__}: {ADVICE.sub('', str(error))}".split())
 
 
 def short_line(error: BaseException) -> str:

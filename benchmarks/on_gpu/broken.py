@@ -1,8 +1,8 @@
-"""Digits, and at one step an error that a GPU gives; where there is none, one of the CPU's."""
+"""Digits that end at one step: by an error that a GPU gives; where there is none, by a CPU's."""
 
 from __future__ import annotations
 
-import os
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,14 +10,10 @@ import torch
 from trainer.workloads.mnist import Mnist
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from trainer.config import Config
 
-VARIABLE = "BROKEN_BY"
-"""Of the environment: which of `ERRORS`."""
 _BROKEN_AT = 20
 """Losses that are computed before."""
 _TOO_MUCH = 1 << 50
@@ -25,7 +21,7 @@ _TOO_MUCH = 1 << 50
 
 
 class Broken(Mnist):
-    """Digits."""
+    """Digits, as long as it lasts."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -35,31 +31,38 @@ class Broken(Mnist):
         """Return the loss, as long as it does."""
         self._count += 1
         if self._count > _BROKEN_AT:
-            ERRORS[os.environ[VARIABLE]](outputs)
+            self.end(outputs)
         return super().loss(outputs, targets)
 
-
-def _memory(outputs: Tensor) -> None:
-    torch.empty(_TOO_MUCH, dtype=torch.uint8, device=outputs.device)
-
-
-def _index(outputs: Tensor) -> None:
-    """Read beyond a tensor's end: on a GPU a kernel's assertion fails."""
-    outputs[torch.full((4,), len(outputs) + 1, device=outputs.device)].sum().item()
+    @abstractmethod
+    def end(self, outputs: Tensor) -> None:
+        """Go wrong, on the device of `outputs`."""
 
 
-def _address(outputs: Tensor) -> None:
-    """Have a kernel write where no memory is, which gives Xid 31."""
-    if not outputs.is_cuda:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-    from benchmarks.on_gpu import far  # noqa: PLC0415 -- Triton wants a GPU
+class Memory(Broken):
+    """Asks for more than there is."""
 
-    far.store[(1,)](outputs, _TOO_MUCH)
-    torch.cuda.synchronize()
+    def end(self, outputs: Tensor) -> None:
+        """Allocate it."""
+        torch.empty(_TOO_MUCH, dtype=torch.uint8, device=outputs.device)
 
 
-ERRORS: dict[str, Callable[[Tensor], None]] = {
-    "memory": _memory,
-    "index": _index,
-    "address": _address,
-}
+class Index(Broken):
+    """Reads beyond a tensor's end."""
+
+    def end(self, outputs: Tensor) -> None:
+        """Read: on a GPU a kernel's assertion fails."""
+        outputs[torch.full((4,), len(outputs) + 1, device=outputs.device)].sum().item()
+
+
+class Address(Broken):
+    """Has a kernel write where no memory is."""
+
+    def end(self, outputs: Tensor) -> None:
+        """Write, which gives Xid 31."""
+        if not outputs.is_cuda:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        from benchmarks.on_gpu import far  # noqa: PLC0415 -- Triton wants a GPU
+
+        far.store[(1,)](outputs, _TOO_MUCH)
+        torch.cuda.synchronize()

@@ -12,7 +12,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.on_gpu.broken import VARIABLE
 from benchmarks.on_gpu.case import CaseError
 from benchmarks.on_gpu.correctness import events_of
 from benchmarks.recorder import build_driver
@@ -51,7 +50,7 @@ _CAUSES = {
     "index": "failed an assertion on its GPU",
     "address": "used GPU memory that is not its own",
 }
-"""What `why` says, by the name of an error."""
+"""What `why` says, by the name of the workload (broken.py), in small letters."""
 _NUM_DEATHS = 3
 _TEXT = (
     *("--workload", "lm", "--model", "stories15m", "--sequence-length", "256"),
@@ -81,10 +80,13 @@ def _job(place: Place, *options: str, **env: str) -> Iterator[subprocess.Popen[b
         process.wait()
 
 
+def _digits(workload: str) -> tuple[str, ...]:
+    return ("--workload", f"benchmarks.on_gpu.{workload}", "--model", "mlp", "--epochs", "999")
+
+
 def hang(place: Place) -> Values:
     """Let a rank wait for a kernel that does not end."""
-    words = ("--workload", "benchmarks.on_gpu.stuck:Stuck", "--model", "mlp", "--epochs", "999")
-    with _job(place, *words, DDP_HANG_TIMEOUT="5") as job:
+    with _job(place, *_digits("stuck:Stuck"), DDP_HANG_TIMEOUT="5") as job:
         code = job.wait()
     run_dir = place.folder / _RUN
     if code != _HUNG:
@@ -99,11 +101,10 @@ def hang(place: Place) -> Values:
 
 def broken(place: Place) -> Values:
     """Let a rank meet each error that a GPU gives a program; its job's last words name it."""
-    words = ("--workload", "benchmarks.on_gpu.broken:Broken", "--model", "mlp", "--epochs", "999")
     values: dict[str, object] = {}
     wrong = []
     for name, cause in _CAUSES.items():
-        with _job(place, *words, DDP_RUN_NAME=name, **{VARIABLE: name}) as job:
+        with _job(place, *_digits(f"broken:{name.title()}"), DDP_RUN_NAME=name) as job:
             code = job.wait()
         command = [sys.executable, "-P", "-m", "monitor", "why", str(place.folder / name)]
         told = subprocess.run(command, check=False, capture_output=True, text=True).stdout
@@ -123,7 +124,7 @@ def preflight(place: Place) -> Values:
     with _job(place, "--preflight") as job:
         code = job.wait()
     took_s = time.perf_counter() - began_s
-    (found,) = [e for path in place.folder.glob("*") for e in events_of(path, "preflight")]
+    (found,) = events_of(place.folder / _RUN, "preflight")
     print(found, flush=True)
     if code:
         raise CaseError(f"this machine must pass; found {code}: {found}")

@@ -10,32 +10,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.workloads.mnist import Mnist
+from benchmarks.on_gpu.broken import Broken
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.config import Config
-
-_STUCK_AT = 20
-"""Losses that are computed before."""
 _YEARS = 1 << 60
 """Clock cycles of a GPU."""
 
 
-class Stuck(Mnist):
-    """Digits."""
+class Stuck(Broken):
+    """Waits for ever."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self._count = 0
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss, as long as it does."""
-        self._count += 1
-        if self._count > _STUCK_AT:
-            wait_for_a_kernel(outputs)
-        return super().loss(outputs, targets)
+    def end(self, outputs: Tensor) -> None:
+        """Wait."""
+        wait_for_a_kernel(outputs)
 
 
 def wait_for_a_kernel(outputs: Tensor) -> None:

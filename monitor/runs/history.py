@@ -203,6 +203,11 @@ def seconds(time: object) -> float | None:
         return None
 
 
+def time_of_day(time_s: float) -> str:
+    """Write a time, in seconds since 1970, by this machine's clock: 13:02:46."""
+    return f"{datetime.fromtimestamp(time_s).astimezone():%H:%M:%S}"
+
+
 def finite(value: object) -> float | None:
     """Give a number that a float can hold as it is, and None for anything else."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

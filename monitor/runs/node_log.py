@@ -6,12 +6,11 @@ import math
 import os
 import re
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from monitor.logs import log_events, newest, throttling
 from monitor.logs.follow import GrowingLog
-from monitor.runs.history import integer
+from monitor.runs.history import integer, time_of_day
 from rundir import xids
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def _fault(line: str) -> str:
     known = xids.look_up(event.details["xid"]).meaning if "xid" in event.details else text
     where = "the node" if event.gpu is None else f"GPU {event.gpu}"
     if math.isfinite(event.time_s):
-        where += f" at {datetime.fromtimestamp(event.time_s).astimezone():%H:%M:%S}"
+        where += f" at {time_of_day(event.time_s)}"
     return f"{where}: {what}, {known}" if known else f"{where}: {what}"
 
 

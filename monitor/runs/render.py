@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import textwrap
-from datetime import datetime
 from typing import Any
 
-from monitor.runs.history import integer
+from monitor.runs.history import integer, time_of_day
 from monitor.words import MIB_PER_GIB
 from rundir import codes
 from rundir.text import counted
@@ -200,7 +199,7 @@ def _evidence(found: dict[str, Any], width: int) -> list[str]:
 
 
 def _node(node: dict[str, Any]) -> str:
-    moment = datetime.fromtimestamp(node["time_s"]).astimezone().strftime("%H:%M:%S")
+    moment = time_of_day(node["time_s"])
     gpu = "no GPU" if node["gpu"] is None else f"GPU {node['gpu']}"
     parts = [
         _reading("busy", node["sm"], "%"),

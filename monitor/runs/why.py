@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from monitor.errors import UserError
 from monitor.runs import evidence, liveness, node_log, record, render, slurm
 from monitor.runs.history import seconds
-from rundir.failure import patterns
+from rundir.failure import patterns, words
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -26,10 +26,6 @@ _FAULT = re.compile(r"NVRM: Xid|\bXid \(|uncorrectable ECC|oom[-_ ]kill", re.IGN
 _GPU = re.compile(r"GPU (\d+)")
 _NUM_FAULTS = 3
 _SUMMARY = re.compile(r"FAILED  ")  # our trainer's, below its error
-_ADVICE = re.compile(
-    r"Search for `cuda|CUDA kernel errors might be asynchronously|"
-    r"For debugging consider passing CUDA_LAUNCH_BLOCKING|Compile with `TORCH_USE_CUDA_DSA`"
-)  # torch's, below every error of CUDA
 _NARROWEST = 20  # columns: the labels alone take eight
 
 
@@ -134,7 +130,7 @@ def _relevant(text: str) -> list[str]:
     lines = [clean for line in text.splitlines() if (clean := render.clean(line)).strip()]
     summaries = [number for number, line in enumerate(lines) if _SUMMARY.match(line)]
     lines = lines[: summaries[-1]] if summaries else lines
-    lines = [line for line in lines if not _ADVICE.match(line)]
+    lines = [line for line in lines if not words.ADVICE.match(line)]
     for start, line in enumerate(lines):
         if line.startswith("Fatal Python error"):
             return lines[start : start + _NUM_LINES]

@@ -21,6 +21,12 @@ _ENDS = re.compile(rf"Traceback|{_UNHEARD.pattern}|{_FOLLOWING.pattern}")
 _CHAINED = re.compile(
     r"The above exception was the direct cause|During handling of the above exception"
 )
+ADVICE = re.compile(
+    r"^(?:Search for `cuda|CUDA kernel errors might be asynchronously|"
+    r"For debugging consider passing CUDA_LAUNCH_BLOCKING|Compile with `TORCH_USE_CUDA_DSA`).*",
+    re.MULTILINE,
+)
+"""Lines of torch's, the same below every error of CUDA."""
 _GOES_ON = re.compile(r"step \d+(/\d+)?\b.*(loss|samples/s|epoch)|epoch \d+\b.*(loss|accuracy)")
 _NUM_LINES = 60  # of the end of a log: older words are about something else
 _NUM_LAST = 3

@@ -9,8 +9,13 @@ def test_a_missing_package_is_one_line_with_the_remedy() -> None:
 
 def test_cudas_advice_is_left_out_of_an_error() -> None:
     """It is the same below each of them; what else has several lines keeps them."""
-    advice = "\nSearch for `cudaErrorAssert' in https://…\nCUDA kernel errors might be…\nFor …"
-    older = advice.partition("https://…")[2]
+    advice = (
+        "\nSearch for `cudaErrorAssert' in https://docs.nvidia.com/… for more information."
+        "\nCUDA kernel errors might be asynchronously reported at some other API call, …"
+        "\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
+        "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
+    )
+    older = advice[advice.index("\nCUDA") :]
     for below in (advice, older):
         error = RuntimeError(f"CUDA error: device-side assert triggered{below}\n")
         assert one_line(error) == "RuntimeError: CUDA error: device-side assert triggered"

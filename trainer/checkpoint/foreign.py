@@ -66,11 +66,7 @@ def read_file(path: Path) -> Any:  # noqa: ANN401 -- whatever was saved
 
     Raises UserError for what cannot be read, and for what names a module that reaches the system.
     """
-    try:
-        with path.open("rb") as file:
-            return _load(path, file)
-    except OSError as error:
-        raise _error(path, short_line(error)) from error
+    return _load(path, path)
 
 
 def read_object(path: Path, name: str) -> Any:  # noqa: ANN401 -- as above
@@ -84,26 +80,33 @@ def read_object(path: Path, name: str) -> Any:  # noqa: ANN401 -- as above
     if found is None:
         return None
     _check_files(path, index, {found})
-    with (path / places[found].relative_path).open("rb") as file:
-        file.seek(places[found].offset)
-        return _load(path, io.BytesIO(file.read(places[found].length)))
+    place = places[found]
+    return _load(path, path / place.relative_path, (place.offset, place.length))
 
 
-def _load(path: Path, source: BinaryIO) -> Any:  # noqa: ANN401 -- as above
+def _load(path: Path, file: Path, place: tuple[int, int] | None = None) -> Any:  # noqa: ANN401 -- as above
+    """Read what torch.save wrote: a file, or, by an offset and a length, a part of one."""
     import torch  # noqa: PLC0415 -- see is_foreign
     from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals  # noqa: PLC0415
 
     known = [argparse.Namespace]  # of Megatron's options
     try:
-        is_zip = zipfile.is_zipfile(source)
-        source.seek(0)
-        names = get_unsafe_globals_in_checkpoint(source) if is_zip else []
-        source.seek(0)
-        unknown = [(_Unknown, name) for name in names if name != "argparse.Namespace"]
-        with safe_globals([*known, *unknown]):
-            return torch.load(source, map_location="cpu", weights_only=True)
+        with file.open("rb") as opened:
+            source = opened if place is None else _part(opened, *place)
+            is_zip = zipfile.is_zipfile(source)
+            source.seek(0)
+            names = get_unsafe_globals_in_checkpoint(source) if is_zip else []
+            source.seek(0)
+            unknown = [(_Unknown, name) for name in names if name != "argparse.Namespace"]
+            with safe_globals([*known, *unknown]):
+                return torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's own are of many types, and hide the reason in a page
         raise _error(path, short_line(error.__context__ or error)) from error
+
+
+def _part(file: BinaryIO, offset: int, length: int) -> BinaryIO:
+    file.seek(offset)
+    return io.BytesIO(file.read(length))
 
 
 class _Unknown:

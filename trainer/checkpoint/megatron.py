@@ -210,8 +210,8 @@ def _read_args(path: Path) -> dict[str, Any]:
         common = foreign.read_file(path / COMMON)
     else:
         common = foreign.read_object(path, _COMMON_STATE)
-    if isinstance(common, list):  # an array of one object
-        (common,) = common
+    if isinstance(common, list) and len(common) == 1:  # an array of one object
+        common = common[0]
     args = common.get("args") if isinstance(common, dict) else None
     args = args if isinstance(args, dict) else getattr(args, "__dict__", {})
     if "position_embedding_type" not in args:

@@ -382,3 +382,13 @@ def test_another_model_is_refused(
     refused(source, words, "--format", "hf")
     (source / "common.pt").unlink()
     refused(source, "no args of Megatron-LM's in common.pt or common_state", "--format", "hf")
+
+
+@pytest.mark.parametrize("common", [[], [{}, {}], ["args"]])
+def test_a_common_state_without_args_is_refused(
+    tmp_path: Path, refused: Callable[..., None], common: list[Any]
+) -> None:
+    """Whatever it holds instead of one dictionary with them."""
+    state = {"decoder.final_layernorm.weight": torch.ones(32), "common_state/shard_0_1": common}
+    source = write(tmp_path / "iter_3", state, is_flat=False)
+    refused(source, "no args of Megatron-LM's in common.pt or common_state", "--format", "hf")
