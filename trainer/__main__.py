@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rundir import codes
 from trainer.checkpoint.initial_weights import check_source
-from trainer.checkpoint.layout import find_folder
+from trainer.checkpoint.layout import check_requested, find_folder
 from trainer.data.batch_plan import plan_batches
 from trainer.distributed.rendezvous_socket import open_rendezvous_socket
 from trainer.environment import Ranks, RunSettings, set_torch_defaults, whole_number
@@ -57,6 +57,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         if config.init_from is not None and not workload.reads(config.init_from):
             check_source(config.init_from)
         if config.check:
+            check_requested(config.resume)
             _check_device(config, ranks, settings, env)
             return codes.FINISHED
 

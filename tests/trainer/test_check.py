@@ -47,3 +47,18 @@ def test_a_job_checks_on_a_node_that_need_not_have_the_gpus(tmp_path: Path) -> N
     """Its batch step may see none; the ranks look for themselves."""
     output = trainer(tmp_path, "--precision", "tf32", "--check", DDP_RUN_DIR=str(tmp_path / "run"))
     assert output == (0, "")
+
+
+@pytest.mark.parametrize("place", ["/nowhere/step-5", "nowhere/checkpoints/step-5", "~/step-5"])
+def test_another_runs_checkpoint_must_be_there(tmp_path: Path, place: str) -> None:
+    """Before any rank starts, with the line that the ranks would end with."""
+    code, message = trainer(tmp_path, "--resume", place, "--check", HOME=str(tmp_path))
+    assert code == 64
+    assert f"--resume {place} must be a complete checkpoint; found none; name a folder" in message
+
+
+def test_a_run_may_know_a_name_that_the_check_does_not(tmp_path: Path) -> None:
+    """It is looked for in the run's own directory, which is not chosen yet."""
+    assert trainer(tmp_path, "--resume", "step-5", "--check") == (0, "")
+    (tmp_path / "other" / "step-5").mkdir(parents=True)
+    assert trainer(tmp_path, "--resume", "other/step-5", "--check") == (0, "")

@@ -16,6 +16,7 @@ import contextlib
 import math
 import os
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rundir import paths, plain
@@ -26,7 +27,6 @@ from trainer.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from pathlib import Path
 
 STATE_FILE = "state.json"
 POINTERS = (paths.LATEST, paths.BEST)
@@ -191,6 +191,29 @@ def find_folder(path: Path) -> CheckpointFolder | None:
                 remedy="look at its permissions and its file system",
             ) from error
     return None
+
+
+def requested(request: str, folder: Path) -> Path:
+    """Return what `--resume` names: a checkpoint anywhere, or one in the run's own `folder`."""
+    named = Path(request).expanduser()
+    # Absolute: another node may have been started elsewhere.
+    return named.absolute() if named.exists() else folder / request
+
+
+def check_requested(request: str) -> None:
+    """Raise UserError if `--resume` names another run's checkpoint, which is not there."""
+    if os.sep in request and not Path(request).expanduser().exists():
+        raise incomplete(request, "none")
+
+
+def incomplete(request: str, problem: str) -> UserError:
+    """Return what ends a run whose `--resume` names no checkpoint, or a damaged one."""
+    return UserError(
+        f"--resume {request}",
+        rule="be a complete checkpoint",
+        found=problem,
+        remedy="name a folder such as out/RUN/checkpoints/step-100, or --resume auto",
+    )
 
 
 def _follow(pointer: Path) -> Path:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rundir.paths import step_of
+from trainer.checkpoint.layout import incomplete, requested
 from trainer.checkpoint.loading import list_together, read_together
 from trainer.checkpoint.tensors import destinations, restore_rank, restore_tensors
 from trainer.checkpoint.train_state import differences
@@ -59,11 +60,9 @@ def load_requested(checkpoints: Checkpoints, request: str, prepare: Prepare) -> 
                 "--resume none",
             )
         return loaded
-    named = Path(request).expanduser()
 
     def only_named() -> list[Path]:
-        # Absolute: another node may have been started elsewhere.
-        return [named.absolute() if named.exists() else folder.path / request]
+        return [requested(request, folder.path)]
 
     return _load_first(checkpoints, only_named, prepare, named=request)[0]
 
@@ -111,12 +110,7 @@ def _load_first(
             checkpoints.report_resume(state.step, path, skipped)
             return (tensors, state), skipped
         if named is not None:
-            raise UserError(
-                f"--resume {named}",
-                rule="be a complete checkpoint",
-                found=problem,
-                remedy="name a folder such as out/RUN/checkpoints/step-100, or --resume auto",
-            )
+            raise incomplete(named, problem)
         skipped.append({"path": str(path), "problem": problem})
         checkpoints.skip(path, problem)
     if not candidates:
