@@ -221,7 +221,14 @@ cmd_exec() {
 }
 
 cmd_cut() { unplug "$1"; }
-cmd_heal() { node_heal "$1"; }
+
+# A daemon that lives registers anew: Slurm's next ping may come too late for a node long cut off.
+cmd_heal() {
+    local running
+    mapfile -t running < <(pids_of slurmd "$CLUSTER_CONF" "$1")
+    node_heal "$1"
+    ((${#running[@]} == 0)) || kill -HUP "${running[@]}"
+}
 
 # The cable first: a machine that loses its power sends no shutdown report.
 cmd_kill() {

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Results = dict[str, Row | BaseException]
 
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
-SLURMD_TIMEOUT_S = 45
+SLURMD_TIMEOUT_S = 60
 PROLOG = f"""#!/bin/sh
 [ "$SLURMD_NODENAME" = {SKEWED_NODE} ] || exit 0
 echo export LD_PRELOAD={FAKETIME}
@@ -49,7 +49,7 @@ def fault_cluster(cluster_at: Callable[..., Any]) -> Generator[Any]:
     prolog.write_text(PROLOG)
     prolog.chmod(0o755)
     # A node that is cut off is given up by Slurm after 300 s by default, and here not before the
-    # verdict on its ranks, for which the nodes' reports are waited for.
+    # verdict on its ranks, for which the nodes' reports are waited for; 45 s on a busy machine.
     extra = f"TaskProlog={prolog}\nSlurmdTimeout={SLURMD_TIMEOUT_S}\n"
     (folder / "extra.conf").write_text(extra)
     own = cluster_at(

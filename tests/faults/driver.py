@@ -172,8 +172,8 @@ def watch_end(strike: Strike) -> tuple[Row, Event | None]:
         if down_s is None and not job.rank_processes(strike.attempt):
             down_s = time.time() - strike.moment
         if ABANDONED.is_set() or time.monotonic() > deadline:
-            message = f"{fault.name}: seen {seen}, torn down after {down_s} s"
-            raise TooLateError(message + "\n" + "\n".join(job.log.splitlines()[-30:]))
+            message = f"{fault.name}: seen {seen}, torn down after {down_s} s\n{job.story()}"
+            raise TooLateError(message)
         time.sleep(2 * POLL_S)  # reading every process of the machine is not free
     assert down_s < fault.down_within_s, f"torn down after {down_s} s"
     seen_s = None if seen is None else max(0.0, when(seen) - strike.moment)

@@ -116,6 +116,12 @@ class FaultJob:
             line.removeprefix("prelaunch: ") for line in lines if line.startswith("prelaunch: ")
         ]
 
+    def story(self) -> str:
+        """What happened to it, for whoever reads that a test failed."""
+        many = ("checkpoint", "memory", "settings")
+        told = [json.dumps(event)[:400] for event in self.events() if event["event"] not in many]
+        return "\n".join([*told[-40:], *self.words()[-20:], *self.log.splitlines()[-10:]])
+
     def record(self) -> Event:
         """The run record, composed anew: the script may have died before it could."""
         self._monitor("compose")
@@ -165,10 +171,7 @@ class FaultJob:
         deadline = time.monotonic() + timeout_s
         while not (found := condition()):
             if ABANDONED.is_set() or time.monotonic() > deadline:
-                end = "\n".join(self.log.splitlines()[-40:])
-                reported = "\n".join(map(json.dumps, self.events()[-12:]))
-                message = f"{self.name}: not within {timeout_s} s: {what}\n{reported}\n{end}"
-                raise TooLateError(message)
+                raise TooLateError(f"{self.name}: not within {timeout_s} s: {what}\n{self.story()}")
             time.sleep(poll_s)
         return found
 
