@@ -70,7 +70,8 @@ _BY_COMMAND = {
     tuple(command.split()): name for name, known in LAUNCHERS.items() for command in known.commands
 }
 _STARTERS = re.compile(
-    r"conda|env|exec|ionice|nice|nohup|numactl|poetry|setsid|stdbuf|taskset|time|timeout|uv"
+    r"catchsegv|conda|env|exec|ionice|mamba|micromamba|nice|nohup|nsys|numactl|pipenv|pixi|poetry"
+    r"|setsid|stdbuf|strace|taskset|time|timeout|uv"
 )
 """Programs that start the one that is named behind their options."""
 _SHELLS = re.compile(r"bash|dash|sh|zsh")
@@ -120,7 +121,7 @@ def _unwrap(words: list[str]) -> list[str]:
 def _behind_options(words: list[str]) -> list[str]:
     """Skip options and the values of short ones, settings, numbers."""
     for i in range(1, len(words)):
-        is_option = re.match(r"run$|[-\d]|\w+=", words[i])
+        is_option = re.match(r"(run|profile)$|[-\d]|\w+=", words[i])
         is_value = re.fullmatch("-[A-Za-z]", words[i - 1]) and not _is_known(words[i])
         if not is_option and not is_value:
             return words[i:]

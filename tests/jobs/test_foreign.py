@@ -92,6 +92,10 @@ def test_a_launcher_in_every_rank_does_what_the_page_says(
         "env -u A -i timeout -k 5 10 nice -n 5 numactl -m all -N 0 torchrun train.py",
         "uv run torchrun train.py",
         "conda run -n mine python -m torch.distributed.run train.py",
+        "micromamba run -n mine torchrun train.py",
+        "pixi run torchrun train.py",
+        "nsys profile -o report --trace=cuda,nvtx torchrun train.py",
+        "catchsegv strace -f torchrun train.py",
     ],
 )
 def test_a_launcher_is_seen_in_every_form(command: str) -> None:
