@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rundir import codes
 from trainer.checkpoint.initial_weights import check_source
-from trainer.checkpoint.layout import check_requested, find_folder
+from trainer.checkpoint.layout import find_folder, incomplete, is_missing
 from trainer.data.batch_plan import plan_batches
 from trainer.distributed.rendezvous_socket import open_rendezvous_socket
 from trainer.environment import Ranks, RunSettings, set_torch_defaults, whole_number
@@ -57,7 +57,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         if config.init_from is not None and not workload.reads(config.init_from):
             check_source(config.init_from)
         if config.check:
-            check_requested(config.resume)
+            _check_resume(config, settings)
             _check_device(config, ranks, settings, env)
             return codes.FINISHED
 
@@ -99,11 +99,22 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
 
 
 def _begun(config: Config, settings: RunSettings) -> Config:
-    """A run with checkpoints goes on from those: what it once began with may be gone by now."""
-    run_dir = config.out or settings.run_dir
-    if config.init_from is None or config.resume == "none" or run_dir is None:
+    """Leave the weights away that a run with checkpoints once began with."""
+    if config.init_from is None or config.resume == "none":
         return config
-    return config if find_folder(run_dir) is None else replace(config, init_from=None)
+    return replace(config, init_from=None) if _has_checkpoints(config, settings) else config
+
+
+def _check_resume(config: Config, settings: RunSettings) -> None:
+    """Refuse another run's checkpoint that is not there, unless this run has its own by now."""
+    if is_missing(config.resume) and not _has_checkpoints(config, settings):
+        raise incomplete(config.resume, "none")
+
+
+def _has_checkpoints(config: Config, settings: RunSettings) -> bool:
+    """Whether a later start goes on from its own: what it once began with may be gone by now."""
+    run_dir = config.out or settings.run_dir
+    return run_dir is not None and find_folder(run_dir) is not None
 
 
 def _collect_garbage() -> None:

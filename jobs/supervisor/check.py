@@ -48,9 +48,9 @@ class TrainerCheck(NamedTuple):
 
 
 def start(
-    here: Surroundings, backend: Backend, arguments: Arguments, layout: Layout
+    here: Surroundings, backend: Backend, arguments: Arguments, layout: Layout, run_dir: str
 ) -> TrainerCheck:
-    """Start the check. Raises UsageError."""
+    """Start the check, for a run that may have checkpoints. Raises UsageError."""
     environ = here.environ
     wanted = environ.get("DDP_PYTHON")
     if (
@@ -65,7 +65,7 @@ def start(
         return TrainerCheck(here, arguments.words, python, None)
     process = subprocess.Popen(
         [*module_command(here.root, python, "trainer", environ), "--check", *arguments.words],
-        env={**environ, "WORLD_SIZE": str(layout.world_size)},
+        env={**environ, "WORLD_SIZE": str(layout.world_size), "DDP_RUN_DIR": run_dir},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

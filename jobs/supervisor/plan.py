@@ -77,7 +77,8 @@ def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -
     ranks = layout.count(here, backend, arguments)
     if arguments.is_own_command:
         _check_command(here, backend, arguments, ranks)
-    checking = check.start(here, backend, arguments, ranks)
+    files = _resolve_run(values, here, arguments, ranks)
+    checking = check.start(here, backend, arguments, ranks, values["DDP_RUN_DIR"])
     nodes = _resolve(values, here, backend, arguments, ranks)
     job = _job_of(values, here, arguments, ranks)
     step = Step(
@@ -96,7 +97,6 @@ def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -
     write(2, f"step: {show.command_line(command)}\n")
     checking.finish()
     temporary = tmp_dir(environ, is_in_container=here.is_in_container)
-    files = RunDir(values["DDP_RUN_DIR"])
     return Plan(
         here,
         arguments,
@@ -135,11 +135,11 @@ def _check_command(
         foreign.check_program(command[0], here.node, environ)
 
 
-def _resolve(
-    values: Settings, here: Surroundings, backend: Backend, arguments: Arguments, ranks: Layout
-) -> list[str]:
-    """Resolve all settings; the nodes of the allocation. Raises UsageError."""
-    environ, job_id = here.environ, here.slurm.display_name
+def _resolve_run(
+    values: Settings, here: Surroundings, arguments: Arguments, ranks: Layout
+) -> RunDir:
+    """Resolve what concerns the run as a whole; its directory. Raises UsageError."""
+    job_id = here.slurm.display_name
     origin = "Slurm" if job_id else "no Slurm: time and process"
     job_id = job_id or time.strftime(f"local-%Y%m%dT%H%M%S-{os.getpid()}", time.gmtime())
     end_time = scontrol.local_time(scontrol.field(here.info, "EndTime"))
@@ -155,11 +155,19 @@ def _resolve(
         kill_wait=here.slurm.config("KillWait") if here.has_client else "",
         end_time="" if end_time is None else str(end_time),
     )
-    settings.resolve_run(values, environ, known)
+    settings.resolve_run(values, here.environ, known)
     here.slurm.is_traced = values.is_on("DEBUG")
     files = RunDir(values["DDP_RUN_DIR"])
     run.check_files(files)
     settings.note_attempt(values, history.num_starts(files) + 1, job_id)
+    return files
+
+
+def _resolve(
+    values: Settings, here: Surroundings, backend: Backend, arguments: Arguments, ranks: Layout
+) -> list[str]:
+    """Resolve all other settings; the nodes of the allocation. Raises UsageError."""
+    environ = here.environ
     nodes = layout.order(values, backend.nodes(), ranks.num_nodes)
     rendezvous.resolve(values, backend, here, nodes[: ranks.num_nodes], is_restart=False)
     asked_cpus = here.slurm.cpus_per_task

@@ -344,6 +344,16 @@ def test_only_a_look(scripts: Scripts) -> None:
     assert list(scripts.directory.iterdir()) == []
 
 
+@pytest.mark.parametrize("option", ["--resume", "--init-from"])
+def test_what_a_run_began_with_may_be_gone_once_it_goes_on(scripts: Scripts, option: str) -> None:
+    """A requeued job has the command line that it was submitted with."""
+    words = ("prelaunch.sh", option, "gone/checkpoints/step-9", "--check")
+    assert scripts.run(*words, DDP_RUN_NAME="r").code == 64
+    (scripts.directory / "out" / "r" / "checkpoints" / "step-5").mkdir(parents=True)
+    result = scripts.run(*words, DDP_RUN_NAME="r")
+    assert (result.code, "nothing was started" in one_line(result.err)) == (0, True)
+
+
 def test_no_command_after_the_dashes(scripts: Scripts) -> None:
     """`prelaunch.sh --` asks for nothing."""
     result = scripts.run("prelaunch.sh", "--")

@@ -62,3 +62,13 @@ def test_a_run_may_know_a_name_that_the_check_does_not(tmp_path: Path) -> None:
     assert trainer(tmp_path, "--resume", "step-5", "--check") == (0, "")
     (tmp_path / "other" / "step-5").mkdir(parents=True)
     assert trainer(tmp_path, "--resume", "other/step-5", "--check") == (0, "")
+
+
+def test_a_run_that_goes_on_no_longer_needs_what_it_began_with(tmp_path: Path) -> None:
+    """A requeued job is checked with the command line that it was submitted with."""
+    (tmp_path / "run" / "checkpoints" / "step-5").mkdir(parents=True)
+    run_dir = str(tmp_path / "run")
+    for option in ("--resume", "--init-from"):
+        gone = (option, "gone/checkpoints/step-9", "--check")
+        assert trainer(tmp_path, *gone)[0] == 64
+        assert trainer(tmp_path, *gone, DDP_RUN_DIR=run_dir) == (0, "")

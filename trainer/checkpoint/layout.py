@@ -200,10 +200,9 @@ def requested(request: str, folder: Path) -> Path:
     return named.absolute() if named.exists() else folder / request
 
 
-def check_requested(request: str) -> None:
-    """Raise UserError if `--resume` names another run's checkpoint, which is not there."""
-    if os.sep in request and not Path(request).expanduser().exists():
-        raise incomplete(request, "none")
+def is_missing(request: str) -> bool:
+    """Whether `--resume` names another run's checkpoint, by its path, which is not there."""
+    return os.sep in request and not Path(request).expanduser().exists()
 
 
 def incomplete(request: str, problem: str) -> UserError:
