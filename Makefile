@@ -21,8 +21,8 @@ thorough: $(VENV)/.dev ## run what `make test` leaves out: further variants, and
 	@tests/provision.sh
 	@$(PY) -m pytest $(PARALLEL) -m thorough
 
-test-fast: $(VENV)/.dev ## run the tests that need neither root nor network nor Docker (under 40 s)
-	@$(PY) -m pytest -q $(PARALLEL) -m "not slurm and not docker and not slow"
+test-fast: $(VENV)/.dev ## run the short tests that need neither root nor network nor Docker (under 40 s)
+	@$(PY) -m pytest -q $(ON_CORES) -m "not slurm and not docker and not slow"
 
 lint: $(VENV)/.dev ## check style, types, imports and shell scripts
 	$(VENV)/bin/ruff check
@@ -82,6 +82,7 @@ gpu: ## on a machine with a GPU, without a network: is it right, then how fast i
 
 # Most tests wait for a clock, a signal or a daemon: three processes share two cores well.
 PARALLEL := -n 3 --dist loadscope --no-loadscope-reorder # see tests/conftest.py
+ON_CORES := -n logical --maxprocesses 4 --dist loadscope # the short ones compute
 
 MATRIX := tests/cluster tests/jobs tests/faults $(wildcard tests/trainer/checkpoint/test_checkpoint*.py) tests/trainer/checkpoint/test_safe_reader.py
 

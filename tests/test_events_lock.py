@@ -53,6 +53,7 @@ def events(path: Path) -> list[str]:
     return [json.loads(line)["event"] for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_writer_waits_for_another(tmp_path: Path, writer: str) -> None:
     """Nothing is written as long as somebody else does."""

@@ -56,6 +56,7 @@ def test_a_script_tells_its_version(script: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", MODULES, ids=" ".join)
 def test_a_module_tells_its_version(words: list[str]) -> None:
     """Subcommands, too; before anything that is missing is asked for."""

@@ -226,6 +226,7 @@ def test_each_node_of_an_elastic_torchrun_is_a_step(slurm: Scripts) -> None:
     assert {"--nodes=2", "--ntasks=4"} <= set(words)
 
 
+@pytest.mark.slow
 def test_in_place_nothing_describes_the_batch_scripts_own_task(scripts: Scripts) -> None:
     """Where no client works: by SLURM_NTASKS Lightning expects srun's SLURM_PROCID beside it."""
     scripts.fake("srun", "exit 1")

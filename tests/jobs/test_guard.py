@@ -6,6 +6,8 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from jobs.loop import Loop
 from jobs.supervisor import guard as guards
 from jobs.supervisor.guard import Guard, Traces
@@ -17,8 +19,6 @@ from tests.jobs.backend import Fake
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 class Step:
@@ -109,6 +109,7 @@ def test_nothing_wakes_up_while_all_is_well(tmp_path: Path) -> None:
     assert bench.loop._timers == []  # noqa: SLF001 -- what it would wake up for
 
 
+@pytest.mark.slow
 def test_a_verdict_ends_the_ranks_once_and_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_verdict_ends_the_ranks_once_and_soon(
     assert bench.guard.why == "failed"
 
 
+@pytest.mark.slow
 def test_the_other_nodes_are_asked(tmp_path: Path) -> None:
     """One whose ranks work knows of nothing; until it has reported there is no verdict."""
     bench = Bench(tmp_path, Fake())
@@ -142,6 +144,7 @@ def test_a_node_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
     assert (verdict["kind"], verdict["node"]) == ("network", "n1")
 
 
+@pytest.mark.slow
 def test_a_node_that_answers_is_waited_for(tmp_path: Path) -> None:
     """Its report is only late; and of thousands that are late, none is called."""
     bench = Bench(tmp_path, Fake())
@@ -162,6 +165,7 @@ def test_a_node_that_answers_is_waited_for(tmp_path: Path) -> None:
     assert not called
 
 
+@pytest.mark.slow
 def test_srun_is_not_waited_for_where_a_node_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def test_a_broken_gpu_and_no_other_node(scripts: Scripts) -> None:
     assert (line["node"], line["reason"], line["until"]) == (bad["node"], TEXT, bad["until"])
 
 
+@pytest.mark.slow
 def test_the_next_job_is_warned(scripts: Scripts) -> None:
     """Also by a dry run; it starts all the same, as there is no other node."""
     result = broken(scripts)
@@ -76,6 +77,7 @@ def test_switched_off(scripts: Scripts) -> None:
     assert remembered(scripts) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "line"),
     [

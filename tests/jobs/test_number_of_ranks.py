@@ -31,6 +31,7 @@ def test_gpus_and_no_tasks_are_a_rank_per_gpu(slurm: Scripts) -> None:
         assert "a rank per GPU: no tasks were asked for" in result.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "world_size"),
     [

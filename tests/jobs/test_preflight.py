@@ -99,6 +99,7 @@ def test_a_signal_ends_it_at_once(slurm: Scripts) -> None:
     assert not (done.run_dir / ".preflight").exists()
 
 
+@pytest.mark.slow
 def test_one_that_takes_too_long_is_ended(slurm: Scripts) -> None:
     """After whole_s, and the ranks start."""
     instead(slurm, "exec sleep 600")

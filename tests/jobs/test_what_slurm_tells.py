@@ -41,6 +41,7 @@ def told(command: str, *, is_new: bool) -> str:
     return text.replace("SUBMITTED\n", lines and f"{lines}\n").replace("COMMAND", command)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_new", [False, True], ids=["22.05", "26.05"])
 @pytest.mark.parametrize("folder", ["plain", "linked", "a b", "a Command=b", "prelaunch.sh.old"])
 @pytest.mark.parametrize("arguments", ["", " --dry-run", " -- bash /b/jobs/prelaunch.sh x"])

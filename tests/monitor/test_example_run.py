@@ -14,6 +14,7 @@ PAGE = ROOT / "examples/run/README.md"
 COMMANDS = re.findall(r"^    python -m monitor (.+)$", PAGE.read_text(), re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split()[0])
 def test_its_page_tells_true_commands(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -139,6 +139,7 @@ def _note(truth: Truth, sm: int | None, true_s: int, before_s: int | None) -> No
         truth.idle_s += step_s if sm == 0 else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_every_view_of_the_logs_tells_the_same(tmp_path: Path, seed: int) -> None:
     """By node and UUID: hours, energy, means and rows; by node: how long nothing was written."""

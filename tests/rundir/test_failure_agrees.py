@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,6 +45,7 @@ COMMON = st.one_of(UP, END, END, END, FAILURE, SIGNAL, NON_FINITE)
 EVENTS = st.lists(st.one_of(*[COMMON] * 6, VERDICT, LOST), max_size=14)
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(
     events=EVENTS,

@@ -64,6 +64,7 @@ def test_a_run_may_know_a_name_that_the_check_does_not(tmp_path: Path) -> None:
     assert trainer(tmp_path, "--resume", "other/step-5", "--check") == (0, "")
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_no_longer_needs_what_it_began_with(tmp_path: Path) -> None:
     """A requeued job is checked with the command line that it was submitted with."""
     (tmp_path / "run" / "checkpoints" / "step-5").mkdir(parents=True)

@@ -76,6 +76,7 @@ def test_what_is_no_error_file(tmp_path: Path, kind: str) -> None:
     assert ErrorFile(str(path), str(tmp_path / "kept.json")).read() is None
 
 
+@pytest.mark.slow
 @given(st.binary() | JSON.map(lambda value: json.dumps(value).encode()))
 def test_whatever_it_holds(data: bytes) -> None:
     """A line of text or nothing."""

@@ -106,6 +106,7 @@ def test_marks_are_not_a_ranks_to_write(following: Following) -> None:
     assert following.finish() == b"[3] addp 1 1/1 {}\n[3] \n"
 
 
+@pytest.mark.slow
 def test_a_log_that_its_writer_empties(following: Following) -> None:
     """What comes then is copied, as `tail` does."""
     following.follower.start()

@@ -50,6 +50,7 @@ def tell(signum: int) -> None:
     os.kill(os.getpid(), signum)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_whatever_asks_for_the_end_is_a_sigterm(tmp_path: Path, signum: int) -> None:
     """And an end on request."""

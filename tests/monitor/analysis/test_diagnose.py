@@ -210,6 +210,7 @@ def test_the_page_of_the_manual_has_the_list_of_rules() -> None:
     assert output in page
 
 
+@pytest.mark.slow
 def test_many_nodes_fold_into_a_line() -> None:
     """512 nodes that are alike are one finding to read; one that is not stands out."""
     nodes = [

@@ -80,6 +80,7 @@ def healthy_metrics(noise: Noise, seconds: float, num_nodes: int) -> tuple[dict[
     return tuple(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(NUM_RUNS))
 def test_a_healthy_run_has_no_findings(seed: int) -> None:
     """Neither a warning nor an error; a hint is a person's own to take up."""
@@ -97,6 +98,7 @@ def last_samples(series: GpuSeries) -> GpuSeries:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(NUM_RUNS))
 def test_a_healthy_run_raises_no_alert(seed: int) -> None:
     """Whatever part of it a live view knows, once the GPUs have begun to work."""

@@ -1,6 +1,7 @@
 """All rules: each has its tests, and none fails, whatever a log holds."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -78,6 +79,7 @@ def any_series(draw: st.DrawFn) -> GpuSeries:
     return gpu(index, host, job, num_samples=num, time_s=clock_s, **columns)
 
 
+@pytest.mark.slow
 @given(st.lists(any_series(), max_size=5), st.floats(0, 100))
 @hypothesis_settings(max_examples=60, deadline=None)
 def test_whatever_is_looked_at_findings_are_sound(several: list[GpuSeries], limit: float) -> None:

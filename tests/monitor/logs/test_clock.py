@@ -78,6 +78,7 @@ def reported_of(path: Path) -> dict[str, Any]:
 HOUR = 3600
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stamped", "plain"])
 @pytest.mark.parametrize("files", [1, 2])
 @pytest.mark.parametrize("back_s", [HOUR, 20, 86_400])
@@ -332,6 +333,7 @@ def test_nodes_in_other_zones_end_together(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_clocks_gaps_and_cells_at_random(tmp_path: Path) -> None:
     """Whatever a log goes through, hours, idle time and energy are the test's own sums."""
     for seed in range(60):

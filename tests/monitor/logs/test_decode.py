@@ -76,6 +76,7 @@ def log_of(rng: random.Random, ways: list[Draw]) -> str:
     return "".join([*heads, *(f"{s}{i:>8}{''.join(row)} \n" for s, i, row in lines)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [same, alike, growing, mixed, damaged])
 def test_columns_are_read_as_row_by_row(draw: Draw, tmp_path: Path) -> None:
     """However the characters of a column differ, alone and beside other columns."""

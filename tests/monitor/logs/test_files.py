@@ -98,6 +98,7 @@ def monitor(*words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
+@pytest.mark.slow
 def test_report_and_export_read_a_rotated_log_as_one(rotated: Path) -> None:
     """Time runs through all its files: nothing is missing and nothing counts twice."""
     made = json.loads(monitor("report", "--json", str(rotated)))

@@ -47,6 +47,7 @@ def test_a_demo_is_drawn_from_its_first_step_on(tmp_path: Path) -> None:
     assert "again" not in text
 
 
+@pytest.mark.slow
 def test_an_unknown_picture_is_refused(tmp_path: Path) -> None:
     """With the names of those that there are."""
     done = made(tmp_path, "portrait")

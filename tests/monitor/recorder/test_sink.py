@@ -98,6 +98,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pidfd", [True, False])
 def test_a_zombie_counts_as_dead(
     sleeper: subprocess.Popen[bytes],

@@ -153,6 +153,7 @@ def test_the_logs_of_one_node_and_job_are_one(written: Written, tmp_path: Path) 
     assert logfiles.find([str(first), str(first)]) == [(str(first),)]
 
 
+@pytest.mark.slow
 def test_processes_count_as_one_does(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shared between processes, the numbers are the same, and a missing file is one line."""
     paths = [

@@ -24,6 +24,7 @@ def lines_of(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_tables_name_nodes_gpus_and_rules(data: Path) -> None:
     """What a person sees: the job, a row per GPU, the rules below, and what was left out."""
     done = run(data / "pumt_DT.550.163.01.gpu1_lost.gutil")
@@ -42,6 +43,7 @@ def test_the_tables_name_nodes_gpus_and_rules(data: Path) -> None:
     assert "1 row could not be read" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_node_without_a_gpu_has_its_host(written: Written) -> None:
     """No GPU table; processor and memory of the node."""
     done = run(written(3, num_gpus=0).parent)
@@ -68,6 +70,7 @@ def test_json_is_for_programs(written: Written, data: Path) -> None:
     assert "CO2" not in run(path).stdout
 
 
+@pytest.mark.slow
 def test_full_tells_all_of_every_gpu(written: Written) -> None:
     """Each GPU with every spread there is."""
     done = run("--full", written(5, lambda c, i: {"sm_pct": 20 * c + i}, num_gpus=2))
@@ -206,6 +209,7 @@ def test_names_fold_as_slurm_folds_them(names: list[str], folded: str) -> None:
     assert host_list(names) == folded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "paths",
     [

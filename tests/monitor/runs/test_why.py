@@ -130,6 +130,7 @@ TALES: dict[str, tuple[Callable[[Any], None], str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TALES)
 def test_every_class_has_its_screen(story: Any, name: str) -> None:
     """What, where and class in the first line; what to do in the last; all of it in 80 x 24."""

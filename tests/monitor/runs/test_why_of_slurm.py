@@ -76,6 +76,7 @@ def test_a_run_that_goes_on_has_its_time_until_now(story: Any, tmp_path: Path) -
     assert "Slurm   job 42 RUNNING\n" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("state", "head"),
     [

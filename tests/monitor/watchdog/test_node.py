@@ -53,6 +53,7 @@ def test_all_nodes_report_and_all_end() -> None:
     assert all(node.messages == [world.verdict()["text"]] for node in made)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_alive_and_working_prevents_a_verdict() -> None:
     """Rank 0 validates for an hour while the others wait for it; then it goes on."""
     world, made = nodes(2)
@@ -192,6 +193,7 @@ def test_another_attempts_words_mean_nothing() -> None:
     assert not made[0].ended
 
 
+@pytest.mark.slow
 def test_reports_do_not_fill_the_log() -> None:
     """An hour of waiting costs each node a few lines a minute."""
     world, made = nodes(2)

@@ -101,6 +101,7 @@ def test_who_is_silent_past_the_limit_hangs() -> None:
     assert (second.step, second.phase, second.limit_s) == (2, "forward", 5)
 
 
+@pytest.mark.slow
 def test_a_heartbeat_that_cannot_be_read_is_the_one_before() -> None:
     """A poll that falls into the writing of a heartbeat knows as much as the poll before."""
     machine = Machine()
@@ -183,6 +184,7 @@ def test_without_a_known_limit_the_most_that_was_drawn_counts() -> None:
         assert watch.poll().ranks[0].pattern == pattern
 
 
+@pytest.mark.slow
 def test_a_call_that_hangs_blocks_nothing_else(patience: Callable[[float], float]) -> None:
     """Its caller goes on after the limit, later ones sooner; what was asked is done in the end."""
     calls, gate, done = Bounded("test"), threading.Event(), []

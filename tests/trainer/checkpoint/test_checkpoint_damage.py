@@ -122,6 +122,7 @@ DAMAGES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_one_is_skipped_with_a_warning_and_written_anew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Any

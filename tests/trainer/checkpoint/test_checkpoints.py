@@ -325,6 +325,7 @@ def take_steps(model: Any, update: Update, steps: int) -> None:
         update.apply(0.01, torch.zeros(()))
 
 
+@pytest.mark.slow
 def test_a_restored_model_trains_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     """Weights, buffers and the optimizer's state, bit by bit, through a file."""
     model, update = trained(1, 3)

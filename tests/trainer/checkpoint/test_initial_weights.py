@@ -33,6 +33,7 @@ def exported(first: Any, tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["run", "checkpoint", "best", "safetensors", "pt"])
 def test_a_run_begins_with_the_weights_of_another(
     train: Train, first: Any, tmp_path: Path, kind: str
@@ -52,6 +53,7 @@ def test_a_run_begins_with_the_weights_of_another(
     assert line["loss"] < 2 * first.losses()[-1] < first.losses()[0]
 
 
+@pytest.mark.slow
 def test_a_restart_goes_on_from_its_own_checkpoint(train: Train, first: Any) -> None:
     """Not from the weights that the run once began with, which may be gone."""
     words = (*QUICK, "--init-from", str(first.path))
@@ -74,6 +76,7 @@ def test_shards_begin_with_them_too(start_ranks: Callable[..., Any], first: Any)
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_file_is_cut_into_shards(
     start_ranks: Callable[..., Any], first: Any, tmp_path: Path
 ) -> None:
@@ -85,6 +88,7 @@ def test_a_file_is_cut_into_shards(
     assert started.run.losses()[0] < 2 * first.losses()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -3,6 +3,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 _ROOT = Path(__file__).parents[3]
 _NUM_STEPS = 20
 _STEPS = f"""
@@ -37,6 +39,7 @@ def test_freed_memory_is_used_again_and_not_faulted_in_anew() -> None:
     assert faults_a_step({}) < 2
 
 
+@pytest.mark.slow
 def test_what_a_user_says_to_malloc_holds() -> None:
     """Either of glibc's two ways to set it."""
     assert faults_a_step({"MALLOC_ARENA_MAX": "2"}) >= 8

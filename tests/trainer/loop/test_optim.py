@@ -34,6 +34,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_norm", [None, 1.0])
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_parameters_on_the_host_are_updated_there(

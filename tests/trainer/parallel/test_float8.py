@@ -48,6 +48,7 @@ def test_a_product_of_8_bits_is_near_but_not_the_same() -> None:
         assert 0.01 < off < 0.2  # bf16 alone is off by less than 0.01
 
 
+@pytest.mark.slow
 def test_only_layers_of_blocks_with_even_sides_are_converted() -> None:
     """The output layer, and sides that the tensor cores do not take, stay; names stay."""
     model = build_llama(replace(SHAPE, ffn_dim=72))

@@ -7,6 +7,8 @@ import signal
 import time
 from typing import TYPE_CHECKING, NoReturn
 
+import pytest
+
 from trainer.preflight.children import Outcome, call_all
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ def test_each_call_has_its_own_end() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_what_hangs_is_ended_by_the_time_limit() -> None:
     """And is told by the stage it hung in; what ended before it keeps its value."""
     began_s = time.monotonic()

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
+import pytest
 import torch
 
 from trainer.preflight import measures
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def nothing(_stage: str) -> None:
     """No parent listens."""
 
 
+@pytest.mark.slow
 def test_a_machine_that_computes_right_has_no_wrong_element() -> None:
     """And speeds above 0, with every stage named."""
     stages: list[str] = []
@@ -69,6 +67,7 @@ def reduced(word: str) -> list[tuple[float | None, str, bool]]:
     return found
 
 
+@pytest.mark.slow
 def test_processes_reduce_and_check_the_sum() -> None:
     """The speed is the same number on both; a wrong sum is an error with its words."""
     (one, problem, _), (two, _, _) = reduced("right")

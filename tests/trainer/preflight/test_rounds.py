@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from rundir.preflight import limits
 from rundir.preflight.pairs import Measured, conclude
 from trainer.preflight.rounds import Member, take_part
@@ -79,6 +81,7 @@ def test_one_bad_node_stands_alone() -> None:
     assert (found.bad, len(found.good)) == (["n3"], 4)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_unfit_or_silent_is_not_waited_for() -> None:
     """It takes no part; the others measure."""
     members = [Member(0, "n0", 8), Member(1, "n1", 0), Member(2, "n2", 8), Member(4, "n4", 8)]
