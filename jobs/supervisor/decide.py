@@ -271,5 +271,5 @@ class _Case:
         if self.end.latest:
             return f"from step {paths.step_of(self.end.latest)}"
         if self.job.is_own_command:
-            return "from the command's own checkpoint, if any"
+            return "from the command's own checkpoint (if any)"
         return "from the beginning"

@@ -74,6 +74,8 @@ _STARTERS = re.compile(
     r"|setsid|stdbuf|strace|taskset|time|timeout|uv"
 )
 """Programs that start the one that is named behind their options."""
+_NAMES_PACKAGES = re.compile("--(with|extra|group)")
+"""Options of uv and poetry, whose value may have a launcher's name."""
 _SHELLS = re.compile(r"bash|dash|sh|zsh")
 _PREPARE = re.compile(r"\.|cd|conda|echo|export|module|set|source|ulimit|umask|unset")
 """Commands of a shell that decide nothing about the one that comes last."""
@@ -119,13 +121,21 @@ def _unwrap(words: list[str]) -> list[str]:
 
 
 def _behind_options(words: list[str]) -> list[str]:
-    """Skip options and the values of short ones, settings, numbers."""
+    """Skip options and their values, settings, numbers."""
     for i in range(1, len(words)):
         is_option = re.match(r"(run|profile)$|[-\d]|\w+=", words[i])
-        is_value = re.fullmatch("-[A-Za-z]", words[i - 1]) and not _is_known(words[i])
-        if not is_option and not is_value:
+        if not is_option and not _is_value(words[i], words[i - 1]):
             return words[i:]
     return []
+
+
+def _is_value(word: str, before: str) -> bool:
+    """Whether a word belongs to the option before it, of which we only know what it looks like."""
+    if _NAMES_PACKAGES.fullmatch(before):
+        return True
+    is_short = re.fullmatch("-[A-Za-z]", before)
+    is_long = re.fullmatch("--[a-z-]+", before) and "/" not in word
+    return bool(is_short or is_long) and not _is_known(word)
 
 
 def _is_known(word: str) -> bool:

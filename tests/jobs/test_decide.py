@@ -284,11 +284,11 @@ def test_only_a_start_that_brought_nothing_is_waited_after() -> None:
 @pytest.mark.parametrize(
     ("given", "decision", "words"),
     [
-        ({}, "restart", "restart 1 of 3 from the command's own checkpoint, if any in 2 s"),
+        ({}, "restart", "restart 1 of 3 from the command's own checkpoint (if any) in 2 s"),
         (
             STOPPED,
             "requeue",
-            "is requeued and will go on from the command's own checkpoint, if any",
+            "is requeued and will go on from the command's own checkpoint (if any)",
         ),
         (
             {"FAILED_CODE": "75"},
