@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
+
+from tests.growing import json_lines
 
 LEAVES_CHILDREN = "setsid sleep 600 & sleep 601 & wait"
 """A rank's command with two children, one of them in a session of its own."""
@@ -15,10 +16,10 @@ def wait_for(directory: Path, event: str, count: int, timeout_s: float = 20) -> 
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         found = [
-            json.loads(line)
+            line
             for path in directory.glob("out/*/events.jsonl")
-            for line in path.read_text().splitlines()
-            if f'"event": "{event}"' in line
+            for line in json_lines(path)
+            if line["event"] == event
         ]
         if len(found) >= count:
             return found

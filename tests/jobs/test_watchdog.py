@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.growing import json_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,12 +42,12 @@ class Training:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of one name so far."""
-        lines = [
-            json.loads(line)
+        return [
+            event
             for path in self.directory.glob("out/*/events.jsonl")
-            for line in path.read_text().splitlines()
+            for event in json_lines(path)
+            if event["event"] == name
         ]
-        return [event for event in lines if event["event"] == name]
 
     def wait_for(self, name: str, count: int = 1, timeout_s: float = 90) -> list[dict[str, Any]]:
         """Wait until there are so many events of a name."""

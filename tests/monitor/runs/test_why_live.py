@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.growing import json_lines
 from tests.monitor.asked_why import ROOT, shown
 
 
@@ -32,9 +33,12 @@ def start(directory: Path, *args: str, **env: str) -> subprocess.Popen[bytes]:
 
 def events(directory: Path, name: str) -> list[dict[str, Any]]:
     """The events of a name in the one run below a directory."""
-    found = [path.read_text().splitlines() for path in directory.glob("out/*/events.jsonl")]
-    lines = [json.loads(line) for line in (found[0] if found else []) if line.endswith("}")]
-    return [line for line in lines if line["event"] == name]
+    return [
+        event
+        for path in directory.glob("out/*/events.jsonl")
+        for event in json_lines(path)
+        if event["event"] == name
+    ]
 
 
 def test_a_run_that_goes_on_and_is_then_killed(tmp_path: Path, until: Any) -> None:

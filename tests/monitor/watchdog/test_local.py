@@ -1,7 +1,6 @@
 """`python -m monitor record` as the launcher starts it, beside real ranks that really hang."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.growing import json_lines
 
 Until = Callable[..., None]
 pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
@@ -102,9 +103,7 @@ class Launch:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of one name so far."""
-        path = self.run_dir / "events.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [event for line in lines if (event := json.loads(line))["event"] == name]
+        return [e for e in json_lines(self.run_dir / "events.jsonl") if e["event"] == name]
 
     def verdict(self, until: Until, limit_s: float = 30) -> dict[str, Any]:
         """Wait for the verdict."""
