@@ -7,8 +7,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -62,7 +60,6 @@ def test_every_event_is_written_and_every_written_one_described() -> None:
     assert written() == documented()
 
 
-@pytest.mark.slow
 def test_the_sources_are_found() -> None:
     """The search itself works: it sees events of each kind of source."""
     found = written()

@@ -56,7 +56,6 @@ def test_a_row_is_of_its_own_track() -> None:
         assert row.host == f"n{number}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
 @pytest.mark.parametrize("piece", [7, 93, 10**6])
 def test_true_dmon_logs_read_as_everywhere(tmp_path: Path, path: Path, piece: int) -> None:

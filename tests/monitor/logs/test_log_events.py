@@ -72,7 +72,6 @@ made = st.builds(
 )
 
 
-@pytest.mark.slow
 @given(made, st.integers(-840, 840))
 def test_what_is_written_is_read_again(mark: LogEvent, minutes: int) -> None:
     """To the millisecond, whatever the offset."""

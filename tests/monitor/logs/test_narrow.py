@@ -97,7 +97,6 @@ def found(path: Path) -> tuple[reader.Log, list[list[float]]]:
     return log, [list(row) for row in zip(*columns, strict=True)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("head_cell", [6, 7])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "cut off", "head cut off"])
 @pytest.mark.parametrize("is_stamped", [True, False], ids=["DT", "no time"])

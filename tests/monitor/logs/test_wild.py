@@ -97,7 +97,6 @@ def simply(text: str) -> list[dict[str, float]]:
     return rows
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("newline", ["\n", "\r\n"], ids=["LF", "CRLF"])
 def test_two_readers_and_the_live_view_agree(tmp_path: Path, name: str, newline: str) -> None:

@@ -78,7 +78,6 @@ def test_columns_that_change_within_a_file(written: Written, tmp_path: Path) -> 
     assert rows["host_mem_used_mib"].to_list() == [None, None, 2048, 2048]
 
 
-@pytest.mark.slow
 def test_windows_line_ends_and_an_empty_file(data: Path, tmp_path: Path) -> None:
     """A copied log reads the same; an empty one has no rows and says so."""
     text = (data / "pumt_DT.550.163.01.2gpu.gutil").read_text()

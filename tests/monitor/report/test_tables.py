@@ -43,7 +43,6 @@ def test_the_tables_name_nodes_gpus_and_rules(data: Path) -> None:
     assert "1 row could not be read" in done.stdout
 
 
-@pytest.mark.slow
 def test_a_node_without_a_gpu_has_its_host(written: Written) -> None:
     """No GPU table; processor and memory of the node."""
     done = run(written(3, num_gpus=0).parent)

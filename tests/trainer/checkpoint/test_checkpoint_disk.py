@@ -91,7 +91,6 @@ def failures(events: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == "checkpoint_failed"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [True, False])
 @pytest.mark.parametrize("is_foreseen", [True, False])
 def test_a_full_disk_is_reported_and_harms_nothing(

@@ -46,7 +46,6 @@ def test_a_port_that_is_taken_is_left_to_torch() -> None:
         assert open_rendezvous_socket(first, {}) is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["mnist", "own:Own"])
 def test_it_listens_before_torch_is_imported(tmp_path: Path, workload: str) -> None:
     """Also by a workload of one's own; seen by a torch that calls at the port, and ends."""

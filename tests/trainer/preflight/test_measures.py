@@ -16,7 +16,6 @@ def nothing(_stage: str) -> None:
     """No parent listens."""
 
 
-@pytest.mark.slow
 def test_a_machine_that_computes_right_has_no_wrong_element() -> None:
     """And speeds above 0, with every stage named."""
     stages: list[str] = []

@@ -132,7 +132,6 @@ def test_in_the_image_a_missing_path_may_be_the_hosts(
         workload(config).check()
 
 
-@pytest.mark.slow
 def test_a_failed_download_is_one_line_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
