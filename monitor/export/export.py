@@ -12,11 +12,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError, emit
+from monitor.export import find
+from monitor.logs import files
 from monitor.whole_file import STDOUT, beside, check, copy_to_stdout, text
+from rundir import paths as run_files
 from rundir.text import counted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Sequence
 
     from monitor.export.metrics import Collector
     from monitor.logs.log import Log
@@ -25,6 +29,7 @@ METRICS = ("prometheus", "openmetrics")
 ROWS = ("csv", "parquet", "jsonl")
 FORMATS = (*METRICS, *ROWS)
 _SHORTEST_S, _LONGEST_S = 1.0, 86_400.0
+_RUN_FILES = (run_files.EVENTS, run_files.METRICS, run_files.RECORD)
 _READABLE = 0o644  # node_exporter is another user
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -56,9 +61,9 @@ def run(options: Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: sys.exit(128 + number))  # half a file goes
     _check(options)
-    check(options.out, options.paths)
+    logs = _files(options)
     if options.form in ROWS:
-        _rows(options)
+        _rows(logs, options)
         return 0
     from monitor.export.metrics import Collector  # noqa: PLC0415 - rows do not need it
 
@@ -98,6 +103,14 @@ def _check(options: Namespace) -> None:
         )
 
 
+def _files(options: Namespace) -> list[str]:
+    """Find the logs' files, of all jobs of a run; UserError where `--out` would replace one."""
+    found = find.find(options.paths)
+    logs = [file for log in files.find([*found.logs, *found.runs]) for file in log]
+    check(options.out, [*logs, *(f"{run}/{name}" for run in found.runs for name in _RUN_FILES)])
+    return logs
+
+
 def _metrics(collector: Collector, options: Namespace) -> None:
     metrics = collector.collect(time.time())
     is_plain = options.form == "prometheus"
@@ -128,13 +141,9 @@ def _follow(collector: Collector, options: Namespace) -> None:
         os.unlink(os.path.realpath(options.out))  # noqa: PTH108
 
 
-def _rows(options: Namespace) -> None:
-    from monitor.export import find  # noqa: PLC0415 - metrics do not need polars
-    from monitor.export import rows as export_rows  # noqa: PLC0415
-    from monitor.logs import files  # noqa: PLC0415
+def _rows(paths: Sequence[str], options: Namespace) -> None:
+    from monitor.export import rows as export_rows  # noqa: PLC0415 - metrics do not need polars
 
-    found = find.find(options.paths).logs
-    paths = [file for log in files.find(found) for file in log]
     if not paths:
         raise UserError(
             "logs must be .gutil files",

@@ -89,8 +89,9 @@ def _add_gpu(metrics: Metrics, node: NodeNow, gpu: GpuNow, place: _Labels) -> No
     name = known["name"] if known else None
     driver = node.facts.get("driver")
     metrics.put(GPU_INFO, labels | {"name": name, "driver": driver}, 1)
-    is_up = any(gpu.values.get(name) is not None for name in _SIGNS_OF_LIFE)
-    metrics.put(GPU_UP, labels, float(is_up))
+    signs = [gpu.values[name] for name in _SIGNS_OF_LIFE if name in gpu.values]
+    is_up = any(sign is not None for sign in signs) if signs else None
+    metrics.put(GPU_UP, labels, is_up)
     memory_mib = parse_number(node.facts.get(f"memory_mib {index}"))
     metrics.put(GPU_MEMORY, labels, _scaled(memory_mib, _MIB))
     metrics.put(GPU_POWER_LIMIT, labels, parse_number(node.facts.get(f"power_limit_w {index}")))

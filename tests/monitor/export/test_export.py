@@ -205,6 +205,19 @@ def test_rows_without_dates_have_no_time_and_unknown_columns_keep_their_names(
     assert set(second.values()) == {None, "plain"}
 
 
+def test_rows_of_a_run_are_those_of_all_its_jobs(log: Log, tmp_path: Path) -> None:
+    """Each continued the one before."""
+    run = tmp_path / "mine"
+    run.mkdir()
+    lines = [f'{{"event": "start", "job_id": "{job}"}}\n' for job in (100, 101)]
+    (run / "events.jsonl").write_text("".join(lines))
+    for name in ("slurm-100.n1.gutil", "slurm-101.n1.gutil", "slurm-102.n1.gutil"):
+        log(name)
+    assert export("csv", tmp_path / "x.csv", run) == 0
+    jobs = pl.read_csv(tmp_path / "x.csv")["job"].unique().to_list()
+    assert sorted(jobs) == [100, 101]
+
+
 @pytest.mark.parametrize(
     ("words", "found"),
     [
@@ -218,6 +231,9 @@ def test_rows_without_dates_have_no_time_and_unknown_columns_keep_their_names(
         (["prometheus", "empty", "a.gutil"], "regular file"),
         (["prometheus", "/dev/null", "a.gutil"], "regular file"),
         (["csv", "a.gutil", "a.gutil"], "among the inputs"),
+        (["csv", "a.gutil", "."], "among the inputs"),
+        (["prometheus", "a.gutil", "."], "among the inputs"),
+        (["jsonl", "run/metrics.jsonl", "run", "a.gutil"], "among the inputs"),
         (["parquet", "-", "a.gutil"], "must be a file for parquet"),
         (["csv", "x.csv", "a.gutil", "--follow", "5"], "--follow must go with metrics"),
         (["jsonl", "x.csv", "a.gutil", "--max-age", "5"], "--max-age must go with metrics"),

@@ -103,6 +103,18 @@ def test_the_newest_sample_in_base_units(log: Log) -> None:
     assert found["ddp_node_last_sample_timestamp_seconds"] == [(node, NOW_S - 5)]
 
 
+def test_whether_a_gpu_is_up_is_not_guessed_from_other_columns(tmp_path: Path) -> None:
+    """A log of `dmon -s c` has only clocks."""
+    path = tmp_path / "slurm-7.n1.gutil"
+    text = "#Date        Time         gpu   mclk   pclk \n"
+    text += "#YYYYMMDD    HH:MM:SS     Idx    MHz    MHz \n"
+    text += f"## utc_offset: +00:00\n {NOW:%Y%m%d    %H:%M:%S}       0   1593   1980 \n"
+    path.write_text(text)
+    found = collect(path)
+    assert "ddp_gpu_sm_clock_hertz" in found
+    assert "ddp_gpu_up" not in found
+
+
 def test_a_reading_that_does_not_exist_is_absent_and_a_lost_gpu_is_down(log: Log) -> None:
     """Never 0, and never the reading before."""
     found = collect(log(lambda c, i: {"sm_pct": 9, "power_w": 1} if c < 2 or i == 0 else {}))
