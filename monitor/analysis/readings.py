@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monitor.analysis.findings import Finding
+from monitor.logs.series import of_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,13 +76,8 @@ def gpus(run: Run) -> Iterator[GpuSeries]:
 
 
 def hosts(run: Run, column: str) -> Iterator[GpuSeries]:
-    """Return one series of each node that has a column of the host: all its GPUs have the same."""
-    seen: set[tuple[str | None, str]] = set()
-    for series in run.gpus:
-        place = (series.job, series.host)
-        if place not in seen and series.column(column) is not None:
-            seen.add(place)
-            yield series
+    """Return each node's series with a column of the host, from one GPU: all have the same."""
+    return iter(of_hosts([series for series in run.gpus if series.column(column) is not None]))
 
 
 def settled(series: GpuSeries, thresholds: Thresholds) -> NDArray[np.bool_]:

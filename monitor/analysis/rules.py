@@ -121,5 +121,6 @@ def _recorded(gpus: Sequence[GpuSeries], more: set[str]) -> Recorded:
     columns = {name for series in gpus for name in series.values}
     read = {n for n in columns if any(series.column(n) is not None for series in gpus)}
     facts = {key: value for series in gpus for key, value in series.facts.items()}
-    known = {FACT + key.split()[0] for key, value in facts.items() if not value.startswith("none")}
+    stated = [key for key, value in facts.items() if not value.startswith("none")]
+    known = {FACT + key.partition(" ")[0] for key in stated}
     return Recorded(frozenset(columns), frozenset(read), frozenset(known | more))

@@ -10,7 +10,7 @@ import numpy as np
 from monitor.analysis import peers, readings
 from monitor.analysis.findings import Finding
 from monitor.analysis.rules import ACTIVITY, FACT, METRICS, rule
-from monitor.runs.history import integer, mappings, seconds
+from monitor.runs.history import integer, mappings, number, seconds
 from monitor.words import MIB_PER_GIB
 from rundir.text import counted
 
@@ -106,9 +106,10 @@ def _named_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
     named: dict[tuple[int, str], list[float]] = {}
     for line in lines:
         for slow in mappings(line.get("slow_ranks") or []):
-            rank, node, ratio = integer(slow.get("rank")), slow.get("node"), slow.get("ratio")
-            if rank is not None and isinstance(node, str) and isinstance(ratio, int | float):
-                named.setdefault((rank, node), []).append(float(ratio))
+            rank, node = integer(slow.get("rank")), slow.get("node")
+            ratio = number(slow.get("ratio"))
+            if rank is not None and isinstance(node, str) and ratio is not None:
+                named.setdefault((rank, node), []).append(ratio)
     with_rank = [event for event in run.events if "local_rank" in event]
     places = {integer(event.get("rank")): integer(event["local_rank"]) for event in with_rank}
     num_ranks = 1 + max((rank for rank in places if rank is not None), default=0)

@@ -172,7 +172,7 @@ def _between_work(
 ) -> NDArray[np.bool_]:
     """Return which samples lie between the first and the last in which it was at work."""
     at_work = np.flatnonzero(settled & (active >= working_pct))
-    found: NDArray[np.bool_] = ~np.isnan(active)
+    found: NDArray[np.bool_] = settled & ~np.isnan(active)
     first, last = (at_work[0], at_work[-1]) if at_work.size else (0, -1)
     found[:first] = found[last + 1 :] = False
     return found

@@ -22,7 +22,7 @@ class Used:
     joules: float | None
     source: str | None
     """`counter`, `power`, or `counter+power`."""
-    unseen_s: float | None
+    unseen_s: float
 
 
 def used(
@@ -46,7 +46,7 @@ def used(
     sources = {"counter": bool(is_counted.any()), "power": powered_s > 0}
     source = "+".join(name for name, is_used in sources.items() if is_used)
     if not source:
-        return Used(None, None, None)
+        return Used(None, None, float(known_s.sum()))
     unseen_s = float(known_s.sum()) - float(known_s[is_counted].sum()) - powered_s
     return Used(counted_j + powered_j, source, max(0.0, unseen_s))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from pathlib import Path
@@ -224,6 +225,18 @@ def split(logs: Sequence[Log]) -> tuple[GpuSeries, ...]:
     parts = _Parts()
     parts.add(logs)
     return parts.series()
+
+
+def of_hosts(gpus: Sequence[GpuSeries]) -> list[GpuSeries]:
+    """Choose of each node the GPU with the most rows: all have the same readings of their host.
+
+    It may be several series, one after the other: another GPU may have got its number.
+    """
+    nums: dict[Place, Counter[int | None]] = {}
+    for one in gpus:
+        nums.setdefault(one.place, Counter())[one.gpu] += one.num_samples
+    most = {place: num.most_common(1)[0][0] for place, num in nums.items()}
+    return [one for one in gpus if one.gpu == most[one.place]]
 
 
 def _split(

@@ -6,7 +6,6 @@ memory than the largest, and several processes can share the work.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -66,7 +65,7 @@ class Use:
     energy_from: str | None
     """`counter`, `power` or, where a part of it is from each, `counter+power`."""
     energy_unseen_s: float | None
-    """Of `span_s`, the time without a reading of either; None where there is no reading at all."""
+    """Of `span_s`, the time without a reading of either; None without a GPU."""
     first_s: int | None
     """Of the first sample, since 1970."""
     last_s: int | None
@@ -141,20 +140,11 @@ def join(nodes: Sequence[Node]) -> list[Job]:
 def _node(place: Place, gpus: Sequence[GpuSeries]) -> Node:
     counted = [_counts(gpu, GPU_METRICS) for gpu in gpus]
     counts = {key: percentiles.merge([mine[key] for mine in counted]) for key in GPU_METRICS}
-    of_host = [_counts(one, HOST_METRICS) for one in _each_sample_once(gpus)]
+    of_host = [_counts(one, HOST_METRICS) for one in series.of_hosts(gpus)]
     counts |= {key: percentiles.merge([mine[key] for mine in of_host]) for key in HOST_METRICS}
     made = [_gpu(gpu, mine) for gpu, mine in zip(gpus, counted, strict=True) if gpu.gpu is not None]
     uses = [gpu.use for gpu in made] or [_use(one, _steps_s(one), {}) for one in gpus]
     return Node(place=place, use=_sum(uses, counts), gpus=tuple(made), counts=counts)
-
-
-def _each_sample_once(gpus: Sequence[GpuSeries]) -> list[GpuSeries]:
-    """Choose the GPU with the most rows: those of all GPUs have the same readings of their host."""
-    nums: Counter[int | None] = Counter()
-    for one in gpus:
-        nums[one.gpu] += one.num_samples
-    ((index, _),) = nums.most_common(1)
-    return [one for one in gpus if one.gpu == index]
 
 
 def _counts(gpu: GpuSeries, metrics: Mapping[str, Sequence[str]]) -> dict[str, Counts]:
@@ -186,7 +176,7 @@ def _gpu(gpu: GpuSeries, counts: Mapping[str, Counts]) -> Gpu:
 def _use(gpu: GpuSeries, steps_s: NDArray[np.float64], spreads: Mapping[str, Spread | None]) -> Use:
     active = _or_absent(gpu, gpu.activity)
     timed = not np.isnan(gpu.time_s).any()
-    silent = np.logical_and.reduce([np.isnan(_readings(gpu, (n,))) for n in _SIGNS_OF_LIFE])
+    signs = [np.isnan(_readings(gpu, (n,))) for n in _SIGNS_OF_LIFE if n in gpu.values]
     start = np.broadcast_to(gpu.start, gpu.num_samples)
     counter_j, power_w = _readings(gpu, ("energy",)), _readings(gpu, ("pwr",))
     used = energy.used(counter_j, power_w, steps_s, start)
@@ -194,14 +184,14 @@ def _use(gpu: GpuSeries, steps_s: NDArray[np.float64], spreads: Mapping[str, Spr
     is_idle = active <= constants.BUSY_PCT
     return Use(
         num_samples=gpu.num_samples,
-        num_silent=int(silent.sum()),
+        num_silent=int(np.logical_and.reduce(signs).sum()) if signs else 0,
         num_known=int(known.sum()),
         num_busy=int(known.sum() - is_idle.sum()),
         span_s=float(np.nansum(steps_s)) if timed else None,
         idle_s=float(np.nansum(steps_s[is_idle])) if timed and known.any() else None,
         energy_j=used.joules,
         energy_from=used.source,
-        energy_unseen_s=used.unseen_s,
+        energy_unseen_s=None if gpu.gpu is None else used.unseen_s,
         first_s=int(gpu.written_s[0]) if timed and gpu.is_dated else None,
         last_s=int(gpu.written_s[-1]) if timed and gpu.is_dated else None,
         spreads=spreads,

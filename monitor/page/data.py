@@ -138,12 +138,12 @@ def _curve(curve: Curve, where: Placed) -> dict[str, Any]:
         "line": curve.is_line,
         "time": np.round(curve.time_s - where.axis.begin_s, 1).tolist(),
         "value": _nullable(curve.values),
-        "step": _nullable(curve.step),
+        "step": _nullable(curve.step, digits=16),
     }
 
 
-def _nullable(values: NDArray[np.float64]) -> list[float | None]:
-    return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]
+def _nullable(values: NDArray[np.float64], digits: int = 6) -> list[float | None]:
+    return [float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in values]
 
 
 def findings(run: Run, axis: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from monitor.logs.constants import BUSY_PCT
 from monitor.plot.metrics import reading
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -61,20 +61,28 @@ def _numbers(parts: Sequence[GpuSeries], metrics: Sequence[Metric]) -> list[floa
     cells: list[float | None] = []
     is_silent = np.ones(sum(part.num_samples for part in parts), np.bool_)
     for metric in metrics:
-        values = np.concatenate([np.empty(0, np.float32), *(reading(p, metric) for p in parts)])
+        values = _joined(reading(part, metric) for part in parts)
         is_silent &= np.isnan(values)
-        cells += _of_metric(metric, values)
+        cells.append(_of_metric(metric, values))
+        if metric.name == "util":
+            cells.append(_busy_pct(parts))
     return [*cells, float(is_silent.mean()) * _SHARES_PCT if is_silent.size else None]
 
 
-def _of_metric(metric: Metric, values: NDArray[np.float32]) -> list[float | None]:
-    """Give the _COLUMNS of a metric."""
+def _joined(parts: Iterable[NDArray[np.floating] | None]) -> NDArray[np.floating]:
+    return np.concatenate([np.empty(0, np.float32), *(p for p in parts if p is not None)])
+
+
+def _busy_pct(parts: Sequence[GpuSeries]) -> float | None:
+    active = _joined(part.activity for part in parts)
+    active = active[~np.isnan(active)]
+    return float((active > BUSY_PCT).mean()) * _SHARES_PCT if active.size else None
+
+
+def _of_metric(metric: Metric, values: NDArray[np.floating]) -> float | None:
     known = values[~np.isnan(values)]
     if not known.size:
-        return [None] * len(_COLUMNS[metric.name])
-    if metric.name == "util":
-        busy_pct = float((known > BUSY_PCT).mean()) * _SHARES_PCT
-        return [float(known.mean(dtype=np.float64)), busy_pct]
+        return None
     if metric.is_throttling:
-        return [float((known > 0).mean()) * _SHARES_PCT]
-    return [float(known.max() if metric.worst else known.mean(dtype=np.float64))]
+        return float((known > 0).mean()) * _SHARES_PCT
+    return float(known.max() if metric.worst else known.mean(dtype=np.float64))

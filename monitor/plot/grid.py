@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monitor.analysis.axis import binned, together
+from monitor.logs.series import of_hosts
 from monitor.plot.metrics import reading
 from monitor.words import natural
 from rundir.text import counted
@@ -59,12 +60,7 @@ def values(
     """Give (GPUs, bins) in the metric's unit, in `order`; NaN: no reading."""
     number = {key: index for index, key in enumerate(order)}
     grid = np.full((len(order), axis.num_bins), np.nan, np.float32)
-    hosts_done: set[tuple[str, str | None]] = set()
-    for series in gpus:
-        if metric.of_host:
-            if (series.host, series.job) in hosts_done:
-                continue  # each GPU's rows have the same readings of their host
-            hosts_done.add((series.host, series.job))
+    for series in of_hosts(gpus) if metric.of_host else gpus:
         index = number.get((series.host, -1 if metric.of_host else _index(series)))
         if index is not None:
             found = _binned(series, metric, axis)
@@ -111,7 +107,7 @@ def fold(order: Sequence[Key], max_rows: int) -> Rows:
 
 
 def _what(order: Sequence[Key], together: int) -> str:
-    sizes = set(Counter(host for host, _ in order).values())
+    sizes = set(Counter(host for host, gpu in order if gpu >= 0).values())
     nodes = "a node" if together == 1 else counted(together, "node")
     return f"{nodes} ({counted(together * sizes.pop(), 'GPU')})" if len(sizes) == 1 else nodes
 

@@ -31,6 +31,6 @@ def ticks(axis: Axis, most: int) -> tuple[list[float], list[str]]:
 def _words(axis: Axis, place: float, form: str) -> str:
     moment = axis.local(place)
     is_midnight = moment.hour == moment.minute == moment.second == 0
-    return (
-        f"{moment:%H:%M}\n{moment:%d %b}" if is_midnight and form == "%H:%M" else f"{moment:{form}}"
-    )
+    if axis.dated and is_midnight and form == "%H:%M":
+        form = "%H:%M\n%d %b"
+    return f"{moment:{form}}"

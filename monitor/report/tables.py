@@ -79,7 +79,7 @@ def tables(
 def _title(job: Job, co2_g_per_kwh: float | None) -> Text:
     gpus = job.gpus
     parts = [counted(len(job.nodes), "node"), counted(len(gpus), "GPU")]
-    spans = [gpu.use.span_s for gpu in gpus] or [job.use.span_s]
+    spans = [one.use.span_s for one in gpus or job.nodes]
     if any(span is not None for span in spans):
         parts.append(minutes(max(span or 0 for span in spans)))
     if job.use.energy_j is not None:

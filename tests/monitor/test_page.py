@@ -146,6 +146,8 @@ def test_the_table_tells_what_the_samples_tell() -> None:
     found = table.numbers([one, two], metrics, [("n1", 0), ("n2", 0)])
     assert found[0] == [50, 50, 2, 2, pytest.approx(66.67, abs=0.01), 0]
     assert found[1] == [None, None, None, None, None, 100]
+    (either,) = table.numbers([gpu(sm=[90, 0], smavg=[4, 4])], metrics[:1], [("n1", 0)])
+    assert either[1] == 50, "busy as in the report: by sm or smavg"
     headings = [column["title"] for column in table.columns(metrics)]
     assert headings == [
         "mean utilisation", "busy", "memory peak", "hottest", "throttled", "no reading",
@@ -167,6 +169,9 @@ def test_a_run_without_logs_shows_its_training() -> None:
     later = line | {"time": "2026-11-21T10:01:00Z", "step": 2}
     payload = page_data.payload(Run("r", (), metrics=(line, later)), None)
     assert [curve["name"] for curve in payload["curves"]] == ["training loss", "throughput"]
+    far = tuple(one | {"step": 1_234_560 + one["step"]} for one in (line, later))
+    curves = page_data.payload(Run("r", (), metrics=far), None)["curves"]
+    assert curves[0]["step"] == [1_234_561, 1_234_562]
     with pytest.raises(UserError, match="must hold readings"):
         page_data.payload(Run("r", (gpu(sm=[np.nan, np.nan]),)), None)
 

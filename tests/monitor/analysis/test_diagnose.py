@@ -125,6 +125,13 @@ def test_thresholds_by_option_and_by_file(
     )
 
 
+def test_a_fact_without_a_name_is_none(written: Written) -> None:
+    """A damaged line of the log."""
+    path = written(idle_from_100(40))
+    path.write_text(path.read_text() + "## : x\n")
+    assert cli.main(["diagnose", str(path)]) == 3
+
+
 def test_former_names_of_thresholds_still_work(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,10 +1,11 @@
 """Rules on memory and disks: just above each threshold and just below."""
 
+import numpy as np
 import pytest
 
 from monitor.analysis.engine import evaluate
-from tests.monitor.analysis.rule_cases import Case
-from tests.monitor.made_runs import at, first, gpu, run
+from tests.monitor.analysis.rule_cases import Case, findings_of
+from tests.monitor.made_runs import BEGIN_S, NUM_SAMPLES, STEP_S, at, first, gpu, run
 
 CASES = [
     Case("memory", "hint",
@@ -38,3 +39,11 @@ def test_each_threshold(case: Case) -> None:
 def test_an_idle_gpus_empty_memory_is_no_hint_to_a_larger_batch() -> None:
     """It never worked."""
     assert [one.rule for one in evaluate(run(gpu(sm=0, fb=500)))] == ["idle"]
+
+
+def test_a_full_disk_is_found_whichever_gpu_the_node_has_by_then() -> None:
+    """After a requeue an index may be another GPU."""
+    later = BEGIN_S + 7200 + STEP_S * np.arange(NUM_SAMPLES)
+    starts = (gpu(disk=50), gpu(disk=99, time_s=later, facts={"gpu 0": "GPU-2 NVIDIA H100"}))
+    (found,) = findings_of(run(*starts), "disk")
+    assert found.begin_s == later[0]

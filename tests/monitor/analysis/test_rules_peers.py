@@ -30,6 +30,13 @@ def both_slow(num: int) -> Run:
     return run(metrics=lines, events=tuple({"rank": r, "local_rank": r} for r in (0, 1)))
 
 
+def test_a_ratio_that_is_no_number_is_left_out() -> None:
+    """As JSON of others may have it."""
+    odd = {"slow_ranks": [{"rank": 5, "node": "n2", "ratio": float("inf")}]}
+    lines = tuple(line(i, **odd) for i in range(10))
+    assert not findings_of(run(metrics=lines, events=({"rank": 5, "local_rank": 1},)), "straggler")
+
+
 CASES = [
     Case("straggler", "warning", peers({"sm": 70}, {"sm": 90}), peers({"sm": 71}, {"sm": 90}),
          "70 % busy where the middle one of its 3 peers is 90 %"),

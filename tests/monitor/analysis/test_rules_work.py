@@ -56,6 +56,15 @@ def test_each_threshold(case: Case) -> None:
     case.check()
 
 
+def test_the_start_up_of_every_start_starves_nobody() -> None:
+    """Full CPUs and a GPU that waits, for the first minutes of each of four: it compiles."""
+    parts = np.arange(NUM_SAMPLES) % 60
+    one = gpu(sm=np.where(parts < 16, 10, 95), cpu=np.where(parts < 16, 100, 20))
+    starts = replace(one, start=np.arange(NUM_SAMPLES, dtype=np.int32) // 60)
+    assert not findings_of(run(starts), "data")
+    assert findings_of(run(one), "data")
+
+
 def test_the_start_up_and_a_lone_blip_are_no_idle_time() -> None:
     """Idle for the first five minutes is usual; one slightly busy sample ends no idle time."""
     assert not findings_of(run(gpu(sm=at(slice(0, 21), 0, 95))), "idle")

@@ -62,6 +62,18 @@ def test_several_logs_of_a_gpu_are_one_series(tmp_path: Path) -> None:
     assert np.array_equal(gpu.values["gtemp"], [np.nan, 61], equal_nan=True)
 
 
+def test_a_nodes_own_readings_are_of_one_gpu_whichever_it_is(tmp_path: Path) -> None:
+    """All have the same; where an index became another GPU, both are there."""
+    path, text = tmp_path / "slurm-7.n1.gutil", ""
+    for minute in (1, 2):
+        text += HEAD + "".join(gutil.comment(f"gpu {i}", f"GPU-{minute}{i} H") for i in (0, 1))
+        text += "".join(row(f"12:0{minute}:0{s}", i, s, 9) for s in range(3) for i in (0, 1))
+    path.write_text(text)
+    run = series.load([str(path)])
+    assert [one.gpu for one in run.gpus] == [0, 0, 1, 1]
+    assert [one.gpu for one in series.of_hosts(run.gpus)] == [0, 0]
+
+
 def test_only_wanted_columns_are_kept(tmp_path: Path) -> None:
     """A day of 512 nodes needs memory for what is read, not for all there is."""
     path = log(tmp_path / "a.gutil", row("12:00:01", 0, 300, 6))

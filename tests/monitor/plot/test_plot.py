@@ -127,6 +127,8 @@ def test_ticks_stand_at_round_local_times() -> None:
     assert words[0].count(":") == 2
     years, _ = ticks(plot_axis.Axis(BEGIN_S, 86_400, 4000, None), 5)
     assert len(years) <= 12
+    _, undated = ticks(plot_axis.Axis(80_000, 60, 1440, None), 8)
+    assert not any("\n" in label for label in undated)
 
 
 def test_rows_are_gpus_then_nodes_then_some_nodes() -> None:
@@ -139,6 +141,8 @@ def test_rows_are_gpus_then_nodes_then_some_nodes() -> None:
     assert (nodes.labels, nodes.what) == (("n1", "n2", "n10"), "a node (2 GPUs)")
     some = plot_grid.fold(order, 2)
     assert (some.labels, some.what) == (("n1", "n10"), "2 nodes (4 GPUs)")
+    hosts = plot_grid.keys(fleet, of_host=True)
+    assert plot_grid.fold(hosts, 2).what == "2 nodes"
 
 
 def test_folding_keeps_means_and_peaks_and_gaps() -> None:

@@ -15,7 +15,7 @@ from monitor.errors import UserError
 from monitor.logs import aggregates, stats
 from monitor.report import document, report
 from monitor.words import host_list
-from tests.monitor.reported import Written, run
+from tests.monitor.reported import Written, gpus, run
 from tests.monitor.unread import run_unread
 
 
@@ -44,10 +44,12 @@ def test_the_tables_name_nodes_gpus_and_rules(data: Path) -> None:
 
 
 def test_a_node_without_a_gpu_has_its_host(written: Written) -> None:
-    """No GPU table; processor and memory of the node."""
+    """No GPU table; processor and memory of the node; as long as the longest of several."""
     done = run(written(3, num_gpus=0).parent)
     lines = lines_of(done.stdout)
     assert lines[:2] == ["job 7: 1 node, 0 GPUs, 20 s", "no GPU was seen"]
+    two = run(written(3, num_gpus=0, name="slurm-7.n2.gutil").parent)
+    assert lines_of(two.stdout)[0] == "job 7: 2 nodes, 0 GPUs, 20 s"
     assert "host CPU % 40 40 40 40 40" in lines
     assert "host memory GiB 2.0 2.0 2.0 2.0 2.0" in lines
 
@@ -100,6 +102,8 @@ def test_the_headline_says_what_matters(written: Written) -> None:
     assert heads(full) == "100 % busy; memory peak 79 of 80 GiB: nearly full"
     unread = written(2, lambda *_: {"fb_used_mib": 38 * 1024})
     assert heads(unread) == "nothing tells how busy it was; memory peak 38 GiB"
+    unread.write_text("# gpu   mclk   pclk \n# Idx    MHz    MHz \n" + "    0   1593   1980 \n" * 9)
+    assert heads(unread) == "nothing tells how busy it was"
     several = written(9, lambda *_: {"sm_pct": 0}, num_gpus=3, step_s=60)
     assert heads(several) == "0 % busy; node n1 GPU 0 idle for 8 min (and 2 more GPUs)"
 
@@ -115,6 +119,15 @@ def cluster(written: Written, num_nodes: int, busy: Callable[[int, int], int]) -
             name=f"slurm-7.gpu{number:03}.gutil",
         )
     return path.parent
+
+
+@pytest.mark.slow
+def test_the_energy_of_a_gpu_that_was_never_read_is_missing(written: Written) -> None:
+    """Of two GPUs one has no reading: what both drew is marked as more than is told."""
+    path = written(61, lambda _c, i: {"sm_pct": 9} | ({} if i else {"power_w": 100}), num_gpus=2)
+    assert [one["energy_unseen_min"] for one in gpus(path)] == [0, 10]
+    assert " 2 GPUs, 10 min, >" in run(path).stdout
+    assert " 1 GPU, 10 min, ~" in run(written(61, lambda *_: {"power_w": 100})).stdout
 
 
 @pytest.mark.slow
