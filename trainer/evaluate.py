@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rundir import codes
 from rundir.text import counted
@@ -23,6 +23,12 @@ from trainer.workloads.registry import build_workload
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+
+_BATCH_SIZE = 8
+"""Samples at a time: a global batch may be of thousands, and only many GPUs have room for it."""
+_MEASURED_IN = {"fp8": "bf16", "tf32": "fp32"}
+"""What a run was trained in, and what any machine has that is as exact at least."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,8 +72,11 @@ def _measure(checkpoint: Path, data_dir: Path | None) -> Mapping[str, float | No
 
     stored = loading.open_verified(checkpoint)
     weights = loading.read_weights(stored)
-    known = {name: v for name, v in stored.state.identity.items() if name in OPTIONS}
-    config = Config(**known, data_dir=data_dir)  # type: ignore[arg-type] # as options had them
+    identity: Mapping[str, Any] = stored.state.identity
+    known = {name: value for name, value in identity.items() if name in OPTIONS}
+    if known.get("precision") in _MEASURED_IN:
+        known["precision"] = _MEASURED_IN[known["precision"]]
+    config = Config(**known, data_dir=data_dir)  # as options had them
     workload = build_workload(config)
     workload.check()
     mesh = open_mesh(Ranks(), dict(os.environ))
@@ -92,9 +101,7 @@ def _measure(checkpoint: Path, data_dir: Path | None) -> Mapping[str, float | No
             found=str(error)[:200],
             remedy="name the run's own --data-dir",
         ) from error
-    plan = plan_batches(
-        global_batch_size=config.global_batch_size, micro_batch_size=None, dp_rank=0, dp_size=1
-    )
+    plan = plan_batches(global_batch_size=_BATCH_SIZE, micro_batch_size=None, dp_rank=0, dp_size=1)
     measured = Evaluation(
         workload=workload,
         model=model,

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 import trainer.loop.loop
 from tests.trainer.quick_run import QUICK, Train
 from trainer import command, evaluate, export, inspect
+from trainer.data import batch_plan
 
 pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
 
@@ -230,6 +232,23 @@ def test_the_end_tells_why_and_what_was_best(
             assert again[name] == pytest.approx(best[name], rel=1e-5)
     (run.path / "checkpoints" / "best").unlink()
     assert command.run(export.main, [str(run.path / "best"), str(tmp_path / "none.pt")]) == 64
+
+
+def test_a_model_is_evaluated_in_the_memory_that_a_few_samples_take(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A global batch is of as many as all GPUs of a run have room for."""
+    _, run = train(*QUICK, "--max-steps", "1", "--global-batch-size", "512")
+    sizes = []
+    plan_batches = batch_plan.plan_batches
+
+    def spy(**asked: Any) -> Any:
+        sizes.append(plan_batches(**asked).micro_batch_size)
+        return plan_batches(**asked)
+
+    monkeypatch.setattr(batch_plan, "plan_batches", spy)
+    assert command.run(evaluate.main, [str(run.path)]) == 0
+    assert sizes == [8]
 
 
 def test_a_profile_and_tensorboard_when_asked(train: Train) -> None:
