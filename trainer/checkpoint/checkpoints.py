@@ -51,7 +51,6 @@ class _Writing:
     stall_s: float | None
     """How long the training stood still; None: until the end."""
     thread: threading.Thread | None = None
-    ended_s: float = 0.0
     error: SaveError | None = None
 
 
@@ -155,10 +154,8 @@ class Checkpoints:
             return self.failure is None
         writing.thread.join()
         if writing.error is None:
-            step = writing.state.step
-            self.latest_step, self.failure = step, None
-            self._continue_from(step, self.folder.path_of(step))
-            self.last_seconds = writing.ended_s - writing.began_s
+            self.failure = None
+            self._continue_from(writing.state.step, self.folder.path_of(writing.state.step))
         else:
             self._newest, self.failure = None, str(writing.error)
         return self.failure is None
@@ -206,7 +203,9 @@ class Checkpoints:
             writing.error = error
         except Exception as error:  # noqa: BLE001 -- such as another rank's death
             writing.error = SaveError(saving.WRITE_ERROR, short_line(error))
-        writing.ended_s = time.monotonic()
+        if writing.error is None:  # it counts from now on, though nobody may wait for it for long
+            self.latest_step = writing.state.step
+            self.last_seconds = time.monotonic() - writing.began_s
         if not self.mesh.ranks.is_main:
             return
         if writing.error is not None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,18 @@ def test_an_asynchronous_save_keeps_what_was_when_it_was_called(tmp_path: Path) 
         loaded = load(tmp_path, f"step-{step}")
         assert loaded is not None
         assert loaded[0]["model/w"].unique().tolist() == [step]
+
+
+def test_an_asynchronous_save_counts_as_soon_as_it_is_complete(tmp_path: Path) -> None:
+    """Who has to end asks which one counts, and how long it took, without a save after it."""
+    checkpoints = open_folder(tmp_path)
+    checkpoints.save({"model/w": torch.zeros(3)}, state_at(1), is_best=False)
+    deadline_s = time.monotonic() + 30
+    while not (tmp_path / "checkpoints" / "latest").exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    assert checkpoints.latest_step == 1
+    assert checkpoints.last_seconds
 
 
 def test_nothing_saved_is_a_fresh_start(tmp_path: Path) -> None:
