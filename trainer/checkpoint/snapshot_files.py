@@ -49,6 +49,8 @@ class NodeFiles:
         self._device = device
         self.buffers: dict[Key, Tensor] = {}
         """The pages of the files that this rank writes."""
+        self._pinned: list[Tensor] = []
+        """Those that CUDA has registered."""
 
     def open(self, ranks: Ranks) -> str:
         """Make it; return what is wrong with it."""
@@ -72,19 +74,27 @@ class NodeFiles:
 
     def allocate(self, sizes: Mapping[Key, int]) -> None:
         """Get the memory of the files that this rank writes. Raises OSError where it is not."""
-        self._pin(is_pinned=False)
+        self._release()
         self.buffers = {key: map_pages(self.file(key), size) for key, size in sizes.items()}
-        self._pin(is_pinned=True)
-
-    def _pin(self, *, is_pinned: bool) -> None:
-        """Let a GPU write the buffers by itself; where it cannot, the copies are slower."""
         if self._device.type == "cuda":
-            cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            for buffer in self.buffers.values():
-                if is_pinned:
-                    cuda.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0)
-                else:
-                    cuda.cudaHostUnregister(buffer.data_ptr())
+            self._pin()
+
+    def _pin(self) -> None:
+        """Let a GPU write the buffers by itself; where it cannot, the copies are slower."""
+        cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        for buffer in self.buffers.values():
+            error = cuda.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0)
+            if error == cuda.cudaError.success:
+                self._pinned.append(buffer)
+            else:  # CUDA keeps the error, and the next kernel would raise it: let it be this one
+                with contextlib.suppress(RuntimeError):
+                    torch.zeros((), device=self._device)
+
+    def _release(self) -> None:
+        """Let the buffers go: CUDA would keep pages that it knows, and take others for them."""
+        for buffer in self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())  # type: ignore[no-untyped-call]
+        self._pinned, self.buffers = [], {}
 
     def buffer(self, key: Key, size: int) -> Tensor:
         """Return the pages of a file, of that size."""
@@ -159,7 +169,7 @@ class NodeFiles:
 
     def remove(self) -> None:
         """Give the memory back."""
-        self.buffers = {}
+        self._release()
         shutil.rmtree(self.path, ignore_errors=True)
 
 
