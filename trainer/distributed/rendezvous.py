@@ -13,7 +13,7 @@ from torch import distributed as dist
 
 from rundir.text import counted
 from trainer.distributed.device import hardware_of
-from trainer.distributed.rendezvous_socket import serves_store
+from trainer.distributed.rendezvous_socket import is_agents_store, serves_store
 from trainer.errors import RunFailedError
 
 if TYPE_CHECKING:
@@ -62,8 +62,9 @@ def open_process_group(
             wait_for_workers=False,  # it could not name the ranks that did not arrive
             master_listen_fd=rendezvous_socket.detach() if rendezvous_socket else None,
         )
-        # torchrun's store outlives a restart of the ranks: keys of an attempt of their own.
-        attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
+        # torchrun's store outlives a restart of the ranks: keys of an attempt of their own. A store
+        # of ours does not, and agents of several nodes may count restarts differently.
+        attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0") if is_agents_store(env) else "0"
         spaced = dist.PrefixStore(  # type: ignore[attr-defined] # the same
             f"trainer/{attempt}", store
         )

@@ -38,4 +38,9 @@ def open_rendezvous_socket(ranks: Ranks, env: Mapping[str, str]) -> socket.socke
 
 def serves_store(ranks: Ranks, env: Mapping[str, str]) -> bool:
     """Whether this rank serves the store. Under torchrun its agent already does."""
-    return ranks.is_main and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return ranks.is_main and not is_agents_store(env)
+
+
+def is_agents_store(env: Mapping[str, str]) -> bool:
+    """Whether torchrun's agent serves the store."""
+    return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -51,8 +51,11 @@ def test_all_ranks_see_a_gpu_or_none_does() -> None:
         check_places([*on_gpus("1"), *(Place(f"n{i}") for i in range(1, 11))])
 
 
-def refused(devices: list[str]) -> list[str]:
-    """The message for ranks on these devices, each on a node of its own, at their rendezvous."""
+def refused(devices: list[str], *restarts: str) -> list[str]:
+    """The message for ranks on these devices, each on a node of its own, at their rendezvous.
+
+    `restarts` is how often each node's torchrun has restarted its ranks.
+    """
     count = len(devices)
     master_port = free_port()
 
@@ -65,6 +68,7 @@ def refused(devices: list[str]) -> list[str]:
             master_port=master_port,
         )
         env = {"GLOO_SOCKET_IFNAME": "lo"}
+        env |= {"TORCHELASTIC_RESTART_COUNT": restarts[rank]} if restarts else {}
         with pytest.raises(RunFailedError) as raised:
             open_process_group(
                 ranks,
@@ -97,6 +101,16 @@ def test_ranks_that_see_no_gpu_end_the_run_on_all() -> None:
     first, second = refused(["cuda:0", "cpu"])
     assert first == second
     assert "found none on rank 1 on n1;" in first
+
+
+@pytest.mark.usefixtures("gpus")
+def test_nodes_whose_torchruns_count_restarts_differently_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a store of rank 0's own, which has nothing of a former start."""
+    monkeypatch.setattr(rendezvous, "_RENDEZVOUS_TIMEOUT", timedelta(seconds=5))
+    first, second = refused(["cuda:0", "cpu"], "0", "1")
+    assert first == second
 
 
 @pytest.mark.usefixtures("gpus")
