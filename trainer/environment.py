@@ -75,6 +75,7 @@ class Ranks:
     local_rank: int = 0
     world_size: int = 1
     local_world_size: int = 1
+    node_rank: int = 0
     master_addr: str = ""
     master_port: int = 0
 
@@ -113,6 +114,7 @@ class Ranks:
             local_rank=_integer(env, "LOCAL_RANK", low=0, high=local_world_size - 1),
             world_size=world_size,
             local_world_size=local_world_size,
+            node_rank=_node_rank(env, world_size),
             master_addr=env["MASTER_ADDR"],
             master_port=_integer(env, "MASTER_PORT", low=1, high=_MAX_PORT),
         )
@@ -127,6 +129,14 @@ def _check_alone(env: Mapping[str, str]) -> None:
                 found=f"none of them, and {name}={env[name]} of {launcher}",
                 remedy="start with sbatch jobs/prelaunch.sh, or with torchrun, one a node",
             )
+
+
+def _node_rank(env: Mapping[str, str], world_size: int) -> int:
+    """NODE_RANK, or GROUP_RANK as torchrun calls it, or 0."""
+    for name in ("NODE_RANK", "GROUP_RANK"):
+        if env.get(name):
+            return _integer(env, name, low=0, high=world_size - 1)
+    return 0
 
 
 def _integer(env: Mapping[str, str], name: str, *, low: int, high: int | None = None) -> int:

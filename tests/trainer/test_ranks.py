@@ -12,6 +12,7 @@ GOOD = {
     "LOCAL_RANK": "1",
     "WORLD_SIZE": "4",
     "LOCAL_WORLD_SIZE": "2",
+    "NODE_RANK": "1",
     "MASTER_ADDR": "node1",
     "MASTER_PORT": "29500",
 }
@@ -24,6 +25,7 @@ def test_torchruns_variables_are_taken_as_they_are() -> None:
         local_rank=1,
         world_size=4,
         local_world_size=2,
+        node_rank=1,
         master_addr="node1",
         master_port=29500,
     )
@@ -44,7 +46,14 @@ def test_one_of_several_processes_without_ranks_is_refused(name: str) -> None:
     assert Ranks.from_environment({name: "4", **GOOD}).world_size == 4
 
 
-@pytest.mark.parametrize("name", GOOD)
+def test_torchrun_calls_the_node_group() -> None:
+    """torchrun sets GROUP_RANK, not NODE_RANK."""
+    env = {k: v for k, v in GOOD.items() if k != "NODE_RANK"}
+    assert Ranks.from_environment({**env, "GROUP_RANK": "1"}).node_rank == 1
+    assert Ranks.from_environment(env).node_rank == 0
+
+
+@pytest.mark.parametrize("name", [name for name in GOOD if name != "NODE_RANK"])
 def test_a_half_set_contract_is_an_error_that_names_what_is_missing(name: str) -> None:
     """An absent rank never quietly becomes 0."""
     with pytest.raises(UserError, match=f"found {name} missing"):
@@ -68,6 +77,7 @@ def test_a_half_set_contract_is_an_error_that_names_what_is_missing(name: str) -
         ("LOCAL_WORLD_SIZE", "5"),
         ("MASTER_PORT", "0"),
         ("MASTER_PORT", "65536"),
+        ("NODE_RANK", "9"),
     ],
 )
 def test_a_value_out_of_range_is_an_error_that_names_it(name: str, value: str) -> None:
