@@ -104,9 +104,10 @@ def _check(options: Namespace) -> None:
 
 
 def _files(options: Namespace) -> list[str]:
-    """Find the logs' files, of all jobs of a run; UserError where `--out` would replace one."""
+    """Find the logs' files, for rows of all jobs of a run; UserError where one is `--out`."""
     found = find.find(options.paths)
-    logs = [file for log in files.find([*found.logs, *found.runs]) for file in log]
+    paths = options.paths if options.form in ROWS else found.logs
+    logs = [file for log in files.find(paths) for file in log]
     check(options.out, [*logs, *(f"{run}/{name}" for run in found.runs for name in _RUN_FILES)])
     return logs
 

@@ -218,6 +218,18 @@ def test_rows_of_a_run_are_those_of_all_its_jobs(log: Log, tmp_path: Path) -> No
     assert sorted(jobs) == [100, 101]
 
 
+@pytest.mark.parametrize("form", ["prometheus", "csv"])
+def test_a_run_whose_events_cannot_be_read_hides_no_logs(
+    log: Log, tmp_path: Path, form: str
+) -> None:
+    """It may be another user's, in the same directory."""
+    log("slurm-100.n1.gutil")
+    (tmp_path / "mine" / "events.jsonl").mkdir(parents=True)
+    (tmp_path / "mine" / "metrics.jsonl").write_text("")
+    assert export(form, tmp_path / "x", tmp_path) == 0
+    assert "100" in (tmp_path / "x").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "found"),
     [
