@@ -75,9 +75,9 @@ def gpus(run: Run) -> Iterator[GpuSeries]:
     return (series for series in run.gpus if series.gpu is not None and series.num_samples)
 
 
-def hosts(run: Run, column: str) -> Iterator[GpuSeries]:
+def hosts(run: Run, column: str) -> list[GpuSeries]:
     """Return each node's series with a column of the host, from one GPU: all have the same."""
-    return iter(of_hosts([series for series in run.gpus if series.column(column) is not None]))
+    return of_hosts([series for series in run.gpus if series.column(column) is not None])
 
 
 def settled(series: GpuSeries, thresholds: Thresholds) -> NDArray[np.bool_]:

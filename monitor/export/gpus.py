@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from monitor.export.openmetrics import Metric
 from monitor.logs import throttling
-from monitor.logs.columns import COLUMNS
+from monitor.logs.columns import COLUMNS, SIGNS_OF_LIFE
 from monitor.logs.gutil import parse_number
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ _PCT = 0.01
 _MIB = 2**20
 _SCALES = {"%": _PCT, "MB": _MIB, "MB/s": 1e6, "MHz": 1e6}
 """How many of the base unit one of a column's is."""
-
-_SIGNS_OF_LIFE = tuple(column.name for column in COLUMNS if column.is_sign_of_life)
 
 
 def _metrics(*parts: str, prefix: str) -> tuple[tuple[Column, Metric], ...]:
@@ -89,7 +87,7 @@ def _add_gpu(metrics: Metrics, node: NodeNow, gpu: GpuNow, place: _Labels) -> No
     name = known["name"] if known else None
     driver = node.facts.get("driver")
     metrics.put(GPU_INFO, labels | {"name": name, "driver": driver}, 1)
-    signs = [gpu.values[name] for name in _SIGNS_OF_LIFE if name in gpu.values]
+    signs = [gpu.values[name] for name in SIGNS_OF_LIFE if name in gpu.values]
     is_up = any(sign is not None for sign in signs) if signs else None
     metrics.put(GPU_UP, labels, is_up)
     memory_mib = parse_number(node.facts.get(f"memory_mib {index}"))

@@ -307,6 +307,8 @@ COLUMNS: tuple[Column, ...] = (
     ),
 )  # fmt: skip
 """In the order in which a log has them."""
+SIGNS_OF_LIFE = tuple(column.name for column in COLUMNS if column.is_sign_of_life)
+"""What every GPU reports that is there, where its log has the column."""
 
 
 def letters() -> str:

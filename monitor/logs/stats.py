@@ -36,7 +36,6 @@ COLUMNS = frozenset(name for names in (GPU_METRICS | HOST_METRICS).values() for 
 
 _PARTIAL = 0.01
 _ABSENT = np.float32(np.nan)
-_SIGNS_OF_LIFE = tuple(c.name for c in columns.COLUMNS if c.is_sign_of_life)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +175,7 @@ def _gpu(gpu: GpuSeries, counts: Mapping[str, Counts]) -> Gpu:
 def _use(gpu: GpuSeries, steps_s: NDArray[np.float64], spreads: Mapping[str, Spread | None]) -> Use:
     active = _or_absent(gpu, gpu.activity)
     timed = not np.isnan(gpu.time_s).any()
-    signs = [np.isnan(_readings(gpu, (n,))) for n in _SIGNS_OF_LIFE if n in gpu.values]
+    signs = [np.isnan(_readings(gpu, (n,))) for n in columns.SIGNS_OF_LIFE if n in gpu.values]
     start = np.broadcast_to(gpu.start, gpu.num_samples)
     counter_j, power_w = _readings(gpu, ("energy",)), _readings(gpu, ("pwr",))
     used = energy.used(counter_j, power_w, steps_s, start)
