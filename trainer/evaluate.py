@@ -72,11 +72,10 @@ def _measure(checkpoint: Path, data_dir: Path | None) -> Mapping[str, float | No
 
     stored = loading.open_verified(checkpoint)
     weights = loading.read_weights(stored)
-    identity: Mapping[str, Any] = stored.state.identity
-    known = {name: value for name, value in identity.items() if name in OPTIONS}
+    known: dict[str, Any] = {n: v for n, v in stored.state.identity.items() if n in OPTIONS}
     if known.get("precision") in _MEASURED_IN:
         known["precision"] = _MEASURED_IN[known["precision"]]
-    config = Config(**known, data_dir=data_dir)  # as options had them
+    config = Config(**known, data_dir=data_dir)
     workload = build_workload(config)
     workload.check()
     mesh = open_mesh(Ranks(), dict(os.environ))

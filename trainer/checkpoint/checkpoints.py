@@ -203,7 +203,7 @@ class Checkpoints:
             writing.error = error
         except Exception as error:  # noqa: BLE001 -- such as another rank's death
             writing.error = SaveError(saving.WRITE_ERROR, short_line(error))
-        if writing.error is None:  # it counts from now on, though nobody may wait for it for long
+        else:  # it counts from now on, whenever the training waits for it
             self.latest_step = writing.state.step
             self.last_seconds = time.monotonic() - writing.began_s
         if not self.mesh.ranks.is_main:
