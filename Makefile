@@ -21,7 +21,7 @@ thorough: $(VENV)/.dev ## run what `make test` leaves out: further variants, and
 	@tests/provision.sh
 	@$(PY) -m pytest $(PARALLEL) -m thorough
 
-test-fast: $(VENV)/.dev ## run the short tests that need neither root nor network nor Docker (under 40 s)
+test-fast: $(VENV)/.dev ## run the short tests that need neither root nor network nor Docker (some 40 s)
 	@$(PY) -m pytest -q $(ON_CORES) -m "not slurm and not docker and not slow"
 
 lint: $(VENV)/.dev ## check style, types, imports and shell scripts
