@@ -14,6 +14,16 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
     return JsonLines(path)()
 
 
+def events_below(directory: Path, name: str) -> list[dict[str, Any]]:
+    """The events of one name so far, in the runs that lie in `out/` there."""
+    return [
+        event
+        for path in directory.glob("out/*/events.jsonl")
+        for event in json_lines(path)
+        if event["event"] == name
+    ]
+
+
 class JsonLines:
     """The lines of a file that only grows, each read once: for readers that poll very often."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from tests.growing import json_lines
+from tests.growing import events_below
 
 LEAVES_CHILDREN = "setsid sleep 600 & sleep 601 & wait"
 """A rank's command with two children, one of them in a session of its own."""
@@ -15,12 +15,7 @@ def wait_for(directory: Path, event: str, count: int, timeout_s: float = 20) -> 
     """Waits until the run's events hold the event that often."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        found = [
-            line
-            for path in directory.glob("out/*/events.jsonl")
-            for line in json_lines(path)
-            if line["event"] == event
-        ]
+        found = events_below(directory, event)
         if len(found) >= count:
             return found
         time.sleep(0.02)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.growing import json_lines
+from tests.growing import events_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,12 +42,7 @@ class Training:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of one name so far."""
-        return [
-            event
-            for path in self.directory.glob("out/*/events.jsonl")
-            for event in json_lines(path)
-            if event["event"] == name
-        ]
+        return events_below(self.directory, name)
 
     def wait_for(self, name: str, count: int = 1, timeout_s: float = 90) -> list[dict[str, Any]]:
         """Wait until there are so many events of a name."""

@@ -66,7 +66,8 @@ def test_a_job_that_the_program_requeued_was_not_preempted(
         story.add_event("signal", signal=signal)
     story.rank_end(0, 137, "KILL", requested=True)
     story.rank_end(1, 137, "KILL", requested=True)
-    reason = "Slurm has requeued job 42, which will go on from the command's own checkpoint"
+    reason = "Slurm has requeued job 42, which will go on from"
+    reason += " the command's own checkpoint (if any)"
     story.add_event("decision", decision="requeue", reason=reason, restarts=0, idle=1, exclude=None)
     story.add_event("end", code=137)
     assert blame(story) == (blamed, None)

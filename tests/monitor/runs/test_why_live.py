@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.growing import json_lines
+from tests.growing import events_below
 from tests.monitor.asked_why import ROOT, shown
 
 
@@ -31,27 +31,17 @@ def start(directory: Path, *args: str, **env: str) -> subprocess.Popen[bytes]:
     )
 
 
-def events(directory: Path, name: str) -> list[dict[str, Any]]:
-    """The events of a name in the one run below a directory."""
-    return [
-        event
-        for path in directory.glob("out/*/events.jsonl")
-        for event in json_lines(path)
-        if event["event"] == name
-    ]
-
-
 def test_a_run_that_goes_on_and_is_then_killed(tmp_path: Path, until: Any) -> None:
     """Still running while its ranks live; killed when everything of it got SIGKILL at once."""
     process = start(tmp_path, "--", "bash", "-c", "echo hello; exec sleep 60")
     try:
-        until(lambda: len(events(tmp_path, "rank_up")) == 2)
+        until(lambda: len(events_below(tmp_path, "rank_up")) == 2)
         (run_dir,) = tmp_path.glob("out/*/")
         assert shown(run_dir)[0].startswith("STILL RUNNING: no step yet, last line ")
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    pids = [event["pid"] for event in events(tmp_path, "rank_up")]
+    pids = [event["pid"] for event in events_below(tmp_path, "rank_up")]
     until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids))
     head = shown(run_dir)[0]
     assert head == "KILLED: the run was killed and could not say why [killed; no exit code]"
