@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from jobs.backends.slurm import Slurm
 from jobs.loop import Loop
 from jobs.supervisor import guard as guards
-from jobs.supervisor.guard import Guard, Traces
+from jobs.supervisor.guard import Guard, Traces, lost_nodes
 from jobs.supervisor.hang import HangWatch
 from jobs.supervisor.journal import Journal
 from rundir.hang.reports import NodeReport, RankReport
@@ -178,3 +179,29 @@ def test_srun_is_not_waited_for_where_a_node_is_lost(
     assert bench.passes(20, "SIGKILL") < 2
     assert bench.step.told == ["kill", "SIGKILL"]
     assert bench.guard.why == "lost n1"
+
+
+@pytest.mark.parametrize(
+    ("kept", "dropped"),
+    [("n1 n3", ["n2"]), ("n1 n2", []), ("", [])],
+    ids=["one is gone", "all are there", "no answer"],
+)
+def test_a_node_that_slurm_took_out_of_the_job_is_lost(
+    monkeypatch: pytest.MonkeyPatch, kept: str, dropped: list[str]
+) -> None:
+    """It may answer again, and a step on it would still wait for ever."""
+    listed = "kept" if kept else "(null)"
+    monkeypatch.setattr(Slurm, "job_info", lambda _self: f"JobId=7 NodeList={listed} X=1")
+    monkeypatch.setattr(Slurm, "hostnames", lambda _self, listed: {"kept": kept}[listed].split())
+    assert Slurm({"SLURM_JOB_ID": "7"}).dropped(["n1", "n2"]) == dropped
+
+
+@pytest.mark.parametrize("may_have_dropped", [True, False])
+def test_only_a_job_with_no_kill_may_have_lost_a_node_that_answers(
+    *, may_have_dropped: bool
+) -> None:
+    """Without it the whole job would have ended."""
+    backend = Fake(dropped_nodes=["n2"])
+    found = lost_nodes(backend, [], ["n1", "n2"], may_have_dropped=may_have_dropped)
+    how = "Slurm has taken it out of the job"
+    assert found == ([("n2", how)] if may_have_dropped else [])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs.backends import scontrol
-from tests.jobs.test_decide import options_of
+from tests.jobs.test_successor import options_of
 
 if TYPE_CHECKING:
     from pathlib import Path

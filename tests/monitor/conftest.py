@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from monitor import cli
 from monitor.logs import gutil
 from monitor.logs.sample import GpuSample, HostSample, RankSample, Row
 from tests.monitor import stub_driver
@@ -281,3 +282,15 @@ class Story:
 def story(tmp_path: Path) -> Story:
     """A run to be written by hand."""
     return Story(tmp_path)
+
+
+@pytest.fixture
+def ask(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command in this process: its code, its output, and its errors."""
+
+    def run(*argv: object) -> tuple[int, str, str]:
+        code = cli.main([str(one) for one in argv])
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    return run

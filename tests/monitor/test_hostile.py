@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from monitor import cli
 from monitor.errors import UserError, emit, printable
 from monitor.live import target
 from monitor.logs import files, gutil, log_events, reader, series
@@ -28,18 +27,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 EVIL = "\x1b[31mred\x1b]0;title\x07"
-
-
-@pytest.fixture
-def ask(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run a command in this process: its code, its output, and its errors."""
-
-    def run(*argv: object) -> tuple[int, str, str]:
-        code = cli.main([str(one) for one in argv])
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture
@@ -366,41 +353,3 @@ def test_thresholds_without_end_are_one_line(log: Path, ask: Any) -> None:
     """Such as a device, by which the memory would get full."""
     code, _, err = ask("diagnose", "--thresholds", "/dev/zero", log)
     assert (code, err.count("\n"), "more than 1 MiB" in err) == (64, 1, True)
-
-
-# ---- the recorder --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--parent-pid", str(2**70)],
-        ["--parent-pid", "0"],
-        ["--hang-timeout", "x"],
-        ["--hang-timeout", "nan"],
-        ["--hang-timeout=-1"],
-    ],
-    ids=["huge", "zero", "word", "no number", "negative"],
-)
-def test_a_wrong_option_of_the_recorder_is_one_line(
-    options: list[str], tmp_path: Path, ask: Any
-) -> None:
-    """Also without a watchdog; and no log is left behind."""
-    code, out, err = ask("record", "--out", tmp_path / "x.gutil", *options)
-    assert (code, out, err.count("\n")) == (64, "", 1)
-    assert not [*tmp_path.iterdir()]
-
-
-def test_a_log_that_is_a_link_to_itself_is_refused(tmp_path: Path, ask: Any) -> None:
-    """Waiting does not mend it."""
-    loop = tmp_path / "x.gutil"
-    loop.symlink_to(loop)
-    code, _, err = ask("record", "--out", loop)
-    assert (code, err.count("\n")) == (64, 1)
-
-
-def test_the_recorder_writes_no_name_as_it_is() -> None:
-    """A node's or job's name that is no text would not be written at all, and end the recorder."""
-    line = gutil.comment("host", "n\udcff\n1\x1b[31m")
-    assert line == "## host: n\\udcff 1\\x1b[31m\n"
-    assert gutil.parse_comment(line.strip()) == ("host", "n\\udcff 1\\x1b[31m")

@@ -1,14 +1,9 @@
-"""Time and energy of a host's log, whatever its clock, its cells and its GPUs do.
-
-What passed is the test's own: it makes the log from a list of true moments.
-"""
+"""Time in a host's log, whatever its clock and its GPUs do."""
 
 import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,60 +15,16 @@ from monitor.analysis.engine import evaluate
 from monitor.logs import aggregates, files, gutil, reader, series, stats
 from monitor.logs.sample import GpuSample, HostSample, Row
 from monitor.report import document
+from tests.monitor.observed import (
+    NOON,
+    WATTS,
+    Observation,
+    head,
+    observations,
+    reported_of,
+    text,
+)
 from tests.monitor.reported import gpus
-
-NOON = datetime(2026, 10, 25, 2, 30)  # noqa: DTZ001 - the hour that autumn has twice
-LETTERS = "pumtjhk"
-WATTS = 400
-
-
-@dataclass(frozen=True)
-class Observation:
-    """One sample: when it truly is, what the wall clock says then, and what was read."""
-
-    true_s: float
-    off_s: float = 0
-    busy: int | None = 90
-    power_w: int | None = WATTS
-    counted: bool = True
-    index: int = 0
-    boot_s: float = 0
-
-
-def text(observations: Sequence[Observation], *, stamped: bool, letters: str = LETTERS) -> str:
-    """The rows of a log of ours; the counter grows by WATTS, as power says."""
-    layout = gutil.Layout(letters)
-    rows = []
-    for observation in observations:
-        energy_j = 10_000_000 + WATTS * int(observation.true_s) if observation.counted else None
-        gpu = GpuSample(
-            index=observation.index,
-            sm_pct=observation.busy,
-            power_w=observation.power_w,
-            energy_j=energy_j,
-        )
-        mono_s = 1000 + int(observation.true_s - observation.boot_s) if stamped else None
-        wall = NOON + timedelta(seconds=observation.true_s + observation.off_s)
-        rows.append(Row(wall, gpu, HostSample(40, 2048, mono_s=mono_s)))
-    return layout.header() + layout.block(rows, 0)
-
-
-def head(interval_s: float, **facts: str) -> str:
-    """The lines by which a monitor begins."""
-    reported = {"monitor": "0.1.0", "host": "n1", "job": "7", "interval_s": f"{interval_s:g}"}
-    return "".join(gutil.comment(*fact) for fact in (reported | facts).items())
-
-
-def observations(num: int, step_s: float = 1, begin_s: float = 0, **what: Any) -> list[Observation]:
-    """Samples at an even pace."""
-    return [Observation(begin_s + step_s * i, **what) for i in range(num)]
-
-
-def reported_of(path: Path) -> dict[str, Any]:
-    """What the report says of the one GPU."""
-    (one,) = gpus(path)
-    return one
-
 
 HOUR = 3600
 
@@ -222,51 +173,6 @@ def test_an_interval_that_changes(
     assert one["span_s"] == 299 * before_s + 20 * after_s + 19 * after_s
     assert one["idle_min"] * 60 == pytest.approx(20 * after_s)
     assert one["longest_idle"]["minutes"] * 60 == pytest.approx(20 * after_s)
-
-
-def every(num: int) -> Callable[[int], bool]:
-    """Which samples lack a cell: each so-manieth."""
-    return lambda i: i % num == num - 1
-
-
-@pytest.mark.parametrize("lost", [every(2), every(20), lambda i: 100 <= i < 160])
-def test_a_counter_spans_cells_that_are_missing(
-    tmp_path: Path, lost: Callable[[int], bool]
-) -> None:
-    """What it grew by is what was used, also between samples."""
-    made = [
-        Observation(i, counted=not lost(i), power_w=None if lost(i) else WATTS // 2)
-        for i in range(400)
-    ]
-    path = tmp_path / "slurm-7.n1.gutil"
-    path.write_text(head(1) + text(made, stamped=True))
-    reported = reported_of(path)
-    last = max(i for i in range(400) if not lost(i))
-    rest = 0 if last == 399 else 399 - last
-    assert reported["energy_j"] == last * WATTS
-    assert reported["energy_unseen_min"] * 60 == pytest.approx(rest)
-
-
-def test_power_spans_few_cells_and_tells_what_it_could_not_see(tmp_path: Path) -> None:
-    """Some missing ones are bridged; a minute without any reading is not made up."""
-    lost = {*range(1, 100, 2), *range(200, 260)}
-    made = [Observation(i, counted=False, power_w=None if i in lost else WATTS) for i in range(400)]
-    path = tmp_path / "slurm-7.n1.gutil"
-    path.write_text(head(1) + text(made, stamped=True))
-    reported = reported_of(path)
-    assert reported["energy_j"] == (399 - 61) * WATTS
-    assert reported["energy_unseen_min"] * 60 == pytest.approx(61)
-
-
-def test_a_counter_spans_a_pause_but_no_new_start(tmp_path: Path) -> None:
-    """Between two starts of a job its GPU may have been another's."""
-    pause = [*observations(100), *observations(100, begin_s=1000)]
-    path = tmp_path / "slurm-7.n1.gutil"
-    path.write_text(head(1, attempt="1") + text(pause, stamped=True))
-    assert reported_of(path)["energy_j"] == 1099 * WATTS
-    again = head(1, attempt="2") + text(observations(100, begin_s=5000), stamped=True)
-    path.write_text(path.read_text() + again)
-    assert reported_of(path)["energy_j"] == (1099 + 99) * WATTS
 
 
 def test_an_index_that_becomes_another_gpu(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""`chain.sh` and `sweep.sh`: what is wrong with their words, or a grid, is one clear line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.jobs.test_hostile import unwritable
+
+if TYPE_CHECKING:
+    from conftest import Scripts
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("--lr 1 2\n--lr 3\n", "found a second one for --lr"),
+        ("--lr\n", "an option and its values"),
+        ("# nothing\n", "at least one line"),
+    ],
+)
+def test_a_wrong_grid(scripts: Scripts, text: str, told: str) -> None:
+    """A sweep whose grid is wrong submits nothing."""
+    scripts.fake("sbatch", f"touch '{scripts.directory}/submitted'")
+    grid = scripts.directory / "grid"
+    grid.write_text(text)
+    result = scripts.run("sweep.sh", str(grid))
+    assert (result.code, told in result.err) == (64, True), result.err
+    assert not list(scripts.directory.glob("submitted"))
+    assert not list(scripts.directory.glob("out"))
+
+
+def test_a_grid_of_another_editor(scripts: Scripts) -> None:
+    """Windows' line ends are no part of a value."""
+    scripts.fake("sbatch", 'cat "$DDP_SWEEP_FILE"')
+    grid = scripts.directory / "grid"
+    grid.write_bytes(b"--lr 0.1 0.2\r\n--seed 1\r\n")
+    result = scripts.run("sweep.sh", str(grid))
+    assert result.out.split("\n") == ["--lr 0.1 --seed 1 ", "--lr 0.2 --seed 1 ", ""]
+    result = scripts.run("sweep.sh", str(grid), DDP_OUT=str(unwritable(scripts.directory) / "x"))
+    assert (result.code, "DDP_OUT must be" in result.err) == (64, True)
+
+
+def test_jobs_that_would_not_hear_of_their_settings(scripts: Scripts) -> None:
+    """Names and points travel in the environment: a site's default of none is overruled."""
+    scripts.fake("sbatch", 'echo 7; echo "$@" >>sbatch.calls')
+    grid = scripts.directory / "grid"
+    grid.write_text("--lr 0.1\n")
+    for script, words in (("sweep.sh", [str(grid)]), ("chain.sh", ["name", "1"])):
+        for option in ("--export=NONE", "--export"):
+            result = scripts.run(script, *words, option, "ALL")
+            assert (result.code, "--export must be left away" in result.err) == (64, True)
+        assert scripts.run(script, *words, SBATCH_EXPORT="NONE").code == 0
+    calls = (scripts.directory / "sbatch.calls").read_text().splitlines()
+    assert len(calls) == 2
+    assert all("--export=ALL" in call for call in calls)
+
+
+def test_a_chain_that_cannot_be(scripts: Scripts) -> None:
+    """What is wrong with its words, or with sbatch, is one line."""
+    scripts.fake("sbatch", "exit 1")
+    for words, told in (
+        (["a/b", "3"], "must name the run"),
+        (["name"], "must be the number of jobs"),
+        (["name", "08"], "must be the number of jobs"),
+        (["name", "2"], "found job 1 refused"),
+    ):
+        result = scripts.run("chain.sh", *words)
+        assert result.code == 64
+        assert told in result.err
+    for script in ("chain.sh", "sweep.sh"):
+        result = scripts.run(script, "--help")
+        assert (result.code, f"jobs/{script} " in result.out) == (0, True)
