@@ -53,6 +53,8 @@ lock() {
 
 cmd_build() {
     local suite=$1 root
+    [[ -x $repo/.venv/bin/python ]] ||
+        die "no root built" "it takes over the pip settings of a virtual environment" "no $repo/.venv" "run make .venv/.dev"
     root=$(root_of "$suite")
     lock "$suite"
     [[ ! -d $root ]] || return 0
