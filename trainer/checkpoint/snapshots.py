@@ -250,14 +250,21 @@ class Snapshots:
         return [(dist.isend(one, dst=rank, group=self._group.handle), one) for one in messages]
 
     def _receive(self, source: int, key: Key) -> None:
-        """Receive an index and its file from a rank."""
-        self._files.void(key)
-        sizes = torch.zeros(2, dtype=torch.int64)
-        dist.recv(sizes, src=source, group=self._group.handle)
-        index = torch.empty(int(sizes[0]), dtype=torch.uint8)
-        dist.recv(index, src=source, group=self._group.handle)
-        buffer = self._files.buffer(key, int(sizes[1]))
-        dist.recv(buffer, src=source, group=self._group.handle)
+        """Receive an index and its file from a rank, who waits, also where they cannot be kept."""
+
+        def receive(into: Tensor) -> Tensor:
+            dist.recv(into, src=source, group=self._group.handle)
+            return into
+
+        num_text, num_data = receive(torch.zeros(2, dtype=torch.int64)).tolist()
+        index = receive(torch.empty(num_text, dtype=torch.uint8))
+        try:
+            self._files.void(key)
+            buffer = self._files.buffer(key, num_data)
+        except OSError:
+            receive(torch.empty(num_data, dtype=torch.uint8))
+            raise
+        receive(buffer)
         self._files.write_text(key, bytes(index.numpy()).decode())
 
     # ---- going on from one -----------------------------------------------------------------------
@@ -293,7 +300,9 @@ class Snapshots:
         def fetch() -> None:
             self._fetch(step, found)
             # Each rank verifies its own file, which others of its node read, too.
-            self._files.verify(self._files.list()[step, self._rank])
+            own = self._files.list().get((step, self._rank))
+            if own:  # else the rank that was to send it says why it did not
+                self._files.verify(own)
 
         def read() -> None:
             keys.update({rank: key for (of, rank), key in self._files.list().items() if of == step})
@@ -326,13 +335,19 @@ class Snapshots:
                 continue
             holder = next(r for r, on_its_node in enumerate(found) if (step, rank) in on_its_node)
             if self._rank == holder:
-                key = found[holder][step, rank]
-                data = self._files.load(key)
-                for work, _ in self._send(rank, self._files.read_text(key), data):
-                    work.wait()
+                self._hand_over(found[holder][step, rank], rank)
             elif self._rank == rank:
                 used = {slot for of, slot in on_node.values() if of == rank}
                 self._receive(holder, (rank, 1 if used == {0} else 0))
+
+    def _hand_over(self, key: Key, rank: int) -> None:
+        """Send a file to a rank, who waits, also where it cannot be read."""
+        text, data = "", torch.zeros(1, dtype=torch.uint8)
+        try:
+            text, data = self._files.read_text(key), self._files.load(key)
+        finally:
+            for work, _ in self._send(rank, text, data):
+                work.wait()
 
     def _read(
         self, keys: Mapping[int, Key], prepare: Callable[[Stored], dict[str, Tensor]]

@@ -181,6 +181,39 @@ def test_a_damaged_snapshot_is_not_used(start: Callable[..., Ranks], job: Job, d
     assert (named in again.output[0][1]) == (damage == "changed")
 
 
+@pytest.mark.slow
+def test_a_node_that_cannot_keep_its_neighbours_copy_holds_up_nobody(
+    start: Callable[..., Ranks], job: Job
+) -> None:
+    """The rank that sends it waits for nothing: all go on without snapshots, and one line says so.
+
+    A directory in the place of an index can neither be removed nor replaced by a file.
+    """
+    ranks = start(env=job.env(1, "n{rank}"))
+    ranks.wait_for_step(30)
+    for index in job.directory("n0").glob("1.*.json"):
+        index.unlink()
+        index.mkdir()
+    assert ranks.wait() == [0, 0], ranks.output
+    assert "goes on without snapshots in memory: IsADirectoryError" in ranks.output[0][1]
+
+
+@pytest.mark.slow
+def test_a_copy_that_cannot_be_read_is_not_waited_for(
+    start: Callable[..., Ranks], job: Job
+) -> None:
+    """Who would receive it is told, and all go on from an older state."""
+    ranks = start(env=job.env(1, "n{rank}"))
+    kill_after(ranks, 30)
+    shutil.rmtree(job.directory("n1"))
+    for data in (job.directory("n0") / f"1.{slot}" for slot in range(2)):
+        data.unlink()
+    again = start(env=job.env(2, "n{rank}"))
+    assert again.wait() == [0, 0], again.output
+    assert resumes(again)[1] == (0, None)
+    assert "is not used: rank 0: FileNotFoundError" in again.output[0][1]
+
+
 def flip(path: Path, at: int) -> None:
     """Change one bit of a file."""
     with path.open("r+b") as file:
