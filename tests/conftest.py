@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -276,6 +277,16 @@ def thing_of(nodeid: str) -> str:
     """Name what this test shares with others; its own file if that is nothing."""
     file = nodeid.split("::", maxsplit=1)[0].removeprefix("tests/")
     return THINGS.get(file.split("/")[0]) or THINGS.get(file, file)
+
+
+def pytest_configure() -> None:
+    """Let what is tested hear signals, also under nohup or in the background of a script.
+
+    A program that is started inherits that a signal is ignored, and not that it is handled.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,12 +67,16 @@ def test_a_supervisor_reads_events_and_log_from_one_stream(launch: Launch, tmp_p
 
 
 def test_an_agent_that_waits_costs_next_to_nothing(launch: Launch, tmp_path: Path) -> None:
-    """No wake-up, and less than 15 MB, of which most is shared with the node's others."""
+    """No wake-up, and less than 15 MB, of which most is shared with the node's others.
+
+    From Python 3.14 on typing.NamedTuple imports ast, which takes 1.5 MB more.
+    """
     agent = launch("sleep", "60", **SUPERVISED)
     Cluster.until(lambda: list(tmp_path.glob("out/*/logs/rank-0.log")), 10, "it has begun")
     time.sleep(1)
     status = Path(f"/proc/{agent.pid}/smaps_rollup").read_text()
-    assert int(status.split("Rss:")[1].split()[0]) < 15_000
+    limit_kb = 15_000 if sys.version_info < (3, 14) else 17_000
+    assert int(status.split("Rss:")[1].split()[0]) < limit_kb
     before = _switches(agent.pid)
     time.sleep(2)
     assert _switches(agent.pid) == before
