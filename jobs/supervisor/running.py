@@ -53,8 +53,9 @@ class Ranks:
         if self._now.requests.stop_signal:
             return Ran(codes.STOPPED)
         self.step = step = self._start()
-        prepare = self._loop.every(_STANDBY_S, lambda: self._prepare(prepare))
         guard, returns = self._guard(step), self._returns(step)
+        self.end_standby()  # if it does not fit: of a node that is lost its end may take seconds
+        prepare = self._loop.every(_STANDBY_S, lambda: self._prepare(prepare))
         self._loop.run(guard.is_over)
         returns.stop()
         self._now.lost = tuple(node for node in self._now.lost if node not in returns.spare)
@@ -75,10 +76,9 @@ class Ranks:
 
     def _start(self) -> RunningStep:
         """Start the step, of ranks that wait already if they are where they are to be."""
-        wanted = self._now.step
-        if self._standby and not self._standby.fits(wanted):
-            self.end_standby()
-        standby, self._standby = self._standby, None
+        wanted, standby = self._now.step, None
+        if self._standby and self._standby.fits(wanted):
+            standby, self._standby = self._standby, None
         kind = ElasticStep if self._plan.is_elastic else RunningStep
         return kind(
             self._loop,

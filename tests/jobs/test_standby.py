@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rundir import procfs
+from tests.faults.job import parent
 from tests.growing import json_lines
 from tests.jobs import standbys
 
@@ -117,6 +119,22 @@ def test_a_waiting_rank_that_is_gone_is_started_anew(training: Callable[..., Tra
     os.kill(first, signal.SIGKILL)
     run.kill_rank(0, 1)
     assert len(run.pids(2) & {first, second}) <= 1
+    run.end()
+
+
+def test_the_end_of_those_that_do_not_fit_is_not_waited_for(
+    training: Callable[..., Training],
+) -> None:
+    """As where their node is lost: the next ranks are up while they are still being ended."""
+    run = training()
+    first, second = (parent(pid) for pid in sorted(run.waiting()))
+    os.kill(first, signal.SIGKILL)
+    os.kill(second, signal.SIGSTOP)  # it does not end by itself
+    run.kill_rank(0, 1)
+    run.until(lambda: any(event["attempt"] == 2 for event in run.events("rank_up")))
+    assert procfs.is_alive(second)
+    run.until(lambda: not procfs.is_alive(second))
+    run.pids(2)
     run.end()
 
 
