@@ -62,6 +62,7 @@ class Inactivity:
 
     times: Callable[[], Mapping[int, float] | None]
     _log_state: Hashable = None
+    _pattern: str | None = None
     _since_s: float | None = None
     _times: Mapping[int, float] | None = None
     _quiet_since_s: float = 0.0
@@ -80,11 +81,14 @@ class Inactivity:
 
         """
         is_alive = log_state is None or log_state != self._log_state or pattern == "working"
-        self._log_state = log_state
+        begins_to_wait = pattern == "waiting" != self._pattern
+        self._log_state, self._pattern = log_state, pattern
         if is_alive or self._since_s is None:
             self._since_s, self._times = now_s, None
             return 0.0
         if pattern == "waiting":
+            if begins_to_wait and self._times is not None:
+                self._check_times(now_s)  # until now it may have computed
             return now_s - self._since_s
         if self._times is None:
             self._times = self.times() or {}

@@ -58,6 +58,9 @@ class BeatAge:
     _last: Heartbeat | None = None
     _age_s: float = 0.0
     _skipped_s: float = 0.0
+    """How much was skipped when the last heartbeat was given."""
+    _polled_s: float = 0.0
+    """How much was skipped at the last poll."""
 
     def update(self, heartbeat: Heartbeat, now_s: float, skipped_s: float) -> float:
         """Take one poll; the age in seconds.
@@ -74,7 +77,10 @@ class BeatAge:
             last.time_ns,
         ):
             self._learn(last, heartbeat)
-            self._last, self._skipped_s = heartbeat, skipped_s
+            # It may have come after the last poll, and before the job was suspended.
+            skipped_after_s = min(skipped_s - self._polled_s, now_s - heartbeat.time_ns / 1e9)
+            self._last, self._skipped_s = heartbeat, skipped_s - max(0.0, skipped_after_s)
+        self._polled_s = skipped_s
         age_s = now_s - heartbeat.time_ns / 1e9 - (skipped_s - self._skipped_s)
         self._age_s = max(0.0, age_s)
         return self._age_s

@@ -102,6 +102,24 @@ def test_who_cannot_be_looked_at_for_long_is_silent() -> None:
     assert command.runs(30) >= 120
 
 
+def test_what_computed_until_it_waits_was_not_silent() -> None:
+    """The time of a collective counts, and not that of the processor before it."""
+    command = Command()
+    command.runs(58, core_share=1)
+    command.pattern = "waiting"
+    assert command.runs(2, core_share=1) == 1
+    assert command.runs(60, core_share=1) == 61
+
+
+def test_what_was_quiet_before_it_waits_was_silent() -> None:
+    """Nothing happened in that time either."""
+    command = Command()
+    command.runs(50)
+    command.pattern = "waiting"
+    command.runs(1)
+    assert command.runs(9, core_share=1) == 59
+
+
 def test_new_processes_count_in_full() -> None:
     """A worker that came and worked is a sign of life; one that has gone is none."""
     command = Command()

@@ -138,6 +138,21 @@ def test_time_without_a_watcher_does_not_count() -> None:
     assert rank.age_after(5, skipped_s=3600) == 15
 
 
+def test_a_heartbeat_between_the_last_poll_and_the_suspension() -> None:
+    """Only what was skipped after it is taken off, and nothing is learned from an hour's gap."""
+    rank = Rank()
+    for step in (1, 2):
+        rank.heartbeats("forward", step)
+        rank.age_after(5)
+    rank.now_s += 1
+    rank.heartbeats("forward", 3)
+    rank.now_s += 3594
+    assert rank.age_after(5, skipped_s=3595) == 4
+    rank.heartbeats("forward", 4)
+    assert rank.age_after(5, skipped_s=3595) == 5
+    assert rank.age.limit_s() == 300
+
+
 @pytest.mark.parametrize(
     ("given_s", "poll_s"), [(None, 5), (1, 0.25), (5, 0.5), (30, 3), (9999, 5)]
 )
