@@ -54,7 +54,7 @@ class Recorder:
     see: Callable[[Reading], None] = lambda _reading: None
     _num_rows: int = field(default=0, init=False)
     _num_lost: int = field(default=0, init=False)
-    """Samples that there was no room for."""
+    """Samples that there was no room for, since the log last said so."""
     _headed: bool = field(default=False, init=False)
     _reported: set[str] = field(default_factory=set, init=False)
     _written_facts: dict[str, str] = field(default_factory=dict, init=False)
@@ -117,19 +117,20 @@ class Recorder:
         clock = now.replace(tzinfo=None)
         rows = [Row(clock, gpu, host, rank) for gpu, rank in zip(reading.gpus, ranks, strict=True)]
         with self._lock:
-            self._append(facts + _process_facts(rows) + self._lost_fact(), rows)
+            self._append(facts + _process_facts(rows), rows)
 
     def _append(self, facts: tuple[tuple[str, str], ...], rows: Sequence[Row]) -> None:
         """Write rows, and before them what is new; in a new file everything is."""
         if self.log.turn():
             self._headed, self._num_rows, self._written_facts = False, 0, {}
         head = "" if self._headed else self.layout.header()
-        facts_and_events = self._new_facts(facts) + "".join(self._events)
-        if self.log.append(head + facts_and_events + self.layout.block(rows, self._num_rows)):
+        told = self._new_facts(facts) + self._lost_line() + "".join(self._events)
+        if self.log.append(head + told + self.layout.block(rows, self._num_rows)):
             self._headed = True
             self._num_rows += len(rows)
             self._written_facts |= dict(facts)
             self._events.clear()
+            self._num_lost = 0
         else:
             self._num_lost += 1
 
@@ -157,9 +158,9 @@ class Recorder:
                 self.emit(whole)
             return otherwise(text)
 
-    def _lost_fact(self) -> tuple[tuple[str, str], ...]:
+    def _lost_line(self) -> str:
         text = f"{counted(self._num_lost, 'sample')} could not be written"
-        return (("lost", text),) if self._num_lost else ()
+        return gutil.comment("lost", text) if self._num_lost else ""
 
     def _new_facts(self, facts: tuple[tuple[str, str], ...]) -> str:
         new = [(key, value) for key, value in facts if self._written_facts.get(key) != value]

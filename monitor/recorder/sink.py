@@ -58,6 +58,12 @@ class Sink:
         self._max_bytes, self._limit_bytes = max_bytes, max_bytes
         self._num_kept = num_kept
         self._reopen = False
+        self._identity: tuple[int, int] | None = None
+        """Of the file that was written to last."""
+        self._is_other = False
+        """The file that was opened is another one, as it was moved away on another machine."""
+        self._is_torn = False
+        """It ends with a half line, as a killed recorder leaves one: ours begins on the next."""
         try:
             self._open()
         except OSError as error:
@@ -68,11 +74,12 @@ class Sink:
     def append(self, block: str) -> bool:
         """Write a block; False, with nothing of it kept, where it does not fit."""
         try:
-            self._write(self._open(), block.encode())
+            fd = self._open()
+            self._write(fd, (b"\n" if self._is_torn else b"") + block.encode())
         except OSError as error:
             self._report(error)
             return False
-        self._failing = False
+        self._failing = self._is_torn = False
         return True
 
     def reopen(self) -> None:
@@ -81,8 +88,11 @@ class Sink:
 
     def turn(self) -> bool:
         """Rotate or reopen where that is due; True: what comes next is first in a new file."""
+        with suppress(OSError):  # the next block reports it
+            self._open()
+        is_other, self._is_other = self._is_other, False
         try:
-            return self._rotate() or self._follow()
+            return self._rotate() or self._follow() or is_other
         except OSError as error:
             rule = f"log {self._path} must be moved away at {self._max_bytes} bytes"
             self._say(problem(rule, error.strerror, "make its directory writable, it grows on"))
@@ -100,6 +110,7 @@ class Sink:
                 os.replace(older, f"{self._path}.{number}")  # noqa: PTH105 - start time
         self._limit_bytes = self._max_bytes
         self._close_quietly()
+        self._identity = None
         return True
 
     def _follow(self) -> bool:
@@ -113,6 +124,7 @@ class Sink:
         except OSError:
             pass  # it is gone, or was replaced on another machine
         self._close_quietly()
+        self._identity = None
         return True
 
     def close(self) -> None:
@@ -124,18 +136,11 @@ class Sink:
         if self._fd is None:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._fd = os.open(self._path, flags, 0o666)
-            self._end_torn_line(self._fd)
+            found = os.fstat(self._fd)
+            before, self._identity = self._identity, (found.st_dev, found.st_ino)
+            self._is_other |= before not in (None, self._identity)
+            self._is_torn = found.st_size > 0 and not _ends_line(self._fd, found.st_size)
         return self._fd
-
-    @staticmethod
-    def _end_torn_line(fd: int) -> None:
-        """End the half line that a killed recorder may have left: ours begins on the next."""
-        try:
-            size = os.fstat(fd).st_size
-            if size and os.pread(fd, 1, size - 1) != b"\n":
-                os.write(fd, b"\n")
-        except OSError:
-            pass  # a pipe or a device has no end to check
 
     def _write(self, fd: int, data: bytes) -> None:
         size = os.fstat(fd).st_size
@@ -160,6 +165,13 @@ class Sink:
                 os.close(fd)
         except OSError:
             pass
+
+
+def _ends_line(fd: int, size: int) -> bool:
+    try:
+        return os.pread(fd, 1, size - 1) == b"\n"
+    except OSError:
+        return True  # a pipe or a device has no end to check
 
 
 def _cannot(path: str, error: OSError) -> UserError:

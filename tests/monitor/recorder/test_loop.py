@@ -186,6 +186,22 @@ def test_what_could_not_be_written_is_counted_in_the_log() -> None:
     assert len([line for line in lines if line.startswith(" ")]) == 2
 
 
+def test_what_is_lost_is_counted_once() -> None:
+    """Each line counts what was lost since the one before; a new file begins with none."""
+    world = World(num_cycles=8, turns=(7,))
+
+    def reading() -> Reading:
+        world.full = len(world.polled_s) in (2, 4, 5)
+        return Reading()
+
+    world.reading = reading
+    lost = [line for line in world.record().splitlines() if line.startswith("## lost")]
+    assert lost == [
+        "## lost: 1 sample could not be written",
+        "## lost: 2 samples could not be written",
+    ]
+
+
 def test_the_systems_clock_knows_its_offset() -> None:
     """Local time comes with its offset; the other clock never goes back."""
     clock = SystemClock()

@@ -4,6 +4,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -68,6 +69,43 @@ def test_a_broken_file_is_opened_anew(tmp_path: Path, messages: list[str]) -> No
     assert not sink.append("two\n")
     assert sink.append("three\n")
     assert path.read_text() == "one\nthree\n"
+    sink.close()
+
+
+def test_a_file_that_was_moved_away_elsewhere_is_followed_by_a_new_one(
+    tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on another machine of a network file system: the next block is told that it is first."""
+    path = tmp_path / "log"
+    sink = Sink(str(path), messages.append)
+    assert not sink.turn()
+    assert sink.append("one\n")
+    path.rename(tmp_path / "moved")
+    with monkeypatch.context() as patch:
+        stale = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        patch.setattr(os, "write", Mock(side_effect=stale))
+        assert not sink.append("two\n")
+    assert sink.turn()
+    assert not sink.turn()
+    assert sink.append("three\n")
+    assert path.read_text() == "three\n"
+    sink.close()
+
+
+def test_a_half_line_on_a_full_disk_is_ended_when_there_is_room(
+    tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next header would stand behind it, and no row below could be read."""
+    path = tmp_path / "log"
+    path.write_text("a half li")
+    with monkeypatch.context() as patch:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        patch.setattr(os, "write", Mock(side_effect=full))
+        sink = Sink(str(path), messages.append)
+        assert not sink.append("one\n")
+    assert sink.append("two\n")
+    assert sink.append("three\n")
+    assert path.read_text() == "a half li\ntwo\nthree\n"
     sink.close()
 
 
