@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import pynvml
 
-from monitor.logs.sample import total
 from monitor.nvml.calls import LOST, Fields, Handle, function, refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from monitor.nvml.workers import Values
 
@@ -34,45 +33,41 @@ _GPM_METRICS = {"sm_active_pct": 2, "tensor_active_pct": 5, "dram_active_pct": 1
 _GPM_MIN_GAP_S = 0.1  # NVML's own rule: two samples lie over 100 ms apart
 _SAMPLE = struct.Struct("<QI4x")  # c_nvmlSample_t: µs, and a value that is an unsigned int here
 _TIMES = struct.Struct("<QQ")  # c_nvmlViolationTime_t: µs of reference, ns of violation
+_FUTURE_S = 1.0  # the driver stamps samples by the time of day
 _NUM_SAMPLES = 256  # drivers keep 60 to 120; one that has more is asked again with more room
 
 
 class NvLink:
-    """Payload over all links of a GPU, in MB/s, both ways."""
+    """Payload over all links of a GPU, in MB/s, both ways.
+
+    From Blackwell on each link has its own counters, in bytes; before, there is one for all.
+    """
 
     def __init__(self, handle: Handle, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._handle = handle
         self._fields = Fields(handle, tuple((field, _ALL_LINKS) for field in _LINK_KIB))
-        self._num_links = 0
-        """How many are asked one by one."""
+        self._unit = _KIB
         self._has_looked = False
         self._monotonic = monotonic
         self._before: tuple[float, list[int | None]] | None = None
 
     def read(self, values: Values) -> bool | None:
         """Poll once."""
-        now_s, counts = self._monotonic(), self._read_bytes(values)
+        now_s, counts = self._monotonic(), self._fields.read(values)
         before, self._before = self._before, None
         if counts is None:
             return LOST in values
-        self._before = now_s, counts
-        if before is not None and now_s > before[0]:
-            for name, new, old in zip(_NVLINK_FIELDS, counts, before[1], strict=True):
-                if new is not None and old is not None and new >= old:
-                    values[name] = int((new - old) / _MB / (now_s - before[0]))
-        return None
-
-    def _read_bytes(self, values: Values) -> list[int | None] | None:
-        """Read both counters; from Blackwell on, where each link has its own, their sums."""
-        counts = self._fields.read(values)
-        if counts is None:
-            return None
-        if self._num_links:
-            return [total(counts[: self._num_links]), total(counts[self._num_links :])]
         if counts == [None, None] and not self._has_looked:
             self._has_looked = True
             self._find_links(values)
-        return [None if count is None else count * _KIB for count in counts]
+        self._before = now_s, counts
+        if before is not None and now_s > before[0] and len(counts) == len(before[1]):
+            num = len(counts) // 2
+            for name, of in zip(_NVLINK_FIELDS, (slice(num), slice(num, None)), strict=True):
+                grown = _growth(counts[of], before[1][of])
+                if grown is not None:
+                    values[name] = int(grown * self._unit / _MB / (now_s - before[0]))
+        return None
 
     def _find_links(self, values: Values) -> None:
         """Ask once which links count for themselves; where none does, there is no NVLink."""
@@ -82,7 +77,14 @@ class NvLink:
         counting = [link for link, count in counts if count is not None]
         if counting:
             wanted = tuple((field, link) for field in _LINK_BYTES for link in counting)
-            self._fields, self._num_links = Fields(self._handle, wanted), len(counting)
+            self._fields, self._unit = Fields(self._handle, wanted), 1
+
+
+def _growth(new: Sequence[int | None], old: Sequence[int | None]) -> int | None:
+    """Sum what the links have counted that answered both times and did not begin anew."""
+    pairs = zip(new, old, strict=True)
+    grown = [n - o for n, o in pairs if n is not None and o is not None and n >= o]
+    return sum(grown) if grown else None
 
 
 _NVLINK_FIELDS = ("nvlink_rx_mb_s", "nvlink_tx_mb_s")
@@ -114,9 +116,10 @@ class Violation:
 class Samples:
     """Utilisation as the driver itself sampled it since the last poll: mean and peak."""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handle, now_s: Callable[[], float] = time.time) -> None:
         self._call = function("nvmlDeviceGetSamples")
         self._handle = handle
+        self._now_s = now_s
         self._seen_us = c_ulonglong(0)
         self._kind = c_int()
         self._count = c_uint()
@@ -139,6 +142,8 @@ class Samples:
         """Poll once."""
         if self._call is None:
             return None
+        if self._seen_us.value / 1e6 > self._now_s() + _FUTURE_S:
+            self._seen_us.value = 0  # the clock was set back: all that comes would be older
         code = self._ask(self._call)
         if code:
             return refused(values, code)

@@ -98,6 +98,8 @@ class _Worker:
                     skipped.add(owner)
             except Exception:  # noqa: BLE001, S110 - what went wrong has left no value
                 pass
+            if poll.worker is not self:  # before the next call is taken from who makes it now
+                return
 
 
 class WorkerPool:

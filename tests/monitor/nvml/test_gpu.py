@@ -1,5 +1,6 @@
 """The further columns, marks, MIG and calls that hang: the real nvidia-ml-py, a stub driver."""
 
+import time
 from typing import Any
 
 import pytest
@@ -71,6 +72,17 @@ def test_a_peak_between_two_polls_is_seen(driver: Any) -> None:
     driver.does(*idle)
     reported = poll(driver, "pumtx", 2, 15, then=between([*idle, *ring]))[1]["gpus"][0]
     assert (reported["sm_pct"], reported["sm_avg_pct"], reported["sm_max_pct"]) == (0, 32, 100)
+
+
+def test_samples_of_a_clock_that_was_set_back(driver: Any) -> None:
+    """The driver stamps them by the time of day: those of before the hour are no longer new."""
+    now_us = int(time.time() * 1e6)
+    ahead = [f"sample {now_us + 3_600_000_000 + i} 0 50" for i in range(3)]
+    back = [f"sample {now_us + i} 0 20" for i in range(3)]
+    later = [f"sample {now_us + 1000 + i} 0 30" for i in range(3)]
+    driver.does("gpus 1", *ahead)
+    reported = poll(driver, "pumtx", 4, then=between(back, later))
+    assert [one["gpus"][0]["sm_max_pct"] for one in reported] == [None, None, 30, None]
 
 
 def test_a_ring_larger_than_usual(driver: Any) -> None:
@@ -232,6 +244,16 @@ def test_nvlink_by_link(driver: Any) -> None:
     assert first["nvlink_rx_mb_s"] == pytest.approx(2000, rel=0.15)
     assert first["nvlink_tx_mb_s"] == pytest.approx(1000, rel=0.15)
     assert second["nvlink_rx_mb_s"] is None
+
+
+def test_a_link_that_leaves_out_a_poll(driver: Any) -> None:
+    """What it counted in all its life is no traffic of one interval."""
+    constant = ["set nvrx_bytes 0 1e12", "set nvtx_bytes 0 1e12"]
+    worlds = [[*constant, f"set links 0 {num}"] for num in (2, 2, 1, 2)]
+    driver.does("gpus 2", *worlds[0])
+    then = "time.sleep(0.2)\n" + between(*worlds)
+    reported = poll(driver, "pumtn", 5, then=then)
+    assert [one["gpus"][0]["nvlink_rx_mb_s"] for one in reported[2:]] == [0, 0, 0]
 
 
 def test_a_call_that_hangs_costs_its_own_cells(driver: Any) -> None:

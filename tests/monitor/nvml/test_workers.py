@@ -92,6 +92,14 @@ def test_a_call_that_hangs_costs_its_own_value(world: World, until: Callable[...
     assert set(world.poll(jobs)) == {*rest, (0, "b")}
 
 
+def test_a_call_that_comes_back_in_the_same_poll_costs_no_other(world: World) -> None:
+    """Its worker takes no further call: another one makes them by then."""
+    late = Job(0, "late", lambda _values: time.sleep(0.25), timeout_s=0.1)
+    short = [Job(1, f"{n}", lambda _values: time.sleep(0.02)) for n in range(20)]
+    jobs = [job for one in short for job in (one, world.job(1, f"after {one.kind}"))]
+    assert len(world.poll([late, *jobs])) == 20
+
+
 def test_a_late_answer_belongs_to_no_poll(world: World, until: Callable[..., None]) -> None:
     """What comes back after it was given up does not show up in a later look."""
     jobs = [world.job(0, "a", hangs=True)]
