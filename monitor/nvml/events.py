@@ -59,43 +59,54 @@ class Events:
         self._handles: Mapping[int, Handle] = {}
         self._indices: dict[int | None, int] = {}
         self._num_registered = 0
-        self._why = ""
+        self._is_outdated = False
+        self.fact = ""
+        """What the log says of it."""
 
-    def start(self, handles: Mapping[int, Handle]) -> str:
-        """Register for the events of GPUs by index; what the log says of it.
+    def start(self, handles: Mapping[int, Handle]) -> None:
+        """Register for the events of GPUs by index.
 
         Called where it may hang: as one of the calls of a poll.
         """
         self._handles = handles
         event_set = self._register()
         if event_set is None:
-            return f"none: {self._why}"
+            return
         self._thread = threading.Thread(
             target=self._watch, args=(event_set,), name="nvml-events", daemon=True
         )
         self._thread.start()
-        return f"watched on {self._num_registered} of {counted(len(handles), 'GPU')}"
+
+    def go_on(self, handles: Mapping[int, Handle]) -> None:
+        """Go on with these GPUs, some of which are back: those are registered anew. As `start`."""
+        if self._thread is None:
+            self.start(handles)
+        self._handles, self._is_outdated = handles, True
 
     def _register(self) -> Handle | None:
-        """Make a set of the GPUs that answer; None if there is none, and `_why`."""
-        self._num_registered, self._why = 0, "no GPU"
+        """Make a set of the GPUs that answer; None if there is none."""
+        handles, num_registered, why = self._handles, 0, "no GPU"
+        self._num_registered = 0
         try:
             event_set = pynvml.nvmlEventSetCreate()
         except pynvml.NVMLError as error:
-            self._why = str(error)
+            self.fact = f"none: {error}"
             return None
-        for index, handle in self._handles.items():
+        for index, handle in handles.items():
             try:
                 known = pynvml.nvmlDeviceGetSupportedEventTypes(handle)
                 wanted = sum(kind for kind in _KINDS if kind & known)
                 pynvml.nvmlDeviceRegisterEvents(handle, wanted, event_set)
             except pynvml.NVMLError as error:
-                self._why = str(error)
+                why = str(error)
             else:
                 self._indices[_address(handle)] = index
-                self._num_registered += 1
-        if self._num_registered:
+                num_registered += 1
+        self._num_registered = num_registered
+        if num_registered:
+            self.fact = f"watched on {num_registered} of {counted(len(handles), 'GPU')}"
             return event_set
+        self.fact = f"none: {why}"
         _free(event_set)
         return None
 
@@ -111,6 +122,10 @@ class Events:
         wait = function("nvmlEventSetWait_v2") or function("nvmlEventSetWait")
         data = pynvml.c_nvmlEventData_t()
         while wait is not None and not self._ended.is_set():
+            if event_set is not None and self._is_outdated:
+                self._is_outdated = False
+                _free(event_set)
+                event_set = self._register()
             if event_set is None:  # none of them answers: one may be back later
                 self._ended.wait(_PAUSE_S)
                 event_set = self._register()

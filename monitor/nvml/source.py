@@ -54,6 +54,9 @@ class Nvml:
         self._next_start_s = monotonic()
         self._pool = WorkerPool("nvml", stop, self._report_slow)
         self._start_job = Job(_NO_OWNER, "nvmlInit", self._start, timeout_s=_START_S)
+        self._catch_up_job = Job(_NO_OWNER, "nvmlDeviceGetName", self._catch_up)
+        self._is_behind = False
+        """Whether a GPU is back of which there is more to learn."""
         self._started: Values = {}
         """What the start has found; it may come back after it was given up."""
         self._alive = False
@@ -70,15 +73,27 @@ class Nvml:
             self._try_start()
         if not self._alive:
             lost = tuple(GpuSample(index=gpu.index) for gpu in self._gpus)
-            return Reading(lost, self._facts, self._is_renumbered)
-        found: dict[int, Values] = {gpu.index: {} for gpu in self._gpus}
-        self._pool.run([job for gpu in self._gpus for job in gpu.due()], found, _LOOK_S)
+            return Reading(lost, self._all_facts, self._is_renumbered)
+        found = self._poll()
         samples = tuple(self._see(gpu, found[gpu.index]) for gpu in self._gpus)
         is_silent = all(not values or LOST in values for values in found.values())
         is_over = is_silent or any(OVER in values for values in found.values())
         if is_over and not self._pool.is_stuck:
             self._stop()  # not one reading of any GPU: the library is dead, not a GPU
-        return Reading(samples, self._facts + self._mig_facts(found), self._is_renumbered)
+        return Reading(samples, self._all_facts + self._mig_facts(found), self._is_renumbered)
+
+    def _poll(self) -> dict[int, Values]:
+        """Make the calls of all GPUs; what they found, by index."""
+        jobs = [job for gpu in self._gpus for job in gpu.due()]
+        found: dict[int, Values] = {gpu.index: {} for gpu in self._gpus}
+        learned: Values = {}
+        if self._is_behind:
+            jobs.append(self._catch_up_job)
+        self._pool.run(jobs, {**found, _NO_OWNER: learned}, _LOOK_S)
+        if "facts" in learned:
+            self._is_behind = False
+            self._facts = learned["facts"]
+        return found
 
     @property
     def handles(self) -> dict[int, Handle]:
@@ -94,6 +109,7 @@ class Nvml:
         if is_lost != (gpu.index in self._lost):
             self._lost ^= {gpu.index}
             self._report(LogEvent(time.time(), "lost" if is_lost else "back", gpu.index))
+            self._is_behind |= not is_lost
         values.pop("mig_used_mib", None)
         state = values.pop("remap_state", None)
         if state is not None:
@@ -147,10 +163,14 @@ class Nvml:
     def _open_all(self, num_gpus: int) -> Values:
         gpus = tuple(self._find(num_gpus))
         events = Events(self._report)
-        events_fact = events.start({gpu.index: gpu.handle for gpu in gpus if gpu.jobs})
-        count = str(len(gpus)) if gpus else "no readings: NVML finds none"
-        facts = (("gpus", count), *self._learn(gpus), ("events", events_fact))
-        return {"gpus": gpus, "events": events, "facts": facts}
+        events.start({gpu.index: gpu.handle for gpu in gpus if gpu.jobs})
+        return {"gpus": gpus, "events": events, "facts": self._learn(gpus)}
+
+    def _catch_up(self, values: Values) -> None:
+        """Learn what is known of GPUs that are back, and watch their events; may hang."""
+        values["facts"] = self._learn(self._gpus)
+        if self._events is not None:
+            self._events.go_on({gpu.index: gpu.handle for gpu in self._gpus if gpu.jobs})
 
     def _find(self, num_gpus: int) -> list[Gpu]:
         """Open the job's GPUs; at a start anew those of before, also one that counts no more."""
@@ -170,15 +190,22 @@ class Nvml:
         return keep(ours, wanted)
 
     def _learn(self, gpus: tuple[Gpu, ...]) -> Facts:
-        facts = [
-            ("driver", str(quietly(pynvml.nvmlSystemGetDriverVersion) or "-")),
-            ("nvml", str(quietly(pynvml.nvmlSystemGetNVMLVersion) or "-")),
-        ]
         known = dict(self._facts)
+        learned = {
+            "gpus": str(len(gpus)) if gpus else "no readings: NVML finds none",
+            "driver": str(quietly(pynvml.nvmlSystemGetDriverVersion) or "-"),
+            "nvml": str(quietly(pynvml.nvmlSystemGetNVMLVersion) or "-"),
+        }
         for gpu in gpus:
-            for key, value in gpu.facts():
-                facts.append((key, known.get(key, "-") if value == "-" else value))
-        return tuple(facts)
+            told = dict(gpu.facts())
+            if gpu.handle is None:  # it may be back
+                told |= {key: known[key] for key in known if key.split()[-1] == str(gpu.index)}
+            learned |= {k: known.get(k, "-") if v == "-" else v for k, v in told.items()}
+        return tuple(learned.items())
+
+    @property
+    def _all_facts(self) -> Facts:
+        return (*self._facts, *([("events", self._events.fact)] if self._events else []))
 
     def _with_count(self, text: str) -> Facts:
         """Say first how many GPUs there are, or why there are no readings."""

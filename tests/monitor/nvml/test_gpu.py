@@ -167,6 +167,37 @@ def test_events_go_on_where_a_gpu_is_lost(driver: Any) -> None:
     assert sorted(marks[1:]) == ["lost gpu=0", "xid gpu=1 xid=13 text=" + XID_13]
 
 
+def test_a_gpu_that_is_back_is_known_and_watched(driver: Any) -> None:
+    """One that needs a reset at the start: its facts are learned, its events registered for."""
+    waits = (
+        "deadline_s = time.monotonic() + 30\n"
+        "while turn == 1 and 'of 2' not in dict(nvml.read().facts)['events']:\n"
+        "    assert time.monotonic() < deadline_s\n"
+        "    time.sleep(0.1)\n"
+        "if turn == 1:\n"
+        "    marks.clear()\n"
+    )
+    driver.does("gpus 2", "fail nvmlDeviceGetHandleByIndex_v2 1 15")
+    then = waits + between([], ["event 8 1 79"]) + events(1)
+    reported = poll(driver, times=3, then=then)
+    assert reported[0]["facts"]["gpu 1"] == "-"
+    assert reported[0]["facts"]["events"] == "watched on 1 of 1 GPU"
+    assert reported[2]["facts"]["gpu 1"].endswith("NVIDIA Stand-In")
+    assert reported[2]["facts"]["memory_mib 1"] == reported[2]["facts"]["memory_mib 0"]
+    assert reported[2]["marks"] == ["xid gpu=1 xid=79 text=GPU_has_fallen_off_the_bus"]
+
+
+def test_a_gpu_away_while_nvml_starts_anew_keeps_its_facts(driver: Any) -> None:
+    """They are written into each new file of the log."""
+    away = ["fail nvmlDeviceGetHandleByUUID 1 15"]
+    reported = poll(driver, times=4, step_s=40, then=between(["dead 0"], away, away))
+    assert readings(reported[3]["gpus"][0])
+    assert readings(reported[3]["gpus"][1]) == {}
+    of_gpus = {k: v for k, v in reported[0]["facts"].items() if k[-1] in "01"}
+    assert len(of_gpus) == 6
+    assert of_gpus.items() <= reported[3]["facts"].items()
+
+
 def test_a_storm_of_events_is_cut(driver: Any) -> None:
     """Twenty of a kind and GPU a minute are reported, and how many more there were."""
     driver.does(*["event 1 0 0"] * 30, "event 8 0 13")
