@@ -16,7 +16,7 @@ from rundir.events import read
 from rundir.paths import RunDir
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from rundir.events import Event
 
@@ -85,8 +85,10 @@ class LiveRun:
 
     @property
     def intervals(self) -> tuple[Event, ...]:
-        """The trainer's last log intervals."""
-        return tuple(self._intervals)
+        """The trainer's last log intervals, of an attempt that is not over."""
+        newest = self._attempt or 0
+        told = ((integer(one.get("attempt")), one) for one in self._intervals)
+        return tuple(one for attempt, one in told if attempt is None or attempt >= newest)
 
     @property
     def notes(self) -> tuple[Event, ...]:
@@ -123,8 +125,8 @@ class LiveRun:
         self._last[name] = event
         if name in REPORTS:
             self._notes.append(event)
-        if name == "rank_up":
-            rank = event.get("rank")
+        rank = integer(event.get("rank"))
+        if name == "rank_up" and rank is not None:
             self._ranks[rank] = {"rank": rank, "local_rank": event.get("local_rank")}
         job_id = event.get("job_id")
         if name == "start" and isinstance(job_id, str) and job_id not in self.job_ids[-1:]:
@@ -141,15 +143,16 @@ class LiveRun:
 
     def progress(self) -> Progress:
         """Sum up what is known."""
-        now = self._intervals[-1] if self._intervals else {}
+        intervals = self.intervals
+        now = intervals[-1] if intervals else {}
         summary = _mapping(self._last.get("summary", {}).get("summary"))
-        outcome = self._outcome()
+        outcome = self._outcome(intervals)
         step = max(
             (s for s in map(integer, (now.get("step"), summary.get("steps"))) if s is not None),
             default=None,
         )
         total = integer(now.get("total_steps"))
-        losses = (finite(one.get("loss")) for one in self._intervals)
+        losses = (finite(one.get("loss")) for one in intervals)
         return Progress(
             name=os.path.basename(os.path.abspath(self.run_dir)),  # noqa: PTH100, PTH119
             outcome=outcome,
@@ -164,11 +167,11 @@ class LiveRun:
             mfu_pct=finite(now.get("mfu_pct")),
             data_wait_pct=finite(now.get("data_wait_pct")),
             test_accuracy=self._accuracy,
-            left_s=0.0 if outcome == "finished" else self._left_s(step, total),
+            left_s=0.0 if outcome == "finished" else self._left_s(intervals, step, total),
             losses=tuple(math.nan if loss is None else loss for loss in losses),
         )
 
-    def _outcome(self) -> str:
+    def _outcome(self, intervals: Sequence[Event]) -> str:
         """Return its state by the last attempt's events."""
         decision = self._last.get("decision", {}).get("decision")
         if decision in ("restart", "requeue"):
@@ -179,13 +182,14 @@ class LiveRun:
             return _OUTCOMES.get(code, f"failed (code {code})")
         if isinstance(summary.get("outcome"), str):
             return str(summary["outcome"])
-        return "running" if self._intervals or "first_step" in self._last else "starting"
+        return "running" if intervals or "first_step" in self._last else "starting"
 
-    def _left_s(self, step: int | None, total: int | None) -> float | None:
+    @staticmethod
+    def _left_s(intervals: Sequence[Event], step: int | None, total: int | None) -> float | None:
         """Return how long the rest takes at the pace of the last intervals of this attempt."""
-        if step is None or total is None or len(self._intervals) < 2:  # noqa: PLR2004 - a pace
+        if step is None or total is None or len(intervals) < 2:  # noqa: PLR2004 - a pace
             return None
-        first, last = self._intervals[0], self._intervals[-1]
+        first, last = intervals[0], intervals[-1]
         begin_s, end_s = (finite(one.get("train_time_s")) for one in (first, last))
         num_steps = last["step"] - first["step"]
         if begin_s is None or end_s is None or num_steps <= 0 or end_s <= begin_s:

@@ -55,7 +55,8 @@ def run(options: Namespace) -> int:
     """
     session = Session(Fleet(target.resolve(options.paths, os.environ)))
     console = _Console(highlight=False, theme=Theme(STYLES))
-    if not (sys.stdin.isatty() and console.is_terminal) or console.is_dumb_terminal:
+    has_keys = sys.stdin is not None and sys.stdin.isatty()  # None: it was closed at the start
+    if not (has_keys and console.is_terminal) or console.is_dumb_terminal:
         session.fleet.poll(is_only=True)
         session.update()
         _print(session, console)

@@ -137,7 +137,7 @@ def slow_ranks(attempt: Attempt) -> list[Record]:
         reported = [
             max(named, key=lambda one: finite(one.get("ratio")) or 0.0) for named in sustained
         ]
-    return [picked(one, ("rank", "node", "ratio", "cost_pct")) for one in reported]
+    return [picked(one, ("rank", "node", "ratio", "cost_pct")) for one in reported if one]
 
 
 def _summary(attempt: Attempt, outcome: str) -> Record:

@@ -77,7 +77,7 @@ def _has_process(run_dir: str, attempt: dict[str, Any]) -> bool:
 def _is_all_here(attempt: dict[str, Any]) -> bool:
     """Whether all ranks ran on this machine, so that none of them there means none."""
     here = os.uname().nodename.split(".")[0]
-    on = {rank["node"] for rank in attempt["ranks"]}
+    on = {str(rank["node"]) for rank in attempt["ranks"]}
     return on == {here} and attempt["place"] == "bare-local"
 
 

@@ -231,3 +231,28 @@ def test_what_of_a_node_is_nearly_full_is_an_alert(tmp_path: Path) -> None:
             ("warning", "n1", "the machine's disk was up to 96 % full"),
         ],
     ]
+
+
+def test_a_restart_has_no_pace_of_the_attempt_before(run: Run) -> None:
+    """It is starting until it trains: an attempt that hangs there is not running."""
+    run.add_event("start", job_id="7", world_size=2)
+    for step in (10, 20):
+        run.step(step, float(step), total_steps=100)
+    assert (run.progress.outcome, run.progress.left_s) == ("running", 80.0)
+    run.add_event("end", code=1)
+    run.add_event("decision", decision="restart")
+    assert run.progress.outcome == "restarting"
+    run.add_event("start", attempt=2, job_id="7", world_size=2)
+    reported = run.progress
+    assert (reported.outcome, reported.step, reported.left_s) == ("starting", None, None)
+    assert run.live.intervals == ()
+    run.step(30, 1.0, attempt=2)
+    assert (run.progress.outcome, run.progress.step) == ("running", 30)
+
+
+def test_a_rank_that_is_no_number_costs_no_other_event(run: Run) -> None:
+    """What follows in the same read counts."""
+    run.add_event("rank_up", rank=[0])
+    run.add_event("end", code=0)
+    assert run.progress.is_over
+    assert run.live.ranks == ()

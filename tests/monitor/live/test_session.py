@@ -248,6 +248,14 @@ def test_without_a_terminal_one_picture_is_printed(out: Path) -> None:
     assert "help" not in text
 
 
+def test_without_a_standard_input_one_picture_is_printed(out: Path) -> None:
+    """As a service manager or `<&-` starts it."""
+    command = ["bash", "-c", 'exec "$@" <&-', "bash", sys.executable, *WATCH, str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "slurm-7" in done.stdout
+
+
 def test_a_terminal_that_can_do_nothing_gets_one_picture(out: Path) -> None:
     """TERM=dumb."""
     with Terminal(*WATCH, out, env={"TERM": "dumb"}) as terminal:

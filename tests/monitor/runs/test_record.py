@@ -114,6 +114,25 @@ def test_the_record_holds_what_the_run_was() -> None:
     assert "secret" not in json.dumps(made)
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        event("summary", summary={"outcome": "failed", "slow_ranks": [{}]}),
+        event("rank_up", rank=0, local_rank=0, node=["n1"], pid=1),
+    ],
+)
+def test_values_of_the_wrong_type_cost_nothing_else(
+    damaged: dict[str, Any], tmp_path: Path
+) -> None:
+    """`compose` and `why` do without them."""
+    lines = [json.dumps(one) + "\n" for one in (*life(None), damaged)]
+    (tmp_path / "events.jsonl").write_text("".join(lines))
+    assert compose(tmp_path).returncode == 0
+    command = [sys.executable, "-m", "monitor", "why", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_each_rank_has_its_end() -> None:
     """In order of ranks; one without a reported end has no code."""
     ranks = record.compose(life(137), [])["attempts"][0]["ranks"]
