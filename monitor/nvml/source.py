@@ -199,7 +199,7 @@ class Nvml:
         for gpu in gpus:
             told = dict(gpu.facts())
             if gpu.handle is None:  # it may be back
-                told |= {key: known[key] for key in known if key.split()[-1] == str(gpu.index)}
+                told |= {k: v for k, v in known.items() if _index_of(k) == str(gpu.index)}
             learned |= {k: known.get(k, "-") if v == "-" else v for k, v in told.items()}
         return tuple(learned.items())
 
@@ -223,6 +223,11 @@ class Nvml:
             self._events.end()
         for gpu in self._gpus:
             gpu.close()
+
+
+def _index_of(key: str) -> str:
+    """Return whose fact this is: `gpu 1` and `mig 1.0` are of GPU 1."""
+    return key.rpartition(" ")[2].partition(".")[0]
 
 
 def _join(mib: tuple[int | None, ...]) -> str:

@@ -80,9 +80,10 @@ def _print(
     console = _console()
     for part in tables(jobs, co2_g_per_kwh, wide=console.width >= WIDE, full=full):
         console.print(part)
-    console.print()
-    rules = f"busy: {RULES['busy']}; energy: {RULES['energy']}; {RULES['gaps']}"
-    console.print(rules, style="dim", markup=False)
+    if any(job.gpus for job in jobs):
+        rules = f"busy: {RULES['busy']}; energy: {RULES['energy']}; {RULES['gaps']}"
+        console.print()
+        console.print(rules, style="dim", markup=False)
     notes = [note for note in map(_note, files) if note]
     if len(notes) > _MAX_NOTES and not full:
         hidden = len(notes) - _MAX_NOTES

@@ -44,9 +44,10 @@ def test_the_tables_name_nodes_gpus_and_rules(data: Path) -> None:
 
 
 def test_a_node_without_a_gpu_has_its_host(written: Written) -> None:
-    """No GPU table; processor and memory of the node; as long as the longest of several."""
+    """No GPU table, and no rules of one; its processor and memory; the longest of several."""
     done = run(written(3, num_gpus=0).parent)
     lines = lines_of(done.stdout)
+    assert "busy:" not in done.stdout
     assert lines[:2] == ["job 7: 1 node, 0 GPUs, 20 s", "no GPU was seen"]
     two = run(written(3, num_gpus=0, name="slurm-7.n2.gutil").parent)
     assert lines_of(two.stdout)[0] == "job 7: 2 nodes, 0 GPUs, 20 s"
