@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from trainer.workloads.llama import Llama
 
 
+_LEAST_TEMPERATURE = 1e-6
+"""Below it logits overflow, and all that is drawn is the likeliest."""
+
+
 def main(argv: Sequence[str]) -> int:
     """Print the prompt and what follows. Raises UserError for wrong input."""
     parser = command.Parser(prog="python -m trainer.sample", description=__doc__)
@@ -91,7 +95,7 @@ def generate(
 
 def _choose(logits: Tensor, temperature: float, generator: Generator) -> int:
     """Return the likeliest token, or one drawn; a low temperature prefers the likely ones."""
-    if temperature == 0:
+    if temperature < _LEAST_TEMPERATURE:
         return int(logits.argmax())
     chances = (logits / temperature).softmax(dim=-1)
     return int(chances.multinomial(1, generator=generator))

@@ -214,11 +214,13 @@ def test_a_checkpoint_writes(trained: Path, capsys: pytest.CaptureFixture[str]) 
     """The prompt and as many bytes as asked for; the same seed, the same text."""
     capsys.readouterr()
     reported = []
-    for more in (["--seed", "3"], ["--seed", "3"], ["--seed", "4"], ["--temperature", "0"]):
+    cold = (["--temperature", "0"], ["--temperature", "1e-60"])
+    for more in (["--seed", "3"], ["--seed", "3"], ["--seed", "4"], *cold):
         words = [str(trained), "--prompt", "def f(", "--tokens", "20", *more]
         assert run(sample.main, words) == 0
         reported.append(capsys.readouterr().out)
     assert reported[0] == reported[1] != reported[2]
+    assert reported[3] == reported[4]
     assert all(text.startswith("def f(") for text in reported)
     for words in (
         [str(trained), "--prompt", ""],
