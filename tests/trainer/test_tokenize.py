@@ -216,7 +216,11 @@ def test_a_model_with_a_smaller_vocabulary_is_refused(made: Path) -> None:
     made.write_bytes(about)
     with pytest.raises(UserError, match=r"vocabulary of 256; found one of 999"):
         Language(Config(workload="lm", data_dir=made.parent)).check()
-    Language(Config(workload="lm", model="stories15m", data_dir=made.parent)).check()
+    larger = Config(workload="lm", model="stories15m", data_dir=made.parent)
+    with pytest.raises(UserError, match=r"by the tokenizer of train\.tokens; found bytes of 256"):
+        Language(larger).check()
+    made.with_name("val.tokens").write_bytes(about)
+    Language(larger).check()
     made.unlink()
     with pytest.raises(UserError, match=r"token file .*train\.tokens"):
         Language(Config(workload="lm", data_dir=made.parent)).check()

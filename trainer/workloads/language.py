@@ -63,8 +63,9 @@ class Language(Workload):
                 remedy="give that folder as --model, too",
             )
         if self.config.data_dir and not self.config.mock_tokens:
-            for split in _FILES:
-                self._open(split)
+            train, test = (self._open(split) for split in _FILES)
+            if train and test:
+                _check_same_tokenizer(train, test)
 
     def prepare(self) -> None:
         """Read files of moderate size whole, to see whether they are what was written."""
@@ -232,3 +233,15 @@ class Language(Workload):
         random = np.random.default_rng(0)
         row = random.integers(vocab_size, size=self.config.mock_tokens, dtype=np.uint32)
         return self._data(row, vocab_size, "--mock-tokens")
+
+
+def _check_same_tokenizer(train: TokenFile, test: TokenFile) -> None:
+    """Compare what tokenizers of any name must share: else the test's loss means nothing."""
+    first, second = train.tokenizer, test.tokenizer
+    if (first.vocab_size, first.eos) != (second.vocab_size, second.eos):
+        raise UserError(
+            f"token file {test.path}",
+            rule=f"be made by the tokenizer of {train.path.name}",
+            found=f"{second.name} of {second.vocab_size:,} and not {first.vocab_size:,} tokens",
+            remedy="make it again with that one",
+        )
