@@ -242,6 +242,6 @@ def _check_same_tokenizer(train: TokenFile, test: TokenFile) -> None:
         raise UserError(
             f"token file {test.path}",
             rule=f"be made by the tokenizer of {train.path.name}",
-            found=f"{second.name} with a vocabulary of {second.vocab_size:,}, not {first.vocab_size:,}",
+            found=f"{second.name} of vocabulary size {second.vocab_size}, not {first.vocab_size}",
             remedy="make it again with that one",
         )
