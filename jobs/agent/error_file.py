@@ -42,11 +42,11 @@ class ErrorFile:
         try:
             with open_plain(self._path) as file:
                 data = file.read(_MAX_BYTES)  # half an error is none
-            if self._path != self._kept:
-                with open(self._kept, "xb") as copy:
-                    copy.write(data)
         except OSError:
             return None
+        if self._path != self._kept:
+            with suppress(OSError), open(self._kept, "xb") as copy:
+                copy.write(data)
         return parse(data)
 
 

@@ -62,7 +62,11 @@ class LogFollower:
     def _copy(self, *, is_last: bool = False) -> bool:
         """Copy what there is and has room; return whether that is all."""
         while not self._output.is_full:
-            data = os.pread(self._fd, _READ_BYTES, self._offset)
+            try:
+                data = os.pread(self._fd, _READ_BYTES, self._offset)
+                file_size = os.fstat(self._fd).st_size
+            except OSError:  # such as ESTALE: removed on the server; the rank is none the worse
+                return True
             size = data.rfind(b"\n") + 1
             if is_last and data and not size and len(data) < _READ_BYTES:
                 self._emit(data + b"\n")  # in one piece: others write to the same pipe
@@ -71,7 +75,7 @@ class LogFollower:
             if not size and (is_last or len(data) == _READ_BYTES):
                 size = len(data)
             if not size:
-                if not data and os.fstat(self._fd).st_size < self._offset:
+                if not data and file_size < self._offset:
                     self._offset = 0  # its writer has begun anew
                 return True
             self._emit(data[:size])

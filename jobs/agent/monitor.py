@@ -92,7 +92,11 @@ def start_monitor(environ: Mapping[str, str], root: str) -> Monitor | None:
         argv += ["--compose", environ["DDP_RUN_DIR"]]
     argv += ["--launch-id", environ["DDP_LAUNCH_ID"]]
     own_log = RunDir(environ["DDP_RUN_DIR"]).monitor_log(node)
-    fd = os.open(own_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fd = os.open(own_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        info(f"no monitor on {node}: {error.strerror} at {own_log}", "launcher")
+        return None
     # SIGUSR1 may reach every process of the step, before Python has a handler for it.
     ignored = (signal.SIGUSR1,)
     child = start(argv, environ, Streams(fd, fd), signal.SIGTERM, ignored)

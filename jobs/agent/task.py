@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from jobs import processes
 from jobs.agent import child
+from jobs.messages import UsageError
 from rundir import codes, events, procfs
 from rundir.hang import ASK
 from rundir.paths import RunDir
@@ -40,11 +41,14 @@ class Task:
             log: what it writes goes to this file.
             loop: runs meanwhile.
 
+        Raises:
+            UsageError: the log cannot be opened.
+
         """
         self._environ = environ
         self._rank_id = rank_id(environ, name)
         self.log = log
-        self.log_fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self.log_fd = _open_log(log)
         self.log_offset = os.fstat(self.log_fd).st_size
         self.child: Child | None = None
         self.children: list[Child] = []
@@ -172,6 +176,17 @@ class Task:
             processes.send(pids, signal.SIGUSR1)
         else:
             self._loop.after(_RETRY_S, lambda: self._request_checkpoint(number))
+
+
+def _open_log(path: str) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise UsageError(
+            "a rank's log must be writable",
+            f"{error.strerror} at {path}",
+            "make room there, or remove what is in its place",
+        ) from None
 
 
 def rank_id(environ: Mapping[str, str], name: str) -> str:

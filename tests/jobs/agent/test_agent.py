@@ -158,6 +158,31 @@ def test_a_monitor_that_dies(
     assert (agent.returncode, told, out.count(b'"monitor_end"')) == (0, is_told, 1), err
 
 
+def test_a_log_that_cannot_be_written(launch: Launch, tmp_path: Path) -> None:
+    """One line, and 64; nothing runs."""
+    log = tmp_path / "out" / "slurm-7" / "logs" / "rank-0.log"
+    log.mkdir(parents=True)
+    agent = launch("touch", "ran", DDP_OUT=str(tmp_path / "out"), DDP_JOB_ID="7")
+    out, err = agent.communicate(timeout=30)
+    assert (agent.returncode, out) == (64, b"")
+    (line,) = err.decode().splitlines()
+    assert line == (
+        f"launcher: a rank's log must be writable; found Is a directory at {log}; make room there,"
+        " or remove what is in its place"
+    )
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_monitor_whose_log_cannot_be_written(launch: Launch, tmp_path: Path) -> None:
+    """The rank runs without one."""
+    log = tmp_path / "out" / "slurm-7" / "logs" / "monitor-n1.log"
+    log.mkdir(parents=True)
+    agent = launch("echo", "hi", DDP_OUT=str(tmp_path / "out"), DDP_JOB_ID="7")
+    out, err = agent.communicate(timeout=30)
+    assert (agent.returncode, out) == (0, b"[0] hi\n")
+    assert err.decode() == f"launcher: no monitor on n1: Is a directory at {log}\n"
+
+
 def test_a_host_without_python(launch: Launch, tmp_path: Path) -> None:
     """One line with both remedies, and 64."""
     for name in ("jobs", "rundir"):

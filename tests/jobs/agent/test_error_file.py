@@ -50,6 +50,14 @@ def test_what_torch_wrote_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert kept.read_bytes() == path.read_bytes()
 
 
+def test_a_disk_without_room_for_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says is known all the same."""
+    path = recorded(tmp_path, monkeypatch, ValueError("bad shard"))
+    found = ErrorFile(str(path), str(tmp_path / "nowhere" / "kept.json")).read()
+    assert found is not None
+    assert found.error == "ValueError: bad shard"
+
+
 def test_where_it_is_the_runs_own_file(tmp_path: Path) -> None:
     """Nothing is copied; what an earlier start left is gone, and no error is none."""
     path = tmp_path / "error.json"

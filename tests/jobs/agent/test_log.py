@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -116,6 +117,22 @@ def test_a_log_that_its_writer_empties(following: Following) -> None:
     following.loop.pause(0.3)
     following.add(b"b\n")
     following.until(b"[3] a long first line\n[3] b\n")
+
+
+def test_a_log_that_can_be_read_no_more(following: Following, monkeypatch: Any) -> None:
+    """Somebody removed it on the file server: the rank goes on, and so does who follows."""
+    following.follower.start()
+    following.add(b"one\n")
+    following.until(b"[3] one\n")
+    with monkeypatch.context() as stale:
+        stale.setattr(os, "pread", _stale)
+        following.add(b"two\n")
+        following.loop.pause(0.5)
+    assert following.finish() == b"[3] one\n[3] two\n"
+
+
+def _stale(*_: object) -> bytes:
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
 def test_a_reader_that_is_stuck_costs_a_limited_time(tmp_path: Path) -> None:
