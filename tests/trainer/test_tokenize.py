@@ -217,7 +217,10 @@ def test_a_model_with_a_smaller_vocabulary_is_refused(made: Path) -> None:
     with pytest.raises(UserError, match=r"vocabulary of 256; found one of 999"):
         Language(Config(workload="lm", data_dir=made.parent)).check()
     larger = Config(workload="lm", model="stories15m", data_dir=made.parent)
-    with pytest.raises(UserError, match=r"by the tokenizer of train\.tokens; found bytes of 256"):
+    with pytest.raises(
+        UserError,
+        match=r"by the tokenizer of train\.tokens; found bytes of vocabulary size 256, not 999",
+    ):
         Language(larger).check()
     made.with_name("val.tokens").write_bytes(about)
     Language(larger).check()
