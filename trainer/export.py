@@ -8,9 +8,9 @@ Without one of these endings, both are. With
 enough, whatever number of ranks wrote the checkpoint; nothing but torch and safetensors is used.
 
 CHECKPOINT may be another program's, too: a folder of torch.distributed.checkpoint (torchtitan's,
-FSDP's, Megatron's torch_dist), or a state dict in a .pt, .pth or .bin file. All tensors but the
-optimizer's are written; nothing of that program is needed, and no code in its files is run. Of a
-Megatron core GPT, --format hf makes a Llama or a GPT-2.
+FSDP's, Megatron's torch_dist), or a state dict in a .pt, .pth, .bin or .ckpt file. All tensors but
+the optimizer's are written; nothing of that program is needed, and no code in its files is run. Of
+a Megatron core GPT, --format hf makes a Llama or a GPT-2.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(
             str(options.out), rule="be a new name", found="a folder", remedy="give a name in it"
         )
+    foreign.check_is_whole(options.checkpoint)
     is_foreign = foreign.is_foreign(options.checkpoint)
     checkpoint = options.checkpoint if is_foreign else find(options.checkpoint)
     if options.format == "hf":

@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
 INDEX = ".metadata"
-_ENDINGS = (".pt", ".pth", ".bin")
-_OPTIMIZER = re.compile(r"optim(izer)?s?(_states?)?(_dict)?(_\d+)?")
-"""A part of the names of what belongs to an optimizer."""
+_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
+_ZERO = ("*zero_pp_rank_*", *(f"{at}zero_to_fp32.py" for at in ("", "*/", "*/*/")))
+"""What DeepSpeed's ZeRO leaves in a checkpoint, in a folder of them, or in a run directory."""
+_OPTIMIZER = re.compile(r"optim(izer)?s?(_states?)?(_dict)?(_\d+)?|callbacks")
+"""A part of the names of what belongs to an optimizer, or to Lightning's callbacks."""
 
 
 def is_foreign(path: Path) -> bool:
@@ -39,6 +41,22 @@ def is_foreign(path: Path) -> bool:
         return path.suffix in _ENDINGS
     own = (manifest.FILE, STATE_FILE)
     return (path / INDEX).exists() and not any((path / name).exists() for name in own)
+
+
+def check_is_whole(path: Path) -> None:
+    """Raise UserError for what ZeRO saved in a part per rank, of which each part alone is empty."""
+    is_zeros = (
+        "zero_pp_rank_" in path.name
+        if path.is_file()
+        else any(next(path.glob(pattern), None) for pattern in _ZERO)
+    )
+    if is_zeros:
+        raise UserError(
+            str(path),
+            rule="hold whole weights",
+            found="each rank's part, by DeepSpeed's ZeRO",
+            remedy="run the zero_to_fp32.py that lies with it, and name the file that it writes",
+        )
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], str]:

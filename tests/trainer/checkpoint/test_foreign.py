@@ -99,6 +99,30 @@ def test_a_file_of_torch_save(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert torch.equal(weights["head"], tied)
 
 
+def test_a_checkpoint_of_lightnings(tmp_path: Path) -> None:
+    """As its `ddp` leaves it: what a callback remembers is no weight."""
+    state = {
+        "pytorch-lightning_version": "2.6.6",
+        "state_dict": {"layers.0.weight": torch.ones(2)},
+        "callbacks": {"ModelCheckpoint{'mode': 'min'}": {"kth_value": torch.tensor(0.5)}},
+        "optimizer_states": [{"state": {0: {"exp_avg": torch.ones(2)}}}],
+    }
+    torch.save(state, tmp_path / "step-5.ckpt")
+    assert run(export.main, [str(tmp_path / "step-5.ckpt"), str(tmp_path / "w.safetensors")]) == 0
+    assert set(load_file(tmp_path / "w.safetensors")) == {"layers.0.weight"}
+
+
+def test_zeros_shards_are_refused(tmp_path: Path, refused: Callable[..., None]) -> None:
+    """A file of ZeRO-3's has each weight with no numbers in it; its folder and its run likewise."""
+    checkpoint = tmp_path / "run" / "checkpoints" / "global_step5"
+    checkpoint.mkdir(parents=True)
+    shard = checkpoint / "zero_pp_rank_0_mp_rank_00_model_states.pt"
+    torch.save({"module": {"w": torch.ones(0)}}, shard)
+    checkpoint.with_name("zero_to_fp32.py").touch()
+    for path in (shard, checkpoint, checkpoint.parent, tmp_path / "run"):
+        refused(path, "found each rank's part, by DeepSpeed's ZeRO; run the zero_to_fp32.py ")
+
+
 class _Hostile:
     """Runs a command where its pickle is read by the plain unpickler."""
 
