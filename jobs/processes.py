@@ -56,6 +56,21 @@ def processes_writing(path: str) -> list[int]:
     return [pid for pid in procfs.others() if any(_is_open(pid, fd, file) for fd in (1, 2))]
 
 
+def with_descendants(pids: Iterable[int]) -> list[int]:
+    """Return these processes and all below them.
+
+    So those are found, too, that wrote a title over their environment and print elsewhere, as Ray's
+    agents do.
+    """
+    found = {*pids}
+    parents = {pid: procfs.parent(pid) for pid in procfs.others()} if found else {}
+    newest = found
+    while newest:
+        newest = {pid for pid, parent in parents.items() if parent in newest} - found
+        found |= newest
+    return sorted(found)
+
+
 def _is_open(pid: int, fd: int, file: os.stat_result) -> bool:
     try:
         return os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), file)

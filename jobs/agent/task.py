@@ -103,7 +103,7 @@ class Task:
     def sweep(self) -> None:
         """End what the command left behind: data loaders, detached children."""
         left = {*self.descendants(), *processes.processes_writing(self.log)}
-        processes.stop(sorted(left), _SWEEP_S, self._loop.pause)
+        processes.stop(processes.with_descendants(left), _SWEEP_S, self._loop.pause)
 
     def descendants(self) -> list[int]:
         """Find the processes that the command has started, and the command."""

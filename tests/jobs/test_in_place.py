@@ -109,9 +109,16 @@ def test_bash_does_not_tell_of_a_rank_that_dies_at_once(scripts: Scripts) -> Non
     assert ": line " not in result.err
 
 
-def test_who_hides_does_not_outlive_the_job(scripts: Scripts) -> None:
-    """Without the environment by which a rank's children are known, as after setproctitle."""
-    hides = """env -i setsid bash -c 'trap "" TERM; exec -a "$0" sleep 600' "$PWD/x" & sleep 0.5"""
+HIDES = """env -i setsid bash -c 'trap "" TERM; exec -a "$0" sleep 600' "$PWD/x" """
+BELOW = f"""below() {{ {HIDES} >/dev/null 2>&1 & wait; }}; export -f below; setsid bash -c below"""
+
+
+@pytest.mark.parametrize("hides", [f"{HIDES} & sleep 0.5", f"{BELOW} & sleep 0.5"])
+def test_who_hides_does_not_outlive_the_job(scripts: Scripts, hides: str) -> None:
+    """Without the environment by which a rank's children are known, as after setproctitle.
+
+    It still writes to the rank's log, or it is a child of one that has that environment.
+    """
     result = scripts.run("prelaunch.sh", "--", "bash", "-c", hides)
     assert result.code == 0
     assert not carriers(str(scripts.directory))

@@ -73,6 +73,18 @@ def test_who_writes_a_file(start: Start, tmp_path: Path) -> None:
     assert processes.processes_writing(str(tmp_path / "none")) == []
 
 
+def test_who_is_below(start: Start) -> None:
+    """A child's child, and nobody beside them."""
+    above = start("(sleep 600 & wait) & echo ready; wait")
+    beside = start("echo ready; exec sleep 600")
+    found = processes.with_descendants([above.pid])
+    assert len(found) == 3
+    assert above.pid in found
+    assert beside.pid not in found
+    assert processes.with_descendants([]) == []
+    processes.stop(found, 1)
+
+
 def test_who_catches_a_signal(start: Start) -> None:
     """Who ignores it, or leaves it to the system, does not."""
     pid = start("trap : USR1; trap '' USR2; echo ready; while :; do sleep 0.1; done").pid
