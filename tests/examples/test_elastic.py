@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 TWO = ("--nodes=2", "--ntasks-per-node=1", "--no-kill")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")  # as torchrun, wherever that is
-COMMAND = (*TORCHRUN, "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "train.py")
+COMMAND = (
+    *TORCHRUN,
+    *("--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d", "train.py"),
+)
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

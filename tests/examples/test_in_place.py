@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from tests.examples.conftest import EXAMPLES, FOLDERS, laptop_lines
-from tests.thorough import parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,8 +45,8 @@ def deepspeeds_shards(it: Example, checkpoints: Path, target: Path) -> None:
     assert weights["model.layers.1.mlp.up_proj.weight"] == (128, 64)
 
 
-def lightnings_shards(it: Example, checkpoints: Path, target: Path) -> None:
-    """A folder of FSDP2's: the model's parameters by their names, and not its optimizer's."""
+def lightnings_weights(it: Example, checkpoints: Path, target: Path) -> None:
+    """Of ddp's file and of FSDP2's folder: the parameters by name, and not the optimizer's."""
     export(checkpoints / f"step-{it.last('saved', 2)}.ckpt", target / "w.safetensors")
     weights = shapes(target / "w.safetensors")
     assert {name: shape for name, shape in weights.items() if "weight" in name} == {
@@ -66,38 +65,51 @@ def megatrons_logits(it: Example, checkpoints: Path, target: Path) -> None:
     subprocess.run(compare, env=env, check=True, timeout=240)
 
 
-EXPORTS = {
+def not_sharded(it: Example, _checkpoints: Path, _target: Path) -> None:
+    """Accelerate ignores the plugin on CPUs, and the program says what it got."""
+    assert "2 ranks, DistributedType.MULTI_CPU" in it.text(1)
+
+
+SHOWN = {
     "--deepspeed_config": deepspeeds_shards,
-    "--strategy model_parallel": lightnings_shards,
+    "--plugin fsdp2": not_sharded,
+    "--strategy": lightnings_weights,
     "env TP=2": megatrons_logits,
 }
-"""What can be made of the checkpoints that a line with these words leaves."""
+"""What a line with these words shows in the end, most by the export of its checkpoints."""
 CASES = [
-    (folder, line, next((export for words, export in EXPORTS.items() if words in line), None))
+    (folder, line, next((shown for words, shown in SHOWN.items() if words in line), None))
     for folder in FOLDERS
     for line in laptop_lines(folder)
 ]
-ON_TWO_NODES = [case for case in CASES if re.search("--plugin deepspeed|--strategy ddp", case[1])]
-"""Lines that test_on_two_nodes.py runs too, of frameworks with another line here."""
 
 
 @pytest.mark.parametrize("example", ["in place"], indirect=True)
-@pytest.mark.parametrize(("folder", "command", "exported"), parameters(CASES, ON_TWO_NODES))
+@pytest.mark.parametrize(("folder", "command", "shown"), CASES)
 def test_it_goes_on_from_its_own_checkpoint(
     example: Callable[[str], Example],
     folder: str,
     command: str,
-    exported: Callable[[Example, Path, Path], None] | None,
+    shown: Callable[[Example, Path, Path], None] | None,
     tmp_path: Path,
 ) -> None:
     """After `kill -9` of a rank the job starts it again; what it saved is what its page says."""
     it = example(folder)
     it.start(command)
     it.goes_on_after_a_kill()
-    if exported:
-        exported(it, it.run.run_dir / "checkpoints", tmp_path)
+    if shown:
+        shown(it, it.run.run_dir / "checkpoints", tmp_path)
 
 
-def test_every_export_has_its_line() -> None:
-    """The pages still show the lines whose checkpoints are exported."""
-    assert {exported for *_, exported in CASES} == {None, *EXPORTS.values()}
+def test_all_that_is_shown_has_its_line() -> None:
+    """The pages still have the lines that show it."""
+    assert {shown for *_, shown in CASES} == {None, *SHOWN.values()}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("example", ["in place"], indirect=True)
+def test_lightnings_fsdp_refuses_cpus(example: Callable[[str], Example]) -> None:
+    """As its page says."""
+    run = example("lightning").start("python train.py --strategy fsdp --steps 200")
+    assert run.end() == ("FAILED", 1, 0)
+    assert "The strategy `fsdp` requires a GPU accelerator" in run.log

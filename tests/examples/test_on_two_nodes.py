@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.examples.conftest import FEW, FOLDERS, LAYOUTS, laptop_lines
-from tests.thorough import parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,22 +22,11 @@ CASES = [
     for layout in LAYOUTS
     if layout != "in place" and (layout, folder) not in (REQUEUED, KILLED)
 ]
-SHOWN_BY_OTHERS = (
-    *(("tasks", "deepspeed"), ("tasks", "jax"), ("tasks", "transformers")),
-    *(
-        ("a task a node", "accelerate"),
-        ("a task a node", "lightning"),
-        ("a task a node", "megatron"),
-    ),
-)
-"""Each framework has another case here, and each layout five others."""
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
-@pytest.mark.parametrize(
-    ("example", "folder"), parameters(CASES, SHOWN_BY_OTHERS), indirect=["example"]
-)
+@pytest.mark.parametrize(("example", "folder"), CASES, indirect=["example"])
 def test_it_trains_as_one_world(example: Callable[[str], Example], folder: str) -> None:
     """The first line of its page: four ranks on two nodes train to the end, with one rank 0."""
     it = example(folder)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.examples.conftest import FEW
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -16,12 +18,19 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("example", ["a task a node"], indirect=True)
-def test_the_tasks_are_one_ray_cluster(example: Callable[[str], Example]) -> None:
+CORES = os.cpu_count() or 1
+"""Of each Ray node: one worker more needs both."""
+
+
+@pytest.mark.parametrize(
+    ("example", "num_workers"),
+    [("in place", 2), ("a task a node", CORES + 1)],
+    indirect=["example"],
+)
+def test_the_tasks_are_one_ray_cluster(example: Callable[[str], Example], num_workers: int) -> None:
     """After `kill -9` of a task the job starts it again, and Ray goes on from its checkpoint."""
     it = example("ray")
-    cores = os.cpu_count() or 1  # of each Ray node: one worker more needs both
-    command = f"./cluster.sh python train.py --steps 200 --workers {cores + 1}"
+    command = f"./cluster.sh python train.py --steps 200 --workers {num_workers}"
     run = it.start(command, DDP_NPROC_PER_NODE="1")
     run.wait_for_word("saved step ", timeout_s=180)
     # Ray's controller lists a reported checkpoint a moment later, and goes on from listed ones.
@@ -29,9 +38,11 @@ def test_the_tasks_are_one_ray_cluster(example: Callable[[str], Example]) -> Non
     run.cluster.until(
         lambda: listed.exists() and "checkpoint_2" in listed.read_text(), 60, f"{listed} lists one"
     )
-    it.leave(1)  # the next start finds more than that done
-    os.kill(run.pid(1), signal.SIGKILL)
+    steps = it.last("saved", 1) + FEW
+    it.leave(steps)  # more than are done until the kill
+    rank = max(event["rank"] for event in run.events("rank_up"))
+    os.kill(run.pid(rank), signal.SIGKILL)
     assert run.end(timeout_s=240) == ("COMPLETED", 0, 0), run.log
-    assert it.record()["attempts"][0]["first_failure"]["rank"] == 1
-    assert it.last("resumed at", 2) > it.last("finished at", 2) == 1
+    assert it.record()["attempts"][0]["first_failure"]["rank"] == rank
+    assert 0 < it.last("resumed at", 2) < it.last("finished at", 2) == steps
     assert run.all_gone()
