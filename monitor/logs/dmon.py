@@ -71,10 +71,15 @@ class Header:
 
     @cached_property
     def layouts(self) -> tuple[Cells, ...]:
-        """How rows may lie under this header: under its names, or as the 525 series has them."""
-        if self.csv or self.is_narrow:
-            return ()
+        """How rows may lie under this header: under its names, or as the 525 series has them.
+
+        None where something has taken its blanks away, so that no cell is left for a stamp.
+        """
         *stamps, first = self.front
+        edges = [edge for span in self.front for edge in span]
+        is_squeezed = edges != sorted(edges) or first[0] == first[1]
+        if self.csv or self.is_narrow or is_squeezed:
+            return ()
         tails = list(pairwise(self.ends[self.num_stamps :]))
         own = Cells(self.length, (*stamps, first, *tails))
         spaced = self.length > self.ends[-1]

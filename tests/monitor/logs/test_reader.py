@@ -1,5 +1,6 @@
 """Logs of every series, as files, read back: whole columns and row by row."""
 
+import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -266,6 +267,20 @@ def test_both_ways_of_reading_agree(tmp_path: Path, garbage: list[str], data: An
     for (_, _, found), row in zip(decoded(log), cells, strict=True):
         for name in ("pwr", "fb", "txpci"):
             assert found.get(name) == (dmon.parse_value(row[name]) if name in row else None)
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\t", " " * 20])
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
+def test_other_blanks_are_no_cells(path: Path, blank: str, tmp_path: Path) -> None:
+    """Something changed them, in the header or everywhere: no row counts, and all are reported."""
+    head, _, *rows = path.read_text().splitlines(keepends=True)
+    other = [re.sub(" +", blank, line) for line in (head, *rows)]
+    log = tmp_path / "log.gutil"
+    for lines in ([other[0], *rows], other):
+        log.write_text("".join(lines))
+        read = reader.read(str(log))
+        assert (read.num_rows, read.num_unreadable) == (0, len(list(dmon.parse("".join(lines)))))
+        assert read.num_unreadable > 0
 
 
 def test_a_log_is_read_in_blocks(
