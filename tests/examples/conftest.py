@@ -117,7 +117,9 @@ class Example:
         """The Python with the example's packages."""
         folders = TOGETHER if self._folder in TOGETHER else (self._folder,)
         try:
-            return python_with(*(EXAMPLES / folder / "requirements.txt" for folder in folders))
+            return python_with(
+                *(next((EXAMPLES / folder).glob("requirements*.txt")) for folder in folders)
+            )
         except ValueError as error:
             if UNREACHABLE in str(error):
                 pytest.skip(str(error))
@@ -125,7 +127,7 @@ class Example:
 
     def start(self, command: str, steps: int = FOR_EVER, **env: str) -> Run:
         """Starts a command of its page; `leave` says how long the next start of it goes on."""
-        in_steps, number = re.subn(r"--steps \d+", "--steps $(cat steps)", command)
+        in_steps, number = re.subn(r"([-.]steps) \d+", r"\1 $(cat steps)", command)
         assert number == 1, f"no --steps in {command}"
         self.leave(steps)
         env = {

@@ -1,23 +1,38 @@
-"""examples/torchtitan: what runs of it without a GPU, and that the rest does not."""
+"""examples/torchtitan: what runs without a GPU, what does not, and all of it without CUDA."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.environment import python_with
-from tests.examples.conftest import EXAMPLES, InPlace
+from tests.examples.conftest import EXAMPLES, FOR_EVER, LAYOUTS, InPlace
+from trainer import export
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.examples.conftest import Example
     from tests.jobs.conftest import Scripts
 
 pytestmark = pytest.mark.slow
 
 FOLDER = EXAMPLES / "torchtitan"
 TRAIN = ("python", "-m", "torchtitan.train", "--module", "small_llama", "--config", "small")
+ON_CPUS = Path(__file__).with_name("torchtitan_on_cpus.py")
+SMALL = "--training.seq_len 64 --training.local_batch_size 1 --checkpoint.interval 2"
+NUMBERS = {str(number): number for number in range(100)}
+TOKENIZER = {"model": {"type": "WordLevel", "vocab": NUMBERS, "unk_token": "0"}}
+TOKENIZER["pre_tokenizer"] = {"type": "Whitespace"}
 
 
 def start(scripts: Scripts, *command: str, num_ranks: int = 2) -> InPlace:
@@ -75,3 +90,65 @@ def test_it_does_not_train_on_cpus(scripts: Scripts) -> None:
     run = start(scripts, *TRAIN, "--training.disable_cuda_graphs", num_ranks=1)
     assert run.end()[0] == "FAILED"
     assert "RuntimeError: Found no NVIDIA driver" in run.log
+
+
+@pytest.fixture
+def on_cpus(example: Callable[[str], Example], tmp_path: Path) -> Callable[[int], Example]:
+    """Starts the training of so many steps, on a text of numbers."""
+    (tmp_path / "texts").mkdir()
+    text = json.dumps({"text": " ".join(10 * list(NUMBERS))})
+    (tmp_path / "texts" / "numbers.jsonl").write_text(f"{text}\n" * 100)
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+
+    def start(steps: int) -> Example:
+        it = example("torchtitan")
+        words = " ".join(TRAIN).replace("-m torchtitan.train", str(ON_CPUS))
+        command = f"{words} {SMALL} --training.disable_cuda_graphs --training.steps 1"
+        here = {"PYTHONPATH": str(tmp_path), "DDP_MAX_IDLE_RESTARTS": "1"}  # it has no `latest`
+        it.start(command, steps, **here)
+        return it
+
+    return start
+
+
+@pytest.mark.parametrize("example", ["in place"], indirect=True)
+def test_it_goes_on_from_its_own_checkpoint(
+    on_cpus: Callable[[int], Example], tmp_path: Path
+) -> None:
+    """After `kill -9` of a rank; and what it saved is exported as torch itself reads it."""
+    it = on_cpus(FOR_EVER)
+    run, checkpoints = it.run, it.run.run_dir / "checkpoints"
+    run.wait_for_word("Finished saving the checkpoint", 2, timeout_s=180)
+    os.kill(run.pid(1), signal.SIGSTOP)
+    saved = max(int(path.parent.name[5:]) for path in checkpoints.glob("step-*/.metadata"))
+    it.leave(saved + 4)
+    os.kill(run.pid(1), signal.SIGKILL)
+    assert run.end(timeout_s=240) == ("COMPLETED", 0, 0), run.log
+    first, second = it.record()["attempts"]
+    assert (first["first_failure"]["rank"], first["first_failure"]["signal"]) == (1, "KILL")
+    assert (second["outcome"], second["code"]) == ("finished", 0)
+    (begun,) = re.findall(r"Training starts at step (\d+)", it.text(2))
+    assert saved < int(begun) <= saved + 4
+    last = checkpoints / f"step-{saved + 4}"
+    export.main([str(last), str(tmp_path / "w.safetensors")])
+    dcp_to_torch_save(last, tmp_path / "all.pt")
+    saved_by_it = torch.load(tmp_path / "all.pt", weights_only=False)
+    exported = load_file(tmp_path / "w.safetensors")
+    assert len(exported) == 57
+    for name, weight in exported.items():
+        torch.testing.assert_close(weight, saved_by_it[name], rtol=0, atol=0)
+    assert run.all_gone()
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("example", sorted(LAYOUTS.keys() - {"in place"}), indirect=True)
+def test_four_ranks_on_two_nodes(on_cpus: Callable[[int], Example]) -> None:
+    """They shard one model, and all report its loss."""
+    it = on_cpus(4)
+    assert it.run.end(timeout_s=240) == ("COMPLETED", 0, 0), it.run.log
+    logs = [path.read_text() for path in it.run.run_dir.glob("logs/rank-*.log")]
+    losses = {tuple(re.findall(r"loss: +([\d.]+)", log)) for log in logs}
+    assert (len(logs), len(losses), len(losses.pop())) == (4, 1, 4)
+    assert (it.run.run_dir / "checkpoints" / "step-4" / ".metadata").exists()
+    assert it.run.all_gone()
