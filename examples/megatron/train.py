@@ -76,7 +76,7 @@ class OnGpu:
 
         def mean(losses):
             loss = losses.float().mean()
-            return loss, {"loss": loss.detach()}
+            return loss, {"loss": loss.detach().clone()}  # Megatron divides the first in place
 
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -91,7 +91,9 @@ class OnGpu:
             forward_only=False,
         )
         self.optimizer.step()
-        return losses[-1]["loss"].item() if losses else float("nan")  # only the last stage has one
+        last = losses[-1]["loss"] if losses else torch.zeros((), device="cuda")
+        torch.distributed.all_reduce(last, group=mpu.get_pipeline_model_parallel_group())
+        return last.item()  # of the last stage, which alone has one
 
     def state(self, *, is_loading: bool) -> dict:
         """Return what a checkpoint has."""

@@ -40,6 +40,8 @@ FOLDERS = sorted(
 )
 TOGETHER = ("accelerate", "deepspeed")
 """In one environment, so that DeepSpeed's C++ is compiled once: it takes minutes of two cores."""
+ON_CPUS = f"python {ROOT / 'tests' / 'examples' / 'megatron_on_cpus.py'} --steps 200"
+"""Megatron's example with what it does on a GPU alone."""
 LAYOUTS = {
     "in place": (),
     "tasks": ("--nodes=2", "--ntasks-per-node=2"),

@@ -24,7 +24,7 @@ def main() -> None:
     )
     name = "decoder.layers.3.mlp.linear_fc2.weight"
     assert not torch.equal(gpt.state_dict()[name], new[name])  # it is trained
-    theirs = AutoModelForCausalLM.from_pretrained(exported).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32).eval()
     tokens = torch.randint(256, (2, 64), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         ours = gpt(tokens, torch.arange(64).expand(2, 64), None)

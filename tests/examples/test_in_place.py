@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.examples.conftest import EXAMPLES, FOLDERS, laptop_lines
+from tests.examples.conftest import EXAMPLES, FOLDERS, ON_CPUS, laptop_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ def lightnings_weights(it: Example, checkpoints: Path, target: Path) -> None:
 
 
 def megatrons_logits(it: Example, checkpoints: Path, target: Path) -> None:
-    """What two tensor parallel ranks saved has the same logits in transformers, to 1e-5."""
+    """What two ranks saved, each a part of it, has the same logits in transformers, to 1e-5."""
     checkpoint = checkpoints / f"step-{it.last('saved', 2)}"
     export(checkpoint, target / "hf", "--format", "hf")
     compare = [it.python, LOGITS, checkpoint, target / "hf"]
@@ -75,12 +75,13 @@ SHOWN = {
     "--plugin fsdp2": not_sharded,
     "--strategy": lightnings_weights,
     "env TP=2": megatrons_logits,
+    "env PP=2": megatrons_logits,
 }
 """What a line with these words shows in the end, most by the export of its checkpoints."""
+LINES = [(folder, line) for folder in FOLDERS for line in laptop_lines(folder)]
 CASES = [
     (folder, line, next((shown for words, shown in SHOWN.items() if words in line), None))
-    for folder in FOLDERS
-    for line in laptop_lines(folder)
+    for folder, line in [*LINES, ("megatron", f"env PP=2 {ON_CPUS}")]
 ]
 
 

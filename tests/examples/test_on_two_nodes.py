@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.examples.conftest import FEW, FOLDERS, LAYOUTS, laptop_lines
+from tests.examples.conftest import FEW, FOLDERS, LAYOUTS, ON_CPUS, laptop_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,10 @@ REQUEUED = ("tasks", "lightning")
 KILLED = ("a task a node", "jax")
 """What has a test of its own; that each framework bears a kill test_in_place.py shows."""
 CASES = [
-    (layout, folder)
+    ("tasks", "megatron", f"env TP=2 PP=2 {ON_CPUS}"),
+    ("a task a node", "megatron", f"env PP=2 {ON_CPUS}"),
+] + [
+    (layout, folder, laptop_lines(folder)[0])
     for folder in FOLDERS
     for layout in LAYOUTS
     if layout != "in place" and (layout, folder) not in (REQUEUED, KILLED)
@@ -26,11 +29,13 @@ CASES = [
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
-@pytest.mark.parametrize(("example", "folder"), CASES, indirect=["example"])
-def test_it_trains_as_one_world(example: Callable[[str], Example], folder: str) -> None:
+@pytest.mark.parametrize(("example", "folder", "command"), CASES, indirect=["example"])
+def test_it_trains_as_one_world(
+    example: Callable[[str], Example], folder: str, command: str
+) -> None:
     """The first line of its page: four ranks on two nodes train to the end, with one rank 0."""
     it = example(folder)
-    run = it.start(laptop_lines(folder)[0], steps=FEW)
+    run = it.start(command, steps=FEW)
     assert run.end(timeout_s=240) == ("COMPLETED", 0, 0), run.log
     assert {(up["rank"], up["node"]) for up in run.events("rank_up")} == {
         (0, "node1"), (1, "node1"), (2, "node2"), (3, "node2")

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import SavePlan
 
 _PLAIN = {
     "torch.distributed.checkpoint.metadata": {
@@ -32,6 +33,14 @@ _PLAIN = {
         "_MEM_FORMAT_ENCODING",
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    # Megatron core keeps the plan of what was written, to reuse it.
+    "torch.distributed.checkpoint.planner": {
+        "BytesIOWriteData",
+        "SavePlan",
+        "TensorWriteData",
+        "WriteItem",
+        "WriteItemType",
+    },
     "torch.serialization": {"_get_layout"},
     "torch": {"Size"},
     "collections": {"OrderedDict"},
@@ -71,6 +80,7 @@ _REPLACED: dict[tuple[str, str], Any] = {
     },
     # Megatron core up to 0.15 added a field of its own, on how an optimizer's tensors were cut.
     ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata"): Metadata,
+    ("megatron.core.dist_checkpointing.strategies.torch", "MCoreSavePlan"): SavePlan,
 }
 
 

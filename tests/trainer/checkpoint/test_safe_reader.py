@@ -3,15 +3,17 @@
 import os
 import pickle
 import shutil
+import sys
 import warnings
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint import FileSystemWriter, save
+from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter, save
 from torch.distributed.checkpoint.metadata import Metadata
 
 from tests.trainer.saved import open_folder
@@ -58,6 +60,32 @@ def test_an_index_that_debian_12_wrote_is_read(folder: Path) -> None:
     with index.open("wb") as file:
         Debian12(file).dump(reported)
     assert b"getattr" in index.read_bytes()
+    assert SafeReader(folder).entries() == {"x": (torch.Size([3]), torch.int64)}
+
+
+@pytest.mark.parametrize("version", ["0.15", "0.16"])
+def test_an_index_with_megatrons_plans_is_read(
+    folder: Path, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps each rank's plan, up to 0.15 in classes of its own with a field more."""
+    planner = DefaultSavePlanner()
+    planner.set_up_planner({"x": torch.arange(3), "y": "text"}, is_coordinator=True)
+    index: Any = pickle.loads((folder / ".metadata").read_bytes())  # noqa: S301 -- our own
+    plan: Any = planner.create_local_plan()
+    if version == "0.15":
+        where = "megatron.core.dist_checkpointing.strategies.torch"
+        module: Any = ModuleType(where)
+        for name, of in (("MCoreMetadata", index), ("MCoreSavePlan", plan)):
+            setattr(module, name, type(name, (type(of),), {"__module__": where}))
+        parts = where.split(".")
+        for number in range(1, len(parts) + 1):
+            monkeypatch.setitem(sys.modules, ".".join(parts[:number]), module)
+        index = module.MCoreMetadata(**vars(index))
+        plan = module.MCoreSavePlan(**vars(plan))
+        vars(index)["mcore_data"] = vars(plan)["mcore_data"] = {"x": {}}
+    index.all_local_plans = [plan]
+    (folder / ".metadata").write_bytes(pickle.dumps(index))
+    monkeypatch.undo()
     assert SafeReader(folder).entries() == {"x": (torch.Size([3]), torch.int64)}
 
 
