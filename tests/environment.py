@@ -22,6 +22,7 @@ from rundir.text import problem
 
 FIXED = ("torch", "torchvision", "numpy")
 """What is here already and may not be replaced."""
+TRIED = Path(__file__).with_name("examples") / "constraints.txt"
 UNREACHABLE = "no package index in reach"
 
 
@@ -31,7 +32,7 @@ def python_with(*requirements: Path) -> Path:
     assert torch
     assert torch.origin
     seen = str(Path(torch.origin).parents[1])
-    constraints = "".join(f"{name}=={version(name)}\n" for name in FIXED)
+    constraints = "".join(f"{name}=={version(name)}\n" for name in FIXED) + TRIED.read_text()
     parts = (sys.version, seen, constraints, *(path.read_text() for path in requirements))
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddp"
