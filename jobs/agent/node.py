@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from typing import TYPE_CHECKING
 
 from jobs import processes, programs
@@ -40,12 +42,15 @@ def run_node(words: list[str], contract: Contract, root: str, loop: Loop) -> int
     task.on_ask = lambda: _ask(task)
     launcher = os.path.join(root, "jobs", "launcher.sh")
     # torchrun would drop a -- that comes right after the program.
-    argv = [*_torchrun(python, contract), "env", launcher, *words]
+    # torchrun would leave its own behind: a directory per start, with one for each rank's error.
+    scratch = tempfile.mkdtemp(prefix="torchelastic_")
+    argv = [*_torchrun(python, contract), f"--log-dir={scratch}", "env", launcher, *words]
     # What its launchers say goes on to the job's log; torchrun's own words do not. Signals reach
     # the ranks through their launchers, SIGUSR1 by them alone: torchrun would end of it.
     task.start(argv, Streams(1, task.log_fd), signal.SIGTERM, ignored=(signal.SIGUSR1,))
     code = task.wait()
     task.sweep()
+    shutil.rmtree(scratch, ignore_errors=True)
     # torchrun's own log is long, and only of interest where no rank of this node came up.
     up = events.read_attempt(files.events, "rank_up", int(environ["DDP_ATTEMPT"]))
     if code and not any(event.get("node") == node for event in up):

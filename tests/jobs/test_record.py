@@ -41,13 +41,19 @@ exec "$@" """
 
 @pytest.mark.parametrize("is_node_task", [False, True])
 def test_what_record_wrote_is_the_failures_word(scripts: Scripts, *, is_node_task: bool) -> None:
-    """In the job's last line and in `why`, exactly; under torchrun in its summary, too."""
+    """In the job's last line and in `why`, exactly; under torchrun in its summary, too.
+
+    Nothing is left in TMPDIR, where torchrun keeps a directory for it.
+    """
     (scripts.directory / "program.py").write_text(PROGRAM)
     env = {"OMP_NUM_THREADS": "1", "TORCHELASTIC_ERROR_FILE": "/nowhere/of-the-job.json"}
     if is_node_task:
         scripts.fake_slurm(socket.gethostname())
         scripts.fake("srun", ONE_TASK_A_NODE)
         env |= {"SLURM_NTASKS": "1", "DDP_NPROC_PER_NODE": "2", "MASTER_ADDR": "127.0.0.1"}
+    own = scripts.directory / "tmp"
+    own.mkdir()
+    env["TMPDIR"] = str(own)
     result = scripts.run("prelaunch.sh", "--", sys.executable, "program.py", **env)
     assert result.code == 1, result.err
     told = "ValueError: shard 7 is bad, and so is 8"
@@ -63,3 +69,4 @@ def test_what_record_wrote_is_the_failures_word(scripts: Scripts, *, is_node_tas
     if is_node_task:
         (log,) = (result.run_dir / "logs").glob("torchrun-*.log")
         assert 'raise ValueError("shard 7 is bad' in log.read_text()
+    assert not list(own.iterdir())
