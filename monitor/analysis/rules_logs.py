@@ -50,8 +50,9 @@ def _gap(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in nodes.values():
         if series.job is not None:
             jobs.setdefault(series.job, []).append(series)
-    for group in jobs.values():
-        yield from _ended_early(group, at)
+    at_last = _nodes_at_last(run)
+    for job, group in jobs.items():
+        yield from _ended_early(group, at_last.get(job, set()), at)
     yield from _missing(run)
 
 
@@ -119,12 +120,25 @@ def _is_rest(series: GpuSeries, before: int, starts_s: NDArray[np.float64]) -> b
     return bool(((begin_s <= starts_s) & (starts_s <= end_s)).any())
 
 
-def _ended_early(nodes: list[GpuSeries], at: Thresholds) -> Iterator[Finding]:
-    """Find nodes whose log ends long before those of the job's other nodes."""
+def _nodes_at_last(run: Run) -> dict[str, set[str]]:
+    """Give the nodes of each job's last start."""
+    return {
+        str(event.get("job_id")): {_short(str(node)) for node in event["nodes"]}
+        for event in run.events
+        if event.get("event") == "start" and isinstance(event.get("nodes"), list)
+    }
+
+
+def _ended_early(nodes: list[GpuSeries], at_last: set[str], at: Thresholds) -> Iterator[Finding]:
+    """Find nodes whose log ends long before those of the job's other nodes.
+
+    The job may have left some itself, as by a requeue: its last start is on those `at_last`.
+    """
     ends_s = [float(series.time_s[-1]) - _zone_s(series, nodes) for series in nodes]
     for series, end_s in zip(nodes, ends_s, strict=True):
         missing_s = max(ends_s) - end_s
-        if missing_s > _limit_s(series, at):
+        is_left = at_last and _short(series.host) not in at_last
+        if missing_s > _limit_s(series, at) and not is_left:
             yield readings.finding(
                 "warning",
                 series,
@@ -139,8 +153,8 @@ def _ended_early(nodes: list[GpuSeries], at: Thresholds) -> Iterator[Finding]:
 def _missing(run: Run) -> Iterator[Finding]:
     """Find nodes that had ranks, and have no log where others have one."""
     ups = [event for event in run.events if event.get("event") == "rank_up"]
-    nodes = {node.partition(".")[0] for event in ups if isinstance(node := event.get("node"), str)}
-    logged = {series.host.partition(".")[0] for series in run.gpus}
+    nodes = {_short(node) for event in ups if isinstance(node := event.get("node"), str)}
+    logged = {_short(series.host) for series in run.gpus}
     for node in sorted(nodes - logged if nodes & logged else ()):
         yield Finding(
             severity="warning",
@@ -176,6 +190,10 @@ def _stale(run: Run, at: Thresholds) -> Iterator[Finding]:
 def is_stale(quiet_s: float, interval_s: float, at: Thresholds) -> bool:
     """Whether a log should have grown, by its own interval."""
     return quiet_s > max(at.stale_seconds, at.gap_intervals * interval_s)
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]
 
 
 def _zone_s(series: GpuSeries, nodes: list[GpuSeries]) -> float:

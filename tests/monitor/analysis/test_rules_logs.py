@@ -51,3 +51,12 @@ def test_a_gap_between_two_starts_is_none() -> None:
     resting = Run("made", looked_at.gpus, events=({"event": "start", "time": start},))
     assert findings_of(looked_at, "gap")
     assert not findings_of(resting, "gap")
+
+
+def test_a_node_that_the_job_left_ends_early_without_a_finding() -> None:
+    """A requeue went to others; one that its last start uses must not end before them."""
+    (before, after) = shorter(300).gpus
+    run_on = {"event": "start", "job_id": before.job, "nodes": [f"{before.host}.here"]}
+    both = run_on | {"nodes": [before.host, after.host]}
+    assert findings_of(run(before, after, events=(both,)), "gap")
+    assert not findings_of(run(before, after, events=(both, run_on)), "gap")
