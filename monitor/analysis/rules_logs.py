@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,13 +11,14 @@ from monitor.analysis.findings import Finding
 from monitor.analysis.readings import Stretch
 from monitor.analysis.rules import Window, rule
 from monitor.logs import clock
+from monitor.logs.series import of_hosts
 from monitor.runs.history import seconds
 from monitor.words import and_more, minutes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     from monitor.analysis.thresholds import Thresholds
     from monitor.logs.series import GpuSeries, Run
@@ -38,45 +38,19 @@ _NODE_IS_GONE = (
     scope="whole run",
 )
 def _gap(run: Run, at: Thresholds) -> Iterator[Finding]:
-    gpus: dict[tuple[str | None, str], list[GpuSeries]] = {}
-    for one in filter(_has_times, run.gpus):
-        gpus.setdefault((one.job, one.host), []).append(one)
-    nodes = {node: _all_rows(several) for node, several in gpus.items()}
+    nodes = of_hosts([one for one in run.gpus if _has_times(one)])
     starts = [seconds(e.get("time")) for e in run.events if e.get("event") == "start"]
     starts_s = np.array([start_s for start_s in starts if start_s is not None])
-    for series in nodes.values():
+    for series in nodes:
         yield from _gaps(series, starts_s, at)
     jobs: dict[str, list[GpuSeries]] = {}
-    for series in nodes.values():
+    for series in nodes:
         if series.job is not None:
             jobs.setdefault(series.job, []).append(series)
     at_last = _nodes_at_last(run)
     for job, group in jobs.items():
         yield from _ended_early(group, at_last.get(job, set()), at)
     yield from _missing(run)
-
-
-def _all_rows(gpus: list[GpuSeries]) -> GpuSeries:
-    """Return when a node's log was written, whichever of its GPUs a row is of.
-
-    A start of the job may have brought others, and one may be lost.
-    """
-    several = list({(one.time_s[0], one.num_samples): one for one in reversed(gpus)}.values())[::-1]
-    if len(several) == 1:
-        return several[0]
-
-    def joined(values: Callable[[GpuSeries], ArrayLike]) -> NDArray[Any]:
-        return np.concatenate([np.broadcast_to(values(one), one.time_s.shape) for one in several])
-
-    time_s, rows = np.unique(joined(lambda one: one.time_s), return_index=True)
-    return replace(
-        several[0],
-        values={},
-        time_s=time_s,
-        shift_s=joined(lambda one: one.shift_s)[rows],
-        nominal_s=joined(lambda one: one.nominal_s)[rows],
-        start=joined(lambda one: one.start)[rows],
-    )
 
 
 def _has_times(series: GpuSeries) -> bool:

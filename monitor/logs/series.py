@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,15 +227,32 @@ def split(logs: Sequence[Log]) -> tuple[GpuSeries, ...]:
 
 
 def of_hosts(gpus: Sequence[GpuSeries]) -> list[GpuSeries]:
-    """Choose of each node the GPU with the most rows: all have the same readings of their host.
+    """Give each node's samples once, whichever of its GPUs a row is of.
 
-    It may be several series, one after the other: another GPU may have got its number.
+    All have the same readings of their host, but a start of the job may have brought other GPUs.
+    Where rows carry no time, the samples are those of the GPU with the most rows.
     """
-    nums: dict[Place, Counter[int | None]] = {}
+    nodes: dict[Place, list[GpuSeries]] = {}
     for one in gpus:
-        nums.setdefault(one.place, Counter())[one.gpu] += one.num_samples
-    most = {place: num.most_common(1)[0][0] for place, num in nums.items()}
-    return [one for one in gpus if one.gpu == most[one.place]]
+        nodes.setdefault(one.place, []).append(one)
+    return [_of_host(several) for several in nodes.values()]
+
+
+def _of_host(gpus: Sequence[GpuSeries]) -> GpuSeries:
+    first, *others = sorted(gpus, key=lambda one: -one.num_samples)
+    others = [one for one in others if not np.array_equal(one.time_s, first.time_s)]
+    if not others or any(np.isnan(one.time_s).any() for one in (first, *others)):
+        return first
+    whole = _joined([first, *others])
+    _, rows = np.unique(whole.time_s, return_index=True)
+    return replace(
+        whole,
+        time_s=whole.time_s[rows],
+        values={name: column[rows] for name, column in whole.values.items()},
+        shift_s=np.broadcast_to(whole.shift_s, whole.num_samples)[rows],
+        nominal_s=np.broadcast_to(whole.nominal_s, whole.num_samples)[rows],
+        start=np.broadcast_to(whole.start, whole.num_samples)[rows],
+    )
 
 
 def _split(

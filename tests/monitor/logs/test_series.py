@@ -62,16 +62,20 @@ def test_several_logs_of_a_gpu_are_one_series(tmp_path: Path) -> None:
     assert np.array_equal(gpu.values["gtemp"], [np.nan, 61], equal_nan=True)
 
 
-def test_a_nodes_own_readings_are_of_one_gpu_whichever_it_is(tmp_path: Path) -> None:
-    """All have the same; where an index became another GPU, both are there."""
-    path, text = tmp_path / "slurm-7.n1.gutil", ""
+def test_each_sample_of_a_node_counts_once_whichever_gpus_it_has(tmp_path: Path) -> None:
+    """None at first, then two, then others by the same indices, then only the second."""
+    text = HEAD + "".join(row(f"12:00:0{s}", "-", "-", "-") for s in range(4))
     for minute in (1, 2):
         text += HEAD + "".join(gutil.comment(f"gpu {i}", f"GPU-{minute}{i} H") for i in (0, 1))
         text += "".join(row(f"12:0{minute}:0{s}", i, s, 9) for s in range(3) for i in (0, 1))
-    path.write_text(text)
-    run = series.load([str(path)])
-    assert [one.gpu for one in run.gpus] == [0, 0, 1, 1]
-    assert [one.gpu for one in series.of_hosts(run.gpus)] == [0, 0]
+    text += "".join(row(f"12:03:0{s}", 1, s, 9) for s in range(2))
+    run = series.load([str(log(tmp_path / "slurm-7.n1.gutil", text, head=""))])
+    assert [one.gpu for one in run.gpus] == [None, 0, 0, 1, 1]
+    (host,) = series.of_hosts(run.gpus)
+    pwr = np.array([np.nan] * 4 + [0, 1, 2, 0, 1, 2, 0, 1])
+    assert np.array_equal(host.values["pwr"], pwr, equal_nan=True)
+    assert host.num_samples == len(host.start) == 12  # type: ignore[arg-type]
+    assert (np.diff(host.time_s) > 0).all()
 
 
 def test_only_wanted_columns_are_kept(tmp_path: Path) -> None:
