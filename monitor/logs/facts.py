@@ -24,12 +24,14 @@ UNKNOWN = "-"
 def values(logs: Sequence[Log], fact: str) -> tuple[list[str], list[NDArray[np.int32]]]:
     """Give the values of a fact in the files of a log, and of each file's rows which of them.
 
-    Rows above the first line that states it are that one's, too; where no line does, UNKNOWN.
+    Rows above the first line that states it are that one's, too; where no line does, UNKNOWN. A
+    GPU that did not answer has a line that states nothing.
     """
     names = {UNKNOWN: 0}
     codes = []
     for log in logs:
-        reported = log.reported(fact) or [(0, UNKNOWN)]
+        stated = [(n, value) for n, value in log.reported(fact) if value != UNKNOWN]
+        reported = stated or [(0, UNKNOWN)]
         mine = np.array([names.setdefault(value, len(names)) for _, value in reported], np.int32)
         since = [number for number, _ in reported]
         which = np.searchsorted(since, log.num_changes, "right") - 1

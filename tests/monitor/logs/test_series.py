@@ -78,6 +78,14 @@ def test_each_sample_of_a_node_counts_once_whichever_gpus_it_has(tmp_path: Path)
     assert (np.diff(host.time_s) > 0).all()
 
 
+def test_a_gpu_that_answers_late_is_the_one_it_turns_out_to_be(tmp_path: Path) -> None:
+    """Until then its line says nothing; nor does it while the GPU is lost."""
+    fact = [gutil.comment("gpu 1", text) for text in ("-", "GPU-b H", "-")]
+    text = HEAD + "".join(fact[n] + row(f"12:00:0{n}", 1, n, 9) for n in range(3))
+    (gpu,) = series.load([str(log(tmp_path / "slurm-7.n1.gutil", text, head=""))]).gpus
+    assert (gpu.uuid, gpu.num_samples) == ("GPU-b", 3)
+
+
 def test_only_wanted_columns_are_kept(tmp_path: Path) -> None:
     """A day of 512 nodes needs memory for what is read, not for all there is."""
     path = log(tmp_path / "a.gutil", row("12:00:01", 0, 300, 6))
