@@ -14,7 +14,7 @@ from monitor.logs import reader, stats
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from monitor.logs.parser import Place
+    from monitor.logs.log_events import Place
     from monitor.logs.stats import Node
 
     Counted = tuple[list[Node], list["File"]]

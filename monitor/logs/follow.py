@@ -10,7 +10,8 @@ import os
 from typing import TYPE_CHECKING
 
 from monitor.logs import dmon, files
-from monitor.logs.parser import Parser, Place
+from monitor.logs.log_events import Place
+from monitor.logs.parser import Parser
 from rundir.plain import open_plain
 
 if TYPE_CHECKING:

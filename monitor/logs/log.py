@@ -10,8 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from monitor.logs.log_events import LogEvent
-    from monitor.logs.parser import Place
+    from monitor.logs.log_events import LogEvent, Place
 
 INSTANCE = "some speak of a MIG instance, not of the whole GPU"
 FOREIGN = "no header of nvidia-smi dmon stands above them"

@@ -13,7 +13,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +37,13 @@ _INDEX = re.compile(r"0|[1-9][0-9]{0,3}")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d", re.ASCII)
 
 
+class Place(NamedTuple):
+    """Whose lines these are."""
+
+    job: str | None
+    host: str
+
+
 @dataclass(frozen=True, slots=True)
 class LogEvent:
     """One thing that happened."""
@@ -49,6 +56,8 @@ class LogEvent:
     """Its index; None: it happened to the node."""
     details: Mapping[str, str] = field(default_factory=dict, hash=False)
     """What else is known, by name; each value one word."""
+    place: Place | None = field(default=None, compare=False)
+    """Whose it is, by the lines above it; None: not read from a log."""
 
 
 def parse(value: str) -> LogEvent | None:

@@ -131,7 +131,7 @@ class Newest:
             host=parser.place.host,
             gpus=tuple(gpus.values()),
             facts=parser.facts,
-            events=tuple(parser.events),
+            events=tuple(event for event in parser.events if event.place == parser.place),
             is_ours="monitor" in parser.facts,
         )
 

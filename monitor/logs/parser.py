@@ -6,8 +6,8 @@ Whoever reads a log reads it here: whole, as it grows, or for its newest rows on
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from monitor.logs import dmon, gutil, log_events
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from monitor.logs.dmon import Header
-    from monitor.logs.log_events import LogEvent
+    from monitor.logs.log_events import LogEvent, Place
 
 NARROW = "some may be of an early 525 or 530 driver, too few to tell how they lie"
 """Hint to rows that cannot be read."""
@@ -25,13 +25,6 @@ _EVENT = f"## {log_events.KEY}"
 _CHANGING = re.compile(r"interval_s|attempt|(gpu|memory_mib) \d{1,4}", re.ASCII)
 """Facts that may change within a log, and then hold for the rows below them."""
 _HASH, _NEWLINE = ord("#"), ord("\n")
-
-
-class Place(NamedTuple):
-    """Whose rows these are."""
-
-    job: str | None
-    host: str
 
 
 @dataclass(frozen=True)
@@ -132,7 +125,7 @@ class Parser:
         if event is None:
             self.num_damaged_events += 1
         else:
-            self.events.append(event)
+            self.events.append(replace(event, place=self.place))
 
     def _take_fact(self, line: str) -> None:
         known = gutil.parse_comment(line)

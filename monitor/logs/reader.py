@@ -16,7 +16,8 @@ from monitor.errors import UserError
 from monitor.logs import clock, facts, files
 from monitor.logs.decode import NO_TIME, Rows, decode
 from monitor.logs.log import FOREIGN, INSTANCE, Log
-from monitor.logs.parser import Parser, Place
+from monitor.logs.log_events import Place
+from monitor.logs.parser import Parser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

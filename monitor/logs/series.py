@@ -16,7 +16,7 @@ from monitor.logs import clock, facts, files, gutil, reader
 from monitor.logs.decode import NO_TIME
 from monitor.logs.facts import UNKNOWN
 from monitor.logs.files import is_run, lines_of
-from monitor.logs.parser import Place
+from monitor.logs.log_events import Place
 from rundir import paths as run_files
 
 if TYPE_CHECKING:
@@ -209,9 +209,8 @@ class _Parts:
         for series in split:
             index = -1 if series.gpu is None else series.gpu
             self.of.setdefault((series.host, series.job, index, series.uuid), []).append(series)
-        place = log.places[-1] if log.places else None
         for event in log.events:
-            job, host = (place.job, place.host) if place else files.named(log.path)
+            job, host = event.place or files.named(log.path)
             self.events.append(PlacedEvent(host, job, event))
 
     def series(self) -> tuple[GpuSeries, ...]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from monitor.logs.log import Log
-    from monitor.logs.parser import Place
+    from monitor.logs.log_events import Place
     from monitor.logs.percentiles import Counts, Spread
     from monitor.logs.series import GpuSeries
 

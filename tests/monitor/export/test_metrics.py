@@ -17,8 +17,9 @@ from monitor.export import gpus
 from monitor.export import metrics as export_metrics
 from monitor.logs import columns, gutil, reader
 from monitor.logs.decode import decode
+from monitor.logs.log_events import Place
 from monitor.logs.newest import Newest
-from monitor.logs.parser import Parser, Place
+from monitor.logs.parser import Parser
 from monitor.logs.sample import GpuSample, HostSample, Row
 from tests.monitor.collected import NOW, NOW_S, collect
 

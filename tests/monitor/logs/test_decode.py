@@ -9,7 +9,8 @@ import pytest
 
 from monitor.logs import dmon, gutil, reader
 from monitor.logs.decode import decode
-from monitor.logs.parser import Parser, Place
+from monitor.logs.log_events import Place
+from monitor.logs.parser import Parser
 from tests.monitor.read_rows import decoded
 
 Draw = Callable[[random.Random, int, int], list[str]]

@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 
 from monitor.errors import UserError
-from monitor.logs import gutil, series
+from monitor.logs import gutil, newest, series
 
 HEAD = (
     "#Date        Time         gpu    pwr     sm \n#YYYYMMDD    HH:MM:SS     Idx      W      % \n"
 )
+
+
+MOMENT = "2026-11-21T12:00:00.000+00:00"
 
 
 def row(clock: str, gpu: int | str, power: object, busy: object) -> str:
@@ -84,6 +87,20 @@ def test_a_gpu_that_answers_late_is_the_one_it_turns_out_to_be(tmp_path: Path) -
     text = HEAD + "".join(fact[n] + row(f"12:00:0{n}", 1, n, 9) for n in range(3))
     (gpu,) = series.load([str(log(tmp_path / "slurm-7.n1.gutil", text, head=""))]).gpus
     assert (gpu.uuid, gpu.num_samples) == ("GPU-b", 3)
+
+
+def test_an_event_is_of_the_job_and_node_whose_lines_stand_above_it(tmp_path: Path) -> None:
+    """A file that two logs were written into has both."""
+    event = gutil.comment("event", f"{MOMENT} xid gpu=0 xid=79")
+    first = HEAD + gutil.comment("job", "7") + gutil.comment("host", "n1") + event
+    other = HEAD + gutil.comment("job", "8") + gutil.comment("host", "n2")
+    rows = [row(f"12:00:0{n}", 0, n, 9) for n in range(2)]
+    path = log(tmp_path / "both.gutil", first, rows[0], other, rows[1], head="")
+    (placed,) = series.load([str(path)]).log_events
+    assert (placed.job, placed.host) == ("7", "n1")
+    now = newest.Newest(str(path)).poll()
+    assert now is not None
+    assert (now.job, now.events) == ("8", ())
 
 
 def test_only_wanted_columns_are_kept(tmp_path: Path) -> None:
