@@ -39,11 +39,14 @@ def path_of(run_dir: str, job_id: object, node: object) -> str:
 
 def of_node(run_dir: str, attempt: Mapping[str, Any], node: object) -> NodeLog:
     """Read the end of a node's log of an attempt, as `read` does."""
-    return read(path_of(run_dir, attempt["job_id"], node))
+    return read(path_of(run_dir, attempt["job_id"], node), attempt["attempt"])
 
 
-def read(path: str) -> NodeLog:
-    """Read the end of a log; an empty one where there is nothing to read."""
+def read(path: str, attempt: object = None) -> NodeLog:
+    """Read the end of a log; an empty one where there is nothing to read.
+
+    Of an attempt whose line is in it, it has only the faults since then.
+    """
     log = GrowingLog(path, _TAIL_BYTES, _HEAD_BYTES)
     try:
         data = log.file.poll()
@@ -55,7 +58,9 @@ def read(path: str) -> NodeLog:
         for rows in newest.rows_of(stretch)
         for line in rows.text.split(b"\n")
     )
-    faults = (_fault(line.decode(errors="replace").strip()) for line in _FAULT.findall(data))
+    begin = max(0, data.rfind(f"## attempt: {attempt}\n".encode()))
+    lines = (match[1].decode(errors="replace") for match in _FAULT.finditer(data, begin))
+    faults = (_fault(line.strip()) for line in lines)
     return NodeLog(path, tuple(one for one in samples if one), tuple(faults))
 
 

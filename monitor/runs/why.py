@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.errors import UserError
 from monitor.runs import evidence, liveness, node_log, record, render, slurm
-from monitor.runs.history import seconds
+from monitor.runs.history import mappings, seconds
 from rundir.failure import patterns, words
 
 if TYPE_CHECKING:
@@ -145,8 +145,8 @@ def _stack(events: Sequence[Event], attempt: dict[str, Any]) -> dict[str, Any] |
     found = {"top": verdict["top"], "file": None}
     for event in events:
         if event.get("event") == "hang_report" and event.get("attempt") == attempt["attempt"]:
-            for one in event.get("ranks") or []:
-                if isinstance(one, dict) and one.get("rank") == verdict["rank"]:
+            for one in mappings(event.get("ranks")):
+                if one.get("rank") == verdict["rank"]:
                     found = {"top": found["top"] or one.get("top"), "file": one.get("stack")}
     return found
 

@@ -32,3 +32,13 @@ def test_rows_without_a_date_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "slurm-7.n1.gutil"
     path.write_text("# gpu    pwr\n# Idx      W\n    0    300\n", "utf-8")
     assert node_log.read(str(path)) == node_log.NodeLog(str(path), (), ())
+
+
+def test_the_faults_of_an_attempt_are_those_since_its_start(tmp_path: Path) -> None:
+    """All where the log does not say when it began."""
+    path = tmp_path / "slurm-7.n1.gutil"
+    path.write_text("## attempt: 1\n## xid: 79 GPU 0\n## attempt: 2\n## xid: 13 GPU 1\n", "utf-8")
+    assert node_log.of_node(str(tmp_path / "run"), {"job_id": 7, "attempt": 2}, "n1").faults == (
+        "xid: 13 GPU 1",
+    )
+    assert len(node_log.read(str(path), 3).faults) == 2

@@ -104,6 +104,7 @@ def hung(story: Any) -> None:
         "stack": "debug/s.txt",
     }
     story.add_event("hang_report", node="n2", ranks=[reported | {"state": "S", "age_s": 61.0}])
+    story.add_event("hang_report", node="n1", ranks=2)  # damaged
     text = "rank 1 on n2 (no GPU) has been in `data` for 61 s: train.py:9 in load"
     story.add_event(
         "verdict", kind="hung", rank=1, node="n2", gpu="no GPU", top=reported["top"], text=text
