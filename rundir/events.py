@@ -193,9 +193,9 @@ def read_attempt(path: str, name: str, attempt: int) -> Iterator[Event]:
 
 
 def parse(line: bytes) -> Event | None:
-    """Read one JSON line; None if it is no JSON object."""
+    """Read one JSON line; None if it is no JSON object. A NaN in it is None."""
     try:
-        event = json.loads(line, parse_int=_whole)
+        event = json.loads(line, parse_int=_whole, parse_constant=lambda _: None)
         if _NO_TEXT.search(line):
             event = _as_text(event)
     except (ValueError, RecursionError):

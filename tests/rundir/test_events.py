@@ -107,3 +107,12 @@ def test_events_cut_anywhere_are_read_as_far_as_they_go(cut: int, garbage: bytes
     assert len(found) + num_bad <= 4
     found, _ = events.read(whole + garbage + b"\n" + whole)
     assert len(found) >= 8
+
+
+def test_a_nan_is_no_value() -> None:
+    """It would make what is written of it no JSON."""
+    assert events.parse(b'{"event": "x", "loss": NaN, "most": -Infinity}') == {
+        "event": "x",
+        "loss": None,
+        "most": None,
+    }
