@@ -6,6 +6,7 @@ read; its `##` lines all are, since what happened to a GPU may stand anywhere.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter, deque
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
-from monitor.logs import dmon, files
+from monitor.logs import constants, dmon, files, gutil
 from monitor.logs.columns import NO_READING
 from monitor.logs.follow import GrowingLog
 
@@ -122,7 +123,14 @@ class Newest:
             seen[now.index] += 1
             if seen[now.index] == _TIMES_SEEN:
                 break
-        return self._node(gpus) if gpus else None
+        return self._node(self._present(gpus)) if gpus else None
+
+    def _present(self, gpus: Mapping[int | None, GpuNow]) -> dict[int | None, GpuNow]:
+        """Leave out what a start before had: each GPU of the job has a row in every sample."""
+        interval_s = gutil.parse_number(self._log.parser.facts.get("interval_s"))
+        newest_s = max(gpu.time_s for gpu in gpus.values())
+        limit_s = math.inf if interval_s is None else constants.longest_s(interval_s)
+        return {index: gpu for index, gpu in gpus.items() if newest_s - gpu.time_s <= limit_s}
 
     def _node(self, gpus: Mapping[int | None, GpuNow]) -> NodeNow:
         parser = self._log.parser

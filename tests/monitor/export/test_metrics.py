@@ -257,6 +257,17 @@ def test_a_damaged_last_row_leaves_the_one_before(log: Log) -> None:
     assert {gpu.index: gpu.values["sm"] for gpu in found.gpus} == {0: 2, 1: 1}
 
 
+def test_gpus_that_only_an_earlier_start_had_are_not_reported(log: Log) -> None:
+    """Each GPU of the job has a row in every sample."""
+    path = log(num_gpus=4, age_s=3000)
+    text = path.read_text()
+    log(num_gpus=1, num_cycles=2)
+    path.write_text(text + path.read_text())
+    now = Newest(str(path)).poll()
+    assert now is not None
+    assert [gpu.index for gpu in now.gpus] == [0]
+
+
 def test_columns_and_offset_may_change_within_a_log(log: Log) -> None:
     """Each row has the header and the offset above it; a node without GPUs has its host."""
     path = log(num_gpus=0)
