@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_LATEST_S = 7_258_118_400
-"""The year 2200. Clocks begin in 1970."""
 _TOLERANCE_S = 2
 """Both clocks are written in whole seconds, and are not read in the same moment."""
 
@@ -67,7 +65,7 @@ def shifts_s(
 
 def _likely(wall_s: NDArray[np.int64]) -> NDArray[np.int64]:
     """Give the times, and for one that no clock shows, of a damaged year, that of a row beside."""
-    is_likely = (wall_s >= 0) & (wall_s < _LATEST_S)
+    is_likely = (wall_s >= 0) & (wall_s < constants.LATEST_S)
     if is_likely.all() or not is_likely.any():
         return wall_s
     places = np.where(is_likely, np.arange(len(wall_s)), is_likely.argmax())

@@ -15,3 +15,7 @@ def longest_s(usual_s: float) -> float:
     Intervals below a second are those of a poll by hand, which a moment's delay must not tear.
     """
     return GAP_INTERVALS * max(1.0, usual_s)
+
+
+LATEST_S = 7_258_118_400
+"""The year 2200: a later time is damage. Clocks begin in 1970."""

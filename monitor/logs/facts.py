@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from monitor.logs.log import Log
 
 UNKNOWN = "-"
+_DAY_S = 86_400
 
 
 def values(logs: Sequence[Log], fact: str) -> tuple[list[str], list[NDArray[np.int32]]]:
@@ -52,9 +53,10 @@ def uuids(logs: Sequence[Log]) -> tuple[list[str], list[NDArray[np.int32]]]:
 
 
 def intervals_s(logs: Sequence[Log]) -> list[NDArray[np.float64]]:
-    """Give the interval that a log states, row by row; NaN where it states none."""
+    """Give the interval that a log states, row by row; NaN where it states none up to a day."""
     reported, which = values(logs, "interval_s")
     seconds = np.array([gutil.parse_number(value) for value in reported], np.float64)
+    seconds[~((seconds > 0) & (seconds <= _DAY_S))] = np.nan
     return [seconds[mine] for mine in which]
 
 

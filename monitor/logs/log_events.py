@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
+from monitor.logs import constants
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import tzinfo
@@ -106,12 +108,11 @@ def described(event: LogEvent) -> tuple[str, str]:
 def _parse_time(text: str) -> float | None:
     if text == _NO_TIME:
         return math.nan
-    if not _TIME.fullmatch(text):
-        return None
     try:
-        return datetime.fromisoformat(text).timestamp()
+        time_s = datetime.fromisoformat(text).timestamp() if _TIME.fullmatch(text) else -1.0
     except (ValueError, OverflowError):
         return None
+    return time_s if 0 <= time_s <= constants.LATEST_S else None
 
 
 def _time(time_s: float, zone: tzinfo | None) -> str:

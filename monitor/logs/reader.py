@@ -181,7 +181,9 @@ class _Parts:
     def _times(self) -> tuple[NDArray[np.int64], bool]:
         """Join times; without dates, a step back by more than half a day is midnight."""
         day = _joined([part.rows.days for part in self._parts], np.int64)
-        clock_s = _joined([_utc_s(part) for part in self._parts], np.int64)
+        offsets = [part.stretch.offset for part in self._parts if part.stretch.offset is not None]
+        first = offsets[0] if offsets else timedelta()  # of what stands above it, too
+        clock_s = _joined([_utc_s(part, first) for part in self._parts], np.int64)
         is_dated = not (day == NO_TIME).any()
         if not is_dated:
             passed = np.diff(clock_s, prepend=clock_s[:1]) < -_DAY_S // 2
@@ -189,9 +191,10 @@ class _Parts:
         return np.where(clock_s == NO_TIME, NO_TIME, day * _DAY_S + clock_s), is_dated
 
 
-def _utc_s(part: _Part) -> NDArray[np.int64]:
-    """Give times of day as those of UTC, where the log states its offset."""
-    clock_s, offset = part.rows.clock_s, part.stretch.offset or timedelta()
+def _utc_s(part: _Part, first: timedelta) -> NDArray[np.int64]:
+    """Give times of day as those of UTC; where no line above them states the offset, by another."""
+    offset = first if part.stretch.offset is None else part.stretch.offset
+    clock_s = part.rows.clock_s
     shift_s = offset.days * _DAY_S + offset.seconds
     return np.where(clock_s == NO_TIME, NO_TIME, clock_s - shift_s)
 

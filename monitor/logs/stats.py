@@ -7,11 +7,12 @@ memory than the largest, and several processes can share the work.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from monitor.logs import clock, columns, constants, energy, facts, percentiles, series
+from monitor.logs import clock, columns, constants, energy, facts, gutil, percentiles, series
 from monitor.logs.sample import total
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Use:
     """Of `span_s`, the time without a reading of either; None without a GPU."""
     first_s: int | None
     """Of the first sample, since 1970."""
+    offset: timedelta
+    """Of the log's local time from UTC; none where `first_s` is local already."""
     last_s: int | None
     spreads: Mapping[str, Spread | None]
 
@@ -133,7 +136,10 @@ def join(nodes: Sequence[Node]) -> list[Job]:
     jobs: dict[str | None, list[Node]] = {}
     for node in nodes:
         jobs.setdefault(node.place.job, []).append(node)
-    return [_job(name, jobs[name]) for name in sorted(jobs, key=lambda name: (name or "", name))]
+    return [
+        _job(name, jobs[name])
+        for name in sorted(jobs, key=lambda name: (name is not None, name or ""))
+    ]
 
 
 def _node(place: Place, gpus: Sequence[GpuSeries]) -> Node:
@@ -192,6 +198,7 @@ def _use(gpu: GpuSeries, steps_s: NDArray[np.float64], spreads: Mapping[str, Spr
         energy_from=used.source,
         energy_unseen_s=None if gpu.gpu is None else used.unseen_s,
         first_s=int(gpu.written_s[0]) if timed and gpu.is_dated else None,
+        offset=gutil.parse_offset(gpu.facts.get("utc_offset", "")) or timedelta(),
         last_s=int(gpu.written_s[-1]) if timed and gpu.is_dated else None,
         spreads=spreads,
     )
@@ -218,6 +225,8 @@ def _longest_idle(gpu: GpuSeries, steps_s: NDArray[np.float64]) -> Idle | None:
 
 
 def _sum(uses: Sequence[Use], counts: Mapping[str, Counts]) -> Use:
+    firsts = [(use.first_s, use.offset) for use in uses if use.first_s is not None]
+    first_s, offset = min(firsts, default=(None, timedelta()))
     return Use(
         num_samples=sum(use.num_samples for use in uses),
         num_silent=sum(use.num_silent for use in uses),
@@ -228,7 +237,8 @@ def _sum(uses: Sequence[Use], counts: Mapping[str, Counts]) -> Use:
         energy_j=total(use.energy_j for use in uses),
         energy_from=_sources(use.energy_from for use in uses),
         energy_unseen_s=total(use.energy_unseen_s for use in uses),
-        first_s=min((u.first_s for u in uses if u.first_s is not None), default=None),
+        first_s=first_s,
+        offset=offset,
         last_s=max((u.last_s for u in uses if u.last_s is not None), default=None),
         spreads={key: found.spread() for key, found in counts.items()},
     )

@@ -102,7 +102,7 @@ def _jobs(jobs: Sequence[Job]) -> Table:
             _number(None if memory is None else memory.peak, MIB_PER_GIB),
             _idle_each(job.nodes),
             _energy([job.use]),
-            NONE if began is None else words.moment(began),
+            NONE if began is None else words.moment(began, job.use.offset),
         )
     return table
 

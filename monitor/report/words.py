@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from monitor.words import MIB_PER_GIB, NONE, and_more, minutes
@@ -79,9 +79,9 @@ def _name(gpu: Gpu) -> str:
     return f"node {gpu.place.host} GPU {gpu.index}"
 
 
-def moment(seconds: int) -> str:
-    """Write a time since 1970."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+def moment(seconds: int, offset: timedelta) -> str:
+    """Write a time since 1970 as the log has it, by its offset from UTC."""
+    return (datetime.fromtimestamp(seconds, UTC) + offset).strftime("%Y-%m-%d %H:%M")
 
 
 def energy(joules: float | None, source: str | None, *, is_partial: bool = False) -> str:

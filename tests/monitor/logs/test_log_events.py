@@ -48,6 +48,8 @@ def test_blanks_and_ends_of_lines_stay_out_of_values() -> None:
         "2026-11-21T12:00:00 xid",
         "2026-13-21T12:00:00.000+01:00 xid",
         "0001-01-01T00:00:00.000+23:59 xid gpu=x",
+        "0001-01-01T00:00:00.000+23:59 xid",
+        "9999-12-31T23:59:59.999-23:59 xid",
         "- xid gpu=-1",
         "- xid gpu=03",
         "- xid xid",

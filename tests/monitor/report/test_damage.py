@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from monitor.export.rows import table
@@ -24,6 +25,26 @@ def test_host_and_offset_come_from_the_log_itself(written: Written) -> None:
     assert log.facts["utc_offset"] == "+02:00"
     odd = written(1, head=(("utc_offset", "-03:30"), ("utc_offset", "soon")))
     assert reader.read(str(odd)).time_s[0] == NOON.replace(tzinfo=UTC).timestamp()  # its own
+
+
+def test_rows_above_the_first_offset_are_by_that_one_too(written: Written) -> None:
+    """As where our recorder continues a log of dmon's."""
+    path = written(3)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:-1], "## utc_offset: -05:00\n", lines[-1]]))
+    log = reader.read(str(path))
+    assert times(log)[0] == NOON + timedelta(hours=5)
+    assert np.diff(log.time_s).tolist() == [10, 10]
+
+
+def test_several_jobs_begin_by_their_own_clocks(written: Written) -> None:
+    """As written; a job without a name is one of them."""
+    for job in ("7", "8", "9"):
+        written(2, head=(("job", job), ("utc_offset", "+03:00")), name=f"slurm-{job}.n1.gutil")
+    path = written(2, head=(("job", ""),), name="x.gutil")
+    done = run(path.parent)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2026-11-21 12:00") == 4, done.stdout
 
 
 def test_the_offset_may_change_within_a_log(written: Written) -> None:
