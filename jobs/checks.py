@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import stat
+from contextlib import suppress
 from typing import Callable
 
 from jobs.messages import UsageError
@@ -13,6 +15,8 @@ Check = Callable[[str, str], str]
 """Takes a setting's name and value, returns the value as it counts. Raises UsageError."""
 
 DENIED = "Permission denied"
+USABLE = os.R_OK | os.W_OK | os.X_OK
+"""What a user must be able to do in a directory of a run."""
 _ON = ("1", "on", "y", "yes", "t", "true")
 _OFF = ("0", "off", "n", "no", "f", "false")
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,8}")  # int() would take more: 1_0, ' 1', other scripts' digits
@@ -85,11 +89,41 @@ def bounds(value: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
-def make_writable(directory: str, node: str, remedy: Callable[[str, os.stat_result], str]) -> None:
+class Made:
+    """The directories that a start makes; where it is refused, these alone are taken away again."""
+
+    def __init__(self) -> None:
+        """Nothing is made yet."""
+        self.paths: list[str] = []
+
+    def make(self, directory: str) -> None:
+        """Make a directory with its parents. Raises OSError where it is none then."""
+        paths = [directory]
+        while not os.path.lexists(paths[-1]):
+            paths.append(os.path.dirname(paths[-1]) or ".")
+        for path in reversed(paths):
+            try:
+                os.mkdir(path)
+                self.paths.append(path)
+            except OSError:  # noqa: PERF203 -- another start may make the same
+                if not os.path.isdir(path):
+                    raise
+
+    def remove(self) -> None:
+        """Take away what was made, but for what another job has written into by now."""
+        for path in reversed(self.paths):
+            with suppress(OSError):
+                os.rmdir(path)
+
+
+def make_writable(
+    directory: str, made: Made, node: str, remedy: Callable[[str, os.stat_result], str]
+) -> None:
     """Make a directory of the run, or say who may not write where.
 
     Args:
         directory: is made with its parents.
+        made: learns what is made.
         node: this node's name.
         remedy: given why it failed, and the status of what is there: what to do in this place.
 
@@ -99,17 +133,24 @@ def make_writable(directory: str, node: str, remedy: Callable[[str, os.stat_resu
     """
     why = DENIED
     try:
-        os.makedirs(directory, exist_ok=True)
+        made.make(directory)
     except OSError as error:
         why = error.strerror or why
-    if os.path.isdir(directory) and os.access(directory, os.W_OK):
+    if os.path.isdir(directory) and os.access(directory, USABLE):
         return
     there = directory
     while not os.path.lexists(there):
-        there = os.path.dirname(there)
+        there = os.path.dirname(there) or "."
     is_there = os.path.exists(there)
     status = os.stat(there, follow_symlinks=is_there)
-    found = f"that user {os.geteuid()} cannot write to {there} of user {status.st_uid}"
+    if there in made.paths and not os.access(there, USABLE):
+        raise UsageError(
+            "a directory that this user makes must be writable",
+            f"that {there} was made with mode {stat.S_IMODE(status.st_mode):03o}",
+            "set a umask such as 022",
+        )
+    lacks = "read" if os.access(there, os.W_OK | os.X_OK) else "write to"
+    found = f"that user {os.geteuid()} cannot {lacks} {there} of user {status.st_uid}"
     if not is_there:
         found = f"that {there} is a link to {os.readlink(there)}, which is not there"
     raise UsageError(

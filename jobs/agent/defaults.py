@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from jobs import checks
 from jobs.checks import switch
+from jobs.messages import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 def read_switches(environ: Mapping[str, str]) -> dict[str, str]:
@@ -35,9 +36,15 @@ def complete(environ: Mapping[str, str]) -> dict[str, str]:
     return env
 
 
-def make_writable(directory: str, environ: Mapping[str, str]) -> None:
-    """Make a directory of the run. Raises UsageError."""
-    place = "a directory on the shared file system"
+def make_writable(directories: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Make directories of the run. Raises UsageError."""
+    remedy = "set DDP_OUT to a directory on the shared file system"
     if not environ.get("SLURM_JOB_ID"):
-        place = "a directory that you can write to"
-    checks.make_writable(directory, environ["DDP_NODE"], lambda *_: f"set DDP_OUT to {place}")
+        remedy = "set DDP_OUT to a directory that you can write to"
+    made = checks.Made()
+    try:
+        for one in directories:
+            checks.make_writable(one, made, environ["DDP_NODE"], lambda *_: remedy)
+    except UsageError:
+        made.remove()
+        raise

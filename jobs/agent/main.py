@@ -36,8 +36,7 @@ def _run(words: list[str]) -> int:
     place = contract.resolve(environ)
     place = place._replace(environ=defaults.complete(place.environ))
     files = RunDir(place.environ["DDP_RUN_DIR"])
-    for directory in (files.logs, files.debug):
-        defaults.make_writable(directory, place.environ)
+    defaults.make_writable((files.logs, files.debug), place.environ)
     raise_limits()
     loop = Loop()
     if place.is_node_task:

@@ -122,8 +122,6 @@ class Lock:
         """Leave nothing behind. Raises UsageError."""
         with suppress(OSError):
             os.unlink(mine)
-        with suppress(OSError):
-            os.rmdir(self._run_dir)
         raise UsageError(rule, found, remedy)
 
     def _attempt(self, mine: str) -> str:
@@ -202,6 +200,14 @@ class Lock:
         if self.path:
             with suppress(OSError):
                 os.utime(self.path)
+
+    def undo(self) -> None:
+        """Give it back as if it had not been taken: without one before it, it is removed."""
+        if self.path == files.path(self._run_dir, 1):
+            with suppress(OSError):
+                os.unlink(self.path)
+            self.path = None
+        self.release()
 
     def release(self, job: str = "") -> None:
         """Leave the run to anybody, or to a successor that waits in Slurm's queue."""

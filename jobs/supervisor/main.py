@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from jobs import processes
 from jobs.backends import requeue
+from jobs.checks import Made
 from jobs.loop import Loop
 from jobs.messages import Exit, UsageError, info, one_line
 from jobs.programs import which
@@ -94,9 +95,7 @@ def _check_nodes(now: Current, lock: Lock) -> int:
 
 def _open_run(job: Plan, requests: Requests) -> Lock:
     """Make the run directory and own it. Raises UsageError and Exit."""
-    here, values = job.here, job.settings
-    run.make(job.files, here, job.temporary)
-    requests.listen()
+    here, values, made = job.here, job.settings, Made()
     lock = Lock(
         job.files.path,
         values["DDP_LAUNCH_ID"],
@@ -105,15 +104,22 @@ def _open_run(job: Plan, requests: Requests) -> Lock:
         restarts=str(here.slurm.restart_count),
         grace_s=values.number("DDP_GRACE"),
     )
-    lock.take(
-        requests.pause,
-        requests.is_stopped,
-        may_wait=values["DDP_ON_BUSY"] == "wait",
-        tell_every_s=values.number("DDP_TIMESTAMP_INTERVAL"),
-    )
-    # While we waited, its owner may have counted on.
-    settings.note_attempt(values, history.num_starts(job.files) + 1, job.job.id)
-    run.fill(job.files)
+    try:
+        run.make(job.files, made, here, job.temporary)
+        requests.listen()
+        lock.take(
+            requests.pause,
+            requests.is_stopped,
+            may_wait=values["DDP_ON_BUSY"] == "wait",
+            tell_every_s=values.number("DDP_TIMESTAMP_INTERVAL"),
+        )
+        # While we waited, its owner may have counted on.
+        settings.note_attempt(values, history.num_starts(job.files) + 1, job.job.id)
+        run.fill(job.files, made)
+    except BaseException:  # whatever it is: what this start made, and no more, goes with it
+        lock.undo()
+        made.remove()
+        raise
     return lock
 
 

@@ -6,9 +6,10 @@ import os
 import re
 import stat
 import subprocess
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from jobs.checks import DENIED, make_writable
+from jobs.checks import DENIED, USABLE, make_writable
 from jobs.messages import UsageError, info
 from jobs.programs import find_python, is_new, module_command
 from rundir import paths, plain
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from jobs.backends.base import Surroundings
+    from jobs.checks import Made
     from rundir.paths import RunDir
 
 _COMPOSE_S = 60
@@ -33,7 +35,7 @@ def check_files(files: RunDir) -> None:
             )
 
 
-def make(files: RunDir, here: Surroundings, temporary: str) -> None:
+def make(files: RunDir, made: Made, here: Surroundings, temporary: str) -> None:
     """Make the run directory, in which this user can write. Raises UsageError."""
     if not (os.path.isdir(temporary) and os.access(temporary, os.W_OK)):
         raise UsageError(
@@ -41,7 +43,7 @@ def make(files: RunDir, here: Surroundings, temporary: str) -> None:
             f"that none can be made in {temporary}",
             "set TMPDIR to one that is writable",
         )
-    make_writable(files.path, here.node, lambda why, owner: _remedy(here, why, owner))
+    make_writable(files.path, made, here.node, lambda why, owner: _remedy(here, why, owner))
     _check_owner(files)
 
 
@@ -90,17 +92,18 @@ def _described(path: str) -> str:
     return f"{user}:{group} {stat.filemode(found.st_mode)}"
 
 
-def fill(files: RunDir) -> None:
+def fill(files: RunDir, made: Made) -> None:
     """Make its directories. Raises UsageError."""
-    try:
-        for path in (files.logs, files.debug, files.checkpoints):
-            os.makedirs(path, exist_ok=True)
-    except OSError:
+    directories = (files.logs, files.debug, files.checkpoints)
+    with suppress(OSError):
+        for path in directories:
+            made.make(path)
+    if not all(os.path.isdir(path) and os.access(path, USABLE) for path in directories):
         raise UsageError(
             "the run directory must hold the directories logs, debug and checkpoints",
             f"that they cannot be made in {files.path}",
-            "is the disk full, or a file in their place?",
-        ) from None
+            "is the disk full, a file in their place, or the umask too strict?",
+        )
 
 
 def check_output_survives(path: str, environ: Mapping[str, str]) -> None:

@@ -210,7 +210,7 @@ def test_a_pipe_in_a_files_place(scripts: Scripts, name: str) -> None:
 
 
 def test_no_space_for_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk is told as one, and the directory that was made for the run is removed."""
+    """A full disk is told as one, and the directory that was there stays as it was."""
     run_dir = tmp_path / "run"
     run_dir.mkdir()
 
@@ -221,7 +221,7 @@ def test_no_space_for_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     lock = Lock(str(run_dir), "1", None, job="", restarts="0", grace_s=25)
     with pytest.raises(UsageError, match="is the disk full"):
         lock.take(time.sleep, lambda: False, may_wait=True, tell_every_s=1)
-    assert not run_dir.exists()
+    assert list(run_dir.iterdir()) == []
 
 
 def test_a_log_on_a_full_disk(scripts: Scripts) -> None:
@@ -250,7 +250,7 @@ def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
     lock = Lock(str(run_dir), "1", None, job="", restarts="0", grace_s=25)
     with pytest.raises(UsageError, match="can make hard links; found Operation not permitted"):
         lock.take(time.sleep, lambda: False, may_wait=False, tell_every_s=1)
-    assert not run_dir.exists()
+    assert list(run_dir.iterdir()) == []
 
 
 def test_a_working_directory_that_is_gone(scripts: Scripts) -> None:
