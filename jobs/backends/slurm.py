@@ -95,7 +95,7 @@ class Slurm:
         """
         for name in _NUMBERS.split():
             value = self.environ.get(name) or "1"
-            if not re.fullmatch("[1-9][0-9]*", value):
+            if not re.fullmatch("[1-9][0-9]{0,9}", value):
                 raise UsageError(
                     f"{name} must be a whole number from 1 on, as Slurm sets it",
                     f"'{value}'",
@@ -122,9 +122,9 @@ class Slurm:
         Inside a step (srun --pty) the count is that of the shell's own step, but for the step in
         which salloc starts its shell where a site has it so.
         """
-        if self.environ.get("SLURM_NTASKS") and self.step in ("", INTERACTIVE_STEP):
-            return int(self.environ["SLURM_NTASKS"])
-        return self.num_nodes * (number(self.environ, "SLURM_NTASKS_PER_NODE") or 1)
+        is_own = self.step in ("", INTERACTIVE_STEP)
+        told = number(self.environ, "SLURM_NTASKS") if is_own else 0
+        return told or self.num_nodes * (number(self.environ, "SLURM_NTASKS_PER_NODE") or 1)
 
     @property
     def num_tasks_in_place(self) -> int:
@@ -153,7 +153,7 @@ class Slurm:
         """
         names = ("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE")
         told = next(filter(None, map(self.environ.get, names)), "")
-        found = re.match("[0-9]+", told)
+        found = re.match("[0-9]{1,9}", told)
         return int(found[0]) if found else 0
 
     # ---- the programs ------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def number(environ: Mapping[str, str], *names: str) -> int:
     """The first of these variables that has a number; 0 if none has."""
     for name in names:
         value = environ.get(name, "")
-        if re.fullmatch("[0-9]+", value):
+        if re.fullmatch("[0-9]{1,10}", value):
             return int(value)
     return 0
 

@@ -77,7 +77,6 @@ def forget_hooks(environ: dict[str, str]) -> None:
     """
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"):
         environ.pop(name, None)
-    job = environ.get("SLURM_JOB_ID") or "0"
-    hooks = str(int(job) % 4536 + 61000) if job.isdigit() else ""
+    hooks = str(slurm.number(environ, "SLURM_JOB_ID") % 4536 + 61000)
     if environ.get("PYTORCH_VERSION") and environ.get("MASTER_PORT") == hooks:
         del environ["MASTER_PORT"]

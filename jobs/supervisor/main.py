@@ -6,6 +6,7 @@ jobs/prelaunch.sh execs this, in a Python that may be as old as 3.9 and has noth
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -27,6 +28,9 @@ from rundir import codes, paths
 if TYPE_CHECKING:
     from jobs.supervisor.decide import Decision
     from jobs.supervisor.plan import Plan
+
+_LEAST_FILES = 32
+"""With two ranks in place 12 are enough."""
 
 
 def main() -> NoReturn:
@@ -62,24 +66,47 @@ def _check_working_directory() -> None:
         ) from None
 
 
+def _check_open_files() -> None:
+    num = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= num < _LEAST_FILES:
+        raise UsageError(
+            f"a job must be able to have {_LEAST_FILES} open files",
+            f"a limit of {num}",
+            "raise it (ulimit -n 1024)",
+        )
+
+
 def supervise(root: str, script: str, words: list[str], environ: dict[str, str]) -> int:
     """Do what was asked for; the job's exit code. Raises UsageError and Exit."""
-    _check_working_directory()
-    job = plan.prepare(root, script, words, environ)
-    if job.arguments.is_dry_run:
-        return codes.FINISHED
-    loop = Loop()
-    requests = Requests(loop)
-    lock = _open_run(job, requests)
-    _start_timers(job, loop, lock)
-    now = Current(job, loop, requests)
-    if job.arguments.is_preflight:
+    try:
+        now, lock = _begin(root, script, words, environ)
+    except (OSError, RecursionError) as error:
+        raise UsageError(
+            "nothing may fail before the ranks start", str(error), "correct what this names"
+        ) from error
+    if now.plan.arguments.is_preflight:
         return _check_nodes(now, lock)
     try:
         decision = _run_attempts(now)
     finally:
-        requests.ignore()
+        now.requests.ignore()
     return _end(now, lock, decision)
+
+
+def _begin(
+    root: str, script: str, words: list[str], environ: dict[str, str]
+) -> tuple[Current, Lock]:
+    """Do all that comes before the ranks. Raises UsageError and Exit."""
+    _check_open_files()
+    _check_working_directory()
+    job = plan.prepare(root, script, words, environ)
+    if job.arguments.is_dry_run:
+        raise Exit(codes.FINISHED)
+    loop = Loop()
+    requests = Requests(loop)
+    lock = _open_run(job, requests)
+    _start_timers(job, loop, lock)
+    return Current(job, loop, requests), lock
 
 
 def _check_nodes(now: Current, lock: Lock) -> int:

@@ -61,9 +61,16 @@ def _first_number(here: Surroundings, attempt: int) -> int:
 def _probe(here: Surroundings, node: str, words: list[str]) -> Sequence[str]:
     """Run probe.sh on the node of rank 0, which may have neither our files nor a Python."""
     with open(f"{here.root}/jobs/probe.sh", "rb") as probe:
-        done = subprocess.run(
-            words, stdin=probe, stdout=subprocess.PIPE, env=here.environ, check=False
-        )
+        try:
+            done = subprocess.run(
+                words, stdin=probe, stdout=subprocess.PIPE, env=here.environ, check=False
+            )
+        except OSError as error:
+            raise UsageError(
+                f"{words[0]} must be on PATH, to probe the port of rank 0",
+                f"{error.strerror} in '{here.environ.get('PATH', '')}'",
+                "correct PATH",
+            ) from None
     found = done.stdout.decode().split()
     if done.returncode == 0 and len(found) == 2:  # noqa: PLR2004 -- address and port
         return found

@@ -1,9 +1,10 @@
-"""What a start that is refused leaves behind: nothing of its own, and all that was there."""
+"""A start that is refused says one line, and leaves nothing of its own and all that was there."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import pytest
 
 from jobs.checks import Made, make_writable
 from jobs.messages import UsageError
+from jobs.supervisor import main, plan
 from tests.jobs.said import one_line
 
 if TYPE_CHECKING:
@@ -32,12 +34,12 @@ def left(directory: Path) -> list[str]:
 
 
 def refuse(
-    scripts: Scripts, *before: str, umask: str = "022", **env: str
+    scripts: Scripts, *before: str, first: str = "", **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the batch script, which must end with 64."""
-    line = f"umask {umask}; exec '{scripts.root}/jobs/prelaunch.sh' -- true"
+    """Runs the batch script after what a shell does first; it must end with 64."""
+    line = f"{first}\nexec /bin/bash '{scripts.root}/jobs/prelaunch.sh' -- true"
     done = subprocess.run(
-        [*before, "bash", "-c", line],
+        [*before, "/bin/bash", "-c", line],
         cwd=scripts.directory,
         env=scripts.env | env,
         capture_output=True,
@@ -113,7 +115,7 @@ def test_a_umask_that_shuts_the_user_out(anybody: Scripts, umask: str, there: st
         directory.mkdir()
         os.chown(directory, 65534, 65534)
     before = left(anybody.directory)
-    done = refuse(anybody, *NOBODY, umask=umask, DDP_RUN_NAME="r")
+    done = refuse(anybody, *NOBODY, first=f"umask {umask}", DDP_RUN_NAME="r")
     assert "umask" in one_line(done.stderr)
     assert left(anybody.directory) == before
 
@@ -137,3 +139,72 @@ def test_a_relative_name_that_cannot_be_made(
     name = "n" * 256
     with pytest.raises(UsageError, match=r"must be writable; found that user .*too long"):
         make_writable(f"{name}/x", Made(), "here", lambda *_: "do something")
+
+
+@pytest.mark.parametrize("value", ["²", "٣", "1" * 5000, "1_0"])
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_CPUS_ON_NODE"])
+def test_a_number_that_slurm_would_not_set(scripts: Scripts, name: str, value: str) -> None:
+    """Python's own words for digits, and more of them than it takes, are none here."""
+    done = refuse(scripts, **{"SLURM_JOB_ID": "5", name: value})
+    assert f"{name} must be a whole number" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize("value", ["a/b", "²", "1" * 5000])
+def test_what_is_left_of_slurm_without_a_job(scripts: Scripts, value: str) -> None:
+    """Without SLURM_JOB_ID the others mean nothing."""
+    names = ("SLURM_NTASKS", "SLURM_NNODES", "SLURM_JOB_CPUS_PER_NODE", "SLURM_RESTART_COUNT")
+    result = scripts.run("prelaunch.sh", "--dry-run", "--", "true", **dict.fromkeys(names, value))
+    assert (result.code, result.setting("WORLD_SIZE")) == (0, "2"), result.err
+
+
+@needs_root
+def test_a_run_directory_that_cannot_be_listed(anybody: Scripts) -> None:
+    """Its locks are found by their names."""
+    run_dir = anybody.directory / "out" / "r"
+    run_dir.mkdir(parents=True)
+    run_dir.chmod(0o333)
+    done = refuse(anybody, *NOBODY, DDP_RUN_NAME="r")
+    assert f"user 65534 cannot read {run_dir} of user 0" in one_line(done.stderr)
+    assert left(run_dir) == []
+
+
+def test_a_very_deep_directory(scripts: Scripts) -> None:
+    """It is made, however many parents it needs."""
+    try:
+        result = scripts.run("prelaunch.sh", "--", "true", DDP_OUT="d/" * 1200)
+    finally:  # pytest could not
+        subprocess.run(["rm", "-rf", scripts.directory / "d"], check=True)
+    assert result.code == 0, result.err
+
+
+def test_no_bash_on_path(scripts: Scripts) -> None:
+    """What probes the port is a script of its own."""
+    programs = scripts.directory / "bin"
+    programs.mkdir()
+    for name in ("dirname", "env", "readlink", "true"):
+        (programs / name).symlink_to(f"/usr/bin/{name}")
+    done = refuse(scripts, DDP_PYTHON=sys.executable, PATH=str(programs))
+    assert f"found No such file or directory in '{programs}'" in one_line(done.stderr)
+    assert not (scripts.directory / "out").exists()
+
+
+@pytest.mark.parametrize("most", [6, 9, 31])
+def test_too_few_open_files(scripts: Scripts, most: int) -> None:
+    """They would be missing in the middle of the start."""
+    done = refuse(scripts, first=f"ulimit -n {most}")
+    assert f"open files; found a limit of {most}; raise it" in one_line(done.stderr)
+    assert left(scripts.directory) == []
+
+
+@pytest.mark.parametrize("error", [OSError(7, "Argument list too long"), RecursionError("deep")])
+def test_whatever_else_fails_before_the_ranks_start(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """It is one line, too."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(plan, "prepare", fail)
+    with pytest.raises(UsageError, match=r"before the ranks start; found .*(too long|deep); corr"):
+        main.supervise("", "", [], {})
