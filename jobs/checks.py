@@ -19,7 +19,7 @@ USABLE = os.R_OK | os.W_OK | os.X_OK
 """What a user must be able to do in a directory of a run."""
 _ON = ("1", "on", "y", "yes", "t", "true")
 _OFF = ("0", "off", "n", "no", "f", "false")
-_WHOLE = re.compile(r"0|[1-9][0-9]{0,8}")  # int() would take more: 1_0, ' 1', other scripts' digits
+_WHOLE = re.compile(r"0|[1-9][0-9]{0,9}")  # int() would take more: 1_0, ' 1', other scripts' digits
 
 
 def switch(name: str, value: str) -> str:
@@ -34,13 +34,19 @@ def switch(name: str, value: str) -> str:
     )
 
 
-def whole_number(name: str, value: str, least: int, most: int) -> int:
+def whole_number(
+    name: str,
+    value: str,
+    least: int,
+    most: int,
+    remedy: str = "correct it, or unset it for the default",
+) -> int:
     """Parse a whole number within bounds, without a leading zero. Raises UsageError."""
     if not _WHOLE.fullmatch(value) or not least <= int(value) <= most:
         raise UsageError(
             f"{name} must be a whole number from {least} to {most}",
             f"'{value}'",
-            "correct it, or unset it for the default",
+            remedy,
         )
     return int(value)
 

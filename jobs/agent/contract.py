@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+_INCOMPLETE = "is the step's environment complete?"
 _MOST = 999_999_999
 _LAST_PORT = 65535
+_LAST_STEP = 0xFFFFFFFF
 
 
 class Contract(NamedTuple):
@@ -93,6 +96,12 @@ def _from_own_step(env: dict[str, str]) -> Contract:
     The supervisor numbers them; they find each other where ranks would.
     """
     rank = env.pop("DDP_TASK_RANK")
+    if not env.get("DDP_LAUNCH_ID"):
+        raise UsageError(
+            "DDP_TASK_RANK must come from prelaunch.sh, with DDP_LAUNCH_ID",
+            f"DDP_TASK_RANK={rank} alone",
+            "unset it",
+        )
     env["DDP_NODE"] = env.get("SLURMD_NODENAME") or env["DDP_NODE"]
     env.update(RANK=rank, NODE_RANK=rank, LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
     names = {
@@ -112,24 +121,31 @@ def _from_own_step(env: dict[str, str]) -> Contract:
 
 
 def _from_slurm(env: dict[str, str]) -> Contract:
-    node_rank = env["SLURM_NODEID"]
+    node_rank = _of_step(env, "SLURM_NODEID")
     env["DDP_NODE"] = env.get("SLURMD_NODENAME") or env["DDP_NODE"]
     tasks = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", "")
     num_local_tasks = tasks_of_node(tasks, int(node_rank))
     is_task_a_node = set(re.sub(r"\(x\d+\)", "", tasks).split(",")) == {"1"}
-    if is_task_a_node and int(env.get("DDP_NPROC_PER_NODE") or 1) > 1:
+    name = "DDP_NPROC_PER_NODE"
+    if is_task_a_node and whole_number(name, env.get(name) or "1", 1, _MOST) > 1:
         # As jobs/backends/torchrun.py has it: torchrun numbers the ranks; Pyxis numbered the task.
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             env.pop(name, None)
         env["NODE_RANK"] = node_rank
-        num_nodes = env.get("SLURM_STEP_NUM_NODES") or env["SLURM_NNODES"]
+        num_nodes = _of_step(env, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")
         return Contract(env, is_node_task=True, num_nodes=int(num_nodes))
     _agree(env, "RANK", env["SLURM_PROCID"])
-    _agree(env, "LOCAL_RANK", env["SLURM_LOCALID"])
-    _agree(env, "WORLD_SIZE", env.get("SLURM_STEP_NUM_TASKS") or env["SLURM_NTASKS"])
+    _agree(env, "LOCAL_RANK", _of_step(env, "SLURM_LOCALID"))
+    _agree(env, "WORLD_SIZE", _of_step(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
     _agree(env, "LOCAL_WORLD_SIZE", str(num_local_tasks))
     _agree(env, "NODE_RANK", node_rank)
     return Contract(env)
+
+
+def _of_step(env: Mapping[str, str], *names: str) -> str:
+    """Read a number of Slurm's step: the first of these variables that is set."""
+    name = next((name for name in names if env.get(name)), names[-1])
+    return str(whole_number(name, env.get(name, ""), 0, _MOST, _INCOMPLETE))
 
 
 def _from_contract(env: dict[str, str]) -> Contract:
@@ -180,24 +196,25 @@ def _agree(env: dict[str, str], name: str, value: str) -> None:
 
 
 def _check(env: Mapping[str, str]) -> None:
-    world_size = whole_number("WORLD_SIZE", env["WORLD_SIZE"], 1, _MOST)
+    world_size = whole_number("WORLD_SIZE", env.get("WORLD_SIZE", ""), 1, _MOST)
     whole_number("RANK", env["RANK"], 0, world_size - 1)
     local_world_size = whole_number("LOCAL_WORLD_SIZE", env["LOCAL_WORLD_SIZE"], 1, world_size)
     whole_number("LOCAL_RANK", env["LOCAL_RANK"], 0, local_world_size - 1)
     whole_number("MASTER_PORT", env.get("MASTER_PORT", ""), 1, _LAST_PORT)
+    whole_number("SLURM_STEP_ID", env.get("SLURM_STEP_ID") or "0", 0, _LAST_STEP, _INCOMPLETE)
 
 
 def tasks_of_node(tasks: str, node_rank: int) -> int:
     """Read how many tasks a node has, from Slurm's list such as `2(x3),1`."""
     index = node_rank
     for group in tasks.split(","):
-        num_tasks, _, repeated = group.partition("(x")
-        num_nodes = int(repeated.rstrip(")") or 1)
-        if index < num_nodes and num_tasks.isdecimal():
-            return int(num_tasks)
+        found = _TASKS.fullmatch(group)
+        if not found:
+            break
+        num_nodes = int(found[2] or 1)
+        if index < num_nodes:
+            return int(found[1])
         index -= num_nodes
     raise UsageError(
-        f"SLURM_STEP_TASKS_PER_NODE must cover node {node_rank}",
-        f"'{tasks}'",
-        "is the step's environment complete?",
+        f"SLURM_STEP_TASKS_PER_NODE must cover node {node_rank}", f"'{tasks}'", _INCOMPLETE
     )

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from jobs import checks
-from jobs.checks import switch
+from jobs.checks import switch, whole_number
 from jobs.messages import UsageError
 
 if TYPE_CHECKING:
@@ -24,13 +24,14 @@ def read_switches(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def complete(environ: Mapping[str, str]) -> dict[str, str]:
-    """Name a run, where nobody has; what is set to nothing is not set."""
+    """Name a run, where nobody has; what is set to nothing is not set. Raises UsageError."""
     env = dict(environ)
-
+    whole_number("DDP_GRACE", env.get("DDP_GRACE") or "0", 0, 86400)
     now = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     job = env["DDP_JOB_ID"] = env.get("DDP_JOB_ID") or f"local-{now}-{os.getpid()}"
     out = env["DDP_OUT"] = env.get("DDP_OUT") or os.path.join(os.getcwd(), "out")
     attempt = env["DDP_ATTEMPT"] = env.get("DDP_ATTEMPT") or "1"
+    whole_number("DDP_ATTEMPT", attempt, 1, 999_999_999)
     env["DDP_RUN_DIR"] = env.get("DDP_RUN_DIR") or os.path.join(out, f"slurm-{job}")
     env["DDP_LAUNCH_ID"] = env.get("DDP_LAUNCH_ID") or f"{job}.{attempt}.{os.getpid()}"
     return env

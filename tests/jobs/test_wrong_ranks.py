@@ -73,6 +73,49 @@ def test_launcher_refuses_ranks_that_cannot_be(
     assert told in one_line(result.err)
 
 
+STEP = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}
+STEP |= {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_STEP_NUM_NODES": "1"}
+STEP |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "12345"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"DDP_GRACE": "x"}, "DDP_GRACE must be a whole number from 0 to 86400"),
+        ({"DDP_ATTEMPT": "x"}, "DDP_ATTEMPT must be a whole number from 1 to"),
+        ({"DDP_TASK_RANK": "1"}, "found DDP_TASK_RANK=1 alone; unset it"),
+        ({"DDP_TASK_RANK": "1", "DDP_LAUNCH_ID": "l"}, "WORLD_SIZE must be a whole number from 1"),
+        ({"SLURM_STEP_ID": "x"}, "SLURM_STEP_ID must be a whole number from 0"),
+        (STEP | {"SLURM_STEP_ID": "x"}, "SLURM_STEP_ID must be a whole number from 0"),
+        (STEP | {"SLURM_NODEID": ""}, "SLURM_NODEID must be a whole number from 0"),
+        (STEP | {"SLURM_NODEID": "x"}, "SLURM_NODEID must be a whole number from 0"),
+        (STEP | {"SLURM_LOCALID": ""}, "SLURM_LOCALID must be a whole number from 0"),
+        (STEP | {"SLURM_STEP_NUM_TASKS": ""}, "SLURM_NTASKS must be a whole number from 0"),
+        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "1(xq)"}, "must cover node 0; found '1(xq)'"),
+        (STEP | {"DDP_NPROC_PER_NODE": "x"}, "DDP_NPROC_PER_NODE must be a whole number from 1"),
+        (
+            STEP | {"DDP_NPROC_PER_NODE": "2", "SLURM_STEP_NUM_NODES": ""},
+            "SLURM_NNODES must be a whole number from 0",
+        ),
+    ],
+)
+def test_launcher_refuses_half_a_step(scripts: Scripts, environ: dict[str, str], told: str) -> None:
+    """What it reads later has to be right before anything starts, or is made."""
+    del scripts.env["DDP_NPROC_PER_NODE"]
+    result = scripts.run("launcher.sh", "--", "touch", "started", **environ)
+    assert (result.code, result.out) == (64, ""), result.err
+    assert told in one_line(result.err)
+    assert len(result.err.splitlines()) == 1
+    assert list(scripts.directory.iterdir()) == []
+
+
+def test_launcher_runs_a_step_whose_shell_is_one_of_sallocs(scripts: Scripts) -> None:
+    """Slurm's own steps have the highest numbers."""
+    del scripts.env["DDP_NPROC_PER_NODE"]
+    result = scripts.run("launcher.sh", "--", "true", **(STEP | {"SLURM_STEP_ID": "4294967290"}))
+    assert result.code == 0, result.err
+
+
 def test_launcher_needs_a_command(scripts: Scripts) -> None:
     """`launcher.sh --` asks for nothing."""
     result = scripts.run("launcher.sh", "--")
