@@ -15,6 +15,7 @@ from jobs.agent import task
 from jobs.agent.child import Streams
 from jobs.agent.task import Task, has_failed
 from jobs.loop import Loop
+from jobs.messages import UsageError
 from rundir.paths import RunDir
 from tests.conftest import Cluster
 
@@ -48,6 +49,19 @@ def begin(tmp_path: Path, script: str, **environ: str) -> Task:
 def tell(signum: int) -> None:
     """Signal this process, the agent."""
     os.kill(os.getpid(), signum)
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_pipe_in_the_logs_place(tmp_path: Path, *, is_read: bool) -> None:
+    """It is refused at once: nobody may read it, or for ever."""
+    log = tmp_path / "log"
+    os.mkfifo(log)
+    reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK) if is_read else None
+    found = "a pipe or a device" if is_read else "No such device or address"
+    with pytest.raises(UsageError, match=f"log must be writable; found {found} at {log}; make"):
+        Task({"DDP_LAUNCH_ID": "x"}, "0", str(log), Loop())
+    if reader is not None:
+        os.close(reader)
 
 
 @pytest.mark.slow
