@@ -127,10 +127,18 @@ class Lock:
     def _attempt(self, mine: str) -> str:
         number = files.newest(self._run_dir)
         if number:
+            lock = files.path(self._run_dir, number)
             try:
-                owner = Owner.parse(read_text(files.path(self._run_dir, number)))
-            except (OSError, ValueError):
-                return _JUST_TAKEN
+                owner = Owner.parse(read_text(lock))
+            except (OSError, ValueError) as error:
+                if not os.path.lexists(lock):
+                    return _JUST_TAKEN
+                why = error.strerror if isinstance(error, OSError) else "other bytes"
+                raise UsageError(
+                    "a run's lock must be a text file that can be read",
+                    f"{why} at {lock}",
+                    "remove it if no job writes into the run, or choose another DDP_RUN_NAME",
+                ) from None
             if self._is_held(owner, number, mine):
                 return owner.words
             if self._has_orphans(owner):

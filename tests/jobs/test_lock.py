@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from jobs.messages import UsageError
 from jobs.supervisor.lock import ORPHANS, Lock
 
 if TYPE_CHECKING:
@@ -62,6 +63,35 @@ def test_a_second_job_is_refused(scripts: Scripts) -> None:
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
     first.terminate()
     assert scripts.finish(first).code == 143
+
+
+def _broken_link(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def _other_text(path: Path) -> None:
+    path.write_bytes(b"\xff")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, _broken_link, _other_text])
+def test_what_no_job_has_made_is_no_jobs_lock(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    """It is named; nobody waits for a job that there is not."""
+    make(tmp_path / "lock.1")
+    lock = Lock(str(tmp_path), "local.1.7", None, job="", restarts="0", grace_s=25)
+    with pytest.raises(UsageError, match=f"must be a text file .*{tmp_path}/lock.1.*; remove it"):
+        lock.attempt()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock.1"]
+
+
+def test_a_lock_that_is_gone_by_now_has_just_been_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next owner removes it."""
+    monkeypatch.setattr("rundir.lock.newest", lambda _run_dir: 1)
+    lock = Lock(str(tmp_path), "local.1.7", None, job="", restarts="0", grace_s=25)
+    assert lock.attempt() == "another job that has just taken it"
 
 
 def test_a_second_job_waits_its_turn(scripts: Scripts) -> None:
