@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import signal
 import subprocess
+from itertools import takewhile
 from typing import TYPE_CHECKING, NoReturn
 
 from jobs.backends.base import Address, Backend, Layout, Step, Surroundings, in_background
@@ -23,6 +25,7 @@ _OF_THE_SCRIPT = (
     "SLURM_NPROCS",
 )
 """Pyxis and Slurm describe the batch script's own task so: not these ranks."""
+_NAMES_A_GPU = re.compile("[0-9]+$|GPU-|MIG-").match
 
 
 class Local(Backend):
@@ -103,7 +106,8 @@ def count_gpus(environ: Mapping[str, str]) -> int:
     """Count the GPUs that this script sees."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return len(visible.rstrip(",").split(",")) if visible else 0
+        # CUDA itself sees none of those behind a word that names nothing, such as -1.
+        return len([*takewhile(_NAMES_A_GPU, (word.strip() for word in visible.split(",")))])
     return len(glob.glob("/dev/nvidia[0-9]*"))
 
 

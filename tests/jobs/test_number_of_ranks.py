@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from jobs.backends.local import count_gpus
+
 if TYPE_CHECKING:
     from conftest import Scripts
 
@@ -50,6 +52,23 @@ def test_who_asks_for_tasks_gets_them(
     result = slurm.run("prelaunch.sh", "--dry-run", **PLAIN | asked)
     assert result.code == 0, result.err
     assert result.setting("WORLD_SIZE") == world_size
+
+
+@pytest.mark.parametrize(
+    ("visible", "num"),
+    [
+        ("", 0),
+        ("-1", 0),
+        ("NoDevFiles", 0),
+        ("0,-1,1", 1),
+        ("0,1,", 2),
+        (" 3 , 4", 2),
+        ("GPU-2a,MIG-7a", 2),
+    ],
+)
+def test_gpus_that_cuda_sees(visible: str, num: int) -> None:
+    """None of those behind a word that names nothing."""
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": visible}) == num
 
 
 def test_a_launcher_of_ones_own_keeps_its_one_task_a_node(slurm: Scripts) -> None:
