@@ -142,6 +142,12 @@ def _resolve_out(settings: Settings, known: Known) -> None:
             f"{known.root}/jobs and {out}",
             "rename them",
         )
+    if ":" in known.root:
+        raise UsageError(
+            "the project's directory must have no ':' in its name, at which PYTHONPATH ends it",
+            known.root,
+            "rename it",
+        )
 
 
 def _resolve_torch(settings: Settings, environ: Mapping[str, str]) -> None:

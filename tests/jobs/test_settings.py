@@ -78,6 +78,12 @@ def test_a_command_of_ones_own_is_not_started_again() -> None:
     assert resolved(known, DDP_MAX_RESTARTS="2")["DDP_MAX_RESTARTS"] == "2"
 
 
+def test_a_project_that_pythonpath_cannot_name() -> None:
+    """Its modules would not be found."""
+    with pytest.raises(UsageError, match=r"must have no ':' in its name.*; found /my:project; ren"):
+        resolved(KNOWN._replace(root="/my:project"))
+
+
 def test_spare_nodes_must_be_there() -> None:
     """One at least has to train."""
     assert resolved(DDP_SPARE_NODES="2")["DDP_SPARE_NODES"] == "2"
