@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -147,18 +148,20 @@ def make_writable(
     there = directory
     while not os.path.lexists(there):
         there = os.path.dirname(there) or "."
-    is_there = os.path.exists(there)
-    status = os.stat(there, follow_symlinks=is_there)
+    try:
+        status = os.stat(there)
+        lacks = "read" if os.access(there, os.W_OK | os.X_OK) else "write to"
+        found = f"that user {os.geteuid()} cannot {lacks} {there} of user {status.st_uid}"
+    except OSError as error:
+        status, is_loop = os.lstat(there), error.errno == errno.ELOOP
+        which = "leads back to it" if is_loop else "is not there"
+        found = f"that {there} is a link to {os.readlink(there)}, which {which}"
     if there in made.paths and not os.access(there, USABLE):
         raise UsageError(
             "a directory that this user makes must be writable",
             f"that {there} was made with mode {stat.S_IMODE(status.st_mode):03o}",
             "set a umask such as 022",
         )
-    lacks = "read" if os.access(there, os.W_OK | os.X_OK) else "write to"
-    found = f"that user {os.geteuid()} cannot {lacks} {there} of user {status.st_uid}"
-    if not is_there:
-        found = f"that {there} is a link to {os.readlink(there)}, which is not there"
     raise UsageError(
         "the run directory must be writable", f"{found} on {node} ({why})", remedy(why, status)
     )

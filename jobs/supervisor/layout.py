@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from typing import TYPE_CHECKING
@@ -115,5 +116,7 @@ def _read(path: str) -> bytes:
     except (FileNotFoundError, NotADirectoryError):
         return b""
     except OSError as error:
-        info(f"warning: {path} cannot be read ({error.strerror}): no node is avoided by it")
+        # Without a way to the directory itself the run has none either, and that is told.
+        if os.access(os.path.dirname(path), os.X_OK):
+            info(f"warning: {path} cannot be read ({error.strerror}): no node is avoided by it")
         return b""

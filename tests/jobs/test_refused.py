@@ -208,3 +208,28 @@ def test_whatever_else_fails_before_the_ranks_start(
     monkeypatch.setattr(plan, "prepare", fail)
     with pytest.raises(UsageError, match=r"before the ranks start; found .*(too long|deep); corr"):
         main.supervise("", "", [], {})
+
+
+def test_an_output_directory_that_leads_to_itself(scripts: Scripts) -> None:
+    """One line says so, and no warning of the file of bad nodes in it."""
+    link = scripts.directory / "loop"
+    link.symlink_to("loop")
+    done = refuse(scripts, DDP_OUT=str(link))
+    assert f"found that {link} is a link to loop, which leads back to it" in one_line(done.stderr)
+    assert left(scripts.directory) == ["loop"]
+
+
+def test_an_output_directory_with_too_long_a_name(scripts: Scripts) -> None:
+    """The same."""
+    done = refuse(scripts, DDP_OUT="n" * 256)
+    assert "File name too long" in one_line(done.stderr)
+    assert left(scripts.directory) == []
+
+
+@needs_root
+def test_an_output_directory_that_cannot_be_searched(anybody: Scripts) -> None:
+    """The same, of another user's."""
+    out = anybody.directory / "out"
+    out.mkdir(mode=0o700)
+    done = refuse(anybody, *NOBODY)
+    assert f"user 65534 cannot write to {out} of user 0" in one_line(done.stderr)
