@@ -56,6 +56,10 @@ elif [[ ! -x $1/jobs/launcher.sh ]]; then
 fi
 set -- "$(source "$1/jobs/find_python.sh" && find_python "$1")" "$@"
 if [[ ! $1 ]]; then
+    if ! pwd -P >/dev/null 2>&1; then # pyenv's python3 starts in none that is gone
+        echo "prelaunch: the working directory must exist; found it gone; cd to one that does" >&2
+        exit 64
+    fi
     echo "prelaunch: the supervisor needs Python 3.9 or later; found none on $(uname -n); set DDP_PYTHON to one, or let the script run in the image (sbatch --container-image=./ddp.sqsh, docs/image.md)" >&2
     exit 64
 fi

@@ -31,27 +31,45 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_host_without_a_python(scripts: Scripts, tmp_path: Path) -> None:
-    """One line with both remedies, and nothing is written."""
+def run_without_python(
+    scripts: Scripts, tmp_path: Path, first: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Runs the batch script, after what a shell does first, where nothing is a Python."""
     for part in ("jobs", "rundir"):
         shutil.copytree(scripts.root / part, tmp_path / "project" / part)
     programs = tmp_path / "programs"
     programs.mkdir()
     for name in ("bash", "dirname", "readlink", "uname"):
         (programs / name).symlink_to(shutil.which(name) or name)
-    done = subprocess.run(
-        [tmp_path / "project" / "jobs" / "prelaunch.sh", "--", "true"],
+    return subprocess.run(
+        ["bash", "-c", f"{first}\nexec {tmp_path}/project/jobs/prelaunch.sh -- true"],
         env={"PATH": str(programs)},
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_a_host_without_a_python(scripts: Scripts, tmp_path: Path) -> None:
+    """One line with both remedies, and nothing is written."""
+    done = run_without_python(scripts, tmp_path)
     assert done.returncode == 64
     assert "found none on " in one_line(done.stderr)
     assert "set DDP_PYTHON" in done.stderr
     assert "--container-image" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_python_that_does_not_start_in_a_directory_that_is_gone(
+    scripts: Scripts, tmp_path: Path
+) -> None:
+    """As pyenv's: it is the directory that is told."""
+    (tmp_path / "gone").mkdir()
+    remove = f"cd gone; {shutil.which('rmdir')} ../gone"
+    done = run_without_python(scripts, tmp_path, remove)
+    assert done.returncode == 64
+    assert "the working directory must exist; found it gone" in one_line(done.stderr)
 
 
 @pytest.mark.slow
