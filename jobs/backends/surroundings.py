@@ -10,6 +10,9 @@ from jobs.backends.slurm import Slurm
 from jobs.messages import Exit, UsageError, info
 from rundir import codes
 
+_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
+_OF_AN_AGENT = ("DDP_NODE", "DDP_PREFLIGHT_STEP", "DDP_STANDBY", "DDP_TASK_RANK")
+
 
 def look_around(root: str, script: str, words: list[str], environ: dict[str, str]) -> Surroundings:
     """See where the batch script runs. Raises UsageError."""
@@ -73,9 +76,10 @@ def forget_hooks(environ: dict[str, str]) -> None:
     """Take out what others have set for the batch script itself.
 
     In an image with PYTORCH_VERSION, as NVIDIA's are, Pyxis makes the batch script a rank, and
-    Enroot's hook for it chooses a port that nobody has probed.
+    Enroot's hook for it chooses a port that nobody has probed. A rank may submit this job, and
+    what its supervisor tells an agent would have every rank of this one do something else.
     """
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"):
+    for name in (*_OF_A_RANK, *_OF_AN_AGENT):
         environ.pop(name, None)
     hooks = str(slurm.number(environ, "SLURM_JOB_ID") % 4536 + 61000)
     if environ.get("PYTORCH_VERSION") and environ.get("MASTER_PORT") == hooks:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from jobs.supervisor.settings import Settings
 
-_OF_AN_IMAGE = re.compile("NVIDIA_.*|.*_VERSION|DDP_(CHOSEN|HOME|NODE|SUPERVISED|AGENT_SOCKET)")
+_OF_AN_IMAGE = re.compile("NVIDIA_.*|.*_VERSION|DDP_(CHOSEN|HOME|SUPERVISED|AGENT_SOCKET)")
 
 
 def table(settings: Settings, environ: Mapping[str, str], python: str) -> str:

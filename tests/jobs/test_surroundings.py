@@ -70,6 +70,16 @@ def test_what_another_job_chose_is_no_wish_of_the_users(slurm: Scripts) -> None:
     assert "warning" not in nested.err
 
 
+@pytest.mark.parametrize("name", ["DDP_NODE", "DDP_PREFLIGHT_STEP", "DDP_STANDBY", "DDP_TASK_RANK"])
+def test_what_a_supervisor_tells_its_agents_is_no_setting(scripts: Scripts, name: str) -> None:
+    """From outside it replaced the command, and the job finished with nothing run."""
+    shown = 'echo "on $DDP_NODE ${DDP_PREFLIGHT_STEP-}${DDP_STANDBY-}${DDP_TASK_RANK-}"; exit 3'
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", shown, **{name: "5"})
+    assert result.code == 3, result.err
+    log = (result.run_dir / "logs" / "rank-0.log").read_text()
+    assert log == f"on {os.uname().nodename} \n"
+
+
 def test_srun_in_a_batch_job(slurm: Scripts) -> None:
     """Every tutorial's way to start a program would start this one once a rank."""
     step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
