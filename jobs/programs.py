@@ -72,13 +72,16 @@ def can_import(python: str, modules: str, environ: Mapping[str, str]) -> bool:
 
 
 def version(python: str, environ: Mapping[str, str]) -> str:
-    """Say which Python it is."""
+    """Say which Python it is; ? if it is none."""
     import subprocess  # noqa: PLC0415 -- the same
 
-    done = subprocess.run(
-        [python, "-V"], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-    )
-    return (done.stdout.decode(errors="replace").splitlines() or ["?"])[0]
+    words, pipe = [python, "-V"], subprocess.PIPE
+    try:
+        done = subprocess.run(words, env=environ, stdout=pipe, stderr=pipe, check=False)
+    except OSError:  # a text without a first line that names its interpreter
+        return "?"
+    lines = (done.stdout + done.stderr).decode(errors="replace").splitlines()
+    return next((line for line in lines if line.startswith("Python ")), "?")
 
 
 def module_command(root: str, python: str, module: str, environ: Mapping[str, str]) -> list[str]:

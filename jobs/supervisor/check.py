@@ -13,6 +13,8 @@ from jobs.programs import find_python, is_new, module_command, version, which
 from rundir import codes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from jobs.backends.base import Backend, Layout, Surroundings
     from jobs.supervisor.arguments import Arguments
 
@@ -52,13 +54,7 @@ def start(
 ) -> TrainerCheck:
     """Start the check, for a run that may have checkpoints. Raises UsageError."""
     environ = here.environ
-    wanted = environ.get("DDP_PYTHON")
-    if (
-        wanted and backend.is_bare and which(wanted, environ) is None
-    ):  # in a container it may be the host's
-        raise UsageError(
-            "DDP_PYTHON must be a program", f"none at '{wanted}'", "correct it, or unset it"
-        )
+    _check_wanted(environ, is_bare=backend.is_bare)
     python = find_python(here.root, environ)
     is_needless = arguments.is_dry_run or arguments.is_own_command or arguments.is_preflight
     if is_needless or python is None or backend.has_own_image:
@@ -71,3 +67,19 @@ def start(
         stderr=subprocess.STDOUT,
     )
     return TrainerCheck(here, arguments.words, python, process)
+
+
+def _check_wanted(environ: Mapping[str, str], *, is_bare: bool) -> None:
+    """Check the Python that the user set. Raises UsageError."""
+    wanted = environ.get("DDP_PYTHON")
+    path = which(wanted, environ) if wanted else None
+    if wanted and is_bare and path is None:  # in a container it may be the host's
+        raise UsageError(
+            "DDP_PYTHON must be a program", f"none at '{wanted}'", "correct it, or unset it"
+        )
+    if path and version(path, environ) == "?":
+        raise UsageError(
+            "DDP_PYTHON must be a Python",
+            f"that '{wanted} -V' shows no version of one",
+            "correct it, or unset it",
+        )

@@ -167,6 +167,7 @@ def test_output_directory_that_is_a_link_to_nothing(scripts: Scripts) -> None:
         ("DDP_RUN_NAME", "a\nb", "DDP_RUN_NAME must be"),
         ("MASTER_ADDR", "", "MASTER_ADDR must be"),
         ("DDP_PYTHON", "/no/such", "DDP_PYTHON must be a program"),
+        ("DDP_PYTHON", "true", "DDP_PYTHON must be a Python; found that 'true -V' shows no"),
         ("TMPDIR", "/no/such", "a temporary directory"),
     ],
 )
@@ -307,6 +308,18 @@ def test_a_python_without_our_packages(scripts: Scripts) -> None:
     assert "make demo" in result.err
     assert "Traceback" not in result.err
     assert not list(scripts.directory.glob("out"))
+
+
+def test_a_python_that_is_none(scripts: Scripts) -> None:
+    """A success of another program's would be the trainer's, with nothing trained."""
+    scripts.fake("no-python", "exit 0")
+    path = scripts.directory / "fake-bin" / "no-python"
+    for text in (path.read_text(), "no first line that names an interpreter\n"):
+        path.write_text(text)
+        result = scripts.run("prelaunch.sh", "--epochs", "3", DDP_PYTHON=str(path))
+        assert result.code == 64
+        assert "DDP_PYTHON must be a Python; found that" in one_line(result.err)
+        assert not list(scripts.directory.glob("out"))
 
 
 def test_a_python_that_is_too_old(scripts: Scripts) -> None:
