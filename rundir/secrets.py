@@ -11,16 +11,35 @@ if TYPE_CHECKING:
 _NAME = re.compile("TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|COOKIE")
 """In the name of a variable."""
 
-# Closer than for a variable, which may be left out of a record: --tokenizer may not.
-_OPTION = re.compile(
-    rf"(^|[-_])({_NAME.pattern}|PASSWORD|PASSWD|PASSPHRASE|APIKEY|CREDENTIALS|AUTHORIZATION)$"
+_WORDS = (
+    *("token", "secret", "pass", "passwd", "password", "passphrase", "key", "apikey"),
+    *("credential", "credentials", "auth", "authorization", "cookie"),
 )
+# Closer than for a variable, which may be left out of a record: --tokenizer may not. The last word
+# of a name, after no letter or with a capital of its own: --api-key, logger.token, wandbKey.
+_LAST = (
+    rf"(?:(?<![A-Za-z0-9])(?i:{'|'.join(_WORDS)})"
+    rf"|(?<=[a-z0-9])(?:{'|'.join(_WORDS).title()}))"
+)
+_IS = r"""(?:=| = |:\s+|\\?["']\s*:\s*)(?:(?i:bearer|basic|token)\s+)?"""
+_VALUE = r"""(?:"[^"]*"?|'[^']*'?|(?:[^\s"'&;]|"[^"\s]*"|'[^'\s]*')+)"""
+"""As a shell, JSON or a header has them, within a longer text."""
 
-_SHAPE = re.compile(
-    r"(?P<user>://[^]/@:\s]*:)[^]/\s]+@"  # the password in an address
-    r"|(?P<before>^|[^A-Za-z0-9])"
-    r"(?P<kind>hf_|gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA)[A-Za-z0-9_-]{16,}"
+_OPTION = re.compile(rf"-[^\s=]*{_LAST}")
+"""The word after it is the value."""
+_SETTING = re.compile(rf"(\S*{_LAST}(?:=|:\s)).*", re.DOTALL)
+"""A word that is a value from there to its end."""
+_SHAPES = (
+    re.compile(r"(://[^]/@:\s]*:)[^]/\s]+(?=@)"),  # the password in an address
+    re.compile(r"(https?://)[^]/@:?#\s]+(?=@)"),  # a token in its place
+    re.compile(rf"({_LAST}{_IS}){_VALUE}"),
+    re.compile(rf"((?<!\S)-[^\s=]*{_LAST}\s+){_VALUE}"),
+    re.compile(
+        r"((?<![A-Za-z0-9]))"
+        r"(?:hf_|gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA)[A-Za-z0-9_-]{16,}"
+    ),
 )
+"""What stays of each is its group."""
 
 
 def is_secret(name: str) -> bool:
@@ -29,14 +48,10 @@ def is_secret(name: str) -> bool:
 
 
 def hide_shapes(text: str) -> str:
-    """Replace what looks like a secret, whatever its name."""
-    return _SHAPE.sub(_hidden, text)
-
-
-def _hidden(found: re.Match[str]) -> str:
-    if found["user"]:
-        return found["user"] + "***@"
-    return found["before"] + "***"
+    """Replace what looks like a secret within a text."""
+    for shape in _SHAPES:
+        text = shape.sub(r"\1***", text)
+    return text
 
 
 def hide_words(words: Sequence[str]) -> list[str]:
@@ -44,13 +59,10 @@ def hide_words(words: Sequence[str]) -> list[str]:
     shown = []
     is_value = False
     for word in words:
-        name, equals, _ = word.partition("=")
+        setting = _SETTING.fullmatch(word)
         if is_value:
-            text, is_value = "***", False
-        elif _OPTION.search(name.upper()):
-            text = f"{name}=***" if equals else word
-            is_value = not equals and word.startswith("--")
+            shown.append("***")
         else:
-            text = word
-        shown.append(hide_shapes(text))
+            shown.append(hide_shapes(f"{setting[1]}***" if setting else word))
+        is_value = not is_value and _OPTION.fullmatch(word) is not None
     return shown
