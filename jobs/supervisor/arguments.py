@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jobs.backends.slurm import Slurm
 from jobs.messages import Exit, UsageError, write
 from jobs.programs import find_python, module_command
-from rundir import codes
+from rundir import codes, secrets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,7 +46,8 @@ def parse(words: Sequence[str], root: str, environ: Mapping[str, str]) -> Argume
         write(1, f"ddp {version(root)}\n")
         raise Exit(codes.FINISHED)
     if is_preflight and words:
-        raise UsageError("--preflight must stand alone", f"'{words[0]}' behind it", "leave it away")
+        shown = secrets.hide_words(words)[0]
+        raise UsageError("--preflight must stand alone", f"'{shown}' behind it", "leave it away")
     _check(words, own)
     return Arguments([*words, *_sweep_point(environ)], words, is_dry_run, is_preflight)
 
@@ -55,10 +56,11 @@ def _check(words: list[str], own: list[str]) -> None:
     if "--dry-run" in own:
         raise UsageError("--dry-run must be the first word", "it later", "put it there")
     if words and words[0] and words[0][0] != "-":
+        shown = secrets.hide_words(words)[0]
         raise UsageError(
             "the first word must be an option of the trainer, or -- before a command of your own",
-            f"'{words[0]}'",
-            f"write -- {words[0]} …",
+            f"'{shown}'",
+            f"write -- {shown} …",
         )
     if any(word.partition("=")[0] == "--out" for word in own):
         raise UsageError(

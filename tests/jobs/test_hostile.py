@@ -179,6 +179,17 @@ def test_wrong_settings(scripts: Scripts, name: str, value: str, rule: str) -> N
     assert list(scripts.directory.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "words", [("HF_TOKEN=SECRET", "python", "train.py"), ("--preflight", "--password=SECRET")]
+)
+def test_a_refusal_shows_no_secret(scripts: Scripts, words: tuple[str, ...]) -> None:
+    """What is refused is named without its value: the line stands in the job's log."""
+    result = scripts.run("prelaunch.sh", *words)
+    assert result.code == 64
+    assert words[0].partition("=")[0] in one_line(result.err)
+    assert "SECRET" not in result.err
+
+
 def test_torchrun_around_the_script(scripts: Scripts) -> None:
     """It starts the ranks itself: torchrun's port would only look as if it were taken."""
     result = scripts.run("prelaunch.sh", "--", "true", TORCHELASTIC_RUN_ID="none", RANK="1")
