@@ -6,17 +6,22 @@
 #
 # Started by srun (SLURM_* variables), by prelaunch.sh or torchrun (RANK and friends), or by hand.
 #
-# It finds a Python for jobs/agent, which does all of that. Nothing but PS4 is assigned here: bash
+# It finds a Python for jobs/agent, which does all of that. Nothing is assigned here: bash
 # exports again what has its name from the environment, and the ranks shall see the user's own.
 trap '' USR1 # a request for a checkpoint must not end what is only starting
-case ${DEBUG-} in
-    1 | [Oo][Nn] | [Yy] | [Yy][Ee][Ss] | [Tt] | [Tt][Rr][Uu][Ee])
-        PS4='+ \D{%H:%M:%S} \h ${BASH_SOURCE[0]##*/}:${LINENO}: '
-        set -x
-        ;;
-esac
-set -- "$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)" "$@"
-set -- "$(source "$1/jobs/find_python.sh" && find_python "$1")" "$@"
+
+# trace_subshell: with DEBUG. Outside of subshells stand the words of the command, which may have secrets.
+trace_subshell() {
+    case ${DEBUG-} in
+        1 | [Oo][Nn] | [Yy] | [Yy][Ee][Ss] | [Tt] | [Tt][Rr][Uu][Ee])
+            PS4='+ \D{%H:%M:%S} \h ${BASH_SOURCE[0]##*/}:${LINENO}: '
+            set -x
+            ;;
+    esac
+}
+
+set -- "$(trace_subshell && CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)" "$@"
+set -- "$(trace_subshell && source "$1/jobs/find_python.sh" && find_python "$1")" "$@"
 if [[ ! $1 ]]; then
     echo "launcher: a rank's agent needs Python 3.9 or later; found none on $(uname -n); set DDP_PYTHON to one, or let the ranks run in an image that has it (DDP_IMAGE or sbatch --container-image, docs/image.md)" >&2
     exit 64

@@ -13,8 +13,8 @@
 #
 # Settings come from the environment and are listed in README.md; --dry-run shows them.
 
-# It finds itself and a Python, and becomes jobs/supervisor. Nothing but PS4 is assigned here: bash exports
-# again what has its name from the environment, and the ranks shall see the user's own.
+# It finds itself and a Python, and becomes jobs/supervisor. Nothing is assigned here: bash exports again
+# what has its name from the environment, and the ranks shall see the user's own.
 
 # Slurm runs a copy from its spool directory, beside which nothing lies. The controller is asked twice,
 # because under load it may not answer at once. The last task of an array has the array's own id, which
@@ -38,15 +38,19 @@ find_root() {
     done
 }
 
+# trace_subshell: with DEBUG. Outside of subshells stand the words of the command, which may have secrets.
+trace_subshell() {
+    case ${DEBUG-} in
+        1 | [Oo][Nn] | [Yy] | [Yy][Ee][Ss] | [Tt] | [Tt][Rr][Uu][Ee])
+            PS4='+ \D{%H:%M:%S} \h ${BASH_SOURCE[0]##*/}:${LINENO}: '
+            set -x
+            ;;
+    esac
+}
+
 # Slurm warns a job whose time limit is shorter than --signal's time as soon as it starts.
 trap '' USR1 USR2
-case ${DEBUG-} in
-    1 | [Oo][Nn] | [Yy] | [Yy][Ee][Ss] | [Tt] | [Tt][Rr][Uu][Ee])
-        PS4='+ \D{%H:%M:%S} \h ${BASH_SOURCE[0]##*/}:${LINENO}: '
-        set -x
-        ;;
-esac
-set -- "$(find_root)" "$@"
+set -- "$(trace_subshell && find_root)" "$@"
 if [[ ! $1 ]]; then
     echo "prelaunch: jobs/ and rundir/ must lie where the submitted script is, in \$SLURM_SUBMIT_DIR or in /opt/ddp; found in none; submit from the project's directory, into an image that is not ours after eval \"\$(container/pyxis_env.sh)\", which mounts it, or with DDP_IMAGE instead of --container-image" >&2
     exit 64
@@ -54,7 +58,7 @@ elif [[ ! -x $1/jobs/launcher.sh ]]; then
     echo "prelaunch: launcher.sh must be executable; found it is not in $1/jobs; chmod +x $1/jobs/*.sh" >&2
     exit 64
 fi
-set -- "$(source "$1/jobs/find_python.sh" && find_python "$1")" "$@"
+set -- "$(trace_subshell && source "$1/jobs/find_python.sh" && find_python "$1")" "$@"
 if [[ ! $1 ]]; then
     if ! pwd -P >/dev/null 2>&1; then # pyenv's python3 starts in none that is gone
         echo "prelaunch: the working directory must exist; found it gone; cd to one that does" >&2
