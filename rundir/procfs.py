@@ -96,8 +96,8 @@ def is_python(pid: int) -> bool:
 
 
 def describe(pid: int) -> str:
-    """Write down all that /proc shows of a process and its threads, for a person to read."""
-    parts = [f"process {pid}: {' '.join(command_line(pid))}", _text(f"/proc/{pid}/status").strip()]
+    """Write down what /proc shows of a process and its threads, for a person to read."""
+    parts = [_text(f"/proc/{pid}/status").strip()]
     for thread in sorted(_threads(pid)):
         where = f"/proc/{pid}/task/{thread}"
         parts.append(f"thread {thread} {_text(f'{where}/comm').strip()}")

@@ -18,7 +18,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rundir import procfs
+from rundir import procfs, secrets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -167,7 +167,7 @@ class StackTaker:
         pythons = [pid for pid in (target.pids or (target.pid,)) if procfs.is_python(pid)]
         dumps = [(pid, dump) for pid in pythons[:_MAX_SPIED] if (dump := self._spy_on(pid))]
         text = "".join(dump for _, dump in dumps)
-        text += "".join(procfs.describe(pid) for pid in target.pids or (target.pid,))
+        text += "".join(_head(pid) + procfs.describe(pid) for pid in target.pids or (target.pid,))
         path = f"{self.directory}/proc-{self.attempt}-rank-{target.rank}.txt"
         if not _write(path, text):
             path = ""
@@ -187,7 +187,14 @@ class StackTaker:
             )
         except (OSError, subprocess.TimeoutExpired):
             return ""
-        return done.stdout if done.returncode == 0 else ""
+        # Before the threads it has the command line with its secrets.
+        threads = "".join(done.stdout.partition("\nThread ")[1:])
+        return f"{_head(pid)}{threads}" if done.returncode == 0 else ""
+
+
+def _head(pid: int) -> str:
+    """Say which process it is, without the secrets of its command line."""
+    return f"process {pid}: {' '.join(secrets.hide_words(procfs.command_line(pid)))}\n"
 
 
 def _kernel(pid: int) -> str | None:

@@ -195,6 +195,26 @@ def test_py_spy_is_asked_where_it_is_installed(
 
 
 @pytest.mark.slow
+def test_no_secret_of_a_command_line_is_in_the_file(
+    start: Start, tmp_path: Path, taker: StackTaker
+) -> None:
+    """People send it to others; py-spy shows the command line, too."""
+    spy = tmp_path / "py-spy"
+    shown = PY_SPY.replace("train.py", "-c import x\ny --token SECRET", 1)
+    spy.write_text(f"#!/bin/sh\ncat <<'END'\n{shown}END\n")
+    spy.chmod(0o755)
+    taker._spy = str(spy)  # noqa: SLF001 - as if it were on PATH
+    rank = start("deaf")
+    command = ["bash", "-c", "read -r", "--token", "SECRET", "--lr=0.1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as shell:
+        taken = taker.take([Target(0, rank.pid, pids=(shell.pid, rank.pid))])
+        shell.kill()
+    text = Path(taken[0].path or "").read_text()
+    assert f"process {shell.pid}: bash -c read -r --token *** --lr=0.1\n" in text
+    assert "SECRET" not in text
+
+
+@pytest.mark.slow
 def test_a_py_spy_without_permission_costs_nothing(start: Start, taker: StackTaker) -> None:
     """Then /proc tells what it can."""
     taker._spy = "false"  # noqa: SLF001
