@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import select
+from contextlib import suppress
 
 from rundir.text import problem
 
 TYPE_CHECKING = False
 
 PROGRAM = "prelaunch"
+_FULL_MS = 2000
+"""How long a line waits for room before it is lost."""
+_full: set[int] = set()
+"""Descriptors that had none for so long; the next line does not wait."""
 
 
 class UsageError(Exception):
@@ -39,13 +45,27 @@ def info(text: str, program: str = PROGRAM) -> None:
 
 
 def write(fd: int, text: str) -> None:
-    """Write to a descriptor, and lose what it does not take."""
+    """Write to a descriptor, and lose what it does not take: a reader may have stopped."""
     data = os.fsencode(text)
     try:
-        while data:
-            data = data[os.write(fd, data) :]
+        while data and _has_room_soon(fd):
+            with suppress(BlockingIOError):  # another writer took the room
+                data = data[os.write(fd, data[: select.PIPE_BUF]) :]
     except OSError:
         pass
+
+
+def _has_room_soon(fd: int) -> bool:
+    is_soon = has_room(fd, 0 if fd in _full else _FULL_MS)
+    (_full.discard if is_soon else _full.add)(fd)
+    return is_soon
+
+
+def has_room(fd: int, limit_ms: int | None = None) -> bool:
+    """Wait until a descriptor takes PIPE_BUF bytes without blocking, or is broken."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(limit_ms))
 
 
 def one_line(text: object) -> str:

@@ -151,12 +151,12 @@ class Attempts:
 
     def _on_signal(self, name: str) -> None:
         self._journal.write("signal", signal=name)
+        self._ranks.take(name)  # before lines that may have to wait for their reader
         if name == "USR1":
             info("SIGUSR1: the time limit is near, asking every rank for a checkpoint")
             self._warn_of_time()
         else:
             info(f"SIG{name}: ending every rank")
-        self._ranks.take(name)
 
     def _warn_of_time(self) -> None:
         """Every start of this job would end so."""

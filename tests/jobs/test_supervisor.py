@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,8 @@ from jobs.supervisor.reports import Reports
 from jobs.supervisor.step import Output, RunningStep
 from rundir import channel, events
 from rundir.paths import RunDir
+from tests.conftest import Cluster
+from tests.jobs.alive import gone
 from tests.jobs.backend import Fake
 from tests.jobs.said import one_line
 
@@ -105,6 +108,37 @@ def test_a_reader_that_stops_does_not_stop_the_job(
     scripts.finish(process)
     (log,) = scripts.directory.glob("out/*/logs/rank-1.log")
     assert log.read_text().count("\n") == 100_000
+
+
+@pytest.mark.slow
+def test_a_signal_ends_a_job_whose_lines_nobody_reads(
+    scripts: Scripts, patience: Callable[[float], float]
+) -> None:
+    """Standard error may be the pipe that the ranks' lines have filled."""
+    text = "head -c 300000 /dev/zero | tr '\\0' a; echo; sleep 60"
+    reader, writer = os.pipe()
+    job = subprocess.Popen(
+        [scripts.root / "jobs" / "prelaunch.sh", "--", "bash", "-c", text],
+        cwd=scripts.directory,
+        env=scripts.env | {"DDP_GRACE": "2"},
+        stdin=subprocess.DEVNULL,
+        stdout=writer,
+        stderr=writer,
+    )
+    os.close(writer)
+    try:
+        logs = "out/*/logs/rank-?.log"
+        written = [300_001, 300_001]
+        Cluster.until(
+            lambda: [log.stat().st_size for log in scripts.directory.glob(logs)] == written, 20, ""
+        )
+        time.sleep(1)  # until the pipe is full
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(patience(15)) == 143
+    finally:
+        job.kill()
+        os.close(reader)
+    assert gone(str(scripts.directory))
 
 
 class Shell(Fake):
