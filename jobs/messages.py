@@ -68,6 +68,20 @@ def has_room(fd: int, limit_ms: int | None = None) -> bool:
     return bool(poll.poll(limit_ms))
 
 
+def write_some(fd: int, data: bytes) -> int:
+    """Write as much as there is room for; wait if there is none. For a thread: that has no bound.
+
+    Returns:
+        Bytes written; 0 where a descriptor that does not block had no room.
+
+    """
+    try:
+        return os.write(fd, data)
+    except BlockingIOError:
+        has_room(fd)
+        return 0
+
+
 def one_line(text: object) -> str:
     """Join the lines of a message."""
     return " ".join(str(text).splitlines())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import collections
-import os
 from typing import TYPE_CHECKING
 
+from jobs.messages import write_some
 from jobs.sink import Sink
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Output(Sink):
     def _write_pieces(self, data: bytes) -> None:
         try:
             while data and not self.is_broken:
-                data = data[os.write(self._fd, data[: _piece(data)]) :]
+                data = data[write_some(self._fd, data[: _piece(data)]) :]
         except OSError:
             self.is_broken = True
 

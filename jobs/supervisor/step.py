@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs import processes
+from jobs.messages import write_some
 from jobs.sink import Sink
 from rundir import codes
 from rundir.channel import FrameReader
@@ -52,7 +53,7 @@ class Output:
 
 def _write(data: bytes) -> None:
     while data:
-        data = data[os.write(1, data) :]
+        data = data[write_some(1, data) :]
 
 
 class Receiver(Protocol):

@@ -141,6 +141,29 @@ def test_a_signal_ends_a_job_whose_lines_nobody_reads(
     assert gone(str(scripts.directory))
 
 
+@pytest.mark.slow
+def test_a_standard_output_that_does_not_block_loses_nothing(scripts: Scripts) -> None:
+    """A parent that reads its end without blocking may have made both ends so."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    text = "for i in {1..20000}; do echo a line of some thirty characters; done"
+    job = subprocess.Popen(
+        [scripts.root / "jobs" / "prelaunch.sh", "--", "bash", "-c", text],
+        cwd=scripts.directory,
+        env=scripts.env,
+        stdin=subprocess.DEVNULL,
+        stdout=writer,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(writer)
+    data = b""
+    while piece := os.read(reader, 1 << 15):
+        data += piece
+        time.sleep(0.01)
+    assert job.wait() == 0
+    assert data.count(b"] a line of some thirty characters\n") == 40_000
+
+
 class Shell(Fake):
     """Starts a shell for the step."""
 

@@ -52,6 +52,21 @@ def test_a_reader_that_sleeps_blocks_nobody_and_events_go_first() -> None:
     until(lambda: output.is_idle)
 
 
+def test_a_descriptor_that_does_not_block_loses_nothing() -> None:
+    """Whoever has the other end may have set it so: what it does not take yet, it gets later."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    output = Output(writer, lambda: None)
+    text = b"x" * 99 + b"\n"
+    output.write_text(text * 5000)
+    data = b""
+    while len(data) < 500_000:
+        time.sleep(0.01)
+        data += os.read(reader, 1 << 16)
+    assert data == text * 5000
+    assert not output.is_broken
+
+
 def test_a_write_to_a_pipe_of_several_writers_ends_with_a_line() -> None:
     """Else another rank's line would begin in the middle of one."""
     reader, writer = os.pipe()
