@@ -35,6 +35,15 @@ def initial_environment() -> dict[str, str]:
     return {name: value for name, equals, value in pairs if equals}
 
 
+def open_standard_files() -> None:
+    """Have descriptors 0 to 2: a pipe of ours must not get the number of one that was closed."""
+    fd = os.open(os.devnull, os.O_RDWR)
+    while fd <= 2:  # noqa: PLR2004 -- standard error
+        os.set_inheritable(fd, True)
+        fd = os.dup(fd)
+    os.close(fd)
+
+
 def processes_with(variable: str) -> list[int]:
     """Find the processes that were started with `NAME=value` in their environment."""
     wanted = os.fsencode(variable)

@@ -20,6 +20,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 
 def main(words: list[str]) -> int:
     """Run `launcher.sh WORDS...`; return its exit code."""
+    processes.open_standard_files()
     try:
         return _run(words)
     except UsageError as error:

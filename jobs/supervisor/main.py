@@ -37,7 +37,7 @@ def main() -> NoReturn:
     """Run the job, and exit with its code."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _open_standard_files()
+    processes.open_standard_files()
     root, script, *words = sys.argv[1:]
     try:
         code = supervise(root, script, words, processes.initial_environment())
@@ -47,14 +47,6 @@ def main() -> NoReturn:
     except Exit as end:
         code = end.code
     os._exit(code)  # threads that still write, or ask Slurm, are not waited for
-
-
-def _open_standard_files() -> None:
-    """Have descriptors 0 to 2: a pipe of ours must not get the number of one that was closed."""
-    fd = os.open(os.devnull, os.O_RDWR)
-    while fd <= 2:  # noqa: PLR2004 -- standard error
-        fd = os.dup(fd)
-    os.close(fd)
 
 
 def _check_working_directory() -> None:

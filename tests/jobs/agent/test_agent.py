@@ -110,6 +110,29 @@ def test_a_stuck_log_of_the_job_stays_no_rank(launch: Launch, tmp_path: Path) ->
     assert names == ["rank_end"]
 
 
+def test_an_agent_whose_standard_files_are_closed(tmp_path: Path) -> None:
+    """What a rank prints, 10 among it, went to the pipe by which the agent gets its signals."""
+    rank = "trap 'echo GOT USR1' USR1; [ -e /dev/stdin ] && echo hi; sleep 1 & wait; wait"
+    done = subprocess.run(
+        [
+            "bash",
+            "-c",
+            '"$0" "$@" <&- >&-',
+            ROOT / "jobs" / "launcher.sh",
+            "--",
+            "bash",
+            "-c",
+            rank,
+        ],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "DDP_MONITOR": "0"},
+        check=False,
+    )
+    assert done.returncode == 0
+    (log,) = tmp_path.glob("out/*/logs/rank-0.log")
+    assert log.read_text() == "hi\n"
+
+
 def test_a_job_that_nobody_supervises_any_more(launch: Launch, tmp_path: Path) -> None:
     """`kill -9` of the supervisor: its ranks are recorded all the same."""
     agent = launch("bash", "-c", "echo a; sleep 1; echo b; exit 3", **SUPERVISED)
