@@ -84,6 +84,16 @@ def version(python: str, environ: Mapping[str, str]) -> str:
     return next((line for line in lines if line.startswith("Python ")), "?")
 
 
+def start_problem(python: str, environ: Mapping[str, str]) -> str:
+    """Quote the error with which it does not start; empty if it starts."""
+    import subprocess  # noqa: PLC0415 -- the same
+
+    words = [python, "-c", ""]
+    done = subprocess.run(words, env=environ, stderr=subprocess.PIPE, check=False)
+    lines = done.stderr.decode(errors="replace").splitlines() if done.returncode else ()
+    return next((line for line in reversed(lines) if "rror" in line), "")
+
+
 def module_command(root: str, python: str, module: str, environ: Mapping[str, str]) -> list[str]:
     """Say how one of our modules is run.
 

@@ -9,7 +9,7 @@ import subprocess
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.messages import Exit, UsageError, info, write
-from jobs.programs import find_python, is_new, module_command, version, which
+from jobs.programs import find_python, is_new, module_command, start_problem, version, which
 from rundir import codes
 
 if TYPE_CHECKING:
@@ -34,19 +34,32 @@ class TrainerCheck(NamedTuple):
             return
         text = self.process.communicate()[0].decode(errors="replace")
         code, environ = codes.of_wait_status(self.process.returncode), self.here.environ
-        # Before 3.11 Python does not know the options it is started with.
-        if code not in (codes.FINISHED, codes.USAGE) and not is_new(self.python, environ):
-            raise UsageError(
-                "the trainer needs Python 3.11 or later",
-                f"{version(self.python, environ)} at {self.python}",
-                "run 'make demo' once, which makes .venv here, or set DDP_PYTHON",
-            )
+        if code not in (codes.FINISHED, codes.USAGE):
+            _check_python(self.python, environ)
         write(2, text)
         if code != codes.FINISHED:
             raise Exit(code)
         if "--check" in self.words:
             info("options and input are right; nothing was started, because of --check")
             raise Exit(codes.FINISHED)
+
+
+def _check_python(python: str, environ: Mapping[str, str]) -> None:
+    """Check what ran the check. Raises UsageError."""
+    error = start_problem(python, environ)
+    if error:
+        raise UsageError(
+            "the trainer needs a Python that starts",
+            f"'{error}' from {python}",
+            "correct the variables that begin with PYTHON, or set DDP_PYTHON",
+        )
+    # Before 3.11 Python does not know the options it is started with.
+    if not is_new(python, environ):
+        raise UsageError(
+            "the trainer needs Python 3.11 or later",
+            f"{version(python, environ)} at {python}",
+            "run 'make demo' once, which makes .venv here, or set DDP_PYTHON",
+        )
 
 
 def start(

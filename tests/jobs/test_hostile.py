@@ -341,6 +341,28 @@ def test_a_python_that_is_too_old(scripts: Scripts) -> None:
     assert "needs Python 3.11 or later; found Python 3.9.2" in one_line(result.err)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("PYTHONHOME", "/nonexistent", "No module named 'encodings'"),
+        ("PYTHONHASHSEED", "abc", "PYTHONHASHSEED must be"),
+    ],
+)
+def test_a_python_that_does_not_start(scripts: Scripts, name: str, value: str, told: str) -> None:
+    """Its own error is quoted, for its version is right; where a monitor lacks it, too."""
+    for python in ({}, {"DDP_PYTHON": sys._base_executable}):  # noqa: SLF001
+        result = scripts.run("prelaunch.sh", "--epochs", "1", **python, **{name: value})
+        assert result.code == 64
+        assert "needs a Python that starts; found '" in one_line(result.err)
+        assert told in one_line(result.err)
+        assert not list(scripts.directory.glob("out"))
+    env = {"DDP_MONITOR": "1", "DDP_NPROC_PER_NODE": "1", name: value} | python
+    result = scripts.run("prelaunch.sh", "--", "true", **env)
+    (line,) = (line for line in result.err.splitlines() if "no monitor on" in line)
+    assert "it needs a Python that starts; found '" in line
+    assert told in line
+
+
 def test_through_a_symbolic_link(scripts: Scripts) -> None:
     """The script finds its parts where it lies, not where a link to it lies."""
     link = scripts.directory / "train"
