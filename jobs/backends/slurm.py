@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from jobs.backends.scontrol import field, local_time, utc_time
 from jobs.messages import UsageError, info
 from jobs.programs import which
+from rundir import secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -186,7 +187,7 @@ class Slurm:
         except (OSError, subprocess.TimeoutExpired) as error:
             return -1, str(error)
         if self.is_traced:
-            info(f"+ {' '.join(words)}: code {done.returncode}")
+            info(f"+ {' '.join(secrets.hide_words(words))}: code {done.returncode}")
         return done.returncode, done.stdout.decode(errors="replace")
 
     def job_info(self) -> str | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.messages import UsageError, info
 from jobs.programs import which
+from rundir import secrets
 from rundir.plain import tail
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ def check_program(program: str, node: str, environ: Mapping[str, str]) -> None:
         return
     rule = "the command after -- must begin with a program"
     if program.startswith("-"):
-        found = f"the option '{program}'"
+        found = f"the option '{secrets.hide_words([program])[0]}'"
         raise UsageError(rule, found, "leave -- away for the trainer's own options")
     if "=" in program:
         name = program.partition("=")[0]

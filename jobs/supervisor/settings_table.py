@@ -143,7 +143,6 @@ OTHERS = {
     "DDP_IMAGE",
     "DDP_MOUNTS",
     "DDP_MPI",
-    "DDP_NODE",
     "DDP_NPROC_PER_NODE",
     "DDP_PYTHON",
     "DDP_PYXIS",
@@ -151,7 +150,6 @@ OTHERS = {
     "DDP_SBATCH_ARGS",
     "DDP_SUPERVISED",
     "DDP_SWEEP_FILE",
-    "DDP_TASK_RANK",
 }
 """Those that are read elsewhere."""
 OF_TESTS = ("DDP_CLUSTER_", "DDP_MATRIX_")

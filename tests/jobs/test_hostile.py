@@ -180,7 +180,12 @@ def test_wrong_settings(scripts: Scripts, name: str, value: str, rule: str) -> N
 
 
 @pytest.mark.parametrize(
-    "words", [("HF_TOKEN=SECRET", "python", "train.py"), ("--preflight", "--password=SECRET")]
+    "words",
+    [
+        ("HF_TOKEN=SECRET", "python", "train.py"),
+        ("--preflight", "--password=SECRET"),
+        ("--", "--token=SECRET"),
+    ],
 )
 def test_a_refusal_shows_no_secret(scripts: Scripts, words: tuple[str, ...]) -> None:
     """What is refused is named without its value: the line stands in the job's log."""
