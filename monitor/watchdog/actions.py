@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import time
 from typing import TYPE_CHECKING
@@ -96,11 +95,8 @@ class Actions:
         settings = self._settings
         pids = [r.pid for r in self._observer.poll().ranks if r.pid is not None and r.state]
         known = [who for pid in pids if (who := procfs.identity(pid)) is not None]
-        _send_all(known, signal.SIGTERM)
         self._memory.post(lambda: orphans.end_ranks(settings.launch_id, settings.node, TERM_S))
-        _wait_for_end(known, TERM_S)
-        _send_all(known, signal.SIGKILL)
-        _wait_for_end(known, _BURIED_S)
+        orphans.end_known(known, TERM_S, _BURIED_S)
         self._memory.ask(lambda: None, _BURIED_S)  # what the ranks have started, too
 
     def emit(self, message: str) -> None:
@@ -128,17 +124,3 @@ def _connects(address: tuple[str, int]) -> bool:
     except OSError:
         return False
     return True
-
-
-def _send_all(known: Sequence[procfs.Identity], signum: signal.Signals) -> None:
-    for who in known:
-        if procfs.identity(who.pid) == who:
-            orphans.send(who.pid, signum)
-
-
-def _wait_for_end(known: Sequence[procfs.Identity], limit_s: float) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while time.monotonic() < deadline_s:
-        if not any(procfs.identity(w.pid) == w and procfs.state(w.pid) for w in known):
-            return
-        time.sleep(0.05)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rundir import procfs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _TERM_S = 2.0  # how long a process may take to end by itself
 _KILL_S = 3.0  # how long the kernel may take to bury what was killed
@@ -65,11 +65,20 @@ def end_ranks(launch_id: str, node: str | None, term_s: float = _TERM_S) -> Ende
     return _end(lambda: [p for pids in find_ranks(launch_id, node).values() for p in pids], term_s)
 
 
-def _end(find_living: Callable[[], list[int]], term_s: float) -> Ended:
+def end_known(known: Sequence[procfs.Identity], term_s: float, kill_s: float) -> Ended:
+    """End these processes without reading anybody's memory, which may hang."""
+    return _end(
+        lambda: [w.pid for w in known if procfs.identity(w.pid) == w and procfs.is_alive(w.pid)],
+        term_s,
+        kill_s,
+    )
+
+
+def _end(find_living: Callable[[], list[int]], term_s: float, kill_s: float = _KILL_S) -> Ended:
     asked: set[int] = set()
     _drive(find_living, signal.SIGTERM, asked, term_s)
     killed: set[int] = set()
-    _drive(find_living, signal.SIGKILL, killed, _KILL_S)
+    _drive(find_living, signal.SIGKILL, killed, kill_s)
     return Ended(tuple(sorted(asked | killed)), tuple(sorted(killed)))
 
 
