@@ -118,7 +118,7 @@ def test_of_a_large_log_the_end_and_the_facts_are_read(tmp_path: Path) -> None:
 
 
 def test_the_oldest_samples_are_forgotten() -> None:
-    """A ring: what is there is in order, and no more than its capacity."""
+    """What is there is in order, and no more than the capacity."""
     track = Track("n1", 0, None, {})
     names = {"sm": 0, "fb": 1}
     for i in range(CAPACITY + 100):
