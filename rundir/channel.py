@@ -129,11 +129,11 @@ def reporter(
     is_same_run = environ.get(RUN_DIR) == files.path
     path = environ.get(AGENT_SOCKET) if is_same_run else None
     is_supervised = is_same_run and environ.get(SUPERVISED) == "1"
-    keep = events.to_file(files.node_events(node) if is_supervised else files.events)
+    kept_in = files.node_events(node) if is_supervised else files.events
 
     def deliver(data: bytes) -> None:
         if not (path and _send(path, data)):
-            keep(data)
+            events.append(kept_in, data)
 
     return deliver
 

@@ -125,7 +125,7 @@ class EventLog:
         """Report through `deliver`.
 
         Args:
-            deliver: takes each event's line; see `to_file`, and `channel.to_agent`.
+            deliver: takes each event's line; see `channel.reporter`.
             source: supervisor's `prelaunch`, agent's `launcher`, `trainer` or `monitor`.
             attempt: the number of this start of the run, from 1.
             host: the node's name.
@@ -149,15 +149,6 @@ class EventLog:
         }
         line.update(further)
         self._deliver(encode(line))
-
-
-def to_file(path: str) -> Callable[[bytes], None]:
-    """Deliver events by appending them to a file that has other writers, too."""
-
-    def deliver(data: bytes) -> None:
-        append(path, data)
-
-    return deliver
 
 
 # ---- reading -------------------------------------------------------------------------------------

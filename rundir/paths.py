@@ -102,9 +102,5 @@ class RunDir:
         """Where a rank's program writes its error, if it uses torch's `@record`."""
         return self._at(DEBUG, f"error-{attempt}-rank-{rank}.json")
 
-    def lock(self, number: int) -> str:
-        """Where the owner number `number` of the run is written."""
-        return self._at(f"lock.{number}")
-
     def _at(self, *names: str) -> str:
         return os.path.join(self.path, *names)

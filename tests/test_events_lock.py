@@ -21,8 +21,8 @@ WRITERS = {
         sys.executable,
         "-c",
         (
-            "import sys; from rundir import events\n"
-            "deliver = events.to_file(sys.argv[1] + '/events.jsonl')\n"
+            "import sys; from functools import partial; from rundir import events\n"
+            "deliver = partial(events.append, sys.argv[1] + '/events.jsonl')\n"
             "events.EventLog(deliver, 'prelaunch', 1, 'n1').write('note')"
         ),
     ],

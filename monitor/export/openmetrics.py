@@ -51,10 +51,6 @@ class Metrics:
         key = tuple((name, text.decode()) for name, text in known.items())
         self._families.setdefault(metric, {})[key] = value
 
-    def names(self) -> list[str]:
-        """Name the families that have samples."""
-        return sorted(metric.name for metric in self._families)
-
     def prometheus(self) -> str:
         """Write Prometheus text 0.0.4."""
         return exposition.generate_latest(self).decode()

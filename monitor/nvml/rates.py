@@ -43,17 +43,16 @@ class NvLink:
     From Blackwell on each link has its own counters, in bytes; before, there is one for all.
     """
 
-    def __init__(self, handle: Handle, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._fields = Fields(handle, tuple((field, _ALL_LINKS) for field in _LINK_KIB))
         self._unit = _KIB
         self._has_looked = False
-        self._monotonic = monotonic
         self._before: tuple[float, list[int | None]] | None = None
 
     def read(self, values: Values) -> bool | None:
         """Poll once."""
-        now_s, counts = self._monotonic(), self._fields.read(values)
+        now_s, counts = time.monotonic(), self._fields.read(values)
         before, self._before = self._before, None
         if counts is None:
             return LOST in values
@@ -116,10 +115,9 @@ class Violation:
 class Samples:
     """Utilisation as the driver itself sampled it since the last poll: mean and peak."""
 
-    def __init__(self, handle: Handle, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, handle: Handle) -> None:
         self._call = function("nvmlDeviceGetSamples")
         self._handle = handle
-        self._now_s = now_s
         self._seen_us = c_ulonglong(0)
         self._kind = c_int()
         self._count = c_uint()
@@ -142,7 +140,7 @@ class Samples:
         """Poll once."""
         if self._call is None:
             return None
-        if self._seen_us.value / 1e6 > self._now_s() + _FUTURE_S:
+        if self._seen_us.value / 1e6 > time.time() + _FUTURE_S:
             self._seen_us.value = 0  # the clock was set back: all that comes would be older
         code = self._ask(self._call)
         if code:
@@ -172,7 +170,7 @@ class Samples:
 class Gpm:
     """SM, tensor and DRAM activity of one GPU between two polls (Hopper and later)."""
 
-    def __init__(self, handle: Handle, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, handle: Handle) -> None:
         """Allocate two samples.
 
         Raises:
@@ -180,7 +178,6 @@ class Gpm:
 
         """
         self._handle = handle
-        self._monotonic = monotonic
         self._last = pynvml.nvmlGpmSampleAlloc()
         self._spare = pynvml.nvmlGpmSampleAlloc()
         self._taken_s: float | None = None
@@ -205,7 +202,7 @@ class Gpm:
 
     def read(self, values: Values) -> bool | None:
         """Poll once."""
-        now_s, before_s = self._monotonic(), self._taken_s
+        now_s, before_s = time.monotonic(), self._taken_s
         if before_s is not None and now_s - before_s < _GPM_MIN_GAP_S:
             return None
         self._taken_s = None

@@ -10,6 +10,7 @@ from monitor.logs.sample import total
 from monitor.runs import attempt_record, evidence, goodput, history
 from monitor.whole_file import replacing
 from rundir import plain
+from rundir.failure.attempt import last
 from rundir.paths import RunDir
 
 if TYPE_CHECKING:
@@ -52,29 +53,25 @@ def compose(
         one["ledger"] = its_ledger.as_record()
         for slow in one["slow_ranks"]:
             slow["seen"] = watcher(one, slow, span.begin_s, span.end_s)
-    last = made[-1] if made else attempt_record.nothing()
-    start = _last(events, "start")
+    newest = made[-1] if made else attempt_record.nothing()
+    start = last(events, "start")
     return {
         "job_id": start.get("job_id"),
         "run": start.get("run"),
-        **{key: last[key] for key in ("outcome", "code", "failure_class", "first_failure")},
-        **{key: last[key] for key in ("image", "image_digest", "nodes", "world_size", "command")},
-        "decision": _last(events, "decision").get("decision"),
+        **{key: newest[key] for key in ("outcome", "code", "failure_class", "first_failure")},
+        **{key: newest[key] for key in ("image", "image_digest", "nodes", "world_size", "command")},
+        "decision": last(events, "decision").get("decision"),
         "steps_lost": total(one["steps_lost"] for one in made),
         "goodput": sum(ledgers, goodput.Ledger()).as_record(),
-        "summary": last["summary"],
+        "summary": newest["summary"],
         "environment": {
             name: s.get("value") if isinstance(s, dict) else s
-            for name, s in last["settings"].items()
+            for name, s in newest["settings"].items()
         },
-        "settings": last["settings"],
+        "settings": newest["settings"],
         "attempts": made,
         "num_unreadable_lines": num_unreadable,
     }
-
-
-def _last(events: Sequence[Event], name: str) -> Event:
-    return next((event for event in reversed(events) if event.get("event") == name), {})
 
 
 def read(run_dir: str) -> Record:

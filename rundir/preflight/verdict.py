@@ -129,7 +129,6 @@ def _first(texts: list[str]) -> str:
 def compose(
     reports: Sequence[Report],
     nodes: Sequence[str],
-    measured: Sequence[Measured] = (),
     table: tuple[Check, ...] = limits.TABLE,
 ) -> Verdict:
     """Compare every reading.
@@ -137,14 +136,13 @@ def compose(
     Args:
         reports: of all nodes. If none has one of a part, that part could not run here at all.
         nodes: of the job, in their order.
-        measured: the all-reduces between pairs of nodes, besides those that are reported.
         table: the checks, with the site's limits.
 
     """
     ours = set(nodes)
     readings = [(r.node, one) for r in reports if r.node in ours for one in r.readings]
     readings += _missing(reports, nodes)
-    measured = [*measured, *(pair for report in reports for pair in report.measured)]
+    measured = [pair for report in reports for pair in report.measured]
     findings: list[Finding] = []
     for check in table:
         of_check = [(node, one) for node, one in readings if one.check == check.name]

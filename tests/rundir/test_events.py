@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -59,7 +60,7 @@ def test_events_of_many_writers_do_not_mix(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
 
     def write(number: int) -> None:
-        log = events.EventLog(events.to_file(str(path)), "monitor", 1, f"n{number}")
+        log = events.EventLog(partial(events.append, str(path)), "monitor", 1, f"n{number}")
         for _ in range(50):
             log.write("note", text="x" * 9000)
 
@@ -75,14 +76,15 @@ def test_events_of_many_writers_do_not_mix(tmp_path: Path) -> None:
 def test_half_a_line_is_an_error_and_costs_no_other_line(tmp_path: Path) -> None:
     """On a disk that has room for a part of it; who writes next begins on a line of its own."""
     path = tmp_path / "events.jsonl"
-    log = events.EventLog(events.to_file(str(path)), "monitor", 1, "n1")
+    log = events.EventLog(partial(events.append, str(path)), "monitor", 1, "n1")
     log.write("start")
     program = (
         "import resource, sys\n"
-        "from rundir.events import EventLog, to_file\n"
+        "from functools import partial; from rundir.events import EventLog, append\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({path.stat().st_size + 20},) * 2)\n"
         "try:\n"
-        "    EventLog(to_file(sys.argv[1]), 'monitor', 1, 'n1').write('verdict', text='x' * 100)\n"
+        "    log = EventLog(partial(append, sys.argv[1]), 'monitor', 1, 'n1')\n"
+        "    log.write('verdict', text='x' * 100)\n"
         "except OSError as error:\n"
         "    print(error.errno, error.filename)\n"
     )

@@ -113,10 +113,12 @@ def test_a_slow_node_is_found_by_its_pairs() -> None:
     speeds = {("gpu1", "gpu2"): 10.0, ("gpu3", "gpu4"): 100.0, ("gpu1", "gpu3"): 99.0}
     measured = [Measured(*pair, speed) for pair, speed in speeds.items()]
     measured.append(Measured("gpu2", "gpu4", None))
-    found = compose([], [*NODES, "gpu4"], measured)
+    others = [Report(node, "trainer", ()) for node in ("gpu2", "gpu3", "gpu4")]
+    found = compose([Report("gpu1", "trainer", (), tuple(measured)), *others], [*NODES, "gpu4"])
     assert found.bad == [BadNode("gpu2", found.findings[0].text, "preflight")]
     assert "with gpu4" in found.findings[0].text
-    alone = compose([], NODES[:2], [Measured("gpu1", "gpu2", None)])
+    lone = Report("gpu1", "trainer", (), (Measured("gpu1", "gpu2", None),))
+    alone = compose([lone, others[0]], NODES[:2])
     assert [(one.node, one.is_bad) for one in alone.findings] == [("gpu1", False), ("gpu2", False)]
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from monitor.watchdog.event_channel import EventChannel
 from monitor.watchdog.observer import RankObserver
 from monitor.watchdog.timeouts import Timeouts
 from rundir import procfs
-from rundir.events import EventLog, to_file
+from rundir.events import EventLog, append
 from rundir.heartbeat import Child, Heartbeat
 
 
@@ -229,7 +230,7 @@ def test_a_call_that_fails_gives_nothing() -> None:
 
 def channel(path: Path, host: str = "n1") -> EventChannel:
     """What one watchdog reports and receives by."""
-    log = EventLog(to_file(str(path)), "monitor", 1, host)
+    log = EventLog(partial(append, str(path)), "monitor", 1, host)
     return EventChannel(log, str(path), Bounded("test"))
 
 
