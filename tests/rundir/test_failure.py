@@ -54,6 +54,12 @@ def test_the_cause_is_blamed_and_not_what_follows(
     assert blame(*ends) == blamed
 
 
+def test_a_rank_whose_launcher_was_killed_was_killed() -> None:
+    """The end that is missing is told as SIGKILL's, with its class."""
+    found = classify((*UPS, ended(0, 1), ended(2, 1)), step_code=137)
+    assert (found.first, found.finding.failure_class) == ((1, "n1", 137, "KILL"), "killed")
+
+
 def test_who_failed_before_the_step_was_killed_is_blamed() -> None:
     """PMIx has all agents killed at once where one process dies; a lost node is one node alone."""
     kill = {"step_code": 137}
@@ -104,8 +110,10 @@ def test_where_all_only_lost_a_peer_the_first_counts() -> None:
 def test_of_our_own_ranks_who_only_lost_a_peer_comes_second() -> None:
     """The trainer ends with 70 for cause and consequence: what it reported says which."""
     followed = event("failure", 0, error=LOST_PEER)
-    ends = (followed, ended(0, 70), event("failure", 2, error="ValueError: bad"), ended(2, 70))
-    assert blame(*ends, ended(1, 0)) == (2, 70)
+    full = event("failure", 2, error="OSError: [Errno 28] No space left on device: '/out'")
+    found = classify((*UPS, followed, ended(0, 70), full, ended(2, 70), ended(1, 0)), step_code=70)
+    assert (found.end and found.end.rank, found.code) == (2, 70)
+    assert found.finding.failure_class == "storage"
     assert blame(followed, ended(0, 70), ended(1, 0), ended(2, 0)) == (0, 70)
 
 
@@ -161,11 +169,15 @@ def test_the_message_of_a_rank_of_ours_is_shown() -> None:
 
 def test_the_remedy_is_shown_where_the_kernel_ended_a_rank_for_its_memory() -> None:
     """As its agent saw it in its cgroup."""
-    found = classify((*UPS, ended(1, 137, oom=True), ended(0, 0), ended(2, 0)), step_code=137)
-    assert (found.why, found.finding.failure_class) == (
-        "out of memory, ask for more with --mem",
-        "program",
-    )
+    ends = (*UPS, ended(1, 137, oom=True), ended(0, 0), ended(2, 0))
+    chosen = event("first_failure", 1, source="prelaunch", code=137, signal="KILL")
+    for found in (classify(ends, step_code=137), classify((*ends, chosen), code=137)):
+        assert (found.why, found.finding.failure_class) == (
+            "out of memory, ask for more with --mem",
+            "program",
+        )
+        assert found.end == (1, "n1", 137, "KILL")
+        assert "memory" in found.finding.words
 
 
 def test_a_signal_is_a_cause_whatever_was_reported_before() -> None:
@@ -175,17 +187,21 @@ def test_a_signal_is_a_cause_whatever_was_reported_before() -> None:
     assert blame(ended(0, 134), ended(2, 1), ended(1, 0), logs=logs) == (2, 1)
 
 
-def test_a_verdict_comes_before_the_ends_it_caused() -> None:
+@pytest.mark.parametrize(
+    ("kind", "blamed"), [("hung", "hung"), ("network", "network"), ("stopped", "hung")]
+)
+def test_a_verdict_comes_before_the_ends_it_caused(kind: str, blamed: str) -> None:
     """The ranks that the watchdog ended are not the cause."""
-    verdict = event("verdict", 2, kind="hung", gpu=None, top="x", text="rank 2 hangs")
+    verdict = event("verdict", 2, kind=kind, gpu=None, top="x", text="rank 2 hangs")
     found = classify((*UPS, ended(0, 137), verdict, ended(1, 137)), step_code=137)
     assert (found.first, found.code, found.verdict) == (found.end, 76, "rank 2 hangs")
-    assert found.end == (2, "n2", 76, None)
+    assert (found.end, found.finding.failure_class) == ((2, "n2", 76, None), blamed)
 
 
-def test_a_lost_node_comes_before_a_hang_but_not_before_a_cut_network() -> None:
+@pytest.mark.parametrize("kind", ["hung", "stopped"])
+def test_a_lost_node_comes_before_a_hang_but_not_before_a_cut_network(kind: str) -> None:
     """Its peers wait for it; where nodes do not reach each other, a node only seems lost."""
-    verdict = event("verdict", 0, kind="hung", text="rank 0 hangs")
+    verdict = event("verdict", 0, kind=kind, text="rank 0 hangs")
     lost = event("lost_node", node="n1", how="no answer")
     found = classify((*UPS, verdict, lost, ended(0, 137)), step_code=137)
     assert found.end == (1, "n1", 137, "KILL")
