@@ -7,7 +7,7 @@ import textwrap
 from typing import Any
 
 from monitor.runs.history import integer, time_of_day
-from monitor.words import MIB_PER_GIB
+from monitor.words import MIB_PER_GIB, minutes
 from rundir import codes
 from rundir.text import counted
 
@@ -363,12 +363,7 @@ def _ago(seconds: float | None) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Say a time as a person would: 34 s, 12 min, 3 h 05 min, 2 d 4 h."""
-    if seconds < 100:  # noqa: PLR2004
-        return f"{seconds:.0f}{_GLUE}s"
-    minutes, hours = round(seconds / 60), round(seconds / 3600)
-    if minutes < 100:  # noqa: PLR2004
-        return f"{minutes}{_GLUE}min"
-    if hours < 48:  # noqa: PLR2004
-        return f"{minutes // 60}{_GLUE}h {minutes % 60:02d}{_GLUE}min"
-    return f"{hours // 24}{_GLUE}d {hours % 24}{_GLUE}h"
+    """Write a time as people do, also one of days: 34 s, 12 min, 3 h 05 min, 2 d 4 h."""
+    hours = round(seconds / 3600)
+    text = f"{hours // 24} d {hours % 24} h" if hours >= 48 else minutes(seconds)  # noqa: PLR2004
+    return text.replace(" ", _GLUE)
