@@ -168,7 +168,7 @@ class Closing:
         self._write_end(decision.code)
         self._show_log(end.failure, decision.code)
         if decision.kind == decide.RESTART:
-            info(decision.words)
+            info(decision.message)
         self._compose()
 
     def _show_log(self, found: Failure, code: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.backends import scontrol
-from jobs.supervisor.ending import Counters, words_of, words_of_bad
+from jobs.supervisor.ending import Counters, message_of, message_of_bad
 from rundir import codes, paths
 from rundir.text import counted
 
@@ -42,8 +42,8 @@ class Decision(NamedTuple):
 
     kind: str
     reason: str
-    words: str
-    """The line that writes a line for a person."""
+    message: str
+    """The job's last line, as people read it."""
     code: int
     counters: Counters = Counters()
     delay_s: int = 0
@@ -121,8 +121,8 @@ class _Case:
 
     def _as(self, kind: str, reason: str, more: str = "", delay_s: int = 0) -> Decision:
         end = self.end
-        told = words_of(self.job, end) if end.has_begun else ""
-        text = "; ".join(part for part in (told, words_of_bad(end.bad), reason, more) if part)
+        told = message_of(self.job, end) if end.has_begun else ""
+        text = "; ".join(part for part in (told, message_of_bad(end.bad), reason, more) if part)
         return Decision(
             kind,
             reason,
@@ -133,7 +133,7 @@ class _Case:
             end.exclude,
             self._num_left,
             self._fate,
-            words_of_bad((*end.bad_before, *end.bad)),
+            message_of_bad((*end.bad_before, *end.bad)),
         )
 
     # ---- the allocation ends, the run does not

@@ -99,7 +99,7 @@ class Ending(NamedTuple):
 # ---- in words -----------------------------------------------------------------------------------
 
 
-def words_of(job: Job, end: Ending) -> str:  # noqa: PLR0911 -- a list of cases
+def message_of(job: Job, end: Ending) -> str:  # noqa: PLR0911 -- a list of cases
     """Say what happened, in the words of the job's last line."""
     failure, code = end.failure, end.code
     if code == codes.FINISHED:
@@ -127,7 +127,7 @@ def words_of(job: Job, end: Ending) -> str:  # noqa: PLR0911 -- a list of cases
     return _of_rank(job, end, failure.end)
 
 
-def words_of_bad(bad: Sequence[BadNode]) -> str:
+def message_of_bad(bad: Sequence[BadNode]) -> str:
     """Say which nodes are bad, and why."""
     return "; ".join(f"node {one.node} is bad: {one.reason}" for one in bad)
 

@@ -175,7 +175,7 @@ def _run_attempts(now: Current) -> Decision:
 
 def _end(now: Current, lock: Lock, decision: Decision) -> int:
     """Say what happened, and do what follows: the only way out once the run directory exists."""
-    info(decision.words)
+    info(decision.message)
     step.remove_from(step.MEMORY, paths.snapshots_prefix(now.settings["DDP_LAUNCH_ID"]))
     slurm = now.plan.here.slurm
     is_done = decision.fate == decide.REQUEUED

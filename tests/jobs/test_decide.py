@@ -154,7 +154,7 @@ def bad_of(nodes: str) -> tuple[BadNode, ...]:
 def decide(**env: str) -> tuple[str, str]:
     """The decision and the last words."""
     decision = decided(**env)
-    return decision.kind, decision.words
+    return decision.kind, decision.message
 
 
 @pytest.mark.parametrize(("info", "fate"), FATES)
@@ -262,7 +262,7 @@ def test_a_stop(given: dict[str, str], decision: str, words: str) -> None:
 
 def test_only_a_start_that_brought_nothing_is_waited_after() -> None:
     """Twice as long each time, up to half a minute."""
-    assert (decided().delay_s, decided().words.endswith("from step 40")) == (0, True)
+    assert (decided().delay_s, decided().message.endswith("from step 40")) == (0, True)
     delays = [
         decided(LATEST_AT_START="step-40", IDLE=str(idle), DDP_MAX_IDLE_RESTARTS="99").delay_s
         for idle in range(6)
@@ -349,7 +349,7 @@ def test_a_bad_node(given: dict[str, str], decision: str, num_nodes: int, words:
     """A spare one takes its place; else fewer, if the run can; else the job goes elsewhere."""
     found = decided(**{"BAD": "n2"} | given)
     assert (found.kind, found.num_nodes) == (decision, num_nodes)
-    assert words in found.words
+    assert words in found.message
     assert "n2" in found.exclude
 
 
@@ -376,8 +376,8 @@ def test_a_bad_node_before_the_first_start(
     """The same, of a job whose ranks have not begun: that is no failure of theirs."""
     found = decided(**{"BAD": "n2", "HAS_BEGUN": "0", "FAILED_RANK": "", "STEP_CODE": "70"} | given)
     assert found.kind == decision
-    assert words in found.words
-    assert found.words.startswith(IS_BAD)
+    assert words in found.message
+    assert found.message.startswith(IS_BAD)
     assert found.counters.restarts == 0
 
 
@@ -415,7 +415,7 @@ def test_an_elastic_run(given: dict[str, str], decision: str, num_nodes: int, wo
     """It goes on with as many nodes as are there and as it can use, and takes back what is back."""
     found = decided(**ELASTIC | given)
     assert (found.kind, found.num_nodes) == (decision, num_nodes)
-    assert words in found.words
+    assert words in found.message
 
 
 @pytest.mark.parametrize(("latest_at_start", "left"), [("step-20", (0, 0)), ("step-40", (2, 1))])
