@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
 TORCH_DEFAULTS = {
-    # As jobs/supervisor/settings.py has it: the backend that is new in torch 2.15 writes no dump of
-    # its collectives when the watchdog asks a hung rank for one.
+    # As jobs/supervisor/settings_table.py has it: the backend that is new in torch 2.15 writes no
+    # dump of its collectives when the watchdog asks a hung rank for one.
     "TORCH_DIST_USE_NCCL2": "0",
     # Without it each rank opens a socket to every other one, once more for each group. With it one
     # may wait in vain for a rank that died before they first talked: the launcher ends the others.

@@ -117,7 +117,7 @@ class Address(NamedTuple):
 class Backend(ABC):
     """A way to start the ranks of a job, and to reach them.
 
-    What is not overridden is so in place: one machine, whose ranks are children of this process.
+    Defaults are those of the in-place backend: one machine, ranks are children of this process.
     """
 
     place: str

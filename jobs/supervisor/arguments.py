@@ -128,7 +128,7 @@ def refuse_other_launchers(environ: Mapping[str, str]) -> None:
 
 
 def version(root: str) -> str:
-    """The project's version, which stands once."""
+    """The version, read without importing the trainer."""
     try:
         with open(f"{root}/trainer/__init__.py", encoding="utf-8") as file:
             found = re.search('^__version__ = "(.*)"$', file.read(), re.MULTILINE)
