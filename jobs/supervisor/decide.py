@@ -33,7 +33,7 @@ _CAUSES = {
 }
 """What Slurm had in mind with the job, or this script, as the `decision` event has it."""
 _BELIEVED_S = 60
-"""A command that asks to go on later earlier than that has done nothing."""
+"""A command that requests a requeue earlier than that has done nothing."""
 _LONGEST_DELAY_S = 30
 
 

@@ -32,7 +32,7 @@ ADVICE: dict[str | None, str] = {
     "preempted": "nothing is wrong: it gave way, and goes on where it stopped once it is started",
     "time limit": "nothing is wrong: start it again, or ask for more time (sbatch --time=…)",
     "cancelled": "nothing is wrong: somebody ended it",
-    "stopped": "nothing is wrong: by code 75 it asks to be started again",
+    "stopped": "nothing is wrong: it requested a requeue (exit code 75)",
     "hung": "look at the line where that rank stands; if it only was slow, raise DDP_HANG_TIMEOUT",
     "killed": "look for who killed it: memory (sbatch --mem=…), an administrator, a node's reboot",
 }

@@ -66,7 +66,7 @@ TABLE: tuple[Row, ...] = (
     Row("stop", r"time limit", "time limit", "was ended by the time limit"),
     Row("stop", r"more nodes", "stopped", "made way for a start on more nodes"),
     Row("stop", r"cancelled", "cancelled", "was cancelled"),
-    Row("stop", r"itself", "stopped", "ended by itself and asks to go on later"),
+    Row("stop", r"itself", "stopped", "requested a requeue (exit code 75)"),
     Row("stop", r"signalled", "stopped", "was sent a signal to end, not by Slurm"),
     # ---- what the rank reported
     Row("error", r"No space left on device|Disk quota exceeded|ENOSPC|EDQUOT|"

@@ -88,7 +88,7 @@ def cancelled(story: Any) -> None:
 
 
 def stopped(story: Any) -> None:
-    """By itself: it asks to go on later."""
+    """By itself: it requests a requeue."""
     story.rank_end(0, 75)
     story.rank_end(1, 75)
     story.add_event("end", code=75)
@@ -125,7 +125,7 @@ TALES: dict[str, tuple[Callable[[Any], None], str, str]] = {
     "preempted": (preempted, "STOPPED: the run made way for another job", "[preempted; code 75]"),
     "time limit": (time_limit, "the run was ended by the time limit", "[time limit; code 75]"),
     "cancelled": (cancelled, "STOPPED: the run was cancelled", "[cancelled; code 75]"),
-    "stopped": (stopped, "the run ended by itself and asks to go on later", "[stopped; code 75]"),
+    "stopped": (stopped, "the run requested a requeue (exit code 75)", "[stopped; code 75]"),
     "hung": (hung, "rank 1 on n2 did no more steps", "[hung; code 76]"),
     "killed": (killed, "rank 1 on n2 was killed from outside", "[killed; SIGKILL, code 137]"),
 }
