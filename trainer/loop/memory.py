@@ -132,11 +132,12 @@ def out_of_memory(error: torch.OutOfMemoryError, rank: int, device: torch.device
         torch.cuda.memory_reserved(device),
     )
     asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
-    more = f" for {asked[1]}" if asked else ""
+    more = asked[1] if asked else "more"
     return RunFailedError.of(
-        f"GPU memory of rank {rank}",
-        rule="be enough for all that a step needs",
-        found=f"out of memory{more}{_asking(error)}, with {size_text(allocated)} allocated, "
+        f"rank {rank}",
+        rule="fit in its GPU's memory",
+        found=f"no room for {more} (out of memory){_asking(error)}, "
+        f"with {size_text(allocated)} allocated, "
         f"{size_text(reserved)} reserved and {size_text(free)} free of {size_text(total)}",
         remedy="lower --micro-batch-size, or take --activation-checkpointing full, "
         "--precision bf16 or --strategy fsdp",

@@ -18,6 +18,7 @@ SAID = [
     ("program", TRACEBACK + "ValueError: boom\n"),
     ("program", TRACEBACK + "MemoryError\n"),
     ("program", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"),
+    ("program", "trainer: rank 1 must fit in its GPU's memory; found no room (out of memory)\n"),
     ("program", "terminate called after throwing an instance of 'std::bad_alloc'\n"),
     ("program", "Memory cgroup out of memory: Killed process 4242 (python)\n"),
     ("program", TRACEBACK + "FileNotFoundError: [Errno 2] No such file or directory: 'a.py'\n"),

@@ -53,15 +53,13 @@ def test_a_full_gpu_is_reported_in_a_line(start_ranks: Callable[..., Ranks]) -> 
     printed = ranks.output[1][1]
     assert "Traceback" not in printed
     (line,) = (line for line in printed.splitlines() if line.startswith("trainer:"))
-    assert line.startswith(
-        "trainer: GPU memory of rank 1 must be enough for all that a step needs; found"
-    )
-    assert "out of memory for 2.00 GiB in " in line
+    assert line.startswith("trainer: rank 1 must fit in its GPU's memory; found no room for ")
+    assert " 2.00 GiB (out of memory) in " in line
     assert "/pretended_gpus.py:" in line
     assert "1 MiB allocated, 2 MiB reserved and 1 GiB free of 80 GiB; lower --micro" in line
     assert (ranks.run.path / "debug" / "memory-rank-1.pickle").exists()
     errors = [event["error"] for event in ranks.run.events("failure") if event["rank"] == 1]
-    assert [error.startswith("RunFailedError: GPU memory of rank 1") for error in errors] == [True]
+    assert [error.startswith("RunFailedError: rank 1 must fit in") for error in errors] == [True]
 
 
 @pytest.mark.parametrize("count", [1, 2])
