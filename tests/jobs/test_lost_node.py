@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,28 +52,11 @@ def submit(own: Any, job_on: Callable[..., Job]) -> Iterator[Callable[..., Job]]
         own.script("heal", node)
 
 
-def lose(own: Any, job: Job, node: str) -> float:
-    """Pulls the node's power; seconds until the job has noticed."""
-    began = time.monotonic()
+def lose(own: Any, job: Job, node: str) -> None:
+    """Pulls the node's power, and waits until the job has noticed."""
     assert own.script("kill", node).returncode == 0
     (event,) = job.wait_for("lost_node", 1, timeout_s=60)
     assert event["node"] == node
-    return time.monotonic() - began
-
-
-def test_the_run_goes_on_with_what_is_left(own: Any, submit: Callable[..., Job]) -> None:
-    """With --no-kill the next attempt runs on the other nodes, in the same allocation."""
-    settings = {"DDP_NO_KILL": "1", "DDP_MAX_RESTARTS": "3"}
-    job = submit("--nodes=3", "--ntasks-per-node=1", "--no-kill", needs=2, **settings)
-    seen_s = lose(own, job, "tl2")
-    decisions = job.wait_for("decision", 2, timeout_s=60)
-    assert [event["decision"] for event in decisions] == ["restart", "finish"]
-    print(f"seen after {seen_s:.1f} s")
-    assert "[1] attempt 2: 1 of 2 at tl1, 2 nodes" in job.log
-    assert job.events("start")[1]["nodes"] == ["tl1", "tl3"]
-    assert "node tl2 is lost with rank 1" in job.log
-    assert "restart 1 of 3 on 2 nodes" in job.log
-    assert job.end()[0] == "COMPLETED"
 
 
 def test_a_spare_node_takes_the_place(own: Any, submit: Callable[..., Job]) -> None:
@@ -86,21 +68,10 @@ def test_a_spare_node_takes_the_place(own: Any, submit: Callable[..., Job]) -> N
     decisions = job.wait_for("decision", 2, timeout_s=60)
     assert [event["decision"] for event in decisions] == ["restart", "finish"]
     assert job.events("start")[1]["nodes"] == ["tl1", "tl3"]
+    assert "[1] attempt 2: 1 of 2 at tl1, 2 nodes" in job.log
+    assert "node tl2 is lost with rank 1" in job.log
     assert "restart 1 of 3 on 2 nodes" in job.log
-
-
-def test_otherwise_the_job_asks_for_another_node(own: Any, submit: Callable[..., Job]) -> None:
-    """Without --no-kill it is requeued, and does not get that node again."""
-    job = submit("--nodes=2", "--ntasks-per-node=1", needs=2)
-    first, second = job.events("start")[0]["nodes"]
-    lose(own, job, second)
-    decisions = job.wait_for("decision", 2, timeout_s=120)
-    assert [event["decision"] for event in decisions] == ["requeue", "finish"]
-    assert decisions[0]["exclude"] == second
-    assert own.job(job.id)["ExcNodeList"] == second
-    assert set(job.events("start")[1]["nodes"]) == set(own.nodes) - {second}
-    assert first in job.events("start")[1]["nodes"]
-    assert job.end() == ("COMPLETED", 0, 0)
+    assert job.end()[0] == "COMPLETED"
 
 
 def test_fewer_ranks_than_the_run_can_have(own: Any, submit: Callable[..., Job]) -> None:
@@ -113,3 +84,4 @@ def test_fewer_ranks_than_the_run_can_have(own: Any, submit: Callable[..., Job])
     assert decisions[1]["exclude"] == "tl3"
     waiting = {"PENDING", "COMPLETING"}  # there is no third node without tl3
     own.until(lambda: own.job(job.id)["JobState"] in waiting, 30, "it waits")
+    own.until(lambda: own.job(job.id)["ExcNodeList"] == "tl3", 30, "it may not have that node")

@@ -151,16 +151,6 @@ def test_a_signal_to_the_script_or_to_the_whole_job(
     assert "stopped on request (SIGTERM)" in done.log.splitlines()[-1]
 
 
-def test_death_of_a_monitor_changes_nothing(job: Any) -> None:
-    """kill -9 of a node's monitor leaves the ranks untouched."""
-    done = job(*TWO_BY_TWO, PRELAUNCH, "--", "sleep", "4")
-    (one, _) = done.wait_for("monitor_up", 2)
-    done.wait_for("rank_up", 4)
-    kill(one["pid"])
-    assert done.end() == ("COMPLETED", 0, 0)
-    assert done.all_gone()
-
-
 @pytest.mark.slow
 def test_one_task_per_node(job: Any) -> None:
     """torchrun starts the ranks of a node; the first failing one decides as ever."""
