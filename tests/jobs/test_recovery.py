@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import subprocess
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.faults.job import when
 from tests.growing import json_lines
 from tests.jobs import standbys
 
@@ -20,16 +21,6 @@ NUM_EPOCHS = 9999
 TRAINER = ("--model", "mlp", "--epochs", str(NUM_EPOCHS), "--log-every", "5")
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
-
-
-def when(event: dict[str, Any]) -> float:
-    """An event's time, seconds since the epoch."""
-    return dt.datetime.fromisoformat(event["time"]).timestamp()
-
-
-def kill(pid: int) -> None:
-    """SIGKILL, as a hostile user or the kernel would."""
-    subprocess.run(["kill", "-9", str(pid)], check=True)
 
 
 def test_a_killed_rank_costs_seconds(job: Any, cluster: Any) -> None:
@@ -48,7 +39,7 @@ def test_a_killed_rank_costs_seconds(job: Any, cluster: Any) -> None:
     # At an epoch's end comes a checkpoint, which is taken where no snapshot is newer.
     cluster.until(is_amid_an_epoch, 60, "an epoch's checkpoint is behind it")
     killed_at = time.time()
-    kill(run.pid(2))
+    os.kill(run.pid(2), signal.SIGKILL)
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.time() < killed_at + 10, run.log
         time.sleep(0.05)

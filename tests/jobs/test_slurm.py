@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.faults.job import parent
 from tests.jobs.conftest import Job
 
 if TYPE_CHECKING:
@@ -38,16 +40,6 @@ def near_its_limit(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> It
     job = Job(cluster, directory, *TWO_BY_TWO, *command, DDP_REQUEUE="0")
     yield job
     job.cancel()
-
-
-def parent(pid: int) -> int:
-    """A process's parent."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def kill(pid: int) -> None:
-    """SIGKILL, as a hostile user or the kernel would."""
-    subprocess.run(["kill", "-9", str(pid)], check=True)
 
 
 def test_ranks_on_two_nodes(job: Any) -> None:
@@ -84,7 +76,7 @@ def test_kill_of_a_rank_ends_the_job(
     done.wait_for("rank_up", 4)
     pid = done.pid(3)
     began = time.monotonic()
-    kill(pid if victim == "rank" else parent(pid))
+    os.kill(pid if victim == "rank" else parent(pid), signal.SIGKILL)
     assert done.end() == ("FAILED", 137, 0)
     assert time.monotonic() - began < patience(15)
     assert done.all_gone()
@@ -107,7 +99,7 @@ def test_kill_of_the_batch_script(job: Any) -> None:
         and parent(pid)
         and b"slurm_script" not in Path(f"/proc/{parent(pid)}/cmdline").read_bytes()
     ]
-    kill(script)
+    os.kill(script, signal.SIGKILL)
     assert done.end() == ("FAILED", 0, 9)
     assert done.all_gone()
     # Slurm 26.05 may kill the monitors at once, too, which would have written it.

@@ -14,18 +14,13 @@ from typing import Any
 
 import pytest
 
+from rundir import procfs
 from tests import uncovered
 
 Until = Callable[..., None]
 pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
 
 NO_COVERAGE = {"COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
-
-
-def cpu_s(pid: int) -> float:
-    """The processor time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_it_starts_in_a_blink(bench: Any, until: Until) -> None:
@@ -42,7 +37,7 @@ def test_it_starts_in_a_blink(bench: Any, until: Until) -> None:
         until(lambda out=out: out.exists() and out.stat().st_size)
         times.append(time.monotonic() - began)
         if os.getloadavg()[0] > (os.cpu_count() or 1):
-            times[-1] = min(times[-1], cpu_s(process.pid))
+            times[-1] = min(times[-1], procfs.cpu_s(process.pid))
         process.terminate()
         assert process.wait(timeout=20) == 0
         if times[-1] < 0.2:
@@ -102,14 +97,6 @@ PARENT = (
 )
 
 
-def living(pid: int) -> bool:
-    """Whether a process runs."""
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize("kernel", ["with pidfd", "without pidfd"])
 def test_it_ends_with_its_parent(
     bench: Any, until: Until, tmp_path: Path, kernel: str, patience: Callable[[float], float]
@@ -133,7 +120,7 @@ def test_it_ends_with_its_parent(
     parent.wait()
     parent.stdout.close()
     began = time.monotonic()
-    until(lambda: not living(pid))
+    until(lambda: not procfs.is_alive(pid))
     assert time.monotonic() - began < patience(1)
     assert out.read_text().count("\n 2") == 2
 
@@ -354,10 +341,10 @@ def test_it_is_small_and_quiet(bench: Any, driver: Any, until: Until) -> None:
     recording = bench.start("--interval", 1, env=env)
     until(lambda: len(recording.rows()) >= 8)
     pid = recording.process.pid
-    before_s, began_s = cpu_s(pid), time.monotonic()
+    before_s, began_s = procfs.cpu_s(pid), time.monotonic()
     seen = len(recording.rows())
     until(lambda: len(recording.rows()) >= seen + 80)
-    share = (cpu_s(pid) - before_s) / (time.monotonic() - began_s)
+    share = (procfs.cpu_s(pid) - before_s) / (time.monotonic() - began_s)
     status = Path(f"/proc/{pid}/status").read_text()
     peak_kib = int(status.partition("VmHWM:")[2].split()[0])
     recording.end()
