@@ -116,3 +116,30 @@ def test_a_llama_draws_nothing_and_keeps_no_generators_state(
     model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
     monkeypatch.undo()
     assert torch.equal(before, torch.get_rng_state())
+
+
+def _normed(how: Any, momentum: float | None, *, is_compiled: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    norms = nn.BatchNorm2d(4), nn.BatchNorm2d(4, momentum=momentum), nn.BatchNorm2d(4)
+    norms[-1].eval()  # frozen
+    convolutions = (nn.Conv2d(channels, 4, 3) for channels in (3, 4, 4))
+    model = nn.Sequential(*(m for pair in zip(convolutions, norms, strict=True) for m in pair))
+    if how != "none":
+        recompute(model, how)
+    trained = torch.compile(model) if is_compiled else model
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        trained(torch.randn(4, 3, 9, 9, generator=generator)).square().mean().backward()
+    return model
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("how", ["full", "selective"])
+def test_a_batch_counts_once_in_the_statistics(how: Any, *, is_compiled: bool) -> None:
+    """A recomputed forward leaves the buffers, and what is measured by them, as they are."""
+    momentum = 0.2 if is_compiled else None  # a mean over all batches breaks the compiler's graph
+    usual = _normed("none", momentum)
+    model = _normed(how, momentum, is_compiled=is_compiled)
+    torch.testing.assert_close(model.state_dict(), usual.state_dict())
+    x = torch.randn(4, 3, 9, 9)
+    torch.testing.assert_close(model.eval()(x), usual.eval()(x))
