@@ -253,7 +253,10 @@ class Checkpoints:
         return max(self.branch, default=None)
 
     def continue_from(self, path: Path, state: TrainState) -> None:
-        """Go on from a checkpoint that was loaded; write a pointer anew that names nothing."""
+        """Go on from a checkpoint that was loaded; mend pointers.
+
+        `latest` must name something; `best` the best one of this branch, not of what comes after.
+        """
         own = self.folder.path_of(state.step)
         # A user may write a path in many ways. Rank 0 compares: no other node may see it otherwise.
         if not self.group.share(path.resolve() == own.resolve()):
@@ -262,9 +265,17 @@ class Checkpoints:
             return
         self._continue_from(state.step, own)
         self._newest, self.latest_step = state, state.step
-        for pointer, step in ((paths.LATEST, state.step), (paths.BEST, state.best_step)):
-            if self.mesh.ranks.is_main and step is not None and not self.folder.pointed(pointer):
-                self._point(pointer, step)
+        if not self.mesh.ranks.is_main:
+            return
+        if not self.folder.pointed(paths.LATEST):
+            self._point(paths.LATEST, state.step)
+        best = state.best_step
+        if (
+            best is not None
+            and self.path_of_best(best) is None
+            and self.folder.path_of(best).exists()
+        ):
+            self._point(paths.BEST, best)
 
     def continue_after(self, newest: Path | None) -> None:
         """Go on from a state that is newer than the newest checkpoint."""

@@ -106,6 +106,20 @@ def test_only_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert len(events(tmp_path, "checkpoint")) == 5
 
 
+def test_a_resume_from_an_older_one_brings_its_best_back(tmp_path: Path) -> None:
+    """`best` names no checkpoint of a branch that was left; one that is gone is not named."""
+    checkpoints = open_folder(tmp_path)
+    for step, best in ((5, 5), (10, 5), (15, 15)):
+        state = state_at(step, best_step=best)
+        checkpoints.save({"model/w": torch.full((3,), float(step))}, state, is_best=step == best)
+    assert checkpoints.wait()
+    assert (loaded_step(tmp_path), pointer(tmp_path, "best")) == (15, "step-15")
+    assert (loaded_step(tmp_path, "step-10"), pointer(tmp_path, "best")) == (10, "step-5")
+    assert loaded_step(tmp_path, "step-15") == 15
+    shutil.rmtree(tmp_path / "checkpoints" / "step-5")
+    assert (loaded_step(tmp_path, "step-10"), pointer(tmp_path, "best")) == (10, "step-15")
+
+
 def test_a_pointer_that_cannot_be_moved_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
