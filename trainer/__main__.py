@@ -17,7 +17,14 @@ from trainer.checkpoint.layout import find_folder, incomplete, is_missing
 from trainer.data.batch_plan import plan_batches
 from trainer.distributed.rendezvous_socket import open_rendezvous_socket
 from trainer.environment import Ranks, RunSettings, set_torch_defaults, whole_number
-from trainer.errors import RunFailedError, UserError, misfit, missing_package, short_line
+from trainer.errors import (
+    RunFailedError,
+    UserError,
+    misfit,
+    missing_package,
+    short_line,
+    unusable_path,
+)
 from trainer.loop.stop import StopRequest
 from trainer.options import parse
 from trainer.parallel.checks import check_blocks, check_layout, check_pipeline
@@ -56,8 +63,8 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         workload.check()
         if config.init_from is not None and not workload.reads(config.init_from):
             check_source(config.init_from)
+        _check_resume(config, settings)
         if config.check:
-            _check_resume(config, settings)
             _check_device(config, ranks, settings, env)
             return codes.FINISHED
 
@@ -89,12 +96,12 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         warn(missing_package(error, sys.executable))
         return codes.USAGE
     except Exception as error:  # noqa: BLE001 -- such as a workload of one's own that cannot be built
-        mismatch = misfit(error)
-        if mismatch is None:
+        wrong = misfit(error) or unusable_path(error)
+        if wrong is None:
             traceback.print_exc()
             return codes.FAILED
         if is_leader:
-            warn(mismatch)
+            warn(wrong)
         return codes.USAGE
 
 
@@ -106,8 +113,12 @@ def _begun(config: Config, settings: RunSettings) -> Config:
 
 
 def _check_resume(config: Config, settings: RunSettings) -> None:
-    """Refuse another run's checkpoint that is not there, unless this run has its own by now."""
-    if is_missing(config.resume) and not _has_checkpoints(config, settings):
+    """Refuse a path that cannot be used.
+
+    With --check also another run's checkpoint that is not there, unless this run has its own.
+    """
+    is_gone = is_missing(config.resume)
+    if config.check and is_gone and not _has_checkpoints(config, settings):
         raise incomplete(config.resume, "none")
 
 

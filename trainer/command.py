@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rundir import codes
 from trainer import __version__
-from trainer.errors import UserError, missing_package
+from trainer.errors import UserError, missing_package, unusable_path
 from trainer.text import warn
 
 if TYPE_CHECKING:
@@ -84,4 +84,10 @@ def run(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0  # the reader of our output has seen enough
+    except OSError as error:
+        unusable = unusable_path(error)
+        if unusable is None:
+            raise
+        warn(unusable)
+        return codes.USAGE
     return code

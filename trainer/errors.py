@@ -49,6 +49,18 @@ class UserError(Exception):
         super().__init__(problem(f"{what} must {rule}", found, remedy))
 
 
+def unusable_path(error: BaseException) -> UserError | None:
+    """Translate the system's error of a path that cannot even be looked at; else None."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return None
+    return UserError(
+        str(error.filename),
+        rule="be a path that can be used",
+        found=error.strerror,
+        remedy="look at its permissions, or name another",
+    )
+
+
 _MISFIT: Final = re.compile(
     r"NVIDIA driver on your system is too old \(found version (?P<cuda>\d+)\)"
     r"|CUDA driver version is insufficient for CUDA runtime version"

@@ -3,17 +3,24 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
+_NOT_ROOTS = "-dac_override,-dac_read_search"
+"""Root's right to any path."""
 
 
-def trainer(folder: Path, *options: str, **env: str) -> tuple[int, str]:
-    """Run the trainer in `folder`, without GPUs; its code, and its message of what is wrong."""
+def trainer(folder: Path, *options: str, module: str = "trainer", **env: str) -> tuple[int, str]:
+    """Run it in `folder`, without GPUs and root's rights; its code, and its message."""
+    caps = [f"--bounding-set={_NOT_ROOTS}", f"--inh-caps={_NOT_ROOTS}"]
     ended = subprocess.run(
-        [sys.executable, "-m", "trainer", *options],
+        [
+            *(["setpriv", *caps] if os.geteuid() == 0 else []),
+            *(sys.executable, "-m", module, *options),
+        ],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": ""} | env,
         capture_output=True,
@@ -73,3 +80,49 @@ def test_a_run_that_goes_on_no_longer_needs_what_it_began_with(tmp_path: Path) -
         gone = (option, "gone/checkpoints/step-9", "--check")
         assert trainer(tmp_path, *gone)[0] == 64
         assert trainer(tmp_path, *gone, DDP_RUN_DIR=run_dir) == (0, "")
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Iterator[Path]:
+    """A directory that nothing may be looked for in."""
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0)
+    yield folder
+    folder.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [
+        ("trainer", ("--data-dir", "{}")),
+        ("trainer", ("--workload", "imagefolder", "--data-dir", "{}")),
+        ("trainer", ("--workload", "lm", "--data-dir", "{}")),
+        ("trainer", ("--workload", "lm", "--model", "{}")),
+        ("trainer", ("--init-from", "{}")),
+        ("trainer", ("--init-from", "{}.pt")),
+        ("trainer", ("--resume", "{}")),
+        ("trainer.inspect", ("{}",)),
+        ("trainer.evaluate", ("{}",)),
+        ("trainer.sample", ("{}", "--prompt", "a")),
+        ("trainer.export", ("{}", "out")),
+        ("trainer.tokenize", ("{}", "--out", "out")),
+    ],
+)
+@pytest.mark.slow
+def test_a_path_that_cannot_be_looked_at_is_one_line(
+    closed: Path, module: str, options: tuple[str, ...]
+) -> None:
+    """One without permission, and one of more characters than a name can have."""
+    for path in (str(closed / "x"), "x" * 300):
+        named = [option.format(path) for option in options]
+        code, message = trainer(closed.parent, *named, module=module)
+        assert (code, message.count("\n")) == (64, 1), message
+        assert list(closed.parent.iterdir()) == [closed]
+
+
+@pytest.mark.slow
+def test_a_user_that_is_none_has_no_checkpoint(tmp_path: Path) -> None:
+    """~NAME/x is one line, with --check and without."""
+    for check in ((), ("--check",)):
+        code, message = trainer(tmp_path, "--resume", "~nosuchuser/x", *check)
+        assert (code, message.count("\n")) == (64, 1), message

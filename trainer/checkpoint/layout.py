@@ -195,14 +195,25 @@ def find_folder(path: Path) -> CheckpointFolder | None:
 
 def requested(request: str, folder: Path) -> Path:
     """Return what `--resume` names: a checkpoint anywhere, or one in the run's own `folder`."""
-    named = Path(request).expanduser()
-    # Absolute: another node may have been started elsewhere.
-    return named.absolute() if named.exists() else folder / request
+    return _named(request) or folder / request
 
 
 def is_missing(request: str) -> bool:
-    """Whether `--resume` names another run's checkpoint, by its path, which is not there."""
-    return os.sep in request and not Path(request).expanduser().exists()
+    """Whether `--resume` names another run's checkpoint, by its path, which is not there.
+
+    Raises UserError for a path that cannot be looked at.
+    """
+    return _named(request) is None and os.sep in request
+
+
+def _named(request: str) -> Path | None:
+    try:
+        path = Path(request).expanduser()
+        # Absolute: another node may have been started elsewhere.
+        return path.absolute() if path.exists() else None
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~nosuchuser
+        found = error.strerror if isinstance(error, OSError) else error
+        raise incomplete(request, str(found)) from error
 
 
 def incomplete(request: str, problem: str) -> UserError:
