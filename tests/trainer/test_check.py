@@ -126,3 +126,14 @@ def test_a_user_that_is_none_has_no_checkpoint(tmp_path: Path) -> None:
     for check in ((), ("--check",)):
         code, message = trainer(tmp_path, "--resume", "~nosuchuser/x", *check)
         assert (code, message.count("\n")) == (64, 1), message
+
+
+@pytest.mark.slow
+def test_a_directory_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
+    """One that is there, as one that is to be made in it."""
+    folder = tmp_path / "out"
+    folder.mkdir(mode=0o555)
+    for out in (folder, folder / "run"):
+        code, message = trainer(tmp_path, "--max-steps", "1", "--out", str(out))
+        assert code == 64
+        assert message.startswith(f"trainer: run directory {out} must be a directory that can be")

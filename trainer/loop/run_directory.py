@@ -61,6 +61,8 @@ def open_run_directory(chosen: Path | None, settings: RunSettings, mesh: Mesh) -
     path = (chosen or Path("out") / _new_name(settings, mesh)).absolute()
     try:
         path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     except OSError as error:
         raise UserError(
             f"run directory {path}",
