@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import UserError
+from trainer.errors import UserError, short_line
 from trainer.text import or_mount
 from trainer.workloads.base import TensorData, Workload, check_made_up
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, per channel
 _SPLITS = ("train", "val")
 _FLOAT_BYTES = 4
+_DEFAULT = "resnet18"
+_WITH_MORE_OUTPUTS = ("googlenet", "inception_v3")
+"""Those that have outputs for the training alone, which the loss would not take."""
 
 
 class _TorchvisionModel(Workload):
@@ -27,7 +31,7 @@ class _TorchvisionModel(Workload):
         """Return torchvision's model of that name, freshly initialised."""
         from torchvision import models  # noqa: PLC0415 -- 0.5 s, and only here
 
-        name = self.config.model or "resnet18"
+        name = self.config.model or _DEFAULT
         valid = models.list_models(module=models)
         if name not in valid:
             raise UserError(
@@ -36,10 +40,35 @@ class _TorchvisionModel(Workload):
                 found=repr(name),
                 remedy=f"take one of {', '.join(valid)}",
             )
+        options: dict[str, Any] = {"num_classes": self.num_classes()}
+        if name in _WITH_MORE_OUTPUTS:
+            options |= {"aux_logits": False, "init_weights": True}
+        if name.startswith("vit_"):
+            options["image_size"] = self.config.image_size
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # some announce a change of their initialisation
-            model: nn.Module = models.get_model(name, num_classes=self.num_classes())
+            model: nn.Module = self._tried(lambda: models.get_model(name, **options))
         model.register_forward_pre_hook(_channels_last)
+        return model
+
+    def _tried(self, build: Callable[[], nn.Module]) -> nn.Module:
+        """Build, and raise UserError unless a microbatch, tried without values, goes through."""
+        import torch  # noqa: PLC0415 -- not before the input is checked
+
+        size, side_px = self.config.micro_batch_size, self.config.image_size
+        shape = (size or self.config.global_batch_size, 3, side_px, side_px)
+        try:
+            model = build()
+            empty = {name: value.to("meta") for name, value in model.state_dict().items()}
+            with torch.device("meta"), torch.no_grad():
+                torch.func.functional_call(model, empty, torch.empty(shape))
+        except Exception as error:  # each model has its own way to refuse
+            raise UserError(
+                f"--model {self.config.model or _DEFAULT}",
+                rule=f"take {shape[0]} images of --image-size {side_px} at a time",
+                found=short_line(error),
+                remedy="change --image-size or --micro-batch-size, or take another --model",
+            ) from error
         return model
 
     def num_classes(self) -> int:

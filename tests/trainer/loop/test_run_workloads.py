@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from tests.trainer.quick_run import QUICK, Train
+from trainer.config import Config
+from trainer.workloads.images import FakeImages
 
 pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
 
@@ -59,6 +61,49 @@ def test_fake_images_need_no_files(train: Train, capsys: pytest.CaptureFixture[s
     code, _ = train(*fake, *small[:-1], "resnet19", out="other")
     assert code == 64
     assert "resnet18" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "side_px"), [("googlenet", 32), ("inception_v3", 75), ("vit_b_32", 64)]
+)
+def test_models_that_want_more_than_a_name_train(train: Train, model: str, side_px: int) -> None:
+    """Those with outputs for the training alone, and those built for one size of images."""
+    fake = ("--workload", "fake-images", "--num-samples", "16", "--num-classes", "2")
+    small = ("--image-size", str(side_px), "--global-batch-size", "2", "--max-steps", "1")
+    code, run = train(*fake, *small, "--model", model, "--checkpoint-every", "0")
+    assert (code, run.summary()["steps"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--model", "alexnet", "--image-size", "16"),
+        ("--model", "vit_b_32", "--image-size", "40"),
+        ("--model", "resnet18", "--image-size", "32", "--micro-batch-size", "1"),
+    ],
+)
+def test_images_that_do_not_go_through_the_model_are_one_line(
+    train: Train, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    """Too small, not divisible, or too few for batch norm: 64 and nothing written."""
+    code, run = train("--workload", "fake-images", "--num-samples", "64", *options)
+    output = capsys.readouterr().err
+    assert (code, output.count("\n")) == (64, 1)
+    assert output.startswith(f"trainer: --model {options[1]} must take ")
+    assert not run.path.exists()
+
+
+def test_a_trial_draws_nothing() -> None:
+    """A model has the weights that its name and the seed alone give."""
+    from torchvision import models  # noqa: PLC0415 -- slow, and only here
+
+    config = Config(workload="fake-images", model="alexnet", num_classes=2)  # has dropout
+    torch.manual_seed(1)
+    own = FakeImages(config).build_model().state_dict()
+    drawn = torch.get_rng_state()
+    torch.manual_seed(1)
+    torch.testing.assert_close(own, models.alexnet(num_classes=2).state_dict(), rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), drawn)
 
 
 @pytest.mark.parametrize(
