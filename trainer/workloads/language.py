@@ -62,7 +62,17 @@ class Language(Workload):
                 found="another",
                 remedy="give that folder as --model, too",
             )
-        if self.config.data_dir and not self.config.mock_tokens:
+        if self.config.mock_tokens:
+            return
+        if self.config.data_dir is None:
+            if shape.vocab_size < BYTES_VOCAB_SIZE:
+                raise UserError(
+                    f"--model {self.config.model}",
+                    rule=f"have {BYTES_VOCAB_SIZE} tokens, for without --data-dir they are bytes",
+                    found=shape.vocab_size,
+                    remedy="take another --model, or name a --data-dir",
+                )
+        else:
             train, test = (self._open(split) for split in _FILES)
             if train and test:
                 _check_same_tokenizer(train, test)

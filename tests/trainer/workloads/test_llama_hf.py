@@ -4,6 +4,7 @@ import json
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,15 @@ def test_what_would_compute_something_else_is_refused(
     with pytest.raises(UserError) as caught:
         Language(Config(workload="lm", model=str(tmp_path / "m"))).check()
     assert "\n" not in str(caught.value)
+
+
+def test_a_vocabulary_too_small_for_bytes_needs_data(tmp_path: Path) -> None:
+    """Without --data-dir, tokens are bytes; made-up ones are of any vocabulary."""
+    write(tmp_path / "m", vocab_size=255)
+    config = Config(workload="lm", model=str(tmp_path / "m"))
+    with pytest.raises(UserError, match="must have 256 tokens, .* found 255"):
+        Language(config).check()
+    Language(replace(config, mock_tokens=99)).check()
 
 
 def test_missing_and_misshapen_weights_are_an_error(tmp_path: Path) -> None:
