@@ -14,6 +14,7 @@ from trainer import command
 from trainer.checkpoint.layout import find
 from trainer.data.tokenizer import load_tokenizer
 from trainer.errors import UserError
+from trainer.workloads.tokens import BYTES, BYTES_VOCAB_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,19 +43,22 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     tokenizer = load_tokenizer(options.tokenizer)
     prompt = tokenizer.encode(options.prompt.encode("utf-8", "replace").decode())
-    if not prompt or options.tokens < 0 or not options.temperature >= 0:
+    is_seed = 0 <= options.seed < 2**63
+    if not prompt or options.tokens < 0 or not options.temperature >= 0 or not is_seed:
         raise UserError(
-            "--prompt, --tokens, --temperature",
-            rule="be a text, and numbers of 0 or more",
-            found=(options.prompt, options.tokens, options.temperature),
+            "--prompt, --tokens, --temperature, --seed",
+            rule="be a text, and numbers of 0 or more, the last below 2**63",
+            found=(options.prompt, options.tokens, options.temperature, options.seed),
             remedy="change them",
         )
     model = _load(find(options.checkpoint))
-    if max(prompt) >= model.shape.vocab_size:
+    num_tokens = model.shape.vocab_size
+    knows_all = tokenizer.info.name != BYTES or num_tokens <= BYTES_VOCAB_SIZE
+    if max(prompt) >= num_tokens or not knows_all:
         raise UserError(
             f"--tokenizer {options.tokenizer}",
-            rule=f"be the one it was trained with, of {counted(model.shape.vocab_size, 'token')}",
-            found=f"token {max(prompt)}",
+            rule=f"be the one it was trained with, of {counted(num_tokens, 'token')}",
+            found=f"token {max(prompt)}" if knows_all else f"{BYTES_VOCAB_SIZE} of them",
             remedy="name that one",
         )
     written = generate(

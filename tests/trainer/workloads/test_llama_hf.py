@@ -112,7 +112,7 @@ def test_a_vocabulary_too_small_for_bytes_needs_data(tmp_path: Path) -> None:
     """Without --data-dir, tokens are bytes; made-up ones are of any vocabulary."""
     write(tmp_path / "m", vocab_size=255)
     config = Config(workload="lm", model=str(tmp_path / "m"))
-    with pytest.raises(UserError, match="must have 256 tokens, .* found 255"):
+    with pytest.raises(UserError, match=r"must have 256 tokens, .* found 255"):
         Language(config).check()
     Language(replace(config, mock_tokens=99)).check()
 
@@ -235,10 +235,26 @@ def test_a_checkpoint_writes(trained: Path, capsys: pytest.CaptureFixture[str]) 
     for words in (
         [str(trained), "--prompt", ""],
         [str(trained), "--prompt", "a", "--temperature", "nan"],
+        [str(trained), "--prompt", "a", "--seed", "-1"],
+        [str(trained), "--prompt", "a", "--seed", str(2**64)],
         [str(trained / "none"), "--prompt", "a"],
     ):
         assert run(sample.main, words) == 64
         assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_bytes_do_not_write_a_larger_vocabulary(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reported before a token is computed: what is no byte could not be printed."""
+    write(tmp_path / "m", replace(SHAPE, vocab_size=300))
+    model = ("--workload", "lm", "--model", str(tmp_path / "m"), "--mock-tokens", "100")
+    code, written = train(*model, "--global-batch-size", "2", "--max-steps", "1")
+    assert code == 0
+    capsys.readouterr()
+    assert run(sample.main, [str(written.path), "--prompt", "a"]) == 64
+    assert "trained with, of 300 tokens; found 256 of them" in capsys.readouterr().err
 
 
 @pytest.mark.slow
