@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.data import generators
+from trainer.errors import UserError
 from trainer.parallel.chunks import own_ranges
-from trainer.workloads.base import TensorData
+from trainer.workloads.base import TensorData, UnreadableSampleError
 from trainer.workloads.tokens import TokenData
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch import Tensor
     from torch.utils.data import Dataset
@@ -187,7 +188,7 @@ class LoadedBatches:
             pin_memory=self._device.type == "cuda",
             generator=torch.Generator(),  # else the loader would draw from the rank's own
         )
-        for inputs, targets in loader:
+        for inputs, targets in _readable(loader):
             yield (
                 inputs.to(self._device, non_blocking=True),
                 targets.to(self._device, non_blocking=True),
@@ -199,6 +200,20 @@ class LoadedBatches:
         """Yield the keys of `SeededSamples`, batch by batch, made when they are asked for."""
         for places in batches:
             yield [(order[i], generators.derive_seed(self._seed, epoch, i)) for i in places]
+
+
+def _readable(loader: Iterable[Any]) -> Iterator[Any]:
+    """Yield what is loaded. Raises UserError for a sample that cannot be read."""
+    try:
+        yield from loader
+    except UnreadableSampleError as error:
+        line = str(error).splitlines()[-1]  # before it, a worker's traceback
+        raise UserError(
+            "data",
+            rule="be samples that can be read",
+            found=line.rpartition(f"{UnreadableSampleError.__name__}: ")[2],
+            remedy="replace that one, or take it out",
+        ) from error
 
 
 class CutBatches:

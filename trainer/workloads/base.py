@@ -36,6 +36,13 @@ class TensorData:
         return len(self.targets)
 
 
+class UnreadableSampleError(Exception):
+    """What a dataset may raise of a sample, in one text: which one, and what is wrong with it.
+
+    Plain, so that a loader's worker can hand it on; the rank reports that text in one line.
+    """
+
+
 class Workload(ABC):
     """A model, its data and its loss, built from the options.
 

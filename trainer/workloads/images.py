@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.errors import UserError, short_line
 from trainer.text import or_mount
-from trainer.workloads.base import TensorData, Workload, check_made_up
+from trainer.workloads.base import TensorData, UnreadableSampleError, Workload, check_made_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,7 +150,9 @@ class ImageFolder(_TorchvisionModel):
         tail = [transforms.ToTensor(), transforms.Normalize(_MEAN, _STD)]
         try:
             dataset: Dataset[Any] = datasets.ImageFolder(
-                str(self.config.data_dir / split), transform=transforms.Compose([*steps, *tail])
+                str(self.config.data_dir / split),
+                transform=transforms.Compose([*steps, *tail]),
+                loader=_read_image,
             )
         except FileNotFoundError as error:
             raise UserError(
@@ -172,6 +174,15 @@ def _channels_last(_model: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
 
     (images,) = inputs
     return (images.contiguous(memory_format=torch.channels_last),) if images.is_cuda else inputs
+
+
+def _read_image(path: str) -> Any:  # noqa: ANN401 -- what torchvision's own reader returns
+    from torchvision.datasets.folder import default_loader  # noqa: PLC0415 -- slow, and only here
+
+    try:
+        return default_loader(path)
+    except Exception as error:  # a damaged file has many
+        raise UnreadableSampleError(f"{path}: {short_line(error)}") from error
 
 
 def _classes(folder: Path) -> list[str]:

@@ -1,5 +1,6 @@
 """Whole runs on images of one's own, on made ones, and on a workload of one's own."""
 
+import os
 import textwrap
 from pathlib import Path
 
@@ -33,6 +34,24 @@ def test_folders_of_images_train_a_model_of_torchvision(train: Train, tmp_path: 
     )
     assert (code, run.summary()["steps"]) == (0, 3)
     assert run.summary()["test_accuracy"] is not None
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_image_that_cannot_be_read_is_named(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], num_workers: int
+) -> None:
+    """In one line, whichever process read it."""
+    _images(tmp_path / "images", "train", "val")
+    broken = tmp_path / "images" / "train" / "red" / "3.png"
+    os.truncate(broken, broken.stat().st_size // 2)
+    code, _ = train(
+        *("--workload", "imagefolder", "--data-dir", str(tmp_path / "images")),
+        *("--model", "squeezenet1_1", "--image-size", "32", "--global-batch-size", "4"),
+        *("--epochs", "1", "--num-workers", str(num_workers)),
+    )
+    assert code == 64
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"trainer: data must be samples that can be read; found {broken}: ")
 
 
 def test_folders_that_do_not_fit_are_one_line(
