@@ -134,8 +134,11 @@ class Workload(ABC):
     def num_correct(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """Return how many of a batch are right, a scalar; here by the largest output.
 
-        None: there is no right and wrong; then the best checkpoint is the one of the least loss.
+        None, as here where targets are fractions: there is no right and wrong; then the best
+        checkpoint is the one of the least loss.
         """
+        if targets.is_floating_point():
+            return None
         return (outputs.argmax(dim=1) == targets).sum()
 
     def tokens_per_sample(self) -> int | None:
