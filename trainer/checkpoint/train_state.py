@@ -115,14 +115,21 @@ OPTIONS = (
 validated, logged and kept, and where things lie."""
 
 
-def identity_of(config: Config, num_train_samples: int) -> dict[str, object]:
+_RESOLVED = "resolved"
+
+
+def identity_of(
+    config: Config, num_train_samples: int, resolved: Mapping[str, object]
+) -> dict[str, object]:
     """Return the identity of the run that these options describe, as JSON values.
 
     Without a seed, unless it was asked for as an option: else a run keeps the one it began with.
+    `resolved` is what the workload makes of them.
     """
     options = {name: getattr(config, name) for name in OPTIONS}
     seed = {} if config.seed is None else {"seed": config.seed}
-    return {**options, "num_train_samples": num_train_samples, **seed}
+    values = {_RESOLVED: dict(resolved)} if resolved else {}
+    return {**options, "num_train_samples": num_train_samples, **seed, **values}
 
 
 def fingerprint(identity: Mapping[str, object]) -> str:
@@ -132,12 +139,21 @@ def fingerprint(identity: Mapping[str, object]) -> str:
 
 
 def differences(now: Mapping[str, object], then: Mapping[str, object]) -> list[str]:
-    """Describe each difference. An option that one side does not know is none."""
+    """Describe each difference. An option that one side does not know is none.
+
+    What options resolve to is compared in their place, where both sides know it.
+    """
+    if _RESOLVED in now and _RESOLVED in then:
+        now, then = _resolved(now), _resolved(then)
     return [
         f"{name}: {_described(value)} where the run began with {_described(then[name])}"
         for name, value in now.items()
-        if name in then and then[name] != value
+        if name in then and then[name] != value and name != _RESOLVED
     ]
+
+
+def _resolved(identity: Mapping[str, Any]) -> dict[str, object]:
+    return {**identity, **identity[_RESOLVED]}
 
 
 def _described(value: object) -> str:

@@ -196,7 +196,7 @@ class Run:
         self, mesh: Mesh, trained: TrainedModel, num_train: int, directory: RunDirectory
     ) -> Resume:
         config = self.config
-        identity = identity_of(config, num_train)
+        identity = identity_of(config, num_train, self.workload.resolved())
         self._checkpoints = Checkpoints(
             directory.path / paths.CHECKPOINTS,
             mesh,

@@ -141,6 +141,13 @@ class Workload(ABC):
             return None
         return (outputs.argmax(dim=1) == targets).sum()
 
+    def resolved(self) -> Mapping[str, object]:
+        """Return what a resume compares in place of options whose text does not say all.
+
+        JSON values, under the options' own names or others.
+        """
+        return {}
+
     def tokens_per_sample(self) -> int | None:
         """Return how many tokens a sample has; None where it has none."""
         return None

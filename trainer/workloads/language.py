@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -180,6 +180,13 @@ class Language(Workload):
 
     def num_correct(self, outputs: Tensor, targets: Tensor) -> None:
         """No accuracy for a language model: its loss says more."""
+
+    def resolved(self) -> dict[str, object]:
+        """Return the model's numbers: a default has no name, and a folder may have changed."""
+        shape = asdict(self.shape)
+        del shape["max_sequence_length"]  # which is no part of the weights
+        numbers = {f"model {name}": value for name, value in shape.items()}
+        return {"model": None, **numbers, "sequence_length": self.sequence_length}
 
     def tokens_per_sample(self) -> int:
         """Return the sequence's length."""

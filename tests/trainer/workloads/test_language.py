@@ -1,5 +1,6 @@
 """The language workload: its samples, its loss, and runs of it."""
 
+import json
 import math
 import re
 import shlex
@@ -16,6 +17,7 @@ from tests.trainer.counted import Counted
 from tests.trainer.masked import MaskedData
 from trainer import sample
 from trainer.checkpoint import loading
+from trainer.checkpoint.train_state import differences, identity_of
 from trainer.command import run
 from trainer.config import Config
 from trainer.data.batch_plan import plan_batches
@@ -23,6 +25,8 @@ from trainer.data.batches import TokenBatches, build_batches, permutation
 from trainer.errors import UserError
 from trainer.workloads import stdlib_text
 from trainer.workloads.language import Language
+from trainer.workloads.llama_hf import config_of
+from trainer.workloads.llama_presets import preset
 from trainer.workloads.tokens import BYTES_EOS, IGNORED, TokenData
 
 Train = Callable[..., tuple[int, Any]]
@@ -160,6 +164,31 @@ def test_perplexity_and_bits_follow_from_the_loss() -> None:
     assert reported == pytest.approx({"test_perplexity": 256, "test_bits_per_byte": 8})
     assert list(Language(Config(workload="lm", mock_tokens=9)).derived(1.0)) == ["test_perplexity"]
     assert Language(Config(workload="lm")).derived(1e4)["test_perplexity"] == math.inf
+
+
+def test_a_resume_compares_what_options_come_to(tmp_path: Path) -> None:
+    """Not the names of equal models; a folder by its content; an old checkpoint by its text."""
+
+    def identity(**options: Any) -> dict[str, object]:
+        config = Config(workload="lm", **options)
+        known = identity_of(config, 1, Language(config).resolved())
+        return dict(json.loads(json.dumps(known)))
+
+    usual = identity()
+    assert not differences(usual, identity(model="toy", sequence_length=256))
+    assert differences(usual, identity(model="mini"))
+    folder = tmp_path / "config.json"
+    about = config_of(preset("toy"), 256)
+    folder.write_text(json.dumps(about))
+    first = identity(model=str(tmp_path))
+    assert not differences(first, usual)
+    folder.write_text(json.dumps(about | {"rope_theta": 9.0, "rope_parameters": None}))
+    (found,) = differences(identity(model=str(tmp_path)), first)
+    assert found == "model rope_theta: 9.0 where the run began with 10000.0"
+    old = {name: value for name, value in usual.items() if name != "resolved"}
+    assert not differences(usual, old)
+    (found,) = differences(identity(model="mini"), old)
+    assert found == "model: mini where the run began with the default"
 
 
 def test_mock_tokens_are_of_the_models_vocabulary() -> None:
