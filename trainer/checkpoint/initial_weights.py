@@ -44,8 +44,10 @@ def begin_with(source: Path, model: nn.Module, elsewhere: Mapping[str, torch.Siz
     weights: _File | _Checkpoint = _File(source) if source.is_file() else _Checkpoint(source)
     own = model.state_dict()
     _check(source, weights.shapes, {**{k: t.shape for k, t in own.items()}, **elsewhere})
+    _check_kinds(source, weights.kinds, own)
     tensors = {name: torch.empty_like(tensor, device="cpu") for name, tensor in own.items()}
     weights.fill(tensors)
+    _check_tied(source, model, tensors)
     model.load_state_dict(tensors)
 
 
@@ -64,6 +66,30 @@ def _check(source: Path, found: Mapping[str, torch.Size], wanted: Mapping[str, t
             raise _error(source, rule, found_shape, remedy)
 
 
+def _check_kinds(source: Path, found: Mapping[str, torch.dtype], own: Mapping[str, Tensor]) -> None:
+    """Refuse what a copy would make something else of; fractions are of any number of bits."""
+    for name, tensor in own.items():
+        kinds = [(d.is_floating_point, d.is_complex) for d in (found[name], tensor.dtype)]
+        if kinds[0] != kinds[1]:
+            text = f"{name} of {found[name]} in place of {tensor.dtype}"
+            raise _error(source, "numbers of the model's kind", text, "convert it, or name another")
+
+
+def _check_tied(source: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse two values for what is one parameter by two names."""
+    import torch  # noqa: PLC0415 -- see begin_with
+
+    first: dict[nn.Parameter, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        one = first.setdefault(parameter, name)
+        # This rank's parts: they have the same layout, and comparing them sends nothing.
+        parts = [getattr(tensors[n], "_local_tensor", tensors[n]) for n in (one, name)]
+        if not torch.equal(*parts):
+            text = f"{one} and {name} that differ"
+            rule = "weights of this --model, in which these are one"
+            raise _error(source, rule, text, "give the --model that they are of")
+
+
 class _Checkpoint:
     """One of ours: each rank reads its own shards."""
 
@@ -74,8 +100,9 @@ class _Checkpoint:
         with loading.damage_is_users(f"--init-from {self._path}"):
             loading.verify(self._path)
             entries = loading.read_index(self._path).entries
-        own = {name: shape for name, (shape, _) in entries.items() if name.startswith(MODEL)}
-        self.shapes = {name.removeprefix(MODEL): shape for name, shape in own.items()}
+        own = {name: entry for name, entry in entries.items() if name.startswith(MODEL)}
+        self.shapes = {name.removeprefix(MODEL): shape for name, (shape, _) in own.items()}
+        self.kinds = {name.removeprefix(MODEL): dtype for name, (_, dtype) in own.items()}
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Read each of `tensors`, laid out as this rank's, by its name."""
@@ -91,7 +118,12 @@ class _File:
 
     def __init__(self, source: Path) -> None:
         self._source = source
-        self.shapes = {name: tensor.shape for name, tensor in self._tensors()}
+        self.shapes: dict[str, torch.Size] = {}
+        self.kinds: dict[str, torch.dtype] = {}
+        for name, tensor in self._tensors():
+            if tensor.is_meta:
+                raise _error(source, "a state dict with values", f"{name} without", "save them")
+            self.shapes[name], self.kinds[name] = tensor.shape, tensor.dtype
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         from trainer.parallel.initialise import keep_own_part  # noqa: PLC0415 -- imports torch
@@ -117,6 +149,7 @@ class _File:
                 self._source, "a state dict", short_line(error), "name another file"
             ) from error
         weights = whole.get("model", whole) if isinstance(whole, dict) else {}
+        weights = weights if isinstance(weights, dict) else {}
         yield from ((k, v) for k, v in weights.items() if isinstance(v, torch.Tensor))
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,11 @@ import torch
 
 from tests.trainer.quick_run import QUICK
 from trainer import export
+from trainer.checkpoint.initial_weights import begin_with
 from trainer.command import run as run_command
+from trainer.errors import UserError
+from trainer.workloads.llama import build_llama
+from trainer.workloads.llama_presets import preset
 
 Train = Callable[..., tuple[int, Any]]
 TUNED = (*QUICK, "--lr", "1e-9", "--max-steps", "1", "--schedule", "constant")
@@ -96,6 +101,9 @@ def test_a_file_is_cut_into_shards(
         (lambda w: w.update(extra=torch.zeros(1)), "1 tensor too many, such as extra; give the"),
         (lambda w: w.update({min(w): torch.zeros(3)}), r"of shape \(3,\) in place of \("),
         (lambda w: w.clear(), "tensors missing"),
+        (lambda w: w.update({min(w): w[min(w)].long()}), "of torch.int64 in place of torch.float"),
+        (lambda w: w.update({min(w): w[min(w)].cfloat()}), "of torch.complex64 in place of"),
+        (lambda w: w.update({min(w): w[min(w)].to("meta")}), "with values; found .* without"),
         (None, "a state dict; found "),
     ],
 )
@@ -117,6 +125,24 @@ def test_other_weights_are_refused(
     assert output.count("\n") == 1
     assert not (file.parent / "tuned").exists()
     assert re.search(message, output), output
+
+
+def test_a_model_that_is_no_state_dict_is_refused(tmp_path: Path) -> None:
+    """As one in which all is missing."""
+    torch.save({"model": 5}, tmp_path / "w.pt")
+    with pytest.raises(UserError, match="2 tensors missing"):
+        begin_with(tmp_path / "w.pt", torch.nn.Linear(2, 2), {})
+
+
+def test_what_is_one_parameter_has_one_value(tmp_path: Path) -> None:
+    """Untied weights are none of a tied model; equal ones are, in whatever precision."""
+    model = build_llama(replace(preset("toy"), is_tied=True))
+    weights = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
+    torch.save(weights, tmp_path / "w.pt")
+    begin_with(tmp_path / "w.pt", model, {})
+    torch.save(weights | {"output.weight": weights["output.weight"] + 1}, tmp_path / "w.pt")
+    with pytest.raises(UserError, match=r"found tok_embeddings\.weight and output\.weight that"):
+        begin_with(tmp_path / "w.pt", model, {})
 
 
 @pytest.mark.parametrize("source", ["nowhere", "nowhere.pt", "empty"])
