@@ -45,8 +45,11 @@ def path(text: str) -> Path:
 CHECKPOINT_HELP = "a checkpoint, a run directory (its last one), or its best one: RUN/best"
 
 
-def check_target(target: Path, name: str, *, may_overwrite: bool) -> None:
-    """Raise UserError, in which the file is called `name`, unless it can be written anew."""
+def check_target(target: Path, name: str, *, may_overwrite: bool | None) -> None:
+    """Raise UserError, in which the file is called `name`, unless it can be written anew.
+
+    A folder never can; nor can a file where `may_overwrite` is None, whatever --force says.
+    """
     if not target.parent.is_dir():
         raise UserError(
             name, rule="be in a directory that exists", found="none", remedy="create it"
@@ -56,7 +59,9 @@ def check_target(target: Path, name: str, *, may_overwrite: bool) -> None:
             name,
             rule="be a file that is not there yet",
             found="one",
-            remedy="name another, or give --force",
+            remedy="name another"
+            if target.is_dir() or may_overwrite is None
+            else "name another, or give --force",
         )
 
 

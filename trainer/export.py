@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
     is_foreign = foreign.is_foreign(options.checkpoint)
     checkpoint = options.checkpoint if is_foreign else find(options.checkpoint)
     if options.format == "hf":
-        command.check_target(options.out, str(options.out), may_overwrite=False)  # no whole folder
+        command.check_target(options.out, str(options.out), may_overwrite=None)
         from trainer.checkpoint.hugging_face import export_hf  # noqa: PLC0415 -- imports torch
 
         export_hf(checkpoint, options.out, options.tokenizer)

@@ -106,6 +106,18 @@ def test_nothing_is_overwritten_without_force(
     assert torch.load(tmp_path / "m.pt", weights_only=True)
 
 
+def test_what_force_does_not_do_is_not_advised(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing takes the place of a folder, and no folder that of a file."""
+    (tmp_path / "m.pt").mkdir()
+    (tmp_path / "file").touch()
+    hf = ["--format", "hf"]
+    for words in (["m.pt"], ["m.pt", *hf], ["file", *hf], ["file", *hf, "--force"]):
+        assert run(export.main, [str(run_dir), str(tmp_path / words[0]), *words[1:]]) == 64
+        assert capsys.readouterr().err.endswith("; name another\n")
+
+
 @pytest.mark.parametrize("name", ["m.pt", "m.safetensors"])
 def test_a_full_disk_is_one_line(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
