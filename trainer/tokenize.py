@@ -40,6 +40,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--force", action="store_true", help="overwrite what is there")
     options = parser.parse_args(argv)
     command.check_target(options.out, f"--out {options.out}", may_overwrite=options.force)
+    if options.eos is not None and options.tokenizer == BYTES:
+        raise UserError(
+            "--eos",
+            rule="be given with --tokenizer, for the byte 255 ends a document of bytes",
+            found=options.eos,
+            remedy="leave it out, or name a tokenizer.json",
+        )
     files = [file for path in options.input for file in _files(path)]
     tokenizer = load_tokenizer(options.tokenizer, options.eos)
     try:

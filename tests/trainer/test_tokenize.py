@@ -187,6 +187,7 @@ def test_wrong_arguments_are_64(
         [str(corpus), "--out", str(made)],
         [str(corpus), "--out", str(tmp_path / "no" / "o")],
         [str(corpus), "--out", out, "--tokenizer", str(corpus / "a.txt")],
+        [str(corpus), "--out", out, "--eos", "nonsense"],
         [str(corpus)],
     ):
         assert run(tokenize.main, words) == 64
