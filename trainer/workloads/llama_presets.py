@@ -32,7 +32,16 @@ class LlamaShape:
     """What it was trained on, in tokens; the default of --sequence-length."""
 
     def __post_init__(self) -> None:
-        """Raise UserError if the heads do not divide."""
+        """Raise UserError for a number that none can be, or if the heads do not divide."""
+        numbers = {name: value for name, value in vars(self).items() if name != "is_tied"}
+        for name, value in numbers.items():
+            if not 0 < value < float("inf"):
+                raise UserError(
+                    f"a Llama's {name}",
+                    rule="be a finite number above 0",
+                    found=value,
+                    remedy="correct the shape",
+                )
         divides = self.dim % self.num_heads == 0 and self.num_heads % self.num_kv_heads == 0
         if not divides or self.head_dim % 2:
             raise UserError(

@@ -96,6 +96,16 @@ def test_weights_in_several_files_are_found(tmp_path: Path) -> None:
         {"rms_norm_eps": None, "vocab_size": None},
         {"num_key_value_heads": 3},
         {"num_attention_heads": 0},
+        {"num_attention_heads": -4, "num_key_value_heads": -2, "head_dim": -8},
+        {"vocab_size": 0},
+        {"vocab_size": -5},
+        {"hidden_size": 0, "head_dim": None},
+        {"num_hidden_layers": 0},
+        {"num_hidden_layers": -1},
+        {"intermediate_size": 0},
+        {"max_position_embeddings": 0},
+        {"rms_norm_eps": float("nan")},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 0}},
     ],
 )
 def test_what_would_compute_something_else_is_refused(
@@ -104,7 +114,7 @@ def test_what_would_compute_something_else_is_refused(
     """In one line."""
     write(tmp_path / "m", **changed)
     with pytest.raises(UserError) as caught:
-        Language(Config(workload="lm", model=str(tmp_path / "m"))).check()
+        Language(Config(workload="lm", model=str(tmp_path / "m"), mock_tokens=9)).check()
     assert "\n" not in str(caught.value)
 
 
