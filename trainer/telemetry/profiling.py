@@ -77,6 +77,7 @@ class StepProfiler:
         self._rank = rank
         self._with_memory = with_memory
         self._write_more = write_more
+        self._is_due = bool(self._steps)
         self._profiler: Any = None
         self._step: Any = None
 
@@ -87,6 +88,7 @@ class StepProfiler:
         from torch.profiler import profile, record_function  # noqa: PLC0415 -- only if asked for
 
         if step == self._steps.start:
+            self._is_due = False
             self._record_memory()
             # There is one cycle; without this, torch 2.11 warns that it clears events between two.
             self._profiler = profile(acc_events=True)
@@ -104,7 +106,12 @@ class StepProfiler:
             self.close()
 
     def close(self) -> None:
-        """Write what was traced so far, if tracing is under way."""
+        """Write what was traced so far, if tracing is under way; warn if it never began."""
+        if self._is_due:
+            warn(
+                f"--profile-steps: no trace, for step {self._steps.start} was none of this start's"
+            )
+            self._is_due = False
         if self._profiler is None:
             return
         profiler, self._profiler = self._profiler, None

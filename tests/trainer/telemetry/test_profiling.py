@@ -40,6 +40,20 @@ def test_a_snapshot_is_of_a_gpu() -> None:
         check_device(config, cpu)
 
 
+def test_steps_that_never_came_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, at the end; nothing where nothing was to be traced."""
+    for steps in (None, range(100, 102)):
+        profiler = StepProfiler(steps, tmp_path, rank=0)
+        profiler.before(1)
+        profiler.after(1)
+        profiler.close()
+        profiler.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "trainer: --profile-steps: no trace, for step 100 was none of this start's"
+
+
 @pytest.mark.slow
 def test_a_trace_that_cannot_be_written_ends_no_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
