@@ -55,6 +55,7 @@ _AT_MOST: dict[str, int] = {
     "seed": 2**63 - 1,
     "image_size": 100_000,
     "num_classes": 2**31 - 1,
+    "sequence_length": 2**24,
     "flight_recorder": 1_000_000,
 }
 

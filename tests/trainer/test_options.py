@@ -59,6 +59,7 @@ def test_underscores_do_for_dashes(toml: Path) -> None:
         (["--epochs", "x"], r"--epochs"),
         (["--epochs", "0"], r"--epochs must be at least 1; found 0"),
         (["--epochs"], r"--epochs"),
+        (["--sequence-length", "1000000000000"], r"--sequence-length must be at most 16777216"),
         (["--schedule", "step"], r"'constant', 'cosine'"),
         (
             ["stray"],
