@@ -61,6 +61,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         layout, plan = _share_out(config, ranks, workload)
         is_leader = ranks.is_node_main  # from here on it is about files: each node has its own
         workload.check()
+        _check_samples(workload, plan)
         if config.init_from is not None and not workload.reads(config.init_from):
             check_source(config.init_from)
         _check_resume(config, settings)
@@ -110,6 +111,13 @@ def _begun(config: Config, settings: RunSettings) -> Config:
     if config.init_from is None or config.resume == "none":
         return config
     return replace(config, init_from=None) if _has_checkpoints(config, settings) else config
+
+
+def _check_samples(workload: Workload, plan: BatchPlan) -> None:
+    """Refuse fewer samples than a global batch has."""
+    num_samples = workload.num_train_samples()
+    if num_samples is not None:
+        plan.steps_per_epoch(num_samples)
 
 
 def _check_resume(config: Config, settings: RunSettings) -> None:

@@ -35,6 +35,8 @@ def trainer(folder: Path, *options: str, module: str = "trainer", **env: str) ->
     ("options", "env"),
     [
         (("--precision", "tf32"), {}),
+        (("--global-batch-size", "100000"), {}),
+        (("--workload", "fake-images", "--global-batch-size", "1025"), {}),
         (("--memory-snapshot", "--profile", "1:2"), {}),
         (("--compile",), {"CXX": "no-compiler"}),
     ],

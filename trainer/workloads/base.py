@@ -58,6 +58,10 @@ class Workload(ABC):
     def check(self) -> None:  # noqa: B027 -- nothing to check is a fair answer
         """Raise UserError if the options or the data are no good. Cheap, writes nothing."""
 
+    def num_train_samples(self) -> int | None:
+        """Return how many there are, where `check` or the options know it; else None."""
+        return None
+
     def prepare(self) -> None:  # noqa: B027 -- so is nothing to fetch
         """Fetch what is missing. Called by one rank of each node while the others wait."""
 

@@ -84,6 +84,10 @@ class FakeImages(_TorchvisionModel):
         one = 3 * self.config.image_size**2 * _FLOAT_BYTES
         check_made_up("--num-samples times --image-size", self.config.num_samples * one)
 
+    def num_train_samples(self) -> int:
+        """Return --num-samples."""
+        return self.config.num_samples
+
     def train_data(self) -> TensorData:
         """Return inputs of shape (num_samples, 3, image_size, image_size)."""
         return self._make(self.config.num_samples, seed=0)

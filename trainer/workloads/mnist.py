@@ -63,6 +63,11 @@ class Mnist(Workload):
             if all(self._find(name) for name in names):
                 self._read(split)
 
+    def num_train_samples(self) -> int | None:
+        """Return how many labels there are, if they are here."""
+        is_here = all(self._find(name) for name in _FILES["train"])
+        return self._read("train")[1].shape[0] if is_here else None
+
     def prepare(self) -> None:
         """Download MNIST through torchvision if a file of it is missing."""
         if all(self._find(name) for names in _FILES.values() for name in names):
