@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from rundir.text import counted
 from trainer.errors import UserError, short_line
 from trainer.text import or_mount
 from trainer.workloads.base import TensorData, UnreadableSampleError, Workload, check_made_up
@@ -65,7 +66,7 @@ class _TorchvisionModel(Workload):
         except Exception as error:  # each model has its own way to refuse
             raise UserError(
                 f"--model {self.config.model or _DEFAULT}",
-                rule=f"take {shape[0]} images of --image-size {side_px} at a time",
+                rule=f"take {counted(shape[0], 'image')} of --image-size {side_px} at a time",
                 found=short_line(error),
                 remedy="change --image-size or --micro-batch-size, or take another --model",
             ) from error
