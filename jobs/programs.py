@@ -84,7 +84,7 @@ def version(python: str, environ: Mapping[str, str]) -> str:
     return next((line for line in lines if line.startswith("Python ")), "?")
 
 
-def start_problem(python: str, environ: Mapping[str, str]) -> str:
+def _start_problem(python: str, environ: Mapping[str, str]) -> str:
     """Quote the error with which it does not start; empty if it starts."""
     import subprocess  # noqa: PLC0415 -- the same
 
@@ -92,6 +92,24 @@ def start_problem(python: str, environ: Mapping[str, str]) -> str:
     done = subprocess.run(words, env=environ, stderr=subprocess.PIPE, check=False)
     lines = done.stderr.decode(errors="replace").splitlines() if done.returncode else ()
     return next((line for line in reversed(lines) if "rror" in line), "")
+
+
+def lack(python: str, environ: Mapping[str, str], remedy: str) -> tuple[str, str, str] | None:
+    """Give what a Python must hold, what was found and the remedy, if it cannot run our parts.
+
+    Args:
+        python: its path.
+        environ: it is started with.
+        remedy: where it is too old.
+
+    """
+    error = _start_problem(python, environ)
+    if error:
+        remedy = "correct the variables that begin with PYTHON, or set DDP_PYTHON"
+        return "needs a Python that starts", f"'{error}' from {python}", remedy
+    if not is_new(python, environ):
+        return "needs Python 3.11 or later", f"{version(python, environ)} at {python}", remedy
+    return None
 
 
 def module_command(root: str, python: str, module: str, environ: Mapping[str, str]) -> list[str]:

@@ -111,13 +111,10 @@ def _lack(python: str | None, root: str, environ: Mapping[str, str]) -> str:
     ours = {**environ, "PYTHONPATH": programs.python_path(root, environ)}
     if programs.can_import(python, "tomllib, pynvml", ours):
         return ""
-    error = programs.start_problem(python, environ)
-    if error:
-        remedy = "correct the variables that begin with PYTHON, or set DDP_PYTHON"
-        return problem("it needs a Python that starts", f"'{error}' from {python}", remedy)
-    if not programs.is_new(python, environ):
-        found = programs.version(python, environ)
-        return problem("it needs Python 3.11 or later", f"{found} at {python}", "set DDP_PYTHON")
+    lacks = programs.lack(python, environ, "set DDP_PYTHON")
+    if lacks:
+        rule, found, remedy = lacks
+        return problem(f"it {rule}", found, remedy)
     remedy = "install it there, or run 'make demo' once, from where images get it, too"
     return problem("it needs nvidia-ml-py", f"none for {python}", remedy)
 

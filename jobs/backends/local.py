@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 import signal
 import subprocess
-from itertools import takewhile
 from typing import TYPE_CHECKING, NoReturn
 
 from jobs.backends.base import Address, Backend, Layout, Step, Surroundings, in_background
 from jobs.messages import Exit, UsageError, info
-from rundir import codes
+from rundir import codes, gpus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +23,6 @@ _OF_THE_SCRIPT = (
     "SLURM_NPROCS",
 )
 """Pyxis and Slurm describe the batch script's own task so: not these ranks."""
-_NAMES_A_GPU = re.compile("[0-9]+$|GPU-|MIG-").match
 
 
 class Local(Backend):
@@ -106,8 +103,7 @@ def count_gpus(environ: Mapping[str, str]) -> int:
     """Count the GPUs that this script sees."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        # CUDA itself sees none of those behind a word that names nothing, such as -1.
-        return len([*takewhile(_NAMES_A_GPU, (word.strip() for word in visible.split(",")))])
+        return len(gpus.visible(visible))
     return len(glob.glob("/dev/nvidia[0-9]*"))
 
 

@@ -9,7 +9,7 @@ import subprocess
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.messages import Exit, UsageError, info, write
-from jobs.programs import find_python, is_new, module_command, start_problem, version, which
+from jobs.programs import find_python, lack, module_command, version, which
 from rundir import codes
 
 if TYPE_CHECKING:
@@ -45,21 +45,12 @@ class TrainerCheck(NamedTuple):
 
 
 def _check_python(python: str, environ: Mapping[str, str]) -> None:
-    """Check what ran the check. Raises UsageError."""
-    error = start_problem(python, environ)
-    if error:
-        raise UsageError(
-            "the trainer needs a Python that starts",
-            f"'{error}' from {python}",
-            "correct the variables that begin with PYTHON, or set DDP_PYTHON",
-        )
-    # Before 3.11 Python does not know the options it is started with.
-    if not is_new(python, environ):
-        raise UsageError(
-            "the trainer needs Python 3.11 or later",
-            f"{version(python, environ)} at {python}",
-            "run 'make demo' once, which makes .venv here, or set DDP_PYTHON",
-        )
+    """Check what ran the check, whose options no Python before 3.11 knows. Raises UsageError."""
+    remedy = "run 'make demo' once, which makes .venv here, or set DDP_PYTHON"
+    lacks = lack(python, environ, remedy)
+    if lacks:
+        rule, found, remedy = lacks
+        raise UsageError(f"the trainer {rule}", found, remedy)
 
 
 def start(

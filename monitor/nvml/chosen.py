@@ -10,13 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rundir.gpus import UUIDS
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from monitor.nvml.gpu import Gpu
-
-UUIDS = ("GPU-", "MIG-")
-"""How words begin that name a GPU by its UUID."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from monitor.nvml.chosen import UUIDS, bare
+from monitor.nvml.chosen import bare
+from rundir import gpus
 from rundir.hang.reports import NO_GPU
 
 if TYPE_CHECKING:
@@ -55,18 +55,13 @@ def _word_of(visible: str | None, local_rank: int | None, num_gpus: int) -> str 
     """
     if visible is None:
         return "" if local_rank is None or not num_gpus else str(local_rank)
-    # CUDA itself sees none of those behind a word that names nothing, such as -1.
-    words = [*takewhile(_names_a_gpu, (word.strip() for word in visible.split(",")))]
+    words = gpus.visible(visible)
     if not words:
         return ""
     if len(words) == 1:
         is_known = local_rank == 0 or num_gpus > 1 or not words[0].isdecimal()
         return words[0] if is_known else None
     return None if local_rank is None else words[local_rank % len(words)]
-
-
-def _names_a_gpu(word: str) -> bool:
-    return word.isdecimal() or word.startswith(UUIDS)
 
 
 def _counts_as_nvml(env: Mapping[str, str], reading: Reading) -> bool:

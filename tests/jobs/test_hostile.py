@@ -6,7 +6,6 @@ import errno
 import os
 import stat
 import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -313,59 +312,6 @@ def test_half_of_slurm(scripts: Scripts, name: str, value: str) -> None:
 def test_a_task_of_an_array_without_its_job(scripts: Scripts) -> None:
     """A left-over SLURM_ARRAY_TASK_ID alone is no array."""
     assert scripts.run("prelaunch.sh", "--dry-run", SLURM_ARRAY_TASK_ID="3").code == 0
-
-
-def test_a_python_without_our_packages(scripts: Scripts) -> None:
-    """A first try before `make demo` is told what to do, without a traceback."""
-    scripts.fake("bare-python", f'exec "{sys._base_executable}" -S "$@"')  # noqa: SLF001
-    result = scripts.run("prelaunch.sh", "--epochs", "1", DDP_PYTHON="bare-python")
-    assert result.code == 64
-    assert "found no tyro in" in result.err
-    assert "make demo" in result.err
-    assert "Traceback" not in result.err
-    assert not list(scripts.directory.glob("out"))
-
-
-def test_a_python_that_is_none(scripts: Scripts) -> None:
-    """A success of another program's would be the trainer's, with nothing trained."""
-    scripts.fake("no-python", "exit 0")
-    path = scripts.directory / "fake-bin" / "no-python"
-    for text in (path.read_text(), "no first line that names an interpreter\n"):
-        path.write_text(text)
-        result = scripts.run("prelaunch.sh", "--epochs", "3", DDP_PYTHON=str(path))
-        assert result.code == 64
-        assert "DDP_PYTHON must be a Python; found that" in one_line(result.err)
-        assert not list(scripts.directory.glob("out"))
-
-
-def test_a_python_that_is_too_old(scripts: Scripts) -> None:
-    """It does not know the options that we start it with."""
-    scripts.fake("old-python", 'if [[ $1 == -V ]]; then echo "Python 3.9.2"; else exit 2; fi')
-    result = scripts.run("prelaunch.sh", "--epochs", "1", DDP_PYTHON="old-python")
-    assert result.code == 64
-    assert "needs Python 3.11 or later; found Python 3.9.2" in one_line(result.err)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [
-        ("PYTHONHOME", "/nonexistent", "No module named 'encodings'"),
-        ("PYTHONHASHSEED", "abc", "PYTHONHASHSEED must be"),
-    ],
-)
-def test_a_python_that_does_not_start(scripts: Scripts, name: str, value: str, told: str) -> None:
-    """Its own error is quoted, for its version is right; where a monitor lacks it, too."""
-    for python in ({}, {"DDP_PYTHON": sys._base_executable}):  # noqa: SLF001
-        result = scripts.run("prelaunch.sh", "--epochs", "1", **python, **{name: value})
-        assert result.code == 64
-        assert "needs a Python that starts; found '" in one_line(result.err)
-        assert told in one_line(result.err)
-        assert not list(scripts.directory.glob("out"))
-    env = {"DDP_MONITOR": "1", "DDP_NPROC_PER_NODE": "1", name: value} | python
-    result = scripts.run("prelaunch.sh", "--", "true", **env)
-    (line,) = (line for line in result.err.splitlines() if "no monitor on" in line)
-    assert "it needs a Python that starts; found '" in line
-    assert told in line
 
 
 def test_through_a_symbolic_link(scripts: Scripts) -> None:
