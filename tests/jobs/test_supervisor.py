@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -125,19 +126,19 @@ def test_a_signal_ends_a_job_whose_lines_nobody_reads(
         stdout=writer,
         stderr=writer,
     )
-    os.close(writer)
     try:
         logs = "out/*/logs/rank-?.log"
         written = [300_001, 300_001]
         Cluster.until(
             lambda: [log.stat().st_size for log in scripts.directory.glob(logs)] == written, 20, ""
         )
-        time.sleep(1)  # until the pipe is full
+        Cluster.until(lambda: not select.select([], [writer], [], 0)[1], 20, "the pipe is full")
         job.send_signal(signal.SIGTERM)
         assert job.wait(patience(15)) == 143
     finally:
         job.kill()
         os.close(reader)
+        os.close(writer)
     assert gone(str(scripts.directory))
 
 
