@@ -22,6 +22,9 @@ PYXIS = "SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_"
 """Where Pyxis keeps an option of sbatch's for the steps of the job: this, and the option's name."""
 _MAX_AT_ONCE = 64
 """Nodes whose ports are tried at the same time."""
+_ANSWER_S = 1.5
+"""How long a port may take to answer, twice: the kernel does, however busy its node is, and it asks
+again for what was lost after a second."""
 
 _NUMBERS = (
     "SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_NNODES SLURM_NTASKS SLURM_NTASKS_PER_NODE"
@@ -304,18 +307,19 @@ class Slurm:
 
 def _how_lost(node: str, info: str, port: str) -> str | None:
     address = field(info, "NodeAddr") or node
-    for pause_s in (1, 0):
+    for _ in range(2):
+        began_s = time.monotonic()
         # slurmd's port answers at once where srun could start something.
         if _answers(address, int(port)):
             return None
-        time.sleep(pause_s)
+        time.sleep(max(0.0, began_s + _ANSWER_S - time.monotonic()))
     state = field(info, "State") or "unknown"
     return f"it does not answer on port {port}; Slurm's state of it is {state}"
 
 
 def _answers(address: str, port: int) -> bool:
     try:
-        with socket.create_connection((address, port), timeout=2):
+        with socket.create_connection((address, port), timeout=_ANSWER_S):
             return True
     except OSError:
         return False

@@ -15,7 +15,7 @@ from jobs.messages import info
 from rundir import paths
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from jobs.backends.base import Backend
     from jobs.loop import Loop, Timer
@@ -63,6 +63,8 @@ class Guard:
         traces: Where nodes leave traces.
         nodes: Of the step, but this one.
         hang: Gives the verdict on ranks that hang.
+        may_return: Whether a lost node is taken back. If not, one that was cut off is asked again
+            when the step has ended: without it the job goes back to the queue.
 
     """
 
@@ -76,6 +78,7 @@ class Guard:
         traces: Traces,
         nodes: Sequence[str],
         hang: HangWatch,
+        may_return: bool = False,
     ) -> None:
         """Begin to watch."""
         self._loop, self._backend, self._step, self._journal = loop, backend, step, journal
@@ -83,7 +86,7 @@ class Guard:
         self._nodes = nodes
         self._seen: dict[str, list[tuple[int, int]]] = {}
         self._heard_s: dict[str, float] = {}
-        self._hang = hang
+        self._hang, self._may_return = hang, may_return
         self._called: set[str] = set()
         self._timers: list[Timer] = []
         self._is_polling = self._is_told = False
@@ -120,6 +123,9 @@ class Guard:
         if self._journal.reports.verdict_s is not None and not self._is_told:
             self._is_told = True
             self._step.terminate()
+            if self._hang.gone:  # what runs elsewhere only waits for them
+                self._end_step("failed", _LOST_S)
+                self._report_lost(self._hang.gone if self._may_return else {})
         failed_s = self._step.failed_s
         if failed_s is not None and time.monotonic() - failed_s >= _TEARDOWN_S:
             self._end_step("failed")
@@ -131,10 +137,12 @@ class Guard:
         self._called.add(node)
 
         def take(how: str | None) -> None:
-            self._hang.gone.discard(node)
+            self._hang.gone.pop(node, None)
             if how:
-                self._hang.gone.add(node)
+                self._hang.gone[node] = how
             self._loop.after(_CALL_S, lambda: self._called.discard(node))
+            if how and self._timers:
+                self._poll()
 
         self._loop.in_background(lambda: self._backend.lost(node), take)
 
@@ -168,12 +176,15 @@ class Guard:
         if not self._timers:
             return  # the step has ended meanwhile
         # Without some it can go on.
-        fatal = [(node, how) for node, how in lost or () if not self._step.lose(node, how)]
-        for node, how in fatal:
+        fatal = {node: how for node, how in lost or () if not self._step.lose(node, how)}
+        self._report_lost(fatal)
+        if fatal:
+            self._end_step(f"lost {', '.join(fatal)}", _LOST_S)
+
+    def _report_lost(self, lost: Mapping[str, str]) -> None:
+        for node, how in lost.items():
             info(f"{node} is lost: {how}")
             self._journal.write("lost_node", node=node, how=how)
-        if fatal:
-            self._end_step(f"lost {', '.join(node for node, _ in fatal)}", _LOST_S)
 
     def _end_step(self, why: str, delay_s: float = _KILLED_S) -> None:
         """End what runs on the nodes that answer; srun is not waited for."""

@@ -39,8 +39,8 @@ class HangWatch:
         self._asked_s = float("-inf")
         self.missing: list[str] = []
         """Nodes whose reports are waited for."""
-        self.gone: set[str] = set()
-        """Those of them that cannot be reached; for the guard to find out."""
+        self.gone: dict[str, str] = {}
+        """Those of them that cannot be reached, and how; for the guard to find out."""
 
     def poll(self) -> None:
         """Read what has been reported since the last poll, and decide if it is time."""
@@ -49,11 +49,13 @@ class HangWatch:
         self.missing = []
         if nodes is None or nodes.verdict is not None or not nodes.is_suspicious(now_s):
             self._suspected_s = None
+            self.gone.clear()
             return
         if self._suspected_s is None:
             self._suspected_s = now_s
         waited_s = now_s - self._suspected_s
         self.missing = nodes.missing()
+        self.gone = {node: how for node, how in self.gone.items() if node in self.missing}
         is_stuck = self._journal.is_stuck
         verdict = nodes.decide(now_s, waited_s, may_miss=is_stuck, gone=self.gone)
         if verdict is not None:

@@ -101,9 +101,15 @@ class Ranks:
         nodes = self._now.nodes
         others = [node for node in nodes if node != self._plan.here.node]
         master = "{MASTER_ADDR}:{MASTER_PORT}".format_map(self._now.environ)
-        hang = HangWatch(self._journal, len(nodes), master)
         return Guard(
-            self._loop, self._backend, step, self._journal, traces=traces, nodes=others, hang=hang
+            self._loop,
+            self._backend,
+            step,
+            self._journal,
+            traces=traces,
+            nodes=others,
+            hang=HangWatch(self._journal, len(nodes), master),
+            may_return=self._plan.job.limits.min_nodes is not None,
         )
 
     def _returns(self, step: RunningStep) -> Returns:

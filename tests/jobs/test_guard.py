@@ -65,7 +65,9 @@ class Step:
 class Bench:
     """Two nodes with a rank each; this process is on none of them."""
 
-    def __init__(self, path: Path, backend: Any, num_nodes: int = 2) -> None:
+    def __init__(
+        self, path: Path, backend: Any, num_nodes: int = 2, *, may_return: bool = False
+    ) -> None:
         self.loop = Loop()
         self.journal = Journal(self.loop, RunDir(str(path)), "n0")
         self.journal.open(1)
@@ -80,6 +82,7 @@ class Bench:
             traces=traces,
             nodes=self.nodes,
             hang=HangWatch(self.journal, num_nodes, "n0:1"),
+            may_return=may_return,
         )
         for name in self.nodes:
             self.journal.write("monitor_up", node=name, pid=1)
@@ -136,13 +139,21 @@ def test_the_other_nodes_are_asked(tmp_path: Path) -> None:
     assert bench.step.told == ["report"]
 
 
-def test_a_node_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
-    """What cannot be reached cannot report: the verdict comes at once."""
-    bench = Bench(tmp_path, Fake({"n1": "its port does not answer"}))
+@pytest.mark.parametrize("may_return", [True, False])
+def test_a_node_that_does_not_answer_is_not_waited_for(tmp_path: Path, *, may_return: bool) -> None:
+    """What cannot be reached cannot report, nor end: verdict and end come at once.
+
+    Where the job would lose it for good, it is asked again first, and not lost yet.
+    """
+    bench = Bench(tmp_path, Fake({"n1": "its port does not answer"}), may_return=may_return)
     bench.report(0)
     assert bench.passes(20, "terminate") < 8
     (verdict,) = [e for e in bench.journal.reports.events if e["event"] == "verdict"]
     assert (verdict["kind"], verdict["node"]) == ("network", "n1")
+    assert bench.passes(20, "SIGKILL") < 3
+    assert bench.step.told == ["report", "terminate", "kill", "SIGKILL"]
+    lost = [e["node"] for e in bench.journal.reports.events if e["event"] == "lost_node"]
+    assert lost == (["n1"] if may_return else [])
 
 
 @pytest.mark.slow

@@ -80,11 +80,23 @@ def test_a_node_that_cannot_be_reached_is_not_waited_for() -> None:
     journal.report(0, hung=True)
     assert not journal.verdicts(1)
     assert journal.watch.missing == ["n1"]
-    journal.watch.gone = {"n0", "n7"}
+    journal.watch.gone = {"n0": "no answer", "n7": "no answer"}
     assert not journal.verdicts(COLLECT_S - 3)
-    journal.watch.gone = {"n1"}
+    journal.watch.gone = {"n1": "no answer"}
     (verdict,) = journal.verdicts()
     assert (verdict["kind"], verdict["node"]) == ("network", "n1")
+
+
+def test_a_node_that_could_not_be_reached_before_is_waited_for() -> None:
+    """That was in a suspicion that has been withdrawn: it may have come back since."""
+    journal = Journal()
+    journal.report(0, hung=True)
+    assert not journal.verdicts(1)
+    journal.report(0, hung=False, age_s=0.0)
+    journal.watch.gone = {"n1": "no answer"}
+    assert not journal.verdicts(1)
+    journal.report(0, hung=True)
+    assert not journal.verdicts(COLLECT_S - 1)
 
 
 def test_a_node_that_was_only_late_is_not_blamed() -> None:
@@ -93,7 +105,7 @@ def test_a_node_that_was_only_late_is_not_blamed() -> None:
     journal.report(0, hung=True)
     assert not journal.verdicts(3)
     journal.report(1, hung=False, age_s=1.0, collective=8, phase="validate")
-    journal.watch.gone = {"n1"}
+    journal.watch.gone = {"n1": "no answer"}
     assert not journal.verdicts(60)
     assert journal.watch.missing == []
 
