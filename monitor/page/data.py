@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -147,7 +148,8 @@ def _nullable(values: NDArray[np.float64], digits: int = 6) -> list[float | None
 
 
 def findings(run: Run, axis: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what is wrong with a run, worst first, for `page/main.js`."""
+    """Return what is wrong with a run, worst first, for `page/main.js`, by the time of its data."""
+    run = replace(run, gpus=tuple(replace(one, shift_s=0) for one in run.gpus))
     found = summaries(run, evaluate(run))[:_MAX_FINDINGS]
     return [
         {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ import pytest
 
 from monitor import cli
 from monitor.errors import UserError
-from monitor.logs import series
+from monitor.logs import gutil, series
+from monitor.logs.sample import GpuSample, HostSample, Row
 from monitor.logs.series import GpuSeries, Run
 from monitor.page import data as page_data
 from monitor.page import html as page_html
 from monitor.page import table
 from monitor.plot import metrics as plot_metrics
 from tests.monitor import made_runs
+from tests.monitor.reported import NOON
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN_S = 1_795_000_000.0
@@ -233,3 +236,22 @@ def test_findings_have_their_place_on_the_axis(tmp_path: Path, data: Path) -> No
     (lost,) = Page(out.read_text()).data["findings"]
     assert (lost["rule"], lost["time"]) == ("lost", [3.0, 5.0])
     assert lost["where"] == "pumt_DT.550.163.01.gpu1_lost GPU 1"
+
+
+def test_findings_lie_on_the_data_where_a_clock_was_set_back(tmp_path: Path) -> None:
+    """The axis has what truly passed, and so have they: the idle samples lie below the finding."""
+    sm = [95] * 600 + [0] * 1800 + [95] * 600
+    written_s = [s - (3600 if s >= 2400 else 0) for s in range(3000)]
+    rows = [
+        Row(NOON + timedelta(seconds=s), GpuSample(index=0, sm_pct=busy), HostSample(40, 2048))
+        for s, busy in zip(written_s, sm, strict=True)
+    ]
+    layout = gutil.Layout("pumt")
+    path = tmp_path / "slurm-7.n1.gutil"
+    path.write_text(layout.header() + layout.block(rows, 0))
+    assert cli.main(["html", str(path), "--out", str(tmp_path / "a.html")]) == 0
+    page = Page((tmp_path / "a.html").read_text())
+    (idle,) = [one for one in page.data["findings"] if one["rule"] == "idle"]
+    values = unpacked(page.data["metrics"][0], (1, page.data["axis"]["bins"]))[0]
+    still = np.flatnonzero(values == 0) * page.data["axis"]["bin"]
+    assert idle["time"] == pytest.approx([still[0], still[-1]], abs=2 * page.data["axis"]["bin"])
