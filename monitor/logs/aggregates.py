@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,8 @@ class File:
     """In words, why some rows cannot be read."""
     is_foreign: bool = False
     """It is no log at all."""
+    num_lost: int = 0
+    """Samples that their recorder could not write, as on a full disk."""
 
 
 def count(paths: Sequence[Sequence[str]]) -> tuple[list[Node], list[File]]:
@@ -79,11 +81,8 @@ def _size(group: Sequence[Sequence[str]]) -> int:
 
 def _count(group: Sequence[Sequence[str]]) -> Counted:
     read = [file for log in group for file in reader.read_log(log, stats.COLUMNS)]
-    files = [
-        File(log.path, log.num_rows, log.num_unreadable, log.torn, log.hints, log.is_foreign)
-        for log in read
-    ]
-    return stats.tally(read), files
+    names = [field.name for field in fields(File)]
+    return stats.tally(read), [File(*(getattr(log, n) for n in names)) for log in read]
 
 
 def _together(places: Sequence[Sequence[Place]]) -> list[list[int]]:

@@ -50,6 +50,8 @@ class Log:
     """The last line has no end: it is still growing, or its writer was killed."""
     hints: tuple[str, ...] = ()
     """In words, why some rows cannot be read."""
+    num_lost: int = 0
+    """Samples that could not be written, by the log's own lines."""
     shift_s: NDArray[np.int64] | None = None
     """How much later a row's `time_s` is than what is written; None: nowhere."""
 

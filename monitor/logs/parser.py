@@ -24,6 +24,7 @@ NARROW = "some may be of an early 525 or 530 driver, too few to tell how they li
 _EVENT = f"## {log_events.KEY}"
 _CHANGING = re.compile(r"interval_s|attempt|(gpu|memory_mib) \d{1,4}", re.ASCII)
 """Facts that may change within a log, and then hold for the rows below them."""
+_LOST = re.compile(r"(\d{1,9}) samples? could not be written", re.ASCII)
 _HASH, _NEWLINE = ord("#"), ord("\n")
 
 
@@ -59,6 +60,8 @@ class Parser:
         """Facts of the rows below them, in their order."""
         self.events: list[LogEvent] = []
         self.num_damaged_events = 0
+        self.num_lost = 0
+        """Samples that their recorder could not write, as on a full disk."""
         self.heads = dmon.Heads()
         self.has_head = False
         """Whether a header was ever understood."""
@@ -139,6 +142,8 @@ class Parser:
             self.place = self.place._replace(**{key: value})
         elif key == "utc_offset":
             self._offset = gutil.parse_offset(value)
+        elif key == "lost" and (lost := _LOST.fullmatch(value)):
+            self.num_lost += int(lost[1])
 
     def _take_rows(self, text: bytes) -> None:
         header = self.heads.header

@@ -164,6 +164,7 @@ class _Parts:
             num_unreadable=self._num_unreadable + parser.num_damaged_events,
             torn=is_torn,
             hints=self._hints(parser),
+            num_lost=parser.num_lost,
         )
 
     def _hints(self, parser: Parser) -> tuple[str, ...]:

@@ -113,6 +113,8 @@ def _note(file: File) -> str | None:
         rows = "row" if file.num_unreadable == 1 else "rows"
         why = f" ({'; '.join(file.hints)})" if file.hints else ""
         parts.append(f"{file.num_unreadable} {rows} could not be read{why}")
+    if file.num_lost:
+        parts.append(f"{counted(file.num_lost, 'sample')} could not be written by its recorder")
     if file.torn:
         parts.append("the last line has no end and was left out")
     if not file.num_rows:

@@ -1,5 +1,6 @@
 """Logs that are torn, odd or foreign: what the report still tells, and what it counts."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -128,3 +129,13 @@ def test_logs_without_dates_are_read(tmp_path: Path) -> None:
     (row,) = gpus(path)
     assert (row["power_w"]["mean"], row["sm_pct"]["mean"], row["energy_j"]) == (295, 98, None)
     assert (row["hours"], row["idle_min"], row["first"]) == (None, None, None)
+
+
+def test_samples_that_were_never_written_are_added_up(written: Written) -> None:
+    """Each `## lost:` line counts what a full disk cost since the one before."""
+    lost = (("lost", "3 samples could not be written"), ("lost", "1 sample could not be written"))
+    path = written(2, head=(*lost, ("lost", "track")))
+    done = run(path)
+    assert f"{path}: 4 samples could not be written by its recorder\n" in done.stdout
+    (file,) = json.loads(run("--json", path).stdout)["files"]
+    assert file["num_lost"] == 4
