@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor.errors import UserError, printable
+from monitor.errors import UserError, emit, printable
+from monitor.words import and_more
 from rundir import events as event_log
 from rundir import paths as run_files
 from rundir.plain import open_plain
@@ -102,25 +103,35 @@ def reading_folder(folder: str) -> Iterator[None]:
 def find(paths: Iterable[str]) -> list[tuple[str, ...]]:
     """Find logs: those that are named, and those that directories hold.
 
+    Files in a directory that may not be read, such as other users', are left out with a line.
+
     Returns: of each log its files, the oldest first; no file twice.
 
     Raises:
         UserError: a directory holds none, or cannot be read.
 
     """
+    hidden: list[str] = []
     known: set[str] = set()
     logs: list[tuple[str, ...]] = []
     folders: dict[str, dict[str, list[str]]] = {}
     for path in paths:
-        for log in _in_directory(path) if os.path.isdir(path) else [path]:  # noqa: PTH112
+        is_folder = os.path.isdir(path)  # noqa: PTH112
+        for log in _in_directory(path) if is_folder else [path]:
             folder, name = os.path.split(log)
             if folder not in folders:
                 folders[folder] = _or_none(folder or ".")
             files = [os.path.join(folder, old) for old in folders[folder].get(name, [name])]  # noqa: PTH118
+            closed = [file for file in files if is_folder and not os.access(file, os.R_OK)]
+            hidden += closed
+            files = [file for file in files if file not in closed]
             new = {os.path.realpath(file): file for file in files}
             logs += [tuple(new[real] for real in new if real not in known)]
             known |= new.keys()
-    return [log for log in logs if log]
+    logs = [log for log in logs if log]
+    if hidden and logs:
+        emit(f"left out {hidden[0]}{and_more(len(hidden) - 1, 'file')}: it may not be read")
+    return logs or [(file,) for file in hidden]  # whose reader says why
 
 
 def beside_run(run_dir: str) -> list[str]:

@@ -264,6 +264,30 @@ def test_what_may_not_be_looked_into_is_one_line(command: str, story: Any, log: 
     assert "Permission denied" in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["report", "diagnose", "export --format csv --out -"])
+def test_a_log_of_another_user_hides_no_other(command: str, log: Path) -> None:
+    """In a directory it is left out with a line; by name, or alone, it is refused."""
+    hidden = log.with_name("hidden.gutil")
+    hidden.write_bytes(log.read_bytes())
+    hidden.chmod(0)
+    powers = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+    argv = [*(powers if os.geteuid() == 0 else []), sys.executable, "-m", "monitor"]
+
+    def ask_as_user(path: Path) -> subprocess.CompletedProcess[str]:
+        words = [*argv, *command.split(), str(path)]
+        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    done = ask_as_user(log.parent)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
+    assert done.stderr.startswith(f"monitor: left out {hidden}: ")
+    assert "hidden" not in done.stdout
+    assert ask_as_user(hidden).returncode == 64
+    log.unlink()
+    done = ask_as_user(log.parent)
+    assert (done.returncode, "Permission denied" in done.stderr) == (64, True)
+
+
 # ---- damaged runs --------------------------------------------------------------------------------
 
 
