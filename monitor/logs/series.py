@@ -58,6 +58,11 @@ class GpuSeries:
     is_dated: bool = True
 
     @property
+    def unit(self) -> tuple[Place, str | int | None]:
+        """What tells it from all other GPUs: its UUID, without one its index."""
+        return self.place, self.gpu if self.uuid == UNKNOWN else self.uuid
+
+    @property
     def written_s(self) -> NDArray[np.float64]:
         """The times as the log has them, which are those to show."""
         return self.time_s - self.shift_s
@@ -223,6 +228,14 @@ def split(logs: Sequence[Log]) -> tuple[GpuSeries, ...]:
     parts = _Parts()
     parts.add(logs)
     return parts.series()
+
+
+def by_unit(gpus: Sequence[GpuSeries]) -> list[GpuSeries]:
+    """Join what a GPU was under several indices, as after a requeue: it has the last of them."""
+    units: dict[object, list[GpuSeries]] = {}
+    for one in sorted(gpus, key=lambda one: one.time_s[-1]):
+        units.setdefault(one.unit, []).append(one)
+    return [replace(_joined(parts), gpu=parts[-1].gpu) for parts in units.values()]
 
 
 def of_hosts(gpus: Sequence[GpuSeries]) -> list[GpuSeries]:

@@ -143,12 +143,15 @@ def join(nodes: Sequence[Node]) -> list[Job]:
 
 
 def _node(place: Place, gpus: Sequence[GpuSeries]) -> Node:
-    counted = [_counts(gpu, GPU_METRICS) for gpu in gpus]
+    units = series.by_unit(gpus)
+    counted = [_counts(gpu, GPU_METRICS) for gpu in units]
     counts = {key: percentiles.merge([mine[key] for mine in counted]) for key in GPU_METRICS}
     of_host = [_counts(one, HOST_METRICS) for one in series.of_hosts(gpus)]
     counts |= {key: percentiles.merge([mine[key] for mine in of_host]) for key in HOST_METRICS}
-    made = [_gpu(gpu, mine) for gpu, mine in zip(gpus, counted, strict=True) if gpu.gpu is not None]
-    uses = [gpu.use for gpu in made] or [_use(one, _steps_s(one), {}) for one in gpus]
+    made = [
+        _gpu(one, mine) for one, mine in zip(units, counted, strict=True) if one.gpu is not None
+    ]
+    uses = [gpu.use for gpu in made] or [_use(one, _steps_s(one), {}) for one in units]
     return Node(place=place, use=_sum(uses, counts), gpus=tuple(made), counts=counts)
 
 

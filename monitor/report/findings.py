@@ -170,7 +170,7 @@ def _num_nodes(run: Run) -> int:
 
 
 def _num_gpus(run: Run) -> int:
-    return sum(one.gpu is not None for one in run.gpus)
+    return len({one.unit for one in run.gpus if one.gpu is not None})
 
 
 def rule_list(at: Thresholds) -> Iterator[str]:

@@ -4,6 +4,7 @@ import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,27 @@ def test_an_index_that_becomes_another_gpu(tmp_path: Path) -> None:
     run = series.load([str(path)])
     assert [gpu.number("memory_mib") for gpu in run.gpus] == [81559, 40000]
     assert [np.nanmean(gpu.values["sm"]) for gpu in run.gpus] == [90, 0]
+
+
+def test_a_gpu_that_gets_another_index_stays_one(tmp_path: Path) -> None:
+    """As after a requeue that gave the job some of its GPUs: it has its last index and all rows."""
+    path = tmp_path / "slurm-7.n1.gutil"
+    first = [replace(one, index=i) for one in observations(100) for i in (0, 1)]
+    then = observations(100, begin_s=1000, busy=0)
+    one = {"gpu 0": "GPU-a A100", "memory_mib 0": "1", "gpu 1": "GPU-b H100", "memory_mib 1": "2"}
+    other = {"gpu 0": "GPU-b H100", "memory_mib 0": "2", "attempt": "2"}
+    begun = head(1, attempt="1", **one) + text(first, stamped=True)
+    path.write_text(begun + head(1, **other) + text(then, stamped=True))
+    a, b = sorted(gpus(path), key=lambda gpu: str(gpu["uuid"]))
+    assert (a["uuid"], a["gpu"], a["num_samples"], a["energy_j"]) == ("GPU-a", 0, 100, 99 * WATTS)
+    assert (b["uuid"], b["gpu"], b["num_samples"], b["memory_mib"]) == ("GPU-b", 0, 200, 2)
+    assert (b["energy_j"], b["span_s"], b["busy_pct"]) == (2 * 99 * WATTS, 2 * 99, 50)
+    assert "2 GPUs on 1 node" in subprocess.run(
+        [sys.executable, "-m", "monitor", "diagnose", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.replace("\n", " ")
 
 
 def test_exports_tell_each_rows_own_gpu(tmp_path: Path) -> None:
