@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monitor.errors import UserError
-from monitor.logs import constants, gutil
+from monitor.logs import clock, gutil
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -152,10 +152,11 @@ def _fill(
     is_empty = np.ones(axis.num_bins, np.bool_)
     is_empty[taken] = False
     empty = np.flatnonzero(is_empty)
-    steps = np.diff(time_s, prepend=-np.inf)
-    usual_s = float(np.median(steps[1:])) if len(steps) > 1 else axis.bin_s
-    longest_s = constants.longest_s(usual_s)
-    speaks_s = np.where(steps <= longest_s, steps, usual_s)
+    if not empty.size:
+        return
+    steps = clock.steps_s(time_s, math.nan)
+    usual_s = float(np.nanmedian(steps)) if np.isfinite(steps).any() else axis.bin_s
+    speaks_s = np.where(np.isnan(steps), usual_s, steps)
     middle_s = axis.begin_s + (empty + 0.5) * axis.bin_s
     following = np.searchsorted(time_s, middle_s)
     has_next = following < len(time_s)

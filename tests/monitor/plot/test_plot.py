@@ -92,6 +92,16 @@ def test_a_bin_between_two_samples_is_no_gap() -> None:
     assert found.tolist() == [0, 1, 2, 2, 3, 4.5]
 
 
+def test_an_interval_that_grows_longer_is_no_gap() -> None:
+    """As in the report: each sample speaks for its own interval; a pause of both is a gap."""
+    fast, slow = np.arange(1.0, 101), np.arange(110.0, 401, 10)
+    times = BEGIN_S + np.concatenate([fast, slow, 600 + slow])
+    found = plot_axis.binned(axis(1, 1000), times, np.full(160, 7, np.float32), worst=False)
+    assert (found[:400] == 7).all()
+    assert np.isnan(found[400:690]).all()
+    assert (found[710:] == 7).all()
+
+
 def test_binning_agrees_with_the_plain_way() -> None:
     """The vectorised bins hold what a loop finds, on a day with random gaps."""
     rng = np.random.default_rng(0)
