@@ -12,6 +12,7 @@ import numpy as np
 from monitor.live.track import Track
 from monitor.logs.decode import NO_TIME, decode
 from monitor.logs.follow import GrowingLog
+from monitor.logs.newest import longest_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -91,10 +92,19 @@ class LiveLog:
         if len(set(gpus)) == len(gpus):  # the usual case: one cycle of the recorder
             for i, gpu in enumerate(gpus):
                 self._track(gpu).add(names, time_s[i : i + 1], values[i : i + 1])
-            return
-        for gpu in dict.fromkeys(gpus):
-            chosen = rows.gpu == gpu
-            self._track(gpu).add(names, time_s[chosen], values[chosen])
+        else:
+            for gpu in dict.fromkeys(gpus):
+                chosen = rows.gpu == gpu
+                self._track(gpu).add(names, time_s[chosen], values[chosen])
+        if len(gpus) != len(self._by_gpu):
+            self._forget(time_s.max() - longest_s(self.facts))
+
+    def _forget(self, before_s: float) -> None:
+        """Leave out GPUs without a row since then."""
+        gone = [gpu for gpu, track in self._by_gpu.items() if track.time_s(1)[0] < before_s]
+        if gone:
+            self._by_gpu = {gpu: t for gpu, t in self._by_gpu.items() if gpu not in gone}
+            self.tracks = tuple(self._by_gpu[number] for number in sorted(self._by_gpu))
 
     def _track(self, gpu: int) -> Track:
         track = self._by_gpu.get(gpu)

@@ -58,6 +58,15 @@ class NodeNow:
         return max(self.gpus, key=lambda gpu: gpu.time_s)
 
 
+def longest_s(facts: Mapping[str, str]) -> float:
+    """Return after how long without a row a GPU is none of the job's any more, by a log's facts.
+
+    Each GPU of the job has a row in every sample: what has none for longer, a start before had.
+    """
+    interval_s = gutil.parse_number(facts.get("interval_s"))
+    return math.inf if interval_s is None else constants.longest_s(interval_s)
+
+
 class Rows(NamedTuple):
     """Rows under one header, with the log's offset from UTC there (None: it has none)."""
 
@@ -126,10 +135,9 @@ class Newest:
         return self._node(self._present(gpus)) if gpus else None
 
     def _present(self, gpus: Mapping[int | None, GpuNow]) -> dict[int | None, GpuNow]:
-        """Leave out what a start before had: each GPU of the job has a row in every sample."""
-        interval_s = gutil.parse_number(self._log.parser.facts.get("interval_s"))
+        """Leave out what a start before had."""
         newest_s = max(gpu.time_s for gpu in gpus.values())
-        limit_s = math.inf if interval_s is None else constants.longest_s(interval_s)
+        limit_s = longest_s(self._log.parser.facts)
         return {index: gpu for index, gpu in gpus.items() if newest_s - gpu.time_s <= limit_s}
 
     def _node(self, gpus: Mapping[int | None, GpuNow]) -> NodeNow:

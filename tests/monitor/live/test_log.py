@@ -380,3 +380,24 @@ def test_nodes_are_sorted_by_their_numbers(tmp_path: Path) -> None:
         poll(lives[-1])
     places = [(row.host, row.gpu) for row in rows_of(*lives)]
     assert places == [(host, i) for host in ("gpu2", "gpu10", "login") for i in (0, 1)]
+
+
+def test_a_gpu_that_a_start_before_had_is_none_of_the_jobs(tmp_path: Path) -> None:
+    """After a requeue that gave one of two, the other has no row, and no part in sums."""
+    writer = log_of(tmp_path, "n1")
+    live = LiveLog(str(writer.path))
+    for _ in range(4):
+        writer.write(gpu(0), gpu(1, sm_pct=0))
+        poll(live)
+    writer.num_cycles += 40  # in the queue
+    for _ in range(2):
+        writer.write(gpu(0))
+        poll(live)
+        assert [row.gpu for row in rows_of(live)] == [0]
+    again = LiveLog(str(writer.path))
+    poll(again)
+    assert [row.gpu for row in rows_of(again)] == [0]
+    assert total(rows_of(again)).power_w == 412
+    writer.write(gpu(0), gpu(1))
+    poll(again)
+    assert [row.gpu for row in rows_of(again)] == [0, 1]
