@@ -12,7 +12,7 @@ import numpy as np
 from monitor.analysis.rules_logs import is_stale
 from monitor.analysis.thresholds import Thresholds
 from monitor.logs import constants, throttling
-from monitor.logs.columns import COLUMNS
+from monitor.logs.columns import COLUMNS, SIGNS_OF_LIFE
 from monitor.logs.gutil import parse_number
 from monitor.words import natural
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from monitor.live.log import LiveLog
     from monitor.live.run import Progress
     from monitor.live.track import Track
-
-_OF_HOST = frozenset(column.name for column in COLUMNS if not column.nvml)
-"""Columns that are of the node or the rank, not of a GPU."""
 
 _SHOWN = tuple(column.name for column in COLUMNS if column.live is not None)
 
@@ -167,10 +164,8 @@ def _row(track: Track, state: str, quiet_s: float) -> Row:
 
 def is_lost(track: Track) -> bool:
     """Whether a GPU that had readings has none now."""
-    if any(track.last(name) is not None for name in ("sm", "fb", "pwr")):
-        return False  # as nearly always
-    names = [name for name in track.names if name not in _OF_HOST]
-    if any(track.last(name) is not None for name in names):
+    names = [name for name in SIGNS_OF_LIFE if name in track.names]
+    if not names or any(track.last(name) is not None for name in names):
         return False
     if any(track.number(fact) is not None for fact in _OF_GPU):
         return True  # before the part of the log that we read

@@ -239,6 +239,15 @@ def test_a_gpu_lost_long_ago_is_lost(tmp_path: Path) -> None:
     assert (there.states, lost_row.states) == ((), ("lost",))
 
 
+def test_a_lost_gpu_of_a_true_dmon_log_is_lost(data: Path, tmp_path: Path) -> None:
+    """Of it dmon goes on to write some columns, as 0 or as the last reading."""
+    path = tmp_path / "live.gutil"
+    path.write_bytes((data / "pumt_DT.550.163.01.gpu1_lost.gutil").read_bytes())
+    live = LiveLog(str(path))
+    poll(live)
+    assert [row.states for row in rows_of(live)] == [(), ("lost",)]
+
+
 def test_a_silent_log_is_stale_by_its_own_interval(tmp_path: Path) -> None:
     """Five intervals without growth; never where the run is over; gone, where the file is."""
     writer = log_of(tmp_path, "n1", interval_s=15)
