@@ -96,6 +96,26 @@ def bounds(value: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
+def check_no_tilde(name: str, path: str) -> None:
+    """Check a path that no shell has read. Raises UsageError."""
+    if path.startswith("~"):
+        raise UsageError(
+            f"{name} must be a path, in which no shell has to replace ~",
+            f"'{path}'",
+            "write $HOME, or leave out the quotes",
+        )
+
+
+def working_directory() -> str:
+    """Return it. Raises UsageError where it was removed since a shell went there."""
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise UsageError(
+            "the working directory must exist", str(error.strerror), "cd to one that does"
+        ) from None
+
+
 class Made:
     """The directories that a start makes; where it is refused, these alone are taken away again."""
 

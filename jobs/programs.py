@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from jobs.messages import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -110,6 +112,41 @@ def lack(python: str, environ: Mapping[str, str], remedy: str) -> tuple[str, str
     if not is_new(python, environ):
         return "needs Python 3.11 or later", f"{version(python, environ)} at {python}", remedy
     return None
+
+
+def check_wanted(environ: Mapping[str, str], *, is_bare: bool) -> None:
+    """Check the Python that the user set. Raises UsageError."""
+    wanted = environ.get("DDP_PYTHON")
+    path = which(wanted, environ) if wanted else None
+    if wanted and is_bare and path is None:  # in a container it may be the host's
+        raise UsageError(
+            "DDP_PYTHON must be a program", f"none at '{wanted}'", "correct it, or unset it"
+        )
+    if path and version(path, environ) == "?":
+        raise UsageError(
+            "DDP_PYTHON must be a Python",
+            f"that '{wanted} -V' shows no version of one",
+            "correct it, or unset it",
+        )
+
+
+def check_trainer(python: str, environ: Mapping[str, str]) -> None:
+    """Check what is to run our trainer: no Python before 3.11 knows its -P. Raises UsageError."""
+    remedy = "run 'make demo' once, which makes .venv here, or set DDP_PYTHON"
+    lacks = lack(python, environ, remedy)
+    if lacks:
+        rule, found, remedy = lacks
+        raise UsageError(f"the trainer {rule}", found, remedy)
+
+
+def check_root(root: str) -> None:
+    """Check that our modules can be found. Raises UsageError."""
+    if ":" in root:
+        raise UsageError(
+            "the project's directory must have no ':' in its name, at which PYTHONPATH ends it",
+            root,
+            "rename it",
+        )
 
 
 def module_command(root: str, python: str, module: str, environ: Mapping[str, str]) -> list[str]:

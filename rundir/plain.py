@@ -35,6 +35,18 @@ def open_plain(path: str | PathLike[str]) -> BinaryIO:
     raise NotPlainError(errno.EINVAL, "it is a pipe or a device", os.fspath(path))
 
 
+def open_log(path: str) -> int:
+    """Return a descriptor that appends to a plain file. Raises OSError as `open_plain`."""
+    # Without O_NONBLOCK a pipe that nobody reads would not even be opened.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    fd = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise NotPlainError(errno.EINVAL, "a pipe or a device", path)
+    os.set_blocking(fd, True)
+    return fd
+
+
 def size_bytes(path: str | PathLike[str]) -> int:
     """Return the size of a plain file. Raises as `open_plain`."""
     with open_plain(path) as file:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jobs import programs
 from jobs.messages import UsageError
+from rundir import channel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,5 +49,7 @@ def build(words: list[str], environ: Mapping[str, str], root: str) -> Command:
     if is_preflight(environ):
         check = programs.module_command(root, python, "trainer.preflight", environ)
         return Command(check, is_trainer=False)
+    if environ.get(channel.SUPERVISED) != "1":  # else the supervisor has
+        programs.check_trainer(python, environ)
     trainer = programs.module_command(root, python, "trainer", environ)
     return Command([*trainer, *words], is_trainer=True)

@@ -29,7 +29,11 @@ def complete(environ: Mapping[str, str]) -> dict[str, str]:
     whole_number("DDP_GRACE", env.get("DDP_GRACE") or "0", 0, 86400)
     now = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     job = env["DDP_JOB_ID"] = env.get("DDP_JOB_ID") or f"local-{now}-{os.getpid()}"
-    out = env["DDP_OUT"] = env.get("DDP_OUT") or os.path.join(os.getcwd(), "out")
+    out = env.get("DDP_OUT") or "out"
+    checks.check_no_tilde("DDP_OUT", out)
+    if not out.startswith("/"):
+        out = f"{checks.working_directory()}/{out}"
+    env["DDP_OUT"] = out
     attempt = env["DDP_ATTEMPT"] = env.get("DDP_ATTEMPT") or "1"
     whole_number("DDP_ATTEMPT", attempt, 1, 999_999_999)
     env["DDP_RUN_DIR"] = env.get("DDP_RUN_DIR") or os.path.join(out, f"slurm-{job}")

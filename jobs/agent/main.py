@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from jobs import processes
+from jobs import processes, programs
 from jobs.agent import command, contract, defaults
 from jobs.agent.limits import raise_limits
 from jobs.agent.node import run_node
@@ -12,7 +12,7 @@ from jobs.agent.rank import run_rank
 from jobs.agent.standby import VARIABLE, Standby, wait
 from jobs.loop import Loop
 from jobs.messages import UsageError, info, one_line
-from rundir import codes
+from rundir import channel, codes
 from rundir.paths import RunDir
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -34,13 +34,16 @@ def _run(words: list[str]) -> int:
     if environ.pop(VARIABLE, ""):
         standby = Standby(environ, _ROOT)
         words, environ = wait(environ)
+    if environ.get(channel.SUPERVISED) != "1":  # else the supervisor has
+        programs.check_root(_ROOT)
+        programs.check_wanted(environ, is_bare=False)
     place = contract.resolve(environ)
     place = place._replace(environ=defaults.complete(place.environ))
+    rank = None if place.is_node_task else command.build(words, place.environ, _ROOT)
     files = RunDir(place.environ["DDP_RUN_DIR"])
     defaults.make_writable((files.logs, files.debug), place.environ)
     raise_limits()
     loop = Loop()
-    if place.is_node_task:
+    if rank is None:
         return run_node(words, place, _ROOT, loop)
-    environ = contract.with_torchrun_names(place.environ)
-    return run_rank(command.build(words, environ, _ROOT), environ, _ROOT, loop, standby)
+    return run_rank(rank, contract.with_torchrun_names(place.environ), _ROOT, loop, standby)

@@ -15,6 +15,7 @@ from jobs.agent.command import is_preflight
 from jobs.messages import info
 from rundir import codes
 from rundir.paths import RunDir, gutil_path
+from rundir.plain import open_log
 from rundir.text import problem
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def start_monitor(environ: Mapping[str, str], root: str) -> Monitor | None:
     argv += ["--launch-id", environ["DDP_LAUNCH_ID"]]
     own_log = RunDir(environ["DDP_RUN_DIR"]).monitor_log(node)
     try:
-        fd = os.open(own_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = open_log(own_log)
     except OSError as error:
         info(f"no monitor on {node}: {error.strerror} at {own_log}", "launcher")
         return None

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import _thread
-import errno
 import os
 import signal
-import stat
 import time
 from typing import TYPE_CHECKING
 
@@ -16,7 +14,7 @@ from jobs.messages import UsageError
 from rundir import codes, events, procfs
 from rundir.hang import ASK
 from rundir.paths import RunDir
-from rundir.plain import NotPlainError
+from rundir.plain import open_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -182,21 +180,14 @@ class Task:
 
 
 def _open_log(path: str) -> int:
-    # Without O_NONBLOCK a pipe that nobody reads would not even be opened.
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     try:
-        fd = os.open(path, flags, 0o666)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise NotPlainError(errno.EINVAL, "a pipe or a device")
+        return open_log(path)
     except OSError as error:
         raise UsageError(
             "a rank's log must be writable",
             f"{error.strerror} at {path}",
             "make room there, or remove what is in its place",
         ) from None
-    os.set_blocking(fd, True)
-    return fd
 
 
 def rank_id(environ: Mapping[str, str], name: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from jobs import processes
 from jobs.backends import requeue
-from jobs.checks import Made
+from jobs.checks import Made, working_directory
 from jobs.loop import Loop
 from jobs.messages import Exit, UsageError, info, one_line
 from jobs.programs import which
@@ -49,15 +49,6 @@ def main() -> NoReturn:
     os._exit(code)  # threads that still write, or ask Slurm, are not waited for
 
 
-def _check_working_directory() -> None:
-    try:
-        os.getcwd()
-    except OSError as error:
-        raise UsageError(
-            "the working directory must exist", str(error.strerror), "cd to one that does"
-        ) from None
-
-
 def _check_open_files() -> None:
     num = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if 0 <= num < _LEAST_FILES:
@@ -90,7 +81,7 @@ def _begin(
 ) -> tuple[Current, Lock]:
     """Do all that comes before the ranks. Raises UsageError and Exit."""
     _check_open_files()
-    _check_working_directory()
+    working_directory()
     job = plan.prepare(root, script, words, environ)
     if job.arguments.is_dry_run:
         raise Exit(codes.FINISHED)

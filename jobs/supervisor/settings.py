@@ -10,7 +10,9 @@ import os
 import zlib
 from typing import TYPE_CHECKING
 
+from jobs.checks import check_no_tilde
 from jobs.messages import UsageError
+from jobs.programs import check_root
 from jobs.supervisor import settings_table as table
 from rundir.text import counted
 
@@ -128,12 +130,7 @@ def _resolve_out(settings: Settings, known: Known) -> None:
             "an empty name",
             "correct it, or unset it for out/ in the submit directory",
         )
-    if out.startswith("~"):
-        raise UsageError(
-            "DDP_OUT must be a path, in which no shell has to replace ~",
-            f"'{out}'",
-            "write $HOME, or leave out the quotes",
-        )
+    check_no_tilde("DDP_OUT", out)
     if not out.startswith("/"):
         settings.values["DDP_OUT"] = f"{known.cwd}/{out}"
     if "\n" in known.root + out:
@@ -142,12 +139,7 @@ def _resolve_out(settings: Settings, known: Known) -> None:
             f"{known.root}/jobs and {out}",
             "rename them",
         )
-    if ":" in known.root:
-        raise UsageError(
-            "the project's directory must have no ':' in its name, at which PYTHONPATH ends it",
-            known.root,
-            "rename it",
-        )
+    check_root(known.root)
 
 
 def _resolve_torch(settings: Settings, environ: Mapping[str, str]) -> None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
+BY_HAND = (("launcher.sh", "--epochs", "3"), ("launcher.sh", "--", "true"))
+
 
 def test_a_python_without_our_packages(scripts: Scripts) -> None:
     """A first try before `make demo` is told what to do, without a traceback."""
@@ -32,18 +34,21 @@ def test_a_python_that_is_none(scripts: Scripts) -> None:
     path = scripts.directory / "fake-bin" / "no-python"
     for text in (path.read_text(), "no first line that names an interpreter\n"):
         path.write_text(text)
-        result = scripts.run("prelaunch.sh", "--epochs", "3", DDP_PYTHON=str(path))
-        assert result.code == 64
-        assert "DDP_PYTHON must be a Python; found that" in one_line(result.err)
-        assert not list(scripts.directory.glob("out"))
+        for words in (("prelaunch.sh", "--epochs", "3"), *BY_HAND):
+            result = scripts.run(*words, DDP_PYTHON=str(path))
+            assert result.code == 64
+            assert "DDP_PYTHON must be a Python; found that" in one_line(result.err)
+            assert not list(scripts.directory.glob("out"))
 
 
-def test_a_python_that_is_too_old(scripts: Scripts) -> None:
+@pytest.mark.parametrize("script", ["prelaunch.sh", "launcher.sh"])
+def test_a_python_that_is_too_old(scripts: Scripts, script: str) -> None:
     """It does not know the options that we start it with."""
     scripts.fake("old-python", 'if [[ $1 == -V ]]; then echo "Python 3.9.2"; else exit 2; fi')
-    result = scripts.run("prelaunch.sh", "--epochs", "1", DDP_PYTHON="old-python")
+    result = scripts.run(script, "--epochs", "1", DDP_PYTHON="old-python")
     assert result.code == 64
     assert "needs Python 3.11 or later; found Python 3.9.2" in one_line(result.err)
+    assert not list(scripts.directory.glob("out"))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -204,6 +205,54 @@ def test_a_monitor_whose_log_cannot_be_written(launch: Launch, tmp_path: Path) -
     out, err = agent.communicate(timeout=30)
     assert (agent.returncode, out) == (0, b"[0] hi\n")
     assert err.decode() == f"launcher: no monitor on n1: Is a directory at {log}\n"
+
+
+def test_a_monitor_whose_log_is_a_pipe(launch: Launch, tmp_path: Path) -> None:
+    """It would not even be opened, because nobody reads it."""
+    log = tmp_path / "out" / "slurm-7" / "logs" / "monitor-n1.log"
+    log.parent.mkdir(parents=True)
+    os.mkfifo(log)
+    agent = launch("echo", "hi", DDP_OUT=str(tmp_path / "out"), DDP_JOB_ID="7")
+    out, err = agent.communicate(timeout=30)
+    assert (agent.returncode, out) == (0, b"[0] hi\n")
+    assert err.decode() == f"launcher: no monitor on n1: No such device or address at {log}\n"
+
+
+def test_wrong_input_by_hand_writes_nothing(launch: Launch, tmp_path: Path) -> None:
+    """What prelaunch.sh refuses, a launcher does that starts without it."""
+    project = tmp_path / "my:project"
+    for name in ("jobs", "rundir"):
+        shutil.copytree(ROOT / name, project / name)
+    for agent, told in (
+        (launch(), "a command must follow --; found nothing"),
+        (launch("true", DDP_OUT="~/out"), "DDP_OUT must be a path, in which no shell has to"),
+        (launch("true", root=project), f"must have no ':' in its name, .*; found {project}"),
+    ):
+        out, err = agent.communicate(timeout=30)
+        assert (agent.returncode, out) == (64, b"")
+        (line,) = err.decode().splitlines()
+        assert re.match(f"launcher: .*{told}", line), line
+        assert list(tmp_path.iterdir()) == [project]
+
+
+def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
+    """One line, without a traceback; with an output directory of its own a rank runs."""
+    line = f"mkdir gone && cd gone && rmdir ../gone && exec '{ROOT}/jobs/launcher.sh' -- true"
+    for out, code in (("", 64), (str(tmp_path / "out"), 0)):
+        env = {"PATH": os.environ["PATH"], "DDP_MONITOR": "0", "DDP_OUT": out}
+        words = ["bash", "-c", line]
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert (b"launcher: the working directory must exist; found" in done.stderr) == bool(code)
+        assert b"Traceback" not in done.stderr
+
+
+def test_a_relative_output_directory(launch: Launch, tmp_path: Path) -> None:
+    """A command that changes its directory finds the run's all the same."""
+    rank = 'cd / && echo "$DDP_RUN_DIR $TORCHELASTIC_ERROR_FILE"'
+    agent = launch("bash", "-c", rank, DDP_OUT="mine", DDP_JOB_ID="7", DDP_MONITOR="0")
+    run_dir = tmp_path / "mine" / "slurm-7"
+    assert agent.communicate()[0].decode() == f"[0] {run_dir} {run_dir}/debug/error-1-rank-0.json\n"
 
 
 def test_a_host_without_python(launch: Launch, tmp_path: Path) -> None:
