@@ -104,10 +104,13 @@ enroot_import() {
 }
 
 import_with_docker() {
-    SCRATCH=$(mktemp -d "${TMPDIR:-/tmp}/to_squashfs.XXXXXXXX")
+    SCRATCH=$(mktemp -d "${TMPDIR:-/tmp}/to_squashfs.XXXXXXXX" 2>/dev/null) ||
+        die "there must be a temporary directory; found that none can be made in ${TMPDIR:-/tmp}; set TMPDIR to one that is writable"
     mkdir -- "$SCRATCH/rootfs"
-    # The command is never run; without one, an image that has none could not be exported.
-    CONTAINER=$(docker create "$IMAGE" /bin/sh)
+    # The command is never run; without one, an image that has none could not be exported. In a session
+    # of its own, because after a Ctrl-C the engine would make a container that nobody knows.
+    CONTAINER=$(setsid docker create "$IMAGE" /bin/sh) ||
+        die "the engine must make a container of $IMAGE; found it failed (see above); is there room on its disk?"
     log_info "exporting $IMAGE"
     attentively rootfs_export "$CONTAINER" "$SCRATCH/rootfs" ||
         die "the image must be exported to $SCRATCH; found it failed (see above); is there room? TMPDIR may name another place"
@@ -115,17 +118,19 @@ import_with_docker() {
     rootfs_configure "$IMAGE" "$SCRATCH/rootfs"
     log_info "compressing"
     attentively make_squashfs "$SCRATCH/rootfs" "$STAGE/image" ||
-        die "mksquashfs must succeed; found it failed (see above); is there room beside $FILE? does mksquashfs know zstd?"
+        die "mksquashfs must succeed; found it failed (see above); is there room beside $FILE? without zstd, set ENROOT_SQUASH_OPTIONS='-comp gzip'"
 }
 
-# Everything belongs to root, as Enroot has it; the host's extended attributes stay here. Times from
-# the image: the same image gives the same file.
+# Everything belongs to root, as Enroot has it; the host's extended attributes stay here. What the engine
+# (empty files) and we have added is made as old as the newest of the image's own files: the same image
+# gives the same file. Not as old as the image: reproducible builds date that back, and Python would
+# compile every module anew. Version 4.3, of RHEL 8, has no -quiet.
 make_squashfs() {
     local options
     read -ra options <<<"${ENROOT_SQUASH_OPTIONS-$DEFAULT_SQUASH_OPTIONS}"
-    SOURCE_DATE_EPOCH=$(date -d "$(image_field "$IMAGE" Created)" +%s)
+    SOURCE_DATE_EPOCH=$({ echo 0 && find "$1" -type f -size +0 ! -newer "$SCRATCH" -printf '%Ts\n'; } | sort -n | tail -n 1)
     export SOURCE_DATE_EPOCH
-    exec mksquashfs "$1" "$2" -noappend -all-root -no-xattrs -no-progress -quiet "${options[@]}" >&2
+    exec mksquashfs "$1" "$2" -noappend -all-root -no-xattrs -no-progress "${options[@]}" >/dev/null
 }
 
 # The old checksum goes first: at no time does a wrong one lie beside the file.
@@ -147,7 +152,8 @@ main() {
     trap clean_up EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM HUP
-    STAGE=$(mktemp -d "$(dirname -- "$FILE")/.$(basename -- "$FILE").XXXXXXXX")
+    STAGE=$(mktemp -d "$(dirname -- "$FILE")/.$(basename -- "$FILE").XXXXXXXX") ||
+        die "the file must have a name and a disk that take it; found that they do not (see above); choose another"
     if command -v enroot >/dev/null; then import_with_enroot; else import_with_docker; fi
     publish
 }

@@ -6,11 +6,14 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "container/to_squashfs.sh"
@@ -197,6 +200,82 @@ class TestTheFormat:
             assert made.returncode == 0, made.stderr
             sums.add(hashlib.sha256((tmp_path / name / "image.sqsh").read_bytes()).hexdigest())
         assert len(sums) == 1
+
+    @by_mksquashfs
+    def test_an_image_that_is_dated_back(self, tiny_image: str, run: Run, tmp_path: Path) -> None:
+        """Reproducible builds do that, to the year 1. Its files keep their times.
+
+        Else Python would compile their modules anew, in every process.
+        """
+        saved, file = tmp_path / "saved", tmp_path / "tiny.sqsh"
+        saved.mkdir()
+        run("sh", "-c", f"docker save {tiny_image} | tar -x -C '{saved}'")
+        manifest = json.loads((saved / "manifest.json").read_text())
+        config = json.loads((saved / manifest[0]["Config"]).read_text())
+        config |= {"created": "0001-01-01T00:00:00Z"}
+        (saved / manifest[0]["Config"]).unlink()
+        manifest[0] |= {"Config": "config.json"}
+        (saved / "config.json").write_text(json.dumps(config))
+        (saved / "manifest.json").write_text(json.dumps(manifest))
+        loaded = run("sh", "-c", f"tar -c -C '{saved}' . | docker load")
+        assert loaded.returncode == 0, loaded.stderr
+        made = run(SCRIPT, tiny_image, file)
+        assert made.returncode == 0, made.stderr
+        unpacked = tmp_path / "unpacked"
+        run("unsquashfs", "-d", unpacked, file)
+        built = int((tmp_path / "context/hello").stat().st_mtime)
+        assert (unpacked / "bin/hello").stat().st_mtime == built
+
+    @by_mksquashfs
+    def test_an_old_mksquashfs(self, tiny_image: str, run: Run, tmp_path: Path) -> None:
+        """Version 4.3 knows no -quiet; which compressions it lacks, it reports itself."""
+        programs = tmp_path / "programs"
+        programs.mkdir()
+        (programs / "mksquashfs").write_text(
+            '#!/bin/sh\nfor word; do [ "$word" != -quiet ] || exit 1; done\n'
+            f'exec {shutil.which("mksquashfs")} "$@"\n'
+        )
+        (programs / "mksquashfs").chmod(0o755)
+        environ = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
+        made = run(SCRIPT, tiny_image, tmp_path / "x.sqsh", env=environ)
+        assert made.returncode == 0, made.stderr
+        assert len(made.stderr.splitlines()) == 3
+        assert made.stdout == ""
+
+    @by_mksquashfs
+    def test_an_interrupt_while_the_engine_makes_the_container(
+        self, tiny_image: str, tmp_path: Path
+    ) -> None:
+        """Ctrl-C reaches the engine's client, too, which forgets the container it has asked for."""
+        programs, began = tmp_path / "programs", tmp_path / "began"
+        programs.mkdir()
+        (programs / "docker").write_text(
+            f"""#!/bin/sh
+            if [ "$1" != create ]; then exec {shutil.which("docker")} "$@"; fi
+            id=$({shutil.which("docker")} "$@")
+            echo "$id" >'{began}.part'
+            mv '{began}.part' '{began}'
+            sleep 1
+            echo "$id"
+            """
+        )
+        (programs / "docker").chmod(0o755)
+        script = subprocess.Popen(
+            [SCRIPT, tiny_image, tmp_path / "x.sqsh"],
+            env=os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"},
+            start_new_session=True,
+        )
+        Cluster.until(began.exists, 60, "the engine has made a container")
+        os.killpg(script.pid, signal.SIGINT)
+        assert script.wait(60) == 130
+        left = subprocess.run(
+            ["docker", "rm", "--force", began.read_text().strip()],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "No such container" in left.stderr
+        assert not list(tmp_path.glob("*.sqsh*"))
 
     def test_an_existing_file_is_replaced_by_force_alone(
         self, tiny_image: str, run: Run, tmp_path: Path
