@@ -149,6 +149,27 @@ class StoredWeights:
                     found = file.get_slice(there).get_shape()
                 if tuple(found) != tuple(template.shape):
                     raise _error(folder, f"{there} of shape {tuple(found)}")
+            if shape.is_tied:
+                self._check_tie()
+
+    def _check_tie(self) -> None:
+        """Refuse an output matrix of its own, which transformers takes, whatever config.json says.
+
+        A copy of the embedding is left out: it computes the same.
+        """
+        there = to_hf_name(_OUTPUT)
+        if self._places and there not in self._places:
+            return
+        with self._open(self._folder / self._places.get(there, WEIGHTS), "pt") as file:
+            if there not in file.keys():  # noqa: SIM118 -- it is no mapping
+                return
+            is_copy = file.get_tensor(there).float().equal(self("tok_embeddings.weight"))
+        if not is_copy:
+            raise _error(
+                self._folder,
+                f"tie_word_embeddings with {there} of its own",
+                f"set tie_word_embeddings to false in its {CONFIG}, or name another folder",
+            )
 
     def __call__(self, name: str) -> Tensor:
         """Read one. Raises UserError if it cannot be read."""
@@ -182,12 +203,12 @@ def _places(folder: Path) -> dict[str, str]:
     return places
 
 
-def _error(folder: Path, found: object) -> UserError:
+def _error(folder: Path, found: object, remedy: str = "name another folder") -> UserError:
     return UserError(
         f"model in {folder}",
         rule=f"be a Llama of Hugging Face's layout: {CONFIG} and {WEIGHTS}",
         found=found,
-        remedy="name another folder",
+        remedy=remedy,
     )
 
 

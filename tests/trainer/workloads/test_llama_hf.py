@@ -147,6 +147,19 @@ def test_missing_and_misshapen_weights_are_an_error(tmp_path: Path) -> None:
     assert not Language(Config(workload="lm")).reads(tmp_path)
 
 
+def test_a_tied_model_has_no_output_matrix_of_its_own(tmp_path: Path) -> None:
+    """transformers 5 computes with that one; a copy of the embedding is none."""
+    write(tmp_path / "m")
+    file = tmp_path / "m" / "model.safetensors"
+    stored = load_file(file)
+    embedding = stored["model.embed_tokens.weight"]
+    save_file(stored | {"lm_head.weight": embedding.clone()}, file)
+    assert torch.equal(read_weights(tmp_path / "m", SHAPE)["output.weight"], embedding)
+    save_file(stored | {"lm_head.weight": embedding + 1}, file)
+    with pytest.raises(UserError, match=r"lm_head\.weight of its own; set tie_word_embeddings to"):
+        read_weights(tmp_path / "m", SHAPE)
+
+
 @pytest.fixture
 def trained(train: Train, tmp_path: Path) -> Path:
     """A run of two steps that began with a model of that layout."""
