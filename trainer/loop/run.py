@@ -280,11 +280,12 @@ class Run:
 
     def _profiler(self, folder: Path, collectives: FlightRecorder) -> StepProfiler:
         config, rank = self.config, self.ranks.rank
-        is_profiled = rank in profiled_ranks(config, self.ranks.world_size)
+        profiled = profiled_ranks(config, self.ranks.world_size)
         return StepProfiler(
-            config.profile_range() if is_profiled else None,
+            config.profile_range() if rank in profiled else None,
             folder,
             rank,
+            is_leader=rank == min(profiled),
             with_memory=config.memory_snapshot,
             write_more=collectives.write,
         )

@@ -59,17 +59,19 @@ class StepProfiler:
     memory-rank-<r>.pickle for https://pytorch.org/memory_viz
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- all of it by name
         self,
         steps: range | None,
         folder: Path,
         rank: int,
         *,
+        is_leader: bool = True,
         with_memory: bool = False,
         write_more: Callable[[], None] = lambda: None,
     ) -> None:
         """Trace `steps` (None: none), `with_memory` also what is allocated on the GPU.
 
+        `is_leader`: of all ranks that trace them, the one that reports steps that never came.
         `write_more` is called with the trace written; it raises nothing.
         """
         self._steps = steps or range(0)
@@ -77,7 +79,7 @@ class StepProfiler:
         self._rank = rank
         self._with_memory = with_memory
         self._write_more = write_more
-        self._is_due = bool(self._steps)
+        self._is_due = is_leader and bool(self._steps)
         self._profiler: Any = None
         self._step: Any = None
 

@@ -43,9 +43,13 @@ def test_a_snapshot_is_of_a_gpu() -> None:
 def test_steps_that_never_came_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Once, at the end; nothing where nothing was to be traced."""
-    for steps in (None, range(100, 102)):
-        profiler = StepProfiler(steps, tmp_path, rank=0)
+    """Once, at the end, by one of the ranks; nothing where nothing was to be traced."""
+    steps = range(100, 102)
+    for profiler in (
+        StepProfiler(None, tmp_path, rank=0),
+        StepProfiler(steps, tmp_path, rank=1),
+        StepProfiler(steps, tmp_path, rank=2, is_leader=False),
+    ):
         profiler.before(1)
         profiler.after(1)
         profiler.close()
