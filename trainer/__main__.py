@@ -66,7 +66,11 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
             check_source(config.init_from)
         _check_resume(config, settings)
         if config.check:
-            _check_device(config, ranks, settings, env)
+            # Not in a job: its batch step may have no GPU where its ranks have one, and
+            # `import torch` takes seconds.
+            if settings.run_dir is None:
+                _check_device(config, ranks, env)
+                workload.check_model()
             return codes.FINISHED
 
         # The stacks before the heartbeat: a watcher that sees the heartbeat may ask for them.
@@ -159,6 +163,8 @@ def _share_out(config: Config, ranks: Ranks, workload: Workload) -> tuple[Layout
         # A sum is a sum in whatever parts, but stages pass on parts of one shape.
         may_rest=workload.counts_targets and layout.pp == 1,
     )
+    # As it will be: a workload may try its model on a microbatch.
+    workload.config = replace(config, micro_batch_size=plan.micro_batch_size)
     check_pipeline(config, layout, sizes, plan.num_microbatches)
     return layout, plan
 
@@ -172,16 +178,9 @@ def _ranks(config: Config, env: MutableMapping[str, str]) -> Ranks:
     return Ranks.from_environment(env)
 
 
-def _check_device(
-    config: Config, ranks: Ranks, settings: RunSettings, env: MutableMapping[str, str]
-) -> None:
-    """Refuse what the run would refuse on the device at hand.
-
-    A job's batch step may have no GPU where its ranks have one, and `import torch` takes seconds:
-    so by hand only, and only where an option asks something of the device.
-    """
-    asks = config.precision in {"tf32", "fp8"} or config.memory_snapshot or config.compile
-    if settings.run_dir is not None or not asks:
+def _check_device(config: Config, ranks: Ranks, env: MutableMapping[str, str]) -> None:
+    """Refuse what the run would refuse on the device at hand, if an option asks something of it."""
+    if not (config.precision in {"tf32", "fp8"} or config.memory_snapshot or config.compile):
         return
     from trainer.distributed.device import choose_device  # noqa: PLC0415 -- imports torch
     from trainer.loop.run import prepare_device  # noqa: PLC0415 -- imports torch

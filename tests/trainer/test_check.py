@@ -37,6 +37,8 @@ def trainer(folder: Path, *options: str, module: str = "trainer", **env: str) ->
         (("--precision", "tf32"), {}),
         (("--global-batch-size", "100000"), {}),
         (("--workload", "fake-images", "--global-batch-size", "1025"), {}),
+        (("--workload", "fake-images", "--model", "resnet51"), {}),
+        (("--workload", "fake-images", "--image-size", "32", "--global-batch-size", "1"), {}),
         (("--memory-snapshot", "--profile", "1:2"), {}),
         (("--compile",), {"CXX": "no-compiler"}),
     ],

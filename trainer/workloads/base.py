@@ -69,6 +69,9 @@ class Workload(ABC):
     def build_model(self) -> nn.Module:
         """Return the model on the CPU, its weights drawn from torch's global generator."""
 
+    def check_model(self) -> None:  # noqa: B027 -- most are built only to be trained
+        """Raise UserError where `build_model` would; for --check, and may import torch."""
+
     @abstractmethod
     def train_data(self) -> TensorData | TokenData | Dataset[Any]:
         """Return the training samples; a map-style Dataset gives (input, target) pairs."""

@@ -28,6 +28,10 @@ _WITH_MORE_OUTPUTS = ("googlenet", "inception_v3")
 class _TorchvisionModel(Workload):
     """Shared by both: the model by name."""
 
+    def check_model(self) -> None:
+        """Raise UserError for a model that is none of torchvision's, or does not take a batch."""
+        self.build_model()
+
     def build_model(self) -> nn.Module:
         """Return torchvision's model of that name, freshly initialised."""
         from torchvision import models  # noqa: PLC0415 -- 0.5 s, and only here

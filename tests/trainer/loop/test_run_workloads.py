@@ -2,11 +2,13 @@
 
 import os
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.trainer.conftest import Ranks
 from tests.trainer.quick_run import QUICK, Train
 from trainer.config import Config
 from trainer.workloads.images import FakeImages
@@ -110,6 +112,18 @@ def test_images_that_do_not_go_through_the_model_are_one_line(
     assert (code, output.count("\n")) == (64, 1)
     assert output.startswith(f"trainer: --model {options[1]} must take ")
     assert not run.path.exists()
+
+
+def test_a_ranks_share_of_one_is_too_few_for_batch_norm(
+    start_ranks: Callable[..., Ranks],
+) -> None:
+    """It is the share that is tried, before anything is written; one rank reports it."""
+    small = ("--image-size", "32", "--num-samples", "8", "--global-batch-size", "2")
+    started = start_ranks(2, "--workload", "fake-images", *small)
+    assert started.wait() == [64, 64]
+    errors = "".join(output[1] for output in started.output)
+    assert errors.count("trainer: --model resnet18 must take 1 image of --image-size 32") == 1
+    assert not started.run.path.exists()
 
 
 def test_a_trial_draws_nothing() -> None:
