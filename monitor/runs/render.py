@@ -181,6 +181,9 @@ def _evidence(found: dict[str, Any], width: int) -> list[str]:
     if stack is not None and stack["top"]:
         file = f" (all of it: {stack['file']})" if stack["file"] else ""
         made += _block("stack", f"{stack['top']}{file}", width, 2)
+    failed = found["attempt"]["failure"]
+    if failed is not None and failed["evidence"]["place"] == "early":
+        made += _block("peer", failed["evidence"]["line"], width, 1)
     if found["log"] and found["attempt"]["code"] != 0:
         path = found["log"].removeprefix(found["run_dir"]).lstrip("/")
         made += _block("log", path, width, 1)

@@ -237,6 +237,16 @@ def test_an_exception_shows_its_end(story: Any) -> None:
     assert "ValueError: bad bad" in text.split("said", 1)[1]
 
 
+def test_a_peer_that_ended_early_is_named(story: Any) -> None:
+    """The rank that lost it has only the connection in its log."""
+    story.start()
+    story.rank_end(1, 0)
+    story.fail(0, 1, text="RuntimeError: [gloo/pair.cc:534] Connection closed by peer [::1]:1\n")
+    lines = shown(story.write())
+    assert "rank 0 on n1 lost a peer that had ended with code 0" in lines[0]
+    assert "peer    rank 1 on n2 had ended with code 0" in lines
+
+
 def test_what_was_done_about_it(story: Any) -> None:
     """Earlier starts in a few words each, the last decision in its own."""
     for begin in (0, 20):
