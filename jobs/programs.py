@@ -130,13 +130,12 @@ def check_wanted(environ: Mapping[str, str], *, is_bare: bool) -> None:
         )
 
 
-def check_trainer(python: str, environ: Mapping[str, str]) -> None:
-    """Check what is to run our trainer: no Python before 3.11 knows its -P. Raises UsageError."""
-    remedy = "run 'make demo' once, which makes .venv here, or set DDP_PYTHON"
+def check_python(part: str, python: str, environ: Mapping[str, str], remedy: str) -> None:
+    """Check that it can run a part of ours; arguments as of `lack`. Raises UsageError."""
     lacks = lack(python, environ, remedy)
     if lacks:
         rule, found, remedy = lacks
-        raise UsageError(f"the trainer {rule}", found, remedy)
+        raise UsageError(f"the {part} {rule}", found, remedy)
 
 
 def check_root(root: str) -> None:

@@ -28,7 +28,7 @@ def build(words: list[str], environ: Mapping[str, str], root: str) -> Command:
     """Build a rank's command from the launcher's own words.
 
     Raises:
-        UsageError: there is no command, or no Python for the trainer.
+        UsageError: there is no command, or no Python for ours.
 
     """
     if words[:1] == ["--"] and not is_preflight(environ):
@@ -39,17 +39,15 @@ def build(words: list[str], environ: Mapping[str, str], root: str) -> Command:
                 "give one, or leave -- away to run the trainer",
             )
         return Command(words[1:], is_trainer=False)
-    python = programs.find_python(root, environ)
+    part = "preflight" if is_preflight(environ) else "trainer"
+    python, remedy = programs.find_python(root, environ), "set DDP_PYTHON, or run in the image"
     if not python:
-        raise UsageError(
-            "the trainer needs Python",
-            f"none on {environ['DDP_NODE']}",
-            "set DDP_PYTHON, or run in the image",
-        )
+        raise UsageError(f"the {part} needs Python", f"none on {environ['DDP_NODE']}", remedy)
+    is_checked = environ.get(channel.SUPERVISED) == "1"  # but in its image there may be another
+    if not is_checked or not programs.is_new(python, environ):
+        programs.check_python(part, python, environ, remedy)
     if is_preflight(environ):
         check = programs.module_command(root, python, "trainer.preflight", environ)
         return Command(check, is_trainer=False)
-    if environ.get(channel.SUPERVISED) != "1":  # else the supervisor has
-        programs.check_trainer(python, environ)
     trainer = programs.module_command(root, python, "trainer", environ)
     return Command([*trainer, *words], is_trainer=True)

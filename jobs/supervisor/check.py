@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from jobs.backends.base import Backend, Layout, Surroundings
     from jobs.supervisor.arguments import Arguments
 
+_REMEDY = "run 'make demo' once, which makes .venv here, or set DDP_PYTHON"
+
 
 class TrainerCheck(NamedTuple):
     """A check that runs."""
@@ -33,7 +35,7 @@ class TrainerCheck(NamedTuple):
         text = self.process.communicate()[0].decode(errors="replace")
         code, environ = codes.of_wait_status(self.process.returncode), self.here.environ
         if code not in (codes.FINISHED, codes.USAGE):
-            programs.check_trainer(self.python, environ)
+            programs.check_python("trainer", self.python, environ, _REMEDY)  # before 3.11: no -P
         write(2, text)
         if code != codes.FINISHED:
             raise Exit(code)

@@ -51,6 +51,18 @@ def test_a_python_that_is_too_old(scripts: Scripts, script: str) -> None:
     assert not list(scripts.directory.glob("out"))
 
 
+def test_one_that_is_too_old_where_a_rank_runs(scripts: Scripts) -> None:
+    """An image's, which its agent finds first; a preflight's, too."""
+    scripts.fake("old-python", 'if [[ $1 == -V ]]; then echo "Python 3.9.2"; else exit 2; fi')
+    old = {"DDP_PYTHON": "old-python"}
+    rank = scripts.run("launcher.sh", "--epochs", "1", **old, DDP_NPROC_PER_NODE="1")
+    assert (rank.code, rank.out) == (64, "")
+    assert "the trainer needs Python 3.11 or later; found Python 3.9.2 at" in one_line(rank.err)
+    check = scripts.run("prelaunch.sh", "--preflight", **old)
+    assert "launcher: the preflight needs Python 3.11 or later; found Python 3.9.2" in check.err
+    assert (check.code, check.out) == (70, "")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
