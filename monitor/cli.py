@@ -63,6 +63,7 @@ def main(argv: Sequence[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name need not be text
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        _check_python()
         options = _parser(argv[0] if argv else "").parse_args(argv)
         code = int(options.run(options))
         if sys.stdout is not None:  # as with `>&-`
@@ -87,6 +88,13 @@ def main(argv: Sequence[str]) -> int:
         emit(problem("the output must have room", error.strerror, "make room, or write elsewhere"))
         return codes.USAGE
     return code
+
+
+def _check_python() -> None:
+    """Refuse one whose dataclasses know less: `why` and `compose` need no package of others."""
+    if sys.version_info < (3, 11):  # noqa: UP036 -- by hand, whatever the host has
+        found = f"{sys.version.split()[0]} at {sys.executable}"
+        raise UserError("Python must be 3.11 or later", found, "use .venv/bin/python")
 
 
 def _drop_output() -> None:

@@ -358,6 +358,16 @@ def test_a_python_without_our_packages_is_one_line() -> None:
     assert ended.stderr.count("\n") == 1
 
 
+def test_a_python_that_is_too_old_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`why` and `compose` need no package, and ended in a traceback on 3.9."""
+    monkeypatch.setattr(sys, "version_info", (3, 9, 2))
+    assert cli.main(["why", "."]) == 64
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("monitor: Python must be 3.11 or later; found ")
+
+
 @pytest.mark.parametrize(
     "folder", [Path(__file__).parents[1] / "data", SHARED], ids=["data", "shared"]
 )
