@@ -23,7 +23,7 @@ trace_subshell() {
 set -- "$(trace_subshell && CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)" "$@"
 set -- "$(trace_subshell && source "$1/jobs/find_python.sh" && find_python "$1")" "$@"
 if [[ ! $1 ]]; then
-    echo "launcher: a rank's agent needs Python 3.9 or later; found none on $(uname -n); set DDP_PYTHON to one, or let the ranks run in an image that has it (DDP_IMAGE or sbatch --container-image, docs/image.md)" >&2
+    echo "launcher: a rank's agent needs Python 3.9 or later; found none on $(uname -n) that is whole (Debian's python3-minimal is not); set DDP_PYTHON to one, or let the ranks run in an image that has it (DDP_IMAGE or sbatch --container-image, docs/image.md)" >&2
     exit 64
 fi
 exec "$1" -I -S -X utf8 "$2/jobs/agent/__main__.py" "${@:3}"

@@ -64,7 +64,7 @@ if [[ ! $1 ]]; then
         echo "prelaunch: the working directory must exist; found it gone; cd to one that does" >&2
         exit 64
     fi
-    echo "prelaunch: the supervisor needs Python 3.9 or later; found none on $(uname -n); set DDP_PYTHON to one, or let the script run in the image (sbatch --container-image=./ddp.sqsh, docs/image.md)" >&2
+    echo "prelaunch: the supervisor needs Python 3.9 or later; found none on $(uname -n) that is whole (Debian's python3-minimal is not); set DDP_PYTHON to one, or let the script run in the image (sbatch --container-image=./ddp.sqsh, docs/image.md)" >&2
     exit 64
 fi
 exec "$1" -I -S -X utf8 -c 'import sys; sys.path.insert(0, sys.argv[1]); from jobs.supervisor.main import main; main()' \

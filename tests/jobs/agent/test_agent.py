@@ -255,7 +255,14 @@ def test_a_relative_output_directory(launch: Launch, tmp_path: Path) -> None:
     assert agent.communicate()[0].decode() == f"[0] {run_dir} {run_dir}/debug/error-1-rank-0.json\n"
 
 
-def test_a_host_without_python(launch: Launch, tmp_path: Path) -> None:
+MINIMAL = f"""#!/bin/sh
+exec {sys.executable} -c "import sys; sys.modules['resource'] = None; exec(sys.argv[1])" "$4"
+"""
+"""As Debian's python3-minimal, which lacks modules of the standard library."""
+
+
+@pytest.mark.parametrize("python", ["#!/bin/sh\necho False\n", MINIMAL])
+def test_a_host_without_python(launch: Launch, tmp_path: Path, python: str) -> None:
     """One line with both remedies, and 64."""
     for name in ("jobs", "rundir"):
         shutil.copytree(ROOT / name, tmp_path / "project" / name)
@@ -264,7 +271,7 @@ def test_a_host_without_python(launch: Launch, tmp_path: Path) -> None:
     for name in ("bash", "dirname", "uname", "env"):
         (programs / name).symlink_to(shutil.which(name) or name)
     old = programs / "python3"
-    old.write_text("#!/bin/sh\necho False\n")
+    old.write_text(python)
     old.chmod(0o755)
     agent = launch("true", root=tmp_path / "project", PATH=str(programs))
     out, err = agent.communicate()
