@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 MODULE = b"trainer.standby"
@@ -38,7 +39,7 @@ def _has_imported(pid: int) -> bool:
         priorities = {_nice(task) for task in Path(f"/proc/{pid}/task").iterdir()}
     except OSError:
         return False
-    return "libtorch_cpu" in maps(pid) and priorities == {0}
+    return "libtorch_cpu" in maps(pid) and priorities == {os.getpriority(os.PRIO_PROCESS, 0)}
 
 
 def _nice(task: Path) -> int:
