@@ -93,7 +93,8 @@ class Preflight:
             return None
         if not inbox.found:
             how = "it took too long" if code is None else f"its step {codes.describe(code)}"
-            info(f"preflight: it could not run here, and nothing was checked: {how}; going on")
+            then = "" if self._plan.arguments.is_preflight else "; going on"
+            info(f"preflight: it could not run here, and nothing was checked: {how}{then}")
             return None
         nodes = [node for node in self._nodes if node not in inbox.stopped_nodes] or self._nodes
         found = verdict.compose([*inbox.found, *unseen], nodes, table=self._table)

@@ -61,6 +61,7 @@ def test_one_that_is_too_old_where_a_rank_runs(scripts: Scripts) -> None:
     check = scripts.run("prelaunch.sh", "--preflight", **old)
     assert "launcher: the preflight needs Python 3.11 or later; found Python 3.9.2" in check.err
     assert (check.code, check.out) == (70, "")
+    assert check.err.endswith("and nothing was checked: its step ended with code 64\n")
 
 
 @pytest.mark.parametrize(
