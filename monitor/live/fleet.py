@@ -14,6 +14,8 @@ from monitor.live import log as live_log
 from monitor.live.log import LiveLog
 from monitor.live.run import LiveRun, Progress
 from monitor.live.snapshot import interval_s
+from monitor.logs import clock
+from monitor.logs.decode import NO_TIME
 from monitor.logs.series import GpuSeries, PlacedEvent
 
 if TYPE_CHECKING:
@@ -127,14 +129,18 @@ def _state(log: LiveLog, now_s: float) -> LogState:
 
 
 def _series(track: Track, wanted: frozenset[str]) -> GpuSeries:
-    """Return the readings in the order of time, as every reader of a whole log does."""
+    """Return the readings as they came, with times that never go back, as of a whole log."""
     time_s = track.time_s()
-    order = np.argsort(time_s, kind="stable")  # a clock may have been set
+    if (np.diff(time_s) < 0).any():  # a clock was set, or midnight passed a log without dates
+        wall_s = np.where(np.isnan(time_s), NO_TIME, time_s).astype(np.int64)
+        unknown = np.full(len(time_s), np.nan)
+        shift_s = clock.shifts_s(wall_s, track.column("mono"), unknown)
+        time_s = time_s if shift_s is None else time_s + shift_s
     return GpuSeries(
         host=track.host,
         gpu=track.gpu,
         job=track.job,
-        time_s=time_s[order],
-        values={name: track.column(name)[order] for name in track.names if name in wanted},
+        time_s=time_s,
+        values={name: track.column(name) for name in track.names if name in wanted},
         facts=track.facts,
     )

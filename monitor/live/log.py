@@ -97,7 +97,7 @@ class LiveLog:
                 chosen = rows.gpu == gpu
                 self._track(gpu).add(names, time_s[chosen], values[chosen])
         if len(gpus) != len(self._by_gpu):
-            self._forget(time_s.max() - longest_s(self.facts))
+            self._forget(time_s[-1] - longest_s(self.facts))
 
     def _forget(self, before_s: float) -> None:
         """Leave out GPUs without a row since then."""

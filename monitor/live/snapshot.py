@@ -183,7 +183,7 @@ def _idle_s(track: Track) -> float:
     if not is_idle[-1]:
         return 0.0
     begin = 0 if is_idle.all() else len(is_idle) - int(np.argmin(is_idle[::-1]))
-    idle_s = float(time_s[-1] - time_s[begin])
+    idle_s = float(np.diff(time_s[begin:]).clip(min=0).sum())  # a clock may have been set back
     return idle_s if math.isfinite(idle_s) else 0.0
 
 

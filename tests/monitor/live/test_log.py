@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from monitor.analysis.engine import evaluate
 from monitor.errors import UserError
 from monitor.live import log as live_log
 from monitor.live import target
-from monitor.live.fleet import Fleet
+from monitor.live.fleet import Fleet, window
 from monitor.live.log import LiveLog
 from monitor.live.snapshot import Row, Rows, interval_s, total
 from monitor.live.target import Target
@@ -237,6 +238,22 @@ def test_a_gpu_lost_long_ago_is_lost(tmp_path: Path) -> None:
     assert live.tracks[1].num_samples < 400
     there, lost_row = rows_of(live)
     assert (there.states, lost_row.states) == ((), ("lost",))
+
+
+def test_a_clock_set_back_changes_no_order(tmp_path: Path) -> None:
+    """As in autumn, or at midnight in a log without dates: what came last is now."""
+    writer = log_of(tmp_path, "n1")
+    for cycle in range(60):
+        writer.num_cycles -= 240 * (cycle == 50)
+        is_first = cycle < 30
+        writer.write(gpu(0, sm_pct=0 if is_first else 90), gpu(1, sm_pct=90 if is_first else 0))
+    live = LiveLog(str(writer.path))
+    poll(live)
+    assert [row.states for row in rows_of(live)] == [(), ("idle",)]
+    assert rows_of(live)[1].idle_s == 28 * 15
+    now = window([live])
+    assert [one.gpu for one in evaluate(now) if one.rule == "idle"] == [1]
+    assert [np.diff(one.time_s).tolist() for one in now.gpus] == [[15] * 59] * 2
 
 
 def test_a_lost_gpu_of_a_true_dmon_log_is_lost(data: Path, tmp_path: Path) -> None:
