@@ -34,7 +34,10 @@ _NO_TEXT = {
 
 _SUFFIX = ".gutil"
 _RUN_FILES = (run_files.EVENTS, run_files.METRICS)
-_ROTATED = re.compile(r"(?P<log>.+\.gutil)\.(?P<number>[1-9]\d{0,3})", re.ASCII | re.DOTALL)
+_PACKED = (".gz", ".xz", ".bz2", ".zst")
+_ROTATED = re.compile(
+    r"(?P<log>.+\.gutil)\.(?P<number>[1-9]\d{0,3})(\.(gz|xz|bz2|zst))?", re.ASCII | re.DOTALL
+)
 _NAME = re.compile(r"slurm-(?P<job>[^.]+)\.(?P<host>.+)", re.DOTALL)
 
 
@@ -66,7 +69,7 @@ def in_folder(folder: str, jobs: Iterable[str] | None = None) -> list[str]:
         OSError: it cannot be read.
 
     """
-    names = sorted(_listed(folder))
+    names = sorted(log for log, old in _listed(folder).items() if not all(map(_is_packed, old)))
     if jobs is not None:
         wanted = frozenset(jobs)
         names = [name for name in names if named(name)[0] in wanted]
@@ -103,7 +106,8 @@ def reading_folder(folder: str) -> Iterator[None]:
 def find(paths: Iterable[str]) -> list[tuple[str, ...]]:
     """Find logs: those that are named, and those that directories hold.
 
-    Files in a directory that may not be read, such as other users', are left out with a line.
+    Files in a directory that may not be read, such as other users', are left out with a line, and
+    so are those that were compressed when they were rotated away.
 
     Returns: of each log its files, the oldest first; no file twice.
 
@@ -112,6 +116,7 @@ def find(paths: Iterable[str]) -> list[tuple[str, ...]]:
 
     """
     hidden: list[str] = []
+    packed: list[str] = []
     known: set[str] = set()
     logs: list[tuple[str, ...]] = []
     folders: dict[str, dict[str, list[str]]] = {}
@@ -122,15 +127,21 @@ def find(paths: Iterable[str]) -> list[tuple[str, ...]]:
             if folder not in folders:
                 folders[folder] = _or_none(folder or ".")
             files = [os.path.join(folder, old) for old in folders[folder].get(name, [name])]  # noqa: PTH118
+            zipped = [file for file in files if _is_packed(file) and file != log]
             closed = [file for file in files if is_folder and not os.access(file, os.R_OK)]
+            packed += zipped
             hidden += closed
-            files = [file for file in files if file not in closed]
+            files = [file for file in files if file not in (*zipped, *closed)]
             new = {os.path.realpath(file): file for file in files}
             logs += [tuple(new[real] for real in new if real not in known)]
             known |= new.keys()
     logs = [log for log in logs if log]
-    if hidden and logs:
-        emit(f"left out {hidden[0]}{and_more(len(hidden) - 1, 'file')}: it may not be read")
+    for left_out, why in (
+        (hidden, "it may not be read"),
+        (packed, "it is compressed, unpack it first"),
+    ):
+        if left_out and logs:
+            emit(f"left out {left_out[0]}{and_more(len(left_out) - 1, 'file')}: {why}")
     return logs or [(file,) for file in hidden]  # whose reader says why
 
 
@@ -175,6 +186,10 @@ def _listed(folder: str) -> dict[str, list[str]]:
         elif name.endswith(_SUFFIX):
             numbered.setdefault(name, []).append((0, name))
     return {log: [name for _, name in sorted(files)] for log, files in numbered.items()}
+
+
+def _is_packed(file: str) -> bool:
+    return file.endswith(_PACKED)
 
 
 def _or_none(folder: str) -> dict[str, list[str]]:

@@ -76,6 +76,21 @@ def test_what_was_rotated_away_belongs_to_its_log(rotated: Path) -> None:
     assert names(files.find([str(old), str(current)])) == [(old.name,), (whole[0], whole[2])]
 
 
+def test_what_was_compressed_when_it_was_rotated_away_is_missed(
+    rotated: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As by logrotate: hours that a report lacks are named; what is no log's stays unnamed."""
+    current = rotated / "slurm-7.n1.gutil"
+    for name in ("slurm-7.n1.gutil.11.gz", "slurm-7.n1.gutil.12.xz", "slurm-9.n9.gutil.1.gz"):
+        (rotated / name).write_bytes(b"")
+    for path in (rotated, current):
+        found = names(files.find([str(path)]))
+        assert ("slurm-7.n1.gutil.10", "slurm-7.n1.gutil.1", current.name) in found
+        text = f"left out {current}.12.xz (and 2 more files): it is compressed, unpack it first"
+        assert capfd.readouterr().err == f"monitor: {text}\n"
+    assert "slurm-9.n9.gutil" not in [Path(path).name for path in files.in_folder(str(rotated))]
+
+
 def test_a_name_without_a_folder_is_found_here(
     rotated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
