@@ -27,6 +27,9 @@ BYTE_ORDER = b"\xef\xbb\xbf"
 """What Windows sets before a text."""
 _NO_TEXT = {
     b"\x1f\x8b": "it is compressed, gunzip it first",
+    b"\xfd7zXZ": "it is compressed, unpack it with xz first",
+    b"\x28\xb5\x2f\xfd": "it is compressed, unpack it with zstd first",
+    b"BZh": "it is compressed, unpack it with bzip2 first",
     b"\xff\xfe": "it is UTF-16, as PowerShell writes it: convert it with iconv first",
     b"\xfe\xff": "it is UTF-16: convert it with iconv first",
 }

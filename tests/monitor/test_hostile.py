@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import signal
 import subprocess
@@ -165,9 +167,12 @@ def test_a_device_without_an_end_is_refused(command: str, ask: Any) -> None:
     ("made", "found"),
     [
         (gzip.compress, "it is compressed"),
+        (lzma.compress, "it is compressed, unpack it with xz first"),
+        (bz2.compress, "it is compressed, unpack it with bzip2 first"),
+        (lambda text: b"\x28\xb5\x2f\xfd" + text, "it is compressed, unpack it with zstd first"),
         (lambda text: text.decode().encode("utf-16"), "it is UTF-16"),
     ],
-    ids=["gzip", "utf-16"],
+    ids=["gzip", "xz", "bzip2", "zstd", "utf-16"],
 )
 def test_what_is_no_text_says_so(
     made: Callable[[bytes], bytes], found: str, log: Path, ask: Any
