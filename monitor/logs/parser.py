@@ -22,7 +22,7 @@ NARROW = "some may be of an early 525 or 530 driver, too few to tell how they li
 """Hint to rows that cannot be read."""
 
 _EVENT = f"## {log_events.KEY}"
-_CHANGING = re.compile(r"interval_s|attempt|(gpu|memory_mib) \d{1,4}", re.ASCII)
+_CHANGING = re.compile(r"interval_s|attempt|utc_offset|(gpu|memory_mib) \d{1,4}", re.ASCII)
 """Facts that may change within a log, and then hold for the rows below them."""
 _LOST = re.compile(r"(\d{1,9}) samples? could not be written", re.ASCII)
 _HASH, _NEWLINE = ord("#"), ord("\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,8 @@ class GpuSeries:
     uuid: str = UNKNOWN
     """An index that became another GPU has a series for each."""
     is_dated: bool = True
+    offset: timedelta = timedelta()
+    """Of local time from UTC at its first sample; none where the log states none."""
 
     @property
     def unit(self) -> tuple[Place, str | int | None]:
@@ -288,6 +291,7 @@ def _split(
     first = np.flatnonzero(np.any([np.diff(key, prepend=-2) != 0 for key in keys], axis=0))
     for begin, end in zip(first, [*first[1:], len(order)], strict=True):
         rows = order[begin:end]
+        at_first = facts.as_of(log, int(log.num_changes[rows[0]]))
         gpu, code, place = int(log.gpu[rows[0]]), int(unit[rows[0]]), log.places[log.place[rows[0]]]
         yield GpuSeries(
             host=place.host,
@@ -301,6 +305,7 @@ def _split(
             start=start[rows],
             uuid=uuids[code],
             is_dated=log.dated,
+            offset=gutil.parse_offset(at_first.get("utc_offset", "")) or timedelta(),
         )
 
 
@@ -337,6 +342,7 @@ def _joined(parts: Sequence[GpuSeries]) -> GpuSeries:
         start=np.concatenate([np.broadcast_to(p.start, p.num_samples) for p in parts])[order],
         uuid=first.uuid,
         is_dated=all(part.is_dated for part in parts),
+        offset=first.offset,
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from monitor.logs import clock, columns, constants, energy, facts, gutil, percentiles, series
+from monitor.logs import clock, columns, constants, energy, facts, percentiles, series
 from monitor.logs.sample import total
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _use(gpu: GpuSeries, steps_s: NDArray[np.float64], spreads: Mapping[str, Spr
         energy_from=used.source,
         energy_unseen_s=None if gpu.gpu is None else used.unseen_s,
         first_s=int(gpu.written_s[0]) if timed and gpu.is_dated else None,
-        offset=gutil.parse_offset(gpu.facts.get("utc_offset", "")) or timedelta(),
+        offset=gpu.offset,
         last_s=int(gpu.written_s[-1]) if timed and gpu.is_dated else None,
         spreads=spreads,
     )

@@ -48,6 +48,16 @@ def test_several_jobs_begin_by_their_own_clocks(written: Written) -> None:
     assert done.stdout.count("2026-11-21 12:00") == 4, done.stdout
 
 
+def test_a_job_that_ran_over_the_end_of_summer_time_begins_as_written(written: Written) -> None:
+    """By the offset of then, not by that of its end."""
+    for job in ("7", "8", "9", "10"):
+        head = (("job", job), ("utc_offset", "+02:00"))
+        path = written(2, head=head, name=f"slurm-{job}.n1.gutil")
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join([*lines[:-1], "## utc_offset: +01:00\n", lines[-1]]))
+    assert run(path.parent).stdout.count("2026-11-21 12:00") == 4
+
+
 def test_the_offset_may_change_within_a_log(written: Written) -> None:
     """Rows before and after the end of summer time each have their own offset."""
     path = written(2, head=(("utc_offset", "+02:00"),))
