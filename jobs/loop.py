@@ -117,7 +117,11 @@ class Loop:
             finally:
                 self.wake(lambda: then(result))
 
-        _thread.start_new_thread(run, ())
+        try:
+            _thread.start_new_thread(run, ())
+        except RuntimeError:  # ranks have used up what this user may start
+            with suppress(OSError):
+                run()
 
     def run(self, until: Callable[[], object], limit_s: float = _NEVER_S) -> bool:
         """Wait until something is so, or for `limit_s` at most; return whether it is."""

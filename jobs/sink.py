@@ -70,8 +70,9 @@ class Sink:
     def _begin(self) -> None:
         """Have the thread look; the lock is held."""
         if not self._is_running:  # not before: a process that forks has one thread only
-            self._is_running = True
-            _thread.start_new_thread(self._run, ())
+            with suppress(RuntimeError):  # ranks have used up what this user may start: next time
+                _thread.start_new_thread(self._run, ())
+                self._is_running = True
         if self._wanted.locked():
             self._wanted.release()
 

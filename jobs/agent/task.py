@@ -140,11 +140,15 @@ class Task:
         if self._kill_at_s < float("inf"):
             return
         self.is_requested = True
-        began_s = time.monotonic()
-        self._kill_at_s = began_s + float(self._environ.get("DDP_GRACE") or _GRACE_S)
-        # In threads: a file system that is stuck must not keep us from killing in time.
-        _thread.start_new_thread(self._kill_in_time, (self.child,))
-        _thread.start_new_thread(self._shorten_grace, (began_s,))
+        began_s, running = time.monotonic(), self.child
+        grace_s = float(self._environ.get("DDP_GRACE") or _GRACE_S)
+        self._kill_at_s = began_s + grace_s
+        try:
+            # In threads: a file system that is stuck must not keep us from killing in time.
+            _thread.start_new_thread(self._kill_in_time, (running,))
+            _thread.start_new_thread(self._shorten_grace, (began_s,))
+        except RuntimeError:  # the command has used up what this user may start
+            self._loop.after(grace_s, lambda: running.send(signal.SIGKILL))
 
     def _kill_in_time(self, running: Child) -> None:
         while running.code is None and time.monotonic() < self._kill_at_s:

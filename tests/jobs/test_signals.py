@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,6 +40,41 @@ def test_signals_end_every_rank(
     assert gone(str(scripts.directory))
     assert result.of("signal")[0]["signal"] in {name, "TERM"}
     assert result.of("end")[-1]["code"] == 143
+
+
+FILLS = """
+import os, signal, time
+me = os.getpid()
+signal.signal(signal.SIGTERM, lambda *_: os._exit(75 if os.getpid() == me else 0))
+try:
+    while os.environ["RANK"] == "0":
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+except OSError:
+    print("no more processes", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming a user with a limit of its own needs root")
+def test_ranks_that_use_up_what_their_user_may_start(scripts: Scripts) -> None:
+    """Neither agents nor supervisor can start a thread then; the ranks end as ever."""
+    stranger = ("setpriv", "--reuid=61234", "--regid=61234", "--clear-groups", "prlimit")
+    job = (scripts.root / "jobs" / "prelaunch.sh", "--", "/usr/bin/python3", "-c", FILLS)
+    # Another pytest that starts takes the rights of strangers in tmp_path away again.
+    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryFile("w+") as log:
+        os.chown(name, 61234, 61234)
+        words = [*stranger, "--nproc=40", *job]
+        process = subprocess.Popen(words, cwd=name, env=scripts.env, stdout=log, stderr=log)
+        wait_for(Path(name), "rank_up", 2)
+        file = next(Path(name).glob("out/*/logs/rank-0.log"))
+        Cluster.until(lambda: "no more" in file.read_text(), 20, "no process can be started")
+        process.terminate()
+        code = process.wait(60)
+        log.seek(0)
+        assert code == 75, log.read()
 
 
 def test_a_second_signal_reaches_the_ranks(scripts: Scripts) -> None:
