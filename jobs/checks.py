@@ -7,10 +7,13 @@ import os
 import re
 import stat
 from contextlib import suppress
-from typing import Callable
+from typing import TYPE_CHECKING, Callable
 
 from jobs.messages import UsageError
 from rundir.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Check = Callable[[str, str], str]
 """Takes a setting's name and value, returns the value as it counts. Raises UsageError."""
@@ -94,6 +97,33 @@ def bounds(value: str) -> tuple[int, int]:
     """Read MIN:MAX; both 0 for anything else."""
     found = re.fullmatch("([0-9]{1,6}):([0-9]{1,6})", value)
     return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def refuse_other_launchers(environ: Mapping[str, str]) -> None:
+    """Refuse to be one of several that train alone. Raises UsageError.
+
+    torchrun, Kubernetes, mpirun and SageMaker start this script once a rank, a pod or a host, and
+    tell it of the others: nobody would notice.
+    """
+    outside = "" if environ.get("SLURM_JOB_ID") else "no Slurm job and "
+    for name in (
+        "WORLD_SIZE",
+        "PET_NNODES",
+        "OMPI_COMM_WORLD_SIZE",
+        "PMI_SIZE",
+        "MV2_COMM_WORLD_SIZE",
+        "SM_HOSTS",
+    ):
+        value = environ.get(name, "")
+        several = re.search(r"(^|:)0*([2-9]|[1-9][0-9]+)(:|$)", value)
+        if several or (name == "SM_HOSTS" and "," in value):
+            raise UsageError(
+                "several ranks or nodes need Slurm or torchrun",
+                f"{outside}{name}={value}, by which this script would train alone",
+                "start jobs/launcher.sh once a rank instead, with RANK, LOCAL_RANK, WORLD_SIZE,"
+                " LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, as torchrun does (torchrun …"
+                " --no-python jobs/launcher.sh); to train on this machine alone unset " + name,
+            )
 
 
 def check_no_tilde(name: str, path: str) -> None:

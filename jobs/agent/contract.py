@@ -6,7 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from jobs.checks import whole_number
+from jobs.checks import refuse_other_launchers, whole_number
 from jobs.messages import UsageError
 from rundir.paths import RunDir
 
@@ -170,6 +170,7 @@ def _single(env: dict[str, str]) -> Contract:
         ("NODE_RANK", "0"),
     ):
         _agree(env, name, value)
+    refuse_other_launchers(env)
     env["MASTER_ADDR"] = env.get("MASTER_ADDR") or "127.0.0.1"
     env["MASTER_PORT"] = env.get("MASTER_PORT") or _free_port()
     return Contract(env)
@@ -200,6 +201,7 @@ def _check(env: Mapping[str, str]) -> None:
     whole_number("RANK", env["RANK"], 0, world_size - 1)
     local_world_size = whole_number("LOCAL_WORLD_SIZE", env["LOCAL_WORLD_SIZE"], 1, world_size)
     whole_number("LOCAL_RANK", env["LOCAL_RANK"], 0, local_world_size - 1)
+    whole_number("NODE_RANK", env["NODE_RANK"], 0, world_size - 1)
     whole_number("MASTER_PORT", env.get("MASTER_PORT", ""), 1, _LAST_PORT)
     whole_number("SLURM_STEP_ID", env.get("SLURM_STEP_ID") or "0", 0, _LAST_STEP, _INCOMPLETE)
 

@@ -101,32 +101,6 @@ def _sweep_point(environ: Mapping[str, str]) -> list[str]:
     return point
 
 
-def refuse_other_launchers(environ: Mapping[str, str]) -> None:
-    """Refuse to be one of several that train alone. Raises UsageError.
-
-    torchrun, Kubernetes, mpirun and SageMaker start this script once a rank, a pod or a host, and
-    tell it of the others: nobody would notice.
-    """
-    for name in (
-        "WORLD_SIZE",
-        "PET_NNODES",
-        "OMPI_COMM_WORLD_SIZE",
-        "PMI_SIZE",
-        "MV2_COMM_WORLD_SIZE",
-        "SM_HOSTS",
-    ):
-        value = environ.get(name, "")
-        several = re.search(r"(^|:)0*([2-9]|[1-9][0-9]+)(:|$)", value)
-        if several or (name == "SM_HOSTS" and "," in value):
-            raise UsageError(
-                "several ranks or nodes need Slurm or torchrun",
-                f"no Slurm job and {name}={value}, by which this script would train alone",
-                "start jobs/launcher.sh once a rank instead, with RANK, LOCAL_RANK, WORLD_SIZE,"
-                " LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, as torchrun does (torchrun …"
-                " --no-python jobs/launcher.sh); to train on this machine alone unset " + name,
-            )
-
-
 def version(root: str) -> str:
     """The version, read without importing the trainer."""
     try:

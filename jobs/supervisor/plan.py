@@ -6,11 +6,11 @@ import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from jobs import checks
 from jobs.backends import registry, scontrol, slurm, surroundings
 from jobs.backends.base import Step, Surroundings, tmp_dir
 from jobs.backends.local import count_gpus
 from jobs.backends.slurm import Slurm
-from jobs.checks import bounds
 from jobs.messages import UsageError, info, write
 from jobs.supervisor import arguments as asked
 from jobs.supervisor import (
@@ -69,7 +69,7 @@ def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -
     surroundings.leave_to_task_zero(client, script)
     settings.forget_chosen(environ)
     if not client.job_id:
-        asked.refuse_other_launchers(environ)
+        checks.refuse_other_launchers(environ)
     surroundings.forget_hooks(environ)
     here, values = surroundings.look_around(root, script, words, environ), Settings(environ)
     here = here._replace(num_local_ranks=layout.num_local_ranks(here, arguments, values))
@@ -192,7 +192,7 @@ def _job_of(values: Settings, here: Surroundings, arguments: Arguments, ranks: L
         values.number("DDP_MAX_IDLE_RESTARTS"),
         may_requeue=values.is_on("DDP_REQUEUE"),
         is_no_kill=values.is_on("DDP_NO_KILL"),
-        min_nodes=bounds(values.get("DDP_ELASTIC"))[0] or None,
+        min_nodes=checks.bounds(values.get("DDP_ELASTIC"))[0] or None,
     )
     return Job(
         id=values["DDP_JOB_ID"],

@@ -111,6 +111,7 @@ def test_half_a_contract_is_named(name: str) -> None:
         ({"LOCAL_WORLD_SIZE": "c"}, "LOCAL_WORLD_SIZE must be a whole number from 1 to 6"),
         ({"LOCAL_WORLD_SIZE": "7"}, "LOCAL_WORLD_SIZE must be a whole number from 1 to 6"),
         ({"LOCAL_RANK": "2"}, "LOCAL_RANK must be a whole number from 0 to 1"),
+        ({"NODE_RANK": "-1"}, "NODE_RANK must be a whole number from 0 to 5"),
         ({"RANK": "6"}, "RANK must be a whole number from 0 to 5"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE must be a whole number from 1 to"),
         ({"MASTER_PORT": "99999"}, "MASTER_PORT must be a whole number from 1 to 65535"),
@@ -120,6 +121,15 @@ def test_a_rank_that_cannot_be(wrong: dict[str, str], rule: str) -> None:
     """A number out of range is told with its bounds."""
     with pytest.raises(UsageError, match=rule):
         resolve(TORCHRUN | wrong)
+
+
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PET_NNODES"])
+def test_one_of_several_that_another_launcher_started(name: str) -> None:
+    """Each would train alone, and nobody would notice."""
+    with pytest.raises(UsageError, match=f"several ranks .*; found .*{name}=2, by which .*RANK"):
+        resolve({name: "2"})
+    assert resolve({name: "1"}).environ["WORLD_SIZE"] == "1"
+    assert resolve(TORCHRUN | {name: "6"}).environ["RANK"] == "5"
 
 
 def test_a_single_process() -> None:
