@@ -67,5 +67,11 @@ if [[ ! $1 ]]; then
     echo "prelaunch: the supervisor needs Python 3.9 or later; found none on $(uname -n) that is whole (Debian's python3-minimal is not); set DDP_PYTHON to one, or let the script run in the image (sbatch --container-image=./ddp.sqsh, docs/image.md)" >&2
     exit 64
 fi
-exec "$1" -I -S -X utf8 -c 'import sys; sys.path.insert(0, sys.argv[1]); from jobs.supervisor.main import main; main()' \
-    "$2" "$0" "${@:3}"
+# An interrupt ends what only starts, and no import of it in a traceback; the loop takes it later.
+exec "$1" -I -S -X utf8 -c '
+import signal, sys
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+sys.path.insert(0, sys.argv[1])
+from jobs.supervisor.main import main
+main()' "$2" "$0" "${@:3}"

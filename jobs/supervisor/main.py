@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import sys
 import time
 from typing import TYPE_CHECKING, NoReturn
@@ -35,8 +34,6 @@ _LEAST_FILES = 32
 
 def main() -> NoReturn:
     """Run the job, and exit with its code."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
     processes.open_standard_files()
     root, script, *words = sys.argv[1:]
     try:

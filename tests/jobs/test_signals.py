@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -75,6 +76,26 @@ def test_ranks_that_use_up_what_their_user_may_start(scripts: Scripts) -> None:
         code = process.wait(60)
         log.seek(0)
         assert code == 75, log.read()
+
+
+@pytest.mark.parametrize("script", ["prelaunch.sh", "launcher.sh"])
+def test_an_interrupt_while_a_script_only_starts(scripts: Scripts, script: str) -> None:
+    """It ends what it meets: no traceback of an import."""
+    for name in ("jobs", "rundir"):
+        shutil.copytree(scripts.root / name, scripts.directory / name)
+    (scripts.directory / "jobs" / "loop.py").write_text(
+        "import time\nopen('importing', 'w').close()\ntime.sleep(30)\n"
+    )
+    process = subprocess.Popen(
+        [scripts.directory / "jobs" / script, "--", "true"],
+        cwd=scripts.directory,
+        env=scripts.env,
+        stderr=subprocess.PIPE,
+    )
+    Cluster.until((scripts.directory / "importing").exists, 20, "it imports its modules")
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=20)[1] == b""
+    assert process.returncode == -signal.SIGINT
 
 
 def test_a_second_signal_reaches_the_ranks(scripts: Scripts) -> None:
