@@ -91,6 +91,8 @@ TABLE: tuple[Row, ...] = (
     Row("error", r"CUDA error: an illegal memory access", "program",
          "used GPU memory that is not its own"),
     Row("error", r"CUDA error: ", "program", "broke its GPU's context"),
+    Row("error", r"DataLoader worker \(pid.* (killed by signal|exited unexpectedly)", "program",
+         "lost a worker of its data loader"),
     Row("nan", r"stop", "program", "met a loss or gradient that is not finite"),
     Row("error", r"[Aa]ddress already in use|EADDRINUSE", "network", "found the port taken"),
     Row("error", r"Name or service not known|Temporary failure in name resolution|"

@@ -28,6 +28,7 @@ ADVICE = re.compile(
 )
 """Lines of torch's, the same below every error of CUDA."""
 _GOES_ON = re.compile(r"step \d+(/\d+)?\b.*(loss|samples/s|epoch)|epoch \d+\b.*(loss|accuracy)")
+_OWN = re.compile(r"CUDA error: |DataLoader worker \(pid")
 _NUM_LINES = 60  # of the end of a log: older words are about something else
 _NUM_LAST = 3
 _NUM_BELOW = 5  # lines of an error below its first one
@@ -84,11 +85,11 @@ def headline(reported: str | None, log_end: str) -> str:
 def consequence(reported: str | None, log_end: str) -> str:
     """Return the words that say that the rank only lost a peer; empty if it does not say so.
 
-    An error of CUDA is of its own GPU.
+    An error of CUDA is of its own GPU, and a loader's worker is a process of its own.
     """
     lines = reported.splitlines() if reported else errors_in(log_end)
     lines = [line[:_MAX_LINE] for line in lines]
-    if any("CUDA error: " in line for line in lines):
+    if any(_OWN.search(line) for line in lines):
         return ""
     return next((line for line in lines if FOLLOWS.search(line)), "")
 

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BY_PEER = "RuntimeError: [gloo/pair.cc:534] Connection closed by peer [10.213.77.2]:51612\n"
+LOADER = (
+    TRACEBACK + "ConnectionResetError: [Errno 104] Connection reset by peer\n\n"
+    "During handling of the above exception, another exception occurred:\n\n"
+    + TRACEBACK
+    + "RuntimeError: DataLoader worker (pid 1444) is killed by signal: Killed. \n"
+)
+"""Its connection was to a worker, which the kernel may have killed for memory."""
 SAID = [
     ("program", TRACEBACK + "ValueError: boom\n"),
     ("program", TRACEBACK + "MemoryError\n"),
@@ -37,6 +44,7 @@ SAID = [
         "user",
         "RuntimeError: CUDA error: no kernel image is available for execution on the device\n",
     ),
+    ("program", LOADER),
     ("network", BY_PEER),
     ("network", "RuntimeError: The server socket has failed to bind: EADDRINUSE\n"),
     ("network", "socket.gaierror: [Errno -3] Temporary failure in name resolution\n"),
@@ -51,6 +59,15 @@ def test_what_a_rank_reported_decides_the_class(story: Any, blamed: str, text: s
     assert blame(story) == (blamed, 1)
     evidence = classified(story)["failure"]["evidence"]
     assert evidence["line"] in text or evidence == {"place": "code", "line": "1"}
+
+
+def test_a_loaders_worker_is_no_lost_peer(story: Any) -> None:
+    """That rank is the cause, whichever ended first."""
+    story.start()
+    story.fail(0, 1, text=BY_PEER)
+    story.fail(1, 1, text=LOADER)
+    assert blame(story) == ("program", 1)
+    assert classified(story)["failure"]["words"] == "lost a worker of its data loader"
 
 
 def test_a_gpu_that_broke_is_no_lost_peer(story: Any) -> None:
