@@ -172,17 +172,16 @@ class Closing:
         self._compose()
 
     def _show_log(self, found: Failure, code: int) -> None:
-        """Show the end of the failed rank's log, before the line that names it.
+        """Show the end of this attempt in the failed rank's log, before the line that names it.
 
         Lines may be as long as a progress bar that never ends one.
         """
         first = found.first
         if first is None or first.rank is None or found.lost or code == codes.STOPPED:
             return
-        path = self._files.rank_log(first.rank)
-        lines = plain.tail(path, _LOG_END).splitlines()[-_SHOWN_LINES:]
+        lines = self._log_end(first.rank).splitlines()[-_SHOWN_LINES:]
         if lines:
-            info(f"the end of {path}:")
+            info(f"the end of {self._files.rank_log(first.rank)}:")
         write(2, "".join(f"    {line}\n" for line in lines))
 
     def break_off(self) -> None:

@@ -68,6 +68,18 @@ def test_restarts_have_a_limit(scripts: Scripts) -> None:
     assert "DDP_MAX_RESTARTS=1 is reached" in last
 
 
+def test_what_is_shown_of_a_log_is_of_this_attempt(scripts: Scripts) -> None:
+    """An exception of the attempt before is not what a rank died of that was killed in this one."""
+    command = """
+        ((RANK == 1)) || exec sleep 60
+        if ((DDP_ATTEMPT == 1)); then echo 'ValueError: old'; exit 1; fi
+        kill -9 $$
+    """
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", command, DDP_MAX_RESTARTS="1")
+    assert result.code == 137
+    assert [result.err.count(text) for text in ("the end of", "    ValueError: old")] == [1, 1]
+
+
 def test_a_new_checkpoint_gives_the_restarts_back(scripts: Scripts) -> None:
     """A run of weeks may fail more often than one of minutes, as long as it gets on."""
     result = failing(scripts, good=4, saves=True, DDP_MAX_RESTARTS="1")
