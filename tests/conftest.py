@@ -37,9 +37,11 @@ MAX_WHY = 600
 """Characters of a failure that are reported when it happens."""
 SHARED_CLUSTER = "the shared cluster"
 THINGS = {
+    "examples/test_lightning.py": SHARED_CLUSTER,
     "examples/test_mpi.py": SHARED_CLUSTER,
     "examples/test_on_two_nodes.py": SHARED_CLUSTER,
     "examples/test_ray.py": SHARED_CLUSTER,
+    "examples/test_torchtitan.py": SHARED_CLUSTER,
     "jobs/test_layouts_on_slurm.py": SHARED_CLUSTER,
     "jobs/test_preflight_on_slurm.py": SHARED_CLUSTER,
     "jobs/test_recovery.py": SHARED_CLUSTER,

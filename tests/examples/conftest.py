@@ -31,8 +31,9 @@ __all__ = ["job", "job_on", "scripts"]  # what the fixtures here are made of
 
 EXAMPLES = ROOT / "examples"
 PRELAUNCH = ROOT / "jobs" / "prelaunch.sh"
-FOR_EVER, FEW = 1_000_000, 30
-"""Steps: more than are done before the kill; and what is left to do after it."""
+FOR_EVER, FEW = 1_000_000, 12
+"""Steps: more than are done before the kill; and what is left to do after it, beyond a save that
+the kill came upon. A save may take longer than the steps: Megatron's starts processes."""
 STARTED_OTHERWISE = {"mpi", "ray"}
 """Another program starts their ranks: test_mpi.py, test_ray.py."""
 FOLDERS = sorted(

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.environment import python_with
-from tests.examples.conftest import EXAMPLES, FOR_EVER, LAYOUTS, InPlace
+from tests.examples.conftest import EXAMPLES, FOR_EVER, InPlace
+from tests.thorough import parameters
 from trainer import export
 
 if TYPE_CHECKING:
@@ -142,7 +143,9 @@ def test_it_goes_on_from_its_own_checkpoint(
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("example", sorted(LAYOUTS.keys() - {"in place"}), indirect=True)
+@pytest.mark.parametrize(
+    "example", parameters(("tasks", "a task a node"), {"a task a node"}), indirect=True
+)
 def test_four_ranks_on_two_nodes(on_cpus: Callable[[int], Example]) -> None:
     """They shard one model, and all report its loss."""
     it = on_cpus(4)
