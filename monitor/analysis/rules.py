@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from monitor.logs.series import Run
 from rundir import paths
 
@@ -25,6 +27,9 @@ EVENTS = f"{FACT}events"
 METRICS = paths.METRICS
 """In `Rule.needs`: the trainer's numbers, which a run directory has."""
 
+TIMES = "times"
+"""In `Rule.needs`: samples with a time, which `dmon` without `-o T` does not write."""
+
 ACTIVITY = "sm|smavg|smact|smutil"
 """The columns of which each shows how busy a GPU is."""
 
@@ -40,7 +45,7 @@ class Rule:
     check: Check
     """Given a `Window`, it evaluates the last samples of a run that goes on."""
     needs: tuple[str, ...] = ()
-    """Columns and facts that it cannot do without; `a|b` where one of them will do."""
+    """Columns, facts and times that it cannot do without; `a|b` where one of them will do."""
     reads: tuple[str, ...] = ()
     """Columns that it uses where they exist."""
     thresholds: tuple[str, ...] = ()
@@ -55,7 +60,8 @@ class Rule:
     def columns(self) -> frozenset[str]:
         """All columns that it may read."""
         names = {name for need in self.needs for name in need.split("|")} | {*self.reads}
-        return frozenset(name for name in names if not name.startswith(FACT) and name != METRICS)
+        columns = names - {METRICS, TIMES}
+        return frozenset(name for name in columns if not name.startswith(FACT))
 
     def lacks(self, recorded: Recorded) -> str | None:
         """Name what it needs and a node did not record; None: nothing."""
@@ -123,4 +129,5 @@ def _recorded(gpus: Sequence[GpuSeries], more: set[str]) -> Recorded:
     facts = {key: value for series in gpus for key, value in series.facts.items()}
     stated = [key for key, value in facts.items() if not value.startswith("none")]
     known = {FACT + key.partition(" ")[0] for key in stated}
-    return Recorded(frozenset(columns), frozenset(read), frozenset(known | more))
+    timed = {TIMES} if any(np.isfinite(series.time_s).any() for series in gpus) else set()
+    return Recorded(frozenset(columns), frozenset(read), frozenset(known | more | timed))

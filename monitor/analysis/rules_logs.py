@@ -9,7 +9,7 @@ import numpy as np
 from monitor.analysis import readings
 from monitor.analysis.findings import Finding
 from monitor.analysis.readings import Stretch
-from monitor.analysis.rules import Window, rule
+from monitor.analysis.rules import TIMES, Window, rule
 from monitor.logs import clock
 from monitor.logs.series import of_hosts
 from monitor.runs.history import seconds
@@ -34,6 +34,7 @@ _NODE_IS_GONE = (
 @rule(
     "gap",
     "the monitor wrote nothing for a while, or ended before those of other nodes",
+    needs=(TIMES,),
     thresholds=("gap_intervals", "gap_seconds"),
     scope="whole run",
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monitor.analysis import readings
-from monitor.analysis.rules import FACT, rule
+from monitor.analysis.rules import FACT, TIMES, rule
 from monitor.logs import gutil
 from monitor.words import MIB_PER_GIB, minutes
 
@@ -64,7 +64,7 @@ def _works(series: GpuSeries, at: Thresholds) -> bool:
 @rule(
     "unattributed",
     "processes of no rank hold a GPU's memory",
-    needs=("ofb",),
+    needs=("ofb", TIMES),
     thresholds=("unattributed_mib", "unattributed_minutes"),
 )
 def _unattributed(run: Run, at: Thresholds) -> Iterator[Finding]:

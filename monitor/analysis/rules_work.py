@@ -8,7 +8,7 @@ import numpy as np
 
 from monitor.analysis import readings
 from monitor.analysis.findings import Finding
-from monitor.analysis.rules import ACTIVITY, METRICS, Window, rule
+from monitor.analysis.rules import ACTIVITY, METRICS, TIMES, Window, rule
 from monitor.runs.history import number, seconds
 from monitor.words import MIB_PER_GIB, and_more, minutes
 from rundir.text import counted
@@ -30,7 +30,7 @@ _MIN_METRICS = 5  # lines of metrics, before a share of them means anything
 @rule(
     "idle",
     "a GPU does nothing for minutes, after the start-up",
-    needs=(ACTIVITY,),
+    needs=(ACTIVITY, TIMES),
     reads=("fb",),
     thresholds=("busy_sm_pct", "startup_minutes", "idle_minutes", "idle_now_minutes", "idle_pct"),
 )
@@ -84,7 +84,7 @@ def _held(series: GpuSeries, stretch: Stretch) -> str:
 @rule(
     "hung",
     "a GPU is busy at low power and without memory traffic: it waits for others",
-    needs=(ACTIVITY, "mem|dram", "pwr"),
+    needs=(ACTIVITY, "mem|dram", "pwr", TIMES),
     thresholds=("hung_sm_pct", "hung_mem_pct", "hung_power_pct", "hung_minutes"),
 )
 def _hung(run: Run, at: Thresholds) -> Iterator[Finding]:

@@ -278,6 +278,16 @@ def test_scattered_nodes_and_narrow_terminals() -> None:
     assert "and on 3 more nodes" in text(sorts)
 
 
+def test_without_times_rules_that_need_them_are_skipped(tmp_path: Path) -> None:
+    """As of `nvidia-smi dmon` without `-o`: nothing found is not all well."""
+    path = tmp_path / "dmon.gutil"
+    rows = "    0     70      0      0 \n" * 600
+    path.write_text(f"# gpu    pwr     sm    mem \n# Idx      W      %      % \n{rows}")
+    whole = series.load([str(path)])
+    assert evaluate(whole) == []
+    assert [one.rule for one in skipped(whole) if one.lacks == "times"] == ["hung", "idle", "gap"]
+
+
 def test_skipped_rules_are_reported_by_node() -> None:
     """One log with a column does not speak for another that lacks it."""
     both = run(gpu(host="n1", disk=10), gpu(host="n2"))
