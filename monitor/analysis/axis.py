@@ -13,7 +13,7 @@ from monitor.errors import UserError
 from monitor.logs import clock, gutil
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -109,12 +109,18 @@ def utc_offset(gpus: Iterable[GpuSeries]) -> timedelta | None:
 
 
 def binned(
-    axis: Axis, time_s: NDArray[np.float64], values: NDArray[np.floating], *, worst: bool
+    axis: Axis,
+    time_s: NDArray[np.float64],
+    values: NDArray[np.floating],
+    *,
+    worst: bool,
+    steps_s: Callable[[], NDArray[np.floating]] | None = None,
 ) -> NDArray[np.float32]:
     """Put (samples,) readings, sorted by time, into (bins,): their mean, or the highest.
 
     A sample stands for the time since the one before, if that is no gap: a bin too short to hold
-    one takes it over. NaN: no reading, which is a gap and not a zero.
+    one takes it over. NaN: no reading, which is a gap and not a zero. `steps_s` gives that time,
+    NaN after a gap, where it is known already.
     """
     timed = np.isfinite(time_s)
     time_s, values = time_s[timed], values[timed]
@@ -125,7 +131,10 @@ def binned(
     place = np.clip(place, 0, axis.num_bins - 1)
     first = np.flatnonzero(np.diff(place, prepend=-1))
     means[place[first]] = together(values, first, worst=worst)
-    _fill(means, axis, time_s, values, place[first])
+    empty = np.setdiff1d(np.arange(axis.num_bins), place[first])
+    if empty.size:
+        steps = clock.steps_s(time_s, math.nan) if steps_s is None else steps_s()[timed]
+        means[empty] = _of_next(axis, time_s, values, steps, empty)
     return means
 
 
@@ -141,25 +150,19 @@ def together(
     return np.asarray(np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0))
 
 
-def _fill(
-    means: NDArray[np.float32],
+def _of_next(
     axis: Axis,
     time_s: NDArray[np.float64],
     values: NDArray[np.floating],
-    taken: NDArray[np.int64],
-) -> None:
-    """Let bins without a sample of their own take the next one, if it stands for that time."""
-    is_empty = np.ones(axis.num_bins, np.bool_)
-    is_empty[taken] = False
-    empty = np.flatnonzero(is_empty)
-    if not empty.size:
-        return
-    steps = clock.steps_s(time_s, math.nan)
+    steps: NDArray[np.floating],
+    empty: NDArray[np.int64],
+) -> NDArray[np.floating]:
+    """Give bins without a sample of their own the next one, if it stands for that time."""
     usual_s = float(np.nanmedian(steps)) if np.isfinite(steps).any() else axis.bin_s
     speaks_s = np.where(np.isnan(steps), usual_s, steps)
     middle_s = axis.begin_s + (empty + 0.5) * axis.bin_s
     following = np.searchsorted(time_s, middle_s)
     has_next = following < len(time_s)
-    empty, middle_s, following = empty[has_next], middle_s[has_next], following[has_next]
-    spoken = time_s[following] - speaks_s[following] < middle_s
-    means[empty[spoken]] = values[following[spoken]]
+    following[~has_next] = 0
+    spoken = has_next & (time_s[following] - speaks_s[following] < middle_s)
+    return np.where(spoken, values[following], np.nan)
