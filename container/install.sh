@@ -30,14 +30,19 @@ check_base() {
         die "the base image must have Python 3.11 or later; found $(python3 -V); choose another BASE_IMAGE"
 }
 
-# The base image's pip works in the environment, too; Debian's python3 may lack it, or ensurepip.
+# The base image's pip works in the environment, too; Debian's python3 may lack it, or ensurepip. Where
+# its python3 is a virtual environment's own, what is installed there counts as the base image's.
 make_venv() {
+    local base site
     if python3 -m pip --version >/dev/null 2>&1; then
         python3 -m venv --system-site-packages --without-pip "$VENV"
     else
         python3 -m venv --system-site-packages "$VENV" ||
             die "the base image must have pip or ensurepip; found neither; add python3-pip there"
     fi
+    base=$(python3 -c 'import sys, sysconfig; print("" if sys.prefix == sys.base_prefix else sysconfig.get_path("purelib"))')
+    site=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    printf '%s\n' "$base" >"$site/base-image.pth"
 }
 
 # Prints what is left to install, and writes to $HELD what the base image holds of it. An alpha of a
