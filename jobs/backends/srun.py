@@ -147,8 +147,8 @@ class Srun(Backend):
         binding keeps it, and so does a command of the user's own, which may count on it.
         """
         environ = {k: v for k, v in step.environ.items() if k not in _OF_OUTPUT}
-        if step.layout.num_tasks == step.layout.num_nodes:
-            environ.pop("SLURM_NTASKS_PER_NODE", None)  # srun would warn that it ignores it
+        if "SLURM_NTASKS_PER_NODE" in environ and step.layout.num_tasks == step.layout.num_nodes:
+            environ["SLURM_NTASKS_PER_NODE"] = "1"  # of another srun warns; Lightning needs it
         if step.is_own_command or environ.get("SLURM_GPU_BIND"):
             return environ
         environ.pop("SLURM_GPUS_PER_TASK", None)

@@ -46,6 +46,7 @@ ON_CPUS = f"python {ROOT / 'tests' / 'examples' / 'megatron_on_cpus.py'} --steps
 LAYOUTS = {
     "in place": (),
     "tasks": ("--nodes=2", "--ntasks-per-node=2"),
+    "two tasks": ("--nodes=2", "--ntasks-per-node=1"),
     "a task a node": ("--nodes=2", "--ntasks-per-node=1"),
 }
 

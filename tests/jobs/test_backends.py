@@ -188,6 +188,16 @@ class TestSrun(Conformance):
         assert self.run(backend, step)[0] == [f"rank {n} of 2 runs --epochs 1" for n in range(2)]
         assert not {"SLURM_LABELIO", "SLURM_STDOUTMODE"} & set(backend._environ(step))  # noqa: SLF001
 
+    @pytest.mark.parametrize(("num_tasks", "told"), [(2, "2"), (1, "1")])
+    def test_the_tasks_of_a_node_are_told_as_they_are(
+        self, here: Surroundings, backend: Srun, num_tasks: int, told: str
+    ) -> None:
+        """Of a number that is not the step's srun warns; without one Lightning does not start."""
+        step = self.step(here)
+        step.environ["SLURM_NTASKS_PER_NODE"] = "2"
+        step = step._replace(layout=step.layout._replace(num_tasks=num_tasks))
+        assert backend._environ(step)["SLURM_NTASKS_PER_NODE"] == told  # noqa: SLF001
+
     @pytest.mark.parametrize(
         ("said", "is_told"),
         [
