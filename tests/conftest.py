@@ -41,19 +41,21 @@ THINGS = {
     "examples/test_mpi.py": SHARED_CLUSTER,
     "examples/test_on_two_nodes.py": SHARED_CLUSTER,
     "examples/test_ray.py": SHARED_CLUSTER,
-    "examples/test_torchtitan.py": SHARED_CLUSTER,
+    "examples/test_torchtitan.py::test_four_ranks_on_two_nodes": SHARED_CLUSTER,
     "jobs/test_layouts_on_slurm.py": SHARED_CLUSTER,
     "jobs/test_preflight_on_slurm.py": SHARED_CLUSTER,
     "jobs/test_recovery.py": SHARED_CLUSTER,
     "jobs/test_slurm.py": SHARED_CLUSTER,
     "jobs/test_training.py": SHARED_CLUSTER,
-    "jobs/test_watchdog.py": SHARED_CLUSTER,
+    "jobs/test_watchdog.py::test_a_node_that_works_is_asked_and_prevents_a_verdict": SHARED_CLUSTER,
     "monitor/runs/test_why_on_slurm.py": SHARED_CLUSTER,
     "benchmarks/test_scaling.py": SHARED_CLUSTER,
     "faults": "a cluster of its own",
     "container": "Docker",
 }
-"""What the tests of a folder, or of a file, share, so that no two of them may run at once."""
+"""What the tests of a folder or file share, or a test, so that no two of them may run at once."""
+NEEDS_NONE = "[in place"
+"""An example's layout without Slurm."""
 LONGEST = (
     SHARED_CLUSTER,
     "a cluster of its own",
@@ -277,8 +279,11 @@ def patience() -> Callable[[float], float]:
 
 def thing_of(nodeid: str) -> str:
     """Name what this test shares with others; its own file if that is nothing."""
-    file = nodeid.split("::", maxsplit=1)[0].removeprefix("tests/")
-    return THINGS.get(file.split("/")[0]) or THINGS.get(file, file)
+    test = nodeid.removeprefix("tests/").partition("[")[0]
+    file = test.partition("::")[0]
+    if NEEDS_NONE in nodeid:
+        return file
+    return THINGS.get(file.split("/")[0]) or THINGS.get(test) or THINGS.get(file, file)
 
 
 def pytest_configure() -> None:
