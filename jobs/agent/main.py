@@ -7,7 +7,6 @@ import os
 from jobs import processes, programs
 from jobs.agent import command, contract, defaults
 from jobs.agent.limits import raise_limits
-from jobs.agent.node import run_node
 from jobs.agent.rank import run_rank
 from jobs.agent.standby import VARIABLE, Standby, wait
 from jobs.loop import Loop
@@ -45,5 +44,7 @@ def _run(words: list[str]) -> int:
     raise_limits()
     loop = Loop()
     if rank is None:
+        from jobs.agent.node import run_node  # noqa: PLC0415 -- a megabyte, seldom needed
+
         return run_node(words, place, _ROOT, loop)
     return run_rank(rank, contract.with_torchrun_names(place.environ), _ROOT, loop, standby)
