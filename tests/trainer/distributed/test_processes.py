@@ -162,7 +162,7 @@ def test_wrong_input_is_answered_before_torch_is_imported(clean_env: dict[str, s
     """
     code = (
         "import sys; from trainer.__main__ import main\n"
-        "code = main(['--data-dir', '/nonexistent'], {})\n"
+        "code = main(['--data-dir', '/nonesuch'], {})\n"
         "assert code == 64 and not {'torch', 'typeguard'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], env=clean_env, check=True, timeout=300)

@@ -339,7 +339,7 @@ def test_a_live_bar_on_a_terminal(
         ("--nonesuch",),
         ("--global-batch-size", "64", "--micro-batch-size", "7"),
         ("--global-batch-size", "5001"),
-        ("--data-dir", "/nonexistent"),
+        ("--data-dir", "/nonesuch"),
         ("--model", "nonesuch"),
         ("--workload", "nonesuch"),
         ("--config", "/nonexistent.toml"),
