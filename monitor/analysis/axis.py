@@ -131,7 +131,9 @@ def binned(
     place = np.clip(place, 0, axis.num_bins - 1)
     first = np.flatnonzero(np.diff(place, prepend=-1))
     means[place[first]] = together(values, first, worst=worst)
-    empty = np.setdiff1d(np.arange(axis.num_bins), place[first])
+    is_empty = np.ones(axis.num_bins, np.bool_)
+    is_empty[place[first]] = False
+    empty = np.flatnonzero(is_empty)
     if empty.size:
         steps = clock.steps_s(time_s, math.nan) if steps_s is None else steps_s()[timed]
         means[empty] = _of_next(axis, time_s, values, steps, empty)
@@ -158,7 +160,8 @@ def _of_next(
     empty: NDArray[np.int64],
 ) -> NDArray[np.floating]:
     """Give bins without a sample of their own the next one, if it stands for that time."""
-    usual_s = float(np.nanmedian(steps)) if np.isfinite(steps).any() else axis.bin_s
+    known = steps[~np.isnan(steps)]
+    usual_s = float(np.median(known)) if known.size else axis.bin_s
     speaks_s = np.where(np.isnan(steps), usual_s, steps)
     middle_s = axis.begin_s + (empty + 0.5) * axis.bin_s
     following = np.searchsorted(time_s, middle_s)
