@@ -1,9 +1,24 @@
 # shellcheck shell=bash disable=SC2034 # set here, read by those who source it
 # What this host's slurm.conf and plugstack.conf say. Sourced by slurm_mounts.sh and pyxis_env.sh, after mounts.sh.
 
-# conf_value FILE KEY: prints the last value, without quotes; keys are case-insensitive.
+# conf_files FILE: prints a configuration and what it includes, a file a line.
+conf_files() {
+    local file=$1 path included
+    [[ -r $file ]] || return 0
+    printf '%s\n' "$file"
+    while read -r path; do
+        [[ $path == /* ]] || path=$(dirname -- "$file")/$path
+        while IFS= read -r included; do
+            conf_files "$included"
+        done < <(compgen -G "$path" || :)
+    done < <(sed -nE 's/#.*//; s/^[[:space:]]*include[[:space:]]+//Ip' "$file")
+}
+
+# conf_value KEY: prints its last value in $CONF, without quotes; keys are case-insensitive.
 conf_value() {
-    sed -nE "s/^[[:space:]]*$2[[:space:]]*=[[:space:]]*\"?([^\"#]*[^\"#[:space:]]).*/\1/Ip" "$1" | tail -n 1
+    local files=()
+    mapfile -t files < <(conf_files "$CONF")
+    sed -nE "s/^[[:space:]]*$1[[:space:]]*=[[:space:]]*\"?([^\"#]*[^\"#[:space:]]).*/\1/Ip" "${files[@]}" | tail -n 1
 }
 
 # find_configuration: sets CONF, and CONF_AS_FOUND, which may be a link to it.
@@ -20,21 +35,11 @@ find_configuration() {
     die "Slurm's configuration must be on this host; found no /etc/slurm/slurm.conf; run this where sbatch works, or set SLURM_CONF"
 }
 
-# plugstack_files [FILE]: prints plugstack.conf and what it includes, a file a line.
+# plugstack_files: prints plugstack.conf and what it includes, a file a line.
 plugstack_files() {
-    local file=${1-} path included
-    if [[ ! $file ]]; then
-        file=$(conf_value "$CONF" PlugStackConfig)
-        file=${file:-${CONF%/*}/plugstack.conf}
-    fi
-    [[ -r $file ]] || return 0
-    printf '%s\n' "$file"
-    while read -r path; do
-        [[ $path == /* ]] || path=$(dirname -- "$file")/$path
-        while IFS= read -r included; do
-            plugstack_files "$included"
-        done < <(compgen -G "$path" || :)
-    done < <(sed -nE 's/#.*//; s/^[[:space:]]*include[[:space:]]+//p' "$file")
+    local file
+    file=$(conf_value PlugStackConfig)
+    conf_files "${file:-${CONF%/*}/plugstack.conf}"
 }
 
 # plugstack_plugins: prints them a line each: required or optional, file, arguments.

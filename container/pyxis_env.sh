@@ -69,7 +69,7 @@ check_pyxis() {
 pyxis_plugin() {
     local path arguments directory
     find_configuration
-    directory=$(conf_value "$CONF" PluginDir)
+    directory=$(conf_value PluginDir)
     while read -r _ path arguments; do
         if [[ ${path##*/} != *pyxis*.so ]]; then continue; fi
         [[ $path == /* ]] || path=${directory%%:*}/$path

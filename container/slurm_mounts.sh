@@ -69,7 +69,7 @@ library_directory() {
 # add_plugins: PluginDir may be a list; SLURM_LIBRARIES is where packages put it by default.
 add_plugins() {
     local directories directory plugin
-    directories=$(conf_value "$CONF" PluginDir)
+    directories=$(conf_value PluginDir)
     IFS=: read -ra directories <<<"${directories:-${SLURM_LIBRARIES-}}"
     PLUGIN_DIR=${directories[0]-}
     for directory in "${directories[@]}"; do
@@ -111,12 +111,12 @@ add_slurm_libraries() {
     done
 }
 
-# add_plugstack: srun aborts if a plugin that plugstack.conf names is not there.
+# add_plugstack: srun aborts if a plugin that plugstack.conf names is not there, or an included file.
 add_plugstack() {
     local kind path
     while IFS= read -r path; do
         in_configuration "$path" || add_mount "$path"
-    done < <(plugstack_files)
+    done < <(conf_files "$CONF" && plugstack_files)
     while read -r kind path _; do
         add_stacked_plugin "$kind" "$path"
     done < <(plugstack_plugins)
@@ -150,13 +150,13 @@ add_configuration() {
 
 add_authentication() {
     local type socket
-    type=$(conf_value "$CONF" AuthType)
+    type=$(conf_value AuthType)
     if [[ $type == auth/slurm ]]; then
         [[ -d /run/slurm ]] || die "auth/slurm must have its socket in /run/slurm; found no such directory; is sackd running?"
         add_mount /run/slurm
         return
     fi
-    socket=$(conf_value "$CONF" AuthInfo | sed -nE 's/.*socket=([^,]*).*/\1/p')
+    socket=$(conf_value AuthInfo | sed -nE 's/.*socket=([^,]*).*/\1/p')
     socket=${socket:-$(realpath -m /run/munge/munge.socket.2)}
     [[ -S $socket ]] || die "munge must be running on this host; found no socket $socket; start munged"
     # Its directory, because a restarted munged makes a new socket.
@@ -167,7 +167,7 @@ add_authentication() {
 add_names() {
     local slurm_user
     add_mount /etc/hosts
-    slurm_user=$(conf_value "$CONF" SlurmUser)
+    slurm_user=$(conf_value SlurmUser)
     [[ ${slurm_user:-root} != root && ! $slurm_user =~ ^[0-9]+$ ]] || return 0
     grep -q "^$slurm_user:" /etc/passwd ||
         log_info "warning: SlurmUser $slurm_user is not in /etc/passwd: srun in the container works only if the image knows it by the same number"

@@ -134,6 +134,21 @@ def test_what_plugstack_names_is_mounted_too(run: Run, host: Host) -> None:
     assert "/commented.so" not in mounts
 
 
+def test_what_slurms_configuration_includes_counts_too(run: Run, host: Host) -> None:
+    """Sites keep what their clusters share in a file of its own, elsewhere."""
+    shared, plugstack = host.directory / "shared/all.conf", host.directory / "shared/stack.conf"
+    plugin = host.directory / "pyxis.so"
+    shared.parent.mkdir()
+    shared.write_text(f"SlurmUser=daemon\nPlugStackConfig={plugstack}\n")
+    plugstack.write_text(f"required {plugin} container_scope=job\n")
+    plugin.touch()
+    host.configure(f"Include {shared}")
+    mounts = _mounts(run(MOUNTS, env=host.env))
+    assert {str(shared), str(plugstack), str(plugin), "/etc/passwd"} <= set(mounts)
+    told = run(MOUNTS.parent / "pyxis_env.sh", "--plugin", env=host.env)
+    assert told.stdout == f"{plugin} container_scope=job\n"
+
+
 def _lose_srun(host: Host) -> None:
     (host.directory / "bin/srun").unlink()
 
