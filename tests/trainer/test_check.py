@@ -39,6 +39,7 @@ def trainer(folder: Path, *options: str, module: str = "trainer", **env: str) ->
         (("--workload", "fake-images", "--global-batch-size", "1025"), {}),
         (("--workload", "fake-images", "--model", "resnet51"), {}),
         (("--workload", "fake-images", "--image-size", "32", "--global-batch-size", "1"), {}),
+        (("--workload", "lm", "--mock-tokens", "300"), {}),
         (("--memory-snapshot", "--profile", "1:2"), {}),
         (("--compile",), {"CXX": "no-compiler"}),
     ],

@@ -106,6 +106,10 @@ class Language(Workload):
                 parameter.data.copy_(stored(name))
         return model
 
+    def check_model(self) -> None:
+        """Raise UserError for weights of --init-from that are missing or of another shape."""
+        self.stored_weights()
+
     def build_empty(self) -> nn.Module:
         """Return the Llama without values."""
         from trainer.workloads.llama import empty_llama  # noqa: PLC0415 -- imports torch
@@ -143,6 +147,12 @@ class Language(Workload):
     def parallel_plan(self) -> ParallelPlan:
         """Return how a Llama is split: attention by heads, feed-forward by channels."""
         return LLAMA_PLAN
+
+    def num_train_samples(self) -> int | None:
+        """Return how many, but of the library, which is not read for that."""
+        if self.config.mock_tokens:
+            return -(-(self.config.mock_tokens - 1) // self.sequence_length)  # as TokenData's
+        return len(self.train_data()) if self.config.data_dir else None
 
     def train_data(self) -> TokenData:
         """Return the text to learn from."""

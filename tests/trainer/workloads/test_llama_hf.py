@@ -160,6 +160,26 @@ def test_a_tied_model_has_no_output_matrix_of_its_own(tmp_path: Path) -> None:
         read_weights(tmp_path / "m", SHAPE)
 
 
+@pytest.mark.slow
+def test_the_check_reads_the_weights_shapes(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It refuses what the run would, in the same line."""
+    write(tmp_path / "m")
+    file = tmp_path / "m" / "model.safetensors"
+    stored = load_file(file)
+    del stored["model.norm.weight"]
+    save_file(stored, file)
+    options = ("--workload", "lm", "--model", str(tmp_path / "m"), "--global-batch-size", "4")
+    options += ("--mock-tokens", "300")
+    refused = []
+    for check in ((), ("--check",)):
+        code, run_dir = train(*options, "--init-from", str(tmp_path / "m"), *check)
+        refused.append((code, capsys.readouterr().err, run_dir.path.exists()))
+    assert refused[0] == refused[1]
+    assert (refused[0][0], refused[0][2]) == (64, False)
+
+
 @pytest.fixture
 def trained(train: Train, tmp_path: Path) -> Path:
     """A run of two steps that began with a model of that layout."""
