@@ -11,7 +11,6 @@ import pytest
 
 ROOT_SCRIPT = Path(__file__).with_name("root.sh")
 SLICE = (
-    "tests/jobs/test_training.py::test_the_demo_in_slurm",
     "tests/jobs/test_training.py::test_scancel_leaves_a_checkpoint",
     "tests/jobs/test_recovery.py::test_a_killed_rank_costs_seconds",
     "tests/jobs/test_requeue.py::test_a_preempted_job_comes_back[preempted]",
