@@ -43,5 +43,5 @@ def test_half_a_line_spoils_no_other_one(tmp_path: Path) -> None:
 
 def test_a_record_that_cannot_be_written_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     """A full disk or a lost folder costs a line of the record, never the run."""
-    append_line(Path("/nonexistent/events.jsonl"), {"a": 1})
-    assert "could not write to /nonexistent/events.jsonl" in capsys.readouterr().err
+    append_line(Path("/nonesuch/events.jsonl"), {"a": 1})
+    assert "could not write to /nonesuch/events.jsonl" in capsys.readouterr().err
