@@ -23,11 +23,18 @@ help_if_asked() {
     exit 0
 }
 
-# refuse_export OPTION...: what a script tells its jobs travels in the environment.
-refuse_export() {
-    local word
-    for word in "$@"; do
-        [[ $word != --export=* && $word != --export ]] ||
-            die "--export must be left away, because the jobs' settings travel in the environment; found $word; export what they need before"
+# split_words WORD...: into `options` for sbatch, up to a --, and `words` for the jobs: options of the trainer,
+# or a command, before which prelaunch.sh has a -- of its own.
+split_words() {
+    options=() words=()
+    while (($#)) && [[ $1 != -- ]]; do
+        # What a script tells its jobs travels in the environment.
+        [[ $1 != --export=* && $1 != --export ]] ||
+            die "--export must be left away, because the jobs' settings travel in the environment; found $1; export what they need before"
+        options+=("$1")
+        shift
     done
+    if (($#)); then shift; fi
+    if (($#)) && [[ $1 != -* ]]; then words=(--); fi
+    words+=("$@")
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A job array over a small grid file: one task for every combination of its lines.
 #
-#   jobs/sweep.sh GRID [sbatch options] [-- trainer options]
+#   jobs/sweep.sh GRID [sbatch options] [-- trainer options, or a command]
 #
 # A line of GRID is an option and its values; # begins a comment:
 #   --lr 0.01 0.1
@@ -35,18 +35,13 @@ expand_grid() {
 }
 
 main() {
-    local grid=${1-} file points count options=()
+    local grid=${1-} file points count options words
     help_if_asked "$grid" "${BASH_SOURCE[0]}"
     [[ -r $grid && -f $grid ]] || die "the first argument must be a readable grid file; found '$grid'; see examples/sweep.grid"
     shift
     points=$(set -f && expand_grid "$grid")
     [[ $points ]] || die "the grid must have at least one line with values; found none in '$grid'; see examples/sweep.grid"
-    while (($#)) && [[ $1 != -- ]]; do
-        options+=("$1")
-        shift
-    done
-    if (($#)); then shift; fi
-    refuse_export "${options[@]}"
+    split_words "$@"
     command -v sbatch >/dev/null || die "a sweep needs Slurm's sbatch; found none; run jobs/prelaunch.sh once per point"
     export DDP_OUT=${DDP_OUT:-$PWD/out}
     mkdir -p -- "$DDP_OUT" 2>/dev/null && [[ -w $DDP_OUT ]] ||
@@ -57,7 +52,7 @@ main() {
     log_info "$count point$( ((count == 1)) || echo s) in $file"
     # Commas in a path would end an --export list, so the variable travels in the environment.
     if ! DDP_SWEEP_FILE=$file sbatch --export=ALL --job-name=ddp-sweep --array="1-$count" "${options[@]}" \
-        "$JOBS_DIR/prelaunch.sh" "$@"; then
+        "$JOBS_DIR/prelaunch.sh" "${words[@]}"; then
         rm -f -- "$file"
         die "sbatch must take the array; found it refused; see its message above (the points file is removed)"
     fi

@@ -74,3 +74,16 @@ def test_a_chain_that_cannot_be(scripts: Scripts) -> None:
     for script in ("chain.sh", "sweep.sh"):
         result = scripts.run(script, "--help")
         assert (result.code, f"jobs/{script} " in result.out) == (0, True)
+
+
+def test_a_command_for_each_job(scripts: Scripts) -> None:
+    """With one `--` or two: prelaunch.sh wants its own before a command, and none before options."""
+    scripts.fake("sbatch", 'echo 7; echo "${@##*/}" >>sbatch.calls')
+    grid = scripts.directory / "grid"
+    grid.write_text("--lr 0.1\n")
+    for script, words in (("sweep.sh", [str(grid)]), ("chain.sh", ["name", "1"])):
+        for command in (["python", "a.py"], ["--", "python", "a.py"], ["--epochs", "3"], []):
+            assert scripts.run(script, *words, "--", *command).code == 0
+    calls = (scripts.directory / "sbatch.calls").read_text().splitlines()
+    words = ["-- python a.py", "-- python a.py", "--epochs 3", ""]
+    assert [call.partition("prelaunch.sh")[2].strip() for call in calls] == 2 * words
