@@ -15,7 +15,10 @@ demo: $(VENV)/.runtime ## train on real digits with 2 ranks and a monitor, under
 
 test: $(VENV)/.dev ## run the tests; as root on Debian, first install and start what they need
 	@tests/provision.sh
-	@$(PY) -m pytest $(PARALLEL) -m "not thorough" --cov --cov-report= --cov-fail-under=92
+	@$(PY) -m pytest $(PARALLEL) $(COVERAGE) -m "not thorough"
+
+coverage: COVERAGE := --cov --cov-report=term --cov-fail-under=92
+coverage: test ## the same, measuring what they cover, which takes longer: at least 92 %
 
 thorough: $(VENV)/.dev ## run what `make test` leaves out: further variants, and the benchmarks
 	@tests/provision.sh
@@ -121,4 +124,4 @@ $(VENV)-lowest/.dev: pyproject.toml | $(PY)
 	    $$(sed -nE 's/^    "(torch|torchvision)>=([0-9.]+)",/\1==\2.*/p' pyproject.toml)
 	@touch $@
 
-.PHONY: help demo test thorough test-fast lint faults storm matrix pictures image sqsh cluster-up cluster-down bench gpu
+.PHONY: help demo test coverage thorough test-fast lint faults storm matrix pictures image sqsh cluster-up cluster-down bench gpu

@@ -40,7 +40,7 @@ def check_layout(
         raise UserError(
             "--cpu-offload",
             rule="have a layout that shards the model",
-            found=f"{layout.world_size} whole copies",
+            found="a whole copy on each rank",
             remedy="take --strategy fsdp on several ranks",
         )
 

@@ -81,7 +81,7 @@ def test_a_strategy_is_a_name_for_sizes(options: dict[str, Any], expected: dict[
         ),
         (
             {"cpu_offload": True},
-            "--cpu-offload must have a layout that shards .* found 8 whole copies",
+            "--cpu-offload must have a layout that shards .* found a whole copy on each rank",
         ),
     ],
 )
