@@ -77,7 +77,7 @@ def test_a_chain_that_cannot_be(scripts: Scripts) -> None:
 
 
 def test_a_command_for_each_job(scripts: Scripts) -> None:
-    """With one `--` or two: prelaunch.sh wants its own before a command, and none before options."""
+    """With one `--` or two: prelaunch.sh wants its own before a command only."""
     scripts.fake("sbatch", 'echo 7; echo "${@##*/}" >>sbatch.calls')
     grid = scripts.directory / "grid"
     grid.write_text("--lr 0.1\n")
