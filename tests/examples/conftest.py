@@ -15,6 +15,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -174,7 +175,11 @@ class Example:
         """`kill -9` a process of the program once there is a checkpoint."""
         self.run.wait_for_word("saved step ", timeout_s=180)
         os.kill(pid, signal.SIGSTOP)  # now all ranks soon wait, and what is saved is known
-        self.leave(self.last("saved", 1) + FEW)
+        saved, before = self.last("saved", 1), -1
+        while saved != before:  # what they printed may still be on its way
+            time.sleep(0.5)
+            saved, before = self.last("saved", 1), saved
+        self.leave(saved + FEW)
         os.kill(pid, signal.SIGKILL)
 
     def record(self) -> dict[str, Any]:
