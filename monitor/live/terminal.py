@@ -213,10 +213,12 @@ class Terminal:
         if not self._is_up:
             return
         self._is_up = False
-        with suppress(OSError, ValueError):
+        try:
             self._write(_WRAP)
             self._console.show_cursor(True)
             self._console.set_alt_screen(False)
+        except (OSError, ValueError):
+            self._hang_up()
         cooked = self._cooked
         if cooked is not None:
             with suppress(OSError, termios.error):

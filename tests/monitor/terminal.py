@@ -44,7 +44,7 @@ class Terminal:
         self._master, self._slave = pty.openpty()
         self._set_size(width, height)
         self.found = termios.tcgetattr(self._slave)
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("DDP_")}
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("DDP_", "PYTHON"))}
         clean |= {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
         self.process = subprocess.Popen(  # in a session of its own, as a login gives one
             [sys.executable, "-P", *map(str, arguments)],
