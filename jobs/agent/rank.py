@@ -90,7 +90,6 @@ class _Rank:
             child = task.start(command.argv, streams, signal.SIGKILL, start=begin)
         if self._directory:
             self._directory.add_child(child.pid, self._local_rank, is_trainer=command.is_trainer)
-        self._follower.start()
         # Reports are written by a thread, and a process that forks has one only: not before.
         if self._monitor:
             self._monitor.report(self._reports, lambda: task.is_ending)
@@ -106,6 +105,7 @@ class _Rank:
             cpus=binding.as_text(place.cpus) if place else None,
             numa=place.numa if place else None,
         )
+        self._follower.start()  # a rank that prints much at once does not hold up the report of it
 
     def wait(self) -> int:
         """Wait for the command's end, report it and return its code."""
