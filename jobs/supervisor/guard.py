@@ -124,8 +124,9 @@ class Guard:
             self._is_told = True
             self._step.terminate()
             if self._hang.gone:  # what runs elsewhere only waits for them
+                if self._may_return:
+                    self._report_lost(self._hang.gone)
                 self._end_step("failed", _LOST_S)
-                self._report_lost(self._hang.gone if self._may_return else {})
         failed_s = self._step.failed_s
         if failed_s is not None and time.monotonic() - failed_s >= _TEARDOWN_S:
             self._end_step("failed")

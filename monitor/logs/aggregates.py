@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,8 +81,19 @@ def _size(group: Sequence[Sequence[str]]) -> int:
 
 def _count(group: Sequence[Sequence[str]]) -> Counted:
     read = [file for log in group for file in reader.read_log(log, stats.COLUMNS)]
-    names = [field.name for field in fields(File)]
-    return stats.tally(read), [File(*(getattr(log, n) for n in names)) for log in read]
+    files = [
+        File(
+            path=log.path,
+            num_rows=log.num_rows,
+            num_unreadable=log.num_unreadable,
+            torn=log.torn,
+            hints=log.hints,
+            is_foreign=log.is_foreign,
+            num_lost=log.num_lost,
+        )
+        for log in read
+    ]
+    return stats.tally(read), files
 
 
 def _together(places: Sequence[Sequence[Place]]) -> list[list[int]]:

@@ -39,7 +39,8 @@ _SUFFIX = ".gutil"
 _RUN_FILES = (run_files.EVENTS, run_files.METRICS)
 _PACKED = (".gz", ".xz", ".bz2", ".zst")
 _ROTATED = re.compile(
-    r"(?P<log>.+\.gutil)\.(?P<number>[1-9]\d{0,3})(\.(gz|xz|bz2|zst))?", re.ASCII | re.DOTALL
+    rf"(?P<log>.+\.gutil)\.(?P<number>[1-9]\d{{0,3}})({'|'.join(map(re.escape, _PACKED))})?",
+    re.ASCII | re.DOTALL,
 )
 _NAME = re.compile(r"slurm-(?P<job>[^.]+)\.(?P<host>.+)", re.DOTALL)
 
