@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import stat
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -14,10 +13,11 @@ from rundir import procfs
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _PIPE_SIZE = 1 << 20
 _F_SETPIPE_SZ = 1031
 
@@ -50,26 +50,10 @@ def processes_with(variable: str) -> list[int]:
     return [pid for pid in procfs.others() if wanted in procfs.variables(pid)]
 
 
-def processes_writing(path: str) -> list[int]:
-    """Find the processes whose standard output or error is this file.
-
-    So those are found that cleared their environment (`env -i`) or wrote a title over it. Never of
-    a device: /dev/null is everybody's.
-    """
-    try:
-        file = os.stat(path)
-    except OSError:
-        return []
-    if not stat.S_ISREG(file.st_mode):
-        return []
-    return [pid for pid in procfs.others() if any(_is_open(pid, fd, file) for fd in (1, 2))]
-
-
 def with_descendants(pids: Iterable[int]) -> list[int]:
     """Return these processes and all below them.
 
-    So those are found, too, that wrote a title over their environment and print elsewhere, as Ray's
-    agents do.
+    So those are found, too, that cleared their environment (`env -i`) or wrote a title over it.
     """
     found = {*pids}
     parents = {pid: procfs.parent(pid) for pid in procfs.others()} if found else {}
@@ -78,13 +62,6 @@ def with_descendants(pids: Iterable[int]) -> list[int]:
         newest = {pid for pid, parent in parents.items() if parent in newest} - found
         found |= newest
     return sorted(found)
-
-
-def _is_open(pid: int, fd: int, file: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), file)
-    except OSError:
-        return False
 
 
 def send(pids: Iterable[int], signum: int) -> None:
@@ -160,6 +137,32 @@ def die_with_parent(signum: int, parent: int) -> None:
     prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signum)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what is below this process when its own parent dies: see `children`.
+
+    So a daemon stays below, whatever it clears and closes. It must be reaped: see `reap_orphans`.
+    """
+    prctl = _prctl()
+    if prctl is not None:
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap_orphans(own: Collection[int]) -> None:
+    """Reap the children that have ended, up to the first that is one of these.
+
+    Those their owner reaps.
+    """
+    with suppress(ChildProcessError):  # there is no child at all
+        options = os.WEXITED | os.WNOHANG
+        while (ended := os.waitid(os.P_ALL, 0, options | os.WNOWAIT)) and ended.si_pid not in own:
+            os.waitpid(ended.si_pid, 0)
+
+
+def children() -> list[int]:
+    """Find the processes whose parent this one is."""
+    return [pid for pid in procfs.others() if procfs.parent(pid) == os.getpid()]
 
 
 def load_die_with_parent() -> None:

@@ -38,7 +38,8 @@ def run_node(words: list[str], contract: Contract, root: str, loop: Loop) -> int
     for name in ("SLURM_PROCID", "SLURM_LOCALID"):  # this task's, and no rank's
         environ.pop(name, None)
     files = RunDir(environ["DDP_RUN_DIR"])
-    task = Task(environ, f"node{environ['NODE_RANK']}", files.torchrun_log(node), loop)
+    name, log = f"node{environ['NODE_RANK']}", files.torchrun_log(node)
+    task = Task(environ, name, log, loop, adopts_orphans=True)
     task.on_ask = lambda: _ask(task)
     launcher = os.path.join(root, "jobs", "launcher.sh")
     # torchrun would drop a -- that comes right after the program.

@@ -63,7 +63,7 @@ class _Rank:
         log = files.rank_log(self._rank)
         if is_preflight(environ):
             log = files.preflight_log(self._node)
-        self._task = Task(environ, str(self._rank), log, loop)
+        self._task = Task(environ, str(self._rank), log, loop, adopts_orphans=True)
         self._output = Output(1, lambda: loop.wake(self._reports.keep_undelivered))
         self._reports = Reports(environ, self._output, lambda: self._task.is_ending)
         self._directory = _open_heartbeats(environ, is_leader=self._is_leader)

@@ -33,7 +33,15 @@ _SWEEP_S = 2
 class Task:
     """One command with its log; from the beginning on, signals are for it."""
 
-    def __init__(self, environ: Mapping[str, str], name: str, log: str, loop: Loop) -> None:
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        name: str,
+        log: str,
+        loop: Loop,
+        *,
+        adopts_orphans: bool = False,
+    ) -> None:
         """Prepare for a command.
 
         Args:
@@ -41,6 +49,7 @@ class Task:
             name: tells it from the launch's others: its rank, or its node.
             log: what it writes goes to this file.
             loop: runs meanwhile.
+            adopts_orphans: every child of this process is the command's, or in `children`.
 
         Raises:
             UsageError: the log cannot be opened.
@@ -60,6 +69,9 @@ class Task:
         """This agent was told to end: whoever reads what it reports may be gone soon."""
         self.on_ask: Callable[[], object] = lambda: None
         """Called when the node's watchdog is asked for a report."""
+        self._adopts_orphans = adopts_orphans
+        if adopts_orphans:
+            processes.adopt_orphans()
         self._loop = loop
         self._early = 0
         """The signal that came before there was a command."""
@@ -103,17 +115,24 @@ class Task:
 
     def sweep(self) -> None:
         """End what the command left behind: data loaders, detached children."""
-        left = {*self.descendants(), *processes.processes_writing(self.log)}
+        orphans = {*processes.children()} - self._own if self._adopts_orphans else set()
+        left = {*self.descendants(), *orphans}
         processes.stop(processes.with_descendants(left), _SWEEP_S, self._loop.pause)
 
     def descendants(self) -> list[int]:
         """Find the processes that the command has started, and the command."""
         return processes.processes_with(f"DDP_RANK_ID={self._rank_id}")
 
+    @property
+    def _own(self) -> set[int]:
+        return {one.pid for one in self.children}
+
     def _on_signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
             for one in self.children:
                 one.reap()
+            if self._adopts_orphans:
+                processes.reap_orphans(self._own)
         elif signum == ASK:
             self.on_ask()
         elif self.child is None:

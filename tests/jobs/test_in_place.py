@@ -113,15 +113,25 @@ HIDES = """env -i setsid bash -c 'trap "" TERM; exec -a "$0" sleep 600' "$PWD/x"
 BELOW = f"""below() {{ {HIDES} >/dev/null 2>&1 & wait; }}; export -f below; setsid bash -c below"""
 
 
-@pytest.mark.parametrize("hides", [f"{HIDES} & sleep 0.5", f"{BELOW} & sleep 0.5"])
+@pytest.mark.parametrize(
+    "hides", [f"{HIDES} & sleep 0.5", f"{BELOW} & sleep 0.5", f"({HIDES} >/dev/null 2>&1 &)"]
+)
 def test_who_hides_does_not_outlive_the_job(scripts: Scripts, hides: str) -> None:
     """Without the environment by which a rank's children are known, as after setproctitle.
 
-    It still writes to the rank's log, or it is a child of one that has that environment.
+    It still writes to the rank's log, is a child of one that has that environment, or a daemon.
     """
     result = scripts.run("prelaunch.sh", "--", "bash", "-c", hides)
     assert result.code == 0
     assert not carriers(str(scripts.directory))
+
+
+def test_a_daemon_that_ends_is_reaped(scripts: Scripts) -> None:
+    """By the rank's agent, which has become its parent: it would stay a zombie as long as that."""
+    ends = "for _ in 1 2 3; do (sleep 0.1 &); done; sleep 1; cat /proc/[0-9]*/stat 2>/dev/null"
+    command = f'{ends} | grep ") Z $PPID " && exit 3; exit 0'
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", command)
+    assert result.code == 0, result.out
 
 
 def test_output_of_a_killed_rank_is_complete(scripts: Scripts) -> None:

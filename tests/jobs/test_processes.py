@@ -64,15 +64,6 @@ def test_who_carries_a_variable(start: Start) -> None:
     assert processes.processes_with("TEST_TOKEN=a=b") == []
 
 
-def test_who_writes_a_file(start: Start, tmp_path: Path) -> None:
-    """By standard output or error; a device is everybody's."""
-    log = tmp_path / "log"
-    process = start(f"exec 2>>'{log}'; echo ready; exec sleep 600")
-    assert processes.processes_writing(str(log)) == [process.pid]
-    assert processes.processes_writing("/dev/null") == []
-    assert processes.processes_writing(str(tmp_path / "none")) == []
-
-
 def test_who_is_below(start: Start) -> None:
     """A child's child, and nobody beside them."""
     above = start("(sleep 600 & wait) & echo ready; wait")
