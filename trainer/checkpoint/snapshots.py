@@ -3,7 +3,8 @@
 A rank copies what it holds, but for what another rank of its node copies, into a file in /dev/shm
 whose pages are the buffer. A thread adds its checksum and sends it to a rank of the next node. A
 state counts when every rank has done so; until then the one before is kept. What lies in a node's
-directory is in snapshot_files.py; here is what the ranks do together.
+directory is in snapshot_files.py, what goes from node to node in snapshot_exchange.py; here is what
+the ranks do together.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import distributed as dist
 
 from rundir.paths import snapshots_prefix
 from trainer.checkpoint import manifest, saving
@@ -26,6 +26,7 @@ from trainer.checkpoint.layout import LOSS_SUM, of_rank
 from trainer.checkpoint.loading import Stored
 from trainer.checkpoint.process_group import ProcessGroup
 from trainer.checkpoint.shards import divide, local_of, num_local_bytes, part_of
+from trainer.checkpoint.snapshot_exchange import Exchange, keepers, wait
 from trainer.checkpoint.snapshot_files import (
     NUM_SLOTS,
     Key,
@@ -104,6 +105,7 @@ class Snapshots:
         layout = f"{self._mesh.layout.describe()} {[nodes.index(node) for node in nodes]}"
         name = f"{snapshots_prefix(launch_id)}{run}.{nodes[self._rank]}"
         self._files = NodeFiles(memory / name, layout, self._mesh.device)
+        self._between_nodes = Exchange(self._files, self._group)
         problem = "no launcher that would restart the ranks"
         if launch_id:
             problem = self._files.open(self._mesh.ranks)
@@ -233,39 +235,14 @@ class Snapshots:
 
     def _exchange(self, key: Key, text: str) -> str:
         """Send this rank's to its keeper, receive those that it keeps; return what went wrong."""
-        sent: list[Any] = []
+        exchange, sent = self._between_nodes, []
         if self._keepers:
-            sent = self._send(self._keepers[self._rank], text, self._files.buffers[key])
+            sent = exchange.send(self._keepers[self._rank], text, self._files.buffers[key])
         problems = [
-            _problem_of(partial(self._receive, rank, self._next(rank))) for rank in self._kept
+            _problem_of(partial(exchange.receive, rank, self._next(rank))) for rank in self._kept
         ]
-        for work, _ in sent:
-            work.wait()
+        wait(sent)
         return next(filter(None, problems), "")
-
-    def _send(self, rank: int, text: str, data: Tensor) -> list[Any]:
-        """Begin to send an index and its file; return what to wait for, and to keep till then."""
-        index = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
-        messages = torch.tensor([index.numel(), data.numel()]), index, data
-        return [(dist.isend(one, dst=rank, group=self._group.handle), one) for one in messages]
-
-    def _receive(self, source: int, key: Key) -> None:
-        """Receive an index and its file from a rank, who waits, also where they cannot be kept."""
-
-        def receive(into: Tensor) -> Tensor:
-            dist.recv(into, src=source, group=self._group.handle)
-            return into
-
-        num_text, num_data = receive(torch.zeros(2, dtype=torch.int64)).tolist()
-        index = receive(torch.empty(num_text, dtype=torch.uint8))
-        try:
-            self._files.void(key)
-            buffer = self._files.buffer(key, num_data)
-        except OSError:
-            receive(torch.empty(num_data, dtype=torch.uint8))
-            raise
-        receive(buffer)
-        self._files.write_text(key, bytes(index.numpy()).decode())
 
     # ---- going on from one -----------------------------------------------------------------------
 
@@ -335,19 +312,10 @@ class Snapshots:
                 continue
             holder = next(r for r, on_its_node in enumerate(found) if (step, rank) in on_its_node)
             if self._rank == holder:
-                self._hand_over(found[holder][step, rank], rank)
+                self._between_nodes.hand_over(found[holder][step, rank], rank)
             elif self._rank == rank:
                 used = {slot for of, slot in on_node.values() if of == rank}
-                self._receive(holder, (rank, 1 if used == {0} else 0))
-
-    def _hand_over(self, key: Key, rank: int) -> None:
-        """Send a file to a rank, who waits, also where it cannot be read."""
-        text, data = "", torch.zeros(1, dtype=torch.uint8)
-        try:
-            text, data = self._files.read_text(key), self._files.load(key)
-        finally:
-            for work, _ in self._send(rank, text, data):
-                work.wait()
+                self._between_nodes.receive(holder, (rank, 1 if used == {0} else 0))
 
     def _read(
         self, keys: Mapping[int, Key], prepare: Callable[[Stored], dict[str, Tensor]]
@@ -387,18 +355,6 @@ def _problem_of(work: Callable[[], None]) -> str:
     except Exception as error:  # noqa: BLE001 -- reported, to all ranks
         return short_line(error)
     return ""
-
-
-def keepers(nodes: Sequence[str]) -> dict[int, int]:
-    """Return, of each rank, the one of the next node that keeps a copy of its; none on one node."""
-    ranks: dict[str, list[int]] = {}
-    for rank, node in enumerate(nodes):
-        ranks.setdefault(node, []).append(rank)
-    groups = list(ranks.values())
-    if len(groups) == 1:
-        return {}
-    pairs = zip(groups, [*groups[1:], groups[0]], strict=True)
-    return {r: after[i % len(after)] for group, after in pairs for i, r in enumerate(group)}
 
 
 def _complete_steps(found: Sequence[Mapping[tuple[int, int], Key]]) -> list[int]:

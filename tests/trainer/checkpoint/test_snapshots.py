@@ -14,7 +14,7 @@ import torch
 from rundir.paths import snapshots_prefix
 from tests.trainer.conftest import Ranks
 from tests.trainer.saved import ALONE, all_of, events, open_folder, state_at
-from trainer.checkpoint.snapshots import MEMORY, Snapshots, keepers
+from trainer.checkpoint.snapshots import MEMORY, Snapshots
 from trainer.telemetry.events import EventLog
 
 EVERY = 5
@@ -369,10 +369,3 @@ def test_an_event_a_minute(tmp_path: Path) -> None:
     assert event["step"] == 5
     assert event["bytes"] > 0
     assert event["seconds"] >= 0
-
-
-def test_each_rank_has_a_keeper_on_the_next_node() -> None:
-    """Also where nodes have different numbers of ranks; alone there is none."""
-    assert keepers(["a", "a"]) == {}
-    assert keepers(["a", "a", "b", "b"]) == {0: 2, 1: 3, 2: 0, 3: 1}
-    assert keepers(["a", "b", "c", "c"]) == {0: 1, 1: 2, 2: 0, 3: 0}
