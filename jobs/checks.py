@@ -200,6 +200,8 @@ def make_writable(
         there = os.path.dirname(there) or "."
     try:
         status = os.stat(there)
+        if os.statvfs(there).f_flag & os.ST_RDONLY:
+            why = os.strerror(errno.EROFS)
         lacks = "read" if os.access(there, os.W_OK | os.X_OK) else "write to"
         found = f"that user {os.geteuid()} cannot {lacks} {there} of user {status.st_uid}"
     except OSError as error:

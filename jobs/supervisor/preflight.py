@@ -188,5 +188,6 @@ class Preflight:
             )
         info(verdict.summary(found, seconds))
         write(2, found.table())
-        if not any(report.part == "trainer" for report in reports):
+        is_whole = not any(one.check.name == "missing" for one in found.findings)
+        if is_whole and not any(report.part == "trainer" for report in reports):
             info("preflight: no GPU and no link was checked, because no node has Python with torch")

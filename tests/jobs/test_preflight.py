@@ -81,6 +81,17 @@ def test_by_hand_the_code_says_whether_all_nodes_are_fine(slurm: Scripts) -> Non
         assert not done.of("start")
 
 
+def test_that_no_node_has_torch_is_said_where_each_has_reported(slurm: Scripts) -> None:
+    """One that reported nothing may have it: its step was broken off."""
+    text = slurm.directory / "reports"
+    instead(slurm, f"cat {text}; exit 0")
+    for node in (os.uname().nodename, "other"):  # one report, then both
+        with text.open("a") as file:
+            file.write(report(node, ("hung", 0, ""), part="monitor"))
+        done = slurm.run("prelaunch.sh", "--preflight")
+        assert ("because no node has Python with torch" in done.err) == (node == "other")
+
+
 def test_a_signal_ends_it_at_once(slurm: Scripts) -> None:
     """No rank is started, and nothing is left."""
     mark = slurm.directory / "began"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -139,6 +140,16 @@ def test_a_relative_name_that_cannot_be_made(
     name = "n" * 256
     with pytest.raises(UsageError, match=r"must be writable; found that user .*too long"):
         make_writable(f"{name}/x", Made(), "here", lambda *_: "do something")
+
+
+def test_a_read_only_file_system_is_called_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No permission would help."""
+    monkeypatch.setattr("os.access", lambda *_: False)
+    monkeypatch.setattr("os.statvfs", lambda _: types.SimpleNamespace(f_flag=os.ST_RDONLY))
+    with pytest.raises(UsageError, match=r"on here \(Read-only file system\); do something"):
+        make_writable(str(tmp_path), Made(), "here", lambda *_: "do something")
 
 
 @pytest.mark.parametrize("value", ["²", "٣", "1" * 5000, "1_0"])
