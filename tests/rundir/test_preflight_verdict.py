@@ -120,6 +120,7 @@ def test_a_slow_node_is_found_by_its_pairs() -> None:
     lone = Report("gpu1", "trainer", (), (Measured("gpu1", "gpu2", None),))
     alone = compose([lone, others[0]], NODES[:2])
     assert [(one.node, one.is_bad) for one in alone.findings] == [("gpu1", False), ("gpu2", False)]
+    assert alone.findings[0].text.endswith("failed (all-reduce of two nodes), as did every pair")
 
 
 def test_a_report_survives_its_event() -> None:
