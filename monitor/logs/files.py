@@ -34,6 +34,7 @@ _NO_TEXT = {
     b"\xfe\xff": "it is UTF-16: convert it with iconv first",
 }
 """First bytes of files that would be read as unreadable rows."""
+_SIGN_BYTES = max(map(len, _NO_TEXT))
 
 _SUFFIX = ".gutil"
 _RUN_FILES = (run_files.EVENTS, run_files.METRICS)
@@ -83,7 +84,7 @@ def in_folder(folder: str, jobs: Iterable[str] | None = None) -> list[str]:
 def no_pipes(paths: Iterable[str]) -> list[str]:
     """Leave out what a directory may hold beside files, such as a pipe without a writer.
 
-    What is not there, as behind a link, stays: its reader reports it.
+    What is not there, as behind a link, stays: it is reported.
     """
     return [path for path in paths if os.path.isfile(path) or not os.path.exists(path)]  # noqa: PTH110, PTH113
 
@@ -110,8 +111,8 @@ def reading_folder(folder: str) -> Iterator[None]:
 def find(paths: Iterable[str]) -> list[tuple[str, ...]]:
     """Find logs: those that are named, and those that directories hold.
 
-    Files in a directory that may not be read, such as other users', are left out with a line, and
-    so are those that were compressed when they were rotated away.
+    Of files that are not named themselves, those that cannot be read, such as other users' or
+    compressed ones, are left out with a line.
 
     Returns: of each log its files, the oldest first; no file twice.
 
@@ -119,8 +120,7 @@ def find(paths: Iterable[str]) -> list[tuple[str, ...]]:
         UserError: a directory holds none, or cannot be read.
 
     """
-    hidden: list[str] = []
-    packed: list[str] = []
+    left_out: dict[str, list[str]] = {}
     known: set[str] = set()
     logs: list[tuple[str, ...]] = []
     folders: dict[str, dict[str, list[str]]] = {}
@@ -130,23 +130,33 @@ def find(paths: Iterable[str]) -> list[tuple[str, ...]]:
             folder, name = os.path.split(log)
             if folder not in folders:
                 folders[folder] = _or_none(folder or ".")
-            files = [os.path.join(folder, old) for old in folders[folder].get(name, [name])]  # noqa: PTH118
-            zipped = [file for file in files if _is_packed(file) and file != log]
-            closed = [file for file in files if is_folder and not os.access(file, os.R_OK)]
-            packed += zipped
-            hidden += closed
-            files = [file for file in files if file not in (*zipped, *closed)]
-            new = {os.path.realpath(file): file for file in files}
+            new = {}
+            for old in folders[folder].get(name, [name]):
+                file = os.path.join(folder, old)  # noqa: PTH118
+                why = None if file == log and not is_folder else _unreadable(file)
+                if why is None:
+                    new[os.path.realpath(file)] = file
+                else:
+                    left_out.setdefault(why, []).append(file)
             logs += [tuple(new[real] for real in new if real not in known)]
             known |= new.keys()
     logs = [log for log in logs if log]
-    for left_out, why in (
-        (hidden, "it may not be read"),
-        (packed, "it is compressed, unpack it first"),
-    ):
-        if left_out and logs:
-            emit(f"left out {left_out[0]}{and_more(len(left_out) - 1, 'file')}: {why}")
-    return logs or [(file,) for file in hidden]  # whose reader says why
+    if not logs:
+        return [(file,) for files in left_out.values() for file in files]  # whose reader says why
+    for why, files in left_out.items():
+        emit(f"left out {files[0]}{and_more(len(files) - 1, 'file')}: {why}")
+    return logs
+
+
+def _unreadable(file: str) -> str | None:
+    """Return why a file cannot be read as a log; None: it may be one."""
+    if _is_packed(file):
+        return "it is compressed, unpack it first"
+    try:
+        with open_plain(file) as opened:
+            return no_text(opened.read(_SIGN_BYTES))
+    except OSError as error:
+        return error.strerror
 
 
 def beside_run(run_dir: str) -> list[str]:

@@ -177,11 +177,18 @@ def test_a_device_without_an_end_is_refused(command: str, ask: Any) -> None:
 def test_what_is_no_text_says_so(
     made: Callable[[bytes], bytes], found: str, log: Path, ask: Any
 ) -> None:
-    """In one line, instead of so many rows that cannot be read."""
+    """In one line, instead of so many rows that cannot be read; it hides no other log."""
+    other = log.with_name("other.gutil")
+    other.write_bytes(log.read_bytes())
     log.write_bytes(made(log.read_bytes()))
     code, out, err = ask("report", log)
     assert (code, out, err.count("\n")) == (64, "", 1)
     assert found in err
+    code, out, err = ask("report", log.parent)
+    assert (code, err.count("\n"), "other" in out) == (0, 1, True)
+    assert err.startswith(f"monitor: left out {log}: {found}")
+    other.unlink()
+    assert ask("report", log.parent)[0] == 64
 
 
 @pytest.mark.parametrize("block_bytes", [1, 100, 2**22])
