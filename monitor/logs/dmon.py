@@ -370,7 +370,12 @@ def parse(text: str) -> Iterator[tuple[Header, dict[str, str]] | None]:
     An unterminated last line is left for the next read: it may still be growing.
     """
     heads, rows = Heads(), list[str]()
-    for line in [*text.removeprefix("\ufeff").split("\n")[:-1], "#"]:  # as Windows begins a text
+    for whole in [*text.removeprefix("\ufeff").split("\n")[:-1], "#"]:  # as Windows begins a text
+        line = whole
+        torn, mark, names = whole.rpartition("#")
+        if heads.header and not whole.startswith("#") and parse_header(mark + names):
+            rows.append(torn)  # by a dmon that was killed, and another one appended
+            line = mark + names
         if not line.startswith("#"):
             rows.append(line)
             continue

@@ -89,8 +89,9 @@ class Parser:
                 end = data.index(b"\n", pos) + 1
                 self._see(data[pos : end - 1])
             else:
-                end = _end_of_rows(data, pos)
-                self._take_rows(data[pos:end])
+                end = _end_of_rows(data, pos, may_be_torn=self.heads.header is not None)
+                text = data[pos:end]
+                self._take_rows(text if text.endswith(b"\n") else text + b"\n")
             pos = end
         return self._given()
 
@@ -192,12 +193,20 @@ class Parser:
         last.texts.append(text)
 
 
-def _end_of_rows(data: bytes, pos: int) -> int:
-    """Find where the next line that begins with `#` does."""
+def _end_of_rows(data: bytes, pos: int, *, may_be_torn: bool) -> int:
+    """Find where the next line that begins with `#` does, or a header behind a torn row."""
     found = data.find(_HASH, pos)  # one byte is found many times as fast as two
     while found > 0 and data[found - 1] != _NEWLINE:
+        if may_be_torn and _is_header(data, found):
+            break
         found = data.find(_HASH, found + 1)
     return len(data) if found < 0 else found
+
+
+def _is_header(data: bytes, pos: int) -> bool:
+    """Return whether a header begins here, as where dmon was killed and another one appends."""
+    line = data[pos : data.index(b"\n", pos)].removesuffix(b"\r")
+    return dmon.parse_header(line.decode("utf-8", "replace")) is not None
 
 
 def _lines(text: bytes) -> list[str]:

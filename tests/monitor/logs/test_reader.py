@@ -283,6 +283,18 @@ def test_other_blanks_are_no_cells(path: Path, blank: str, tmp_path: Path) -> No
         assert read.num_unreadable > 0
 
 
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
+def test_a_killed_dmon_costs_no_row_of_the_next(path: Path, tmp_path: Path) -> None:
+    """As after `>>`: its last row has no end, and the next header stands in the same line."""
+    text = path.read_text().removesuffix("rc=0\n")
+    log, once = tmp_path / "log.gutil", reader.read(str(path)).num_rows
+    for num_bytes in (1, 30, 60):
+        log.write_text(text + text[:-num_bytes] + text)
+        read, slow = reader.read(str(log)), list(dmon.parse(log.read_text()))
+        assert (read.num_rows, read.num_unreadable) == (3 * once - (num_bytes > 1), num_bytes > 1)
+        assert (len(slow), slow.count(None)) == (3 * once, read.num_unreadable)
+
+
 def test_a_log_is_read_in_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path
 ) -> None:
