@@ -41,16 +41,18 @@ def _idle(run: Run, at: Thresholds) -> Iterator[Finding]:
             continue
         mask = _without_blips(active, at.busy_sm_pct)
         if isinstance(run, Window):
+            counts = np.ones(len(mask), np.bool_)
             mask &= readings.up_to_the_end(mask)
-            least_minutes = at.idle_now_minutes
+            least_minutes, since = at.idle_now_minutes, ""
         else:
-            mask &= readings.settled(series, at)
-            least_minutes = at.idle_minutes
+            counts = readings.settled(series, at)
+            mask &= counts
+            least_minutes, since = at.idle_minutes, " after the start-up"
         found = readings.stretches(mask, series.steps_s)
         worst = found.longest
         if worst is None or not worst.duration_s or worst.duration_s < 60 * least_minutes:
             continue
-        whole_s = float(np.nansum(series.steps_s))
+        whole_s = float(np.nansum(series.steps_s[counts]))
         share_pct = 100 * found.total_s / whole_s
         is_much = share_pct >= at.idle_pct or isinstance(run, Window)
         severity: Severity = "warning" if is_much else "hint"
@@ -59,7 +61,7 @@ def _idle(run: Run, at: Thresholds) -> Iterator[Finding]:
             series,
             worst,
             f"idle for {minutes(worst.duration_s)} at a stretch,"
-            f" {share_pct:.0f} % of {minutes(whole_s)}{_held(series, worst)}",
+            f" {share_pct:.0f} % of {minutes(whole_s)}{since}{_held(series, worst)}",
             "ask for fewer GPUs, or see in the rank's log what it waited for",
             weight=found.total_s,
         )

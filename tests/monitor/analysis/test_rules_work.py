@@ -28,11 +28,11 @@ def waits(*shares_pct: float) -> Run:
 
 CASES = [
     Case("idle", "warning", run(gpu(sm=at(first(12), 0, 95))), run(gpu(sm=at(first(11), 0, 95))),
-         "idle for 3 min at a stretch, 5 % of 1 h 00 min"),
+         "idle for 3 min at a stretch, 5 % of 55 min after the start-up"),
     Case("idle", "hint",
          run(gpu(sm=np.where(np.arange(480) // 12 == 10, 5, 95), num_samples=480)),
          run(gpu(sm=np.where(np.arange(480) // 12 == 10, 6, 95), num_samples=480)),
-         "3 % of 2 h 00 min; up to 59 GiB of its memory in use"),
+         "3 % of 1 h 55 min after the start-up; up to 59 GiB of its memory in use"),
     Case("hung", "warning",
          run(gpu(sm=100, mem=at(first(20), 1, 40), pwr=at(first(20), 310, 600))),
          run(gpu(sm=100, mem=at(first(19), 1, 40), pwr=at(first(19), 310, 600))),
