@@ -18,6 +18,7 @@ from monitor.analysis import (
 from monitor.analysis.findings import worst_first
 from monitor.analysis.rules import Window, recorded_by_node
 from monitor.analysis.thresholds import Thresholds
+from monitor.logs.series import by_unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,9 +52,14 @@ def columns() -> frozenset[str]:
 
 
 def evaluate(run: Run, thresholds: Thresholds | None = None) -> list[Finding]:
-    """Evaluate all rules, or those that a live view's window allows; the worst finding first."""
+    """Evaluate all rules, or those that a live view's window allows; the worst finding first.
+
+    A GPU that got another index, as after a requeue, is one, with its last index.
+    """
     at = thresholds or Thresholds()
     is_live = isinstance(run, Window)
+    if not is_live:
+        run = replace(run, gpus=tuple(by_unit(run.gpus)))
     chosen = [rule for rule in rules() if rule.scope != ("whole run" if is_live else "live")]
     found: list[Finding] = []
     with np.errstate(invalid="ignore", divide="ignore"):

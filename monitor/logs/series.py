@@ -236,7 +236,7 @@ def split(logs: Sequence[Log]) -> tuple[GpuSeries, ...]:
 def by_unit(gpus: Sequence[GpuSeries]) -> list[GpuSeries]:
     """Join what a GPU was under several indices, as after a requeue: it has the last of them."""
     units: dict[object, list[GpuSeries]] = {}
-    for one in sorted(gpus, key=lambda one: one.time_s[-1]):
+    for one in sorted(gpus, key=lambda one: one.time_s[-1:].tolist()):
         units.setdefault(one.unit, []).append(one)
     return [replace(_joined(parts), gpu=parts[-1].gpu) for parts in units.values()]
 

@@ -1,5 +1,7 @@
 """All rules: each has its tests, and none fails, whatever a log holds."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -52,6 +54,18 @@ def test_where_and_when() -> None:
     assert (odd.gpu, odd.begin_s, odd.end_s) == (2, BEGIN_S, BEGIN_S + 239 * STEP_S)
     (slow,) = findings_of(slow_lines(10), "straggler")
     assert (slow.host, slow.gpu) == ("n2", 1)
+
+
+def test_a_gpu_that_changed_its_index_is_one() -> None:
+    """Two swapped theirs at a requeue: the one that idles is named alone, by its last index."""
+    hours_s = BEGIN_S + STEP_S * np.arange(240) + 3600 * np.arange(2)[:, None]
+    swapped = [
+        replace(gpu(index, time_s=hour_s, sm=0 if uuid == "A" else 95), uuid=uuid)
+        for hour_s, uuids in zip(hours_s, ("AB", "BA"), strict=True)
+        for index, uuid in enumerate(uuids)
+    ]
+    (idle,) = findings_of(run(*swapped), "idle")
+    assert (idle.gpu, "100 % of 1 h 55 min" in idle.evidence) == (1, True)
 
 
 def test_an_empty_run_has_no_findings() -> None:
