@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What writing to the standard output fails with, where it is a file."""
 
+_PROGRAM = "python -m monitor"
+
 COMMANDS = {
     "record": ("recorder.command", "sample the GPUs and the host into a log"),
     "report": (
@@ -64,7 +66,8 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _check_python()
-        options = _parser(argv[0] if argv else "").parse_args(argv)
+        chosen = argv[0] if argv else ""
+        options = _parser(chosen).parse_args(argv[1:] if chosen in COMMANDS else argv)
         code = int(options.run(options))
         if sys.stdout is not None:  # as with `>&-`
             sys.stdout.flush()
@@ -103,18 +106,18 @@ def _drop_output() -> None:
 
 
 def _parser(chosen: str) -> _Parser:
-    parser = _Parser(
-        prog="python -m monitor",
-        description="Watch the GPUs of a job, and see afterwards what it made of them.",
-        allow_abbrev=False,
-    )
+    """Make that of a subcommand; of any other word the one that lists them."""
+    if chosen in COMMANDS:
+        path, purpose = COMMANDS[chosen]
+        module = import_module(f"monitor.{path}")
+        about = f"{purpose[0].upper()}{purpose[1:]}."
+        parser = _Parser(prog=f"{_PROGRAM} {chosen}", description=about)
+        module.add_options(parser)
+        parser.set_defaults(run=module.run)
+        return parser
+    about = "Watch the GPUs of a job, and see afterwards what it made of them."
+    parser = _Parser(prog=_PROGRAM, description=about)
     commands = parser.add_subparsers(required=True, metavar="|".join(COMMANDS))
-    for name, (path, purpose) in COMMANDS.items():
-        command = commands.add_parser(
-            name, help=purpose, description=f"{purpose[0].upper() + purpose[1:]}."
-        )
-        if name == chosen:
-            module = import_module(f"monitor.{path}")
-            module.add_options(command)
-            command.set_defaults(run=module.run)
+    for name, (_, purpose) in COMMANDS.items():
+        commands.add_parser(name, help=purpose)
     return parser

@@ -152,6 +152,17 @@ def test_a_terminal_of_one_column(story: Any, ask: Any, monkeypatch: pytest.Monk
         assert ask("why", run_dir)[0::2] == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [("", ""), ("reprot x", ""), ("report --jsn x", " report"), ("why", " why")],
+)
+def test_a_wrong_command_line_names_the_help_to_read(words: str, program: str, ask: Any) -> None:
+    """That of the subcommand, if there is such a one."""
+    code, out, err = ask(*words.split())
+    assert (code, out, err.count("\n")) == (64, "", 1)
+    assert err.endswith(f"; run `python -m monitor{program} --help` for what there is\n")
+
+
 # ---- what is no log ------------------------------------------------------------------------------
 
 

@@ -119,7 +119,7 @@ def test_the_commands_of_the_examples_run(
         words = shlex.split(line.removeprefix("monitor "))
         words = [str(data) if word == "/shared/out" else word for word in words]
         words[words.index("--out") + 1] = str(tmp_path / "ddp.prom")
-        options = cli._parser("export").parse_args(words)  # noqa: SLF001 - --follow never ends
+        options = cli._parser(words[0]).parse_args(words[1:])  # noqa: SLF001 - --follow never ends
         assert options.run is command.run
         assert options.follow in (None, 15)
         if options.follow is None:
