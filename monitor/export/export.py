@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from monitor.export.metrics import Collector
-    from monitor.logs.log import Log
 
 METRICS = ("prometheus", "openmetrics")
 ROWS = ("csv", "parquet", "jsonl")
@@ -143,8 +142,6 @@ def _follow(collector: Collector, options: Namespace) -> None:
 
 
 def _rows(paths: Sequence[str], options: Namespace) -> None:
-    from monitor.export import rows as export_rows  # noqa: PLC0415 - metrics do not need polars
-
     if not paths:
         raise UserError(
             "logs must be .gutil files",
@@ -154,15 +151,16 @@ def _rows(paths: Sequence[str], options: Namespace) -> None:
     if options.out == STDOUT:
         with tempfile.TemporaryDirectory() as folder:
             target = f"{folder}/rows"
-            export_rows.write(paths, options.form, target, _note, folder)
+            _write(paths, options.form, target, folder)
             copy_to_stdout(target)
         return
     with beside(options.out) as target:
-        export_rows.write(paths, options.form, target, _note, os.path.dirname(target))  # noqa: PTH120
+        _write(paths, options.form, target, os.path.dirname(target))  # noqa: PTH120
 
 
-def _note(log: Log) -> None:
-    """Report in a line what of a log could not be read."""
-    if log.num_unreadable:
-        unread = counted(log.num_unreadable, "row")
-        emit(f"{log.path}: {unread} could not be read, left out")
+def _write(paths: Sequence[str], form: str, target: str, scratch: str) -> None:
+    """Write rows, and report in a line a log what of it could not be read."""
+    from monitor.export import rows  # noqa: PLC0415 - metrics do not need polars
+
+    for path, num in rows.write(paths, form, target, scratch).items():
+        emit(f"{path}: {counted(num, 'row')} could not be read, left out")

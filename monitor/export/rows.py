@@ -17,7 +17,7 @@ from monitor.logs.columns import COLUMNS
 from monitor.logs.decode import NO_TIME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -38,29 +38,29 @@ OUR_NAMES = {column.name: column.table_name for column in COLUMNS}
 """The same in our own logs: what dmon has in another unit is so called only where we wrote it."""
 
 
-def write(
-    paths: Sequence[str], form: str, target: str, report: Callable[[Log], None], scratch: str
-) -> None:
+def write(paths: Sequence[str], form: str, target: str, scratch: str) -> dict[str, int]:
     """Write the rows of logs, log by log, to `target`; where a log lacks a column, it is null.
 
     Args:
         paths: of the logs.
         form: `csv`, `parquet` or `jsonl`.
         target: written over.
-        report: is called with each log that was read.
         scratch: a directory with room for a copy of what is written, if that is much.
+
+    Returns: of which logs how many rows could not be read.
 
     Raises:
         UserError: a log cannot be read, or none of them is one.
 
     """
-    num_foreign = 0
+    num_foreign, unread = 0, {}
     with tempfile.TemporaryDirectory(prefix=".export.", dir=scratch) as folder:
         is_much = sum(map(_size, paths)) > _MUCH_BYTES
         parts = []
         for number, path in enumerate(paths):
             log = reader.read(path)
-            report(log)
+            if log.num_unreadable:
+                unread[path] = log.num_unreadable
             num_foreign += log.is_foreign
             rows = table(log)
             if is_much:
@@ -74,6 +74,7 @@ def write(
             reader.refuse_foreign(paths[0])
         with _disk_errors():
             _sink(pl.concat(parts, how="diagonal_relaxed"), form, target)
+    return unread
 
 
 def table(log: Log) -> pl.DataFrame:

@@ -52,7 +52,7 @@ def test_what_is_no_log_is_refused(
     assert cli.main([command, "foreign.log", *COMMANDS[command]]) == 64
     captured = capfd.readouterr()
     assert captured.out == ""
-    last = captured.err.splitlines()[-1]
+    (last,) = captured.err.splitlines()
     assert last.startswith("monitor: a log must be one of nvidia-smi dmon, with its header")
     assert "found foreign.log" in last
     assert list(tmp_path.iterdir()) == [path]
