@@ -64,6 +64,7 @@ def main(argv: Sequence[str]) -> int:
     """Run a subcommand; its exit code, or 64 with one line if the input is wrong."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name need not be text
         sys.stdout.reconfigure(errors="backslashreplace")
+    code = 0
     try:
         _check_python()
         chosen = argv[0] if argv else ""
@@ -82,8 +83,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        _drop_output()
-        return 0  # the reader of our output has seen enough
+        _drop_output()  # the reader of our output has seen enough
     except OSError as error:
         if error.errno not in _NO_ROOM or error.filename is not None:
             raise

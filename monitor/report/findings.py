@@ -6,6 +6,7 @@ import json
 import shutil
 import textwrap
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -74,10 +75,12 @@ def run(options: Namespace) -> int:
     found = engine.evaluate(whole, at)
     if options.json:
         made = document(whole, found, at)
-        print(json.dumps(made, indent=2, ensure_ascii=False, allow_nan=False))
+        text = json.dumps(made, indent=2, ensure_ascii=False, allow_nan=False)
     else:
         width = min(_MAX_WIDTH, shutil.get_terminal_size((_MAX_WIDTH, 24)).columns)
-        print("\n".join(lines(whole, found, width)))
+        text = "\n".join(lines(whole, found, width))
+    with suppress(BrokenPipeError):  # the status counts, also behind `| head`
+        print(text)
     return status(found)
 
 

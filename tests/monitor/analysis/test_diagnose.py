@@ -24,6 +24,7 @@ from monitor.logs.sample import GpuSample, HostSample, Row
 from monitor.report import findings as findings_text
 from rundir import xids
 from tests.monitor.made_runs import BEGIN_S, NUM_SAMPLES, at, first, gpu, mark, run
+from tests.monitor.unread import run_unread
 
 REPOSITORY = Path(__file__).parents[3]
 SHARED = REPOSITORY.parent / "shared" / "dmon"
@@ -357,6 +358,15 @@ def test_a_run_is_known_by_a_link_to_it(
     assert log.exists()
     assert cli.main([command, str(link)]) == 0
     assert "1 GPU" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_its_status_counts_also_where_its_output_is_not_read(
+    unbuffered: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind `| head`, however Python buffers what it prints."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    assert run_unread("diagnose", data / "pumt_DT.550.163.01.gpu1_lost.gutil") == ["4"]
 
 
 def test_a_python_without_our_packages_is_one_line() -> None:
