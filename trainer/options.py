@@ -125,20 +125,29 @@ def parse(argv: Sequence[str]) -> Config:
     if "--version" in argv:
         print(f"ddp {__version__}")
         raise SystemExit(0)
+    argv = _at_home(argv)
     named = _named_options(argv)
     file = _value_of("config", argv)
     path = Path(file) if file else None
     from_file = _read_toml(path) if path else {}
     rest = {key: value for key, value in from_file.items() if key not in named}
-    arguments = [*_as_arguments(rest, path), *argv]
+    arguments = [*_at_home(_as_arguments(rest, path)), *argv]
     for field in sorted({*rest, *named}):
-        if _kind(field) == "Path" and not _value_of(
-            field, arguments
-        ):  # Path("") would be Path(".")
+        is_path = _kind(field) == "Path" or field == "resume"
+        if is_path and not _value_of(field, arguments):  # Path("") would be Path(".")
             raise UserError(
                 option_name(field), rule="be a path", found="an empty one", remedy="name one"
             )
     return _parse_arguments(arguments)
+
+
+def _at_home(words: Sequence[str]) -> list[str]:
+    """Expand the `~` that a shell leaves in `--out=~/run`, and that a file has."""
+
+    def expanded(found: re.Match[str]) -> str:
+        return found[1] + os.path.expanduser(found[2])  # noqa: PTH111 -- a Path's own may raise
+
+    return [re.sub(r"^(|--[\w-]+=)(~[^/]*)", expanded, word) for word in words]
 
 
 def _named_options(argv: Sequence[str]) -> set[str]:
@@ -148,7 +157,7 @@ def _named_options(argv: Sequence[str]) -> set[str]:
         if not re.match(r"--[A-Za-z]", word) or word == "--help":
             continue
         field = word[2:].partition("=")[0].replace("-", "_")
-        if field not in _FIELDS and field.removeprefix("no_") in _FIELDS:
+        if field not in _FIELDS and _kind(field.removeprefix("no_")) == "bool":
             field = field.removeprefix("no_")
         if field not in _FIELDS:
             raise _unknown(word.partition("=")[0], field)
@@ -205,8 +214,8 @@ def _wrong_key(path: Path | None, key: str, rule: str, found: str) -> UserError:
 
 
 def _kind(field: str) -> str:
-    """The type in a field's annotation, such as int of Optional[int]."""
-    annotation = str(Config.__dataclass_fields__[field].type)
+    """The type in a field's annotation, such as int of Optional[int]; empty for no field."""
+    annotation = str(Config.__dataclass_fields__[field].type) if field in _FIELDS else ""
     return annotation.removeprefix("Optional[").removesuffix("]")
 
 
@@ -216,8 +225,12 @@ def _parse_arguments(arguments: Sequence[str]) -> Config:
     stderr = io.StringIO()
     try:
         with contextlib.redirect_stderr(stderr):
-            return tyro.cli(
-                Config, args=list(arguments), prog="python -m trainer", description=Config.__doc__
+            config, unknown = tyro.cli(
+                Config,
+                args=list(arguments),
+                prog="python -m trainer",
+                description=Config.__doc__,
+                return_unknown_args=True,
             )
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -226,6 +239,14 @@ def _parse_arguments(arguments: Sequence[str]) -> Config:
         if not ended.code:
             raise
         raise _complaint(_one_line(stderr.getvalue()), arguments) from None
+    if unknown:
+        raise UserError(
+            "command line",
+            rule="hold only options, with a value after each that needs one",
+            found=f"{unknown[0]!r}, which belongs to none",
+            remedy="see python -m trainer --help",
+        )
+    return config
 
 
 def _complaint(message: str, arguments: Sequence[str]) -> UserError:
@@ -246,13 +267,6 @@ def _complaint(message: str, arguments: Sequence[str]) -> UserError:
         )
     if match := re.search(r"Missing value for argument '(--[\w-]+)'", message):
         return UserError(match[1], rule="have a value after it", found="none", remedy="give one")
-    if match := re.search(r"Unrecognized options: (.*)", message):
-        return UserError(
-            "command line",
-            rule="hold only options, with a value after each that needs one",
-            found=f"{match[1]!r}, which belongs to none",
-            remedy="see python -m trainer --help",
-        )
     return UserError(
         "command line",
         rule="hold options with values of their type",
@@ -289,8 +303,9 @@ def _nearest_value(field: str, found: str, valid: Sequence[str]) -> str | None:
 
 
 def _unknown(what: str, field: str) -> UserError:
+    begun = [name for name in sorted(_FIELDS) if field and name.startswith(field)]
     near = difflib.get_close_matches(field, [*_FIELDS, *_ELSEWHERE], n=_NUM_NEAREST)
-    names = [field] if field in _ELSEWHERE else near
-    ours = dict.fromkeys(_ELSEWHERE.get(name) or option_name(name) for name in names)
+    names = [field] if field in _ELSEWHERE else [*begun, *near]
+    ours = [*dict.fromkeys(_ELSEWHERE.get(n) or option_name(n) for n in names)][:_NUM_NEAREST]
     remedy = f"did you mean {', '.join(ours)}?" if ours else "see python -m trainer --help"
     return UserError(what, rule="be an option", found="none of this name", remedy=remedy)

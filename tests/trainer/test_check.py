@@ -66,6 +66,7 @@ def test_another_runs_checkpoint_must_be_there(tmp_path: Path, place: str) -> No
     """Before any rank starts, with the line that the ranks would end with."""
     code, message = trainer(tmp_path, "--resume", place, "--check", HOME=str(tmp_path))
     assert code == 64
+    place = place.replace("~", str(tmp_path))
     assert f"--resume {place} must be a complete checkpoint; found none; name a folder" in message
 
 

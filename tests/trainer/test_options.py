@@ -1,3 +1,4 @@
+import io
 import re
 import runpy
 import subprocess
@@ -39,6 +40,25 @@ def test_a_value_is_no_option(tmp_path: Path) -> None:
     assert parse(["--out", "xxconfig", "--config", str(tmp_path / "a")]).lr == 0.5
 
 
+def test_what_belongs_to_no_option_is_named_in_any_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One of few columns, and one that has only ASCII."""
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    with pytest.raises(UserError, match=r"found '-x', which belongs to none; see "):
+        parse(["-x"])
+
+
+def test_a_tilde_is_the_users_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell expands it in `--out=~/run` or in a file; an unknown user's stays."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.toml").write_text('model = "~/llama"\ndata-dir = "~nosuchuser/x"\n')
+    config = parse(["--out=~/run", "--resume=~/run/x", "--config=~/a.toml"])
+    assert (config.out, config.resume) == (tmp_path / "run", f"{tmp_path}/run/x")
+    assert (config.model, config.data_dir) == (f"{tmp_path}/llama", Path("~nosuchuser/x"))
+
+
 def test_no_options_are_the_defaults() -> None:
     """As the shortest command has it."""
     assert parse([]) == Config()
@@ -66,11 +86,16 @@ def test_underscores_do_for_dashes(toml: Path) -> None:
             r"command line must hold only options, .*; found 'stray', which belongs to none",
         ),
         (["--compile", "true"], r"found 'true', which belongs to none"),
+        (["--", "--lr", "1"], r"found '--lr', which belongs to none; see "),
+        (["--lr", "1", "--no-lr"], r"--no-lr must be an option; found none"),
+        (["--ep", "3"], r"did you mean --epochs, --eps\?$"),
+        (["--checkpoint", "3"], r"did you mean --checkpoint-every, --checkpoint-minutes"),
         (["--lr", "1", "--lr=fast"], r"--lr must be a number; found 'fast'; change it"),
         (["--epochs", "1.5"], r"--epochs must be a whole number; found '1.5'; change it"),
         (["--lr"], r"--lr must have a value after it; found none; give one"),
         (["--data-dir", ""], r"--data-dir must be a path; found an empty one; name one"),
         (["--out="], r"--out must be a path; found an empty one"),
+        (["--resume="], r"--resume must be a path; found an empty one"),
         (["--config", ""], r"--config must be a path; found an empty one"),
         (["--config", "/dev/zero"], r"a readable TOML file; found more than 1 MiB"),
         (["--data-dri", "x"], r"did you mean --data-dir\b"),

@@ -208,12 +208,10 @@ def is_missing(request: str) -> bool:
 
 def _named(request: str) -> Path | None:
     try:
-        path = Path(request).expanduser()
         # Absolute: another node may have been started elsewhere.
-        return path.absolute() if path.exists() else None
-    except (OSError, RuntimeError) as error:  # RuntimeError: ~nosuchuser
-        found = error.strerror if isinstance(error, OSError) else error
-        raise incomplete(request, str(found)) from error
+        return Path(request).absolute() if Path(request).exists() else None
+    except OSError as error:
+        raise incomplete(request, str(error.strerror)) from error
 
 
 def incomplete(request: str, problem: str) -> UserError:
