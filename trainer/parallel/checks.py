@@ -8,27 +8,40 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from rundir.text import counted
+from trainer.config import Config, option_name
 from trainer.errors import UserError
 from trainer.parallel.chunks import num_chunks
 from trainer.parallel.stages import num_stages
 
 if TYPE_CHECKING:
-    from trainer.config import Config, PipelineSchedule
+    from trainer.config import PipelineSchedule
     from trainer.parallel.layout import Layout
     from trainer.parallel.plan import ParallelPlan, ParallelSizes
+
+_OF_AXIS = {
+    "sequence_parallel": "tp",
+    "cp_comm_type": "cp",
+    "pp_schedule": "pp",
+    "pp_stages_per_rank": "pp",
+}
+"""Options that would be ignored where their axis is 1."""
 
 
 def check_layout(
     config: Config, layout: Layout, sizes: ParallelSizes | None, *, counts_targets: bool = True
 ) -> None:
-    """Check tp and cp; `sizes` are None for a model that cannot be split.
+    """Check tp and cp, and options of axes; `sizes` are None for a model that cannot be split.
 
     `counts_targets`: whether the workload's loss is a sum over targets (`Workload.num_valid`).
     """
-    if layout.sequence_parallel and layout.tp == 1:
-        raise UserError(
-            "--sequence-parallel", rule="have tp over 1", found="tp 1", remedy="give --tp, too"
-        )
+    for name, axis in _OF_AXIS.items():
+        if getattr(layout, axis) == 1 and getattr(config, name) != getattr(Config, name):
+            raise UserError(
+                option_name(name),
+                rule=f"have {axis} over 1",
+                found=f"{axis} 1",
+                remedy=f"give --{axis}, too",
+            )
     if layout.tp > 1:
         _check_tp(
             layout, sizes or _no_plan(config, "tp", layout.tp, "no plan to split its matrices")

@@ -75,6 +75,9 @@ def test_a_strategy_is_a_name_for_sizes(options: dict[str, Any], expected: dict[
             {"sequence_parallel": True},
             "--sequence-parallel must have tp over 1; found tp 1; give --tp",
         ),
+        ({"cp_comm_type": "all_gather"}, "--cp-comm-type must have cp over 1; found cp 1"),
+        ({"pp_schedule": "gpipe"}, "--pp-schedule must have pp over 1; found pp 1; give --pp"),
+        ({"pp_stages_per_rank": 1}, "--pp-stages-per-rank must have pp over 1; found pp 1"),
         (
             {"tp": 2, "sizes": None},
             "--tp must be 1: workload mnist has no plan .* found 2; take ddp",

@@ -35,7 +35,7 @@ def check(pp: int, num_microbatches: int, *, sizes: Any = SIZES, **options: Any)
 @pytest.mark.parametrize(
     ("pp", "num_microbatches", "options"),
     [
-        (1, 1, {"pp_schedule": "interleaved", "sizes": None}),  # no pipeline, no rule
+        (1, 1, {"sizes": None}),  # no pipeline, no rule
         (4, 4, {}),
         (3, 3, {}),
         (8, 9, {}),
