@@ -143,3 +143,20 @@ def test_a_directory_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> No
         code, message = trainer(tmp_path, "--max-steps", "1", "--out", str(out))
         assert code == 64
         assert message.startswith(f"trainer: run directory {out} must be a directory that can be")
+
+
+@pytest.mark.parametrize("kind", ["another user's", "a link to nothing"])
+@pytest.mark.slow
+def test_checkpoints_that_cannot_be_written_are_found_before_training(
+    tmp_path: Path, kind: str
+) -> None:
+    """Not by the first save: hours of training would be lost."""
+    folder = tmp_path / "run" / "checkpoints"
+    folder.mkdir(parents=True, mode=0o555)
+    if kind != "another user's":
+        folder.rmdir()
+        folder.symlink_to("nowhere")
+    code, message = trainer(tmp_path, "--max-steps", "1", "--out", "run")
+    assert (code, message.count("\n")) == (64, 1), message
+    assert f"{folder}'; give another --out" in message
+    assert list((tmp_path / "run").iterdir()) == [folder]

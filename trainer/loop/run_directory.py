@@ -60,9 +60,7 @@ def open_run_directory(chosen: Path | None, settings: RunSettings, mesh: Mesh) -
     """
     path = (chosen or Path("out") / _new_name(settings, mesh)).absolute()
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        _make(path)
     except OSError as error:
         raise UserError(
             f"run directory {path}",
@@ -80,6 +78,15 @@ def open_run_directory(chosen: Path | None, settings: RunSettings, mesh: Mesh) -
         attempt=settings.attempt,
         lock=lock,
     )
+
+
+def _make(path: Path) -> None:
+    """Raise OSError unless it can be written to, and so can checkpoints that it has."""
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in (path, path / paths.CHECKPOINTS):
+        if os.path.lexists(folder) and not os.access(folder, os.W_OK | os.X_OK):
+            number = errno.EACCES if folder.is_dir() else errno.ENOTDIR
+            raise OSError(number, os.strerror(number), str(folder))
 
 
 def _new_name(settings: RunSettings, mesh: Mesh) -> str:
