@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from rundir import codes
-from trainer.checkpoint.initial_weights import check_source
+from trainer.checkpoint.initial_weights import check_source, check_weights
 from trainer.checkpoint.layout import find_folder, incomplete, is_missing
 from trainer.data.batch_plan import plan_batches
 from trainer.distributed.rendezvous_socket import open_rendezvous_socket
@@ -70,7 +70,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
             # `import torch` takes seconds.
             if settings.run_dir is None:
                 _check_device(config, ranks, env)
-                workload.check_model()
+                _check_model(config, workload)
             return codes.FINISHED
 
         # The stacks before the heartbeat: a watcher that sees the heartbeat may ask for them.
@@ -186,6 +186,13 @@ def _check_device(config: Config, ranks: Ranks, env: MutableMapping[str, str]) -
     from trainer.loop.run import prepare_device  # noqa: PLC0415 -- imports torch
 
     prepare_device(config, choose_device(ranks, env), env)
+
+
+def _check_model(config: Config, workload: Workload) -> None:
+    """Refuse a model that the run would refuse, or weights to begin with that are not its own."""
+    workload.check_model()
+    if config.init_from is not None and not workload.reads(config.init_from):
+        check_weights(config.init_from, workload.build_empty() or workload.build_model())
 
 
 def _train(run: Run, env: MutableMapping[str, str], stacks: Stacks) -> int:

@@ -33,6 +33,11 @@ def check_source(source: Path) -> None:
     find(source)
 
 
+def check_weights(source: Path, model: nn.Module) -> None:
+    """Raise UserError unless `source` has the weights of `model`, by names, shapes and kinds."""
+    _opened(source, model.state_dict(), {})
+
+
 def begin_with(source: Path, model: nn.Module, elsewhere: Mapping[str, torch.Size]) -> None:
     """Give `model`, as it is spread over the ranks, the weights in `source`.
 
@@ -41,14 +46,21 @@ def begin_with(source: Path, model: nn.Module, elsewhere: Mapping[str, torch.Siz
     """
     import torch  # noqa: PLC0415 -- `check_source` is asked before the seconds of this
 
-    weights: _File | _Checkpoint = _File(source) if source.is_file() else _Checkpoint(source)
     own = model.state_dict()
-    _check(source, weights.shapes, {**{k: t.shape for k, t in own.items()}, **elsewhere})
-    _check_kinds(source, weights.kinds, own)
+    weights = _opened(source, own, elsewhere)
     tensors = {name: torch.empty_like(tensor, device="cpu") for name, tensor in own.items()}
     weights.fill(tensors)
     _check_tied(source, model, tensors)
     model.load_state_dict(tensors)
+
+
+def _opened(
+    source: Path, own: Mapping[str, Tensor], elsewhere: Mapping[str, torch.Size]
+) -> _File | _Checkpoint:
+    weights: _File | _Checkpoint = _File(source) if source.is_file() else _Checkpoint(source)
+    _check(source, weights.shapes, {**{k: t.shape for k, t in own.items()}, **elsewhere})
+    _check_kinds(source, weights.kinds, own)
+    return weights
 
 
 def _check(source: Path, found: Mapping[str, torch.Size], wanted: Mapping[str, torch.Size]) -> None:

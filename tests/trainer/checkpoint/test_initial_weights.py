@@ -110,7 +110,7 @@ def test_a_file_is_cut_into_shards(
 def test_other_weights_are_refused(
     train: Train, exported: Path, capsys: pytest.CaptureFixture[str], change: Any, message: str
 ) -> None:
-    """One line, code 64, and no run directory."""
+    """By the run as by --check: one line, code 64, and no run directory."""
     file = exported
     if change is None:
         file.write_bytes(b"no weights")
@@ -121,6 +121,8 @@ def test_other_weights_are_refused(
     capsys.readouterr()
     assert train(*TUNED, "--init-from", str(file), out="tuned")[0] == 64
     output = capsys.readouterr().err
+    assert train(*TUNED, "--init-from", str(file), "--check", out="tuned")[0] == 64
+    assert capsys.readouterr().err == output
     assert output.startswith(f"trainer: --init-from {file} must be ")
     assert output.count("\n") == 1
     assert not (file.parent / "tuned").exists()
