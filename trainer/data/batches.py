@@ -205,7 +205,7 @@ class LoadedBatches:
 def _readable(loader: Iterable[Any]) -> Iterator[Any]:
     """Yield what is loaded. Raises UserError for a sample that cannot be read."""
     try:
-        yield from loader
+        yield from map(_checked, loader)
     except UnreadableSampleError as error:
         line = str(error).splitlines()[-1]  # before it, a worker's traceback
         raise UserError(
@@ -214,6 +214,20 @@ def _readable(loader: Iterable[Any]) -> Iterator[Any]:
             found=line.rpartition(f"{UnreadableSampleError.__name__}: ")[2],
             remedy="replace that one, or take it out",
         ) from error
+
+
+def _checked(batch: object) -> Batch:
+    """Raise UserError unless it is a pair of tensors: no line of torch's error were the user's."""
+    match batch:
+        case [torch.Tensor() as inputs, torch.Tensor() as targets]:
+            return inputs, targets
+    parts = batch if isinstance(batch, list | tuple) else [batch]
+    raise UserError(
+        "data",
+        rule="be pairs of an input and a target, each a tensor or a number",
+        found=f"batches of {', '.join(type(part).__name__ for part in parts)}",
+        remedy="correct what the dataset returns",
+    )
 
 
 class CutBatches:

@@ -14,6 +14,7 @@ from trainer.loop.optim import Update
 from trainer.parallel.initialise import materialise
 from trainer.parallel.parallelize import parallelize, share_of_rank, unsharded_modules
 from trainer.parallel.precision import convert_to_float8
+from trainer.workloads.checks import model_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,7 +48,7 @@ def build_model(config: Config, workload: Workload, mesh: Mesh, seed: int) -> Tr
     is_sharded = mesh.layout.is_sharded
     torch.manual_seed(seed)
     empty = workload.build_empty() if is_sharded else None
-    whole = workload.build_model() if empty is None else empty
+    whole = model_of(workload) if empty is None else empty
     num_parameters = sum(p.numel() for p in whole.parameters())
     plan, stored = workload.parallel_plan(), workload.stored_weights()
     if config.precision == "fp8":

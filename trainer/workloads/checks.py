@@ -6,6 +6,7 @@ from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from rundir.text import counted
 from trainer.errors import UserError
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
     from trainer.workloads.tokens import TokenData
 
     Data = TensorData | TokenData | Dataset[Any]
+
+
+def model_of(workload: Workload) -> nn.Module:
+    """Return the model to train. Raises UserError for what is none."""
+    model: object = workload.build_model()
+    if not isinstance(model, nn.Module):
+        raise _error(workload, "build_model()", "return a Module", type(model).__name__)
+    return model
 
 
 def train_data_of(workload: Workload) -> Data:
@@ -43,9 +52,10 @@ def loss_of(workload: Workload, outputs: Tensor, targets: Tensor) -> Tensor:
     """
     loss = workload.loss(outputs, targets)
     if not isinstance(loss, torch.Tensor):
-        raise _error(workload, "loss()", "a scalar tensor", type(loss).__name__)
+        raise _error(workload, "loss()", "return a scalar tensor", type(loss).__name__)
     if loss.dim():
-        raise _error(workload, "loss()", "a scalar tensor", f"one of shape {tuple(loss.shape)}")
+        found = f"one of shape {tuple(loss.shape)}"
+        raise _error(workload, "loss()", "return a scalar tensor", found)
     if torch.is_grad_enabled() and not loss.requires_grad:
         rule = "be computed from the outputs of a model with parameters to train"
         raise _error(workload, "loss()", rule, "one that no gradient flows through")
@@ -58,7 +68,7 @@ def _check_data(workload: Workload, method: str, data: object) -> None:
         raise _error(workload, method, rule, f"{type(data).__name__} without one")
     if isinstance(data, TensorData) and len(data.inputs) != len(data.targets):
         found = f"{counted(len(data.inputs), 'input')} and {counted(len(data.targets), 'target')}"
-        raise _error(workload, method, "as many inputs as targets", found)
+        raise _error(workload, method, "have as many inputs as targets", found)
 
 
 def _error(workload: Workload, method: str, rule: str, found: str) -> UserError:

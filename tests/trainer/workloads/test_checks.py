@@ -32,6 +32,11 @@ class Line(Workload):
 class Endless(torch.utils.data.IterableDataset):
     def __iter__(self): yield torch.ones(1), torch.ones(())
 
+class Odd(torch.utils.data.Dataset):
+    def __init__(self, sample): self.sample = sample
+    def __len__(self): return 16
+    def __getitem__(self, index): return self.sample
+
 class Wrong(Line):
 """
 FEW = ("--workload", "own_line:Wrong", "--global-batch-size", "8", "--max-steps", "2")
@@ -54,10 +59,14 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ob
         ("test_data(self): return Endless()", "test_data() of the workload Wrong"),
         (
             "train_data(self): return TensorData(inputs=torch.ones(8, 1), targets=torch.ones(9))",
-            "as many inputs as targets; found 8 inputs and 9 targets",
+            "must have as many inputs as targets; found 8 inputs and 9 targets",
         ),
+        ("train_data(self): return Odd((0, 0, 0))", "found batches of Tensor, Tensor, Tensor"),
+        ("train_data(self): return Odd({'x': 0})", "found batches of dict"),
+        ("train_data(self): return Odd(('a', 0))", "found batches of tuple, Tensor"),
         ("loss(self, o, t): return (o[:, 0] - t).square()", "found one of shape (8,)"),
-        ("loss(self, o, t): return 3.0", "a scalar tensor; found float"),
+        ("loss(self, o, t): return 3.0", "must return a scalar tensor; found float"),
+        ("build_model(self): torch.nn.Linear(1, 1)", "must return a Module; found NoneType"),
         ("loss(self, o, t): return o.detach().mean()", "one that no gradient flows through"),
         ("build_model(self): return torch.nn.Identity()", "one that no gradient flows through"),
     ],
@@ -67,7 +76,7 @@ def test_what_cannot_be_used_is_one_line(
 ) -> None:
     """It names the class and its method, where torch would speak of tensors of ours."""
     write(method)
-    code, _ = train(*FEW)
+    code, _ = train(*FEW, "--num-workers", "0")
     err = capfd.readouterr().err
     assert code == 64
     assert message in err
