@@ -8,7 +8,7 @@ from jobs import processes, programs
 from jobs.agent import command, contract, defaults
 from jobs.agent.limits import raise_limits
 from jobs.agent.rank import run_rank
-from jobs.agent.standby import VARIABLE, Standby, wait
+from jobs.agent.standby import VARIABLE, Standby
 from jobs.loop import Loop
 from jobs.messages import UsageError, info, one_line
 from rundir import channel, codes
@@ -32,7 +32,7 @@ def _run(words: list[str]) -> int:
     standby = None
     if environ.pop(VARIABLE, ""):
         standby = Standby(environ, _ROOT)
-        words, environ = wait(environ)
+        words, environ = standby.wait(environ)
     if environ.get(channel.SUPERVISED) != "1":  # else the supervisor has
         programs.check_root(_ROOT)
         programs.check_wanted(environ, is_bare=False)

@@ -46,6 +46,25 @@ class Standby:
             self._child = child.start(words, place, streams, signal.SIGKILL, (signal.SIGUSR1,))
         theirs.close()
 
+    def wait(self, environ: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+        """Wait for the attempt; return the launcher's words and the environment.
+
+        Ends if none comes, with nothing left: for what a task leaves, Slurm takes a second more.
+        """
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # of the ranks that train
+        line = b""
+        while not line.endswith(b"\n"):
+            data = os.read(0, _READ_BYTES)
+            if not data:
+                self._child.send(signal.SIGKILL)
+                os.waitpid(self._child.pid, 0)
+                os._exit(0)
+            line += data
+        order = json.loads(line)
+        changed = {**environ, **order["environ"]}
+        kept = {name: value for name, value in changed.items() if value is not None}
+        return order["words"], kept
+
     def start(
         self,
         argv: Sequence[str],
@@ -74,17 +93,3 @@ class Standby:
 def arguments_of(argv: Sequence[str]) -> list[str]:
     """What follows `-m trainer` in a command."""
     return list(argv)[list(argv).index("-m") + 2 :]
-
-
-def wait(environ: dict[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Wait for the attempt; return the launcher's words and the environment. Ends if none comes."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # of the ranks that train
-    line = b""
-    while not line.endswith(b"\n"):
-        data = os.read(0, _READ_BYTES)
-        if not data:
-            os._exit(0)
-        line += data
-    order = json.loads(line)
-    changed = {**environ, **order["environ"]}
-    return order["words"], {name: value for name, value in changed.items() if value is not None}
