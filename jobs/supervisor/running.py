@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.supervisor import settings
@@ -138,7 +139,8 @@ class Ranks:
             settings.note_attempt(values, values.number("DDP_ATTEMPT") + 1, job.id)
             environ = {**values.environ(self._plan.here.environ), "DDP_STANDBY": "1"}
             step = self._now.step._replace(environ=environ, is_restart=True, is_standby=True)
-            self._standby = Standby(self._loop, self._backend, step)
+            with suppress(OSError):  # ranks have used up what this user may start
+                self._standby = Standby(self._loop, self._backend, step)
 
     def end_standby(self) -> None:
         """End the ranks that wait, if any do."""

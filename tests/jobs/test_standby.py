@@ -6,10 +6,15 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace as Named
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+from jobs.backends.base import Layout, Step
+from jobs.loop import Timer
+from jobs.supervisor.running import Ranks
+from jobs.supervisor.settings import Settings
 from rundir import procfs
 from tests.faults.job import parent
 from tests.growing import json_lines
@@ -162,3 +167,23 @@ def test_none_wait_where_none_is_wanted(
     time.sleep(2.5)  # two looks of the supervisor's
     assert standbys.processes(run.scripts.directory, standbys.MODULE) == set()
     run.end()
+
+
+def test_a_run_goes_on_where_none_can_be_started() -> None:
+    """Ranks may have used up the processes that their user may start."""
+
+    def start(*_: object) -> NoReturn:
+        raise BlockingIOError
+
+    environ = {"DDP_WARM": "1", "DDP_ATTEMPT": "1"}
+    settings = Settings(environ)
+    settings.values.update(environ)
+    job = Named(id="1", is_own_command=False, limits=Named(max_restarts=3))
+    plan = Named(backend=Named(start=start, has_standby=True), job=job, here=Named(environ={}))
+    step = Step([], environ, Layout(1, 1, 1, 1), ["n"], "out", is_restart=False)
+    reports = Named(has_trained=True)
+    now: Any = Named(plan=plan, settings=settings, loop=None, step=step)
+    now.journal, now.counters = Named(reports=reports), Named(restarts=0)
+    ranks = Ranks(now)
+    ranks._prepare(Timer(0, start))  # noqa: SLF001 -- else it takes a training
+    ranks.end_standby()
