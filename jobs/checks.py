@@ -204,6 +204,8 @@ def make_writable(
             why = os.strerror(errno.EROFS)
         lacks = "read" if os.access(there, os.W_OK | os.X_OK) else "write to"
         found = f"that user {os.geteuid()} cannot {lacks} {there} of user {status.st_uid}"
+        if not stat.S_ISDIR(status.st_mode):
+            found = f"that {there} is not a directory"
     except OSError as error:
         status, is_loop = os.lstat(there), error.errno == errno.ELOOP
         which = "leads back to it" if is_loop else "is not there"

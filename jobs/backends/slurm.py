@@ -110,7 +110,7 @@ class Slurm:
             raise UsageError(
                 "a heterogeneous job has several allocations, and ranks can use one",
                 size,
-                "submit without --het-group",
+                "submit one, without a : between its options",
             )
 
     @property

@@ -17,7 +17,7 @@ from jobs.supervisor import settings_table as table
 from rundir.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from jobs.backends.base import Layout
     from jobs.checks import Check
@@ -210,12 +210,13 @@ def forget_chosen(environ: dict[str, str]) -> None:
 # ---- names of the environment --------------------------------------------------------------------
 
 
-def unknown(settings: Settings, environ: Iterable[str]) -> list[str]:
+def unknown(settings: Settings, environ: Mapping[str, str]) -> list[str]:
     """Names that look like settings: a mistyped one would be silently without effect."""
     return [
         name
         for name in sorted(environ)
         if name.startswith("DDP_")
+        and environ[name]
         and name not in settings.origins
         and name not in table.OTHERS
         and not name.startswith(table.OF_TESTS)

@@ -140,6 +140,9 @@ def test_a_relative_name_that_cannot_be_made(
     name = "n" * 256
     with pytest.raises(UsageError, match=r"must be writable; found that user .*too long"):
         make_writable(f"{name}/x", Made(), "here", lambda *_: "do something")
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"found that file is not a directory on here"):
+        make_writable("file/x", Made(), "here", lambda *_: "do something")
 
 
 def test_a_read_only_file_system_is_called_that(
