@@ -241,14 +241,23 @@ def check_image(image: str) -> None:
     if image[:1] in "./":
         try:
             with open(image, "rb") as file:
-                magic = file.read(4)
-        except OSError:
+                head, size = file.read(48), os.fstat(file.fileno()).st_size
+        except OSError as error:
             raise UsageError(
-                "DDP_IMAGE must be a readable squashfs file", f"nothing at '{image}'", _MAKE_IT
+                "DDP_IMAGE must be a readable squashfs file",
+                f"'{image}': {error.strerror}",
+                f"correct it, or {_MAKE_IT}",
             ) from None
-        if magic != b"hsqs":
+        if head[:4] != b"hsqs":
             raise UsageError(
                 "DDP_IMAGE must be a squashfs file", f"something else at '{image}'", _MAKE_IT
+            )
+        needed = int.from_bytes(head[40:], "little")  # bytes_used of the superblock
+        if size < needed:
+            raise UsageError(
+                "DDP_IMAGE must be a whole squashfs file",
+                f"{size} of {needed} bytes at '{image}'",
+                f"copy it again, or {_MAKE_IT}",
             )
     elif os.path.exists(image):
         raise UsageError(
@@ -304,6 +313,8 @@ def extra_mounts(mounts: str) -> list[str]:
                 f"'{entry}'",
                 "write for example DDP_MOUNTS=/data:/data",
             )
+        for part in entry.split(":"):
+            _check_mountable(part)
     return [entry for entry in entries if entry]
 
 
@@ -323,13 +334,18 @@ def _itself(path: str) -> str:
 
 def _mount(path: str, target: str) -> str:
     """Mount a path. Raises UsageError."""
+    _check_mountable(path)
+    return f"{path}:{target}"
+
+
+def _check_mountable(path: str) -> None:
+    """Only what reaches Enroot as it is can be mounted. Raises UsageError."""
     if _NO_MOUNT.search(path):
         raise UsageError(
             'a path to mount must hold none of , : $ ` " \\ and newlines',
             repr(path),
             "rename it, or work from another directory",
         )
-    return f"{path}:{target}"
 
 
 def _names(environ: dict[str, str]) -> str:

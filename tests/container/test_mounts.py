@@ -267,11 +267,16 @@ def test_a_path_that_pyxis_cannot_take_is_refused(
     assert list(submit.iterdir()) == []
 
 
-def test_mounts_that_pyxis_would_not_understand(run: Run, host: Host, tmp_path: Path) -> None:
-    """Sbatch would say so, and then start the job without any mount."""
-    ended = run(ENVIRONMENT, cwd=tmp_path, env=host.env | {"DDP_MOUNTS": "/a:/b,data:/data"})
+@pytest.mark.parametrize(
+    ("mounts", "found"), [("/a:/b,data:/data", "'data:/data'"), ("/a:/b,/a:/$HOME", r"/\$HOME")]
+)
+def test_mounts_that_pyxis_would_not_understand(
+    run: Run, host: Host, tmp_path: Path, mounts: str, found: str
+) -> None:
+    """Sbatch would say so, and then start the job without any mount; Enroot's bash runs a $."""
+    ended = run(ENVIRONMENT, cwd=tmp_path, env=host.env | {"DDP_MOUNTS": mounts})
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (64, "", 1), ended.stderr
-    assert "found 'data:/data'" in ended.stderr
+    assert f"found {found}" in ended.stderr
     assert list(tmp_path.glob("out")) == []
 
 

@@ -89,18 +89,32 @@ def test_image_without_a_leading_dot(slurm: Scripts) -> None:
     assert "write ./ddp.sqsh" in result.err
 
 
-def test_image_that_is_no_squashfs_file(slurm: Scripts) -> None:
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1", "a squashfs file; found something else at"),
+        (b"hsqs".ljust(40, b"\0") + (4096).to_bytes(8, "little"), "found 48 of 4096 bytes at"),
+        (None, "found './ddp.sqsh': Is a directory"),
+    ],
+    ids=["text", "truncated", "directory"],
+)
+def test_image_that_is_no_squashfs_file(slurm: Scripts, content: bytes | None, told: str) -> None:
     """Enroot would say 'Invalid argument', once a node, after the nodes are allocated."""
-    (slurm.directory / "ddp.sqsh").write_text("version https://git-lfs.github.com/spec/v1")
+    image = slurm.directory / "ddp.sqsh"
+    image.mkdir() if content is None else image.write_bytes(content)
     result = slurm.run("prelaunch.sh", DDP_IMAGE="./ddp.sqsh")
     assert result.code == 64
-    assert "DDP_IMAGE must be a squashfs file" in result.err.splitlines()[-1]
+    assert told in result.err.splitlines()[-1]
     assert not list(slurm.directory.glob("out"))
 
 
 @pytest.mark.parametrize(
     ("mounts", "found"),
-    [("data:/data", "'data:/data'"), ("./here:/x,/no/such:/y", "no '/no/such'")],
+    [
+        ("data:/data", "'data:/data'"),
+        ("./here:/x,/no/such:/y", "no '/no/such'"),
+        ("./here:/$HOME", "'/$HOME'"),
+    ],
 )
 def test_mounts_that_cannot_be(slurm: Scripts, mounts: str, found: str) -> None:
     """Told at the door: Pyxis would unpack the image on every node before."""
