@@ -191,7 +191,7 @@ def _agree(env: dict[str, str], name: str, value: str) -> None:
         raise UsageError(
             f"{name} must agree with the launcher's own",
             f"{name}={env[name]} and expected {value}",
-            "unset it",
+            "unset it in the job, or leave it out of the image",
         )
     env[name] = value
 
