@@ -6,8 +6,10 @@ import glob
 import os
 import signal
 import subprocess
+from shlex import quote
 from typing import TYPE_CHECKING, NoReturn
 
+from jobs.backends import slurm
 from jobs.backends.base import Address, Backend, Layout, Step, Surroundings, in_background
 from jobs.messages import Exit, UsageError, info
 from rundir import codes, gpus
@@ -114,14 +116,20 @@ def _refuse(here: Surroundings) -> NoReturn:
             "that srun in this container does not know it (sbatch hands it on, srun does not)",
             "start the shell with DDP_IMAGE=./ddp.sqsh jobs/interactive.sh",
         )
-    num = here.num_nodes
-    info(f"the ranks of {num} nodes need srun, and no Slurm client works here; paste one of these:")
+    num, image = here.num_nodes, quote(here.environ.get(f"{slurm.PYXIS}image") or "./ddp.sqsh")
+    why = "none is mounted"
+    if here.slurm.is_installed():  # such as an image whose C library is older than the client's
+        why = here.slurm.try_to("scontrol", "show", "job", here.slurm.name).partition("\n")[0]
     info(
-        f'    eval "$(container/pyxis_env.sh)" && sbatch --nodes={num} --container-image=./ddp.sqsh'
-        " jobs/prelaunch.sh   # on the submit host: mounts the client"
+        f"the ranks of {num} nodes need srun, and no Slurm client works here ({why});"
+        " paste one of these:"
     )
     info(
-        f"    DDP_IMAGE=./ddp.sqsh sbatch --nodes={num} jobs/prelaunch.sh"
+        f'    eval "$(container/pyxis_env.sh)" && sbatch --nodes={num}'
+        f" --container-image={image} jobs/prelaunch.sh   # on the submit host: mounts the client"
+    )
+    info(
+        f"    DDP_IMAGE={image} sbatch --nodes={num} jobs/prelaunch.sh"
         "   # the script on the host, the ranks in containers"
     )
     raise Exit(codes.USAGE)

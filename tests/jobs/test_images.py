@@ -254,12 +254,14 @@ def test_in_the_container_without_a_client_on_one_node(scripts: Scripts) -> None
 
 
 def test_in_the_container_without_a_client_on_several_nodes(slurm: Scripts) -> None:
-    """No way to start the other node's ranks: both remedies, as commands to paste."""
-    slurm.fake("scontrol", "exit 1")
-    result = slurm.run("prelaunch.sh", **{PYXIS: "/x.sqsh"})
+    """No way to start the other node's ranks: why, and both remedies, as commands to paste."""
+    slurm.fake("scontrol", "echo 'libc.so.6: GLIBC_2.34 not found'; exit 1")
+    result = slurm.run("prelaunch.sh", **{PYXIS: "./x y.sqsh"})
     assert result.code == 64
+    assert "works here (libc.so.6: GLIBC_2.34 not found); paste" in result.err
     assert "pyxis_env.sh" in result.err
-    assert "DDP_IMAGE=./ddp.sqsh sbatch" in result.err
+    assert "--container-image='./x y.sqsh' jobs/prelaunch.sh" in result.err
+    assert "DDP_IMAGE='./x y.sqsh' sbatch" in result.err
     assert not list(slurm.directory.glob("out"))
 
 
