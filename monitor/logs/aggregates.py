@@ -70,7 +70,11 @@ def _each(groups: Sequence[Sequence[Sequence[str]]]) -> list[Counted]:
     os.environ.setdefault("POLARS_MAX_THREADS", "1")  # of each process: these are as many as cores
     # not forked: numpy and polars have threads of their own
     context = multiprocessing.get_context("spawn")
-    with context.Pool(num_processes, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+    # Ctrl-C is for this process: the others ignore it, and polars, which does not, is in a group
+    # of its own. In the middle of starting them it would leave this one waiting for ever.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with context.Pool(num_processes, os.setpgrp) as pool:
+        signal.signal(signal.SIGINT, handler)
         return list(pool.imap(_count, groups))
 
 

@@ -1,4 +1,10 @@
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -165,3 +171,22 @@ def test_processes_count_as_one_does(written: Written, monkeypatch: pytest.Monke
     assert gpus(*paths) == alone
     with pytest.raises(UserError, match=r"none\.gutil"):
         gpus(*paths, paths[0].with_name("none.gutil"))
+
+
+def test_ctrl_c_reaches_no_process_that_is_started(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While they start it would leave this one waiting for ever, and each write a traceback."""
+
+    @contextmanager
+    def pool(_num: int, begin: object) -> Iterator[SimpleNamespace]:
+        assert begin is os.setpgrp
+        signal.raise_signal(signal.SIGINT)
+        yield SimpleNamespace(imap=map)
+
+    paths = [written(3, name=f"slurm-7.n{n}.gutil") for n in range(2)]
+    monkeypatch.setattr(aggregates, "_WORTH_BYTES", 0)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _how: SimpleNamespace(Pool=pool))
+    before = signal.getsignal(signal.SIGINT)
+    assert len(gpus(*paths)) == 2
+    assert signal.getsignal(signal.SIGINT) is before
