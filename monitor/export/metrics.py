@@ -9,7 +9,7 @@ from monitor.errors import UserError
 from monitor.export import find, gpus
 from monitor.export import run as export_run
 from monitor.export.openmetrics import Metric, Metrics
-from monitor.logs import constants
+from monitor.logs import constants, gutil
 from monitor.logs.files import written_s
 from monitor.logs.newest import Newest
 
@@ -80,12 +80,8 @@ class Collector:
     def _limit_s(self, node: NodeNow) -> float:
         if self._max_age_s is not None:
             return self._max_age_s
-        try:
-            return max(
-                _MAX_AGE_S, constants.GAP_INTERVALS * float(node.facts.get("interval_s", "0"))
-            )
-        except ValueError:
-            return _MAX_AGE_S
+        interval_s = gutil.parse_number(node.facts.get("interval_s")) or 0.0
+        return max(_MAX_AGE_S, constants.longest_s(interval_s))
 
     def _add_runs(
         self, metrics: Metrics, runs: Sequence[str], fresh: Sequence[NodeNow], now_s: float

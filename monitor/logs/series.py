@@ -151,7 +151,6 @@ class Run:
     """Sorted by time."""
     metrics: tuple[Mapping[str, Any], ...] = ()
     events: tuple[Mapping[str, Any], ...] = ()
-    num_logs: int = 0
     num_unreadable: int = 0
     """Rows of logs that could not be read."""
 
@@ -186,7 +185,6 @@ def load(paths: Sequence[str], wanted: frozenset[str] | None = None) -> Run:
         ),
         metrics=tuple(metrics),
         events=tuple(events),
-        num_logs=len(found),
         num_unreadable=parts.num_unreadable,
     )
 
