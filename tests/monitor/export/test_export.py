@@ -85,6 +85,18 @@ def test_the_file_is_whole_and_readable_by_others(log: Log, tmp_path: Path) -> N
     assert out.read_text().endswith("# EOF\n")
 
 
+@pytest.mark.parametrize(("form", "num_lines"), [("prometheus", 0), ("csv", 1)])
+def test_only_rows_miss_what_was_compressed(
+    log: Log, tmp_path: Path, capfd: pytest.CaptureFixture[str], form: str, num_lines: int
+) -> None:
+    """Metrics are of the current log: they do not repeat every few seconds what they leave out."""
+    path = log("slurm-7.n1.gutil")
+    path.with_name(f"{path.name}.1.gz").touch()
+    for named in (path, tmp_path):
+        assert export(form, tmp_path / "x", named) == 0
+        assert capfd.readouterr().err.count("\n") == num_lines
+
+
 def test_a_link_is_followed(log: Log, tmp_path: Path) -> None:
     """What it leads to is replaced, and the link stays."""
     real, link = tmp_path / "real.prom", tmp_path / "link.prom"
