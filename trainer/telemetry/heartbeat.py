@@ -107,16 +107,22 @@ def open_heartbeat(folder: Path | None, rank: int) -> Heartbeat:
         return Heartbeat()
 
 
+_STANDARD_ERROR = 2
+
+
 class Stacks:
-    """On SIGUSR2 the stacks of all threads go to a file, whatever this process is stuck in.
+    """On SIGUSR2 the stacks of all threads are written, whatever this process is stuck in.
+
+    To a file in the run directory of a job, else to standard error.
 
     The file must be open beforehand: a process that cannot run Python cannot open one either.
     """
 
     def __init__(self, run_dir: Path | None, attempt: int, rank: int) -> None:
-        """Listen from now on, if there is a run directory to write to."""
+        """Listen from now on."""
         self._path: Path | None = None
         if run_dir is None or not run_dir.is_dir():
+            faulthandler.register(signal.SIGUSR2, file=_STANDARD_ERROR, all_threads=True)
             return
         path = run_dir / DEBUG / f"stack-{attempt}-rank-{rank}.txt"
         try:

@@ -1,3 +1,4 @@
+import faulthandler
 import mmap
 import os
 import signal
@@ -19,6 +20,7 @@ from trainer.telemetry.heartbeat import (
     SAVE,
     Heartbeat,
     SharedHeartbeat,
+    Stacks,
     open_heartbeat,
 )
 
@@ -137,3 +139,13 @@ def test_ranks_write_heartbeats_alike_and_show_their_stacks(
     assert ends[0]["meetings"] == ends[1]["meetings"]
     assert ends[0]["step"] == ends[1]["step"] == started.run.summary()["steps"]
     assert [entry.name for entry in file.parent.iterdir()] == ["stack-1-rank-1.txt"]
+
+
+def test_by_hand_stacks_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    """A run whose user wants to know where it is does not end by the signal."""
+    Stacks(None, 1, 0)
+    try:
+        os.kill(os.getpid(), signal.SIGUSR2)
+    finally:
+        faulthandler.unregister(signal.SIGUSR2)
+    assert "in test_by_hand_stacks_go_to_standard_error" in capfd.readouterr().err
