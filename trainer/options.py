@@ -178,8 +178,10 @@ def _read_toml(path: Path) -> dict[str, object]:
     options: dict[str, object] = {}
     for name, value in table.items():
         key = name.replace("-", "_")
-        if key not in _FIELDS or key == "config":
+        if key not in _FIELDS:
             raise _unknown(f"key {name!r} in {path}", key)
+        if key == "config":
+            raise _wrong_key(path, name, "left out", "a file that names another one")
         if key in options:
             raise _wrong_key(path, name, "named once", "it with dashes and with underscores")
         options[key] = value
