@@ -105,16 +105,16 @@ class CheckpointFolder:
     def complete(self, step: int) -> Path:
         """Give the written folder its name; at any instant a complete one of the step is there."""
         final, replaced = self.path_of(step), self._free(step_name(step), "replaced")
-        if final.exists():
+        if os.path.lexists(final):  # be it a link to nothing
             final.rename(replaced)
         try:
             self.partial(step).rename(final)
         except OSError:
-            if replaced.exists():
+            if os.path.lexists(replaced):
                 replaced.rename(final)
             raise
         manifest.flush(self.path)
-        if replaced.exists():
+        if os.path.lexists(replaced):
             self._remove(replaced, final.name)
         return final
 

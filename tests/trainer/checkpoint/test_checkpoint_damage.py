@@ -113,7 +113,14 @@ def _manifest_as_pipe(folder: Path) -> str:
     return _as_pipe(folder / "manifest.json")
 
 
+def _link_to_nothing(folder: Path) -> str:
+    shutil.rmtree(folder)
+    folder.symlink_to("nowhere")
+    return "manifest.json: No such file or directory"
+
+
 DAMAGES = [
+    _link_to_nothing,
     _state_as_pipe,
     _index_as_pipe,
     _manifest_as_pipe,
