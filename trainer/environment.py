@@ -102,8 +102,8 @@ class Ranks:
             return Ranks()
         if absent:
             raise UserError(
-                "rank variables",
-                rule=f"be all of {', '.join(_REQUIRED)} are set, or none",
+                ", ".join(_REQUIRED),
+                rule="all be set, or none",
                 found=f"{', '.join(absent)} missing",
                 remedy="start with torchrun or jobs/launcher.sh, or unset the others",
             )
@@ -124,8 +124,8 @@ def _check_alone(env: Mapping[str, str]) -> None:
     for name, launcher in _OTHER_LAUNCHERS.items():
         if (whole_number(env.get(name, "")) or 1) > 1:
             raise UserError(
-                "rank variables",
-                rule=f"be {', '.join(_REQUIRED)} are set for each of several processes",
+                ", ".join(_REQUIRED),
+                rule="be set for each of several processes",
                 found=f"none of them, and {name}={env[name]} of {launcher}",
                 remedy="start with sbatch jobs/prelaunch.sh, or with torchrun, one a node",
             )

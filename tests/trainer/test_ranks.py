@@ -56,7 +56,9 @@ def test_torchrun_calls_the_node_group() -> None:
 @pytest.mark.parametrize("name", [name for name in GOOD if name != "NODE_RANK"])
 def test_a_half_set_contract_is_an_error_that_names_what_is_missing(name: str) -> None:
     """An absent rank never quietly becomes 0."""
-    with pytest.raises(UserError, match=f"found {name} missing"):
+    with pytest.raises(
+        UserError, match=f"MASTER_PORT must all be set, or none; found {name} missing"
+    ):
         Ranks.from_environment({k: v for k, v in GOOD.items() if k != name})
 
 
