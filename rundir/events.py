@@ -233,8 +233,12 @@ def read_run(run_dir: str) -> bytes:
 
 def undelivered(run_dir: str) -> dict[str, bytes]:
     """Read what nodes could not deliver: each file's path, and its lines."""
-    found = {}
-    for name in sorted(os.listdir(run_dir)):
+    found: dict[str, bytes] = {}
+    try:
+        names = sorted(os.listdir(run_dir))
+    except OSError:  # removed, or its disk is gone
+        return found
+    for name in names:
         if paths.NODE_EVENTS.fullmatch(name):
             path = os.path.join(run_dir, name)
             try:

@@ -118,3 +118,8 @@ def test_a_nan_is_no_value() -> None:
         "loss": None,
         "most": None,
     }
+
+
+def test_nothing_is_kept_in_a_directory_that_is_gone(tmp_path: Path) -> None:
+    """A run whose directory was removed while it ran still ends as its ranks did."""
+    assert events.undelivered(str(tmp_path / "gone")) == {}
