@@ -18,11 +18,13 @@
 
 # Slurm runs a copy from its spool directory, beside which nothing lies. The controller is asked twice,
 # because under load it may not answer at once. The last task of an array has the array's own id, which
-# shows all of them: one is taken. Arguments follow the path.
+# shows all of them: one is taken. Arguments follow the path, which may be a link.
 submitted_from() {
+    local script
     if [[ ${SLURM_JOB_ID-} ]] && command -v scontrol >/dev/null; then
-        { scontrol show job "$SLURM_JOB_ID" || scontrol show job "$SLURM_JOB_ID"; } 2>/dev/null |
-            sed -nE '/^ *Command=/{s///; s#/prelaunch\.sh( .*)?$##p}' | sort -u
+        script=$({ scontrol show job "$SLURM_JOB_ID" || scontrol show job "$SLURM_JOB_ID"; } 2>/dev/null |
+            sed -nE '/^ *Command=/{s///; s#(/prelaunch\.sh)( .*)?$#\1#p}' | sort -u)
+        script=$(readlink -f -- "$script") && dirname -- "$script"
     fi
 }
 
@@ -52,7 +54,7 @@ trace_subshell() {
 trap '' USR1 USR2
 set -- "$(trace_subshell && find_root)" "$@"
 if [[ ! $1 ]]; then
-    echo "prelaunch: jobs/ and rundir/ must lie where the submitted script is, in \$SLURM_SUBMIT_DIR or in /opt/ddp; found in none; submit from the project's directory, into an image that is not ours after eval \"\$(container/pyxis_env.sh)\", which mounts it, or with DDP_IMAGE instead of --container-image" >&2
+    echo "prelaunch: jobs/ and rundir/ must lie where the submitted script is, in \$SLURM_SUBMIT_DIR or in /opt/ddp; found in none; submit from the project's directory or by an absolute path, into an image that is not ours after eval \"\$(container/pyxis_env.sh)\", which mounts it, or with DDP_IMAGE instead of --container-image" >&2
     exit 64
 elif [[ ! -x $1/jobs/launcher.sh ]]; then
     echo "prelaunch: launcher.sh must be executable; found it is not in $1/jobs; chmod +x $1/jobs/*.sh" >&2

@@ -43,7 +43,7 @@ def told(command: str, *, is_new: bool) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_new", [False, True], ids=["22.05", "26.05"])
-@pytest.mark.parametrize("folder", ["plain", "linked", "a b", "a Command=b", "prelaunch.sh.old"])
+@pytest.mark.parametrize("folder", ["plain", "linked", "a link", "a Command=b", "prelaunch.sh.old"])
 @pytest.mark.parametrize("arguments", ["", " --dry-run", " -- bash /b/jobs/prelaunch.sh x"])
 def test_the_scripts_lie_beside_the_submitted_one(
     scripts: Scripts, tmp_path: Path, folder: str, arguments: str, *, is_new: bool
@@ -57,7 +57,8 @@ def test_the_scripts_lie_beside_the_submitted_one(
     copy = shutil.copy(jobs / "prelaunch.sh", spool / "slurm_script")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "jobs").symlink_to(jobs)  # nothing lies beside a link
-    jobs = tmp_path / "mine" / "jobs" if folder == "linked" else jobs
+    (tmp_path / "mine" / "prelaunch.sh").symlink_to(jobs / "prelaunch.sh")
+    jobs = {"linked": tmp_path / "mine" / "jobs", "a link": tmp_path / "mine"}.get(folder, jobs)
     answer = tmp_path / "answer"
     answer.write_text(told(f"{jobs}/prelaunch.sh{arguments}", is_new=is_new))
     one_line = f"tr -s '\\n ' ' ' <'{answer}'; echo"
