@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -146,7 +147,7 @@ def successor_options(slurm: Slurm, told: str, successor: Successor) -> list[str
             value = with_reason(value, successor.comment)
         if value and value != "(null)":
             options.append(f"{option}={value}")
-    return options + successor.environ.get("DDP_SBATCH_ARGS", "").split()
+    return options + shlex.split(successor.environ.get("DDP_SBATCH_ARGS", ""))
 
 
 def _pairs(table: str) -> list[tuple[str, str]]:

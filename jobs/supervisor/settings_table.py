@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import NamedTuple
 
 from jobs.checks import Check, integer, matching, node_range, switch
@@ -40,6 +41,16 @@ def preflight_limits(_name: str, value: str) -> str:
         limits.parse(value)
     except ValueError as error:
         raise UsageError(*error.args) from None
+    return value
+
+
+def shell_words(name: str, value: str) -> str:
+    """Words as a shell takes them: told now, not when the job is to go on. Raises UsageError."""
+    try:
+        shlex.split(value)
+    except ValueError as error:
+        rule, remedy = f"{name} must be options as a shell takes them", "close what is quoted"
+        raise UsageError(rule, f"{error} in {value}", remedy) from None
     return value
 
 
@@ -105,6 +116,7 @@ def of_run(known: Known, *, is_elastic: bool, sbatch_no_kill: str | None) -> tup
         Row("DDP_PREFLIGHT_LIMITS", None, check=preflight_limits),
         Row("DDP_HANG_TIMEOUT", None, check=integer(0, 86400)),
         Row("DDP_ON_BAD_NODE", None, is_empty_unset=True),
+        Row("DDP_SBATCH_ARGS", None, check=shell_words, is_empty_unset=True),
     )
 
 
@@ -147,7 +159,6 @@ OTHERS = {
     "DDP_PYTHON",
     "DDP_PYXIS",
     "DDP_RUN_NAME",
-    "DDP_SBATCH_ARGS",
     "DDP_SUPERVISED",
     "DDP_SWEEP_FILE",
 }

@@ -91,6 +91,13 @@ def test_spare_nodes_must_be_there() -> None:
         resolved(DDP_SPARE_NODES="3")
 
 
+def test_options_of_a_successor_are_words_of_a_shell() -> None:
+    """Sbatch would refuse them when the job is to go on, hours later."""
+    assert resolved(DDP_SBATCH_ARGS="--comment='a b'")["DDP_SBATCH_ARGS"] == "--comment='a b'"
+    with pytest.raises(UsageError, match=r"as a shell takes them; found No closing quotation"):
+        resolved(DDP_SBATCH_ARGS="--comment='a b")
+
+
 def test_an_elastic_run_needs_no_kill() -> None:
     """Who asks for one is taken to have given it; unset, nothing is elastic."""
     values = resolved(DDP_ELASTIC="1:3")

@@ -43,7 +43,7 @@ def test_options_of_a_successor() -> None:
     environ = {
         "SLURM_JOB_ID": "7",
         "SLURM_NTASKS_PER_NODE": "2",
-        "DDP_SBATCH_ARGS": "--hint=nomultithread --deadline=now+1day",
+        "DDP_SBATCH_ARGS": "--hint=nomultithread --deadline='now + 1day'",
     }
     options = options_of(info, environ, num_nodes=3, exclude=("n2", "n3"), is_no_kill=True)
     assert set(options) == {
@@ -52,7 +52,7 @@ def test_options_of_a_successor() -> None:
         "--mem=100M", "--gres=gpu:1", "--ntasks-per-node=2", "--exclusive", "--no-kill",
         "--tmp=2G", "--switches=1@00:05:00", "--wckey=usual", "--comment=for the paper",
         "--mail-user=me@here", "--mail-type=END,FAIL", "--gpu-bind=verbose,closest",
-        "--hint=nomultithread", "--deadline=now+1day",
+        "--hint=nomultithread", "--deadline=now + 1day",
         "--exclude=n9,n2,n3", "--chdir=/a b", "--output=/a b/C d.out", "--error=/a b/C d.out",
     }  # fmt: skip
 
