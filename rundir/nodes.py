@@ -14,7 +14,8 @@ from rundir import events
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d(\.\d{3})?)?Z)?")
+"""As events have it, or with less of it."""
 _MAX_REASON = 300
 
 
@@ -27,14 +28,14 @@ class BadNode(NamedTuple):
 
 
 class Remembered(NamedTuple):
-    """A node that a job before this one found to be bad."""
+    """A node that a job before this one found to be bad, or that a user wants to avoid."""
 
     node: str
-    reason: str
-    source: str
-    job: str
-    until: str
-    """As events have it, UTC."""
+    reason: str = "no reason given"
+    job: str = ""
+    """Empty where the line was added by hand."""
+    until: str = "9999-12-31"
+    """UTC."""
 
 
 def append(path: str, bad: Sequence[BadNode], *, job: str, now_s: float, for_s: float) -> None:
@@ -65,10 +66,12 @@ def remembered(data: bytes, now_s: float) -> dict[str, Remembered]:
 
 def _read(line: bytes) -> Remembered | None:
     values = events.parse(line) or {}
-    texts = [values.get(name) for name in Remembered._fields]
-    if not all(isinstance(text, str) and text and text.isprintable() for text in texts):
+    texts = {name: values[name] for name in Remembered._fields if name in values}
+    if not all(isinstance(text, str) and text.isprintable() for text in texts.values()):
         return None
-    one = Remembered(*map(str, texts))
+    if not texts.get("node"):
+        return None
+    one = Remembered(**texts)
     return one if _TIME.fullmatch(one.until) else None
 
 

@@ -100,7 +100,8 @@ def order(settings: Settings, nodes: list[str], num_used: int) -> list[str]:
     known = {node: known[node] for node in nodes if node in known}
     ordered = node_file.spare_last(nodes, list(known), num_used)
     for node, one in known.items():
-        found = f"node {node} was found bad by job {one.job} ({one.reason}), until {one.until}"
+        by = f"job {one.job}" if one.job else "hand"
+        found = f"node {node} was found bad by {by} ({one.reason}), until {one.until}"
         if node in ordered[:num_used]:
             remedy = f"starting on it; sbatch --exclude={node} avoids it"
             info(f"warning: {found}, and no spare node can take its place: {remedy}")

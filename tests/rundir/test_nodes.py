@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,8 +32,21 @@ def test_a_node_is_remembered_for_its_time(tmp_path: Path) -> None:
     keep(path, "gpu7", reason="XID 79,\nfallen off")
     known = nodes.remembered(path.read_bytes(), NOW_S + DAY_S - 1)
     until = "2027-01-16T08:00:00.000Z"
-    assert known == {"gpu7": Remembered("gpu7", "XID 79, fallen off", "hardware", "7", until)}
+    assert known == {"gpu7": Remembered("gpu7", "XID 79, fallen off", "7", until)}
     assert nodes.remembered(path.read_bytes(), NOW_S + DAY_S) == {}
+
+
+@pytest.mark.parametrize("until", ["2027-01-16", "2027-01-16T07:00Z", "2027-01-16T07:59:59Z"])
+def test_a_line_added_by_hand(until: str) -> None:
+    """The node alone is enough."""
+    lines = [{"node": "gpu7", "until": until}, {"node": "gpu8", "reason": "slow"}, {"reason": "x"}]
+    data = "\n".join(map(json.dumps, lines)).encode()
+    known = nodes.remembered(data, NOW_S)
+    assert known == {
+        "gpu7": Remembered("gpu7", until=until),
+        "gpu8": Remembered("gpu8", "slow"),
+    }
+    assert list(nodes.remembered(data, NOW_S + DAY_S)) == ["gpu8"]
 
 
 def test_the_newest_line_of_a_node_counts(tmp_path: Path) -> None:
