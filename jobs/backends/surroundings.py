@@ -12,6 +12,8 @@ from rundir import codes
 
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
 _OF_AN_AGENT = ("DDP_NODE", "DDP_PREFLIGHT_STEP", "DDP_STANDBY", "DDP_TASK_RANK")
+_ENROOT = "/etc/rc"
+"""By it Enroot starts every container, whoever's the image is; no machine of today has one."""
 
 
 def look_around(root: str, script: str, words: list[str], environ: dict[str, str]) -> Surroundings:
@@ -20,8 +22,8 @@ def look_around(root: str, script: str, words: list[str], environ: dict[str, str
     client = Slurm(environ)
     if client.job_id:
         client.check()
-    # Pyxis leaves its options in the environment of a batch script it put into a container; our
-    # image says where it keeps the project.
+    # Pyxis leaves the options of sbatch in the environment of a batch script in a container;
+    # our image says where it keeps the project, as Docker starts it, too.
     home = environ.get("DDP_HOME")
     in_image = bool(home) and os.path.isdir(f"{home}/jobs")
     told = client.job_info() if client.job_id and client.is_installed() else None
@@ -35,7 +37,9 @@ def look_around(root: str, script: str, words: list[str], environ: dict[str, str
         node=client.node or os.uname().nodename.partition(".")[0],
         submit_dir=client.submit_dir or os.getcwd(),
         is_under_slurm=bool(client.job_id),
-        is_in_container=bool(environ.get(f"{slurm.PYXIS}image")) or in_image,
+        is_in_container=bool(environ.get(f"{slurm.PYXIS}image"))
+        or in_image
+        or os.path.exists(_ENROOT),
         is_interactive=client.is_interactive,
         has_client=told is not None,
         info=told or "",

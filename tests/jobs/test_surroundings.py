@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from jobs.backends import surroundings
 from tests.jobs.said import one_line
 
 if TYPE_CHECKING:
@@ -214,3 +215,14 @@ def test_a_run_of_a_colleagues(scripts: Scripts) -> None:
         assert told.returncode == 64
         assert "events.jsonl is root:root -rw-r--r--; its owner can chmod" in one_line(told.stderr)
         assert not list(run_dir.glob("lock*"))
+
+
+@pytest.mark.parametrize("name", ["rc", "none"])
+def test_any_image_is_a_container(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """Also where srun or PYXIS_CONTAINER_IMAGE started it: ranks went to the bare machines."""
+    (tmp_path / "rc").touch()
+    monkeypatch.setattr(surroundings, "_ENROOT", str(tmp_path / name))
+    here = surroundings.look_around("/project", "prelaunch.sh", [], {"PATH": ""})
+    assert here.is_in_container is (name == "rc")
