@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _TOLERANCE_S = 2
 """Both clocks are written in whole seconds, and are not read in the same moment."""
 
+_HOUR_S = 3600
+
 _NUM_NEAR = 5
 """So many steps on either side of one show what is usual there."""
 
@@ -48,6 +50,10 @@ def shifts_s(
     known = stamped_s >= 0  # a boot begins anew
     true_s = np.where(known, stamped_s, usual_s)
     is_wrong |= known & (np.abs(passed_s - stamped_s) > _TOLERANCE_S)
+    # summer time began in a log that states neither offset nor interval, as none of dmon's does
+    is_far = passed_s > constants.GAP_INTERVALS * np.maximum(1.0, usual_s)
+    is_summer = np.abs(passed_s - _HOUR_S - usual_s) <= _TOLERANCE_S
+    is_wrong |= is_far & is_summer & np.isnan(nominal_s[rows][1:])
     if not is_wrong.any() and (likely_s == wall_s[rows]).all():
         return None
     for first, last in _excursions(np.where(known, 0, passed_s), usual_s):

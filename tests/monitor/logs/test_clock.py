@@ -108,6 +108,19 @@ def test_a_clock_set_forward_is_no_gap(tmp_path: Path) -> None:
     assert [one for one in evaluate(series.load([str(path)])) if one.rule == "gap"] == []
 
 
+@pytest.mark.parametrize(("pause_s", "whole_s"), [(HOUR, 399 * 15), (HOUR + 60, 398 * 15)])
+def test_summer_time_is_no_gap_in_a_log_of_dmons(
+    tmp_path: Path, pause_s: int, whole_s: int
+) -> None:
+    """It states no offset, and a night's idle time goes on; any other pause is a gap."""
+    path = tmp_path / "slurm-7.n1.gutil"
+    moved = [*observations(200, 15), *observations(200, 15, begin_s=3000, off_s=pause_s)]
+    path.write_text(text(moved, stamped=False, letters="pumt"))
+    assert reported_of(path)["span_s"] == whole_s
+    gaps = [one for one in evaluate(series.load([str(path)])) if one.rule == "gap"]
+    assert len(gaps) == (pause_s != HOUR)
+
+
 @pytest.mark.parametrize("off_s", [366 * 86_400, -366 * 86_400, HOUR])
 @pytest.mark.parametrize("num_off", [1, 50])
 def test_a_clock_that_went_wrong_and_came_right(tmp_path: Path, off_s: int, num_off: int) -> None:
