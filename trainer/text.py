@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
@@ -53,11 +54,11 @@ class LossyStream:
 
 
 def lose_what_cannot_be_written() -> None:
-    """From now on a full disk under stdout or stderr raises no error."""
+    """From now on no error is raised where stdout or stderr are closed, or on a full disk."""
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is not None:  # None: it was closed before Python began
-            setattr(sys, name, cast("TextIO", LossyStream(stream)))
+        # None: it was closed before Python began; its number must not become another file's.
+        stream = getattr(sys, name) or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+        setattr(sys, name, cast("TextIO", LossyStream(stream)))
 
 
 def warn(text: object) -> None:
