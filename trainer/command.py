@@ -76,7 +76,8 @@ def run(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     """Return main's exit code, or 64 after one line if the input is wrong."""
     try:
         code = main(argv)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as with `>&-`
+            sys.stdout.flush()
     except UserError as error:
         warn(error)
         return codes.USAGE

@@ -199,3 +199,11 @@ def test_inspect_names_the_damage(run_dir: Path, capsys: pytest.CaptureFixture[s
     newer.write_text(newer.read_text().replace('"version": 1', '"version": 9'))
     assert run(inspect.main, [str(newer.parent)]) == 64
     assert "NOT KNOWN to this version: manifest.json is of version 9" in capsys.readouterr().out
+
+
+def test_a_closed_standard_output_does_not_change_the_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with `>&-`: what was written is there."""
+    monkeypatch.setattr("sys.stdout", None)
+    assert run(lambda _: 0, []) == 0
