@@ -43,7 +43,7 @@ def complete(environ: Mapping[str, str]) -> dict[str, str]:
 
 def make_writable(directories: Sequence[str], environ: Mapping[str, str]) -> None:
     """Make directories of the run. Raises UsageError."""
-    remedy = "set DDP_OUT to a directory on the shared file system"
+    remedy = "set DDP_OUT to a directory on the shared file system that you can write to"
     if not environ.get("SLURM_JOB_ID"):
         remedy = "set DDP_OUT to a directory that you can write to"
     made = checks.Made()

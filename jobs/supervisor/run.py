@@ -50,7 +50,7 @@ def make(files: RunDir, made: Made, here: Surroundings, temporary: str) -> None:
 def _remedy(here: Surroundings, why: str, owner: os.stat_result) -> str:
     user = f"{owner.st_uid}:{owner.st_gid}"
     if here.is_under_slurm:
-        return "set DDP_OUT to a directory on the shared file system"
+        return "set DDP_OUT to a directory on the shared file system that you can write to"
     if here.is_in_container and why == DENIED:
         return (
             f"give it to user {os.geteuid()} on the host (chown), or run as its owner (docker run"
