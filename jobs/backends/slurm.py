@@ -63,9 +63,8 @@ class Slurm:
         self.array_task = environ.get("SLURM_ARRAY_TASK_ID", "")
         self.job_id = environ.get("SLURM_JOB_ID", "")
         """Empty: there is no job."""
-        self.name = f"{array}_{self.array_task}" if array else self.job_id
+        self.name = f"{array}_{self.array_task}" if array and self.array_task else self.job_id
         """The job as scontrol takes it: an array's last task has the id of the whole array."""
-        self.display_name = self.name if self.array_task else self.job_id
         self.restart_count = number(environ, "SLURM_RESTART_COUNT")
         self.num_nodes = number(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1
         if not self.job_id:

@@ -139,7 +139,7 @@ def _resolve_run(
     values: Settings, here: Surroundings, arguments: Arguments, ranks: Layout
 ) -> RunDir:
     """Resolve what concerns the run as a whole; its directory. Raises UsageError."""
-    job_id = here.slurm.display_name
+    job_id = here.slurm.name
     origin = "Slurm" if job_id else "no Slurm: time and process"
     job_id = job_id or time.strftime(f"local-%Y%m%dT%H%M%S-{os.getpid()}", time.gmtime())
     end_time = scontrol.local_time(scontrol.field(here.info, "EndTime"))
