@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 _INCOMPLETE = "is the step's environment complete?"
+_MEET = "set it and MASTER_ADDR, by which ranks find rank 0, or start jobs/prelaunch.sh instead"
 _MOST = 999_999_999
 _LAST_PORT = 65535
 _LAST_STEP = 0xFFFFFFFF
@@ -202,7 +203,7 @@ def _check(env: Mapping[str, str]) -> None:
     local_world_size = whole_number("LOCAL_WORLD_SIZE", env["LOCAL_WORLD_SIZE"], 1, world_size)
     whole_number("LOCAL_RANK", env["LOCAL_RANK"], 0, local_world_size - 1)
     whole_number("NODE_RANK", env["NODE_RANK"], 0, world_size - 1)
-    whole_number("MASTER_PORT", env.get("MASTER_PORT", ""), 1, _LAST_PORT)
+    whole_number("MASTER_PORT", env.get("MASTER_PORT", ""), 1, _LAST_PORT, _MEET)
     whole_number("SLURM_STEP_ID", env.get("SLURM_STEP_ID") or "0", 0, _LAST_STEP, _INCOMPLETE)
 
 

@@ -114,7 +114,7 @@ def test_half_a_contract_is_named(name: str) -> None:
         ({"NODE_RANK": "-1"}, "NODE_RANK must be a whole number from 0 to 5"),
         ({"RANK": "6"}, "RANK must be a whole number from 0 to 5"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE must be a whole number from 1 to"),
-        ({"MASTER_PORT": "99999"}, "MASTER_PORT must be a whole number from 1 to 65535"),
+        ({"MASTER_PORT": "99999"}, "from 1 to 65535; found '99999'; set it and MASTER_ADDR"),
     ],
 )
 def test_a_rank_that_cannot_be(wrong: dict[str, str], rule: str) -> None:
