@@ -43,7 +43,9 @@ main() {
     [[ $points ]] || die "the grid must have at least one line with values; found none in '$grid'; see examples/sweep.grid"
     split_words "$@"
     command -v sbatch >/dev/null || die "a sweep needs Slurm's sbatch; found none; run jobs/prelaunch.sh once per point"
-    export DDP_OUT=${DDP_OUT:-$PWD/out}
+    export DDP_OUT=${DDP_OUT:-out}
+    [[ $DDP_OUT != "~"* ]] || die "DDP_OUT must be a path, in which no shell has to replace ~; found '$DDP_OUT'; write \$HOME, or leave out the quotes"
+    [[ $DDP_OUT == /* ]] || DDP_OUT=$PWD/$DDP_OUT # --chdir is for the jobs
     mkdir -p -- "$DDP_OUT" 2>/dev/null && [[ -w $DDP_OUT ]] ||
         die "DDP_OUT must be a directory you can write to; found $DDP_OUT is not; set it to another one"
     file=$DDP_OUT/sweep-$(date -u +%Y%m%dT%H%M%S)-$$.txt

@@ -40,8 +40,19 @@ def test_a_grid_of_another_editor(scripts: Scripts) -> None:
     grid.write_bytes(b"--lr 0.1 0.2\r\n--seed 1\r\n")
     result = scripts.run("sweep.sh", str(grid))
     assert result.out.split("\n") == ["--lr 0.1 --seed 1 ", "--lr 0.2 --seed 1 ", ""]
-    result = scripts.run("sweep.sh", str(grid), DDP_OUT=str(unwritable(scripts.directory) / "x"))
-    assert (result.code, "DDP_OUT must be" in result.err) == (64, True)
+
+
+def test_an_output_directory_of_a_sweep(scripts: Scripts) -> None:
+    """As a job takes it, and the jobs find the points wherever they run."""
+    scripts.fake("sbatch", 'echo "$DDP_OUT"; cd /; cat "$DDP_SWEEP_FILE"')
+    grid = scripts.directory / "grid"
+    grid.write_text("--lr 0.1\n")
+    result = scripts.run("sweep.sh", str(grid), DDP_OUT="mine")
+    assert result.out.split("\n") == [f"{scripts.directory}/mine", "--lr 0.1 ", ""]
+    for out in ("~/x", str(unwritable(scripts.directory) / "x")):
+        result = scripts.run("sweep.sh", str(grid), DDP_OUT=out)
+        assert (result.code, "DDP_OUT must be" in result.err) == (64, True)
+    assert not (scripts.directory / "~").exists()
 
 
 def test_jobs_that_would_not_hear_of_their_settings(scripts: Scripts) -> None:
