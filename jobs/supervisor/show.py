@@ -62,8 +62,8 @@ def record(settings: Settings, environ: Mapping[str, str]) -> dict[str, dict[str
 
 
 def _others(settings: Settings, environ: Mapping[str, str]) -> list[str]:
-    """Those of the ranks' names that are no settings, and no secrets."""
-    names = job_names(environ)
+    """Those of the ranks' names that are no settings, and no secrets; an empty DDP_ is unset."""
+    names = [n for n in job_names(environ) if environ[n] or not n.startswith("DDP_")]
     return [n for n in names if n not in settings.values and not secrets.is_secret(n)]
 
 

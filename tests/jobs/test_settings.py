@@ -147,6 +147,13 @@ def test_a_shell_reads_a_quoted_word_back(word: str) -> None:
     assert told.stdout == word
 
 
+def test_an_empty_setting_is_not_shown() -> None:
+    """Beside the Python that was chosen, DDP_PYTHON would stand there twice."""
+    shown = show.table(resolved(), {"DDP_PYTHON": "", "CUDA_VISIBLE_DEVICES": ""}, "/p")
+    assert shown.count("DDP_PYTHON") == 1
+    assert "CUDA_VISIBLE_DEVICES" in shown
+
+
 def test_hosts_without_a_python_forward_the_same_names() -> None:
     """container/pyxis_env.sh runs where sbatch does, which may have none."""
     names = (
