@@ -119,6 +119,8 @@ def message_of(job: Job, end: Ending) -> str:  # noqa: PLR0911 -- a list of case
             f"that launcher.sh cannot start in {job.image}",
             "see srun's words above, or build upon it with --build-arg BASE_IMAGE",
         )
+    if failure.end is None and end.stop_signal:  # Pyxis ends with 1 whose unpacking is broken off
+        return _of_stop(job, end)
     if failure.end is None:
         started = f"the ranks could not be started: the step {codes.describe(code)}"
         return f"{started}, see the lines above"

@@ -249,6 +249,7 @@ NOT_BEGUN = {"FAILED_RANK": "", "FAILED_NODE": "", "STEP_CODE": "138", "LATEST":
         ({"STOP_SIGNAL": ""}, "requeue", ""),
         (NOT_BEGUN, "requeue", "(SIGUSR1) before the ranks were started (code 75); job 7 is"),
         (NOT_BEGUN | {"STEP_CODE": "143", "STOP_SIGNAL": "TERM"}, "requeue", "(SIGTERM) before"),
+        (NOT_BEGUN | CANCELLED | {"STEP_CODE": "1"}, "fail", "(SIGTERM) before the ranks were s"),
         (NOT_BEGUN | {"IDLE": "1", "IS_OWN_COMMAND": "1"}, "fail", "2 starts in a row"),
         (NOT_BEGUN | {"STOP_SIGNAL": "", "DDP_MAX_RESTARTS": "0"}, "fail", "could not be started"),
     ],
