@@ -38,7 +38,6 @@ def _report_slow(path: str) -> None:
     from monitor.runs.render import slow_words  # noqa: PLC0415 - start time
 
     record = json.loads(Path(path).read_text(encoding="utf-8"))
-    for attempt in record["attempts"][-1:]:  # none where no event is left
-        for slow in attempt["slow_ranks"]:
-            if slow["seen"]:
-                emit(slow_words(slow))
+    for slow in record["attempts"][-1]["slow_ranks"]:
+        if slow["seen"]:
+            emit(slow_words(slow))

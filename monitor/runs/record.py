@@ -6,6 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from monitor.errors import UserError
 from monitor.logs.sample import total
 from monitor.runs import attempt_record, evidence, goodput, history
 from monitor.whole_file import replacing
@@ -95,6 +96,17 @@ def of(run: Run) -> Record:
     )
 
 
+def started(made: Record, run_dir: str) -> Record:
+    """Give a record that has an attempt; UserError where no event is left, as on a full disk."""
+    if not made["attempts"]:
+        raise UserError(
+            "a run directory must hold a run's events",
+            f"none in events.jsonl of {run_dir}",
+            "name the directory of a run that was started",
+        )
+    return made
+
+
 def _watcher(run_dir: str) -> Watcher:
     def poll(attempt: Record, slow: Record, begin_s: float, end_s: float) -> Record:
         from monitor.runs import node_log  # noqa: PLC0415 - only where a rank was slow
@@ -123,7 +135,7 @@ def compose_file(run_dir: str) -> str:
     for _ in range(_MAX_READS):
         if seen == (seen := _size(run_dir)):
             break
-        _replace(target, read(run_dir))
+        _replace(target, started(read(run_dir), run_dir))
     return target
 
 

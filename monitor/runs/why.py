@@ -10,7 +10,6 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from monitor.errors import UserError
 from monitor.runs import evidence, liveness, node_log, record, render, slurm
 from monitor.runs.history import mappings, seconds
 from rundir.failure import patterns, words
@@ -55,7 +54,7 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
 
     """
     run = evidence.load(run_dir)
-    made = _record_of(run)
+    made = record.started(record.of(run), run.path)
     now_s = time.time() if now_s is None else now_s
     attempt = made["attempts"][-1]
     written_s = liveness.last_written_s(run_dir, attempt)
@@ -92,17 +91,6 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
         "next": render.advice(attempt, made),
         "num_unreadable_lines": made["num_unreadable_lines"],
     }
-
-
-def _record_of(run: evidence.Run) -> dict[str, Any]:
-    made = record.of(run)
-    if not made["attempts"]:
-        raise UserError(
-            "a run directory must hold a run's events",
-            f"none in events.jsonl of {run.path}",
-            "name the directory of a run that was started",
-        )
-    return made
 
 
 def _believe(job: slurm.Job, attempt: dict[str, Any]) -> None:

@@ -357,11 +357,15 @@ def test_a_damaged_run_is_still_reported(name: str, story: Any, ask: Any) -> Non
             assert "\x1b" not in out, (key, command)
 
 
-def test_a_run_of_which_no_event_is_left(tmp_path: Path, ask: Any) -> None:
-    """A full disk leaves the file empty: it has no attempts."""
+@pytest.mark.parametrize("command", ["compose", "why"])
+def test_a_run_of_which_no_event_is_left(command: str, tmp_path: Path, ask: Any) -> None:
+    """A full disk leaves the file empty: a record that was composed before stays."""
     (tmp_path / "events.jsonl").touch()
-    code, out, err = ask("compose", tmp_path)
-    assert (code, out, err) == (0, f"{tmp_path}/run.json\n", "")
+    (tmp_path / "run.json").write_text("before")
+    code, out, err = ask(command, tmp_path)
+    assert (code, out, err.count("\n")) == (64, "", 1)
+    assert "none in events.jsonl" in err
+    assert (tmp_path / "run.json").read_text() == "before"
 
 
 def test_a_loss_that_no_picture_can_show() -> None:
