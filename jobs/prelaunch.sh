@@ -16,12 +16,12 @@
 # It finds itself and a Python, and becomes jobs/supervisor. Nothing is assigned here: bash exports again
 # what has its name from the environment, and the ranks shall see the user's own.
 
-# Slurm runs a copy from its spool directory, beside which nothing lies. The controller is asked twice,
-# because under load it may not answer at once. The last task of an array has the array's own id, which
-# shows all of them: one is taken. Arguments follow the path, which may be a link.
+# Slurm runs a copy from its spool directory, beside which nothing lies. Its controller may not answer at
+# once, so it is asked twice; without a configuration its client would wait a minute. The last task of an
+# array has the array's own id, which shows all: one is taken. Behind the path, maybe a link, are arguments.
 submitted_from() {
     local script
-    if [[ ${SLURM_JOB_ID-} ]] && command -v scontrol >/dev/null; then
+    if [[ ${SLURM_JOB_ID-} && -e ${SLURM_CONF:-/} ]] && command -v scontrol >/dev/null; then
         script=$({ scontrol show job "$SLURM_JOB_ID" || scontrol show job "$SLURM_JOB_ID"; } 2>/dev/null |
             sed -nE '/^ *Command=/{s///; s#(/prelaunch\.sh)( .*)?$#\1#p}' | sort -u)
         script=$(readlink -f -- "$script") && dirname -- "$script"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
@@ -176,6 +177,9 @@ class Slurm:
         return (text.strip() or f"code {code}") if code else ""
 
     def _run(self, words: Sequence[str], timeout_s: float, stderr: int) -> tuple[int, str]:
+        configuration = self.environ.get("SLURM_CONF")
+        if configuration and not os.path.exists(configuration):  # Slurm would wait for it: a minute
+            return -1, f"no {configuration}"
         try:
             done = subprocess.run(
                 words,

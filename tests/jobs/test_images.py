@@ -253,12 +253,23 @@ def test_in_the_container_without_a_client_on_one_node(scripts: Scripts) -> None
     assert result.setting("DDP_JOB_ID") == "4242"
 
 
-def test_in_the_container_without_a_client_on_several_nodes(slurm: Scripts) -> None:
-    """No way to start the other node's ranks: why, and both remedies, as commands to paste."""
-    slurm.fake("scontrol", "echo 'libc.so.6: GLIBC_2.34 not found'; exit 1")
-    result = slurm.run("prelaunch.sh", **{PYXIS: "./x y.sqsh"})
+@pytest.mark.parametrize(
+    ("configuration", "why"),
+    [("/dev/null", "libc.so.6: GLIBC_2.34 not found"), ("/no/such.conf", "no /no/such.conf")],
+)
+def test_in_the_container_without_a_client_on_several_nodes(
+    slurm: Scripts, configuration: str, why: str
+) -> None:
+    """No way to start the other node's ranks: why, and both remedies, as commands to paste.
+
+    A client waits a minute for its configuration each time, so that one without it is not asked.
+    """
+    asked = slurm.directory / "asked"
+    slurm.fake("scontrol", f"touch {asked}; echo 'libc.so.6: GLIBC_2.34 not found'; exit 1")
+    result = slurm.run("prelaunch.sh", **{PYXIS: "./x y.sqsh"}, SLURM_CONF=configuration)
+    assert asked.exists() is (configuration == "/dev/null")
     assert result.code == 64
-    assert "works here (libc.so.6: GLIBC_2.34 not found); paste" in result.err
+    assert f"works here ({why}); paste" in result.err
     assert "pyxis_env.sh" in result.err
     assert "--container-image='./x y.sqsh' jobs/prelaunch.sh" in result.err
     assert "DDP_IMAGE='./x y.sqsh' sbatch" in result.err
