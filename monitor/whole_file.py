@@ -80,6 +80,8 @@ def suffix_of(out: str, suffixes: Sequence[str]) -> str:
 def check(out: str, inputs: Sequence[str]) -> None:
     """Raise UserError for what must not be replaced: no regular file, or one of the inputs."""
     if out == STDOUT:
+        if sys.stdout is None:  # as with `>&-`
+            raise UserError("--out - must have a standard output", "it closed", "name a file")
         return
     with suppress(OSError):
         if not stat.S_ISREG(os.stat(out).st_mode):  # noqa: PTH116

@@ -85,6 +85,16 @@ def test_the_file_is_whole_and_readable_by_others(log: Log, tmp_path: Path) -> N
     assert out.read_text().endswith("# EOF\n")
 
 
+@pytest.mark.parametrize("form", ["prometheus", "csv"])
+def test_a_closed_standard_output_is_one_line(
+    log: Log, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], form: str
+) -> None:
+    """As with `>&-`: Python has none then."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert export(form, "-", log("slurm-7.n1.gutil")) == 64
+    assert capfd.readouterr().err.count("\n") == 1
+
+
 @pytest.mark.parametrize(("form", "num_lines"), [("prometheus", 0), ("csv", 1)])
 def test_only_rows_miss_what_was_compressed(
     log: Log, tmp_path: Path, capfd: pytest.CaptureFixture[str], form: str, num_lines: int
