@@ -60,9 +60,15 @@ class Settings:
 
     def default(self, name: str, value: str, origin: str, check: Check | None = None) -> None:
         """Put the user's value in force, or else this one."""
-        if name in self._environ:
-            value, origin = self._environ[name], THE_ENVIRONMENT
-        self.note(name, check(name, value) if check else value, origin)
+        self.apply(table.Row(name, value, origin, check))
+
+    def apply(self, row: Row) -> None:
+        """Put the user's value in force, or else the table's, if there is one."""
+        given, origin = self._environ.get(row.name), THE_ENVIRONMENT
+        if given is None or (row.is_empty_unset and not given):
+            given, origin = row.default, row.origin
+        if given is not None:
+            self.note(row.name, row.check(row.name, given) if row.check else given, origin)
 
     @property
     def chosen(self) -> str:
@@ -85,14 +91,6 @@ def cksum(text: str) -> int:
     return int(f"{crc & 0xFFFFFFFF:032b}"[::-1], 2) ^ 0xFFFFFFFF
 
 
-def _apply(settings: Settings, environ: Mapping[str, str], row: Row) -> None:
-    given, origin = environ.get(row.name), THE_ENVIRONMENT
-    if given is None or (row.is_empty_unset and not given):
-        given, origin = row.default, row.origin
-    if given is not None:
-        settings.note(row.name, row.check(row.name, given) if row.check else given, origin)
-
-
 def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) -> None:
     """Resolve where the run is and how its job behaves. Raises UsageError."""
     _resolve_out(settings, known)
@@ -109,7 +107,7 @@ def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) ->
     is_elastic = bool(environ.get("DDP_ELASTIC"))
     sbatch_no_kill = environ.get("SBATCH_NO_KILL")
     for row in table.of_run(known, is_elastic=is_elastic, sbatch_no_kill=sbatch_no_kill):
-        _apply(settings, environ, row)
+        settings.apply(row)
     # For whoever has to plan a last checkpoint.
     end_origin = "Slurm's EndTime of the job" if known.end_time else "no time limit known"
     settings.note("DDP_END_TIME", known.end_time, end_origin)
@@ -118,7 +116,7 @@ def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) ->
     # SIGKILL, a crash or a hang would be lost. Our trainer flushes by itself.
     if known.is_own_command:
         settings.default("PYTHONUNBUFFERED", "1", table.OWN_COMMAND)
-    _resolve_torch(settings, environ)
+    _resolve_torch(settings)
 
 
 def _resolve_out(settings: Settings, known: Known) -> None:
@@ -142,12 +140,12 @@ def _resolve_out(settings: Settings, known: Known) -> None:
     check_root(known.root)
 
 
-def _resolve_torch(settings: Settings, environ: Mapping[str, str]) -> None:
-    _apply(settings, environ, table.on_or_off("DEBUG", "0"))
+def _resolve_torch(settings: Settings) -> None:
+    settings.apply(table.on_or_off("DEBUG", "0"))
     debugging = table.DEBUGGING if settings.is_on("DEBUG") else ()
     for row in (*debugging, *table.of_torch(settings["DDP_RUN_DIR"])):
         if row.name not in settings.values:
-            _apply(settings, environ, row)
+            settings.apply(row)
 
 
 def note_attempt(settings: Settings, attempt: int, job_id: str) -> None:
