@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
 _POLL_S = 0.1
+_MAX_ROUNDS = 1000
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PIPE_SIZE = 1 << 20
@@ -84,6 +85,27 @@ def stop(
             break
         pause(_POLL_S)
     send(living, signal.SIGKILL)
+
+
+def end_all(
+    find: Callable[[], Iterable[int]],
+    grace_s: float,
+    pause: Callable[[float], object] = time.sleep,
+) -> None:
+    """End all that `find` finds, as `stop` does, and what they have started meanwhile.
+
+    What starts others faster than they are killed is stopped first: then their number is at the
+    user's limit, and no more can come.
+    """
+    stop(find(), grace_s, pause)
+    stopped: set[int] = set()
+    for _ in range(_MAX_ROUNDS):
+        new = {*find()} - stopped
+        if not new:
+            break
+        send(new, signal.SIGSTOP)
+        stopped |= new
+    send(stopped, signal.SIGKILL)
 
 
 def oom_kills() -> tuple[str, int] | None:

@@ -115,9 +115,11 @@ class Task:
 
     def sweep(self) -> None:
         """End what the command left behind: data loaders, detached children."""
+        processes.end_all(self._left, _SWEEP_S, self._loop.pause)
+
+    def _left(self) -> list[int]:
         orphans = {*processes.children()} - self._own if self._adopts_orphans else set()
-        left = {*self.descendants(), *orphans}
-        processes.stop(processes.with_descendants(left), _SWEEP_S, self._loop.pause)
+        return processes.with_descendants({*self.descendants(), *orphans})
 
     def descendants(self) -> list[int]:
         """Find the processes that the command has started, and the command."""

@@ -262,8 +262,10 @@ class RunningStep:
 
 def sweep(loop: Loop, launch_id: str, temporary: str) -> None:
     """Leave nothing of an attempt behind on this node, whatever happened."""
-    left = processes.processes_with(f"DDP_LAUNCH_ID={launch_id}")
-    processes.stop(processes.with_descendants(left), 2, loop.pause)
+    token = f"DDP_LAUNCH_ID={launch_id}"
+    processes.end_all(
+        lambda: processes.with_descendants(processes.processes_with(token)), 2, loop.pause
+    )
     for parent in {MEMORY, temporary}:  # where agents keep heartbeats
         remove_from(parent, f"ddp.{launch_id}.")  # of agents that were killed
 

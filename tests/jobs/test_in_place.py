@@ -126,6 +126,14 @@ def test_who_hides_does_not_outlive_the_job(scripts: Scripts, hides: str) -> Non
     assert not carriers(str(scripts.directory))
 
 
+def test_who_is_another_process_all_the_time_does_not_outlive_the_job(scripts: Scripts) -> None:
+    """As in a fork bomb: until it is killed it has started the next one."""
+    relay = "relay() { (($1)) && sleep 0.05 && relay $(($1 - 1)) & }; trap '' TERM; relay 400"
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", relay)
+    assert result.code == 0
+    assert not carriers(str(scripts.directory))
+
+
 def test_a_daemon_that_ends_is_reaped(scripts: Scripts, patience: Callable[[float], float]) -> None:
     """By the rank's agent, which has become its parent: it would stay a zombie as long as that."""
     is_gone = f"for _ in {{1..{patience(10):.0f}}}; do [[ -e /proc/$pid ]] || exit 0; sleep 1; done"
