@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -42,6 +43,8 @@ def path(text: str) -> Path:
     return Path(text)
 
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What writing to the standard output fails with, where it is a file."""
 CHECKPOINT_HELP = "a checkpoint, a run directory (its last one), or its best one: RUN/best"
 
 
@@ -88,12 +91,30 @@ def run(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
         warn("stopped by Ctrl-C")
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0  # the reader of our output has seen enough
     except OSError as error:
-        unusable = unusable_path(error)
-        if unusable is None:
+        wrong = unusable_path(error) or _full_output(error)
+        if wrong is None:
             raise
-        warn(unusable)
+        warn(wrong)
         return codes.USAGE
     return code
+
+
+def _full_output(error: OSError) -> UserError | None:
+    """Translate the error of a standard output on a full disk, and write no more to it; else None.
+
+    That of a file has its name.
+    """
+    if error.filename is not None or error.errno not in _NO_ROOM:
+        return None
+    _drop_output()
+    return UserError(
+        "standard output", rule="have room", found=error.strerror, remedy="write it elsewhere"
+    )
+
+
+def _drop_output() -> None:
+    """Leave nothing for the interpreter to write, and to fail at, when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

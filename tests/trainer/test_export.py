@@ -6,7 +6,7 @@ import resource
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +207,18 @@ def test_a_closed_standard_output_does_not_change_the_code(
     """As with `>&-`: what was written is there."""
     monkeypatch.setattr("sys.stdout", None)
     assert run(lambda _: 0, []) == 0
+
+
+def test_a_standard_output_on_a_full_disk_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """64, and nothing is left for the interpreter to fail at."""
+
+    def main(_: Sequence[str]) -> int:
+        print("x")
+        return 0
+
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert run(main, []) == 64
+    assert "standard output must have room; found No space left" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """python -m trainer.tokenize, and the files it writes."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -105,6 +106,13 @@ def test_a_file_of_another_editor_is_read_all_the_same(tmp_path: Path) -> None:
     source.write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n')
     assert run(tokenize.main, [str(source), "--out", str(target)]) == 0
     assert open_tokens(target).row.tobytes() == b"a\xff"
+
+
+def test_a_pipe_is_no_token_file(tmp_path: Path) -> None:
+    """It is refused, and not waited for."""
+    os.mkfifo(tmp_path / "train.tokens")
+    with pytest.raises(UserError, match="found it is a pipe or a device"):
+        open_tokens(tmp_path / "train.tokens")
 
 
 def test_an_empty_path_is_not_the_current_directory(

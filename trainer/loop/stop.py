@@ -33,6 +33,9 @@ _MARGIN_S = 2.0
 _MARGIN_PART = 0.2
 """Of the time left, kept for the shutdown report: so many seconds, at most this part of it."""
 
+_MAX_WAIT_S = 86_400.0
+"""A poll takes no time of weeks; it only looks again."""
+
 
 class StopRequest:
     """The flag, and how long the process may still live. `signal_name` is None until asked."""
@@ -121,12 +124,14 @@ class StopRequest:
             self.signal_name = signal.Signals(number).name.removeprefix("SIG")
 
     def _listen(self, reader: int) -> None:
+        poll = select.poll()  # select takes no descriptor above 1023
+        poll.register(reader, select.POLLIN)
         while True:
             left_s = math.inf if self._is_over else self.remaining_s
             if left_s <= 0:
                 self.give_up()
-            timeout_s = None if left_s == math.inf else left_s
-            if not select.select([reader], [], [], timeout_s)[0]:
+            timeout_ms = None if left_s == math.inf else math.ceil(1000 * min(left_s, _MAX_WAIT_S))
+            if not poll.poll(timeout_ms):
                 continue
             for number in os.read(reader, 64):
                 if number not in _SIGNALS:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from rundir.plain import open_plain
 from trainer.errors import UserError
 from trainer.text import or_mount
 
@@ -230,7 +231,7 @@ def open_tokens(path: Path) -> TokenFile:
 
 
 def _open(path: Path) -> TokenFile:
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         size = int.from_bytes(file.read(8), "little")
         if not 0 < size <= _MAX_HEADER_BYTES:
             raise ValueError("no header of a safetensors file")
