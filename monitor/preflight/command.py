@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from monitor.errors import UserError
 from monitor.nvml.chosen import Named
 from monitor.preflight import gpus, host
 from rundir import channel, events
@@ -27,6 +28,12 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Send the report; 0. What hangs longer than a stage may is reported as that."""
+    if not os.path.isdir(options.run_dir):  # noqa: PTH112
+        raise UserError(
+            "a run directory must be there",
+            f"none at '{options.run_dir}'",
+            "name the directory of a run, such as out/slurm-123",
+        )
     readings: list[Reading] = []
     env = os.environ
     node = env.get("DDP_NODE") or os.uname().nodename
