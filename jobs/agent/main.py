@@ -8,6 +8,7 @@ from jobs import processes, programs
 from jobs.agent import command, contract, defaults
 from jobs.agent.limits import raise_limits
 from jobs.agent.rank import run_rank
+from jobs.agent.reports import report_refusal
 from jobs.agent.standby import VARIABLE, Standby
 from jobs.loop import Loop
 from jobs.messages import UsageError, info, one_line
@@ -38,6 +39,14 @@ def _run(words: list[str]) -> int:
         programs.check_wanted(environ, is_bare=False)
     place = contract.resolve(environ)
     place = place._replace(environ=defaults.complete(place.environ))
+    try:
+        return _start(words, place, standby)
+    except UsageError as error:
+        report_refusal(place.environ, one_line(error))
+        raise
+
+
+def _start(words: list[str], place: contract.Contract, standby: Standby | None) -> int:
     rank = None if place.is_node_task else command.build(words, place.environ, _ROOT)
     files = RunDir(place.environ["DDP_RUN_DIR"])
     defaults.make_writable((files.logs, files.debug), place.environ)

@@ -12,7 +12,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from jobs.messages import info
+from jobs.messages import info, write
 from rundir import channel, events
 from rundir.paths import RunDir
 
@@ -122,3 +122,12 @@ class Reports:
             self._socket.close()
             self._socket = None
         self._keep(b"".join(self._output.take_undelivered()))
+
+
+def report_refusal(environ: Mapping[str, str], why: str) -> None:
+    """Report that a rank does not start here; where nobody reads it, its own line is enough."""
+    if environ.get(channel.SUPERVISED) == "1" and "RANK" in environ:
+        rank, node = int(environ["RANK"]), environ["DDP_NODE"]
+        deliver = lambda line: write(1, channel.frames(line, f"{rank}.0").decode())  # noqa: E731
+        log = events.EventLog(deliver, "launcher", int(environ["DDP_ATTEMPT"]), node)
+        log.write("failure", rank=rank, error=why)

@@ -81,7 +81,8 @@ def find(
     if blame is None or past.blame is None or past.blame.node != blame.node:
         return Found((), blame)
     if blame.rank in past.ranks:
-        note = f"rank {blame.rank} fails as on another node, which left for it: no node's fault"
+        who = blame.node if blame.rank is None else f"rank {blame.rank}"
+        note = f"{who} fails as on another node, which left for it: no node's fault"
         return Found((), blame, note)
     reason = f"blamed twice in a row: {past.blame.text}, then {blame.text}"
     return Found((BadNode(blame.node, reason, REPEATED),), blame)
@@ -156,9 +157,13 @@ def _hang(failure: Failure, events: Sequence[Event]) -> Blame | None:
 
 
 def _crash(failure: Failure, events: Sequence[Event]) -> Blame | None:
-    """Blame the node of a rank that a signal ended before it could report anything."""
+    """Blame the node of a rank that a signal ended before it could report anything, or started."""
     first = failure.first
-    if first is None or first.node is None or failure.finding.place != "signal":
+    if first is None or first.node is None:
+        return None
+    if failure.finding.place == "start":
+        return Blame(first.node, None, "no rank came up on it")
+    if failure.finding.place != "signal":
         return None
     if first.signal not in _CRASHES or first.rank in read.reported_errors(events):
         return None

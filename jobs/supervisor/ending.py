@@ -124,6 +124,9 @@ def message_of(job: Job, end: Ending) -> str:  # noqa: PLR0911 -- a list of case
     if failure.end is None:
         started = f"the ranks could not be started: the step {codes.describe(code)}"
         return f"{started}, see the lines above"
+    if failure.end.rank is None and failure.end.node:
+        why = f": {failure.why}" if failure.why else ", see the lines above"
+        return f"no rank came up on {failure.end.node}{why}; the step {codes.describe(code)}"
     if failure.end.rank is None:
         return _of_all(end)
     return _of_rank(job, end, failure.end)

@@ -158,11 +158,13 @@ def _result(attempt: dict[str, Any]) -> str:
 def _message(found: dict[str, Any], width: int, room: int) -> list[str]:
     """Quote the log; of a traceback the first line and the last ones."""
     attempt, message = found["attempt"], found["said"]
-    if attempt["failure"] is None or attempt["failure"]["rank"] is None:
+    if attempt["failure"] is None:
         return []
+    error = clean(str(attempt["failure"]["error"] or ""))
+    if attempt["failure"]["rank"] is None:  # a node, of which an agent may have said something
+        return _block("said", error, width, 4)
     if not message:
         return [_labelled("said", "nothing: its log is empty", width)]
-    error = clean(str(attempt["failure"]["error"] or ""))
     if not any(error[:40] in line for line in message):
         message = [*message, error]
     head = [] if len(message) <= room else message[:1] if message[0].startswith("Fatal") else []

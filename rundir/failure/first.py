@@ -11,7 +11,9 @@ A cause comes before what follows from it:
    process has died, and if nobody reported an end it is not known whose was the first;
 5. the first rank that failed without being asked to end. Code 70 of our trainer may be either
    cause or consequence, so any other code comes before it; a rank that only lost a peer comes last;
-6. a rank that was asked to end: then no rank failed.
+6. a node on which no rank came up, where ranks of others did: its container could not be made, or
+   its agent refused to start. Slurm ends the others for it;
+7. a rank that was asked to end: then no rank failed.
 """
 
 from __future__ import annotations
@@ -90,6 +92,8 @@ def find(  # noqa: PLR0913 - what is known, each by its name
         chosen,
         silent if is_silent_first else None,
     )
+    if cause is None and not (is_asked or guard):
+        cause = _unstarted(events, ends, step_code)
     if cause is not None:
         return Blamed(cause)
     asked = silent or next(iter(ends.requested), None)
@@ -108,6 +112,20 @@ def _lost(node: str | None, ends: Ends) -> End:
     missing = [rank for rank, where in ends.up.items() if where == node]
     there = missing or [rank for rank, where in ends.nodes.items() if where == node]
     return End(min(there, default=None), node, codes.KILLED, "KILL")
+
+
+def _unstarted(events: Sequence[Event], ends: Ends, step_code: int | None) -> End | None:
+    """Blame the first node on which no rank came up, where others did; else None."""
+    nodes = read.last(events, "start").get("nodes")
+    there = set(ends.nodes.values())
+    if step_code is None or not there or not isinstance(nodes, list):
+        return None
+    if step_code in (codes.FINISHED, codes.STOPPED):
+        return None
+    missing = (node for node in nodes if isinstance(node, str) and node not in there)
+    return next(
+        (End(None, node, step_code, codes.signal_name(step_code)) for node in missing), None
+    )
 
 
 def _stuck(verdict: Event, ends: Ends) -> End:

@@ -110,6 +110,16 @@ def test_blamed_twice_in_a_row(event: Event, text: str) -> None:
     assert bad.reason.startswith("blamed twice in a row: rank 2 hung, then ")
 
 
+def test_twice_in_a_row_no_rank_came_up() -> None:
+    """On the same node, where others started theirs."""
+    start = {"event": "start", "nodes": ["n0", "n1", "n2", "n3", "n4"]}
+    events = (start, *(ended(rank, 143, requested=True) for rank in range(4)))
+    once = found(*events, code=143)
+    assert once == Found((), Blame("n4", None, "no rank came up on it"))
+    (bad,) = found(*events, past=Past(once.blame), code=143).bad
+    assert (bad.node, bad.source) == ("n4", "repeated")
+
+
 def test_slow_twice_in_a_row() -> None:
     """Slowness beyond the limit counts also where the attempt ended well."""
     once = found(*(ended(rank, 0) for rank in range(4)), slow((1, 2.5, 40.0)), code=0)

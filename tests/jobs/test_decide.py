@@ -89,8 +89,9 @@ def failure_of(given: dict[str, str]) -> Failure:
     """The failure that the classifier would have found."""
     rank, code = given["FAILED_RANK"], int(given["FAILED_CODE"])
     lost = tuple((node, given["LOST_HOW"]) for node in given["LOST"].split())
-    number = None if rank == "all" else int(rank or 0)
-    end = End(number, given["FAILED_NODE"], code, None) if rank else None
+    number = None if rank in ("all", "none") else int(rank or 0)
+    node = None if rank == "all" else given["FAILED_NODE"]
+    end = End(number, node, code, None) if rank else None
     stopped = int(given["STEP_CODE"]) > 128 and given["STOP_SIGNAL"]
     reached = code if end else 75 if stopped else int(given["STEP_CODE"])
     first = None if given["FAILED_BY_REQUEST"] == "1" or reached == 75 else end
@@ -202,6 +203,7 @@ NO_LAUNCHER = {"FAILED_RANK": "", "FAILED_NODE": "", "STEP_CODE": "2", "DDP_IMAG
         ({"FAILED_CODE": "76", "VERDICT": "rank 2 hangs"}, "restart", "rank 2 hangs; restart"),
         (NO_LAUNCHER | {"PLACE": "host-image"}, "fail", "an image with bash and Python 3.9"),
         (NO_LAUNCHER, "restart", "the ranks could not be started"),
+        ({"FAILED_RANK": "none"}, "restart", "no rank came up on n2, see the lines above; the st"),
         ({"FAILED_RANK": "all"}, "restart", "all 4 ranks were killed at once, code 137, and none"),
     ],
 )

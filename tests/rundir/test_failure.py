@@ -71,6 +71,42 @@ def test_who_failed_before_the_step_was_killed_is_blamed() -> None:
     assert blame(both_of_a_node, ended(0, 1), **kill) == (1, 137)
 
 
+def started(*nodes: str) -> dict[str, Any]:
+    """The start of an attempt."""
+    return event("start", source="prelaunch", nodes=list(nodes))
+
+
+STOPPED_BY_SLURM = tuple(ended(rank, 143, requested=True) for rank in range(3))
+
+
+def test_a_node_on_which_no_rank_came_up_is_blamed() -> None:
+    """Slurm ends the others for it; why, its agent may say."""
+    why = event("failure", rank=3, host="n3", error="the run directory must be writable")
+    known = (started("n0", "n1", "n2", "n3"), *UPS, why, *STOPPED_BY_SLURM)
+    found = classify(known, step_code=143)
+    assert found.first == found.end == (None, "n3", 143, "TERM")
+    assert (found.why, found.error) == ("the run directory must be writable",) * 2
+    assert found.finding == ("hardware", "could not start a rank", "start", "no rank came up on n3")
+    assert classify(known, code=143).first == found.first  # as `why` asks, afterwards
+
+
+@pytest.mark.parametrize(
+    ("events", "guard"),
+    [
+        ((started("n0", "n1", "n2"), *UPS, *STOPPED_BY_SLURM), ""),
+        ((started("n0", "n1", "n2", "n3"), *UPS, ended(0, 1), *STOPPED_BY_SLURM[1:]), ""),
+        ((started("n0", "n1", "n2", "n3"), *UPS, event("signal", signal="TERM")), ""),
+        ((started("n0", "n1", "n2", "n3"), *UPS, *STOPPED_BY_SLURM), "failed"),
+        ((started("n0", "n1"), event("failure", rank=0, host="n0", error="x")), ""),
+        ((*UPS, *STOPPED_BY_SLURM), ""),
+    ],
+    ids=["all came up", "a rank failed", "a request", "ended by us", "none came up", "not known"],
+)
+def test_no_node_is_blamed_for_another_end(events: tuple[dict[str, Any], ...], guard: str) -> None:
+    """Where something else ended the step, or nothing tells the nodes apart."""
+    assert classify(events, step_code=143, guard=guard).finding.place != "start"
+
+
 def test_who_finished_is_not_blamed() -> None:
     """The job's code is then the step's own; a missing line was lost, not a rank."""
     assert blame(ended(0, 0), ended(1, 0), ended(2, 0), step_code=0) == (None, 0)

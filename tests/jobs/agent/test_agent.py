@@ -67,6 +67,16 @@ def test_a_supervisor_reads_events_and_log_from_one_stream(launch: Launch, tmp_p
     assert not list(tmp_path.glob("out/*/events*"))
 
 
+def test_why_a_rank_does_not_start_is_reported(launch: Launch, tmp_path: Path) -> None:
+    """In the job's log and, to its supervisor, as the rank's failure."""
+    (tmp_path / "out").touch()
+    agent = launch("true", **SUPERVISED)
+    (line,) = channel.FrameReader().feed(agent.communicate()[0])[1]
+    event = events.parse(line) or {}
+    assert (agent.returncode, event["event"], event["rank"]) == (64, "failure", 0)
+    assert (event["host"], event["error"][:34]) == ("n1", "the run directory must be writable")
+
+
 def test_an_agent_that_waits_costs_next_to_nothing(launch: Launch, tmp_path: Path) -> None:
     """No wake-up, and less than 15 MB, of which most is shared with the node's others.
 

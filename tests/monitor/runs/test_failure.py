@@ -305,7 +305,9 @@ def test_every_class_has_rows_and_every_row_a_place() -> None:
     classes = {"user", "program", "hardware", "network", "storage", "preempted", "time limit"}
     reported = {sign.failure_class for sign in patterns.TABLE} - {None}
     assert reported == classes | {"hung", "killed", "cancelled", "stopped"}
-    places = "code log oom later node fault verdict stop error nan early follows save signal end"
+    places = (
+        "code log oom later node start fault verdict stop error nan early follows save signal end"
+    )
     assert {sign.place for sign in patterns.TABLE} == set(places.split())
 
 

@@ -64,6 +64,14 @@ def lost(story: Any) -> None:
     story.add_event("end", code=137)
 
 
+def not_started(story: Any) -> None:
+    """A node on which no rank came up."""
+    story.events = [e for e in story.events if not (e["event"] == "rank_up" and e["rank"] == 1)]
+    story.add_event("failure", rank=1, host="n2", error="the directory must be writable; found no")
+    story.rank_end(0, 143, "TERM", requested=True)
+    story.add_event("end", code=143)
+
+
 def network(story: Any) -> None:
     """Everybody lost everybody."""
     story.emit(0, "RuntimeError: Connection reset by peer\n")
@@ -120,6 +128,7 @@ TALES: dict[str, tuple[Callable[[Any], None], str, str]] = {
     "crash": (crash, "rank 1 on n2 crashed", "[program; SIGSEGV, code 139]"),
     "hardware": (hardware, "rank 1 on n2 was hit by a fault of its GPU", "[hardware;"),
     "lost": (lost, "rank 1 on n2 lost its node", "[hardware;"),
+    "not started": (not_started, "node n2 could not start a rank", "[hardware; SIGTERM, code 143]"),
     "network": (network, "rank 0 on n1 lost its connection", "[network; code 1]"),
     "storage": (storage, "rank 0 on n1 found no room on the disk", "[storage; code 70]"),
     "preempted": (preempted, "STOPPED: the run made way for another job", "[preempted; code 75]"),
@@ -142,6 +151,13 @@ def test_every_class_has_its_screen(story: Any, name: str) -> None:
     head = shown(story.write())[0]
     assert happened in head
     assert blamed in head
+
+
+def test_why_no_rank_came_up_is_quoted(story: Any) -> None:
+    """In its agent's words: there is no log of a rank."""
+    story.start()
+    not_started(story)
+    assert "said    the directory must be writable; found no" in shown(story.write())
 
 
 def test_the_failed_ranks_gpu_is_the_verdicts_or_the_logs(story: Any) -> None:
