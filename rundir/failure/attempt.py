@@ -72,6 +72,11 @@ def signals(events: Sequence[Event]) -> list[str]:
     return [name.removeprefix("SIG") for name in names if name]
 
 
+def requests(events: Sequence[Event]) -> list[Event]:
+    """Return the requests to end, or to save, that reached the script, and not only a rank."""
+    return [event for event in every(events, "signal") if event.get("source") != "trainer"]
+
+
 def ends(events: Sequence[Event]) -> Ends:
     """Collect the ranks' starts and ends."""
     found = Ends({}, {}, [], [], [], set())

@@ -114,14 +114,9 @@ def _code(events: Sequence[Event], blamed: Blamed | None, step_code: int | None)
         return None
     if blamed is not None:
         return blamed.end.code
-    if step_code > 128 and _signalled_script(events):  # noqa: PLR2004
+    if step_code > 128 and read.requests(events):  # noqa: PLR2004
         return codes.STOPPED  # the signal ended agents that had no rank yet: nothing is lost
     return step_code
-
-
-def _signalled_script(events: Sequence[Event]) -> list[Event]:
-    """Return the requests to end that reached the script, and not only a rank."""
-    return [e for e in read.every(events, "signal") if e.get("source") != "trainer"]
 
 
 def _cause_of(decision: Event) -> str:
@@ -266,7 +261,7 @@ class _Case:
         What Slurm had in mind, which stands in the decision, beats what a signal can say; only
         where the program says that it requeued the job itself, Slurm's requeue is no preemption.
         """
-        names, signalled_script = read.signals(self.events), _signalled_script(self.events)
+        names, signalled_script = read.signals(self.events), read.requests(self.events)
         # a signal to the trainer alone is no reason for an end that was not reported
         if (not names and self.code != codes.STOPPED) or (
             self.code is None and not signalled_script

@@ -92,7 +92,7 @@ def find(  # noqa: PLR0913 - what is known, each by its name
         chosen,
         silent if is_silent_first else None,
     )
-    if cause is None and not (is_asked or guard):
+    if cause is None and not (guard or read.requests(events)):
         cause = _unstarted(events, ends, step_code)
     if cause is not None:
         return Blamed(cause)
@@ -118,14 +118,12 @@ def _unstarted(events: Sequence[Event], ends: Ends, step_code: int | None) -> En
     """Blame the first node on which no rank came up, where others did; else None."""
     nodes = read.last(events, "start").get("nodes")
     there = set(ends.nodes.values())
-    if step_code is None or not there or not isinstance(nodes, list):
+    if step_code in (None, codes.FINISHED) or not there or not isinstance(nodes, list):
         return None
-    if step_code in (codes.FINISHED, codes.STOPPED):
-        return None
-    missing = (node for node in nodes if isinstance(node, str) and node not in there)
-    return next(
-        (End(None, node, step_code, codes.signal_name(step_code)) for node in missing), None
-    )
+    missing = [node for node in nodes if isinstance(node, str) and node not in there]
+    # With 75 ranks end that Slurm has asked to, for this node: nobody asked the job.
+    code = step_code if step_code not in (None, codes.STOPPED) else codes.FAILED
+    return End(None, missing[0], code, codes.signal_name(code)) if missing else None
 
 
 def _stuck(verdict: Event, ends: Ends) -> End:

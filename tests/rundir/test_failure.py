@@ -90,6 +90,16 @@ def test_a_node_on_which_no_rank_came_up_is_blamed() -> None:
     assert classify(known, code=143).first == found.first  # as `why` asks, afterwards
 
 
+def test_that_the_others_stop_as_if_they_were_asked_makes_it_no_request() -> None:
+    """They get Slurm's SIGTERM, and end with 75; the job has failed, and is not requeued for it."""
+    trainers = event("signal", source="trainer", signal="TERM"), ended(0, 75, requested=True)
+    found = classify((started("n0", "n1"), UPS[0], *trainers), step_code=75)
+    assert (found.code, found.first) == (70, (None, "n1", 70, None))
+    assert classify((started("n0", "n1"), UPS[0], *trainers), code=70).first == found.first
+    asked = event("signal", source="prelaunch", signal="USR1")
+    assert classify((started("n0", "n1"), UPS[0], asked, *trainers), step_code=75).code == 75
+
+
 @pytest.mark.parametrize(
     ("events", "guard"),
     [
