@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import io
-import os
 import signal
 import sys
 from importlib import import_module
@@ -13,14 +11,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from monitor import __version__
 from monitor.errors import UserError, emit
-from rundir import codes
+from rundir import codes, output
 from rundir.text import problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What writing to the standard output fails with, where it is a file."""
 
 _PROGRAM = "python -m monitor"
 
@@ -83,11 +78,11 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        _drop_output()  # the reader of our output has seen enough
+        output.drop()  # the reader of our output has seen enough
     except OSError as error:
-        if error.errno not in _NO_ROOM or error.filename is not None:
+        if not output.is_full(error):
             raise
-        _drop_output()
+        output.drop()
         emit(problem("the output must have room", error.strerror, "make room, or write elsewhere"))
         return codes.USAGE
     return code
@@ -98,11 +93,6 @@ def _check_python() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 -- by hand, whatever the host has
         found = f"{sys.version.split()[0]} at {sys.executable}"
         raise UserError("Python must be 3.11 or later", found, "use .venv/bin/python")
-
-
-def _drop_output() -> None:
-    """Leave nothing for the interpreter to write, and to fail at, when it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser(chosen: str) -> _Parser:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from rundir import codes
+from rundir import codes, output
 from trainer import __version__
 from trainer.errors import UserError, missing_package, unusable_path
 from trainer.text import warn
@@ -43,8 +42,6 @@ def path(text: str) -> Path:
     return Path(text)
 
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What writing to the standard output fails with, where it is a file."""
 CHECKPOINT_HELP = "a checkpoint, a run directory (its last one), or its best one: RUN/best"
 
 
@@ -91,7 +88,7 @@ def run(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
         warn("stopped by Ctrl-C")
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        _drop_output()
+        output.drop()
         return 0  # the reader of our output has seen enough
     except OSError as error:
         wrong = unusable_path(error) or _full_output(error)
@@ -103,18 +100,10 @@ def run(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
 
 
 def _full_output(error: OSError) -> UserError | None:
-    """Translate the error of a standard output on a full disk, and write no more to it; else None.
-
-    That of a file has its name.
-    """
-    if error.filename is not None or error.errno not in _NO_ROOM:
+    """Translate the error of a full standard output, and write no more to it; any other: None."""
+    if not output.is_full(error):
         return None
-    _drop_output()
+    output.drop()
     return UserError(
         "standard output", rule="have room", found=error.strerror, remedy="write it elsewhere"
     )
-
-
-def _drop_output() -> None:
-    """Leave nothing for the interpreter to write, and to fail at, when it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

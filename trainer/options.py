@@ -7,13 +7,13 @@ import difflib
 import io
 import os
 import re
-import sys
 import tomllib
 from dataclasses import fields
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rundir import output
 from trainer import __version__
 from trainer.config import Config, option_name
 from trainer.errors import UserError
@@ -235,7 +235,7 @@ def _parse_arguments(arguments: Sequence[str]) -> Config:
                 return_unknown_args=True,
             )
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        output.drop()
         raise SystemExit(0) from None  # the reader of --help has seen enough
     except SystemExit as ended:
         if not ended.code:
