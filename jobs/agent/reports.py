@@ -126,8 +126,12 @@ class Reports:
 
 def report_refusal(environ: Mapping[str, str], why: str) -> None:
     """Report that a rank does not start here; where nobody reads it, its own line is enough."""
-    if environ.get(channel.SUPERVISED) == "1" and "RANK" in environ:
-        rank, node = int(environ["RANK"]), environ["DDP_NODE"]
-        deliver = lambda line: write(1, channel.frames(line, f"{rank}.0").decode())  # noqa: E731
-        log = events.EventLog(deliver, "launcher", int(environ["DDP_ATTEMPT"]), node)
-        log.write("failure", rank=rank, error=why)
+    if environ.get(channel.SUPERVISED) != "1" or "RANK" not in environ:
+        return
+    rank = int(environ["RANK"])
+
+    def deliver(line: bytes) -> None:
+        write(1, channel.frames(line, f"{rank}.0").decode())
+
+    log = events.EventLog(deliver, "launcher", int(environ["DDP_ATTEMPT"]), environ["DDP_NODE"])
+    log.write("failure", rank=rank, error=why)

@@ -144,6 +144,13 @@ class _Case:
         self._errors = read.reported_errors(events)
         self._verdict = read.first(events, "verdict")
         self.failed = blamed.failed if blamed else None
+        self._unstarted = self._node_without_ranks()
+
+    def _node_without_ranks(self) -> str | None:
+        """Name the node that is blamed because no rank came up on it; None: something else is."""
+        if self.failed is None or self.failed.rank is not None or self.lost or self._verdict:
+            return None
+        return self.failed.node
 
     # ---- for the job's last line
 
@@ -152,10 +159,10 @@ class _Case:
         return str(self._verdict.get("text") or "") if is_decisive else ""
 
     def why(self) -> str:
-        if self.end is None or self.lost or self._verdict:
-            return ""
-        if self.end.rank is None:
+        if self._unstarted:
             return self._refusal()
+        if self.end is None or self.end.rank is None or self.lost or self._verdict:
+            return ""
         if self.end.rank in self.ends.oom:
             return OUT_OF_MEMORY
         reported = self._reported(self.end)
@@ -164,19 +171,17 @@ class _Case:
         return words.trainer_message(reported, self._log_end(self.end.rank))
 
     def _refusal(self) -> str:
-        """Return why an agent refused to start on the node that is blamed; may be empty."""
-        if self.lost or self._verdict:
-            return ""
-        told = (e for e in self._errors.values() if self.end and e.get("host") == self.end.node)
+        """Return why an agent refused to start on that node; may be empty."""
+        told = (e for e in self._errors.values() if e.get("host") == self._unstarted)
         return read.text(next(told, {}).get("error")) or ""
 
     # ---- for the record
 
     def error(self) -> str | None:
-        if self.failed is None:
-            return None
-        if self.failed.rank is None:
+        if self._unstarted:
             return self._refusal() or None
+        if self.failed is None or self.failed.rank is None:
+            return None
         log = self._log_end(self.failed.rank)
         return words.headline(self._reported(self.failed), log) or None
 
@@ -204,8 +209,8 @@ class _Case:
         end = self.failed
         if end is None:
             return {"save": self._failed_save()}
-        if end.rank is None and end.node and not (self.lost or self._verdict):
-            return {"start": f"no rank came up on {end.node}"}
+        if self._unstarted:
+            return {"start": f"no rank came up on {self._unstarted}"}
         log = "" if end.rank is None else self._log_end(end.rank)
         signs = {"log": log, "signal": end.signal or ""}
         signs["fault"] = self._fault(end)

@@ -118,11 +118,11 @@ def _unstarted(events: Sequence[Event], ends: Ends, step_code: int | None) -> En
     """Blame the first node on which no rank came up, where others did; else None."""
     nodes = read.last(events, "start").get("nodes")
     there = set(ends.nodes.values())
-    if step_code in (None, codes.FINISHED) or not there or not isinstance(nodes, list):
+    if not step_code or not there or not isinstance(nodes, list):
         return None
     missing = [node for node in nodes if isinstance(node, str) and node not in there]
     # With 75 ranks end that Slurm has asked to, for this node: nobody asked the job.
-    code = step_code if step_code not in (None, codes.STOPPED) else codes.FAILED
+    code = codes.FAILED if step_code == codes.STOPPED else step_code
     return End(None, missing[0], code, codes.signal_name(code)) if missing else None
 
 
