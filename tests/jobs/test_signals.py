@@ -47,6 +47,9 @@ FILLS = """
 import os, signal, time
 me = os.getpid()
 signal.signal(signal.SIGTERM, lambda *_: os._exit(75 if os.getpid() == me else 0))
+open("up-" + os.environ["RANK"], "w").close()
+while not os.path.exists("up-1"):
+    time.sleep(0.01)
 try:
     while os.environ["RANK"] == "0":
         if os.fork() == 0:
@@ -69,11 +72,17 @@ def test_ranks_that_use_up_what_their_user_may_start(scripts: Scripts) -> None:
         os.chown(name, 61234, 61234)
         words = [*stranger, "--nproc=40", *job]
         process = subprocess.Popen(words, cwd=name, env=scripts.env, stdout=log, stderr=log)
-        wait_for(Path(name), "rank_up", 2)
-        file = next(Path(name).glob("out/*/logs/rank-0.log"))
-        Cluster.until(lambda: "no more" in file.read_text(), 20, "no process can be started")
-        process.terminate()
-        code = process.wait(60)
+        try:
+            Cluster.until(
+                lambda: any(
+                    "no more" in f.read_text() for f in Path(name).glob("out/*/logs/rank-0.log")
+                ),
+                20,
+                "no process can be started",
+            )
+        finally:
+            process.terminate()
+            code = process.wait(60)
         log.seek(0)
         assert code == 75, log.read()
 
