@@ -125,8 +125,8 @@ def message_of(job: Job, end: Ending) -> str:  # noqa: PLR0911 -- a list of case
         started = f"the ranks could not be started: the step {codes.describe(code)}"
         return f"{started}, see the lines above"
     if failure.end.rank is None and failure.end.node:
-        why = f": {failure.why}" if failure.why else ", see the lines above"
-        return f"no rank came up on {failure.end.node}{why}; the step {codes.describe(code)}"
+        why = failure.why or f"the step {codes.describe(code)}, see the lines above"
+        return f"no rank came up on {failure.end.node}: {why}"
     if failure.end.rank is None:
         return _of_all(end)
     return _of_rank(job, end, failure.end)

@@ -134,6 +134,26 @@ WEAK = Scenario(
     ),
 )
 
+READ_ONLY = Scenario(
+    name="read-only",
+    sbatch=on(13, 14),
+    env=places.read_only_at_first("fx14"),
+    prepare=places.hold,
+    faults=(
+        Fault(
+            name="no rank comes up on a node",
+            how="the run directory is mounted read-only on a node at the first start",
+            inject=places.start_read_only,
+            then=Then.RESTART,
+            signs=("failure",),
+            at_start=True,
+            code=70,
+            failure_class="hardware",
+            message=r"no rank came up on fx14: .*[Rr]ead-only.*restart 1 of 3 from the beginning",
+        ),
+    ),
+)
+
 # ---- nodes that are bad --------------------------------------------------------------------------
 
 BAD_NODES = Scenario(

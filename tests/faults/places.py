@@ -50,7 +50,7 @@ HELD = {
 
 def take_port(job: FaultJob) -> Tidy:
     """Let a process wait on the first node, ready to bind a port, and rank 0 until it is bound."""
-    (job.directory / "hold").touch()
+    hold(job)
     command = [CLUSTER_SCRIPT, "exec", "fx1", sys.executable, "-c", _BINDER]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     binder = subprocess.Popen(command, env=job.cluster.env, text=True, **pipes)
@@ -182,6 +182,49 @@ def break_gpu(rank: int) -> Injector:
     return inject
 
 
+# ---- mounts of a node's own ----------------------------------------------------------------------
+
+
+def _own_mounts(node: str, words: str) -> dict[str, str]:
+    """Give a job's variables with which these words of a shell mount something on this node."""
+    return {
+        "DDP_PYTHON": str(Path(__file__).with_name("own_mounts_python.sh")),
+        "OWN_MOUNTS_PYTHON": sys.executable,
+        "OWN_MOUNTS_NODE": node,
+        "OWN_MOUNTS": words,
+    }
+
+
+def own_memory(node: str) -> dict[str, str]:
+    """Give a job's variables with which this node has a /dev/shm of its own."""
+    return _own_mounts(node, "mount -t tmpfs -o size=256m tmpfs /dev/shm")
+
+
+def read_only_at_first(node: str) -> dict[str, str]:
+    """Give a job's variables with which this node cannot write to the first start's files."""
+    words = """\
+if [ "$DDP_ATTEMPT" = 1 ]; then
+    while [ -e "$FAULT_DIR/hold" ]; do sleep 0.1; done
+    mount --bind "$DDP_RUN_DIR" "$DDP_RUN_DIR"
+    mount -o remount,bind,ro "$DDP_RUN_DIR"
+fi"""
+    return _own_mounts(node, words)
+
+
+def hold(job: FaultJob) -> Tidy:
+    """Let what waits for it wait."""
+    (job.directory / "hold").touch()
+    return lambda: None
+
+
+def start_read_only(job: FaultJob) -> float:
+    """Let the node start that cannot write, once a rank of another one is up."""
+    job.until_event("rank_up", attempt=1)
+    moment = time.time()
+    (job.directory / "hold").unlink()
+    return moment
+
+
 # ---- disks ---------------------------------------------------------------------------------------
 
 DISK_MIB = 256
@@ -229,15 +272,6 @@ def reason_is(reason: str) -> Callable[[FaultJob, Event], None]:
         assert event["reason"] == reason, event
 
     return check
-
-
-def own_memory(node: str) -> dict[str, str]:
-    """Give a job's variables with which this node has a /dev/shm of its own."""
-    return {
-        "DDP_PYTHON": str(Path(__file__).with_name("own_memory_python.sh")),
-        "OWN_MEMORY_PYTHON": sys.executable,
-        "OWN_MEMORY_NODE": node,
-    }
 
 
 def fill_memory(rank: int) -> Injector:

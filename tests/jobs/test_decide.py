@@ -203,7 +203,7 @@ NO_LAUNCHER = {"FAILED_RANK": "", "FAILED_NODE": "", "STEP_CODE": "2", "DDP_IMAG
         ({"FAILED_CODE": "76", "VERDICT": "rank 2 hangs"}, "restart", "rank 2 hangs; restart"),
         (NO_LAUNCHER | {"PLACE": "host-image"}, "fail", "an image with bash and Python 3.9"),
         (NO_LAUNCHER, "restart", "the ranks could not be started"),
-        ({"FAILED_RANK": "none"}, "restart", "no rank came up on n2, see the lines above; the st"),
+        ({"FAILED_RANK": "none"}, "restart", "no rank came up on n2: the step was killed"),
         ({"FAILED_RANK": "all"}, "restart", "all 4 ranks were killed at once, code 137, and none"),
     ],
 )

@@ -56,6 +56,9 @@ if TYPE_CHECKING:
     from trainer.telemetry.heartbeat import Heartbeat
     from trainer.workloads.base import Workload
 
+_ALONE_S = 5.0
+"""How long a rank waits for the others once it is asked to stop: without them it saves nothing."""
+
 
 @dataclass(kw_only=True)
 class Run:
@@ -91,15 +94,12 @@ class Run:
         Raises UserError for input that turns out to be wrong, before anything is written.
         """
         settings, config = self.settings, self.config
-        self.stop.allow(
-            grace_s=settings.grace_s,
-            end_epoch_s=settings.end_epoch_s,
-            report_shutdown=self._report_shutdown,
-        )
+        self._allow(_ALONE_S if settings.grace_s is None else min(settings.grace_s, _ALONE_S))
         if config.deterministic:
             be_deterministic(env)
         remember(config, config.out or settings.run_dir, env)
         mesh = open_mesh(self.ranks, env, settings.node, self.layout, self.rendezvous_socket)
+        self._allow(settings.grace_s)
         self.heartbeat.compute_on(uuid_of(mesh.device))
         if mesh.device.type == "cpu":
             keep_freed_memory(env)
@@ -296,12 +296,19 @@ class Run:
         if self.stop.signal_name is not None and self._directory is not None:
             self._directory.events.write("signal", signal=self.stop.signal_name)
 
+    def _allow(self, grace_s: float | None) -> None:
+        self.stop.allow(
+            grace_s=grace_s,
+            end_epoch_s=self.settings.end_epoch_s,
+            report_shutdown=self._report_shutdown,
+        )
+
     def _report_shutdown(self, left_s: float) -> None:
         """Report that there was no time for a checkpoint. It waits for no other rank."""
         if not self.ranks.is_main:
             return
         if self._checkpoints is None or self._directory is None or self._loop is None:
-            report_too_early(left_s)
+            report_too_early()
             return
         line = out_of_time(left_s, self._checkpoints)
         warn(f"no time for a checkpoint: {line}")

@@ -150,9 +150,9 @@ def _forget_wake_up() -> None:
     signal.set_wakeup_fd(-1)
 
 
-def report_too_early(left_s: float) -> None:
+def report_too_early(_left_s: float = 0.0) -> None:
     """Report a shutdown before there was anything to save."""
-    warn(f"asked to stop before training began, {left_s:.1f} s left")
+    warn("asked to stop before training began: there is nothing to save")
 
 
 _LAG_S = 1.0

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import distributed as dist
 
+from tests.trainer.ports import free_port
 from trainer.checkpoint import saving
 from trainer.loop.stop import StopRequest
 from trainer.telemetry.heartbeat import FORWARD
@@ -231,6 +233,23 @@ def test_a_rank_that_waits_for_a_stopped_one_ends_in_time(
     started.processes[1].kill()
     started.wait()
     assert "no time for a checkpoint" in started.output[0][1]
+
+
+def test_a_rank_that_waits_for_one_that_does_not_come_ends_in_time(
+    start_ranks: Start, workload: Callable[[str], str], patience: Callable[[float], float]
+) -> None:
+    """Its node's container may have failed; there is nothing to save, whatever the grace."""
+    port = free_port()
+    own = {"DDP_GRACE": "60", "WORLD_SIZE": "2", "MASTER_PORT": str(port)}
+    started = start_ranks(1, "--workload", workload("Line"), env=own)
+    process = started.processes[0]
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.PrefixStore("trainer/0", store).wait(["place/0"])  # it is there, and waits for rank 1
+    began_s = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert started.wait(60) == [75]
+    assert time.monotonic() - began_s < patience(8)
+    assert "asked to stop before training began" in started.output[0][1]
 
 
 def _stop_request(name: str, grace_s: float | None, end_epoch_s: float | None) -> StopRequest:
