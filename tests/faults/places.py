@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from rundir import procfs
 from tests.faults import injectors
 from tests.faults.fault_files import NUM_FILES, write_files
 from tests.faults.layout import NUM_NODES, PREFIX
@@ -218,8 +220,9 @@ def hold(job: FaultJob) -> Tidy:
 
 
 def start_read_only(job: FaultJob) -> float:
-    """Let the node start that cannot write, once a rank of another one is up."""
+    """Let the node start that cannot write, once rank 0 is so far that it answers signals."""
     job.until_event("rank_up", attempt=1)
+    job.until(lambda: procfs.catches(job.rank_pid(0), signal.SIGTERM), "rank 0 answers signals")
     moment = time.time()
     (job.directory / "hold").unlink()
     return moment
