@@ -37,6 +37,7 @@ ADVICE: dict[str | None, str] = {
     "killed": "look for who killed it: memory (sbatch --mem=…), an administrator, a node's reboot",
 }
 """What to do next, one line a class."""
+_OF_START = "see srun's words in the job's log: the image, what it mounts, the nodes"
 
 _PARTS = {
     "compute_s": "compute (goodput)",
@@ -59,7 +60,10 @@ def clean(line: str) -> str:
 def advice(attempt: dict[str, Any], record: dict[str, Any]) -> str:
     """Say what to do next, and how to go on from the last checkpoint."""
     text = ADVICE.get(attempt["failure_class"], ADVICE["program"])
-    node = (attempt["failure"] or {}).get("node")
+    failure = attempt["failure"] or {}
+    if failure.get("words") == "could not start its ranks":
+        text = _OF_START
+    node = failure.get("node")
     text = text.format(exclude=f"sbatch --exclude={node}" if node else "sbatch --exclude=NODE")
     decision = (attempt["decision"] or {}).get("decision")
     if attempt["failure_class"] is None or decision in ("requeue", "successor", "restart"):

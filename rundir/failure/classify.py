@@ -208,7 +208,8 @@ class _Case:
     def _signs_of_rank(self) -> dict[str, str]:
         end = self.failed
         if end is None:
-            return {"save": self._failed_save()}
+            has_none = bool(self.code) and not self.ends.nodes
+            return {"save": self._failed_save(), "start": "no rank came up" if has_none else ""}
         if self._unstarted:
             return {"start": f"no rank came up on {self._unstarted}"}
         log = "" if end.rank is None else self._log_end(end.rank)

@@ -43,7 +43,7 @@ _BROKEN = "|".join(map(str, sorted(xids.BROKEN)))
 #   early    a rank that was done before it        save   why its checkpoint was not written
 #   oom      `true`: the kernel ended it          nan      what was done about a non-finite loss
 #   fault    what the monitor saw break in a GPU of the failed rank's node
-#   start    on which node no rank came up
+#   start    on which node no rank came up, or that none did at all
 TABLE: tuple[Row, ...] = (
     Row("code", r"0", None, "finished"),
     Row("code", r"64", "user", "found its input or environment wrong"),
@@ -56,7 +56,7 @@ TABLE: tuple[Row, ...] = (
     Row("error", r"data-parallel copies must be the same to the bit", "hardware",
          "has weights that its copies do not have"),
     Row("node", r".+", "hardware", "lost its node"),
-    Row("start", r".+", "hardware", "could not start a rank"),
+    Row("start", r" on \S+", "hardware", "could not start a rank"),
     Row("fault", r".+", "hardware", "was hit by a fault of its GPU"),
     # ---- the watchdog
     Row("verdict", r"network", "network", "could not reach the others"),
@@ -108,6 +108,7 @@ TABLE: tuple[Row, ...] = (
     Row("signal", r".+", "program", "was ended by a signal"),
     Row("code", r"127", "program", "could not find its command"),
     Row("code", r"126", "program", "may not execute its command"),
+    Row("start", r".+", "program", "could not start its ranks"),
     Row("end", r"none", "killed", "was killed and could not say why"),
     Row("code", r".+", "program", "failed"),
 )  # fmt: skip

@@ -114,7 +114,16 @@ def test_that_the_others_stop_as_if_they_were_asked_makes_it_no_request() -> Non
 )
 def test_no_node_is_blamed_for_another_end(events: tuple[dict[str, Any], ...], guard: str) -> None:
     """Where something else ended the step, or nothing tells the nodes apart."""
-    assert classify(events, step_code=143, guard=guard).finding.place != "start"
+    first = classify(events, step_code=143, guard=guard).first
+    assert first is None or first.rank is not None
+
+
+def test_that_no_rank_came_up_at_all_is_no_fault_of_one_node() -> None:
+    """Such as an image that is damaged: nothing of the program's has run."""
+    found = classify((started("n0", "n1"),), step_code=1)
+    assert (found.code, found.first) == (1, None)
+    assert found.finding[:3] == ("program", "could not start its ranks", "start")
+    assert classify((started("n0", "n1"),), step_code=0).finding.failure_class is None
 
 
 def test_who_finished_is_not_blamed() -> None:

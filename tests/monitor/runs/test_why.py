@@ -72,6 +72,12 @@ def not_started(story: Any) -> None:
     story.add_event("end", code=143)
 
 
+def none_started(story: Any) -> None:
+    """An image that cannot be unpacked."""
+    story.events = [e for e in story.events if e["event"] in {"start", "settings"}]
+    story.add_event("end", code=1)
+
+
 def network(story: Any) -> None:
     """Everybody lost everybody."""
     story.emit(0, "RuntimeError: Connection reset by peer\n")
@@ -129,6 +135,7 @@ TALES: dict[str, tuple[Callable[[Any], None], str, str]] = {
     "hardware": (hardware, "rank 1 on n2 was hit by a fault of its GPU", "[hardware;"),
     "lost": (lost, "rank 1 on n2 lost its node", "[hardware;"),
     "not started": (not_started, "node n2 could not start a rank", "[hardware; SIGTERM, code 143]"),
+    "none started": (none_started, "the run could not start its ranks", "[program; code 1]"),
     "network": (network, "rank 0 on n1 lost its connection", "[network; code 1]"),
     "storage": (storage, "rank 0 on n1 found no room on the disk", "[storage; code 70]"),
     "preempted": (preempted, "STOPPED: the run made way for another job", "[preempted; code 75]"),
@@ -158,6 +165,13 @@ def test_why_no_rank_came_up_is_quoted(story: Any) -> None:
     story.start()
     not_started(story)
     assert "said    the directory must be writable; found no" in shown(story.write())
+
+
+def test_what_to_do_if_no_rank_came_up(story: Any) -> None:
+    """There is no program's line to look at."""
+    story.start()
+    none_started(story)
+    assert any(line.startswith("next    see srun's words") for line in shown(story.write()))
 
 
 def test_the_failed_ranks_gpu_is_the_verdicts_or_the_logs(story: Any) -> None:

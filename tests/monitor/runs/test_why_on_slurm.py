@@ -63,5 +63,5 @@ def test_an_unknown_job(cluster: Any, tmp_path: Path) -> None:
     reported = [start | {"job_id": "999999", "run": "x"}, start | {"event": "end", "code": 1}]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reported))
     lines = screen(cluster, tmp_path)
-    assert lines[0] == "FAILED: the run failed [program; code 1]"
+    assert lines[0] == "FAILED: the run could not start its ranks [program; code 1]"
     assert not any(line.startswith("Slurm") for line in lines)
