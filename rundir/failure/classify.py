@@ -165,10 +165,11 @@ class _Case:
             return ""
         if self.end.rank in self.ends.oom:
             return OUT_OF_MEMORY
-        reported = self._reported(self.end)
-        if reported is None and self.end.code != codes.FAILED:
-            return ""
-        return words.trainer_message(reported, self._log_end(self.end.rank))
+        reported, log = self._reported(self.end), self._log_end(self.end.rank)
+        if reported or self.end.signal:
+            return (reported or "")[: words.MAX_LINE]
+        own = words.last_message(log) if self.end.code == codes.FAILED else ""
+        return words.last_exception(log) or own
 
     def _refusal(self) -> str:
         """Return why an agent refused to start on that node; may be empty."""

@@ -33,7 +33,7 @@ _NUM_LINES = 60  # of the end of a log: older words are about something else
 _NUM_LAST = 3
 _NUM_BELOW = 5  # lines of an error below its first one
 _NUM_RECENT = 20
-_MAX_LINE = 300
+MAX_LINE = 300
 _TRAINER = "trainer: "
 
 
@@ -44,13 +44,12 @@ def errors_in(log_end: str) -> list[str]:
     cause, or was handling, belongs to it; so does what it says below its first line. No error is
     one that Python only reports (`Exception ignored in`), or a report of a child's.
     """
-    lines = [_PREFIX.sub("", line).rstrip() for line in log_end.splitlines()[-_NUM_LINES:]]
-    lines = [line for line in lines if line]
+    lines = _lines(log_end)
     went_on = [number for number, line in enumerate(lines) if _GOES_ON.search(line)]
     lines = lines[went_on[-1] + 1 :] if went_on else lines
     fatal = [n for n, line in enumerate(lines) if _is_fatal(lines, n, line)]
     if not fatal:
-        return [line[:_MAX_LINE] for line in lines[-_NUM_LAST:]]
+        return [line[:MAX_LINE] for line in lines[-_NUM_LAST:]]
     chain = [fatal[-1]]
     for before in reversed(fatal[:-1]):
         if not any(_CHAINED.search(line) for line in lines[before : chain[-1]]):
@@ -59,7 +58,12 @@ def errors_in(log_end: str) -> list[str]:
     below = itertools.takewhile(lambda line: not _ENDS.match(line), lines[fatal[-1] + 1 :])
     causes = [lines[number] for number in reversed(chain[1:])]
     lines_of_error = (*causes, *itertools.islice(below, _NUM_BELOW), lines[fatal[-1]])
-    return [line[:_MAX_LINE] for line in lines_of_error]
+    return [line[:MAX_LINE] for line in lines_of_error]
+
+
+def _lines(log_end: str) -> list[str]:
+    lines = (_PREFIX.sub("", line).rstrip() for line in log_end.splitlines()[-_NUM_LINES:])
+    return [line for line in lines if line]
 
 
 def _is_fatal(lines: Sequence[str], number: int, line: str) -> bool:
@@ -76,10 +80,18 @@ def _is_fatal(lines: Sequence[str], number: int, line: str) -> bool:
 def headline(reported: str | None, log_end: str) -> str:
     """Return the one line that says best why a rank failed; empty if it wrote nothing."""
     if reported:
-        return reported[:_MAX_LINE]
+        return reported[:MAX_LINE]
     errors = errors_in(log_end)
     exceptions = [line for line in errors if _EXCEPTION.match(line)]
     return (exceptions or errors or [""])[-1]
+
+
+def last_exception(log_end: str) -> str:
+    """Return the exception that a log ends with; empty if it ends with anything else."""
+    lines = _lines(log_end)
+    begin = len(lines) - 1 - _NUM_BELOW
+    found = [line for n, line in enumerate(lines) if n >= begin and _is_fatal(lines, n, line)]
+    return found[-1][:MAX_LINE] if found else ""
 
 
 def consequence(reported: str | None, log_end: str) -> str:
@@ -88,14 +100,14 @@ def consequence(reported: str | None, log_end: str) -> str:
     An error of CUDA is of its own GPU, and a loader's worker is a process of its own.
     """
     lines = reported.splitlines() if reported else errors_in(log_end)
-    lines = [line[:_MAX_LINE] for line in lines]
+    lines = [line[:MAX_LINE] for line in lines]
     if any(_OWN.search(line) for line in lines):
         return ""
     return next((line for line in lines if FOLLOWS.search(line)), "")
 
 
-def trainer_message(reported: str | None, log_end: str) -> str:
-    """Return our trainer's own message of its failure: in its event, or else in its log."""
-    messages = [line for line in log_end.splitlines()[-_NUM_RECENT:] if line.startswith(_TRAINER)]
-    last = messages[-1][len(_TRAINER) :] if messages else ""
-    return (reported or last)[:_MAX_LINE]
+def last_message(log_end: str) -> str:
+    """Return the last message of our trainer's in a log; empty if there is none near its end."""
+    lines = reversed(log_end.splitlines()[-_NUM_RECENT:])
+    message = next((line for line in lines if line.startswith(_TRAINER)), "")
+    return message.removeprefix(_TRAINER)[:MAX_LINE]

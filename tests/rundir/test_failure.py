@@ -185,13 +185,33 @@ def test_a_recorded_error_that_a_lost_peer_caused_comes_second() -> None:
 
 
 def test_a_recorded_error_beats_a_guess_from_the_log() -> None:
-    """Whatever code the program ends with; without it only our trainer's log has a form."""
+    """Whatever code the program ends with."""
     told = event("failure", 1, error="MyError: disk 3 of 4")
     ends = (ended(1, 3), ended(0, 0), ended(2, 0))
     found = classify((*UPS, told, *ends), lambda _rank: "OtherError: x\n", step_code=3)
     assert (found.why, found.error) == ("MyError: disk 3 of 4", "MyError: disk 3 of 4")
-    guessed = classify((*UPS, *ends), lambda _rank: "trainer: y\nOtherError: x\n", step_code=3)
-    assert (guessed.why, guessed.error) == ("", "OtherError: x")
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "why"),
+    [
+        ("Traceback (most recent call last):\n  x\nlib.OtherError: x\n", 3, "lib.OtherError: x"),
+        ("trainer: y\nTraceback (most recent call last):\nImportError: x\n", 70, "ImportError: x"),
+        ("OtherError: x\nwith a second line\n", 1, "OtherError: x"),
+        ("train.py: error: unrecognized arguments: --x\n", 2, "train.py: error: unrecognized argu"),
+        ("trainer: y\n", 70, "y"),
+        ("trainer: y\n", 3, ""),
+        ("OtherError: x\n" + "it goes on\n" * 6, 3, ""),
+        ("Exception ignored in: <x>\nOtherError: x\n", 3, ""),
+        ("OtherError: of before\n", 139, ""),
+    ],
+)
+def test_the_exception_with_which_a_log_ends_is_quoted(log: str, code: int, why: str) -> None:
+    """Whoever wrote the program; one that it survived, and a signal's end, say nothing."""
+    ends = (ended(1, code, signal="SEGV" if code > 128 else None), ended(0, 0), ended(2, 0))
+    found = classify((*UPS, *ends), lambda _rank: log, step_code=code).why
+    assert found.startswith(why)
+    assert bool(found) == bool(why)
 
 
 def test_whose_loss_was_not_finite_is_blamed() -> None:
