@@ -274,9 +274,11 @@ def _done(found: dict[str, Any]) -> str:
 
 def _attempt(one: dict[str, Any]) -> str:
     """Return an earlier start in a few words, such as `start 1: rank 3 on node2 (program)`."""
-    where = "" if one["rank"] is None else f" rank {one['rank']} on {one['node']}"
+    what = one["failure_class"] or one["outcome"]
+    if one["rank"] is not None:
+        what = f"rank {one['rank']} on {one['node']} ({what})"
     reached = "" if one["last_step"] is None else f" at step {one['last_step']}"
-    return f"start {one['attempt']}:{where} {one['failure_class'] or one['outcome']}{reached}"
+    return f"start {one['attempt']}: {what}{reached}"
 
 
 def _lost(found: dict[str, Any]) -> str:

@@ -292,7 +292,8 @@ def test_what_was_done_about_it(story: Any) -> None:
     text = " ".join(" ".join(shown(story.write())).split())
     assert "start 3 of 3" in text
     assert (
-        "start 1: rank 1 on n2 killed at step 25; start 2: rank 1 on n2 killed at step 45" in text
+        "start 1: rank 1 on n2 (killed) at step 25; start 2: rank 1 on n2 (killed) at step 45"
+        in text
     )
     assert "not started again: all 2 of DDP_MAX_RESTARTS are used" in text
     assert "lost 10 steps" in text
