@@ -20,9 +20,7 @@ unset CDPATH POSIXLY_CORRECT BASH_ENV
 set +o posix
 set -Eeuo pipefail
 shopt -s inherit_errexit
-IFS=$' \t\n'
 
-LOG_NAME=pyxis_env
 HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=jobs/common.sh
 . "$HERE/../jobs/common.sh"

@@ -10,7 +10,6 @@ set +o posix
 set -Eeuo pipefail
 shopt -s inherit_errexit
 
-LOG_NAME=slurm_mounts
 HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=jobs/common.sh
 . "$HERE/../jobs/common.sh"

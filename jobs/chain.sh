@@ -7,10 +7,8 @@
 # removes the links that are left. Prints a job id a line.
 set -Eeuo pipefail
 
-LOG_NAME=chain
-JOBS_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=common.sh
-source "$JOBS_DIR/common.sh"
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
 main() {
     local count=${2-} link job before='' options words dependency=()

@@ -1,9 +1,14 @@
 # shellcheck shell=bash
-# What the scripts for a shell share: messages and help. Sourced; LOG_NAME is the script's own.
+# What the scripts for a shell share: where they lie, messages and help. Sourced.
+
+# With a CDPATH of the user's, cd prints where it went.
+# shellcheck disable=SC2034 # read by those who source it
+JOBS_DIR=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 
 # People read standard error, programs standard output. A log on a full disk must not end anything.
 log_info() {
-    printf '%s: %s\n' "${LOG_NAME:-ddp}" "$*" >&2 || :
+    local name=${0##*/}
+    printf '%s: %s\n' "${name%.sh}" "$*" >&2 || :
 }
 
 # die MESSAGE: the user's input or environment is wrong; one line.

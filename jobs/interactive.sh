@@ -4,10 +4,8 @@
 #   [DDP_IMAGE=./ddp.sqsh] jobs/interactive.sh [srun options]      e.g. --nodes=2 --gpus-per-node=8
 set -Eeuo pipefail
 
-LOG_NAME=interactive
-JOBS_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=common.sh
-source "$JOBS_DIR/common.sh"
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 # shellcheck source=find_python.sh
 source "$JOBS_DIR/find_python.sh"
 

@@ -9,10 +9,8 @@
 # gives six tasks. The points lie in $DDP_OUT/sweep-<time>.txt, one line a task.
 set -Eeuo pipefail
 
-LOG_NAME=sweep
-JOBS_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=common.sh
-source "$JOBS_DIR/common.sh"
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
 # expand_grid FILE: prints every combination, the first line's values changing slowest.
 expand_grid() {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.jobs.conftest import ROOT
 from tests.jobs.test_hostile import unwritable
 
 if TYPE_CHECKING:
@@ -98,3 +100,16 @@ def test_a_command_for_each_job(scripts: Scripts) -> None:
     calls = (scripts.directory / "sbatch.calls").read_text().splitlines()
     words = ["-- python a.py", "-- python a.py", "--epochs 3", ""]
     assert [call.partition("prelaunch.sh")[2].strip() for call in calls] == 2 * words
+
+
+@pytest.mark.parametrize("script", ["chain.sh", "interactive.sh", "sweep.sh"])
+def test_a_cdpath_of_the_users(scripts: Scripts, script: str) -> None:
+    """By it cd finds our directory, and says where."""
+    done = subprocess.run(
+        [f"jobs/{script}", "--version"],
+        cwd=ROOT,
+        env=scripts.env | {"CDPATH": str(ROOT)},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout[:4], done.stderr) == (0, b"ddp ", b"")
