@@ -113,3 +113,12 @@ def test_a_cdpath_of_the_users(scripts: Scripts, script: str) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout[:4], done.stderr) == (0, b"ddp ", b"")
+
+
+def test_a_chain_that_waits_for_another_job(scripts: Scripts) -> None:
+    """Its first job does; the others wait for each other, or they would all start at once."""
+    scripts.fake("sbatch", 'echo 7; echo "$@" >>sbatch.calls')
+    assert scripts.run("chain.sh", "name", "2", "--dependency=afterok:3").code == 0
+    calls = (scripts.directory / "sbatch.calls").read_text().splitlines()
+    dependencies = [[w for w in call.split() if "--dep" in w][-1] for call in calls]
+    assert dependencies == ["--dependency=afterok:3", "--dependency=afternotok:7"]
