@@ -76,12 +76,6 @@ pyxis_plugin() {
     done < <(plugstack_plugins)
 }
 
-resolve_output() {
-    OUT=${DDP_OUT:-$SUBMIT/out}
-    [[ $OUT == /* ]] || OUT=$SUBMIT/$OUT
-    check_mountable "$OUT"
-}
-
 mounts() {
     local client=() extra entries=("$SUBMIT:$SUBMIT")
     [[ $OUT == "$SUBMIT"/* ]] || entries+=("$OUT:$OUT")
@@ -126,7 +120,7 @@ names() {
 main() {
     local all word
     help_if_asked "${1-}" "${BASH_SOURCE[0]}"
-    WITH_CLIENT=1 FORM=variables OUT=''
+    WITH_CLIENT=1 FORM=variables
     for word in "$@"; do
         case $word in
             --no-client) WITH_CLIENT=0 ;;
@@ -140,11 +134,12 @@ main() {
     done
     SUBMIT=$(pwd -P)
     check_mountable "$SUBMIT"
-    resolve_output
+    resolve_out
+    check_mountable "$OUT"
     check_pyxis
     all=$(lines)
     # A mount's source must exist, and this one is ours to make.
-    mkdir -p -- "$OUT" || die "DDP_OUT must be a directory you can make; found '$OUT'; choose another"
+    make_out
     printf '%s\n' "$all"
 }
 

@@ -43,3 +43,15 @@ split_words() {
     if (($#)) && [[ $1 != -* ]]; then words=(--); fi
     words+=("$@")
 }
+
+# resolve_out: sets OUT to DDP_OUT, or out/, as an absolute path.
+resolve_out() {
+    OUT=${DDP_OUT:-out}
+    [[ $OUT != "~"* ]] || die "DDP_OUT must be a path, in which no shell has to replace ~; found '$OUT'; write \$HOME, or leave out the quotes"
+    [[ $OUT == /* ]] || OUT=$(pwd -P)/$OUT
+}
+
+make_out() {
+    mkdir -p -- "$OUT" 2>/dev/null && [[ -w $OUT ]] ||
+        die "DDP_OUT must be a directory you can write to; found $OUT is not; set it to another one"
+}

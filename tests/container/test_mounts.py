@@ -285,6 +285,15 @@ def test_a_value_of_several_lines_is_not_forwarded(run: Run, host: Host, tmp_pat
     ended = run(ENVIRONMENT, cwd=tmp_path, env=host.env | {"NCCL_X": "a\nLD_PRELOAD=evil"})
     assert ended.returncode == 0, ended.stderr
     assert "NCCL_X" not in ended.stdout
+@pytest.mark.parametrize("out", ["~/out", "/proc/no"])
+def test_an_output_directory_that_cannot_be(run: Run, host: Host, tmp_path: Path, out: str) -> None:
+    """A ~ in quotes would name a directory here, in which nobody looks."""
+    ended = run(ENVIRONMENT, cwd=tmp_path, env=host.env | {"DDP_OUT": out})
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (64, "", 1), ended.stderr
+    assert "DDP_OUT must be" in ended.stderr
+    assert list(tmp_path.glob("~")) == []
+
+
     assert "NCCL_X is not forwarded" in ended.stderr
 
 

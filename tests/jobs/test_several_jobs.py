@@ -122,3 +122,17 @@ def test_a_chain_that_waits_for_another_job(scripts: Scripts) -> None:
     calls = (scripts.directory / "sbatch.calls").read_text().splitlines()
     dependencies = [[w for w in call.split() if "--dep" in w][-1] for call in calls]
     assert dependencies == ["--dependency=afterok:3", "--dependency=afternotok:7"]
+
+
+@pytest.mark.parametrize(("made", "left"), [(None, []), ("out", ["out"])])
+def test_a_sweep_that_sbatch_refuses(scripts: Scripts, made: str | None, left: list[str]) -> None:
+    """Leaves nothing behind: the directories that it made go with the points, no others."""
+    scripts.fake("sbatch", "exit 1")
+    grid = scripts.directory / "grid"
+    grid.write_text("--lr 0.1\n")
+    if made:
+        (scripts.directory / made).mkdir()
+    result = scripts.run("sweep.sh", str(grid), DDP_OUT="out/deep")
+    assert (result.code, "found it refused" in result.err) == (64, True)
+    assert [path.name for path in scripts.directory.glob("out")] == left
+    assert not list(scripts.directory.glob("out/*"))
