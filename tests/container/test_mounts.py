@@ -268,7 +268,12 @@ def test_a_path_that_pyxis_cannot_take_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("mounts", "found"), [("/a:/b,data:/data", "'data:/data'"), ("/a:/b,/a:/$HOME", r"/\$HOME")]
+    ("mounts", "found"),
+    [
+        ("/a:/b,data:/data", "'data:/data'"),
+        ("/a:/b,/a:/$HOME", r"/\$HOME"),
+        ("/a:/b\n,/c:/d", r"$'/b\n'"),
+    ],
 )
 def test_mounts_that_pyxis_would_not_understand(
     run: Run, host: Host, tmp_path: Path, mounts: str, found: str
@@ -280,11 +285,6 @@ def test_mounts_that_pyxis_would_not_understand(
     assert list(tmp_path.glob("out")) == []
 
 
-def test_a_value_of_several_lines_is_not_forwarded(run: Run, host: Host, tmp_path: Path) -> None:
-    """Enroot reads one line a variable: the rest would become variables of their own."""
-    ended = run(ENVIRONMENT, cwd=tmp_path, env=host.env | {"NCCL_X": "a\nLD_PRELOAD=evil"})
-    assert ended.returncode == 0, ended.stderr
-    assert "NCCL_X" not in ended.stdout
 @pytest.mark.parametrize("out", ["~/out", "/proc/no"])
 def test_an_output_directory_that_cannot_be(run: Run, host: Host, tmp_path: Path, out: str) -> None:
     """A ~ in quotes would name a directory here, in which nobody looks."""
@@ -294,6 +294,11 @@ def test_an_output_directory_that_cannot_be(run: Run, host: Host, tmp_path: Path
     assert list(tmp_path.glob("~")) == []
 
 
+def test_a_value_of_several_lines_is_not_forwarded(run: Run, host: Host, tmp_path: Path) -> None:
+    """Enroot reads one line a variable: the rest would become variables of their own."""
+    ended = run(ENVIRONMENT, cwd=tmp_path, env=host.env | {"NCCL_X": "a\nLD_PRELOAD=evil"})
+    assert ended.returncode == 0, ended.stderr
+    assert "NCCL_X" not in ended.stdout
     assert "NCCL_X is not forwarded" in ended.stderr
 
 
