@@ -313,6 +313,13 @@ def extra_mounts(mounts: str) -> list[str]:
                 f"'{entry}'",
                 "write for example DDP_MOUNTS=/data:/data",
             )
+        target = os.path.normpath((entry.split(":") * 2)[1])  # alone it is its own
+        if entry and f"{_PROJECT}/".startswith(f"{target}/"):
+            raise UsageError(
+                f"DDP_MOUNTS must leave {_PROJECT} to the project, which ranks run from there",
+                f"'{entry}'",
+                "mount it at another place",
+            )
         for part in entry.split(":"):
             _check_mountable(part)
     return [entry for entry in entries if entry]
