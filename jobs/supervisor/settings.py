@@ -167,9 +167,8 @@ def resolve_ranks(
         asked_cpus: Of a task; 0 if the job does not ask.
 
     """
-    if asked_cpus:
-        # 22.05 and 23.02 do not take it from SLURM_CPUS_PER_TASK: every rank would be on one core.
-        settings.default("SRUN_CPUS_PER_TASK", str(asked_cpus), "SLURM_CPUS_PER_TASK")
+    # 22.05 and 23.02 do not take it from SLURM_CPUS_PER_TASK: every rank would be on one core.
+    settings.apply(table.cpus_per_task(asked_cpus))
     num_threads = max(cpus_of_a_rank(layout, cpus, asked_cpus), 1)
     settings.default("OMP_NUM_THREADS", str(num_threads), "CPUs of a rank")
     if environ.get("DDP_IFACE"):

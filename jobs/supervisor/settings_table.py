@@ -145,6 +145,12 @@ def of_torch(run_dir: str) -> tuple[Row, ...]:
     )
 
 
+def cpus_per_task(asked: int) -> Row:
+    """What srun takes; `asked` is 0 if the job does not ask."""
+    default, check = str(asked) if asked else None, integer(1, 65535)
+    return Row("SRUN_CPUS_PER_TASK", default, "SLURM_CPUS_PER_TASK", check, is_empty_unset=True)
+
+
 # ---- names ---------------------------------------------------------------------------------------
 
 OTHERS = {
