@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from rundir import plain
+from rundir.gpus import visible
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -98,10 +99,10 @@ def _gpus(environ: Mapping[str, str], root: str) -> list[str | None]:
         device = os.path.join(root, f"dev/nvidia{found.get('Device Minor', '')}")
         if os.access(device, os.R_OK | os.W_OK):
             devices[bus] = found.get("GPU UUID", "")
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
         return list(devices)
-    return [_gpu_of(word.strip(), devices, environ) for word in visible.split(",") if word.strip()]
+    return [_gpu_of(word, devices, environ) for word in visible(listed)]
 
 
 def _gpu_of(word: str, devices: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
