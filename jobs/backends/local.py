@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import glob
-import os
-import signal
 import subprocess
 from shlex import quote
 from typing import TYPE_CHECKING, NoReturn
 
 from jobs.backends import slurm
-from jobs.backends.base import Address, Backend, Layout, Step, Surroundings, in_background
+from jobs.backends.base import Address, Backend, Layout, Step, Surroundings, before_exec
 from jobs.messages import Exit, UsageError, info
 from rundir import codes, gpus
 
@@ -83,7 +81,7 @@ class Local(Backend):
         environ = {n: value for n, value in step.environ.items() if n not in _OF_THE_SCRIPT}
         size = str(step.layout.world_size)
         environ |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "NODE_RANK": "0"}
-        prepare = in_background(os.getpid(), signal.SIGTERM)
+        prepare = before_exec()
         return [
             subprocess.Popen(
                 self.command(step),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from typing import TYPE_CHECKING
 
 from jobs.backends import scontrol, slurm
-from jobs.backends.base import Address, Backend, Layout, Step, Surroundings, in_background
+from jobs.backends.base import Address, Backend, Layout, Step, Surroundings, before_exec
 from jobs.messages import UsageError
 from rundir.hang import ASK
 from rundir.plain import read_text
@@ -128,7 +127,7 @@ class Srun(Backend):
         once. So would one that gets the SIGTERM of scancel --full, which goes to the script's
         process group.
         """
-        prepare = in_background(os.getpid(), signal.SIGTERM) if self._here.is_interactive else None
+        prepare = before_exec() if self._here.is_interactive else None
         process = subprocess.Popen(
             self.command(step),
             env=self._environ(step),
