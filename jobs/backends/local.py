@@ -8,7 +8,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, NoReturn
 
 from jobs.backends import slurm
-from jobs.backends.base import Address, Backend, Layout, Step, Surroundings, before_exec
+from jobs.backends.base import Backend, Layout, Step, Surroundings, before_exec
 from jobs.messages import Exit, UsageError, info
 from rundir import codes, gpus
 
@@ -92,11 +92,6 @@ class Local(Backend):
             )
             for rank in range(step.layout.num_local_ranks)
         ]
-
-    def address(self, node: str) -> Address | None:
-        """Ranks of one machine need no other."""
-        del node
-        return Address("127.0.0.1", "one machine")
 
 
 def count_gpus(environ: Mapping[str, str]) -> int:
