@@ -68,3 +68,11 @@ def tail(path: str | PathLike[str], num_bytes: int, begin: int = 0) -> str:
             return file.read(num_bytes).decode(errors="replace")
     except OSError:
         return ""
+
+
+def names_in(folder: str) -> list[str]:
+    """Return the sorted names in a folder; none where it cannot be read."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rundir import heartbeat, paths, procfs
+from rundir.plain import names_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +41,7 @@ class Directory:
         """Return how many of the node's other ranks have started, those included that ended."""
         prefixes = (heartbeat.CHILD_PREFIX, _ENDED_PREFIX)
         own = os.path.basename(self._child_path)
-        return sum(name.startswith(prefixes) and name != own for name in _names(self.path))
+        return sum(name.startswith(prefixes) and name != own for name in names_in(self.path))
 
     def peers(self) -> list[int]:
         """Return the commands of this node's other ranks, some of which may have ended."""
@@ -123,21 +124,11 @@ def _remove(directory: str) -> None:
 def _children(directory: str) -> list[tuple[str, int]]:
     """Read each rank's file and the process it names."""
     found = []
-    for name in _names(directory):
+    for name in names_in(directory):
         path = os.path.join(directory, name)
         if name.startswith(heartbeat.CHILD_PREFIX):
-            try:
-                with open(path, "rb") as file:
-                    child = heartbeat.parse_child(0, file.read(64))
-            except OSError:
-                continue
-            if child:
-                found.append((path, child.pid))
+            with suppress(OSError), open(path, "rb") as file:
+                child = heartbeat.parse_child(0, file.read(64))
+                if child:
+                    found.append((path, child.pid))
     return found
-
-
-def _names(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:
-        return []
