@@ -95,11 +95,9 @@ def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) ->
     """Resolve where the run is and how its job behaves. Raises UsageError."""
     _resolve_out(settings, known)
     settings.note("DDP_JOB_ID", known.job_id, known.job_id_origin)
-    if "DDP_RUN_NAME" in environ:
-        value = table.RUN_NAME("DDP_RUN_NAME", environ["DDP_RUN_NAME"])
-        settings.note("DDP_RUN_NAME", value, THE_ENVIRONMENT)
+    settings.apply(table.Row("DDP_RUN_NAME", None, check=table.RUN_NAME))
     # The directory is this job's own: what an outer job exported does not count.
-    name = environ.get("DDP_RUN_NAME") or f"slurm-{known.job_id}"
+    name = settings.get("DDP_RUN_NAME") or f"slurm-{known.job_id}"
     settings.note("DDP_RUN_DIR", f"{settings['DDP_OUT']}/{name}", "DDP_OUT and the run's name")
     note_attempt(settings, 1, known.job_id)
     # The same after a requeue and in every link of a chain, because it comes from the name.
