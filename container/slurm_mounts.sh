@@ -25,10 +25,9 @@ MOUNTS=()
 
 # add_mount SOURCE [TARGET]
 add_mount() {
-    local entry=$1:${2-$1}
     check_mountable "$1"
     check_mountable "${2-$1}"
-    [[ " ${MOUNTS[*]-} " == *" $entry "* ]] || MOUNTS+=("$entry")
+    MOUNTS+=("$1:${2-$1}")
 }
 
 # The image's PATH beats the job's, and /usr/bin is on every one.

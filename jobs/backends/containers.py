@@ -202,10 +202,8 @@ def container_name(step: Step) -> str:
 
 
 def _hands_image_on(environ: dict[str, str]) -> bool:
-    names = (f"{slurm.PYXIS}image", f"{slurm.PYXIS}name")
-    return any(
-        environ.get(name) for name in (*names, "PYXIS_CONTAINER_IMAGE", "PYXIS_CONTAINER_NAME")
-    )
+    names = ("PYXIS_CONTAINER_IMAGE", "PYXIS_CONTAINER_NAME")
+    return any(map(environ.get, (f"{slurm.PYXIS}image", f"{slurm.PYXIS}name", *names)))
 
 
 def as_owner(here: Surroundings) -> Surroundings:
@@ -313,6 +311,8 @@ def extra_mounts(mounts: str) -> list[str]:
                 f"'{entry}'",
                 "write for example DDP_MOUNTS=/data:/data",
             )
+        for part in entry.split(":"):
+            _check_mountable(part)
         target = os.path.normpath((entry.split(":") * 2)[1])  # alone it is its own
         if entry and f"{_PROJECT}/".startswith(f"{target}/"):
             raise UsageError(
@@ -320,8 +320,6 @@ def extra_mounts(mounts: str) -> list[str]:
                 f"'{entry}'",
                 "mount it at another place",
             )
-        for part in entry.split(":"):
-            _check_mountable(part)
     return [entry for entry in entries if entry]
 
 
