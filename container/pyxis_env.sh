@@ -4,9 +4,10 @@
 #   eval "$(container/pyxis_env.sh)"
 #   sbatch --container-image=./ddp.sqsh jobs/prelaunch.sh
 #
-# The submit directory and the output directory are mounted at their own paths, Slurm's client with
-# them, and a project that lies elsewhere at /opt/ddp; the names of your settings are listed, so that they win over the image's. Mounts of your own:
-# DDP_MOUNTS=/data:/data. For jobs on one node, --no-client leaves Slurm's client out.
+# The submit directory and the output directory are mounted at their own paths, with Slurm's client,
+# and a project that lies elsewhere at /opt/ddp. The names of your settings are listed, so that they
+# win over the image's. Mounts of your own: DDP_MOUNTS=/data:/data. For jobs on one node, --no-client
+# leaves Slurm's client out.
 #
 # Pyxis before 0.21 knows no variables: --options prints the same as options of sbatch.
 #

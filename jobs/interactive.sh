@@ -9,7 +9,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 # shellcheck source=find_python.sh
 source "$JOBS_DIR/find_python.sh"
 
-# An image that Pyxis would not take is told before Slurm is asked for a node, if a Python is here.
+# Where there is a Python, an image that Pyxis would refuse is refused before Slurm is asked for a node.
 check_image() {
     local python
     python=$(find_python "$JOBS_DIR/..") || return 0

@@ -10,7 +10,7 @@
 # exports again what has its name from the environment, and the ranks shall see the user's own.
 trap '' USR1 # a request for a checkpoint must not end what is only starting
 
-# trace_subshell: with DEBUG. Outside of subshells stand the words of the command, which may have secrets.
+# trace_subshell: with DEBUG. Only in subshells: the commands outside show the words of the job, which may be secret.
 trace_subshell() {
     case ${DEBUG-} in
         1 | [Oo][Nn] | [Yy] | [Yy][Ee][Ss] | [Tt] | [Tt][Rr][Uu][Ee])

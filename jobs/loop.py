@@ -134,7 +134,7 @@ class Loop:
         return True
 
     def pause(self, seconds: float) -> None:
-        """Go on for so long, whatever comes."""
+        """Run for so long."""
         self.run(lambda: False, seconds)
 
     def turn(self, limit_s: float) -> None:
