@@ -90,26 +90,13 @@ def sweep(launch_id: str, fresh: str, memory: str = MEMORY) -> None:
     Their age is told by `fresh`, a directory just made: this process's clock may be off.
     """
     own, prefixes = paths.snapshots_prefix(launch_id), ("ddp.", paths.SNAPSHOTS)
-    try:
-        now_s = os.stat(fresh).st_mtime
-        entries = [
-            entry
-            for entry in os.scandir(memory)
-            if entry.name.startswith(prefixes) and not entry.name.startswith(own)
-        ]
-    except OSError:
-        return
-    for entry in entries:
-        try:
-            age_s = now_s - entry.stat(follow_symlinks=False).st_mtime
-        except OSError:
-            continue
-        if (
-            age_s > _ABANDONED_S
-            and _is_ours(entry.path)
-            and not any(procfs.is_alive(pid) for _, pid in _children(entry.path))
-        ):
-            _remove(entry.path)
+    names = [n for n in names_in(memory) if n.startswith(prefixes) and not n.startswith(own)]
+    for path in (os.path.join(memory, name) for name in names):
+        with suppress(OSError):
+            age_s = os.stat(fresh).st_mtime - os.lstat(path).st_mtime
+            is_abandoned = age_s > _ABANDONED_S and _is_ours(path)
+            if is_abandoned and not any(procfs.is_alive(pid) for _, pid in _children(path)):
+                _remove(path)
 
 
 def _remove(directory: str) -> None:
