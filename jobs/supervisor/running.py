@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from jobs.messages import UsageError, info, one_line
+from jobs.messages import UsageError, info
 from jobs.supervisor import settings
 from jobs.supervisor import step as steps
 from jobs.supervisor.elastic import ElasticStep, Returns
@@ -58,7 +58,7 @@ class Ranks:
         try:
             self.step = step = self._start()
         except UsageError as error:  # what was right at first, such as a mount
-            info(one_line(error))
+            info(str(error))
             return Ran(codes.USAGE)
         except OSError as error:
             remedy = "raise the limit of processes (ulimit -u), or correct what this names"
