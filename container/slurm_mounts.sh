@@ -54,14 +54,10 @@ add_libraries() {
         elif [[ $name == libslurm* ]]; then
             SLURM_LIBRARIES=$(dirname -- "$path")
         elif [[ ! $name =~ $OF_THE_IMAGE ]]; then
-            add_mount "$(realpath -- "$path")" "$(library_directory)/$name"
+            # Where the loader of a Debian or Ubuntu image looks, whatever this host is.
+            add_mount "$(realpath -- "$path")" "/usr/lib/$(uname -m)-linux-gnu/$name"
         fi
     done < <(ldd "$1" 2>/dev/null | sed -nE 's/^[[:space:]]*([^ ]+) => (not found|[^ (]+).*/\1 \2/p')
-}
-
-# Where the loader of a Debian or Ubuntu image looks, whatever this host is.
-library_directory() {
-    printf '/usr/lib/%s-linux-gnu' "$(uname -m)"
 }
 
 # add_plugins: PluginDir may be a list; SLURM_LIBRARIES is where packages put it by default.
@@ -113,7 +109,7 @@ add_slurm_libraries() {
 add_plugstack() {
     local kind path
     while IFS= read -r path; do
-        in_configuration "$path" || add_mount "$path"
+        [[ $path == "${CONF%/*}"/* ]] || add_mount "$path"
     done < <(conf_files "$CONF" && plugstack_files)
     while read -r kind path _; do
         add_stacked_plugin "$kind" "$path"
@@ -129,10 +125,6 @@ add_stacked_plugin() {
     elif [[ $1 == required ]]; then
         die "a plugin that plugstack.conf requires must be on this host; found no $path; install it, or srun aborts"
     fi
-}
-
-in_configuration() {
-    [[ $1 == "${CONF%/*}"/* ]]
 }
 
 add_configuration() {

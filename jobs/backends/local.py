@@ -15,13 +15,7 @@ from rundir import codes, gpus
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_OF_THE_SCRIPT = (
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "SLURM_NODEID",
-    "SLURM_NTASKS",
-    "SLURM_NPROCS",
-)
+_OF_THE_SCRIPT = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS")
 """Pyxis and Slurm describe the batch script's own task so: not these ranks."""
 
 
