@@ -42,12 +42,11 @@ find_root() {
 
 # trace_subshell: with DEBUG. Only in subshells: the commands outside show the words of the job, which may be secret.
 trace_subshell() {
-    case ${DEBUG-} in
-        1 | [Oo][Nn] | [Yy] | [Yy][Ee][Ss] | [Tt] | [Tt][Rr][Uu][Ee])
-            PS4='+ \D{%H:%M:%S} \h ${BASH_SOURCE[0]##*/}:${LINENO}: '
-            set -x
-            ;;
-    esac
+    local debug=${DEBUG-}
+    if [[ ${debug,,} =~ ^(1|on|y|yes|t|true)$ ]]; then
+        PS4='+ \D{%H:%M:%S} \h ${BASH_SOURCE[0]##*/}:${LINENO}: '
+        set -x
+    fi
 }
 
 # Slurm warns a job whose time limit is shorter than --signal's time as soon as it starts.
