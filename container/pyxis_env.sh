@@ -80,9 +80,7 @@ pyxis_plugin() {
 mounts() {
     local client=() extra entries=("$SUBMIT:$SUBMIT")
     [[ $OUT == "$SUBMIT"/* ]] || entries+=("$OUT:$OUT")
-    extra=$(project_mounts)
-    if [[ $extra ]]; then mapfile -t -O "${#entries[@]}" entries <<<"$extra"; fi
-    extra=$(extra_mounts)
+    extra=$(project_mounts && extra_mounts)
     if [[ $extra ]]; then mapfile -t -O "${#entries[@]}" entries <<<"$extra"; fi
     if ((WITH_CLIENT)); then
         extra=$("$HERE/slurm_mounts.sh")

@@ -17,7 +17,7 @@ check_image() {
 }
 
 main() {
-    local options=(--job-name=ddp-interactive --pty) lines version
+    local lines version
     help_if_asked "${1-}" "${BASH_SOURCE[0]}"
     command -v srun >/dev/null || die "an interactive session needs Slurm's srun; found none; run jobs/prelaunch.sh here instead"
     if [[ ${DDP_IMAGE-} ]]; then
@@ -33,7 +33,7 @@ main() {
     version=${version##* }
     [[ ! $version =~ ^(20|21)\. ]] ||
         die "a step within a shell's own needs Slurm 22.05 or later; found $version; run salloc $* jobs/prelaunch.sh"
-    exec srun "${options[@]}" "$@" bash # nothing to clean up here: no trap to lose
+    exec srun --job-name=ddp-interactive --pty "$@" bash # nothing to clean up here: no trap to lose
 }
 
 main "$@"
