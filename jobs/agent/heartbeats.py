@@ -31,11 +31,10 @@ class Directory:
 
     def add_child(self, pid: int, local_rank: int, *, is_trainer: bool) -> None:
         """Tell the monitor which process this rank's command is."""
-        try:
-            with open(self._child_path, "wb") as file:
-                file.write(heartbeat.child_line(pid, local_rank, is_trainer=is_trainer))
-        except OSError:
-            return  # memory is full: it is not watched
+        line = heartbeat.child_line(pid, local_rank, is_trainer=is_trainer)
+        # If memory is full, it is not watched.
+        with suppress(OSError), open(self._child_path, "wb") as file:
+            file.write(line)
 
     def num_peers_started(self) -> int:
         """Return how many of the node's other ranks have started, those included that ended."""

@@ -219,11 +219,9 @@ def as_owner(here: Surroundings) -> Surroundings:
     name, user, group = owner
     namespace = ["unshare", "--user", f"--map-user={user}", f"--map-group={group}"]
     environ = initial_environment()
-    try:
+    with suppress(OSError):
         if subprocess.run([*namespace, "true"], env=environ, check=False).returncode == 0:
             os.execvpe("unshare", [*namespace, "bash", here.script, *here.words], environ)  # noqa: S606
-    except OSError:
-        pass
     rule = f"Slurm's client must run as the job's user {name}"
     found = f"user {os.geteuid()} and no namespace to change it"
     remedy = (

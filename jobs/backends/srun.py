@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jobs.backends import scontrol, slurm
@@ -237,10 +238,8 @@ class Srun(Backend):
         """The first in Slurm's own order; a host file of the user's has an order of its own."""
         environ = self._here.environ
         if environ.get("SLURM_DISTRIBUTION") == "arbitrary":
-            try:
+            with suppress(OSError, ValueError, IndexError):
                 return read_text(environ.get("SLURM_HOSTFILE", "")).splitlines()[0].strip()
-            except (OSError, ValueError, IndexError):
-                pass
         return nodes[0]
 
     def address(self, node: str) -> Address | None:
