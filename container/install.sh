@@ -83,11 +83,6 @@ pip_install() {
     "$VENV/bin/python" -m pip install --no-cache-dir --no-input --root-user-action=ignore "$@"
 }
 
-# Compiled once here, because the root file system may be read-only at run time.
-compile() {
-    "$VENV/bin/python" -m compileall -q "$@"
-}
-
 # What no wheel brings. Without libibverbs NCCL takes TCP instead of InfiniBand, and reports it only to
 # who asks for NCCL_DEBUG=INFO; --compile needs a compiler. A build without a network goes on.
 install_system() {
@@ -125,7 +120,8 @@ install_dependencies() {
 # Editable: one copy of the packages, the one beside jobs/.
 install_project() {
     pip_install --no-deps --editable "$ROOT"
-    compile "$ROOT/rundir" "$ROOT/trainer" "$ROOT/monitor" "$ROOT/jobs"
+    # Here, because the root file system may be read-only at run time.
+    "$VENV/bin/python" -m compileall -q "$ROOT"/{rundir,trainer,monitor,jobs}
     # Where the scripts look first, whatever PATH is.
     ln -s "$VENV" "$ROOT/.venv"
     # Enroot starts a login shell, and in it Debian's /etc/profile sets PATH anew.

@@ -24,13 +24,12 @@ check_mountable() {
 # extra_mounts: prints DDP_MOUNTS an entry a line. Pyxis says once a task what it does not understand,
 # and sbatch then goes on without any mount.
 extra_mounts() {
-    local entry part entries=() parts=()
-    IFS=, read -ra entries <<<"${DDP_MOUNTS-}"
+    local entry part entries=()
+    mapfile -d , -t entries < <(printf '%s' "${DDP_MOUNTS-}")
     for entry in "${entries[@]}"; do
         [[ $entry =~ ^(([./][^:]*|tmpfs|umount)(:[./][^:]*(:.*)?)?)?$ ]] ||
             die "DDP_MOUNTS must be SOURCE:TARGET, with commas between several, each beginning with / or .; found '$entry'; write for example DDP_MOUNTS=/data:/data"
-        IFS=: read -ra parts <<<"$entry"
-        for part in "${parts[@]}"; do check_mountable "$part"; done
+        while IFS= read -r -d : part; do check_mountable "$part"; done <<<"$entry:"
         if [[ $entry ]]; then printf '%s\n' "$entry"; fi
     done
 }

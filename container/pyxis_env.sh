@@ -4,9 +4,10 @@
 #   eval "$(container/pyxis_env.sh)"
 #   sbatch --container-image=./ddp.sqsh jobs/prelaunch.sh
 #
-# The submit directory and the output directory are mounted at their own paths, Slurm's client with
-# them, and a project that lies elsewhere at /opt/ddp; the names of your settings are listed, so that they win over the image's. Mounts of your own:
-# DDP_MOUNTS=/data:/data. For jobs on one node, --no-client leaves Slurm's client out.
+# The submit directory and the output directory are mounted at their own paths, with Slurm's client,
+# and a project that lies elsewhere at /opt/ddp. The names of your settings are listed, so that they
+# win over the image's. Mounts of your own: DDP_MOUNTS=/data:/data. For jobs on one node, --no-client
+# leaves Slurm's client out.
 #
 # Pyxis before 0.21 knows no variables: --options prints the same as options of sbatch.
 #
@@ -20,9 +21,7 @@ unset CDPATH POSIXLY_CORRECT BASH_ENV
 set +o posix
 set -Eeuo pipefail
 shopt -s inherit_errexit
-IFS=$' \t\n'
 
-LOG_NAME=pyxis_env
 HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=jobs/common.sh
 . "$HERE/../jobs/common.sh"
@@ -78,18 +77,10 @@ pyxis_plugin() {
     done < <(plugstack_plugins)
 }
 
-resolve_output() {
-    OUT=${DDP_OUT:-$SUBMIT/out}
-    [[ $OUT == /* ]] || OUT=$SUBMIT/$OUT
-    check_mountable "$OUT"
-}
-
 mounts() {
     local client=() extra entries=("$SUBMIT:$SUBMIT")
     [[ $OUT == "$SUBMIT"/* ]] || entries+=("$OUT:$OUT")
-    extra=$(project_mounts)
-    if [[ $extra ]]; then mapfile -t -O "${#entries[@]}" entries <<<"$extra"; fi
-    extra=$(extra_mounts)
+    extra=$(project_mounts && extra_mounts)
     if [[ $extra ]]; then mapfile -t -O "${#entries[@]}" entries <<<"$extra"; fi
     if ((WITH_CLIENT)); then
         extra=$("$HERE/slurm_mounts.sh")
@@ -128,7 +119,7 @@ names() {
 main() {
     local all word
     help_if_asked "${1-}" "${BASH_SOURCE[0]}"
-    WITH_CLIENT=1 FORM=variables OUT=''
+    WITH_CLIENT=1 FORM=variables
     for word in "$@"; do
         case $word in
             --no-client) WITH_CLIENT=0 ;;
@@ -142,11 +133,12 @@ main() {
     done
     SUBMIT=$(pwd -P)
     check_mountable "$SUBMIT"
-    resolve_output
+    resolve_out
+    check_mountable "$OUT"
     check_pyxis
     all=$(lines)
     # A mount's source must exist, and this one is ours to make.
-    mkdir -p -- "$OUT" || die "DDP_OUT must be a directory you can make; found '$OUT'; choose another"
+    make_out
     printf '%s\n' "$all"
 }
 

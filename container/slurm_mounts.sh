@@ -10,7 +10,6 @@ set +o posix
 set -Eeuo pipefail
 shopt -s inherit_errexit
 
-LOG_NAME=slurm_mounts
 HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=jobs/common.sh
 . "$HERE/../jobs/common.sh"
@@ -26,10 +25,9 @@ MOUNTS=()
 
 # add_mount SOURCE [TARGET]
 add_mount() {
-    local entry=$1:${2-$1}
     check_mountable "$1"
     check_mountable "${2-$1}"
-    [[ " ${MOUNTS[*]-} " == *" $entry "* ]] || MOUNTS+=("$entry")
+    MOUNTS+=("$1:${2-$1}")
 }
 
 # The image's PATH beats the job's, and /usr/bin is on every one.
@@ -56,14 +54,10 @@ add_libraries() {
         elif [[ $name == libslurm* ]]; then
             SLURM_LIBRARIES=$(dirname -- "$path")
         elif [[ ! $name =~ $OF_THE_IMAGE ]]; then
-            add_mount "$(realpath -- "$path")" "$(library_directory)/$name"
+            # Where the loader of a Debian or Ubuntu image looks, whatever this host is.
+            add_mount "$(realpath -- "$path")" "/usr/lib/$(uname -m)-linux-gnu/$name"
         fi
     done < <(ldd "$1" 2>/dev/null | sed -nE 's/^[[:space:]]*([^ ]+) => (not found|[^ (]+).*/\1 \2/p')
-}
-
-# Where the loader of a Debian or Ubuntu image looks, whatever this host is.
-library_directory() {
-    printf '/usr/lib/%s-linux-gnu' "$(uname -m)"
 }
 
 # add_plugins: PluginDir may be a list; SLURM_LIBRARIES is where packages put it by default.
@@ -115,7 +109,7 @@ add_slurm_libraries() {
 add_plugstack() {
     local kind path
     while IFS= read -r path; do
-        in_configuration "$path" || add_mount "$path"
+        [[ $path == "${CONF%/*}"/* ]] || add_mount "$path"
     done < <(conf_files "$CONF" && plugstack_files)
     while read -r kind path _; do
         add_stacked_plugin "$kind" "$path"
@@ -131,10 +125,6 @@ add_stacked_plugin() {
     elif [[ $1 == required ]]; then
         die "a plugin that plugstack.conf requires must be on this host; found no $path; install it, or srun aborts"
     fi
-}
-
-in_configuration() {
-    [[ $1 == "${CONF%/*}"/* ]]
 }
 
 add_configuration() {

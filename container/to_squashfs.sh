@@ -12,7 +12,7 @@ set -Eeuo pipefail
 shopt -s inherit_errexit
 
 HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-readonly HERE LOG_NAME=to_squashfs
+readonly HERE
 # shellcheck source=jobs/common.sh
 . "$HERE/../jobs/common.sh"
 readonly DEFAULT_SQUASH_OPTIONS='-comp zstd -Xcompression-level 6 -exit-on-error'

@@ -7,10 +7,8 @@
 # removes the links that are left. Prints a job id a line.
 set -Eeuo pipefail
 
-LOG_NAME=chain
-JOBS_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=common.sh
-source "$JOBS_DIR/common.sh"
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
 main() {
     local count=${2-} link job before='' options words dependency=()
@@ -28,7 +26,7 @@ main() {
         # On all of them: a link that Slurm removed has not finished either, and would let the next one run.
         if [[ $before ]]; then dependency=("--dependency=afternotok$before" --kill-on-invalid-dep=yes); fi
         # --resume auto is the trainer's default under a run name of its own.
-        job=$(sbatch --parsable --export=ALL --no-requeue "${dependency[@]}" "${options[@]}" "$JOBS_DIR/prelaunch.sh" "${words[@]}") ||
+        job=$(sbatch --parsable --export=ALL --no-requeue "${options[@]}" "${dependency[@]}" "$JOBS_DIR/prelaunch.sh" "${words[@]}") ||
             die "sbatch must take each job of the chain; found job $((link + 1)) refused; see its message above (those before it wait, scancel ends them)"
         job=${job%%;*} # with several clusters: id;cluster
         before+=:$job

@@ -126,6 +126,13 @@ def refuse_other_launchers(environ: Mapping[str, str]) -> None:
             )
 
 
+def check_command(words: list[str]) -> None:
+    """Check that -- is not alone. Raises UsageError."""
+    if words == ["--"]:
+        remedy = "give one, or leave -- away to run the trainer"
+        raise UsageError("a command must follow --", "nothing", remedy)
+
+
 def check_no_tilde(name: str, path: str) -> None:
     """Check a path that no shell has read. Raises UsageError."""
     if path.startswith("~"):

@@ -1,9 +1,14 @@
 # shellcheck shell=bash
-# What the scripts for a shell share: messages and help. Sourced; LOG_NAME is the script's own.
+# What the scripts for a shell share: where they lie, messages and help. Sourced.
+
+# With a CDPATH of the user's, cd prints where it went.
+# shellcheck disable=SC2034 # read by those who source it
+JOBS_DIR=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 
 # People read standard error, programs standard output. A log on a full disk must not end anything.
 log_info() {
-    printf '%s: %s\n' "${LOG_NAME:-ddp}" "$*" >&2 || :
+    local name=${0##*/}
+    printf '%s: %s\n' "${name%.sh}" "$*" >&2 || :
 }
 
 # die MESSAGE: the user's input or environment is wrong; one line.
@@ -37,4 +42,16 @@ split_words() {
     if (($#)); then shift; fi
     if (($#)) && [[ $1 != -* ]]; then words=(--); fi
     words+=("$@")
+}
+
+# resolve_out: sets OUT to DDP_OUT, or out/, as an absolute path.
+resolve_out() {
+    OUT=${DDP_OUT:-out}
+    [[ $OUT != "~"* ]] || die "DDP_OUT must be a path, in which no shell has to replace ~; found '$OUT'; write \$HOME, or leave out the quotes"
+    [[ $OUT == /* ]] || OUT=$(pwd -P)/$OUT
+}
+
+make_out() {
+    mkdir -p -- "$OUT" 2>/dev/null && [[ -w $OUT ]] ||
+        die "DDP_OUT must be a directory you can write to; found $OUT is not; set it to another one"
 }

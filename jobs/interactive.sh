@@ -4,14 +4,12 @@
 #   [DDP_IMAGE=./ddp.sqsh] jobs/interactive.sh [srun options]      e.g. --nodes=2 --gpus-per-node=8
 set -Eeuo pipefail
 
-LOG_NAME=interactive
-JOBS_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=common.sh
-source "$JOBS_DIR/common.sh"
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 # shellcheck source=find_python.sh
 source "$JOBS_DIR/find_python.sh"
 
-# An image that Pyxis would not take is told before Slurm is asked for a node, if a Python is here.
+# Where there is a Python, an image that Pyxis would refuse is refused before Slurm is asked for a node.
 check_image() {
     local python
     python=$(find_python "$JOBS_DIR/..") || return 0
@@ -19,7 +17,7 @@ check_image() {
 }
 
 main() {
-    local options=(--job-name=ddp-interactive --pty) lines version
+    local lines version
     help_if_asked "${1-}" "${BASH_SOURCE[0]}"
     command -v srun >/dev/null || die "an interactive session needs Slurm's srun; found none; run jobs/prelaunch.sh here instead"
     if [[ ${DDP_IMAGE-} ]]; then
@@ -35,7 +33,7 @@ main() {
     version=${version##* }
     [[ ! $version =~ ^(20|21)\. ]] ||
         die "a step within a shell's own needs Slurm 22.05 or later; found $version; run salloc $* jobs/prelaunch.sh"
-    exec srun "${options[@]}" "$@" bash # nothing to clean up here: no trap to lose
+    exec srun --job-name=ddp-interactive --pty "$@" bash # nothing to clean up here: no trap to lose
 }
 
 main "$@"

@@ -10,14 +10,13 @@
 # exports again what has its name from the environment, and the ranks shall see the user's own.
 trap '' USR1 # a request for a checkpoint must not end what is only starting
 
-# trace_subshell: with DEBUG. Outside of subshells stand the words of the command, which may have secrets.
+# trace_subshell: with DEBUG. Only in subshells: the commands outside show the words of the job, which may be secret.
 trace_subshell() {
-    case ${DEBUG-} in
-        1 | [Oo][Nn] | [Yy] | [Yy][Ee][Ss] | [Tt] | [Tt][Rr][Uu][Ee])
-            PS4='+ \D{%H:%M:%S} \h ${BASH_SOURCE[0]##*/}:${LINENO}: '
-            set -x
-            ;;
-    esac
+    local debug=${DEBUG-}
+    if [[ ${debug,,} =~ ^(1|on|y|yes|t|true)$ ]]; then
+        PS4='+ \D{%H:%M:%S} \h ${BASH_SOURCE[0]##*/}:${LINENO}: '
+        set -x
+    fi
 }
 
 set -- "$(trace_subshell && CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)" "$@"

@@ -107,21 +107,21 @@ class Loop:
     ) -> None:
         """Make a call that may take long, in a thread; the loop hands its result to `then`.
 
-        That is None if the call raised.
+        That is None if the call raised, silently if an OSError.
         """
 
         def run() -> None:
             result = None
             try:
-                result = call()
+                with suppress(OSError):
+                    result = call()
             finally:
                 self.wake(lambda: then(result))
 
         try:
             _thread.start_new_thread(run, ())
         except RuntimeError:  # ranks have used up what this user may start
-            with suppress(OSError):
-                run()
+            run()
 
     def run(self, until: Callable[[], object], limit_s: float = _NEVER_S) -> bool:
         """Wait until something is so, or for `limit_s` at most; return whether it is."""
@@ -134,7 +134,7 @@ class Loop:
         return True
 
     def pause(self, seconds: float) -> None:
-        """Go on for so long, whatever comes."""
+        """Run for so long."""
         self.run(lambda: False, seconds)
 
     def turn(self, limit_s: float) -> None:

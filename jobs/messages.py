@@ -47,12 +47,10 @@ def info(text: str, program: str = PROGRAM) -> None:
 def write(fd: int, text: str) -> None:
     """Write to a descriptor, and lose what it does not take: a reader may have stopped."""
     data = os.fsencode(text)
-    try:
+    with suppress(OSError):
         while data and _has_room_soon(fd):
             with suppress(BlockingIOError):  # another writer took the room
                 data = data[os.write(fd, data[: select.PIPE_BUF]) :]
-    except OSError:
-        pass
 
 
 def _has_room_soon(fd: int) -> bool:

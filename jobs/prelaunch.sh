@@ -4,7 +4,7 @@
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR1@120
 #
-# Once per job: checks, resolves, starts the ranks, judges their end.
+# Once per job: checks, resolves the settings, starts the ranks, classifies how they exit.
 #
 #   sbatch [sbatch options] jobs/prelaunch.sh [--dry-run] [trainer options]
 #   sbatch [sbatch options] jobs/prelaunch.sh [--dry-run] -- any command
@@ -40,14 +40,13 @@ find_root() {
     done
 }
 
-# trace_subshell: with DEBUG. Outside of subshells stand the words of the command, which may have secrets.
+# trace_subshell: with DEBUG. Only in subshells: the commands outside show the words of the job, which may be secret.
 trace_subshell() {
-    case ${DEBUG-} in
-        1 | [Oo][Nn] | [Yy] | [Yy][Ee][Ss] | [Tt] | [Tt][Rr][Uu][Ee])
-            PS4='+ \D{%H:%M:%S} \h ${BASH_SOURCE[0]##*/}:${LINENO}: '
-            set -x
-            ;;
-    esac
+    local debug=${DEBUG-}
+    if [[ ${debug,,} =~ ^(1|on|y|yes|t|true)$ ]]; then
+        PS4='+ \D{%H:%M:%S} \h ${BASH_SOURCE[0]##*/}:${LINENO}: '
+        set -x
+    fi
 }
 
 # Slurm warns a job whose time limit is shorter than --signal's time as soon as it starts.
@@ -69,7 +68,7 @@ if [[ ! $1 ]]; then
     echo "prelaunch: the supervisor needs Python 3.9 or later; found none on $(uname -n) that is whole (Debian's python3-minimal is not); set DDP_PYTHON to one, or let the script run in the image (sbatch --container-image=./ddp.sqsh, docs/image.md)" >&2
     exit 64
 fi
-# An interrupt ends what only starts, and no import of it in a traceback; the loop takes it later.
+# Until the loop handles it, an interrupt ends this process without a traceback of its imports.
 exec "$1" -I -S -X utf8 -c '
 import signal, sys
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

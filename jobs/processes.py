@@ -137,13 +137,10 @@ def oom_kills() -> tuple[str, int] | None:
 
 
 def _count_oom_kills(path: str) -> int | None:
-    try:
-        with open(path) as file:
-            for line in file:
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-    except (OSError, ValueError):
-        return None
+    with suppress(OSError, ValueError), open(path) as file:
+        for line in file:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
     return None
 
 

@@ -63,37 +63,31 @@ def can_import(python: str, modules: str, environ: Mapping[str, str]) -> bool:
     """Whether it has these modules, with commas between. Ours has all, and need not be asked."""
     if python.endswith("/.venv/bin/python"):
         return True
-    import subprocess  # noqa: PLC0415 -- a megabyte that a rank's agent seldom needs
-
-    return (
-        subprocess.run(
-            [python, "-c", f"import {modules}"], env=environ, stderr=subprocess.DEVNULL, check=False
-        ).returncode
-        == 0
-    )
+    return _run(environ, python, "-c", f"import {modules}")[0] == 0
 
 
 def version(python: str, environ: Mapping[str, str]) -> str:
     """Say which Python it is; ? if it is none."""
-    import subprocess  # noqa: PLC0415 -- the same
-
-    words, pipe = [python, "-V"], subprocess.PIPE
-    try:
-        done = subprocess.run(words, env=environ, stdout=pipe, stderr=pipe, check=False)
-    except OSError:  # a text without a first line that names its interpreter
-        return "?"
-    lines = (done.stdout + done.stderr).decode(errors="replace").splitlines()
+    lines = _run(environ, python, "-V")[1]
     return next((line for line in lines if line.startswith("Python ")), "?")
 
 
 def _start_problem(python: str, environ: Mapping[str, str]) -> str:
     """Quote the error with which it does not start; empty if it starts."""
-    import subprocess  # noqa: PLC0415 -- the same
+    code, lines = _run(environ, python, "-c", "")
+    return next((line for line in reversed(lines) if "rror" in line), "") if code else ""
 
-    words = [python, "-c", ""]
-    done = subprocess.run(words, env=environ, stderr=subprocess.PIPE, check=False)
-    lines = done.stderr.decode(errors="replace").splitlines() if done.returncode else ()
-    return next((line for line in reversed(lines) if "rror" in line), "")
+
+def _run(environ: Mapping[str, str], *words: str) -> tuple[int, list[str]]:
+    """Run a program; its code and the lines that it printed."""
+    import subprocess  # noqa: PLC0415 -- a megabyte that a rank's agent seldom needs
+
+    out, err = subprocess.PIPE, subprocess.STDOUT
+    try:
+        done = subprocess.run(words, env=environ, stdout=out, stderr=err, check=False)
+    except OSError as error:  # such as a text without a first line that names its interpreter
+        return -1, [str(error)]
+    return done.returncode, done.stdout.decode(errors="replace").splitlines()
 
 
 def lack(python: str, environ: Mapping[str, str], remedy: str) -> tuple[str, str, str] | None:

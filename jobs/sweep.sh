@@ -9,10 +9,8 @@
 # gives six tasks. The points lie in $DDP_OUT/sweep-<time>.txt, one line a task.
 set -Eeuo pipefail
 
-LOG_NAME=sweep
-JOBS_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=common.sh
-source "$JOBS_DIR/common.sh"
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
 # expand_grid FILE: prints every combination, the first line's values changing slowest.
 expand_grid() {
@@ -35,7 +33,7 @@ expand_grid() {
 }
 
 main() {
-    local grid=${1-} file points count options words
+    local grid=${1-} file points count directory made=() options words
     help_if_asked "$grid" "${BASH_SOURCE[0]}"
     [[ -r $grid && -f $grid ]] || die "the first argument must be a readable grid file; found '$grid'; see examples/sweep.grid"
     shift
@@ -43,19 +41,21 @@ main() {
     [[ $points ]] || die "the grid must have at least one line with values; found none in '$grid'; see examples/sweep.grid"
     split_words "$@"
     command -v sbatch >/dev/null || die "a sweep needs Slurm's sbatch; found none; run jobs/prelaunch.sh once per point"
-    export DDP_OUT=${DDP_OUT:-out}
-    [[ $DDP_OUT != "~"* ]] || die "DDP_OUT must be a path, in which no shell has to replace ~; found '$DDP_OUT'; write \$HOME, or leave out the quotes"
-    [[ $DDP_OUT == /* ]] || DDP_OUT=$PWD/$DDP_OUT # --chdir is for the jobs
-    mkdir -p -- "$DDP_OUT" 2>/dev/null && [[ -w $DDP_OUT ]] ||
-        die "DDP_OUT must be a directory you can write to; found $DDP_OUT is not; set it to another one"
-    file=$DDP_OUT/sweep-$(date -u +%Y%m%dT%H%M%S)-$$.txt
+    resolve_out # by this directory: --chdir is for the jobs
+    directory=$OUT
+    while [[ ! -e $directory ]]; do
+        made+=("$directory")
+        directory=$(dirname -- "$directory")
+    done
+    make_out
+    file=$OUT/sweep-$(date -u +%Y%m%dT%H%M%S)-$$.txt
     printf '%s\n' "$points" >"$file"
     count=$(wc -l <"$file")
     log_info "$count point$( ((count == 1)) || echo s) in $file"
-    # Commas in a path would end an --export list, so the variable travels in the environment.
-    if ! DDP_SWEEP_FILE=$file sbatch --export=ALL --job-name=ddp-sweep --array="1-$count" "${options[@]}" \
+    # Commas in a path would end an --export list, so the variables travel in the environment.
+    if ! DDP_OUT=$OUT DDP_SWEEP_FILE=$file sbatch --export=ALL --job-name=ddp-sweep --array="1-$count" "${options[@]}" \
         "$JOBS_DIR/prelaunch.sh" "${words[@]}"; then
-        rm -f -- "$file"
+        rm -f -d -- "$file" "${made[@]}" 2>/dev/null || : # unless others wrote there, too
         die "sbatch must take the array; found it refused; see its message above (the points file is removed)"
     fi
 }

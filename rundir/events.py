@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rundir import paths
-from rundir.plain import open_plain
+from rundir.plain import names_in, open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -234,16 +234,9 @@ def read_run(run_dir: str) -> bytes:
 def undelivered(run_dir: str) -> dict[str, bytes]:
     """Read what nodes could not deliver: each file's path, and its lines."""
     found: dict[str, bytes] = {}
-    try:
-        names = sorted(os.listdir(run_dir))
-    except OSError:  # removed, or its disk is gone
-        return found
-    for name in names:
+    for name in names_in(run_dir):
         if paths.NODE_EVENTS.fullmatch(name):
             path = os.path.join(run_dir, name)
-            try:
-                with open_plain(path) as file:
-                    found[path] = file.read()
-            except OSError:
-                continue  # the supervisor has taken it meanwhile
+            with suppress(OSError), open_plain(path) as file:  # the supervisor may have taken it
+                found[path] = file.read()
     return found

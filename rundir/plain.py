@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -61,10 +62,16 @@ def read_text(path: str | PathLike[str]) -> str:
 
 def tail(path: str | PathLike[str], num_bytes: int, begin: int = 0) -> str:
     """Return the last bytes of a file from `begin` on as text; empty where it cannot be read."""
+    with suppress(OSError), open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(begin, size - num_bytes, 0))
+        return file.read(num_bytes).decode(errors="replace")
+    return ""
+
+
+def names_in(folder: str) -> list[str]:
+    """Return the sorted names in a folder; none where it cannot be read."""
     try:
-        with open_plain(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(begin, size - num_bytes, 0))
-            return file.read(num_bytes).decode(errors="replace")
+        return sorted(os.listdir(folder))
     except OSError:
-        return ""
+        return []

@@ -19,3 +19,9 @@ def counted(num: object, noun: str) -> str:
     """Return `1 node` or `2 nodes`, rounded; a damaged file's number is returned as it is."""
     text = f"{num:,.0f}" if isinstance(num, (int, float)) else str(num)
     return f"{text} {noun}{'' if text == '1' else 's'}"
+
+
+def listed(items: list[str], most: int) -> str:
+    """Join at most so many with commas, and count the others."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more

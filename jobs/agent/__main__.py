@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-# An interrupt ends what only starts, and no import of it in a traceback; the loop takes it later.
+# Until the loop handles it, an interrupt ends this process without a traceback of its imports.
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from rundir import plain
+from rundir.gpus import visible
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -91,17 +92,17 @@ def _is_bound(environ: Mapping[str, str], num_allowed: int) -> bool:
 def _gpus(environ: Mapping[str, str], root: str) -> list[str | None]:
     """The PCI addresses of the GPUs that a rank may choose from; None: of one that is not known."""
     devices: dict[str, str] = {}  # by bus, as CUDA and NVML count; their UUIDs
-    for bus in _names(root, _GPUS):
+    for bus in plain.names_in(os.path.join(root, _GPUS)):
         facts = _read(root, _GPUS, bus, "information")
         found = dict(re.findall(r"(?m)^([^:\n]+):[ \t]*(.*)$", facts))
         # A cgroup hides the other jobs' devices, and CUDA counts without them.
         device = os.path.join(root, f"dev/nvidia{found.get('Device Minor', '')}")
         if os.access(device, os.R_OK | os.W_OK):
             devices[bus] = found.get("GPU UUID", "")
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
         return list(devices)
-    return [_gpu_of(word.strip(), devices, environ) for word in visible.split(",") if word.strip()]
+    return [_gpu_of(word, devices, environ) for word in visible(listed)]
 
 
 def _gpu_of(word: str, devices: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
@@ -132,13 +133,6 @@ def _parse(text: str) -> frozenset[int]:
     """Read the kernel's list of CPUs."""
     ranges = re.findall(r"(\d+)(?:-(\d+))?", text)
     return frozenset(cpu for a, b in ranges for cpu in range(int(a), int(b or a) + 1))
-
-
-def _names(*path: str) -> list[str]:
-    try:
-        return sorted(os.listdir(os.path.join(*path)))
-    except OSError:
-        return []
 
 
 def _read(*path: str) -> str:

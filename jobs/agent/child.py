@@ -8,6 +8,7 @@ import signal
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs import processes
+from jobs.messages import UsageError
 from rundir import codes
 from rundir.hang import ASK
 from rundir.text import problem
@@ -76,7 +77,14 @@ def start(
     parent = os.getpid()
     # A signal that comes before the child has its own handling would be taken for the parent's.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFAULT)
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        raise UsageError(
+            "this user must be able to start another process",
+            str(error.strerror),
+            "end other processes of this user, or raise their limit (ulimit -u)",
+        ) from None
     if pid:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return Child(pid)

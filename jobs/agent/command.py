@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs import programs
+from jobs.checks import check_command
 from jobs.messages import UsageError
 from rundir import channel
 
@@ -32,12 +33,7 @@ def build(words: list[str], environ: Mapping[str, str], root: str) -> Command:
 
     """
     if words[:1] == ["--"] and not is_preflight(environ):
-        if not words[1:]:
-            raise UsageError(
-                "a command must follow --",
-                "nothing",
-                "give one, or leave -- away to run the trainer",
-            )
+        check_command(words)
         return Command(words[1:], is_trainer=False)
     part = "preflight" if is_preflight(environ) else "trainer"
     python, remedy = programs.find_python(root, environ), "set DDP_PYTHON, or run in the image"

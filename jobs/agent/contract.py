@@ -163,14 +163,10 @@ def _from_contract(env: dict[str, str]) -> Contract:
 
 
 def _single(env: dict[str, str]) -> Contract:
-    for name, value in (
-        ("RANK", "0"),
-        ("LOCAL_RANK", "0"),
-        ("WORLD_SIZE", "1"),
-        ("LOCAL_WORLD_SIZE", "1"),
-        ("NODE_RANK", "0"),
-    ):
-        _agree(env, name, value)
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK"):
+        _agree(env, name, "0")
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        _agree(env, name, "1")
     refuse_other_launchers(env)
     env["MASTER_ADDR"] = env.get("MASTER_ADDR") or "127.0.0.1"
     env["MASTER_PORT"] = env.get("MASTER_PORT") or _free_port()

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rundir import heartbeat, paths, procfs
+from rundir.plain import names_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,17 +31,16 @@ class Directory:
 
     def add_child(self, pid: int, local_rank: int, *, is_trainer: bool) -> None:
         """Tell the monitor which process this rank's command is."""
-        try:
-            with open(self._child_path, "wb") as file:
-                file.write(heartbeat.child_line(pid, local_rank, is_trainer=is_trainer))
-        except OSError:
-            return  # memory is full: it is not watched
+        line = heartbeat.child_line(pid, local_rank, is_trainer=is_trainer)
+        # If memory is full, it is not watched.
+        with suppress(OSError), open(self._child_path, "wb") as file:
+            file.write(line)
 
     def num_peers_started(self) -> int:
         """Return how many of the node's other ranks have started, those included that ended."""
         prefixes = (heartbeat.CHILD_PREFIX, _ENDED_PREFIX)
         own = os.path.basename(self._child_path)
-        return sum(name.startswith(prefixes) and name != own for name in _names(self.path))
+        return sum(name.startswith(prefixes) and name != own for name in names_in(self.path))
 
     def peers(self) -> list[int]:
         """Return the commands of this node's other ranks, some of which may have ended."""
@@ -89,26 +89,13 @@ def sweep(launch_id: str, fresh: str, memory: str = MEMORY) -> None:
     Their age is told by `fresh`, a directory just made: this process's clock may be off.
     """
     own, prefixes = paths.snapshots_prefix(launch_id), ("ddp.", paths.SNAPSHOTS)
-    try:
-        now_s = os.stat(fresh).st_mtime
-        entries = [
-            entry
-            for entry in os.scandir(memory)
-            if entry.name.startswith(prefixes) and not entry.name.startswith(own)
-        ]
-    except OSError:
-        return
-    for entry in entries:
-        try:
-            age_s = now_s - entry.stat(follow_symlinks=False).st_mtime
-        except OSError:
-            continue
-        if (
-            age_s > _ABANDONED_S
-            and _is_ours(entry.path)
-            and not any(procfs.is_alive(pid) for _, pid in _children(entry.path))
-        ):
-            _remove(entry.path)
+    names = [n for n in names_in(memory) if n.startswith(prefixes) and not n.startswith(own)]
+    for path in (os.path.join(memory, name) for name in names):
+        with suppress(OSError):
+            age_s = os.stat(fresh).st_mtime - os.lstat(path).st_mtime
+            is_abandoned = age_s > _ABANDONED_S and _is_ours(path)
+            if is_abandoned and not any(procfs.is_alive(pid) for _, pid in _children(path)):
+                _remove(path)
 
 
 def _remove(directory: str) -> None:
@@ -123,21 +110,11 @@ def _remove(directory: str) -> None:
 def _children(directory: str) -> list[tuple[str, int]]:
     """Read each rank's file and the process it names."""
     found = []
-    for name in _names(directory):
+    for name in names_in(directory):
         path = os.path.join(directory, name)
         if name.startswith(heartbeat.CHILD_PREFIX):
-            try:
-                with open(path, "rb") as file:
-                    child = heartbeat.parse_child(0, file.read(64))
-            except OSError:
-                continue
-            if child:
-                found.append((path, child.pid))
+            with suppress(OSError), open(path, "rb") as file:
+                child = heartbeat.parse_child(0, file.read(64))
+                if child:
+                    found.append((path, child.pid))
     return found
-
-
-def _names(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:
-        return []

@@ -7,6 +7,7 @@ each other and data loaders need descriptors and threads.
 from __future__ import annotations
 
 import resource
+from contextlib import suppress
 
 _MOST_FILES = 1_048_576
 """Programs that close every descriptor there may be take seconds with more."""
@@ -25,7 +26,5 @@ def raise_limits() -> None:
 
 
 def _set(limit: int, soft: int, hard: int) -> None:
-    try:
+    with suppress(ValueError, OSError):
         resource.setrlimit(limit, (soft, hard))
-    except (ValueError, OSError):
-        return

@@ -11,7 +11,7 @@ from jobs.agent.rank import run_rank
 from jobs.agent.reports import report_refusal
 from jobs.agent.standby import VARIABLE, Standby
 from jobs.loop import Loop
-from jobs.messages import UsageError, info, one_line
+from jobs.messages import UsageError, info
 from rundir import channel, codes
 from rundir.paths import RunDir
 
@@ -24,7 +24,7 @@ def main(words: list[str]) -> int:
     try:
         return _run(words)
     except UsageError as error:
-        info(one_line(error), "launcher")
+        info(str(error), "launcher")
         return codes.USAGE
 
 
@@ -42,7 +42,7 @@ def _run(words: list[str]) -> int:
     try:
         return _start(words, place, standby)
     except UsageError as error:
-        report_refusal(place.environ, one_line(error))
+        report_refusal(place.environ, str(error))
         raise
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jobs.agent import binding, contract, heartbeats
@@ -190,10 +191,8 @@ def _explain_oom(task: Task, node: str) -> None:
         "launcher: out of memory: Killed by the kernel, because this task used more than it may"
         f" on {node}; ask for more with --mem\n"
     )
-    try:
+    with suppress(OSError):
         os.write(task.log_fd, text.encode())
-    except OSError:
-        return
 
 
 def wait_for_peers(

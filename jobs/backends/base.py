@@ -212,19 +212,19 @@ class Backend(ABC):
         return None
 
 
-def in_background(parent: int, death_signal: int = 0) -> Callable[[], None]:
+def before_exec() -> Callable[[], None]:
     """Give what a child does between fork and exec.
 
     The terminal's keys reach this script alone, which acts on them; and a child that would be left
-    behind by a killed script gets `death_signal`.
+    behind by a killed script gets SIGTERM.
     """
     load_die_with_parent()
+    parent = os.getpid()
 
     def prepare() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGQUIT, signal.SIG_IGN)
-        if death_signal:
-            die_with_parent(death_signal, parent)
+        die_with_parent(signal.SIGTERM, parent)
 
     return prepare
 

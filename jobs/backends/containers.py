@@ -202,10 +202,8 @@ def container_name(step: Step) -> str:
 
 
 def _hands_image_on(environ: dict[str, str]) -> bool:
-    names = (f"{slurm.PYXIS}image", f"{slurm.PYXIS}name")
-    return any(
-        environ.get(name) for name in (*names, "PYXIS_CONTAINER_IMAGE", "PYXIS_CONTAINER_NAME")
-    )
+    names = ("PYXIS_CONTAINER_IMAGE", "PYXIS_CONTAINER_NAME")
+    return any(map(environ.get, (f"{slurm.PYXIS}image", f"{slurm.PYXIS}name", *names)))
 
 
 def as_owner(here: Surroundings) -> Surroundings:
@@ -221,11 +219,9 @@ def as_owner(here: Surroundings) -> Surroundings:
     name, user, group = owner
     namespace = ["unshare", "--user", f"--map-user={user}", f"--map-group={group}"]
     environ = initial_environment()
-    try:
+    with suppress(OSError):
         if subprocess.run([*namespace, "true"], env=environ, check=False).returncode == 0:
             os.execvpe("unshare", [*namespace, "bash", here.script, *here.words], environ)  # noqa: S606
-    except OSError:
-        pass
     rule = f"Slurm's client must run as the job's user {name}"
     found = f"user {os.geteuid()} and no namespace to change it"
     remedy = (
@@ -315,6 +311,13 @@ def extra_mounts(mounts: str) -> list[str]:
             )
         for part in entry.split(":"):
             _check_mountable(part)
+        target = os.path.normpath((entry.split(":") * 2)[1])  # alone it is its own
+        if entry and f"{_PROJECT}/".startswith(f"{target}/"):
+            raise UsageError(
+                f"DDP_MOUNTS must leave {_PROJECT} to the project, which ranks run from there",
+                f"'{entry}'",
+                "mount it at another place",
+            )
     return [entry for entry in entries if entry]
 
 

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import glob
-import os
-import signal
 import subprocess
 from shlex import quote
 from typing import TYPE_CHECKING, NoReturn
 
 from jobs.backends import slurm
-from jobs.backends.base import Address, Backend, Layout, Step, Surroundings, in_background
+from jobs.backends.base import Backend, Layout, Step, Surroundings, before_exec
 from jobs.messages import Exit, UsageError, info
 from rundir import codes, gpus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_OF_THE_SCRIPT = (
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "SLURM_NODEID",
-    "SLURM_NTASKS",
-    "SLURM_NPROCS",
-)
+_OF_THE_SCRIPT = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS")
 """Pyxis and Slurm describe the batch script's own task so: not these ranks."""
 
 
@@ -83,7 +75,7 @@ class Local(Backend):
         environ = {n: value for n, value in step.environ.items() if n not in _OF_THE_SCRIPT}
         size = str(step.layout.world_size)
         environ |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "NODE_RANK": "0"}
-        prepare = in_background(os.getpid(), signal.SIGTERM)
+        prepare = before_exec()
         return [
             subprocess.Popen(
                 self.command(step),
@@ -94,11 +86,6 @@ class Local(Backend):
             )
             for rank in range(step.layout.num_local_ranks)
         ]
-
-    def address(self, node: str) -> Address | None:
-        """Ranks of one machine need no other."""
-        del node
-        return Address("127.0.0.1", "one machine")
 
 
 def count_gpus(environ: Mapping[str, str]) -> int:

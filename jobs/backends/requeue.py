@@ -110,13 +110,17 @@ def _exclude(slurm: Slurm, nodes: Sequence[str]) -> None:
 def submit(slurm: Slurm, successor: Successor) -> str | None:
     """Submit a job like this one; its id, None if Slurm does not take it."""
     options = successor_options(slurm, slurm.job_info() or "", successor)
-    done = subprocess.run(
-        ["sbatch", "--parsable", "--export=ALL", *options, successor.script, *successor.words],
-        env=successor_environ(successor),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable", "--export=ALL", *options, successor.script, *successor.words],
+            env=successor_environ(successor),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            check=False,
+        )
+    except OSError as error:  # in a container there may be no sbatch
+        info(f"sbatch cannot be run: {error.strerror}")
+        return None
     if done.returncode != 0:
         return None
     return done.stdout.decode().strip().partition(";")[0]  # with several clusters: id;cluster

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jobs.backends import scontrol, slurm
-from jobs.backends.base import Address, Backend, Layout, Step, Surroundings, in_background
+from jobs.backends.base import Address, Backend, Layout, Step, Surroundings, before_exec
 from jobs.messages import UsageError
 from rundir.hang import ASK
 from rundir.plain import read_text
@@ -128,7 +128,7 @@ class Srun(Backend):
         once. So would one that gets the SIGTERM of scancel --full, which goes to the script's
         process group.
         """
-        prepare = in_background(os.getpid(), signal.SIGTERM) if self._here.is_interactive else None
+        prepare = before_exec() if self._here.is_interactive else None
         process = subprocess.Popen(
             self.command(step),
             env=self._environ(step),
@@ -238,10 +238,8 @@ class Srun(Backend):
         """The first in Slurm's own order; a host file of the user's has an order of its own."""
         environ = self._here.environ
         if environ.get("SLURM_DISTRIBUTION") == "arbitrary":
-            try:
+            with suppress(OSError, ValueError, IndexError):
                 return read_text(environ.get("SLURM_HOSTFILE", "")).splitlines()[0].strip()
-            except (OSError, ValueError, IndexError):
-                pass
         return nodes[0]
 
     def address(self, node: str) -> Address | None:

@@ -7,6 +7,7 @@ import subprocess
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.backends.slurm import Slurm
+from jobs.checks import check_command
 from jobs.messages import Exit, UsageError, write
 from jobs.programs import find_python, module_command
 from rundir import codes, secrets
@@ -74,12 +75,7 @@ def _check(words: list[str], own: list[str]) -> None:
             "it later",
             "leave the trainer's options before it away, a command of your own takes none",
         )
-    if words == ["--"]:
-        raise UsageError(
-            "a command must follow --",
-            "nothing",
-            "give one, or leave -- away to run the trainer",
-        )
+    check_command(words)
 
 
 def _sweep_point(environ: Mapping[str, str]) -> list[str]:

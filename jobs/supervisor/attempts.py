@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jobs.messages import UsageError, info, one_line
+from jobs.messages import UsageError, info
 from jobs.supervisor import decide, history, rendezvous, run, settings, show
 from jobs.supervisor.closing import Closing
 from jobs.supervisor.running import Ranks
@@ -145,7 +145,7 @@ class Attempts:
                 is_restart=self._now.num_restarts > 0,
             )
         except UsageError as error:  # the old port is as good: its owner is gone
-            info(one_line(error))
+            info(str(error))
 
     # ---- signals, and the end
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rundir import codes
 from rundir.failure import attempt as read
 from rundir.nodes import BadNode
-from rundir.text import counted
+from rundir.text import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -121,7 +121,7 @@ def _broken(failure: Failure, events: Sequence[Event]) -> dict[str, str]:
         node, text = read.text(event.get("node")), read.text(event.get("text"))
         if node and text and text not in found.setdefault(node, []):
             found[node].append(text)
-    reasons = {node: _first(texts) for node, texts in found.items()}
+    reasons = {node: listed(texts, 1) for node, texts in found.items()}
     finding, first = failure.finding, failure.first
     if not reasons and finding.failure_class == HARDWARE and first is not None and first.node:
         if finding.place == "log":
@@ -129,10 +129,6 @@ def _broken(failure: Failure, events: Sequence[Event]) -> dict[str, str]:
         elif finding.place == "error":
             reasons |= _differing(events)
     return reasons
-
-
-def _first(texts: list[str]) -> str:
-    return texts[0] + (f" and {len(texts) - 1} more" if len(texts) > 1 else "")
 
 
 def _differing(events: Sequence[Event]) -> dict[str, str]:

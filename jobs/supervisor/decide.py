@@ -32,7 +32,7 @@ _CAUSES = {
     "cancelled": "cancelled",
 }
 """What Slurm had in mind with the job, or this script, as the `decision` event has it."""
-_BELIEVED_S = 60
+_LEAST_RUN_S = 60
 """A command that requests a requeue earlier than that has done nothing."""
 _LONGEST_DELAY_S = 30
 
@@ -241,19 +241,19 @@ class _Case:
 
     def _count_idle(self, latest_before: str) -> None:
         """A start that brought no new checkpoint would end in the same place for ever."""
-        is_new = self.end.latest != latest_before or self._is_believed()
+        is_new = self.end.latest != latest_before or self._is_accepted()
         self.counters = self.counters._replace(idle=0 if is_new else self.counters.idle + 1)
 
-    def _is_believed(self) -> bool:
+    def _is_accepted(self) -> bool:
         """Whether a command of the user's own that keeps no checkpoints/latest got on.
 
-        Its code 75 is believed, unless nobody asked it to stop and it had hardly begun.
+        Its code 75 is accepted as that, unless nobody asked it to stop and it had hardly begun.
         """
         end = self.end
         has_rank = end.failure.end is not None and end.failure.end.rank is not None
         if not has_rank or end.latest or end.code != codes.STOPPED or not self.job.is_own_command:
             return False
-        return bool(end.stop_signal) or end.took_s >= _BELIEVED_S
+        return bool(end.stop_signal) or end.took_s >= _LEAST_RUN_S
 
     @property
     def _idle_words(self) -> str:

@@ -39,19 +39,20 @@ class History:
         return next((e for e in reversed(self._events) if e.get("event") == name), {})
 
     @property
+    def _requeue(self) -> Event:
+        """The last decision, where the job went back to the queue by it; else empty."""
+        decision = self._last("decision")
+        return decision if decision.get("decision") in (REQUEUE, SUCCESSOR) else {}
+
+    @property
     def counters(self) -> Counters:
         """What a job left that went back to the queue."""
-        decision = self._last("decision")
-        if decision.get("decision") not in (REQUEUE, SUCCESSOR):
-            return Counters()
-        return Counters(idle=_number(decision.get("idle")))
+        return Counters(idle=_number(self._requeue.get("idle")))
 
     @property
     def carries_on(self) -> bool:
         """Whether such a job had a checkpoint of its own."""
-        decision = self._last("decision")
-        is_requeue = decision.get("decision") in (REQUEUE, SUCCESSOR)
-        return is_requeue and decision.get("carries_on") is True
+        return self._requeue.get("carries_on") is True
 
     def past(self, attempt: int) -> Past:
         """What the attempts before this one say of nodes."""

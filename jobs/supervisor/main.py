@@ -15,7 +15,7 @@ from jobs import processes
 from jobs.backends import requeue
 from jobs.checks import Made, working_directory
 from jobs.loop import Loop
-from jobs.messages import Exit, UsageError, info, one_line
+from jobs.messages import Exit, UsageError, info
 from jobs.programs import which
 from jobs.supervisor import decide, history, plan, run, settings, step
 from jobs.supervisor.attempts import Attempts
@@ -39,7 +39,7 @@ def main() -> NoReturn:
     try:
         code = supervise(root, script, words, processes.initial_environment())
     except UsageError as error:
-        info(one_line(error))
+        info(str(error))
         code = codes.USAGE
     except Exit as end:
         code = end.code

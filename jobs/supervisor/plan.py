@@ -13,16 +13,7 @@ from jobs.backends.local import count_gpus
 from jobs.backends.slurm import Slurm
 from jobs.messages import UsageError, info, write
 from jobs.supervisor import arguments as asked
-from jobs.supervisor import (
-    check,
-    foreign,
-    history,
-    layout,
-    rendezvous,
-    run,
-    settings,
-    show,
-)
+from jobs.supervisor import check, foreign, history, layout, rendezvous, run, settings, show
 from jobs.supervisor.elastic import task_of
 from jobs.supervisor.ending import Job, Limits
 from jobs.supervisor.settings import Settings
@@ -97,18 +88,7 @@ def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -
     write(2, f"step: {show.command_line(command)}\n")
     checking.finish()
     temporary = tmp_dir(environ, is_in_container=here.is_in_container)
-    return Plan(
-        here,
-        arguments,
-        backend,
-        ranks,
-        nodes,
-        values,
-        job,
-        files,
-        temporary,
-        is_elastic,
-    )
+    return Plan(here, arguments, backend, ranks, nodes, values, job, files, temporary, is_elastic)
 
 
 def _is_elastic(

@@ -111,14 +111,17 @@ class Preflight:
 
     def _run_step(self, inbox: _Inbox) -> int | None:
         """Run it to its end, to a signal or to its time limit; its code, None if it had none."""
-        step = RunningStep(
-            self._loop,
-            self._plan.backend,
-            self._request(),
-            inbox,
-            self._now.output,
-            grace_s=_GRACE_S,
-        )
+        try:
+            step = RunningStep(
+                self._loop,
+                self._plan.backend,
+                self._request(),
+                inbox,
+                self._now.output,
+                grace_s=_GRACE_S,
+            )
+        except OSError:  # the ranks' own step will say why
+            return codes.FAILED
         self._step = step
         whole_s = min(limits.limit_of(self._table, "whole_s"), _LONGEST_S)
         is_ended = self._loop.run(lambda: step.is_over() or self._now.requests.stop_signal, whole_s)

@@ -115,7 +115,7 @@ def _choose(
     if not backend.is_in_place and _is_known_to_all(node, environ):
         return Address(node, "the node of rank 0")
     address = backend.address(node)
-    if address and (backend.is_in_place or _is_known_to_all(address.text, environ)):
+    if address and _is_known_to_all(address.text, environ):
         return address
     if num_nodes == 1:
         return Address("127.0.0.1", "one machine")

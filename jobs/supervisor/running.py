@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from jobs.messages import UsageError, info
 from jobs.supervisor import settings
 from jobs.supervisor import step as steps
 from jobs.supervisor.elastic import ElasticStep, Returns
@@ -15,6 +16,7 @@ from jobs.supervisor.hang import HangWatch
 from jobs.supervisor.standby import Standby
 from jobs.supervisor.step import RunningStep
 from rundir import codes
+from rundir.text import problem
 
 if TYPE_CHECKING:
     from jobs.loop import Timer
@@ -53,7 +55,15 @@ class Ranks:
         began_s = time.monotonic()
         if self._now.requests.stop_signal:
             return Ran(codes.STOPPED)
-        self.step = step = self._start()
+        try:
+            self.step = step = self._start()
+        except UsageError as error:  # what was right at first, such as a mount
+            info(str(error))
+            return Ran(codes.USAGE)
+        except OSError as error:
+            remedy = "raise the limit of processes (ulimit -u), or correct what this names"
+            info(problem("the ranks' step must be started", error, remedy))
+            return Ran(codes.FAILED)
         guard, returns = self._guard(step), self._returns(step)
         self.end_standby()  # if it does not fit: of a node that is lost its end may take seconds
         prepare = self._loop.every(_STANDBY_S, lambda: self._prepare(prepare))

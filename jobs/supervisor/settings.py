@@ -95,11 +95,9 @@ def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) ->
     """Resolve where the run is and how its job behaves. Raises UsageError."""
     _resolve_out(settings, known)
     settings.note("DDP_JOB_ID", known.job_id, known.job_id_origin)
-    if "DDP_RUN_NAME" in environ:
-        value = table.RUN_NAME("DDP_RUN_NAME", environ["DDP_RUN_NAME"])
-        settings.note("DDP_RUN_NAME", value, THE_ENVIRONMENT)
+    settings.apply(table.Row("DDP_RUN_NAME", None, check=table.RUN_NAME))
     # The directory is this job's own: what an outer job exported does not count.
-    name = environ.get("DDP_RUN_NAME") or f"slurm-{known.job_id}"
+    name = settings.get("DDP_RUN_NAME") or f"slurm-{known.job_id}"
     settings.note("DDP_RUN_DIR", f"{settings['DDP_OUT']}/{name}", "DDP_OUT and the run's name")
     note_attempt(settings, 1, known.job_id)
     # The same after a requeue and in every link of a chain, because it comes from the name.
@@ -167,9 +165,8 @@ def resolve_ranks(
         asked_cpus: Of a task; 0 if the job does not ask.
 
     """
-    if asked_cpus:
-        # 22.05 and 23.02 do not take it from SLURM_CPUS_PER_TASK: every rank would be on one core.
-        settings.default("SRUN_CPUS_PER_TASK", str(asked_cpus), "SLURM_CPUS_PER_TASK")
+    # 22.05 and 23.02 do not take it from SLURM_CPUS_PER_TASK: every rank would be on one core.
+    settings.apply(table.cpus_per_task(asked_cpus))
     num_threads = max(cpus_of_a_rank(layout, cpus, asked_cpus), 1)
     settings.default("OMP_NUM_THREADS", str(num_threads), "CPUs of a rank")
     if environ.get("DDP_IFACE"):

@@ -145,20 +145,24 @@ def of_torch(run_dir: str) -> tuple[Row, ...]:
     )
 
 
+def cpus_per_task(asked: int) -> Row:
+    """What srun takes; `asked` is 0 if the job does not ask."""
+    default, check = str(asked) if asked else None, integer(1, 65535)
+    return Row("SRUN_CPUS_PER_TASK", default, "SLURM_CPUS_PER_TASK", check, is_empty_unset=True)
+
+
 # ---- names ---------------------------------------------------------------------------------------
 
 OTHERS = {
     "DDP_AGENT_SOCKET",
     "DDP_BEAT_DIR",
     "DDP_HOME",
-    "DDP_IFACE",
     "DDP_IMAGE",
     "DDP_MOUNTS",
     "DDP_MPI",
     "DDP_NPROC_PER_NODE",
     "DDP_PYTHON",
     "DDP_PYXIS",
-    "DDP_RUN_NAME",
     "DDP_SUPERVISED",
     "DDP_SWEEP_FILE",
 }

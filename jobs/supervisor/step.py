@@ -13,6 +13,7 @@ from jobs.messages import write_some
 from jobs.sink import Sink
 from rundir import codes
 from rundir.channel import FrameReader
+from rundir.plain import names_in
 
 if TYPE_CHECKING:
     import subprocess
@@ -272,11 +273,7 @@ def sweep(loop: Loop, launch_id: str, temporary: str) -> None:
 
 def remove_from(parent: str, prefix: str) -> None:
     """Remove the directories in `parent` whose names begin so."""
-    try:
-        names = os.listdir(parent)
-    except OSError:
-        return
-    for name in names:
+    for name in names_in(parent):
         if name.startswith(prefix):
             import shutil  # noqa: PLC0415 -- rarely needed
 

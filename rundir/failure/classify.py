@@ -126,6 +126,12 @@ def _cause_of(decision: Event) -> str:
     return read.text(decision.get("cause")) or next(found, "")
 
 
+def _is_only_ours(decision: Event) -> bool:
+    """Whether a requeue was the supervisor's own: Slurm was asked, and had nothing in mind."""
+    is_requeue = decision.get("decision") in ("requeue", "successor")
+    return is_requeue and decision.get("cause", "") is None
+
+
 class _Case:
     """One end, and what is known about it."""
 
@@ -274,14 +280,15 @@ class _Case:
             self.code is None and not signalled_script
         ):
             return ""
-        cause = _cause_of(read.last(self.events, "decision"))
+        decision = read.last(self.events, "decision")
+        cause = _cause_of(decision)
         if cause == "preempted" and _OWN_REQUEUE.search(self._log_end(0)):
             cause = "time limit" if "USR1" in names else "itself"
         if cause:
             return cause
         if "USR1" in names:
             return "time limit"
-        if not signalled_script and self._ended_by_itself():
+        if _is_only_ours(decision) or (not signalled_script and self._ended_by_itself()):
             return "signalled" if names else "itself"
         return "cancelled" if self._is_by_hand(names) else "preempted"
 

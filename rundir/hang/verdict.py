@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rundir.hang.reports import STATES
+from rundir.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,7 +103,7 @@ def _network(scene: _Scene) -> Verdict | None:
     if not cut or not any(r.reaches_master for r in scene.reports):
         return None
     named = [placed for placed in scene.ranks if placed.node in cut]
-    what = f"{_listed(cut)} cannot reach {scene.master}: the network is cut"
+    what = f"{listed(cut, _MAX_NAMED)} cannot reach {scene.master}: the network is cut"
     text = f"{what}; {_who_waits(scene.ranks)}"
     return _verdict("network", named, text, node=cut[0], suspects=cut)
 
@@ -142,7 +143,7 @@ def _lost(scene: _Scene) -> Verdict | None:
     """A node whose watchdog gives no report is down or cut off."""
     if not scene.lost:
         return None
-    what = f"{_listed(scene.lost)} gave no report: the node is down or cut off"
+    what = f"{listed([*scene.lost], _MAX_NAMED)} gave no report: the node is down or cut off"
     text = f"{what}; {_who_waits(scene.ranks)}"
     return _verdict("network", (), text, node=scene.lost[0], suspects=scene.lost)
 
@@ -263,11 +264,6 @@ def _who_waits(ranks: Sequence[_Placed]) -> str:
     """Say of many ranks in a few words where they are."""
     if not ranks:
         return "no rank of it is known"
-    numbers = _listed([str(placed.it.rank) for placed in ranks])
+    numbers = listed([str(placed.it.rank) for placed in ranks], _MAX_NAMED)
     plural, verb = ("rank", "waits") if len(ranks) == 1 else ("ranks", "wait")
     return f"{plural} {numbers} {verb} {ranks[0].where()}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return ", ".join(names[:_MAX_NAMED]) + more

@@ -97,7 +97,7 @@ TABLE = (
 )
 
 
-def parse(text: str, base: tuple[Check, ...] = TABLE) -> tuple[Check, ...]:
+def parse(text: str) -> tuple[Check, ...]:
     """Return the table with a site's limits: `name=value`, `name=off`, separated by commas.
 
     Raises:
@@ -105,16 +105,16 @@ def parse(text: str, base: tuple[Check, ...] = TABLE) -> tuple[Check, ...]:
             rule, what was found, and the remedy.
 
     """
-    limits: dict[str, float | None] = {check.name: check.limit for check in base}
+    limits: dict[str, float | None] = {check.name: check.limit for check in TABLE}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = entry.partition("=")
-        limits[name.strip()] = _limit(name.strip(), value.strip(), base)
-    changed = ((check, limits[check.name]) for check in base)
+        limits[name.strip()] = _limit(name.strip(), value.strip())
+    changed = ((check, limits[check.name]) for check in TABLE)
     return tuple(check._replace(limit=limit) for check, limit in changed if limit is not None)
 
 
-def _limit(name: str, value: str, base: tuple[Check, ...]) -> float | None:
-    names = [check.name for check in base]
+def _limit(name: str, value: str) -> float | None:
+    names = [check.name for check in TABLE]
     if name not in names:
         rule = f"{VARIABLE} must name checks of the table"
         raise ValueError(rule, f"'{name}'", "the names are " + ", ".join(names))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union
 from rundir.nodes import BadNode
 from rundir.preflight import limits, pairs
 from rundir.preflight.pairs import Measured
-from rundir.text import counted
+from rundir.text import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -301,8 +301,7 @@ def summary(verdict: Verdict, seconds: float) -> str:
     took = f"({seconds:.1f} s)"
     if not verdict.findings:
         return f"preflight: {counted(verdict.num_nodes, 'node')} fine {took}"
-    names = ", ".join(one.node for one in bad[:_MAX_NAMED])
-    more = f" and {len(bad) - _MAX_NAMED} more" if len(bad) > _MAX_NAMED else ""
-    found = f"bad: {names}{more}" if bad else "no bad one"
+    names = listed([one.node for one in bad], _MAX_NAMED)
+    found = f"bad: {names}" if bad else "no bad one"
     noted = f", {counted(len(notes), 'note')}" if notes else ""
     return f"preflight: {counted(verdict.num_nodes, 'node')}, {found}{noted} {took}"

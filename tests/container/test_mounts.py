@@ -268,7 +268,12 @@ def test_a_path_that_pyxis_cannot_take_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("mounts", "found"), [("/a:/b,data:/data", "'data:/data'"), ("/a:/b,/a:/$HOME", r"/\$HOME")]
+    ("mounts", "found"),
+    [
+        ("/a:/b,data:/data", "'data:/data'"),
+        ("/a:/b,/a:/$HOME", r"/\$HOME"),
+        ("/a:/b\n,/c:/d", r"$'/b\n'"),
+    ],
 )
 def test_mounts_that_pyxis_would_not_understand(
     run: Run, host: Host, tmp_path: Path, mounts: str, found: str
@@ -278,6 +283,15 @@ def test_mounts_that_pyxis_would_not_understand(
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (64, "", 1), ended.stderr
     assert f"found {found}" in ended.stderr
     assert list(tmp_path.glob("out")) == []
+
+
+@pytest.mark.parametrize("out", ["~/out", "/proc/no"])
+def test_an_output_directory_that_cannot_be(run: Run, host: Host, tmp_path: Path, out: str) -> None:
+    """A ~ in quotes would name a directory here, in which nobody looks."""
+    ended = run(ENVIRONMENT, cwd=tmp_path, env=host.env | {"DDP_OUT": out})
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (64, "", 1), ended.stderr
+    assert "DDP_OUT must be" in ended.stderr
+    assert list(tmp_path.glob("~")) == []
 
 
 def test_a_value_of_several_lines_is_not_forwarded(run: Run, host: Host, tmp_path: Path) -> None:

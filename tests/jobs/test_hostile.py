@@ -146,6 +146,7 @@ def test_output_directory_that_is_a_link_to_nothing(scripts: Scripts) -> None:
         ("DDP_NPROC_PER_NODE", "$(touch x)", "from 1 to"),
         ("MASTER_PORT", "65536", "from 1 to 65535"),
         ("MASTER_PORT", "x[$(touch x)]", "from 1 to 65535"),
+        ("SRUN_CPUS_PER_TASK", "junk", "SRUN_CPUS_PER_TASK must be a whole number"),
         ("DDP_RUN_NAME", "../up", "DDP_RUN_NAME must be"),
         ("DDP_RUN_NAME", "", "DDP_RUN_NAME must be"),
         ("DDP_SEED", "-1", "DDP_SEED must be"),

@@ -114,6 +114,8 @@ def test_image_that_is_no_squashfs_file(slurm: Scripts, content: bytes | None, t
         ("data:/data", "'data:/data'"),
         ("./here:/x,/no/such:/y", "no '/no/such'"),
         ("./here:/$HOME", "'/$HOME'"),
+        ("./here:/opt/ddp/", "'./here:/opt/ddp/'"),
+        ("./here:/opt", "'./here:/opt'"),
     ],
 )
 def test_mounts_that_cannot_be(slurm: Scripts, mounts: str, found: str) -> None:
@@ -130,9 +132,9 @@ def test_mounts_of_ones_own(slurm: Scripts) -> None:
     """Spaces in a path, flags, and an empty entry between two commas are no matter."""
     (slurm.directory / "ddp.sqsh").write_text("hsqs")
     (slurm.directory / "a b").mkdir()
-    env = {"DDP_IMAGE": "./ddp.sqsh", "DDP_MOUNTS": "./a b:/x:ro,,/usr,tmpfs:/y"}
+    env = {"DDP_IMAGE": "./ddp.sqsh", "DDP_MOUNTS": "./a b:/x:ro,,/usr,tmpfs:/opt/ddp2"}
     result = slurm.run("prelaunch.sh", "--dry-run", **env)
-    assert f"{slurm.directory},./a b:/x:ro,/usr,tmpfs:/y' " in result.step
+    assert f"{slurm.directory},./a b:/x:ro,/usr,tmpfs:/opt/ddp2' " in result.step
 
 
 def test_image_without_a_shell(scripts: Scripts) -> None:

@@ -63,6 +63,14 @@ def test_a_call_that_takes_long_holds_nothing_up(loop: Loop) -> None:
     assert done == [1, _thread.get_ident()]
 
 
+def test_a_call_that_fails_gives_none(loop: Loop, capfd: pytest.CaptureFixture[str]) -> None:
+    """Where a disk or a limit of the machine says no, no traceback stands in the job's log."""
+    done: list[object] = []
+    loop.in_background(Path("/no/such").unlink, done.append)
+    assert loop.run(lambda: done, limit_s=5)
+    assert (done, capfd.readouterr().err) == ([None], "")
+
+
 def test_a_descriptor_is_read_until_it_is_forgotten(loop: Loop) -> None:
     """A callback may forget its own."""
     reader, writer = os.pipe()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.jobs.conftest import ROOT
 from tests.jobs.test_hostile import unwritable
 
 if TYPE_CHECKING:
@@ -98,3 +100,39 @@ def test_a_command_for_each_job(scripts: Scripts) -> None:
     calls = (scripts.directory / "sbatch.calls").read_text().splitlines()
     words = ["-- python a.py", "-- python a.py", "--epochs 3", ""]
     assert [call.partition("prelaunch.sh")[2].strip() for call in calls] == 2 * words
+
+
+@pytest.mark.parametrize("script", ["chain.sh", "interactive.sh", "sweep.sh"])
+def test_a_cdpath_of_the_users(scripts: Scripts, script: str) -> None:
+    """By it cd finds our directory, and says where."""
+    done = subprocess.run(
+        [f"jobs/{script}", "--version"],
+        cwd=ROOT,
+        env=scripts.env | {"CDPATH": str(ROOT)},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout[:4], done.stderr) == (0, b"ddp ", b"")
+
+
+def test_a_chain_that_waits_for_another_job(scripts: Scripts) -> None:
+    """Its first job does; the others wait for each other, or they would all start at once."""
+    scripts.fake("sbatch", 'echo 7; echo "$@" >>sbatch.calls')
+    assert scripts.run("chain.sh", "name", "2", "--dependency=afterok:3").code == 0
+    calls = (scripts.directory / "sbatch.calls").read_text().splitlines()
+    dependencies = [[w for w in call.split() if "--dep" in w][-1] for call in calls]
+    assert dependencies == ["--dependency=afterok:3", "--dependency=afternotok:7"]
+
+
+@pytest.mark.parametrize(("made", "left"), [(None, []), ("out", ["out"])])
+def test_a_sweep_that_sbatch_refuses(scripts: Scripts, made: str | None, left: list[str]) -> None:
+    """Leaves nothing behind: the directories that it made go with the points, no others."""
+    scripts.fake("sbatch", "exit 1")
+    grid = scripts.directory / "grid"
+    grid.write_text("--lr 0.1\n")
+    if made:
+        (scripts.directory / made).mkdir()
+    result = scripts.run("sweep.sh", str(grid), DDP_OUT="out/deep")
+    assert (result.code, "found it refused" in result.err) == (64, True)
+    assert [path.name for path in scripts.directory.glob("out")] == left
+    assert not list(scripts.directory.glob("out/*"))

@@ -8,12 +8,14 @@ import time
 from pathlib import Path
 from types import SimpleNamespace as Named
 from typing import TYPE_CHECKING, Any, NoReturn
+from unittest.mock import Mock
 
 import pytest
 
 from jobs.backends.base import Layout, Step
 from jobs.loop import Timer
-from jobs.supervisor.running import Ranks
+from jobs.messages import UsageError
+from jobs.supervisor.running import Ran, Ranks
 from jobs.supervisor.settings import Settings
 from rundir import procfs
 from tests.faults.job import parent
@@ -187,3 +189,25 @@ def test_a_run_goes_on_where_none_can_be_started() -> None:
     ranks = Ranks(now)
     ranks._prepare(Timer(0, start))  # noqa: SLF001 -- else it takes a training
     ranks.end_standby()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (BlockingIOError(11, "Try again"), 70, "found [Errno 11] Try again; raise the limit"),
+        (UsageError("DDP_MOUNTS must name what is there", "no 'x'", "correct it"), 64, "no 'x'"),
+    ],
+)
+def test_ranks_that_cannot_start(
+    error: Exception, code: int, line: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The attempt ends with a line, as any other does; what follows is decided as ever."""
+    plan = Named(backend=Mock(), is_elastic=False)
+    plan.backend.start.side_effect = error
+    step = Step([], {}, Layout(1, 1, 1, 1), ["n"], "out", is_restart=True)
+    now: Any = Named(plan=plan, settings=Settings({}))
+    now.loop, now.journal, now.output, now.step, now.num_restarts = Mock(), Mock(), None, step, 1
+    now.requests = Named(stop_signal=None)
+    now.settings.values["DDP_GRACE"] = "1"
+    assert Ranks(now).run() == Ran(code)
+    assert line in capfd.readouterr().err.splitlines()[0]

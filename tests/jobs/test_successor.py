@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from jobs.backends.requeue import Successor, successor_options, with_reason
+from jobs.backends.requeue import Successor, submit, successor_options, with_reason
 from jobs.backends.slurm import Slurm
 
 
@@ -82,3 +84,14 @@ def test_gpus_of_a_successor(field: str, told: str, option: str) -> None:
         "--dependency=afterany:7", "--job-name=ddp", "--open-mode=append", "--nodes=2"
     ]  # fmt: skip
     assert options[4:] == [*([option] if option else []), "--chdir=/a", "--output=/a/b"]
+
+
+def test_where_sbatch_is_not(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As in a container into which no sbatch is mounted: a line, and no traceback."""
+    monkeypatch.setattr(time, "sleep", lambda _seconds: None)
+    environ = {"PATH": "/no/such"}
+    successor = Successor("/jobs/prelaunch.sh", [], environ, {}, 1, (), is_no_kill=False)
+    assert submit(Slurm(environ), successor) is None
+    assert capfd.readouterr().err.endswith("sbatch cannot be run: No such file or directory\n")

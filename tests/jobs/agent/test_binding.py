@@ -78,6 +78,8 @@ def test_visible_gpus_are_the_ranks(machine: Path) -> None:
     assert chosen(machine, 1, 2, CUDA_VISIBLE_DEVICES="3,4") == ("16-31,48-63", 1)
     assert chosen(machine, 1, 2, CUDA_VISIBLE_DEVICES="GPU-2a,GPU-7a-1") == ("16-31,48-63", 1)
     assert chosen(machine, 3, 4, CUDA_VISIBLE_DEVICES="6") == ("16-31,48-63", 1)
+    # CUDA sees none behind the -1, and both ranks are on the first.
+    assert chosen(machine, 1, 2, CUDA_VISIBLE_DEVICES="0,-1,4") == ("0-15,32-47", 0)
 
 
 def test_gpus_that_a_cgroup_hides(machine: Path) -> None:

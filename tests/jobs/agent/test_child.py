@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs.agent.child import Streams, start
+from jobs.messages import UsageError
 from tests.conftest import Cluster
 
 if TYPE_CHECKING:
@@ -40,6 +42,21 @@ def test_its_code(tmp_path: Path, code: int) -> None:
 def test_the_signal_that_ended_it(tmp_path: Path) -> None:
     """128 and its number."""
     assert run(tmp_path / "log", "sh", "-c", "kill -9 $$") == (137, "")
+
+
+def test_a_process_that_may_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the user has as many as they may: one line, no traceback."""
+
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", fork)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        with pytest.raises(UsageError, match="found Resource temporarily unavailable; end other"):
+            run(tmp_path / "log", "true")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
