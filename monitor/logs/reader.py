@@ -52,11 +52,7 @@ def read(path: str, wanted: frozenset[str] | None = None) -> Log:
             parts.add(parser.take(data))
             is_torn = bool(rest.strip())
     except OSError as error:
-        raise UserError(
-            "a log must be a file that can be read",
-            f"{path}: {error.strerror}",
-            "name .gutil files, or a directory that holds some",
-        ) from error
+        raise files.unreadable(path, error) from error
     parts.add(parser.end())
     return parts.log(path, parser, is_torn=is_torn)
 
