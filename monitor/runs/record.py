@@ -125,8 +125,7 @@ def compose_file(run_dir: str) -> str:
     is the newest: it reads `_MAX_READS` times at most.
 
     Raises:
-        UserError: there are no events to compose from.
-        OSError: the record could not be written.
+        UserError: there are no events to compose from, or the record could not be written.
 
     """
     run_dir = os.path.abspath(run_dir)  # noqa: PTH100 - the monitor's logs lie beside it
@@ -147,8 +146,15 @@ def _size(run_dir: str) -> int:
 
 
 def _replace(target: str, record: Record) -> None:
-    with replacing(target) as path, open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
-        json.dump(record, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with replacing(target) as path, open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
+            json.dump(record, file, indent=2, ensure_ascii=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise UserError(
+            "run.json must be writable",
+            f"{error.strerror} in {os.path.dirname(target)}",  # noqa: PTH120 - start time
+            "make room or name a directory that you may write to",
+        ) from error

@@ -321,6 +321,15 @@ def test_only_the_end_of_long_metrics_is_read(
         record.compose_file(str(run_dir))
 
 
+def test_a_record_that_cannot_be_written_is_one_line(run_dir: Path) -> None:
+    """Also where the recorder composes it; nothing is left behind."""
+    (run_dir / "run.json").mkdir()
+    before = sorted(run_dir.iterdir())
+    with pytest.raises(UserError, match=r"run\.json must be writable; found Is a directory in"):
+        record.compose_file(str(run_dir))
+    assert sorted(run_dir.iterdir()) == before
+
+
 def test_two_nodes_write_beside_by_names_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
