@@ -117,8 +117,8 @@ def _watcher(run_dir: str) -> Watcher:
     return poll
 
 
-def compose_file(run_dir: str) -> str:
-    """Write `run.json` of a run directory, beside and renamed; the path written.
+def compose_file(run_dir: str) -> tuple[str, Record]:
+    """Write `run.json` of a run directory, beside and renamed; its path, and the record.
 
     Events written while it composes are not missed: it reads again, so that of several writers the
     last one writes the newest view. Of a run that lives and reports something all the time, no view
@@ -130,12 +130,13 @@ def compose_file(run_dir: str) -> str:
     """
     run_dir = os.path.abspath(run_dir)  # noqa: PTH100 - the monitor's logs lie beside it
     target = RunDir(run_dir).record
-    seen = -1
+    seen, made = -1, Record()
     for _ in range(_MAX_READS):
         if seen == (seen := _size(run_dir)):
             break
-        _replace(target, started(read(run_dir), run_dir))
-    return target
+        made = started(read(run_dir), run_dir)
+        _replace(target, made)
+    return target, made
 
 
 def _size(run_dir: str) -> int:
