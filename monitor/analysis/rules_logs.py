@@ -12,7 +12,7 @@ from monitor.analysis.readings import Stretch
 from monitor.analysis.rules import TIMES, Window, rule
 from monitor.logs import clock
 from monitor.logs.series import of_hosts
-from monitor.runs.history import seconds
+from monitor.runs.history import times
 from monitor.words import and_more, minutes
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ _NODE_IS_GONE = (
 )
 def _gap(run: Run, at: Thresholds) -> Iterator[Finding]:
     nodes = of_hosts([one for one in run.gpus if _has_times(one)])
-    starts = [seconds(e.get("time")) for e in run.events if e.get("event") == "start"]
-    starts_s = np.array([start_s for start_s in starts if start_s is not None])
+    starts_s = np.array(times(e for e in run.events if e.get("event") == "start"))
     for series in nodes:
         yield from _gaps(series, starts_s, at)
     jobs: dict[str, list[GpuSeries]] = {}

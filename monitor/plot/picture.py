@@ -14,7 +14,7 @@ from monitor.logs.series import by_unit
 from monitor.plot import curves as plot_curves
 from monitor.plot import grid as plot_grid
 from monitor.plot import metrics as plot_metrics
-from monitor.runs.history import seconds
+from monitor.runs.history import times
 from rundir.text import counted
 
 if TYPE_CHECKING:
@@ -73,8 +73,7 @@ def placed(run: Run, max_bins: int) -> Placed:
 
     """
     events = events_of(run)
-    times_s = (seconds(line.get("time")) for line in run.metrics)
-    moments = [event.time_s for event in events] + [s for s in times_s if s is not None]
+    moments = [event.time_s for event in events] + times(run.metrics)
     gpus = by_unit(run.gpus)
     kept = plot_axis.usable(gpus, moments)
     axis = plot_axis.choose(kept, moments, max_bins)

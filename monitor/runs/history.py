@@ -12,7 +12,8 @@ from rundir.failure import attempt as read
 from rundir.failure.attempt import integer as integer  # noqa: PLC0414 - for who reads events here
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
 
     from rundir.events import Event
 
@@ -178,7 +179,7 @@ def spans(several: Sequence[Attempt]) -> list[Span]:
 
 def _begin_s(attempt: Attempt) -> float | None:
     events = [attempt.last("start"), *attempt.events]
-    return next((s for s in (seconds(e.get("time")) for e in events) if s is not None), None)
+    return next(iter(times(events)), None)
 
 
 def _end_s(attempt: Attempt) -> float | None:
@@ -188,8 +189,7 @@ def _end_s(attempt: Attempt) -> float | None:
     # Another node's clock may be an hour off: the node that reported the start is the measure.
     host = attempt.last("start").get("host")
     near = [e for e in attempt.lived if e.get("host") == host] or attempt.lived
-    signs = [seconds(line.get("time")) for line in (*near, *attempt.metrics)]
-    return max((s for s in signs if s is not None), default=None)
+    return max(times((*near, *attempt.metrics)), default=None)
 
 
 def seconds(time: object) -> float | None:
@@ -201,6 +201,12 @@ def seconds(time: object) -> float | None:
         return moment.timestamp() if moment.tzinfo else None
     except (ValueError, OverflowError):
         return None
+
+
+def times(events: Iterable[Mapping[str, Any]]) -> list[float]:
+    """Give the times of events that have one, in seconds since 1970, in their order."""
+    found = (seconds(event.get("time")) for event in events)
+    return [time_s for time_s in found if time_s is not None]
 
 
 def time_of_day(time_s: float) -> str:
