@@ -260,11 +260,8 @@ def _of_host(gpus: Sequence[GpuSeries]) -> GpuSeries:
     _, rows = np.unique(whole.time_s, return_index=True)
     return replace(
         whole,
-        time_s=whole.time_s[rows],
         values={name: column[rows] for name, column in whole.values.items()},
-        shift_s=np.broadcast_to(whole.shift_s, whole.num_samples)[rows],
-        nominal_s=np.broadcast_to(whole.nominal_s, whole.num_samples)[rows],
-        start=np.broadcast_to(whole.start, whole.num_samples)[rows],
+        **{name: column[rows] for name, column in _by_sample(whole).items()},
     )
 
 
@@ -321,6 +318,7 @@ def _joined(parts: Sequence[GpuSeries]) -> GpuSeries:
     """
     if len(parts) == 1:
         return parts[0]
+    columns = [_by_sample(part) for part in parts]
     time_s = np.concatenate([part.time_s for part in parts])
     ahead = not (np.diff(time_s) < 0).any()
     order = slice(None) if ahead else np.argsort(time_s, kind="stable")
@@ -330,18 +328,19 @@ def _joined(parts: Sequence[GpuSeries]) -> GpuSeries:
         host=first.host,
         gpu=first.gpu,
         job=first.job,
-        time_s=time_s[order],
         values={name: _concatenated(parts, name)[order] for name in names},
         facts={key: value for part in parts for key, value in part.facts.items()},
-        shift_s=np.concatenate([np.broadcast_to(p.shift_s, p.num_samples) for p in parts])[order],
-        nominal_s=np.concatenate([np.broadcast_to(p.nominal_s, p.num_samples) for p in parts])[
-            order
-        ],
-        start=np.concatenate([np.broadcast_to(p.start, p.num_samples) for p in parts])[order],
         uuid=first.uuid,
         is_dated=all(part.is_dated for part in parts),
         offset=first.offset,
+        **{name: np.concatenate([one[name] for one in columns])[order] for name in columns[0]},
     )
+
+
+def _by_sample(one: GpuSeries) -> dict[str, Any]:
+    """Give the fields that each sample has besides its readings, (samples,) each."""
+    names = ("time_s", "shift_s", "nominal_s", "start")
+    return {name: np.broadcast_to(getattr(one, name), one.num_samples) for name in names}
 
 
 def _concatenated(parts: Sequence[GpuSeries], name: str) -> NDArray[np.floating]:
