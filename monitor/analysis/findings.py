@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -94,6 +95,12 @@ def summaries(run: Run, found: Iterable[Finding]) -> list[Summary]:
         alike = (one.severity, one.rule, one.about, one.suggestion, one.job)
         groups.setdefault(alike, []).append(one)
     return [_summary(run, group) for group in groups.values()]
+
+
+def by_severity(found: Iterable[Summary]) -> str:
+    """Count findings: `2 errors, 1 warning`; empty for none."""
+    counts = Counter(one.severity for one in found)
+    return ", ".join(counted(counts[name], name) for name in SEVERITIES if counts[name])
 
 
 def _summary(run: Run, group: Sequence[Finding]) -> Summary:

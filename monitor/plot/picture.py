@@ -84,7 +84,7 @@ def placed(run: Run, max_bins: int) -> Placed:
 def report_skipped(num_gpus: int) -> None:
     """Say what is missing, if anything is."""
     if num_gpus:
-        emit(f"left out {num_gpus} GPU{'s' * (num_gpus > 1)} whose logs have no time or no date")
+        emit(f"left out {counted(num_gpus, 'GPU')} whose logs have no time or no date")
 
 
 def picture(

@@ -110,9 +110,8 @@ def _note(file: File) -> str | None:
     """Return in one line what of a file was not read; None if all of it was."""
     parts = []
     if file.num_unreadable:
-        rows = "row" if file.num_unreadable == 1 else "rows"
         why = f" ({'; '.join(file.hints)})" if file.hints else ""
-        parts.append(f"{file.num_unreadable} {rows} could not be read{why}")
+        parts.append(f"{counted(file.num_unreadable, 'row')} could not be read{why}")
     if file.num_lost:
         parts.append(f"{counted(file.num_lost, 'sample')} could not be written by its recorder")
     if file.torn:
