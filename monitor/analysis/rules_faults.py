@@ -10,6 +10,7 @@ from monitor.analysis import events, readings
 from monitor.analysis.findings import Finding
 from monitor.analysis.rules import EVENTS, Window, rule
 from monitor.logs import log_events
+from monitor.logs.columns import SIGNS_OF_LIFE
 from monitor.words import and_more
 from rundir import xids
 from rundir.text import counted
@@ -157,25 +158,23 @@ def _of_mark(  # noqa: PLR0913 - a finding has that many parts
     )
 
 
-_SIGNS_OF_LIFE = ("pwr", "gtemp", "fb")
-"""What every GPU reports that is there; `sm` counts, too, but under MIG it is refused."""
+_ALWAYS = tuple(name for name in SIGNS_OF_LIFE if name != "sm")
+"""What every GPU reports that is there, also under MIG, which refuses `sm`."""
 
 
 @rule(
     "lost",
     "a GPU gives no readings any more",
-    needs=("|".join(_SIGNS_OF_LIFE),),
+    needs=("|".join(_ALWAYS),),
     reads=("sm",),
     reads_silence=True,
     thresholds=("lost_samples",),
 )
 def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):
-        signs = [series.values[name] for name in (*_SIGNS_OF_LIFE, "sm") if name in series.values]
-        if series.values.keys().isdisjoint(_SIGNS_OF_LIFE):
+        if series.values.keys().isdisjoint(_ALWAYS):
             continue
-        silent = np.logical_and.reduce([np.isnan(sign) for sign in signs])
-        found = readings.stretches(silent, np.ones(series.num_samples))
+        found = readings.stretches(series.is_silent, np.ones(series.num_samples))
         least = max(1, min(at.lost_samples, series.num_samples))
         worst, num_others = found.worst(least, series.num_samples)
         if worst is None:

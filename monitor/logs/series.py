@@ -14,6 +14,7 @@ import numpy as np
 
 from monitor.errors import printable
 from monitor.logs import clock, facts, files, gutil, reader
+from monitor.logs.columns import SIGNS_OF_LIFE
 from monitor.logs.decode import NO_TIME
 from monitor.logs.facts import UNKNOWN
 from monitor.logs.files import is_run, lines_of
@@ -112,6 +113,13 @@ class GpuSeries:
         """
         found = self.highest("sm", "smavg")
         return next(iter(self.columns("smact", "smutil")), None) if found is None else found
+
+    @property
+    def is_silent(self) -> NDArray[np.bool_]:
+        """Which samples have no reading that every GPU gives; none where the log has none such."""
+        signs = [np.isnan(self.values[name]) for name in SIGNS_OF_LIFE if name in self.values]
+        none = np.zeros(self.num_samples, np.bool_)
+        return np.asarray(np.logical_and.reduce(signs)) if signs else none
 
     @property
     def place(self) -> Place:
