@@ -30,7 +30,7 @@ _NAMES = {
     "nvmlDeviceGetComputeRunningProcesses_v2": _NEW,
     "nvmlDeviceGetComputeRunningProcesses": _OLD,
 }
-_NOT_TOLD = 2**64 - 1
+_UNKNOWN = 2**64 - 1
 _ROOM = 32
 _MAX_ROOM = 4096
 
@@ -57,7 +57,7 @@ class Processes:
             return refused(values, code)
         end = self._count.value * self._layout.size
         values["processes"] = tuple(
-            (pid, None if used == _NOT_TOLD else used // MIB)
+            (pid, None if used == _UNKNOWN else used // MIB)
             for pid, used, *_ in self._layout.iter_unpack(self._bytes[:end])
         )
         return None

@@ -47,7 +47,7 @@ class NvLink:
         self._handle = handle
         self._fields = Fields(handle, tuple((field, _ALL_LINKS) for field in _LINK_KIB))
         self._unit = _KIB
-        self._has_looked = False
+        self._has_searched = False
         self._before: tuple[float, list[int | None]] | None = None
 
     def read(self, values: Values) -> bool | None:
@@ -56,8 +56,8 @@ class NvLink:
         before, self._before = self._before, None
         if counts is None:
             return LOST in values
-        if counts == [None, None] and not self._has_looked:
-            self._has_looked = True
+        if counts == [None, None] and not self._has_searched:
+            self._has_searched = True
             self._find_links(values)
         self._before = now_s, counts
         if before is not None and now_s > before[0] and len(counts) == len(before[1]):

@@ -217,7 +217,7 @@ class _Page:
             bar.get_yticklabels()[-1].set_verticalalignment("top")
 
     def _colour_words(self, words: tuple[str, ...], height: float) -> None:
-        """Return the colours in the heading's line, where there is no room for a bar."""
+        """Put the colours into the heading's line, where there is no room for a bar."""
         handles = [
             Line2D([], [], linestyle="", marker="s", markersize=5, color=colour, label=word)
             for word, colour in zip(words, _THROTTLE_COLOURS, strict=True)

@@ -33,7 +33,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document, for programs")
     parser.add_argument("--full", action="store_true", help="every GPU, with all that is known")
     parser.add_argument(
-        "--co2", type=float, metavar="G_PER_KWH", help="tell CO2 as well, at so many g a kWh"
+        "--co2", type=float, metavar="G_PER_KWH", help="show CO2 as well, at so many g a kWh"
     )
 
 

@@ -1,12 +1,12 @@
 """A command of the user's own has no heartbeat: whether it does anything, as seen from outside.
 
-| its log | its GPU | its processes | says |
+| its log | its GPU | its processes | it is |
 | --- | --- | --- | --- |
-| grows | any | any | alive |
-| silent | works | any | alive |
-| silent | waits | any | silent: a waiting collective keeps a core busy, too |
-| silent | idle or none | use 1 % of a core or more | alive |
-| silent | idle or none | use less | silent |
+| grows | any | any | active |
+| does not | works | any | active |
+| does not | waits | any | inactive: a waiting collective keeps a core busy, too |
+| does not | idle or none | use 1 % of a core or more | active |
+| does not | idle or none | use less | inactive |
 """
 
 from __future__ import annotations
