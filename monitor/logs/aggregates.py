@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,6 +76,8 @@ def _each(groups: Sequence[Sequence[Sequence[str]]]) -> list[Counted]:
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     with context.Pool(num_processes, os.setpgrp) as pool:
         signal.signal(signal.SIGINT, handler)
+        # killed at once, this process would leave them to end with a traceback each
+        signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
         return list(pool.imap(_count, groups))
 
 
