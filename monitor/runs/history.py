@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from monitor.logs import constants
 from rundir import codes
 from rundir.failure import attempt as read
 from rundir.failure.attempt import integer as integer  # noqa: PLC0414 - for who reads events here
@@ -193,14 +194,15 @@ def _end_s(attempt: Attempt) -> float | None:
 
 
 def seconds(time: object) -> float | None:
-    """Read a time as events have it, as seconds since 1970; None if it is none."""
+    """Read a time as events have it, as seconds since 1970; None if it is none, or damaged."""
     if not isinstance(time, str):
         return None
     try:
         moment = datetime.fromisoformat(time)
-        return moment.timestamp() if moment.tzinfo else None
+        time_s = moment.timestamp() if moment.tzinfo else -1.0
     except (ValueError, OverflowError):
         return None
+    return time_s if 0 <= time_s <= constants.LATEST_S else None
 
 
 def times(events: Iterable[Mapping[str, Any]]) -> list[float]:
