@@ -62,12 +62,13 @@ class Collector:
     def _read(self, log: Newest, now_s: float) -> tuple[NodeNow | None, str]:
         try:
             node = log.poll()
+            is_empty = node is None and os.path.getsize(log.path) == 0  # noqa: PTH202
         except OSError as error:
             if log.path in self._paths:
                 raise files.unreadable(log.path, error) from error
             return None, "unreadable"  # another process's business, or gone since it was listed
         if node is None:
-            return None, "stale" if os.path.getsize(log.path) == 0 else "unreadable"  # noqa: PTH202
+            return None, "stale" if is_empty else "unreadable"
         is_fresh = now_s - node.newest.time_s <= self._limit_s(node)
         return (node, "fresh") if is_fresh else (None, "stale")
 

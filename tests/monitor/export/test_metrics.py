@@ -350,6 +350,16 @@ def test_a_log_that_cannot_be_read_is_counted_unless_it_was_named(log: Log) -> N
         collect(folder / "empty")
 
 
+def test_a_log_that_vanishes_while_it_is_read_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty one, as a recorder has just made it."""
+    path = tmp_path / "a.gutil"
+    path.touch()
+    monkeypatch.setattr(Newest, "poll", lambda _log: path.unlink())
+    assert collect(tmp_path)["ddp_export_logs"][-1] == ({"state": "unreadable"}, 1)
+
+
 def test_metrics_need_neither_numpy_nor_polars() -> None:
     """A node's exporter stays small: it reads rows one by one, and only the last ones."""
     code = "import sys, monitor.export.metrics; sys.exit(len({'numpy', 'polars'} & {*sys.modules}))"
