@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from monitor.words import host_list
+from monitor.words import host_list, natural
 from rundir.text import counted
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ def _gpus(found: set[int], existing: set[int]) -> str:
 
 def _hosts(hosts: Sequence[str]) -> str:
     names = host_list(hosts)
-    if len(names) > _MAX_NAMES:
-        return f"{counted(len(hosts), 'node')} of {min(hosts)} to {max(hosts)}"
+    if len(names) > _MAX_NAMES and len(hosts) > 1:
+        first, *_, last = sorted(hosts, key=natural)
+        return f"{counted(len(hosts), 'node')} of {first} to {last}"
     return names or "the job"
