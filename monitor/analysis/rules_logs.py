@@ -57,18 +57,18 @@ def _has_times(series: GpuSeries) -> bool:
     return bool(series.num_samples) and not np.isnan(series.time_s).any()
 
 
-def _limit_s(series: GpuSeries, at: Thresholds) -> float:
-    return float(np.fmax(at.gap_seconds, at.gap_intervals * series.interval_s))
+def _longest_s(usual_s: NDArray[np.float64] | float, at: Thresholds) -> NDArray[np.float64]:
+    """Give how long a log may not grow: no gap is shorter."""
+    return np.asarray(np.fmax(at.gap_seconds, at.gap_intervals * usual_s))
 
 
 def _gaps(series: GpuSeries, starts_s: NDArray[np.float64], at: Thresholds) -> Iterator[Finding]:
     """Find times without a sample in a node's log, other than those between two starts."""
     steps_s = np.diff(series.time_s)
     usual_s = clock.usual_s(np.append(np.nan, steps_s), series.nominal_s)[1:]
-    longest_s = np.fmax(at.gap_seconds, at.gap_intervals * usual_s)
     found = [
         begin
-        for begin in np.flatnonzero(steps_s > longest_s).tolist()
+        for begin in np.flatnonzero(steps_s > _longest_s(usual_s, at)).tolist()
         if not _is_rest(series, begin, starts_s)
     ]
     if not found:
@@ -112,7 +112,7 @@ def _ended_early(nodes: list[GpuSeries], at_last: set[str], at: Thresholds) -> I
     for series, end_s in zip(nodes, ends_s, strict=True):
         missing_s = max(ends_s) - end_s
         is_left = at_last and _short(series.host) not in at_last
-        if missing_s > _limit_s(series, at) and not is_left:
+        if missing_s > _longest_s(series.interval_s, at) and not is_left:
             yield readings.finding(
                 "warning",
                 series,

@@ -156,7 +156,6 @@ class Events:
         kind = _KINDS.get(data.eventType)
         if kind is None:
             return
-        details = {}
         if kind == "xid":
             details = {"xid": str(data.eventData), "text": xids.look_up(str(data.eventData)).name}
         else:

@@ -80,9 +80,7 @@ class Attempt:
         steps = [line.get("step") for line in self.metrics]
         steps += [e.get("step") for e in self.events if e.get("event") in ("first_step", "resume")]
         steps += [e.get("step") for e in self.all("checkpoint")]
-        for event in self.all("last_beats"):
-            steps += [one.get("step") for one in mappings(event.get("ranks"))]
-        for event in self.all("hang_report"):
+        for event in (*self.all("last_beats"), *self.all("hang_report")):
             steps += [one.get("step") for one in mappings(event.get("ranks"))]
         summary = self.last("summary").get("summary")
         steps.append(summary.get("steps") if isinstance(summary, dict) else None)

@@ -69,7 +69,7 @@ class Inactivity:
     _checked_s: float = 0.0
 
     def update(
-        self, now_s: float, log_state: Hashable, pattern: str | None, limit_s: float | None
+        self, now_s: float, log_state: Hashable, pattern: str | None, limit_s: float
     ) -> float:
         """Take one poll; the seconds since the last sign of life, as far as is known.
 
@@ -93,7 +93,7 @@ class Inactivity:
         if self._times is None:
             self._times = self.times() or {}
             self._quiet_since_s = self._checked_s = now_s
-        elif limit_s is not None and now_s - self._checked_s >= self._pause_s(limit_s):
+        elif now_s - self._checked_s >= self._pause_s(limit_s):
             is_known = self._check_times(now_s)
             if not is_known and now_s - self._checked_s < 2 * limit_s:
                 return self._checked_s - self._quiet_since_s  # a busy node: ask again

@@ -60,15 +60,12 @@ class LocalWatchdog:
         """Report where each rank was at the end; no node waits for a report of this one then."""
         now_s = time.monotonic()
         ranks = {
-            heartbeat.rank: {
+            rank: {
                 "step": heartbeat.step,
                 "phase": heartbeat.phase,
                 "age_s": round(now_s - heartbeat.time_ns / 1e9, 3),
             }
-            for heartbeat in sorted(
-                read_heartbeats(self._settings.heartbeat_dir).values(),
-                key=lambda heartbeat: heartbeat.rank,
-            )
+            for rank, heartbeat in sorted(read_heartbeats(self._settings.heartbeat_dir).items())
         }
         settings = self._settings
         self._channel.report(

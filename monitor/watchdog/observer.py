@@ -67,13 +67,11 @@ class RankObserver:
         # a heartbeat that is just being written is none: the one before it still holds
         self._heartbeats |= self.node.heartbeats()
         heartbeats, children = self._heartbeats, self.node.children()
-        reports = []
-        suspicious = False
-        for rank in sorted(heartbeats.keys() | children.keys()):
-            report, calls = self._classify(rank, heartbeats.get(rank), children.get(rank), now_s)
-            reports.append(report)
-            suspicious |= calls
-        return Observation(tuple(reports), suspicious)
+        found = [
+            self._classify(rank, heartbeats.get(rank), children.get(rank), now_s)
+            for rank in sorted(heartbeats.keys() | children.keys())
+        ]
+        return Observation(tuple(report for report, _ in found), any(calls for _, calls in found))
 
     def _now(self) -> float:
         """Give the time, and notice how much of it nothing watched."""
