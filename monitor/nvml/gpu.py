@@ -13,7 +13,7 @@ import pynvml
 from monitor.nvml import calls
 from monitor.nvml.calls import MIB, Number, quietly
 from monitor.nvml.mig import Mig
-from monitor.nvml.processes import Processes
+from monitor.nvml.processes import bind_processes
 from monitor.nvml.rates import Gpm, NvLink, Samples, Violation
 from monitor.nvml.workers import Job
 
@@ -55,7 +55,7 @@ _SELDOM: dict[str, tuple[_Call, ...]] = {
         ("nvmlDeviceGetBAR1MemoryInfo", calls.bind_bar1),
         ("nvmlDeviceGetConfComputeProtectedMemoryUsage", calls.bind_protected),
     ),
-    "q": (("nvmlDeviceGetComputeRunningProcesses", lambda handle: Processes(handle).read),),
+    "q": (("nvmlDeviceGetComputeRunningProcesses", bind_processes),),
     "e": (*_named(*_ECC), ("nvmlDeviceGetRemappedRows", calls.bind_remap)),
 }
 """What changes seldom; that an error of memory happens, an event reports at once."""
