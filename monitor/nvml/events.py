@@ -61,7 +61,7 @@ class Events:
         self._num_registered = 0
         self._is_outdated = False
         self.fact = ""
-        """What the log says of it."""
+        """What the log states of it."""
 
     def start(self, handles: Mapping[int, Handle]) -> None:
         """Register for the events of GPUs by index.
