@@ -23,15 +23,15 @@ COMMANDS = {
     "record": ("recorder.command", "sample the GPUs and the host into a log"),
     "report": (
         "report.report",
-        "say how jobs used their GPUs, from logs of ours or of nvidia-smi dmon",
+        "report how jobs used their GPUs, from logs of ours or of nvidia-smi dmon",
     ),
     "watch": ("live.session", "see all nodes of a job live, in a terminal"),
     "plot": ("plot.plot", "draw a run into a .png or .svg"),
     "html": ("page.html", "write a run as one page to look into, offline"),
     "export": ("export.export", "write logs and runs for other programs: metrics or rows"),
-    "diagnose": ("report.findings", "find what is wrong with a run, by rules, and say what to do"),
+    "diagnose": ("report.findings", "find what is wrong with a run, by rules, and what to do"),
     "compose": ("runs.compose", "write run.json from a run's events"),
-    "why": ("runs.why", "say on one screen why a run ended"),
+    "why": ("runs.why", "show on one screen why a run ended"),
     "preflight": (
         "preflight.command",
         "report whether this node is fit for a job, to its supervisor",

@@ -96,7 +96,7 @@ def check(out: str, inputs: Sequence[str]) -> None:
         )
 
 
-def text(out: str, content: str, *, mode: int | None = None) -> None:
+def text(out: str, content: str, *, mode: int) -> None:
     """Write text to a file, whole, or to the standard output."""
     if out == STDOUT:
         sys.stdout.write(content)

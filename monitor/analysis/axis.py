@@ -162,10 +162,10 @@ def _of_next(
     """Give bins without a sample of their own the next one, if it stands for that time."""
     known = steps[~np.isnan(steps)]
     usual_s = float(np.median(known)) if known.size else axis.bin_s
-    speaks_s = np.where(np.isnan(steps), usual_s, steps)
+    lasts_s = np.where(np.isnan(steps), usual_s, steps)
     middle_s = axis.begin_s + (empty + 0.5) * axis.bin_s
     following = np.searchsorted(time_s, middle_s)
     has_next = following < len(time_s)
     following[~has_next] = 0
-    spoken = has_next & (time_s[following] - speaks_s[following] < middle_s)
-    return np.where(spoken, values[following], np.nan)
+    is_its = has_next & (time_s[following] - lasts_s[following] < middle_s)
+    return np.where(is_its, values[following], np.nan)

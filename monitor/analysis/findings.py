@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from monitor.words import host_list
+from monitor.words import host_list, natural
 from rundir.text import counted
 
 if TYPE_CHECKING:
@@ -96,6 +97,12 @@ def summaries(run: Run, found: Iterable[Finding]) -> list[Summary]:
     return [_summary(run, group) for group in groups.values()]
 
 
+def by_severity(found: Iterable[Summary]) -> str:
+    """Count findings: `2 errors, 1 warning`; empty for none."""
+    counts = Counter(one.severity for one in found)
+    return ", ".join(counted(counts[name], name) for name in SEVERITIES if counts[name])
+
+
 def _summary(run: Run, group: Sequence[Finding]) -> Summary:
     worst = group[0]
     return Summary(
@@ -152,6 +159,7 @@ def _gpus(found: set[int], existing: set[int]) -> str:
 
 def _hosts(hosts: Sequence[str]) -> str:
     names = host_list(hosts)
-    if len(names) > _MAX_NAMES:
-        return f"{counted(len(hosts), 'node')} of {min(hosts)} to {max(hosts)}"
+    if len(names) > _MAX_NAMES and len(hosts) > 1:
+        first, *_, last = sorted(hosts, key=natural)
+        return f"{counted(len(hosts), 'node')} of {first} to {last}"
     return names or "the job"

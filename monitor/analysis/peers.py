@@ -177,9 +177,9 @@ def _others(
 
     others = (at(low) + at(high)) / 2
     others[:, num_known <= min_peers] = np.nan
-    middle = np.take_along_axis(ordered, np.maximum(0, num_known // 2)[None] % len(values), axis=0)
+    half = num_known[None] // 2
+    middle = np.take_along_axis(ordered, half, axis=0)
     deviations = np.sort(np.abs(values - middle), axis=0)
-    half = np.maximum(0, num_known // 2)[None] % len(values)
     return others, _SIGMA * np.take_along_axis(deviations, half, axis=0)[0]
 
 

@@ -10,6 +10,7 @@ from monitor.analysis import events, readings
 from monitor.analysis.findings import Finding
 from monitor.analysis.rules import EVENTS, Window, rule
 from monitor.logs import log_events
+from monitor.logs.columns import SIGNS_OF_LIFE
 from monitor.words import and_more
 from rundir import xids
 from rundir.text import counted
@@ -58,7 +59,7 @@ def _ecc(run: Run, at: Thresholds) -> Iterator[Finding]:
             continue  # corrected: the counter has how many
         if ("error", placed.job, placed.host, placed.event.gpu) not in with_counter:
             text = "memory error that could not be corrected"
-            yield _of_mark("error", placed, several, text, _EXCLUDE)
+            yield _of_event("error", placed, several, text, _EXCLUDE)
 
 
 def _ecc_counted(series: GpuSeries, at: Thresholds) -> Iterator[Finding]:
@@ -97,10 +98,10 @@ def _remap(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a r
     for placed, several in _logged(run, "remap"):
         if placed.event.details.get("failed", "0") not in ("0", "no", "false"):
             text = "a bad row of memory could not be remapped"
-            yield _of_mark("error", placed, several, text, _EXCLUDE)
+            yield _of_event("error", placed, several, text, _EXCLUDE)
         elif (placed.job, placed.host, placed.event.gpu) not in with_counter:
             text = "a row of memory is to be remapped"
-            yield _of_mark("warning", placed, several, text, _RESET)
+            yield _of_event("warning", placed, several, text, _RESET)
 
 
 @rule(
@@ -115,7 +116,7 @@ def _xid(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rul
         known = xids.look_up(number)
         text = f"XID {number or '?'}: {known.meaning} ({known.fault})"
         fix = xids.SUGGESTIONS[known.owner]
-        yield _of_mark(known.severity, placed, several, text, fix, about=number)
+        yield _of_event(known.severity, placed, several, text, fix, about=number)
 
 
 def _logged(run: Run, kind: str) -> Iterator[tuple[PlacedEvent, Sequence[PlacedEvent]]]:
@@ -133,7 +134,7 @@ def _logged(run: Run, kind: str) -> Iterator[tuple[PlacedEvent, Sequence[PlacedE
     return ((group[0], group) for group in groups.values())
 
 
-def _of_mark(  # noqa: PLR0913 - a finding has that many parts
+def _of_event(  # noqa: PLR0913 - a finding has that many parts
     severity: Severity,
     placed: PlacedEvent,
     several: Sequence[PlacedEvent],
@@ -157,25 +158,23 @@ def _of_mark(  # noqa: PLR0913 - a finding has that many parts
     )
 
 
-_SIGNS_OF_LIFE = ("pwr", "gtemp", "fb")
-"""What every GPU reports that is there; `sm` counts, too, but under MIG it is refused."""
+_ALWAYS = tuple(name for name in SIGNS_OF_LIFE if name != "sm")
+"""What every GPU reports that is there, also under MIG, which refuses `sm`."""
 
 
 @rule(
     "lost",
     "a GPU gives no readings any more",
-    needs=("|".join(_SIGNS_OF_LIFE),),
+    needs=("|".join(_ALWAYS),),
     reads=("sm",),
     reads_silence=True,
     thresholds=("lost_samples",),
 )
 def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):
-        signs = [series.values[name] for name in (*_SIGNS_OF_LIFE, "sm") if name in series.values]
-        if series.values.keys().isdisjoint(_SIGNS_OF_LIFE):
+        if series.values.keys().isdisjoint(_ALWAYS):
             continue
-        silent = np.logical_and.reduce([np.isnan(sign) for sign in signs])
-        found = readings.stretches(silent, np.ones(series.num_samples))
+        found = readings.stretches(series.is_silent, np.ones(series.num_samples))
         least = max(1, min(at.lost_samples, series.num_samples))
         worst, num_others = found.worst(least, series.num_samples)
         if worst is None:
@@ -213,7 +212,7 @@ def _driver(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a 
         for placed, several in _logged(run, kind):
             what, text = log_events.described(placed.event)
             text = f"{what}: {text}" if text else what
-            yield _of_mark(severity, placed, several, text, "see dmesg of the node", about=kind)
+            yield _of_event(severity, placed, several, text, "see dmesg of the node", about=kind)
 
 
 _SEE_WHY = "`python -m monitor why` has the evidence"

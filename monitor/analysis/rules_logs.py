@@ -12,7 +12,7 @@ from monitor.analysis.readings import Stretch
 from monitor.analysis.rules import TIMES, Window, rule
 from monitor.logs import clock
 from monitor.logs.series import of_hosts
-from monitor.runs.history import seconds
+from monitor.runs.history import times
 from monitor.words import and_more, minutes
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ _NODE_IS_GONE = (
 )
 def _gap(run: Run, at: Thresholds) -> Iterator[Finding]:
     nodes = of_hosts([one for one in run.gpus if _has_times(one)])
-    starts = [seconds(e.get("time")) for e in run.events if e.get("event") == "start"]
-    starts_s = np.array([start_s for start_s in starts if start_s is not None])
+    starts_s = np.array(times(e for e in run.events if e.get("event") == "start"))
     for series in nodes:
         yield from _gaps(series, starts_s, at)
     jobs: dict[str, list[GpuSeries]] = {}
@@ -58,18 +57,18 @@ def _has_times(series: GpuSeries) -> bool:
     return bool(series.num_samples) and not np.isnan(series.time_s).any()
 
 
-def _limit_s(series: GpuSeries, at: Thresholds) -> float:
-    return float(np.fmax(at.gap_seconds, at.gap_intervals * series.interval_s))
+def _longest_s(usual_s: NDArray[np.float64] | float, at: Thresholds) -> NDArray[np.float64]:
+    """Give how long a log may not grow: no gap is shorter."""
+    return np.asarray(np.fmax(at.gap_seconds, at.gap_intervals * usual_s))
 
 
 def _gaps(series: GpuSeries, starts_s: NDArray[np.float64], at: Thresholds) -> Iterator[Finding]:
     """Find times without a sample in a node's log, other than those between two starts."""
     steps_s = np.diff(series.time_s)
     usual_s = clock.usual_s(np.append(np.nan, steps_s), series.nominal_s)[1:]
-    longest_s = np.fmax(at.gap_seconds, at.gap_intervals * usual_s)
     found = [
         begin
-        for begin in np.flatnonzero(steps_s > longest_s).tolist()
+        for begin in np.flatnonzero(steps_s > _longest_s(usual_s, at)).tolist()
         if not _is_rest(series, begin, starts_s)
     ]
     if not found:
@@ -113,7 +112,7 @@ def _ended_early(nodes: list[GpuSeries], at_last: set[str], at: Thresholds) -> I
     for series, end_s in zip(nodes, ends_s, strict=True):
         missing_s = max(ends_s) - end_s
         is_left = at_last and _short(series.host) not in at_last
-        if missing_s > _limit_s(series, at) and not is_left:
+        if missing_s > _longest_s(series.interval_s, at) and not is_left:
             yield readings.finding(
                 "warning",
                 series,

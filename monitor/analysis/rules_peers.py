@@ -105,7 +105,7 @@ def _named_by_trainer(run: Run, at: Thresholds) -> Iterator[Finding]:
     lines = [line for line in lines if "samples_per_s" in line]
     named: dict[tuple[int, str], list[float]] = {}
     for line in lines:
-        for slow in mappings(line.get("slow_ranks") or []):
+        for slow in mappings(line.get("slow_ranks")):
             rank, node = integer(slow.get("rank")), slow.get("node")
             ratio = number(slow.get("ratio"))
             if rank is not None and isinstance(node, str) and ratio is not None:

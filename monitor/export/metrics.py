@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from monitor.errors import UserError
 from monitor.export import find, gpus
 from monitor.export import run as export_run
 from monitor.export.openmetrics import Metric, Metrics
-from monitor.logs import constants, gutil
-from monitor.logs.files import written_s
+from monitor.logs import constants, files, gutil
 from monitor.logs.newest import Newest
 
 if TYPE_CHECKING:
@@ -64,16 +62,13 @@ class Collector:
     def _read(self, log: Newest, now_s: float) -> tuple[NodeNow | None, str]:
         try:
             node = log.poll()
+            is_empty = node is None and os.path.getsize(log.path) == 0  # noqa: PTH202
         except OSError as error:
             if log.path in self._paths:
-                raise UserError(
-                    "a log must be a file that can be read",
-                    f"{log.path}: {error.strerror}",
-                    "name .gutil files, or a directory that holds some",
-                ) from error
+                raise files.unreadable(log.path, error) from error
             return None, "unreadable"  # another process's business, or gone since it was listed
         if node is None:
-            return None, "stale" if os.path.getsize(log.path) == 0 else "unreadable"  # noqa: PTH202
+            return None, "stale" if is_empty else "unreadable"
         is_fresh = now_s - node.newest.time_s <= self._limit_s(node)
         return (node, "fresh") if is_fresh else (None, "stale")
 
@@ -90,6 +85,6 @@ class Collector:
         jobs = {node.job: node.facts.get("user") for node in fresh if node.job}
         max_age_s = _MAX_AGE_S if self._max_age_s is None else self._max_age_s
         for run in runs:
-            is_recent = now_s - written_s(run) <= max_age_s
+            is_recent = now_s - files.written_s(run) <= max_age_s
             if is_recent or export_run.job_in(export_run.events_of(run)) in jobs:
                 export_run.add(metrics, run, jobs, now_s=now_s)

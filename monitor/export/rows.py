@@ -31,7 +31,7 @@ _QUARTER_S = 900
 _MUCH_BYTES = 2**26
 """Logs of more than this are not held in memory together."""
 
-NAMES = {column.name: column.table_name for column in COLUMNS if column.dmon_unit in ("", "GPM:%")}
+NAMES = {column.name: column.table_name for column in COLUMNS if column.means_in_dmon}
 """What the log's columns are called here. A column that is not known keeps its name."""
 
 OUR_NAMES = {column.name: column.table_name for column in COLUMNS}

@@ -126,5 +126,5 @@ def _add_lines(metrics: Metrics, labels: Labels, lines: Sequence[Event]) -> None
         values = (history.finite(line.get(key.key)) for line in reversed(lines))
         value = next((value for value in values if value is not None), None)
         metrics.put(key.metric, labels, None if value is None else value / key.divisor)
-    times = (history.seconds(line.get("time")) for line in reversed(lines) if "step" in line)
-    metrics.put(STEP_TIME, labels, next((s for s in times if s is not None), None))
+    stepped_s = history.times(line for line in lines if "step" in line)
+    metrics.put(STEP_TIME, labels, stepped_s[-1] if stepped_s else None)

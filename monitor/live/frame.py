@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
 
+from monitor.analysis.findings import by_severity
 from monitor.live import columns as live_columns
 from monitor.live import head as live_head
 from monitor.live import view as live_view
@@ -162,12 +163,8 @@ def _alerts(alerts: Sequence[Summary], num: int | None) -> list[Line]:
     if not alerts:
         return []
     shown = alerts if num is None or len(alerts) <= num else alerts[: max(1, num)]
-    counts = {
-        severity: sum(alert.severity == severity for alert in alerts) for severity in _ALERT_STYLES
-    }
-    text = ", ".join(f"{n} {name}{'s' * (n > 1)}" for name, n in counts.items() if n)
     more = len(alerts) - len(shown)
-    head = f"alerts: {text}" + (f" ({more} more: press a)" if more else "")
+    head = f"alerts: {by_severity(alerts)}" + (f" ({more} more: press a)" if more else "")
     return [[(head, "title")], *map(_alert, shown)]
 
 

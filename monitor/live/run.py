@@ -87,8 +87,8 @@ class LiveRun:
     def intervals(self) -> tuple[Event, ...]:
         """The trainer's last log intervals, of an attempt that is not over."""
         newest = self._attempt or 0
-        told = ((integer(one.get("attempt")), one) for one in self._intervals)
-        return tuple(one for attempt, one in told if attempt is None or attempt >= newest)
+        found = ((integer(one.get("attempt")), one) for one in self._intervals)
+        return tuple(one for attempt, one in found if attempt is None or attempt >= newest)
 
     @property
     def notes(self) -> tuple[Event, ...]:

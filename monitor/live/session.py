@@ -54,7 +54,7 @@ def run(options: Namespace) -> int:
     Without a terminal it prints one picture.
     """
     session = Session(Fleet(target.resolve(options.paths, os.environ)))
-    console = _Console(highlight=False, theme=Theme(STYLES))
+    console = Console(highlight=False, theme=Theme(STYLES))
     has_keys = sys.stdin is not None and sys.stdin.isatty()  # None: it was closed at the start
     if not (has_keys and console.is_terminal) or console.is_dumb_terminal:
         session.fleet.poll(is_only=True)
@@ -62,11 +62,6 @@ def run(options: Namespace) -> int:
         _print(session, console)
         return 0
     return _show(session, console)
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        raise  # noqa: PLE0704 - the command line ends quietly; rich would exit with code 1
 
 
 class Session:
@@ -136,10 +131,12 @@ def _unreadable(snapshot: Snapshot) -> Iterator[Summary]:
 def _print(session: Session, console: Console) -> None:
     width = shutil.get_terminal_size((_WIDTH, 24)).columns
     picture = session.picture((width, None), ascii_only=console.options.ascii_only)
-    for line in picture.lines():
-        text = Text.assemble(*line)
-        text.rstrip()
-        console.print(text, soft_wrap=True)
+    with console.capture() as shown:  # where nobody reads it rich would exit with code 1
+        for line in picture.lines():
+            text = Text.assemble(*line)
+            text.rstrip()
+            console.print(text, soft_wrap=True)
+    print(shown.get(), end="")
 
 
 def _show(session: Session, console: Console) -> int:

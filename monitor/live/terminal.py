@@ -50,8 +50,8 @@ _CHARACTERS = {
     "\n": "enter",
     "\x7f": "backspace",
     "\x08": "backspace",
+    "\x15": "ctrl-u",
 }
-_CHARACTERS |= {"\x15": "ctrl-u"}
 _KEY = re.compile(r"\x1b(?:\[([0-9;]*[A-Za-z~])|O([A-Za-z]))|(.)", re.DOTALL)
 _UNFINISHED = re.compile(rb"\x1b(?:\[[0-9;]*|O)?\Z")
 
@@ -72,7 +72,7 @@ class Terminal:
     Signals set flags, and wake `wait`.
     """
 
-    def __init__(self, console: Console, stdin_fd: int = 0) -> None:
+    def __init__(self, console: Console, stdin_fd: int) -> None:
         self._console = console
         self._fd = stdin_fd
         self._received: set[int] = set()

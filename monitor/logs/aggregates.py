@@ -5,7 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ _MAX_PROCESSES = 8
 
 @dataclass(frozen=True)
 class File:
-    """What is worth saying of a file besides its rows."""
+    """What is worth reporting of a log besides its rows, under the same names."""
 
     path: str
     num_rows: int
@@ -75,6 +76,8 @@ def _each(groups: Sequence[Sequence[Sequence[str]]]) -> list[Counted]:
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     with context.Pool(num_processes, os.setpgrp) as pool:
         signal.signal(signal.SIGINT, handler)
+        # killed at once, this process would leave them to end with a traceback each
+        signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
         return list(pool.imap(_count, groups))
 
 
@@ -85,18 +88,7 @@ def _size(group: Sequence[Sequence[str]]) -> int:
 
 def _count(group: Sequence[Sequence[str]]) -> Counted:
     read = [file for log in group for file in reader.read_log(log, stats.COLUMNS)]
-    files = [
-        File(
-            path=log.path,
-            num_rows=log.num_rows,
-            num_unreadable=log.num_unreadable,
-            torn=log.torn,
-            hints=log.hints,
-            is_foreign=log.is_foreign,
-            num_lost=log.num_lost,
-        )
-        for log in read
-    ]
+    files = [File(*(getattr(log, known.name) for known in fields(File))) for log in read]
     return stats.tally(read), files
 
 

@@ -63,7 +63,7 @@ class Column(NamedTuple):
     alias: str = ""
     """A column of dmon's that means the same."""
     dmon_unit: str = ""
-    """The unit of dmon's column of this name, where it is not the same column."""
+    """The unit of dmon's column of this name, where it is another one."""
     table: str = ""
     """What it is called in CSV, Parquet and JSON lines; empty: as its field."""
     metric: str = ""
@@ -102,7 +102,7 @@ class Column(NamedTuple):
     @property
     def means_in_dmon(self) -> bool:
         """Whether dmon's column of this name, if it has one, means the same in the same unit."""
-        return self.dmon_unit in ("", self.unit)
+        return self.dmon_unit in ("", f"GPM:{self.unit}")
 
 
 _UTIL = Panel("util", "utilisation", ("smavg", "sm"), top=100, order=1)
@@ -241,7 +241,7 @@ COLUMNS: tuple[Column, ...] = (
         help="Rows of memory that were replaced by spare ones.",
     ),
     Column(
-        letter="v", name="pviol", unit="%", field="power_pct", dmon_unit="%",
+        letter="v", name="pviol", unit="%", field="power_pct",
         nvml="nvmlDeviceGetViolationStatus", table="power_throttled_pct",
         metric="power_throttled_ratio", help="Share of time throttled for power.",
     ),

@@ -29,7 +29,6 @@ NO_TIME = np.iinfo(np.int64).min
 _NARROW_CELL = 7
 """Numbers of up to this many characters are whole in a Float32."""
 _BLANK = f"^[{dmon.BLANKS}]*$"
-_CLOCK = "(?:[01][0-9]|2[0-3])(?::[0-5][0-9]){2}"
 _EPOCH = date(1970, 1, 1).toordinal()
 
 
@@ -133,7 +132,7 @@ def _pattern(header: Header, layout: Cells) -> str:
 
 def _cell_pattern(name: str, width: int, header: Header) -> str:
     if name in ("Date", "Time"):
-        return "[0-9]{8}" if name == "Date" else _CLOCK
+        return "[0-9]{8}" if name == "Date" else dmon.CLOCK.pattern
     absent = f" {{{width - 1}}}-"
     if name in header.instance:
         return absent  # a row of a part of a GPU is not the GPU's

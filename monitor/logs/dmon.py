@@ -223,7 +223,7 @@ class Heads:
 NUMBER = re.compile(r"-|0|[1-9][0-9]*")  # dmon writes whole numbers only, those of GPM as well
 MAX_INDEX_DIGITS = 4
 _INDEX = re.compile(r"-|0|[1-9][0-9]{0,3}")
-_CLOCK = re.compile(r"(?:[01][0-9]|2[0-3])(?::[0-5][0-9]){2}")
+CLOCK = re.compile(r"(?:[01][0-9]|2[0-3])(?::[0-5][0-9]){2}")
 _DAY = re.compile(r"(?!0001|9999)[0-9]{8}")  # beside those years lie days that Python does not know
 
 
@@ -343,7 +343,7 @@ def _is_sound(row: dict[str, str]) -> bool:
         if name == "Date":
             if parse_date(cell) is None:
                 return False
-        elif not {"Time": _CLOCK, "gpu": _INDEX}.get(name, NUMBER).fullmatch(cell):
+        elif not {"Time": CLOCK, "gpu": _INDEX}.get(name, NUMBER).fullmatch(cell):
             return False
     return True
 

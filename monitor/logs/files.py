@@ -89,6 +89,15 @@ def no_pipes(paths: Iterable[str]) -> list[str]:
     return [path for path in paths if os.path.isfile(path) or not os.path.exists(path)]  # noqa: PTH110, PTH113
 
 
+def unreadable(path: str, error: OSError) -> UserError:
+    """Say that a log cannot be read."""
+    return UserError(
+        "a log must be a file that can be read",
+        f"{path}: {error.strerror}",
+        "name .gutil files, or a directory that holds some",
+    )
+
+
 def refuse_device(mode: int) -> None:
     """Raise OSError where a file's mode is a device's: such as /dev/zero it may have no end."""
     if stat.S_ISCHR(mode):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from monitor.logs.log_events import LogEvent, Place
 
-INSTANCE = "some speak of a MIG instance, not of the whole GPU"
+INSTANCE = "some are of a MIG instance, not of the whole GPU"
 FOREIGN = "no header of nvidia-smi dmon stands above them"
 """Hints to rows that cannot be read; another is `parser.NARROW`."""
 

@@ -52,11 +52,7 @@ def read(path: str, wanted: frozenset[str] | None = None) -> Log:
             parts.add(parser.take(data))
             is_torn = bool(rest.strip())
     except OSError as error:
-        raise UserError(
-            "a log must be a file that can be read",
-            f"{path}: {error.strerror}",
-            "name .gutil files, or a directory that holds some",
-        ) from error
+        raise files.unreadable(path, error) from error
     parts.add(parser.end())
     return parts.log(path, parser, is_torn=is_torn)
 
@@ -212,14 +208,14 @@ def _joined(parts: Sequence[NDArray[_Scalar]], kind: type[_Scalar]) -> NDArray[_
 
 def _set_right(logs: list[Log], place: Place) -> list[Log]:
     rows = [log.rows_of(place) for log in logs]
-    time_s = _concatenated([log.time_s[which] for log, which in zip(logs, rows, strict=True)])
+    time_s = np.concatenate([log.time_s[which] for log, which in zip(logs, rows, strict=True)])
     if not clock.is_odd(time_s):
         return logs
-    mono_s = _concatenated(
+    mono_s = np.concatenate(
         [_monotonic_s(log)[which] for log, which in zip(logs, rows, strict=True)]
     )
     pairs = zip(facts.intervals_s(logs), rows, strict=True)
-    nominal_s = _concatenated([interval_s[which] for interval_s, which in pairs])
+    nominal_s = np.concatenate([interval_s[which] for interval_s, which in pairs])
     shift_s = clock.shifts_s(time_s, mono_s, nominal_s)
     if shift_s is None:
         return logs
@@ -228,13 +224,9 @@ def _set_right(logs: list[Log], place: Place) -> list[Log]:
 
 
 def _monotonic_s(log: Log) -> NDArray[np.floating]:
-    """Give the monotonic stamps, which take a poll of their own where they were not asked for."""
+    """Give the monotonic stamps; where they were not asked for, the log is read once more."""
     if "monitor" in log.facts and "mono" not in log.values:
         stamps = read(log.path, frozenset({"mono"}))
         if stamps.num_rows >= log.num_rows:  # it may have grown
             log = replace(log, values=stamps.values)
     return log.values.get("mono", np.full(log.num_rows, np.nan))[: log.num_rows]
-
-
-def _concatenated(parts: Sequence[NDArray[_Scalar]]) -> NDArray[_Scalar]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -14,6 +14,7 @@ import numpy as np
 
 from monitor.errors import printable
 from monitor.logs import clock, facts, files, gutil, reader
+from monitor.logs.columns import SIGNS_OF_LIFE
 from monitor.logs.decode import NO_TIME
 from monitor.logs.facts import UNKNOWN
 from monitor.logs.files import is_run, lines_of
@@ -112,6 +113,13 @@ class GpuSeries:
         """
         found = self.highest("sm", "smavg")
         return next(iter(self.columns("smact", "smutil")), None) if found is None else found
+
+    @property
+    def is_silent(self) -> NDArray[np.bool_]:
+        """Which samples have no reading that every GPU gives; none where the log has none such."""
+        signs = [np.isnan(self.values[name]) for name in SIGNS_OF_LIFE if name in self.values]
+        none = np.zeros(self.num_samples, np.bool_)
+        return np.asarray(np.logical_and.reduce(signs)) if signs else none
 
     @property
     def place(self) -> Place:
@@ -260,11 +268,8 @@ def _of_host(gpus: Sequence[GpuSeries]) -> GpuSeries:
     _, rows = np.unique(whole.time_s, return_index=True)
     return replace(
         whole,
-        time_s=whole.time_s[rows],
         values={name: column[rows] for name, column in whole.values.items()},
-        shift_s=np.broadcast_to(whole.shift_s, whole.num_samples)[rows],
-        nominal_s=np.broadcast_to(whole.nominal_s, whole.num_samples)[rows],
-        start=np.broadcast_to(whole.start, whole.num_samples)[rows],
+        **{name: column[rows] for name, column in _by_sample(whole).items()},
     )
 
 
@@ -321,6 +326,7 @@ def _joined(parts: Sequence[GpuSeries]) -> GpuSeries:
     """
     if len(parts) == 1:
         return parts[0]
+    columns = [_by_sample(part) for part in parts]
     time_s = np.concatenate([part.time_s for part in parts])
     ahead = not (np.diff(time_s) < 0).any()
     order = slice(None) if ahead else np.argsort(time_s, kind="stable")
@@ -330,18 +336,19 @@ def _joined(parts: Sequence[GpuSeries]) -> GpuSeries:
         host=first.host,
         gpu=first.gpu,
         job=first.job,
-        time_s=time_s[order],
         values={name: _concatenated(parts, name)[order] for name in names},
         facts={key: value for part in parts for key, value in part.facts.items()},
-        shift_s=np.concatenate([np.broadcast_to(p.shift_s, p.num_samples) for p in parts])[order],
-        nominal_s=np.concatenate([np.broadcast_to(p.nominal_s, p.num_samples) for p in parts])[
-            order
-        ],
-        start=np.concatenate([np.broadcast_to(p.start, p.num_samples) for p in parts])[order],
         uuid=first.uuid,
         is_dated=all(part.is_dated for part in parts),
         offset=first.offset,
+        **{name: np.concatenate([one[name] for one in columns])[order] for name in columns[0]},
     )
+
+
+def _by_sample(one: GpuSeries) -> dict[str, Any]:
+    """Give the fields that each sample has besides its readings, (samples,) each."""
+    names = ("time_s", "shift_s", "nominal_s", "start")
+    return {name: np.broadcast_to(getattr(one, name), one.num_samples) for name in names}
 
 
 def _concatenated(parts: Sequence[GpuSeries], name: str) -> NDArray[np.floating]:

@@ -184,7 +184,6 @@ def _gpu(gpu: GpuSeries, counts: Mapping[str, Counts]) -> Gpu:
 def _use(gpu: GpuSeries, steps_s: NDArray[np.float64], spreads: Mapping[str, Spread | None]) -> Use:
     active = _or_absent(gpu, gpu.activity)
     timed = not np.isnan(gpu.time_s).any()
-    signs = [np.isnan(_readings(gpu, (n,))) for n in columns.SIGNS_OF_LIFE if n in gpu.values]
     start = np.broadcast_to(gpu.start, gpu.num_samples)
     counter_j, power_w = _readings(gpu, ("energy",)), _readings(gpu, ("pwr",))
     used = energy.used(counter_j, power_w, steps_s, start)
@@ -192,7 +191,7 @@ def _use(gpu: GpuSeries, steps_s: NDArray[np.float64], spreads: Mapping[str, Spr
     is_idle = active <= constants.BUSY_PCT
     return Use(
         num_samples=gpu.num_samples,
-        num_silent=int(np.logical_and.reduce(signs).sum()) if signs else 0,
+        num_silent=int(gpu.is_silent.sum()),
         num_known=int(known.sum()),
         num_busy=int(known.sum() - is_idle.sum()),
         span_s=float(np.nansum(steps_s)) if timed else None,

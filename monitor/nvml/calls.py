@@ -7,7 +7,7 @@ Nothing here raises: NVML's answer is a number, and one that is not 0 leaves no 
 
 from __future__ import annotations
 
-from ctypes import byref, c_int, c_uint, c_ulonglong
+from ctypes import byref, c_char, c_int, c_uint, c_ulonglong
 from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +17,7 @@ import pynvml
 from monitor.logs.columns import COLUMNS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from monitor.nvml.workers import Ask, Values
 
@@ -226,6 +226,57 @@ class Fields:
             for i in range(0, len(answers), 3)
         ]
 
+
+class Entries:
+    """A list that NVML writes into a buffer; where that is too small, it is asked once more."""
+
+    def __init__(
+        self,
+        call: Callable[..., int] | None,
+        layout: Struct,
+        num: int,
+        given: Callable[[Any, Any], tuple[Any, ...]],
+    ) -> None:
+        """Prepare a call.
+
+        Args:
+            call: the function; None: this driver lacks it.
+            layout: of an entry.
+            num: how many there is room for at first.
+            given: what the call is given, made of the places for the entries' number and for them.
+
+        """
+        self._call, self._layout, self._arguments = call, layout, given
+        self._count = c_uint()
+        self._make_room(num)
+
+    def read(self, values: Values) -> Iterator[tuple[int, ...]] | None:
+        """Ask for the entries; None if NVML refused."""
+        code = self._ask()
+        if code:
+            refused(values, code)
+            return None
+        return self._layout.iter_unpack(self._bytes[: self._count.value * self._layout.size])
+
+    def _make_room(self, num: int) -> None:
+        buffer = (c_char * (num * self._layout.size))()
+        self._num, self._bytes = num, memoryview(buffer)
+        self._given = self._arguments(byref(self._count), byref(buffer))
+
+    def _ask(self) -> int:
+        if self._call is None:
+            return int(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        self._count.value = self._num
+        code = self._call(*self._given)
+        is_small = code == pynvml.NVML_ERROR_INSUFFICIENT_SIZE
+        if is_small and self._num < self._count.value <= _MAX_ENTRIES:
+            self._make_room(2 * self._count.value)
+            self._count.value = self._num
+            code = self._call(*self._given)
+        return code
+
+
+_MAX_ENTRIES = 4096
 
 _FIELD = "24xiiQ"
 """c_nvmlFieldValue_t: what was asked and when; the type of the value, return code, and value."""

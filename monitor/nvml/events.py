@@ -61,7 +61,7 @@ class Events:
         self._num_registered = 0
         self._is_outdated = False
         self.fact = ""
-        """What the log says of it."""
+        """What the log states of it."""
 
     def start(self, handles: Mapping[int, Handle]) -> None:
         """Register for the events of GPUs by index.
@@ -156,7 +156,6 @@ class Events:
         kind = _KINDS.get(data.eventType)
         if kind is None:
             return
-        details = {}
         if kind == "xid":
             details = {"xid": str(data.eventData), "text": xids.look_up(str(data.eventData)).name}
         else:

@@ -13,7 +13,7 @@ import pynvml
 from monitor.nvml import calls
 from monitor.nvml.calls import MIB, Number, quietly
 from monitor.nvml.mig import Mig
-from monitor.nvml.processes import Processes
+from monitor.nvml.processes import bind_processes
 from monitor.nvml.rates import Gpm, NvLink, Samples, Violation
 from monitor.nvml.workers import Job
 
@@ -26,23 +26,14 @@ if TYPE_CHECKING:
     _Call = tuple[str, Callable[[Handle], Ask | None]]
     """What is called, and what prepares it; None where this driver lacks it."""
 
-_ENGINES = (
-    Number("enc_pct", has_period=True),
-    Number("dec_pct", has_period=True),
-    Number("jpg_pct", has_period=True),
-    Number("ofa_pct", has_period=True),
-)
-_ECC = (
-    Number(
-        "ecc_corrected",
-        (pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_VOLATILE_ECC),
-        is_wide=True,
-    ),
-    Number(
-        "ecc_uncorrected",
-        (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC),
-        is_wide=True,
-    ),
+_ENGINE_FIELDS = ("enc_pct", "dec_pct", "jpg_pct", "ofa_pct")
+_ENGINES = tuple(Number(name, has_period=True) for name in _ENGINE_FIELDS)
+_ECC = tuple(
+    Number(name, (kind, pynvml.NVML_VOLATILE_ECC), is_wide=True)
+    for name, kind in (
+        ("ecc_corrected", pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+        ("ecc_uncorrected", pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+    )
 )
 
 
@@ -55,14 +46,13 @@ _SELDOM: dict[str, tuple[_Call, ...]] = {
         ("nvmlDeviceGetBAR1MemoryInfo", calls.bind_bar1),
         ("nvmlDeviceGetConfComputeProtectedMemoryUsage", calls.bind_protected),
     ),
-    "q": (("nvmlDeviceGetComputeRunningProcesses", lambda handle: Processes(handle).read),),
+    "q": (("nvmlDeviceGetComputeRunningProcesses", bind_processes),),
     "e": (*_named(*_ECC), ("nvmlDeviceGetRemappedRows", calls.bind_remap)),
 }
 """What changes seldom; that an error of memory happens, an event reports at once."""
 _RESTING: dict[str, tuple[_Call, ...]] = {"u": _named(*_ENGINES)}
 """What mostly rests, and while it does is asked as seldom."""
 _SELDOM_S = 5.0
-_ENGINE_FIELDS = tuple(number.field for number in _ENGINES)
 _SELDOM_FIELDS = (
     *_ENGINE_FIELDS,
     *("bar1_used_mib", "protected_used_mib", "processes"),

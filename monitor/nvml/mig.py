@@ -7,6 +7,7 @@ the memory in use of all of them, in their order, at the sample that follows.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pynvml
@@ -39,11 +40,9 @@ class Mig:
             return None
         devices = []
         for place in range(num_places):
-            try:
-                found = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
-            except pynvml.NVMLError:
-                continue  # nothing at this place
-            devices.append((place, found))
+            found = quietly(partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place))
+            if found is not None:
+                devices.append((place, found))
         return cls(index, devices)
 
     def facts(self) -> tuple[tuple[str, str], ...]:

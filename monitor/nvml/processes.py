@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import struct
-from ctypes import byref, c_char, c_uint
 from typing import TYPE_CHECKING
 
-from pynvml import (
-    NVML_ERROR_FUNCTION_NOT_FOUND,
-    NVML_ERROR_INSUFFICIENT_SIZE,
-    NVMLError,
-    nvmlSystemGetDriverVersion,
-)
+from pynvml import NVMLError, nvmlSystemGetDriverVersion
 
-from monitor.nvml.calls import MIB, Handle, function, refused
+from monitor.nvml.calls import LOST, MIB, Entries, Handle, function
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from monitor.nvml.workers import Values
+    from monitor.nvml.workers import Ask, Values
 
 # c_nvmlProcessInfo_v2_t (also of v3): pid, used memory in bytes, GPU and compute instance.
 _NEW = struct.Struct("<I4xQII")
@@ -30,48 +24,24 @@ _NAMES = {
     "nvmlDeviceGetComputeRunningProcesses_v2": _NEW,
     "nvmlDeviceGetComputeRunningProcesses": _OLD,
 }
-_NOT_TOLD = 2**64 - 1
-_ROOM = 32
-_MAX_ROOM = 4096
+_UNKNOWN = 2**64 - 1
+_NUM = 32
 
 
-class Processes:
+def bind_processes(handle: Handle) -> Ask:
     """The processes of one GPU, as (pid, MiB) pairs; the pids are the host's."""
+    entries = Entries(*_find(), _NUM, lambda count, places: (handle, count, places))
 
-    def __init__(self, handle: Handle) -> None:
-        self._handle = handle
-        self._call, self._layout = _find()
-        self._count = c_uint()
-        self._make_room(_ROOM)
-
-    def _make_room(self, num: int) -> None:
-        self._room = num
-        buffer = (c_char * (num * self._layout.size))()
-        self._bytes = memoryview(buffer)
-        self._given = (self._handle, byref(self._count), byref(buffer))
-
-    def read(self, values: Values) -> bool | None:
-        """Poll once: `processes`."""
-        code = self._ask()
-        if code:
-            return refused(values, code)
-        end = self._count.value * self._layout.size
+    def ask(values: Values) -> bool | None:
+        found = entries.read(values)
+        if found is None:
+            return LOST in values
         values["processes"] = tuple(
-            (pid, None if used == _NOT_TOLD else used // MIB)
-            for pid, used, *_ in self._layout.iter_unpack(self._bytes[:end])
+            (pid, None if used == _UNKNOWN else used // MIB) for pid, used, *_ in found
         )
         return None
 
-    def _ask(self) -> int:
-        if self._call is None:
-            return int(NVML_ERROR_FUNCTION_NOT_FOUND)
-        self._count.value = self._room
-        code = self._call(*self._given)
-        if code == NVML_ERROR_INSUFFICIENT_SIZE and self._room < self._count.value <= _MAX_ROOM:
-            self._make_room(2 * self._count.value)
-            self._count.value = self._room
-            code = self._call(*self._given)
-        return code
+    return ask
 
 
 def _find() -> tuple[Callable[..., int] | None, struct.Struct]:

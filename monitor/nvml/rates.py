@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import struct
 import time
-from ctypes import byref, c_int, c_uint, c_ulonglong
+from ctypes import byref, c_int, c_ulonglong
 from typing import TYPE_CHECKING
 
 import pynvml
 
-from monitor.nvml.calls import LOST, Fields, Handle, function, refused
+from monitor.nvml.calls import LOST, Entries, Fields, Handle, function, refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from monitor.nvml.workers import Values
 
@@ -47,7 +47,7 @@ class NvLink:
         self._handle = handle
         self._fields = Fields(handle, tuple((field, _ALL_LINKS) for field in _LINK_KIB))
         self._unit = _KIB
-        self._has_looked = False
+        self._has_searched = False
         self._before: tuple[float, list[int | None]] | None = None
 
     def read(self, values: Values) -> bool | None:
@@ -56,8 +56,8 @@ class NvLink:
         before, self._before = self._before, None
         if counts is None:
             return LOST in values
-        if counts == [None, None] and not self._has_looked:
-            self._has_looked = True
+        if counts == [None, None] and not self._has_searched:
+            self._has_searched = True
             self._find_links(values)
         self._before = now_s, counts
         if before is not None and now_s > before[0] and len(counts) == len(before[1]):
@@ -116,38 +116,19 @@ class Samples:
     """Utilisation as the driver itself sampled it since the last poll: mean and peak."""
 
     def __init__(self, handle: Handle) -> None:
-        self._call = function("nvmlDeviceGetSamples")
-        self._handle = handle
         self._seen_us = c_ulonglong(0)
-        self._kind = c_int()
-        self._count = c_uint()
-        self._make_room(_NUM_SAMPLES)
-
-    def _make_room(self, num: int) -> None:
-        self._room = num
-        buffer = (pynvml.c_nvmlSample_t * num)()
-        self._bytes = memoryview(buffer).cast("B")
-        self._given = (
-            self._handle,
-            c_int(pynvml.NVML_GPU_UTILIZATION_SAMPLES),
-            self._seen_us,
-            byref(self._kind),
-            byref(self._count),
-            byref(buffer),
-        )
+        asked = (handle, c_int(pynvml.NVML_GPU_UTILIZATION_SAMPLES), self._seen_us, byref(c_int()))
+        call = function("nvmlDeviceGetSamples")
+        self._entries = Entries(call, _SAMPLE, _NUM_SAMPLES, lambda *places: (*asked, *places))
 
     def read(self, values: Values) -> bool | None:
         """Poll once."""
-        if self._call is None:
-            return None
         if self._seen_us.value / 1e6 > time.time() + _FUTURE_S:
             self._seen_us.value = 0  # the clock was set back: all that comes would be older
-        code = self._ask(self._call)
-        if code:
-            return refused(values, code)
-        num_bytes = self._count.value * _SAMPLE.size
+        samples = self._entries.read(values)
+        if samples is None:
+            return LOST in values
         seen_us = self._seen_us.value
-        samples = _SAMPLE.iter_unpack(self._bytes[:num_bytes])
         new = [sample for sample in samples if sample[0] > seen_us]  # some drivers give all again
         if not new:
             return None
@@ -157,14 +138,6 @@ class Samples:
             values["sm_avg_pct"] = round(sum(used) / len(used))
             values["sm_max_pct"] = max(used)
         return None
-
-    def _ask(self, call: Callable[..., int]) -> int:
-        self._count.value = self._room
-        code = call(*self._given)
-        if code == pynvml.NVML_ERROR_INSUFFICIENT_SIZE and self._count.value > self._room:
-            self._make_room(self._count.value)
-            code = call(*self._given)
-        return code
 
 
 class Gpm:

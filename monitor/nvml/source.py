@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Facts = tuple[tuple[str, str], ...]
 
-_LOOK_S = 5.0  # a poll that takes longer leaves its other cells empty
+_POLL_S = 5.0  # a poll that takes longer leaves its other cells empty
 _START_S = 5.0  # without persistence mode the driver itself is started first
 _RETRY_S = 60.0
 _NO_OWNER = -1
@@ -89,7 +89,7 @@ class Nvml:
         learned: Values = {}
         if self._is_behind:
             jobs.append(self._catch_up_job)
-        self._pool.run(jobs, {**found, _NO_OWNER: learned}, _LOOK_S)
+        self._pool.run(jobs, {**found, _NO_OWNER: learned}, _POLL_S)
         if "facts" in learned:
             self._is_behind = False
             self._facts = learned["facts"]
@@ -117,7 +117,7 @@ class Nvml:
         return GpuSample(index=gpu.index, **({} if is_lost else values))
 
     def _see_remap(self, index: int, num_rows: int, state: tuple[bool, bool]) -> None:
-        """Return of rows that were replaced since the last poll, or wait to be."""
+        """Report rows that were replaced since the last poll, or wait to be."""
         before = self._remaps.get(index, (num_rows, (False, False)))
         self._remaps[index] = (num_rows, state)
         if before == (num_rows, state):
@@ -127,7 +127,7 @@ class Nvml:
         self._report(LogEvent(time.time(), "remap", index, details))
 
     def _report_slow(self, job: Job) -> None:
-        """Say that a call hangs: its cells stay empty until it comes back."""
+        """Report a call that hangs: its cells stay empty until it comes back."""
         index = None if job.owner == _NO_OWNER else job.owner
         self._report(LogEvent(time.time(), "slow", index, {"call": job.kind}))
 
@@ -197,10 +197,10 @@ class Nvml:
             "nvml": str(quietly(pynvml.nvmlSystemGetNVMLVersion) or "-"),
         }
         for gpu in gpus:
-            told = dict(gpu.facts())
+            found = dict(gpu.facts())
             if gpu.handle is None:  # it may be back
-                told |= {k: v for k, v in known.items() if _index_of(k) == str(gpu.index)}
-            learned |= {k: known.get(k, "-") if v == "-" else v for k, v in told.items()}
+                found |= {k: v for k, v in known.items() if _index_of(k) == str(gpu.index)}
+            learned |= {k: known.get(k, "-") if v == "-" else v for k, v in found.items()}
         return tuple(learned.items())
 
     @property
@@ -208,7 +208,7 @@ class Nvml:
         return (*self._facts, *([("events", self._events.fact)] if self._events else []))
 
     def _with_count(self, text: str) -> Facts:
-        """Say first how many GPUs there are, or why there are no readings."""
+        """Give first how many GPUs there are, or why there are no readings."""
         return (("gpus", text), *(fact for fact in self._facts if fact[0] != "gpus"))
 
     def _mig_facts(self, found: dict[int, Values]) -> Facts:

@@ -29,7 +29,7 @@ _SLICE_S = 0.05
 _SHORT_S = 0.05  # for a call that hangs elsewhere already: PCIe counters honestly take 20 ms
 _MAX_STUCK = 3  # of one owner: then it is the owner that hangs, and not its calls
 _LAST_S = 0.6  # once it is time to stop
-_GLANCE_S = 0.001  # long enough to see that the parent has died
+_CHECK_S = 0.001  # long enough to see that the parent has died
 
 
 @dataclass(eq=False, slots=True)
@@ -136,7 +136,7 @@ class WorkerPool:
         worker = self._begin(poll)
         end_s = time.monotonic() + limit_s
         while not poll.done.wait(_SLICE_S):
-            if self._stop.wait(_GLANCE_S):
+            if self._stop.wait(_CHECK_S):
                 end_s = min(end_s, time.monotonic() + _LAST_S)
             is_late = time.monotonic() >= end_s
             job, took_s = worker.current, time.monotonic() - worker.since_s

@@ -39,13 +39,13 @@ function cut(place, draw) {
   context.restore();
 }
 
-function label(place, text, y, width = gutter - 8) {
+function label(place, text, y) {
   const { context } = place;
   context.fillStyle = colour('text');
   context.textAlign = 'right';
   context.textBaseline = 'middle';
   let shown = text;
-  while (shown.length > 3 && context.measureText(shown).width > width) shown = '…' + shown.slice(2);
+  while (shown.length > 3 && context.measureText(shown).width > gutter - 8) shown = '…' + shown.slice(2);
   context.fillText(shown, gutter - 6, y);
 }
 
@@ -179,7 +179,7 @@ function described(metric) {
 }
 
 function legend(made) {
-  const { metric } = made;
+  const { metric, names } = made;
   made.legend.replaceChildren();
   const add = (text, paint, width) => {
     const part = element('span');
@@ -196,6 +196,10 @@ function legend(made) {
     context.fillStyle = colour(name);
     context.fillRect(0, 0, canvas.width, 12);
   };
+  if (names) {
+    names.forEach((curve, i) => add(curve.name, fill(i ? 'curve2' : 'curve'), 12));
+    return;
+  }
   if (metric.words) metric.words.forEach(word => add(word, fill(word), 12));
   else {
     const digits = metric.high - metric.low < 10 ? 1 : 0;
@@ -299,21 +303,6 @@ function drawAxis() {
   footCanvas.setAttribute('aria-label', `Time axis, ${stamp(view.begin)} to ${stamp(view.end)}, ${axis.zone}`);
 }
 
-function curveLegend(made) {
-  made.legend.replaceChildren();
-  made.names.forEach((curve, i) => {
-    const part = element('span');
-    const canvas = element('canvas');
-    canvas.width = canvas.height = 12;
-    canvas.setAttribute('aria-hidden', 'true');
-    const context = canvas.getContext('2d');
-    context.fillStyle = colour(i ? 'curve2' : 'curve');
-    context.fillRect(0, 0, 12, 12);
-    part.append(canvas, element('i', curve.name));
-    made.legend.append(part);
-  });
-}
-
 function redraw(what) {
   if (what !== 'cursor') {
     const room = charts.clientWidth;
@@ -321,7 +310,7 @@ function redraw(what) {
     panels.forEach(one => { one.image = null; });
   }
   if (what === 'colours') {
-    panels.forEach(one => { if (one.metric) legend(one); else if (one.names) curveLegend(one); });
+    panels.filter(one => one.metric || one.names).forEach(legend);
   }
   panels.forEach(one => one.paint(one));
   drawAxis();

@@ -26,9 +26,10 @@ function lasting(seconds) {
   const first = parts.findIndex(([size]) => seconds >= size);
   if (first < 0) return `${seconds.toFixed(1)} s`;
   const [size, word] = parts[first];
-  const whole = Math.floor(seconds / size);
-  const rest = first < 3 ? Math.round((seconds - whole * size) / parts[first + 1][0]) : 0;
-  return `${whole} ${word}` + (rest ? ` ${rest} ${parts[first + 1][1]}` : '');
+  const [small, further] = parts[first + 1] || parts[first];
+  const rounded = Math.round(seconds / small) * small;
+  const rest = rounded % size / small;
+  return `${Math.floor(rounded / size)} ${word}` + (rest ? ` ${rest} ${further}` : '');
 }
 
 // At most `most` round moments between two times: [time, text].

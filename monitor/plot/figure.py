@@ -154,16 +154,14 @@ class _Page:
                 times, [lane] * len(times), shape, color=colour, markersize=4.2, clip_on=False,
                 markeredgewidth=0.3, markeredgecolor="white",
             )  # fmt: skip
+            axes.annotate(
+                f"{len(times)}", (1, lane), (6, 0), xycoords=("axes fraction", "data"),
+                textcoords="offset points", va="center", color="#555555", size=_FONT_PT - 0.5,
+            )  # fmt: skip
         axes.set_ylim(len(kinds) - 0.4, -0.6)
         axes.set_yticks(range(len(kinds)), [KINDS[kind] for kind in kinds])
         axes.tick_params(left=False, bottom=False)
         axes.spines[:].set_visible(False)
-        for lane, kind in enumerate(kinds):
-            count = sum(event.kind == kind for event in self._picture.events)
-            axes.annotate(
-                f"{count}", (1, lane), (6, 0), xycoords=("axes fraction", "data"),
-                textcoords="offset points", va="center", color="#555555", size=_FONT_PT - 0.5,
-            )  # fmt: skip
         self._top += height
 
     def _heat_map(self, panel: Panel) -> None:
@@ -217,7 +215,7 @@ class _Page:
             bar.get_yticklabels()[-1].set_verticalalignment("top")
 
     def _colour_words(self, words: tuple[str, ...], height: float) -> None:
-        """Return the colours in the heading's line, where there is no room for a bar."""
+        """Put the colours into the heading's line, where there is no room for a bar."""
         handles = [
             Line2D([], [], linestyle="", marker="s", markersize=5, color=colour, label=word)
             for word, colour in zip(words, _THROTTLE_COLOURS, strict=True)

@@ -10,10 +10,11 @@ import numpy as np
 from monitor.analysis import axis as plot_axis
 from monitor.analysis.events import events_of
 from monitor.errors import UserError, emit
+from monitor.logs.series import by_unit
 from monitor.plot import curves as plot_curves
 from monitor.plot import grid as plot_grid
 from monitor.plot import metrics as plot_metrics
-from monitor.runs.history import seconds
+from monitor.runs.history import times
 from rundir.text import counted
 
 if TYPE_CHECKING:
@@ -65,25 +66,25 @@ class Placed:
 
 
 def placed(run: Run, max_bins: int) -> Placed:
-    """Choose the time axis.
+    """Choose the time axis; a GPU that got another index is one, with its last index.
 
     Raises:
         UserError: there is nothing with a time.
 
     """
     events = events_of(run)
-    times_s = (seconds(line.get("time")) for line in run.metrics)
-    moments = [event.time_s for event in events] + [s for s in times_s if s is not None]
-    kept = plot_axis.usable(run.gpus, moments)
+    moments = [event.time_s for event in events] + times(run.metrics)
+    gpus = by_unit(run.gpus)
+    kept = plot_axis.usable(gpus, moments)
     axis = plot_axis.choose(kept, moments, max_bins)
     events = events if axis.dated else ()
-    return Placed(kept, axis, events, len(run.gpus) - len(kept))
+    return Placed(kept, axis, events, len(gpus) - len(kept))
 
 
 def report_skipped(num_gpus: int) -> None:
     """Say what is missing, if anything is."""
     if num_gpus:
-        emit(f"left out {num_gpus} GPU{'s' * (num_gpus > 1)} whose logs have no time or no date")
+        emit(f"left out {counted(num_gpus, 'GPU')} whose logs have no time or no date")
 
 
 def picture(

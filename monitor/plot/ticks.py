@@ -20,7 +20,8 @@ _STEPS_S = (
 def ticks(axis: Axis, most: int) -> tuple[list[float], list[str]]:
     """Choose at most `most` moments, seconds since 1970, and their format."""
     span_s = axis.end_s - axis.begin_s
-    step_s = next((s for s in _STEPS_S if span_s / s <= most), 364 * math.ceil(span_s / most / 364))
+    days_s = _DAY_S * math.ceil(span_s / most / _DAY_S)
+    step_s = next((s for s in _STEPS_S if span_s / s <= most), days_s)
     shift_s = axis.offset.total_seconds() if axis.offset else 0.0
     first = math.ceil((axis.begin_s + shift_s) / step_s) * step_s - shift_s
     places = [first + step_s * i for i in range(int((axis.end_s - first) / step_s) + 1)]

@@ -26,8 +26,8 @@ _LETTERS = "pmerq"
 
 def read(named: Named, launch_id: str, add: Callable[[Reading], object]) -> None:
     """Poll the job's GPUs once, and add what was read, as it comes."""
-    marks: list[LogEvent] = []
-    nvml = Nvml(_LETTERS, ProcessStop(os.getppid()), marks.append, named=named)
+    events: list[LogEvent] = []
+    nvml = Nvml(_LETTERS, ProcessStop(os.getppid()), events.append, named=named)
     polled = nvml.read()
     driver = dict(polled.facts).get("driver", "-")
     if driver != "-":
@@ -36,8 +36,8 @@ def read(named: Named, launch_id: str, add: Callable[[Reading], object]) -> None
         if gpu.index is not None:
             for reading in _of_sample(gpu, launch_id):
                 add(reading)
-    for mark in marks:
-        for reading in _of_mark(mark):
+    for event in events:
+        for reading in _of_event(event):
             add(reading)
     for index, handle in nvml.handles.items():
         for name, value in (
@@ -65,13 +65,13 @@ def _of_sample(gpu: GpuSample, launch_id: str) -> Iterator[Reading]:
         yield Reading("foreign_mib", sample.fb_used_mib, what)
 
 
-def _of_mark(mark: LogEvent) -> Iterator[Reading]:
+def _of_event(event: LogEvent) -> Iterator[Reading]:
     """What the poll reports besides its numbers: rows of memory, lost GPUs, calls that hang."""
-    what = f"GPU {mark.gpu}" if mark.gpu is not None else "NVML"
-    if mark.kind == "remap":
-        yield Reading("remap_pending", int(mark.details["pending"] == "yes"), what)
-        yield Reading("remap_failed", int(mark.details["failed"] == "yes"), what)
-    elif mark.kind == "lost":
+    what = f"GPU {event.gpu}" if event.gpu is not None else "NVML"
+    if event.kind == "remap":
+        yield Reading("remap_pending", int(event.details["pending"] == "yes"), what)
+        yield Reading("remap_failed", int(event.details["failed"] == "yes"), what)
+    elif event.kind == "lost":
         yield Reading("failed", 1, f"{what} is lost")
-    elif mark.kind == "slow":
-        yield Reading("hung", 1, f"{what}: {mark.details['call']}")
+    elif event.kind == "slow":
+        yield Reading("hung", 1, f"{what}: {event.details['call']}")

@@ -57,12 +57,12 @@ def _free_mib(path: Path) -> float:
 
 def fabric(root: Path) -> Iterator[Reading]:
     """Ports of InfiniBand: how many are up, and the rate of each."""
-    up = []
-    for port in _ports(root):
+    ports, up = [*_ports(root)], []
+    for port in ports:
         with suppress(OSError, ValueError, IndexError):
             if "ACTIVE" in (port / "state").read_text():
                 up.append((port, float((port / "rate").read_text().split()[0])))
-    if any(_ports(root)):
+    if ports:
         yield Reading("ib_ports", len(up))
     for port, gbit_per_s in up:
         yield Reading("ib_gbit_per_s", gbit_per_s, f"{port.parents[1].name} port {port.name}")

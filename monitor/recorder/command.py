@@ -51,9 +51,8 @@ def add_options(parser: ArgumentParser) -> None:
         "--hang-timeout",
         type=float,
         metavar="S",
-        help="how long a rank may be silent before it counts as hung (default: DDP_HANG_TIMEOUT,"
-        " else learned from the ranks; 0: for ever); ranks are watched where DDP_BEAT_DIR,"
-        " --launch-id and --compose are given",
+        help="inactivity timeout of a rank (default: DDP_HANG_TIMEOUT, else learned from the ranks;"
+        " 0: for ever); ranks are watched where DDP_BEAT_DIR, --launch-id and --compose are given",
     )
 
 

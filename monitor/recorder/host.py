@@ -10,6 +10,7 @@ import os
 import re
 import time
 from contextlib import suppress
+from glob import glob
 from typing import TYPE_CHECKING
 
 from monitor.logs.sample import HostSample
@@ -70,19 +71,10 @@ class Fabric:
 def _open_all(root: str, name: str) -> list[int]:
     """Open a counter of every port, as file descriptors."""
     found = []
-    for adapter in _list(root):
-        for port in _list(f"{root}/{adapter}/ports"):
-            with suppress(OSError):
-                path = f"{root}/{adapter}/ports/{port}/counters/{name}"
-                found.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    for path in sorted(glob(f"{root}/*/ports/*/counters/{name}")):  # noqa: PTH207 - start time
+        with suppress(OSError):
+            found.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     return found
-
-
-def _list(path: str) -> list[str]:
-    try:
-        return sorted(os.listdir(path))  # noqa: PTH208 - pathlib costs start time
-    except OSError:
-        return []
 
 
 def _read_all(files: list[int]) -> dict[int, int]:

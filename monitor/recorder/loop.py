@@ -54,13 +54,13 @@ class Recorder:
     see: Callable[[Reading], None] = lambda _reading: None
     _num_rows: int = field(default=0, init=False)
     _num_lost: int = field(default=0, init=False)
-    """Samples that there was no room for, since the log last said so."""
+    """Samples that there was no room for, since the last `lost` line."""
     _headed: bool = field(default=False, init=False)
     _reported: set[str] = field(default_factory=set, init=False)
     _written_facts: dict[str, str] = field(default_factory=dict, init=False)
     _events: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_EVENTS), init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    """Owners while the log is written to: events are reported by other threads."""
+    """Held while the log is written to: other threads report events."""
 
     def run(self, stop: ProcessStop, interval_s: float) -> Reason:
         """Record at once, then every `interval_s`, and a last time at the end.
@@ -124,8 +124,8 @@ class Recorder:
         if self.log.turn():
             self._headed, self._num_rows, self._written_facts = False, 0, {}
         head = "" if self._headed else self.layout.header()
-        told = self._new_facts(facts) + self._lost_line() + "".join(self._events)
-        if self.log.append(head + told + self.layout.block(rows, self._num_rows)):
+        news = self._new_facts(facts) + self._lost_line() + "".join(self._events)
+        if self.log.append(head + news + self.layout.block(rows, self._num_rows)):
             self._headed = True
             self._num_rows += len(rows)
             self._written_facts |= dict(facts)
@@ -168,14 +168,14 @@ class Recorder:
 
 
 def _process_facts(rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
-    """Return who computes on each GPU, where that is known."""
+    """Name the processes on each GPU, where they are known."""
     return tuple(
         (f"processes {row.gpu.index}", row.rank.processes) for row in rows if row.rank.processes
     )
 
 
 def _offset_fact(now: datetime) -> tuple[tuple[str, str], ...]:
-    """Return the offset from UTC, which the rows themselves do not."""
+    """Give the offset from UTC, which the rows do not have."""
     offset = now.utcoffset() or timedelta()
     minutes = int(offset.total_seconds()) // 60
     sign = "-" if minutes < 0 else "+"

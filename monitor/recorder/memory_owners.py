@@ -1,4 +1,4 @@
-"""Who holds a GPU's memory: ranks, and processes that are of none, such as a dead job's."""
+"""What owns a GPU's memory: ranks, and processes that are of none, such as a dead job's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEP_MIB, _STEP = 64, 0.1  # less is no change that is worth a line
 
 
 class Owners(NamedTuple):
-    """A GPU's memory by its holders; None: not known."""
+    """A GPU's memory by its owners; None: not known."""
 
     rank: int | None = None
     """That holds most of it."""

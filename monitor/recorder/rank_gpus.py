@@ -66,10 +66,10 @@ class RankGpus:
         """By rank, the GPU that it should be on."""
         self._of_pid: dict[int, int | None] = {}
         """Whose process it is; None: no rank's."""
-        self._held: dict[int | None, Owners] = {}
+        self._owned: dict[int | None, Owners] = {}
         """By GPU."""
         self._seen: dict[int | None, tuple[tuple[int, int | None], ...]] = {}
-        """By GPU, the processes that `_held` is about, since the ranks were listed."""
+        """By GPU, the processes that `_owned` is about, since the ranks were listed."""
         self._listed_s: float | None = None
 
     def read(self, reading: Reading) -> list[RankSample]:
@@ -106,27 +106,27 @@ class RankGpus:
         )
 
     def _sample(self, gpu: GpuSample, found: Mapping[int, Progress]) -> RankSample:
-        held = self._holders(gpu) if self._shares_pids else _NOTHING
-        ranks = self._mapped(gpu, found) if held.rank is None else [held.rank]
+        owners = self._owners(gpu) if self._shares_pids else _NOTHING
+        ranks = self._mapped(gpu, found) if owners.rank is None else [owners.rank]
         heartbeat = found.get(ranks[0]) if ranks else None
         step = heartbeat.step if heartbeat else None
         is_known = len(ranks) == 1 and heartbeat is not None and heartbeat.gpu is not None
         return RankSample(
             step=step,
-            rank=ranks[0] if is_known else held.rank,
-            held_mib=held.rank_mib,
-            other_mib=held.other_mib,
-            processes=held.words,
+            rank=ranks[0] if is_known else owners.rank,
+            held_mib=owners.rank_mib,
+            other_mib=owners.other_mib,
+            processes=owners.words,
         )
 
-    def _holders(self, gpu: GpuSample) -> Owners:
+    def _owners(self, gpu: GpuSample) -> Owners:
         """Find the ranks again where the processes are not those of the poll before."""
         index = gpu.index
         if self._seen.get(index) is not gpu.processes:
-            before = self._held.get(index, _NOTHING)
-            self._held[index] = attribute(gpu.processes, self._rank_of, before)
+            before = self._owned.get(index, _NOTHING)
+            self._owned[index] = attribute(gpu.processes, self._rank_of, before)
             self._seen[index] = gpu.processes
-        return self._held[index]
+        return self._owned[index]
 
     def _rank_of(self, pid: int) -> int | None:
         """Find whose process it is: its own, by those above it, or by its variables."""

@@ -209,7 +209,7 @@ def _leave(
         try:
             step()
         except Exception as error:  # noqa: BLE001 - the monitor never fails the job
-            emit(f"at the end: {error}")
+            emit(str(error) if isinstance(error, UserError) else f"at the end: {error}")
 
 
 def _end_orphans(settings: Settings, emit: Callable[[str], None]) -> None:

@@ -28,8 +28,8 @@ _USERS_FAULT = {
 class Sink:
     """Appends blocks of whole lines to one file, each with a single write.
 
-    A block that does not fit is taken back entirely. The first failure is reported by `say`, later
-    ones only when a write had succeeded in between.
+    A block that does not fit is taken back entirely. The first failure is reported by `emit`,
+    later ones only when a write had succeeded in between.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Sink:
 
         """
         self._path = path
-        self._say = emit
+        self._emit = emit
         self._fd: int | None = None
         self._failing = False
         self._max_bytes, self._limit_bytes = max_bytes, max_bytes
@@ -90,16 +90,19 @@ class Sink:
         """Rotate or reopen where that is due; True: what comes next is first in a new file."""
         with suppress(OSError):  # the next block reports it
             self._open()
-        is_other, self._is_other = self._is_other, False
+        is_new, self._is_other = self._is_other, False
         try:
-            return self._rotate() or self._follow() or is_other
+            if self._rotate() or self._is_gone():
+                self.close()
+                self._identity, is_new = None, True
         except OSError as error:
             rule = f"log {self._path} must be moved away at {self._max_bytes} bytes"
-            self._say(problem(rule, error.strerror, "make its directory writable, it grows on"))
+            self._emit(problem(rule, error.strerror, "make its directory writable, it grows on"))
             self._limit_bytes = (self._limit_bytes or 0) + (self._max_bytes or 0)
-            return False
+        return is_new
 
     def _rotate(self) -> bool:
+        """Move the files on where this one is large enough; whether it was."""
         if self._limit_bytes is None or self._fd is None:
             return False
         if os.fstat(self._fd).st_size < self._limit_bytes:
@@ -109,28 +112,24 @@ class Sink:
             with suppress(FileNotFoundError):
                 os.replace(older, f"{self._path}.{number}")  # noqa: PTH105 - start time
         self._limit_bytes = self._max_bytes
-        self._close_quietly()
-        self._identity = None
         return True
 
-    def _follow(self) -> bool:
-        """Let go of a file that somebody has moved away or removed."""
+    def _is_gone(self) -> bool:
+        """Whether somebody has moved the file away or removed it; checked after `reopen`."""
         if not self._reopen or self._fd is None:
             return False
         self._reopen = False
         try:
-            if os.path.samestat(os.stat(self._path), os.fstat(self._fd)):  # noqa: PTH116
-                return False
+            return not os.path.samestat(os.stat(self._path), os.fstat(self._fd))  # noqa: PTH116
         except OSError:
-            pass  # it is gone, or was replaced on another machine
-        self._close_quietly()
-        self._identity = None
-        return True
+            return True  # or it was replaced on another machine
 
     def close(self) -> None:
         """Close the file; raises nothing."""
-        if self._fd is not None:
-            self._close_quietly()
+        fd, self._fd = self._fd, None
+        with suppress(OSError):
+            if fd is not None:
+                os.close(fd)
 
     def _open(self) -> int:
         if self._fd is None:
@@ -153,18 +152,10 @@ class Sink:
         if not self._failing:
             rule = f"log {self._path} must take each sample whole"
             remedy = "make room and later samples are kept, this one is not"
-            self._say(problem(rule, error.strerror, remedy))
+            self._emit(problem(rule, error.strerror, remedy))
         self._failing = True
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) and self._fd is not None:
-            self._close_quietly()  # a stale or broken file is opened anew at the next sample
-
-    def _close_quietly(self) -> None:
-        fd, self._fd = self._fd, None
-        try:
-            if fd is not None:
-                os.close(fd)
-        except OSError:
-            pass
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            self.close()  # a stale or broken file is opened anew at the next sample
 
 
 def _ends_line(fd: int, size: int) -> bool:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 RULES = {
     "busy": f"share of samples with sm or smavg above {constants.BUSY_PCT} % (smact without both)",
     "idle": "time under watch of samples that are not busy; of several GPUs the sum",
-    "hours": "time under watch; of several GPUs the sum, which gpu_hours says by its name",
-    "energy": "the GPU's own counter where it tells, elsewhere power over time (~)",
+    "hours": "time under watch; of several GPUs the sum, as gpu_hours always is",
+    "energy": "the GPU's own counter where it has a reading, elsewhere power over time (~)",
     "gaps": f"gaps above {constants.GAP_INTERVALS} usual intervals add neither time nor energy",
     "percentiles": "values that occurred: the first that reaches its share of the samples",
-    "times": "UTC where the log tells its offset, else local",
+    "times": "UTC where the log states its offset, else local",
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import textwrap
-from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
@@ -15,7 +14,7 @@ import numpy as np
 
 from monitor.analysis import engine, thresholds
 from monitor.analysis.axis import Axis, utc_offset
-from monitor.analysis.findings import SEVERITIES, status, summaries
+from monitor.analysis.findings import by_severity, status, summaries
 from monitor.analysis.thresholds import MEANINGS, Thresholds
 from monitor.errors import UserError
 from monitor.logs import series
@@ -121,13 +120,11 @@ def _axis(run: Run, found: Sequence[Finding]) -> Axis:
 
 
 def _headline(run: Run, found: Sequence[Summary], axis: Axis) -> str:
-    counts = Counter(one.severity for one in found)
-    counts_text = ", ".join(counted(counts[name], name) for name in SEVERITIES if counts[name])
-    result = counts_text or ("nothing found" if _num_samples(run) else "no monitor's log was read")
+    nothing = "nothing found" if _num_samples(run) else "no monitor's log was read"
     job = f"{run.name}: " if run.name else ""
     size = f"{counted(_num_gpus(run), 'GPU')} on {counted(_num_nodes(run), 'node')}"
     when = f", {_when(axis, axis.begin_s, axis.end_s)}, {axis.zone}" if axis.begin_s else ""
-    return f"{job}{result}; {size}{when}"
+    return f"{job}{by_severity(found) or nothing}; {size}{when}"
 
 
 def _block(one: Summary, axis: Axis, width: int) -> Iterator[str]:

@@ -33,7 +33,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document, for programs")
     parser.add_argument("--full", action="store_true", help="every GPU, with all that is known")
     parser.add_argument(
-        "--co2", type=float, metavar="G_PER_KWH", help="tell CO2 as well, at so many g a kWh"
+        "--co2", type=float, metavar="G_PER_KWH", help="show CO2 as well, at so many g a kWh"
     )
 
 
@@ -110,9 +110,8 @@ def _note(file: File) -> str | None:
     """Return in one line what of a file was not read; None if all of it was."""
     parts = []
     if file.num_unreadable:
-        rows = "row" if file.num_unreadable == 1 else "rows"
         why = f" ({'; '.join(file.hints)})" if file.hints else ""
-        parts.append(f"{file.num_unreadable} {rows} could not be read{why}")
+        parts.append(f"{counted(file.num_unreadable, 'row')} could not be read{why}")
     if file.num_lost:
         parts.append(f"{counted(file.num_lost, 'sample')} could not be written by its recorder")
     if file.torn:

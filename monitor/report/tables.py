@@ -12,7 +12,7 @@ from rich.text import Text
 from monitor.logs import columns, stats
 from monitor.logs.sample import total
 from monitor.report import folding, words
-from monitor.words import MIB_PER_GIB, NONE, brief, host_list, minutes
+from monitor.words import MIB_PER_GIB, NONE, brief, host_list, minutes, natural
 from rundir.text import counted
 
 if TYPE_CHECKING:
@@ -242,9 +242,10 @@ def _nodes(groups: Sequence[Sequence[Node]], *, wide: bool) -> Table:
 
 def _names(nodes: Sequence[Node]) -> str:
     """Name nodes on one line: all, or of many scattered ones how many and between which."""
-    hosts = sorted(node.place.host for node in nodes)
+    hosts = sorted((node.place.host for node in nodes), key=natural)
     names = host_list(hosts)
-    return names if len(names) <= _MAX_NAMES else f"{len(hosts)} of {hosts[0]}-{hosts[-1]}"
+    is_short = len(names) <= _MAX_NAMES or len(hosts) == 1
+    return names if is_short else f"{len(hosts)} of {hosts[0]}-{hosts[-1]}"
 
 
 def _range(values: Sequence[float | None]) -> str:

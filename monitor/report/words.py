@@ -84,7 +84,7 @@ def moment(seconds: int, offset: timedelta) -> str:
     return (datetime.fromtimestamp(seconds, UTC) + offset).strftime("%Y-%m-%d %H:%M")
 
 
-def energy(joules: float | None, source: str | None, *, is_partial: bool = False) -> str:
+def energy(joules: float | None, source: str | None, *, is_partial: bool) -> str:
     """Write an energy; `~` where it is not a counter's, `>` where some of it was not seen."""
     if joules is None:
         return NONE

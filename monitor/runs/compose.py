@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor.errors import UserError, emit
+from monitor.errors import emit
 from monitor.runs.record import compose_file
+from monitor.runs.render import slow_words
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -19,25 +18,10 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Write run.json and print its path; say which ranks were slow, and what was seen there; 0."""
-    try:
-        path = compose_file(options.run_dir)
-    except OSError as error:
-        raise UserError(
-            "run.json must be writable",
-            f"{error.strerror} in {options.run_dir}",
-            "make room or name a directory that you may write to",
-        ) from error
+    """Write run.json and print its path; report the slow ranks of which the monitor saw why; 0."""
+    path, made = compose_file(options.run_dir)
     print(path)
-    _report_slow(path)
-    return 0
-
-
-def _report_slow(path: str) -> None:
-    """Add to the trainer's own words, where the monitor saw something."""
-    from monitor.runs.render import slow_words  # noqa: PLC0415 - start time
-
-    record = json.loads(Path(path).read_text(encoding="utf-8"))
-    for slow in record["attempts"][-1]["slow_ranks"]:
+    for slow in made["attempts"][-1]["slow_ranks"]:
         if slow["seen"]:
             emit(slow_words(slow))
+    return 0

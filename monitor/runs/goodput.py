@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from monitor.runs.history import mappings, number, seconds, spans
+from monitor.runs.history import mappings, number, seconds, spans, times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -141,9 +141,9 @@ class _Moments:
     """The moments that divide an attempt, each no earlier than the one before."""
 
     def __init__(self, attempt: Attempt, span: Span) -> None:
-        ends_s = _times(attempt.all("rank_end"))
+        ends_s = times(attempt.all("rank_end"))
         trained = _trained(attempt)
-        self.up_s = _between(span.begin_s, max(_times(attempt.all("rank_up")), default=None), span)
+        self.up_s = _between(span.begin_s, max(times(attempt.all("rank_up")), default=None), span)
         self.trained_from_s: float | None = None
         self.trained_to_s: float | None = None
         at_s = self.up_s
@@ -151,7 +151,7 @@ class _Moments:
             self.trained_from_s = _between(span.begin_s, trained[0], span)
             self.trained_to_s = at_s = _between(self.trained_from_s, trained[1], span)
         is_over = bool(ends_s) or attempt.code is not None
-        ended_s = min(ends_s, default=None) if ends_s else (at_s if is_over else span.end_s)
+        ended_s = min(ends_s) if ends_s else (at_s if is_over else span.end_s)
         if attempt.code in (0, 75) and trained is not None:
             ended_s = at_s  # what follows the last number of a sound end is the way out
         self.work_ended_s = _between(at_s, ended_s, span)
@@ -160,7 +160,7 @@ class _Moments:
 def _trained(attempt: Attempt) -> tuple[float, float] | None:
     """Return from when to when there are numbers of steps; None if there are none."""
     lines = [*attempt.metrics, *attempt.all("ledger")]
-    times_s = sorted(_times(lines))
+    times_s = sorted(times(lines))
     first = seconds(attempt.last("first_step").get("time"))
     if first is None and times_s:
         first = _loop_began_s(attempt.metrics)
@@ -210,11 +210,6 @@ def _fitted(parts: dict[str, float], limit_s: float) -> dict[str, float]:
     if total_s <= limit_s or not total_s:
         return parts
     return {name: value * limit_s / total_s for name, value in parts.items()}
-
-
-def _times(events: Sequence[Event]) -> list[float]:
-    found = (seconds(event.get("time")) for event in events)
-    return [time_s for time_s in found if time_s is not None]
 
 
 def _between(low_s: float, time_s: float | None, span: Span) -> float:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from monitor.logs import constants
 from rundir import codes
 from rundir.failure import attempt as read
 from rundir.failure.attempt import integer as integer  # noqa: PLC0414 - for who reads events here
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
 
     from rundir.events import Event
 
@@ -78,9 +80,7 @@ class Attempt:
         steps = [line.get("step") for line in self.metrics]
         steps += [e.get("step") for e in self.events if e.get("event") in ("first_step", "resume")]
         steps += [e.get("step") for e in self.all("checkpoint")]
-        for event in self.all("last_beats"):
-            steps += [one.get("step") for one in mappings(event.get("ranks"))]
-        for event in self.all("hang_report"):
+        for event in (*self.all("last_beats"), *self.all("hang_report")):
             steps += [one.get("step") for one in mappings(event.get("ranks"))]
         summary = self.last("summary").get("summary")
         steps.append(summary.get("steps") if isinstance(summary, dict) else None)
@@ -178,7 +178,7 @@ def spans(several: Sequence[Attempt]) -> list[Span]:
 
 def _begin_s(attempt: Attempt) -> float | None:
     events = [attempt.last("start"), *attempt.events]
-    return next((s for s in (seconds(e.get("time")) for e in events) if s is not None), None)
+    return next(iter(times(events)), None)
 
 
 def _end_s(attempt: Attempt) -> float | None:
@@ -188,19 +188,25 @@ def _end_s(attempt: Attempt) -> float | None:
     # Another node's clock may be an hour off: the node that reported the start is the measure.
     host = attempt.last("start").get("host")
     near = [e for e in attempt.lived if e.get("host") == host] or attempt.lived
-    signs = [seconds(line.get("time")) for line in (*near, *attempt.metrics)]
-    return max((s for s in signs if s is not None), default=None)
+    return max(times((*near, *attempt.metrics)), default=None)
 
 
 def seconds(time: object) -> float | None:
-    """Read a time as events have it, as seconds since 1970; None if it is none."""
+    """Read a time as events have it, as seconds since 1970; None if it is none, or damaged."""
     if not isinstance(time, str):
         return None
     try:
         moment = datetime.fromisoformat(time)
-        return moment.timestamp() if moment.tzinfo else None
+        time_s = moment.timestamp() if moment.tzinfo else -1.0
     except (ValueError, OverflowError):
         return None
+    return time_s if 0 <= time_s <= constants.LATEST_S else None
+
+
+def times(events: Iterable[Mapping[str, Any]]) -> list[float]:
+    """Give the times of events that have one, in seconds since 1970, in their order."""
+    found = (seconds(event.get("time")) for event in events)
+    return [time_s for time_s in found if time_s is not None]
 
 
 def time_of_day(time_s: float) -> str:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from monitor.runs import node_log
-from monitor.runs.history import seconds
+from monitor.runs.history import seconds, times
 from rundir import events, paths, procfs
 from rundir.plain import open_plain
 
@@ -109,7 +109,7 @@ def _line_s(path: str) -> float | None:
     with open_plain(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
         lines, _ = events.read(file.read())
-    return max(filter(None, (seconds(line.get("time")) for line in lines)), default=None)
+    return max(times(lines), default=None)
 
 
 def _sample_s(path: str) -> float | None:

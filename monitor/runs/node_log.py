@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monitor.logs import log_events, newest, throttling
+from monitor.logs.columns import COLUMNS
 from monitor.logs.follow import GrowingLog
 from monitor.runs.history import integer, time_of_day
 from rundir import xids
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _TAIL_BYTES = 2**18  # about 25 minutes of 8 GPUs, a sample every 15 s
 _HEAD_BYTES = 2**12
+_NAMES = ("sm", "pwr", "gtemp", "pclk", "cpu", "hmem")
+_SEEN = {column.field: column.name for column in COLUMNS if column.name in _NAMES}
 _FAULT = re.compile(rb"^##(.*\b(?:xid|ecc)\b.*)$", re.IGNORECASE | re.MULTILINE)
 
 
@@ -100,16 +103,8 @@ def seen(log: NodeLog, gpu: int | None, begin_s: float, end_s: float) -> dict[st
     rows = [s for s in rows if s.index == gpu] or rows
     if not rows:
         return {}
-    return {
-        "num_samples": len(rows),
-        "sm_pct": _mean(rows, "sm"),
-        "power_w": _mean(rows, "pwr"),
-        "temp_c": _mean(rows, "gtemp"),
-        "sm_clock_mhz": _mean(rows, "pclk"),
-        "throttle": throttle(rows),
-        "cpu_pct": _mean(rows, "cpu"),
-        "mem_used_mib": _mean(rows, "hmem"),
-    }
+    means = {name: _mean(rows, column) for name, column in _SEEN.items()}
+    return {"num_samples": len(rows), **means, "throttle": throttle(rows)}
 
 
 def throttle(samples: Sequence[GpuNow]) -> list[str]:

@@ -117,26 +117,26 @@ def _watcher(run_dir: str) -> Watcher:
     return poll
 
 
-def compose_file(run_dir: str) -> str:
-    """Write `run.json` of a run directory, beside and renamed; the path written.
+def compose_file(run_dir: str) -> tuple[str, Record]:
+    """Write `run.json` of a run directory, beside and renamed; its path, and the record.
 
     Events written while it composes are not missed: it reads again, so that of several writers the
     last one writes the newest view. Of a run that lives and reports something all the time, no view
     is the newest: it reads `_MAX_READS` times at most.
 
     Raises:
-        UserError: there are no events to compose from.
-        OSError: the record could not be written.
+        UserError: there are no events to compose from, or the record could not be written.
 
     """
     run_dir = os.path.abspath(run_dir)  # noqa: PTH100 - the monitor's logs lie beside it
     target = RunDir(run_dir).record
-    seen = -1
+    seen, made = -1, Record()
     for _ in range(_MAX_READS):
         if seen == (seen := _size(run_dir)):
             break
-        _replace(target, started(read(run_dir), run_dir))
-    return target
+        made = started(read(run_dir), run_dir)
+        _replace(target, made)
+    return target, made
 
 
 def _size(run_dir: str) -> int:
@@ -147,8 +147,15 @@ def _size(run_dir: str) -> int:
 
 
 def _replace(target: str, record: Record) -> None:
-    with replacing(target) as path, open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
-        json.dump(record, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with replacing(target) as path, open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
+            json.dump(record, file, indent=2, ensure_ascii=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise UserError(
+            "run.json must be writable",
+            f"{error.strerror} in {os.path.dirname(target)}",  # noqa: PTH120 - start time
+            "make room or name a directory that you may write to",
+        ) from error

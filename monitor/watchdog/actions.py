@@ -44,7 +44,7 @@ class Actions:
         self._files = files
         self._memory = Bounded("end")
         self._network = Bounded("connect")
-        self._say = emit
+        self._emit = emit
         self._taker = StackTaker(f"{settings.run_dir}/debug", settings.attempt)
         self.is_ending = False
 
@@ -101,7 +101,7 @@ class Actions:
 
     def emit(self, message: str) -> None:
         """Write a line for a person; it does not wait for a log on a file system that hangs."""
-        self._files.post(lambda: self._say(message))
+        self._files.post(lambda: self._emit(message))
 
     def _ask_for_traces(self) -> list[str]:
         prefix = self._settings.trace_pipe

@@ -1,12 +1,12 @@
 """A command of the user's own has no heartbeat: whether it does anything, as seen from outside.
 
-| its log | its GPU | its processes | says |
+| its log | its GPU | its processes | it is |
 | --- | --- | --- | --- |
-| grows | any | any | alive |
-| silent | works | any | alive |
-| silent | waits | any | silent: a waiting collective keeps a core busy, too |
-| silent | idle or none | use 1 % of a core or more | alive |
-| silent | idle or none | use less | silent |
+| grows | any | any | active |
+| does not | works | any | active |
+| does not | waits | any | inactive: a waiting collective keeps a core busy, too |
+| does not | idle or none | use 1 % of a core or more | active |
+| does not | idle or none | use less | inactive |
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Inactivity:
     _checked_s: float = 0.0
 
     def update(
-        self, now_s: float, log_state: Hashable, pattern: str | None, limit_s: float | None
+        self, now_s: float, log_state: Hashable, pattern: str | None, limit_s: float
     ) -> float:
         """Take one poll; the seconds since the last sign of life, as far as is known.
 
@@ -93,7 +93,7 @@ class Inactivity:
         if self._times is None:
             self._times = self.times() or {}
             self._quiet_since_s = self._checked_s = now_s
-        elif limit_s is not None and now_s - self._checked_s >= self._pause_s(limit_s):
+        elif now_s - self._checked_s >= self._pause_s(limit_s):
             is_known = self._check_times(now_s)
             if not is_known and now_s - self._checked_s < 2 * limit_s:
                 return self._checked_s - self._quiet_since_s  # a busy node: ask again

@@ -31,7 +31,7 @@ class LocalWatchdog:
 
     def __init__(self, settings: WatchSettings, emit: Callable[[str], None]) -> None:
         self._settings = settings
-        self._say = emit
+        self._emit = emit
         self._files = Bounded("files")
         self._end = threading.Event()
         deliver = channel.reporter(settings.run_dir, settings.node)
@@ -53,22 +53,19 @@ class LocalWatchdog:
             try:
                 delay_s = self.watchdog.tick()
             except Exception as error:  # noqa: BLE001 - the monitor never fails the job
-                self._say(f"watchdog: {type(error).__name__}: {error}: going on")
+                self._emit(f"watchdog: {type(error).__name__}: {error}: going on")
                 delay_s = 5.0
 
     def report_last_heartbeats(self) -> None:
         """Report where each rank was at the end; no node waits for a report of this one then."""
         now_s = time.monotonic()
         ranks = {
-            heartbeat.rank: {
+            rank: {
                 "step": heartbeat.step,
                 "phase": heartbeat.phase,
                 "age_s": round(now_s - heartbeat.time_ns / 1e9, 3),
             }
-            for heartbeat in sorted(
-                read_heartbeats(self._settings.heartbeat_dir).values(),
-                key=lambda heartbeat: heartbeat.rank,
-            )
+            for rank, heartbeat in sorted(read_heartbeats(self._settings.heartbeat_dir).items())
         }
         settings = self._settings
         self._channel.report(

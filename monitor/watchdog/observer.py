@@ -23,7 +23,7 @@ _LATE_S = 2.0  # a poll that comes later than this was kept from it: so were the
 
 
 class Observation(NamedTuple):
-    """The ranks, and whether the silence of any of them calls for a verdict."""
+    """The ranks, and whether the inactivity of any of them calls for a verdict."""
 
     ranks: tuple[RankReport, ...]
     is_suspicious: bool
@@ -31,7 +31,7 @@ class Observation(NamedTuple):
 
 @dataclass
 class _Known:
-    """What stays the same of one process, and its silence so far."""
+    """What stays the same of one process, and its inactivity so far."""
 
     identity: procfs.Identity | None
     env: Mapping[str, str]
@@ -49,7 +49,7 @@ class RankObserver:
     _heartbeats: dict[int, Heartbeat] = field(default_factory=dict)
     """The last one of each rank."""
     _known: dict[tuple[int, int], _Known] = field(default_factory=dict)
-    _looked_s: float | None = None
+    _polled_s: float | None = None
     _skipped_s: float = 0.0
     _reading: Reading | None = None
     _most_w: dict[int | None, float] = field(default_factory=dict)
@@ -67,22 +67,20 @@ class RankObserver:
         # a heartbeat that is just being written is none: the one before it still holds
         self._heartbeats |= self.node.heartbeats()
         heartbeats, children = self._heartbeats, self.node.children()
-        reports = []
-        suspicious = False
-        for rank in sorted(heartbeats.keys() | children.keys()):
-            report, calls = self._classify(rank, heartbeats.get(rank), children.get(rank), now_s)
-            reports.append(report)
-            suspicious |= calls
-        return Observation(tuple(reports), suspicious)
+        found = [
+            self._classify(rank, heartbeats.get(rank), children.get(rank), now_s)
+            for rank in sorted(heartbeats.keys() | children.keys())
+        ]
+        return Observation(tuple(report for report, _ in found), any(calls for _, calls in found))
 
     def _now(self) -> float:
         """Give the time, and notice how much of it nothing watched."""
         now_s = self.monotonic()
-        if self._looked_s is not None:
-            passed_s, usual_s = now_s - self._looked_s, self.timeouts.poll_s()
+        if self._polled_s is not None:
+            passed_s, usual_s = now_s - self._polled_s, self.timeouts.poll_s()
             if passed_s > usual_s + _LATE_S:
                 self._skipped_s += passed_s - usual_s
-        self._looked_s = now_s
+        self._polled_s = now_s
         return now_s
 
     def _classify(

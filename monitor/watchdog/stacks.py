@@ -18,7 +18,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rundir import procfs, secrets
+from rundir import plain, procfs, secrets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -169,12 +169,9 @@ class StackTaker:
         text = "".join(dump for _, dump in dumps)
         text += "".join(_head(pid) + procfs.describe(pid) for pid in target.pids or (target.pid,))
         path = f"{self.directory}/proc-{self.attempt}-rank-{target.rank}.txt"
-        if not _write(path, text):
-            path = ""
+        written = path if _write(path, text) else None
         frames = parse_py_spy(dumps[0][1]) if dumps else []
-        return (
-            describe(frames, path or None) if frames else Stack(_kernel(target.pid), path or None)
-        )
+        return describe(frames, written) if frames else Stack(_kernel(target.pid), written)
 
     def _spy_on(self, pid: int) -> str:
         """Ask py-spy, which reads the memory of the process and does not stop it."""
@@ -213,7 +210,8 @@ def _collect(asked: Mapping[int, tuple[str, int]]) -> dict[int, Stack]:
         for rank, (path, before) in asked.items():
             size = _size(path)
             if rank not in taken and before < size == sizes[rank]:
-                taken[rank] = describe(parse_faulthandler(_tail(path, before)), path)
+                text = plain.tail(path, _MAX_BYTES, before)
+                taken[rank] = describe(parse_faulthandler(text), path)
             sizes[rank] = size
     return taken
 
@@ -223,15 +221,6 @@ def _size(path: str) -> int:
         return os.stat(path).st_size  # noqa: PTH116 - pathlib costs start time
     except OSError:
         return 0
-
-
-def _tail(path: str, offset: int) -> str:
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123
-            file.seek(offset)
-            return file.read(_MAX_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _write(path: str, text: str) -> bool:

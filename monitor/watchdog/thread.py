@@ -23,7 +23,7 @@ class WatchdogThread:
 
     def __init__(self, settings: WatchSettings | None, emit: Callable[[str], None]) -> None:
         self._settings = settings
-        self._say = emit
+        self._emit = emit
         self._ended = threading.Event()
         self._watchdog: LocalWatchdog | None = None
 
@@ -56,7 +56,7 @@ class WatchdogThread:
     def _build(self, settings: WatchSettings) -> LocalWatchdog:
         from monitor.watchdog.local import LocalWatchdog  # noqa: PLC0415 - not before the log's first lines
 
-        return LocalWatchdog(settings, self._say)
+        return LocalWatchdog(settings, self._emit)
 
     def _ask(self) -> None:
         if self._watchdog is not None:

@@ -1,4 +1,4 @@
-"""How long a rank may be silent before it counts as hung."""
+"""Inactivity timeouts: how old a rank's last heartbeat may be before it counts as hung."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Timeouts:
     """Between two heartbeats in normal phases, of any rank of this node."""
 
     def limit_s(self, phase: str, *, has_stepped: bool) -> float:
-        """Give the longest silence, in seconds, in this phase before or after the first step."""
+        """Give the timeout, in seconds, in this phase before or after the first step."""
         if self.given_s is None:
             usual_s, first_s = max(_LEAST_S, _GAPS * self.longest_gap_s), FIRST_STEP_S
         else:
@@ -38,7 +38,7 @@ class Timeouts:
         return usual_s if has_stepped else first_s
 
     def command_limit_s(self) -> float:
-        """Give the longest silence of a command that has no heartbeat."""
+        """Give the timeout of a command that has no heartbeat."""
         return FIRST_STEP_S if self.given_s is None else self.given_s
 
     def poll_s(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from dataclasses import replace
 from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
@@ -155,6 +156,22 @@ def test_the_table_tells_what_the_samples_tell() -> None:
     assert headings == [
         "mean utilisation", "busy", "memory peak", "hottest", "throttled", "no reading",
     ]  # fmt: skip
+
+
+def test_gpus_that_swapped_their_indices_have_a_row_each() -> None:
+    """At a requeue: readings, table and findings are by the last index."""
+    hours_s = made_runs.BEGIN_S + made_runs.STEP_S * np.arange(240) + 3600 * np.arange(2)[:, None]
+    swapped = [
+        replace(made_runs.gpu(index, time_s=hour_s, sm=0 if uuid == "A" else 95), uuid=uuid)
+        for hour_s, uuids in zip(hours_s, ("AB", "BA"), strict=True)
+        for index, uuid in enumerate(uuids)
+    ]
+    payload = page_data.payload(made_runs.run(*swapped), None)
+    util = unpacked(payload["metrics"][0], (2, payload["axis"]["bins"]))
+    assert [set(np.rint(row)) for row in util] == [{95}, {0}]
+    assert [row[0] for row in payload["table"]] == [95, 0]
+    found = page_data.findings(made_runs.run(*swapped), payload["axis"])
+    assert [one["where"] for one in found if one["rule"] == "idle"] == ["n1 GPU 1"]
 
 
 def test_a_node_without_a_gpu_has_a_row(tmp_path: Path) -> None:

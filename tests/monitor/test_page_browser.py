@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
-from monitor.page import html
+from monitor.page import data, html
+from tests.monitor import made_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,6 +155,16 @@ def test_keys_zoom_move_and_tell(browser: Any) -> None:
     assert " %" in output
     press(browser, Keys.ESCAPE)
     assert not text(browser, "#readout")
+
+
+def test_a_duration_is_rounded_as_a_whole(browser: Any, page: Path) -> None:
+    """119.7 s are 2 min, not 1 min and 60 s."""
+    time_s = made_runs.BEGIN_S + 119.7 * np.arange(made_runs.NUM_SAMPLES)
+    other = page.with_name("other.html")
+    other.write_text(html.page(data.payload(made_runs.run(made_runs.gpu(time_s=time_s)), None)))
+    browser.get(other.as_uri())
+    assert text(browser, "#range").endswith(" shown, 2 min a cell")
+    browser.get(page.as_uri())
 
 
 def test_wheel_and_drag_zoom_and_hover_tells(browser: Any) -> None:

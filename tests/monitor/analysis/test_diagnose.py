@@ -274,6 +274,9 @@ def test_scattered_nodes_and_narrow_terminals() -> None:
     output = text(looked_at, 40)
     assert "30 nodes of rack" in output
     assert max(map(len, output.splitlines())) <= 40
+    odd = run(*(gpu(0, f"node{n}", disk=99) for n in range(1, 200, 2)))
+    assert "100 nodes of node1 to node199" in text(odd)
+    assert f"disk: {'n' * 61}, " in text(run(gpu(0, "n" * 61, disk=99)))
     sorts = run(*(gpu(g, f"n{n}", sm=0 if g <= n else 95) for n in range(7) for g in range(9)))
     assert "and on 3 more nodes" in text(sorts)
 

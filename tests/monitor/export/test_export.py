@@ -179,8 +179,9 @@ def test_every_column_of_the_recorder_has_a_name(tmp_path: Path) -> None:
     assert {column.name for column in columns.COLUMNS} <= set(names)
     assert len(set(names.values())) == len(names)
     path = tmp_path / "a.gutil"
-    path.write_text("# gpu tviol\n    0     1\n")
-    assert export_rows.table(reader.read(str(path))).columns[-1] == "tviol"
+    path.write_text("# gpu pviol   dram tviol\n    0     1      1     1\n")
+    names_of_dmon = ["power_throttled_pct", "dram_active_pct", "tviol"]
+    assert export_rows.table(reader.read(str(path))).columns[-3:] == names_of_dmon
     path.write_text(f"{path.read_text()}## monitor: 1\n")
     assert export_rows.table(reader.read(str(path))).columns[-1] == "heat_throttled_pct"
 

@@ -176,8 +176,9 @@ def test_a_node_stands_there_once(log: Log) -> None:
 def test_rank_and_further_columns_where_the_log_has_them(tmp_path: Path) -> None:
     """The rank is a label; columns of later recorders have their metrics."""
     path = tmp_path / "slurm-7.n1.gutil"
-    names = ["sm", "rank", "step", "rfb", "sbecc", "tviol", "smmax", "nvrx", "disk", "ibrx", "x"]
-    cells = ["50", "3", "120", "2", "4", "25", "99", "5", "87", "6", "1"]
+    names = ["sm", "rank", "step", "rfb", "sbecc", "tviol"]
+    names += ["smmax", "nvrx", "disk", "ibrx", "dram", "x"]
+    cells = ["50", "3", "120", "2", "4", "25", "99", "5", "87", "6", "1", "1"]
     path.write_text(
         f"#Date        Time         gpu{''.join(f' {n:>6}' for n in names)} \n"
         "## monitor: 1\n## utc_offset: +00:00\n"
@@ -198,7 +199,9 @@ def test_rank_and_further_columns_where_the_log_has_them(tmp_path: Path) -> None
     assert found["ddp_node_disk_used_ratio"] == [(node, 0.87)]
     assert found["ddp_node_infiniband_receive_bytes_per_second"] == [(node, 6e6)]
     path.write_text(path.read_text().replace("## monitor: 1\n", ""))
-    assert "ddp_gpu_thermal_throttled_ratio" not in collect(path)  # dmon's own is a yes or no
+    of_dmon = collect(path)
+    assert "ddp_gpu_thermal_throttled_ratio" not in of_dmon  # dmon's own is a yes or no
+    assert "ddp_gpu_dram_active_ratio" in of_dmon
 
 
 def test_every_column_of_the_recorder_is_reported(log: Log) -> None:
@@ -345,6 +348,16 @@ def test_a_log_that_cannot_be_read_is_counted_unless_it_was_named(log: Log) -> N
     (folder / "empty").mkdir()
     with pytest.raises(UserError, match="found none in"):
         collect(folder / "empty")
+
+
+def test_a_log_that_vanishes_while_it_is_read_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty one, as a recorder has just made it."""
+    path = tmp_path / "a.gutil"
+    path.touch()
+    monkeypatch.setattr(Newest, "poll", lambda _log: path.unlink())
+    assert collect(tmp_path)["ddp_export_logs"][-1] == ({"state": "unreadable"}, 1)
 
 
 def test_metrics_need_neither_numpy_nor_polars() -> None:

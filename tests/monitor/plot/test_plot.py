@@ -137,6 +137,7 @@ def test_ticks_stand_at_round_local_times() -> None:
     assert words[0].count(":") == 2
     years, _ = ticks(plot_axis.Axis(BEGIN_S, 86_400, 4000, None), 5)
     assert len(years) <= 12
+    assert all(place % 86_400 == 0 for place in years)
     _, undated = ticks(plot_axis.Axis(80_000, 60, 1440, None), 8)
     assert not any("\n" in label for label in undated)
 

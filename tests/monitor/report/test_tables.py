@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from monitor import __version__
 from monitor.errors import UserError
 from monitor.logs import aggregates, stats
-from monitor.report import document, report
+from monitor.report import document, report, tables
 from monitor.words import host_list
 from tests.monitor.reported import Written, gpus, run
 from tests.monitor.unread import run_unread
@@ -220,6 +221,15 @@ def test_many_jobs_are_a_line_each(written: Written) -> None:
 def test_names_fold_as_slurm_folds_them(names: list[str], folded: str) -> None:
     """Numbers of one width under one stem."""
     assert host_list(names) == folded
+
+
+def test_scattered_names_go_from_the_lowest_number_to_the_highest() -> None:
+    """Not to the last in the order of the alphabet; one alone is named, however long."""
+    hosts = [f"node{number}" for number in range(1, 31, 2)]
+    long = "ip-10-0-12-34.eu-central-1.compute.internal"
+    nodes: Any = [SimpleNamespace(place=SimpleNamespace(host=host)) for host in (*hosts, long)]
+    names = tables._names  # noqa: SLF001 -- a cell of a large report
+    assert (names(nodes[:-1]), names(nodes[-1:])) == ("15 of node1-node29", long)
 
 
 @pytest.mark.slow

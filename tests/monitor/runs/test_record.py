@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from monitor import whole_file as export_write
 from monitor.errors import UserError
-from monitor.runs import evidence, record
+from monitor.runs import evidence, history, record
 
 TOLD = {"outcome": "finished", "train_time_s": 9.5, "test_accuracy": 0.98, "steps": 40}
 
@@ -319,6 +319,23 @@ def test_only_the_end_of_long_metrics_is_read(
     os.unlink(run_dir / "events.jsonl")  # noqa: PTH108
     with pytest.raises(UserError, match="run directory"):
         record.compose_file(str(run_dir))
+
+
+def test_a_record_that_cannot_be_written_is_one_line(run_dir: Path) -> None:
+    """Also where the recorder composes it; nothing is left behind."""
+    (run_dir / "run.json").mkdir()
+    before = sorted(run_dir.iterdir())
+    with pytest.raises(UserError, match=r"run\.json must be writable; found Is a directory in"):
+        record.compose_file(str(run_dir))
+    assert sorted(run_dir.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "time", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z", "2026-11-21T04:17:30", "t", None]
+)
+def test_a_damaged_time_is_none(time: object) -> None:
+    """No axis reaches to a year that no run was in."""
+    assert history.seconds(time) is None
 
 
 def test_two_nodes_write_beside_by_names_of_their_own(
