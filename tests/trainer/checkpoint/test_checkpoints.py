@@ -140,6 +140,17 @@ def test_a_pointer_that_cannot_be_moved_ends_nothing(
     assert loaded_step(tmp_path) == 5
 
 
+def test_a_folder_in_the_place_of_a_pointer_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The checkpoint counts, and so does the last one of a run."""
+    (tmp_path / "checkpoints" / "latest").mkdir(parents=True)
+    assert save(open_folder(tmp_path), 5)
+    reported = "trainer: `latest` stays where it was, not at step 5: Is a directory\n"
+    assert capsys.readouterr().err == reported
+    assert loaded_step(tmp_path) == 5
+
+
 def test_a_damaged_pointer_that_cannot_be_mended_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
