@@ -234,6 +234,17 @@ def test_the_last_of_several_that_were_replaced_comes_back(tmp_path: Path) -> No
     assert not list(folder.glob(".step-*"))
 
 
+def test_what_is_left_of_a_removed_one_goes_be_it_a_file_or_a_link(tmp_path: Path) -> None:
+    """As where the name of the checkpoint was one; what a link names stays."""
+    save(open_folder(tmp_path), 5)
+    folder = tmp_path / "checkpoints"
+    (folder / ".step-1.removed").write_text("")
+    (folder / ".step-2.removed").symlink_to(folder / "step-5")
+    (folder / ".step-3.1.removed").symlink_to("nothing")
+    assert loaded_step(tmp_path) == 5
+    assert {e.name for e in folder.iterdir()} == {"step-5", "latest"}
+
+
 def test_one_that_was_being_replaced_comes_back(tmp_path: Path) -> None:
     """A death between the two renames leaves neither a gap nor a leftover."""
     save(open_folder(tmp_path), 5)
