@@ -27,6 +27,10 @@ def model_of(workload: Workload) -> nn.Module:
     model: object = workload.build_model()
     if not isinstance(model, nn.Module):
         raise _error(workload, "build_model()", "return a Module", type(model).__name__)
+    for name, value in model.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            rule = "return a Module with a state of tensors alone"
+            raise _error(workload, "build_model()", rule, f"{name}, a {type(value).__name__}")
     return model
 
 

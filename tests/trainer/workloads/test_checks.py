@@ -37,6 +37,9 @@ class Odd(torch.utils.data.Dataset):
     def __len__(self): return 16
     def __getitem__(self, index): return self.sample
 
+class Stateful(torch.nn.Linear):
+    def get_extra_state(self): return {}
+
 class Wrong(Line):
 """
 FEW = ("--workload", "own_line:Wrong", "--global-batch-size", "8", "--max-steps", "2")
@@ -69,6 +72,10 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ob
         ("build_model(self): torch.nn.Linear(1, 1)", "must return a Module; found NoneType"),
         ("loss(self, o, t): return o.detach().mean()", "one that no gradient flows through"),
         ("build_model(self): return torch.nn.Identity()", "one that no gradient flows through"),
+        (
+            "build_model(self): return Stateful(1, 1)",
+            "must return a Module with a state of tensors alone; found _extra_state, a dict",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_one_line(
