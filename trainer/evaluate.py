@@ -6,12 +6,11 @@ The options that made the model are the checkpoint's own; where the data lie is 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rundir import codes
+from rundir import codes, events
 from rundir.text import counted
 from trainer import command
 from trainer.checkpoint.layout import find
@@ -41,7 +40,8 @@ def main(argv: Sequence[str]) -> int:
     checkpoint = find(options.checkpoint)
     measured = _measure(checkpoint, options.data_dir)
     if options.json:
-        print(json.dumps({"checkpoint": str(checkpoint), **measured}))
+        line = events.encode({"checkpoint": str(checkpoint), **measured})
+        print(line.decode(), end="")
         return codes.FINISHED
     accuracy = measured["test_accuracy"]
     figures = [] if accuracy is None else [f"test accuracy {100 * accuracy:.2f} %"]
