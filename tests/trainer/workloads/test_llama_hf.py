@@ -102,6 +102,7 @@ def test_weights_in_several_files_are_found(tmp_path: Path) -> None:
         {"hidden_size": 0, "head_dim": None},
         {"num_hidden_layers": 0},
         {"num_hidden_layers": -1},
+        {"num_hidden_layers": 10**9},
         {"intermediate_size": 0},
         {"max_position_embeddings": 0},
         {"rms_norm_eps": float("nan")},
