@@ -119,6 +119,16 @@ def test_what_would_compute_something_else_is_refused(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, '{"num_attention_heads": 4'])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_a_damaged_file_of_json_is_one_line(tmp_path: Path, name: str, text: str) -> None:
+    """Cut, of something else, or nested without an end."""
+    write(tmp_path / "m")
+    (tmp_path / "m" / name).write_text(text)
+    with pytest.raises(UserError, match="must be a Llama of Hugging Face's layout"):
+        StoredWeights(tmp_path / "m", read_shape(tmp_path / "m"))
+
+
 def test_a_vocabulary_too_small_for_bytes_needs_data(tmp_path: Path) -> None:
     """Without --data-dir, tokens are bytes; made-up ones are of any vocabulary."""
     write(tmp_path / "m", vocab_size=255)
