@@ -55,10 +55,8 @@ def materialise(
 def keep_own_part(whole: Tensor, parameter: Tensor) -> None:
     """Copy into a parameter, or this rank's shard of it, its part of the `whole`."""
     local, offsets = _own_part(parameter)
-    if whole.dim():
-        _copy(whole, 0, local, offsets)
-    else:
-        local.copy_(whole)
+    own = [slice(begin, begin + size) for begin, size in zip(offsets, local.shape, strict=True)]
+    local.copy_(whole[tuple(own)])
 
 
 def _leave(parameter: Tensor, std: float) -> None:
