@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from trainer.telemetry.stragglers import SlowRank
 
-_OPTIONAL = {"grad_norm", "rank_spread_pct"}
-"""Left out of a line where they are not known."""
+_OPTIONAL = {"grad_norm", "rank_spread_pct", "slow_ranks"}
+"""Left out of a line where they are not known, or there are none."""
 _LONGEST_S = 10**13
 """A timedelta holds 10^9 days; a run without an end may ask for more."""
 
@@ -108,7 +108,7 @@ class MetricsFile(Sink):
         rounded = {
             k: round(v, 3) if k.endswith(("_s", "_pct", "_mib")) else v
             for k, v in values.items()
-            if (k != "slow_ranks" or v) and (k not in _OPTIONAL or v is not None)
+            if k not in _OPTIONAL or v not in (None, [])
         }
         head = {"time": time_text(time.time()), "attempt": self._attempt}
         append_line(self._path, head | rounded)
