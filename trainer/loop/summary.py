@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
+from rundir import paths
 from rundir.events import finite
 from rundir.text import counted
 from trainer.checkpoint.train_state import TrainState
@@ -100,8 +101,8 @@ def closing_block(summary: dict[str, Any], run_dir: Path) -> str:
             f"  time         {summary['train_time_s']} s, {', '.join(_speed(summary))}",
             *notes,
             *_best(summary),
-            f"  metrics      {run_dir / 'metrics.jsonl'}",
-            f"  checkpoints  {run_dir / 'checkpoints'}",
+            f"  metrics      {run_dir / paths.METRICS}",
+            f"  checkpoints  {run_dir / paths.CHECKPOINTS}",
         ]
     )
 
