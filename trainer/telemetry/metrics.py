@@ -272,14 +272,21 @@ def _report_loss(name: str, error: OSError) -> None:
         warn(f"no more metrics to {name} in this attempt: {error}")
 
 
+def figures_of(values: Mapping[str, float | None]) -> list[str]:
+    """Describe the figures of a validation that are known, by their names in metrics.jsonl."""
+    return [
+        f"test accuracy {100 * value:.2f} %"
+        if name == "test_accuracy"
+        else f"{name.replace('_', ' ')} {value:.4f}"
+        for name, value in values.items()
+        if value is not None
+    ]
+
+
 def validation_line(validation: Validation) -> str:
     """Describe a validation in one line."""
-    figures = [f"test loss {validation.test_loss:.4f}"]
-    if validation.test_accuracy is not None:
-        figures.append(f"test accuracy {100 * validation.test_accuracy:.2f} %")
-    figures += [
-        f"{name.replace('_', ' ')} {value:.4f}" for name, value in validation.derived.items()
-    ]
+    named = {"test_loss": validation.test_loss, "test_accuracy": validation.test_accuracy}
+    figures = figures_of({**named, **validation.derived})
     return (
         f"step {validation.step}  epoch {validation.epoch}  {'  '.join(figures)} "
         f"of {validation.num_samples}"
