@@ -70,7 +70,12 @@ def _check_data(workload: Workload, method: str, data: object) -> None:
     if not isinstance(data, Sized):
         rule = "be a TensorData or a map-style Dataset, which has a length"
         raise _error(workload, method, rule, f"{type(data).__name__} without one")
-    if isinstance(data, TensorData) and len(data.inputs) != len(data.targets):
+    if not isinstance(data, TensorData):
+        return
+    kinds = [type(one).__name__ for one in (data.inputs, data.targets) if not torch.is_tensor(one)]
+    if kinds:
+        raise _error(workload, method, "have tensors in a TensorData", ", ".join(kinds))
+    if len(data.inputs) != len(data.targets):
         found = f"{counted(len(data.inputs), 'input')} and {counted(len(data.targets), 'target')}"
         raise _error(workload, method, "have as many inputs as targets", found)
 

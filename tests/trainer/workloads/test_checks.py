@@ -64,6 +64,10 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ob
             "train_data(self): return TensorData(inputs=torch.ones(8, 1), targets=torch.ones(9))",
             "must have as many inputs as targets; found 8 inputs and 9 targets",
         ),
+        (
+            "train_data(self): return TensorData(inputs=[[1.0]] * 16, targets=torch.ones(16))",
+            "train_data() of the workload Wrong must have tensors in a TensorData; found list;",
+        ),
         ("train_data(self): return Odd((0, 0, 0))", "found batches of Tensor, Tensor, Tensor"),
         ("train_data(self): return Odd({'x': 0})", "found batches of dict"),
         ("train_data(self): return Odd(('a', 0))", "found batches of tuple, Tensor"),
