@@ -94,6 +94,15 @@ def test_what_cannot_be_used_is_one_line(
     assert "Traceback" not in err
 
 
+def test_what_is_right_may_be_counted_in_fractions(
+    train: Train, write: Callable[[str], object], capfd: Any
+) -> None:
+    """As by a mean over a mask, or by a sum of floats."""
+    write("num_correct(self, o, t): return (t > 0).float().sum()")
+    code, _ = train(*FEW)
+    assert (code, "test accuracy 100.00 %" in capfd.readouterr().out) == (0, True)
+
+
 def test_who_calls_exit_has_not_finished(
     train: Train, write: Callable[[str], object], capfd: Any
 ) -> None:
